@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Stamps of probes at TC ingress and egress.
+ *
+ * Records when a STAMP probe (RFC 8762) of a configured peer passes; alters no packet and decides nothing about it. At
+ * egress the hook runs before the queue discipline, so a stamp taken there includes the time queued on this interface.
+ *
+ * SWERVE_PROBE_PORT: the UDP port on which the reflectors listen.
+ */
+#include <uapi/linux/if_ether.h>
+#include <uapi/linux/in.h>
+#include <uapi/linux/ip.h>
+#include <uapi/linux/ipv6.h>
+#include <uapi/linux/pkt_cls.h>
+#include <uapi/linux/udp.h>
+
+#include "swerve.h"
+
+#ifndef SWERVE_PROBE_PORT
+#define SWERVE_PROBE_PORT 862
+#endif
+
+#define STAMP_BYTES 44 /* the base packet, RFC 8762 sections 4.2.1 and 4.3.1 */
+#define STAMP_SEQ 0
+#define STAMP_SSID 14	    /* RFC 8972 section 3 */
+#define STAMP_SENDER_SEQ 24 /* in a reflected packet */
+#define VLAN_TAGS 2	    /* 802.1ad over 802.1Q */
+
+#define IPV4_FRAGMENT bpf_htons(0x3fff) /* more fragments, or an offset */
+
+struct vlan_tag {
+	__be16 tci;
+	__be16 protocol;
+};
+
+BPF_RINGBUF_OUTPUT(stamps, 64); /* pages: 4096 stamps */
+SWERVE_RECORD(stamp, struct swerve_stamp);
+BPF_PERCPU_ARRAY(stamp_counters, u64, SWERVE_STAMP_COUNTERS);
+BPF_HASH(stamp_peers, struct swerve_addr, u8, 4096);
+
+static __always_inline void count(u32 counter)
+{
+	u64 *value = stamp_counters.lookup(&counter);
+
+	if (value)
+		*value += 1;
+}
+
+static __always_inline void map_ipv4(struct swerve_addr *to, __be32 address)
+{
+	__builtin_memset(to->bytes, 0, 10);
+	to->bytes[10] = 0xff;
+	to->bytes[11] = 0xff;
+	__builtin_memcpy(to->bytes + 12, &address, 4);
+}
+
+/* A probe that is whole and of a peer goes to the ring; everything else on the probe port to a counter. */
+static __always_inline void record(struct __sk_buff *skb, u32 udp_offset, struct swerve_addr *source,
+				   struct swerve_addr *destination, u32 l3_payload_bytes, u8 ttl, bool egress)
+{
+	struct swerve_stamp *stamp;
+	struct swerve_addr *remote;
+	u8 base[STAMP_BYTES];
+	struct udphdr udp;
+	bool request;
+	u64 now;
+
+	now = bpf_ktime_get_ns();
+	if (bpf_skb_load_bytes(skb, udp_offset, &udp, sizeof(udp)) ||
+	    bpf_skb_load_bytes(skb, udp_offset + sizeof(udp), base, sizeof(base)) ||
+	    bpf_ntohs(udp.len) < sizeof(udp) + STAMP_BYTES || bpf_ntohs(udp.len) > l3_payload_bytes) {
+		count(SWERVE_STAMP_MALFORMED);
+		return;
+	}
+	if (skb->gso_segs > 1) {
+		count(SWERVE_STAMP_MERGED);
+		return;
+	}
+	request = udp.dest == bpf_htons(SWERVE_PROBE_PORT);
+	remote = egress ? destination : source;
+	if (!stamp_peers.lookup(remote)) {
+		count(SWERVE_STAMP_FOREIGN);
+		return;
+	}
+	stamp = stamps.ringbuf_reserve(sizeof(*stamp));
+	if (!stamp) {
+		count(SWERVE_STAMP_RING_FULL);
+		return;
+	}
+	stamp->ts_ns = now;
+	stamp->seq = bpf_ntohl(*(__be32 *)(base + (request ? STAMP_SEQ : STAMP_SENDER_SEQ)));
+	stamp->ssid = bpf_ntohs(*(__be16 *)(base + STAMP_SSID));
+	stamp->ttl = ttl;
+	stamp->ifindex = skb->ifindex;
+	stamp->sender_port = bpf_ntohs(request ? udp.source : udp.dest);
+	stamp->pad = 0;
+	stamp->remote = *remote;
+	stamp->local = egress ? *source : *destination;
+	if (egress)
+		stamp->kind = request ? SWERVE_REQUEST_EGRESS : SWERVE_REPLY_EGRESS;
+	else
+		stamp->kind = request ? SWERVE_REQUEST_INGRESS : SWERVE_REPLY_INGRESS;
+	stamps.ringbuf_submit(stamp, BPF_RB_NO_WAKEUP);
+	count(SWERVE_STAMP_RECORDED);
+}
+
+static __always_inline bool on_probe_port(struct __sk_buff *skb, u32 udp_offset)
+{
+	__be16 ports[2];
+
+	if (bpf_skb_load_bytes(skb, udp_offset, ports, sizeof(ports)))
+		return false;
+	return ports[0] == bpf_htons(SWERVE_PROBE_PORT) || ports[1] == bpf_htons(SWERVE_PROBE_PORT);
+}
+
+static __always_inline void stamp_ipv4(struct __sk_buff *skb, u32 offset, bool egress)
+{
+	struct swerve_addr source, destination;
+	struct iphdr ip;
+	u32 udp_offset, header_bytes;
+
+	if (bpf_skb_load_bytes(skb, offset, &ip, sizeof(ip)))
+		return;
+	if (ip.protocol != IPPROTO_UDP)
+		return;
+	header_bytes = ip.ihl * 4;
+	udp_offset = offset + header_bytes;
+	if (ip.version != 4 || header_bytes < sizeof(ip))
+		return;
+	if (ip.frag_off & bpf_htons(0x1fff)) /* a later fragment has no ports */
+		return;
+	if (!on_probe_port(skb, udp_offset))
+		return;
+	if (ip.frag_off & IPV4_FRAGMENT || bpf_ntohs(ip.tot_len) < header_bytes) {
+		count(SWERVE_STAMP_MALFORMED);
+		return;
+	}
+	map_ipv4(&source, ip.saddr);
+	map_ipv4(&destination, ip.daddr);
+	record(skb, udp_offset, &source, &destination, bpf_ntohs(ip.tot_len) - header_bytes, ip.ttl, egress);
+}
+
+static __always_inline void stamp_ipv6(struct __sk_buff *skb, u32 offset, bool egress)
+{
+	struct swerve_addr source, destination;
+	struct ipv6hdr ip;
+
+	if (bpf_skb_load_bytes(skb, offset, &ip, sizeof(ip)))
+		return;
+	if (ip.nexthdr != IPPROTO_UDP) /* probes carry no extension headers */
+		return;
+	if (!on_probe_port(skb, offset + sizeof(ip)))
+		return;
+	__builtin_memcpy(&source, &ip.saddr, sizeof(source));
+	__builtin_memcpy(&destination, &ip.daddr, sizeof(destination));
+	record(skb, offset + sizeof(ip), &source, &destination, bpf_ntohs(ip.payload_len), ip.hop_limit, egress);
+}
+
+static __always_inline bool is_tag(__be16 protocol)
+{
+	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
+}
+
+/*
+ * The way out for everything that is no probe must be short: direct access decides, without a helper call. False means
+ * "look closer": a probe, or headers that are tagged, have options or do not lie in the linear part.
+ */
+static __always_inline bool ordinary(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct iphdr *ip = data + ETH_HLEN;
+	struct ipv6hdr *ip6 = data + ETH_HLEN;
+	__be16 *ports;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if ((void *)(ip + 1) > end || ip->version != 4)
+			return false;
+		if (ip->protocol != IPPROTO_UDP)
+			return true;
+		if (ip->ihl != 5)
+			return false;
+		ports = (__be16 *)(ip + 1);
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		if ((void *)(ip6 + 1) > end || ip6->version != 6)
+			return false;
+		if (ip6->nexthdr != IPPROTO_UDP)
+			return true;
+		ports = (__be16 *)(ip6 + 1);
+	} else {
+		return !is_tag(skb->protocol);
+	}
+	if ((void *)(ports + 2) > end)
+		return false;
+	return ports[0] != bpf_htons(SWERVE_PROBE_PORT) && ports[1] != bpf_htons(SWERVE_PROBE_PORT);
+}
+
+static __always_inline int stamp(struct __sk_buff *skb, bool egress)
+{
+	u32 offset = ETH_HLEN;
+	struct vlan_tag tag;
+	__be16 protocol;
+
+	if (ordinary(skb))
+		return TC_ACT_UNSPEC;
+	/* The packet's own bytes, not skb->protocol: a tag may lie in the packet or beside it. */
+	if (bpf_skb_load_bytes(skb, 2 * ETH_ALEN, &protocol, sizeof(protocol)))
+		return TC_ACT_UNSPEC;
+#pragma unroll
+	for (int i = 0; i < VLAN_TAGS; i++) {
+		if (!is_tag(protocol))
+			break;
+		if (bpf_skb_load_bytes(skb, offset, &tag, sizeof(tag)))
+			return TC_ACT_UNSPEC;
+		protocol = tag.protocol;
+		offset += sizeof(tag);
+	}
+	if (protocol == bpf_htons(ETH_P_IP))
+		stamp_ipv4(skb, offset, egress);
+	else if (protocol == bpf_htons(ETH_P_IPV6))
+		stamp_ipv6(skb, offset, egress);
+	return TC_ACT_UNSPEC;
+}
+
+int stamp_egress(struct __sk_buff *skb)
+{
+	return stamp(skb, true);
+}
+
+int stamp_ingress(struct __sk_buff *skb)
+{
+	return stamp(skb, false);
+}

@@ -1,0 +1,1 @@
+"""SENSE: kernel records to signals. Never imports `steering`."""

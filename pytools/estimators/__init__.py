@@ -1,0 +1,1 @@
+"""Pure functions of arrays; no I/O, no clock is read here."""

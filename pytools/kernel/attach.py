@@ -1,0 +1,178 @@
+"""Attaching TC programs: a TCX link where the kernel has it, else a clsact filter; removes only what it made.
+
+An unpinned TCX link vanishes with its process. A clsact filter does not: it carries our name and priority, so that
+`clean` can find it after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from types import TracebackType
+from typing import Any, Literal
+
+from pytools.errors import SwerveError
+from pytools.kernel import bpf
+
+Direction = Literal["ingress", "egress"]
+
+FILTER_PREFERENCE = 20100
+FILTER_NAME = "swerve"
+_CLSACT_PARENT = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
+_TCX = {"ingress": bpf.TCX_INGRESS, "egress": bpf.TCX_EGRESS}
+_ETH_P_ALL = 3
+
+
+class Attachment:
+    """One program on one interface and direction, until closed."""
+
+    def __init__(
+        self, interface: str, ifindex: int, direction: Direction, link_fd: int | None, made_qdisc: bool
+    ) -> None:
+        self.interface, self.ifindex, self.direction = interface, ifindex, direction
+        self.mechanism = "tcx" if link_fd is not None else "clsact"
+        self._link_fd, self._made_qdisc, self._open = link_fd, made_qdisc, True
+
+    def close(self) -> None:
+        """Detach. Does nothing when the interface is already gone."""
+        if not self._open:
+            return
+        self._open = False
+        if self._link_fd is not None:
+            os.close(self._link_fd)
+            return
+        with _netlink() as ip:
+            _remove_filters(ip, self.ifindex, (self.direction,))
+            if self._made_qdisc:
+                _remove_empty_qdisc(ip, self.ifindex)
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def attach_tc(prog_fd: int, interface: str, direction: Direction, force_clsact: bool = False) -> Attachment:
+    """Attach a loaded TC program in the calling thread's network namespace.
+
+    Parameters
+    ----------
+    force_clsact : bool
+        Do not try TCX; for tests of the fallback.
+
+    Raises
+    ------
+    SwerveError
+        If there is no such interface, or the kernel refuses.
+    """
+    try:
+        ifindex = socket.if_nametoindex(interface)
+    except OSError:
+        raise SwerveError(f"there is no interface {interface} here", "`ip link` lists them") from None
+    if not force_clsact:
+        link_fd = bpf.create_tcx_link(prog_fd, ifindex, _TCX[direction])
+        if link_fd is not None:
+            return Attachment(interface, ifindex, direction, link_fd, made_qdisc=False)
+    with _netlink() as ip:
+        made_qdisc = _ensure_clsact(ip, ifindex, interface)
+        try:
+            ip.tc(
+                "add-filter",
+                "bpf",
+                ifindex,
+                _free_handle(ip, ifindex, direction),
+                fd=prog_fd,
+                name=FILTER_NAME,
+                parent=_CLSACT_PARENT[direction],
+                prio=FILTER_PREFERENCE,
+                protocol=_ETH_P_ALL,
+                classid=1,
+                direct_action=True,
+            )
+        except Exception as error:
+            if made_qdisc:
+                _remove_empty_qdisc(ip, ifindex)
+            raise SwerveError(f"attaching to {interface} {direction} failed: {error}", "run `swerve doctor`") from None
+    return Attachment(interface, ifindex, direction, None, made_qdisc)
+
+
+def clean() -> list[str]:
+    """Remove the clsact filters that a crashed agent left in this network namespace.
+
+    Returns
+    -------
+    list of str
+        What was removed, one line each.
+    """
+    removed = []
+    with _netlink() as ip:
+        for link in ip.get_links():
+            index, name = link["index"], link.get_attr("IFLA_IFNAME")
+            for direction in _remove_filters(ip, index, ("ingress", "egress")):
+                removed.append(f"clsact {direction} filter on {name}")
+                _remove_empty_qdisc(ip, index)
+    return removed
+
+
+def _netlink() -> Any:
+    from pyroute2 import IPRoute  # only the fallback pays for it
+
+    return IPRoute()
+
+
+def _ensure_clsact(ip: Any, ifindex: int, interface: str) -> bool:
+    for qdisc in ip.get_qdiscs(index=ifindex):
+        if qdisc.get_attr("TCA_KIND") == "clsact":
+            return False
+    try:
+        ip.tc("add", "clsact", ifindex)
+    except Exception as error:
+        raise SwerveError(f"clsact on {interface} failed: {error}", "run `swerve doctor`") from None
+    return True
+
+
+def _ours(ip: Any, ifindex: int, direction: str) -> list[tuple[int, int]]:
+    """Handles and priorities of our filters. Dumps of an interface without clsact are empty or refused."""
+    found = []
+    with contextlib.suppress(Exception):
+        for item in ip.get_filters(index=ifindex, parent=_CLSACT_PARENT[direction]):
+            options = item.get_attr("TCA_OPTIONS")
+            named = (
+                options.get_attr("TCA_BPF_NAME") if options is not None and item.get_attr("TCA_KIND") == "bpf" else None
+            )
+            if named == FILTER_NAME and item["info"] >> 16 == FILTER_PREFERENCE and item["handle"]:
+                found.append((item["handle"], item["info"] >> 16))
+    return found
+
+
+def _free_handle(ip: Any, ifindex: int, direction: str) -> int:
+    taken = {handle for handle, _ in _ours(ip, ifindex, direction)}
+    return next(handle for handle in range(1, 0x8000) if handle not in taken)
+
+
+def _remove_filters(ip: Any, ifindex: int, directions: tuple[str, ...]) -> list[str]:
+    removed = []
+    for direction in directions:
+        for handle, preference in _ours(ip, ifindex, direction):
+            with contextlib.suppress(Exception):  # the interface may go at any time
+                ip.tc(
+                    "del-filter",
+                    "bpf",
+                    ifindex,
+                    handle,
+                    parent=_CLSACT_PARENT[direction],
+                    prio=preference,
+                    protocol=_ETH_P_ALL,
+                )
+                removed.append(direction)
+    return removed
+
+
+def _remove_empty_qdisc(ip: Any, ifindex: int) -> None:
+    with contextlib.suppress(Exception):
+        if not any(list(ip.get_filters(index=ifindex, parent=parent)) for parent in _CLSACT_PARENT.values()):
+            ip.tc("del", "clsact", ifindex)

@@ -1,0 +1,125 @@
+"""The bpf(2) system call: the few commands that swerve needs, no library in between.
+
+Descriptors and buffers are the caller's. Times are nanoseconds. Safe from any thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from typing import Final
+
+from pytools.errors import CapabilityError, SwerveError
+
+_SYSCALL: Final = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
+_libc = ctypes.CDLL(None, use_errno=True)
+
+MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_GET_NEXT_KEY = 0, 1, 2, 3, 4
+PROG_TEST_RUN, OBJ_GET_INFO_BY_FD = 10, 15
+MAP_LOOKUP_BATCH, LINK_CREATE, ENABLE_STATS = 24, 28, 32
+
+TCX_INGRESS, TCX_EGRESS = 46, 47
+_MAP_INFO_BYTES, _PROG_INFO_BYTES = 80, 232
+_RUN_TIME_OFFSET = 192  # of run_time_ns, run_cnt in struct bpf_prog_info
+
+
+def bpf(command: int, attributes: bytes) -> int:
+    """Make the call; returns what the kernel returns.
+
+    Raises
+    ------
+    OSError
+        With the kernel's errno.
+    """
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    return _call(command, buffer, len(attributes))
+
+
+def _call(command: int, buffer: ctypes.Array[ctypes.c_char], size: int) -> int:
+    number = _SYSCALL.get(platform.machine())
+    if number is None:
+        raise CapabilityError(f"bpf(2) is not known for the machine type {platform.machine()}")
+    result = int(_libc.syscall(number, command, ctypes.byref(buffer), size))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def address(buffer: ctypes.Array[ctypes.c_char]) -> int:
+    """Where a buffer lies; the caller keeps it alive."""
+    return ctypes.cast(buffer, ctypes.c_void_p).value or 0
+
+
+class MapInfo:
+    """What the kernel says about a map: type, sizes, capacity."""
+
+    def __init__(self, fd: int) -> None:
+        raw = _object_info(fd, _MAP_INFO_BYTES)
+        self.type, self.id, self.key_bytes, self.value_bytes, self.max_entries = struct.unpack_from("<5I", raw)
+
+
+def program_run_time(fd: int) -> tuple[int, int]:
+    """Time spent in a program and how often it ran, both since it was loaded and counted only while
+    somebody holds `enable_stats`.
+
+    Returns
+    -------
+    run_time_ns, runs : int
+    """
+    run_time_ns, runs = struct.unpack_from("<QQ", _object_info(fd, _PROG_INFO_BYTES), _RUN_TIME_OFFSET)
+    return run_time_ns, runs
+
+
+def _object_info(fd: int, size: int) -> bytes:
+    info = ctypes.create_string_buffer(size)
+    bpf(OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, size, address(info)))
+    return info.raw
+
+
+def enable_stats() -> int:
+    """Have the kernel time every program until the returned descriptor is closed (~70 ns a hit at TC).
+
+    Raises
+    ------
+    CapabilityError
+        If the kernel does not let this process do so.
+    """
+    try:
+        return bpf(ENABLE_STATS, struct.pack("<I", 0))
+    except OSError as error:
+        raise CapabilityError(
+            f"BPF run-time statistics cannot be switched on: {error.strerror}", "run as root"
+        ) from None
+
+
+def create_tcx_link(prog_fd: int, ifindex: int, attach_type: int) -> int | None:
+    """Attach at TC by a link that vanishes with its descriptor; None where the kernel has no TCX (before 6.6).
+
+    The interface index is looked up in the calling thread's network namespace.
+    """
+    attributes = struct.pack("<4I", prog_fd, ifindex, attach_type, 0).ljust(48, b"\0")
+    try:
+        return bpf(LINK_CREATE, attributes)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # unknown attach type
+            return None
+        raise SwerveError(f"attaching to interface {ifindex} failed: {error.strerror}") from None
+
+
+def test_run(prog_fd: int, packet: bytes, repeat: int = 1) -> tuple[int, int]:
+    """Run a TC program on a packet that goes nowhere.
+
+    Returns
+    -------
+    verdict, mean_duration_ns : int
+    """
+    data = ctypes.create_string_buffer(packet, len(packet))
+    attributes = struct.pack("<4IQQ2I", prog_fd, 0, len(packet), 0, address(data), 0, repeat, 0).ljust(80, b"\0")
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    _call(PROG_TEST_RUN, buffer, len(attributes))
+    _, verdict, _, _, _, _, _, duration_ns = struct.unpack_from("<4IQQ2I", buffer.raw)
+    return verdict, duration_ns

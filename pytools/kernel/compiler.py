@@ -1,0 +1,190 @@
+"""The child process that holds bcc and LLVM: compiles, loads, attaches tracepoints, hands the descriptors over, exits.
+
+bcc costs 75 MB for its import and 125-230 MB a program; here that ends with the child. Runs as a script under any
+interpreter that can import bcc, hence the standard library only. One request, one reply per program:
+
+request   JSON: {"bpf_dir", "programs": [{"source", "defines", "functions"}]}
+reply     JSON: {"source", "error", "descriptors": [name, ...], "maps": {name: {"key", "value"}}, "failed": {...}},
+          with the descriptors in the same order as ancillary data
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import json
+import os
+import shutil
+import socket
+import struct
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_NUMPY_CODE = {"c": "S1", "?": "?"}
+
+
+def kernel_tree(bpf_dir: str, tree: str) -> None:
+    """Lay out what bcc takes for a kernel source tree: our shim headers plus links to the installed UAPI headers."""
+    os.makedirs(f"{tree}/include/uapi/linux")
+    shim = f"{bpf_dir}/include"
+    for source in glob.glob(f"{shim}/**/*.h", recursive=True):
+        target = f"{tree}/include/{os.path.relpath(source, shim)}"
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.symlink(os.path.abspath(source), target)
+    for source in glob.glob("/usr/include/linux/*.h"):
+        target = f"{tree}/include/uapi/linux/{os.path.basename(source)}"
+        if not os.path.lexists(target):
+            os.symlink(source, target)
+
+
+def layout(kind: Any) -> Any:
+    """A ctypes type as the arguments of a numpy dtype: a code, a [code, shape] pair, or a record."""
+    if isinstance(kind, type) and issubclass(kind, ctypes.Array):
+        return [layout(kind._type_), [kind._length_]]
+    if isinstance(kind, type) and issubclass(kind, ctypes.Structure):
+        fields = [(field[0], field[1]) for field in kind._fields_]
+        return {
+            "names": [name for name, _ in fields],
+            "formats": [layout(field) for _, field in fields],
+            "offsets": [getattr(kind, name).offset for name, _ in fields],
+            "itemsize": ctypes.sizeof(kind),
+        }
+    code = kind._type_
+    if code in _NUMPY_CODE:
+        return _NUMPY_CODE[code]
+    return ("u" if code.isupper() else "i") + str(ctypes.sizeof(kind))
+
+
+def maps_of(module: Any, lib: Any, decode: Any) -> dict[str, dict[str, Any]]:
+    """Every map of a compiled program: its descriptor and the layout of its key and value."""
+    # bcc's own bindings leave these two undeclared, and ctypes would cut the pointers to 32 bits.
+    lib.bpf_num_tables.restype, lib.bpf_num_tables.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
+    lib.bpf_table_name.restype, lib.bpf_table_name.argtypes = (
+        ctypes.c_char_p,
+        [ctypes.c_void_p, ctypes.c_size_t],
+    )
+    found: dict[str, dict[str, Any]] = {}
+    for index in range(lib.bpf_num_tables(module)):
+        name = lib.bpf_table_name(module, index)
+        described: dict[str, Any] = {"fd": lib.bpf_table_fd(module, name)}
+        for part, describe in (("key", lib.bpf_table_key_desc), ("value", lib.bpf_table_leaf_desc)):
+            text = describe(module, name)
+            described[part] = layout(decode(json.loads(text))) if text else None
+        found[name.decode()] = described
+    return found
+
+
+def build(request: dict[str, Any], bpf_dir: str, flags: list[str]) -> tuple[dict[str, Any], list[int]]:
+    """Compile and load one program file; what fails is said in the reply, never raised."""
+    from bcc import BPF, lib
+
+    defines = [f"-D{name}={value}" for name, value in request["defines"].items()]
+    reply: dict[str, Any] = {
+        "source": request["source"],
+        "error": "",
+        "descriptors": [],
+        "maps": {},
+        "failed": {},
+    }
+    descriptors: list[int] = []
+    with captured_stderr() as said:
+
+        def reason(error: Exception) -> str:
+            return explain(said().replace("/virtual/main.c", request["source"]), str(error))
+
+        try:
+            program = BPF(src_file=f"{bpf_dir}/{request['source']}", cflags=[*flags, *defines])
+        except Exception as error:  # bcc raises bare Exception
+            reply["error"] = reason(error)
+            return reply, descriptors
+        for name in request["functions"]:
+            try:
+                descriptors.append(program.load_func(name, BPF.SCHED_CLS).fd)
+                reply["descriptors"].append(f"program:{name}")
+            except Exception as error:
+                reply["failed"][name] = reason(error)
+    for tracepoint, fd in program.tracepoint_fds.items():
+        descriptors.append(fd)
+        reply["descriptors"].append(f"tracepoint:{tracepoint.decode()}")
+    for name, table in maps_of(program.module, lib, BPF._decode_table_type).items():
+        descriptors.append(table.pop("fd"))
+        reply["descriptors"].append(f"map:{name}")
+        reply["maps"][name] = table
+    _keep.append(program)  # bcc closes everything when the object goes
+    return reply, descriptors
+
+
+_keep: list[Any] = []
+
+
+@contextlib.contextmanager
+def captured_stderr() -> Iterator[Callable[[], str]]:
+    """What is written to descriptor 2 meanwhile: the compiler and the verifier do so from C++."""
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as log:
+
+        def said() -> str:
+            log.seek(0)
+            return log.read().decode(errors="replace")
+
+        os.dup2(log.fileno(), 2)
+        try:
+            yield said
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+
+
+def explain(log: str, error: str) -> str:
+    """The one line of a compiler's or verifier's output that says what is wrong."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for line in lines:
+        if "error:" in line:
+            return line
+    wordy = [line for line in lines if not line.startswith(("processed ", "HINT", ";"))]
+    return f"{error}: {wordy[-1]}" if wordy else error
+
+
+def main(fd: int) -> None:
+    """Serve one request on the socket `fd`."""
+    with socket.socket(fileno=fd) as sock:
+        size = struct.unpack("<I", _exactly(sock, 4))[0]
+        request = json.loads(_exactly(sock, size))
+        tree = tempfile.mkdtemp(prefix="swerve-kernel-")
+        try:
+            kernel_tree(request["bpf_dir"], tree)
+            os.environ["BCC_KERNEL_SOURCE"] = tree
+            multiarch = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
+            flags = [
+                "-I/usr/include",
+                f"-I/usr/include/{multiarch}",
+                f"-I{request['bpf_dir']}",
+                "-Wno-macro-redefined",
+            ]
+            for program in request["programs"]:
+                reply, descriptors = build(program, request["bpf_dir"], flags)
+                body = json.dumps(reply).encode()
+                socket.send_fds(sock, [struct.pack("<II", len(body), len(descriptors))], descriptors)
+                sock.sendall(body)
+        finally:
+            shutil.rmtree(tree, ignore_errors=True)
+        sock.recv(1)  # wait until the parent has them
+    os._exit(0)  # bcc's clean-up would detach what was just handed over
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = sock.recv(size - len(data))
+        if not part:
+            raise EOFError("the parent went away")
+        data += part
+    return data
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

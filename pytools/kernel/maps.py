@@ -1,0 +1,183 @@
+"""BPF maps as numpy arrays: batched reads, single writes.
+
+Layouts are those of the compiled C types. Safe from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.errors import SwerveError
+from pytools.kernel import bpf
+
+_PERCPU_TYPES = (5, 6, 10)  # BPF_MAP_TYPE_PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH
+_ARRAY_TYPES = (2, 6)
+_BATCH = 4096
+_ENOTSUPP = 524  # the kernel's own, not in errno.h
+
+
+def possible_cpus() -> int:
+    """How many values a per-CPU map keeps for a key."""
+    with open("/sys/devices/system/cpu/possible") as file:
+        return int(file.read().strip().split("-")[-1].split(",")[-1]) + 1
+
+
+class Map:
+    """One map; `read` gives everything in it.
+
+    Parameters
+    ----------
+    name : str
+        For messages.
+    fd : int
+        Descriptor; stays the caller's.
+    key, value : numpy.dtype
+        Layouts, as compiled.
+    """
+
+    def __init__(self, name: str, fd: int, key: np.dtype[Any], value: np.dtype[Any]) -> None:
+        self.name, self.fd, self.key, self.value = name, fd, key, value
+        info = bpf.MapInfo(fd)
+        self.max_entries = info.max_entries
+        self.percpu = info.type in _PERCPU_TYPES
+        self._array = info.type in _ARRAY_TYPES
+        self._cpus = possible_cpus() if self.percpu else 1
+        stride = (value.itemsize + 7) // 8 * 8 if self.percpu else value.itemsize
+        self._slot = np.dtype({"names": ["value"], "formats": [value], "offsets": [0], "itemsize": stride})
+        self._batched = True
+
+    def read(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """All keys and values.
+
+        Returns
+        -------
+        keys : ndarray, shape (n,)
+        values : ndarray, shape (n,) or (n, cpus) for a per-CPU map
+        """
+        if self._batched:
+            try:
+                return self._read_batched()
+            except OSError as error:
+                if error.errno not in (
+                    errno.EINVAL,
+                    errno.ENOTSUPP if hasattr(errno, "ENOTSUPP") else 524,
+                    524,
+                ):
+                    raise SwerveError(f"reading map {self.name} failed: {error.strerror}") from None
+                self._batched = False  # this map type has no batch operations on this kernel
+        return self._read_one_by_one()
+
+    def read_percpu_sum(self) -> NDArray[Any]:
+        """A per-CPU array's values summed over the CPUs, in the order of the index."""
+        keys, values = self.read()
+        total: NDArray[Any] = values.sum(axis=1)[np.argsort(keys, kind="stable")]
+        return total
+
+    def update(self, key: Any, value: Any) -> None:
+        """Set one entry; for a per-CPU map, the same value on every CPU.
+
+        Raises
+        ------
+        SwerveError
+            If the map is full or refuses.
+        """
+        values = np.zeros(self._cpus, self._slot)
+        values["value"] = np.asarray(value, self.value)
+        self._element(bpf.MAP_UPDATE_ELEM, key, values.tobytes())
+
+    def delete(self, key: Any) -> bool:
+        """Remove one entry; False when it was not there."""
+        try:
+            self._element(bpf.MAP_DELETE_ELEM, key, b"")
+        except SwerveError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ENOENT:
+                return False
+            raise
+        return True
+
+    def _element(self, command: int, key: Any, value: bytes) -> bytes:
+        raw_key = np.asarray(key, self.key).tobytes()
+        keys = ctypes.create_string_buffer(raw_key, len(raw_key))
+        values = ctypes.create_string_buffer(value, max(len(value), 1))
+        where = bpf.address(values) if value else 0
+        try:
+            bpf.bpf(command, struct.pack("<IIQQQ", self.fd, 0, bpf.address(keys), where, 0))
+        except OSError as error:
+            full = "; it is full" if error.errno == errno.E2BIG else ""
+            raise SwerveError(f"map {self.name}: {os.strerror(error.errno or 0)}{full}") from error
+        return values.raw
+
+    def _shaped(self, keys: bytes, values: bytes, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        key_array = np.frombuffer(keys, self.key, count).copy()
+        slots = np.frombuffer(values, self._slot, count * self._cpus)["value"].copy()
+        return key_array, slots.reshape(count, self._cpus) if self.percpu else slots
+
+    def _read_batched(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        value_bytes = self._slot.itemsize * self._cpus
+        size = min(_BATCH, self.max_entries)
+        token = ctypes.create_string_buffer(max(8, self.key.itemsize))
+        keys = ctypes.create_string_buffer(size * self.key.itemsize)
+        values = ctypes.create_string_buffer(size * value_bytes)
+        all_keys, all_values, total, first = [], [], 0, True
+        while True:
+            start = 0 if first else bpf.address(token)
+            attributes = struct.pack(
+                "<QQQQIIQQ",
+                start,
+                bpf.address(token),
+                bpf.address(keys),
+                bpf.address(values),
+                size,
+                self.fd,
+                0,
+                0,
+            )
+            buffer = ctypes.create_string_buffer(attributes, len(attributes))
+            last = False
+            try:
+                bpf._call(bpf.MAP_LOOKUP_BATCH, buffer, len(attributes))
+            except OSError as error:
+                if error.errno == errno.ENOSPC:  # one hash bucket holds more than fits: ask for more at once
+                    size *= 2
+                    keys = ctypes.create_string_buffer(size * self.key.itemsize)
+                    values = ctypes.create_string_buffer(size * value_bytes)
+                    continue
+                if error.errno != errno.ENOENT:
+                    raise
+                last = True
+            count = struct.unpack_from("<I", buffer.raw, 32)[0]
+            all_keys.append(keys.raw[: count * self.key.itemsize])
+            all_values.append(values.raw[: count * value_bytes])
+            total, first = total + count, False
+            if last:
+                return self._shaped(b"".join(all_keys), b"".join(all_values), total)
+
+    def _read_one_by_one(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        value_bytes = self._slot.itemsize * self._cpus
+        key = ctypes.create_string_buffer(self.key.itemsize)
+        value = ctypes.create_string_buffer(value_bytes)
+        all_keys: list[bytes] = []
+        all_values: list[bytes] = []
+        previous = 0
+        while len(all_keys) < self.max_entries:
+            try:
+                bpf.bpf(bpf.MAP_GET_NEXT_KEY, struct.pack("<IIQQQ", self.fd, 0, previous, bpf.address(key), 0))
+                previous = bpf.address(key)
+                bpf.bpf(
+                    bpf.MAP_LOOKUP_ELEM,
+                    struct.pack("<IIQQQ", self.fd, 0, bpf.address(key), bpf.address(value), 0),
+                )
+            except OSError as error:
+                if error.errno == errno.ENOENT:
+                    break
+                raise SwerveError(f"reading map {self.name} failed: {error.strerror}") from None
+            all_keys.append(key.raw)
+            all_values.append(value.raw)
+        return self._shaped(b"".join(all_keys), b"".join(all_values), len(all_keys))

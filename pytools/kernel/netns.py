@@ -1,0 +1,61 @@
+"""Entering a network namespace in-process: `ip netns exec` would hide bpffs and tracefs.
+
+The namespace is a property of the calling thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+
+from pytools.errors import CapabilityError, UsageError
+
+_CLONE_NEWNET = 0x40000000
+_NAMED = "/run/netns"
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter(name: str) -> None:
+    """Move the calling thread into a named namespace, for good.
+
+    Raises
+    ------
+    UsageError
+        If there is no such namespace.
+    CapabilityError
+        If the process may not enter it.
+    """
+    try:
+        fd = os.open(f"{_NAMED}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"network namespace {name}: {error.strerror}", "`ip netns` lists them") from None
+    try:
+        _setns(fd, name)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def inside(name: str | None) -> Iterator[None]:
+    """Be in a named namespace for a while; None stays where the thread is."""
+    if name is None:
+        yield
+        return
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        enter(name)
+        try:
+            yield
+        finally:
+            _setns(before, "the one before")
+    finally:
+        os.close(before)
+
+
+def _setns(fd: int, name: str) -> None:
+    if _libc.setns(fd, _CLONE_NEWNET) != 0:
+        raise CapabilityError(
+            f"cannot enter network namespace {name}: {os.strerror(ctypes.get_errno())}", "run as root"
+        )

@@ -1,0 +1,1 @@
+"""A fabric of hosts and rails in network namespaces: for the demo, the tests and the benchmarks."""

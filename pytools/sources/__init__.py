@@ -1,0 +1,1 @@
+"""One module per family of kernel records: it turns them into signals."""

@@ -1,0 +1,100 @@
+"""Nexthop groups that carry routes to peers: their weights, and the packets the kernel counted per member.
+
+Read over netlink once a second, and only while somebody subscribes. Counts restart when a group is replaced. Runs in
+the agent's thread; times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Sequence
+
+from pytools.bus import Bus
+from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink_messages import NexthopGroup as KernelGroup
+from pytools.kernel.netlink_socket import NetlinkError
+from pytools.signals import GroupMember, NexthopGroup
+
+_INTERVAL_NS = 1_000_000_000
+
+
+class NexthopSource:
+    """Publishes a `NexthopGroup` per group and second.
+
+    Parameters
+    ----------
+    host : str
+        Name of this host in signals.
+    addresses : sequence of str
+        The peers' addresses; groups are found by the routes to them.
+    """
+
+    def __init__(self, host: str, addresses: Sequence[str], netlink: Netlink, bus: Bus) -> None:
+        self._host, self._addresses = host, addresses
+        self._netlink, self._bus = netlink, bus
+        self._failed_reads = 0
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Nothing to wait for: the kernel is asked."""
+
+    def tick(self, now_ns: int) -> int:
+        """Publish when somebody listens; returns when to be called next."""
+        if self._bus.wanted("nexthop_group"):
+            try:
+                self._publish(now_ns)
+            except NetlinkError:  # an object changed between two reads; the next second asks again
+                self._failed_reads += 1
+        return now_ns + _INTERVAL_NS
+
+    def drops(self) -> dict[str, int]:
+        """Reads that failed because the kernel's objects changed meanwhile."""
+        return {"nexthop_reads_failed": self._failed_reads}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _publish(self, now_ns: int) -> None:
+        destinations = self._destinations()
+        if not destinations:
+            return
+        names = {link.index: link.name for link in self._netlink.links()}
+        hops = {hop.id: hop for hop in self._netlink.nexthops()}
+        for group in self._netlink.groups(stats=True):
+            if group.id not in destinations:
+                continue
+            members = [
+                GroupMember(
+                    nexthop_id=member.nexthop_id,
+                    gateway=hops[member.nexthop_id].gateway or "",
+                    interface=names.get(hops[member.nexthop_id].ifindex or 0, ""),
+                    weight=member.weight,
+                    packets=member.packets,
+                )
+                for member in group.members
+                if member.nexthop_id in hops
+            ]
+            self._bus.publish(self._signal(group, destinations[group.id], members, now_ns))
+
+    def _signal(
+        self, group: KernelGroup, destinations: list[str], members: list[GroupMember], now_ns: int
+    ) -> NexthopGroup:
+        return NexthopGroup(
+            host=self._host,
+            at_ns=now_ns,
+            unix_ns=time.time_ns(),
+            group_id=group.id,
+            destinations=destinations,
+            members=members,
+        )
+
+    def _destinations(self) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {}
+        for address in self._addresses:
+            try:
+                route = self._netlink.route_get(address, matched=True)
+            except NetlinkError:
+                continue  # no way there now; the paths to it say so
+            if route.nexthop_id is not None and route.destination not in found.setdefault(route.nexthop_id, []):
+                found[route.nexthop_id].append(route.destination)
+        return found

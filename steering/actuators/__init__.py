@@ -1,0 +1,1 @@
+"""Each applies a Change to one kind of kernel object, reads it back, and can undo it."""
