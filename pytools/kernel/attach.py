@@ -22,17 +22,16 @@ FILTER_NAME = "swerve"
 _CLSACT_PARENT = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
 _TCX = {"ingress": bpf.TCX_INGRESS, "egress": bpf.TCX_EGRESS}
 _ETH_P_ALL = 3
+_made_qdiscs: set[tuple[int, int]] = set()  # (namespace, interface): clsact that was not there before us
 
 
 class Attachment:
     """One program on one interface and direction, until closed."""
 
-    def __init__(
-        self, interface: str, ifindex: int, direction: Direction, link_fd: int | None, made_qdisc: bool
-    ) -> None:
+    def __init__(self, interface: str, ifindex: int, direction: Direction, link_fd: int | None) -> None:
         self.interface, self.ifindex, self.direction = interface, ifindex, direction
         self.mechanism = "tcx" if link_fd is not None else "clsact"
-        self._link_fd, self._made_qdisc, self._open = link_fd, made_qdisc, True
+        self._link_fd, self._open = link_fd, True
 
     def close(self) -> None:
         """Detach. Does nothing when the interface is already gone."""
@@ -44,8 +43,7 @@ class Attachment:
             return
         with _netlink() as ip:
             _remove_filters(ip, self.ifindex, (self.direction,))
-            if self._made_qdisc:
-                _remove_empty_qdisc(ip, self.ifindex)
+            _give_up_qdisc(ip, self.ifindex)
 
     def __enter__(self) -> Attachment:
         return self
@@ -76,9 +74,9 @@ def attach_tc(prog_fd: int, interface: str, direction: Direction, force_clsact: 
     if not force_clsact:
         link_fd = bpf.create_tcx_link(prog_fd, ifindex, _TCX[direction])
         if link_fd is not None:
-            return Attachment(interface, ifindex, direction, link_fd, made_qdisc=False)
+            return Attachment(interface, ifindex, direction, link_fd)
     with _netlink() as ip:
-        made_qdisc = _ensure_clsact(ip, ifindex, interface)
+        _ensure_clsact(ip, ifindex, interface)
         try:
             ip.tc(
                 "add-filter",
@@ -94,10 +92,14 @@ def attach_tc(prog_fd: int, interface: str, direction: Direction, force_clsact: 
                 direct_action=True,
             )
         except Exception as error:
-            if made_qdisc:
-                _remove_empty_qdisc(ip, ifindex)
+            _give_up_qdisc(ip, ifindex)
             raise SwerveError(f"attaching to {interface} {direction} failed: {error}", "run `swerve doctor`") from None
-    return Attachment(interface, ifindex, direction, None, made_qdisc)
+    return Attachment(interface, ifindex, direction, None)
+
+
+def interfaces() -> dict[str, int]:
+    """Index by name of every interface in the calling thread's network namespace."""
+    return {name: index for index, name in socket.if_nameindex()}
 
 
 def clean() -> list[str]:
@@ -124,15 +126,25 @@ def _netlink() -> Any:
     return IPRoute()
 
 
-def _ensure_clsact(ip: Any, ifindex: int, interface: str) -> bool:
+def _ensure_clsact(ip: Any, ifindex: int, interface: str) -> None:
     for qdisc in ip.get_qdiscs(index=ifindex):
         if qdisc.get_attr("TCA_KIND") == "clsact":
-            return False
+            return
     try:
         ip.tc("add", "clsact", ifindex)
     except Exception as error:
         raise SwerveError(f"clsact on {interface} failed: {error}", "run `swerve doctor`") from None
-    return True
+    _made_qdiscs.add((_namespace(), ifindex))
+
+
+def _namespace() -> int:
+    return os.stat("/proc/thread-self/ns/net").st_ino
+
+
+def _give_up_qdisc(ip: Any, ifindex: int) -> None:
+    """Remove the clsact we made once nobody's filter is in it; one that was there before stays."""
+    if (_namespace(), ifindex) in _made_qdiscs and _remove_empty_qdisc(ip, ifindex):
+        _made_qdiscs.discard((_namespace(), ifindex))
 
 
 def _ours(ip: Any, ifindex: int, direction: str) -> list[tuple[int, int]]:
@@ -172,7 +184,9 @@ def _remove_filters(ip: Any, ifindex: int, directions: tuple[str, ...]) -> list[
     return removed
 
 
-def _remove_empty_qdisc(ip: Any, ifindex: int) -> None:
+def _remove_empty_qdisc(ip: Any, ifindex: int) -> bool:
     with contextlib.suppress(Exception):
-        if not any(list(ip.get_filters(index=ifindex, parent=parent)) for parent in _CLSACT_PARENT.values()):
-            ip.tc("del", "clsact", ifindex)
+        if any(list(ip.get_filters(index=ifindex, parent=parent)) for parent in _CLSACT_PARENT.values()):
+            return False
+        ip.tc("del", "clsact", ifindex)
+    return True

@@ -110,6 +110,15 @@ def create_tcx_link(prog_fd: int, ifindex: int, attach_type: int) -> int | None:
         raise SwerveError(f"attaching to interface {ifindex} failed: {error.strerror}") from None
 
 
+def has_tcx(prog_fd: int) -> bool:
+    """Whether the kernel knows TCX links; asks it to attach a TC program where no interface is."""
+    try:
+        bpf(LINK_CREATE, struct.pack("<4I", prog_fd, 0x7FFFFFFF, TCX_INGRESS, 0).ljust(48, b"\0"))
+    except OSError as error:
+        return error.errno == errno.ENODEV
+    return False
+
+
 def test_run(prog_fd: int, packet: bytes, repeat: int = 1) -> tuple[int, int]:
     """Run a TC program on a packet that goes nowhere.
 

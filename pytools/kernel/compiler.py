@@ -97,7 +97,7 @@ def build(request: dict[str, Any], bpf_dir: str, flags: list[str]) -> tuple[dict
             return explain(said().replace("/virtual/main.c", request["source"]), str(error))
 
         try:
-            program = BPF(src_file=f"{bpf_dir}/{request['source']}", cflags=[*flags, *defines])
+            program = BPF(src_file=os.path.join(bpf_dir, request["source"]), cflags=[*flags, *defines])
         except Exception as error:  # bcc raises bare Exception
             reply["error"] = reason(error)
             return reply, descriptors

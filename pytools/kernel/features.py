@@ -1,0 +1,254 @@
+"""What this kernel and this process can do, found out by trying: never by a version number.
+
+Nothing stays behind: objects live in descriptors that are closed, or in a network namespace that ends with a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pytools.errors import SwerveError
+from pytools.kernel import bpf
+
+CAPABILITIES: Final = {
+    "CAP_NET_ADMIN": 12,
+    "CAP_NET_RAW": 13,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_PERFMON": 38,
+    "CAP_BPF": 39,
+}
+ARRAY, RING_BUFFER = 2, 27  # enum bpf_map_type
+_PROG_LOAD, _SCHED_CLS = 5, 3
+_CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Instruction = tuple[int, int, int, int, int]  # code, destination, source, offset, immediate
+_EXIT: Final[Instruction] = (0x95, 0, 0, 0, 0)
+_ZERO: Final[Instruction] = (0xB7, 0, 0, 0, 0)  # r0 = 0
+NOTHING: Final[Sequence[Instruction]] = (_ZERO, _EXIT)
+# What counting TCP segments at TC rests on: bpf_tcp_sock(bpf_sk_fullsock(skb->sk)).
+TCP_SOCKET: Final[Sequence[Instruction]] = (
+    _ZERO,
+    (0x79, 1, 1, 168, 0),  # r1 = skb->sk
+    (0x15, 1, 0, 5, 0),  # none: leave
+    (0x85, 0, 0, 0, 95),  # bpf_sk_fullsock
+    (0x15, 0, 0, 3, 0),
+    (0xBF, 1, 0, 0, 0),  # r1 = r0
+    (0x85, 0, 0, 0, 96),  # bpf_tcp_sock
+    _ZERO,
+    _EXIT,
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether something is there (None: could not be tried), and what was seen."""
+
+    present: bool | None
+    detail: str = ""
+
+
+def attempt(what: Callable[[], str]) -> Finding:
+    """Present when the call returns (its words are the detail), missing when it raises (those of the error)."""
+    try:
+        return Finding(True, what())
+    except SwerveError as error:
+        return Finding(False, error.what)
+    except OSError as error:
+        return Finding(False, error.strerror or str(error))
+
+
+def effective_capabilities() -> frozenset[str]:
+    """Which of the capabilities that matter this process has."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            mask = int(line.split()[1], 16)
+            return frozenset(name for name, bit in CAPABILITIES.items() if mask >> bit & 1)
+    return frozenset()
+
+
+def mounted(kind: str, place: str) -> Finding:
+    """Whether a file system of this kind is mounted there."""
+    rows = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
+    there = any(row[1] == place and row[2] == kind for row in rows)
+    return Finding(there, place if there else f"nothing of the kind on {place}")
+
+
+def map_of(map_type: int, key_bytes: int, value_bytes: int, entries: int) -> Finding:
+    """Whether the kernel makes such a map for us."""
+
+    def make() -> str:
+        attributes = struct.pack("<4I", map_type, key_bytes, value_bytes, entries).ljust(48, b"\0")
+        os.close(bpf.bpf(bpf.MAP_CREATE, attributes))
+        return ""
+
+    return attempt(make)
+
+
+def program(instructions: Sequence[Instruction]) -> Finding:
+    """Whether the kernel loads such a TC program for us."""
+
+    def make() -> str:
+        with loaded(instructions):
+            return ""
+
+    return attempt(make)
+
+
+@contextlib.contextmanager
+def loaded(instructions: Sequence[Instruction]) -> Iterator[int]:
+    """A TC program for a while: its descriptor.
+
+    Raises
+    ------
+    OSError
+        If the kernel refuses it.
+    """
+    code = b"".join(
+        struct.pack("<BBhi", op, source << 4 | destination, offset, immediate)
+        for op, destination, source, offset, immediate in instructions
+    )
+    body, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
+    pointers = (bpf.address(body), bpf.address(licence))
+    attributes = struct.pack("<2I2Q", _SCHED_CLS, len(instructions), *pointers).ljust(72, b"\0")
+    fd = bpf.bpf(_PROG_LOAD, attributes)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def run_time_statistics() -> Finding:
+    """Whether the kernel times programs for us."""
+
+    def switch() -> str:
+        os.close(bpf.enable_stats())
+        return ""
+
+    return attempt(switch)
+
+
+def in_new_namespace(tries: Callable[[], dict[str, Finding]]) -> dict[str, Finding]:
+    """Run tries in a network namespace of their own, which is gone when they are done.
+
+    Raises
+    ------
+    OSError
+        If this process may not make one.
+    """
+    found: dict[str, Finding] = {}
+    errors: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            if _libc.unshare(_CLONE_NEWNET) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, f"no new network namespace: {os.strerror(code)}")
+            found.update(tries())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=body)  # the namespace is a property of the thread
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found
+
+
+def network() -> dict[str, Finding]:
+    """What traffic control and routing can do; changes the calling thread's namespace, so give it one of its own."""
+    from pyroute2 import IPRoute
+
+    found = {}
+    with IPRoute() as ip:
+        ip.link("set", index=1, state="up")
+        found["clsact"] = attempt(lambda: _attach("ingress", force_clsact=True, expected="clsact"))
+        found["tcx"] = attempt(lambda: _attach("egress", force_clsact=False, expected="tcx"))
+        for kind, arguments in (
+            ("tbf", {"rate": "10mbit", "burst": 10_000, "latency": "50ms"}),
+            ("netem", {"delay": 1000}),
+            ("fq", {}),
+        ):
+            found[kind] = _qdisc(ip, kind, arguments)
+    found.update(_nexthops())
+    return found
+
+
+def _attach(direction: str, force_clsact: bool, expected: str) -> str:
+    from pytools.kernel.attach import attach_tc
+
+    where = "ingress" if direction == "ingress" else "egress"
+    with loaded(NOTHING) as fd, attach_tc(fd, "lo", where, force_clsact) as attachment:  # type: ignore[arg-type]
+        if attachment.mechanism != expected:
+            raise SwerveError(f"the kernel offers {attachment.mechanism} only")
+    return ""
+
+
+def _qdisc(ip: object, kind: str, arguments: dict[str, object]) -> Finding:
+    try:
+        ip.tc("add", kind, 1, **arguments)  # type: ignore[attr-defined]
+        ip.tc("del", index=1, parent=0xFFFFFFFF)  # type: ignore[attr-defined]
+    except Exception as error:  # pyroute2 has several unrelated ones
+        return Finding(False, str(error))
+    return Finding(True)
+
+
+def _nexthops() -> dict[str, Finding]:
+    from pytools.kernel.netlink import Member, Netlink, Nexthop
+
+    with Netlink() as netlink:
+
+        def objects() -> str:
+            for each in (1, 2):
+                netlink.replace_nexthop(Nexthop(each, 4, None, 1, 0))
+            netlink.replace_group(3, [Member(1, 1), Member(2, 1)], protocol=0, create=True, kind="mpath")
+            return ""
+
+        def counts() -> str:
+            group = netlink.group(3, stats=True)
+            if group is None or any(member.packets is None for member in group.members):
+                raise SwerveError("the kernel does not count packets per member")
+            return ""
+
+        def resilient() -> str:
+            netlink.replace_group(4, [Member(1, 1), Member(2, 1)], protocol=0, create=True, kind="resilient")
+            return ""
+
+        names = {"nexthop_groups": objects, "nexthop_counts": counts, "resilient_groups": resilient}
+        return {name: attempt(each) for name, each in names.items()}
+
+
+def rdma_devices() -> list[str]:
+    """RDMA devices, each with its link layer and whether packets pass the kernel."""
+    devices = []
+    for device in sorted(Path("/sys/class/infiniband").glob("*")):
+        layers = {_read(port / "link_layer") for port in device.glob("ports/*")}
+        soft = (device / "parent").exists()  # Soft-RoCE names the interface it sits on
+        devices.append(f"{device.name} ({', '.join(sorted(layers))}, {'software' if soft else 'hardware'})")
+    return devices
+
+
+def clock_source() -> str:
+    """The kernel's clock source by name."""
+    return _read(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"))
+
+
+def setting(name: str) -> str:
+    """A kernel setting (sysctl) of the calling thread's namespace; empty when there is none of this name."""
+    return _read(Path("/proc/sys", name.replace(".", "/")))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,182 @@
+"""Fixtures of every tier, and the rules that hold for a whole run.
+
+Run as root, a session gets its own view of /run/netns and its own runtime and state directories
+(SWERVE_TEST_ISOLATION=0 switches that off): sessions meet neither each other nor a swerve in use on the
+machine, and the namespaces of a killed session vanish with it. At the end nothing may be left: see
+`nothing_left_behind`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import shutil
+import signal
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import leaks
+import pytest
+import support
+
+ROOT_TIERS = ("kernel", "fabric", "vm")
+CLONE_NEWNS = 0x0002_0000
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
+
+_numbers = itertools.count(1)
+_directory = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the session its own directories and, as root, its own list of named namespaces."""
+    os.environ[leaks.SESSION_VARIABLE] = uuid.uuid4().hex
+    if os.environ.get("SWERVE_TEST_ISOLATION") == "0":
+        return
+    directory = Path(tempfile.mkdtemp(prefix="swerve-tests-"))
+    config.stash[_directory] = directory
+    os.environ["SWERVE_RUNTIME_DIR"] = str(directory / "run")
+    os.environ["SWERVE_STATE_DIR"] = str(directory / "state")
+    if os.geteuid() == 0:
+        _own_namespaces()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the session's directories."""
+    directory = config.stash.get(_directory, None)
+    if directory is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _own_namespaces() -> None:
+    """Detach this process's mounts from the machine's and put an empty file system over /run/netns."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    Path("/run/netns").mkdir(exist_ok=True)
+
+    def checked(result: int, what: str) -> None:
+        if result != 0:
+            raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+    checked(libc.unshare(CLONE_NEWNS), "unshare of the mount namespace")
+    checked(libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None), "private mounts")
+    checked(libc.mount(b"tmpfs", b"/run/netns", b"tmpfs", ctypes.c_ulong(0), None), "tmpfs on /run/netns")
+
+
+def _skips_forbidden() -> bool:
+    return os.environ.get("SWERVE_FORBID_SKIPS") == "1"
+
+
+def _forbid(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip into a failure; an expected failure stays what it is."""
+    if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+        report.outcome = "failed"
+        report.longrepr = f"skipped although SWERVE_FORBID_SKIPS=1: {report.longrepr[2]}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Fail skipped tests where skips are forbidden."""
+    report = yield
+    if _skips_forbidden():
+        _forbid(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    """Fail skipped modules where skips are forbidden."""
+    report = yield
+    if _skips_forbidden():
+        _forbid(report)
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _needs_of_the_tier(request: pytest.FixtureRequest) -> None:
+    """Every tier but `unit` works on the kernel, so it needs root."""
+    tier = request.path.relative_to(Path(__file__).parent).parts[0]
+    if tier in ROOT_TIERS:
+        support.require("root")
+
+
+@pytest.fixture(scope="session")
+def require() -> Callable[..., None]:
+    """The function `support.require`: skip unless the named capabilities are there."""
+    return support.require
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[..., object]:
+    """The function `support.wait_until`: wait for a condition with a deadline."""
+    return support.wait_until
+
+
+@pytest.fixture
+def unique_name() -> Callable[[], str]:
+    """Names that no other running session uses, short enough for an interface or a lab."""
+    return lambda: f"t{os.getpid()}x{next(_numbers)}"
+
+
+@pytest.fixture
+def make_namespace(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]]:
+    """Make network namespaces (loopback up) by the call; all are removed at the end, whatever happened."""
+    support.require("netns")
+    made: list[str] = []
+
+    def make() -> str:
+        name = f"swerve-{unique_name()}"
+        support.run(["ip", "netns", "add", name])
+        made.append(name)
+        support.run(["ip", "-n", name, "link", "set", "lo", "up"])
+        return name
+
+    yield make
+    stayed = {name: _kill_inside(name) for name in made}
+    for name in made:
+        support.run(["ip", "netns", "delete", name])
+    left = {name: pids for name, pids in stayed.items() if pids}
+    assert not left, f"processes still ran in the test's namespaces (killed now): {left}"
+
+
+@pytest.fixture
+def namespace(make_namespace: Callable[[], str]) -> str:
+    """One fresh network namespace by name, loopback up."""
+    return make_namespace()
+
+
+@pytest.fixture
+def veth_pair(make_namespace: Callable[[], str]) -> tuple[str, str]:
+    """Two fresh namespaces joined by a veth pair: `v0` in each, up, 10.77.0.{1,2}/24 and fd77::{1,2}/64."""
+    first, second = make_namespace(), make_namespace()
+    support.run(["ip", "-n", first, "link", "add", "v0", "type", "veth", "peer", "name", "v0", "netns", second])
+    for host, name in enumerate((first, second), start=1):
+        support.run(["ip", "-n", name, "address", "add", f"10.77.0.{host}/24", "dev", "v0"])
+        support.run(["ip", "-n", name, "address", "add", f"fd77::{host}/64", "dev", "v0", "nodad"])
+        support.run(["ip", "-n", name, "link", "set", "v0", "up"])
+    return first, second
+
+
+def _kill_inside(name: str) -> list[str]:
+    """Kill what still runs in a namespace of ours, except this process; says what it was."""
+    killed = []
+    for word in support.run(["ip", "netns", "pids", name]).stdout.split():
+        pid = int(word)
+        if pid == os.getpid():
+            continue
+        killed.append(f"{pid} {leaks.command_line(pid)}")
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return killed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """The session ends as it began: nothing it made is left on the machine."""
+    before = leaks.inventory()
+    yield
+    left = leaks.inventory() - before
+    assert not left, "left behind by the tests:\n" + "\n".join(sorted(left))

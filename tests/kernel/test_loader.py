@@ -1,0 +1,171 @@
+"""The kernel edge: compile in a child, descriptors, maps, attachments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pytools.errors import SwerveError
+from pytools.kernel import attach, bpf, loader, netns
+
+pytestmark = pytest.mark.guest
+
+MAPS = """
+struct key { u32 a; u16 b; u16 pad; };
+struct value { u64 n; u8 name[6]; u16 pad; };
+BPF_HASH(table, struct key, struct value, 10000);
+BPF_PERCPU_ARRAY(percpu, u64, 3);
+int nothing(struct __sk_buff *skb) { u32 i = 1; percpu.atomic_increment(i); return -1; }
+"""
+
+
+def program(directory: Path, name: str, text: str, *functions: str) -> loader.Program:
+    (directory / name).write_text(text)
+    return loader.Program(str(directory / name), functions)
+
+
+def test_a_program_that_fails_is_named_and_the_rest_go_on(tmp_path: Path) -> None:
+    programs = [
+        program(tmp_path, "syntax.c", "int broken(struct __sk_buff *skb) { return nosuch; }", "broken"),
+        program(
+            tmp_path,
+            "verifier.c",
+            "int unsafe(struct __sk_buff *skb) { return *(int *)(long)skb->data; }\n"
+            "int safe(struct __sk_buff *skb) { return 0; }",
+            "unsafe",
+            "safe",
+        ),
+        loader.Program("stamp.c", ("stamp_egress",)),
+    ]
+    with loader.load(programs) as loaded:
+        assert set(loaded.programs) == {"safe", "stamp_egress"}
+        assert "nosuch" in loaded.failed[str(tmp_path / "syntax.c")]
+        assert "outside of the packet" in loaded.failed["unsafe"]
+
+
+def test_maps_are_arrays_of_the_compiled_types(tmp_path: Path) -> None:
+    with loader.load([program(tmp_path, "maps.c", MAPS, "nothing")]) as loaded:
+        table = loaded.map("table")
+        assert table.key.names == ("a", "b", "pad")
+        assert table.value.itemsize == 16
+        assert table.value["name"].shape == (6,)
+        for a in range(5000):
+            key, value = np.zeros((), table.key), np.zeros((), table.value)
+            key["a"], value["n"] = a, a * a
+            table.update(key, value)
+        keys, values = table.read()
+        assert sorted(keys["a"].tolist()) == list(range(5000))
+        assert (values["n"] == keys["a"].astype(np.uint64) ** 2).all()
+        assert (table._read_one_by_one()[0]["a"] == keys["a"]).all(), "kernels without batches read the same"
+        assert table.delete(keys[0])
+        assert not table.delete(keys[0])
+        assert len(table.read()[0]) == 4999
+        bpf.test_run(loaded.programs["nothing"], bytes(64), 11)
+        assert loaded.map("percpu").read_percpu_sum().tolist() == [0, 11, 0]
+
+
+def test_a_full_map_says_so(tmp_path: Path) -> None:
+    text = "BPF_HASH(tiny, u32, u32, 2);\nint f(struct __sk_buff *skb) { u32 k = 0; tiny.lookup(&k); return 0; }"
+    with loader.load([program(tmp_path, "tiny.c", text, "f")]) as loaded:
+        tiny = loaded.map("tiny")
+        tiny.update(1, 1)
+        tiny.update(2, 1)
+        with pytest.raises(SwerveError, match="tiny.*full"):
+            tiny.update(3, 1)
+
+
+def test_nothing_stays_open_after_close(tmp_path: Path) -> None:
+    def descriptors() -> set[str]:
+        return set(os.listdir("/proc/self/fd"))
+
+    loader.load([loader.Program("stamp.c", ("stamp_egress",))]).close()
+    before = descriptors()
+    with loader.load([loader.Program("stamp.c", ("stamp_egress",)), loader.Program("nosuch.c", ("f",))]) as loaded:
+        loaded.ring("stamps", "stamp")
+        assert "nosuch.c" in loaded.failed
+    assert descriptors() == before
+
+
+def test_the_parent_never_loads_llvm() -> None:
+    text = (
+        "from pytools.kernel import loader\n"
+        "loaded = loader.load([loader.Program('stamp.c', ('stamp_egress',))])\n"
+        "assert loaded.programs and 'libbcc' not in open('/proc/self/maps').read()\n"
+    )
+    subprocess.run([sys.executable, "-c", text], check=True)
+
+
+def filters(namespace: str, interface: str) -> str:
+    from support import run
+
+    return (
+        "".join(
+            run(["tc", "-n", namespace, "filter", "show", "dev", interface, way]).stdout
+            for way in ("ingress", "egress")
+        )
+        + run(["tc", "-n", namespace, "qdisc", "show", "dev", interface]).stdout
+    )
+
+
+@pytest.mark.parametrize("force_clsact", [False, True], ids=["best", "clsact"])
+def test_attached_programs_see_packets_and_go_without_trace(
+    veth_pair: tuple[str, str], force_clsact: bool, require: Callable[..., None]
+) -> None:
+    from support import run
+
+    namespace, _ = veth_pair
+    untouched = filters(namespace, "v0")
+    with netns.inside(namespace), loader.load([loader.Program("stamp.c", ("stamp_egress", "stamp_ingress"))]) as loaded:
+        attachments = [
+            attach.attach_tc(loaded.programs["stamp_egress"], "v0", "egress", force_clsact),
+            attach.attach_tc(loaded.programs["stamp_ingress"], "v0", "ingress", force_clsact),
+        ]
+        fd = bpf.enable_stats()
+        run(["ip", "netns", "exec", namespace, "ping", "-c", "3", "-i", "0.01", "10.77.0.2"])
+        os.close(fd)
+        assert all(bpf.program_run_time(each)[1] >= 3 for each in loaded.programs.values())
+        if force_clsact:
+            assert "swerve" in filters(namespace, "v0")
+        for attachment in attachments:
+            attachment.close()
+            attachment.close()
+    assert filters(namespace, "v0") == untouched
+
+
+def test_clean_removes_what_a_crash_left_and_nothing_else(veth_pair: tuple[str, str]) -> None:
+    from support import run
+
+    namespace, _ = veth_pair
+    with netns.inside(namespace), loader.load([loader.Program("empty.c", ("empty",))]) as loaded:
+        run(["tc", "-n", namespace, "qdisc", "add", "dev", "v0", "clsact"])
+        match = ["u32", "match", "u32", "0", "0", "flowid", "1:1"]
+        run(["tc", "-n", namespace, "filter", "add", "dev", "v0", "egress", "pref", "7", *match])
+        others = filters(namespace, "v0")
+        attach.attach_tc(loaded.programs["empty"], "v0", "egress", force_clsact=True)
+        attach.attach_tc(loaded.programs["empty"], "v0", "egress", force_clsact=True)
+        assert filters(namespace, "v0").count("swerve") == 2
+        assert len(attach.clean()) == 2
+        assert filters(namespace, "v0") == others
+        assert attach.clean() == []
+
+
+def test_an_interface_that_went_first_is_no_error(veth_pair: tuple[str, str]) -> None:
+    from support import run
+
+    namespace, _ = veth_pair
+    with netns.inside(namespace), loader.load([loader.Program("empty.c", ("empty",))]) as loaded:
+        attachments = [
+            attach.attach_tc(loaded.programs["empty"], "v0", "egress"),
+            attach.attach_tc(loaded.programs["empty"], "v0", "ingress", force_clsact=True),
+        ]
+        run(["ip", "-n", namespace, "link", "delete", "v0"])
+        for attachment in attachments:
+            attachment.close()
+        with pytest.raises(SwerveError, match="no interface v0"):
+            attach.attach_tc(loaded.programs["empty"], "v0", "egress")

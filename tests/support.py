@@ -1,0 +1,145 @@
+"""What tests of every tier share: named requirements, waiting with a deadline, running a command.
+
+Imported as `support` (pytest puts tests/ on the path). Deadlines are seconds of CLOCK_MONOTONIC, multiplied
+by SWERVE_SLOW_FACTOR, which is set where a processor is emulated.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parent.parent
+SWERVE = [sys.executable, "-m", "steering.cli"]  # the command, as a list of arguments, from this checkout
+
+# Command -> Debian package that brings it.
+COMMANDS = {
+    "bpftool": "bpftool",
+    "ethtool": "ethtool",
+    "ip": "iproute2",
+    "iperf3": "iperf3",
+    "nstat": "iproute2",
+    "ping": "iputils-ping",
+    "ss": "iproute2",
+    "tc": "iproute2",
+    "tcpdump": "tcpdump",
+}
+
+
+def slow_factor() -> float:
+    """How many times slower than usual this machine is allowed to be."""
+    return float(os.environ.get("SWERVE_SLOW_FACTOR", "1"))
+
+
+def mounted(kind: str, place: str) -> bool:
+    """Whether a file system of this kind is mounted there."""
+    rows = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
+    return any(row[1] == place and row[2] == kind for row in rows)
+
+
+def _has_bcc() -> bool:
+    found = importlib.util.find_spec("bcc")  # PyPI's package of that name has no libbcc module
+    return found is not None and importlib.util.find_spec("bcc.libbcc") is not None
+
+
+def _has_second_kernel() -> bool:
+    vng, static = Path(sys.executable).with_name("vng"), shutil.which("busybox")
+    kernels = [image for image in Path("/boot").glob("vmlinuz-6.1.*-amd64") if os.access(image, os.R_OK)]
+    return bool(vng.exists() and static and kernels and shutil.which("qemu-system-x86_64"))
+
+
+# Capability -> (is it there, what is missing in words).
+CAPABILITIES: Mapping[str, tuple[Callable[[], bool], str]] = {
+    "root": (lambda: os.geteuid() == 0, "root privileges"),
+    "bcc": (_has_bcc, "the distribution's bcc (package python3-bpfcc)"),
+    "tracefs": (lambda: mounted("tracefs", "/sys/kernel/tracing"), "tracefs mounted on /sys/kernel/tracing"),
+    "bpffs": (lambda: mounted("bpf", "/sys/fs/bpf"), "a BPF file system mounted on /sys/fs/bpf"),
+    "netns": (
+        lambda: Path("/proc/self/ns/net").exists() and os.geteuid() == 0 and shutil.which("ip") is not None,
+        "network namespaces (CONFIG_NET_NS, root, package iproute2)",
+    ),
+    "second kernel": (_has_second_kernel, "a second kernel and its emulator (make setup-vm)"),
+    "wheel": (
+        lambda: importlib.util.find_spec("wheel") is not None and importlib.util.find_spec("setuptools") is not None,
+        "the packages setuptools and wheel",
+    ),
+}
+
+
+def missing(name: str) -> str | None:
+    """What is missing for this capability or command, in words; None when it is there."""
+    if name in COMMANDS:
+        return None if shutil.which(name) else f"the command {name} (package {COMMANDS[name]})"
+    there, words = CAPABILITIES[name]
+    return None if there() else words
+
+
+def require(*names: str) -> None:
+    """Skip the calling test unless all these are there; the skip says what is missing.
+
+    With SWERVE_FORBID_SKIPS=1 the test fails instead (tests/conftest.py turns every skip into a failure).
+    """
+    lacking = [words for name in names if (words := missing(name))]
+    if lacking:
+        pytest.skip("missing: " + "; ".join(lacking))
+
+
+def wait_until(condition: Callable[[], T], deadline_s: float, what: str, every_s: float = 0.01) -> T:
+    """Ask again until the condition holds, and return what it returned; fail once the deadline has passed.
+
+    Parameters
+    ----------
+    condition : callable
+        Asked without arguments; holds when what it returns is true.
+    deadline_s : float
+        How long to wait, before SWERVE_SLOW_FACTOR.
+    what : str
+        Named in the failure: "the agent's socket appears".
+    """
+    limit_s = deadline_s * slow_factor()
+    end = time.monotonic() + limit_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() >= end:
+            pytest.fail(f"waited {limit_s:g} s until {what}: it last returned {value!r}", pytrace=True)
+        time.sleep(every_s)
+
+
+def run(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    check: bool = True,
+    timeout_s: float = 60,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    text_in: str | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, its output captured; a failing one fails the test with what it wrote."""
+    done = subprocess.run(
+        [os.fspath(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s * slow_factor(),
+        cwd=cwd,
+        env=None if env is None else {**os.environ, **env},
+        input=text_in,
+        stdin=subprocess.DEVNULL if text_in is None else None,
+        check=False,
+    )
+    if check and done.returncode != 0:
+        words = " ".join(os.fspath(part) for part in command)
+        pytest.fail(f"{words}: exit code {done.returncode}\n{done.stdout}{done.stderr}", pytrace=True)
+    return done
