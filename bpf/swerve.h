@@ -83,11 +83,11 @@ struct swerve_tcp_accounted {
 
 /* Per-CPU counters of tcp.c, by index. */
 enum swerve_tcp_counter {
-	SWERVE_TCP_RETRANSMITTED = 0,   /* segments retransmitted, all flows, pruned ones included */
-	SWERVE_TCP_FLOWS_FULL = 1,      /* segments not recorded per flow: the flow map was full */
+	SWERVE_TCP_RETRANSMITTED = 0,	/* segments retransmitted, all flows, pruned ones included */
+	SWERVE_TCP_FLOWS_FULL = 1,	/* segments not recorded per flow: the flow map was full */
 	SWERVE_TCP_INTERFACES_FULL = 2, /* segments not recorded per interface: the interface map was full */
-	SWERVE_TCP_SYNACKS_FULL = 3,    /* SYN-ACKs counted only once their connection is there, if ever */
-	SWERVE_TCP_DEFERRED = 4,        /* packets of sockets without storage: counted with a later packet */
+	SWERVE_TCP_SYNACKS_FULL = 3,	/* SYN-ACKs counted only once their connection is there, if ever */
+	SWERVE_TCP_DEFERRED = 4,	/* packets of sockets without storage: counted with a later packet */
 	SWERVE_TCP_COUNTERS = 5,
 };
 

@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import leaks
@@ -23,6 +23,7 @@ import pytest
 import support
 
 ROOT_TIERS = ("kernel", "fabric", "vm")
+DEADLINE_S, CLEAN_UP_S = 120.0, 30.0
 CLONE_NEWNS = 0x0002_0000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
@@ -76,7 +77,7 @@ def _forbid(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[None]:
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Fail skipped tests where skips are forbidden."""
     report = yield
     if _skips_forbidden():
@@ -85,12 +86,31 @@ def pytest_runtest_makereport() -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Iterator[None]:
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Fail skipped modules where skips are forbidden."""
     report = yield
     if _skips_forbidden():
         _forbid(report)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """No test waits for ever: past its deadline it fails where it stands, and its fixtures still clean up."""
+    mark = item.get_closest_marker("deadline")
+    seconds = (mark.args[0] if mark else DEADLINE_S) * support.slow_factor()
+
+    def expired(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, CLEAN_UP_S * support.slow_factor())  # clean-up may hang as well
+        pytest.fail(f"the test was not done after {seconds:g} s", pytrace=True)
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 from pytools.errors import SwerveError
 from pytools.kernel import bpf
@@ -27,7 +27,7 @@ CAPABILITIES: Final = {
 }
 ARRAY, RING_BUFFER = 2, 27  # enum bpf_map_type
 _PROG_LOAD, _SCHED_CLS = 5, 3
-_CLONE_NEWNET = 0x40000000
+_CLONE_NEWNET, _NEW_NEXTHOP = 0x40000000, 104
 _libc = ctypes.CDLL(None, use_errno=True)
 
 Instruction = tuple[int, int, int, int, int]  # code, destination, source, offset, immediate
@@ -165,7 +165,7 @@ def in_new_namespace(tries: Callable[[], dict[str, Finding]]) -> dict[str, Findi
 
 
 def network() -> dict[str, Finding]:
-    """What traffic control and routing can do; changes the calling thread's namespace, so give it one of its own."""
+    """What traffic control and routing can do here; makes objects, so run it in `in_new_namespace`."""
     from pyroute2 import IPRoute
 
     found = {}
@@ -173,44 +173,47 @@ def network() -> dict[str, Finding]:
         ip.link("set", index=1, state="up")
         found["clsact"] = attempt(lambda: _attach("ingress", force_clsact=True, expected="clsact"))
         found["tcx"] = attempt(lambda: _attach("egress", force_clsact=False, expected="tcx"))
-        for kind, arguments in (
+        shapers: tuple[tuple[str, dict[str, Any]], ...] = (
             ("tbf", {"rate": "10mbit", "burst": 10_000, "latency": "50ms"}),
             ("netem", {"delay": 1000}),
             ("fq", {}),
-        ):
+        )
+        for kind, arguments in shapers:
             found[kind] = _qdisc(ip, kind, arguments)
     found.update(_nexthops())
     return found
 
 
-def _attach(direction: str, force_clsact: bool, expected: str) -> str:
+def _attach(direction: Literal["ingress", "egress"], force_clsact: bool, expected: str) -> str:
     from pytools.kernel.attach import attach_tc
 
-    where = "ingress" if direction == "ingress" else "egress"
-    with loaded(NOTHING) as fd, attach_tc(fd, "lo", where, force_clsact) as attachment:  # type: ignore[arg-type]
+    with loaded(NOTHING) as fd, attach_tc(fd, "lo", direction, force_clsact) as attachment:
         if attachment.mechanism != expected:
             raise SwerveError(f"the kernel offers {attachment.mechanism} only")
     return ""
 
 
-def _qdisc(ip: object, kind: str, arguments: dict[str, object]) -> Finding:
+def _qdisc(ip: Any, kind: str, arguments: dict[str, object]) -> Finding:
     try:
-        ip.tc("add", kind, 1, **arguments)  # type: ignore[attr-defined]
-        ip.tc("del", index=1, parent=0xFFFFFFFF)  # type: ignore[attr-defined]
+        ip.tc("add", kind, 1, **arguments)
+        ip.tc("del", index=1, parent=0xFFFFFFFF)
     except Exception as error:  # pyroute2 has several unrelated ones
-        return Finding(False, str(error))
+        return Finding(False, str(error.args[-1]) if error.args else str(error))
     return Finding(True)
 
 
 def _nexthops() -> dict[str, Finding]:
     from pytools.kernel.netlink import Member, Netlink, Nexthop
+    from pytools.kernel.netlink_messages import group_message
+    from pytools.kernel.netlink_socket import CREATE, REPLACE
 
+    members = [Member(1, 1), Member(2, 1)]
     with Netlink() as netlink:
 
         def objects() -> str:
             for each in (1, 2):
                 netlink.replace_nexthop(Nexthop(each, 4, None, 1, 0))
-            netlink.replace_group(3, [Member(1, 1), Member(2, 1)], protocol=0, create=True, kind="mpath")
+            netlink.replace_group(3, members, protocol=0, create=True, kind="mpath")
             return ""
 
         def counts() -> str:
@@ -220,7 +223,9 @@ def _nexthops() -> dict[str, Finding]:
             return ""
 
         def resilient() -> str:
-            netlink.replace_group(4, [Member(1, 1), Member(2, 1)], protocol=0, create=True, kind="resilient")
+            message = group_message(4, members, "resilient", 0)
+            message["attrs"].append(("NHA_RES_GROUP", {"attrs": [("NHA_RES_GROUP_BUCKETS", 8)]}))
+            netlink.socket.change(message, _NEW_NEXTHOP, REPLACE | CREATE, "making a resilient group")
             return ""
 
         names = {"nexthop_groups": objects, "nexthop_counts": counts, "resilient_groups": resilient}

@@ -92,7 +92,7 @@ class CostSource:
             cpu_share=(cpu_s - before_cpu_s) * 1e9 / window_ns,
             window_ns=window_ns,
             resident_bytes=resident_bytes(),
-            probe_bytes_per_s=(wire_bytes - before_bytes) * 1e9 / window_ns,
+            probe_bytes_per_s=float(wire_bytes - before_bytes) * 1e9 / window_ns,
             programs=[self._cost(name, fd) for name, fd in self._programs.items()],
             drops=self._drops(),
             failed=self._failed(),

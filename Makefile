@@ -1,0 +1,72 @@
+# Every target sets the machine up first (as root; what is done already is skipped). `make` alone lists them.
+PYTHON := .venv/bin/python
+PYTEST := $(PYTHON) -m pytest
+BENCHES = $(if $(NAME),bench/$(NAME).py,$(sort $(filter-out bench/_%,$(wildcard bench/*.py))))
+PROOFS = $(if $(NAME),tests/prove/$(NAME).py,$(sort $(filter-out tests/prove/_%,$(wildcard tests/prove/*.py))))
+
+# In continuous integration a missing capability is a failure, not a skip.
+ifeq ($(CI),true)
+export SWERVE_FORBID_SKIPS = 1
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-check setup-vm demo test test-unit test-kernel test-fabric test-vm bench prove check \
+	format clean uninstall
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: ## Packages, virtual environment, mounts
+	@scripts/setup.sh
+
+setup-check: ## The same, and what `make check` needs
+	@scripts/setup.sh check
+
+setup-vm: ## The same, and a second kernel with its emulator
+	@scripts/setup.sh vm
+
+demo: setup ## The main job on a lab: congestion seen, traffic steered, before and after
+	@.venv/bin/swerve demo
+
+test: setup-vm ## Every test: unit, kernel, fabric, and again in a second kernel
+	@$(PYTEST) tests/unit tests/kernel tests/fabric tests/vm
+
+test-unit: setup ## Tests that need no root
+	@$(PYTEST) tests/unit
+
+test-kernel: setup ## Tests of one host's kernel
+	@$(PYTEST) tests/kernel
+
+test-fabric: setup ## Tests with real traffic between network namespaces
+	@$(PYTEST) tests/fabric
+
+test-vm: setup-vm ## Tests in the second kernel
+	@$(PYTEST) tests/vm
+
+bench: setup ## All benchmarks as JSON Lines, or one: make bench NAME=ring
+	@set -e; for bench in $(BENCHES); do $(PYTHON) $$bench; done
+
+prove: setup ## Proofs that take minutes, or one: make prove NAME=kill
+	@set -e; for proof in $(PROOFS); do echo "== $$proof" >&2; $(PYTHON) $$proof; done
+
+check: setup-check ## Format, lint, types, direction of imports, links, commands of the README
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	clang-format --dry-run -Werror $(wildcard bpf/*.c bpf/*.h)
+	$(PYTEST) -q tests/unit/test_imports.py
+	$(PYTHON) scripts/check_licences.py
+	$(PYTHON) scripts/check_links.py
+	$(PYTHON) scripts/check_readme.py
+
+format: setup-check ## Bring Python and C into the house format
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+	clang-format -i $(wildcard bpf/*.c bpf/*.h)
+
+clean: ## Remove what was built, not the environment
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find pytools steering tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+uninstall: clean ## Remove the environment too (packages and mounts stay: others may use them)
+	rm -rf .venv .setup

@@ -1,0 +1,236 @@
+"""What the benchmarks share: one JSON object a figure on standard output, paired runs, kernel run times, a veth pair.
+
+Every comparison runs its sides in turn in one process and quotes medians. Times are nanoseconds of CLOCK_MONOTONIC
+unless a name says otherwise. Progress goes to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pytools.errors import SwerveError
+from pytools.kernel import bpf
+from pytools.kernel.attach import Direction, attach_tc
+from pytools.kernel.loader import Loaded, Program, load
+from pytools.kernel.netlink import Netlink
+from pytools.kernel.netns import inside
+from pytools.kernel.stats import RunTime
+from pytools.lab import namespaces, processes, wiring
+
+DEVICE = "v0"
+ADDRESSES = (("10.77.0.1", "fd77::1"), ("10.77.0.2", "fd77::2"))
+_DEADLINE_S = 20.0
+
+
+def emit(
+    bench: str,
+    name: str,
+    value: float,
+    unit: str,
+    better: Literal["lower", "higher"],
+    *,
+    case: str = "",
+    peer: str | None = None,
+    peer_value: float | None = None,
+    n: int | None = None,
+) -> None:
+    """Print one figure; `n` is how many runs or samples its median is taken from."""
+    figure: dict[str, object] = {
+        "bench": bench,
+        "name": name,
+        "case": case,
+        "value": _rounded(value),
+        "unit": unit,
+        "better": better,
+    }
+    if peer is not None and peer_value is not None:
+        ratio = value / peer_value if peer_value else float("inf")
+        figure |= {"peer": peer, "peer_value": _rounded(peer_value), "ratio": _rounded(ratio)}
+    if n is not None:
+        figure["n"] = n
+    print(json.dumps(figure), flush=True)
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits: none of these figures has more."""
+    return float(f"{value:.4g}")
+
+
+def note(text: str) -> None:
+    """Say what goes on, beside the figures."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def alternating(rounds: int, *sides: Callable[[], float]) -> list[list[float]]:
+    """Run each side once as a warm-up, then all of them in turn; every other round runs them in reverse.
+
+    Returns
+    -------
+    list of list of float
+        What each side returned, one per round.
+    """
+    results: list[list[float]] = [[] for _ in sides]
+    for side in sides:
+        side()
+    for turn in range(rounds):
+        order = list(enumerate(sides))
+        for index, side in reversed(order) if turn % 2 else order:
+            results[index].append(side())
+    return results
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two namespaces joined by one unshaped veth pair; the device is called the same in both."""
+
+    mark: str
+    ends: tuple[str, str]
+
+    def start(self, end: int, argv: Sequence[str], stdout: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+        """Start a process at one end; it is ended with the pair."""
+        return processes.start(self.mark, self.ends[end], argv, stdout=stdout)
+
+
+@contextlib.contextmanager
+def veth_pair() -> Iterator[Pair]:
+    """Join two fresh namespaces; everything is removed at the end."""
+    mark = f"bench-{os.getpid()}"
+    ends = (f"swerve-{mark}-a", f"swerve-{mark}-b")
+    try:
+        for end in ends:
+            namespaces.create(end)
+        with Netlink(ends[0]) as netlink:
+            wiring.add_veth(netlink, wiring.End(DEVICE, 101), wiring.End(DEVICE, 102), ends[1])
+        for end, index, addresses in zip(ends, (101, 102), ADDRESSES, strict=True):
+            with Netlink(end) as netlink:
+                for address, length in zip(addresses, (24, 64), strict=True):
+                    wiring.add_address(netlink, index, address, length)
+                wiring.set_up(netlink, index)
+        yield Pair(mark, ends)
+    finally:
+        processes.end(mark)
+        for end in ends:
+            namespaces.delete(end)
+
+
+@contextlib.contextmanager
+def iperf3_server(pair: Pair) -> Iterator[None]:
+    """An iperf3 server at the second end, ready to be connected to."""
+    server = pair.start(1, ["iperf3", "-s", "--forceflush"], stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        for line in server.stdout:
+            if "Server listening" in line:
+                break
+        else:
+            raise SwerveError("iperf3 did not start", "run it by hand to see why")
+        yield
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def iperf3(pair: Pair, *options: str) -> float:
+    """Run a client at the first end; returns the bits per second that arrived."""
+    client = pair.start(0, ["iperf3", "-J", "-c", ADDRESSES[1][0], *options], stdout=subprocess.PIPE)
+    try:
+        report = json.loads(client.communicate(timeout=120)[0])
+    finally:
+        client.kill()
+    if "error" in report:
+        raise SwerveError(f"iperf3: {report['error']}")
+    end = report["end"]
+    return float((end.get("sum_received") or end["sum"])["bits_per_second"])
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A loaded program and where it is attached."""
+
+    fd: int
+    end: int
+    direction: Direction
+
+
+def run_times(
+    pair: Pair, hooks: Mapping[str, Hook], work: Callable[[], object], rounds: int
+) -> dict[str, list[float]]:
+    """Nanoseconds per packet of each program, net of an empty one that sees the same packets, one value a round.
+
+    The empty program comes first in one round and last in the next, so that neither has the caches warmed for it.
+    """
+    places = sorted({(hook.end, hook.direction) for hook in hooks.values()})
+    found: dict[str, list[float]] = {name: [] for name in hooks}
+    with contextlib.ExitStack() as stack:
+        empty = {place: stack.enter_context(empty_program()).programs["empty"] for place in places}
+        for turn in range(rounds + 1):
+            with contextlib.ExitStack() as attached:
+                order = [(hook.end, hook.direction, hook.fd) for hook in hooks.values()]
+                order += [(*place, fd) for place, fd in empty.items()]
+                for end, direction, fd in order if turn % 2 else reversed(order):
+                    with inside(pair.ends[end]):
+                        attached.enter_context(attach_tc(fd, DEVICE, direction))
+                before = {fd: bpf.program_run_time(fd) for _, _, fd in order}
+                with RunTime():
+                    work()
+                each = {fd: _per_run(before[fd], bpf.program_run_time(fd)) for _, _, fd in order}
+            if turn == 0:
+                continue  # warm-up
+            for name, hook in hooks.items():
+                found[name].append(each[hook.fd] - each[empty[hook.end, hook.direction]])
+    return found
+
+
+def _per_run(before: tuple[int, int], after: tuple[int, int]) -> float:
+    runs = after[1] - before[1]
+    if not runs:
+        raise SwerveError("a program under test saw no packet")
+    return (after[0] - before[0]) / runs
+
+
+def empty_program() -> Loaded:
+    """A fresh copy of the program that does nothing."""
+    return whole(load([Program("empty.c", ("empty",))]))
+
+
+def whole(loaded: Loaded) -> Loaded:
+    """The same, once it is known that all of it was loaded."""
+    if loaded.failed:
+        loaded.close()
+        raise SwerveError("; ".join(f"{name}: {reason}" for name, reason in loaded.failed.items()))
+    return loaded
+
+
+def median(values: Sequence[float]) -> float:
+    """The median."""
+    return statistics.median(values)
+
+
+def wait_until(condition: Callable[[], object], what: str, deadline_s: float = _DEADLINE_S) -> None:
+    """Wait for a condition, or give up."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end:
+            raise SwerveError(f"waited {deadline_s:g} s until {what}")
+        time.sleep(0.005)
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in RAM."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time a process has used, its threads included and its children not."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,202 @@
+"""The agent: runs the sources of one network namespace on one thread, and serves their signals.
+
+Everything it puts into the kernel goes when it stops; what a killed predecessor left is removed at the start. All times
+are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Protocol
+
+from pytools import places
+from pytools.bus import Bus, Server
+from pytools.config import AgentConfig
+from pytools.errors import SwerveError
+from pytools.kernel import attach, bpf, loader, netns
+from pytools.kernel.netlink import Netlink
+from pytools.sources import probes, tcp
+from pytools.sources.cost import CostSource
+from pytools.sources.nexthops import NexthopSource
+
+_HOOKS_INTERVAL_NS = 1_000_000_000
+_HOOKS: tuple[tuple[str, attach.Direction], ...] = (
+    ("stamp_ingress", "ingress"),
+    ("stamp_egress", "egress"),
+    ("tcp_egress", "egress"),
+)
+
+
+class Source(Protocol):
+    """What the agent runs."""
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Register files; `key.data` is called with the event mask."""
+
+    def tick(self, now_ns: int) -> int:
+        """Do what is due; returns when to be called next."""
+
+    def drops(self) -> dict[str, int]:
+        """Everything lost so far, by name."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class Hooks:
+    """Keeps our programs attached to the interfaces that carry paths, as these come and go."""
+
+    def __init__(self, programs: dict[str, int], interfaces: Callable[[], Iterable[str]]) -> None:
+        self._programs, self._interfaces = programs, interfaces
+        self._attached: dict[tuple[str, str], attach.Attachment] = {}
+        self.failed: dict[str, str] = {}
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Nothing to wait for."""
+
+    def tick(self, now_ns: int) -> int:
+        """Attach what is missing; what cannot be attached is named in `failed` and tried again."""
+        indexes = attach.interfaces()
+        wanted = set(self._interfaces())
+        for (interface, hook), attachment in list(self._attached.items()):
+            if interface not in wanted or indexes.get(interface) != attachment.ifindex:
+                self._attached.pop((interface, hook)).close()
+        for interface in sorted(wanted & set(indexes)):
+            for hook, direction in _HOOKS:
+                if hook in self._programs and (interface, hook) not in self._attached:
+                    self._attach(interface, hook, direction)
+        return now_ns + _HOOKS_INTERVAL_NS
+
+    def _attach(self, interface: str, hook: str, direction: attach.Direction) -> None:
+        name = f"{hook} on {interface}"
+        try:
+            self._attached[interface, hook] = attach.attach_tc(self._programs[hook], interface, direction)
+            self.failed.pop(name, None)
+        except SwerveError as error:
+            self.failed[name] = str(error)
+
+    def drops(self) -> dict[str, int]:
+        """Nothing is lost here that `failed` does not name."""
+        return {}
+
+    def close(self) -> None:
+        """Detach everything."""
+        for attachment in self._attached.values():
+            with contextlib.suppress(SwerveError):
+                attachment.close()
+        self._attached.clear()
+
+
+class Agent:
+    """All sources of one namespace, wired; enter the namespace before making one.
+
+    Parameters
+    ----------
+    config : AgentConfig
+        Whom to probe, and how.
+    namespace : str, optional
+        The name of the namespace, for the place of the control socket.
+    """
+
+    def __init__(self, config: AgentConfig, namespace: str | None) -> None:
+        self._stop = False
+        self._closing = contextlib.ExitStack()
+        try:
+            self._build(config, namespace)
+        except BaseException:
+            self._closing.close()
+            raise
+
+    def _build(self, config: AgentConfig, namespace: str | None) -> None:
+        keep = self._closing.enter_context
+        self._selector = keep(contextlib.closing(selectors.DefaultSelector()))  # first in, so last to go
+        bus = Bus()
+        server = keep(contextlib.closing(Server(bus, places.agent_socket(namespace))))
+        netlink = keep(contextlib.closing(Netlink()))
+        loaded = keep(loader.load([*probes.programs(config), tcp.program()]))
+        if not bpf.has_tcx(next(iter(loaded.programs.values()), -1)):
+            attach.clean()
+        mesh = keep(contextlib.closing(probes.ProbeMesh(config, loaded, netlink, bus)))
+        self.hooks = keep(contextlib.closing(Hooks(loaded.programs, mesh.interfaces)))
+        self._sources: list[Source] = [self.hooks, server, mesh]
+        if "tcp_egress" in loaded.programs:
+            self._sources.append(keep(contextlib.closing(tcp.TcpSource(config, loaded, netlink, bus, mesh.path_of))))
+        self._sources.append(NexthopSource(config.host, [peer.address for peer in config.peers], netlink, bus))
+        self._sources.append(
+            keep(
+                contextlib.closing(
+                    CostSource(
+                        config.host,
+                        loaded.programs,
+                        drops=self.drops,
+                        failed=lambda: {**loaded.failed, **self.hooks.failed},
+                        wire_bytes=mesh.wire_bytes,
+                        bus=bus,
+                    )
+                )
+            )
+        )
+        for source in self._sources:
+            source.register(self._selector)
+
+    def drops(self) -> dict[str, int]:
+        """Everything that any source lost so far, by name."""
+        return {name: count for source in self._sources for name, count in source.drops().items()}
+
+    def run(self) -> None:
+        """Work until `stop` is called."""
+        due = dict.fromkeys(range(len(self._sources)), 0)
+        while not self._stop:
+            now_ns = time.monotonic_ns()
+            for index, source in enumerate(self._sources):
+                if due[index] <= now_ns:
+                    due[index] = source.tick(now_ns)
+            timeout_s = max(0.0, (min(due.values()) - time.monotonic_ns()) / 1e9)
+            for key, mask in self._selector.select(timeout_s):
+                key.data(mask)
+
+    def stop(self) -> None:
+        """Have `run` return; safe in a signal handler."""
+        self._stop = True
+
+    def close(self) -> None:
+        """Remove everything from the kernel, last thing first."""
+        self._closing.close()
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def run(config: AgentConfig, namespace: str | None) -> None:
+    """Run an agent in a namespace until SIGTERM or SIGINT.
+
+    Raises
+    ------
+    SwerveError
+        If it cannot start: no bcc, no privilege, another agent serves this namespace.
+    """
+    if namespace is not None:
+        netns.enter(namespace)
+    with Agent(config, namespace) as agent, _on_signals(agent.stop):
+        agent.run()
+
+
+@contextlib.contextmanager
+def _on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        stop()
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

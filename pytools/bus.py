@@ -1,0 +1,105 @@
+"""The bus: signals from the sources to whoever asked for them, in this process and over a Unix socket.
+
+In the process a `Bus` hands each signal to its subscribers. `Server` (bus_server.py) carries them to other
+processes and carries in what those publish; `Client` (bus_client.py) is the other end. Nothing here waits for
+a slow reader: queues are bounded, and what does not fit is counted. One thread; so is each `Client`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from pytools.bus_client import AgentGoneError, Client
+from pytools.bus_server import Server
+from pytools.signals import AnySignal, encode
+from pytools.wire import TAGS, TYPES, check_types
+
+__all__ = ["TYPES", "AgentGoneError", "Bus", "Client", "Server", "Subscription"]
+
+
+class Published:
+    """One signal on its way to several readers: encoded at most once."""
+
+    __slots__ = ("_line", "signal")
+
+    def __init__(self, signal: AnySignal) -> None:
+        self.signal = signal
+        self._line: bytes | None = None
+
+    def line(self) -> bytes:
+        if self._line is None:
+            self._line = encode(self.signal) + b"\n"
+        return self._line
+
+
+class Subscription:
+    """A bounded queue of signals in this process; when it is full the newest are dropped, and counted."""
+
+    def __init__(self, capacity: int, leave: Callable[[Subscription], None]) -> None:
+        self._queue: deque[AnySignal] = deque()
+        self._capacity = capacity
+        self._leave = leave
+        self.dropped = 0
+
+    def offer(self, published: Published) -> None:
+        """Take a signal, or count it as dropped."""
+        if len(self._queue) >= self._capacity:
+            self.dropped += 1
+            return
+        self._queue.append(published.signal)
+
+    def read(self) -> list[AnySignal]:
+        """What has arrived since the last call, oldest first."""
+        signals = list(self._queue)
+        self._queue.clear()
+        return signals
+
+    def close(self) -> None:
+        """Take no more signals."""
+        self._leave(self)
+
+
+class Bus:
+    """Hands each published signal to those who asked for its type."""
+
+    def __init__(self) -> None:
+        self._readers: dict[object, tuple[frozenset[str] | None, Callable[[Published], None]]] = {}
+        self._by_type: dict[type, tuple[Callable[[Published], None], ...]] = {}
+
+    def publish(self, signal: AnySignal) -> None:
+        """Hand a signal on; costs one dictionary look-up when nobody wants it."""
+        offers = self._by_type.get(type(signal))
+        if not offers:
+            return
+        published = Published(signal)
+        for offer in offers:
+            offer(published)
+
+    def wanted(self, type_tag: str) -> bool:
+        """Whether anybody would receive a signal of this type now."""
+        return any(types is None or type_tag in types for types, _ in self._readers.values())
+
+    def subscribe(self, types: frozenset[str] | None, capacity: int = 4096) -> Subscription:
+        """Receive signals of these types (None: all) in this process; at most `capacity` wait to be read."""
+        check_types(types)
+        subscription = Subscription(capacity, self.remove)
+        self.add(subscription, types, subscription.offer)
+        return subscription
+
+    def add(self, reader: object, types: frozenset[str] | None, offer: Callable[[Published], None]) -> None:
+        """Offer this reader each signal of these types, in the call of whoever publishes it."""
+        self._readers[reader] = (types, offer)
+        self._rebuild()
+
+    def remove(self, reader: object) -> None:
+        """Offer it no more."""
+        if self._readers.pop(reader, None) is not None:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        # A new table each time: a publish that is under way keeps the one it started with.
+        self._by_type = {
+            kind: tuple(offer for types, offer in self._readers.values() if types is None or tag in types)
+            for kind, tag in TAGS.items()
+        }

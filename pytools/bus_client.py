@@ -1,0 +1,214 @@
+"""The bus on a Unix socket: the end of a view, a controller, or any other program.
+
+Never waits to publish; waits to read only when asked to. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from pytools.errors import CapabilityError, SwerveError
+from pytools.signals import AnySignal, encode
+from pytools.wire import CHUNK_BYTES, QUEUE_BYTES, Dropped, Error, Lines, Subscribe, check_types, from_server
+
+
+class AgentGoneError(SwerveError):
+    """The agent closed the connection."""
+
+
+class Client:
+    """Reads signals from a running agent, and publishes some.
+
+    In a selector: register it (it has a `fileno`), and call `read` when it is readable — one event may stand
+    for many signals. Otherwise iterate, or call `next`.
+
+    Parameters
+    ----------
+    path : Path
+        The agent's socket.
+    types : frozenset[str] | None
+        Types wanted; None for all, an empty set for one that only publishes.
+
+    Raises
+    ------
+    UsageError
+        If a type does not exist.
+    SwerveError
+        If no agent runs there.
+    CapabilityError
+        If this user may not talk to it.
+    """
+
+    def __init__(self, path: Path, types: frozenset[str] | None = None) -> None:
+        check_types(types)
+        self._path = path
+        self._lines = Lines()
+        self._ready: deque[AnySignal] = deque()
+        self._unsent = b""
+        self._gone = False
+        self.dropped = 0  # signals this client was too slow for, as told by the agent
+        self.malformed = 0  # lines that were no signal of this schema
+        self.unpublished = 0  # own signals dropped because the agent did not read
+        self.errors: deque[str] = deque(maxlen=16)  # what the agent complained about
+        self._sock = _connect(path)
+        self._send(msgspec.json.encode(Subscribe(None if types is None else sorted(types))) + b"\n")
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._sock.fileno()
+
+    def read(self) -> list[AnySignal]:
+        """What can be had without waiting, oldest first; possibly nothing.
+
+        Raises
+        ------
+        AgentGoneError
+            If the agent closed the connection and everything before that was read.
+        """
+        self._send(b"")
+        while not self._gone and self._receive():
+            pass
+        signals = list(self._ready)
+        self._ready.clear()
+        if not signals and self._gone:
+            raise self._gone_error()
+        return signals
+
+    def next(self, timeout_s: float | None = None) -> AnySignal | None:
+        """The next signal, or None when none came in time.
+
+        Raises
+        ------
+        AgentGoneError
+            If the agent closed the connection.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._ready:
+            if self._gone:
+                raise self._gone_error()
+            self._send(b"")
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            wait_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3
+            if not poll.poll(wait_ms):
+                return None
+            self._receive()
+        return self._ready.popleft()
+
+    def __iter__(self) -> Iterator[AnySignal]:
+        while True:
+            signal = self.next()
+            assert signal is not None
+            yield signal
+
+    def publish(self, signal: AnySignal) -> None:
+        """Send a signal to the agent; never waits (what the agent does not take within bounds is counted).
+
+        Raises
+        ------
+        AgentGoneError
+            If the agent closed the connection.
+        """
+        line = encode(signal) + b"\n"
+        if len(self._unsent) + len(line) > QUEUE_BYTES:
+            self.unpublished += 1
+            line = b""
+        self._send(line)
+        if self._gone:
+            raise self._gone_error()
+
+    def close(self) -> None:
+        """Hand over what is still to be published (at most for a second), then disconnect."""
+        if self._sock.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):
+            if self._unsent and not self._gone:
+                self._sock.settimeout(1.0)
+                self._sock.sendall(self._unsent)
+        self._sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _send(self, line: bytes) -> None:
+        self._unsent += line
+        if not self._unsent or self._gone:
+            return
+        try:
+            sent = self._sock.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._gone = True
+            return
+        self._unsent = self._unsent[sent:]
+
+    def _receive(self) -> bool:
+        """Take what is there; whether something was."""
+        try:
+            data = self._sock.recv(4 * CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._gone = True
+            return False
+        for line in self._lines.feed(data):
+            self._take(line)
+        return True
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = from_server.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            self.malformed += 1
+            return
+        if isinstance(message, Dropped):
+            self.dropped += message.count
+        elif isinstance(message, Error):
+            self.errors.append(message.message)
+        else:
+            self._ready.append(message)
+
+    def _gone_error(self) -> AgentGoneError:
+        why = f"; it said: {self.errors[-1]}" if self.errors else ""
+        return AgentGoneError(f"the agent at {self._path} closed the connection{why}", start_hint(self._path))
+
+
+def _connect(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(1.0)
+        sock.connect(str(path))
+        sock.setblocking(False)
+    except PermissionError:
+        sock.close()
+        raise CapabilityError(f"{path}: permission denied", "run as root, or as the agent's user") from None
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        raise SwerveError(f"no agent serves {path}", start_hint(path)) from None
+    except OSError as error:
+        sock.close()
+        why = "the agent does not answer" if error.errno == errno.EAGAIN else error.strerror or str(error)
+        raise SwerveError(f"{path}: {why}") from None
+    return sock
+
+
+def start_hint(path: Path) -> str:
+    """How to start the agent that would serve this socket (`places.agent_socket`)."""
+    instance = path.parent.name
+    return "start it with: swerve agent" + ("" if instance == "host" else f" -n {instance}")

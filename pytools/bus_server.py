@@ -1,0 +1,344 @@
+"""The bus on a Unix socket: the agent's end.
+
+Non-blocking; runs in the agent's one thread, on its selector. Each client has a queue bounded in bytes;
+signals that do not fit are dropped for that client, counted, and the client is told how many it missed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import socket
+import stat
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+import msgspec
+
+from pytools.errors import CapabilityError, RefusedError, SwerveError, UsageError
+from pytools.signals import AnySignal
+from pytools.wire import (
+    CHUNK_BYTES,
+    LINE_BYTES,
+    QUEUE_BYTES,
+    Dropped,
+    Error,
+    Lines,
+    Subscribe,
+    check_types,
+    from_client,
+    peer,
+)
+
+CLIENTS: Final = 64
+_NEVER_NS: Final = 1 << 62
+
+
+class Encoded(Protocol):
+    """One published signal, encoded once however many clients want it."""
+
+    def line(self) -> bytes:
+        """The signal as one line, newline included."""
+
+
+class Publisher(Protocol):
+    """What the server needs of a bus."""
+
+    def publish(self, signal: AnySignal) -> None:
+        """Hand a signal on."""
+
+    def add(self, reader: object, types: frozenset[str] | None, offer: Callable[[Encoded], None]) -> None:
+        """Offer this reader each signal of these types."""
+
+    def remove(self, reader: object) -> None:
+        """Offer it no more."""
+
+
+class _Connection:
+    """One client of the server."""
+
+    def __init__(self, server: Server, sock: socket.socket) -> None:
+        self._server = server
+        self._sock = sock
+        self._lines = Lines()
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._missed = 0  # dropped and not yet told
+        self._writing = False
+        self._closed = False
+
+    def offer(self, published: Encoded) -> None:
+        line = published.line()
+        # Once it has missed something a client is served again when half its queue is empty: a few long gaps,
+        # told once each, are easier to live with than a sieve.
+        if self._missed and not self._resumes():
+            self._miss()
+            return
+        if not self._fits(line):
+            self.flush()  # a burst within one turn of the loop: the socket may still take it
+        if not self._fits(line):
+            self._miss()
+            return
+        if self._missed:
+            self._tell_missed()
+        self._enqueue(line)
+
+    def on_event(self, mask: int) -> None:
+        """What the selector calls."""
+        if mask & selectors.EVENT_READ:
+            self._read()
+        if mask & selectors.EVENT_WRITE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write as much as the socket takes now."""
+        try:
+            while self._queue and not self._closed:
+                size = 0
+                parts = []
+                while self._queue and size < CHUNK_BYTES:
+                    parts.append(self._queue.popleft())
+                    size += len(parts[-1])
+                chunk = b"".join(parts)
+                sent = 0
+                try:
+                    sent = self._sock.send(chunk)
+                finally:
+                    self._queued_bytes -= sent
+                    if sent < len(chunk):
+                        self._queue.appendleft(chunk[sent:])
+                if self._missed and self._resumes():
+                    self._tell_missed()
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        self._want_write(False)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._server._leave(self)
+        self._sock.close()
+
+    @property
+    def sock(self) -> socket.socket:
+        return self._sock
+
+    def _fits(self, line: bytes) -> bool:
+        return self._queued_bytes + len(line) <= self._server.queue_bytes
+
+    def _miss(self) -> None:
+        self._missed += 1
+        self._server._dropped += 1
+        if not self._queue:  # one signal larger than the whole queue: nothing will drain and tell
+            self._tell_missed()
+
+    def _resumes(self) -> bool:
+        return self._queued_bytes <= self._server.queue_bytes // 2
+
+    def _tell_missed(self) -> None:
+        missed, self._missed = self._missed, 0
+        self._enqueue(msgspec.json.encode(Dropped(missed)) + b"\n")
+
+    def _enqueue(self, line: bytes) -> None:
+        self._queue.append(line)
+        self._queued_bytes += len(line)
+        self._want_write(True)
+
+    def _want_write(self, wanted: bool) -> None:
+        if wanted == self._writing or self._closed:
+            return
+        self._writing = wanted
+        self._server._watch(self, wanted)
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        before = self._lines.oversized
+        for line in self._lines.feed(data):
+            self._take(line)
+        if self._lines.oversized > before:
+            self._reject(f"a line is longer than {LINE_BYTES} bytes")
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = from_client.decode(line)
+            if isinstance(message, Subscribe):
+                types = None if message.types is None else frozenset(message.types)
+                check_types(types)
+                self._server._bus.remove(self)
+                self._server._bus.add(self, types, self.offer)
+                return
+        except (msgspec.MsgspecError, UnicodeDecodeError, UsageError) as error:
+            self._reject(str(error))
+            return
+        self._server._bus.publish(message)
+
+    def _reject(self, message: str) -> None:
+        self._server._malformed += 1
+        line = msgspec.json.encode(Error(message)) + b"\n"
+        if self._fits(line):
+            self._enqueue(line)
+
+
+class Server:
+    """Serves a bus on a Unix socket (0600) to root and to the user the agent runs as.
+
+    Parameters
+    ----------
+    bus : Bus
+        Where signals come from, and where clients' signals go.
+    path : Path
+        The socket; its directory is made, 0700, when it is missing.
+    queue_bytes : int
+        How much one client may leave unread before signals are dropped for it.
+
+    Raises
+    ------
+    RefusedError
+        If a live process serves this socket already, or others may write to its directory.
+    CapabilityError
+        If this user may not make the socket.
+    """
+
+    def __init__(self, bus: Publisher, path: Path, queue_bytes: int = QUEUE_BYTES) -> None:
+        self._bus = bus
+        self._path = path
+        self.queue_bytes = queue_bytes
+        self._dropped = 0
+        self._malformed = 0
+        self._refused = 0
+        self._connections: set[_Connection] = set()
+        self._selector: selectors.BaseSelector | None = None
+        try:
+            self._sock = _listen(path)
+        except PermissionError as error:
+            raise CapabilityError(f"{path}: {error.strerror}", "run the agent as root") from None
+        except OSError as error:
+            raise SwerveError(f"{path}: {error.strerror or error}") from None
+        self._inode = path.stat().st_ino
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Serve from this selector; `key.data` is a callable taking the event mask."""
+        self._selector = selector
+        selector.register(self._sock, selectors.EVENT_READ, self._accept)
+
+    def tick(self, now_ns: int) -> int:
+        """Nothing is ever due: all work hangs on the selector."""
+        return now_ns + _NEVER_NS
+
+    def drops(self) -> dict[str, int]:
+        """Signals dropped for slow clients, lines not understood, connections refused."""
+        return {"bus_slow": self._dropped, "bus_malformed": self._malformed, "bus_refused": self._refused}
+
+    @property
+    def clients(self) -> int:
+        """How many are connected."""
+        return len(self._connections)
+
+    def close(self) -> None:
+        """Give each client what it takes at once, then let all go and remove the socket."""
+        for connection in list(self._connections):
+            connection.flush()
+            connection.close()
+        if self._sock.fileno() >= 0:
+            if self._selector is not None:
+                self._selector.unregister(self._sock)
+            self._sock.close()
+            with contextlib.suppress(OSError):
+                if self._path.stat().st_ino == self._inode:
+                    self._path.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self, _mask: int) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return  # gone again before we looked
+        _, uid, _ = peer(sock)
+        why = ""
+        if uid not in (0, os.geteuid()):
+            why = f"only root and user {os.geteuid()} may connect"
+        elif len(self._connections) >= CLIENTS:
+            why = f"{CLIENTS} clients are connected already"
+        sock.setblocking(False)
+        if why:
+            self._refused += 1
+            with contextlib.suppress(OSError):
+                sock.send(msgspec.json.encode(Error(why)) + b"\n")
+            sock.close()
+            return
+        connection = _Connection(self, sock)
+        self._connections.add(connection)
+        assert self._selector is not None
+        self._selector.register(sock, selectors.EVENT_READ, connection.on_event)
+
+    def _watch(self, connection: _Connection, writing: bool) -> None:
+        if self._selector is not None:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
+            self._selector.modify(connection.sock, events, connection.on_event)
+
+    def _leave(self, connection: _Connection) -> None:
+        self._bus.remove(connection)
+        self._connections.discard(connection)
+        if self._selector is not None:
+            self._selector.unregister(connection.sock)
+
+
+def _listen(path: Path) -> socket.socket:
+    if not path.parent.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(directory)
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise RefusedError(f"{path.parent} may be written by others", f"chown and chmod 700 {path.parent}")
+        fcntl.flock(directory, fcntl.LOCK_EX)  # two agents that start together must not both find it stale
+        _remove_stale(path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            os.fchmod(sock.fileno(), 0o600)  # before bind: the file never exists with another mode
+            sock.bind(str(path))
+            sock.listen(CLIENTS)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    finally:
+        os.close(directory)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what a dead agent left; refuse when somebody answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(str(path))
+            pid = peer(probe)[0]
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except BlockingIOError:
+            pid = 0  # its backlog is full: alive, if not well
+    who = f"process {pid}" if pid else "another process"
+    raise RefusedError(f"{who} already serves {path}", "stop it first, or choose another namespace with -n")

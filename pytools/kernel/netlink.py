@@ -1,0 +1,316 @@
+"""Routing netlink in plain records: links, addresses, neighbours, nexthops, groups, routes and rules.
+
+One `Netlink` is one socket, for one thread, blocking; an answer takes microseconds. Errors carry the kernel's
+own sentence. Nothing is cached: what a method returns is what the kernel has now.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from pyroute2.netlink.rtnl.fibmsg import fibmsg
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.ndmsg import ndmsg
+
+from pytools.errors import UsageError
+from pytools.kernel import netns as namespaces
+from pytools.kernel.netlink_messages import (
+    LOCAL,
+    MAIN_TABLE,
+    MAX_WEIGHT,
+    PROTOCOL,
+    UNICAST,
+    Family,
+    GroupKind,
+    Hop,
+    Member,
+    Nexthop,
+    NexthopGroup,
+    NexthopMessage,
+    Route,
+    RouteMessage,
+    family_of,
+    group_message,
+    group_of,
+    is_group,
+    nexthop_message,
+    nexthop_of,
+    route_message,
+    route_of,
+    socket_family,
+)
+from pytools.kernel.netlink_socket import CREATE, EXCLUSIVE, REPLACE, NetlinkError, NetlinkSocket
+from pytools.kernel.netlink_tables import (
+    Address,
+    Link,
+    Neighbour,
+    Rule,
+    address_of,
+    link_of,
+    neighbour_of,
+    rule_message,
+    rule_of,
+)
+
+__all__ = [
+    "LOCAL",
+    "MAIN_TABLE",
+    "MAX_WEIGHT",
+    "PROTOCOL",
+    "UNICAST",
+    "Address",
+    "Family",
+    "GroupKind",
+    "Hop",
+    "Link",
+    "Member",
+    "Neighbour",
+    "Netlink",
+    "NetlinkError",
+    "Nexthop",
+    "NexthopGroup",
+    "Route",
+    "Rule",
+]
+
+_NEW_ROUTE, _DEL_ROUTE, _GET_ROUTE = 24, 25, 26
+_NEW_RULE, _DEL_RULE, _GET_RULE = 32, 33, 34
+_GET_LINK, _GET_ADDRESS, _GET_NEIGHBOUR = 18, 22, 30
+_NEW_NEXTHOP, _DEL_NEXTHOP, _GET_NEXTHOP = 104, 105, 106
+_FIB_MATCH = 0x2000  # RTM_F_FIB_MATCH: answer with the route, not with what came of it
+_ANY_SCOPE = 255  # RT_SCOPE_NOWHERE
+_COUNT_PACKETS = 1  # NHA_OP_FLAG_DUMP_STATS
+
+
+class Netlink:
+    """A netlink socket in a namespace.
+
+    Parameters
+    ----------
+    netns : str, optional
+        A named namespace; the thread's own unless given. The socket stays there, the thread does not.
+
+    Raises
+    ------
+    UsageError, CapabilityError
+        If the namespace does not exist or may not be entered.
+    """
+
+    def __init__(self, netns: str | None = None) -> None:
+        with namespaces.inside(netns):
+            self.socket = NetlinkSocket()
+        self._counts = True  # until the kernel says that it cannot (before 6.9)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
+
+    # ---- links, addresses, neighbours ----
+
+    def links(self) -> list[Link]:
+        """All interfaces."""
+        return [link_of(each) for each in self.socket.dump(ifinfmsg(), _GET_LINK, "reading interfaces")]
+
+    def addresses(self) -> list[Address]:
+        """All addresses of all interfaces, both families."""
+        found = self.socket.dump(ifaddrmsg(), _GET_ADDRESS, "reading addresses")
+        return [address_of(each) for each in found]
+
+    def neighbours(self) -> list[Neighbour]:
+        """The neighbour tables of both families."""
+        found = self.socket.dump(ndmsg(), _GET_NEIGHBOUR, "reading neighbours")
+        return [neighbour_of(each) for each in found if each["family"] in (socket.AF_INET, socket.AF_INET6)]
+
+    # ---- nexthops and groups ----
+
+    def nexthops(self) -> list[Nexthop]:
+        """All nexthop objects that are not groups."""
+        found = self._dump_nexthops([], "reading nexthops")
+        return [nexthop_of(each) for each in found if not is_group(each)]
+
+    def groups(self, stats: bool = False) -> list[NexthopGroup]:
+        """All nexthop groups.
+
+        Parameters
+        ----------
+        stats : bool
+            Ask for packets per member as well (Linux 6.9 and later; else they stay None).
+        """
+        attributes: list[tuple[str, Any]] = [("NHA_GROUPS", None)]
+        if stats and self._counts:
+            try:
+                counted = [*attributes, ("NHA_OP_FLAGS", _COUNT_PACKETS)]
+                return [group_of(each) for each in self._dump_nexthops(counted, "reading nexthop groups")]
+            except NetlinkError as refusal:
+                if refusal.code != errno.EINVAL:
+                    raise
+                self._counts = False
+        return [group_of(each) for each in self._dump_nexthops(attributes, "reading nexthop groups")]
+
+    def group(self, group_id: int, stats: bool = False) -> NexthopGroup | None:
+        """One group, or None when there is none of this id."""
+        what = f"reading nexthop group {group_id}"
+        try:
+            answer = self._get_nexthop(group_id, stats, what)
+        except NetlinkError as refusal:
+            if refusal.code == errno.ENOENT:
+                return None
+            raise
+        if not is_group(answer):
+            raise UsageError(f"nexthop {group_id} is not a group", "give the id of a group")
+        return group_of(answer)
+
+    def replace_group(
+        self,
+        group_id: int,
+        members: Sequence[Member],
+        protocol: int | None = None,
+        create: bool = False,
+        kind: GroupKind | None = None,
+    ) -> None:
+        """Give a group these members and weights, in one request.
+
+        The kernel counts packets per member afresh after each replace.
+
+        Parameters
+        ----------
+        group_id : int
+            The group.
+        members : sequence of Member
+            All members it shall have; their packet counts are ignored.
+        protocol : int, optional
+            Whose the group is; kept as it is unless given (PROTOCOL for a new group).
+        create : bool
+            Whether to make the group when there is none.
+        kind : str, optional
+            `mpath` or `resilient`: kept as it is unless given (`mpath` for a new group). Giving protocol and
+            kind spares the look at the group.
+
+        Raises
+        ------
+        NetlinkError
+            With errno ENOENT when there is no such group and `create` is false.
+        """
+        if protocol is None or kind is None:
+            present = self.group(group_id)
+            if present is None and not create:
+                raise NetlinkError(f"replacing nexthop group {group_id}", errno.ENOENT, "there is no such group")
+            protocol = protocol if protocol is not None else present.protocol if present else PROTOCOL
+            kind = kind or (present.kind if present else "mpath")
+        message = group_message(group_id, members, kind, protocol)
+        self._change_nexthop(message, REPLACE | (CREATE if create else 0), f"replacing nexthop group {group_id}")
+
+    def replace_nexthop(self, nexthop: Nexthop) -> None:
+        """Make a nexthop, or change the one with its id."""
+        self._change_nexthop(nexthop_message(nexthop), REPLACE | CREATE, f"replacing nexthop {nexthop.id}")
+
+    def del_nexthop(self, nexthop_id: int) -> None:
+        """Delete a nexthop or a group; routes and groups that use it lose it."""
+        message = NexthopMessage()
+        message["attrs"] = [("NHA_ID", nexthop_id)]
+        self.socket.change(message, _DEL_NEXTHOP, 0, f"deleting nexthop {nexthop_id}")
+
+    def _change_nexthop(self, message: NexthopMessage, flags: int, what: str) -> None:
+        self.socket.change(message, _NEW_NEXTHOP, flags, what)
+
+    def _dump_nexthops(self, attributes: list[tuple[str, Any]], what: str) -> list[Any]:
+        message = NexthopMessage()
+        message["attrs"] = attributes
+        found: list[Any] = self.socket.dump(message, _GET_NEXTHOP, what)
+        return found
+
+    def _get_nexthop(self, nexthop_id: int, stats: bool, what: str) -> Any:
+        message = NexthopMessage()
+        message["attrs"] = [("NHA_ID", nexthop_id)]
+        if not (stats and self._counts):
+            return self.socket.get(message, _GET_NEXTHOP, what)
+        message["attrs"].append(("NHA_OP_FLAGS", _COUNT_PACKETS))
+        try:
+            return self.socket.get(message, _GET_NEXTHOP, what)
+        except NetlinkError as refusal:
+            if refusal.code != errno.EINVAL:
+                raise
+            self._counts = False
+            return self._get_nexthop(nexthop_id, False, what)
+
+    # ---- routes ----
+
+    def routes(self, family: Family, table: int = MAIN_TABLE) -> list[Route]:
+        """The routes of one table."""
+        message = RouteMessage()
+        message["family"] = socket_family(family)
+        message["attrs"] = [("RTA_TABLE", table)]
+        try:
+            found = self.socket.dump(message, _GET_ROUTE, f"reading routes of table {table}")
+        except NetlinkError as refusal:
+            if refusal.code == errno.ENOENT:  # a table exists only while it has routes
+                return []
+            raise
+        routes = [route_of(each) for each in found]
+        return [route for route in routes if route.table == table]
+
+    def replace_route(self, route: Route) -> None:
+        """Make a route, or change the one to the same destination with the same metric."""
+        self.socket.change(route_message(route), _NEW_ROUTE, REPLACE | CREATE, f"replacing route {route.destination}")
+
+    def del_route(self, route: Route) -> None:
+        """Delete a route; every field that is given must fit."""
+        message = route_message(route)
+        message["scope"] = _ANY_SCOPE
+        self.socket.change(message, _DEL_ROUTE, 0, f"deleting route {route.destination}")
+
+    def route_get(self, address: str, mark: int = 0, matched: bool = False) -> Route:
+        """Ask the kernel which way a packet to an address would go.
+
+        Parameters
+        ----------
+        address : str
+            The destination.
+        mark : int
+            The firewall mark of the packet.
+        matched : bool
+            Answer with the route that matches (and its nexthop_id), not with the hop that was chosen.
+
+        Raises
+        ------
+        NetlinkError
+            If there is no way there.
+        """
+        message = RouteMessage()
+        message["family"] = socket_family(family_of(address))
+        message["dst_len"] = 128 if ":" in address else 32
+        message["flags"] = _FIB_MATCH if matched else 0
+        message["attrs"] = [("RTA_DST", address)] + ([("RTA_MARK", mark)] if mark else [])
+        return route_of(self.socket.get(message, _GET_ROUTE, f"looking up the route to {address}"))
+
+    # ---- rules ----
+
+    def rules(self, family: Family) -> list[Rule]:
+        """All policy rules of a family, in no particular order."""
+        message = fibmsg()
+        message["family"] = socket_family(family)
+        return [rule_of(each) for each in self.socket.dump(message, _GET_RULE, "reading rules")]
+
+    def add_rule(self, rule: Rule) -> None:
+        """Add a rule; the same rule twice is refused.
+
+        To the kernel a rule that leaves a selector out is the same as one of its priority that has it.
+        """
+        self.socket.change(rule_message(rule), _NEW_RULE, CREATE | EXCLUSIVE, f"adding rule {rule.priority}")
+
+    def del_rule(self, rule: Rule) -> None:
+        """Delete the first rule that fits."""
+        self.socket.change(rule_message(rule), _DEL_RULE, 0, f"deleting rule {rule.priority}")

@@ -1,0 +1,181 @@
+"""One routing-netlink socket: send a request, read its answers, turn a refusal into a sentence.
+
+pyroute2 encodes and decodes the messages; the exchange itself is here because its own request methods know no
+nexthop objects. Blocking, one request at a time, one thread; every read has a deadline.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from pyroute2.netlink import nlmsg
+
+from pytools.errors import CapabilityError, SwerveError
+
+REQUEST, ACK, DUMP_INTERRUPTED = 0x1, 0x4, 0x10
+REPLACE, EXCLUSIVE, CREATE, DUMP = 0x100, 0x200, 0x400, 0x300
+
+_SOL_NETLINK, _CAP_ACK, _EXT_ACK, _STRICT_CHECK = 270, 10, 11, 12
+_ERROR, _DONE = 2, 3
+_HAS_ATTRIBUTES, _CAPPED = 0x200, 0x100
+_HEADER = struct.Struct("=IHHII")
+_TIMEOUT_S = 10.0
+_DUMP_ATTEMPTS = 5
+
+
+class NetlinkError(SwerveError):
+    """The kernel answered a netlink request with an error.
+
+    Attributes
+    ----------
+    code : int
+        The errno, positive.
+    sentence : str
+        The kernel's own explanation; empty when it gave none.
+    """
+
+    def __init__(self, what: str, code: int, sentence: str, next_step: str = "") -> None:
+        super().__init__(f"{what}: {sentence or os.strerror(code)}", next_step)
+        self.code = code
+        self.sentence = sentence
+
+
+class _InterruptedDumpError(Exception):
+    """A table changed while it was being dumped."""
+
+
+class NetlinkSocket:
+    """A request-and-answer socket in the namespace of the thread that makes it.
+
+    Parameters
+    ----------
+    family : int
+        The netlink protocol, NETLINK_ROUTE unless told.
+    """
+
+    def __init__(self, family: int = socket.NETLINK_ROUTE) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
+        for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
+            self._socket.setsockopt(_SOL_NETLINK, option, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self._socket.bind((0, 0))
+        self._socket.settimeout(_TIMEOUT_S)
+        self._sequence = 0
+
+    def close(self) -> None:
+        """Close the socket; closing twice is harmless."""
+        self._socket.close()
+
+    def change(self, message: nlmsg, msg_type: int, msg_flags: int, what: str) -> None:
+        """Ask for a change and wait for the kernel's acknowledgement.
+
+        Raises
+        ------
+        NetlinkError
+            With the kernel's own sentence, `what` in front of it.
+        CapabilityError
+            If the privilege is missing.
+        """
+        self._exchange(self._encoded(message, msg_type, msg_flags | ACK), type(message), what, until_end=True)
+
+    def get(self, message: nlmsg, msg_type: int, what: str) -> Any:
+        """Ask for one object; refusals as for `change`."""
+        answers = self._exchange(self._encoded(message, msg_type, 0), type(message), what, until_end=False)
+        return answers[0]
+
+    def dump(self, message: nlmsg, msg_type: int, what: str) -> list[Any]:
+        """Ask for a whole table; asks again when the table changed under the dump."""
+        request = self._encoded(message, msg_type, DUMP)
+        for _ in range(_DUMP_ATTEMPTS):
+            try:
+                return self._exchange(request, type(message), what, until_end=True)
+            except _InterruptedDumpError:
+                continue
+        raise SwerveError(f"{what}: the table keeps changing while it is read", "try again")
+
+    def _encoded(self, message: nlmsg, msg_type: int, msg_flags: int) -> bytes:
+        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+        message["header"] = {
+            "type": msg_type,
+            "flags": msg_flags | REQUEST,
+            "sequence_number": self._sequence,
+            "pid": 0,
+        }
+        message.encode()
+        return bytes(message.data)
+
+    def _exchange(self, request: bytes, answer: type[nlmsg], what: str, until_end: bool) -> list[Any]:
+        """Send, and read until the acknowledgement, the end of the dump, or the one answer."""
+        self._socket.send(request)
+        interrupted = False
+        answers: list[Any] = []
+        while True:
+            data = self._receive(what)
+            for offset, kind, flags, sequence in _messages(data):
+                if sequence != self._sequence:
+                    continue  # the rest of an earlier exchange that was given up
+                interrupted |= bool(flags & DUMP_INTERRUPTED)
+                if kind in (_ERROR, _DONE):
+                    _raise_refusal(data, offset, kind, flags, what)
+                    if interrupted:
+                        raise _InterruptedDumpError
+                    return answers
+                answers.append(answer(data, offset=offset))
+                answers[-1].decode()
+            if answers and not until_end:
+                return answers
+
+    def _receive(self, what: str) -> bytes:
+        try:
+            size = self._socket.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC)
+            return self._socket.recv(max(size, 65536))
+        except TimeoutError:
+            raise SwerveError(f"{what}: the kernel did not answer within {_TIMEOUT_S:g} s") from None
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Offset, type, flags and sequence number of every message in one datagram."""
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, offset)
+        if length < _HEADER.size:
+            return
+        yield offset, kind, flags, sequence
+        offset += (length + 3) & ~3
+
+
+def _raise_refusal(data: bytes, offset: int, kind: int, flags: int, what: str) -> None:
+    """Raise what an error or end-of-dump message says, if it says that something failed."""
+    length = _HEADER.unpack_from(data, offset)[0]
+    body = data[offset + _HEADER.size : offset + length]
+    code = -struct.unpack_from("=i", body)[0] if len(body) >= 4 else 0
+    if code == 0:
+        return
+    sentence = ""
+    if flags & _HAS_ATTRIBUTES:
+        start = 4
+        if kind == _ERROR:
+            inner = struct.unpack_from("=I", body, 4)[0]
+            start += _HEADER.size if flags & _CAPPED else (inner + 3) & ~3
+        sentence = _explanation(body[start:])
+    if code in (errno.EPERM, errno.EACCES):
+        raise CapabilityError(f"{what}: {sentence or os.strerror(code)}", "run it as root (CAP_NET_ADMIN)")
+    raise NetlinkError(what, code, sentence)
+
+
+def _explanation(attributes: bytes) -> str:
+    """The kernel's sentence among the attributes of an extended acknowledgement."""
+    offset = 0
+    while offset + 4 <= len(attributes):
+        length, kind = struct.unpack_from("=HH", attributes, offset)
+        if length < 4:
+            break
+        if kind == 1:
+            return attributes[offset + 4 : offset + length].rstrip(b"\0").decode(errors="replace").rstrip(". ")
+        offset += (length + 3) & ~3
+    return ""

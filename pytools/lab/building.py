@@ -1,0 +1,181 @@
+"""Builds the namespaces of a lab: settings, links, addresses, shapers, nexthops, routes, agents' configurations.
+
+One netlink socket per namespace. The lab plays the administrator: what it puts into hosts is static routing, not
+marked as swerve's own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+import yaml
+
+from pytools import config, places
+from pytools.errors import CapabilityError, SwerveError
+from pytools.kernel.netlink import MAIN_TABLE, Member, Netlink, Nexthop, Route
+from pytools.kernel.netlink_messages import family_of
+from pytools.lab import namespaces, wiring
+from pytools.lab.topology import Host, Rail, Spec, group_id
+
+SPEC_FIELDS = ("name", "hosts", "rails", "rate_bit_s", "queue_bytes", "ipv6")
+
+_STATIC = 4  # RTPROT_STATIC
+_READY_NS = 10 * 10**9
+_LOOPBACK = 1  # index of lo in every namespace
+_COMMON = {
+    # IPv4 settings are inherited from the machine's: say what the lab relies on.
+    "ipv4/conf/all/rp_filter": 0,
+    "ipv4/conf/default/rp_filter": 0,
+    "ipv4/fib_multipath_hash_policy": 1,
+    "ipv6/fib_multipath_hash_policy": 1,
+    "ipv6/conf/all/disable_ipv6": 0,
+    "ipv6/conf/default/disable_ipv6": 0,
+    "ipv6/conf/default/accept_dad": 0,
+    "ipv6/conf/default/accept_ra": 0,
+    "ipv6/conf/default/router_solicitations": 0,
+}
+_HOST = {
+    **_COMMON,
+    "ipv4/ip_forward": 0,
+    "ipv4/tcp_no_metrics_save": 1,  # what one measurement taught TCP must not colour the next
+}
+_RAIL = {
+    **_COMMON,
+    "ipv4/ip_forward": 1,
+    "ipv4/conf/all/send_redirects": 0,
+    "ipv4/conf/default/send_redirects": 0,
+    "ipv6/conf/all/forwarding": 1,
+    "ipv6/conf/default/forwarding": 1,
+}
+
+
+def require_privileges() -> None:
+    """Refuse early, before anything is made.
+
+    Raises
+    ------
+    CapabilityError
+        Unless run as root.
+    """
+    if os.geteuid() != 0:
+        raise CapabilityError("a lab needs network namespaces of its own", "run as root")
+
+
+def build(spec: Spec) -> None:
+    """Make all of it. What was made when something fails is the caller's to remove."""
+    hosts, rails = spec.topology
+    for netns, settings in [(host.netns, _HOST) for host in hosts] + [(rail.netns, _RAIL) for rail in rails]:
+        namespaces.create(netns)
+        namespaces.set_sysctls(netns, settings)
+    for host in hosts:
+        with Netlink(host.netns) as netlink:
+            _cable(netlink, host, rails)
+    for rail in rails:
+        with Netlink(rail.netns) as netlink:
+            _build_rail(netlink, rail, hosts, spec)
+    for host in hosts:
+        with Netlink(host.netns) as netlink:
+            _build_host(netlink, host, hosts)
+        _write_config(host, hosts, spec.ipv6)
+    for netns in [host.netns for host in hosts] + [rail.netns for rail in rails]:
+        _wait_until_running(netns)
+
+
+def _wait_until_running(netns: str) -> None:
+    """The kernel notices a carrier a moment late; IPv6 is not ready before."""
+    deadline_ns = time.monotonic_ns() + _READY_NS
+    with Netlink(netns) as netlink:
+        while not all(link.running for link in netlink.links() if link.kind == "veth"):
+            if time.monotonic_ns() > deadline_ns:
+                raise SwerveError(f"{netns}: an interface does not come up", "see `ip link` there")
+            time.sleep(0.001)
+
+
+def _cable(netlink: Netlink, host: Host, rails: tuple[Rail, ...]) -> None:
+    """Interfaces of a host, their other ends in the rails."""
+    for interface, rail in zip(host.interfaces, rails, strict=True):
+        port = rail.ports[host.number - 1]
+        wiring.add_veth(
+            netlink, wiring.End(interface.name, interface.index), wiring.End(port.name, port.index), rail.netns
+        )
+    wiring.set_up(netlink, _LOOPBACK)
+    wiring.add_address(netlink, _LOOPBACK, host.service, 32)
+    wiring.add_address(netlink, _LOOPBACK, host.service6, 128)
+    for interface in host.interfaces:
+        wiring.set_up(netlink, interface.index)
+        wiring.add_address(netlink, interface.index, interface.address, 24)
+        wiring.add_address(netlink, interface.index, interface.address6, 64)
+
+
+def _build_rail(netlink: Netlink, rail: Rail, hosts: tuple[Host, ...], spec: Spec) -> None:
+    """Ports, their shapers, and the way to every host's service address."""
+    wiring.set_up(netlink, _LOOPBACK)
+    for port, host in zip(rail.ports, hosts, strict=True):
+        wiring.set_up(netlink, port.index)
+        wiring.add_address(netlink, port.index, port.address, 24)
+        wiring.add_address(netlink, port.index, port.address6, 64)
+        if spec.rate_bit_s is not None:
+            wiring.shape(netlink, port.index, spec.rate_bit_s, spec.queue_bytes)
+        end = host.interfaces[rail.number - 1]
+        for prefix, gateway in (
+            (f"{host.service}/32", end.address),
+            (f"{host.service6}/128", end.address6),
+        ):
+            netlink.replace_route(
+                Route(
+                    prefix,
+                    family_of(prefix),
+                    MAIN_TABLE,
+                    gateway=gateway,
+                    ifindex=port.index,
+                    protocol=_STATIC,
+                )
+            )
+
+
+def _build_host(netlink: Netlink, host: Host, hosts: tuple[Host, ...]) -> None:
+    """Nexthops, one group per destination and family, and the routes that use them."""
+    for interface in host.interfaces:
+        for nexthop_id, gateway in (
+            (interface.nexthop_id, interface.gateway),
+            (interface.nexthop6_id, interface.gateway6),
+        ):
+            netlink.replace_nexthop(Nexthop(nexthop_id, family_of(gateway), gateway, interface.index, _STATIC))
+        # Each rail's own addresses are reached over that rail.
+        for prefix, nexthop_id in (
+            (f"10.{interface.rail}.0.0/16", interface.nexthop_id),
+            (f"fd00:{interface.rail}::/32", interface.nexthop6_id),
+        ):
+            netlink.replace_route(Route(prefix, family_of(prefix), MAIN_TABLE, nexthop_id=nexthop_id, protocol=_STATIC))
+    members4 = [Member(interface.nexthop_id, 1) for interface in host.interfaces]
+    members6 = [Member(interface.nexthop6_id, 1) for interface in host.interfaces]
+    for other in hosts:
+        if other is host:
+            continue
+        for members, prefix, source in (
+            (members4, f"{other.service}/32", host.service),
+            (members6, f"{other.service6}/128", host.service6),
+        ):
+            family = family_of(prefix)
+            group = group_id(other.number, family)
+            netlink.replace_group(group, members, _STATIC, create=True, kind="mpath")
+            netlink.replace_route(Route(prefix, family, MAIN_TABLE, nexthop_id=group, protocol=_STATIC, prefsrc=source))
+
+
+def agent_config(host: Host, hosts: tuple[Host, ...], ipv6: bool) -> config.AgentConfig:
+    """What the agent of one host is told: all namespaces of a lab read the same clock."""
+    others = [other for other in hosts if other is not host]
+    peers = [config.Peer(other.name, other.service, "shared") for other in others]
+    if ipv6:
+        peers += [config.Peer(other.name, other.service6, "shared") for other in others]
+    return config.AgentConfig(host=host.name, peers=peers)
+
+
+def _write_config(host: Host, hosts: tuple[Host, ...], ipv6: bool) -> None:
+    directory = places.runtime_dir(host.netns)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    wanted = msgspec.to_builtins(agent_config(host, hosts, ipv6))
+    text = yaml.safe_dump(wanted, sort_keys=False)
+    (directory / "agent.yaml").write_text(text)

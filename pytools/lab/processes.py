@@ -1,0 +1,134 @@
+"""Processes of a lab: started inside a host's namespace, found and ended by a mark in their environment.
+
+The mark is inherited, so what a started process starts in turn is found as well, also by a later `lab down` and
+after a crash. A process is only ever signalled through a descriptor that was checked after it was opened, so a
+number that was given to another process meanwhile does no harm.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from pytools.errors import CapabilityError
+from pytools.kernel.netns import inside
+from pytools.lab.namespaces import NAMED
+
+MARK = "SWERVE_LAB"
+
+_GRACE_S = 3.0
+_ROUNDS = 20  # two processes that respawn each other may need more than one
+
+
+def start(
+    lab: str,
+    netns: str,
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    stdout: int | IO[Any] | None = subprocess.DEVNULL,
+    stderr: int | IO[Any] | None = subprocess.DEVNULL,
+) -> subprocess.Popen[str]:
+    """Start a process inside a namespace; it carries the lab's mark."""
+    environment = {**os.environ, **(env or {}), MARK: lab}
+    try:
+        with inside(netns):
+            return subprocess.Popen(
+                list(argv), env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True
+            )
+    except OSError as error:
+        raise CapabilityError(f"{argv[0]}: {error.strerror}", "install it") from None
+
+
+def marked(lab: str) -> dict[int, str]:
+    """Living processes of a lab: command line by process id. Never this process."""
+    mark = f"{MARK}={lab}".encode()
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        pid = int(place.name)
+        if pid != os.getpid() and _carries(place, mark):
+            found[pid] = _command_line(place)
+    return found
+
+
+def within(namespaces: Sequence[str]) -> dict[int, str]:
+    """Living processes inside these namespaces, by the namespace of their main thread. Never this process."""
+    identities = {_identity(NAMED / name) for name in namespaces} - {None}
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        if int(place.name) != os.getpid() and _identity(place / "ns" / "net") in identities:
+            found[int(place.name)] = _command_line(place)
+    return found
+
+
+def end(lab: str) -> list[str]:
+    """End all processes of a lab: asked first, killed when they do not go. Returns what they were."""
+    ended: dict[int, str] = {}
+    for attempt in range(_ROUNDS):
+        living = marked(lab)
+        if not living:
+            break
+        ended |= living
+        _signal(lab, living, signal.SIGTERM if attempt == 0 else signal.SIGKILL)
+    return [f"{pid} {line}" for pid, line in sorted(ended.items())]
+
+
+def _signal(lab: str, pids: Mapping[int, str], number: signal.Signals) -> None:
+    """Signal these processes at once, and wait for them to end, but not for ever."""
+    mark = f"{MARK}={lab}".encode()
+    opened: list[int] = []
+    try:
+        for pid in pids:
+            try:
+                fd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            opened.append(fd)
+            if not _carries(Path(f"/proc/{pid}"), mark):
+                continue
+            try:
+                signal.pidfd_send_signal(fd, number)
+            except ProcessLookupError:
+                continue
+        _wait(opened, time.monotonic() + _GRACE_S)
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _wait(pidfds: Sequence[int], deadline: float) -> None:
+    waiting = select.poll()
+    for fd in pidfds:
+        waiting.register(fd, select.POLLIN)
+    left = len(pidfds)
+    while left and time.monotonic() < deadline:
+        for fd, _ in waiting.poll(max(0, (deadline - time.monotonic()) * 1000)):
+            waiting.unregister(fd)
+            left -= 1
+
+
+def _carries(place: Path, mark: bytes) -> bool:
+    try:
+        return mark in (place / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _command_line(place: Path) -> str:
+    try:
+        return (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "(gone)"
+
+
+def _identity(place: Path) -> tuple[int, int] | None:
+    try:
+        status = place.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,198 @@
+"""What a lab looks like: names, addresses and identifiers of hosts and rails, worked out from its size. Pure.
+
+A host has one interface per rail and a service address on its loopback; a rail is a router with one port per
+host. Every host reaches every other through one nexthop group per destination and family.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from pytools.errors import UsageError
+
+DEFAULT_QUEUE_BYTES = 65_536  # 5 ms at 100 Mbit/s, 52 ms at 10 Mbit/s
+MAX_HOSTS, MAX_RAILS = 99, 8  # group ids 100+d and 200+d; 10.9.0.0/16 holds the service addresses
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit", re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_MIN_RATE, _MAX_RATE = 10_000, 400 * 10**9
+_MIN_QUEUE = 2_000  # one full frame must fit
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A host's interface to one rail."""
+
+    name: str
+    index: int
+    rail: int
+    address: str
+    gateway: str
+    address6: str
+    gateway6: str
+    nexthop_id: int
+    nexthop6_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host."""
+
+    number: int
+    name: str
+    netns: str
+    service: str
+    service6: str
+    interfaces: tuple[Interface, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A rail's interface to one host."""
+
+    name: str
+    index: int
+    host: int
+    address: str
+    address6: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """One rail."""
+
+    number: int
+    name: str
+    netns: str
+    ports: tuple[Port, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Everything that makes one lab.
+
+    Parameters
+    ----------
+    name : str
+        Tells labs apart; part of every namespace's name.
+    hosts, rails : int
+        How many.
+    rate_bit_s : int or None
+        Rate of every rail port, towards its host; None leaves the ports unshaped.
+    queue_bytes : int
+        How much waits at a port before packets are lost, whatever the rate is.
+    ipv6 : bool
+        Whether the agents' configurations name the IPv6 service addresses as well. The fabric always has both.
+    """
+
+    name: str
+    hosts: int = 4
+    rails: int = 2
+    rate_bit_s: int | None = 100_000_000
+    queue_bytes: int = DEFAULT_QUEUE_BYTES
+    ipv6: bool = False
+    topology: tuple[tuple[Host, ...], tuple[Rail, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        _within("hosts", self.hosts, 2, MAX_HOSTS)
+        _within("rails", self.rails, 1, MAX_RAILS)
+        check_shape(self.rate_bit_s, self.queue_bytes)
+        hosts = tuple(_host(self.name, number, self.rails) for number in range(1, self.hosts + 1))
+        rails = tuple(_rail(self.name, number, self.hosts) for number in range(1, self.rails + 1))
+        object.__setattr__(self, "topology", (hosts, rails))
+
+
+def check_name(name: str) -> None:
+    """Refuse a lab name that would not fit into the names of namespaces and files."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name for a lab", "use up to 32 letters, digits, - and _")
+
+
+def check_shape(rate_bit_s: int | None, queue_bytes: int) -> None:
+    """Refuse a rate or a queue that the shaper cannot keep."""
+    if rate_bit_s is not None:
+        _within("rate in bit/s", rate_bit_s, _MIN_RATE, _MAX_RATE)
+    _within("queue in bytes", queue_bytes, _MIN_QUEUE, 1 << 30)
+
+
+def parse_rate(text: str) -> int | None:
+    """Bits per second of `100mbit`, `1.5gbit`, …; None of `none`.
+
+    Raises
+    ------
+    UsageError
+        If it is neither.
+    """
+    if text.lower() == "none":
+        return None
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is no rate", "write it like 100mbit, 1.5gbit, 800kbit, or none")
+    return round(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def rate_text(rate_bit_s: int | None) -> str:
+    """A rate as `parse_rate` reads it."""
+    if rate_bit_s is None:
+        return "none"
+    for unit in ("g", "m", "k"):
+        if rate_bit_s % _UNITS[unit] == 0:
+            return f"{rate_bit_s // _UNITS[unit]}{unit}bit"
+    return f"{rate_bit_s}bit"
+
+
+def namespace_pattern(name: str) -> re.Pattern[str]:
+    """What the names of a lab's namespaces look like, however large it is, and no other lab's."""
+    return re.compile(rf"swerve-{re.escape(name)}-[hr][1-9][0-9]?")
+
+
+def lab_of_namespace(netns: str) -> str | None:
+    """The lab that a namespace belongs to, by its name."""
+    match = re.fullmatch(r"swerve-(.+)-[hr][1-9][0-9]?", netns)
+    return match[1] if match else None
+
+
+def group_id(destination: int, family: int) -> int:
+    """Id of the nexthop group that a host uses towards a destination."""
+    return (100 if family == 4 else 200) + destination
+
+
+def _within(what: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise UsageError(f"{what} is {value}, which a lab cannot have", f"give {low} to {high}")
+
+
+def _host(lab: str, number: int, rails: int) -> Host:
+    return Host(
+        number=number,
+        name=f"h{number}",
+        netns=f"swerve-{lab}-h{number}",
+        service=f"10.9.0.{number}",
+        service6=f"fd00:9::{number:x}",
+        interfaces=tuple(_interface(number, rail) for rail in range(1, rails + 1)),
+    )
+
+
+def _interface(host: int, rail: int) -> Interface:
+    return Interface(
+        name=f"rail{rail}",
+        index=10 + rail,
+        rail=rail,
+        address=f"10.{rail}.{host}.2",
+        gateway=f"10.{rail}.{host}.1",
+        address6=f"fd00:{rail}:{host:x}::2",
+        gateway6=f"fd00:{rail}:{host:x}::1",
+        nexthop_id=10 + rail,
+        nexthop6_id=20 + rail,
+    )
+
+
+def _rail(lab: str, number: int, hosts: int) -> Rail:
+    ports = tuple(
+        Port(f"h{host}", 100 + host, host, f"10.{number}.{host}.1", f"fd00:{number}:{host:x}::1")
+        for host in range(1, hosts + 1)
+    )
+    return Rail(number, f"r{number}", f"swerve-{lab}-r{number}", ports)

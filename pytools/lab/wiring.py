@@ -1,0 +1,209 @@
+"""What a lab asks of one namespace over netlink: links, addresses and shapers.
+
+A port is shaped by a token bucket with a queue limited in bytes, on the rail's side only, so that stamps and
+captures at the hosts show when a packet really left and arrived.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from pyroute2.netlink import nla, nlmsg
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+
+from pytools.kernel.netlink import Netlink, NetlinkError
+from pytools.kernel.netlink_messages import family_of, socket_family
+from pytools.kernel.netlink_socket import CREATE, EXCLUSIVE, REPLACE
+from pytools.lab.namespaces import NAMED
+
+_NEW_LINK, _NEW_ADDRESS, _NEW_QDISC, _DEL_QDISC, _GET_QDISC = 16, 20, 36, 37, 38
+_IFF_UP, _IFA_F_NODAD = 1, 2
+_ROOT = 0xFFFFFFFF
+_HANDLE = 0x1_0000
+_RATESPEC = struct.Struct("=BBHhHI")  # cell log, link layer, overhead, cell align, smallest packet, bytes/s
+_QUEUE_STATISTICS = struct.Struct("=IIIII")  # packets waiting, bytes waiting, drops, requeues, overlimits
+_ETHERNET = 1
+_FRAME_BYTES = 1514
+# How far the bucket may run ahead of the rate: a timer that is late by less than this costs no throughput.
+_BURST_NS = 1_000_000
+
+
+class QdiscMessage(nlmsg):  # type: ignore[misc]
+    """`struct tcmsg` with the options of a token bucket; other kinds of queue keep theirs undecoded."""
+
+    prefix = "TCA_"
+    fields = (
+        ("family", "B"),
+        ("pad1", "B"),
+        ("pad2", "H"),
+        ("index", "i"),
+        ("handle", "I"),
+        ("parent", "I"),
+        ("info", "I"),
+    )
+    nla_map = (
+        ("TCA_UNSPEC", "none"),
+        ("TCA_KIND", "asciiz"),
+        ("TCA_OPTIONS", "bucket"),
+        ("TCA_STATS", "cdata"),
+        ("TCA_XSTATS", "cdata"),
+        ("TCA_RATE", "cdata"),
+        ("TCA_FCNT", "cdata"),
+        ("TCA_STATS2", "statistics"),
+    )
+
+    class bucket(nla):  # type: ignore[misc]  # noqa: N801 (pyroute2 looks the name up)
+        """Options of tbf."""
+
+        nla_map = (
+            ("TCA_TBF_UNSPEC", "none"),
+            ("TCA_TBF_PARMS", "cdata"),
+            ("TCA_TBF_RTAB", "cdata"),
+            ("TCA_TBF_PTAB", "cdata"),
+            ("TCA_TBF_RATE64", "uint64"),
+            ("TCA_TBF_PRATE64", "uint64"),
+            ("TCA_TBF_BURST", "uint32"),
+        )
+
+    class statistics(nla):  # type: ignore[misc]  # noqa: N801
+        """What passed, waits and was lost."""
+
+        nla_map = (
+            ("TCA_STATS_UNSPEC", "none"),
+            ("TCA_STATS_BASIC", "cdata"),
+            ("TCA_STATS_RATE_EST", "cdata"),
+            ("TCA_STATS_QUEUE", "cdata"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of a veth pair."""
+
+    name: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a port is shaped now, and what its queue went through."""
+
+    rate_bit_s: int
+    queue_bytes: int
+    waiting_bytes: int
+    dropped_packets: int
+
+
+def add_veth(netlink: Netlink, end: End, peer: End, peer_netns: str) -> None:
+    """Make a veth pair: one end here, the other in another namespace.
+
+    The two indexes must differ: the kernel takes a veth end whose index is its peer's for a plain interface, and
+    notices its carrier up to a second late.
+    """
+    fd = os.open(NAMED / peer_netns, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        other = {
+            "index": peer.index,
+            "attrs": [("IFLA_IFNAME", peer.name), ("IFLA_NET_NS_FD", fd)],
+        }
+        message = ifinfmsg()
+        message["index"] = end.index
+        message["attrs"] = [
+            ("IFLA_IFNAME", end.name),
+            (
+                "IFLA_LINKINFO",
+                {
+                    "attrs": [
+                        ("IFLA_INFO_KIND", "veth"),
+                        ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", other)]}),
+                    ]
+                },
+            ),
+        ]
+        netlink.socket.change(message, _NEW_LINK, CREATE | EXCLUSIVE, f"making link {end.name}")
+    finally:
+        os.close(fd)
+
+
+def set_up(netlink: Netlink, index: int) -> None:
+    """Set an interface up."""
+    message = ifinfmsg()
+    message["index"] = index
+    message["flags"] = message["change"] = _IFF_UP
+    netlink.socket.change(message, _NEW_LINK, 0, f"setting interface {index} up")
+
+
+def add_address(netlink: Netlink, index: int, address: str, prefix_length: int) -> None:
+    """Give an interface an address that is ready at once (no duplicate address detection)."""
+    message = ifaddrmsg()
+    message["family"] = socket_family(family_of(address))
+    message["prefixlen"] = prefix_length
+    message["index"] = index
+    message["attrs"] = [("IFA_LOCAL", address), ("IFA_ADDRESS", address), ("IFA_FLAGS", _IFA_F_NODAD)]
+    netlink.socket.change(message, _NEW_ADDRESS, CREATE | EXCLUSIVE, f"adding address {address}")
+
+
+def burst_bytes(rate_bit_s: int) -> int:
+    """Size of the bucket at this rate: a millisecond's worth, and never less than two frames."""
+    return max(2 * _FRAME_BYTES, rate_bit_s * _BURST_NS // (8 * 10**9))
+
+
+def shape(netlink: Netlink, index: int, rate_bit_s: int, queue_bytes: int) -> None:
+    """Shape an interface, or change how it is shaped; what waits in the queue stays there."""
+    rate = rate_bit_s // 8
+    spec = _RATESPEC.pack(0, _ETHERNET, 0, 0, 0, min(rate, 0xFFFFFFFF))
+    burst = burst_bytes(rate_bit_s)
+    parameters = spec + bytes(_RATESPEC.size) + struct.pack("=III", queue_bytes, 0, 0)
+    message = _qdisc(index)
+    message["handle"] = _HANDLE
+    message["attrs"] = [
+        ("TCA_KIND", "tbf"),
+        (
+            "TCA_OPTIONS",
+            {
+                "attrs": [
+                    ("TCA_TBF_PARMS", parameters),
+                    ("TCA_TBF_BURST", burst),
+                    *([("TCA_TBF_RATE64", rate)] if rate > 0xFFFFFFFF else []),
+                ]
+            },
+        ),
+    ]
+    netlink.socket.change(message, _NEW_QDISC, CREATE | REPLACE, f"shaping interface {index}")
+
+
+def unshape(netlink: Netlink, index: int) -> None:
+    """Remove the shaper of an interface, if it has one."""
+    try:
+        netlink.socket.change(_qdisc(index), _DEL_QDISC, 0, f"removing the shaper of interface {index}")
+    except NetlinkError as error:
+        if error.code != errno.ENOENT:
+            raise
+
+
+def shapes(netlink: Netlink) -> dict[int, Shape]:
+    """Every shaped interface of a namespace, by its index."""
+    found = netlink.socket.dump(_qdisc(0), _GET_QDISC, "reading shapers")
+    return {each["index"]: _shape_of(each) for each in found if each.get_attr("TCA_KIND") == "tbf"}
+
+
+def _qdisc(index: int) -> QdiscMessage:
+    message = QdiscMessage()
+    message["index"] = index
+    message["parent"] = _ROOT if index else 0
+    return message
+
+
+def _shape_of(message: QdiscMessage) -> Shape:
+    options: Any = message.get_attr("TCA_OPTIONS")
+    parameters = bytes(options.get_attr("TCA_TBF_PARMS"))
+    rate = options.get_attr("TCA_TBF_RATE64") or _RATESPEC.unpack_from(parameters)[-1]
+    (limit,) = struct.unpack_from("=I", parameters, 2 * _RATESPEC.size)
+    queue = bytes(message.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE"))
+    _, waiting, dropped, _, _ = _QUEUE_STATISTICS.unpack_from(queue)
+    return Shape(rate * 8, limit, waiting, dropped)

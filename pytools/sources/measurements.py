@@ -1,0 +1,166 @@
+"""What the probes have shown so far, per path, and the signals that say so.
+
+Rows are path indexes. Times are CLOCK_MONOTONIC nanoseconds. One thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.config import Probe, Windows
+from pytools.errors import UsageError
+from pytools.estimators.delays import delays, summarise, total
+from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, SlidingMinimum, Times
+from pytools.signals import Path, PathDelay
+from pytools.sources.paths import PinnedPath
+
+SENT, RECEIVED, LOST, DUPLICATES, REORDERED, COUNTERS = range(6)
+
+_MOST_SAMPLES: Final = 65_536
+_MS: Final = 1_000_000
+
+
+class Window:
+    """One length of time over which figures are given, and the counters at its beginning."""
+
+    def __init__(self, length_ms: float, probe: Probe) -> None:
+        self.length_ns = int(length_ms * _MS)
+        # Twice what is expected: after a pause of the network replies come in a burst.
+        self.at_most = int(2 * length_ms / probe.interval_ms * probe.flows) + 8
+        self.history = CountHistory(self.length_ns)
+
+
+class Measurements:
+    """Samples, minima and counters of every path.
+
+    Raises
+    ------
+    UsageError
+        If a window would hold more probes than there is room for.
+    """
+
+    def __init__(self, host: str, windows: Windows, probe: Probe) -> None:
+        self._host = host
+        self.short, self.long = Window(windows.short_ms, probe), Window(windows.long_ms, probe)
+        depth = max(self.short.at_most, self.long.at_most)
+        if depth > _MOST_SAMPLES:
+            raise UsageError(
+                f"a window of {windows.long_ms:g} ms with a probe every {probe.interval_ms:g} ms is too long",
+                "shorten windows.long_ms or probe less often",
+            )
+        base_ns = int(windows.base_s * 1_000_000_000)
+        self._forward, self._reverse, self._round_trip = (Samples(0, depth) for _ in range(3))
+        self._forward_base, self._reverse_base = SlidingMinimum(0, base_ns), SlidingMinimum(0, base_ns)
+        self.counts = np.zeros((0, COUNTERS), np.int64)
+        self.foreign = np.zeros(0, np.bool_)  # whether the peer takes its stamps in user space
+        self.news = np.zeros(0, np.bool_)  # whether anything was added since the short window was last told
+        self._shared = np.zeros(0, np.bool_)
+        self._paths: dict[int, Path] = {}
+
+    def set_paths(self, paths: Sequence[PinnedPath]) -> None:
+        """Measure these from now on; what is known of a path that comes back is kept."""
+        self._grow(max((pinned.index for pinned in paths), default=-1) + 1)
+        self._paths = {pinned.index: pinned.path for pinned in paths}
+        for pinned in paths:
+            self._shared[pinned.index] = pinned.peer.clock == "shared"
+
+    def _grow(self, rows: int) -> None:
+        more = rows - len(self.counts)
+        if more <= 0:
+            return
+        for each in (
+            self._forward,
+            self._reverse,
+            self._round_trip,
+            self._forward_base,
+            self._reverse_base,
+        ):
+            each.grow(rows)
+        self.counts = np.concatenate([self.counts, np.zeros((more, COUNTERS), np.int64)])
+        self.foreign, self.news, self._shared = (
+            np.concatenate([flags, np.zeros(more, np.bool_)]) for flags in (self.foreign, self.news, self._shared)
+        )
+
+    def count(self, counter: int, paths: Rows) -> None:
+        """Add one to a counter for each path named, as often as it is named."""
+        if len(paths):
+            np.add.at(self.counts[:, counter], paths, 1)
+            self.news[paths] = True
+
+    def add(self, paths: Rows, forward: Times, reverse: Times, seen_ns: Times) -> None:
+        """Add delays, MISSING where there is none; with both of one probe, its round trip.
+
+        Parameters
+        ----------
+        seen_ns : ndarray of int64
+            When the packet came in that brought the delay.
+        """
+        for values, samples, base in (
+            (forward, self._forward, self._forward_base),
+            (reverse, self._reverse, self._reverse_base),
+        ):
+            known = values != MISSING
+            samples.add(paths[known], values[known], seen_ns[known])
+            base.add(paths[known], values[known], seen_ns[known])
+        self.news[paths] = True
+
+    def add_round_trips(self, paths: Rows, forward: Times, reverse: Times, seen_ns: Times) -> None:
+        """Add the round trips of probes of which both delays are known."""
+        both = total(forward, reverse)
+        known = both != MISSING
+        self._round_trip.add(paths[known], both[known], seen_ns[known])
+
+    def signals(self, window: Window, now_ns: int, unix_ns: int, only_news: bool) -> list[PathDelay]:
+        """The state of the paths over a window that ends now.
+
+        Parameters
+        ----------
+        only_news : bool
+            Leave out paths of which nothing was heard since the last call with this set.
+        """
+        grown = window.history.growth(now_ns, self.counts)
+        indexes = [index for index in self._paths if not only_news or self.news[index]]
+        if only_news:
+            self.news[:] = False
+        if not indexes:
+            return []
+        rows: NDArray[np.intp] = np.array(indexes, np.intp)
+        begin_ns = now_ns - window.length_ns
+        forward = summarise(self._forward, self._forward_base, rows, begin_ns, now_ns, window.at_most)
+        reverse = summarise(self._reverse, self._reverse_base, rows, begin_ns, now_ns, window.at_most)
+        ordered, counts, _ = self._round_trip.since(rows, begin_ns, window.at_most)
+        round_trips = np.where(counts > 0, ordered[:, 0], MISSING)
+        shared, foreign = self._shared[rows], self.foreign[rows]
+        columns = zip(
+            indexes,
+            delays(forward, round_trips, shared, foreign, now_ns),
+            delays(reverse, round_trips, shared, foreign, now_ns),
+            round_trips.tolist(),
+            shared.tolist(),
+            grown[rows].tolist(),
+            strict=True,
+        )
+        return [
+            PathDelay(
+                host=self._host,
+                at_ns=now_ns,
+                unix_ns=unix_ns,
+                path=self._paths[index],
+                window_ns=window.length_ns,
+                base_window_ns=self._forward_base.window_ns,
+                forward=there,
+                reverse=back,
+                round_trip_min_ns=None if round_trip == MISSING else round_trip,
+                clock="synchronised" if is_shared else "free_running",
+                sent=numbers[SENT],
+                received=numbers[RECEIVED],
+                lost=numbers[LOST],
+                duplicates=numbers[DUPLICATES],
+                reordered=numbers[REORDERED],
+            )
+            for index, there, back, round_trip, is_shared, numbers in columns
+        ]

@@ -1,0 +1,329 @@
+"""The paths to the peers, and how a probe is pinned to each whatever the current weights are.
+
+A path is a nexthop of the route to a peer. Each gets an index k, and with it the firewall mark MARK + k, the rule
+RULE + k and the table TABLE + k, which holds that nexthop alone. All of it carries our protocol number, is removed
+by `close`, and what a crashed agent left is swept by `clean`. One thread; the netlink socket's namespace decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Final, Self
+
+from pytools.config import Peer
+from pytools.errors import SwerveError
+from pytools.kernel.netlink import (
+    LOCAL,
+    PROTOCOL,
+    UNICAST,
+    Family,
+    Link,
+    Netlink,
+    NetlinkError,
+    Nexthop,
+    Route,
+    Rule,
+)
+from pytools.signals import Path
+
+MARK: Final = 0x5E00_0000
+MARK_MASK: Final = 0xFF00_0FFF
+TABLE: Final = 20100
+RULE: Final = 5000
+MOST_PATHS: Final = 4096  # what the mask leaves room for
+
+_UNREACHABLE: Final = 7  # RTN_UNREACHABLE
+_LAST_METRIC: Final = 65000
+_FAMILIES: tuple[Family, ...] = (4, 6)
+_ANYWHERE: Final = {4: "0.0.0.0/0", 6: "::/0"}
+_ONLINK: Final = 4  # RTNH_F_ONLINK
+# Multicast groups of routing netlink: links, IPv4 and IPv6 routes, nexthops.
+_GROUPS: Final = (1, 7, 11, 32)
+_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedPath:
+    """A path with what pins probes to it."""
+
+    index: int
+    path: Path
+    peer: Peer
+    family: Family
+    ifindex: int
+    source: str  # our address, as the route to the peer has it
+    nexthop_id: int | None
+    onlink: bool
+
+    @property
+    def mark(self) -> int:
+        """Firewall mark of packets that shall take this path."""
+        return MARK + self.index
+
+    @property
+    def table(self) -> int:
+        """The routing table that holds this path's nexthop alone."""
+        return TABLE + self.index
+
+    def rule(self) -> Rule:
+        """What leads packets with the mark to the table."""
+        return Rule(
+            priority=RULE + self.index,
+            family=self.family,
+            table=self.table,
+            mark=self.mark,
+            mask=MARK_MASK,
+            protocol=PROTOCOL,
+        )
+
+    def routes(self) -> tuple[Route, Route]:
+        """The way along this path, and behind it the refusal: a dead path must not be probed over another."""
+        anywhere = _ANYWHERE[self.family]
+        way = Route(
+            anywhere,
+            self.family,
+            self.table,
+            # A gateway outside every local prefix is only accepted as part of its own nexthop object.
+            nexthop_id=self.nexthop_id if self.onlink else None,
+            gateway=None if self.onlink else self.path.gateway or None,
+            ifindex=None if self.onlink else self.ifindex,
+            metric=1,
+            protocol=PROTOCOL,
+            prefsrc=self.source,
+        )
+        refusal = Route(anywhere, self.family, self.table, metric=_LAST_METRIC, protocol=PROTOCOL, kind=_UNREACHABLE)
+        return way, refusal
+
+
+class PinnedPaths:
+    """The paths to all peers, as the kernel has them now, each with its table and rule.
+
+    Parameters
+    ----------
+    host : str
+        Our name, the source of every path.
+    """
+
+    def __init__(self, netlink: Netlink, host: str, peers: Sequence[Peer]) -> None:
+        self.current: tuple[PinnedPath, ...] = ()
+        self.unreachable: dict[str, str] = {}  # peer -> why it has no path
+        self.refused: dict[str, str] = {}  # path -> why it could not be pinned
+        self._netlink, self._host, self._peers = netlink, host, peers
+        self._index: dict[Path, int] = {}
+        self._taken = _foreign_indexes(netlink)
+
+    def refresh(self) -> bool:
+        """Look at the routes again; returns whether `current` is another than before."""
+        links = {link.index: link for link in self._netlink.links()}
+        nexthops = {nexthop.id: nexthop for nexthop in self._netlink.nexthops()}
+        members = {group.id: tuple(group.weights) for group in self._netlink.groups()}
+        hops = {hop.path: hop for peer in self._peers for hop in self._hops_of(peer, links, nexthops, members)}
+        self.refused = {}
+        wanted = []
+        for pinned in self.current:
+            if pinned.path not in hops and _still_there(pinned, links, nexthops):
+                wanted.append(pinned)
+        for hop in hops.values():
+            index = self._index_of(hop.path)
+            if index is not None:
+                wanted.append(replace(hop, index=index))
+        return self._install(sorted(wanted, key=lambda pinned: pinned.index))
+
+    def _install(self, wanted: Iterable[PinnedPath]) -> bool:
+        """Bring the kernel's rules and tables to what is wanted."""
+        wanted = tuple(wanted)
+        before = {pinned.index: pinned for pinned in self.current}
+        for pinned in self.current:
+            if all(pinned.index != other.index for other in wanted):
+                self._remove(pinned)
+        installed = []
+        for pinned in wanted:
+            try:
+                if pinned.index not in before:
+                    self._netlink.add_rule(pinned.rule())  # first: who sweeps finds the table by its rule
+                if before.get(pinned.index) != pinned or not self._in_place(pinned):
+                    for route in pinned.routes():
+                        self._netlink.replace_route(route)
+            except SwerveError as error:
+                self.refused[str(pinned.path)] = str(error)
+                self._remove(pinned)
+            else:
+                installed.append(pinned)
+        changed = self.current != tuple(installed)
+        self.current = tuple(installed)
+        return changed
+
+    def _in_place(self, pinned: PinnedPath) -> bool:
+        """Whether the table still has its way; the kernel takes routes away with an interface's carrier."""
+        return any(route.kind == UNICAST for route in self._netlink.routes(pinned.family, pinned.table))
+
+    def _remove(self, pinned: PinnedPath) -> None:
+        for route in self._netlink.routes(pinned.family, pinned.table):
+            if route.protocol == PROTOCOL:
+                with contextlib.suppress(NetlinkError):  # gone already, with its interface
+                    self._netlink.del_route(route)
+        with contextlib.suppress(NetlinkError):
+            self._netlink.del_rule(pinned.rule())
+
+    def _index_of(self, path: Path) -> int | None:
+        """The index that a path keeps for as long as the agent lives; None when there are no more."""
+        if path not in self._index:
+            used = self._taken.union(self._index.values())
+            free = next((index for index in range(MOST_PATHS) if index not in used), None)
+            if free is None:
+                self.refused[str(path)] = f"there are more than {MOST_PATHS} paths"
+                return None
+            self._index[path] = free
+        return self._index[path]
+
+    def _hops_of(
+        self,
+        peer: Peer,
+        links: dict[int, Link],
+        nexthops: dict[int, Nexthop],
+        members: dict[int, tuple[int, ...]],
+    ) -> Iterator[PinnedPath]:
+        """Every way to a peer that the kernel might choose, whatever the weights; not numbered yet."""
+        try:
+            route = self._netlink.route_get(peer.address, matched=True)
+            source = route.prefsrc or self._netlink.route_get(peer.address).prefsrc
+        except NetlinkError as error:
+            self.unreachable[peer.name] = error.sentence or str(error)
+            return
+        if route.kind != UNICAST or source is None:
+            self.unreachable[peer.name] = "it is this host" if route.kind == LOCAL else "the route leads nowhere"
+            return
+        self.unreachable.pop(peer.name, None)
+        for gateway, ifindex, nexthop_id, onlink in _ways(route, nexthops, members):
+            link = links.get(ifindex or 0)
+            if link is None or not link.up:
+                continue
+            path = Path(self._host, peer.name, peer.address, gateway or "", link.name)
+            yield PinnedPath(-1, path, peer, route.family, link.index, source, nexthop_id, onlink)
+
+    def close(self) -> None:
+        """Remove every rule and table of ours."""
+        for pinned in self.current:
+            self._remove(pinned)
+        self.current = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _ways(
+    route: Route, nexthops: dict[int, Nexthop], members: dict[int, tuple[int, ...]]
+) -> list[tuple[str | None, int | None, int | None, bool]]:
+    """Gateway, interface, nexthop object (if it is one), and whether that is on-link by decree, of each way."""
+    if route.nexthop_id is None:
+        if route.hops:
+            return [(hop.gateway, hop.ifindex, None, False) for hop in route.hops]
+        return [(route.gateway, route.ifindex, None, False)]
+    objects = [nexthops.get(each) for each in members.get(route.nexthop_id, (route.nexthop_id,))]
+    return [
+        (nexthop.gateway, nexthop.ifindex, nexthop.id, bool(nexthop.flags & _ONLINK))
+        for nexthop in objects
+        if nexthop is not None and not nexthop.blackhole
+    ]
+
+
+def _still_there(pinned: PinnedPath, links: dict[int, Link], nexthops: dict[int, Nexthop]) -> bool:
+    """Whether a path that no route uses any more can come back: its nexthop was only taken out of the group."""
+    if pinned.nexthop_id is None:
+        return False
+    nexthop, link = nexthops.get(pinned.nexthop_id), links.get(pinned.ifindex)
+    return (
+        nexthop is not None
+        and link is not None
+        and link.up
+        and nexthop.ifindex == pinned.ifindex
+        and (nexthop.gateway or "") == pinned.path.gateway
+    )
+
+
+def _is_ours(rule: Rule) -> bool:
+    index = rule.table - TABLE
+    return (
+        rule.protocol == PROTOCOL
+        and 0 <= index < MOST_PATHS
+        and rule.mark == MARK + index
+        and rule.priority == RULE + index
+    )
+
+
+def _foreign_indexes(netlink: Netlink) -> set[int]:
+    """Indexes whose mark, rule or table somebody else uses."""
+    taken = set()
+    for family in _FAMILIES:
+        for rule in netlink.rules(family):
+            if _is_ours(rule):
+                continue
+            taken.add(rule.table - TABLE)
+            taken.add(rule.priority - RULE)
+            if rule.mark is not None:
+                taken.add(rule.mark - MARK)
+    return {index for index in taken if 0 <= index < MOST_PATHS}
+
+
+def clean(netlink: Netlink) -> list[str]:
+    """Remove the rules and tables that a crashed agent left.
+
+    Returns
+    -------
+    list of str
+        What was removed, one line each.
+    """
+    removed = []
+    for family in _FAMILIES:
+        for rule in netlink.rules(family):
+            if not _is_ours(rule):
+                continue
+            for route in netlink.routes(family, rule.table):
+                if route.protocol == PROTOCOL:
+                    with contextlib.suppress(NetlinkError):
+                        netlink.del_route(route)
+            with contextlib.suppress(NetlinkError):
+                netlink.del_rule(rule)
+            removed.append(f"IPv{family} rule {rule.priority} and table {rule.table}")
+    return removed
+
+
+class Changes:
+    """Tells that links, routes or nexthops have changed; not which. Made in the caller's network namespace."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0)
+        self._socket.bind((0, 0))
+        for group in _GROUPS:
+            self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, struct.pack("=I", group))
+        self._room = bytearray(1 << 16)
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._socket.fileno()
+
+    def happened(self) -> bool:
+        """Whether anything changed since the last call."""
+        any_change = False
+        while True:
+            try:
+                self._socket.recv_into(self._room)
+            except BlockingIOError:
+                return any_change
+            except OSError:  # ENOBUFS: more happened than the socket could hold
+                pass
+            any_change = True
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._socket.close()

@@ -1,0 +1,252 @@
+"""The probe mesh: probes every path to every peer, answers the peers' probes, and publishes what they show.
+
+Works in ticks, not per packet: one tick takes what has arrived, reads the kernel's stamps, joins the two, answers,
+sends the group of probes that is due, and publishes. That a reply waits for a tick does not enter a delay: all
+times that count are taken in the kernel. Times are CLOCK_MONOTONIC nanoseconds. One thread; made and used in the
+network namespace it measures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from pytools.bus import Bus
+from pytools.config import AgentConfig
+from pytools.errors import SwerveError
+from pytools.kernel.loader import Loaded, Program
+from pytools.kernel.netlink import Netlink
+from pytools.signals import Path, ProbeSamples
+from pytools.sources import paths as pinning
+from pytools.sources import udp
+from pytools.sources.measurements import Measurements
+from pytools.sources.paths import PinnedPath, PinnedPaths
+from pytools.sources.reflector import Reflector
+from pytools.sources.sender import Sender
+
+_MS: Final = 1_000_000
+_MOST_WAIT_NS: Final = 10 * _MS
+_SAMPLES_EVERY_NS: Final = 200 * _MS
+_PATHS_EVERY_NS: Final = 5_000 * _MS
+_PATHS_AFTER_CHANGE_NS: Final = 250 * _MS
+_COUNTERS = ("recorded", "ring_full", "malformed", "foreign", "merged")
+
+
+def programs(config: AgentConfig) -> list[Program]:
+    """What the mesh wants loaded."""
+    return [
+        Program(
+            source="stamp.c",
+            functions=("stamp_egress", "stamp_ingress"),
+            defines={"SWERVE_PROBE_PORT": config.probe.port},
+        )
+    ]
+
+
+class ProbeMesh:
+    """Sender and reflector of one host.
+
+    Parameters
+    ----------
+    loaded : Loaded
+        With `programs(config)`. What is missing of them is missed: without stamps there is loss, but no delay.
+    netlink : Netlink
+        In the namespace of the calling thread; stays the caller's.
+
+    Raises
+    ------
+    SwerveError
+        If the probe port is taken or the routes cannot be read.
+    """
+
+    def __init__(self, config: AgentConfig, loaded: Loaded, netlink: Netlink, bus: Bus) -> None:
+        self.stamps = np.zeros(5, np.int64)  # read from the ring, by kind
+        self._config, self._loaded, self._bus = config, loaded, bus
+        interval_ns = int(config.probe.interval_ms * _MS)
+        # Two groups: fewer wake-ups cost less, more groups would make smaller bursts.
+        self._groups = 2 if interval_ns >= 2 * _MS else 1
+        self._step_ns = interval_ns // self._groups
+        self._poll_ns = min(self._step_ns, _MOST_WAIT_NS)
+        self._measurements = Measurements(config.host, config.windows, config.probe)
+        families: list[udp.Family] = sorted({6 if ":" in peer.address else 4 for peer in config.peers})
+        self._ring = loaded.ring("stamps", "stamp") if loaded.has_map("stamps") else None
+        self._counters = loaded.map("stamp_counters") if loaded.has_map("stamp_counters") else None
+        if loaded.has_map("stamp_peers"):
+            peers = loaded.map("stamp_peers")
+            for peer in config.peers:
+                peers.update(np.frombuffer(udp.mapped(peer.address).tobytes(), peers.key)[0], 1)
+        with contextlib.ExitStack() as undo:
+            self.reflector = Reflector(config.probe.port, config.probe.dscp, config.peers)
+            undo.callback(self.reflector.close)
+            self.sender = Sender(config.probe, families, self._groups, self._measurements)
+            undo.callback(self.sender.close)
+            self._changes = pinning.Changes()
+            undo.callback(self._changes.close)
+            pinning.clean(netlink)  # the port is ours, so what is there is of an agent that died
+            self.paths = PinnedPaths(netlink, config.host, config.peers)
+            undo.callback(self.paths.close)
+            self._discovery_failed = 0
+            now_ns = time.monotonic_ns()
+            self._due = dict.fromkeys(("send", "short", "long", "samples", "paths"), now_ns)
+            self._started = False
+            self._next_group = 0
+            self._gave_samples = False
+            self._missed_sends = 0
+            self._path_by_end: dict[tuple[str, str], Path] = {}
+            self._discover(now_ns)
+            self._close = undo.pop_all().close
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Be woken when routes change; everything else goes by ticks."""
+        selector.register(self._changes.fileno(), selectors.EVENT_READ, self._routes_changed)
+
+    def _routes_changed(self, _mask: int) -> None:
+        if self._changes.happened():
+            self._due["paths"] = min(self._due["paths"], time.monotonic_ns() + _PATHS_AFTER_CHANGE_NS)
+
+    def tick(self, now_ns: int) -> int:
+        """Do what is due; returns when to be called again."""
+        if not self._started:  # what was due while the hooks were being attached was not missed
+            self._started = True
+            self._due.update(send=now_ns, short=now_ns, long=now_ns + self._measurements.long.length_ns)
+        if now_ns >= self._due["paths"]:
+            self._discover(now_ns)
+        self.serve(now_ns)
+        self._send(now_ns)
+        self._publish(now_ns)
+        return min(now_ns + self._poll_ns, self._due["send"])
+
+    def serve(self, now_ns: int) -> None:
+        """Take what has arrived, answer the requests, and measure by the replies."""
+        self.sender.receive()
+        self.reflector.receive()
+        if self._ring is not None:  # after the sockets: the stamps of all that was taken from them are there now
+            stamps = self._ring.read()
+            if len(stamps):
+                self.stamps += np.bincount(stamps["kind"], minlength=5)[:5]
+                self.reflector.take_stamps(stamps, now_ns)
+                self.sender.take_stamps(stamps)
+        self.reflector.answer(now_ns)
+        self.sender.join()
+
+    def _send(self, now_ns: int) -> None:
+        """Send the groups that are due; of those missed in a pause, each once at most."""
+        if now_ns < self._due["send"]:
+            return
+        behind = (now_ns - self._due["send"]) // self._step_ns + 1
+        skipped = max(0, behind - self._groups)
+        self._missed_sends += skipped
+        for step in range(skipped, behind):
+            self.sender.send((self._next_group + step) % self._groups, now_ns)
+        self._next_group = (self._next_group + behind) % self._groups
+        self._due["send"] += behind * self._step_ns
+
+    def _publish(self, now_ns: int) -> None:
+        if now_ns >= self._due["short"]:
+            self._due["short"] = now_ns + _MOST_WAIT_NS - _MS  # every tick, unless these come faster
+            self.sender.expire(now_ns)
+            for signal in self._measurements.signals(self._measurements.short, now_ns, time.time_ns(), True):
+                self._bus.publish(signal)
+        if now_ns >= self._due["long"]:
+            self._due["long"] = _after(self._due["long"], self._measurements.long.length_ns, now_ns)
+            for signal in self._measurements.signals(self._measurements.long, now_ns, time.time_ns(), False):
+                self._bus.publish(signal)
+        if now_ns >= self._due["samples"]:
+            self._due["samples"] = now_ns + _SAMPLES_EVERY_NS
+            self._publish_samples(now_ns)
+
+    def _publish_samples(self, now_ns: int) -> None:
+        if not self._bus.wanted("probe_samples"):
+            self._gave_samples = False
+            return
+        if not self._gave_samples:
+            self._gave_samples = True
+            self.sender.skip_results()
+            return
+        by_index = {pinned.index: pinned for pinned in self.paths.current}
+        unix_ns = time.time_ns()
+        for index, entries in self.sender.results(now_ns):
+            if index not in by_index:
+                continue
+            seq, sent_ns, forward_ns, reverse_ns = zip(*entries, strict=True)
+            self._bus.publish(
+                ProbeSamples(
+                    host=self._config.host,
+                    at_ns=now_ns,
+                    unix_ns=unix_ns,
+                    path=by_index[index].path,
+                    clock="synchronised" if by_index[index].peer.clock == "shared" else "free_running",
+                    seq=list(seq),
+                    sent_ns=list(sent_ns),
+                    forward_ns=list(forward_ns),
+                    reverse_ns=list(reverse_ns),
+                )
+            )
+
+    def _discover(self, now_ns: int) -> None:
+        """Look at the routes again, and probe what they lead along."""
+        self._due["paths"] = now_ns + _PATHS_EVERY_NS
+        self._changes.happened()  # what is waiting is covered by this look
+        try:
+            changed = self.paths.refresh()
+        except SwerveError:
+            self._discovery_failed += 1  # a table that changes while it is read; the next look will do
+            return
+        if changed:
+            self._measurements.set_paths(self.paths.current)
+            self.sender.set_paths(self.paths.current)
+            self.reflector.set_paths(self.paths.current)
+            self._path_by_end = {
+                (str(ipaddress.ip_address(pinned.path.address)), pinned.path.interface): pinned.path
+                for pinned in reversed(self.paths.current)
+            }
+
+    def interfaces(self) -> set[str]:
+        """Where stamps are wanted: the interfaces of the paths, and those by which probes have come in."""
+        names = {pinned.path.interface for pinned in self.paths.current}
+        for ifindex in self.reflector.ifindexes:
+            with contextlib.suppress(OSError):  # gone by now
+                names.add(socket.if_indextoname(ifindex))
+        return names
+
+    def path_of(self, remote: str, interface: str) -> Path | None:
+        """The path to an address by an interface; None when it is on no measured one."""
+        return self._path_by_end.get((remote, interface))
+
+    def wire_bytes(self) -> int:
+        """Bytes of probes and replies so far, both directions, with Ethernet, IP and UDP headers."""
+        return self.sender.wire_bytes + self.reflector.wire_bytes
+
+    @property
+    def current(self) -> Sequence[PinnedPath]:
+        """The paths that are probed now."""
+        return self.paths.current
+
+    def drops(self) -> dict[str, int]:
+        """Everything that was lost, refused or not understood, by name."""
+        counted = {f"probe_{name}": count for name, count in (self.sender.drops | self.reflector.drops).items()}
+        counted["probe_replies_in_full_socket"] = self.sender.socket_drops()
+        counted["probe_requests_in_full_socket"] = self.reflector.socket_drops()
+        counted["probe_missed_sends"] = self._missed_sends
+        counted["probe_discovery_failed"] = self._discovery_failed
+        if self._counters is not None:
+            values = self._counters.read_percpu_sum().tolist()
+            named = zip(_COUNTERS[1:], values[1:], strict=False)  # the first counts what was not lost
+            counted.update((f"stamp_{name}", value) for name, value in named)
+        return counted
+
+    def close(self) -> None:
+        """Remove every rule, table and socket."""
+        self._close()
+
+
+def _after(due_ns: int, every_ns: int, now_ns: int) -> int:
+    """The next time on a steady beat; periods missed in a pause are left out."""
+    return due_ns + ((now_ns - due_ns) // every_ns + 1) * every_ns

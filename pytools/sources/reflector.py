@@ -1,0 +1,317 @@
+"""The Session-Reflector: answers the probes of configured peers, each with one packet of the same size.
+
+It is stateful (RFC 8762, section 4.3): per session it counts its replies, and remembers the kernel's stamps of the
+last few, so that the Receive Timestamp is exact and the next reply can tell when the last one left. Times are
+CLOCK_MONOTONIC nanoseconds. One thread.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.config import Peer
+from pytools.estimators.delays import STAMP_BOUND_NS
+from pytools.estimators.windows import MISSING, how_many, occurrence
+from pytools.sources import stamp_packet as wire
+from pytools.sources import udp
+from pytools.sources.paths import PinnedPath
+
+_REQUEST_INGRESS, _REPLY_EGRESS = 2, 3
+_SLOTS: Final = 64  # stamps remembered per session
+_BATCH: Final = 256
+_ROOM: Final = 2048  # longer requests are not answered
+# A Receive Timestamp that the kernel did not take is the time at which the agent looked, late by up to this.
+_IMPRECISE_NS: Final = 100_000_000
+# A reply to one of these could be answered in its turn: other reflectors, and services such as echo.
+_LOWEST_PORT: Final = 1024
+_SESSIONS_PER_PEER: Final = 256
+_IDLE_NS: Final = 10_000_000_000  # a session silent for so long may give way to a new one
+_REPLIES_PER_S: Final = 20_000  # to one peer; and in a burst, a tenth of that
+_BURST: Final = _REPLIES_PER_S / 10
+
+
+class Reflector:
+    """The probe port of this host.
+
+    Parameters
+    ----------
+    port : int
+        The UDP port to listen on; 0 lets the kernel choose (`ports` says which), for tests.
+
+    Raises
+    ------
+    SwerveError
+        If the port cannot be had.
+    """
+
+    def __init__(self, port: int, dscp: int, peers: Sequence[Peer]) -> None:
+        self.drops = dict.fromkeys(
+            (
+                "malformed_requests",
+                "requests_of_no_peer",
+                "requests_from_refused_port",
+                "requests_over_rate",
+                "requests_over_sessions",
+                "unstamped_requests",
+                "reply_refused",
+            ),
+            0,
+        )
+        self.ifindexes: set[int] = set()  # by which requests have come in
+        self.wire_bytes = 0  # of requests taken and replies sent, headers included
+        self._port = port
+        self._peers = {udp.mapped(peer.address).tobytes(): place for place, peer in enumerate(peers)}
+        shared = np.array([peer.clock == "shared" for peer in peers], np.bool_)
+        self._precise_error, self._imprecise_error = (
+            np.where(shared, wire.error_estimate(bound, True), wire.error_estimate(bound, False))
+            for bound in (STAMP_BOUND_NS, _IMPRECISE_NS)
+        )
+        self._tokens = np.full(len(peers), _BURST)
+        self._tokens_at_ns = 0
+        self._marks: dict[tuple[int, int], int] = {}
+        self._rows: dict[bytes, int] = {}  # sender port, padding and remote address as in the stamps, then SSID
+        self._free: list[int] = []
+        self._allocate(0)
+        self._grow()
+        self._sockets: dict[udp.Family, socket.socket] = {}
+        self._requests: dict[udp.Family, udp.Datagrams] = {}
+        self._waiting: list[tuple[udp.Family, int]] = []
+        families: list[udp.Family] = sorted({6 if ":" in peer.address else 4 for peer in peers})
+        try:
+            for family in families:
+                self._sockets[family] = udp.open_socket(family, port, dscp)
+                self._requests[family] = udp.Datagrams(family, _BATCH, _ROOM)
+        except BaseException:
+            self.close()
+            raise
+
+    def set_paths(self, paths: Sequence[PinnedPath]) -> None:
+        """Send replies along these: to a peer, by the interface its request came in by."""
+        self._marks = {}
+        for pinned in paths:
+            peer = self._peers[udp.mapped(pinned.path.address).tobytes()]
+            self._marks.setdefault((pinned.ifindex, peer), pinned.mark)
+
+    # ---- sessions ----
+
+    def _allocate(self, rows: int) -> None:
+        self._peer = np.zeros(rows, np.int64)
+        self._heard_ns = np.zeros(rows, np.int64)
+        self._next_seq = np.zeros(rows, np.int64)
+        self._last_sender_seq = np.full(rows, -1, np.int64)  # that the latest reply answered; -1: no reply yet
+        self._arrived_seq = np.full((rows, _SLOTS), -1, np.int64)
+        self._arrived_ns = np.full((rows, _SLOTS), MISSING, np.int64)
+        self._left_seq = np.full((rows, _SLOTS), -1, np.int64)
+        self._left_ns = np.full((rows, _SLOTS), MISSING, np.int64)
+
+    def _arrays(self) -> list[str]:
+        return [
+            "_peer", "_heard_ns", "_next_seq", "_last_sender_seq", "_arrived_seq", "_arrived_ns", "_left_seq",
+            "_left_ns",
+        ]  # fmt: skip
+
+    def _grow(self) -> None:
+        old = {name: vars(self)[name] for name in self._arrays()}
+        have = len(self._peer)
+        self._allocate(max(64, 2 * have))
+        for name, value in old.items():
+            vars(self)[name][:have] = value
+        self._free.extend(range(len(self._peer) - 1, have - 1, -1))
+
+    def _row(self, key: bytes, now_ns: int) -> int:
+        """The row of a session, a new one if need be; -1 when its peer already has too many."""
+        row = self._rows.get(key)
+        if row is not None:
+            return row
+        peer = self._peers.get(key[4:20])
+        if peer is None:
+            return -1
+        if not self._has_room(peer, now_ns):
+            return -1
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        self._rows[key] = row
+        self._peer[row], self._heard_ns[row] = peer, now_ns
+        self._next_seq[row], self._last_sender_seq[row] = 0, -1
+        self._arrived_seq[row], self._left_seq[row] = -1, -1
+        return row
+
+    def _has_room(self, peer: int, now_ns: int) -> bool:
+        """Whether a peer may have one session more; its longest silent one gives way."""
+        mine = [(int(self._heard_ns[row]), key) for key, row in self._rows.items() if self._peer[row] == peer]
+        if len(mine) < _SESSIONS_PER_PEER:
+            return True
+        heard_ns, key = min(mine)
+        if heard_ns > now_ns - _IDLE_NS:
+            return False
+        self._free.append(self._rows.pop(key))
+        return True
+
+    def _rows_of(self, keys: list[bytes], now_ns: int) -> NDArray[np.intp]:
+        rows = list(map(self._rows.get, keys))
+        if None in rows:
+            rows = [self._row(key, now_ns) for key in keys]
+        return np.array(rows, np.intp)
+
+    # ---- stamps ----
+
+    def take_stamps(self, stamps: NDArray[Any], now_ns: int) -> None:
+        """Note when requests came in and replies left, exactly."""
+        for kind in (_REQUEST_INGRESS, _REPLY_EGRESS):
+            chosen = stamps[stamps["kind"] == kind]
+            if not len(chosen):
+                continue
+            remotes = np.ascontiguousarray(chosen["remote"]).view(np.uint8).reshape(-1, 16)
+            rows = self._rows_of(_keys(chosen["sender_port"], remotes, chosen["ssid"]), now_ns)
+            if kind == _REQUEST_INGRESS:
+                known_seq, times = self._arrived_seq, self._arrived_ns
+            else:
+                known_seq, times = self._left_seq, self._left_ns
+            kept = rows >= 0
+            rows, seq = rows[kept], chosen["seq"][kept].astype(np.int64)
+            when = chosen["ts_ns"][kept].astype(np.int64)
+            slots = seq & (_SLOTS - 1)
+            # Of a duplicated packet the first stamp stays: nothing is known yet, and backwards within the batch.
+            blank = known_seq[rows, slots] != seq
+            rows, slots, seq, when = rows[blank][::-1], slots[blank][::-1], seq[blank][::-1], when[blank][::-1]
+            known_seq[rows, slots] = seq
+            times[rows, slots] = when
+
+    # ---- answering ----
+
+    def receive(self) -> None:
+        """Take requests from the sockets; `answer` works on them once the stamps have been read."""
+        self._waiting = []
+        for family, sock in self._sockets.items():
+            count = self._requests[family].receive(sock)
+            if count:
+                self._waiting.append((family, count))
+
+    def answer(self, now_ns: int) -> None:
+        """Reply to the requests that `receive` took."""
+        for family, count in self._waiting:
+            self._answer(family, self._requests[family], count, now_ns)
+        self._waiting = []
+
+    def _answer(self, family: udp.Family, datagrams: udp.Datagrams, count: int, now_ns: int) -> None:
+        lengths = datagrams.received_lengths(count)
+        header = udp.HEADER_BYTES[family]
+        self.wire_bytes += int(lengths.sum()) + count * header
+        places, peers, rows = self._admitted(datagrams, count, lengths, now_ns)
+        if not len(places):
+            return
+        self._heard_ns[rows] = now_ns
+        lengths = lengths[places]
+        datagrams.lengths[places] = lengths
+        asked = self._answer_tlvs(datagrams.payload, places, lengths)
+        # Fancy indexing copies: work on the copy, and put the bytes back where the headers point to.
+        head = datagrams.payload[places, : wire.PROBE_BYTES]
+        packets = wire.replies(head)
+        sender_seq = packets["seq"].astype(np.int64)
+        slots = sender_seq & (_SLOTS - 1)
+        stamped = self._arrived_seq[rows, slots] == sender_seq
+        self.drops["unstamped_requests"] += len(rows) - how_many(stamped)
+        error = np.where(stamped, self._precise_error[peers], self._imprecise_error[peers])
+        turn = occurrence(rows)
+        seq = self._next_seq[rows] + turn
+        if asked.any():
+            follow_up = packets[asked]
+            wire.write_follow_up(follow_up, (seq - 1)[asked] & 0xFFFFFFFF, self._last_left(rows, turn)[asked])
+            packets[asked] = follow_up
+        wire.turn_into_replies(
+            packets,
+            seq=seq & 0xFFFFFFFF,
+            receive_ns=np.where(stamped, self._arrived_ns[rows, slots], now_ns),
+            now_ns=now_ns,
+            error=error,
+            ttl=datagrams.ttls(count)[places],
+        )
+        np.maximum.at(self._next_seq, rows, seq + 1)
+        self._last_sender_seq[rows] = sender_seq
+        datagrams.payload[places, : wire.PROBE_BYTES] = head
+        self._route(datagrams, count, places, peers)
+        refused = datagrams.send(self._sockets[family], places)
+        self.drops["reply_refused"] += len(refused)
+        self.wire_bytes += int(lengths.sum()) + len(lengths) * header
+
+    def _admitted(
+        self, datagrams: udp.Datagrams, count: int, lengths: NDArray[np.int64], now_ns: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+        """Places, peers and sessions of the requests that are answered; the others are counted."""
+        whole = datagrams.received_whole(count) & (lengths >= wire.BASE_BYTES)
+        sources, ports = datagrams.sources(count), datagrams.ports(count)
+        peers = np.array([self._peers.get(key, -1) for key in udp.keys(sources)], np.intp)
+        of_peer = whole & (peers >= 0)
+        answerable = of_peer & (ports >= _LOWEST_PORT) & (ports != self._port)
+        self.drops["malformed_requests"] += count - how_many(whole)
+        self.drops["requests_of_no_peer"] += how_many(whole & ~of_peer)
+        self.drops["requests_from_refused_port"] += how_many(of_peer & ~answerable)
+        places = np.flatnonzero(answerable)
+        places = places[self._within_rate(peers[places], now_ns)]
+        ssids = wire.requests(datagrams.payload)["ssid"][places]
+        rows = self._rows_of(_keys(ports[places], sources[places], ssids), now_ns)
+        self.drops["requests_over_sessions"] += how_many(rows < 0)
+        places, rows = places[rows >= 0], rows[rows >= 0]
+        return places, peers[places], rows
+
+    def _within_rate(self, peers: NDArray[np.intp], now_ns: int) -> NDArray[np.bool_]:
+        """Which requests their peer's share of replies still allows."""
+        earned = (now_ns - self._tokens_at_ns) * _REPLIES_PER_S / 1e9
+        self._tokens = np.minimum(self._tokens + earned, _BURST)
+        self._tokens_at_ns = now_ns
+        allowed: NDArray[np.bool_] = occurrence(peers) < self._tokens[peers].astype(np.int64)
+        np.subtract.at(self._tokens, peers[allowed], 1.0)
+        self.drops["requests_over_rate"] += len(peers) - how_many(allowed)
+        return allowed
+
+    def _answer_tlvs(
+        self, payload: NDArray[np.uint8], places: NDArray[np.intp], lengths: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Set the flags of TLVs; returns which packets have a Follow-Up TLV that is to be answered."""
+        asked = wire.follow_up_asked(wire.requests(payload)[places], lengths)
+        for turn in np.flatnonzero(~asked & (lengths > wire.BASE_BYTES)):  # senders other than swerve's
+            asked[turn] = wire.reflect_tlvs(payload[places[turn]], int(lengths[turn]))
+        return asked
+
+    def _last_left(self, rows: NDArray[np.intp], turn: NDArray[np.intp]) -> NDArray[np.int64]:
+        """When the previous reply of each session left; MISSING if unknown, or if it is still in this batch."""
+        sender_seq = self._last_sender_seq[rows]
+        slots = sender_seq & (_SLOTS - 1)
+        known = (turn == 0) & (sender_seq >= 0) & (self._left_seq[rows, slots] == sender_seq)
+        return np.where(known, self._left_ns[rows, slots], MISSING)
+
+    def _route(self, datagrams: udp.Datagrams, count: int, places: NDArray[np.intp], peers: NDArray[np.intp]) -> None:
+        """Back by the interface the request came in by, through that path's gateway where a path is known."""
+        ifindexes = datagrams.ifindexes(count)[places]
+        arrived = ifindexes.tolist()
+        self.ifindexes.update(arrived)
+        marks = [self._marks.get(pair, 0) for pair in zip(arrived, peers.tolist(), strict=True)]
+        marked = np.array(marks, np.uint32)
+        datagrams.depart(places, marked, datagrams.destinations(count)[places], np.where(marked != 0, 0, ifindexes))
+
+    def socket_drops(self) -> int:
+        """Requests that the kernel dropped because nobody read the socket in time."""
+        return sum(udp.dropped(sock) for sock in self._sockets.values())
+
+    def close(self) -> None:
+        """Close the port."""
+        for sock in self._sockets.values():
+            sock.close()
+        self._sockets = {}
+
+
+_KEY = np.dtype([("sender_port", "<u2"), ("pad", "<u2"), ("remote", "V16"), ("ssid", "<u2"), ("end", "<u2")])
+
+
+def _keys(ports: Any, remotes: NDArray[np.uint8], ssids: Any) -> list[bytes]:
+    """What tells sessions apart, as bytes: sender's port, its address, SSID."""
+    keys = np.zeros(len(remotes), _KEY)
+    keys["sender_port"], keys["ssid"] = ports, ssids
+    keys["remote"] = np.ascontiguousarray(remotes).view("V16").ravel()
+    return keys.view("V24").tolist()

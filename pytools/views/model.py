@@ -1,0 +1,142 @@
+"""What a view knows: a fold of signals. Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host.
+
+For people the longest window of each path is kept, so that figures do not jump.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from pytools.signals import (
+    Act,
+    AnySignal,
+    GroupMember,
+    NexthopGroup,
+    Path,
+    PathDelay,
+    PathState,
+    Self,
+    TcpFlow,
+    TcpPath,
+)
+
+FLOWS = 4096  # flows remembered; the ones that retransmitted longest ago go first
+ACTS = 50
+FlowKey = tuple[str, int, str, int, str]
+TcpPathKey = tuple[str, Path | None]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The newest of everything."""
+
+    host: str = ""
+    at_ns: int = 0  # of the newest signal
+    delays: Mapping[Path, PathDelay] = field(default_factory=dict)
+    tcp_paths: Mapping[TcpPathKey, TcpPath] = field(default_factory=dict)
+    flows: Mapping[FlowKey, TcpFlow] = field(default_factory=dict)
+    groups: Mapping[int, NexthopGroup] = field(default_factory=dict)
+    rates: Mapping[tuple[int, int], float] = field(default_factory=dict)  # (group, nexthop) -> packets/s
+    states: Mapping[Path, PathState] = field(default_factory=dict)
+    acts: tuple[Act, ...] = ()
+    cost: Self | None = None
+
+
+def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
+    """The model after these signals, in their order."""
+    delays, tcp_paths, flows = dict(model.delays), dict(model.tcp_paths), dict(model.flows)
+    groups, rates, states = dict(model.groups), dict(model.rates), dict(model.states)
+    acts, cost, host, at_ns = list(model.acts), model.cost, model.host, model.at_ns
+    for signal in signals:
+        host, at_ns = signal.host, max(at_ns, signal.at_ns)
+        match signal:
+            case PathDelay():
+                if _better(signal, delays.get(signal.path)):
+                    delays[signal.path] = signal
+            case TcpPath():
+                tcp_paths[(signal.interface, signal.path)] = signal
+            case TcpFlow():
+                key = (signal.local, signal.local_port, signal.remote, signal.remote_port, signal.interface)
+                flows[key] = signal
+            case NexthopGroup():
+                rates = {key: rate for key, rate in rates.items() if key[0] != signal.group_id}
+                rates |= packet_rates(groups.get(signal.group_id), signal)
+                groups[signal.group_id] = signal
+            case PathState():
+                states[signal.path] = signal
+            case Act():
+                acts.append(signal)
+            case Self():
+                cost = signal
+            case _:
+                pass  # raw samples are for those who do their own statistics
+    if len(flows) > FLOWS:
+        kept = sorted(flows.items(), key=lambda item: item[1].last_ns)[-FLOWS:]
+        flows = dict(kept)
+    return replace(
+        model,
+        host=host,
+        at_ns=at_ns,
+        delays=delays,
+        tcp_paths=tcp_paths,
+        flows=flows,
+        groups=groups,
+        rates=rates,
+        states=states,
+        acts=tuple(acts[-ACTS:]),
+        cost=cost,
+    )
+
+
+def _better(new: PathDelay, old: PathDelay | None) -> bool:
+    """Whether the new window shall be shown: no shorter than the old one, or that one is long over."""
+    return old is None or new.window_ns >= old.window_ns or new.at_ns - old.at_ns > 3 * old.window_ns
+
+
+def packet_rates(old: NexthopGroup | None, new: NexthopGroup) -> dict[tuple[int, int], float]:
+    """Packets per second by member between two readings; the kernel counts afresh after each replace."""
+    if old is None or new.at_ns <= old.at_ns:
+        return {}
+    before = {member.nexthop_id: member.packets for member in old.members}
+    rates = {}
+    for member in new.members:
+        earlier = before.get(member.nexthop_id)
+        if member.packets is None or earlier is None:
+            continue
+        counted = member.packets - earlier if member.packets >= earlier else member.packets
+        rates[(new.group_id, member.nexthop_id)] = counted * 1e9 / (new.at_ns - old.at_ns)
+    return rates
+
+
+def member_of(model: Model, path: Path) -> tuple[int, GroupMember] | None:
+    """The group and the member of it that carry a path, by longest prefix; None when no group does."""
+    found: tuple[int, int, GroupMember] | None = None
+    for group in model.groups.values():
+        length = max((_match(prefix, path.address) for prefix in group.destinations), default=-1)
+        if length < 0 or (found is not None and length <= found[0]):
+            continue
+        for member in group.members:
+            if (member.interface, member.gateway) == (path.interface, path.gateway):
+                found = (length, group.group_id, member)
+    return None if found is None else (found[1], found[2])
+
+
+@functools.lru_cache(maxsize=65536)
+def _match(prefix: str, address: str) -> int:
+    """Length of the prefix when it covers the address, else -1."""
+    network = ipaddress.ip_network("0.0.0.0/0" if prefix == "default" else prefix, strict=False)
+    inside = ipaddress.ip_address(address)
+    return network.prefixlen if inside.version == network.version and inside in network else -1
+
+
+def retransmitted(model: Model, path: Path) -> TcpPath | None:
+    """TCP retransmissions on a path."""
+    return model.tcp_paths.get((path.interface, path))
+
+
+def lost_while_watching(model: Model) -> int | None:
+    """The sum of the agent's drop counters; None while they are not known."""
+    return None if model.cost is None else sum(model.cost.drops.values())

@@ -1,0 +1,241 @@
+"""Tables for people: every figure with its unit and its error, and a dash for what is not known.
+
+Pure: a model in, a renderable out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pytools.signals import Delay, Path, PathDelay, Self, TcpFlow, TcpPath
+from pytools.views.model import Model
+
+UNKNOWN = "\u2013"
+
+
+def duration(ns: float | None) -> str:
+    """Nanoseconds with a unit that keeps three or four digits; a dash for unknown or negative."""
+    if ns is None or ns < 0:
+        return UNKNOWN
+    for scale, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
+        if ns >= scale:
+            return f"{ns / scale:.{2 if ns < 100 * scale else 0}f} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def bound(ns: int | None) -> str:
+    """An error."""
+    return UNKNOWN if ns is None or ns < 0 else f"±{duration(ns)}"
+
+
+def one_way(ns: int | None, delay: PathDelay) -> str:
+    """A one-way delay: only what synchronised clocks measured is a fact, and none is negative."""
+    return duration(ns) if delay.clock == "synchronised" else UNKNOWN
+
+
+def share(value: float) -> str:
+    """A share as per cent."""
+    percent = 100 * value
+    return "0 %" if percent == 0 else f"{percent:.2f} %" if percent < 1 else f"{percent:.1f} %"
+
+
+def size(count: float) -> str:
+    """Bytes with a unit (powers of 1024)."""
+    for scale, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def way(path: Path, short: bool = False) -> str:
+    """A path without its source, which is this host; short: nothing but what tells paths apart."""
+    place = f"{path.destination} {path.interface}"
+    if short:
+        return place + (" v6" if ":" in path.address else "")
+    return place + (f" via {path.gateway}" if path.gateway else f" to {path.address}")
+
+
+def loss(delay: PathDelay, short: bool = False) -> Text:
+    """Lost probes as a share, and (unless short) how many of how many."""
+    settled = delay.received + delay.lost
+    if not settled:
+        return Text(UNKNOWN)
+    counts = "" if short else f" ({delay.lost}/{settled})"
+    return Text(share(delay.loss) + counts, style="red" if delay.lost else "")
+
+
+def plain(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
+    """A table in the house's style; columns named in `right` are aligned to the right."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in set(right) else "left", no_wrap=name != "reason")
+    return table
+
+
+def add_row(table: Table, *cells: str | Text, style: str | None = None) -> None:
+    """Add a row whose cells mean what they say: brackets in an address or a reason are no markup."""
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
+
+
+def delays(model: Model) -> RenderableType:
+    """Both directions of every path."""
+    figures = ("OWD min", "p50", "p99", "± OWD", "queueing p50", "q p99", "± q", "RTT min", "loss")
+    table = plain(f"{model.host}: one-way delays", "path", "", *figures, "clock", "window", right=figures)
+    for path, delay in sorted(model.delays.items()):
+        add_row(
+            table,
+            way(path),
+            "→",
+            *_direction(delay, delay.forward),
+            duration(delay.round_trip_min_ns),
+            loss(delay),
+            delay.clock,
+            duration(delay.window_ns),
+        )
+        add_row(table, "", "←", *_direction(delay, delay.reverse), "", "", "", "")
+    return table
+
+
+def _direction(delay: PathDelay, one: Delay) -> tuple[str, ...]:
+    known = delay.clock == "synchronised" and one.owd_p50_ns is not None
+    return (
+        one_way(one.owd_min_ns, delay),
+        one_way(one.owd_p50_ns, delay),
+        one_way(one.owd_p99_ns, delay),
+        bound(one.bound_ns) if known else UNKNOWN,
+        duration(one.queueing_p50_ns),
+        duration(one.queueing_p99_ns),
+        bound(one.queueing_bound_ns) if one.queueing_p50_ns is not None else UNKNOWN,
+    )
+
+
+def retransmissions(model: Model) -> RenderableType:
+    """By path, then by flow."""
+    numbers = ("in window", "total", "window")
+    paths = plain(f"{model.host}: retransmitted segments by path", "path", *numbers, right=numbers)
+    for row in sorted(model.tcp_paths.values(), key=_path_order):
+        add_row(
+            paths,
+            _where(row),
+            Text(str(row.retransmitted_segments), style="red" if row.retransmitted_segments else ""),
+            str(row.total_segments),
+            duration(row.window_ns),
+        )
+    flows = plain("by flow, newest first", "local", "remote", "path", "segments", "last", right=("segments", "last"))
+    for flow in sorted(model.flows.values(), key=lambda each: -each.last_ns):
+        add_row(
+            flows,
+            _endpoint(flow.local, flow.local_port),
+            _endpoint(flow.remote, flow.remote_port),
+            _where(flow),
+            str(flow.retransmitted_segments),
+            f"{duration(max(0, model.at_ns - flow.last_ns))} ago",
+        )
+    parts: list[RenderableType] = [paths, flows] if model.flows else [paths]
+    if not model.tcp_paths:
+        parts = [Text(f"{model.host}: no segment was retransmitted since the agent started")]
+    parts.extend(Text(f"not attached: {each}", style="red") for each in failed_hooks(model, "tcp"))
+    return Group(*parts)
+
+
+def failed_hooks(model: Model, word: str = "") -> list[str]:
+    """Kernel hooks that are not attached and whose name has this word, with the reason."""
+    failed = model.cost.failed if model.cost is not None else {}
+    return [f"{name}: {reason}" for name, reason in sorted(failed.items()) if word in name]
+
+
+def _path_order(row: TcpPath) -> tuple[str, str]:
+    return (row.interface, str(row.path or ""))
+
+
+def _where(row: TcpPath | TcpFlow) -> str:
+    return way(row.path) if row.path is not None else f"{row.interface} (no measured path)"
+
+
+def _endpoint(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def cost(model: Model) -> RenderableType:
+    """What the agent costs and what it lost; nothing before the agent said so."""
+    return _cost(model.host, model.cost) if model.cost is not None else Text("the agent has not said yet")
+
+
+def _cost(host: str, own: Self) -> RenderableType:
+    table = plain(f"{host}: the agent", "what", "value", right=("value",))
+    add_row(table, "processor", f"{share(own.cpu_share)} of one core over {duration(own.window_ns)}")
+    add_row(table, "memory", size(own.resident_bytes))
+    add_row(table, "probes on the wire", f"{size(own.probe_bytes_per_s)}/s")
+    programs = plain("kernel programs", "program", "runs", "per run", right=("runs", "per run"))
+    for program in own.programs:
+        per_run = program.run_time_ns / program.runs if program.run_time_ns is not None and program.runs else None
+        add_row(programs, program.name, str(program.runs), duration(per_run))
+    drops = plain("lost while watching", "counter", "count", right=("count",))
+    for name, count in sorted(own.drops.items()):
+        add_row(drops, name, Text(str(count), style="red" if count else ""))
+    parts: list[RenderableType] = [table, programs, drops]
+    if own.failed:
+        failed = plain("hooks that are not attached", "hook", "reason")
+        for name, reason in sorted(own.failed.items()):
+            add_row(failed, name, Text(reason, style="red"))
+        parts.append(failed)
+    return Group(*parts)
+
+
+class Diagnosed(Protocol):
+    """One finding of `doctor`."""
+
+    @property
+    def name(self) -> str:
+        """What was looked for."""
+
+    @property
+    def present(self) -> bool | None:
+        """Whether it is there; None: could not be tried."""
+
+    @property
+    def essential(self) -> bool:
+        """Whether nothing works without it."""
+
+    @property
+    def detail(self) -> str:
+        """What was seen."""
+
+    @property
+    def costs(self) -> str:
+        """What its lack costs; empty when it is there."""
+
+    @property
+    def mend(self) -> str:
+        """What to do about it."""
+
+
+def diagnosis(results: Sequence[Diagnosed], cannot: Sequence[str], kernel: str, netns: str | None) -> RenderableType:
+    """Findings line by line; below each gap what it costs and how to mend it."""
+    where = f" in {netns}" if netns else ""
+    lines = [Text(f"kernel {kernel}{where}", style="bold")]
+    width = max((len(result.name) for result in results), default=0)
+    for result in results:
+        word, style = _verdict(result)
+        line = Text("  ").append(f"{word:<8}", style=style).append(f" {result.name:<{width}}")
+        lines.append(line.append(f"  {result.detail}" if result.detail else "", style="dim"))
+        for label, text in (("costs", result.costs), ("mend", result.mend)):
+            if text:
+                lines.append(Text(f"           {label:<6}{text}"))
+    lines.append(Text("cannot be done on any host", style="bold"))
+    lines.extend(Text(f"  - {each}") for each in cannot)
+    return Group(*lines)
+
+
+def _verdict(result: Diagnosed) -> tuple[str, str]:
+    if result.present is None:
+        return "unknown", "yellow"
+    if result.present:
+        return "present", "green"
+    return ("MISSING", "bold red") if result.essential else ("missing", "yellow")

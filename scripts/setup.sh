@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Set-up: what swerve needs on a Debian 12 machine. Usage: scripts/setup.sh [check] [vm]
+#
+# Distribution packages, a virtual environment in .venv, the mounts of tracefs and bpffs. `check` adds what `make check`
+# needs, `vm` the second kernel and its emulator. A step that is done already is skipped, so every make target may
+# call this. Root is needed only for a step that has something to do. Writes to standard error alone.
+set -euo pipefail
+exec </dev/null 1>&2
+cd "$(dirname "$0")/.."
+root=$PWD
+unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+PYTHON=/usr/bin/python3 # the distribution's: it is the one that sees python3-bpfcc
+PACKAGES=(python3-bpfcc python3-venv linux-libc-dev iproute2 iperf3 iputils-ping ethtool bpftool kmod)
+CHECK_PACKAGES=(clang-format)
+VM_PACKAGES=(linux-image-amd64 qemu-system-x86 busybox-static)
+
+mkdir -p .setup
+log=$root/.setup/log
+: >"$log"
+exec 9>.setup/lock
+flock 9 # two makes at once: the second waits, then finds everything done
+
+extras=dev
+for part in "$@"; do
+	case $part in
+	check) PACKAGES+=("${CHECK_PACKAGES[@]}") ;;
+	vm) PACKAGES+=("${VM_PACKAGES[@]}") extras=dev,vm ;;
+	*) echo "set-up: unknown part '$part' (there are: check, vm)"; exit 2 ;;
+	esac
+done
+
+# fail STEP ADVICE: say what failed, show the end of the log, stop.
+fail() {
+	echo "set-up: $1 failed"
+	tail -n 15 "$log" | sed 's/^/    /'
+	echo "set-up: what to do: $2"
+	exit 1
+}
+
+# step NAME ADVICE COMMAND...: run it with its output in the log, and say how long it took.
+step() {
+	local name=$1 advice=$2 from=$EPOCHREALTIME
+	shift 2
+	"$@" >>"$log" 2>&1 9>&- || fail "$name" "$advice"
+	echo "$name" "$from" "$EPOCHREALTIME" | awk '{ printf "set-up: %s: %.1f s\n", $1, $3 - $2 }'
+}
+
+as_root() {
+	[ "$(id -u)" -eq 0 ] && return
+	echo "set-up: $1 needs root; run it once as root (sudo make setup)"
+	exit 1
+}
+
+mounted() { awk -v kind="$1" -v at="$2" '$2 == at && $3 == kind { found = 1 } END { exit !found }' /proc/self/mounts; }
+
+install_packages() {
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get -q -o Acquire::Retries=3 update
+	apt-get -q -y -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 install --no-install-recommends "$@"
+}
+
+install_python() {
+	# Begin anew unless what is there is an environment of this very place on the distribution's Python.
+	if [ "$(.venv/bin/python -c 'import sys; print(sys.prefix, sys.base_prefix)' 2>&1)" != "$root/.venv /usr" ]; then
+		"$PYTHON" -m venv --clear --system-site-packages .venv
+	fi
+	.venv/bin/python -m pip --disable-pip-version-check --no-input install -e ".[$extras]"
+}
+
+missing=()
+for package in "${PACKAGES[@]}"; do
+	[ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+	as_root "installing packages (${missing[*]})"
+	command -v apt-get >/dev/null || fail packages "install by hand what corresponds to: ${missing[*]}"
+	step packages "try 'apt-get update && apt-get install ${missing[*]}' by hand (network? package sources?)" \
+		install_packages "${missing[@]}"
+fi
+
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>>"$log" ||
+	fail python "swerve needs Python 3.11 or newer as $PYTHON (Debian 12 has it)"
+# stamp EXTRAS: what the environment was made from; another value means that it has to be made again.
+stamp() { { echo "$root $1" && "$PYTHON" -V && cat pyproject.toml scripts/setup.sh; } | sha256sum; }
+if [ ! -x .venv/bin/swerve ] || [ "$(cat ".setup/$extras" 2>/dev/null)" != "$(stamp "$extras")" ]; then
+	step python "is the Python package index reachable? The whole log is in $log" install_python
+	for done in dev "$extras"; do stamp "$done" >".setup/$done"; done
+fi
+
+if ! mounted tracefs /sys/kernel/tracing; then
+	as_root "mounting tracefs"
+	step tracefs "the kernel needs CONFIG_FTRACE; in a container, let the host mount it and pass it in" \
+		mount -t tracefs tracefs /sys/kernel/tracing
+fi
+if ! mounted bpf /sys/fs/bpf; then
+	as_root "mounting bpffs"
+	step bpffs "the kernel needs CONFIG_BPF_SYSCALL; in a container, let the host mount it and pass it in" \
+		mount -t bpf bpf /sys/fs/bpf
+fi

@@ -1,0 +1,116 @@
+"""The controller's connection to the agent: measurements in, states and acts out, connected again when it breaks.
+
+One thread; CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from pytools.bus import Client
+from pytools.errors import SwerveError
+from pytools.signals import AnySignal, PathState
+
+_CONNECT_NS: Final = 500_000_000
+_REPEAT_NS: Final = 1_000_000_000
+
+
+class AgentLink:
+    """A client of the agent that survives the agent.
+
+    Parameters
+    ----------
+    path : Path
+        The agent's socket.
+    received : callable
+        Takes what arrives, as soon as it arrives.
+    connected : callable
+        Called after each new connection: the agent may be another one.
+    say : callable
+        Takes a line for the log.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        received: Callable[[list[AnySignal]], None],
+        connected: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._path, self._received, self._connected, self._say = path, received, connected, say
+        self._selector: selectors.BaseSelector | None = None
+        self._client: Client | None = None
+        self._connect_ns = self._repeat_ns = 0
+        self._told: dict[object, tuple[object, ...]] = {}
+        self._last_said = ""
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Use this selector."""
+        self._selector = selector
+
+    def tick(self, now_ns: int) -> None:
+        """Connect, if it is time to."""
+        if self._client is not None or now_ns < self._connect_ns or self._selector is None:
+            return
+        self._connect_ns = now_ns + _CONNECT_NS
+        try:
+            self._client = Client(self._path, frozenset({"path_delay"}))
+        except SwerveError as error:
+            self._say_once(f"waiting for the agent: {error}")
+            return
+        self._say_once("connected to the agent")
+        self._told.clear()
+        self._selector.register(self._client, selectors.EVENT_READ, self._readable)
+        self._connected()
+
+    def publish(self, signal: AnySignal) -> None:
+        """Publish a signal, if there is an agent."""
+        if self._client is None:
+            return
+        try:
+            self._client.publish(signal)
+        except SwerveError as error:
+            self._disconnect(error)
+
+    def publish_states(self, states: Iterable[PathState]) -> None:
+        """Publish every path's state once a second, and at once when it changed."""
+        now = time.monotonic_ns()
+        everything = now >= self._repeat_ns
+        if everything:
+            self._repeat_ns = now + _REPEAT_NS
+        for state in states:
+            facts = (state.state, state.since_ns, state.weight_wanted, state.weight_actual)
+            if everything or self._told.get(state.path) != facts:
+                self._told[state.path] = facts
+                self.publish(state)
+
+    def close(self) -> None:
+        """Hand over what is still to be published, and disconnect."""
+        if self._client is not None:
+            self._client.close()
+
+    def _readable(self, _events: int) -> None:
+        if self._client is None:
+            return
+        try:
+            signals = self._client.read()
+        except SwerveError as error:
+            self._disconnect(error)
+            return
+        self._received(signals)
+
+    def _disconnect(self, error: SwerveError) -> None:
+        self._say_once(f"holding: {error}")
+        if self._client is not None and self._selector is not None:
+            self._selector.unregister(self._client)
+            self._client.close()
+        self._client = None
+
+    def _say_once(self, text: str) -> None:
+        if text != self._last_said:
+            self._last_said = text
+            self._say(text)

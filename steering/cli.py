@@ -1,0 +1,41 @@
+"""The root of the `swerve` command: everything that measures, and the commands that decide and act.
+
+Heavy modules are imported by the command that needs them, so that `swerve --help` and `swerve delay` stay quick.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from pytools import cli as reading
+from pytools.cli import LazyCommand
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="swerve")
+def root() -> None:
+    """See where packets wait between the hosts of a cluster, and move traffic away from there.
+
+    Exit codes: 0 ok, 1 failed, 2 usage, 3 policy invalid, 4 refused by a safety guard, 5 privilege or kernel feature
+    missing, 130 interrupted.
+    """
+
+
+for _command in (
+    *reading.commands,
+    LazyCommand("policy", "steering.cli_policy", "policy", "Check and explain policy files."),
+    LazyCommand("steer", "steering.cli_steer", "steer", "Steer by a policy; see and undo what was done."),
+    LazyCommand("demo", "steering.demo.command", "demo", "The main job on a fabric in network namespaces."),
+):
+    root.add_command(_command)
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(reading.run(root))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The guardian: a small process that undoes what a dead or hung controller left.
+
+Started by the controller with: a pidfd of the controller (a handle, not a number that could be reused), a pipe on
+which a byte a few times per lease says "I live", a pipe that echoes those, and the lock, which it thereby shares.
+A controller that dies is noticed at once; one that stops renewing is killed first, so that it cannot act later.
+CLOCK_MONOTONIC nanoseconds; one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+
+from pytools.errors import SwerveError
+from pytools.kernel.netlink import Netlink
+from steering import journal
+from steering.actuators.nexthops import NexthopGroups
+from steering.settle import settle
+
+READY, RENEW, LEAVE = b"r", b".", b"q"
+_RETRY_S = 0.2
+_TRIES = 50
+
+
+def main(arguments: list[str]) -> int:
+    """Guard one controller until it leaves, or undo and go.
+
+    Parameters
+    ----------
+    arguments : list of str
+        pidfd, renewal pipe, echo pipe, lease in nanoseconds, instance name (empty for the host's).
+    """
+    pidfd, renewals, echo, lease_ns = (int(text) for text in arguments[:4])
+    netns = arguments[4] or None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it leaves when its controller does, not before
+    path = journal.directory(netns) / journal.FILE
+    with Netlink() as netlink, journal.Journal(path) as log:
+        scope = journal.scope()
+        os.write(echo, READY)
+        why = watch(pidfd, renewals, echo, lease_ns)
+        if not why:
+            return 0
+        _say(f"the controller {why}: undoing what it left")
+        return _undo(log, NexthopGroups(netlink), scope)
+
+
+def watch(pidfd: int, renewals: int, echo: int, lease_ns: int) -> str:
+    """Wait until the controller needs to be undone; why, or empty when it left in order.
+
+    When this returns a reason the controller is dead.
+    """
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.register(renewals, select.POLLIN)
+    expires = time.monotonic_ns() + lease_ns
+    while True:
+        left_ms = (expires - time.monotonic_ns()) / 1e6
+        ready = dict(poll.poll(max(0.0, left_ms)))
+        if renewals in ready:
+            said = os.read(renewals, 4096)
+            if LEAVE in said:
+                return ""
+            if said:
+                expires = time.monotonic_ns() + lease_ns
+                with contextlib.suppress(OSError):
+                    os.write(echo, said[-1:])
+                continue
+            poll.unregister(renewals)  # its end is closed: it is dying
+        if pidfd in ready:
+            return "died"
+        if time.monotonic_ns() >= expires:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            _until_dead(pidfd)
+            return "stopped renewing its lease, and was killed"
+
+
+def _until_dead(pidfd: int) -> None:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll()
+
+
+def _undo(log: journal.Journal, groups: NexthopGroups, scope: str) -> int:
+    for attempt in range(_TRIES):
+        try:
+            settled = settle(log, groups, scope, "guardian")
+        except (OSError, SwerveError) as error:  # e.g. the disk is full: the weights matter more than the note
+            _say(f"could not settle the journal: {error}")
+            settled = []
+        else:
+            for each in settled:
+                _say(each.text)
+            if not any(each.outcome.kind in ("failed", "uncertain") for each in settled):
+                return 0
+        if attempt + 1 < _TRIES:
+            time.sleep(_RETRY_S)
+    _say("gave up: `swerve steer undo` tries again")
+    return 1
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"swerve guardian: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

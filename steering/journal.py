@@ -1,0 +1,240 @@
+"""The write-ahead journal: JSON Lines, synced to disk before each act, so that whoever comes later can undo it.
+
+Entries: intent (about to act), applied, failed, undone, released (somebody else changed the group: hands off).
+Only entries of this boot and this network namespace are outstanding: the kernel forgot the others.
+`at_ns` is CLOCK_MONOTONIC, `unix_ns` CLOCK_REALTIME. One writer at a time: whoever holds the `Lock`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from pytools import places
+from steering.plan import Weights, weights_of
+
+Kind = Literal["intent", "applied", "failed", "undone", "released"]
+KINDS: Final = ("intent", "applied", "failed", "undone", "released")
+FILE: Final = "journal.jsonl"
+LOCK_FILE: Final = "lock"
+ROTATE_BYTES: Final = 4 << 20
+_SO_NETNS_COOKIE: Final = 71
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line."""
+
+    kind: Kind
+    act_id: str
+    group_id: int
+    original: Weights  # the group before anything of ours
+    before: Weights
+    after: Weights
+    because: str
+    under: str
+    scope: str  # boot and network namespace
+    by: str = "controller"  # who wrote it: controller, guardian, command
+    at_ns: int = 0
+    unix_ns: int = 0
+    names: dict[str, str] = field(default_factory=dict)  # nexthop id -> what a person calls it
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """A group that may not have its original weights because of us."""
+
+    group_id: int
+    original: Weights
+    ours: tuple[Weights, ...]  # weights of ours that the kernel may have
+    last: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a journal says."""
+
+    entries: tuple[Entry, ...]
+    torn: int  # lines that are no entry: a write that a crash cut off
+
+    def outstanding(self, scope: str) -> dict[int, Outstanding]:
+        """What is still to be undone, by group."""
+        found: dict[int, Outstanding] = {}
+        for entry in self.entries:
+            if entry.scope == scope:
+                _follow(found, entry)
+        return found
+
+
+def _follow(found: dict[int, Outstanding], entry: Entry) -> None:
+    known = found.get(entry.group_id)
+    match entry.kind:
+        case "intent":
+            ours = (*known.ours, entry.after) if known else (entry.before, entry.after)
+            original = known.original if known else entry.original
+            found[entry.group_id] = Outstanding(
+                entry.group_id, original, tuple(dict.fromkeys((*ours, entry.before))), entry
+            )
+        case "applied":
+            if entry.after == entry.original:
+                found.pop(entry.group_id, None)
+            else:
+                found[entry.group_id] = Outstanding(
+                    entry.group_id, known.original if known else entry.original, (entry.after,), entry
+                )
+        case "failed":
+            if known and entry.before == known.original:
+                found.pop(entry.group_id)
+            elif known:
+                found[entry.group_id] = Outstanding(entry.group_id, known.original, (entry.before,), entry)
+        case "undone" | "released":
+            found.pop(entry.group_id, None)
+
+
+def scope() -> str:
+    """This boot and this thread's network namespace, by numbers that are never used twice."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        try:
+            raw = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+            namespace = f"cookie:{int.from_bytes(raw, 'little')}"
+        except OSError:  # before Linux 5.14
+            namespace = f"inode:{os.stat('/proc/thread-self/ns/net').st_ino}"
+    return f"{boot}/{namespace}"
+
+
+def directory(netns: str | None) -> Path:
+    """Where this instance's journal and lock are; made with mode 0700 when missing."""
+    path = places.state_dir(netns)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def read(path: Path) -> Contents:
+    """All that can be read of a journal; a missing one is empty."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return Contents((), 0)
+    found = [_parse(line) for line in lines if line]
+    entries = tuple(entry for entry in found if entry is not None)
+    return Contents(entries, len(found) - len(entries))
+
+
+def _parse(line: bytes) -> Entry | None:
+    try:
+        raw = json.loads(line)
+        known = {name: raw[name] for name in (f.name for f in fields(Entry)) if name in raw}
+        for name in ("original", "before", "after"):
+            known[name] = weights_of((int(n), int(w)) for n, w in raw[name])
+        entry = Entry(**known)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return entry if entry.kind in KINDS and isinstance(entry.group_id, int) else None
+
+
+class Journal:
+    """Appends entries, each on disk before `write` returns.
+
+    Parameters
+    ----------
+    path : Path
+        The file; made with mode 0600 when missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = _open_synced(path)
+        self._torn = False
+
+    def write(self, entry: Entry) -> None:
+        """Append one entry and wait until it is on disk."""
+        line = json.dumps(asdict(entry), separators=(",", ":")).encode() + b"\n"
+        if self._torn:  # the disk was full: do not continue the torn line
+            line = b"\n" + line
+        self._torn = True
+        written = os.write(self._fd, line)
+        if written != len(line):
+            raise OSError(errno.ENOSPC, "the disk is full", str(self.path))
+        self._torn = False
+        os.fdatasync(self._fd)
+
+    def read(self) -> Contents:
+        """All that was written, by whomever."""
+        return read(self.path)
+
+    def rotate(self, scope: str) -> None:
+        """Put a long journal aside once nothing in it is outstanding."""
+        if os.fstat(self._fd).st_size < ROTATE_BYTES or self.read().outstanding(scope):
+            return
+        os.replace(self.path, self.path.with_suffix(".jsonl.1"))
+        os.close(self._fd)
+        self._fd = _open_synced(self.path)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _open_synced(path: Path) -> int:
+    """A journal opened for appending; its name, too, is on disk; a torn last line is closed off."""
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    size = os.fstat(fd).st_size
+    if size and os.pread(fd, 1, size - 1) != b"\n":
+        os.write(fd, b"\n")
+    os.fsync(fd)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return fd
+
+
+def entry_now(  # the two clocks are read here, so that no caller forgets one
+    kind: Kind,
+    act_id: str,
+    group_id: int,
+    original: Weights,
+    before: Weights,
+    after: Weights,
+    because: str,
+    under: str,
+    scope: str,
+    by: str = "controller",
+    names: Iterable[tuple[int, str]] = (),
+) -> Entry:
+    """An entry with the present time."""
+    return Entry(
+        kind,
+        act_id,
+        group_id,
+        original,
+        before,
+        after,
+        because,
+        under,
+        scope,
+        by,
+        time.monotonic_ns(),
+        time.time_ns(),
+        {str(nexthop): name for nexthop, name in names},
+    )
+
+
+def as_json(entry: Entry) -> dict[str, Any]:
+    """An entry for other programs."""
+    return asdict(entry)

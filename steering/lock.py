@@ -1,0 +1,135 @@
+"""One controller per instance: an advisory lock on a file, shared by the controller and its guardian.
+
+The guardian inherits the controller's open file, and with it the lock: a successor gets it only when both are gone,
+so never while the guardian is still undoing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from pytools.errors import RefusedError
+
+
+class Lock:
+    """The lock, held from construction to `close`.
+
+    Parameters
+    ----------
+    path : Path
+        The lock file.
+    wait_s : float
+        How long to wait for a controller that is on its way out, or a guardian that is undoing.
+
+    Raises
+    ------
+    RefusedError
+        If a controller of this instance runs.
+    """
+
+    def __init__(self, path: Path, wait_s: float = 0.0) -> None:
+        self.path = path
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            _take(fd, path, wait_s)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.fd = fd
+        self.say({})
+
+    def say(self, facts: dict[str, Any]) -> None:
+        """Write who holds it, for people and for `holder`."""
+        line = json.dumps({"pid": os.getpid(), **facts}).encode()
+        os.pwrite(self.fd, line, 0)
+        os.ftruncate(self.fd, len(line))
+
+    def close(self) -> None:
+        """Let go of our part of it."""
+        os.close(self.fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _take(fd: int, path: Path, wait_s: float) -> None:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                held = _facts(fd)
+                raise RefusedError(
+                    f"a controller already runs for {path.parent.name} (process {held.get('pid', 'unknown')})",
+                    "stop it first, or `swerve steer undo --stop`",
+                ) from None
+            select.select([], [], [], 0.01)
+
+
+def _facts(fd: int) -> dict[str, Any]:
+    try:
+        facts = json.loads(os.pread(fd, 4096, 0))
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def holder(path: Path) -> dict[str, Any] | None:
+    """What the process that holds the lock said of itself; None when nobody holds it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _facts(fd)
+    finally:
+        os.close(fd)
+    return None
+
+
+def holder_pidfd(path: Path) -> int | None:
+    """A handle on the controller that holds the lock; None when there is none.
+
+    The number in the file could be another process's by now: after opening the handle, the process behind it must
+    still have the lock file open.
+    """
+    facts = holder(path)
+    pid = facts.get("pid") if facts else None
+    if not isinstance(pid, int):
+        return None
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    if not _has_open(pid, path):
+        os.close(pidfd)
+        return None
+    return pidfd
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    wanted = path.stat()
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                found = os.stat(f"/proc/{pid}/fd/{fd}")
+            except OSError:
+                continue
+            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,132 @@
+"""A policy file: read safely, checked whole, and every fault named with its line.
+
+Does I/O only in `load` and `unsafe`; `parse` is pure. One thread.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+
+from pytools.errors import PolicyError, RefusedError
+from steering.policy import Policy
+from steering.policy_words import follows, problem_of
+from steering.policy_yaml import Problem, Reader, dotted
+
+MAX_BYTES: Final = 1 << 20
+
+
+class InvalidPolicyError(PolicyError):
+    """All faults of a policy file, one a line."""
+
+    def __init__(self, path: str, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(sorted(problems))
+        super().__init__("\n".join(problem.text(path) for problem in self.problems))
+
+
+def load(path: Path, *, guarded: bool = True) -> Policy:
+    """The policy in a file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    guarded : bool
+        Refuse a file that somebody else could have written. Only for explaining is this not needed.
+
+    Raises
+    ------
+    InvalidPolicyError
+        If it is not a policy; carries every fault.
+    RefusedError
+        If others could write it.
+    """
+    try:
+        with path.open("rb") as file:
+            why = unsafe(path, os.fstat(file.fileno())) if guarded else ""
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise PolicyError(f"{path}: {error.strerror}", "name a policy file (docs/policy.md)") from None
+    if why:
+        raise RefusedError(f"{path}: refused: {why}", "make it root's alone: chown root, chmod go-w")
+    if len(data) > MAX_BYTES:
+        raise PolicyError(f"{path}: larger than {MAX_BYTES} bytes", "a policy is a page of text")
+    try:
+        return parse(data.decode(), str(path))
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise InvalidPolicyError(str(path), [Problem(line, "", "not UTF-8 text")]) from None
+
+
+def unsafe(path: Path, opened: os.stat_result) -> str:
+    """Why a policy file cannot be trusted; empty when it can.
+
+    The file and the directories that hold it (the one named, and the one it resolves to) must belong to root or
+    to us, and be writable by nobody else.
+    """
+    if not stat.S_ISREG(opened.st_mode):
+        return "it is not a regular file"
+    owners = (0, os.geteuid())
+    checked = [("the file", opened)]
+    for directory in {path.absolute().parent, path.resolve().parent}:
+        checked.append((f"its directory {directory}", directory.stat()))
+    for what, found in checked:
+        if found.st_uid not in owners:
+            return f"{what} belongs to user {found.st_uid}, not to root"
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            whom = "everybody" if found.st_mode & stat.S_IWOTH else f"group {found.st_gid}"
+            return f"{what} is writable by {whom} (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def parse(text: str, path: str = "policy") -> Policy:
+    """The policy in a text.
+
+    Raises
+    ------
+    InvalidPolicyError
+        If it is not a policy; carries every fault, not only the first.
+    """
+    reader = Reader()
+    try:
+        raw = reader.read(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = f"not YAML: {error.problem or error.context}"
+        raise InvalidPolicyError(path, [Problem(mark.line + 1 if mark else 1, "", what)]) from None
+    except yaml.YAMLError as error:
+        raise InvalidPolicyError(path, [Problem(1, "", f"not YAML: {error}".splitlines()[0])]) from None
+    except RecursionError:
+        raise InvalidPolicyError(path, [Problem(1, "", "not a policy: nested too deeply")]) from None
+    problems = [*reader.problems, *_repeated_names(raw, reader)]
+    try:
+        policy = Policy.model_validate(raw)
+    except ValidationError as error:
+        problems += [problem_of(f, raw, reader) for f in error.errors(include_url=False) if not follows(f)]
+        raise InvalidPolicyError(path, problems) from None
+    if problems:
+        raise InvalidPolicyError(path, problems)
+    return policy
+
+
+def _repeated_names(raw: Any, reader: Reader) -> list[Problem]:
+    """Rules that bear the name of an earlier one: an act would not say which of them it was made under."""
+    rules = raw.get("rules") if isinstance(raw, dict) else None
+    first: dict[str, int] = {}
+    problems = []
+    for i, rule in enumerate(rules if isinstance(rules, list) else []):
+        name = rule.get("name") if isinstance(rule, dict) else None
+        if not isinstance(name, str):
+            continue
+        at = ("rules", i, "name")
+        if name in first:
+            what = f'"{name}" is the name of the rule in line {first[name]} already; expected another'
+            problems.append(Problem(reader.lines[at], dotted(at), what))
+        first.setdefault(name, reader.lines[at])
+    return problems

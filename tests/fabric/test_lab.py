@@ -1,0 +1,392 @@
+"""The lab with real traffic: what it promises to the demo, the tests and the benchmarks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import support
+from click.testing import CliRunner
+
+from pytools import config, places
+from pytools.errors import SwerveError, UsageError
+from pytools.kernel.netlink import Netlink
+from pytools.kernel.netns import inside
+from pytools.lab import Lab, building, cli, fabric, namespaces, processes
+
+RECEIVE = """
+import socket, sys
+box = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+box.bind((sys.argv[1], 7000))
+print("ready", flush=True)
+seen = 0
+while True:
+    word = box.recv(100)
+    if word == b"end":
+        print(seen, flush=True)
+        seen = 0
+    else:
+        seen += 1
+"""
+SEND = """
+import socket, sys
+for flow in range(int(sys.argv[2])):
+    out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    out.sendto(b"x", (sys.argv[1], 7000))
+"""
+
+
+@pytest.fixture
+def lab(unique_name):
+    with Lab.up(unique_name(), hosts=3, rails=2, rate="100mbit") as made:
+        yield made
+
+
+class Receiver:
+    """Counts UDP packets to one address of a host."""
+
+    def __init__(self, lab, host, address):
+        self.process = lab.start(host, [sys.executable, "-c", RECEIVE, address], stdout=subprocess.PIPE)
+        self.netns, self.address = host.netns, address
+        assert self.process.stdout.readline() == "ready\n"
+
+    def count(self):
+        """Packets since the last count: asked for from inside, so no rail can lose the question."""
+        support.run(
+            ["ip", "netns", "exec", self.netns, sys.executable, "-c", SEND.replace('b"x"', 'b"end"'), self.address, "1"]
+        )
+        return int(self.process.stdout.readline())
+
+
+def send(lab, host, address, packets):
+    lab.run(host, [sys.executable, "-c", SEND, address, str(packets)])
+
+
+def pings(lab, host, address):
+    """Whether one ping is answered within a second."""
+    try:
+        lab.run(host, ["ping", "-n", "-c1", "-W1", address])
+    except SwerveError:
+        return False
+    return True
+
+
+def goodput(lab, address, seconds=1):
+    """What TCP brings from host 1 to an address of host 2, in bit/s."""
+    support.require("iperf3")
+    server = lab.start(lab.hosts[1], ["iperf3", "-s", "-1", "--forceflush", "-B", address], stdout=subprocess.PIPE)
+    for line in server.stdout:
+        if "listening" in line:
+            break
+    words = ["iperf3", "-J", "-t", str(seconds), "-c", address]
+    return json.loads(lab.run(lab.hosts[0], words))["end"]["sum_received"]["bits_per_second"]
+
+
+def transmitted(netns):
+    """Packets sent by each interface of a namespace."""
+    shown = json.loads(support.run(["ip", "-n", netns, "-s", "-j", "link"]).stdout)
+    return {each["ifname"]: each["stats64"]["tx"]["packets"] for each in shown}
+
+
+def left_of(name):
+    """Everything that a lab of this name still has."""
+    files = [
+        str(place)
+        for base in (places.runtime_dir(None).parent, places.state_dir(None).parent)
+        for place in base.rglob("*")
+        if name in place.name
+    ]
+    return files + [each for each in namespaces.names() if name in each] + list(processes.marked(name))
+
+
+def test_every_service_address_is_reached_at_once_over_both_families(lab):
+    support.require("ping")
+    for source in lab.hosts:
+        for destination in lab.hosts:
+            assert pings(lab, source, destination.service)
+            assert pings(lab, source, destination.service6)
+
+
+def test_every_rail_address_is_reached_over_its_rail(lab):
+    support.require("ping")
+    for rail, interface in enumerate(lab.hosts[1].interfaces, start=1):
+        before = transmitted(lab.hosts[0].netns)
+        assert pings(lab, lab.hosts[0], interface.address)
+        assert pings(lab, lab.hosts[0], interface.address6)
+        after = transmitted(lab.hosts[0].netns)
+        assert after[f"rail{rail}"] >= before[f"rail{rail}"] + 2
+
+
+def test_flows_are_spread_over_both_rails_and_all_arrive(lab):
+    receiver = Receiver(lab, lab.hosts[1], lab.hosts[1].service)
+    before = transmitted(lab.hosts[0].netns)
+    send(lab, lab.hosts[0], lab.hosts[1].service, 100)
+    after = transmitted(lab.hosts[0].netns)
+    assert receiver.count() == 100
+    for rail in ("rail1", "rail2"):
+        assert after[rail] - before[rail] >= 20
+
+
+def test_one_group_per_destination_and_family_carries_the_route(lab):
+    host = lab.hosts[0]
+    with Netlink(host.netns) as netlink:
+        groups = {group.id: group.weights for group in netlink.groups()}
+        routes = {each.destination: each for each in netlink.routes(4) + netlink.routes(6)}
+    assert groups == {
+        102: {11: 1, 12: 1},
+        103: {11: 1, 12: 1},
+        202: {21: 1, 22: 1},
+        203: {21: 1, 22: 1},
+    }
+    assert (routes["10.9.0.2/32"].nexthop_id, routes["10.9.0.2/32"].prefsrc) == (102, "10.9.0.1")
+    assert (routes["fd00:9::3/128"].nexthop_id, routes["fd00:9::3/128"].prefsrc) == (203, "fd00:9::1")
+    assert len(routes["10.9.0.2/32"].hops) == len(routes["fd00:9::3/128"].hops) == 2
+
+
+def test_only_the_rails_shape_and_show_says_what_the_kernel_says(lab):
+    lab.congest(2, "10mbit", toward=2)
+    shown = lab.show()
+    for rail, said in zip(lab.rails, shown["rails"], strict=True):
+        queues = json.loads(support.run(["tc", "-n", rail.netns, "-j", "qdisc"]).stdout)
+        kernel = {each["dev"]: each["options"] for each in queues if each["kind"] == "tbf"}
+        assert {port["interface"] for port in said["ports"]} == set(kernel)
+        for port in said["ports"]:
+            assert port["rate_bit_s"] == kernel[port["interface"]]["rate"] * 8
+            assert port["queue_bytes"] == 65536
+            assert port["carrier"]
+    assert shown["rails"][1]["ports"][1]["rate_bit_s"] == 10_000_000
+    assert shown["rails"][1]["ports"][0]["rate_bit_s"] == 100_000_000
+    for host in lab.hosts:
+        kinds = {each["kind"] for each in json.loads(support.run(["tc", "-n", host.netns, "-j", "qdisc"]).stdout)}
+        assert kinds == {"noqueue"}
+
+
+def test_congestion_cuts_what_tcp_gets_and_healing_gives_it_back(lab):
+    address = lab.hosts[1].interfaces[0].address
+    healthy = goodput(lab, address)
+    assert healthy <= 100e6
+    lab.congest(1, "5mbit")
+    assert goodput(lab, address) <= 5.2e6 < healthy
+    lab.heal(1)
+    assert goodput(lab, address) > 6e6
+
+
+def test_a_short_queue_loses_packets_and_counts_them(lab):
+    lab.congest(1, "5mbit", queue_bytes=4000)
+    receiver = Receiver(lab, lab.hosts[1], lab.hosts[1].interfaces[0].address)
+    send(lab, lab.hosts[0], receiver.address, 2000)
+    (port,) = (each for each in lab.show()["rails"][0]["ports"] if each["interface"] == "h2")
+    assert port["queue_bytes"] == 4000
+    support.wait_until(lambda: not lab.show()["rails"][0]["ports"][1]["waiting_bytes"], 5, "the queue is empty")
+    arrived = receiver.count()
+    assert arrived > 0
+    assert port["dropped_packets"] == 2000 - arrived
+
+
+def test_a_blackhole_of_one_direction_leaves_the_other_and_the_carrier(lab):
+    support.require("ping")
+    first, second, third = lab.hosts
+    there = Receiver(lab, second, second.interfaces[0].address)
+    back = Receiver(lab, first, first.interfaces[0].address)
+    lab.blackhole(1, (1, 2))
+    send(lab, first, there.address, 10)
+    send(lab, second, back.address, 10)
+    assert (there.count(), back.count()) == (0, 10)
+    assert pings(lab, first, third.interfaces[0].address)
+    assert pings(lab, first, second.interfaces[1].address)
+    assert pings(lab, first, first.interfaces[0].gateway)
+    assert all(port["carrier"] for rail in lab.show()["rails"] for port in rail["ports"])
+    with Netlink(first.netns) as netlink:
+        assert all(link.carrier for link in netlink.links())
+        assert netlink.group(102).weights == {11: 1, 12: 1}
+    lab.heal()
+    send(lab, first, there.address, 10)
+    assert there.count() == 10
+
+
+def test_a_blackhole_holds_for_service_addresses_of_both_families(lab):
+    support.require("ping")
+    lab.blackhole(1)
+    lab.blackhole(2, (1, 2))
+    assert not pings(lab, lab.hosts[0], lab.hosts[1].service)
+    assert not pings(lab, lab.hosts[0], lab.hosts[1].service6)
+    lab.blackhole(2, (1, 2))  # a second time changes nothing
+    lab.heal(2)
+    assert not any(port["loses_packets_to"] for port in lab.show()["rails"][1]["ports"])
+    assert all(port["loses_packets_to"] == ["everywhere"] * 2 for port in lab.show()["rails"][0]["ports"])
+
+
+def test_an_unshaped_lab_can_be_congested_and_healed(unique_name):
+    with Lab.up(unique_name(), hosts=2, rails=1, rate="none") as lab:
+        with pytest.raises(UsageError, match="no queue to congest"):
+            lab.congest(1, queue_bytes=5000)
+        lab.congest(1, "10mbit")
+        assert [port["rate_bit_s"] for port in lab.show()["rails"][0]["ports"]] == [10_000_000] * 2
+        lab.heal()
+        assert [port["rate_bit_s"] for port in lab.show()["rails"][0]["ports"]] == [None] * 2
+
+
+def test_the_agents_are_told_their_peers(unique_name):
+    with Lab.up(unique_name(), hosts=3, rails=1, ipv6=True) as lab:
+        told = config.load(places.default_config(lab.hosts[2].netns))
+    assert told.host == "h3"
+    assert [peer.address for peer in told.peers] == ["10.9.0.1", "10.9.0.2", "fd00:9::1", "fd00:9::2"]
+
+
+def test_two_labs_do_not_meet(lab, unique_name):
+    support.require("ping")
+    with Lab.up(unique_name(), hosts=2, rails=1) as other:
+        lab.blackhole(1)
+        lab.congest(2, "10mbit")
+        assert pings(other, other.hosts[0], other.hosts[1].service)
+        assert [port["rate_bit_s"] for port in other.show()["rails"][0]["ports"]] == [100_000_000] * 2
+        assert {lab.name, other.name} <= set(fabric.labs())
+    assert left_of(other.name) == []
+    lab.heal()
+    assert pings(lab, lab.hosts[0], lab.hosts[1].service)
+
+
+def test_a_name_that_is_taken_is_refused_and_the_lab_stays(lab):
+    with pytest.raises(UsageError, match="exists already") as caught:
+        Lab.up(lab.name, hosts=2, rails=1)
+    assert f"down --name {lab.name}" in caught.value.next_step
+    assert len(lab.show()["hosts"]) == 3
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda lab: lab.congest(3, "10mbit"),
+        lambda lab: lab.congest(1, "10mbit", toward=4),
+        lambda lab: lab.blackhole(0),
+        lambda lab: lab.blackhole(1, (1, 9)),
+        lambda lab: lab.blackhole(1, (1, 1)),
+        lambda lab: lab.heal(3),
+    ],
+)
+def test_what_is_not_there_cannot_be_harmed(lab, act):
+    with pytest.raises(UsageError) as caught:
+        act(lab)
+    assert caught.value.next_step
+
+
+def test_nothing_of_a_lab_stays(unique_name):
+    lab = Lab.up(unique_name(), hosts=2, rails=2)
+    stubborn = "trap '' TERM; (sleep 1000 & sleep 1000 & wait) & wait; while :; do wait; done"
+    lab.start(lab.hosts[0], ["sh", "-c", stubborn])
+    outside = Path(places.state_dir(lab.hosts[0].netns))
+    outside.mkdir(parents=True)
+    (outside / "journal").write_text("x")
+    support.wait_until(lambda: len(processes.marked(lab.name)) == 4, 10, "the process has its children")
+    assert lab.down() == []
+    assert left_of(lab.name) == []
+    assert lab.down() == []
+
+
+def test_a_process_that_the_lab_did_not_start_is_named_and_left(unique_name):
+    lab = Lab.up(unique_name(), hosts=2, rails=1)
+    with inside(lab.hosts[0].netns):
+        foreign = subprocess.Popen(["sleep", "1000"])
+    try:
+        (said,) = lab.down()
+        assert str(foreign.pid) in said
+        assert foreign.poll() is None
+    finally:
+        foreign.kill()
+        foreign.wait()
+    assert left_of(lab.name) == []
+
+
+def test_a_lab_that_cannot_be_finished_is_removed(unique_name, monkeypatch):
+    def fails(*_):
+        raise SwerveError("no more")
+
+    monkeypatch.setattr(building, "_build_host", fails)
+    name = unique_name()
+    with pytest.raises(SwerveError, match="no more"):
+        Lab.up(name, hosts=2, rails=1)
+    assert left_of(name) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "calls"),
+    [("namespaces.set_sysctls", 2), ("wiring.add_veth", 3), ("wiring.shape", 1), ("building._write_config", 2)],
+)
+def test_down_removes_what_a_killed_up_left(unique_name, function, calls):
+    name = unique_name()
+    module, attribute = function.split(".")
+    script = f"""
+import itertools, os, signal
+from pytools.lab import Lab, building, namespaces, wiring
+real, count = {function}, itertools.count(1)
+def killed(*words):
+    if next(count) == {calls}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*words)
+setattr({module}, {attribute!r}, killed)
+Lab.up({name!r}, hosts=3, rails=2)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert left_of(name) != []
+    with pytest.raises(UsageError, match="exists already"):
+        Lab.up(name, hosts=2, rails=1)
+    assert fabric.tear_down(name) == []
+    assert left_of(name) == []
+
+
+def test_a_lab_is_found_without_its_file(unique_name):
+    name = unique_name()
+    lab = Lab.up(name, hosts=2, rails=1)
+    sleeper = lab.start(lab.hosts[0], ["sleep", "1000"])
+    (places.runtime_dir(None).parent / "labs" / f"{name}.json").unlink()
+    assert name in fabric.labs()
+    with pytest.raises(UsageError, match="not how it was made"):
+        Lab.open(name)
+    fabric.tear_down(name)
+    assert sleeper.wait(timeout=10) == -signal.SIGTERM
+    assert left_of(name) == []
+
+
+def test_the_commands_do_it_all(unique_name):
+    name = unique_name()
+
+    def lab(*words):
+        result = CliRunner().invoke(cli.lab, [words[0], "--name", name, *words[1:]], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    try:
+        made = json.loads(lab("up", "--hosts", "2", "--rails", "1", "--rate", "50mbit", "--json"))
+        assert (len(made["hosts"]), made["rate_bit_s"]) == (2, 50_000_000)
+        lab("congest", "--rail", "1", "--rate", "10mbit", "--toward", "h2")
+        lab("blackhole", "--rail", "1", "--direction", "h1:h2")
+        text = lab("show")
+        assert "to h2, 10mbit" in text
+        assert "loses what h1 sends to 10.1.2.2/32, 10.9.0.2/32" in text
+        lab("heal")
+        assert "loses" not in lab("show")
+    finally:
+        lab("down")
+    assert left_of(name) == []
+
+
+def test_settings_outside_the_namespaces_stay(unique_name):
+    watched = [
+        "ipv4/ip_forward",
+        "ipv4/fib_multipath_hash_policy",
+        "ipv4/conf/all/rp_filter",
+        "ipv6/conf/all/forwarding",
+    ]
+
+    def read():
+        return [(Path("/proc/sys/net") / each).read_text() for each in watched]
+
+    before, where = read(), os.stat("/proc/thread-self/ns/net").st_ino
+    with Lab.up(unique_name(), hosts=2, rails=1):
+        assert read() == before
+        assert os.stat("/proc/thread-self/ns/net").st_ino == where
+    assert read() == before

@@ -1,0 +1,270 @@
+"""A real controller and guardian on a real nexthop group, fed by a fake agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+import steering_kit as kit
+import support
+from steering_kit import FIRST, GROUP, MS, SECOND_HOP, controlled
+
+from pytools import places
+
+EVEN = {FIRST: 1, SECOND_HOP: 1}
+STEERED = {SECOND_HOP: 1}
+
+
+@pytest.fixture
+def host(make_namespace):
+    return kit.two_rails(make_namespace(), make_namespace())
+
+
+@pytest.fixture
+def agent(host):
+    running = kit.FakeAgent(host.netns)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def policy(tmp_path):
+    file = tmp_path / "policy.yaml"
+    file.write_text(kit.POLICY)
+    file.chmod(0o600)
+    return file
+
+
+def steered(host, agent):
+    """Congest rail 1 and wait until its traffic has left."""
+    agent.queueing_ns[1] = 20 * MS
+    support.wait_until(lambda: host.weights() == STEERED, 20, "rail 1 is taken out of the group")
+
+
+def settled(agent):
+    support.wait_until(lambda: len(agent.states) == 2, 20, "the controller speaks of both paths")
+
+
+def test_congestion_is_steered_away_and_back(host, agent, policy):
+    with controlled(host, policy, "--apply") as controller:
+        settled(agent)
+        assert host.weights() == EVEN
+        steered(host, agent)
+        act = support.wait_until(lambda: agent.acts_of("applied"), 10, "the act is published")[0]
+        assert act.what == f"nexthop group {GROUP}"
+        assert act.before == {"10.1.1.1 dev rail1": 1, "10.2.1.1 dev rail2": 1}
+        assert act.after == {"10.1.1.1 dev rail1": 0, "10.2.1.1 dev rail2": 1}
+        assert act.under == "leave-congested-rail"
+        assert "20 ms" in act.because and "above 5 ms" in act.because
+        assert act.seen_ns <= act.decided_ns <= act.acknowledged_ns
+        agent.queueing_ns[1] = 0
+        support.wait_until(lambda: host.weights() == EVEN, 20, "rail 1 is back at its whole weight")
+        shares = [each.after["10.1.1.1 dev rail1"] / each.after["10.2.1.1 dev rail2"] for each in agent.acts]
+        assert shares == [0, 0.1, 0.5, 1]
+        support.wait_until(lambda: agent.states[kit.path(1)].state == "healthy", 10, "rail 1 is healthy")
+        assert controller.end() == 0
+    kinds = [entry.kind for entry in controller.journal()]
+    assert kinds == ["intent", "applied"] * 4
+    assert controller.errors.count("died") == 0
+
+
+def test_a_dry_run_changes_nothing_and_says_each_act_once(host, agent, policy):
+    with controlled(host, policy) as controller:
+        settled(agent)
+        agent.queueing_ns[1] = 20 * MS
+        support.wait_until(lambda: agent.acts_of("dry_run"), 20, "the act is reported")
+        seen = len(agent.state_log)
+        support.wait_until(lambda: len(agent.state_log) > seen + 4, 20, "time passes")
+        assert [act.outcome for act in agent.acts] == ["dry_run"]
+        assert host.weights() == EVEN
+        assert controller.guardian() is None
+        assert controller.end() == 0
+    assert controller.journal() == []
+    assert controller.output.count('"dry_run"') == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_puts_the_weights_back(host, agent, policy, number):
+    with controlled(host, policy, "--apply") as controller:
+        steered(host, agent)
+        assert controller.end(number) == (0 if number == signal.SIGTERM else 130)
+        assert host.weights() == EVEN
+        support.wait_until(lambda: agent.acts_of("undone"), 10, "the undoing is published")
+        assert controller.lock_is_free()
+    assert controller.journal()[-1].kind == "undone"
+    assert controller.journal()[-1].by == "controller"
+
+
+def test_keep_leaves_the_weights_until_they_are_undone(host, agent, policy):
+    with controlled(host, policy, "--apply", "--keep") as controller:
+        steered(host, agent)
+        assert controller.end() == 0
+    assert host.weights() == STEERED
+    done = support.run([*support.SWERVE, "steer", "undo", "-n", host.netns])
+    assert "original weights are back" in done.stdout
+    assert host.weights() == EVEN
+    again = support.run([*support.SWERVE, "steer", "undo", "-n", host.netns])
+    assert again.stdout == "nothing to undo\n"
+
+
+def test_a_killed_controller_is_undone_by_its_guardian(host, agent, policy):
+    with controlled(host, policy, "--apply") as controller:
+        steered(host, agent)
+        controller.kill()
+        support.wait_until(lambda: host.weights() == EVEN, 2, "the weights are back within the lease")
+        support.wait_until(controller.lock_is_free, 10, "the guardian has gone")
+    last = controller.journal()[-1]
+    assert (last.kind, last.by, last.after) == ("undone", "guardian", kit.ORIGINAL)
+
+
+@pytest.mark.parametrize("delay_ms", [0.0, 0.7, 2.0])
+def test_a_controller_killed_in_the_middle_of_an_act_is_undone(host, agent, policy, delay_ms):
+    killed = kit.kill_mid_act(host, agent, policy, delay_ms / 1e3)
+    assert killed.by == "guardian"
+    assert killed.restored_ms < 2_000, "the lease of the policy"
+
+
+def test_a_hung_controller_is_killed_and_undone(host, agent, policy):
+    with controlled(host, policy, "--apply") as controller:
+        steered(host, agent)
+        controller.kill(signal.SIGSTOP)
+        support.wait_until(lambda: host.weights() == EVEN, 6, "the weights are back after the lease of 2 s")
+        assert controller.process.wait(10) == -signal.SIGKILL
+        support.wait_until(controller.lock_is_free, 10, "the guardian has gone")
+    assert "stopped renewing its lease" in controller.errors
+
+
+def test_a_killed_guardian_is_replaced_before_anything_is_changed(host, agent, policy):
+    with controlled(host, policy, "--apply") as controller:
+        settled(agent)
+        first = support.wait_until(controller.guardian, 10, "the guardian runs")
+        os.kill(first, signal.SIGKILL)
+        agent.queueing_ns[1] = 20 * MS
+        second = support.wait_until(
+            lambda: next((pid for pid in kit.guardians(controller.process.pid) if pid != first), None),
+            10,
+            "another guardian runs",
+        )
+        steered(host, agent)
+        controller.kill()
+        support.wait_until(lambda: host.weights() == EVEN, 4, "the second guardian undid it")
+        assert second != first
+
+
+def test_a_hung_guardian_is_replaced(host, agent, policy):
+    with controlled(host, policy, "--apply") as controller:
+        settled(agent)
+        first = support.wait_until(controller.guardian, 10, "the guardian runs")
+        os.kill(first, signal.SIGSTOP)
+        support.wait_until(lambda: controller.guardian() not in (None, first), 15, "another guardian runs")
+        steered(host, agent)
+
+
+def test_silence_holds_and_then_gives_the_original_weights_back(host, agent, policy):
+    with controlled(host, policy, "--apply"):
+        steered(host, agent)
+        agent.silent = True
+        support.wait_until(lambda: "hold" in agent.states[kit.path(1)].reason, 10, "the controller says that it holds")
+        assert host.weights() == STEERED
+        support.wait_until(lambda: host.weights() == EVEN, 15, "the original weights are back")
+        assert agent.states[kit.path(1)].state in ("unmeasured", "drained")
+
+
+def test_somebody_elses_change_is_left_alone(host, agent, policy):
+    with controlled(host, policy, "--apply") as controller:
+        steered(host, agent)
+        theirs = {FIRST: 7, SECOND_HOP: 3}
+        host.ip("nexthop", "replace", "id", str(GROUP), "group", f"{FIRST},7/{SECOND_HOP},3")
+        support.wait_until(lambda: agent.states[kit.path(1)].state == "manual", 10, "the path is called manual")
+        assert "somebody changed" in agent.states[kit.path(1)].reason
+        controller.kill()
+        support.wait_until(controller.lock_is_free, 10, "the guardian has gone")
+        assert host.weights() == theirs
+    assert controller.journal()[-1].kind == "released"
+
+
+def test_every_path_bad_changes_nothing(host, agent, policy):
+    with controlled(host, policy, "--apply"):
+        settled(agent)
+        agent.queueing_ns = {1: 20 * MS, 2: 20 * MS}
+        support.wait_until(
+            lambda: "every path" in agent.states[kit.path(1)].reason, 10, "the controller says why it holds"
+        )
+        assert host.weights() == EVEN
+        assert agent.states[kit.path(1)].state == "suspect"
+    assert agent.acts == []
+
+
+def test_a_second_controller_is_refused(host, agent, policy):
+    with controlled(host, policy, "--apply"):
+        settled(agent)
+        done = support.run([*support.SWERVE, "steer", "run", "-n", host.netns, "--policy", str(policy)], check=False)
+        assert done.returncode == 4
+        assert "already runs" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_undo_is_refused_while_a_controller_runs_unless_it_may_stop_it(host, agent, policy):
+    with controlled(host, policy, "--apply") as controller:
+        steered(host, agent)
+        refused = support.run([*support.SWERVE, "steer", "undo", "-n", host.netns], check=False)
+        assert refused.returncode == 4 and "--stop" in refused.stderr
+        assert host.weights() == STEERED
+        support.run([*support.SWERVE, "steer", "undo", "--stop", "-n", host.netns])
+        assert host.weights() == EVEN
+        assert controller.process.wait(10) == 0
+
+
+def test_a_restart_settles_the_journal_first(host, agent, policy):
+    """Both processes are gone at once: the next controller takes the act back before it does anything else."""
+    with controlled(host, policy, "--apply") as controller:
+        steered(host, agent)
+        guardian = controller.guardian()
+        controller.kill(signal.SIGSTOP)
+        os.kill(guardian, signal.SIGKILL)
+        controller.kill()
+        controller.process.wait(10)
+        support.wait_until(controller.lock_is_free, 10, "the lock is free")
+        assert host.weights() == STEERED
+    agent.queueing_ns[1] = 0
+    with controlled(host, policy, "--apply") as controller:
+        support.wait_until(lambda: host.weights() == EVEN, 10, "the act is taken back")
+        settled(agent)
+    assert "undone" in [entry.kind for entry in controller.journal()]
+
+
+@pytest.mark.parametrize("writable", [stat.S_IWGRP, stat.S_IWOTH])
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_a_policy_that_others_can_write_is_refused(host, policy, writable, what):
+    target = policy if what == "file" else policy.parent
+    target.chmod(stat.S_IMODE(target.stat().st_mode) | writable)
+    command = [*support.SWERVE, "steer", "run", "--apply", "-n", host.netns, "--policy", str(policy)]
+    done = support.run(command, check=False)
+    assert done.returncode == 4
+    assert "writable by" in done.stderr and done.stderr.count("\n") == 1
+    assert not Path(places.state_dir(host.netns) / "journal.jsonl").exists()
+
+
+def test_a_policy_of_another_user_is_refused(host, policy):
+    os.chown(policy, 65534, -1)
+    command = [*support.SWERVE, "steer", "run", "-n", host.netns, "--policy", str(policy)]
+    done = support.run(command, check=False)
+    assert done.returncode == 4 and "65534" in done.stderr
+
+
+def test_status_and_history_say_what_was_done(host, agent, policy):
+    with controlled(host, policy, "--apply") as controller:
+        steered(host, agent)
+        found = json.loads(support.run([*support.SWERVE, "steer", "status", "-n", host.netns, "-j"]).stdout)
+        assert (found["running"], found["pid"], found["apply"]) == (True, controller.process.pid, True)
+        assert found["in_force"][0]["kernel"] == {str(SECOND_HOP): 1}
+        assert found["in_force"][0]["original"] == {str(FIRST): 1, str(SECOND_HOP): 1}
+        assert {state["state"] for state in found["paths"]} == {"drained", "healthy"}
+        controller.end()
+    lines = support.run([*support.SWERVE, "steer", "history", "-n", host.netns, "-j"]).stdout.splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["intent", "applied", "undone"]
+    text = support.run([*support.SWERVE, "steer", "status", "-n", host.netns]).stdout
+    assert "not running" in text and "all weights are the original ones" in text

@@ -1,0 +1,279 @@
+"""The bus over a real Unix socket: a server on its selector, clients in this and other processes."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import samples
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serving import Served
+
+from pytools.bus import AgentGoneError, Bus, Client, Server
+from pytools.errors import CapabilityError, RefusedError, SwerveError, UsageError
+from pytools.signals import encode
+from pytools.wire import LINE_BYTES
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    one = Served(tmp_path / "run" / "agent.sock")
+    yield one
+    one.server.close()
+    one.selector.close()
+
+
+def test_signals_of_every_type_arrive_as_they_were(served: Served) -> None:
+    client = served.client()
+    for signal in samples.one_of_each():
+        served.bus.publish(signal)
+    got: list[object] = []
+    served.until(lambda: got.extend(client.read()) or len(got) == 8, "all have arrived")
+    assert got == samples.one_of_each()
+    assert (client.dropped, client.malformed, list(client.errors)) == (0, 0, [])
+
+
+def test_only_wanted_types_are_sent(served: Served) -> None:
+    client = served.client(frozenset({"act"}))
+    assert not served.bus.wanted("path_delay")
+    for signal in samples.one_of_each():
+        served.bus.publish(signal)
+    served.turn(0.1)
+    assert client.next(5) == samples.act()
+    assert client.next(0) is None
+
+
+def test_what_a_client_publishes_reaches_the_others(served: Served) -> None:
+    viewer = served.client(frozenset({"path_state", "act"}))
+    controller = served.client(frozenset())
+    inside = served.bus.subscribe(frozenset({"act"}))
+    controller.publish(samples.path_state())
+    controller.publish(samples.act())
+    got: list[object] = []
+    served.until(lambda: got.extend(viewer.read()) or len(got) == 2, "both have arrived")
+    assert got == [samples.path_state(), samples.act()]
+    assert inside.read() == [samples.act()]
+    assert controller.next(0) is None
+
+
+def test_a_client_waits_in_a_selector(served: Served) -> None:
+    client = served.client(frozenset({"act"}))
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(client, selectors.EVENT_READ)
+        assert waiting.select(0) == []
+        for number in range(5):
+            served.bus.publish(samples.act(number=number))
+        served.turn(1)
+        assert len(waiting.select(5)) == 1
+        assert [each.act_id for each in client.read()] == ["a0", "a1", "a2", "a3", "a4"]
+
+
+def test_a_slow_client_loses_only_what_is_counted(served: Served) -> None:
+    slow, quick = served.client(frozenset({"tcp_path"})), served.client(frozenset({"tcp_path"}))
+    published = 20_000
+    seen: list[int] = []
+    for at_ns in range(published):
+        served.bus.publish(samples.tcp_path(at_ns=at_ns))
+        if at_ns % 50 == 0:
+            served.turn()
+            seen += [each.at_ns for each in quick.read()]
+    got: list[int] = []
+
+    def drained() -> bool:
+        got.extend(each.at_ns for each in slow.read())
+        return len(got) + slow.dropped >= published
+
+    served.until(drained, "the slow client has caught up")
+    served.until(lambda: seen.extend(each.at_ns for each in quick.read()) or len(seen) >= published, "all came")
+    assert slow.dropped > 0
+    assert len(got) + slow.dropped == published
+    assert got == sorted(set(got))
+    assert served.server.drops()["bus_slow"] == slow.dropped
+    assert seen == list(range(published)) and quick.dropped == 0
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(["publish", "burst", "turn", "read"]), max_size=80))
+def test_published_is_received_plus_dropped_in_any_order_of_events(tmp_path: Path, steps: list[str]) -> None:
+    served = Served(tmp_path / "agent.sock", queue_bytes=4000)
+    try:
+        client = served.client(frozenset({"tcp_path"}))
+        next(iter(served.server._connections)).sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+        published, got = 0, []
+        for step in steps:
+            if step in ("publish", "burst"):
+                for _ in range(1 if step == "publish" else 30):
+                    served.bus.publish(samples.tcp_path(at_ns=published))
+                    published += 1
+            elif step == "turn":
+                served.turn()
+            else:
+                got += [each.at_ns for each in client.read()]
+        served.until(
+            lambda: got.extend(each.at_ns for each in client.read()) or len(got) + client.dropped >= published,
+            "everything is accounted for",
+        )
+        assert len(got) + client.dropped == published
+        assert served.server.drops()["bus_slow"] == client.dropped
+        assert got == sorted(set(got))
+        client.close()
+    finally:
+        served.server.close()
+        served.selector.close()
+
+
+def test_a_malformed_line_is_counted_answered_and_survived(served: Served) -> None:
+    raw = socket.socket(socket.AF_UNIX)
+    raw.connect(str(served.path))
+    raw.settimeout(5)
+    raw.sendall(b'{"type":"subscribe","types":["act"]}\n{"type":"act"\n{"type":"nonsense"}\n\xff\xfe\n')
+    raw.sendall(encode(samples.act()) + b"\n")
+    served.until(lambda: served.server.drops()["bus_malformed"] == 3, "three lines are rejected")
+    answer = b""
+    while answer.count(b"\n") < 4:
+        served.turn(0.01)
+        answer += raw.recv(65536)
+    lines = answer.splitlines()
+    assert [line.startswith(b'{"type":"error","message":"') for line in lines] == [True, True, True, False]
+    assert lines[3] == encode(samples.act())
+    raw.close()
+    served.until(lambda: served.server.clients == 0, "the client is gone")
+    assert not served.bus.wanted("act")
+
+
+def test_a_line_without_end_does_not_fill_the_memory(served: Served) -> None:
+    raw = socket.socket(socket.AF_UNIX)
+    raw.connect(str(served.path))
+    raw.setblocking(False)
+    left = LINE_BYTES * 2
+    while left:
+        try:
+            left -= raw.send(b"x" * min(left, 1 << 16))
+        except BlockingIOError:
+            served.turn(0.01)
+    served.until(lambda: served.server.drops()["bus_malformed"] == 1, "the line is rejected")
+    raw.close()
+
+
+def test_an_unknown_subscription_is_refused_at_both_ends(served: Served) -> None:
+    with pytest.raises(UsageError, match="no such signal type"):
+        Client(served.path, frozenset({"nope"}))
+    raw = socket.socket(socket.AF_UNIX)
+    raw.connect(str(served.path))
+    raw.sendall(b'{"type":"subscribe","types":["nope"]}\n')
+    served.until(lambda: served.server.drops()["bus_malformed"] == 1, "it is rejected")
+    raw.close()
+
+
+def test_the_socket_is_for_its_user_only(served: Served) -> None:
+    assert stat.S_IMODE(served.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(served.path.parent.stat().st_mode) == 0o700
+
+
+def test_another_user_is_refused_even_through_an_open_door(served: Served) -> None:
+    for place in (served.path, served.path.parent):
+        place.chmod(0o777)
+    script = (
+        "import socket,sys; s=socket.socket(socket.AF_UNIX); s.settimeout(20);"
+        f"s.connect({served.path.name!r}); sys.stdout.write(s.makefile().read())"
+    )
+    command = [sys.executable, "-I", "-c", script]
+    with subprocess.Popen(
+        command, user=65534, group=65534, stdout=subprocess.PIPE, text=True, cwd=served.path.parent
+    ) as stranger:
+        served.until(lambda: stranger.poll() is not None, "the stranger is shown out")
+        assert stranger.stdout is not None
+        assert "only root and user 0 may connect" in stranger.stdout.read()
+    assert served.server.drops()["bus_refused"] == 1
+
+
+def test_a_live_agent_is_not_replaced(served: Served) -> None:
+    with pytest.raises(RefusedError, match=f"process {os.getpid()} already serves"):
+        Server(Bus(), served.path)
+    client = served.client()
+    served.bus.publish(samples.act())
+    served.turn(0.1)
+    assert client.next(5) == samples.act()
+
+
+def test_the_socket_of_a_dead_agent_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    script = (
+        "import os,sys,signal; from pathlib import Path; from pytools.bus import Bus, Server;"
+        "Server(Bus(), Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)], check=False)
+    assert done.returncode == -9 and path.exists()
+    with pytest.raises(SwerveError, match="no agent serves"):
+        Client(path)
+    with Server(Bus(), path):
+        Client(path).close()
+    assert not path.exists()
+
+
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(RefusedError, match="may be written by others"):
+        Server(Bus(), tmp_path / "agent.sock")
+
+
+def test_without_an_agent_the_error_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(SwerveError, match="start it with: swerve agent -n swerve-x-h1") as caught:
+        Client(tmp_path / "swerve-x-h1" / "agent.sock")
+    assert caught.value.exit_code == 1 and not isinstance(caught.value, CapabilityError)
+    with pytest.raises(SwerveError, match=r"start it with: swerve agent$"):
+        Client(tmp_path / "host" / "agent.sock")
+
+
+def test_a_client_reads_to_the_end_and_then_says_that_the_agent_is_gone(served: Served) -> None:
+    client = served.client()
+    for number in range(3):
+        served.bus.publish(samples.act(number=number))
+    served.server.close()
+    assert [client.next(5), client.next(5), client.next(5)] == [samples.act(number=each) for each in range(3)]
+    with pytest.raises(AgentGoneError, match="closed the connection"):
+        client.next(5)
+    with pytest.raises(AgentGoneError):
+        client.read()
+    with pytest.raises(AgentGoneError):
+        client.publish(samples.act())
+
+
+def test_a_client_that_vanishes_costs_nobody_anything(served: Served) -> None:
+    gone, stays = served.client(), served.client()
+    gone.close()
+    for number in range(2000):
+        served.bus.publish(samples.act(number=number))
+        if number % 10 == 0:
+            served.turn()
+            stays.read()
+    served.until(lambda: served.server.clients == 1, "the server noticed")
+    assert served.server.drops()["bus_slow"] == 0
+
+
+def test_publishing_never_waits_for_a_stuck_agent(served: Served) -> None:
+    client = served.client(frozenset())
+    big = samples.act(because="x" * 10_000)
+    sent = 0
+    while client.unpublished == 0:  # the agent's loop does not turn
+        client.publish(big)
+        sent += 1
+    inside = served.bus.subscribe(frozenset({"act"}))
+    received = 0
+
+    def all_in() -> bool:
+        nonlocal received
+        client.read()
+        received += len(inside.read())
+        return received >= sent - 1
+
+    served.until(all_in, "what was not dropped has arrived")
+    assert received == sent - client.unpublished == sent - 1

@@ -1,0 +1,309 @@
+"""What the tests of steering share: measurements to feed in, a fake agent, a host with two rails, a controller process.
+
+Imported as `steering_kit`. Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path as File
+from typing import Any
+
+import support
+
+from pytools import places
+from pytools.bus import Bus, Server
+from pytools.kernel.netlink import Netlink
+from pytools.signals import Act, Delay, Path, PathDelay, PathState
+from steering import journal
+from steering.plan import Group, Member, Weights, weights_of
+
+MS = 1_000_000
+SECOND = 1_000 * MS
+GROUP, FIRST, SECOND_HOP = 102, 11, 12
+ORIGINAL: Weights = ((FIRST, 1), (SECOND_HOP, 1))
+
+POLICY = """\
+version: 1
+manage: {destinations: [10.9.0.0/16]}
+safety: {lease: 2s, max_drained_share: 0.5, stale_after: 500ms, baseline_after: 2s}
+rules:
+  - name: leave-congested-rail
+    when: {signal: queueing_delay, quantile: p50, above: 5ms, for: 40ms, clear_below: 1ms}
+    then: {shift: {share: 0}}
+    return: {dwell: 1s, retry_after: 60s, steps: [0.1, 0.5, 1.0], step: 200ms}
+"""
+
+
+def path(rail: int = 1, destination: str = "h2") -> Path:
+    """Host h1's path over a rail."""
+    return Path("h1", destination, f"10.9.0.{destination[1:]}", f"10.{rail}.1.1", f"rail{rail}")
+
+
+def measured(
+    over: Path,
+    at_ns: int,
+    queueing_ns: int | None = 0,
+    bound_ns: int | None = 1_000,
+    lost: int = 0,
+    received: int = 5,
+    window_ns: int = 100 * MS,
+) -> PathDelay:
+    """A measurement of a path; None for the delay when no probe came back."""
+    delay = Delay(
+        samples=received if queueing_ns is not None else 0,
+        queueing_p50_ns=queueing_ns,
+        queueing_p99_ns=queueing_ns,
+        queueing_last_ns=queueing_ns,
+        queueing_bound_ns=bound_ns,
+    )
+    return PathDelay(
+        host=over.source,
+        at_ns=at_ns,
+        unix_ns=at_ns,
+        path=over,
+        window_ns=window_ns,
+        base_window_ns=30 * SECOND,
+        forward=delay,
+        reverse=delay,
+        round_trip_min_ns=4_000,
+        clock="synchronised",
+        sent=received + lost,
+        received=received,
+        lost=lost,
+        duplicates=0,
+        reordered=0,
+    )
+
+
+def group(
+    paths: dict[int, list[Path]], weights: dict[int, int] | None = None, current: dict[int, int] | None = None
+) -> Group:
+    """A group whose members are the rails (nexthop 10 + rail) that these paths run over."""
+    weights = weights or {10 + rail: 1 for rail in paths}
+    members = tuple(Member(n, f"10.{n - 10}.1.1", f"rail{n - 10}", w) for n, w in sorted(weights.items()))
+    return Group(
+        GROUP,
+        ("10.9.0.2/32",),
+        members,
+        weights_of(current or weights),
+        tuple((10 + rail, each) for rail, several in paths.items() for each in several),
+    )
+
+
+class FakeAgent:
+    """An agent's socket with measurements made up here: a thread publishes every path's every 20 ms.
+
+    Set `queueing_ns[rail]` to congest a rail, `silent` to say nothing.
+    """
+
+    def __init__(self, netns: str, rails: tuple[int, ...] = (1, 2), every_s: float = 0.02) -> None:
+        self.queueing_ns: dict[int, int | None] = dict.fromkeys(rails, 0)
+        self.lost: dict[int, int] = dict.fromkeys(rails, 0)
+        self.silent = False
+        self.acts: list[Act] = []
+        self.states: dict[Path, PathState] = {}
+        self.state_log: list[PathState] = []
+        self._every_s = every_s
+        self._netns = netns
+        self._end = threading.Event()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._started.wait(10)
+
+    def close(self) -> None:
+        """End the thread and the socket."""
+        self._end.set()
+        self._thread.join(10)
+
+    def acts_of(self, outcome: str) -> list[Act]:
+        """The acts heard of with this outcome."""
+        return [act for act in list(self.acts) if act.outcome == outcome]
+
+    def _run(self) -> None:
+        bus = Bus()
+        with selectors.DefaultSelector() as selector, Server(bus, places.agent_socket(self._netns)) as server:
+            server.register(selector)
+            heard = bus.subscribe(frozenset({"act", "path_state"}))
+            self._started.set()
+            due = time.monotonic()
+            while not self._end.is_set():
+                for key, mask in selector.select(max(0, due - time.monotonic())):
+                    key.data(mask)
+                for each in heard.read():
+                    self._take(each)
+                if time.monotonic() < due:
+                    continue
+                due = time.monotonic() + self._every_s
+                for rail, value in self.queueing_ns.items():
+                    if not self.silent:
+                        received = 0 if value is None else 5
+                        now = time.monotonic_ns()
+                        bus.publish(measured(path(rail), now, value, lost=self.lost[rail], received=received))
+
+    def _take(self, signal_heard: Any) -> None:
+        if isinstance(signal_heard, Act):
+            self.acts.append(signal_heard)
+        elif isinstance(signal_heard, PathState):
+            self.states[signal_heard.path] = signal_heard
+            self.state_log.append(signal_heard)
+
+
+@dataclass
+class Host:
+    """A namespace with two rails and a nexthop group to a peer."""
+
+    netns: str
+
+    def ip(self, *words: str) -> str:
+        """Run `ip` inside."""
+        return support.run(["ip", "-n", self.netns, *words]).stdout
+
+    def weights(self, group_id: int = GROUP) -> dict[int, int]:
+        """The group's weights according to iproute2."""
+        found = json.loads(self.ip("-j", "nexthop", "list", "id", str(group_id)))
+        return {each["id"]: each.get("weight", 1) for each in found[0]["group"]}
+
+
+def two_rails(first: str, second: str, kind: str = "mpath") -> Host:
+    """Give a namespace two rails to another and the group that spreads over them."""
+    for rail in (1, 2):
+        name = f"rail{rail}"
+        peer = ["peer", "name", name, "netns", second]
+        support.run(["ip", "-n", first, "link", "add", name, "type", "veth", *peer])
+        for host, address in ((first, "2"), (second, "1")):
+            support.run(["ip", "-n", host, "address", "add", f"10.{rail}.1.{address}/24", "dev", name])
+            support.run(["ip", "-n", host, "link", "set", name, "up"])
+    host = Host(first)
+    for rail in (1, 2):
+        host.ip("nexthop", "add", "id", str(10 + rail), "via", f"10.{rail}.1.1", "dev", f"rail{rail}", "proto", "201")
+    extra = ["type", "resilient", "buckets", "32", "idle_timer", "60"] if kind == "resilient" else []
+    host.ip("nexthop", "add", "id", str(GROUP), "group", f"{FIRST}/{SECOND_HOP}", *extra, "proto", "201")
+    host.ip("route", "add", "10.9.0.2/32", "nhid", str(GROUP), "proto", "201")
+    return host
+
+
+class Controller:
+    """`swerve steer run` as a process."""
+
+    def __init__(self, host: Host, policy: File, *options: str) -> None:
+        self.host = host
+        self.folder = places.state_dir(host.netns)
+        self.process = subprocess.Popen(
+            [*support.SWERVE, "steer", "run", "-n", host.netns, "--policy", str(policy), "-j", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.output, self.errors = "", ""
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send it a signal and wait until it has gone; its exit code."""
+        if self.process.poll() is None:
+            self.kill(number)
+        self.output, self.errors = self.process.communicate(timeout=30 * support.slow_factor())
+        return self.process.returncode
+
+    def journal(self) -> list[journal.Entry]:
+        """What it wrote."""
+        return list(journal.read(self.folder / journal.FILE).entries)
+
+    def lock_is_free(self) -> bool:
+        """Whether neither it nor its guardian runs any more."""
+        from steering.lock import holder
+
+        return holder(self.folder / journal.LOCK_FILE) is None
+
+    def guardian(self) -> int | None:
+        """Its guardian's process number."""
+        return next(iter(guardians(self.process.pid)), None)
+
+
+def guardians(parent: int) -> list[int]:
+    """The guardians that a controller started and that live."""
+    found = []
+    for place in File("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            command = (place / "cmdline").read_bytes()
+            if fields[0] != "Z" and int(fields[1]) == parent and b"steering.guardian" in command:
+                found.append(int(place.name))
+    return found
+
+
+@contextlib.contextmanager
+def controlled(host: Host, policy: File, *options: str) -> Iterator[Controller]:
+    """A controller that is gone at the end, and its guardian with it."""
+    controller = Controller(host, policy, *options)
+    try:
+        yield controller
+    finally:
+        if controller.process.poll() is None:
+            controller.kill()
+        if not controller.process.stdout.closed:
+            controller.output, controller.errors = controller.process.communicate(timeout=30 * support.slow_factor())
+        support.wait_until(controller.lock_is_free, 20, "the guardian has gone")
+
+
+@dataclass(frozen=True)
+class Killed:
+    """One controller killed in the middle of an act."""
+
+    delay_ms: float  # from the moment the intent was seen in the journal
+    journal: str  # the last entry at the kill: how far the act had come
+    weights: dict[int, int]  # what the kernel had right after the kill
+    restored_ms: float  # from the kill until the original weights were back
+    by: str  # who wrote the last entry
+
+
+def kill_mid_act(host: Host, agent: FakeAgent, policy: File, delay_s: float) -> Killed:
+    """Congest a rail, kill the controller `delay_s` after its intent reached the journal, wait for the guardian."""
+    agent.queueing_ns[1] = 0
+    file = places.state_dir(host.netns) / journal.FILE
+
+    def now() -> Weights:
+        found = netlink.group(GROUP)  # not `ip`: the guardian would be done before it has started
+        return weights_of(found.weights) if found else ()
+
+    with Netlink(host.netns) as netlink, controlled(host, policy, "--apply") as controller:
+        support.wait_until(
+            lambda: controller.guardian() and agent.states.get(path(1)) and agent.states[path(1)].state == "healthy",
+            20,
+            "the controller is ready",
+        )
+        size = file.stat().st_size
+        agent.queueing_ns[1] = 20 * MS
+        deadline = time.monotonic() + 20 * support.slow_factor()
+        while file.stat().st_size == size:  # no pause: an act takes a millisecond or two
+            assert time.monotonic() < deadline, "the controller never acted"
+        wait = time.perf_counter() + delay_s
+        while time.perf_counter() < wait:
+            pass
+        controller.kill()
+        killed = time.monotonic()
+        weights = dict(now())
+        kinds = [entry.kind for entry in journal.read(file).entries]
+        support.wait_until(lambda: now() == ORIGINAL, 10, "the original weights are back", every_s=0.0002)
+        restored = time.monotonic() - killed
+        controller.process.wait(10)
+        support.wait_until(controller.lock_is_free, 20, "the guardian has gone")
+        assert host.weights() == dict(ORIGINAL)
+        contents = journal.read(file)
+        assert contents.outstanding(contents.entries[-1].scope) == {}
+        agent.states.clear()
+        last_by_controller = [kind for kind in kinds if kind in ("intent", "applied")][-1]
+        return Killed(delay_s * 1e3, last_by_controller, weights, restored * 1e3, contents.entries[-1].by)

@@ -1,0 +1,330 @@
+"""The commands as a person or a program meets them: a real process, a real socket, signals made to order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import samples
+from click.testing import CliRunner
+from serving import Served
+from support import ROOT, SWERVE, wait_until
+
+from pytools import cli, signals
+from pytools.errors import PolicyError, RefusedError, SwerveError
+
+NETNS = "swerve-t-h1"
+END = b"\x1b[?25h\x1b[?1049l"  # the cursor is shown, the first screen is back
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
+    one = Served(tmp_path / NETNS / "agent.sock")
+    yield one
+    one.close()
+
+
+def publish_all(served: Served) -> None:
+    for each in samples.one_of_each():
+        served.bus.publish(each)
+
+
+def feed(served: Served, process: subprocess.Popen[bytes], publish: Callable[[Served], None]) -> None:
+    """Turn the agent's loop, publishing whenever somebody listens, until the process ends."""
+
+    def ended() -> bool:
+        served.turn(0.02)
+        if served.server.clients:
+            publish(served)
+        return process.poll() is not None
+
+    wait_until(ended, 30, "the command ends", every_s=0)
+
+
+def run(served: Served, *arguments: str, publish: Callable[[Served], None] = publish_all) -> tuple[int, bytes, bytes]:
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        subprocess.Popen(
+            [*SWERVE, *arguments, "-n", NETNS], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+        ) as process,
+    ):
+        feed(served, process, publish)
+        out.seek(0)
+        err.seek(0)
+        return process.returncode, out.read(), err.read()
+
+
+def decoded(out: bytes) -> list[signals.AnySignal]:
+    """Every line is a signal, and the last one is whole."""
+    assert out.endswith(b"\n")
+    return [signals.decode(line) for line in out.splitlines()]
+
+
+def test_watch_prints_a_signal_a_line(served: Served) -> None:
+    code, out, err = run(served, "watch", "--count", "20")
+    assert (code, err) == (0, b"")
+    assert decoded(out) == (samples.one_of_each() * 3)[:20]
+
+
+def test_watch_can_be_narrowed(served: Served) -> None:
+    code, out, _ = run(served, "watch", "--type", "act", "--type", "self", "-c", "5")
+    assert code == 0
+    assert {type(each) for each in decoded(out)} == {signals.Act, signals.Self}
+
+
+def test_watch_ends_quietly_when_nobody_reads_any_more(served: Served) -> None:
+    for publish in (publish_all, lambda _: None):  # while signals come, and while none do
+        with subprocess.Popen(
+            [*SWERVE, "watch", "-n", NETNS], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None and process.stderr is not None
+            served.until(lambda: served.bus.wanted("act"), "watch listens")
+            publish_all(served)
+            served.turn(0.1)
+            assert signals.decode(process.stdout.readline()) == samples.path_delay()
+            process.stdout.close()
+            feed(served, process, publish)
+            assert process.stderr.read() == b""
+        assert process.returncode == 0
+
+
+def test_watch_says_on_standard_error_what_it_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
+    narrow = Served(tmp_path / NETNS / "agent.sock", queue_bytes=2000)
+    published = 0
+
+    def burst(served: Served) -> None:
+        nonlocal published
+        if published == 0 and served.bus.wanted("tcp_path"):
+            for _ in range(5000):
+                served.bus.publish(samples.tcp_path(at_ns=published))
+                published += 1
+        elif published and not any(each._queue for each in served.server._connections):
+            served.server.close()  # everything is on its way
+
+    code, out, err = run(narrow, "watch", publish=burst)
+    narrow.close()
+    dropped = narrow.server.drops()["bus_slow"]
+    assert dropped > 0 and len(decoded(out)) + dropped == published == 5000
+    assert f"{dropped} signals dropped so far".encode() in err
+    assert code == 1 and b"closed the connection" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("delay", [samples.path_delay()]),
+        ("tcp", [samples.tcp_path(), samples.tcp_flow()]),
+        ("self", [samples.self_cost()]),
+        (
+            "top",
+            [
+                samples.path_delay(),
+                samples.tcp_path(),
+                samples.nexthop_group(),
+                samples.path_state(),
+            ],
+        ),
+    ],
+)
+def test_json_of_each_view_is_the_signals_behind_it(
+    served: Served, command: str, expected: list[signals.AnySignal]
+) -> None:
+    code, out, err = run(served, command, "-j", "-c", "1")
+    assert (code, err) == (0, b"")
+    assert decoded(out)[: len(expected)] == expected
+
+
+def test_following_shows_one_frame_per_interval(served: Served) -> None:
+    code, out, _ = run(served, "delay", "-j", "-i", "0.05", "-c", "4")
+    assert code == 0
+    assert decoded(out) == [samples.path_delay()] * 4
+
+
+def test_a_table_in_a_pipe_is_plain_text_and_not_cut(served: Served) -> None:
+    for command in ("delay", "tcp", "self"):
+        code, out, _ = run(served, command)
+        assert code == 0
+        assert b"\x1b" not in out and "…".encode() not in out
+    code, out, _ = run(served, "top", "-c", "1")
+    assert code == 0 and b"\x1b" not in out
+    assert out.count(b"swerve h1") == 1
+    assert b"h2 rail1 via 10.1.1.1" in out
+
+
+def test_a_silent_agent_is_an_error_with_a_next_step(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = run(served, "delay", publish=lambda _: None)
+    assert (code, out) == (1, b"")
+    assert err.startswith(b"swerve: the agent published no path_delay within 5 s; ")
+
+
+def test_without_an_agent_the_error_names_the_next_step(tmp_path: Path) -> None:
+    for command in ("delay", "tcp", "self", "watch", "top"):
+        done = subprocess.run(
+            [*SWERVE, command, "-n", "nobody"],
+            cwd=ROOT,
+            env={**os.environ, "SWERVE_RUNTIME_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1 and done.stdout == ""
+        assert done.stderr == (
+            f"swerve: no agent serves {tmp_path}/nobody/agent.sock; start it with: swerve agent -n nobody\n"
+        )
+
+
+class Terminal:
+    """`swerve top` on a pseudo-terminal of its own."""
+
+    def __init__(self, served: Served, *arguments: str) -> None:
+        self.served = served
+        self.main, self.sub = pty.openpty()
+        termios.tcsetwinsize(self.sub, (24, 200))
+        self.before = termios.tcgetattr(self.sub)
+        self.process = subprocess.Popen(
+            [*SWERVE, "top", "-n", NETNS, "-i", "0.1", *arguments],
+            cwd=ROOT,
+            stdin=self.sub,
+            stdout=self.sub,
+            stderr=self.sub,
+            env={**os.environ, "TERM": "xterm-256color"},
+            start_new_session=True,
+        )
+        os.set_blocking(self.main, False)
+        self.seen = b""
+
+    def read(self) -> bytes:
+        self.served.turn(0.02)
+        if self.served.server.clients:
+            publish_all(self.served)
+        with contextlib.suppress(BlockingIOError):
+            self.seen += os.read(self.main, 1 << 16)
+        return self.seen
+
+    def until_shown(self) -> None:
+        wait_until(lambda: b"last acts" in self.read(), 30, "a frame is shown", every_s=0)
+        assert termios.tcgetattr(self.sub)[3] & termios.ECHO == 0
+
+    def ended(self) -> int:
+        wait_until(lambda: self.read() and self.process.poll() is not None, 30, "top ends", every_s=0)
+        self.read()
+        after = termios.tcgetattr(self.sub)
+        os.close(self.main)
+        os.close(self.sub)
+        assert after == self.before, "the terminal is not as it was"
+        shown, end, said = self.seen.rpartition(END)
+        assert b"\x1b[?1049h" in shown and end and b"\x1b" not in said, "the screen is not put back"
+        assert self.seen.count(b"\x1b[?1049h") == self.seen.count(b"\x1b[?1049l") == 1
+        return self.process.returncode
+
+
+def test_top_ends_with_q_and_leaves_the_terminal_as_it_was(served: Served) -> None:
+    terminal = Terminal(served)
+    terminal.until_shown()
+    os.write(terminal.main, b"xq")
+    assert terminal.ended() == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_top_puts_the_terminal_back_when_it_is_ended(served: Served, number: int, code: int) -> None:
+    terminal = Terminal(served)
+    terminal.until_shown()
+    terminal.process.send_signal(number)
+    assert terminal.ended() == code
+
+
+def test_top_puts_the_terminal_back_when_the_agent_goes(served: Served) -> None:
+    terminal = Terminal(served)
+    terminal.until_shown()
+    served.server.close()
+    assert terminal.ended() == 1
+    assert b"closed the connection" in terminal.seen
+
+
+def test_top_shows_so_many_frames_and_no_colour_when_told(served: Served) -> None:
+    terminal = Terminal(served, "--count", "3", "--no-color")
+    assert terminal.ended() == 0
+    assert terminal.seen.count(b"swerve h1") == 3
+    assert b"\x1b[31m" not in terminal.seen and b"\x1b[32m" not in terminal.seen
+
+
+@pytest.mark.parametrize("command", [each for each in cli.commands if each.name != "lab"], ids=lambda each: each.name)
+def test_every_command_has_help_with_an_example(command: object) -> None:
+    shown = CliRunner().invoke(command, ["--help"])  # type: ignore[arg-type]
+    assert shown.exit_code == 0
+    assert f"Example: swerve {command.name} -n" in shown.output  # type: ignore[attr-defined]
+    for option in ("--json", "--netns", "--config", "--no-color"):
+        assert option in shown.output
+
+
+def test_the_lab_is_mounted() -> None:
+    shown = subprocess.run([*SWERVE, "lab", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "blackhole" in shown.stdout and "Usage: swerve lab" in shown.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["delay", "-n", "nobody"], ["agent", "--help"]])
+def test_starting_does_not_load_what_is_not_needed(arguments: list[str], tmp_path: Path) -> None:
+    script = (
+        "import sys; from pytools import cli; from steering.cli import root;"
+        "cli.run(root); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "SWERVE_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(done.stderr.split())
+    assert "click" in loaded
+    assert not loaded & {"rich", "numpy", "pyroute2", "yaml", "bcc", "asyncio"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SwerveError("a", "b"), 1),
+        (PolicyError("a", "b"), 3),
+        (RefusedError("a", "b"), 4),
+        (KeyboardInterrupt(), 130),
+        (BrokenPipeError(), 0),
+    ],
+)
+def test_errors_become_one_line_and_an_exit_code(
+    error: BaseException, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import click
+
+    @click.command()
+    def failing() -> None:
+        raise error
+
+    before = os.dup(1)
+    try:
+        assert cli.run(failing, []) == code
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+    said = capfd.readouterr().err.lstrip("\n")  # an interrupt ends the line of the echoed ^C
+    assert said == ("swerve: a; b\n" if isinstance(error, SwerveError) else "")
+
+
+def test_usage_errors_are_exit_code_2(capfd: pytest.CaptureFixture[str]) -> None:
+    by_name = {each.name: each for each in cli.commands}
+    assert cli.run(by_name["delay"], ["--count", "0"]) == 2
+    assert cli.run(by_name["watch"], ["-i", "1"]) == 2
+    assert cli.run(by_name["watch"], ["--type", "nope", "-n", "nobody"]) == 2
+    assert "no such signal type: nope" in capfd.readouterr().err

@@ -1,0 +1,141 @@
+"""The direction of imports is the one that docs/architecture.md draws: every arrow points down.
+
+Reads the sources; imports nothing. Imports inside functions and under TYPE_CHECKING count like any other.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+
+import pytest
+from support import ROOT
+
+# From the bottom up; a room may use its own modules and every layer below. `bus` matches bus.py and bus_client.py.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("pytools.errors", "pytools.signals", "pytools.places"),
+    ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.wire"),
+    ("pytools.bus", "pytools.lab"),
+    ("pytools.sources", "pytools.views"),
+    ("pytools.agent",),
+    ("pytools.cli",),
+    ("steering",),
+)
+VOCABULARY = ("pytools.errors", "pytools.signals", "pytools.places")
+DECIDING = ("steering.policy", "steering.health", "steering.decide", "steering.plan")
+ACTUATORS = ("steering.actuators",)
+PURE = ("pytools.estimators", "steering.health", "steering.decide", "steering.plan")
+DOES_IO = frozenset(
+    {
+        *("asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "selectors", "shutil"),
+        *("signal", "socket", "sqlite3", "subprocess", "sys", "tempfile", "threading", "time", "urllib"),
+        *("bcc", "click", "pyroute2", "rich", "yaml"),
+    }
+)
+KERNEL_LIBRARIES = frozenset({"bcc", "pyroute2"})
+KERNEL_ROOMS = ("pytools.kernel", "pytools.lab")  # the lab makes interfaces, which nothing else here does
+
+
+def in_room(module: str, room: str) -> bool:
+    """Whether a module is the room, lies in it, or is a sibling file named after it (bus_client beside bus)."""
+    return module == room or module.startswith((room + ".", room + "_"))
+
+
+def imports(source: str, module: str, is_package: bool) -> Iterator[str]:
+    """Every dotted name that a source imports, relative ones made absolute."""
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            prefix = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{prefix}.{alias.name}" for alias in node.names)
+
+
+def sources() -> Mapping[str, list[str]]:
+    """Module -> what it imports, for both packages."""
+    found = {}
+    for path in sorted(file for package in ("pytools", "steering") for file in (ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        module = ".".join(parts[:-1] if is_package else parts)
+        found[module] = list(imports(path.read_text(), module, is_package))
+    return found
+
+
+def layer(module: str) -> int | None:
+    """The layer a module or an imported name lies in; None for the bare packages and for foreign names."""
+    for index, rooms in enumerate(LAYERS):
+        if any(in_room(module, room) for room in rooms):
+            return index
+    return None
+
+
+def room_of(module: str) -> str:
+    """The room a module lies in."""
+    return next(room for rooms in LAYERS for room in rooms if in_room(module, room))
+
+
+def complaints(module: str, used: str) -> Iterator[str]:
+    """What is wrong with one import of one module of ours."""
+    top = used.split(".", maxsplit=1)[0]
+    ours = top in ("pytools", "steering")
+    if any(in_room(module, room) for room in PURE) and top in DOES_IO:
+        yield "a pure room imports what does input or output"
+    if top in KERNEL_LIBRARIES and not any(in_room(module, room) for room in KERNEL_ROOMS):
+        yield "only pytools.kernel (and the lab) talk to the kernel"
+    if not ours or module in ("pytools", "steering"):
+        return
+    here, there = layer(module), layer(used)
+    if here is None:
+        yield "this module is in no layer of tests/unit/test_imports.py: give it one"
+    elif there is None and used not in ("pytools", "steering"):
+        yield "the imported module is in no layer"
+    elif there is not None and there >= here and room_of(module) != room_of(used):
+        yield "an import that does not point down"
+    allowed: tuple[str, ...] | None = None
+    if any(in_room(module, room) for room in DECIDING):
+        allowed = (*VOCABULARY, *DECIDING)
+    elif any(in_room(module, room) for room in ACTUATORS):
+        allowed = (*VOCABULARY, *DECIDING, *ACTUATORS, "pytools.kernel")
+    if allowed is not None and not any(in_room(used, room) for room in allowed):
+        yield "the deciding half knows signals only, actuators the kernel besides"
+
+
+def test_every_import_points_down() -> None:
+    wrong = [
+        f"{module} imports {used}: {complaint}"
+        for module, names in sources().items()
+        for used in names
+        for complaint in complaints(module, used)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("module", "used"),
+    [
+        ("pytools.views.top", "steering.health.Health"),
+        ("pytools.kernel.loader", "pytools.sources.tcp.TcpSource"),
+        ("pytools.bus_client", "pytools.views.model"),
+        ("pytools.sources.tcp", "pytools.views.model"),
+        ("pytools.estimators.windows", "time"),
+        ("pytools.sources.links", "pyroute2.IPRoute"),
+        ("steering.decide", "pytools.kernel.netlink"),
+        ("steering.policy_file", "pytools.views.model"),
+        ("steering.actuators.nexthops", "pytools.agent"),
+        ("pytools.newcomer", "pytools.errors"),
+    ],
+)
+def test_a_wrong_import_is_seen(module: str, used: str) -> None:
+    assert list(complaints(module, used))
+
+
+def test_relative_and_nested_imports_are_seen() -> None:
+    source = "from . import maps\nfrom ..views import top\ndef f():\n    import pyroute2.netlink\n"
+    assert list(imports(source, "pytools.kernel.loader", False)) == [
+        "pytools.kernel.maps",
+        "pytools.views.top",
+        "pyroute2.netlink",
+    ]

@@ -1,0 +1,51 @@
+"""What the lab commands refuse before they touch anything."""
+
+import pytest
+from click.testing import CliRunner
+
+from pytools.errors import CapabilityError, UsageError
+from pytools.lab import Lab, building, cli
+
+
+def refused(*words):
+    result = CliRunner().invoke(cli.lab, list(words))
+    assert result.exception is not None, result.output
+    return result.exception
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["up", "--name", "../x"], "is no name for a lab"),
+        (["up", "--hosts", "1"], "hosts is 1"),
+        (["up", "--rate", "fast"], "is no rate"),
+        (["show", "--name", "not-there"], "there is no lab not-there"),
+        (["congest", "--rail", "1"], "nothing to change"),
+        (["congest", "--rail", "1", "--rate", "1mbit", "--toward", "two"], "'two' is no host"),
+        (["blackhole", "--rail", "1", "--name", "not-there"], "there is no lab not-there"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_and_what_to_do(words, says):
+    error = refused(*words)
+    assert isinstance(error, UsageError)
+    assert says in error.what
+    assert error.next_step
+
+
+@pytest.mark.parametrize("text", ["h1", "h1:x", "h0:h1", ":"])
+def test_a_direction_is_two_hosts(text):
+    with pytest.raises(UsageError):
+        cli._direction(text)
+
+
+def test_a_direction_is_read():
+    assert cli._direction("h1:h12") == (1, 12)
+    assert cli._direction("3:4") == (3, 4)
+
+
+def test_without_root_nothing_is_begun(monkeypatch, tmp_path):
+    monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(building.os, "geteuid", lambda: 1000)
+    with pytest.raises(CapabilityError, match="run as root"):
+        Lab.up("x")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,145 @@
+"""The live view without a terminal: model in, lines out."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import msgspec
+import pytest
+import samples
+from rich.console import Console
+
+from pytools.views.model import Model, fold
+from pytools.views.tables import UNKNOWN
+from pytools.views.top import render
+
+NOW_NS = samples.AT_NS + samples.SECOND_NS // 2
+
+
+def frame(
+    model: Model, now_ns: int = NOW_NS, width: int = 260, height: int | None = None, missed: int = 0
+) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True).print(render(model, now_ns, width, height, missed))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def line(lines: list[str], start: str) -> str:
+    return next(each.strip() for each in lines if each.strip().startswith(start))
+
+
+def whole() -> Model:
+    return fold(
+        Model(),
+        [
+            samples.path_delay(1),
+            samples.path_delay(2),
+            samples.tcp_path(1, in_window=3),
+            samples.nexthop_group(samples.AT_NS - samples.SECOND_NS, packets=(90, 800)),
+            samples.nexthop_group(samples.AT_NS, packets=(100, 900)),
+            samples.path_state(1, state="drained", wanted=0),
+            samples.path_state(2, state="healthy", wanted=9),
+            samples.self_cost(),
+            samples.act(),
+        ],
+    )
+
+
+def test_one_line_says_everything_about_a_path() -> None:
+    cells = re.split(r"\s{2,}", line(frame(whole()), "h2 rail1"))
+    assert cells[:12] == [
+        "h2 rail1 via 10.1.1.1",
+        "2.10 µs",
+        "8.40 µs",
+        "±450 ns",
+        "400 ns",
+        "6.70 µs",
+        "6.70 µs",
+        "0 % (0/50)",
+        "3",
+        "1→0",  # the kernel has 1, steering wants 0
+        "100",
+        "10",
+    ]
+    assert cells[12:] == ["drained 4.50 s", "queueing 41 ms > 5 ms for 60 ms [under drain-congested]"]
+
+
+def test_a_weight_that_is_as_wanted_is_one_number() -> None:
+    cells = re.split(r"\s{2,}", line(frame(whole()), "h2 rail2"))
+    assert cells[8:12] == [UNKNOWN, "9", "900", "100"]
+
+
+def test_the_worst_path_comes_first() -> None:
+    lines = frame(whole())
+    paths = [each.split()[1] for each in lines if each.strip().startswith("h2 rail")]
+    assert paths == ["rail1", "rail2"]
+    swapped = fold(whole(), [samples.path_state(1, state="healthy"), samples.path_state(2, state="drained")])
+    assert [each.split()[1] for each in frame(swapped) if each.strip().startswith("h2 rail")] == ["rail2", "rail1"]
+
+
+def test_acts_explain_themselves() -> None:
+    shown = line(frame(whole()), "500 ms ago")
+    assert shown == (
+        "500 ms ago applied: nexthop group 102 11 5→1, 12 5→9 "
+        "because queueing 41 ms > 5 ms for 60 ms on rail1 [under drain-congested]"
+    )
+
+
+def test_the_newest_act_is_the_first_and_old_ones_go() -> None:
+    acts = [samples.act(at_ns=samples.AT_NS + each, number=each, what=f"group {each}") for each in range(99)]
+    shown = [each for each in frame(fold(Model(), acts), height=40) if "because" in each]
+    assert [re.search(r"group (\d+)", each)[1] for each in shown] == ["98", "97", "96", "95", "94", "93"]
+
+
+def test_what_was_lost_is_said_in_the_first_line() -> None:
+    assert "lost" not in frame(whole())[0]
+    lossy = fold(whole(), [samples.self_cost(drops={"ring_full": 3, "bus_slow": 4}, failed={"tcp_egress": "no"})])
+    first = frame(lossy, missed=5)[0]
+    assert "7 lost while watching" in first
+    assert "not attached: tcp_egress" in first
+    assert "this view missed 5 signals" in first
+
+
+def test_a_path_that_fell_silent_is_called_so() -> None:
+    later = samples.AT_NS + 60 * samples.SECOND_NS
+    assert "not measured for 60.00 s" in line(frame(whole(), later), "h2 rail1")
+    assert "not measured" not in "\n".join(frame(whole()))
+
+
+def test_a_state_nobody_stands_for_any_more_is_called_so() -> None:
+    later = samples.AT_NS + 5 * samples.SECOND_NS
+    shown = line(frame(fold(whole(), [samples.path_delay(1, at_ns=later)]), later), "h2 rail1")
+    assert "drained?" in shown and "no controller for 5.00 s; queueing 41 ms" in shown
+
+
+def test_unknown_is_a_dash_and_never_a_number() -> None:
+    only_state = fold(Model(), [msgspec.structs.replace(samples.path_state(), weight_actual=None)])
+    cells = re.split(r"\s{2,}", line(frame(only_state), "h2 rail1"))
+    assert cells[1:12] == [UNKNOWN] * 8 + [f"{UNKNOWN}→1"] + [UNKNOWN] * 2
+    free = fold(Model(), [samples.path_delay(1, clock="free_running")])
+    assert re.split(r"\s{2,}", line(frame(free), "h2 rail1"))[1:4] == [UNKNOWN, UNKNOWN, UNKNOWN]
+
+
+def test_more_paths_than_lines_are_counted() -> None:
+    many = fold(Model(), [samples.path_delay(rail) for rail in range(1, 101)])
+    shown = frame(many, height=30)
+    assert len(shown) <= 30
+    rows = sum(each.strip().startswith("h2 rail") for each in shown)
+    assert f"… and {100 - rows} paths that look better" in "\n".join(shown)
+
+
+@pytest.mark.parametrize("width", [80, 96, 100, 118, 130, 140, 150, 160, 180, 200, 230, 260])
+def test_every_figure_is_whole_at_every_width(width: int) -> None:
+    shown = frame(whole(), width=width, height=24)
+    assert len(shown) <= 24
+    assert not any("…" in each for each in shown)
+    wide = re.split(r"\s{2,}", line(frame(whole()), "h2 rail1"))
+    cells = re.split(r"\s{2,}", line(shown, "h2 rail1"))
+    assert cells[0] == (wide[0] if width >= 96 else "h2 rail1")
+    assert [cell for cell in cells[1:] if cell not in wide] == ([] if width >= 96 else ["0 %"])
+    assert "queueing 41 ms > 5 ms for 60 ms" in " ".join(shown)
+
+
+def test_an_empty_model_says_so() -> None:
+    assert "no path has been measured yet" in "\n".join(frame(Model()))

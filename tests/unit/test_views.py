@@ -1,0 +1,171 @@
+"""What people read: figures with units and errors, a dash for what is not known, and the model behind it."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import msgspec
+import pytest
+import samples
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from pytools.signals import AnySignal, Delay
+from pytools.views import tables
+from pytools.views.model import FLOWS, Model, fold, member_of, packet_rates
+from pytools.views.tables import UNKNOWN
+
+SECOND_NS = samples.SECOND_NS
+
+
+def text(renderable: RenderableType) -> str:
+    out = io.StringIO()
+    Console(file=out, width=220, no_color=True).print(renderable)
+    return out.getvalue()
+
+
+def row(table: str, start: str) -> list[str]:
+    """The cells of the row that starts so (cells are at least three spaces apart)."""
+    line = next(line.strip() for line in table.splitlines() if line.strip().startswith(start))
+    return [cell.strip() for cell in line.split("   ") if cell.strip()]
+
+
+@pytest.mark.parametrize(
+    ("ns", "shown"),
+    [
+        (None, UNKNOWN),
+        (-1, UNKNOWN),
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (1_000, "1.00 µs"),
+        (99_990, "99.99 µs"),
+        (123_456, "123 µs"),
+        (1_500_000, "1.50 ms"),
+        (41_000_000, "41.00 ms"),
+        (2_000_000_000, "2.00 s"),
+    ],
+)
+def test_durations_have_a_unit(ns: int | None, shown: str) -> None:
+    assert tables.duration(ns) == shown
+
+
+def test_delays_of_synchronised_clocks_are_shown_with_their_bounds() -> None:
+    shown = text(tables.delays(fold(Model(), [samples.path_delay(lost=1, received=49)])))
+    assert row(shown, "h2 rail1 via 10.1.1.1")[1:] == [
+        "→",
+        "1.70 µs",
+        "2.10 µs",
+        "8.40 µs",
+        "±450 ns",
+        "400 ns",
+        "6.70 µs",
+        "±200 ns",
+        "3.80 µs",
+        "2.0 % (1/50)",
+        "synchronised",
+        "1.00 s",
+    ]
+
+
+@given(
+    st.sampled_from(["synchronised", "holdover", "free_running"]),
+    st.integers(-(10**9), 10**9),
+    st.none() | st.integers(-(10**6), 10**6),
+)
+def test_no_negative_and_no_unsynchronised_delay_is_ever_a_fact(clock: str, owd_ns: int, bound: int | None) -> None:
+    one = Delay(samples=9, owd_min_ns=owd_ns, owd_p50_ns=owd_ns, owd_p99_ns=owd_ns, bound_ns=bound)
+    signal = samples.path_delay(clock=clock, forward=one, reverse=one, round_trip_min_ns=None)
+    shown = text(tables.delays(fold(Model(), [signal])))
+    owd = row(shown, "h2 rail1")[2:6]
+    assert owd[:3] == [tables.duration(owd_ns)] * 3 if clock == "synchronised" else owd == [UNKNOWN] * 4
+    assert not re.search(r"-\d", shown)
+
+
+def test_an_unprobed_direction_has_no_figures_and_no_loss() -> None:
+    signal = samples.path_delay(
+        forward=Delay(samples=0), reverse=Delay(samples=0), round_trip_min_ns=None, sent=0, received=0
+    )
+    cells = row(text(tables.delays(fold(Model(), [signal]))), "h2 rail1")
+    assert cells[2:11] == [UNKNOWN] * 9
+
+
+def test_addresses_in_brackets_stay_whole() -> None:
+    flow = msgspec.structs.replace(samples.tcp_flow(), local="fd00:9::1", remote="fd00:9::2")
+    assert "[fd00:9::1]:40000" in text(tables.retransmissions(fold(Model(), [flow])))
+
+
+def test_retransmissions_by_path_and_by_flow() -> None:
+    shown = text(
+        tables.retransmissions(fold(Model(), [samples.tcp_path(in_window=3, total=30), samples.tcp_flow(segments=12)]))
+    )
+    assert row(shown, "h2 rail1") == ["h2 rail1 via 10.1.1.1", "3", "30", "1.00 s"]
+    assert row(shown, "10.9.0.1:40000")[1:] == ["10.9.0.2:5201", "h2 rail1 via 10.1.1.1", "12", "1.00 s ago"]
+
+
+def test_no_retransmission_is_not_the_same_as_no_hook() -> None:
+    alive = fold(Model(), [samples.self_cost()])
+    assert "no segment was retransmitted" in text(tables.retransmissions(alive))
+    assert "not attached" not in text(tables.retransmissions(alive))
+    deaf = fold(Model(), [samples.self_cost(failed={"tcp_egress on rail1": "no TCX", "stamp_egress on rail1": "x"})])
+    shown = text(tables.retransmissions(deaf))
+    assert "not attached: tcp_egress on rail1: no TCX" in shown and "stamp" not in shown
+
+
+def test_cost_shows_every_counter_and_every_failed_hook() -> None:
+    own = samples.self_cost(drops={"ring_full": 7, "bus_slow": 0}, failed={"tcp_egress on rail1": "no TCX"})
+    shown = text(tables.cost(fold(Model(), [own])))
+    assert row(shown, "stamp_egress") == ["stamp_egress", "1000", "52 ns"]
+    assert row(shown, "ring_full") == ["ring_full", "7"]
+    assert row(shown, "bus_slow") == ["bus_slow", "0"]
+    assert row(shown, "tcp_egress on rail1") == ["tcp_egress on rail1", "no TCX"]
+
+
+def test_the_longest_window_is_kept_until_it_is_long_over() -> None:
+    long = samples.path_delay(at_ns=10 * SECOND_NS)
+    short = samples.path_delay(at_ns=10 * SECOND_NS + 1, window_ns=SECOND_NS // 10)
+    assert fold(Model(), [short, long, short]).delays[samples.path()] == long
+    late = samples.path_delay(at_ns=14 * SECOND_NS, window_ns=SECOND_NS // 10)
+    assert fold(Model(), [long, late]).delays[samples.path()] == late
+
+
+@given(st.lists(st.sampled_from(samples.one_of_each(5) + samples.one_of_each(9)), max_size=20), st.integers(0, 20))
+def test_folding_in_two_steps_is_folding_in_one(signals: list[AnySignal], cut: int) -> None:
+    assert fold(fold(Model(), signals[:cut]), signals[cut:]) == fold(Model(), signals)
+
+
+def test_folding_leaves_the_old_model_as_it_was() -> None:
+    before = fold(Model(), samples.one_of_each(5))
+    delays, acts = dict(before.delays), before.acts
+    fold(before, samples.one_of_each(9))
+    assert dict(before.delays) == delays and before.acts == acts
+
+
+def test_the_flows_that_retransmitted_longest_ago_are_forgotten_first() -> None:
+    flows = [samples.tcp_flow(at_ns=each + SECOND_NS, local_port=each) for each in range(FLOWS + 10)]
+    kept = fold(Model(), flows).flows
+    assert len(kept) == FLOWS
+    assert min(flow.local_port for flow in kept.values()) == 10
+
+
+def test_packet_rates_survive_counts_that_start_afresh() -> None:
+    first = samples.nexthop_group(SECOND_NS, packets=(100, 900))
+    second = samples.nexthop_group(3 * SECOND_NS, packets=(300, 100))
+    assert packet_rates(first, second) == {(102, 11): 100.0, (102, 12): 50.0}
+    uncounted = samples.nexthop_group(4 * SECOND_NS, packets=(None, None))
+    assert packet_rates(second, uncounted) == {}
+    assert packet_rates(None, first) == {}
+    assert fold(Model(), [first, second, uncounted]).rates == {}
+
+
+def test_a_path_finds_its_member_by_the_longest_prefix() -> None:
+    exact = samples.nexthop_group()
+    wide = msgspec.structs.replace(exact, group_id=1, destinations=["default", "10.0.0.0/8"])
+    model = fold(Model(), [exact, wide])
+    found = member_of(model, samples.path(2))
+    assert found is not None
+    assert (found[0], found[1].nexthop_id) == (102, 12)
+    other = member_of(model, samples.path(1, destination="h3"))
+    assert other is not None and other[0] == 1
+    assert member_of(Model(), samples.path()) is None

@@ -1,0 +1,67 @@
+"""Every test marked `guest` passes on Debian's own kernel as well: no TCX there, and other tracepoint fields.
+
+The guest boots once for all of them; each is reported here under its own name.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import guest
+import pytest
+import support
+
+LIMIT_S = 600.0  # for all tests in the guest, its boot included; without a limit a dead guest would be waited for
+pytestmark = pytest.mark.deadline(LIMIT_S + 60)
+CONSOLE_LINES = 60
+
+
+@functools.cache
+def marked_tests() -> tuple[str, ...]:
+    """Node ids of all tests marked `guest`, as pytest itself finds them."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "guest", "tests/kernel", "tests/fabric"]
+    found = subprocess.run(
+        [*command, "-p", "no:cacheprovider"], cwd=support.ROOT, capture_output=True, text=True, check=False
+    )
+    if found.returncode != 0:
+        raise pytest.UsageError(f"the tests for the guest cannot be collected:\n{found.stdout}{found.stderr}")
+    return tuple(line for line in found.stdout.splitlines() if line.startswith("tests/") and "::" in line)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "inner" in metafunc.fixturenames:
+        metafunc.parametrize("inner", marked_tests())
+
+
+@pytest.fixture(scope="session")
+def guest_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> guest.Run:
+    """The outcome of the one boot, with exactly those inner tests that were selected out here."""
+    support.require("second kernel")
+    chosen = [inner for item in request.session.items if (inner := inner_of(item))]
+    return guest.run(chosen, tmp_path_factory.mktemp("guest"), LIMIT_S)
+
+
+def inner_of(item: pytest.Item) -> str | None:
+    """The test in the guest that a test out here stands for; None for other tests."""
+    inner: str | None = getattr(getattr(item, "callspec", None), "params", {}).get("inner")
+    return inner
+
+
+def test_guest_is_another_kernel(guest_run: guest.Run) -> None:
+    assert guest_run.kernel.startswith("6.1."), guest_run.console
+    assert guest_run.kernel != os.uname().release or Path("/boot", f"vmlinuz-{guest_run.kernel}").exists()
+
+
+def test_in_guest(inner: str, guest_run: guest.Run) -> None:
+    result = guest_run.results.get(inner)
+    if result is None:
+        tail = "\n".join(guest_run.console.splitlines()[-CONSOLE_LINES:])
+        pytest.fail(f"the guest ended before this test was decided; its console ends with\n{tail}", pytrace=False)
+    if result.outcome == "skipped":
+        pytest.skip(f"in the guest: {result.words}")
+    if result.outcome == "failed":
+        pytest.fail(f"in the guest ({guest_run.kernel}):\n{result.words}", pytrace=False)
