@@ -162,9 +162,7 @@ class Hook:
     direction: Direction
 
 
-def run_times(
-    pair: Pair, hooks: Mapping[str, Hook], work: Callable[[], object], rounds: int
-) -> dict[str, list[float]]:
+def run_times(pair: Pair, hooks: Mapping[str, Hook], work: Callable[[], object], rounds: int) -> dict[str, list[float]]:
     """Nanoseconds per packet of each program, net of an empty one that sees the same packets, one value a round.
 
     The empty program comes first in one round and last in the next, so that neither has the caches warmed for it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _common import Hook, Pair, emit, iperf3, iperf3_server, median, run_times, veth_pair, whole
+from _common import Hook, emit, iperf3, iperf3_server, median, run_times, veth_pair, whole
 
 from pytools.kernel.loader import load
 from pytools.sources.tcp import ENTRY, program

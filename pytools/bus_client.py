@@ -6,9 +6,7 @@ Never waits to publish; waits to read only when asked to. One thread at a time.
 from __future__ import annotations
 
 import contextlib
-import errno
 import select
-import socket
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,7 +15,8 @@ from typing import Self
 
 import msgspec
 
-from pytools.errors import CapabilityError, SwerveError
+from pytools.bus_socket import connect, start_hint
+from pytools.errors import SwerveError
 from pytools.signals import AnySignal, encode
 from pytools.wire import CHUNK_BYTES, QUEUE_BYTES, Dropped, Error, Lines, Subscribe, check_types, from_server
 
@@ -60,7 +59,7 @@ class Client:
         self.malformed = 0  # lines that were no signal of this schema
         self.unpublished = 0  # own signals dropped because the agent did not read
         self.errors: deque[str] = deque(maxlen=16)  # what the agent complained about
-        self._sock = _connect(path)
+        self._sock = connect(path)
         self._send(msgspec.json.encode(Subscribe(None if types is None else sorted(types))) + b"\n")
 
     def fileno(self) -> int:
@@ -187,28 +186,3 @@ class Client:
     def _gone_error(self) -> AgentGoneError:
         why = f"; it said: {self.errors[-1]}" if self.errors else ""
         return AgentGoneError(f"the agent at {self._path} closed the connection{why}", start_hint(self._path))
-
-
-def _connect(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(1.0)
-        sock.connect(str(path))
-        sock.setblocking(False)
-    except PermissionError:
-        sock.close()
-        raise CapabilityError(f"{path}: permission denied", "run as root, or as the agent's user") from None
-    except (FileNotFoundError, ConnectionRefusedError):
-        sock.close()
-        raise SwerveError(f"no agent serves {path}", start_hint(path)) from None
-    except OSError as error:
-        sock.close()
-        why = "the agent does not answer" if error.errno == errno.EAGAIN else error.strerror or str(error)
-        raise SwerveError(f"{path}: {why}") from None
-    return sock
-
-
-def start_hint(path: Path) -> str:
-    """How to start the agent that would serve this socket (`places.agent_socket`)."""
-    instance = path.parent.name
-    return "start it with: swerve agent" + ("" if instance == "host" else f" -n {instance}")

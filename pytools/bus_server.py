@@ -7,11 +7,9 @@ signals that do not fit are dropped for that client, counted, and the client is 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import selectors
 import socket
-import stat
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,8 @@ from typing import Final, Protocol, Self
 
 import msgspec
 
-from pytools.errors import CapabilityError, RefusedError, SwerveError, UsageError
+from pytools.bus_socket import listen, peer
+from pytools.errors import CapabilityError, SwerveError, UsageError
 from pytools.signals import AnySignal
 from pytools.wire import (
     CHUNK_BYTES,
@@ -31,7 +30,6 @@ from pytools.wire import (
     Subscribe,
     check_types,
     from_client,
-    peer,
 )
 
 CLIENTS: Final = 64
@@ -225,7 +223,7 @@ class Server:
         self._connections: set[_Connection] = set()
         self._selector: selectors.BaseSelector | None = None
         try:
-            self._sock = _listen(path)
+            self._sock = listen(path)
         except PermissionError as error:
             raise CapabilityError(f"{path}: {error.strerror}", "run the agent as root") from None
         except OSError as error:
@@ -302,43 +300,3 @@ class Server:
         self._connections.discard(connection)
         if self._selector is not None:
             self._selector.unregister(connection.sock)
-
-
-def _listen(path: Path) -> socket.socket:
-    if not path.parent.exists():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        status = os.fstat(directory)
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise RefusedError(f"{path.parent} may be written by others", f"chown and chmod 700 {path.parent}")
-        fcntl.flock(directory, fcntl.LOCK_EX)  # two agents that start together must not both find it stale
-        _remove_stale(path)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            os.fchmod(sock.fileno(), 0o600)  # before bind: the file never exists with another mode
-            sock.bind(str(path))
-            sock.listen(CLIENTS)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-    finally:
-        os.close(directory)
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove what a dead agent left; refuse when somebody answers."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        try:
-            probe.connect(str(path))
-            pid = peer(probe)[0]
-        except FileNotFoundError:
-            return
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-        except BlockingIOError:
-            pid = 0  # its backlog is full: alive, if not well
-    who = f"process {pid}" if pid else "another process"
-    raise RefusedError(f"{who} already serves {path}", "stop it first, or choose another namespace with -n")

@@ -74,6 +74,11 @@ class PathDelay(Signal, frozen=True, kw_only=True, tag="path_delay"):
     lost: int  # timed out in this window
     duplicates: int
     reordered: int
+    # Unanswered although a later probe to the same peer over another path is answered: the peer lives, this path waits
+    # or loses. Half of the probes of this window have waited at least overtaken_p50_ns, there and back together; None
+    # when fewer than half were overtaken.
+    overtaken: int = 0
+    overtaken_p50_ns: int | None = None
 
     @property
     def loss(self) -> float:
@@ -203,4 +208,5 @@ def decode(line: bytes | str) -> AnySignal:
     msgspec.MsgspecError
         If the line is not JSON, or not one of the signals of this schema.
     """
-    return _decoder.decode(line)
+    signal: AnySignal = _decoder.decode(line)
+    return signal

@@ -2,13 +2,11 @@
 
 The first line of a client says what it wants, `{"type":"subscribe","types":["path_delay"]}` (null: all);
 each later line is a signal to publish. The server also sends `{"type":"dropped","count":n}` where a slow
-client missed n signals, and `{"type":"error","message":…}` for a line it could not read. Pure but `peer`.
+client missed n signals, and `{"type":"error","message":…}` for a line it could not read. Pure.
 """
 
 from __future__ import annotations
 
-import socket
-import struct
 import typing
 from typing import Final
 
@@ -76,9 +74,3 @@ class Lines:
             self._skipping = True
             self.oversized += 1
         return [line for line in lines if line]
-
-
-def peer(sock: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group at the other end."""
-    pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid, gid

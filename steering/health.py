@@ -1,8 +1,8 @@
 """The state of one path: a pure machine of frozen records; `now` and signal times are CLOCK_MONOTONIC nanoseconds.
 
-    unmeasured ─signal─▶ healthy ─bad─▶ suspect ─for─▶ (due) ─granted─▶ drained ─dwell─▶ returning ─steps─▶ healthy
-                                                                          ▲                  │
-                                                                          └──bad (relapse)───┘
+    unmeasured ─signal─▶ healthy ─bad─▶ suspect ─granted─▶ drained ─dwell─▶ returning ─steps─▶ healthy
+                                                              ▲                 │
+                                                              └──bad (relapse)──┘
 
 A path that is due stays suspect until `decide` grants the drain and it was carried out: the state never claims
 what was not done. Silence moves nothing (stale: hold), and after long silence the path is unmeasured again.
@@ -70,6 +70,12 @@ def judge(condition: QueueingDelay | Loss, signal: PathDelay) -> Reading:
             return Reading(Verdict.NONE, "no probe was due")
         verdict = _between(signal.loss > condition.above, signal.loss < condition.clear_below or signal.loss == 0)
         return Reading(verdict, f"loss {signal.lost} of {settled} probes ({signal.loss:.0%})")
+    if signal.overtaken_p50_ns is not None:
+        # Neither clear nor a value: a lower bound, of both directions together, from probes that are still under way.
+        verdict = _between(signal.overtaken_p50_ns > condition.above, False)
+        waited, answered = duration_text(signal.overtaken_p50_ns), signal.forward.samples
+        late = f"{signal.overtaken} probes overtaken by other paths, {answered} answered"
+        return Reading(verdict, f"queueing delay at least {waited}: {late}")
     delay = signal.forward
     value = {
         "p50": delay.queueing_p50_ns,
@@ -259,7 +265,7 @@ def _return_when_clear(policy: Policy, path: PathHealth, now: int) -> PathHealth
 def _next_step(policy: Policy, path: PathHealth, now: int) -> PathHealth:
     assert path.rule is not None
     back = policy.rules[path.rule].return_
-    if path.bad or not path.measured or now - path.step_since < back.step:
+    if path.bad or not path.measured or path.seen_ns - path.step_since < back.step:
         return path
     text = path.readings[path.rule].text
     if path.step + 1 < len(back.steps):

@@ -15,7 +15,7 @@ from pytools.signals import Path
 
 Weights = tuple[tuple[int, int], ...]
 
-MAX_WEIGHT = 255
+MAX_WEIGHT = 256  # what every kernel takes
 
 
 def weights_of(pairs: Mapping[int, int] | Iterable[tuple[int, int]]) -> Weights:

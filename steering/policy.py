@@ -59,8 +59,13 @@ def duration_text(ns: int) -> str:
     for unit in ("h", "m", "s", "ms", "us"):
         size = UNITS[unit]
         if ns >= size and (ns % size == 0 or unit not in "hm"):
-            return f"{ns / size:.3g} {unit}"
+            return f"{ns / size:.3g} {unit}" if ns < 1000 * size else f"{ns / size:.0f} {unit}"
     return f"{ns} ns"
+
+
+def duration_yaml(ns: int) -> str:
+    """A duration exactly, as it is written in a file."""
+    return next(f"{ns // UNITS[unit]}{unit}" for unit in ("h", "m", "s", "ms", "us", "ns") if ns % UNITS[unit] == 0)
 
 
 def _bad(expected: str, at: tuple[str | int, ...] = ()) -> PydanticCustomError:
@@ -260,7 +265,11 @@ class Policy(_Model):
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a policy file, for editors and other tooling."""
     schema = Policy.model_json_schema(by_alias=True)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "swerve policy"} | schema
+    for part in schema["$defs"].values():
+        for field in part.get("properties", {}).values():
+            if field.get("pattern") == _SCHEMA_DURATION and "default" in field:
+                field["default"] = duration_yaml(field["default"])  # as it is written in a file
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$comment": "docs/policy.md"} | schema
 
 
 def explain(policy: Policy) -> str:

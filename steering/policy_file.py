@@ -48,9 +48,9 @@ def load(path: Path, *, guarded: bool = True) -> Policy:
         If others could write it.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             why = unsafe(path, os.fstat(file.fileno())) if guarded else ""
-            data = file.read(MAX_BYTES + 1)
+            data = b"" if why else file.read(MAX_BYTES + 1)
     except OSError as error:
         raise PolicyError(f"{path}: {error.strerror}", "name a policy file (docs/policy.md)") from None
     if why:
@@ -62,6 +62,11 @@ def load(path: Path, *, guarded: bool = True) -> Policy:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise InvalidPolicyError(str(path), [Problem(line, "", "not UTF-8 text")]) from None
+
+
+def _without_waiting(name: str, flags: int) -> int:
+    """Open even a pipe at once; it is refused afterwards."""
+    return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def unsafe(path: Path, opened: os.stat_result) -> str:
@@ -98,12 +103,10 @@ def parse(text: str, path: str = "policy") -> Policy:
         raw = reader.read(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        what = f"not YAML: {error.problem or error.context}"
+        what = f"not a policy: {error.problem or error.context}"
         raise InvalidPolicyError(path, [Problem(mark.line + 1 if mark else 1, "", what)]) from None
     except yaml.YAMLError as error:
-        raise InvalidPolicyError(path, [Problem(1, "", f"not YAML: {error}".splitlines()[0])]) from None
-    except RecursionError:
-        raise InvalidPolicyError(path, [Problem(1, "", "not a policy: nested too deeply")]) from None
+        raise InvalidPolicyError(path, [Problem(1, "", f"not a policy: {error}".splitlines()[0])]) from None
     problems = [*reader.problems, *_repeated_names(raw, reader)]
     try:
         policy = Policy.model_validate(raw)

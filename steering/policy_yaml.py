@@ -9,6 +9,8 @@ import yaml
 
 Location = tuple[str | int, ...]
 
+_DEEPEST = 16
+
 
 @dataclass(frozen=True, order=True)
 class Problem:
@@ -26,6 +28,20 @@ class Problem:
         return f"{path}:{self.line}: {where}{self.what}{hint}"
 
 
+def _refuse_tricks(text: str) -> None:
+    """Raise on what a policy does not need, and what could make a small file endless: aliases, deep nesting."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        what = ""
+        if isinstance(event, yaml.AliasEvent):
+            what = f"alias *{event.anchor} (a policy is written without aliases)"
+        elif depth > _DEEPEST:
+            what = "nested too deeply"
+        if what:
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=event.start_mark)  # type: ignore[arg-type]
+
+
 class Reader:
     """YAML to plain values, remembering the line of every key and value."""
 
@@ -38,13 +54,7 @@ class Reader:
         """The values of a text; `lines` then has the line of each."""
         self._loader = yaml.SafeLoader(text)
         try:
-            # Aliases could make a small file huge or endless; a policy needs none.
-            for event in yaml.parse(text, yaml.SafeLoader):
-                if isinstance(event, yaml.AliasEvent):
-                    raise yaml.MarkedYAMLError(
-                        problem=f"alias *{event.anchor} (a policy is written without aliases)",
-                        problem_mark=event.start_mark,  # type: ignore[arg-type]
-                    )
+            _refuse_tricks(text)
             node = self._loader.get_single_node()
             return None if node is None else self._value(node, ())
         finally:

@@ -48,13 +48,20 @@ def up(name: str, hosts: int, rails: int, rate: str, queue_bytes: int, ipv6: boo
 @_rail
 @click.option("--rate", help="The rate that is left, like 10mbit.")
 @click.option("--queue", "queue_bytes", type=int, help="The queue that is left, in bytes.")
+@click.option("--load", help="Other traffic instead: how much is sent, like 90mbit.")
 @click.option("--toward", help="Only the port towards this host, like h2.")
-def congest(name: str, rail: int, rate: str | None, queue_bytes: int | None, toward: str | None) -> None:
-    """Cut the rate of a rail's ports, or their queues."""
-    if rate is None and queue_bytes is None:
-        raise UsageError("nothing to change", "give --rate, --queue, or both")
+def congest(
+    name: str, rail: int, rate: str | None, queue_bytes: int | None, load: str | None, toward: str | None
+) -> None:
+    """Cut the rate of a rail's ports or their queues, or fill them with other traffic."""
+    if rate is None and queue_bytes is None and load is None:
+        raise UsageError("nothing to change", "give --rate, --queue or --load")
     host = None if toward is None else _host_number(toward)
-    fabric.Lab.open(name).congest(rail, rate, queue_bytes, host)
+    lab = fabric.Lab.open(name)
+    if rate is not None or queue_bytes is not None:
+        lab.congest(rail, rate, queue_bytes, host)
+    if load is not None:
+        lab.load(rail, load, host)
 
 
 @lab.command()
@@ -70,7 +77,7 @@ def blackhole(name: str, rail: int, direction: str | None) -> None:
 @_name
 @click.option("--rail", type=int, help="Only this rail.")
 def heal(name: str, rail: int | None) -> None:
-    """Undo congest and blackhole."""
+    """Undo congest and blackhole, and end other traffic."""
     fabric.Lab.open(name).heal(rail)
 
 

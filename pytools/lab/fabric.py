@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any, Self
@@ -202,6 +203,30 @@ class Lab:
                 if wanted in (None, port.host):
                     wiring.shape(netlink, port.index, rate_bit_s, queue)
 
+    def load(self, rail: int, rate: str, toward: int | None = None) -> None:
+        """Congest a rail with other traffic: UDP to a host's address on that rail, from the host after it.
+
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        rate : str
+            How much is sent towards each host, like 90mbit.
+        toward : int, optional
+            Only towards this host.
+        """
+        rate_bit_s = parse_rate(rate)
+        if rate_bit_s is None:
+            raise UsageError("a load needs a rate", "give one, like 90mbit; `heal` ends it")
+        check_shape(rate_bit_s, self.spec.queue_bytes)
+        target = self._rail(rail)
+        for sink in self.hosts if toward is None else (self._host(toward),):
+            source = self.hosts[sink.number % len(self.hosts)]
+            address = sink.interfaces[target.number - 1].address
+            words = [source.netns, sink.netns, address, str(rate_bit_s)]
+            mark = {processes.LOAD_MARK: str(rail)}
+            self.start(source, [sys.executable, "-m", "pytools.lab.load", *words], env=mark)
+
     def blackhole(self, rail: int, direction: tuple[int, int] | None = None) -> None:
         """Let a rail lose packets without a word: carrier stays up, gateways still answer.
 
@@ -220,8 +245,9 @@ class Lab:
                     netlink.add_rule(rule)
 
     def heal(self, rail: int | None = None) -> None:
-        """Give a rail (all of them unless given) its rate, queue and packets back."""
+        """Give a rail (all of them unless given) its rate, queue and packets back, and end its load."""
         for target in self.rails if rail is None else (self._rail(rail),):
+            processes.end(self.name, load=target.number)
             with Netlink(target.netns) as netlink:
                 for rule in _faults(netlink):
                     netlink.del_rule(rule)
@@ -289,7 +315,7 @@ class Lab:
                     "waiting_bytes": shape.waiting_bytes if shape else 0,
                     "dropped_packets": shape.dropped_packets if shape else 0,
                     "loses_packets_to": sorted(
-                        rule.destination or "everywhere" for rule in losing if rule.iif == port.name
+                        {rule.destination or "everywhere" for rule in losing if rule.iif == port.name}
                     ),
                 }
             )

@@ -21,6 +21,7 @@ from pytools.kernel.netns import inside
 from pytools.lab.namespaces import NAMED
 
 MARK = "SWERVE_LAB"
+LOAD_MARK = "SWERVE_LAB_LOAD"  # beside the lab's: which rail a process loads
 
 _GRACE_S = 3.0
 _ROUNDS = 20  # two processes that respawn each other may need more than one
@@ -45,13 +46,21 @@ def start(
         raise CapabilityError(f"{argv[0]}: {error.strerror}", "install it") from None
 
 
-def marked(lab: str) -> dict[int, str]:
-    """Living processes of a lab: command line by process id. Never this process."""
-    mark = f"{MARK}={lab}".encode()
+def marked(lab: str, load: int | None = None) -> dict[int, str]:
+    """Living processes of a lab: command line by process id. Never this process.
+
+    Parameters
+    ----------
+    lab : str
+        Its name.
+    load : int, optional
+        Only those that load this rail.
+    """
+    marks = _marks(lab, load)
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         pid = int(place.name)
-        if pid != os.getpid() and _carries(place, mark):
+        if pid != os.getpid() and _carries(place, marks):
             found[pid] = _command_line(place)
     return found
 
@@ -66,21 +75,20 @@ def within(namespaces: Sequence[str]) -> dict[int, str]:
     return found
 
 
-def end(lab: str) -> list[str]:
-    """End all processes of a lab: asked first, killed when they do not go. Returns what they were."""
+def end(lab: str, load: int | None = None) -> list[str]:
+    """End processes as `marked` finds them: asked first, killed when they do not go. Returns what they were."""
     ended: dict[int, str] = {}
     for attempt in range(_ROUNDS):
-        living = marked(lab)
+        living = marked(lab, load)
         if not living:
             break
         ended |= living
-        _signal(lab, living, signal.SIGTERM if attempt == 0 else signal.SIGKILL)
+        _signal(_marks(lab, load), living, signal.SIGTERM if attempt == 0 else signal.SIGKILL)
     return [f"{pid} {line}" for pid, line in sorted(ended.items())]
 
 
-def _signal(lab: str, pids: Mapping[int, str], number: signal.Signals) -> None:
+def _signal(marks: set[bytes], pids: Mapping[int, str], number: signal.Signals) -> None:
     """Signal these processes at once, and wait for them to end, but not for ever."""
-    mark = f"{MARK}={lab}".encode()
     opened: list[int] = []
     try:
         for pid in pids:
@@ -89,7 +97,7 @@ def _signal(lab: str, pids: Mapping[int, str], number: signal.Signals) -> None:
             except ProcessLookupError:
                 continue
             opened.append(fd)
-            if not _carries(Path(f"/proc/{pid}"), mark):
+            if not _carries(Path(f"/proc/{pid}"), marks):
                 continue
             try:
                 signal.pidfd_send_signal(fd, number)
@@ -112,9 +120,14 @@ def _wait(pidfds: Sequence[int], deadline: float) -> None:
             left -= 1
 
 
-def _carries(place: Path, mark: bytes) -> bool:
+def _marks(lab: str, load: int | None) -> set[bytes]:
+    """What must be in the environment of such a process."""
+    return {f"{MARK}={lab}".encode()} | (set() if load is None else {f"{LOAD_MARK}={load}".encode()})
+
+
+def _carries(place: Path, marks: set[bytes]) -> bool:
     try:
-        return mark in (place / "environ").read_bytes().split(b"\0")
+        return marks <= set((place / "environ").read_bytes().split(b"\0"))
     except OSError:
         return False
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pytools.config import Probe, Windows
 from pytools.errors import UsageError
-from pytools.estimators.delays import delays, summarise, total
+from pytools.estimators.delays import delays, half_waited, summarise, total
 from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, SlidingMinimum, Times
 from pytools.signals import Path, PathDelay
 from pytools.sources.paths import PinnedPath
@@ -114,11 +114,15 @@ class Measurements:
         known = both != MISSING
         self._round_trip.add(paths[known], both[known], seen_ns[known])
 
-    def signals(self, window: Window, now_ns: int, unix_ns: int, only_news: bool) -> list[PathDelay]:
+    def signals(
+        self, window: Window, now_ns: int, unix_ns: int, only_news: bool, overtaken: tuple[Rows, Times]
+    ) -> list[PathDelay]:
         """The state of the paths over a window that ends now.
 
         Parameters
         ----------
+        overtaken : (ndarray of int, ndarray of int64)
+            Paths and leads of the probes of this window that were overtaken, see `Sender.overtaken`.
         only_news : bool
             Leave out paths of which nothing was heard since the last call with this set.
         """
@@ -135,6 +139,7 @@ class Measurements:
         ordered, counts, _ = self._round_trip.since(rows, begin_ns, window.at_most)
         round_trips = np.where(counts > 0, ordered[:, 0], MISSING)
         shared, foreign = self._shared[rows], self.foreign[rows]
+        overtakes, waited = half_waited(*overtaken, forward.samples, rows)
         columns = zip(
             indexes,
             delays(forward, round_trips, shared, foreign, now_ns),
@@ -142,6 +147,8 @@ class Measurements:
             round_trips.tolist(),
             shared.tolist(),
             grown[rows].tolist(),
+            overtakes.tolist(),
+            waited.tolist(),
             strict=True,
         )
         return [
@@ -161,6 +168,8 @@ class Measurements:
                 lost=numbers[LOST],
                 duplicates=numbers[DUPLICATES],
                 reordered=numbers[REORDERED],
+                overtaken=behind,
+                overtaken_p50_ns=None if lead == MISSING else lead,
             )
-            for index, there, back, round_trip, is_shared, numbers in columns
+            for index, there, back, round_trip, is_shared, numbers, behind, lead in columns
         ]

@@ -111,7 +111,7 @@ class PinnedPaths:
 
     def __init__(self, netlink: Netlink, host: str, peers: Sequence[Peer]) -> None:
         self.current: tuple[PinnedPath, ...] = ()
-        self.unreachable: dict[str, str] = {}  # peer -> why it has no path
+        self.unreachable: dict[str, str] = {}  # peer's address -> why it has no path
         self.refused: dict[str, str] = {}  # path -> why it could not be pinned
         self._netlink, self._host, self._peers = netlink, host, peers
         self._index: dict[Path, int] = {}
@@ -193,12 +193,12 @@ class PinnedPaths:
             route = self._netlink.route_get(peer.address, matched=True)
             source = route.prefsrc or self._netlink.route_get(peer.address).prefsrc
         except NetlinkError as error:
-            self.unreachable[peer.name] = error.sentence or str(error)
+            self.unreachable[peer.address] = error.sentence or str(error)
             return
         if route.kind != UNICAST or source is None:
-            self.unreachable[peer.name] = "it is this host" if route.kind == LOCAL else "the route leads nowhere"
+            self.unreachable[peer.address] = "it is this host" if route.kind == LOCAL else "the route leads nowhere"
             return
-        self.unreachable.pop(peer.name, None)
+        self.unreachable.pop(peer.address, None)
         for gateway, ifindex, nexthop_id, onlink in _ways(route, nexthops, members):
             link = links.get(ifindex or 0)
             if link is None or not link.up:

@@ -26,7 +26,7 @@ from pytools.kernel.netlink import Netlink
 from pytools.signals import Path, ProbeSamples
 from pytools.sources import paths as pinning
 from pytools.sources import udp
-from pytools.sources.measurements import Measurements
+from pytools.sources.measurements import Measurements, Window
 from pytools.sources.paths import PinnedPath, PinnedPaths
 from pytools.sources.reflector import Reflector
 from pytools.sources.sender import Sender
@@ -93,6 +93,7 @@ class ProbeMesh:
             self.paths = PinnedPaths(netlink, config.host, config.peers)
             undo.callback(self.paths.close)
             self._discovery_failed = 0
+            self._look_again_ns = _PATHS_AFTER_CHANGE_NS
             now_ns = time.monotonic_ns()
             self._due = dict.fromkeys(("send", "short", "long", "samples", "paths"), now_ns)
             self._started = False
@@ -109,7 +110,7 @@ class ProbeMesh:
 
     def _routes_changed(self, _mask: int) -> None:
         if self._changes.happened():
-            self._due["paths"] = min(self._due["paths"], time.monotonic_ns() + _PATHS_AFTER_CHANGE_NS)
+            self._due["paths"] = min(self._due["paths"], time.monotonic_ns() + self._look_again_ns)
 
     def tick(self, now_ns: int) -> int:
         """Do what is due; returns when to be called again."""
@@ -133,7 +134,7 @@ class ProbeMesh:
                 self.stamps += np.bincount(stamps["kind"], minlength=5)[:5]
                 self.reflector.take_stamps(stamps, now_ns)
                 self.sender.take_stamps(stamps)
-        self.reflector.answer(now_ns)
+        self.reflector.answer(time.monotonic_ns())
         self.sender.join()
 
     def _send(self, now_ns: int) -> None:
@@ -152,15 +153,18 @@ class ProbeMesh:
         if now_ns >= self._due["short"]:
             self._due["short"] = now_ns + _MOST_WAIT_NS - _MS  # every tick, unless these come faster
             self.sender.expire(now_ns)
-            for signal in self._measurements.signals(self._measurements.short, now_ns, time.time_ns(), True):
-                self._bus.publish(signal)
+            self._publish_delays(self._measurements.short, now_ns, only_news=True)
         if now_ns >= self._due["long"]:
             self._due["long"] = _after(self._due["long"], self._measurements.long.length_ns, now_ns)
-            for signal in self._measurements.signals(self._measurements.long, now_ns, time.time_ns(), False):
-                self._bus.publish(signal)
+            self._publish_delays(self._measurements.long, now_ns, only_news=False)
         if now_ns >= self._due["samples"]:
             self._due["samples"] = now_ns + _SAMPLES_EVERY_NS
             self._publish_samples(now_ns)
+
+    def _publish_delays(self, window: Window, now_ns: int, only_news: bool) -> None:
+        overtaken = self.sender.overtaken(now_ns - window.length_ns)
+        for signal in self._measurements.signals(window, now_ns, time.time_ns(), only_news, overtaken):
+            self._bus.publish(signal)
 
     def _publish_samples(self, now_ns: int) -> None:
         if not self._bus.wanted("probe_samples"):
@@ -199,6 +203,8 @@ class ProbeMesh:
         except SwerveError:
             self._discovery_failed += 1  # a table that changes while it is read; the next look will do
             return
+        # Where routes change all the time, looking must not take more than a fiftieth of it.
+        self._look_again_ns = max(_PATHS_AFTER_CHANGE_NS, 50 * (time.monotonic_ns() - now_ns))
         if changed:
             self._measurements.set_paths(self.paths.current)
             self.sender.set_paths(self.paths.current)

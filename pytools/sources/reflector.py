@@ -22,7 +22,7 @@ from pytools.sources import udp
 from pytools.sources.paths import PinnedPath
 
 _REQUEST_INGRESS, _REPLY_EGRESS = 2, 3
-_SLOTS: Final = 64  # stamps remembered per session
+_SLOTS: Final = 256  # stamps remembered per session
 _BATCH: Final = 256
 _ROOM: Final = 2048  # longer requests are not answered
 # A Receive Timestamp that the kernel did not take is the time at which the agent looked, late by up to this.
@@ -63,6 +63,7 @@ class Reflector:
             0,
         )
         self.ifindexes: set[int] = set()  # by which requests have come in
+        self.answered = 0
         self.wire_bytes = 0  # of requests taken and replies sent, headers included
         self._port = port
         self._peers = {udp.mapped(peer.address).tobytes(): place for place, peer in enumerate(peers)}
@@ -238,6 +239,7 @@ class Reflector:
         self._route(datagrams, count, places, peers)
         refused = datagrams.send(self._sockets[family], places)
         self.drops["reply_refused"] += len(refused)
+        self.answered += len(places)
         self.wire_bytes += int(lengths.sum()) + len(lengths) * header
 
     def _admitted(

@@ -126,6 +126,8 @@ class Sender:
         """The arrays, [row] and [row, slot], for no session yet."""
         self._next_seq = np.zeros(rows, np.int64)
         self._highest = np.full(rows, -1, np.int64)  # sequence number answered so far
+        self._answered_ns = np.zeros(rows, np.int64)  # when the latest probe that was answered had been sent
+        self._peer = np.full(rows, -1, np.intp)  # sessions with the same address have the same number
         self._told = np.zeros(rows, np.int64)  # raw results were given out up to here
         self._remotes = np.zeros((rows, 2), np.uint64)  # zero: no session
         grid = (rows, self._slots)
@@ -161,6 +163,10 @@ class Sender:
                 row = pinned.index * flows + flow
                 self._remotes[row] = udp.mapped(pinned.path.address).view(np.uint64)
                 dealt.setdefault((row % self._groups, pinned.family, flow), []).append((row, pinned))
+        numbers = {address: number for number, address in enumerate(sorted({p.path.address for p in paths}))}
+        self._peer[:] = -1
+        for pinned in paths:
+            self._peer[pinned.index * flows : (pinned.index + 1) * flows] = numbers[pinned.path.address]
         self._volleys = [[] for _ in range(self._groups)]
         for (group, family, flow), sessions in dealt.items():
             self._volleys[group].append(self._volley(family, flow, sessions))
@@ -295,24 +301,25 @@ class Sender:
         late = first & (state == _TIMED_OUT)
         self._state[rows[late], slots[late]] = _LATE
         self._state[rows[fresh], slots[fresh]] = _ANSWERED
+        np.maximum.at(self._answered_ns, rows[fresh], self._sent_ns[rows[fresh], slots[fresh]])
         self.drops["late_replies"] += how_many(late)
         paths = rows // self._probe.flows
         self._measurements.count(DUPLICATES, paths[~fresh & ~late])
         self._measurements.count(RECEIVED, paths[fresh])
         in_time = replies.of(fresh)
-        self._measurements.count(REORDERED, in_time.rows[self._overtaken(in_time)] // self._probe.flows)
+        self._measurements.count(REORDERED, in_time.rows[self._reordered(in_time)] // self._probe.flows)
         self._measure(in_time)
 
-    def _overtaken(self, replies: _Replies) -> NDArray[np.bool_]:
+    def _reordered(self, replies: _Replies) -> NDArray[np.bool_]:
         """Which replies came after the reply to a later probe of their session."""
         rows, seq = replies.rows, self._seq[replies.rows, replies.slots]
-        overtaken = seq < self._highest[rows]
+        behind = seq < self._highest[rows]
         if len(rows) > 1:
             order = np.argsort(rows, kind="stable")
             ranked = (rows[order] << 44) + seq[order]  # rows ascend, so only the same row can be ahead
-            overtaken[order[1:]] |= ranked[1:] < np.maximum.accumulate(ranked)[:-1]
+            behind[order[1:]] |= ranked[1:] < np.maximum.accumulate(ranked)[:-1]
         np.maximum.at(self._highest, rows, seq)
-        return overtaken
+        return behind
 
     def _measure(self, replies: _Replies) -> None:
         rows, slots, packets = replies.rows, replies.slots, replies.packets
@@ -369,6 +376,25 @@ class Sender:
             self._state[overdue] = _TIMED_OUT
             self._measurements.count(LOST, np.nonzero(overdue)[0] // self._probe.flows)
 
+    def overtaken(self, since_ns: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Probes sent since then, unanswered although a later one to the same peer by another path is answered.
+
+        Such a probe has been delayed, both ways together, by at least the time between the two sends more than the
+        other; and that neither we nor the peer are asleep, the other shows.
+
+        Returns
+        -------
+        paths : ndarray of int, shape (n,)
+            Path index of each.
+        leads_ns : ndarray of int64, shape (n,)
+            How much later the latest that was answered had been sent.
+        """
+        other = latest_of_others(self._answered_ns, self._peer, self._probe.flows)
+        leads = other[:, None] - self._sent_ns
+        chosen = (self._state == _OUTSTANDING) & (self._sent_ns >= since_ns) & (leads > 0)
+        rows, slots = np.nonzero(chosen)
+        return rows // self._probe.flows, leads[rows, slots]
+
     def results(self, now_ns: int) -> list[tuple[int, list[tuple[int, int, int | None, int | None]]]]:
         """Raw results since the last call: per session its path index, and (seq, sent, forward, reverse) per probe.
 
@@ -412,6 +438,30 @@ class Sender:
         for sock in self._sockets.values():
             sock.close()
         self._sockets = {}
+
+
+def latest_of_others(times_ns: NDArray[np.int64], peers: NDArray[np.intp], flows: int) -> NDArray[np.int64]:
+    """For each session the largest time among sessions with the same peer over other paths; 0 where there is none.
+
+    Parameters
+    ----------
+    times_ns : ndarray of int64, shape (sessions,)
+        Above 0 where there is one.
+    peers : ndarray of int, shape (sessions,)
+        Which peer a session is with, -1 for none.
+    flows : int
+        Sessions per path; those of one path follow each other.
+    """
+    paths = np.arange(len(times_ns)) // flows
+    best, best_path = np.zeros((2, int(peers.max(initial=-1)) + 2), np.int64)  # the last place is that of no peer
+    np.maximum.at(best, peers, times_ns)
+    of_best = times_ns == best[peers]
+    best_path[peers[of_best]] = paths[of_best]
+    elsewhere = paths != best_path[peers]
+    second = np.zeros_like(best)
+    np.maximum.at(second, peers[elsewhere], times_ns[elsewhere])
+    found: NDArray[np.int64] = np.where(peers < 0, 0, np.where(elsewhere, best[peers], second[peers]))
+    return found
 
 
 def _same(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -52,10 +52,21 @@ class TcpSource:
         For the names of interfaces.
     path_of : callable
         Which measured path, if any, a remote address and an interface make.
+    known : callable
+        The measured paths: they are reported even while nothing is retransmitted on them.
     """
 
-    def __init__(self, config: AgentConfig, loaded: Loaded, netlink: Netlink, bus: Bus, path_of: PathOf) -> None:
-        self._host, self._netlink, self._bus, self._path_of = config.host, netlink, bus, path_of
+    def __init__(
+        self,
+        config: AgentConfig,
+        loaded: Loaded,
+        netlink: Netlink,
+        bus: Bus,
+        path_of: PathOf,
+        known: Callable[[], Iterable[Path]] = tuple,
+    ) -> None:
+        self._host, self._netlink, self._bus = config.host, netlink, bus
+        self._path_of, self._known = path_of, known
         self._interval_ns = int(config.windows.long_ms * 1e6)
         self._flows = loaded.map("tcp_flows")
         self._interfaces = loaded.map("tcp_interfaces")
@@ -83,9 +94,10 @@ class TcpSource:
         return self._due_ns
 
     def read(self, now_ns: int) -> None:
-        """Read the maps, publish the flows that changed and every path that has ever retransmitted."""
+        """Read the maps, publish the flows that changed and every path that is measured or has retransmitted."""
         unix_ns = time.time_ns()
         window: dict[tuple[str, Path | None], int] = dict.fromkeys(self._totals, 0)
+        window |= {(path.interface, path): 0 for path in self._known()}
         keys, rows = self._flows.read()
         changed = rows["last_ns"].astype(np.int64) >= self._previous_ns - _MARGIN_NS
         for key, row in zip(keys[changed], rows[changed], strict=True):

@@ -5,14 +5,16 @@ Ends quietly when the reader closes the pipe. Single-threaded; the only wait is 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections.abc import Callable, Iterable
 from typing import BinaryIO, TextIO
 
-from pytools.bus_client import Client
+from pytools.bus_client import AgentGoneError, Client
 from pytools.signals import AnySignal, encode
 
+_LOT = 1024  # signals written at once
 _LOOK_S = 0.5  # how soon a closed pipe is noticed while there is nothing to write
 
 
@@ -81,19 +83,13 @@ def missed(client: Client, notes: TextIO) -> Callable[[], None]:
 
 def _some(client: Client, limit: int | None) -> list[AnySignal]:
     """What is there, waiting a little for the first; at most `limit`."""
-    first = client.next(_LOOK_S)
-    if first is None:
-        return []
-    if limit == 1:
-        return [first]
-    signals = [first]
-    while limit is None or len(signals) < limit:
-        signal = client.next(0)
-        if signal is None:
-            break
-        signals.append(signal)
-        if len(signals) >= 1024:
-            break
+    most = _LOT if limit is None else min(limit, _LOT)
+    signal = client.next(_LOOK_S)
+    signals: list[AnySignal] = []
+    with contextlib.suppress(AgentGoneError):  # raised again when there is nothing left to hand on
+        while signal is not None:
+            signals.append(signal)
+            signal = client.next(0) if len(signals) < most else None
     return signals
 
 

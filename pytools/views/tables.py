@@ -138,8 +138,8 @@ def retransmissions(model: Model) -> RenderableType:
             f"{duration(max(0, model.at_ns - flow.last_ns))} ago",
         )
     parts: list[RenderableType] = [paths, flows] if model.flows else [paths]
-    if not model.tcp_paths:
-        parts = [Text(f"{model.host}: no segment was retransmitted since the agent started")]
+    if not (model.tcp_paths or model.flows):
+        parts = [Text(f"{model.host}: no retransmission has been reported")]
     parts.extend(Text(f"not attached: {each}", style="red") for each in failed_hooks(model, "tcp"))
     return Group(*parts)
 

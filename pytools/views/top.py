@@ -25,7 +25,7 @@ from rich.text import Text
 from pytools.bus_client import Client
 from pytools.signals import Act, Delay, Path, PathDelay
 from pytools.views import tables
-from pytools.views.follow import VIEWS, console, frames
+from pytools.views.follow import LOT_S, VIEWS, console, frames
 from pytools.views.model import Model, fold, lost_while_watching, member_of, retransmitted
 
 _STYLES: Final = {
@@ -208,6 +208,8 @@ def _why(model: Model, path: Path, now_ns: int) -> str:
     said = []
     if delay is not None and _silent(delay, now_ns):
         said.append(f"not measured for {tables.duration(now_ns - delay.at_ns)}")
+    elif delay is not None and delay.overtaken_p50_ns is not None:
+        said.append(f"half of the probes wait for at least {tables.duration(delay.overtaken_p50_ns)}")
     if state is not None and now_ns - state.at_ns > _SILENT_NS:
         said.append(f"no controller for {tables.duration(now_ns - state.at_ns)}")
     if state is not None and state.reason:
@@ -268,12 +270,10 @@ def _until(client: Client, model: Model, due_s: float) -> tuple[str, Model]:
     poll = select.poll()
     stdin = sys.stdin.fileno()
     poll.register(stdin, select.POLLIN)
-    poll.register(client.fileno(), select.POLLIN)
     while (left_s := due_s - time.monotonic()) > 0:
-        ready = dict(poll.poll(left_s * 1e3))
-        if client.fileno() in ready:
-            model = fold(model, client.read())
-        if stdin in ready:
+        key = poll.poll(min(left_s, LOT_S) * 1e3)
+        model = fold(model, client.read())
+        if key:
             pressed = os.read(stdin, 64)
             return pressed.decode(errors="replace") if pressed else "q", model
     return "", model

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytools.kernel.netlink import Family, Netlink, NexthopGroup, Route
-from steering.plan import Group, Member, canonical, weights_of
+from steering.plan import MAX_WEIGHT, Group, Member, canonical, weights_of
 
 _FAMILIES: tuple[Family, ...] = (4, 6)
 
@@ -88,6 +88,8 @@ def arrange(
             refused[group.id] = f"it also carries {outside[group.id][0]}, which the policy does not manage"
         elif any(member.nexthop_id not in nexthops for member in group.members):
             refused[group.id] = "it has a member that is no plain nexthop"
+        elif any(member.weight > MAX_WEIGHT for member in group.members):
+            refused[group.id] = f"a weight is above {MAX_WEIGHT}, which could not be put back"
         else:
             found[group.id] = _group(group, nexthops, inside[group.id])
     lengths: dict[int, list[int]] = defaultdict(list)

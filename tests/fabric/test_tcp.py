@@ -1,7 +1,6 @@
 """Retransmissions counted against the kernel's own figures, over links that really lose segments.
 
-Two hosts joined by two rails; each rail is a forwarding namespace with a token bucket and a queue of few packets
-toward either host, so that a TCP flow that fills it loses some.
+Host 1 of a lab sends to host 2; the queues of the rails are short, so a TCP flow that fills them loses segments.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ from pytools.bus import Bus, Subscription
 from pytools.config import AgentConfig
 from pytools.kernel.attach import attach_tc
 from pytools.kernel.loader import Loaded, load
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink import Member, Netlink
 from pytools.kernel.netns import inside
+from pytools.lab import Lab
+from pytools.lab.topology import group_id
 from pytools.signals import Path, TcpFlow, TcpPath
 from pytools.sources.tcp import ENTRY, FLOWS, TcpSource, program
 
@@ -33,66 +34,35 @@ RAILS = ("rail1", "rail2")
 MEGABYTE = 1_000_000
 
 
-@dataclass(frozen=True)
-class Fabric:
-    """The names of the namespaces."""
-
-    sender: str
-    receiver: str
-    rails: tuple[str, str]
-
-    def lose(self, host: int) -> None:
-        """Have rail 1 drop silently what it should carry to a host (IPv4)."""
-        support.run(["ip", "-n", self.rails[0], "route", "replace", "blackhole", f"10.9.0.{host}"])
-
-    def heal(self, host: int) -> None:
-        route = [f"10.9.0.{host}", "via", f"10.1.{host}.2"]
-        support.run(["ip", "-n", self.rails[0], "route", "replace", *route])
-
-
-def _veth(host: str, interface: str, forwarder: str, device: str, network: str, network6: str) -> None:
-    """Join a host and a forwarder: the host is .2, the forwarder .1."""
-    support.run(
-        ["ip", "-n", host, "link", "add", interface, "type", "veth", "peer", "name", device, "netns", forwarder]
-    )
-    for namespace, name, last in ((host, interface, 2), (forwarder, device, 1)):
-        support.run(["ip", "-n", namespace, "address", "add", f"{network}.{last}/24", "dev", name])
-        support.run(["ip", "-n", namespace, "address", "add", f"{network6}::{last}/64", "dev", name, "nodad"])
-        support.run(["ip", "-n", namespace, "link", "set", name, "up"])
-
-
 @pytest.fixture
-def lossy(make_namespace: Callable[[], str]) -> Fabric:
-    """Hosts 10.9.0.{1,2} and fd00:9::{1,2}: routed over rail 1; either rail can carry them."""
-    support.require("iperf3", "nstat", "ss", "tc", "bcc")
-    hosts = (make_namespace(), make_namespace())
-    rails = (make_namespace(), make_namespace())
-    for host, name in enumerate(hosts, start=1):
-        for service in (f"10.9.0.{host}/32", f"fd00:9::{host}/128"):
-            support.run(["ip", "-n", name, "address", "add", service, "dev", "lo"])
-    for rail, forwarder in enumerate(rails, start=1):
-        inside_it = ["ip", "netns", "exec", forwarder]
-        support.run([*inside_it, "sysctl", "-q", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"])
-        for host, name in enumerate(hosts, start=1):
-            _veth(name, f"rail{rail}", forwarder, f"h{host}", f"10.{rail}.{host}", f"fd00:{rail}:{host}")
-            bucket = ["root", "tbf", "rate", "600mbit", "burst", "64k", "limit", "90k"]
-            support.run(["tc", "-n", forwarder, "qdisc", "add", "dev", f"h{host}", *bucket])
-            for address, via in (
-                (f"10.9.0.{host}", f"10.{rail}.{host}.2"),
-                (f"fd00:9::{host}", f"fd00:{rail}:{host}::2"),
-            ):
-                support.run(["ip", "-n", forwarder, "route", "add", address, "via", via])
-    fabric = Fabric(hosts[0], hosts[1], (rails[0], rails[1]))
-    route_over(fabric, 1)
-    return fabric
+def lossy(unique_name: Callable[[], str]) -> Iterator[Lab]:
+    """Two hosts, two rails; queues shorter than a burst, so that a flow that fills a rail loses some."""
+    support.require("nstat", "ss", "bcc")
+    rate = "400mbit" if support.slow_factor() == 1 else "50mbit"
+    with Lab.up(unique_name(), hosts=2, rails=2, rate=rate, queue_bytes=40_000) as lab:
+        yield lab
 
 
-def route_over(fabric: Fabric, rail: int) -> None:
-    """Have both hosts send over this rail from now on."""
-    for host, name in ((1, fabric.sender), (2, fabric.receiver)):
-        for service, via in (("10.9.0.{}", f"10.{rail}.{host}.1"), ("fd00:9::{}", f"fd00:{rail}:{host}::1")):
-            route = [service.format(3 - host), "via", via, "src", service.format(host)]
-            support.run(["ip", "-n", name, "route", "replace", *route])
+def route_over(lab: Lab, rail: int) -> None:
+    """Have the sender send over this rail from now on."""
+    interface = lab.hosts[0].interfaces[rail - 1]
+    with Netlink(sender(lab)) as netlink:
+        for family, nexthop in ((4, interface.nexthop_id), (6, interface.nexthop6_id)):
+            netlink.replace_group(group_id(2, family), [Member(nexthop, weight=1)])
+
+
+def sender(lab: Lab) -> str:
+    return lab.hosts[0].netns
+
+
+def receiver(lab: Lab) -> str:
+    return lab.hosts[1].netns
+
+
+def lose(lab: Lab, source: int, destination: int) -> None:
+    """Drop silently, on both rails, what this host sends to that one."""
+    for rail in (1, 2):
+        lab.blackhole(rail, (source, destination))
 
 
 def path_of(remote: str, interface: str) -> Path | None:
@@ -192,8 +162,8 @@ def settled(namespace: str) -> bool:
 
 
 @contextlib.contextmanager
-def listener(fabric: Fabric, address: str = RECEIVER) -> Iterator[socket.socket]:
-    with inside(fabric.receiver):
+def listener(lab: Lab, address: str = RECEIVER) -> Iterator[socket.socket]:
+    with inside(receiver(lab)):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         server = socket.create_server((address, 0), family=family)
     with server:
@@ -201,9 +171,9 @@ def listener(fabric: Fabric, address: str = RECEIVER) -> Iterator[socket.socket]
 
 
 @contextlib.contextmanager
-def connected(fabric: Fabric, server: socket.socket) -> Iterator[tuple[socket.socket, socket.socket]]:
+def connected(lab: Lab, server: socket.socket) -> Iterator[tuple[socket.socket, socket.socket]]:
     """A connection from the sender to the listener: both its ends."""
-    with inside(fabric.sender):
+    with inside(sender(lab)):
         near = socket.create_connection(server.getsockname()[:2], timeout=20)
     with near:
         far, _ = server.accept()
@@ -234,16 +204,16 @@ def transfer(near: socket.socket, far: socket.socket, size: int) -> None:
     far.setblocking(True)
 
 
-def transfer_with_loss(fabric: Fabric, near: socket.socket, far: socket.socket) -> None:
+def transfer_with_loss(lab: Lab, near: socket.socket, far: socket.socket) -> None:
     """Send until something was retransmitted and everything is acknowledged."""
-    before = kernel_count(fabric.sender)
+    before = kernel_count(sender(lab))
     for _ in range(20):
         transfer(near, far, 20 * MEGABYTE)
-        if kernel_count(fabric.sender) > before:
+        if kernel_count(sender(lab)) > before:
             break
     else:
         pytest.fail("nothing was lost: the test shows nothing")
-    support.wait_until(lambda: all_acknowledged(fabric.sender), 20, "all is acknowledged")
+    support.wait_until(lambda: all_acknowledged(sender(lab)), 20, "all is acknowledged")
 
 
 def all_acknowledged(namespace: str) -> bool:
@@ -263,25 +233,25 @@ def all_acknowledged(namespace: str) -> bool:
     ],
     ids=["one", "four", "small", "ipv6"],
 )
-def test_segments_equal_nstat(lossy: Fabric, offload: str, target: str, options: tuple[str, ...]) -> None:
-    support.require("ethtool")
+def test_segments_equal_nstat(lossy: Lab, offload: str, target: str, options: tuple[str, ...]) -> None:
+    support.require("iperf3", "ethtool")
     offloads = ["tso", offload, "gso", offload]
-    support.run(["ip", "netns", "exec", lossy.sender, "ethtool", "-K", "rail1", *offloads])
-    with iperf3_server(lossy.receiver), counting(lossy.sender) as counts:
-        before = kernel_count(lossy.sender)
-        support.run(["ip", "netns", "exec", lossy.sender, "iperf3", "-c", target, *options], timeout_s=120)
-        support.wait_until(lambda: settled(lossy.sender), 30, "the connections are closed")
-        kernel = kernel_count(lossy.sender) - before
+    for interface in RAILS:
+        support.run(["ip", "netns", "exec", sender(lossy), "ethtool", "-K", interface, *offloads])
+    with iperf3_server(receiver(lossy)), counting(sender(lossy)) as counts:
+        before = kernel_count(sender(lossy))
+        support.run(["ip", "netns", "exec", sender(lossy), "iperf3", "-c", target, *options], timeout_s=120)
+        support.wait_until(lambda: settled(sender(lossy)), 30, "the connections are closed")
+        kernel = kernel_count(sender(lossy)) - before
         assert kernel > 0, "nothing was lost: the test shows nothing"
         assert counts.all_exact(kernel)
-        assert counts.by_interface() == {"rail1": kernel}
         assert not any(counts.source.drops().values())
 
 
 @pytest.mark.parametrize("address", [RECEIVER, RECEIVER6], ids=["ipv4", "ipv6"])
-def test_every_flow_equals_ss(lossy: Fabric, address: str) -> None:
+def test_every_flow_equals_ss(lossy: Lab, address: str) -> None:
     with (
-        counting(lossy.sender) as counts,
+        counting(sender(lossy)) as counts,
         listener(lossy, address) as server,
         connected(lossy, server) as first,
         connected(lossy, server) as second,
@@ -291,7 +261,7 @@ def test_every_flow_equals_ss(lossy: Fabric, address: str) -> None:
         transfer_with_loss(lossy, *first)
         keys, rows = counts.loaded.map("tcp_flows").read()
         ours = dict(zip(keys["local_port"].tolist(), rows["retransmitted_segments"].tolist(), strict=True))
-        kernel = ss_counts(lossy.sender)
+        kernel = ss_counts(sender(lossy))
         assert ours == {port: segments for port, segments in kernel.items() if segments}
 
         counts.source.read(time.monotonic_ns())
@@ -301,14 +271,16 @@ def test_every_flow_equals_ss(lossy: Fabric, address: str) -> None:
         assert {flow.local for flow in flows} == {address[:-1] + "1"}
 
 
-def test_a_flow_that_moves_has_a_row_per_interface(lossy: Fabric) -> None:
-    with counting(lossy.sender) as counts, listener(lossy) as server, connected(lossy, server) as ends:
-        before = kernel_count(lossy.sender)
+@pytest.mark.guest
+def test_a_flow_that_moves_has_a_row_per_interface(lossy: Lab) -> None:
+    with counting(sender(lossy)) as counts, listener(lossy) as server, connected(lossy, server) as ends:
+        before = kernel_count(sender(lossy))
+        route_over(lossy, 1)
         transfer_with_loss(lossy, *ends)
-        assert counts.by_interface() == {"rail1": kernel_count(lossy.sender) - before}
+        assert counts.by_interface() == {"rail1": kernel_count(sender(lossy)) - before}
         route_over(lossy, 2)
         transfer_with_loss(lossy, *ends)
-        kernel = kernel_count(lossy.sender) - before
+        kernel = kernel_count(sender(lossy)) - before
         assert counts.all_exact(kernel)
         by_interface = counts.by_interface()
         assert by_interface["rail1"] > 0
@@ -324,98 +296,102 @@ def test_a_flow_that_moves_has_a_row_per_interface(lossy: Fabric) -> None:
         assert sum(totals.values()) == kernel
 
 
-def test_what_precedes_the_source_is_not_counted(lossy: Fabric) -> None:
+@pytest.mark.guest
+def test_what_precedes_the_source_is_not_counted(lossy: Lab) -> None:
     with listener(lossy) as server, connected(lossy, server) as ends:
         transfer_with_loss(lossy, *ends)
-        earlier = kernel_count(lossy.sender)
-        with counting(lossy.sender) as counts:
+        earlier = kernel_count(sender(lossy))
+        with counting(sender(lossy)) as counts:
             transfer_with_loss(lossy, *ends)
-            assert counts.all_exact(kernel_count(lossy.sender) - earlier)
+            assert counts.all_exact(kernel_count(sender(lossy)) - earlier)
 
 
-def test_syn_retransmissions(lossy: Fabric) -> None:
-    lossy.lose(2)
-    with counting(lossy.sender) as counts, listener(lossy) as server:
-        before = kernel_count(lossy.sender)
+@pytest.mark.guest
+def test_syn_retransmissions(lossy: Lab) -> None:
+    lose(lossy, 1, 2)
+    with counting(sender(lossy)) as counts, listener(lossy) as server:
+        before = kernel_count(sender(lossy))
         with socket.socket() as near:
             near.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 near.connect(server.getsockname())
-            support.wait_until(lambda: kernel_count(lossy.sender) - before >= 2, 20, "two more SYNs are sent")
-        assert counts.all_exact(kernel_count(lossy.sender) - before)
+            support.wait_until(lambda: kernel_count(sender(lossy)) - before >= 2, 20, "two more SYNs are sent")
+        assert counts.all_exact(kernel_count(sender(lossy)) - before)
 
 
-def test_fin_retransmissions(lossy: Fabric) -> None:
-    with counting(lossy.sender) as counts, listener(lossy) as server:
-        before = kernel_count(lossy.sender)
+def test_fin_retransmissions(lossy: Lab) -> None:
+    with counting(sender(lossy)) as counts, listener(lossy) as server:
+        before = kernel_count(sender(lossy))
         with connected(lossy, server):
-            lossy.lose(2)
-        support.wait_until(lambda: kernel_count(lossy.sender) - before >= 2, 20, "two more FINs are sent")
-        lossy.heal(2)
-        support.wait_until(lambda: settled(lossy.sender), 30, "the connection is closed")
-        assert counts.all_exact(kernel_count(lossy.sender) - before)
+            lose(lossy, 1, 2)
+        support.wait_until(lambda: kernel_count(sender(lossy)) - before >= 2, 20, "two more FINs are sent")
+        lossy.heal()
+        support.wait_until(lambda: settled(sender(lossy)), 30, "the connection is closed")
+        assert counts.all_exact(kernel_count(sender(lossy)) - before)
 
 
+@pytest.mark.guest
 @pytest.mark.parametrize("completes", [True, False], ids=["completes", "half_open"])
-def test_synack_retransmissions(lossy: Fabric, completes: bool) -> None:
-    lossy.lose(1)
-    with counting(lossy.receiver) as counts, listener(lossy) as server:
-        before = kernel_count(lossy.receiver)
-        with inside(lossy.sender):
+def test_synack_retransmissions(lossy: Lab, completes: bool) -> None:
+    lose(lossy, 2, 1)
+    with counting(receiver(lossy)) as counts, listener(lossy) as server:
+        before = kernel_count(receiver(lossy))
+        with inside(sender(lossy)):
             near = socket.socket()
         with near:
             near.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 near.connect(server.getsockname())
-            support.wait_until(lambda: kernel_count(lossy.receiver) - before >= 2, 20, "two more SYN-ACKs are sent")
+            support.wait_until(lambda: kernel_count(receiver(lossy)) - before >= 2, 20, "two more SYN-ACKs are sent")
             if not completes:
                 server.close()  # its requests go with it
-                assert counts.all_exact(kernel_count(lossy.receiver) - before)
+                assert counts.all_exact(kernel_count(receiver(lossy)) - before)
                 return
-            lossy.heal(1)
+            lossy.heal()
             far, _ = server.accept()
         with far:
             far.settimeout(20)
             far.sendall(b"first packet of the new socket: its total holds the SYN-ACKs")
-        support.wait_until(lambda: settled(lossy.receiver), 30, "the connection is closed")
-        assert counts.all_exact(kernel_count(lossy.receiver) - before)
+        support.wait_until(lambda: settled(receiver(lossy)), 30, "the connection is closed")
+        assert counts.all_exact(kernel_count(receiver(lossy)) - before)
 
 
-def test_a_half_open_request_that_precedes_the_source(lossy: Fabric) -> None:
-    lossy.lose(1)
+def test_a_half_open_request_that_precedes_the_source(lossy: Lab) -> None:
+    lose(lossy, 2, 1)
     with listener(lossy) as server:
-        with inside(lossy.sender):
+        with inside(sender(lossy)):
             near = socket.socket()
         with near:
             near.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 near.connect(server.getsockname())
-            support.wait_until(lambda: kernel_count(lossy.receiver) >= 1, 20, "a SYN-ACK is sent again")
-            with counting(lossy.receiver) as counts:
-                before = kernel_count(lossy.receiver)
-                support.wait_until(lambda: kernel_count(lossy.receiver) > before, 20, "another one is sent")
-                lossy.heal(1)
+            support.wait_until(lambda: kernel_count(receiver(lossy)) >= 1, 20, "a SYN-ACK is sent again")
+            with counting(receiver(lossy)) as counts:
+                before = kernel_count(receiver(lossy))
+                support.wait_until(lambda: kernel_count(receiver(lossy)) > before, 20, "another one is sent")
+                lossy.heal()
                 far, _ = server.accept()
                 with far:
                     far.sendall(b"x")
                 near.close()
-                support.wait_until(lambda: settled(lossy.receiver), 30, "the connection is closed")
-                kernel = kernel_count(lossy.receiver) - before
+                support.wait_until(lambda: settled(receiver(lossy)), 30, "the connection is closed")
+                kernel = kernel_count(receiver(lossy)) - before
                 assert kernel > 0
                 assert counts.all_exact(kernel)
 
 
-def test_totals_stay_exact_when_the_flow_map_is_full(lossy: Fabric) -> None:
+def test_totals_stay_exact_when_the_flow_map_is_full(lossy: Lab) -> None:
     with (
-        counting(lossy.sender, flows=1) as counts,
+        counting(sender(lossy), flows=1) as counts,
         listener(lossy) as server,
         connected(lossy, server) as first,
         connected(lossy, server) as second,
     ):
-        before = kernel_count(lossy.sender)
+        before = kernel_count(sender(lossy))
+        route_over(lossy, 1)
         transfer_with_loss(lossy, *first)
         transfer_with_loss(lossy, *second)
-        kernel = kernel_count(lossy.sender) - before
+        kernel = kernel_count(sender(lossy)) - before
         full = counts.source.drops()["tcp_flows_full"]
         assert 0 < full < kernel
         assert counts.by_interface() == {"rail1": kernel}

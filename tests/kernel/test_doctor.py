@@ -69,6 +69,9 @@ def test_our_programs_are_compiled_and_loaded(report: doctor.Report) -> None:
     assert found(report, "our programs").present is True
     assert found(report, "our programs").detail == "stamp_egress, stamp_ingress, tcp_egress"
 
+    for needed in ("bpf system call", "ring buffer", "TC programs", "TCP sockets at TC", "bcc", "UAPI headers"):
+        assert found(report, needed).present is True, f"our programs load, so this cannot be missing: {needed}"
+
 
 def test_a_program_that_cannot_be_loaded_is_named() -> None:
     broken = Program("stamp.c", ("no_such_function",), PROGRAMS[0].defines)

@@ -112,6 +112,7 @@ def test_nexthops_are_made_read_and_deleted(wired):
     assert netlink.nexthops() == []
 
 
+@pytest.mark.guest
 def test_replacing_a_group_sets_the_weights_and_keeps_the_rest(grouped):
     netns, netlink, _ = grouped
     assert weights_by_ip(netns, 101) == {11: 1, 12: 3}
@@ -122,6 +123,7 @@ def test_replacing_a_group_sets_the_weights_and_keeps_the_rest(grouped):
     assert netlink.groups() == [group]
 
 
+@pytest.mark.guest
 def test_a_resilient_group_stays_resilient_with_its_buckets(grouped):
     netns, netlink, _ = grouped
     words = "nexthop add id 102 group 11,1/12,1 type resilient buckets 32 idle_timer 7 proto 99"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pytools import config
 from pytools.errors import UsageError
-from pytools.lab import building, topology, wiring
+from pytools.lab import building, load, topology, wiring
 from pytools.lab.topology import Spec, lab_of_namespace, namespace_pattern, parse_rate, rate_text
 
 
@@ -112,3 +112,10 @@ def test_the_agents_configuration_is_valid_and_names_every_other_host(ipv6):
     expected = [(name, family) for family in families for name in ("h1", "h3", "h4")]
     assert [(peer.name, ipaddress.ip_address(peer.address).version) for peer in wanted.peers] == expected
     assert {peer.clock for peer in wanted.peers} == {"shared"}
+
+
+@given(st.integers(100_000, 10**10))
+def test_a_load_sends_what_was_asked_for_in_short_batches(rate):
+    frames, interval = load.batch_frames(rate), load.batch_interval_ns(rate)
+    assert 1 <= frames <= 8
+    assert frames * 1514 * 8 * 10**9 / interval == pytest.approx(rate, rel=1e-3)

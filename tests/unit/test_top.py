@@ -107,6 +107,11 @@ def test_a_path_that_fell_silent_is_called_so() -> None:
     assert "not measured" not in "\n".join(frame(whole()))
 
 
+def test_probes_that_were_overtaken_are_spoken_of_before_they_are_answered() -> None:
+    waiting = fold(Model(), [samples.path_delay(1, overtaken=40, overtaken_p50_ns=35_000_000)])
+    assert "half of the probes wait for at least 35.00 ms" in line(frame(waiting), "h2 rail1")
+
+
 def test_a_state_nobody_stands_for_any_more_is_called_so() -> None:
     later = samples.AT_NS + 5 * samples.SECOND_NS
     shown = line(frame(fold(whole(), [samples.path_delay(1, at_ns=later)]), later), "h2 rail1")

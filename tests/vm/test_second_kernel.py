@@ -34,7 +34,7 @@ def marked_tests() -> tuple[str, ...]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "inner" in metafunc.fixturenames:
-        metafunc.parametrize("inner", marked_tests())
+        metafunc.parametrize("inner", marked_tests(), ids=[test.removeprefix("tests/") for test in marked_tests()])
 
 
 @pytest.fixture(scope="session")

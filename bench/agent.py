@@ -1,0 +1,96 @@
+"""What one agent costs with ten peers over two rails at 20 ms: memory, processor time, time to the first signal.
+
+Eleven hosts run agents, so that the one that is measured also answers the probes of ten others. Nobody subscribes to
+its signals but while the first one is awaited.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from _common import cpu_s, emit, median, note, resident_bytes, wait_until
+
+from pytools import places
+from pytools.bus import Client
+from pytools.errors import SwerveError
+from pytools.lab.fabric import Lab
+from pytools.lab.topology import Host
+
+HOSTS, RAILS = 11, 2
+SETTLING_S, WINDOW_S, WINDOWS = 10.0, 3.0, 7
+STARTS = 5
+
+
+def main() -> None:
+    with Lab.up("bench-agent", hosts=HOSTS, rails=RAILS, rate="none") as lab:
+        others = [start(lab, host) for host in lab.hosts[1:]]
+        for host in lab.hosts[1:]:
+            first_signal(host)
+        measured = lab.hosts[0]
+        waits = []
+        for _ in range(STARTS):
+            agent = start(lab, measured)
+            began = time.monotonic()
+            first_signal(measured)
+            waits.append(time.monotonic() - began)
+            stop(agent)
+        emit("agent", "first_signal", median(waits), "s", "lower", case=case(), n=STARTS)
+        note(f"first signals after {[round(wait, 2) for wait in waits]} s")
+
+        agent = start(lab, measured)
+        first_signal(measured)
+        time.sleep(SETTLING_S)
+        shares = [share(agent.pid) for _ in range(WINDOWS)]
+        if agent.poll() is not None or any(other.poll() is not None for other in others):
+            raise SwerveError("an agent died while it was measured", "start it by hand to see why")
+        note(f"shares {[round(each, 3) for each in shares]}")
+        emit("agent", "cpu", median(shares), "share", "lower", case=case(), n=WINDOWS)
+        emit("agent", "resident", resident_bytes(agent.pid) / 1e6, "MB", "lower", case=case())
+
+
+def case() -> str:
+    return f"peers{HOSTS - 1}_rails{RAILS}_20ms"
+
+
+def start(lab: Lab, host: Host) -> subprocess.Popen[str]:
+    """An agent with the configuration that the lab wrote for the host."""
+    command = [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns]
+    return lab.start(host, command, stderr=None)
+
+
+def stop(agent: subprocess.Popen[str]) -> None:
+    """End an agent and wait until it has cleaned up."""
+    agent.terminate()
+    if agent.wait(timeout=20) != 0:
+        raise SwerveError(f"the agent ended with exit code {agent.returncode}")
+
+
+def first_signal(host: Host) -> None:
+    """Wait for the first delay of a path."""
+    socket = places.agent_socket(host.netns)
+    client: list[Client] = []
+
+    def connected() -> bool:
+        try:
+            client.append(Client(socket, frozenset({"path_delay"})))
+        except SwerveError:  # nobody serves there yet
+            return False
+        return True
+
+    wait_until(connected, f"the agent of {host.name} serves", 60)
+    with client[0] as reader:
+        if reader.next(60) is None:
+            raise SwerveError(f"no path_delay from {host.name} within 60 s")
+
+
+def share(pid: int) -> float:
+    """Share of one core over a window."""
+    before, began = cpu_s(pid), time.monotonic()
+    time.sleep(WINDOW_S)
+    return (cpu_s(pid) - before) / (time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The agent's socket file: who may make it, who serves it, who may talk to it.
+
+A stale file of a dead agent is replaced; a live one never is.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+from typing import Final
+
+from pytools.errors import CapabilityError, RefusedError, SwerveError
+
+_BACKLOG: Final = 64
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket (0600), its directory made (0700) when it is missing.
+
+    Raises
+    ------
+    RefusedError
+        If a live process serves it already, or others may write to its directory.
+    OSError
+        If it cannot be made.
+    """
+    if not path.parent.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(directory)
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise RefusedError(f"{path.parent} may be written by others", f"chown and chmod 700 {path.parent}")
+        fcntl.flock(directory, fcntl.LOCK_EX)  # two agents that start together must not both find it stale
+        _remove_stale(path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            os.fchmod(sock.fileno(), 0o600)  # before bind: the file never exists with another mode
+            sock.bind(str(path))
+            sock.listen(_BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    finally:
+        os.close(directory)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what a dead agent left; refuse when somebody answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(str(path))
+            pid = peer(probe)[0]
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except BlockingIOError:
+            pid = 0  # its backlog is full: alive, if not well
+    who = f"process {pid}" if pid else "another process"
+    raise RefusedError(f"{who} already serves {path}", "stop it first, or choose another namespace with -n")
+
+
+def connect(path: Path) -> socket.socket:
+    """A non-blocking connection to the agent.
+
+    Raises
+    ------
+    SwerveError
+        If no agent runs there, or it does not answer.
+    CapabilityError
+        If this user may not talk to it.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(1.0)
+        sock.connect(str(path))
+        sock.setblocking(False)
+    except PermissionError:
+        sock.close()
+        raise CapabilityError(f"{path}: permission denied", "run as root, or as the agent's user") from None
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        raise SwerveError(f"no agent serves {path}", start_hint(path)) from None
+    except OSError as error:
+        sock.close()
+        why = "the agent does not answer" if error.errno == errno.EAGAIN else error.strerror or str(error)
+        raise SwerveError(f"{path}: {why}") from None
+    return sock
+
+
+def start_hint(path: Path) -> str:
+    """How to start the agent that would serve this socket (`places.agent_socket`)."""
+    instance = path.parent.name
+    return "start it with: swerve agent" + ("" if instance == "host" else f" -n {instance}")
+
+
+def peer(sock: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end."""
+    pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid, gid

@@ -1,0 +1,272 @@
+"""What `doctor` looks at: each thing that may be missing, what its lack costs, and how to mend it.
+
+Everything is found out by trying (pytools/kernel/features.py), never by a version number.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pytools import config as configuration
+from pytools import places
+from pytools.bus_client import Client
+from pytools.errors import SwerveError
+from pytools.kernel import features
+from pytools.kernel.features import Finding
+
+if TYPE_CHECKING:
+    from pytools.kernel.loader import Program
+
+_GOOD_CLOCKS: Final = {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"}
+_ROOT: Final = "run as root"
+_OTHER_KERNEL: Final = "no setting mends it: another kernel does"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that may be missing."""
+
+    name: str
+    essential: bool
+    costs: str  # what is lost without it
+    mend: str
+    find: Callable[[], Finding]
+
+
+def checks(name: str | None, config: Path | None, programs: Sequence[Program]) -> list[Check]:
+    """Everything that is looked at, in the order in which a missing one explains the next."""
+    return [*_privileges(), *_tools(), *_kernel(programs), *_network(), *_surroundings(name, config)]
+
+
+def _privileges() -> list[Check]:
+    held = features.effective_capabilities()
+
+    def capability(name: str, essential: bool, costs: str) -> Check:
+        return Check(name, essential, costs, _ROOT, lambda: Finding(name in held))
+
+    return [
+        capability("CAP_BPF", True, "no program can be loaded: nothing is measured"),
+        capability("CAP_PERFMON", True, "programs that read packets are refused: nothing is measured"),
+        capability("CAP_NET_ADMIN", True, "no program can be attached, no route changed"),
+        capability("CAP_NET_RAW", True, "probes cannot be marked and bound: paths cannot be told apart"),
+        capability("CAP_SYS_ADMIN", False, "no namespaces (lab, -n), no run-time statistics, no tracepoint formats"),
+    ]
+
+
+def _tools() -> list[Check]:
+    return [
+        Check(
+            "bcc",
+            True,
+            "no program can be compiled: nothing is measured",
+            "apt-get install python3-bpfcc, and make the virtual environment with --system-site-packages "
+            "(PyPI's bcc is another package)",
+            lambda: features.attempt(_bcc),
+        ),
+        Check(
+            "UAPI headers",
+            True,
+            "no program can be compiled: nothing is measured",
+            "apt-get install linux-libc-dev",
+            lambda: Finding(Path("/usr/include/linux/bpf.h").exists(), "/usr/include/linux"),
+        ),
+        Check(
+            "tracefs",
+            False,
+            "nothing yet: no program of this version needs a tracepoint",
+            "mount -t tracefs tracefs /sys/kernel/tracing",
+            lambda: features.mounted("tracefs", "/sys/kernel/tracing"),
+        ),
+        Check(
+            "bpffs",
+            False,
+            "nothing yet: no program of this version is pinned",
+            "mount -t bpf bpf /sys/fs/bpf",
+            lambda: features.mounted("bpf", "/sys/fs/bpf"),
+        ),
+    ]
+
+
+def _bcc() -> str:
+    from pytools.kernel.loader import interpreter
+
+    return interpreter()
+
+
+def _kernel(programs: Sequence[Program]) -> list[Check]:
+    return [
+        Check(
+            "bpf system call",
+            True,
+            "nothing is measured",
+            "run as root; a container needs CAP_BPF and a seccomp profile that allows bpf",
+            lambda: features.map_of(features.ARRAY, 4, 8, 1),
+        ),
+        Check(
+            "ring buffer",
+            True,
+            "no stamps reach user space: nothing is measured",
+            _OTHER_KERNEL,
+            lambda: features.map_of(features.RING_BUFFER, 0, 0, os.sysconf("SC_PAGE_SIZE")),
+        ),
+        Check(
+            "TC programs",
+            True,
+            "probes cannot be stamped",
+            _OTHER_KERNEL,
+            lambda: features.program(features.NOTHING),
+        ),
+        Check(
+            "TCP sockets at TC",
+            False,
+            "retransmitted segments are not counted",
+            _OTHER_KERNEL,
+            lambda: features.program(features.TCP_SOCKET),
+        ),
+        Check(
+            "run-time statistics",
+            False,
+            "`swerve self` cannot say what a program costs per packet",
+            _ROOT,
+            features.run_time_statistics,
+        ),
+        Check(
+            "our programs",
+            True,
+            "what the failed program measures stays unknown",
+            "report it with the detail above",
+            lambda: features.attempt(lambda: _loaded(programs)),
+        ),
+    ]
+
+
+def _loaded(programs: Sequence[Program]) -> str:
+    """Compile and load what the agent loads, attach nothing.
+
+    Raises
+    ------
+    SwerveError
+        If one of them cannot be loaded; says which, and why.
+    """
+    from pytools.kernel.loader import load
+
+    with load(programs) as loaded:
+        if loaded.failed:
+            raise SwerveError("; ".join(f"{name}: {why}" for name, why in sorted(loaded.failed.items())))
+        return ", ".join(sorted(loaded.programs))
+
+
+def _network() -> list[Check]:
+    @functools.cache
+    def tried() -> Mapping[str, Finding]:
+        try:
+            return features.in_new_namespace(features.network)
+        except OSError as error:
+            why = Finding(None, f"cannot be tried: {error.strerror}")
+            return dict.fromkeys(_NETWORK, why)
+
+    def find(key: str) -> Callable[[], Finding]:
+        return lambda: tried()[key]
+
+    return [Check(*described, find(key)) for key, described in _NETWORK.items()]
+
+
+# Key of features.network() -> name, essential, costs, mend.
+_NETWORK: Final[Mapping[str, tuple[str, bool, str, str]]] = {
+    "clsact": ("clsact", True, "no program can be attached where there is no TCX", "modprobe sch_ingress cls_bpf"),
+    "tcx": (
+        "TCX",
+        False,
+        "clsact is used: a killed agent leaves its filters behind until the next start or `doctor --clean`",
+        "Linux 6.6 and later have it",
+    ),
+    "nexthop_groups": ("nexthop groups", True, "traffic cannot be steered by weights", _OTHER_KERNEL),
+    "nexthop_counts": (
+        "packet counts per nexthop",
+        False,
+        "that an act had its effect cannot be read from the kernel's own counts",
+        "Linux 6.9 and later have them",
+    ),
+    "resilient_groups": (
+        "resilient groups",
+        False,
+        "changing weights also moves some flows that could have stayed",
+        "Linux 5.13 and later have them",
+    ),
+    "tbf": ("TBF", False, "the lab cannot shape its rails (nothing else needs it)", "modprobe sch_tbf"),
+    "netem": ("netem", False, "tests that want loss or delay made to order are skipped", "modprobe sch_netem"),
+    "fq": ("fq", False, "senders cannot be paused (no version of swerve does so yet)", "modprobe sch_fq"),
+}
+
+
+def _surroundings(name: str | None, config: Path | None) -> list[Check]:
+    return [
+        Check(
+            "clock source",
+            False,
+            "reading the clock is slow: stamps cost more, and scatter more",
+            "echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource, if the host offers it",
+            lambda: Finding(features.clock_source() in _GOOD_CLOCKS, features.clock_source() or "unknown"),
+        ),
+        Check(
+            "ECMP by ports",
+            False,
+            "the kernel picks a path per pair of hosts: all flows between two hosts share one",
+            "sysctl -w net.ipv4.fib_multipath_hash_policy=1 net.ipv6.fib_multipath_hash_policy=1",
+            _hash_policy,
+        ),
+        Check(
+            "RDMA through the kernel",
+            False,
+            "RDMA on hardware bypasses TC: it is neither timed nor moved here",
+            "nothing mends it; its Ethernet traffic is still seen",
+            _rdma,
+        ),
+        Check(
+            "configuration",
+            False,
+            "`swerve agent` does not start",
+            "write it (docs/config.md), or name one with --config",
+            lambda: features.attempt(lambda: _configured(name, config)),
+        ),
+        Check(
+            "agent",
+            False,
+            "nothing is being measured now",
+            "swerve agent" + (f" -n {name}" if name else ""),
+            lambda: features.attempt(lambda: served(name)),
+        ),
+    ]
+
+
+def _hash_policy() -> Finding:
+    found = {family: features.setting(f"net.{family}.fib_multipath_hash_policy") for family in ("ipv4", "ipv6")}
+    return Finding("0" not in found.values(), ", ".join(f"{key} {value or '-'}" for key, value in found.items()))
+
+
+def _rdma() -> Finding:
+    devices = features.rdma_devices()
+    return Finding(not any("hardware" in each for each in devices), "; ".join(devices) or "no RDMA devices")
+
+
+def _configured(name: str | None, config: Path | None) -> str:
+    place = config or places.default_config(name)
+    loaded = configuration.load(place)
+    return f"{place}: host {loaded.host}, {len(loaded.peers)} peers"
+
+
+def served(name: str | None) -> str:
+    """The socket on which an agent answers.
+
+    Raises
+    ------
+    SwerveError
+        If none does.
+    """
+    with Client(places.agent_socket(name), frozenset()):
+        return str(places.agent_socket(name))

@@ -1,0 +1,565 @@
+"""The probe mesh on real packets: exact stamps, foreign reflectors, pinning, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import support
+
+from pytools.bus import Bus
+from pytools.config import AgentConfig, Peer, Probe, Windows
+from pytools.estimators.delays import FOREIGN_BOUND_NS
+from pytools.estimators.windows import MISSING
+from pytools.kernel import attach, loader, netns
+from pytools.kernel.netlink import PROTOCOL, Member, Netlink
+from pytools.lab.building import agent_config
+from pytools.lab.fabric import Lab
+from pytools.lab.topology import group_id
+from pytools.signals import AnySignal, PathDelay, ProbeSamples
+from pytools.sources import paths as pinning
+from pytools.sources.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
+from pytools.sources.probes import ProbeMesh, programs
+
+PATIENT = Probe(timeout_ms=60_000)  # nothing is lost but what the test calls lost
+ADDRESSES = {4: ("10.77.0.1", "10.77.0.2"), 6: ("fd77::1", "fd77::2")}
+NO_CHECK, NO_CHECK6_SEND, NO_CHECK6_RECEIVE = 11, 101, 102
+
+
+class Node:
+    """A mesh in a namespace, with its hooks attached; driven by the test."""
+
+    def __init__(self, namespace: str, config: AgentConfig) -> None:
+        self.namespace, self.config, self.bus = namespace, config, Bus()
+        self._closing = contextlib.ExitStack()
+        keep = self._closing.enter_context
+        try:
+            with netns.inside(namespace):
+                loaded = keep(loader.load(programs(config)))
+                assert loaded.failed == {}
+                self.netlink = keep(Netlink())
+                self.mesh = ProbeMesh(config, loaded, self.netlink, self.bus)
+                self._closing.callback(self.mesh.close)
+                for interface in self.mesh.interfaces():
+                    keep(attach.attach_tc(loaded.programs["stamp_egress"], interface, "egress"))
+                    keep(attach.attach_tc(loaded.programs["stamp_ingress"], interface, "ingress"))
+        except BaseException:
+            self._closing.close()
+            raise
+        self.due = 0
+
+    def counted(self, counter: int) -> int:
+        return int(self.mesh._measurements.counts[:, counter].sum())
+
+    def lost_anything(self) -> dict[str, int]:
+        return {name: count for name, count in self.mesh.drops().items() if count}
+
+    def send(self, *paths: int) -> None:
+        """One probe now on each path of the group that these belong to, or of all groups."""
+        for group in {path % self.mesh._groups for path in paths} or range(self.mesh._groups):
+            self.mesh.sender.send(group, time.monotonic_ns())
+
+    def told(self) -> list[PathDelay]:
+        """What the long window says now."""
+        sub = self.bus.subscribe(frozenset({"path_delay"}))
+        self.mesh._publish_delays(self.mesh._measurements.long, time.monotonic_ns(), only_news=False)
+        sub.close()
+        return [signal for signal in sub.read() if isinstance(signal, PathDelay)]
+
+    def close(self) -> list[str]:
+        """Close the mesh; what it has left in the kernel."""
+        self.mesh.close()
+        left = pinning.clean(self.netlink)
+        self._closing.close()
+        return left
+
+
+@dataclass
+class Nodes:
+    """Makes meshes and closes them."""
+
+    made: list[Node] = field(default_factory=list)
+
+    def __call__(self, namespace: str, config: AgentConfig) -> Node:
+        self.made.append(Node(namespace, config))
+        return self.made[-1]
+
+    def serve_until(self, condition: Callable[[], object], what: str, *others: Callable[[], None]) -> None:
+        """Let all of them answer and measure, without sending, until the condition holds."""
+
+        def served() -> bool:
+            for node in self.made:
+                node.mesh.serve(time.monotonic_ns())
+            for other in others:
+                other()
+            return bool(condition())
+
+        support.wait_until(served, 10, what, every_s=0.0005)
+
+    def run_until(self, condition: Callable[[], object], what: str, deadline_s: float = 20) -> None:
+        """Let all of them work as in the agent until the condition holds."""
+
+        def ran() -> bool:
+            now_ns = time.monotonic_ns()
+            for node in self.made:
+                if node.due <= now_ns:
+                    node.due = node.mesh.tick(now_ns)
+            return bool(condition())
+
+        support.wait_until(ran, deadline_s, what, every_s=0.001)
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    support.require("bcc", "netns")
+    made = Nodes()
+    yield made
+    left = [node.close() for node in made.made]
+    assert not any(left), "close must leave no rule and no table"
+
+
+def config(host: str, peer: str, address: str, clock: str = "shared", **changes: object) -> AgentConfig:
+    fields = {"probe": PATIENT} | changes
+    return AgentConfig(host, [Peer(peer, address, clock)], **fields)  # type: ignore[arg-type]
+
+
+def two(nodes: Nodes, ends: tuple[str, str], family: int, **changes: object) -> tuple[Node, Node]:
+    ours, theirs = ADDRESSES[family]
+    first = nodes(ends[0], config("a", "b", theirs, **changes))
+    return first, nodes(ends[1], config("b", "a", ours, **changes))
+
+
+def without_offloads(namespace: str, interface: str) -> None:
+    support.run(
+        [
+            "ip",
+            "netns",
+            "exec",
+            namespace,
+            "ethtool",
+            "-K",
+            interface,
+            "tx",
+            "off",
+            "rx",
+            "off",
+            "gso",
+            "off",
+            "gro",
+            "off",
+        ]
+    )
+
+
+def without_checksums(node: Node, family: int) -> None:
+    sockets = [*node.mesh.sender._sockets.values(), *node.mesh.reflector._sockets.values()]
+    for sock in sockets:
+        if family == 4:
+            sock.setsockopt(socket.SOL_SOCKET, NO_CHECK, 1)
+        else:
+            sock.setsockopt(socket.IPPROTO_UDP, NO_CHECK6_SEND, 1)
+            sock.setsockopt(socket.IPPROTO_UDP, NO_CHECK6_RECEIVE, 1)
+
+
+@pytest.mark.parametrize("how", ["plain", "offloads off", "no UDP checksum"])
+@pytest.mark.parametrize("family", [4, 6])
+def test_23_probes_leave_exactly_23_stamps_at_both_ends(
+    nodes: Nodes, veth_pair: tuple[str, str], family: int, how: str
+) -> None:
+    if how == "offloads off":
+        support.require("ethtool")
+        for namespace in veth_pair:
+            without_offloads(namespace, "v0")
+    sender, reflector = two(nodes, veth_pair, family)
+    if how == "no UDP checksum":
+        for node in (sender, reflector):
+            without_checksums(node, family)
+    for turn in range(23):
+        sender.send()
+        nodes.serve_until(lambda wanted=turn + 1: sender.counted(RECEIVED) == wanted, "the probe is answered")
+    assert sender.mesh.stamps.tolist() == [0, 23, 0, 0, 23]
+    assert reflector.mesh.stamps.tolist() == [0, 0, 23, 23, 0]
+    assert [sender.counted(each) for each in (SENT, LOST, DUPLICATES, REORDERED)] == [23, 0, 0, 0]
+    assert sender.lost_anything() == reflector.lost_anything() == {}
+    (signal,) = sender.told()
+    assert (signal.sent, signal.received) == (23, 23)
+    # The departure of the last reply would have come with the next one.
+    assert (signal.forward.samples, signal.reverse.samples) == (23, 22)
+    assert 0 < signal.forward.owd_min_ns <= signal.forward.owd_p50_ns <= signal.forward.owd_p99_ns
+    assert signal.round_trip_min_ns >= signal.forward.owd_min_ns + signal.reverse.owd_min_ns
+    assert signal.forward.bound_ns == 200
+
+
+def test_stamps_are_those_of_the_probes_that_were_sent(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
+    """Each delay lies between the call that sent the probe and the look that found its reply."""
+    sender, _ = two(nodes, veth_pair, 4)
+    for turn in range(5):
+        before = time.monotonic_ns()
+        sender.send()
+        nodes.serve_until(lambda wanted=turn + 1: sender.counted(RECEIVED) == wanted, "the probe is answered")
+        left, back = sender.mesh.sender._left[0, turn], sender.mesh.sender._back[0, turn]
+        assert before < left < left + sender.mesh.sender._forward[0, turn] < back < time.monotonic_ns()
+
+
+def test_free_running_clocks_give_queueing_but_no_one_way_delay(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
+    ours, theirs = ADDRESSES[4]
+    sender = nodes(veth_pair[0], config("a", "b", theirs, "free_running"))
+    nodes(veth_pair[1], config("b", "a", ours, "free_running"))
+    for turn in range(3):
+        sender.send()
+        nodes.serve_until(lambda wanted=turn + 1: sender.counted(RECEIVED) == wanted, "the probe is answered")
+    (signal,) = sender.told()
+    assert signal.clock == "free_running"
+    assert signal.forward.samples == 3
+    assert signal.forward.owd_min_ns is None
+    assert signal.forward.queueing_last_ns >= 0
+    assert signal.round_trip_min_ns > 0
+
+
+class Foreign:
+    """A TWAMP Light reflector: NTP timestamps, no session identifier, no TLVs, and faults as told.
+
+    Parameters
+    ----------
+    fate : callable
+        From the sender's sequence number (counted from the session's first) to how often it is answered.
+    """
+
+    def __init__(self, namespace: str, address: str, fate: Callable[[int], int] = lambda _: 1) -> None:
+        kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with netns.inside(namespace):
+            self._socket = socket.socket(kind, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind((address, 862))
+        self._fate, self.held, self.hold = fate, [], False
+        self._count = 0
+
+    def __call__(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                request, back = self._socket.recvfrom(2048)
+                seq = struct.unpack_from("!I", request)[0]
+                for _ in range(self._fate(seq & 0xFFFFF)):
+                    self.held.append((self._reply(request), back))
+        if not self.hold:
+            for reply, back in self.held:
+                self._socket.sendto(reply, back)
+            self.held = []
+
+    def _reply(self, request: bytes) -> bytes:
+        now = time.monotonic_ns()
+        stamp = struct.pack("!II", now // 10**9, ((now % 10**9) << 32) // 10**9)
+        head = struct.pack("!I", self._count) + stamp + b"\x00\x01" + bytes(2) + stamp + request[:14] + bytes(2)
+        self._count += 1
+        return (head + b"\xff" + request[41:])[: len(request)]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def foreign() -> Iterator[Callable[..., Foreign]]:
+    made: list[Foreign] = []
+
+    def make(*arguments: object, **more: object) -> Foreign:
+        made.append(Foreign(*arguments, **more))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_twamp_light_reflector_gives_round_trips_with_an_honest_bound(
+    nodes: Nodes, veth_pair: tuple[str, str], foreign: Callable[..., Foreign], family: int
+) -> None:
+    _, theirs = ADDRESSES[family]
+    sender = nodes(veth_pair[0], config("a", "b", theirs))
+    reflector = foreign(veth_pair[1], theirs)
+    for turn in range(10):
+        sender.send()
+        nodes.serve_until(
+            lambda wanted=turn + 1: sender.counted(RECEIVED) == wanted, "the probe is answered", reflector
+        )
+    (signal,) = sender.told()
+    assert sender.lost_anything() == {}
+    assert (signal.forward.samples, signal.reverse.samples) == (10, 10)
+    assert signal.round_trip_min_ns > 0
+    assert signal.forward.bound_ns >= FOREIGN_BOUND_NS
+
+
+def test_losses_duplicates_and_late_replies_are_counted_exactly(
+    nodes: Nodes, veth_pair: tuple[str, str], foreign: Callable[..., Foreign]
+) -> None:
+    _, theirs = ADDRESSES[4]
+    sender = nodes(veth_pair[0], config("a", "b", theirs))
+    reflector = foreign(veth_pair[1], theirs, lambda seq: 0 if seq % 7 == 3 else 2 if seq % 5 == 0 else 1)
+    for _ in range(40):
+        sender.send()
+    answered = [seq for seq in range(40) if seq % 7 != 3]
+    twice = [seq for seq in answered if seq % 5 == 0]
+    nodes.serve_until(
+        lambda: sender.counted(RECEIVED) + sender.counted(DUPLICATES) == len(answered) + len(twice),
+        "all replies are in",
+        reflector,
+    )
+    assert (sender.counted(SENT), sender.counted(RECEIVED)) == (40, len(answered))
+    assert (sender.counted(DUPLICATES), sender.counted(REORDERED), sender.counted(LOST)) == (len(twice), 0, 0)
+    sender.mesh.sender.expire(time.monotonic_ns() + 61 * 10**9)
+    assert sender.counted(LOST) == 40 - len(answered)
+    assert sender.lost_anything() == {}
+
+    reflector.hold = True
+    sender.send()
+    nodes.serve_until(lambda: reflector.held, "the probe is with the reflector", reflector)
+    sender.mesh.sender.expire(time.monotonic_ns() + 61 * 10**9)
+    lost = sender.counted(LOST)
+    reflector.hold = False
+    nodes.serve_until(sender.lost_anything, "the late reply is in", reflector)
+    assert sender.lost_anything() == {"probe_late_replies": 1}
+    assert (sender.counted(LOST), sender.counted(RECEIVED)) == (lost, len(answered))
+
+
+def test_overtaken_replies_are_counted_exactly(
+    nodes: Nodes, veth_pair: tuple[str, str], foreign: Callable[..., Foreign]
+) -> None:
+    _, theirs = ADDRESSES[4]
+    sender = nodes(veth_pair[0], config("a", "b", theirs))
+    reflector = foreign(veth_pair[1], theirs)
+    reflector.hold = True
+    for _ in range(6):
+        sender.send()
+    nodes.serve_until(lambda: len(reflector.held) == 6, "the probes are with the reflector", reflector)
+    reflector.held = [reflector.held[place] for place in (1, 0, 2, 5, 3, 4)]  # 0, 3 and 4 come after a later one
+    reflector.hold = False
+    nodes.serve_until(lambda: sender.counted(RECEIVED) == 6, "all replies are in", reflector)
+    assert sender.counted(REORDERED) == 3
+    assert sender.counted(DUPLICATES) == 0
+
+
+def test_replies_from_elsewhere_and_strays_are_counted_and_change_nothing(
+    nodes: Nodes, veth_pair: tuple[str, str], foreign: Callable[..., Foreign]
+) -> None:
+    _, theirs = ADDRESSES[4]
+    sender = nodes(veth_pair[0], config("a", "b", theirs))
+    reflector = foreign(veth_pair[1], theirs)
+    reflector.hold = True
+    sender.send()
+    nodes.serve_until(lambda: reflector.held, "the probe is with the reflector", reflector)
+    (reply, back), reflector.held = reflector.held[0], []
+    with netns.inside(veth_pair[1]):
+        other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with other:
+        other.bind((theirs, 0))
+        other.sendto(reply, back)  # from another port
+    wrong_seq = reply[:24] + struct.pack("!I", 12345) + reply[28:]
+    corrupt = reply[:12] + b"\x00\x00" + reply[14:]
+    for sent in (wrong_seq, reply[:43], corrupt, reply):
+        reflector._socket.sendto(sent, back)
+    nodes.serve_until(lambda: sender.counted(RECEIVED) == 1, "the reply itself is in")
+    drops = sender.lost_anything()
+    assert drops.pop("probe_foreign_replies") == 1
+    assert drops.pop("probe_stray_replies") == 1
+    assert drops.pop("probe_malformed_replies") == 2
+    assert sender.counted(DUPLICATES) == 0
+    assert drops.pop("probe_stray_stamps") == 1
+    assert drops == {"stamp_malformed": 1}
+
+
+def test_strangers_are_not_answered_and_counted(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
+    reflector = nodes(veth_pair[1], config("b", "nobody", "10.77.0.99"))
+    with netns.inside(veth_pair[0]):
+        asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    with asking:
+        asking.bind(("10.77.0.1", 0))
+        for _ in range(3):
+            asking.sendto(struct.pack("!I8xHH", 1, 0xC001, 5).ljust(64, b"\0"), ("10.77.0.2", 862))
+        nodes.serve_until(lambda: reflector.lost_anything().get("probe_requests_of_no_peer") == 3, "all three are in")
+        with pytest.raises(BlockingIOError):
+            asking.recv(100)
+    assert reflector.lost_anything() == {"probe_requests_of_no_peer": 3, "stamp_foreign": 3}
+    assert reflector.mesh.stamps.sum() == 0
+
+
+# ---- several paths ----
+
+
+@pytest.fixture
+def lab(unique_name: Callable[[], str]) -> Iterator[Lab]:
+    support.require("bcc", "netns")
+    with Lab.up(name=unique_name(), hosts=2, rails=2, rate="none", ipv6=True) as made:
+        yield made
+
+
+def in_lab(nodes: Nodes, lab: Lab, **changes: object) -> list[Node]:
+    made = []
+    for host in lab.hosts:
+        known = agent_config(host, lab.hosts, True)
+        fields = {"probe": PATIENT} | changes
+        made.append(nodes(host.netns, AgentConfig(known.host, known.peers, **fields)))  # type: ignore[arg-type]
+    return made
+
+
+def packets(namespace: str, interface: str) -> int:
+    """Packets that came in by an interface, as the kernel counts them."""
+    shown = support.run(["ip", "-n", namespace, "-s", "-j", "link", "show", interface]).stdout
+    return int(json.loads(shown)[0]["stats64"]["rx"]["packets"])
+
+
+def rows_of(node: Node, interface: str) -> list[int]:
+    return [pinned.index for pinned in node.mesh.current if pinned.path.interface == interface]
+
+
+def test_every_nexthop_of_every_peer_is_a_path_of_its_own(nodes: Nodes, lab: Lab) -> None:
+    first, _ = in_lab(nodes, lab)
+    found = {(p.path.address, p.path.gateway, p.path.interface, p.source) for p in first.mesh.current}
+    assert found == {
+        ("10.9.0.2", "10.1.1.1", "rail1", "10.9.0.1"),
+        ("10.9.0.2", "10.2.1.1", "rail2", "10.9.0.1"),
+        ("fd00:9::2", "fd00:1:1::1", "rail1", "fd00:9::1"),
+        ("fd00:9::2", "fd00:2:1::1", "rail2", "fd00:9::1"),
+    }
+    for pinned in first.mesh.current:
+        way = first.netlink.route_get(pinned.path.address, mark=pinned.mark, matched=True)
+        assert (way.ifindex, way.destination, way.protocol) == (
+            pinned.ifindex,
+            pinning._ANYWHERE[pinned.family],
+            PROTOCOL,
+        )
+        assert first.mesh.path_of(pinned.path.address, pinned.path.interface) == pinned.path
+    assert first.mesh.path_of("10.9.0.2", "lo") is None
+
+
+def test_probes_and_replies_stay_on_their_path_whatever_the_weights(nodes: Nodes, lab: Lab) -> None:
+    first, second = in_lab(nodes, lab)
+    for node, other in ((first, 2), (second, 1)):
+        for family, member in ((4, 12), (6, 22)):
+            node.netlink.replace_group(group_id(other, family), [Member(member, 1)])
+        assert not node.mesh.paths.refresh(), "a member that was taken out stays a path"
+    for interface, rail in (("rail1", 0), ("rail2", 1)):
+        rows = rows_of(first, interface)
+        assert len(rows) == 2
+        others = [row for row in range(4) if row not in rows]
+        before = [packets(each.netns, host) for each in lab.rails for host in ("h1", "h2")]
+        sender = first.mesh.sender
+        volleys = sender._volleys
+        sender.set_paths([pinned for pinned in first.mesh.current if pinned.index in rows])
+        received = first.mesh._measurements.counts[:, RECEIVED].copy()
+        for _ in range(100):
+            first.send()
+        nodes.serve_until(
+            lambda was=received: (first.mesh._measurements.counts[:, RECEIVED] - was).sum() == 200, "all are answered"
+        )
+        sender._volleys = volleys
+        grown = first.mesh._measurements.counts[:, RECEIVED] - received
+        assert grown[rows].tolist() == [100, 100]
+        assert grown[others].tolist() == [0, 0]
+        after = [packets(each.netns, host) for each in lab.rails for host in ("h1", "h2")]
+        passed = np.subtract(after, before).reshape(2, 2)  # [rail, from which host]
+        assert (passed[rail] >= 200).all(), "requests from h1, replies from h2"
+        assert (passed[1 - rail] < 20).all(), "neighbour discovery at most"
+    assert first.lost_anything() == second.lost_anything() == {}
+
+
+def test_a_path_that_is_gone_is_lost_and_not_probed_over_another(nodes: Nodes, lab: Lab) -> None:
+    first, second = in_lab(nodes, lab)
+    rows = rows_of(first, "rail1")
+    support.run(["ip", "-n", lab.hosts[0].netns, "link", "set", "rail1", "down"])
+    first.send()
+    nodes.serve_until(lambda: first.counted(RECEIVED) == 2, "the other rail answers")
+    counts = first.mesh._measurements.counts
+    assert counts[rows, LOST].tolist() == [1, 1], "known at once, without a timeout"
+    assert counts[rows, RECEIVED].tolist() == [0, 0]
+    assert first.lost_anything() == {"probe_send_refused": 2}
+    assert second.mesh.reflector.answered == 2
+    assert first.mesh.paths.refresh()
+    assert rows_of(first, "rail1") == []
+    support.run(["ip", "-n", lab.hosts[0].netns, "link", "set", "rail1", "up"])
+
+
+def test_what_a_crashed_agent_left_is_swept_and_nothing_else(nodes: Nodes, lab: Lab) -> None:
+    netns_name = lab.hosts[0].netns
+    known = agent_config(lab.hosts[0], lab.hosts, True)
+    with Netlink(netns_name) as netlink:
+        foreign = pinning.Rule(pinning.RULE + 1, 4, table=99, mark=7, protocol=4)
+        netlink.add_rule(foreign)
+        rules = {family: set(netlink.rules(family)) for family in (4, 6)}
+        left = pinning.PinnedPaths(netlink, known.host, known.peers)
+        assert left.refresh()
+        indexes = [pinned.index for pinned in left.current]
+        assert indexes == [0, 2, 3, 4], "somebody else uses rule 5001"
+        assert {rule.protocol for family in (4, 6) for rule in set(netlink.rules(family)) - rules[family]} == {PROTOCOL}
+        removed = pinning.clean(netlink)  # as if `left` had died
+        assert len(removed) == 4
+        assert {family: set(netlink.rules(family)) for family in (4, 6)} == rules
+        for index in indexes:
+            assert netlink.routes(4, pinning.TABLE + index) == netlink.routes(6, pinning.TABLE + index) == []
+
+
+def test_a_running_mesh_publishes_both_windows_and_raw_samples_on_demand(nodes: Nodes, lab: Lab) -> None:
+    quick = Probe(interval_ms=20, timeout_ms=500)
+    first, _ = in_lab(nodes, lab, probe=quick, windows=Windows(short_ms=100, long_ms=400))
+    sub = first.bus.subscribe(frozenset({"path_delay"}))
+    got: list[AnySignal] = []
+
+    def full(length_ms: float) -> set[str]:
+        wanted = [s for s in got if isinstance(s, PathDelay) and s.window_ns == length_ms * 1e6]
+        return {str(s.path) for s in wanted if s.forward.samples and s.reverse.samples}
+
+    def enough() -> bool:
+        got.extend(sub.read())
+        return len(full(100)) == len(full(400)) == 4
+
+    nodes.run_until(enough, "every path has told figures of both windows")
+    assert not any(isinstance(signal, ProbeSamples) for signal in got)
+    assert {signal.clock for signal in got} == {"synchronised"}
+    for signal in got:
+        assert signal.at_ns <= time.monotonic_ns()
+        assert signal.forward.owd_min_ns is None or signal.forward.owd_min_ns > 0
+    raw = first.bus.subscribe(frozenset({"probe_samples"}))
+    samples: list[ProbeSamples] = []
+
+    def told() -> bool:
+        samples.extend(raw.read())
+        return len({str(signal.path) for signal in samples}) == 4 and len(samples) >= 8
+
+    nodes.run_until(told, "raw samples of every path have come twice")
+    for path in {str(signal.path) for signal in samples}:
+        numbers = [seq for signal in samples if str(signal.path) == path for seq in signal.seq]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "each probe once, in order"
+    both = [pair for signal in samples for pair in zip(signal.forward_ns, signal.reverse_ns, strict=True)]
+    assert sum(None not in pair for pair in both) > len(both) / 2
+
+
+def test_a_change_of_routes_is_noticed_without_waiting_for_the_next_look(nodes: Nodes, lab: Lab) -> None:
+    quick = Probe(interval_ms=20, timeout_ms=500)
+    (first, _) = in_lab(nodes, lab, probe=quick)
+    with selectors.DefaultSelector() as selector:
+        first.mesh.register(selector)
+        nodes.run_until(lambda: first.counted(RECEIVED) > 0, "it runs")
+        support.run(["ip", "-n", lab.hosts[0].netns, "route", "delete", "10.9.0.2/32"])
+
+        def noticed() -> bool:
+            for key, mask in selector.select(0):
+                key.data(mask)
+            return "10.9.0.2" in first.mesh.paths.unreachable
+
+        nodes.run_until(noticed, "the peer is unreachable")
+
+
+def test_the_missing_value_never_leaves_the_estimators(nodes: Nodes, lab: Lab) -> None:
+    first, _ = in_lab(nodes, lab)
+    first.send()
+    signals = first.told()
+    assert len(signals) == 4
+    for signal in signals:
+        for direction in (signal.forward, signal.reverse):
+            assert MISSING not in [getattr(direction, name) for name in direction.__struct_fields__]

@@ -1,0 +1,204 @@
+"""What is wanted of a group, and the limits that hold whatever the rules say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from steering_kit import GROUP, MS, ORIGINAL, POLICY, SECOND, group, measured, path
+
+from steering import health
+from steering.decide import decide
+from steering.policy_file import parse
+
+NOW = 10**12
+POLICY_OF_TWO = parse(POLICY)
+
+
+def state(policy, queueing_ns=0, for_ns=SECOND, then="", now=NOW, **measurement):
+    """The health of a path that measured the same until now; `then` drains or returns it."""
+    known = health.unknown(now - for_ns)
+    at = now - for_ns
+    while at <= now:
+        known = health.observe(policy, known, measured(path(), at, queueing_ns, **measurement), at)
+        at += 20 * MS
+    if then:
+        rule = 0
+        known = replace(known, state=then, rule=rule, strikes=1, step_since=now, clear_since=None)
+    return known
+
+
+def good(policy=POLICY_OF_TWO):
+    return state(policy)
+
+
+def bad(policy=POLICY_OF_TWO, for_ns=SECOND):
+    return state(policy, 20 * MS, for_ns)
+
+
+def one(policy, paths, known):
+    (plan,) = decide(policy, paths, [known], NOW).groups
+    return plan
+
+
+def two_rails(first, second, **fields):
+    known = group({1: [path(1)], 2: [path(2)]}, **fields)
+    return one(POLICY_OF_TWO, {path(1): first, path(2): second}, known)
+
+
+def test_healthy_paths_keep_the_original_weights():
+    plan = two_rails(good(), good())
+    assert (plan.wanted, plan.granted, plan.held) == (ORIGINAL, frozenset(), ())
+
+
+def test_a_bad_path_is_taken_out_and_the_plan_says_why():
+    plan = two_rails(bad(), good())
+    assert plan.wanted == ((12, 1),)
+    assert plan.granted == {path(1)}
+    assert plan.under == "leave-congested-rail"
+    assert plan.because == ("h1>h2 dev rail1 via 10.1.1.1: queueing delay p50 20 ms ± 1 us, above 5 ms for 1 s")
+
+
+def test_when_everything_looks_bad_nothing_is_changed():
+    plan = two_rails(bad(), bad())
+    assert plan.wanted == ORIGINAL
+    assert {why for _, why in plan.held} == {"held: every path to h2 looks bad"}
+
+
+def test_when_the_last_path_turns_bad_too_it_stays():
+    down = state(POLICY_OF_TWO, 0, then="drained")
+    plan = two_rails(down, bad(), current={12: 1})
+    assert plan.wanted == ((12, 1),)
+    assert plan.held == ((path(2), "held: no healthy path would be left at its whole weight"),)
+
+
+def test_nothing_is_shifted_toward_a_path_that_is_only_coming_back():
+    coming = state(POLICY_OF_TWO, 0, then="returning")
+    plan = two_rails(coming, bad(), current={11: 1, 12: 10})
+    assert plan.wanted == ((11, 1), (12, 10))
+    assert [each for each, _ in plan.held] == [path(2)]
+
+
+def test_nothing_is_shifted_toward_a_path_that_answers_nothing():
+    dead = state(POLICY_OF_TWO, None, received=0, lost=5)
+    plan = two_rails(bad(), dead)
+    assert plan.wanted == ORIGINAL
+    assert "there is no measurement" in plan.held[0][1]
+
+
+def test_nothing_is_shifted_toward_a_path_that_was_never_measured():
+    plan = one(POLICY_OF_TWO, {path(1): bad()}, group({1: [path(1)], 2: []}))
+    assert plan.wanted == ORIGINAL
+    assert plan.because == "hold: no measurement yet of 10.9.0.2 10.2.1.1 dev rail2"
+    assert plan.held == ((path(1), plan.because),)
+
+
+def test_nothing_is_shifted_toward_a_path_that_is_suspect_itself():
+    plan = two_rails(bad(), bad(for_ns=20 * MS))
+    assert plan.wanted == ORIGINAL
+
+
+def test_a_stale_path_freezes_the_group():
+    old = state(POLICY_OF_TWO, 0, now=NOW - SECOND)
+    plan = two_rails(bad(), old, current={11: 5, 12: 10})
+    assert plan.wanted == ((11, 5), (12, 10))
+    assert plan.because.startswith("hold: no fresh measurement of h1>h2 dev rail2")
+
+
+def test_a_path_that_fell_silent_gives_the_group_its_original_weights_back():
+    gone = health.advance(POLICY_OF_TWO, state(POLICY_OF_TWO, 0, now=NOW - 10 * SECOND), NOW)
+    assert gone.state == "unmeasured"
+    down = state(POLICY_OF_TWO, 20 * MS, then="drained")
+    plan = two_rails(down, gone, current={12: 1})
+    assert plan.wanted == ORIGINAL
+
+
+def three(first, second, third, share=0.5):
+    policy = parse(POLICY.replace("max_drained_share: 0.5", f"max_drained_share: {share}"))
+    states = {path(1): first, path(2): second, path(3): third}
+    return one(policy, states, group({rail: [path(rail)] for rail in (1, 2, 3)}))
+
+
+def test_no_more_than_the_allowed_share_is_taken_away_oldest_first():
+    plan = three(bad(for_ns=SECOND), bad(for_ns=2 * SECOND), good())
+    assert plan.wanted == ((11, 1), (13, 1))
+    assert plan.granted == {path(2)}
+    assert plan.held == ((path(1), "held: more than max_drained_share (0.5) would be taken away"),)
+    assert three(bad(), bad(), good(), share=0.7).wanted == ((13, 1),)
+
+
+def test_the_share_is_of_the_weight_not_of_the_members():
+    states = {path(1): bad(), path(2): good()}
+    heavy = group({1: [path(1)], 2: [path(2)]}, weights={11: 3, 12: 1})
+    assert one(POLICY_OF_TWO, states, heavy).wanted == ((11, 3), (12, 1))
+    light = group({1: [path(1)], 2: [path(2)]}, weights={11: 1, 12: 3})
+    assert one(POLICY_OF_TWO, states, light).wanted == ((12, 3),)
+
+
+def test_a_returning_path_has_the_share_of_its_step():
+    coming = state(POLICY_OF_TWO, 0, then="returning")
+    assert two_rails(coming, good(), current={12: 1}).wanted == ((11, 1), (12, 10))
+    assert two_rails(replace(coming, step=1), good(), current={12: 1}).wanted == ((11, 5), (12, 10))
+    assert two_rails(replace(coming, step=2), good(), current={12: 1}).wanted == ORIGINAL
+
+
+def test_a_relapse_on_the_way_back_goes_down_again():
+    coming = state(POLICY_OF_TWO, 20 * MS, then="returning")
+    plan = two_rails(coming, good(), current={11: 1, 12: 10})
+    assert plan.wanted == ((12, 1),)
+    assert plan.granted == {path(1)}
+
+
+def test_the_worst_path_over_a_member_counts():
+    paths = {1: [path(1, "h2"), path(1, "h3")], 2: [path(2, "h2"), path(2, "h3")]}
+    states = {each: good() for several in paths.values() for each in several} | {path(1, "h3"): bad()}
+    plan = one(POLICY_OF_TWO, states, group(paths))
+    assert plan.wanted == ((12, 1),)
+    assert plan.granted == {path(1, "h3")}
+
+
+def test_a_destination_that_is_bad_everywhere_has_no_say_about_the_others():
+    """A peer that stalls looks bad on every path; congestion toward another peer is still steered around."""
+    paths = {1: [path(1, "h2"), path(1, "h3")], 2: [path(2, "h2"), path(2, "h3")]}
+    stalled = {path(1, "h3"): good(), path(2, "h3"): good(), path(1, "h2"): bad(), path(2, "h2"): bad()}
+    assert one(POLICY_OF_TWO, stalled, group(paths)).wanted == ORIGINAL
+
+
+def test_a_destination_that_is_not_heard_of_at_all_has_no_say_either():
+    paths = {1: [path(1, "h2"), path(1, "h3")], 2: [path(2, "h2"), path(2, "h3")]}
+    gone = health.advance(POLICY_OF_TWO, state(POLICY_OF_TWO, 0, now=NOW - 10 * SECOND), NOW)
+    states = {path(1, "h2"): bad(), path(2, "h2"): good(), path(1, "h3"): gone, path(2, "h3"): gone}
+    assert one(POLICY_OF_TWO, states, group(paths)).wanted == ((12, 1),)
+
+
+def test_a_group_that_nobody_measures_has_its_original_weights():
+    assert one(POLICY_OF_TWO, {}, group({1: [], 2: []}, current={12: 1})).wanted == ORIGINAL
+
+
+def test_a_group_reduced_by_somebody_else_is_never_emptied():
+    down = state(POLICY_OF_TWO, 0, then="drained")
+    alone = group({1: [path(1)]}, current={11: 1})
+    assert one(POLICY_OF_TWO, {path(1): down}, alone).wanted == ((11, 1),)
+
+
+def test_a_share_above_zero_stays_on_the_path():
+    policy = parse(POLICY.replace("share: 0}", "share: 0.05}"))
+    known = group({1: [path(1)], 2: [path(2)]})
+    plan = one(policy, {path(1): state(policy, 20 * MS), path(2): good(policy)}, known)
+    assert plan.wanted == ((11, 5), (12, 100))
+
+
+def test_every_group_is_decided_by_itself():
+    paths = {path(1): bad(), path(2): good()}
+    first = group({1: [path(1)], 2: [path(2)]})
+    second = replace(group({1: [], 2: []}), group_id=GROUP + 1)
+    plans = {plan.group_id: plan for plan in decide(POLICY_OF_TWO, paths, [first, second], NOW).groups}
+    assert plans[GROUP].wanted == ((12, 1),)
+    assert plans[GROUP + 1].wanted == ORIGINAL
+
+
+def test_it_is_a_function_of_its_arguments():
+    paths = {path(1): bad(), path(2): good()}
+    known = group({1: [path(1)], 2: [path(2)]})
+    before = dict(paths)
+    assert decide(POLICY_OF_TWO, paths, [known], NOW) == decide(POLICY_OF_TWO, paths, [known], NOW)
+    assert paths == before

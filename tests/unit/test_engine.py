@@ -1,0 +1,261 @@
+"""The deciding half as a whole, against a made-up fabric that does anything: what must hold whatever happens.
+
+Hypothesis drives a simulated host of three rails: rails turn bad and good, fall silent, lose their probes, the kernel
+refuses acts. Time is simulated; nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from steering_kit import GROUP, MS, SECOND, group, measured, path
+
+from steering.engine import Engine
+from steering.plan import weights_of
+from steering.policy_file import parse
+
+RAILS = (1, 2, 3)
+ORIGINAL = weights_of({11: 1, 12: 1, 13: 1})
+TICK = 100 * MS
+POLICY = parse("""\
+version: 1
+manage: {destinations: [10.9.0.0/16]}
+safety: {lease: 3s, max_drained_share: 0.67, stale_after: 500ms, baseline_after: 2s}
+rules:
+  - name: lossy
+    when: {signal: loss, above: 0.5, for: 200ms, clear_below: 0.1}
+    then: {shift: {share: 0}}
+    return: {dwell: 2s, max_dwell: 8s, steps: [0.1, 0.5, 1.0], step: 500ms, retry_after: 60s}
+  - name: congested
+    when: {signal: queueing_delay, quantile: p50, above: 5ms, for: 200ms, clear_below: 1ms}
+    then: {shift: {share: 0}}
+    return: {dwell: 2s, max_dwell: 8s, steps: [0.1, 0.5, 1.0], step: 500ms, retry_after: 60s}
+""")
+
+
+class Fabric:
+    """A host with three rails, its kernel, and the engine that steers it."""
+
+    def __init__(self):
+        self.now = 10**12
+        self.engine = Engine(POLICY)
+        self.engine.arrange([group({rail: [] for rail in RAILS})], {"10.9.0.2": GROUP}.get, self.now)
+        self.kernel = ORIGINAL
+        self.condition = dict.fromkeys(RAILS, "good")
+        self.refuses = False
+        self.heard = dict.fromkeys(RAILS, 0)  # when a rail was last measured with a value
+        self.log = [(self.now, ORIGINAL)]
+
+    def tick(self):
+        """100 ms: every rail is measured as it is, and the engine acts."""
+        self.now += TICK
+        for rail in RAILS:
+            self._measure(rail)
+        for change in self.engine.changes(self.now):
+            assert change.before == self.kernel, "the engine knows what is in force"
+            self._check(change)
+            if self.refuses:
+                self.engine.rejected(change, "refused")
+                continue
+            self.kernel = change.after
+            self.log.append((self.now, change.after))
+            self.engine.carried_out(change, self.now, change.after)
+
+    def _measure(self, rail):
+        loaded = 10 + rail in dict(self.kernel)
+        value, lost = {
+            "good": (0, 0),
+            "bad": (20 * MS, 0),
+            "bad under load": (20 * MS if loaded else 0, 0),
+            "between": (3 * MS, 0),
+            "uncertain": (20 * MS, 0),
+            "dead": (None, 5),
+            "silent": (None, 0),
+        }[self.condition[rail]]
+        if self.condition[rail] == "silent":
+            return
+        bound = 30 * MS if self.condition[rail] == "uncertain" else 1_000
+        received = 0 if value is None else 5
+        self.engine.take(measured(path(rail), self.now, value, bound, lost=lost, received=received), self.now)
+        if value is not None:
+            self.heard[rail] = self.now
+
+    def _check(self, change):
+        assert change.after, "never an empty group"
+        assert change.because
+        if change.after == ORIGINAL:
+            return
+        before, after = (self._parts(weights) for weights in (change.before, change.after))
+        for rail in RAILS:
+            if after[10 + rail] > before[10 + rail] + 1e-9 and after[10 + rail] > 1 / 3 + 1e-9:
+                fresh = self.now - self.heard[rail] <= POLICY.safety.stale_after
+                assert fresh, f"toward rail {rail}, of which nothing is known"
+        assert min(len(change.before), len(change.after)) >= 1
+
+    @staticmethod
+    def _parts(weights):
+        total = sum(weight for _, weight in weights)
+        found = {nexthop: weight / total for nexthop, weight in weights}
+        return {10 + rail: found.get(10 + rail, 0.0) for rail in RAILS}
+
+
+class Steering(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.fabric = Fabric()
+
+    @rule(
+        rail=st.sampled_from(RAILS),
+        condition=st.sampled_from(["good", "bad", "bad under load", "between", "uncertain", "dead", "silent"]),
+        ticks=st.integers(1, 40),
+    )
+    def change(self, rail, condition, ticks):
+        self.fabric.condition[rail] = condition
+        for _ in range(ticks):
+            self.fabric.tick()
+
+    @rule(refuses=st.booleans(), ticks=st.integers(1, 10))
+    def kernel_refuses(self, refuses, ticks):
+        self.fabric.refuses = refuses
+        for _ in range(ticks):
+            self.fabric.tick()
+
+    @rule()
+    def everything_heals(self):
+        """However it got here: once all is well for long enough, the weights are the original ones."""
+        self.fabric.condition = dict.fromkeys(RAILS, "good")
+        self.fabric.refuses = False
+        for _ in range(80 * SECOND // TICK):
+            self.fabric.tick()
+        assert self.fabric.kernel == ORIGINAL
+        assert {standing.state for standing in self.fabric.engine.standings(self.fabric.now)} == {"healthy"}
+
+    @rule()
+    def silence(self):
+        """Nothing is heard: first nothing moves, then the original weights come back."""
+        self.fabric.condition = dict.fromkeys(RAILS, "silent")
+        self.fabric.refuses = False
+        held = self.fabric.kernel
+        for _ in range(5 + 1):
+            self.fabric.tick()
+        assert self.fabric.kernel in (held, ORIGINAL) or self.fabric.now - max(self.fabric.heard.values()) < SECOND
+        for _ in range(2 * SECOND // TICK):
+            self.fabric.tick()
+        assert self.fabric.kernel == ORIGINAL
+
+    @invariant()
+    def never_empty_and_never_more_than_allowed(self):
+        weights = dict(self.fabric.kernel)
+        assert weights
+        assert len(RAILS) - len(weights) <= 0.67 * len(RAILS)
+
+    @invariant()
+    def no_path_comes_back_twice_within_its_retry_time(self):
+        for rail in RAILS:
+            tried = self._returns_of(rail)
+            assert all(later - earlier >= 60 * SECOND for earlier, later in pairwise(tried))
+
+    def _returns_of(self, rail):
+        """When a drained rail got its first step; getting everything back after silence is no try."""
+        found = []
+        for (_, before), (when, after) in pairwise(self.fabric.log):
+            gained = 10 + rail not in dict(before) and 10 + rail in dict(after)
+            if gained and after != ORIGINAL:
+                found.append(when)
+        return found
+
+
+Steering.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestSteering = Steering.TestCase
+
+
+def test_steady_congestion_on_one_rail_leaves_the_others_alone():
+    fabric = Fabric()
+    for _ in range(50):
+        fabric.tick()
+    fabric.condition[1] = "bad"
+    for _ in range(600):
+        fabric.tick()
+    assert [weights for _, weights in fabric.log] == [ORIGINAL, ((12, 1), (13, 1))]
+
+
+def test_congestion_that_hides_when_drained_shows_at_most_one_reversal_in_any_minute():
+    fabric = Fabric()
+    fabric.condition[1] = "bad under load"
+    for _ in range(600 * SECOND // TICK):
+        fabric.tick()
+    returns = [
+        when for (_, before), (when, after) in pairwise(fabric.log) if 11 not in dict(before) and 11 in dict(after)
+    ]
+    assert 5 <= len(returns) <= 11
+    assert all(later - earlier >= 60 * SECOND for earlier, later in pairwise(returns))
+
+
+def test_only_the_shortest_window_of_a_path_counts():
+    fabric = Fabric()
+    for _ in range(20):
+        fabric.tick()
+    fabric.now += TICK
+    long = measured(path(1), fabric.now, 20 * MS, window_ns=SECOND)
+    assert fabric.engine.take(long, fabric.now) is None
+    assert fabric.engine.ignored == 1
+    fabric.engine.forget_windows()
+    assert fabric.engine.take(long, fabric.now) == GROUP
+
+
+def test_a_path_of_no_managed_group_is_ignored():
+    fabric = Fabric()
+    assert fabric.engine.take(measured(path(1, "h9"), fabric.now, 20 * MS), fabric.now) is None
+    assert fabric.engine.take(measured(path(7), fabric.now, 20 * MS), fabric.now) is None
+    assert fabric.engine.changes(fabric.now) == []
+
+
+def test_a_member_that_was_taken_out_is_still_known_when_the_groups_are_read_again():
+    fabric = Fabric()
+    for _ in range(20):
+        fabric.tick()
+    fabric.condition[1] = "bad"
+    for _ in range(20):
+        fabric.tick()
+    known = fabric.engine.groups[GROUP]
+    fabric.engine.arrange([known], {"10.9.0.2": GROUP}.get, fabric.now)
+    assert {standing.path: standing.state for standing in fabric.engine.standings(fabric.now)}[path(1)] == "drained"
+
+
+def test_a_manual_group_is_not_touched_and_says_so():
+    fabric = Fabric()
+    for _ in range(20):
+        fabric.tick()
+    fabric.engine.manual[GROUP] = "somebody changed it"
+    fabric.condition[1] = "bad"
+    for _ in range(20):
+        fabric.tick()
+    assert fabric.kernel == ORIGINAL
+    standing = fabric.engine.standings(fabric.now)[0]
+    assert (standing.state, standing.reason) == ("manual", "somebody changed it")
+
+
+def test_a_second_path_over_a_member_that_is_down_already_goes_down_with_it():
+    fabric = Fabric()
+    known = group({rail: [] for rail in RAILS})
+    fabric.engine.arrange([known], {"10.9.0.2": GROUP, "10.9.0.3": GROUP}.get, fabric.now)
+
+    def measure(h3_ns):
+        fabric.now += TICK
+        for rail in RAILS:
+            fabric.engine.take(measured(path(rail), fabric.now, 20 * MS if rail == 1 else 0), fabric.now)
+            fabric.engine.take(measured(path(rail, "h3"), fabric.now, h3_ns if rail == 1 else 0), fabric.now)
+        for change in fabric.engine.changes(fabric.now):
+            fabric.engine.carried_out(change, fabric.now, change.after)
+
+    for _ in range(10):
+        measure(0)
+    states = {standing.path: standing.state for standing in fabric.engine.standings(fabric.now)}
+    assert (states[path(1)], states[path(1, "h3")]) == ("drained", "healthy")
+    for _ in range(10):
+        measure(20 * MS)
+    states = {standing.path: standing.state for standing in fabric.engine.standings(fabric.now)}
+    assert (states[path(1)], states[path(1, "h3")]) == ("drained", "drained")

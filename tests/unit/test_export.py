@@ -1,0 +1,125 @@
+"""JSON Lines for other programs, and the reference that explains every field of them."""
+
+from __future__ import annotations
+
+import io
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import samples
+from serving import Served
+from support import ROOT
+
+from pytools import signals
+from pytools.bus import Client
+from pytools.errors import SwerveError
+from pytools.views import export
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    one = Served(tmp_path / "x" / "agent.sock")
+    yield one
+    one.close()
+
+
+class Flushed(io.BytesIO):
+    """Remembers what had been written at each flush."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flushes: list[bytes] = []
+
+    def flush(self) -> None:
+        self.flushes.append(self.getvalue())
+
+
+class Broken(io.BytesIO):
+    """A pipe whose reader is gone."""
+
+    def write(self, _data: object) -> int:
+        raise BrokenPipeError
+
+
+def test_lines_are_whole_when_they_are_flushed() -> None:
+    out = Flushed()
+    for each in samples.one_of_each():
+        export.write([each], out)
+    assert len(out.flushes) == 8 and all(written.endswith(b"\n") for written in out.flushes)
+    assert [signals.decode(line) for line in out.getvalue().splitlines()] == samples.one_of_each()
+    export.write([], out)
+    assert len(out.flushes) == 8
+
+
+def test_watch_takes_what_it_was_asked_for_and_no_more(served: Served) -> None:
+    client = served.client()
+    for _ in range(3):
+        for each in samples.one_of_each():
+            served.bus.publish(each)
+    served.turn(0.1)
+    out, notes = io.BytesIO(), io.StringIO()
+    assert export.watch(client, out, notes, count=5) == 5
+    assert [signals.decode(line) for line in out.getvalue().splitlines()] == samples.one_of_each()[:5]
+    assert notes.getvalue() == ""
+
+
+def test_watch_ends_without_a_word_when_nobody_reads(served: Served) -> None:
+    client = served.client()
+    served.bus.publish(samples.act())
+    served.turn(0.1)
+    assert export.watch(client, Broken(), io.StringIO()) == 0
+
+
+def test_watch_passes_on_that_the_agent_is_gone(served: Served) -> None:
+    client = served.client()
+    served.bus.publish(samples.act())
+    served.server.close()
+    out = io.BytesIO()
+    with pytest.raises(SwerveError, match="closed the connection"):
+        export.watch(client, out, io.StringIO())
+    assert signals.decode(out.getvalue()) == samples.act()
+
+
+def test_drops_are_told_once_each_time_there_are_more(served: Served) -> None:
+    client: Client = served.client()
+    notes = io.StringIO()
+    tell = export.missed(client, notes)
+    tell()
+    assert notes.getvalue() == ""
+    client.dropped = 3
+    tell()
+    tell()
+    client.dropped = 5
+    tell()
+    assert [line.split()[1] for line in notes.getvalue().splitlines()] == ["3", "5"]
+
+
+@pytest.mark.parametrize("kind", typing.get_args(signals.AnySignal), ids=lambda kind: kind.__name__)
+def test_the_reference_explains_every_field(kind: type[msgspec.Struct]) -> None:
+    reference = (ROOT / "docs" / "signals.md").read_text()
+    chapters = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", reference, re.M | re.S))
+    common = {field.name for field in msgspec.structs.fields(signals.Signal)}
+    chapter = chapters[str(kind.__struct_config__.tag)]
+    for field in msgspec.structs.fields(kind):
+        if field.name in common:
+            assert f"`{field.name}`" in reference
+        else:
+            assert re.search(rf"`{field.name}(`|\[\])", chapter), f"{field.name} of {kind.__name__}"
+
+
+@pytest.mark.parametrize("part", [signals.Delay, signals.Path, signals.GroupMember, signals.ProgramCost])
+def test_the_reference_explains_every_field_of_a_part(part: type[msgspec.Struct]) -> None:
+    reference = (ROOT / "docs" / "signals.md").read_text()
+    for field in msgspec.structs.fields(part):
+        assert re.search(rf"`(\w+\[\]\.)?{field.name}`", reference), f"{field.name} of {part.__name__}"
+
+
+def test_every_chapter_of_the_reference_is_a_signal() -> None:
+    reference = (ROOT / "docs" / "signals.md").read_text()
+    named = set(re.findall(r"^## (\w+)$", reference, re.M))
+    tags = {str(kind.__struct_config__.tag) for kind in typing.get_args(signals.AnySignal)}
+    assert named == tags

@@ -1,0 +1,320 @@
+"""The state of one path: thresholds with errors, hysteresis, dwell and damping, silence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import msgspec
+import pytest
+from steering_kit import MS, POLICY, SECOND, measured, path
+
+from steering import health
+from steering.health import Verdict
+from steering.policy_file import parse
+
+T0 = 10**12
+STEP = 20 * MS
+RULES = POLICY.replace("step: 200ms", "step: 3s").replace("dwell: 1s", "dwell: 20s, max_dwell: 80s")
+
+
+def policy(**changes):
+    text = RULES
+    for old, new in changes.values():
+        assert old in text
+        text = text.replace(old, new)
+    return parse(text)
+
+
+class Watched:
+    """A path under a policy, measured every 20 ms; a drain that is due is granted unless told otherwise."""
+
+    def __init__(self, under, grant=True):
+        self.policy, self.grant = under, grant
+        self.now = T0
+        self.health = health.unknown(T0)
+        self.log = []
+
+    def feel(self, for_ns, **measurement):
+        """Measure the same for so long."""
+        for _ in range(max(1, for_ns // STEP)):
+            self.now += STEP
+            self.health = health.observe(self.policy, self.health, measured(path(), self.now, **measurement), self.now)
+            self._note()
+        return self.health
+
+    def silence(self, for_ns):
+        """Measure nothing for so long."""
+        end = self.now + for_ns
+        while self.now < end:
+            self.now += 50 * MS
+            self.health = health.advance(self.policy, self.health, self.now)
+            self._note()
+        return self.health
+
+    def _note(self):
+        if self.grant and health.due(self.policy, self.health) is not None:
+            self.health = health.drained(self.policy, self.health, self.now)
+        if not self.log or self.log[-1][1] != self.health.state:
+            self.log.append((self.now, self.health.state))
+
+    @property
+    def states(self):
+        return [state for _, state in self.log]
+
+    def bad(self, for_ns):
+        return self.feel(for_ns, queueing_ns=20 * MS)
+
+    def good(self, for_ns):
+        return self.feel(for_ns, queueing_ns=0)
+
+
+# ---- what a measurement says ----
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "verdict"),
+    [
+        (5 * MS, 0, Verdict.BETWEEN),
+        (5 * MS + 1, 0, Verdict.BAD),
+        (6 * MS, 1 * MS, Verdict.BETWEEN),  # it might be 5 ms
+        (6 * MS + 1, 1 * MS, Verdict.BAD),
+        (3 * MS, 0, Verdict.BETWEEN),
+        (1 * MS, 0, Verdict.BETWEEN),
+        (1 * MS - 1, 0, Verdict.CLEAR),
+        (500_000, 500_000, Verdict.BETWEEN),  # it might be 1 ms
+        (499_999, 500_000, Verdict.CLEAR),
+        (0, 2 * MS, Verdict.BETWEEN),
+        (None, 0, Verdict.NONE),
+        (20 * MS, None, Verdict.NONE),  # a value without an error decides nothing
+    ],
+)
+def test_an_error_never_helps_to_a_verdict(value, bound, verdict):
+    when = policy().rules[0].when
+    assert health.judge(when, measured(path(), T0, value, bound)).verdict is verdict
+
+
+@pytest.mark.parametrize("quantile", ["p50", "p99", "last"])
+def test_each_quantile_is_its_own(quantile):
+    when = policy(q=("quantile: p50", f"quantile: {quantile}")).rules[0].when
+    signal = measured(path(), T0, 0)
+    field = f"queueing_{quantile}_ns"
+    assert health.judge(when, signal).verdict is Verdict.CLEAR
+    other = replace_delay(signal, **{field: 20 * MS})
+    assert health.judge(when, other).verdict is Verdict.BAD
+
+
+def replace_delay(signal, **fields):
+    return msgspec.structs.replace(signal, forward=msgspec.structs.replace(signal.forward, **fields))
+
+
+LOSS = ("{signal: queueing_delay, quantile: p50, above: 5ms, for: 40ms, clear_below: 1ms}",
+        "{signal: loss, above: 0.5, for: 40ms, clear_below: 0.1}")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lost", "received", "verdict"),
+    [
+        (5, 5, Verdict.BETWEEN),
+        (6, 4, Verdict.BAD),
+        (10, 0, Verdict.BAD),
+        (0, 10, Verdict.CLEAR),
+        (1, 9, Verdict.BETWEEN),
+        (1, 10, Verdict.CLEAR),
+        (0, 0, Verdict.NONE),
+    ],
+)
+def test_loss_is_judged_where_a_rule_asks(lost, received, verdict):
+    when = policy(loss=LOSS).rules[0].when
+    assert health.judge(when, measured(path(), T0, 0, lost=lost, received=received)).verdict is verdict
+
+
+# ---- going down ----
+
+
+def test_it_lasts_before_it_counts():
+    watched = Watched(policy())
+    watched.good(SECOND)
+    assert watched.bad(STEP).state == "suspect"
+    assert watched.bad(STEP).state == "suspect"
+    assert watched.bad(STEP).state == "drained"  # 40 ms after the first
+
+
+def test_a_short_spike_is_forgiven():
+    watched = Watched(policy())
+    for _ in range(50):
+        watched.bad(2 * STEP)
+        watched.feel(STEP, queueing_ns=4 * MS)  # not above, not clear
+    assert set(watched.states) == {"healthy", "suspect"}
+
+
+def test_without_a_duration_the_first_measurement_decides():
+    watched = Watched(policy(now=("for: 40ms", "for: 0ms")))
+    watched.good(STEP)
+    assert watched.bad(STEP).state == "drained"
+
+
+def test_a_drain_that_is_not_granted_leaves_it_suspect():
+    watched = Watched(policy(), grant=False)
+    assert watched.bad(10 * SECOND).state == "suspect"
+    assert health.due(watched.policy, watched.health) == 0
+    assert watched.good(STEP).state == "healthy"
+    with pytest.raises(ValueError, match="not due"):
+        health.drained(watched.policy, watched.health, watched.now)
+
+
+def test_the_reason_has_the_measurement_the_threshold_and_the_time():
+    watched = Watched(policy())
+    watched.bad(SECOND)
+    assert watched.health.because == "queueing delay p50 20 ms ± 1 us, above 5 ms for 40 ms"
+
+
+def test_the_first_rule_that_holds_decides_and_a_later_one_changes_nothing():
+    two = (
+        RULES
+        + """\
+  - name: soften
+    when: {signal: queueing_delay, quantile: p50, above: 2ms, for: 40ms, clear_below: 1ms}
+    then: {shift: {share: 0.5}}
+    return: {steps: [1.0]}
+"""
+    )
+    watched = Watched(parse(two))
+    watched.feel(SECOND, queueing_ns=3 * MS)
+    assert (watched.health.rule, health.share(watched.policy, watched.health)) == (1, 0.5)
+    watched.bad(SECOND)
+    assert (watched.health.rule, health.share(watched.policy, watched.health)) == (0, 0.0)
+    assert watched.health.strikes == 1, "one congestion, not a relapse"
+    watched.feel(SECOND, queueing_ns=3 * MS)
+    assert watched.health.rule == 0
+
+
+# ---- coming back ----
+
+
+def test_it_comes_back_in_steps_once_it_was_good_for_the_dwell():
+    watched = Watched(policy())
+    watched.bad(SECOND)
+    drained_at = watched.now
+    shares = []
+    for _ in range(1600):
+        watched.good(STEP)
+        share = health.share(watched.policy, watched.health)
+        if not shares or shares[-1][1] != share:
+            shares.append((watched.now - drained_at, share))
+    assert [share for _, share in shares] == [0, 0.1, 0.5, 1.0]
+    assert 20 * SECOND <= shares[1][0] <= 20 * SECOND + 2 * STEP
+    assert [later - earlier for (earlier, _), (later, _) in pairwise(shares[1:])] == [3 * SECOND] * 2
+    assert watched.health.state == "healthy"
+
+
+def test_between_the_thresholds_it_neither_goes_nor_comes():
+    watched = Watched(policy())
+    watched.feel(30 * SECOND, queueing_ns=3 * MS)
+    assert watched.states == ["healthy"]
+    watched.bad(SECOND)
+    watched.feel(60 * SECOND, queueing_ns=3 * MS)
+    assert watched.states == ["healthy", "suspect", "drained"]
+
+
+def test_a_bad_measurement_starts_the_dwell_again():
+    watched = Watched(policy())
+    watched.bad(SECOND)
+    watched.good(19 * SECOND)
+    watched.bad(STEP)
+    assert watched.good(19 * SECOND).state == "drained"
+    assert watched.good(2 * SECOND).state == "returning"
+
+
+def test_each_relapse_doubles_the_dwell_up_to_its_cap_and_health_halves_it():
+    watched = Watched(policy(retry=("retry_after: 60s", "retry_after: 1ms")))
+    rule = watched.policy.rules[0]
+    waits = []
+    for _ in range(5):
+        watched.bad(SECOND)
+        since = watched.now
+        while watched.health.state != "returning":
+            watched.good(STEP)
+        waits.append(round((watched.now - since) / SECOND))
+    assert waits == [20, 40, 80, 80, 80]
+    strikes = watched.health.strikes
+    while watched.health.state != "healthy":
+        watched.good(STEP)
+    for left in range(strikes - 1, -1, -1):
+        wait = health.dwell(rule, left + 1)
+        watched.good(wait + 2 * STEP)
+        assert watched.health.strikes == left
+
+
+def test_steady_congestion_that_hides_when_drained_shows_at_most_one_reversal_a_minute():
+    """The path looks perfect as soon as it is empty, and is bad as soon as it carries anything."""
+    watched = Watched(policy(dwell=("dwell: 20s, max_dwell: 80s", "dwell: 1s, max_dwell: 2s")))
+    for _ in range(600 * SECOND // STEP):
+        loaded = health.share(watched.policy, watched.health) > 0
+        watched.feel(STEP, queueing_ns=20 * MS if loaded else 0)
+    returns = [when for when, state in watched.log if state == "returning"]
+    assert len(returns) >= 5, "it is tried again and again"
+    assert min(later - earlier for earlier, later in pairwise(returns)) >= 60 * SECOND
+
+
+# ---- silence ----
+
+
+def test_silence_holds_then_unmeasured():
+    watched = Watched(policy())
+    watched.bad(SECOND)
+    assert watched.silence(1_900 * MS).state == "drained"
+    assert health.stale(watched.policy, watched.health, watched.now)
+    assert watched.silence(300 * MS).state == "unmeasured"
+    assert health.share(watched.policy, watched.health) == 1.0
+    assert watched.good(STEP).state == "healthy"
+    assert watched.health.strikes == 1, "it is remembered"
+
+
+def test_time_passed_in_silence_counts_for_nothing():
+    watched = Watched(policy())
+    watched.bad(SECOND)
+    watched.good(19 * SECOND)
+    watched.silence(SECOND)
+    assert watched.good(19 * SECOND).state == "drained"
+    assert watched.good(2 * SECOND).state == "returning"
+    watched.good(1_500 * MS)
+    watched.silence(SECOND)
+    assert watched.health.step == 0
+    watched.good(STEP)
+    assert watched.health.step == 0, "a step that nobody watched is taken again"
+
+
+def test_bad_before_and_after_a_silence_is_not_bad_throughout():
+    watched = Watched(policy())
+    watched.good(SECOND)
+    watched.bad(STEP)
+    watched.silence(SECOND)
+    assert watched.bad(STEP).state == "suspect"
+    assert watched.bad(2 * STEP).state == "drained"
+
+
+@pytest.mark.parametrize("late_ns", [-600 * MS, 600 * MS])
+def test_a_measurement_from_another_time_is_not_used(late_ns):
+    known = health.observe(policy(), health.unknown(T0), measured(path(), T0 + late_ns, 20 * MS), T0)
+    assert known.state == "unmeasured"
+
+
+def test_an_older_measurement_changes_nothing():
+    watched = Watched(policy())
+    watched.good(SECOND)
+    old = health.observe(watched.policy, watched.health, measured(path(), watched.now - STEP, 20 * MS), watched.now)
+    assert old == watched.health
+
+
+def test_a_path_that_answers_nothing_is_not_measured_but_not_silent():
+    watched = Watched(policy())
+    watched.feel(SECOND, queueing_ns=None, received=0, lost=5)
+    assert watched.health.state == "healthy" and not watched.health.measured
+    assert not health.stale(watched.policy, watched.health, watched.now)
+
+
+def test_never_heard_of_stays_unmeasured():
+    never = health.unknown(T0)
+    assert health.advance(policy(), never, T0 + 100 * SECOND) == never
+    assert replace(never, since_ns=0).state == "unmeasured"

@@ -1,0 +1,105 @@
+"""Overtaken probes: silence of one path while another to the same peer answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytools.estimators.delays import half_waited
+from pytools.estimators.windows import MISSING
+from pytools.signals import Delay, Path, PathDelay
+from pytools.sources.sender import latest_of_others
+from steering.health import Verdict, judge
+from steering.policy import QueueingDelay
+
+MS = 1_000_000
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20),
+    st.integers(1, 3),
+)
+def test_latest_of_others_is_what_a_plain_loop_finds(sessions: list[tuple[int, int]], flows: int) -> None:
+    path_peers = [peer for peer, _ in sessions]
+    peers = np.repeat(np.array(path_peers) - 1, flows)  # peer 0 becomes none
+    times = np.arange(len(peers)) * 7 % 41 + np.repeat([time for _, time in sessions], flows)
+    found = latest_of_others(times.astype(np.int64), peers.astype(np.intp), flows)
+    for session, peer in enumerate(peers):
+        others = [
+            times[other]
+            for other in range(len(peers))
+            if peers[other] == peer and other // flows != session // flows and peer >= 0
+        ]
+        assert found[session] == max(others, default=0)
+
+
+@pytest.mark.parametrize(
+    ("leads", "answered", "expected"),
+    [
+        ([30, 10, 20], 0, 20),
+        ([30, 10, 20], 2, 10),  # five probes: the median is the lowest of the three that waited
+        ([30, 10, 20], 3, MISSING),  # six probes: the lower median was answered
+        ([30], 0, MISSING),  # one lost probe says nothing
+        ([], 0, MISSING),
+    ],
+)
+def test_half_of_the_probes_have_waited_at_least_so_long(leads: list[int], answered: int, expected: int) -> None:
+    counts, waited = half_waited(
+        np.full(len(leads), 5, np.intp), np.array(leads, np.int64), np.array([answered, 0]), np.array([5, 6])
+    )
+    assert counts.tolist() == [len(leads), 0]
+    assert waited.tolist() == [expected, MISSING]
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=2, max_size=9), st.lists(st.integers(0, 10**9), max_size=9))
+def test_the_figure_never_exceeds_the_median_of_all(leads: list[int], answered: list[int]) -> None:
+    _, waited = half_waited(
+        np.zeros(len(leads), np.intp), np.array(leads), np.array([len(answered)]), np.array([0], np.intp)
+    )
+    everything = sorted(leads + answered)
+    assert waited[0] <= everything[(len(everything) - 1) // 2]
+
+
+def signal(overtaken_p50_ns: int | None, forward: Delay) -> PathDelay:
+    return PathDelay(
+        host="a",
+        at_ns=1,
+        unix_ns=1,
+        path=Path("a", "b", "10.0.0.2", "", "e"),
+        window_ns=100 * MS,
+        base_window_ns=1,
+        forward=forward,
+        reverse=Delay(0),
+        round_trip_min_ns=None,
+        clock="free_running",
+        sent=5,
+        received=0,
+        lost=0,
+        duplicates=0,
+        reordered=0,
+        overtaken=0 if overtaken_p50_ns is None else 3,
+        overtaken_p50_ns=overtaken_p50_ns,
+    )
+
+
+CONDITION = QueueingDelay.model_validate(
+    {"signal": "queueing_delay", "quantile": "p50", "above": "5ms", "for": "40ms", "clear_below": "1ms"}
+)
+QUIET = Delay(3, queueing_p50_ns=1000, queueing_p99_ns=1000, queueing_last_ns=1000, queueing_bound_ns=400)
+
+
+@pytest.mark.parametrize(
+    ("overtaken_p50_ns", "forward", "verdict"),
+    [
+        (20 * MS, Delay(0), Verdict.BAD),
+        (20 * MS, QUIET, Verdict.BAD),
+        (4 * MS, Delay(0), Verdict.BETWEEN),
+        (1000, QUIET, Verdict.BETWEEN),  # a lower bound never clears a path
+        (None, Delay(0), Verdict.NONE),  # silence alone is no congestion
+        (None, QUIET, Verdict.CLEAR),
+    ],
+)
+def test_overtaken_probes_count_as_waiting(overtaken_p50_ns: int | None, forward: Delay, verdict: Verdict) -> None:
+    assert judge(CONDITION, signal(overtaken_p50_ns, forward)).verdict is verdict

@@ -1,0 +1,336 @@
+"""Policy files: every fault is named with its line, what was expected, and the nearest valid word."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from steering_kit import POLICY
+
+from pytools.errors import PolicyError, RefusedError
+from steering import policy as model
+from steering import policy_file
+from steering.cli_policy import policy as command
+from steering.policy_file import InvalidPolicyError, parse
+
+MINIMAL = """\
+version: 1
+manage: {destinations: [10.9.0.0/16]}
+rules:
+  - name: leave
+    when: {signal: queueing_delay, above: 5ms, clear_below: 1ms}
+    then: {shift: {share: 0}}
+"""
+
+
+def faults(text):
+    with pytest.raises(InvalidPolicyError) as caught:
+        parse(text, "p.yaml")
+    return str(caught.value).splitlines()
+
+
+def test_the_example_is_read():
+    policy = parse(POLICY)
+    rule = policy.rules[0]
+    assert policy.manage.destinations == ("10.9.0.0/16",)
+    assert policy.safety.lease == 2_000_000_000
+    assert (rule.when.signal, rule.when.quantile, rule.when.above, rule.when.for_, rule.when.clear_below) == (
+        "queueing_delay",
+        "p50",
+        5_000_000,
+        40_000_000,
+        1_000_000,
+    )
+    assert rule.then.shift.share == 0
+    assert rule.return_.steps == (0.1, 0.5, 1.0)
+
+
+def test_a_policy_cannot_be_changed():
+    policy = parse(MINIMAL)
+    with pytest.raises(ValueError, match="frozen"):
+        policy.safety.lease = 1
+    assert hash(policy) == hash(parse(MINIMAL))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("version: 1", "version: 2", "p.yaml:1: version: expected 1, got 2"),
+        ("version: 1", "version: true", "p.yaml:1: version: expected 1, got true"),
+        ("version: 1\n", "", 'p.yaml:1: version: "version" is missing; expected 1'),
+        (
+            "quantile: p50",
+            "quantile: p95",
+            'p.yaml:6: rules[0].when.quantile: expected p50 or p99 or last, got "p95"; did you mean "p99"?',
+        ),
+        (
+            "signal: queueing_delay",
+            "signal: queuing_delay",
+            'p.yaml:6: rules[0].when.signal: expected queueing_delay or loss, got "queuing_delay"; '
+            'did you mean "queueing_delay"?',
+        ),
+        (
+            "signal: queueing_delay, ",
+            "",
+            'p.yaml:6: rules[0].when.signal: "signal" is missing; expected queueing_delay or loss',
+        ),
+        (
+            "stale_after: 500ms",
+            "stale_aftr: 500ms",
+            'p.yaml:3: safety.stale_aftr: unknown key "stale_aftr"; expected one of baseline_after, lease, '
+            'max_drained_share, stale_after; did you mean "stale_after"?',
+        ),
+        (
+            "for: 40ms",
+            "for: 40 msec",
+            "p.yaml:6: rules[0].when.for: expected a duration, a number and a unit such as 40ms, 3s or 1m, "
+            'got "40 msec"; did you mean "40ms"?',
+        ),
+        (
+            "for: 40ms",
+            "for: 40",
+            "p.yaml:6: rules[0].when.for: expected a duration, a number and a unit such as 40ms, 3s or 1m, got 40",
+        ),
+        (
+            "clear_below: 1ms",
+            "clear_below: 5ms",
+            "p.yaml:6: rules[0].when.clear_below: expected less than above (5 ms), so that the state does not "
+            'flutter, got "5ms"',
+        ),
+        (
+            "[10.9.0.0/16]",
+            "[10.9.0.1/16]",
+            'p.yaml:2: manage.destinations[0]: expected a prefix such as 10.9.0.0/16, got "10.9.0.1/16" '
+            '(10.9.0.1/16 has host bits set); did you mean "10.9.0.0/16"?',
+        ),
+        (
+            "max_drained_share: 0.5",
+            "max_drained_share: 50",
+            "p.yaml:3: safety.max_drained_share: expected a number above 0 up to 1, got 50",
+        ),
+        (
+            "max_drained_share: 0.5",
+            "max_drained_share: yes",
+            "p.yaml:3: safety.max_drained_share: expected a number above 0 up to 1, got true",
+        ),
+        ("lease: 2s", "lease: 1s", 'p.yaml:3: safety.lease: expected between 2s and 1m, got "1s"'),
+        ("{share: 0}", "{share: 1}", "p.yaml:7: rules[0].then.shift.share: expected a number from 0 below 1, got 1"),
+        (
+            "[0.1, 0.5, 1.0]",
+            "[0.5, 0.1, 1.0]",
+            "p.yaml:8: rules[0].return.steps[1]: expected more than the step before it (0.5), got 0.1",
+        ),
+        (
+            "[0.1, 0.5, 1.0]",
+            "[0.1, 0.5]",
+            "p.yaml:8: rules[0].return.steps[1]: expected 1.0, or the path would never get its whole share back, "
+            "got 0.5",
+        ),
+        (
+            "{share: 0}",
+            "{share: 0.3}",
+            "p.yaml:8: rules[0].return.steps[0]: expected more than then.shift.share (0.3), got 0.1",
+        ),
+        (
+            "retry_after: 60s",
+            "max_dwell: 500ms",
+            'p.yaml:8: rules[0].return.max_dwell: expected at least dwell (1 s), got "500ms"',
+        ),
+        ("name: leave-congested-rail", "name: 7", "p.yaml:5: rules[0].name: expected a text that matches "),
+    ],
+)
+def test_a_fault_is_named_with_its_place(old, new, expected):
+    assert old in POLICY
+    found = faults(POLICY.replace(old, new))
+    assert len(found) == 1
+    assert found[0].startswith(expected)
+
+
+def test_all_faults_are_named_at_once():
+    text = POLICY.replace("p50", "p95").replace("lease: 2s", "lese: 2s").replace("share: 0}", "share: nothing}")
+    assert [line.split(": ")[0] for line in faults(text)] == ["p.yaml:3", "p.yaml:6", "p.yaml:7"]
+
+
+def test_lines_are_those_of_block_style_too():
+    text = MINIMAL.replace(
+        "    when: {signal: queueing_delay, above: 5ms, clear_below: 1ms}\n",
+        "    when:\n      signal: queueing_delay\n      # a comment\n      above: 5\n      clear_below: 1ms\n",
+    )
+    assert faults(text)[0].startswith("p.yaml:8: rules[0].when.above: expected a duration")
+
+
+def test_two_rules_of_one_name_and_a_key_given_twice():
+    text = MINIMAL + MINIMAL[MINIMAL.index("  - name") :] + "    then: {}\n"
+    assert faults(text) == [
+        'p.yaml:7: rules[1].name: "leave" is the name of the rule in line 4 already; expected another',
+        "p.yaml:10: rules[1].then: given twice, first in line 9",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "p.yaml:1: expected a mapping with version, manage, safety, rules, got nothing"),
+        ("[]", "p.yaml:1: expected a mapping with version, manage, safety, rules, got a list"),
+        ("version: 1\nrules: [", "p.yaml:2: not a policy: "),
+        ("version: 1\nrules: &x [*x]", "p.yaml:2: not a policy: alias *x"),
+        ("version: 1\n---\nversion: 1", "p.yaml:2: not a policy: "),
+        ("!!python/object/apply:os.system [x]", "p.yaml:1: tag "),
+        ("a: " + "[" * 5000 + "]" * 5000, "p.yaml:1: not a policy: nested too deeply"),
+        ("a: \0", "p.yaml:1: not a policy: "),
+    ],
+)
+def test_what_is_no_policy_at_all(text, expected):
+    assert any(line.startswith(expected) for line in faults(text))
+
+
+KEYS = ["version", "manage", "destinations", "rules", "name", "when", "signal", "then", "shift", "share", "return", "x"]
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+
+
+@given(
+    st.recursive(
+        SCALARS,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+        max_leaves=20,
+    )
+)
+def test_whatever_is_in_a_file_the_answer_is_a_policy_or_its_faults(value):
+    """Every JSON document is YAML; none may end in anything but faults with a line of the file."""
+    text = json.dumps(value)
+    try:
+        parse(text)
+    except InvalidPolicyError as error:
+        assert error.problems
+        assert all(1 <= problem.line <= text.count("\n") + 1 for problem in error.problems)
+
+
+@given(st.integers(1, 10**6), st.sampled_from(sorted(model.UNITS)))
+def test_durations_are_exact(number, unit):
+    assert model.parse_duration(f"{number}{unit}") == number * model.UNITS[unit]
+    assert model.parse_duration(f"{number}.5{unit}") == number * model.UNITS[unit] + model.UNITS[unit] // 2
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(0, "0 ns"), (999, "999 ns"), (40_000_000, "40 ms"), (1_500_000_000, "1.5 s"), (60_000_000_000, "1 m"),
+     (90_000_000_000, "90 s"), (12_345_678, "12.3 ms"), (3_600_000_000_000, "1 h"), (123_456_789_000, "123 s"),
+     (1_234_000_000_000, "1234 s")],
+)  # fmt: skip
+def test_durations_in_words(ns, text):
+    assert model.duration_text(ns) == text
+
+
+def test_the_schema_describes_the_file():
+    schema = model.json_schema()
+    assert set(schema["properties"]) == {"version", "manage", "safety", "rules"}
+    assert "for" in schema["$defs"]["QueueingDelay"]["properties"]
+    assert "return" in schema["$defs"]["Rule"]["properties"]
+    assert schema["$defs"]["Manage"]["additionalProperties"] is False
+    assert schema["$defs"]["Safety"]["properties"]["lease"]["type"] == "string"
+
+
+def test_the_schemas_defaults_are_written_as_in_a_file():
+    for part in model.json_schema()["$defs"].values():
+        for name, field in part.get("properties", {}).items():
+            if field.get("type") == "string" and "default" in field and "pattern" in field:
+                assert isinstance(field["default"], str), name
+                model.parse_duration(field["default"])
+
+
+# ---- who may have written it ----
+
+
+@pytest.fixture
+def file(tmp_path):
+    found = tmp_path / "policy.yaml"
+    found.write_text(POLICY)
+    found.chmod(0o600)
+    tmp_path.chmod(0o755)
+    return found
+
+
+def test_a_safe_file_is_loaded(file):
+    assert policy_file.load(file) == parse(POLICY)
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_can_write_is_refused(file, mode):
+    file.chmod(mode)
+    with pytest.raises(RefusedError, match=f"the file is writable by .*{mode:04o}") as caught:
+        policy_file.load(file)
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
+def test_a_directory_that_others_can_write_is_refused(file, mode):
+    file.parent.chmod(mode)
+    with pytest.raises(RefusedError, match="its directory"):
+        policy_file.load(file)
+
+
+def test_a_link_out_of_a_safe_directory_is_followed_and_judged_where_it_leads(file, tmp_path):
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    target = loose / "target.yaml"
+    target.write_text(POLICY)
+    target.chmod(0o600)
+    link = tmp_path / "link.yaml"
+    link.symlink_to(target)
+    loose.chmod(0o755)
+    assert policy_file.load(link)
+    loose.chmod(0o777)
+    with pytest.raises(RefusedError, match="loose"):
+        policy_file.load(link)
+
+
+def test_a_file_of_another_user_is_refused(file):
+    found = list(os.stat(file))
+    found[stat.ST_UID] = 4242
+    assert "user 4242" in policy_file.unsafe(file, os.stat_result(found))
+
+
+def test_something_that_is_no_file_is_refused(tmp_path):
+    with pytest.raises(PolicyError, match="policy"):
+        policy_file.load(tmp_path / "missing.yaml")
+    with pytest.raises(PolicyError):
+        policy_file.load(tmp_path)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(RefusedError, match="not a regular file"):
+        policy_file.load(fifo)
+
+
+# ---- the command ----
+
+
+def test_check_says_valid_or_every_fault(file):
+    runner = CliRunner()
+    assert runner.invoke(command, ["check", str(file)], standalone_mode=False).return_value == 0
+    file.write_text(POLICY.replace("p50", "p95").replace("lease: 2s", "lease: 2"))
+    done = runner.invoke(command, ["check", "-j", str(file)], standalone_mode=False)
+    assert done.return_value == 3
+    assert [json.loads(line)["line"] for line in done.output.splitlines()] == [3, 6]
+    failed = runner.invoke(command, ["check", str(file)], standalone_mode=False)
+    assert isinstance(failed.exception, InvalidPolicyError) and failed.exception.exit_code == 3
+
+
+def test_check_refuses_what_is_valid_but_unsafe(file):
+    file.chmod(0o666)
+    done = CliRunner().invoke(command, ["check", str(file)], standalone_mode=False)
+    assert isinstance(done.exception, RefusedError)
+
+
+def test_explain_says_it_in_words(file):
+    words = CliRunner().invoke(command, ["explain", str(file)], standalone_mode=False).output
+    for part in ("10.9.0.0/16", "above 5 ms", "for 40 ms", "taken out of its group", "10%, 50%, 100%", "every path"):
+        assert part in words
+
+
+def test_schema_is_json():
+    assert json.loads(CliRunner().invoke(command, ["schema"], standalone_mode=False).output) == model.json_schema()
