@@ -46,7 +46,7 @@ class PathHealth:
     readings: tuple[Reading, ...] = ()
     bad_since: tuple[int | None, ...] = ()  # first of the unbroken run of bad measurements
     seen_ns: int = 0  # end of the latest measurement
-    measured: bool = False  # whether the latest measurement had a value
+    measured: bool = False  # whether the latest measurement had an answer with a value
     clear_since: int | None = None  # start of the time without a bad measurement, while drained
     rule: int | None = None  # under which it was taken down
     step: int = 0  # while returning
@@ -125,7 +125,7 @@ def observe(policy: Policy, path: PathHealth, signal: PathDelay, now: int) -> Pa
         readings=readings,
         bad_since=bad_since,
         seen_ns=at,
-        measured=any(reading.verdict is not Verdict.NONE for reading in readings),
+        measured=signal.received > 0 and any(reading.verdict is not Verdict.NONE for reading in readings),
         step_since=at if broken else path.step_since,
     )
     return advance(policy, _clearing(path, at, broken), now)

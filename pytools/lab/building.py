@@ -19,8 +19,6 @@ from pytools.kernel.netlink_messages import family_of
 from pytools.lab import namespaces, wiring
 from pytools.lab.topology import Host, Rail, Spec, group_id
 
-SPEC_FIELDS = ("name", "hosts", "rails", "rate_bit_s", "queue_bytes", "ipv6")
-
 _STATIC = 4  # RTPROT_STATIC
 _READY_NS = 10 * 10**9
 _LOOPBACK = 1  # index of lo in every namespace

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pytools.errors import UsageError
-from pytools.lab import fabric
+from pytools.lab import fabric, state
 from pytools.lab.topology import DEFAULT_QUEUE_BYTES, rate_text
 
 _name = click.option("--name", default="lab", show_default=True, help="Which lab.")
@@ -93,7 +93,7 @@ def show(name: str, as_json: bool) -> None:
 @_name
 def down(name: str) -> None:
     """Remove a lab and all that is left of it, also after a crash."""
-    for line in fabric.tear_down(name):
+    for line in state.tear_down(name):
         click.echo(f"left alone: {line}", err=True)
 
 

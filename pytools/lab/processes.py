@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from pytools.errors import CapabilityError
+from pytools.errors import CapabilityError, SwerveError
 from pytools.kernel.netns import inside
 from pytools.lab.namespaces import NAMED
 
@@ -40,7 +40,13 @@ def start(
     try:
         with inside(netns):
             return subprocess.Popen(
-                list(argv), env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True
+                list(argv),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,  # an interrupt at the terminal is for us, who then take the lab down
             )
     except OSError as error:
         raise CapabilityError(f"{argv[0]}: {error.strerror}", "install it") from None
@@ -81,10 +87,11 @@ def end(lab: str, load: int | None = None) -> list[str]:
     for attempt in range(_ROUNDS):
         living = marked(lab, load)
         if not living:
-            break
+            return [f"{pid} {line}" for pid, line in sorted(ended.items())]
         ended |= living
         _signal(_marks(lab, load), living, signal.SIGTERM if attempt == 0 else signal.SIGKILL)
-    return [f"{pid} {line}" for pid, line in sorted(ended.items())]
+    words = ", ".join(f"{pid} ({line})" for pid, line in sorted(living.items()))
+    raise SwerveError(f"lab {lab}: processes do not end: {words}", "end them, then take the lab down again")
 
 
 def _signal(marks: set[bytes], pids: Mapping[int, str], number: signal.Signals) -> None:

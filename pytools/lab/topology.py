@@ -155,6 +155,22 @@ def lab_of_namespace(netns: str) -> str | None:
     return match[1] if match else None
 
 
+def rail_of(spec: Spec, number: int) -> Rail:
+    """A rail by its number, or a sentence that says which there are."""
+    rails = spec.topology[1]
+    if not 1 <= number <= len(rails):
+        raise UsageError(f"lab {spec.name} has no rail {number}", f"rails are 1 to {len(rails)}")
+    return rails[number - 1]
+
+
+def host_of(spec: Spec, number: int) -> Host:
+    """A host by its number, or a sentence that says which there are."""
+    hosts = spec.topology[0]
+    if not 1 <= number <= len(hosts):
+        raise UsageError(f"lab {spec.name} has no host h{number}", f"hosts are h1 to h{len(hosts)}")
+    return hosts[number - 1]
+
+
 def group_id(destination: int, family: int) -> int:
     """Id of the nexthop group that a host uses towards a destination."""
     return (100 if family == 4 else 200) + destination

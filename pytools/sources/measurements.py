@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from pytools.config import Probe, Windows
 from pytools.errors import UsageError
-from pytools.estimators.delays import delays, half_waited, summarise, total
+from pytools.estimators.delays import delays, half_waited, summarise
 from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, SlidingMinimum, Times
 from pytools.signals import Path, PathDelay
 from pytools.sources.paths import PinnedPath
 
 SENT, RECEIVED, LOST, DUPLICATES, REORDERED, COUNTERS = range(6)
+
+FORWARD, REVERSE, ROUND_TRIP, KINDS = range(4)  # of samples; those of path p lie in row p * KINDS + kind
 
 _MOST_SAMPLES: Final = 65_536
 _MS: Final = 1_000_000
@@ -53,8 +55,7 @@ class Measurements:
                 "shorten windows.long_ms or probe less often",
             )
         base_ns = int(windows.base_s * 1_000_000_000)
-        self._forward, self._reverse, self._round_trip = (Samples(0, depth) for _ in range(3))
-        self._forward_base, self._reverse_base = SlidingMinimum(0, base_ns), SlidingMinimum(0, base_ns)
+        self._samples, self._base = Samples(0, depth), SlidingMinimum(0, base_ns)
         self.counts = np.zeros((0, COUNTERS), np.int64)
         self.foreign = np.zeros(0, np.bool_)  # whether the peer takes its stamps in user space
         self.news = np.zeros(0, np.bool_)  # whether anything was added since the short window was last told
@@ -72,14 +73,8 @@ class Measurements:
         more = rows - len(self.counts)
         if more <= 0:
             return
-        for each in (
-            self._forward,
-            self._reverse,
-            self._round_trip,
-            self._forward_base,
-            self._reverse_base,
-        ):
-            each.grow(rows)
+        self._samples.grow(rows * KINDS)
+        self._base.grow(rows * KINDS)
         self.counts = np.concatenate([self.counts, np.zeros((more, COUNTERS), np.int64)])
         self.foreign, self.news, self._shared = (
             np.concatenate([flags, np.zeros(more, np.bool_)]) for flags in (self.foreign, self.news, self._shared)
@@ -91,28 +86,21 @@ class Measurements:
             np.add.at(self.counts[:, counter], paths, 1)
             self.news[paths] = True
 
-    def add(self, paths: Rows, forward: Times, reverse: Times, seen_ns: Times) -> None:
-        """Add delays, MISSING where there is none; with both of one probe, its round trip.
+    def add(self, kinds: Rows, paths: Rows, values: Times, seen_ns: Times) -> None:
+        """Add delays of the paths named; MISSING ones are left out.
 
         Parameters
         ----------
+        kinds : ndarray of int
+            FORWARD, REVERSE or ROUND_TRIP, each.
         seen_ns : ndarray of int64
             When the packet came in that brought the delay.
         """
-        for values, samples, base in (
-            (forward, self._forward, self._forward_base),
-            (reverse, self._reverse, self._reverse_base),
-        ):
-            known = values != MISSING
-            samples.add(paths[known], values[known], seen_ns[known])
-            base.add(paths[known], values[known], seen_ns[known])
+        known = values != MISSING
+        rows, values, seen_ns = (paths * KINDS + kinds)[known], values[known], seen_ns[known]
+        self._samples.add(rows, values, seen_ns)
+        self._base.add(rows, values, seen_ns)
         self.news[paths] = True
-
-    def add_round_trips(self, paths: Rows, forward: Times, reverse: Times, seen_ns: Times) -> None:
-        """Add the round trips of probes of which both delays are known."""
-        both = total(forward, reverse)
-        known = both != MISSING
-        self._round_trip.add(paths[known], both[known], seen_ns[known])
 
     def signals(
         self, window: Window, now_ns: int, unix_ns: int, only_news: bool, overtaken: tuple[Rows, Times]
@@ -134,16 +122,17 @@ class Measurements:
             return []
         rows: NDArray[np.intp] = np.array(indexes, np.intp)
         begin_ns = now_ns - window.length_ns
-        forward = summarise(self._forward, self._forward_base, rows, begin_ns, now_ns, window.at_most)
-        reverse = summarise(self._reverse, self._reverse_base, rows, begin_ns, now_ns, window.at_most)
-        ordered, counts, _ = self._round_trip.since(rows, begin_ns, window.at_most)
+        both_ways = np.concatenate([rows * KINDS + FORWARD, rows * KINDS + REVERSE])
+        figures = summarise(self._samples, self._base, both_ways, begin_ns, now_ns, window.at_most)
+        ordered, counts, _ = self._samples.since(rows * KINDS + ROUND_TRIP, begin_ns, window.at_most)
         round_trips = np.where(counts > 0, ordered[:, 0], MISSING)
         shared, foreign = self._shared[rows], self.foreign[rows]
-        overtakes, waited = half_waited(*overtaken, forward.samples, rows)
+        overtakes, waited = half_waited(*overtaken, figures.samples[: len(rows)], rows)
+        told = delays(figures, np.tile(round_trips, 2), np.tile(shared, 2), np.tile(foreign, 2), now_ns)
         columns = zip(
             indexes,
-            delays(forward, round_trips, shared, foreign, now_ns),
-            delays(reverse, round_trips, shared, foreign, now_ns),
+            told[: len(rows)],
+            told[len(rows) :],
             round_trips.tolist(),
             shared.tolist(),
             grown[rows].tolist(),
@@ -158,7 +147,7 @@ class Measurements:
                 unix_ns=unix_ns,
                 path=self._paths[index],
                 window_ns=window.length_ns,
-                base_window_ns=self._forward_base.window_ns,
+                base_window_ns=self._base.window_ns,
                 forward=there,
                 reverse=back,
                 round_trip_min_ns=None if round_trip == MISSING else round_trip,

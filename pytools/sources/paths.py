@@ -115,6 +115,7 @@ class PinnedPaths:
         self.refused: dict[str, str] = {}  # path -> why it could not be pinned
         self._netlink, self._host, self._peers = netlink, host, peers
         self._index: dict[Path, int] = {}
+        self._hinted: set[Path] = set()
         self._taken = _foreign_indexes(netlink)
 
     def refresh(self) -> bool:
@@ -123,6 +124,7 @@ class PinnedPaths:
         nexthops = {nexthop.id: nexthop for nexthop in self._netlink.nexthops()}
         members = {group.id: tuple(group.weights) for group in self._netlink.groups()}
         hops = {hop.path: hop for peer in self._peers for hop in self._hops_of(peer, links, nexthops, members)}
+        hops |= {hop.path: hop for hop in list(self._drained(hops, links, nexthops))}
         self.refused = {}
         wanted = []
         for pinned in self.current:
@@ -133,6 +135,28 @@ class PinnedPaths:
             if index is not None:
                 wanted.append(replace(hop, index=index))
         return self._install(sorted(wanted, key=lambda pinned: pinned.index))
+
+    def remember(self, path: Path) -> None:
+        """Look for a path that no route may show: a controller that drained it before we started speaks of it."""
+        known = any(peer.name == path.destination and peer.address == path.address for peer in self._peers)
+        if known and path.source == self._host and len(self._hinted) < MOST_PATHS:
+            self._hinted.add(path)
+
+    def _drained(
+        self, hops: dict[Path, PinnedPath], links: dict[int, Link], nexthops: dict[int, Nexthop]
+    ) -> Iterator[PinnedPath]:
+        """Paths that we only know by hearsay, as far as their nexthop is there and their peer has a route by others."""
+        by_address = {hop.path.address: hop for hop in hops.values() if hop.nexthop_id is not None}
+        by_end = {
+            (nexthop.gateway or "", links[nexthop.ifindex].name): nexthop
+            for nexthop in nexthops.values()
+            if nexthop.ifindex in links and links[nexthop.ifindex].up
+        }
+        for path in self._hinted - hops.keys() - {pinned.path for pinned in self.current}:
+            nexthop, other = by_end.get((path.gateway, path.interface)), by_address.get(path.address)
+            if nexthop is not None and nexthop.ifindex is not None and other is not None:
+                onlink = bool(nexthop.flags & _ONLINK)
+                yield replace(other, path=path, ifindex=nexthop.ifindex, nexthop_id=nexthop.id, onlink=onlink)
 
     def _install(self, wanted: Iterable[PinnedPath]) -> bool:
         """Bring the kernel's rules and tables to what is wanted."""

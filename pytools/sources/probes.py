@@ -23,7 +23,7 @@ from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.kernel.loader import Loaded, Program
 from pytools.kernel.netlink import Netlink
-from pytools.signals import Path, ProbeSamples
+from pytools.signals import Path, PathState, ProbeSamples
 from pytools.sources import paths as pinning
 from pytools.sources import udp
 from pytools.sources.measurements import Measurements, Window
@@ -90,6 +90,8 @@ class ProbeMesh:
             self._changes = pinning.Changes()
             undo.callback(self._changes.close)
             pinning.clean(netlink)  # the port is ours, so what is there is of an agent that died
+            self._states = bus.subscribe(frozenset({"path_state"}))
+            undo.callback(self._states.close)
             self.paths = PinnedPaths(netlink, config.host, config.peers)
             undo.callback(self.paths.close)
             self._discovery_failed = 0
@@ -162,6 +164,9 @@ class ProbeMesh:
             self._publish_samples(now_ns)
 
     def _publish_delays(self, window: Window, now_ns: int, only_news: bool) -> None:
+        if not self._bus.wanted("path_delay"):
+            window.history.growth(now_ns, self._measurements.counts)  # so that the next window begins where it should
+            return
         overtaken = self.sender.overtaken(now_ns - window.length_ns)
         for signal in self._measurements.signals(window, now_ns, time.time_ns(), only_news, overtaken):
             self._bus.publish(signal)
@@ -198,6 +203,9 @@ class ProbeMesh:
         """Look at the routes again, and probe what they lead along."""
         self._due["paths"] = now_ns + _PATHS_EVERY_NS
         self._changes.happened()  # what is waiting is covered by this look
+        for state in self._states.read():
+            if isinstance(state, PathState):
+                self.paths.remember(state.path)
         try:
             changed = self.paths.refresh()
         except SwerveError:

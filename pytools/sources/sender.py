@@ -18,11 +18,21 @@ from numpy.typing import NDArray
 
 from pytools.config import Probe
 from pytools.errors import UsageError
-from pytools.estimators.delays import STAMP_BOUND_NS, difference
-from pytools.estimators.windows import MISSING, how_many, occurrence, power_of_two
+from pytools.estimators.delays import STAMP_BOUND_NS, difference, total
+from pytools.estimators.windows import MISSING, Times, how_many, occurrence, power_of_two
 from pytools.sources import stamp_packet as wire
 from pytools.sources import udp
-from pytools.sources.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT, Measurements
+from pytools.sources.measurements import (
+    DUPLICATES,
+    FORWARD,
+    LOST,
+    RECEIVED,
+    REORDERED,
+    REVERSE,
+    ROUND_TRIP,
+    SENT,
+    Measurements,
+)
 from pytools.sources.paths import PinnedPath
 
 PRECISE_NS: Final = 100_000  # a Receive Timestamp that its writer calls worse than this was not taken in the kernel
@@ -36,6 +46,9 @@ _SEQ_WRAP: Final = 1 << 32
 _MOST_SLOTS: Final = 65_536
 _REPLY_ROOM: Final = 128
 _BATCH: Final = 256
+
+
+_Found = tuple[int, NDArray[np.intp], Times, Times]  # kind, paths, delays, when seen
 
 
 @dataclass(frozen=True)
@@ -334,18 +347,29 @@ class Sender:
         self.drops["imprecise_replies"] += how_many(understood & ~precise)
         received = wire.join_ns(packets["receive_seconds"], packets["receive_fraction"], packets["error"])
         forward = np.where(stamped & (precise | ~understood), difference(received, left), MISSING)
-        # A reflector that does not follow up: its own word for when the reply left, taken in user space.
-        sent = wire.join_ns(packets["seconds"], packets["fraction"], packets["error"])
-        reverse = np.where(stamped & ~understood, difference(back, sent), MISSING)
-        self._forward[rows, slots], self._reverse[rows, slots] = forward, reverse
+        self._forward[rows, slots] = forward
         paths = rows // self._probe.flows
         self._measurements.foreign[paths] = ~understood
-        self._measurements.add(paths, forward, reverse, back)
-        self._measurements.add_round_trips(paths, forward, reverse, back)
-        if understood.any():
-            self._follow_up(replies.of(understood))
+        found = [(FORWARD, paths, forward, back)]
+        if understood.all():
+            found += self._follow_up(replies)
+        else:
+            found += self._follow_up(replies.of(understood)) + self._foreign(replies.of(~understood))
+        kinds, of_paths, values, seen = zip(*found, strict=True)
+        of_kind = np.repeat(kinds, [len(each) for each in of_paths])
+        self._measurements.add(of_kind, *(np.concatenate(each) for each in (of_paths, values, seen)))
 
-    def _follow_up(self, replies: _Replies) -> None:
+    def _foreign(self, replies: _Replies) -> list[_Found]:
+        """Reflectors that do not follow up: their own word for when a reply left, taken in user space."""
+        rows, slots, packets = replies.rows, replies.slots, replies.packets
+        left, back = self._left[rows, slots], self._back[rows, slots]
+        sent = wire.join_ns(packets["seconds"], packets["fraction"], packets["error"])
+        reverse = np.where(left != MISSING, difference(back, sent), MISSING)
+        self._reverse[rows, slots] = reverse
+        both, paths = total(self._forward[rows, slots], reverse), rows // self._probe.flows
+        return [(REVERSE, paths, reverse, back), (ROUND_TRIP, paths, both, back)]
+
+    def _follow_up(self, replies: _Replies) -> list[_Found]:
         """The reverse delay of earlier probes: these replies say exactly when the earlier replies left."""
         rows, packets = replies.rows, replies.packets
         mask = self._slots - 1
@@ -358,14 +382,12 @@ class Sender:
         wanted = (left != MISSING) & (self._reflected_seq[rows, earlier & mask] == earlier)
         wanted &= (self._state[rows, slots] == _ANSWERED) & (self._reverse[rows, slots] == MISSING)
         rows, slots, left = rows[wanted], slots[wanted], left[wanted]
-        seen = self._back[rows, replies.slots[wanted]]
-        reverse = difference(self._back[rows, slots], left)
+        back, seen = self._back[rows, slots], self._back[rows, replies.slots[wanted]]
+        reverse = difference(back, left)
         self._reverse[rows, slots] = reverse
-        paths = rows // self._probe.flows
-        nothing = np.full(len(rows), MISSING)
-        seen = np.where(seen == MISSING, self._back[rows, slots], seen)
-        self._measurements.add(paths, nothing, reverse, seen)
-        self._measurements.add_round_trips(paths, self._forward[rows, slots], reverse, seen)
+        both, paths = total(self._forward[rows, slots], reverse), rows // self._probe.flows
+        seen = np.where(seen == MISSING, back, seen)
+        return [(REVERSE, paths, reverse, seen), (ROUND_TRIP, paths, both, seen)]
 
     # ---- time passing ----
 

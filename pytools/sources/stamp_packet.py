@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from pytools.estimators.windows import MISSING
 
-BASE_BYTES: Final = 44  # RFC 8762, figures 2 and 5
+BASE_BYTES: Final = 44  # RFC 8762, sections 4.2.1 and 4.3.1
 FOLLOW_UP_BYTES: Final = 20  # RFC 8972, section 4.7, with the TLV header
 PROBE_BYTES: Final = BASE_BYTES + FOLLOW_UP_BYTES
 
-EXTRA_PADDING, FOLLOW_UP = 1, 7  # TLV types, RFC 8972 section 5.1
+EXTRA_PADDING, FOLLOW_UP = 1, 7  # TLV types, RFC 8972 section 5
 UNRECOGNISED, MALFORMED = 0x80, 0x40  # TLV flags U and M, RFC 8972 section 4
-SOFTWARE_LOCAL = 2  # timestamping method, RFC 8972 section 5.4: neither the interface's hardware nor another host
+SOFTWARE_LOCAL = 2  # timestamping method, RFC 8972 section 5: neither the interface's hardware nor another host
 
 _SYNCHRONISED, _PTP = 0x8000, 0x4000  # error estimate: S and Z, RFC 4656 section 4.1.2, RFC 8186 section 2.3
 _TLV_HEADER = 4

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import support
+from msgspec.structs import replace
 
 from pytools.bus import Bus
 from pytools.config import AgentConfig, Peer, Probe, Windows
@@ -24,7 +25,7 @@ from pytools.kernel.netlink import PROTOCOL, Member, Netlink
 from pytools.lab.building import agent_config
 from pytools.lab.fabric import Lab
 from pytools.lab.topology import group_id
-from pytools.signals import AnySignal, PathDelay, ProbeSamples
+from pytools.signals import AnySignal, Path, PathDelay, PathState, ProbeSamples
 from pytools.sources import paths as pinning
 from pytools.sources.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
 from pytools.sources.probes import ProbeMesh, programs
@@ -467,6 +468,32 @@ def test_probes_and_replies_stay_on_their_path_whatever_the_weights(nodes: Nodes
         assert (passed[rail] >= 200).all(), "requests from h1, replies from h2"
         assert (passed[1 - rail] < 20).all(), "neighbour discovery at most"
     assert first.lost_anything() == second.lost_anything() == {}
+
+
+def test_a_path_that_was_drained_before_the_start_is_found_when_its_controller_speaks_of_it(
+    nodes: Nodes, lab: Lab
+) -> None:
+    with Netlink(lab.hosts[0].netns) as netlink:
+        netlink.replace_group(group_id(2, 4), [Member(12, 1)])
+    first, _ = in_lab(nodes, lab)
+    drained = Path("h1", "h2", "10.9.0.2", "10.1.1.1", "rail1")
+    assert drained not in [pinned.path for pinned in first.mesh.current]
+    strange = [replace(drained, gateway="10.1.1.9"), replace(drained, address="10.9.0.3"), replace(drained, source="x")]
+    for path in (*strange, drained):
+        first.bus.publish(state_of(path))
+    first.mesh._discover(time.monotonic_ns())
+    (found,) = [pinned for pinned in first.mesh.current if pinned.path == drained]
+    assert len(first.mesh.current) == 4
+    assert (found.nexthop_id, found.source) == (11, "10.9.0.1")
+    first.send()
+    nodes.serve_until(lambda: first.counted(RECEIVED) == 4, "all paths answer")
+
+
+def state_of(path: Path) -> PathState:
+    return PathState(
+        host="h1", at_ns=1, unix_ns=1, path=path, state="drained", since_ns=1, weight_wanted=0, weight_actual=0,
+        reason="", under="",
+    )  # fmt: skip
 
 
 def test_a_path_that_is_gone_is_lost_and_not_probed_over_another(nodes: Nodes, lab: Lab) -> None:

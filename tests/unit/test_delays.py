@@ -13,7 +13,7 @@ from pytools.config import Peer, Probe, Windows
 from pytools.estimators import delays as d
 from pytools.estimators.windows import MISSING
 from pytools.signals import Path, PathDelay
-from pytools.sources.measurements import LOST, RECEIVED, SENT, Measurements
+from pytools.sources.measurements import FORWARD, LOST, RECEIVED, REVERSE, ROUND_TRIP, SENT, Measurements
 from pytools.sources.paths import PinnedPath
 
 END_NS = 50_000_000_000
@@ -44,8 +44,8 @@ class Probing:
             answered = came + 5_000_000
             returned = answered - self.theirs_ns + back + self.ours_ns
             forward, reverse = d.difference(came, left), d.difference(returned, answered)
-            measured.add(ONE, forward, reverse, returned)
-            measured.add_round_trips(ONE, forward, reverse, returned)
+            for kind, values in ((FORWARD, forward), (REVERSE, reverse), (ROUND_TRIP, d.total(forward, reverse))):
+                measured.add(np.array([kind]), ONE, values, returned)
             measured.count(SENT, ONE)
             measured.count(RECEIVED, ONE)
         now = END_NS + 10_000_000 + self.ours_ns

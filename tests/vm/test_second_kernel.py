@@ -15,7 +15,7 @@ import guest
 import pytest
 import support
 
-LIMIT_S = 600.0  # for all tests in the guest, its boot included; without a limit a dead guest would be waited for
+LIMIT_S = 900.0  # for all tests in the guest, its boot included; without a limit a dead guest would be waited for
 pytestmark = pytest.mark.deadline(LIMIT_S + 60)
 CONSOLE_LINES = 60
 
