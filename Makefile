@@ -49,7 +49,7 @@ bench: setup ## All benchmarks as JSON Lines, or one: make bench NAME=ring
 prove: setup ## Proofs that take minutes, or one: make prove NAME=kill
 	@set -e; for proof in $(PROOFS); do echo "== $$proof" >&2; $(PYTHON) $$proof; done
 
-check: setup-check ## Format, lint, types, direction of imports, links, commands of the README
+check: setup-check ## Format, lint, types, direction of imports, links, commands shown in the pages
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
@@ -57,7 +57,7 @@ check: setup-check ## Format, lint, types, direction of imports, links, commands
 	$(PYTEST) -q tests/unit/test_imports.py
 	$(PYTHON) scripts/check_licences.py
 	$(PYTHON) scripts/check_links.py
-	$(PYTHON) scripts/check_readme.py
+	$(PYTHON) scripts/check_commands.py
 
 format: setup-check ## Bring Python and C into the house format
 	$(PYTHON) -m ruff check --fix .

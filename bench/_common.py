@@ -7,6 +7,7 @@ unless a name says otherwise. Progress goes to standard error.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -100,6 +101,14 @@ class Pair:
         """Start a process at one end; it is ended with the pair."""
         return processes.start(self.mark, self.ends[end], argv, stdout=stdout)
 
+    def iperf3_server(self) -> contextlib.AbstractContextManager[None]:
+        """A server at the second end."""
+        return iperf3_server(functools.partial(self.start, 1))
+
+    def iperf3(self, *options: str) -> float:
+        """Bits per second from the first end to the second."""
+        return iperf3(functools.partial(self.start, 0), ADDRESSES[1][0], *options)
+
 
 @contextlib.contextmanager
 def veth_pair() -> Iterator[Pair]:
@@ -124,9 +133,9 @@ def veth_pair() -> Iterator[Pair]:
 
 
 @contextlib.contextmanager
-def iperf3_server(pair: Pair) -> Iterator[None]:
-    """An iperf3 server at the second end, ready to be connected to."""
-    server = pair.start(1, ["iperf3", "-s", "--forceflush"], stdout=subprocess.PIPE)
+def iperf3_server(start: Callable[..., subprocess.Popen[str]]) -> Iterator[None]:
+    """An iperf3 server, ready to be connected to; `start` starts a process where it shall be."""
+    server = start(["iperf3", "-s", "--forceflush"], stdout=subprocess.PIPE)
     try:
         assert server.stdout is not None
         for line in server.stdout:
@@ -140,9 +149,9 @@ def iperf3_server(pair: Pair) -> Iterator[None]:
         server.communicate()
 
 
-def iperf3(pair: Pair, *options: str) -> float:
-    """Run a client at the first end; returns the bits per second that arrived."""
-    client = pair.start(0, ["iperf3", "-J", "-c", ADDRESSES[1][0], *options], stdout=subprocess.PIPE)
+def iperf3(start: Callable[..., subprocess.Popen[str]], address: str, *options: str) -> float:
+    """Run a client; returns the bits per second that arrived."""
+    client = start(["iperf3", "-J", "-c", address, *options], stdout=subprocess.PIPE)
     try:
         report = json.loads(client.communicate(timeout=120)[0])
     finally:
@@ -158,34 +167,39 @@ class Hook:
     """A loaded program and where it is attached."""
 
     fd: int
-    end: int
+    netns: str
+    interface: str
     direction: Direction
 
+    @property
+    def place(self) -> tuple[str, str, Direction]:
+        """Where it is attached."""
+        return self.netns, self.interface, self.direction
 
-def run_times(pair: Pair, hooks: Mapping[str, Hook], work: Callable[[], object], rounds: int) -> dict[str, list[float]]:
+
+def run_times(hooks: Mapping[str, Hook], work: Callable[[], object], rounds: int) -> dict[str, list[float]]:
     """Nanoseconds per packet of each program, net of an empty one that sees the same packets, one value a round.
 
     The empty program comes first in one round and last in the next, so that neither has the caches warmed for it.
     """
-    places = sorted({(hook.end, hook.direction) for hook in hooks.values()})
     found: dict[str, list[float]] = {name: [] for name in hooks}
     with contextlib.ExitStack() as stack:
-        empty = {place: stack.enter_context(empty_program()).programs["empty"] for place in places}
+        places = {hook.place for hook in hooks.values()}
+        empty = {place: Hook(stack.enter_context(empty_program()).programs["empty"], *place) for place in places}
+        both = [*hooks.values(), *empty.values()]
         for turn in range(rounds + 1):
             with contextlib.ExitStack() as attached:
-                order = [(hook.end, hook.direction, hook.fd) for hook in hooks.values()]
-                order += [(*place, fd) for place, fd in empty.items()]
-                for end, direction, fd in order if turn % 2 else reversed(order):
-                    with inside(pair.ends[end]):
-                        attached.enter_context(attach_tc(fd, DEVICE, direction))
-                before = {fd: bpf.program_run_time(fd) for _, _, fd in order}
+                for hook in both if turn % 2 else reversed(both):
+                    with inside(hook.netns):
+                        attached.enter_context(attach_tc(hook.fd, hook.interface, hook.direction))
+                before = {hook.fd: bpf.program_run_time(hook.fd) for hook in both}
                 with RunTime():
                     work()
-                each = {fd: _per_run(before[fd], bpf.program_run_time(fd)) for _, _, fd in order}
+                each = {hook.fd: _per_run(before[hook.fd], bpf.program_run_time(hook.fd)) for hook in both}
             if turn == 0:
                 continue  # warm-up
             for name, hook in hooks.items():
-                found[name].append(each[hook.fd] - each[empty[hook.end, hook.direction]])
+                found[name].append(each[hook.fd] - each[empty[hook.place].fd])
     return found
 
 

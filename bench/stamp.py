@@ -15,8 +15,6 @@ from _common import (
     Pair,
     alternating,
     emit,
-    iperf3,
-    iperf3_server,
     median,
     note,
     run_times,
@@ -38,17 +36,17 @@ _CHUNK = 1000  # fewer than the ring holds
 def main() -> None:
     stamp = Program("stamp.c", ("stamp_egress", "stamp_ingress"), {"SWERVE_PROBE_PORT": PORT})
     with whole(load([stamp])) as loaded, veth_pair() as pair:
-        with iperf3_server(pair):
+        with pair.iperf3_server():
             run_time(pair, loaded)
             throughput(pair, loaded)
         sampled(pair, loaded)
 
 
-def hooks_of(loaded: Loaded) -> dict[str, Hook]:
+def hooks_of(pair: Pair, loaded: Loaded) -> dict[str, Hook]:
     """Egress where packets leave, ingress where they arrive."""
     return {
-        "egress": Hook(loaded.programs["stamp_egress"], 0, "egress"),
-        "ingress": Hook(loaded.programs["stamp_ingress"], 1, "ingress"),
+        "egress": Hook(loaded.programs["stamp_egress"], pair.ends[0], DEVICE, "egress"),
+        "ingress": Hook(loaded.programs["stamp_ingress"], pair.ends[1], DEVICE, "ingress"),
     }
 
 
@@ -57,9 +55,9 @@ def run_time(pair: Pair, loaded: Loaded) -> None:
     for suffix, options in (("", ()), ("_udp", ("-u", "-b", "0", "-l", "1400"))):
 
         def work(options: tuple[str, ...] = options) -> None:
-            iperf3(pair, "-t", "1", *options)
+            pair.iperf3("-t", "1", *options)
 
-        for case, figures in run_times(pair, hooks_of(loaded), work, ROUNDS).items():
+        for case, figures in run_times(hooks_of(pair, loaded), work, ROUNDS).items():
             emit("stamp", "run_time", median(figures), "ns/packet", "lower", case=case + suffix, n=ROUNDS)
 
 
@@ -67,7 +65,7 @@ def throughput(pair: Pair, loaded: Loaded) -> None:
     """iperf3 at full speed, both hooks at both ends or none: the median of what each pair of runs gives."""
 
     def off() -> float:
-        return iperf3(pair, "-t", "1")
+        return pair.iperf3("-t", "1")
 
     def on() -> float:
         with contextlib.ExitStack() as stack:
@@ -75,7 +73,7 @@ def throughput(pair: Pair, loaded: Loaded) -> None:
                 with inside(end):
                     for direction in ("egress", "ingress"):
                         stack.enter_context(attach_tc(loaded.programs[f"stamp_{direction}"], DEVICE, direction))
-            return iperf3(pair, "-t", "1")
+            return pair.iperf3("-t", "1")
 
     with_it, without = alternating(PAIRS, on, off)
     note(f"on {[round(x / 1e9, 1) for x in with_it]}, off {[round(x / 1e9, 1) for x in without]} Gbit/s")
@@ -106,7 +104,7 @@ def sampled(pair: Pair, loaded: Loaded) -> None:
                     receiver.recv(64)
                 stamps += len(ring.read())
 
-        for case, figures in run_times(pair, hooks_of(loaded), work, ROUNDS).items():
+        for case, figures in run_times(hooks_of(pair, loaded), work, ROUNDS).items():
             emit("stamp", "run_time", median(figures), "ns/packet", "lower", case=f"sampled_{case}", n=ROUNDS)
     if stamps != 2 * PROBES * (ROUNDS + 1):
         raise SystemExit(f"{stamps} stamps of {2 * PROBES * (ROUNDS + 1)}: not what was to be measured")

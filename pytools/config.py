@@ -36,7 +36,7 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Windows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Over which time figures are given."""
 
-    short_ms: float = 100.0  # what steering reacts to
+    short_ms: float = 80.0  # what steering reacts to
     long_ms: float = 1000.0  # what people read
     base_s: float = 30.0  # how far back the minimum behind a queueing delay reaches
 

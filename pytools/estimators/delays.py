@@ -164,4 +164,7 @@ def delays(
 
 
 def _or_none(values: NDArray[np.int64], known: NDArray[np.bool_]) -> list[int | None]:
-    return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist(), strict=True)]
+    listed: list[int | None] = values.tolist()
+    if known.all():
+        return listed
+    return [value if is_known else None for value, is_known in zip(listed, known.tolist(), strict=True)]

@@ -46,6 +46,7 @@ class Script:
     settled_s: int = 8  # healthy, control, and congested without an act
     steady_s: int = 20  # congested with steering: shorter than the policy's dwell, unless asked otherwise
     returned_s: int = 8
+    policy: Path = POLICY
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -77,7 +78,7 @@ def play(script: Script, say: Callable[[str], None]) -> Result:
         _start_agents(lab, logs)
         observer = kept.enter_context(contextlib.closing(Observer(lab.hosts)))
         _wait_measured(observer, lab)
-        policy = load_policy(POLICY)
+        policy = load_policy(script.policy)
         stage = Stage(lab, observer, script.load_bit_s, int(policy.rules[0].when.above))
         phases, return_s = _phases(script, lab, stage, observer, logs, say)
         return Result(script.steer, script.hosts, 2, script.rate, script.congested_rate, phases, return_s)
@@ -102,12 +103,12 @@ def _phases(
     if not script.steer:
         return tuple(phases), None
     say("starting a controller on each host")
-    _start_controllers(lab, logs, observer)
+    _start_controllers(lab, logs, observer, script.policy)
     say(f"steered: rail {BAD_RAIL} cut again, controllers act, {script.steady_s} s")
     phases.append(stage.play("steered", script.steady_s, congest, steered=True))
     say("healed: waiting until the paths have their weights back")
     lab.heal()
-    return_s = _wait_returned(observer)
+    return_s = _wait_returned(observer, script.policy)
     say(f"returned after {return_s:.1f} s: {script.returned_s} s of load")
     phases.append(stage.play("returned", script.returned_s))
     return tuple(phases), return_s
@@ -126,8 +127,8 @@ def _start_agents(lab: Lab, logs: Path) -> None:
             time.sleep(0.02)
 
 
-def _start_controllers(lab: Lab, logs: Path, observer: Observer) -> None:
-    command = ("steer", "run", "--apply", "--policy", str(POLICY))
+def _start_controllers(lab: Lab, logs: Path, observer: Observer, policy: Path) -> None:
+    command = ("steer", "run", "--apply", "--policy", str(policy))
     started = [_start(lab, host, logs, "controller", _swerve(*command, "-n", host.netns)) for host in lab.hosts]
     wanted = {host.name for host in lab.hosts}
     deadline_s = time.monotonic() + _STARTUP_S
@@ -165,10 +166,9 @@ def _wait_measured(observer: Observer, lab: Lab) -> None:
         raise SwerveError("not all paths were measured in time", "`swerve doctor` says what is missing")
 
 
-def _wait_returned(observer: Observer) -> float:
+def _wait_returned(observer: Observer, policy_file: Path) -> float:
     start_s = time.monotonic()
-    policy = load_policy(POLICY)
-    back = policy.rules[0].return_
+    back = load_policy(policy_file).rules[0].return_
     patience_s = (back.dwell * 4 + back.step * len(back.steps)) / 1e9 + _RETURN_SLACK_S
 
     def returned(heard: Record) -> bool:

@@ -168,7 +168,7 @@ class Steering(RuleBasedStateMachine):
         return found
 
 
-Steering.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+Steering.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
 TestSteering = Steering.TestCase
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 
 import pytest
+import support
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -334,3 +336,16 @@ def test_explain_says_it_in_words(file):
 
 def test_schema_is_json():
     assert json.loads(CliRunner().invoke(command, ["schema"], standalone_mode=False).output) == model.json_schema()
+
+
+def test_the_documented_example_is_a_policy_and_every_key_is_documented():
+    page = (support.ROOT / "docs" / "policy.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert [rule.name for rule in parse(example).rules] == [
+        "leave-dead-path",
+        "leave-congested-rail",
+        "relieve-busy-rail",
+    ]
+    for part in model.json_schema()["$defs"].values():
+        for name in part["properties"]:
+            assert re.search(rf"`[^`]*\b{name}`", page), name

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every command that README.md shows exists: targets of make, and commands of swerve with the options shown.
+"""Every command that README.md and docs/ show exists: targets of make, commands of swerve with the options shown.
 
 Commands are the lines of ```sh blocks, without a leading `$ ` and without comments. Of a `swerve` command the
 sub-command is run with `--help`, and each option shown must be in that help. A block opened with ```sh run is run
@@ -83,8 +83,9 @@ def complaint(shown: Shown) -> str | None:
     if program != "swerve":
         return None
     text, chain = command_help(tuple(operands))
-    if "Commands:" in text:
-        return f"swerve {' '.join(operands[: len(chain) + 1])}: there is no such command"
+    rest = operands[len(chain) :]
+    if "Commands:" in text and rest and not rest[0].startswith("-"):
+        return f"swerve {' '.join([*chain, rest[0]])}: there is no such command"
     listed = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", text))
     for word in operands[: operands.index("--") if "--" in operands else None]:
         option = OPTION.match(word)
@@ -94,10 +95,13 @@ def complaint(shown: Shown) -> str | None:
 
 
 def main() -> int:
-    """Look at every command of README.md."""
-    shown = list(commands((ROOT / "README.md").read_text()))
-    wrong = [f"README.md:{each.line}: {shlex.join(each.words)}: {said}" for each in shown if (said := complaint(each))]
-    print("\n".join(wrong) or f"README: {len(shown)} commands")
+    """Look at every command of every page."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    shown = [(page.relative_to(ROOT), each) for page in pages for each in commands(page.read_text())]
+    wrong = [
+        f"{page}:{each.line}: {shlex.join(each.words)}: {said}" for page, each in shown if (said := complaint(each))
+    ]
+    print("\n".join(wrong) or f"commands: {len(shown)} on {len(pages)} pages")
     return 1 if wrong else 0
 
 
