@@ -34,6 +34,9 @@
 #define IP6_HEADER_BYTES 40
 #define TRIES 4
 
+/* bcc declares this one with 32 bits of its 64. */
+static u64 (*socket_cookie)(void *skb) = (void *)BPF_FUNC_get_socket_cookie;
+
 /* The total of a socket that has been counted so far; lives and dies with the socket. */
 struct tcp_seen {
 	u64 segments;
@@ -115,7 +118,7 @@ static __always_inline void record(struct __sk_buff *skb, struct bpf_sock *sk, u
  */
 static __always_inline struct tcp_seen *first_sight(struct __sk_buff *skb, struct bpf_tcp_sock *tp)
 {
-	u64 cookie = bpf_get_socket_cookie(skb);
+	u64 cookie = socket_cookie(skb);
 	struct swerve_tcp_accounted *accounted = tcp_accounted.lookup(&cookie);
 	struct tcp_seen start = {}, *seen;
 
@@ -174,7 +177,7 @@ static __always_inline int is_synack(struct __sk_buff *skb)
 static __always_inline void count_synack(struct __sk_buff *skb, struct bpf_sock *request)
 {
 	struct swerve_tcp_accounted nothing = {}, *accounted;
-	u64 cookie = bpf_get_socket_cookie(skb);
+	u64 cookie = socket_cookie(skb);
 	u8 once = 1;
 
 	if (!is_synack(skb))

@@ -248,6 +248,7 @@ class Controller:
 
     def _settle(self, why: str, only: int | None = None) -> None:
         """Put the original weights back in every group, or in one."""
+        decided = time.monotonic_ns()
         settled = settle.settle(
             self._journal,
             self._groups,
@@ -258,7 +259,7 @@ class Controller:
         for each in settled:
             self._say(f"{each.text}; {why}")
             if each.outcome.kind == "applied":
-                self._send(messages.undone(self._host, each, why))
+                self._send(messages.undone(self._host, each, why, decided))
 
     # ---- what the kernel has ----
 

@@ -8,12 +8,12 @@ without a fresh measurement; when every path to a destination looks bad nothing 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytools.signals import Path
 from steering import health
 from steering.health import PathHealth
-from steering.plan import Group, GroupPlan, Plan, Weights, scaled
+from steering.plan import Group, GroupPlan, Plan, scaled
 from steering.policy import Policy
 
 
@@ -53,17 +53,17 @@ def _decide_group(policy: Policy, paths: Mapping[Path, PathHealth], group: Group
     # A destination of which nothing is heard at all (a peer that was removed) has no say about the others'.
     live = {vote.path.address for vote in votes if vote.health.state != "unmeasured"}
     if not live:
-        return _unchanged(group, votes, group.original, "original weights: no path of it is measured")
+        return _back_to_original(group, votes, "original weights: no path of it is measured")
     votes = [vote for vote in votes if vote.path.address in live]
     silent = next((vote for vote in votes if vote.health.state == "unmeasured"), None)
     if silent is not None:
-        return _unchanged(group, votes, group.original, f"original weights: {silent.path} is not measured")
+        return _back_to_original(group, votes, f"original weights: {silent.path} is not measured")
     missing = _never_measured(group, votes, live)
     if missing:
-        return _unchanged(group, votes, group.current, f"hold: no measurement yet of {missing}")
+        return _hold(group, votes, f"hold: no measurement yet of {missing}")
     old = next((vote for vote in votes if health.stale(policy, vote.health, now)), None)
     if old is not None:
-        return _unchanged(group, votes, group.current, f"hold: no fresh measurement of {old.path}")
+        return _hold(group, votes, f"hold: no fresh measurement of {old.path}")
     before = {
         member.nexthop_id: min(
             (health.share(policy, vote.health) for vote in votes if vote.member == member.nexthop_id),
@@ -74,7 +74,7 @@ def _decide_group(policy: Policy, paths: Mapping[Path, PathHealth], group: Group
     shares, granted, held = _grant(policy, group, votes, before)
     wanted = group.original if all(share == 1 for share in shares.values()) else scaled(group.original, shares)
     if not wanted:  # possible only when the group itself was changed by somebody else
-        return _unchanged(group, votes, group.original, "original weights: no path would be left")
+        return _back_to_original(group, votes, "original weights: no path would be left")
     because, under = _why(policy, group, votes, shares, granted)
     return GroupPlan(group.group_id, wanted, because, under, frozenset(vote.path for vote in granted), tuple(held))
 
@@ -89,9 +89,15 @@ def _never_measured(group: Group, votes: list[_Vote], addresses: set[str]) -> st
     return ""
 
 
-def _unchanged(group: Group, votes: list[_Vote], wanted: Weights, why: str) -> GroupPlan:
+def _hold(group: Group, votes: list[_Vote], why: str) -> GroupPlan:
     held = tuple((vote.path, why) for vote in votes if vote.due is not None)
-    return GroupPlan(group.group_id, wanted, why, "", frozenset(), held)
+    return GroupPlan(group.group_id, group.current, why, "", held=held)
+
+
+def _back_to_original(group: Group, votes: list[_Vote], why: str) -> GroupPlan:
+    # What was down is no longer: to go down again it must be bad again, with all the limits that hold then.
+    down = frozenset(vote.path for vote in votes if vote.health.state in ("drained", "returning"))
+    return replace(_hold(group, votes, why), wanted=group.original, lifted=down)
 
 
 def _grant(

@@ -108,8 +108,7 @@ class Engine:
             if each.group_id in {change.group_id for change in wanted}:
                 continue
             self._rejected.pop(each.group_id, None)
-            for path in each.granted:  # the weights are as low already, on another path's account
-                self.paths[path] = health.drained(self.policy, self.paths[path], now)
+            self._note(each, now)  # the weights are so already, e.g. on another path's account
         return wanted
 
     def seen(self, change: Change) -> int:
@@ -122,9 +121,14 @@ class Engine:
         self._rejected.pop(change.group_id, None)
         if weights is not None:
             self._put(change.group_id, current=weights)
-        for path in change.granted:
+        self._note(change, now)
+
+    def _note(self, done: Change | GroupPlan, now: int) -> None:
+        for path in done.granted:
             if health.due(self.policy, self.paths[path]) is not None:
                 self.paths[path] = health.drained(self.policy, self.paths[path], now)
+        for path in done.lifted:
+            self.paths[path] = health.lifted(self.policy, self.paths[path], now)
 
     def rejected(self, change: Change, why: str) -> None:
         """Take note that a change could not be made; its paths stay as they were."""

@@ -224,6 +224,14 @@ def drained(policy: Policy, path: PathHealth, now: int) -> PathHealth:
     )
 
 
+def lifted(policy: Policy, path: PathHealth, now: int) -> PathHealth:
+    """The path after its weight was put back although it has not recovered. Going down again is no relapse."""
+    if path.state not in ("drained", "returning"):
+        return path
+    back = _healthy(policy, path, now, "the original weights were put back")
+    return replace(back, strikes=max(0, path.strikes - 1), bad_since=(None,) * len(path.bad_since), clear_since=None)
+
+
 def reason(rule: Rule, path: PathHealth, number: int) -> str:
     """Why a path is taken down: the measurement, the threshold, and for how long."""
     since = path.bad_since[number]

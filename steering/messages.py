@@ -47,9 +47,9 @@ def act(
     )
 
 
-def undone(host: str, settled: Settled, why: str) -> Act:
+def undone(host: str, settled: Settled, why: str, decided_ns: int) -> Act:
     """An act that was taken back."""
-    last, now = settled.outstanding.last, time.monotonic_ns()
+    last = settled.outstanding.last
 
     def named(weights: Weights) -> dict[str, int]:
         found = dict(weights)
@@ -58,7 +58,7 @@ def undone(host: str, settled: Settled, why: str) -> Act:
 
     return Act(
         host=host,
-        at_ns=now,
+        at_ns=time.monotonic_ns(),
         unix_ns=time.time_ns(),
         act_id=last.act_id,
         what=f"nexthop group {settled.group_id}",
@@ -67,8 +67,8 @@ def undone(host: str, settled: Settled, why: str) -> Act:
         because=why,
         under=last.under,
         outcome="undone",
-        seen_ns=now,
-        decided_ns=now,
+        seen_ns=decided_ns,
+        decided_ns=decided_ns,
         acknowledged_ns=settled.outcome.acknowledged_ns,
     )
 

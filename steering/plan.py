@@ -83,6 +83,7 @@ class GroupPlan:
     under: str  # names of the rules behind it
     granted: frozenset[Path] = frozenset()  # paths that are taken down with it, if it is carried out
     held: tuple[tuple[Path, str], ...] = ()  # paths that ought to be taken down but are not, and why
+    lifted: frozenset[Path] = frozenset()  # paths that are down, and get their weight back without having recovered
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +103,21 @@ class Change:
     because: str
     under: str
     granted: frozenset[Path] = frozenset()
+    lifted: frozenset[Path] = frozenset()
 
 
 def diff(current: Mapping[int, Weights], plan: Plan) -> list[Change]:
     """The acts that lead from the current weights to the plan; none for a group that is unknown or already there."""
     return [
-        Change(each.group_id, current[each.group_id], each.wanted, each.because, each.under, each.granted)
+        Change(
+            each.group_id,
+            current[each.group_id],
+            each.wanted,
+            each.because,
+            each.under,
+            each.granted,
+            each.lifted,
+        )
         for each in plan.groups
         if each.group_id in current and current[each.group_id] != each.wanted
     ]

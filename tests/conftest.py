@@ -29,6 +29,7 @@ MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
 _numbers = itertools.count(1)
 _directory = pytest.StashKey[Path]()
+_shared = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,7 +42,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SWERVE_RUNTIME_DIR"] = str(directory / "run")
     os.environ["SWERVE_STATE_DIR"] = str(directory / "state")
     if os.geteuid() == 0:
-        _own_namespaces()
+        try:
+            _own_namespaces()
+        except OSError as error:  # in a plain chroot, for one: the root is no mount there
+            config.stash[_shared] = str(error)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say so when the session shares its list of namespaces with the machine."""
+    reason = config.stash.get(_shared, None)
+    return f"named namespaces are shared with the machine: {reason}" if reason else None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -58,7 +68,7 @@ def _own_namespaces() -> None:
 
     def checked(result: int, what: str) -> None:
         if result != 0:
-            raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+            raise OSError(f"{what}: {os.strerror(ctypes.get_errno())}")
 
     checked(libc.unshare(CLONE_NEWNS), "unshare of the mount namespace")
     checked(libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None), "private mounts")

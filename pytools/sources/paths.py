@@ -136,23 +136,33 @@ class PinnedPaths:
                 wanted.append(replace(hop, index=index))
         return self._install(sorted(wanted, key=lambda pinned: pinned.index))
 
-    def remember(self, path: Path) -> None:
-        """Look for a path that no route may show: a controller that drained it before we started speaks of it."""
+    def remember(self, path: Path) -> bool:
+        """Look for a path that no route may show: a controller that drained it before we started speaks of it.
+
+        Returns
+        -------
+        bool
+            Whether it is news, so that `refresh` may find more than before.
+        """
+        if path in self._index or path in self._hinted or path.source != self._host:
+            return False
         known = any(peer.name == path.destination and peer.address == path.address for peer in self._peers)
-        if known and path.source == self._host and len(self._hinted) < MOST_PATHS:
+        if known and len(self._hinted) < MOST_PATHS:
             self._hinted.add(path)
+            return True
+        return False
 
     def _drained(
         self, hops: dict[Path, PinnedPath], links: dict[int, Link], nexthops: dict[int, Nexthop]
     ) -> Iterator[PinnedPath]:
-        """Paths that we only know by hearsay, as far as their nexthop is there and their peer has a route by others."""
+        """Paths known by hearsay or from before, if their nexthop is there and their peer has a route by others."""
         by_address = {hop.path.address: hop for hop in hops.values() if hop.nexthop_id is not None}
         by_end = {
             (nexthop.gateway or "", links[nexthop.ifindex].name): nexthop
             for nexthop in nexthops.values()
             if nexthop.ifindex in links and links[nexthop.ifindex].up
         }
-        for path in self._hinted - hops.keys() - {pinned.path for pinned in self.current}:
+        for path in (self._hinted | self._index.keys()) - hops.keys() - {pinned.path for pinned in self.current}:
             nexthop, other = by_end.get((path.gateway, path.interface)), by_address.get(path.address)
             if nexthop is not None and nexthop.ifindex is not None and other is not None:
                 onlink = bool(nexthop.flags & _ONLINK)

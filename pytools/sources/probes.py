@@ -14,9 +14,10 @@ import selectors
 import socket
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytools.bus import Bus
 from pytools.config import AgentConfig
@@ -34,7 +35,7 @@ from pytools.sources.sender import Sender
 _MS: Final = 1_000_000
 _MOST_WAIT_NS: Final = 10 * _MS
 _SAMPLES_EVERY_NS: Final = 200 * _MS
-_PATHS_EVERY_NS: Final = 5_000 * _MS
+_PATHS_EVERY_NS: Final = 30_000 * _MS  # besides whenever routes change
 _PATHS_AFTER_CHANGE_NS: Final = 250 * _MS
 _COUNTERS = ("recorded", "ring_full", "malformed", "foreign", "merged")
 
@@ -74,6 +75,7 @@ class ProbeMesh:
         self._groups = 2 if interval_ns >= 2 * _MS else 1
         self._step_ns = interval_ns // self._groups
         self._poll_ns = min(self._step_ns, _MOST_WAIT_NS)
+        self._unjoined: list[NDArray[Any]] = []  # stamps that the sender has not taken yet
         self._measurements = Measurements(config.host, config.windows, config.probe)
         families: list[udp.Family] = sorted({6 if ":" in peer.address else 4 for peer in config.peers})
         self._ring = loaded.ring("stamps", "stamp") if loaded.has_map("stamps") else None
@@ -121,23 +123,32 @@ class ProbeMesh:
             self._due.update(send=now_ns, short=now_ns, long=now_ns + self._measurements.long.length_ns)
         if now_ns >= self._due["paths"]:
             self._discover(now_ns)
-        self.serve(now_ns)
+        joining = now_ns >= self._due["short"]
+        self.serve(now_ns, joining)
         self._send(now_ns)
-        self._publish(now_ns)
+        if joining:
+            # Every second tick: peers are answered sooner than our own replies are looked at.
+            self._due["short"] = now_ns + 2 * self._poll_ns - self._poll_ns // 4
+            self._publish(now_ns)
         return min(now_ns + self._poll_ns, self._due["send"])
 
-    def serve(self, now_ns: int) -> None:
-        """Take what has arrived, answer the requests, and measure by the replies."""
-        self.sender.receive()
+    def serve(self, now_ns: int, joining: bool = True) -> None:
+        """Answer the requests that have arrived; measure by the replies, if they are to be looked at now."""
+        if joining:
+            self.sender.receive()
         self.reflector.receive()
         if self._ring is not None:  # after the sockets: the stamps of all that was taken from them are there now
             stamps = self._ring.read()
             if len(stamps):
                 self.stamps += np.bincount(stamps["kind"], minlength=5)[:5]
                 self.reflector.take_stamps(stamps, now_ns)
-                self.sender.take_stamps(stamps)
+                self._unjoined.append(stamps)
         self.reflector.answer(time.monotonic_ns())
-        self.sender.join()
+        if joining:
+            if self._unjoined:
+                self.sender.take_stamps(np.concatenate(self._unjoined))
+                self._unjoined = []
+            self.sender.join()
 
     def _send(self, now_ns: int) -> None:
         """Send the groups that are due; of those missed in a pause, each once at most."""
@@ -152,11 +163,10 @@ class ProbeMesh:
         self._due["send"] += behind * self._step_ns
 
     def _publish(self, now_ns: int) -> None:
-        if now_ns >= self._due["short"]:
-            self._due["short"] = now_ns + _MOST_WAIT_NS - _MS  # every tick, unless these come faster
-            self.sender.expire(now_ns)
-            self._publish_delays(self._measurements.short, now_ns, only_news=True)
+        self.sender.expire(now_ns)
+        self._publish_delays(self._measurements.short, now_ns, only_news=True)
         if now_ns >= self._due["long"]:
+            self._listen(now_ns)
             self._due["long"] = _after(self._due["long"], self._measurements.long.length_ns, now_ns)
             self._publish_delays(self._measurements.long, now_ns, only_news=False)
         if now_ns >= self._due["samples"]:
@@ -199,13 +209,16 @@ class ProbeMesh:
                 )
             )
 
+    def _listen(self, now_ns: int) -> None:
+        """Learn of paths from what a controller says about them."""
+        told = [self.paths.remember(state.path) for state in self._states.read() if isinstance(state, PathState)]
+        if any(told):
+            self._due["paths"] = now_ns
+
     def _discover(self, now_ns: int) -> None:
         """Look at the routes again, and probe what they lead along."""
         self._due["paths"] = now_ns + _PATHS_EVERY_NS
         self._changes.happened()  # what is waiting is covered by this look
-        for state in self._states.read():
-            if isinstance(state, PathState):
-                self.paths.remember(state.path)
         try:
             changed = self.paths.refresh()
         except SwerveError:

@@ -20,8 +20,9 @@ from pytools.estimators.windows import MISSING, how_many, occurrence
 from pytools.sources import stamp_packet as wire
 from pytools.sources import udp
 from pytools.sources.paths import PinnedPath
+from pytools.sources.stamps import REPLY_EGRESS, REQUEST_INGRESS, of_kinds
 
-_REQUEST_INGRESS, _REPLY_EGRESS = 2, 3
+_ARRIVED, _LEFT = 0, 1
 _SLOTS: Final = 256  # stamps remembered per session
 _BATCH: Final = 256
 _ROOM: Final = 2048  # longer requests are not answered
@@ -105,23 +106,17 @@ class Reflector:
         self._heard_ns = np.zeros(rows, np.int64)
         self._next_seq = np.zeros(rows, np.int64)
         self._last_sender_seq = np.full(rows, -1, np.int64)  # that the latest reply answered; -1: no reply yet
-        self._arrived_seq = np.full((rows, _SLOTS), -1, np.int64)
-        self._arrived_ns = np.full((rows, _SLOTS), MISSING, np.int64)
-        self._left_seq = np.full((rows, _SLOTS), -1, np.int64)
-        self._left_ns = np.full((rows, _SLOTS), MISSING, np.int64)
-
-    def _arrays(self) -> list[str]:
-        return [
-            "_peer", "_heard_ns", "_next_seq", "_last_sender_seq", "_arrived_seq", "_arrived_ns", "_left_seq",
-            "_left_ns",
-        ]  # fmt: skip
+        # By sender's sequence number: when [0] its request arrived, [1] our reply left.
+        self._stamped_seq = np.full((2, rows, _SLOTS), -1, np.int64)
+        self._stamped_ns = np.full((2, rows, _SLOTS), MISSING, np.int64)
 
     def _grow(self) -> None:
-        old = {name: vars(self)[name] for name in self._arrays()}
+        names = ("_peer", "_heard_ns", "_next_seq", "_last_sender_seq", "_stamped_seq", "_stamped_ns")
+        old = {name: vars(self)[name] for name in names}
         have = len(self._peer)
         self._allocate(max(64, 2 * have))
         for name, value in old.items():
-            vars(self)[name][:have] = value
+            vars(self)[name][(slice(None), slice(have)) if value.ndim == 3 else slice(have)] = value
         self._free.extend(range(len(self._peer) - 1, have - 1, -1))
 
     def _row(self, key: bytes, now_ns: int) -> int:
@@ -140,7 +135,7 @@ class Reflector:
         self._rows[key] = row
         self._peer[row], self._heard_ns[row] = peer, now_ns
         self._next_seq[row], self._last_sender_seq[row] = 0, -1
-        self._arrived_seq[row], self._left_seq[row] = -1, -1
+        self._stamped_seq[:, row] = -1
         return row
 
     def _has_room(self, peer: int, now_ns: int) -> bool:
@@ -162,27 +157,16 @@ class Reflector:
 
     # ---- stamps ----
 
-    def take_stamps(self, stamps: NDArray[Any], now_ns: int) -> None:
+    def take_stamps(self, records: NDArray[Any], now_ns: int) -> None:
         """Note when requests came in and replies left, exactly."""
-        for kind in (_REQUEST_INGRESS, _REPLY_EGRESS):
-            chosen = stamps[stamps["kind"] == kind]
-            if not len(chosen):
-                continue
-            remotes = np.ascontiguousarray(chosen["remote"]).view(np.uint8).reshape(-1, 16)
-            rows = self._rows_of(_keys(chosen["sender_port"], remotes, chosen["ssid"]), now_ns)
-            if kind == _REQUEST_INGRESS:
-                known_seq, times = self._arrived_seq, self._arrived_ns
-            else:
-                known_seq, times = self._left_seq, self._left_ns
-            kept = rows >= 0
-            rows, seq = rows[kept], chosen["seq"][kept].astype(np.int64)
-            when = chosen["ts_ns"][kept].astype(np.int64)
-            slots = seq & (_SLOTS - 1)
-            # Of a duplicated packet the first stamp stays: nothing is known yet, and backwards within the batch.
-            blank = known_seq[rows, slots] != seq
-            rows, slots, seq, when = rows[blank][::-1], slots[blank][::-1], seq[blank][::-1], when[blank][::-1]
-            known_seq[rows, slots] = seq
-            times[rows, slots] = when
+        stamps = of_kinds(records, REQUEST_INGRESS, REPLY_EGRESS)
+        rows = self._rows_of(_keys(stamps.port, stamps.remote, stamps.ssid), now_ns)
+        slots = stamps.seq & (_SLOTS - 1)
+        new = (rows >= 0) & (self._stamped_seq[stamps.kind, rows, slots] != stamps.seq)
+        chosen = np.flatnonzero(new)[::-1]  # backwards, so that of a duplicated packet the first stamp stays
+        places = stamps.kind[chosen], rows[chosen], slots[chosen]
+        self._stamped_seq[places] = stamps.seq[chosen]
+        self._stamped_ns[places] = stamps.at_ns[chosen]
 
     # ---- answering ----
 
@@ -216,19 +200,21 @@ class Reflector:
         packets = wire.replies(head)
         sender_seq = packets["seq"].astype(np.int64)
         slots = sender_seq & (_SLOTS - 1)
-        stamped = self._arrived_seq[rows, slots] == sender_seq
+        stamped = self._stamped_seq[_ARRIVED, rows, slots] == sender_seq
         self.drops["unstamped_requests"] += len(rows) - how_many(stamped)
         error = np.where(stamped, self._precise_error[peers], self._imprecise_error[peers])
         turn = occurrence(rows)
         seq = self._next_seq[rows] + turn
-        if asked.any():
+        if asked.all():
+            wire.write_follow_up(packets, (seq - 1) & 0xFFFFFFFF, self._last_left(rows, turn))
+        elif asked.any():
             follow_up = packets[asked]
             wire.write_follow_up(follow_up, (seq - 1)[asked] & 0xFFFFFFFF, self._last_left(rows, turn)[asked])
             packets[asked] = follow_up
         wire.turn_into_replies(
-            packets,
+            head,
             seq=seq & 0xFFFFFFFF,
-            receive_ns=np.where(stamped, self._arrived_ns[rows, slots], now_ns),
+            receive_ns=np.where(stamped, self._stamped_ns[_ARRIVED, rows, slots], now_ns),
             now_ns=now_ns,
             error=error,
             ttl=datagrams.ttls(count)[places],
@@ -276,7 +262,7 @@ class Reflector:
         self, payload: NDArray[np.uint8], places: NDArray[np.intp], lengths: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Set the flags of TLVs; returns which packets have a Follow-Up TLV that is to be answered."""
-        asked = wire.follow_up_asked(wire.requests(payload)[places], lengths)
+        asked = wire.follow_up_asked(wire.requests(payload[places, : wire.PROBE_BYTES]), lengths)
         for turn in np.flatnonzero(~asked & (lengths > wire.BASE_BYTES)):  # senders other than swerve's
             asked[turn] = wire.reflect_tlvs(payload[places[turn]], int(lengths[turn]))
         return asked
@@ -285,8 +271,8 @@ class Reflector:
         """When the previous reply of each session left; MISSING if unknown, or if it is still in this batch."""
         sender_seq = self._last_sender_seq[rows]
         slots = sender_seq & (_SLOTS - 1)
-        known = (turn == 0) & (sender_seq >= 0) & (self._left_seq[rows, slots] == sender_seq)
-        return np.where(known, self._left_ns[rows, slots], MISSING)
+        known = (turn == 0) & (sender_seq >= 0) & (self._stamped_seq[_LEFT, rows, slots] == sender_seq)
+        return np.where(known, self._stamped_ns[_LEFT, rows, slots], MISSING)
 
     def _route(self, datagrams: udp.Datagrams, count: int, places: NDArray[np.intp], peers: NDArray[np.intp]) -> None:
         """Back by the interface the request came in by, through that path's gateway where a path is known."""
@@ -311,7 +297,7 @@ class Reflector:
 _KEY = np.dtype([("sender_port", "<u2"), ("pad", "<u2"), ("remote", "V16"), ("ssid", "<u2"), ("end", "<u2")])
 
 
-def _keys(ports: Any, remotes: NDArray[np.uint8], ssids: Any) -> list[bytes]:
+def _keys(ports: Any, remotes: NDArray[Any], ssids: Any) -> list[bytes]:
     """What tells sessions apart, as bytes: sender's port, its address, SSID."""
     keys = np.zeros(len(remotes), _KEY)
     keys["sender_port"], keys["ssid"] = ports, ssids

@@ -34,11 +34,11 @@ from pytools.sources.measurements import (
     Measurements,
 )
 from pytools.sources.paths import PinnedPath
+from pytools.sources.stamps import REPLY_INGRESS, REQUEST_EGRESS, of_kinds
 
 PRECISE_NS: Final = 100_000  # a Receive Timestamp that its writer calls worse than this was not taken in the kernel
 
 _FREE, _OUTSTANDING, _ANSWERED, _TIMED_OUT, _LATE = range(5)
-_REQUEST_EGRESS, _REPLY_INGRESS = 1, 4
 # Sequence numbers of different sessions start this far apart, so that a reflector that knows no SSID (it sends back
 # zero) still says with the sequence number which session it answers.
 _SEQ_STRIDE: Final = 1 << 20
@@ -64,17 +64,25 @@ class _Volley:
     everything: NDArray[np.intp]
 
 
-@dataclass(frozen=True)
 class _Replies:
     """Replies of known sessions, one element each."""
 
-    rows: NDArray[np.intp]
-    slots: NDArray[np.int64]
-    packets: NDArray[Any]
-    lengths: NDArray[np.int64]
+    def __init__(
+        self,
+        rows: NDArray[np.intp],
+        slots: NDArray[np.int64],
+        payload: NDArray[np.uint8],
+        lengths: NDArray[np.int64],
+    ) -> None:
+        self.rows, self.slots, self.lengths = rows, slots, lengths
+        self._payload = payload  # picking rows of bytes is much cheaper than picking structured records
+        self.packets = wire.replies(payload)
 
     def of(self, chosen: NDArray[np.bool_]) -> _Replies:
-        return _Replies(self.rows[chosen], self.slots[chosen], self.packets[chosen], self.lengths[chosen])
+        """Some of them."""
+        if chosen.all():
+            return self
+        return _Replies(self.rows[chosen], self.slots[chosen], self._payload[chosen], self.lengths[chosen])
 
 
 class Sender:
@@ -147,8 +155,9 @@ class Sender:
         self._state = np.full(grid, _FREE, np.uint8)
         self._seq = np.full(grid, -1, np.int64)
         self._sent_ns = np.zeros(grid, np.int64)
-        self._left = np.full(grid, MISSING, np.int64)  # exact egress of the request
-        self._back = np.full(grid, MISSING, np.int64)  # exact ingress of the reply
+        # Exact egress of the request, exact ingress of the reply; one array, and each of them by name.
+        self._times = np.full((2, *grid), MISSING, np.int64)
+        self._left, self._back = self._times
         self._forward = np.full(grid, MISSING, np.int64)
         self._reverse = np.full(grid, MISSING, np.int64)
         # By the reflector's sequence number: which of ours it answered.
@@ -164,7 +173,7 @@ class Sender:
         self._allocate(max(rows, 2 * have))
         self._next_seq[:] = np.arange(len(self._next_seq)) % 4096 * _SEQ_STRIDE
         for name, value in old.items():
-            vars(self)[name][:have] = value
+            vars(self)[name][(slice(None), slice(have)) if value.ndim == 3 else slice(have)] = value
 
     def set_paths(self, paths: Sequence[PinnedPath]) -> None:
         """Probe these paths from now on."""
@@ -245,20 +254,14 @@ class Sender:
             if count:
                 self._waiting.append((flow, datagrams, count))
 
-    def take_stamps(self, stamps: NDArray[Any]) -> None:
+    def take_stamps(self, records: NDArray[Any]) -> None:
         """Note when requests left and replies came in, exactly."""
-        for kind, times in ((_REQUEST_EGRESS, self._left), (_REPLY_INGRESS, self._back)):
-            chosen = stamps[stamps["kind"] == kind]
-            if not len(chosen):
-                continue
-            seq = chosen["seq"].astype(np.int64)
-            remotes = np.ascontiguousarray(chosen["remote"]).view(np.uint64).reshape(-1, 2)
-            rows, slots, known = self._sessions(chosen["ssid"].astype(np.int64), remotes, seq, None)
-            self.drops["stray_stamps"] += len(known) - how_many(known)
-            rows, slots, when = rows[known], slots[known], chosen["ts_ns"][known].astype(np.int64)
-            blank = times[rows, slots] == MISSING
-            # Backwards, so that of a duplicated packet the first stamp stays.
-            times[rows[blank][::-1], slots[blank][::-1]] = when[blank][::-1]
+        stamps = of_kinds(records, REQUEST_EGRESS, REPLY_INGRESS)
+        rows, slots, known = self._sessions(stamps.ssid, stamps.remote, stamps.seq, None)
+        self.drops["stray_stamps"] += len(known) - how_many(known)
+        known &= self._times[stamps.kind, rows, slots] == MISSING
+        chosen = np.flatnonzero(known)[::-1]  # backwards, so that of a duplicated packet the first stamp stays
+        self._times[stamps.kind[chosen], rows[chosen], slots[chosen]] = stamps.at_ns[chosen]
 
     def _sessions(
         self, ssids: NDArray[np.int64], remotes: NDArray[np.uint64], seq: NDArray[np.int64], flow: int | None
@@ -300,7 +303,8 @@ class Sender:
             rows, slots, known = self._sessions(packets["ssid"].astype(np.int64), remotes, seq, flow)
             known &= whole & of_peer
             self.drops["stray_replies"] += how_many(whole & of_peer & ~known)
-            self._take(_Replies(rows[known], slots[known], packets[known], lengths[known]))
+            payload = datagrams.payload[:count, : wire.PROBE_BYTES][known]
+            self._take(_Replies(rows[known], slots[known], payload, lengths[known]))
         self._waiting = []
 
     def _take(self, replies: _Replies) -> None:

@@ -52,14 +52,11 @@ _REPLY_FIELDS = [
     ("ssid", ">u2", 14),
     ("receive_seconds", ">u4", 16),
     ("receive_fraction", ">u4", 20),
-    ("sender", "V14", 24),  # sequence number, timestamp and error estimate of the request, in one piece
     ("sender_seq", ">u4", 24),
     ("sender_seconds", ">u4", 28),
     ("sender_fraction", ">u4", 32),
     ("sender_error", ">u2", 36),
-    ("mbz1", "V2", 38),
     ("sender_ttl", "u1", 40),
-    ("mbz2", "V3", 41),
     *_FOLLOW_UP_FIELDS,
 ]
 
@@ -72,12 +69,12 @@ def _layout(reflected: bool, itemsize: int) -> np.dtype[Any]:
 
 def requests(payload: NDArray[np.uint8]) -> NDArray[Any]:
     """Rows of at least PROBE_BYTES, seen as packets of a Session-Sender; shares memory with `payload`."""
-    return payload.view(_layout(False, payload.shape[1])).ravel()
+    return np.frombuffer(payload, _layout(False, payload.shape[1]))
 
 
 def replies(payload: NDArray[np.uint8]) -> NDArray[Any]:
     """Rows of at least PROBE_BYTES, seen as packets of a Session-Reflector; shares memory with `payload`."""
-    return payload.view(_layout(True, payload.shape[1])).ravel()
+    return np.frombuffer(payload, _layout(True, payload.shape[1]))
 
 
 def error_estimate(bound_ns: int, synchronised: bool) -> int:
@@ -145,7 +142,7 @@ def follow_up_asked(packets: NDArray[Any], lengths: NDArray[np.int64]) -> NDArra
 
 
 def turn_into_replies(
-    packets: NDArray[Any],
+    payload: NDArray[np.uint8],
     *,
     seq: NDArray[Any],
     receive_ns: NDArray[np.int64],
@@ -157,24 +154,19 @@ def turn_into_replies(
 
     Parameters
     ----------
-    packets : ndarray
-        Requests, seen through `replies`.
+    payload : ndarray of uint8, shape (n, at least PROBE_BYTES)
+        The requests.
     receive_ns : ndarray of int64
         When each request came in, as good as `error` says.
     """
-    packets["sender"] = packets.view(_aliased(packets.dtype.itemsize))["head"]
+    payload[:, 24:38] = payload[:, :14]  # the sender's sequence number, timestamp and error estimate
+    payload[:, 38:BASE_BYTES] = 0
+    packets = replies(payload)
+    packets["sender_ttl"] = ttl
     packets["seq"] = seq
     packets["seconds"], packets["fraction"] = split_ns(now_ns)
     packets["error"] = error
     packets["receive_seconds"], packets["receive_fraction"] = split_ns(receive_ns)
-    packets["mbz1"] = np.void(bytes(2))
-    packets["sender_ttl"] = ttl
-    packets["mbz2"] = np.void(bytes(3))
-
-
-@functools.cache
-def _aliased(itemsize: int) -> np.dtype[Any]:
-    return np.dtype({"names": ["head"], "formats": ["V14"], "offsets": [0], "itemsize": itemsize})
 
 
 def write_follow_up(packets: NDArray[Any], seq: NDArray[Any], sent_ns: NDArray[np.int64]) -> None:

@@ -93,7 +93,9 @@ def test_a_stop_puts_the_weights_back(host, agent, policy, number):
         steered(host, agent)
         assert controller.end(number) == (0 if number == signal.SIGTERM else 130)
         assert host.weights() == EVEN
-        support.wait_until(lambda: agent.acts_of("undone"), 10, "the undoing is published")
+        undone = support.wait_until(lambda: agent.acts_of("undone"), 10, "the undoing is published")[0]
+        assert undone.after == {"10.1.1.1 dev rail1": 1, "10.2.1.1 dev rail2": 1}
+        assert undone.decided_ns < undone.acknowledged_ns <= undone.at_ns
         assert controller.lock_is_free()
     assert controller.journal()[-1].kind == "undone"
     assert controller.journal()[-1].by == "controller"

@@ -110,6 +110,7 @@ def test_a_path_that_fell_silent_gives_the_group_its_original_weights_back():
     down = state(POLICY_OF_TWO, 20 * MS, then="drained")
     plan = two_rails(down, gone, current={12: 1})
     assert plan.wanted == ORIGINAL
+    assert plan.lifted == {path(1)}, "to go down again it must be bad again, within the limits"
 
 
 def three(first, second, third, share=0.5):

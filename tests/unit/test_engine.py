@@ -6,8 +6,10 @@ refuses acts. Time is simulated; nothing here does I/O.
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
+import support
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -259,3 +261,45 @@ def test_a_second_path_over_a_member_that_is_down_already_goes_down_with_it():
         measure(20 * MS)
     states = {standing.path: standing.state for standing in fabric.engine.standings(fabric.now)}
     assert (states[path(1)], states[path(1, "h3")]) == ("drained", "drained")
+
+
+def worked_example(bad_again_ms=None):
+    """The story told in docs/policy.md: when the weights changed (ms), and to what."""
+    page = (support.ROOT / "docs" / "policy.md").read_text()
+    engine = Engine(parse(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0]))
+    known = group({1: [], 2: []})
+    start = 10**12
+    engine.arrange([known], {"10.9.0.2": GROUP}.get, start)
+    changes = []
+    for at in range(-1000, 100_000, 20):
+        now = start + at * MS
+        if at >= 9_000:
+            value = 20_000
+        elif at >= 80:
+            value = 14 * MS if at < 1_000 else 12 * MS
+        else:
+            value = 6 * MS if at >= 40 else 300_000
+        if bad_again_ms is not None and bad_again_ms <= at < bad_again_ms + 200:
+            value = 14 * MS
+        engine.take(measured(path(1), now, value), now)
+        engine.take(measured(path(2), now, 0), now)
+        for change in engine.changes(now):
+            changes.append((at, change.after))
+            engine.carried_out(change, now, change.after)
+    return changes
+
+
+def test_the_worked_example_of_the_documentation_is_what_happens():
+    assert worked_example() == [
+        (80, ((12, 1),)),
+        (29_000, ((11, 1), (12, 10))),
+        (32_000, ((11, 5), (12, 10))),
+        (35_000, ((11, 1), (12, 1))),
+    ]
+
+
+def test_the_relapse_in_the_documentation_is_what_happens():
+    after = [when for when, _ in worked_example(bad_again_ms=33_000)]
+    assert after[:3] == [80, 29_000, 32_000]
+    assert after[3] == 33_040, "drained again, as soon as it was bad for 40 ms"
+    assert after[4] == 89_000, "60 s after the last try"

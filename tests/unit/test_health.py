@@ -318,3 +318,17 @@ def test_never_heard_of_stays_unmeasured():
     never = health.unknown(T0)
     assert health.advance(policy(), never, T0 + 100 * SECOND) == never
     assert replace(never, since_ns=0).state == "unmeasured"
+
+
+def test_a_path_that_got_its_weight_back_without_recovering_must_be_bad_again_to_go_down():
+    watched = Watched(policy())
+    watched.bad(SECOND)
+    watched.health = health.lifted(watched.policy, watched.health, watched.now)
+    assert watched.health.state == "healthy"
+    assert health.share(watched.policy, watched.health) == 1.0
+    assert watched.bad(STEP).state == "suspect"
+    assert watched.bad(2 * STEP).state == "drained"
+    assert watched.health.strikes == 1, "no relapse"
+    healthy = Watched(policy())
+    healthy.good(SECOND)
+    assert health.lifted(healthy.policy, healthy.health, healthy.now) == healthy.health

@@ -348,4 +348,4 @@ def test_the_documented_example_is_a_policy_and_every_key_is_documented():
     ]
     for part in model.json_schema()["$defs"].values():
         for name in part["properties"]:
-            assert re.search(rf"`[^`]*\b{name}`", page), name
+            assert re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", page), name

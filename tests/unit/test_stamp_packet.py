@@ -22,7 +22,6 @@ def one_request(seq: int = 5, ssid: int = 9, now_ns: int = 3_000_000_007, room: 
 
 
 def turned(payload: np.ndarray, **changes: object) -> np.ndarray:
-    packets = wire.replies(payload)
     facts = {
         "seq": np.array([77]),
         "receive_ns": np.array([4_000_000_001]),
@@ -30,8 +29,8 @@ def turned(payload: np.ndarray, **changes: object) -> np.ndarray:
         "error": np.array([PTP_ERROR]),
         "ttl": np.array([61]),
     } | changes
-    wire.turn_into_replies(packets, **facts)  # type: ignore[arg-type]
-    return packets
+    wire.turn_into_replies(payload, **facts)  # type: ignore[arg-type]
+    return wire.replies(payload)
 
 
 @given(bound_ns=st.integers(0, 10**15), synchronised=st.booleans())
