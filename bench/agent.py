@@ -7,6 +7,7 @@ others. In a lab the sender of a packet also pays for its way through the rails:
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ STARTS = 5
 
 
 def main() -> None:
-    with Lab.up("bench-agent", hosts=HOSTS, rails=RAILS, rate="none") as lab:
+    with Lab.up(f"bench-agent-{os.getpid()}", hosts=HOSTS, rails=RAILS, rate="none") as lab:
         measured, first_peer, *more = lab.hosts
         others = [start(lab, first_peer)]
         first_signal(first_peer)

@@ -27,6 +27,7 @@ from steering.lock import Lock, holder, holder_pidfd
 
 _DEFAULT_POLICY: Final = Path("/etc/swerve/policy.yaml")
 _STOP_S: Final = 10.0
+_GUARDIAN_S: Final = 1.0  # a guardian may be undoing just now
 _STATES_S: Final = 1.3  # a controller repeats every state once a second
 
 
@@ -194,12 +195,12 @@ def undo(options: Options, stop: bool) -> int:
     folder = places.state_dir(options.netns)
     if options.netns:
         netns.enter(options.netns)
-    if not (folder / journal.FILE).exists():
+    if not journal.read(folder / journal.FILE).entries:
         _say_undone(options, [])
         return 0
     stopped = stop and _stop_controller(folder / journal.LOCK_FILE)
     with (
-        Lock(folder / journal.LOCK_FILE, _STOP_S if stopped else 0.0),
+        Lock(folder / journal.LOCK_FILE, _STOP_S if stopped else _GUARDIAN_S),
         journal.Journal(folder / journal.FILE) as log,
         Netlink() as netlink,
     ):

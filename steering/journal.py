@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from pytools import places
+from pytools.errors import CapabilityError
 from steering.plan import Weights, weights_of
 
 Kind = Literal["intent", "applied", "failed", "undone", "released"]
@@ -113,8 +114,15 @@ def scope() -> str:
 def directory(netns: str | None) -> Path:
     """Where this instance's journal and lock are; made with mode 0700 when missing."""
     path = places.state_dir(netns)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except PermissionError as error:
+        raise _not_ours(path, error) from None
     return path
+
+
+def _not_ours(path: Path, error: OSError) -> CapabilityError:
+    return CapabilityError(f"{path}: {error.strerror}", "run it as root")
 
 
 def read(path: Path) -> Contents:
@@ -123,6 +131,8 @@ def read(path: Path) -> Contents:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return Contents((), 0)
+    except PermissionError as error:
+        raise _not_ours(path, error) from None
     found = [_parse(line) for line in lines if line]
     entries = tuple(entry for entry in found if entry is not None)
     return Contents(entries, len(found) - len(entries))
@@ -191,7 +201,10 @@ class Journal:
 
 def _open_synced(path: Path) -> int:
     """A journal opened for appending; its name, too, is on disk; a torn last line is closed off."""
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except PermissionError as error:
+        raise _not_ours(path, error) from None
     size = os.fstat(fd).st_size
     if size and os.pread(fd, 1, size - 1) != b"\n":
         os.write(fd, b"\n")

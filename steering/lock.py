@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from pytools.errors import RefusedError
+from pytools.errors import CapabilityError, RefusedError
 
 
 class Lock:
@@ -35,7 +35,10 @@ class Lock:
 
     def __init__(self, path: Path, wait_s: float = 0.0) -> None:
         self.path = path
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except PermissionError as error:
+            raise CapabilityError(f"{path}: {error.strerror}", "run it as root") from None
         try:
             _take(fd, path, wait_s)
         except BaseException:
@@ -91,6 +94,8 @@ def holder(path: Path) -> dict[str, Any] | None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise CapabilityError(f"{path}: {error.strerror}", "run it as root") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from pytools.errors import PolicyError, RefusedError
+from pytools.errors import PolicyError, RefusedError, UsageError
 from steering.policy import Policy
 from steering.policy_words import follows, problem_of
 from steering.policy_yaml import Problem, Reader, dotted
@@ -42,6 +42,8 @@ def load(path: Path, *, guarded: bool = True) -> Policy:
 
     Raises
     ------
+    UsageError
+        If it cannot be read.
     InvalidPolicyError
         If it is not a policy; carries every fault.
     RefusedError
@@ -52,7 +54,7 @@ def load(path: Path, *, guarded: bool = True) -> Policy:
             why = unsafe(path, os.fstat(file.fileno())) if guarded else ""
             data = b"" if why else file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise PolicyError(f"{path}: {error.strerror}", "name a policy file (docs/policy.md)") from None
+        raise UsageError(f"{path}: {error.strerror}", "name a policy file (docs/policy.md)") from None
     if why:
         raise RefusedError(f"{path}: refused: {why}", "make it root's alone: chown root, chmod go-w")
     if len(data) > MAX_BYTES:

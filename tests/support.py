@@ -23,6 +23,13 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 SWERVE = [sys.executable, "-m", "steering.cli"]  # the command, as a list of arguments, from this checkout
 
+# Before a command: another user without privileges, but for reading files: the checkout may lie in root's home.
+_READING = "dac_read_search"
+AS_NOBODY = [
+    *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", f"--inh-caps=-all,+{_READING}"),
+    *(f"--ambient-caps=-all,+{_READING}", f"--bounding-set=-all,+{_READING}"),
+]
+
 # Command -> Debian package that brings it.
 COMMANDS = {
     "bpftool": "bpftool",

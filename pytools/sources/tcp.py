@@ -105,8 +105,9 @@ class TcpSource:
         for ifindex, total in zip(*self._interfaces.read(), strict=True):
             new = int(total["unrecorded_segments"]) - self._unrecorded.get(int(ifindex), 0)
             self._unrecorded[int(ifindex)] = int(total["unrecorded_segments"])
-            where = (self._name(int(ifindex)), None)
-            window[where] = window.get(where, 0) + new
+            if new:
+                where = (self._name(int(ifindex)), None)
+                window[where] = window.get(where, 0) + new
         for (interface, path), segments in window.items():
             total_segments = self._totals.get((interface, path), 0) + segments
             self._totals[interface, path] = total_segments

@@ -27,6 +27,7 @@ from pytools.lab.fabric import Lab
 from pytools.lab.topology import group_id
 from pytools.signals import AnySignal, Path, PathDelay, PathState, ProbeSamples
 from pytools.sources import paths as pinning
+from pytools.sources import udp
 from pytools.sources.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
 from pytools.sources.probes import ProbeMesh, programs
 
@@ -38,7 +39,7 @@ NO_CHECK, NO_CHECK6_SEND, NO_CHECK6_RECEIVE = 11, 101, 102
 class Node:
     """A mesh in a namespace, with its hooks attached; driven by the test."""
 
-    def __init__(self, namespace: str, config: AgentConfig) -> None:
+    def __init__(self, namespace: str, config: AgentConfig, hooks: bool = True) -> None:
         self.namespace, self.config, self.bus = namespace, config, Bus()
         self._closing = contextlib.ExitStack()
         keep = self._closing.enter_context
@@ -49,7 +50,7 @@ class Node:
                 self.netlink = keep(Netlink())
                 self.mesh = ProbeMesh(config, loaded, self.netlink, self.bus)
                 self._closing.callback(self.mesh.close)
-                for interface in self.mesh.interfaces():
+                for interface in self.mesh.interfaces() if hooks else ():
                     keep(attach.attach_tc(loaded.programs["stamp_egress"], interface, "egress"))
                     keep(attach.attach_tc(loaded.programs["stamp_ingress"], interface, "ingress"))
         except BaseException:
@@ -89,8 +90,8 @@ class Nodes:
 
     made: list[Node] = field(default_factory=list)
 
-    def __call__(self, namespace: str, config: AgentConfig) -> Node:
-        self.made.append(Node(namespace, config))
+    def __call__(self, namespace: str, config: AgentConfig, hooks: bool = True) -> Node:
+        self.made.append(Node(namespace, config, hooks))
         return self.made[-1]
 
     def serve_until(self, condition: Callable[[], object], what: str, *others: Callable[[], None]) -> None:
@@ -170,6 +171,7 @@ def without_checksums(node: Node, family: int) -> None:
             sock.setsockopt(socket.IPPROTO_UDP, NO_CHECK6_RECEIVE, 1)
 
 
+@pytest.mark.guest
 @pytest.mark.parametrize("how", ["plain", "offloads off", "no UDP checksum"])
 @pytest.mark.parametrize("family", [4, 6])
 def test_23_probes_leave_exactly_23_stamps_at_both_ends(
@@ -208,6 +210,51 @@ def test_stamps_are_those_of_the_probes_that_were_sent(nodes: Nodes, veth_pair: 
         nodes.serve_until(lambda wanted=turn + 1: sender.counted(RECEIVED) == wanted, "the probe is answered")
         left, back = sender.mesh.sender._left[0, turn], sender.mesh.sender._back[0, turn]
         assert before < left < left + sender.mesh.sender._forward[0, turn] < back < time.monotonic_ns()
+
+
+def test_replies_of_one_batch_do_not_tell_each_others_departure(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
+    """What is not known yet is left out: another reply's departure would be a wrong delay."""
+    sender, _ = two(nodes, veth_pair, 4)
+    for burst, received in ((1, 1), (3, 4), (1, 5)):
+        for _ in range(burst):
+            sender.send()
+        nodes.serve_until(lambda wanted=received: sender.counted(RECEIVED) == wanted, "all are answered")
+    known = [bool(delay != MISSING) for delay in sender.mesh.sender._reverse[0, :5]]
+    assert known == [True, False, False, True, False]
+    assert sender.lost_anything() == {}
+
+
+@pytest.mark.parametrize(("blind", "drop"), [(0, "probe_unstamped_probes"), (1, "probe_imprecise_replies")])
+def test_where_the_kernel_took_no_stamp_there_is_no_delay(
+    nodes: Nodes, veth_pair: tuple[str, str], blind: int, drop: str
+) -> None:
+    """A time taken in user space never passes for a stamp, on either side."""
+    made = [
+        nodes(namespace, config(name, other, address), hooks=place != blind)
+        for place, (namespace, name, other, address) in enumerate(
+            zip(veth_pair, "ab", "ba", reversed(ADDRESSES[4]), strict=True)
+        )
+    ]
+    sender = made[0]
+    for turn in range(3):
+        sender.send()
+        nodes.serve_until(lambda wanted=turn + 1: sender.counted(RECEIVED) == wanted, "the probe is answered")
+    (signal,) = sender.told()
+    assert (signal.received, signal.lost) == (3, 0)
+    assert (signal.forward.samples, signal.reverse.samples, signal.round_trip_min_ns) == (0, 0, None)
+    assert sender.lost_anything() == {drop: 3}
+    assert made[1].lost_anything() == ({"probe_unstamped_requests": 3} if blind else {})
+
+
+def test_of_a_duplicated_packet_the_first_stamp_counts(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
+    sender, _ = two(nodes, veth_pair, 4)
+    sender.send()
+    stamps = np.zeros(3, sender.mesh._ring.record)
+    stamps["kind"], stamps["ssid"], stamps["ts_ns"] = 4, 1, (100, 200, 300)
+    stamps["remote"]["bytes"] = np.frombuffer(udp.mapped(ADDRESSES[4][1]).tobytes(), np.uint8)
+    sender.mesh.sender.take_stamps(stamps[:2])
+    sender.mesh.sender.take_stamps(stamps[2:])
+    assert sender.mesh.sender._back[0, 0] == 100
 
 
 def test_free_running_clocks_give_queueing_but_no_one_way_delay(nodes: Nodes, veth_pair: tuple[str, str]) -> None:

@@ -16,6 +16,7 @@ import samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Served
+from support import AS_NOBODY
 
 from pytools.bus import AgentGoneError, Bus, Client, Server
 from pytools.errors import CapabilityError, RefusedError, SwerveError, UsageError
@@ -185,10 +186,8 @@ def test_another_user_is_refused_even_through_an_open_door(served: Served) -> No
         "import socket,sys; s=socket.socket(socket.AF_UNIX); s.settimeout(20);"
         f"s.connect({served.path.name!r}); sys.stdout.write(s.makefile().read())"
     )
-    command = [sys.executable, "-I", "-c", script]
-    with subprocess.Popen(
-        command, user=65534, group=65534, stdout=subprocess.PIPE, text=True, cwd=served.path.parent
-    ) as stranger:
+    command = [*AS_NOBODY, sys.executable, "-I", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=served.path.parent) as stranger:
         served.until(lambda: stranger.poll() is not None, "the stranger is shown out")
         assert stranger.stdout is not None
         assert "only root and user 0 may connect" in stranger.stdout.read()

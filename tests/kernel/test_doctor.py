@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from serving import Served
-from support import ROOT, SWERVE, require, run
+from support import AS_NOBODY, ROOT, SWERVE, require, run
 
 from pytools import places
 from pytools.config import AgentConfig
@@ -113,15 +113,7 @@ def test_a_program_that_the_verifier_rejects_is_missing_not_fatal() -> None:
 
 
 def test_without_privileges_the_exit_code_is_5_and_every_gap_is_named() -> None:
-    script = (
-        "import os, sys; sys.path.insert(0, sys.argv[1]); from pytools import cli; import pytools.views.doctor,"
-        "pytools.kernel.loader, pytools.kernel.attach, pytools.kernel.netlink, pytools.views.tables, pyroute2;"
-        "os.setgroups([]); os.setgid(65534); os.setuid(65534);"
-        "doctor = next(each for each in cli.commands if each.name == 'doctor'); sys.exit(cli.run(doctor, ['-j']))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(ROOT)], capture_output=True, text=True, check=False, cwd="/"
-    )
+    done = run([*AS_NOBODY, *SWERVE, "doctor", "-j"], check=False, cwd=Path("/"))
     assert done.returncode == 5, done.stderr
     results = {each["name"]: each for each in json.loads(done.stdout)["results"]}
     for name in ("CAP_BPF", "CAP_NET_ADMIN", "bpf system call", "TC programs", "our programs"):

@@ -164,8 +164,9 @@ class Steering(RuleBasedStateMachine):
         """When a drained rail got its first step; getting everything back after silence is no try."""
         found = []
         for (_, before), (when, after) in pairwise(self.fabric.log):
-            gained = 10 + rail not in dict(before) and 10 + rail in dict(after)
-            if gained and after != ORIGINAL:
+            weights = dict(after)
+            gained = 10 + rail not in dict(before) and 10 + rail in weights
+            if gained and weights[10 + rail] < max(weights.values()):
                 found.append(when)
         return found
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from steering_kit import POLICY
 
-from pytools.errors import PolicyError, RefusedError
+from pytools.errors import RefusedError, UsageError
 from steering import policy as model
 from steering import policy_file
 from steering.cli_policy import policy as command
@@ -298,10 +298,9 @@ def test_a_file_of_another_user_is_refused(file):
 
 
 def test_something_that_is_no_file_is_refused(tmp_path):
-    with pytest.raises(PolicyError, match="policy"):
-        policy_file.load(tmp_path / "missing.yaml")
-    with pytest.raises(PolicyError):
-        policy_file.load(tmp_path)
+    for path in (tmp_path / "missing.yaml", tmp_path):
+        with pytest.raises(UsageError, match="policy"):
+            policy_file.load(path)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     with pytest.raises(RefusedError, match="not a regular file"):
