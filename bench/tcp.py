@@ -15,7 +15,7 @@ from _common import DEVICE, Hook, emit, iperf3_server, median, note, run_times, 
 
 from pytools.kernel.loader import Loaded, load
 from pytools.lab import Lab, namespaces
-from pytools.sources.tcp import ENTRY, program
+from pytools.sources.programs import TCP_ENTRY, retransmissions
 
 ROUNDS = 7
 # With round trips of microseconds a busy processor is enough to have them sent: retransmissions where nothing is lost.
@@ -23,7 +23,7 @@ NO_TAIL_LOSS_PROBES = {"ipv4/tcp_early_retrans": 0}
 
 
 def main() -> None:
-    with whole(load([program()])) as loaded:
+    with whole(load([retransmissions()])) as loaded:
         lossless(loaded)
         lossy(loaded)
 
@@ -31,14 +31,14 @@ def main() -> None:
 def lossless(loaded: Loaded) -> None:
     with veth_pair() as pair, pair.iperf3_server():
         namespaces.set_sysctls(pair.ends[0], NO_TAIL_LOSS_PROBES)
-        hooks = {ENTRY: Hook(loaded.programs[ENTRY], pair.ends[0], DEVICE, "egress")}
+        hooks = {TCP_ENTRY: Hook(loaded.programs[TCP_ENTRY], pair.ends[0], DEVICE, "egress")}
         for case, options in (
             ("tcp", ("-w", "128K")),
             ("udp", ("-u", "-b", "0", "-l", "1400")),
         ):
             before = retransmitted(loaded)
             work = functools.partial(pair.iperf3, "-t", "1", *options)
-            figures = run_times(hooks, work, ROUNDS)[ENTRY]
+            figures = run_times(hooks, work, ROUNDS)[TCP_ENTRY]
             note(f"{case}: {retransmitted(loaded) - before} segments retransmitted")
             emit("tcp", "run_time", median(figures), "ns/hit", "lower", case=case, n=ROUNDS)
 
@@ -47,18 +47,18 @@ def lossy(loaded: Loaded) -> None:
     with Lab.up(f"bench-tcp-{os.getpid()}", hosts=2, rails=1, rate="none") as lab:
         sender, receiver = lab.hosts
         namespaces.set_sysctls(sender.netns, NO_TAIL_LOSS_PROBES)
-        hooks = {ENTRY: Hook(loaded.programs[ENTRY], sender.netns, sender.interfaces[0].name, "egress")}
+        hooks = {TCP_ENTRY: Hook(loaded.programs[TCP_ENTRY], sender.netns, sender.interfaces[0].name, "egress")}
         with iperf3_server(functools.partial(lab.start, receiver)):
             lab.congest(1, "1gbit", queue_bytes=20_000)
             before = retransmitted(loaded)
             flow = lab.start(sender, ["iperf3", "-c", receiver.service, "-t", "300", "-w", "128K"])
-            figures = run_times(hooks, lambda: time.sleep(1), ROUNDS)[ENTRY]
+            figures = run_times(hooks, lambda: time.sleep(1), ROUNDS)[TCP_ENTRY]
             note(f"lossy: {retransmitted(loaded) - before} segments retransmitted")
             emit("tcp", "run_time", median(figures), "ns/hit", "lower", case="lossy", n=ROUNDS)
 
             lab.heal()
             before = retransmitted(loaded)
-            figures = run_times(hooks, lambda: time.sleep(1), ROUNDS)[ENTRY]
+            figures = run_times(hooks, lambda: time.sleep(1), ROUNDS)[TCP_ENTRY]
             note(f"after_loss: {retransmitted(loaded) - before} segments retransmitted")
             emit("tcp", "run_time", median(figures), "ns/hit", "lower", case="after_loss", n=ROUNDS)
             flow.kill()

@@ -23,12 +23,13 @@ from pytools.kernel.netlink import Netlink
 from pytools.sources import probes, tcp
 from pytools.sources.cost import CostSource
 from pytools.sources.nexthops import NexthopSource
+from pytools.sources.programs import TCP_ENTRY
 
 _HOOKS_INTERVAL_NS = 1_000_000_000
 _HOOKS: tuple[tuple[str, attach.Direction], ...] = (
     ("stamp_ingress", "ingress"),
     ("stamp_egress", "egress"),
-    ("tcp_egress", "egress"),
+    (TCP_ENTRY, "egress"),
 )
 
 
@@ -101,48 +102,51 @@ class Agent:
         Whom to probe, and how.
     namespace : str, optional
         The name of the namespace, for the place of the control socket.
+    compilation : Compilation
+        Of `pytools.sources.programs.all_of(config)`, which may be under way since before this module was imported.
     """
 
-    def __init__(self, config: AgentConfig, namespace: str | None) -> None:
+    def __init__(self, config: AgentConfig, namespace: str | None, compilation: loader.Compilation) -> None:
         self._stop = False
         self._closing = contextlib.ExitStack()
         try:
-            self._build(config, namespace)
+            self._build(config, namespace, compilation)
         except BaseException:
             self._closing.close()
             raise
 
-    def _build(self, config: AgentConfig, namespace: str | None) -> None:
+    def _build(self, config: AgentConfig, namespace: str | None, compilation: loader.Compilation) -> None:
         keep = self._closing.enter_context
         self._selector = keep(contextlib.closing(selectors.DefaultSelector()))  # first in, so last to go
+        self._sources: list[Source] = []
         bus = Bus()
-        server = keep(contextlib.closing(Server(bus, places.agent_socket(namespace))))
+        self._add(Server(bus, places.agent_socket(namespace)))
         netlink = keep(contextlib.closing(Netlink()))
-        loaded = keep(loader.load([*probes.programs(config), tcp.program()]))
+        loaded = keep(loader.collect(compilation))
         if not bpf.has_tcx(next(iter(loaded.programs.values()), -1)):
             attach.clean()
-        mesh = keep(contextlib.closing(probes.ProbeMesh(config, loaded, netlink, bus)))
-        self.hooks = keep(contextlib.closing(Hooks(loaded.programs, mesh.interfaces)))
-        self._sources: list[Source] = [self.hooks, server, mesh]
-        if "tcp_egress" in loaded.programs:
-            self._sources.append(keep(contextlib.closing(tcp.TcpSource(config, loaded, netlink, bus, mesh.path_of))))
-        self._sources.append(NexthopSource(config.host, [peer.address for peer in config.peers], netlink, bus))
-        self._sources.append(
-            keep(
-                contextlib.closing(
-                    CostSource(
-                        config.host,
-                        loaded.programs,
-                        drops=self.drops,
-                        failed=lambda: {**loaded.failed, **self.hooks.failed},
-                        wire_bytes=mesh.wire_bytes,
-                        bus=bus,
-                    )
-                )
+        mesh = probes.ProbeMesh(config, loaded, netlink, bus)
+        hooks = Hooks(loaded.programs, mesh.interfaces)
+        self._add(hooks)  # before the mesh: its first tick attaches, and the first probe is to be stamped
+        self._add(mesh)
+        if TCP_ENTRY in loaded.programs:  # notes in the constructor what happened before the first tick
+            self._add(tcp.TcpSource(config, loaded, netlink, bus, mesh.path_of, mesh.all_paths))
+        self._add(NexthopSource(config.host, [peer.address for peer in config.peers], netlink, bus))
+        self._add(
+            CostSource(
+                config.host,
+                loaded.programs,
+                drops=self.drops,
+                failed=lambda: {**loaded.failed, **hooks.failed},
+                wire_bytes=mesh.wire_bytes,
+                bus=bus,
             )
         )
-        for source in self._sources:
-            source.register(self._selector)
+
+    def _add(self, source: Source) -> None:
+        self._closing.enter_context(contextlib.closing(source))
+        self._sources.append(source)
+        source.register(self._selector)
 
     def drops(self) -> dict[str, int]:
         """Everything that any source lost so far, by name."""
@@ -175,7 +179,7 @@ class Agent:
         self.close()
 
 
-def run(config: AgentConfig, namespace: str | None) -> None:
+def run(config: AgentConfig, namespace: str | None, compilation: loader.Compilation) -> None:
     """Run an agent in a namespace until SIGTERM or SIGINT.
 
     Raises
@@ -185,7 +189,7 @@ def run(config: AgentConfig, namespace: str | None) -> None:
     """
     if namespace is not None:
         netns.enter(namespace)
-    with Agent(config, namespace) as agent, _on_signals(agent.stop):
+    with Agent(config, namespace, compilation) as agent, _on_signals(agent.stop):
         agent.run()
 
 

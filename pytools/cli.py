@@ -131,10 +131,15 @@ def agent(options: Options) -> None:
 
     Reads FILE, else agent.yaml of the instance, else /etc/swerve/agent.yaml.
     """
-    from pytools import agent as daemon
     from pytools import config, places
+    from pytools.kernel.compiling import Compilation
+    from pytools.sources import programs
 
-    daemon.run(config.load(options.config or places.default_config(options.netns)), options.netns)
+    settings = config.load(options.config or places.default_config(options.netns))
+    with Compilation(programs.all_of(settings)) as compilation:
+        from pytools import agent as daemon  # the child compiles meanwhile
+
+        daemon.run(settings, options.netns, compilation)
 
 
 def _frames(options: Options, kind: str) -> None:
@@ -211,15 +216,14 @@ def doctor(options: Options, clean: bool) -> int:
     Exit code 5 when something essential is missing.
     """
     from pytools.config import AgentConfig
-    from pytools.sources import paths, probes
-    from pytools.sources import tcp as retransmissions
+    from pytools.sources import paths, programs
     from pytools.views import doctor as room
 
     if clean:
         room.print_removed(room.clean(options.netns, paths.clean), options.json)
         return 0
-    programs = [*probes.programs(AgentConfig("", [])), retransmissions.program()]
-    return room.run(options.netns, options.config, programs, options.json, options.color)
+    wanted = programs.all_of(AgentConfig("", []))
+    return room.run(options.netns, options.config, wanted, options.json, options.color)
 
 
 commands: list[click.Command] = [

@@ -5,54 +5,21 @@ Nothing outlives the `Loaded` object but what was pinned: close it, or die, and 
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import json
 import os
-import socket
-import struct
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from pytools.errors import CapabilityError, SwerveError
+from pytools.errors import SwerveError
+from pytools.kernel.compiling import Compilation, Program, bpf_dir, interpreter
 from pytools.kernel.maps import Map
 from pytools.kernel.rings import Ring
 
-_DEADLINE_S = 60.0
-# PyPI's bcc is another package: look for the module that only the real one has, without loading LLVM.
-_HAS_BCC = "import importlib.util as u, sys; sys.exit(not (u.find_spec('bcc') and u.find_spec('bcc.libbcc')))"
+__all__ = ["Compilation", "Loaded", "Program", "bpf_dir", "collect", "dtype", "interpreter", "load"]
+
 _LAYOUT_PREFIX = "layout_"  # maps that exist only to carry the layout of a ring's record
-
-
-@dataclass(frozen=True)
-class Program:
-    """One C file to load: its TC entry points by name, and constants for the compiler."""
-
-    source: str
-    functions: Sequence[str]
-    defines: Mapping[str, int | str] = field(default_factory=dict)
-
-
-def bpf_dir() -> Path:
-    """Where the C sources are: inside the installed package, or beside it in a checkout.
-
-    Raises
-    ------
-    SwerveError
-        If the installation lacks them.
-    """
-    package = Path(__file__).resolve().parent.parent
-    for candidate in (package / "bpf", package.parent / "bpf"):
-        if (candidate / "swerve.h").exists():
-            return candidate
-    raise SwerveError(f"the kernel programs are missing beside {package}", "install swerve again")
 
 
 class Loaded:
@@ -131,21 +98,6 @@ def _formats(described: Any) -> Any:
     return described
 
 
-@functools.cache
-def interpreter() -> str:
-    """A Python that can import bcc: this one, or the distribution's.
-
-    Raises
-    ------
-    CapabilityError
-        If neither can.
-    """
-    for candidate in (sys.executable, "/usr/bin/python3"):
-        if candidate and subprocess.run([candidate, "-c", _HAS_BCC], capture_output=True, check=False).returncode == 0:
-            return candidate
-    raise CapabilityError("no Python here can import bcc", "apt-get install python3-bpfcc")
-
-
 def load(programs: Sequence[Program]) -> Loaded:
     """Compile and load in a child process; what cannot be loaded is named in `failed`, and the rest goes on.
 
@@ -156,64 +108,23 @@ def load(programs: Sequence[Program]) -> Loaded:
     SwerveError
         If the child dies before it has answered.
     """
+    with Compilation(programs) as compilation:
+        return collect(compilation)
+
+
+def collect(compilation: Compilation) -> Loaded:
+    """What a compilation that is under way comes to; waits for it.
+
+    Raises
+    ------
+    SwerveError
+        If the child dies before it has answered.
+    """
     loaded = Loaded()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    script = Path(__file__).with_name("compiler.py")
     try:
-        ours.settimeout(_DEADLINE_S)
-        with theirs:
-            child = subprocess.Popen(
-                [interpreter(), str(script), str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-            )
-        assert child.stderr is not None
-        try:
-            request = {
-                "bpf_dir": str(bpf_dir()),
-                "programs": [
-                    {"source": p.source, "defines": dict(p.defines), "functions": list(p.functions)} for p in programs
-                ],
-            }
-            body = json.dumps(request).encode()
-            ours.sendall(struct.pack("<I", len(body)) + body)
-            for _ in programs:
-                loaded._take(*_reply(ours))
-            ours.send(b"k")
-        except (OSError, EOFError) as error:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(1)
-            child.kill()
-            said = child.stderr.read().decode(errors="replace").strip().splitlines()
-            raise SwerveError(
-                f"the compiling process died: {said[-1] if said else error}",
-                "`swerve doctor` says what is missing",
-            ) from None
-        finally:
-            ours.close()
-            child.kill()
-            child.wait()
-            child.stderr.close()
+        for reply, descriptors in compilation.replies():
+            loaded._take(reply, descriptors)
     except BaseException:
         loaded.close()
         raise
     return loaded
-
-
-def _reply(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    header, descriptors, _, _ = socket.recv_fds(sock, 8, 250)
-    if len(header) < 8:
-        raise EOFError("no answer")
-    size, count = struct.unpack("<II", header)
-    body = b""
-    while len(body) < size:
-        part = sock.recv(size - len(body))
-        if not part:
-            raise EOFError("half an answer")
-        body += part
-    if len(descriptors) != count:
-        for fd in descriptors:
-            os.close(fd)
-        raise EOFError(f"{len(descriptors)} descriptors of {count}")
-    return json.loads(body), list(descriptors)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
-from pytools.kernel.loader import Loaded, Program
+from pytools.kernel.loader import Loaded
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Path, PathState, ProbeSamples
 from pytools.sources import paths as pinning
@@ -40,24 +40,13 @@ _PATHS_AFTER_CHANGE_NS: Final = 250 * _MS
 _COUNTERS = ("recorded", "ring_full", "malformed", "foreign", "merged")
 
 
-def programs(config: AgentConfig) -> list[Program]:
-    """What the mesh wants loaded."""
-    return [
-        Program(
-            source="stamp.c",
-            functions=("stamp_egress", "stamp_ingress"),
-            defines={"SWERVE_PROBE_PORT": config.probe.port},
-        )
-    ]
-
-
 class ProbeMesh:
     """Sender and reflector of one host.
 
     Parameters
     ----------
     loaded : Loaded
-        With `programs(config)`. What is missing of them is missed: without stamps there is loss, but no delay.
+        With stamp.c. When that is missing, without stamps there is loss, but no delay.
     netlink : Netlink
         In the namespace of the calling thread; stays the caller's.
 
@@ -246,6 +235,10 @@ class ProbeMesh:
     def path_of(self, remote: str, interface: str) -> Path | None:
         """The path to an address by an interface; None when it is on no measured one."""
         return self._path_by_end.get((remote, interface))
+
+    def all_paths(self) -> list[Path]:
+        """Every path that is probed now."""
+        return [pinned.path for pinned in self.paths.current]
 
     def wire_bytes(self) -> int:
         """Bytes of probes and replies so far, both directions, with Ethernet, IP and UDP headers."""

@@ -1,6 +1,6 @@
 """TCP retransmissions by flow and by path, read from what tcp.c aggregates in the kernel.
 
-Counts are segments, times CLOCK_MONOTONIC nanoseconds. One thread: the agent's. Order at the start: `program` is
+Counts are segments, times CLOCK_MONOTONIC nanoseconds. One thread: the agent's. Order at the start: the program is
 loaded, a `TcpSource` is made (it notes what every socket had retransmitted before), then `tcp_egress` is attached
 to the interfaces. So everything counted happened after the source was made, and nothing after it is missed.
 """
@@ -20,14 +20,11 @@ from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.kernel import sockdiag
-from pytools.kernel.loader import Loaded, Program
+from pytools.kernel.loader import Loaded
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Path, TcpFlow, TcpPath
 
 PathOf = Callable[[str, str], Path | None]  # (remote address, interface) -> the path, if it is a measured one
-
-FLOWS: Final = 16384
-ENTRY: Final = "tcp_egress"
 
 _IDLE_NS: Final = 60 * 10**9  # a flow silent for so long may lose its row
 _SYNACK_IDLE_NS: Final = 300 * 10**9  # a request whose SYN-ACK was last sent so long ago is dead
@@ -36,18 +33,13 @@ _PRUNED_AT_ONCE: Final = 1024  # bounds the time that one tick takes
 _COUNTERS: Final = ("retransmitted", "flows_full", "interfaces_full", "synacks_full", "deferred")
 
 
-def program(flows: int = FLOWS) -> Program:
-    """The kernel program, with room for so many flows."""
-    return Program("tcp.c", (ENTRY,), {"SWERVE_TCP_FLOWS": flows})
-
-
 class TcpSource:
     """Reads the maps once per long window; publishes what changed.
 
     Parameters
     ----------
     loaded : Loaded
-        Where `program` was loaded; stays the caller's. The program is not attached yet.
+        Where tcp.c was loaded; stays the caller's. The program is not attached yet.
     netlink : Netlink
         For the names of interfaces.
     path_of : callable

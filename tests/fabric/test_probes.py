@@ -27,9 +27,9 @@ from pytools.lab.fabric import Lab
 from pytools.lab.topology import group_id
 from pytools.signals import AnySignal, Path, PathDelay, PathState, ProbeSamples
 from pytools.sources import paths as pinning
-from pytools.sources import udp
+from pytools.sources import programs, udp
 from pytools.sources.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
-from pytools.sources.probes import ProbeMesh, programs
+from pytools.sources.probes import ProbeMesh
 
 PATIENT = Probe(timeout_ms=60_000)  # nothing is lost but what the test calls lost
 ADDRESSES = {4: ("10.77.0.1", "10.77.0.2"), 6: ("fd77::1", "fd77::2")}
@@ -45,7 +45,7 @@ class Node:
         keep = self._closing.enter_context
         try:
             with netns.inside(namespace):
-                loaded = keep(loader.load(programs(config)))
+                loaded = keep(loader.load([programs.probes(config)]))
                 assert loaded.failed == {}
                 self.netlink = keep(Netlink())
                 self.mesh = ProbeMesh(config, loaded, self.netlink, self.bus)

@@ -27,7 +27,8 @@ from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.lab.topology import group_id
 from pytools.signals import Path, TcpFlow, TcpPath
-from pytools.sources.tcp import ENTRY, FLOWS, TcpSource, program
+from pytools.sources.programs import TCP_ENTRY, TCP_FLOWS, retransmissions
+from pytools.sources.tcp import TcpSource
 
 RECEIVER, RECEIVER6 = "10.9.0.2", "fd00:9::2"
 RAILS = ("rail1", "rail2")
@@ -96,10 +97,10 @@ class Counting:
 
 
 @contextlib.contextmanager
-def counting(namespace: str, flows: int = FLOWS) -> Iterator[Counting]:
+def counting(namespace: str, flows: int = TCP_FLOWS) -> Iterator[Counting]:
     """Count in a namespace, on both rails; the calling thread is inside it meanwhile."""
     with contextlib.ExitStack() as stack:
-        loaded = stack.enter_context(load([program(flows)]))
+        loaded = stack.enter_context(load([retransmissions(flows)]))
         assert not loaded.failed
         stack.enter_context(inside(namespace))
         netlink = stack.enter_context(Netlink())
@@ -110,7 +111,7 @@ def counting(namespace: str, flows: int = FLOWS) -> Iterator[Counting]:
         stack.callback(source.close)
         source.register(stack.enter_context(selectors.DefaultSelector()))
         for interface in RAILS:
-            stack.enter_context(attach_tc(loaded.programs[ENTRY], interface, "egress"))
+            stack.enter_context(attach_tc(loaded.programs[TCP_ENTRY], interface, "egress"))
         yield Counting(loaded, source, subscription)
 
 

@@ -18,10 +18,10 @@ from pytools.errors import RefusedError, UsageError
 from pytools.kernel import features
 from pytools.kernel.loader import Program
 from pytools.kernel.netns import inside
-from pytools.sources import paths, probes, tcp
+from pytools.sources import paths, programs
 from pytools.views import doctor
 
-PROGRAMS = [*probes.programs(AgentConfig("", [])), tcp.program()]
+PROGRAMS = programs.all_of(AgentConfig("", []))
 
 
 @pytest.fixture(scope="module")

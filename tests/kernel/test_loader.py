@@ -76,7 +76,7 @@ def test_a_full_map_says_so(tmp_path: Path) -> None:
         tiny = loaded.map("tiny")
         tiny.update(1, 1)
         tiny.update(2, 1)
-        with pytest.raises(SwerveError, match="tiny.*full"):
+        with pytest.raises(SwerveError, match=r"tiny.*full"):
             tiny.update(3, 1)
 
 

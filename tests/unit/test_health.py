@@ -332,3 +332,18 @@ def test_a_path_that_got_its_weight_back_without_recovering_must_be_bad_again_to
     healthy = Watched(policy())
     healthy.good(SECOND)
     assert health.lifted(healthy.policy, healthy.health, healthy.now) == healthy.health
+
+
+@pytest.mark.parametrize(
+    ("waited_ns", "verdict"), [(20 * MS, Verdict.BAD), (5 * MS, Verdict.BETWEEN), (100_000, Verdict.BETWEEN)]
+)
+def test_probes_that_were_overtaken_are_a_lower_bound(waited_ns, verdict):
+    """It can say bad, never clear; and a path that answers nothing is none to shift toward."""
+    when = policy().rules[0].when
+    signal = measured(path(), T0, None, received=0)
+    overtaken = msgspec.structs.replace(signal, overtaken=3, overtaken_p50_ns=waited_ns)
+    reading = health.judge(when, overtaken)
+    assert reading.verdict is verdict
+    assert "3 probes overtaken" in reading.text
+    known = health.observe(policy(), health.unknown(T0), overtaken, T0)
+    assert not known.measured

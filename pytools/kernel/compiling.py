@@ -1,0 +1,179 @@
+"""Our end of the compiling child: starts it, asks, and takes its replies when somebody waits for them.
+
+The child needs most of a second, so it is started first thing, before anything heavy is imported: this module uses the
+standard library alone. One thread per `Compilation`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pytools.errors import CapabilityError, SwerveError
+
+_DEADLINE_S = 60.0
+_MOST_DESCRIPTORS = 250  # in one message (SCM_MAX_FD is 253)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One C file to load: its TC entry points by name, and constants for the compiler."""
+
+    source: str
+    functions: Sequence[str]
+    defines: Mapping[str, int | str] = field(default_factory=dict)
+
+
+def bpf_dir() -> Path:
+    """Where the C sources are: inside the installed package, or beside it in a checkout.
+
+    Raises
+    ------
+    SwerveError
+        If the installation lacks them.
+    """
+    package = Path(__file__).resolve().parent.parent
+    for candidate in (package / "bpf", package.parent / "bpf"):
+        if (candidate / "swerve.h").exists():
+            return candidate
+    raise SwerveError(f"the kernel programs are missing beside {package}", "install swerve again")
+
+
+def has_bcc() -> bool:
+    """Whether this interpreter can import bcc; finds out without loading LLVM. PyPI's bcc is another package."""
+    spec = importlib.util.find_spec("bcc")
+    places = spec.submodule_search_locations if spec else None
+    return any(Path(place, "libbcc.py").exists() for place in places or ())
+
+
+@functools.cache
+def interpreter() -> str:
+    """A Python that can import bcc: this one, or the distribution's.
+
+    Raises
+    ------
+    CapabilityError
+        If neither can.
+    """
+    if sys.executable and has_bcc():
+        return sys.executable
+    other = "/usr/bin/python3"
+    probe = "import os, sys, importlib.util as u; s = u.find_spec('bcc'); sys.exit(not (s and s.origin and "
+    probe += "os.path.exists(os.path.join(os.path.dirname(s.origin), 'libbcc.py'))))"
+    with contextlib.suppress(OSError):
+        if subprocess.run([other, "-c", probe], capture_output=True, check=False).returncode == 0:
+            return other
+    raise CapabilityError("no Python here can import bcc", "apt-get install python3-bpfcc")
+
+
+class Compilation:
+    """Programs on their way into the kernel.
+
+    Parameters
+    ----------
+    programs : sequence of Program
+        What to compile and load, in this order.
+
+    Raises
+    ------
+    CapabilityError
+        If bcc cannot be imported at all.
+    """
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        self._expected = len(programs)
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sock.settimeout(_DEADLINE_S)
+        script = Path(__file__).with_name("compiler.py")
+        try:
+            with theirs:
+                self._child = subprocess.Popen(
+                    [interpreter(), str(script), str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                )
+        except BaseException:
+            self._sock.close()
+            raise
+        request = {
+            "bpf_dir": str(bpf_dir()),
+            "programs": [
+                {"source": each.source, "defines": dict(each.defines), "functions": list(each.functions)}
+                for each in programs
+            ],
+        }
+        body = json.dumps(request).encode()
+        with contextlib.suppress(OSError):  # a child that died already is noticed by `replies`
+            self._sock.sendall(struct.pack("<I", len(body)) + body)
+
+    def replies(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
+        """Each program's reply and its descriptors, which are then the caller's; waits for them.
+
+        Raises
+        ------
+        SwerveError
+            If the child dies before it has answered.
+        """
+        try:
+            for _ in range(self._expected):
+                yield _reply(self._sock)
+            self._sock.send(b"k")
+        except (OSError, EOFError) as error:
+            raise SwerveError(
+                f"the compiling process died: {self._last_words() or error}", "`swerve doctor` says what is missing"
+            ) from None
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(1)
+        self._child.kill()
+        assert self._child.stderr is not None
+        lines = self._child.stderr.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def close(self) -> None:
+        """End the child."""
+        self._sock.close()
+        self._child.kill()
+        self._child.wait()
+        if self._child.stderr is not None:
+            self._child.stderr.close()
+
+    def __enter__(self) -> Compilation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _reply(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    header, descriptors, _, _ = socket.recv_fds(sock, 8, _MOST_DESCRIPTORS)
+    if len(header) < 8:
+        raise EOFError("no answer")
+    size, count = struct.unpack("<II", header)
+    body = b""
+    while len(body) < size:
+        part = sock.recv(size - len(body))
+        if not part:
+            raise EOFError("half an answer")
+        body += part
+    if len(descriptors) != count:
+        for fd in descriptors:
+            os.close(fd)
+        raise EOFError(f"{len(descriptors)} descriptors of {count}")
+    return json.loads(body), list(descriptors)
