@@ -9,7 +9,7 @@
  *
  * SYN-ACKs are sent for request sockets, which keep no total: see count_synack().
  */
-#include <uapi/linux/pkt_cls.h>
+#include <linux/pkt_cls.h>
 #include "swerve.h"
 
 #ifndef SWERVE_TCP_FLOWS

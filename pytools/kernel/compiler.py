@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import glob
 import json
 import os
-import shutil
 import socket
 import struct
 import sys
@@ -25,20 +23,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _NUMPY_CODE = {"c": "S1", "?": "?"}
-
-
-def kernel_tree(bpf_dir: str, tree: str) -> None:
-    """Lay out what bcc takes for a kernel source tree: our shim headers plus links to the installed UAPI headers."""
-    os.makedirs(f"{tree}/include/uapi/linux")
-    shim = f"{bpf_dir}/include"
-    for source in glob.glob(f"{shim}/**/*.h", recursive=True):
-        target = f"{tree}/include/{os.path.relpath(source, shim)}"
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.symlink(os.path.abspath(source), target)
-    for source in glob.glob("/usr/include/linux/*.h"):
-        target = f"{tree}/include/uapi/linux/{os.path.basename(source)}"
-        if not os.path.lexists(target):
-            os.symlink(source, target)
 
 
 def layout(kind: Any) -> Any:
@@ -154,24 +138,20 @@ def main(fd: int) -> None:
     with socket.socket(fileno=fd) as sock:
         size = struct.unpack("<I", _exactly(sock, 4))[0]
         request = json.loads(_exactly(sock, size))
-        tree = tempfile.mkdtemp(prefix="swerve-kernel-")
-        try:
-            kernel_tree(request["bpf_dir"], tree)
-            os.environ["BCC_KERNEL_SOURCE"] = tree
-            multiarch = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
-            flags = [
-                "-I/usr/include",
-                f"-I/usr/include/{multiarch}",
-                f"-I{request['bpf_dir']}",
-                "-Wno-macro-redefined",
-            ]
-            for program in request["programs"]:
-                reply, descriptors = build(program, request["bpf_dir"], flags)
-                body = json.dumps(reply).encode()
-                socket.send_fds(sock, [struct.pack("<II", len(body), len(descriptors))], descriptors)
-                sock.sendall(body)
-        finally:
-            shutil.rmtree(tree, ignore_errors=True)
+        # bcc wants a kernel source tree: ours holds the few headers that it names, the rest are the distribution's.
+        os.environ["BCC_KERNEL_SOURCE"] = request["bpf_dir"]
+        multiarch = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
+        flags = [
+            "-I/usr/include",
+            f"-I/usr/include/{multiarch}",
+            f"-I{request['bpf_dir']}",
+            "-Wno-macro-redefined",
+        ]
+        for program in request["programs"]:
+            reply, descriptors = build(program, request["bpf_dir"], flags)
+            body = json.dumps(reply).encode()
+            socket.send_fds(sock, [struct.pack("<II", len(body), len(descriptors))], descriptors)
+            sock.sendall(body)
         sock.recv(1)  # wait until the parent has them
     os._exit(0)  # bcc's clean-up would detach what was just handed over
 

@@ -32,6 +32,7 @@ from pytools.sources.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, 
 from pytools.sources.probes import ProbeMesh
 
 PATIENT = Probe(timeout_ms=60_000)  # nothing is lost but what the test calls lost
+LONG = Windows(long_ms=60_000)  # holds all that a test does, on a slow machine too
 ADDRESSES = {4: ("10.77.0.1", "10.77.0.2"), 6: ("fd77::1", "fd77::2")}
 NO_CHECK, NO_CHECK6_SEND, NO_CHECK6_RECEIVE = 11, 101, 102
 
@@ -129,7 +130,7 @@ def nodes() -> Iterator[Nodes]:
 
 
 def config(host: str, peer: str, address: str, clock: str = "shared", **changes: object) -> AgentConfig:
-    fields = {"probe": PATIENT} | changes
+    fields = {"probe": PATIENT, "windows": LONG} | changes
     return AgentConfig(host, [Peer(peer, address, clock)], **fields)  # type: ignore[arg-type]
 
 
@@ -451,7 +452,7 @@ def in_lab(nodes: Nodes, lab: Lab, **changes: object) -> list[Node]:
     made = []
     for host in lab.hosts:
         known = agent_config(host, lab.hosts, True)
-        fields = {"probe": PATIENT} | changes
+        fields = {"probe": PATIENT, "windows": LONG} | changes
         made.append(nodes(host.netns, AgentConfig(known.host, known.peers, **fields)))  # type: ignore[arg-type]
     return made
 
