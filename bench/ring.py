@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
-import os
 import struct
 import sys
-import sysconfig
-import tempfile
 import time
 from typing import Any
 
@@ -21,7 +18,7 @@ from _common import alternating, emit, median
 
 from pytools.errors import CapabilityError
 from pytools.kernel import bpf
-from pytools.kernel.compiler import kernel_tree, maps_of
+from pytools.kernel.compiler import maps_of, use_headers
 from pytools.kernel.loader import bpf_dir, dtype
 from pytools.kernel.maps import Map
 from pytools.kernel.rings import Ring
@@ -32,59 +29,55 @@ ROUNDS = 101
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as tree:
-        program, descriptor, ring = loaded(tree)
+    program, descriptor, ring = loaded()
 
-        def as_array() -> float:
-            fill(descriptor)
-            start = time.perf_counter()
-            times = ring.read()["ts_ns"]
-            took = time.perf_counter() - start
-            return checked(len(times)) / took
+    def as_array() -> float:
+        fill(descriptor)
+        start = time.perf_counter()
+        times = ring.read()["ts_ns"]
+        took = time.perf_counter() - start
+        return checked(len(times)) / took
 
-        stamps: list[int] = []
-        # bcc's own event() knows no nested types and asks for a ctypes type instead: this one is bcc's, too.
-        pointer = ctypes.POINTER(program["layout_stamp"].Leaf)
+    stamps: list[int] = []
+    # bcc's own event() knows no nested types and asks for a ctypes type instead: this one is bcc's, too.
+    pointer = ctypes.POINTER(program["layout_stamp"].Leaf)
 
-        def on_record(_context: object, data: int, _size: int) -> None:
-            stamps.append(ctypes.cast(data, pointer).contents.ts_ns)
+    def on_record(_context: object, data: int, _size: int) -> None:
+        stamps.append(ctypes.cast(data, pointer).contents.ts_ns)
 
-        program["stamps"].open_ring_buffer(on_record)
+    program["stamps"].open_ring_buffer(on_record)
 
-        def by_callback() -> float:
-            fill(descriptor)
-            stamps.clear()
-            start = time.perf_counter()
-            program.ring_buffer_consume()
-            took = time.perf_counter() - start
-            return checked(len(stamps)) / took
+    def by_callback() -> float:
+        fill(descriptor)
+        stamps.clear()
+        start = time.perf_counter()
+        program.ring_buffer_consume()
+        took = time.perf_counter() - start
+        return checked(len(stamps)) / took
 
-        ours, theirs = alternating(ROUNDS, as_array, by_callback)
-        emit(
-            "ring",
-            "records",
-            median(ours),
-            "1/s",
-            "higher",
-            case="stamps",
-            peer="bcc_callback",
-            peer_value=median(theirs),
-            n=ROUNDS,
-        )
+    ours, theirs = alternating(ROUNDS, as_array, by_callback)
+    emit(
+        "ring",
+        "records",
+        median(ours),
+        "1/s",
+        "higher",
+        case="stamps",
+        peer="bcc_callback",
+        peer_value=median(theirs),
+        n=ROUNDS,
+    )
 
 
-def loaded(tree: str) -> tuple[Any, int, Ring]:
+def loaded() -> tuple[Any, int, Ring]:
     """stamp.c loaded by bcc in this process, and our reader on its ring."""
     sources = bpf_dir()
-    kernel_tree(str(sources), tree)
-    os.environ["BCC_KERNEL_SOURCE"] = tree
     try:
         from bcc import BPF, lib
     except ImportError:
         raise CapabilityError("this Python cannot import bcc", "apt-get install python3-bpfcc") from None
-    multiarch = sysconfig.get_config_var("MULTIARCH")
-    flags = ["-I/usr/include", f"-I/usr/include/{multiarch}", f"-I{sources}", f"-DSWERVE_PROBE_PORT={PORT}"]
-    program = BPF(src_file=str(sources / "stamp.c"), cflags=[*flags, "-Wno-macro-redefined"])
+    flags = [*use_headers(str(sources)), f"-DSWERVE_PROBE_PORT={PORT}"]
+    program = BPF(src_file=str(sources / "stamp.c"), cflags=flags)
     descriptor = program.load_func("stamp_egress", BPF.SCHED_CLS).fd
     maps = maps_of(program.module, lib, BPF._decode_table_type)
     described = maps["stamp_peers"]

@@ -25,6 +25,16 @@ from typing import Any
 _NUMPY_CODE = {"c": "S1", "?": "?"}
 
 
+def use_headers(bpf_dir: str) -> list[str]:
+    """Point bcc at our headers; returns the compiler flags that go with them.
+
+    bcc wants a kernel source tree: ours holds the few headers that it names, the rest are the distribution's.
+    """
+    os.environ["BCC_KERNEL_SOURCE"] = bpf_dir
+    multiarch = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
+    return ["-I/usr/include", f"-I/usr/include/{multiarch}", f"-I{bpf_dir}", "-Wno-macro-redefined"]
+
+
 def layout(kind: Any) -> Any:
     """A ctypes type as the arguments of a numpy dtype: a code, a [code, shape] pair, or a record."""
     if isinstance(kind, type) and issubclass(kind, ctypes.Array):
@@ -138,15 +148,7 @@ def main(fd: int) -> None:
     with socket.socket(fileno=fd) as sock:
         size = struct.unpack("<I", _exactly(sock, 4))[0]
         request = json.loads(_exactly(sock, size))
-        # bcc wants a kernel source tree: ours holds the few headers that it names, the rest are the distribution's.
-        os.environ["BCC_KERNEL_SOURCE"] = request["bpf_dir"]
-        multiarch = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
-        flags = [
-            "-I/usr/include",
-            f"-I/usr/include/{multiarch}",
-            f"-I{request['bpf_dir']}",
-            "-Wno-macro-redefined",
-        ]
+        flags = use_headers(request["bpf_dir"])
         for program in request["programs"]:
             reply, descriptors = build(program, request["bpf_dir"], flags)
             body = json.dumps(reply).encode()

@@ -155,11 +155,11 @@ class ProbeMesh:
         self.sender.expire(now_ns)
         self._publish_delays(self._measurements.short, now_ns, only_news=True)
         if now_ns >= self._due["long"]:
-            self._listen(now_ns)
             self._due["long"] = _after(self._due["long"], self._measurements.long.length_ns, now_ns)
             self._publish_delays(self._measurements.long, now_ns, only_news=False)
         if now_ns >= self._due["samples"]:
             self._due["samples"] = now_ns + _SAMPLES_EVERY_NS
+            self._listen(now_ns)
             self._publish_samples(now_ns)
 
     def _publish_delays(self, window: Window, now_ns: int, only_news: bool) -> None:
