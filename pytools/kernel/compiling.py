@@ -145,7 +145,7 @@ class Compilation:
         return lines[-1] if lines else ""
 
     def close(self) -> None:
-        """End the child."""
+        """End the child; a second time does nothing."""
         self._sock.close()
         self._child.kill()
         self._child.wait()

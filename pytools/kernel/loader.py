@@ -113,7 +113,7 @@ def load(programs: Sequence[Program]) -> Loaded:
 
 
 def collect(compilation: Compilation) -> Loaded:
-    """What a compilation that is under way comes to; waits for it.
+    """What a compilation that is under way comes to; waits for it, and ends it.
 
     Raises
     ------
@@ -127,4 +127,6 @@ def collect(compilation: Compilation) -> Loaded:
     except BaseException:
         loaded.close()
         raise
+    finally:
+        compilation.close()
     return loaded
