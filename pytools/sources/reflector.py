@@ -82,12 +82,14 @@ class Reflector:
         self._grow()
         self._sockets: dict[udp.Family, socket.socket] = {}
         self._requests: dict[udp.Family, udp.Datagrams] = {}
+        self._packets: dict[udp.Family, NDArray[Any]] = {}  # the same bytes, seen as replies
         self._waiting: list[tuple[udp.Family, int]] = []
         families: list[udp.Family] = sorted({6 if ":" in peer.address else 4 for peer in peers})
         try:
             for family in families:
                 self._sockets[family] = udp.open_socket(family, port, dscp)
                 self._requests[family] = udp.Datagrams(family, _BATCH, _ROOM)
+                self._packets[family] = wire.replies(self._requests[family].payload)
         except BaseException:
             self.close()
             raise
@@ -185,68 +187,61 @@ class Reflector:
         self._waiting = []
 
     def _answer(self, family: udp.Family, datagrams: udp.Datagrams, count: int, now_ns: int) -> None:
-        lengths = datagrams.received_lengths(count)
-        header = udp.HEADER_BYTES[family]
-        self.wire_bytes += int(lengths.sum()) + count * header
-        places, peers, rows = self._admitted(datagrams, count, lengths, now_ns)
-        if not len(places):
+        self.wire_bytes += int(datagrams.received_lengths(count).sum()) + count * udp.HEADER_BYTES[family]
+        peers, rows = self._admit(datagrams, count, now_ns)
+        count = len(rows)  # those that are answered lie in front now
+        if not count:
             return
         self._heard_ns[rows] = now_ns
-        lengths = lengths[places]
-        datagrams.lengths[places] = lengths
-        asked = self._answer_tlvs(datagrams.payload, places, lengths)
-        # Fancy indexing copies: work on the copy, and put the bytes back where the headers point to.
-        head = datagrams.payload[places, : wire.PROBE_BYTES]
-        packets = wire.replies(head)
+        lengths = datagrams.received_lengths(count)
+        datagrams.lengths[:count] = lengths
+        payload = datagrams.payload[:count]
+        packets = self._packets[family][:count]
         sender_seq = packets["seq"].astype(np.int64)
         slots = sender_seq & (_SLOTS - 1)
         stamped = self._stamped_seq[_ARRIVED, rows, slots] == sender_seq
-        self.drops["unstamped_requests"] += len(rows) - how_many(stamped)
-        error = np.where(stamped, self._precise_error[peers], self._imprecise_error[peers])
+        self.drops["unstamped_requests"] += count - how_many(stamped)
         turn = occurrence(rows)
         seq = self._next_seq[rows] + turn
-        if asked.all():
-            wire.write_follow_up(packets, (seq - 1) & 0xFFFFFFFF, self._last_left(rows, turn))
-        elif asked.any():
-            follow_up = packets[asked]
-            wire.write_follow_up(follow_up, (seq - 1)[asked] & 0xFFFFFFFF, self._last_left(rows, turn)[asked])
-            packets[asked] = follow_up
+        self._answer_tlvs(payload, packets, lengths, seq - 1, self._last_left(rows, turn))
         wire.turn_into_replies(
-            head,
+            payload,
+            packets,
             seq=seq & 0xFFFFFFFF,
             receive_ns=np.where(stamped, self._stamped_ns[_ARRIVED, rows, slots], now_ns),
             now_ns=now_ns,
-            error=error,
-            ttl=datagrams.ttls(count)[places],
+            error=np.where(stamped, self._precise_error[peers], self._imprecise_error[peers]),
+            ttl=datagrams.ttls(count),
         )
         np.maximum.at(self._next_seq, rows, seq + 1)
         self._last_sender_seq[rows] = sender_seq
-        datagrams.payload[places, : wire.PROBE_BYTES] = head
-        self._route(datagrams, count, places, peers)
-        refused = datagrams.send(self._sockets[family], places)
+        self._route(datagrams, count, peers)
+        refused = datagrams.send(self._sockets[family], count)
         self.drops["reply_refused"] += len(refused)
-        self.answered += len(places)
-        self.wire_bytes += int(lengths.sum()) + len(lengths) * header
+        self.answered += count
+        self.wire_bytes += int(lengths.sum()) + count * udp.HEADER_BYTES[family]
 
-    def _admitted(
-        self, datagrams: udp.Datagrams, count: int, lengths: NDArray[np.int64], now_ns: int
-    ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """Places, peers and sessions of the requests that are answered; the others are counted."""
-        whole = datagrams.received_whole(count) & (lengths >= wire.BASE_BYTES)
+    def _admit(self, datagrams: udp.Datagrams, count: int, now_ns: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Keep the requests that are answered, and count the others; peer and session of each that is kept."""
+        whole = datagrams.received_whole(count) & (datagrams.received_lengths(count) >= wire.BASE_BYTES)
         sources, ports = datagrams.sources(count), datagrams.ports(count)
         peers = np.array([self._peers.get(key, -1) for key in udp.keys(sources)], np.intp)
         of_peer = whole & (peers >= 0)
-        answerable = of_peer & (ports >= _LOWEST_PORT) & (ports != self._port)
-        self.drops["malformed_requests"] += count - how_many(whole)
-        self.drops["requests_of_no_peer"] += how_many(whole & ~of_peer)
-        self.drops["requests_from_refused_port"] += how_many(of_peer & ~answerable)
-        places = np.flatnonzero(answerable)
-        places = places[self._within_rate(peers[places], now_ns)]
-        ssids = wire.requests(datagrams.payload)["ssid"][places]
-        rows = self._rows_of(_keys(ports[places], sources[places], ssids), now_ns)
-        self.drops["requests_over_sessions"] += how_many(rows < 0)
-        places, rows = places[rows >= 0], rows[rows >= 0]
-        return places, peers[places], rows
+        wanted = of_peer & (ports >= _LOWEST_PORT) & (ports != self._port)
+        if not wanted.all():
+            self.drops["malformed_requests"] += count - how_many(whole)
+            self.drops["requests_of_no_peer"] += how_many(whole & ~of_peer)
+            self.drops["requests_from_refused_port"] += how_many(of_peer & ~wanted)
+        wanted[wanted] = self._within_rate(peers[wanted], now_ns)
+        ssids = self._packets[datagrams.family]["ssid"][:count]
+        rows = np.full(count, -1, np.intp)
+        rows[wanted] = self._rows_of(_keys(ports[wanted], sources[wanted], ssids[wanted]), now_ns)
+        kept = rows >= 0
+        if kept.all():
+            return peers, rows
+        self.drops["requests_over_sessions"] += how_many(wanted & ~kept)
+        datagrams.keep(np.flatnonzero(kept))
+        return peers[kept], rows[kept]
 
     def _within_rate(self, peers: NDArray[np.intp], now_ns: int) -> NDArray[np.bool_]:
         """Which requests their peer's share of replies still allows."""
@@ -259,13 +254,22 @@ class Reflector:
         return allowed
 
     def _answer_tlvs(
-        self, payload: NDArray[np.uint8], places: NDArray[np.intp], lengths: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
-        """Set the flags of TLVs; returns which packets have a Follow-Up TLV that is to be answered."""
-        asked = wire.follow_up_asked(wire.requests(payload[places, : wire.PROBE_BYTES]), lengths)
-        for turn in np.flatnonzero(~asked & (lengths > wire.BASE_BYTES)):  # senders other than swerve's
-            asked[turn] = wire.reflect_tlvs(payload[places[turn]], int(lengths[turn]))
-        return asked
+        self,
+        payload: NDArray[np.uint8],
+        packets: NDArray[Any],
+        lengths: NDArray[np.int64],
+        last_seq: NDArray[np.int64],
+        last_left: NDArray[np.int64],
+    ) -> None:
+        """Set the flags of TLVs, and tell those who ask when the last reply of their session left."""
+        asked = wire.follow_up_asked(packets, lengths)
+        if asked.all():
+            wire.write_follow_up(packets, last_seq & 0xFFFFFFFF, last_left)
+            return
+        for place in range(len(packets)):  # senders other than swerve's
+            one = slice(place, place + 1)
+            if asked[place] or wire.reflect_tlvs(payload[place], int(lengths[place])):
+                wire.write_follow_up(packets[one], last_seq[one] & 0xFFFFFFFF, last_left[one])
 
     def _last_left(self, rows: NDArray[np.intp], turn: NDArray[np.intp]) -> NDArray[np.int64]:
         """When the previous reply of each session left; MISSING if unknown, or if it is still in this batch."""
@@ -274,14 +278,14 @@ class Reflector:
         known = (turn == 0) & (sender_seq >= 0) & (self._stamped_seq[_LEFT, rows, slots] == sender_seq)
         return np.where(known, self._stamped_ns[_LEFT, rows, slots], MISSING)
 
-    def _route(self, datagrams: udp.Datagrams, count: int, places: NDArray[np.intp], peers: NDArray[np.intp]) -> None:
+    def _route(self, datagrams: udp.Datagrams, count: int, peers: NDArray[np.intp]) -> None:
         """Back by the interface the request came in by, through that path's gateway where a path is known."""
-        ifindexes = datagrams.ifindexes(count)[places]
+        ifindexes = datagrams.ifindexes(count)
         arrived = ifindexes.tolist()
         self.ifindexes.update(arrived)
         marks = [self._marks.get(pair, 0) for pair in zip(arrived, peers.tolist(), strict=True)]
         marked = np.array(marks, np.uint32)
-        datagrams.depart(places, marked, datagrams.destinations(count)[places], np.where(marked != 0, 0, ifindexes))
+        datagrams.depart(count, marked, datagrams.destinations(count), np.where(marked != 0, 0, ifindexes))
 
     def socket_drops(self) -> int:
         """Requests that the kernel dropped because nobody read the socket in time."""

@@ -143,6 +143,7 @@ def follow_up_asked(packets: NDArray[Any], lengths: NDArray[np.int64]) -> NDArra
 
 def turn_into_replies(
     payload: NDArray[np.uint8],
+    packets: NDArray[Any],
     *,
     seq: NDArray[Any],
     receive_ns: NDArray[np.int64],
@@ -156,12 +157,13 @@ def turn_into_replies(
     ----------
     payload : ndarray of uint8, shape (n, at least PROBE_BYTES)
         The requests.
+    packets : ndarray
+        The same, seen through `replies`.
     receive_ns : ndarray of int64
         When each request came in, as good as `error` says.
     """
     payload[:, 24:38] = payload[:, :14]  # the sender's sequence number, timestamp and error estimate
     payload[:, 38:BASE_BYTES] = 0
-    packets = replies(payload)
     packets["sender_ttl"] = ttl
     packets["seq"] = seq
     packets["seconds"], packets["fraction"] = split_ns(now_ns)

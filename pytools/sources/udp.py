@@ -200,7 +200,6 @@ class Datagrams:
         self._received["control"] = _addresses(self._arrivals)
         self._received["control_bytes"] = self._arrivals.itemsize
         self._pristine = self._received.copy()
-        self._ready = self._outgoing.copy()
         self._vectors["length"] = payload_bytes
         self._filled = 0  # how many headers the last receive has touched
 
@@ -234,6 +233,13 @@ class Datagrams:
                 raise OSError(code, os.strerror(code))
             return 0
         return int(count)
+
+    def keep(self, places: NDArray[np.intp]) -> None:
+        """Move some of the datagrams received to the front, in this order; the others are forgotten."""
+        kept = slice(len(places))
+        for rows in (self.payload, self.names, self._arrivals):
+            rows[kept] = rows[places]
+        self._received["bytes"][kept] = self._received["bytes"][places]
 
     def received_lengths(self, count: int) -> NDArray[np.int64]:
         """Bytes that arrived of each of the first `count` datagrams."""
@@ -275,24 +281,22 @@ class Datagrams:
         rows[:, 12:] = addresses
         return rows
 
-    def depart(self, rows: Any, marks: Any, addresses: NDArray[np.uint8], ifindexes: Any = 0) -> None:
-        """Set mark, source (in the family's own width) and interface (0: as routed) of some datagrams."""
-        self._departures["mark"][rows] = marks
-        self._departures["address"][rows] = addresses
-        self._departures["ifindex"][rows] = ifindexes
+    def depart(self, count: int, marks: Any, addresses: NDArray[np.uint8], ifindexes: Any = 0) -> None:
+        """Set mark, source (in the family's own width) and interface (0: as routed) of the first `count`."""
+        self._departures["mark"][:count] = marks
+        self._departures["address"][:count] = addresses
+        self._departures["ifindex"][:count] = ifindexes
 
-    def send(self, sock: socket.socket, rows: NDArray[np.intp]) -> dict[int, int]:
-        """Send the datagrams in these rows, in this order.
+    def send(self, sock: socket.socket, count: int) -> dict[int, int]:
+        """Send the first `count` datagrams.
 
         Returns
         -------
         dict
-            Position in `rows` -> errno, of each that the kernel refused. When the socket's buffer is full,
-            all that were still to go carry EAGAIN.
+            Place -> errno, of each that the kernel refused. When the socket's buffer is full, all that were still
+            to go carry EAGAIN.
         """
-        ready, total, refused = self._ready, len(rows), {}
-        ready[:total] = self._outgoing[rows]
-        start, base = 0, ready.ctypes.data
+        start, total, base, refused = 0, count, self._outgoing.ctypes.data, {}
         while start < total:
             count = _libc.sendmmsg(
                 sock.fileno(),

@@ -49,6 +49,7 @@ def settled(agent):
     support.wait_until(lambda: len(agent.states) == 2, 20, "the controller speaks of both paths")
 
 
+@pytest.mark.guest
 def test_congestion_is_steered_away_and_back(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         settled(agent)
@@ -113,6 +114,7 @@ def test_keep_leaves_the_weights_until_they_are_undone(host, agent, policy):
     assert again.stdout == "nothing to undo\n"
 
 
+@pytest.mark.guest
 def test_a_killed_controller_is_undone_by_its_guardian(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         steered(host, agent)

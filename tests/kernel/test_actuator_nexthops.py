@@ -35,6 +35,7 @@ def described(host):
     return found
 
 
+@pytest.mark.guest
 def test_weights_are_changed_in_place_and_read_back(host, groups):
     before = described(host)
     outcome = groups.apply(GROUP, [ORIGINAL], STEP)
@@ -89,6 +90,7 @@ def test_a_refusal_is_told_in_the_kernels_words(host, groups):
     assert host.weights() == dict(ORIGINAL)
 
 
+@pytest.mark.guest
 def test_undo_after_the_kernel_dropped_a_member_with_its_carrier(host, groups):
     groups.apply(GROUP, [ORIGINAL], STEP)
     host.ip("link", "set", "rail1", "down")

@@ -159,6 +159,17 @@ def test_what_is_too_short_or_too_long_is_counted_and_not_answered(served: Serve
     assert served.reflector.drops["malformed_requests"] == 4
 
 
+def test_good_requests_among_bad_ones_get_their_own_replies(served: Served) -> None:
+    requests = [b"x", our_request(10, 4), bytes(2049), our_request(11, 5) + bytes(30), bytes(43), our_request(12, 6)]
+    replies = served.ask(*requests)
+    assert [(REFLECTOR(each).seq_sender, REFLECTOR(each).ssid, len(each)) for each in replies] == [
+        (10, 4, 64),
+        (11, 5, 94),
+        (12, 6, 64),
+    ]
+    assert served.reflector.drops["malformed_requests"] == 3
+
+
 def test_a_source_port_that_might_answer_back_is_not_answered(served: Served) -> None:
     for port in (7, 862, 1023, PORT + 1):
         replies = served.ask(our_request(), source_port=port)

@@ -29,8 +29,9 @@ def turned(payload: np.ndarray, **changes: object) -> np.ndarray:
         "error": np.array([PTP_ERROR]),
         "ttl": np.array([61]),
     } | changes
-    wire.turn_into_replies(payload, **facts)  # type: ignore[arg-type]
-    return wire.replies(payload)
+    packets = wire.replies(payload)
+    wire.turn_into_replies(payload, packets, **facts)  # type: ignore[arg-type]
+    return packets
 
 
 @given(bound_ns=st.integers(0, 10**15), synchronised=st.booleans())

@@ -1,0 +1,200 @@
+"""The sessions of a sender: what is known of each probe under way, and what the passing of time says about them.
+
+A session is one path and one source port. Its row in the arrays is `path index * flows + flow`, its SSID the row
+plus one. What is known of a probe lies in the row's slot `sequence number mod slots`. Times are CLOCK_MONOTONIC
+nanoseconds. One thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.config import Probe
+from pytools.errors import UsageError
+from pytools.estimators.windows import MISSING, power_of_two
+from pytools.sources.measurements import LOST, Measurements
+
+FREE, OUTSTANDING, ANSWERED, TIMED_OUT, LATE = range(5)  # what has become of the probe in a slot
+SEQ_WRAP: Final = 1 << 32
+# Sequence numbers of different sessions start this far apart, so that a reflector that knows no SSID (it sends back
+# zero) still says with the sequence number which session it answers.
+_SEQ_STRIDE: Final = 1 << 20
+_MOST_SLOTS: Final = 65_536
+
+Result = tuple[int, int, int | None, int | None]  # sequence number, sent, forward, reverse
+
+
+class Sessions:
+    """Arrays over all sessions and their most recent probes.
+
+    Raises
+    ------
+    UsageError
+        If more probes could be under way than there is room for.
+    """
+
+    def __init__(self, probe: Probe, measurements: Measurements) -> None:
+        self._probe, self._measurements = probe, measurements
+        self._timeout_ns = int(probe.timeout_ms * 1e6)
+        self._slots = max(64, power_of_two((probe.timeout_ms + 1000) / probe.interval_ms + 8))
+        if self._slots > _MOST_SLOTS:
+            raise UsageError(
+                f"with a timeout of {probe.timeout_ms:g} ms and an interval of {probe.interval_ms:g} ms too many "
+                "probes are under way",
+                "shorten probe.timeout_ms or probe less often",
+            )
+        self._allocate(0)
+        self._grow(64)
+
+    def _allocate(self, rows: int) -> None:
+        """The arrays, [row] and [row, slot], for no session yet."""
+        self._next_seq = np.zeros(rows, np.int64)
+        self._highest = np.full(rows, -1, np.int64)  # sequence number answered so far
+        self._answered_ns = np.zeros(rows, np.int64)  # when the latest probe that was answered had been sent
+        self._peer = np.full(rows, -1, np.intp)  # sessions with the same address have the same number
+        self._told = np.zeros(rows, np.int64)  # raw results were given out up to here
+        self._remotes = np.zeros((rows, 2), np.uint64)  # zero: no session
+        grid = (rows, self._slots)
+        self._state = np.full(grid, FREE, np.uint8)
+        self._seq = np.full(grid, -1, np.int64)
+        self._sent_ns = np.zeros(grid, np.int64)
+        # Exact egress of the request, exact ingress of the reply; one array, and each of them by name.
+        self._times = np.full((2, *grid), MISSING, np.int64)
+        self._left, self._back = self._times
+        self._forward = np.full(grid, MISSING, np.int64)
+        self._reverse = np.full(grid, MISSING, np.int64)
+        # By the reflector's sequence number: which of ours it answered.
+        self._reflected_seq = np.full(grid, -1, np.int64)
+        self._reflected_slot = np.zeros(grid, np.int64)
+
+    def _grow(self, rows: int) -> None:
+        """Have at least this many rows; doubles, so that it is rare."""
+        have = len(self._next_seq)
+        if rows <= have:
+            return
+        old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        self._allocate(max(rows, 2 * have))
+        self._next_seq[:] = np.arange(len(self._next_seq)) % 4096 * _SEQ_STRIDE
+        for name, value in old.items():
+            vars(self)[name][(slice(None), slice(have)) if value.ndim == 3 else slice(have)] = value
+
+    def _sessions(
+        self, ssids: NDArray[np.int64], remotes: NDArray[np.uint64], seq: NDArray[np.int64], flow: int | None
+    ) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.bool_]]:
+        """Row and slot of each packet, and whether it belongs to a probe that we remember."""
+        rows = ssids - 1
+        without = ssids == 0
+        if without.any():
+            rows[without] = self._rows_by_sequence(remotes[without], seq[without])
+        known = (rows >= 0) & (rows < len(self._next_seq))
+        rows = np.where(known, rows, 0)
+        slots = seq & (self._slots - 1)
+        known &= (self._seq[rows, slots] & (SEQ_WRAP - 1)) == seq
+        known &= self._state[rows, slots] != FREE
+        known &= _same(self._remotes[rows], remotes)
+        if flow is not None:
+            known &= rows % self._probe.flows == flow
+        return rows, slots, known
+
+    def _rows_by_sequence(self, remotes: NDArray[np.uint64], seq: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sessions of packets without SSID: the one with this peer that is near this number; -1 if not just one."""
+        behind = (self._next_seq[None, :] - 1 - seq[:, None]) & (SEQ_WRAP - 1)
+        fits = (behind < self._slots) & (self._remotes[None, :, :] == remotes[:, None, :]).all(axis=2)
+        return np.where(fits.sum(axis=1) == 1, fits.argmax(axis=1), -1)
+
+    def expire(self, now_ns: int) -> None:
+        """Count probes as lost that were not answered within the timeout."""
+        overdue = (self._state == OUTSTANDING) & (self._sent_ns < now_ns - self._timeout_ns)
+        if overdue.any():
+            self._state[overdue] = TIMED_OUT
+            self._measurements.count(LOST, np.nonzero(overdue)[0] // self._probe.flows)
+
+    def overtaken(self, since_ns: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Probes sent since then, unanswered although a later one to the same peer by another path is answered.
+
+        Such a probe has been delayed, both ways together, by at least the time between the two sends more than the
+        other; and that neither we nor the peer are asleep, the other shows.
+
+        Returns
+        -------
+        paths : ndarray of int, shape (n,)
+            Path index of each.
+        leads_ns : ndarray of int64, shape (n,)
+            How much later the latest that was answered had been sent.
+        """
+        other = latest_of_others(self._answered_ns, self._peer, self._probe.flows)
+        leads = other[:, None] - self._sent_ns
+        chosen = (self._state == OUTSTANDING) & (self._sent_ns >= since_ns) & (leads > 0)
+        rows, slots = np.nonzero(chosen)
+        return rows // self._probe.flows, leads[rows, slots]
+
+    def results(self, now_ns: int) -> list[tuple[int, list[Result]]]:
+        """Raw results since the last call: per session its path index, and (seq, sent, forward, reverse) per probe.
+
+        A probe is given out once nothing more is to be learnt about it.
+        """
+        patience_ns = int(3 * self._probe.interval_ms * 1e6) + 50_000_000  # for the follow-up of a reply
+        told = []
+        for row in range(len(self._next_seq)):
+            entries = self._results_of(row, now_ns - patience_ns)
+            if entries:
+                told.append((row // self._probe.flows, entries))
+        return told
+
+    def _results_of(self, row: int, hopeless_ns: int) -> list[Result]:
+        entries: list[Result] = []
+        next_seq = int(self._next_seq[row])
+        for seq in range(max(int(self._told[row]), next_seq - self._slots), next_seq):
+            slot = seq & (self._slots - 1)
+            state = self._state[row, slot]
+            forward, reverse = _value(self._forward[row, slot]), _value(self._reverse[row, slot])
+            waits = state == ANSWERED and reverse is None and self._sent_ns[row, slot] > hopeless_ns
+            if state == OUTSTANDING or waits:
+                break
+            self._told[row] = seq + 1
+            if self._seq[row, slot] == seq and state != FREE:
+                # Without a stamp, the time of the call; no delay of ours rests on it.
+                sent_ns = _value(self._left[row, slot]) or int(self._sent_ns[row, slot])
+                entries.append((seq & (SEQ_WRAP - 1), sent_ns, forward, reverse))
+        return entries
+
+    def skip_results(self) -> None:
+        """Let `results` begin with the probes sent from now on."""
+        self._told[:] = self._next_seq
+
+
+def latest_of_others(times_ns: NDArray[np.int64], peers: NDArray[np.intp], flows: int) -> NDArray[np.int64]:
+    """For each session the largest time among sessions with the same peer over other paths; 0 where there is none.
+
+    Parameters
+    ----------
+    times_ns : ndarray of int64, shape (sessions,)
+        Above 0 where there is one.
+    peers : ndarray of int, shape (sessions,)
+        Which peer a session is with, -1 for none.
+    flows : int
+        Sessions per path; those of one path follow each other.
+    """
+    paths = np.arange(len(times_ns)) // flows
+    best, best_path = np.zeros((2, int(peers.max(initial=-1)) + 2), np.int64)  # the last place is that of no peer
+    np.maximum.at(best, peers, times_ns)
+    of_best = times_ns == best[peers]
+    best_path[peers[of_best]] = paths[of_best]
+    elsewhere = paths != best_path[peers]
+    second = np.zeros_like(best)
+    np.maximum.at(second, peers[elsewhere], times_ns[elsewhere])
+    found: NDArray[np.int64] = np.where(peers < 0, 0, np.where(elsewhere, best[peers], second[peers]))
+    return found
+
+
+def _same(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Row by row, whether two lists of addresses agree."""
+    equal: NDArray[np.bool_] = (one[:, 0] == other[:, 0]) & (one[:, 1] == other[:, 1])
+    return equal
+
+
+def _value(time_ns: Any) -> int | None:
+    return None if time_ns == MISSING else int(time_ns)
