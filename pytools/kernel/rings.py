@@ -32,22 +32,13 @@ class Ring:
     def __init__(self, fd: int, record: np.dtype[Any]) -> None:
         self.record = record
         self._bytes = MapInfo(fd).max_entries
-        payload = (record.itemsize + 7) // 8 * 8
-        self._slot = np.dtype(
-            {
-                "names": ["length", "page", "record"],
-                "formats": ["<u4", "<u4", record],
-                "offsets": [0, 4, _HEADER_BYTES],
-                "itemsize": _HEADER_BYTES + payload,
-            }
-        )
+        self._slot_bytes = _HEADER_BYTES + (record.itemsize + 7) // 8 * 8
         page = mmap.PAGESIZE
         self._consumer = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         # The kernel maps the data twice in a row, so a record that wraps is contiguous here.
         self._producer = mmap.mmap(fd, page + 2 * self._bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
         self._consumed = np.frombuffer(self._consumer, np.uint64, 1)
         self._produced = np.frombuffer(self._producer, np.uint64, 1)
-        self._data = np.frombuffer(self._producer, np.uint8, offset=page)
 
     def read(self) -> NDArray[Any]:
         """All finished records since the last call, oldest first; a copy, so the ring is free again.
@@ -64,22 +55,28 @@ class Ring:
         start, end = int(self._consumed[0]), int(self._produced[0])
         if start == end:
             return np.empty(0, self.record)
-        offset = start % self._bytes
-        slots = self._data[offset : offset + (end - start)]
-        whole = len(slots) // self._slot.itemsize
-        records = slots[: whole * self._slot.itemsize].view(self._slot)
-        length = records["length"]
-        busy = (length & _BUSY) != 0
-        done = int(busy.argmax()) if busy.any() else whole  # stop at the first one still being written
-        sizes = length[:done] & ~(_BUSY | _DISCARD)
-        if done and not (sizes == self.record.itemsize).all():
-            raise SwerveError(f"a ring holds records of {int(sizes.max())} bytes, not {self.record.itemsize}")
-        kept: NDArray[Any] = records["record"][:done][(length[:done] & _DISCARD) == 0].copy()
-        self._consumed[0] = start + done * self._slot.itemsize
-        return kept
+        slot = self._slot_bytes
+        whole = (end - start) // slot
+        # Rows of bytes: copying and viewing structured arrays costs several times as much.
+        offset = mmap.PAGESIZE + start % self._bytes
+        rows = np.ndarray((whole, slot), np.uint8, self._producer, offset)
+        length = np.ndarray((whole,), np.uint32, self._producer, offset, (slot,))
+        done = whole
+        plain = length == self.record.itemsize
+        if not plain.all():  # some are still being written, or were discarded
+            busy = (length & _BUSY) != 0
+            done = int(busy.argmax()) if busy.any() else whole  # stop at the first that is not finished
+            sizes = length[:done] & ~(_BUSY | _DISCARD)
+            if not (sizes == self.record.itemsize).all():
+                raise SwerveError(f"a ring holds records of {int(sizes.max())} bytes, not {self.record.itemsize}")
+            plain = (length[:done] & _DISCARD) == 0
+        payload = rows[:done, _HEADER_BYTES : _HEADER_BYTES + self.record.itemsize]
+        kept = payload.copy() if plain.all() else payload[plain]
+        self._consumed[0] = start + done * slot
+        return np.ndarray((len(kept),), self.record, kept)
 
     def close(self) -> None:
         """Unmap the pages."""
-        del self._consumed, self._produced, self._data
+        del self._consumed, self._produced
         self._consumer.close()
         self._producer.close()
