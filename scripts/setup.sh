@@ -13,7 +13,7 @@ unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
 PYTHON=/usr/bin/python3 # the distribution's: it is the one that sees python3-bpfcc
 PACKAGES=(python3-bpfcc python3-venv linux-libc-dev iproute2 iperf3 iputils-ping ethtool bpftool kmod)
 CHECK_PACKAGES=(clang-format)
-VM_PACKAGES=(linux-image-amd64 qemu-system-x86 busybox-static)
+VM_PACKAGES=(linux-image-amd64 qemu-system-x86 busybox-static file) # file: virtme-ng reads the release with it
 
 mkdir -p .setup
 log=$root/.setup/log
