@@ -9,6 +9,9 @@ ifeq ($(CI),true)
 export SWERVE_FORBID_SKIPS = 1
 endif
 
+# Bytecode is kept, whatever the environment says: every process starts sooner.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-check setup-vm demo test test-unit test-kernel test-fabric test-vm bench prove check \
 	format clean uninstall
