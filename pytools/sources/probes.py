@@ -14,10 +14,9 @@ import selectors
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pytools.bus import Bus
 from pytools.config import AgentConfig
@@ -33,7 +32,7 @@ from pytools.sources.reflector import Reflector
 from pytools.sources.sender import Sender
 
 _MS: Final = 1_000_000
-_MOST_WAIT_NS: Final = 10 * _MS
+_MOST_WAIT_NS: Final = 20 * _MS
 _SAMPLES_EVERY_NS: Final = 200 * _MS
 _PATHS_EVERY_NS: Final = 30_000 * _MS  # besides whenever routes change
 _PATHS_AFTER_CHANGE_NS: Final = 250 * _MS
@@ -63,8 +62,8 @@ class ProbeMesh:
         # Two groups: fewer wake-ups cost less, more groups would make smaller bursts.
         self._groups = 2 if interval_ns >= 2 * _MS else 1
         self._step_ns = interval_ns // self._groups
-        self._poll_ns = min(self._step_ns, _MOST_WAIT_NS)
-        self._unjoined: list[NDArray[Any]] = []  # stamps that the sender has not taken yet
+        # All that has arrived is worked on at once: what a wake-up costs is mostly the same for one packet or twenty.
+        self._serve_ns = min(interval_ns, _MOST_WAIT_NS)
         self._measurements = Measurements(config.host, config.windows, config.probe)
         families: list[udp.Family] = sorted({6 if ":" in peer.address else 4 for peer in config.peers})
         self._ring = loaded.ring("stamps", "stamp") if loaded.has_map("stamps") else None
@@ -88,7 +87,7 @@ class ProbeMesh:
             self._discovery_failed = 0
             self._look_again_ns = _PATHS_AFTER_CHANGE_NS
             now_ns = time.monotonic_ns()
-            self._due = dict.fromkeys(("send", "short", "long", "samples", "paths"), now_ns)
+            self._due = dict.fromkeys(("send", "serve", "long", "samples", "paths"), now_ns)
             self._started = False
             self._next_group = 0
             self._gave_samples = False
@@ -109,35 +108,29 @@ class ProbeMesh:
         """Do what is due; returns when to be called again."""
         if not self._started:  # what was due while the hooks were being attached was not missed
             self._started = True
-            self._due.update(send=now_ns, short=now_ns, long=now_ns + self._measurements.long.length_ns)
+            self._due.update(send=now_ns, serve=now_ns, long=now_ns + self._measurements.long.length_ns)
         if now_ns >= self._due["paths"]:
             self._discover(now_ns)
-        joining = now_ns >= self._due["short"]
-        self.serve(now_ns, joining)
-        self._send(now_ns)
-        if joining:
-            # Every second tick: peers are answered sooner than our own replies are looked at.
-            self._due["short"] = now_ns + 2 * self._poll_ns - self._poll_ns // 4
+        if now_ns >= self._due["serve"]:
+            # A quarter of a step early rather than late: the next send then finds the work done.
+            self._due["serve"] = now_ns + self._serve_ns - self._step_ns // 4
+            self.serve(now_ns)
             self._publish(now_ns)
-        return min(now_ns + self._poll_ns, self._due["send"])
+        self._send(now_ns)
+        return min(self._due["serve"], self._due["send"])
 
-    def serve(self, now_ns: int, joining: bool = True) -> None:
-        """Answer the requests that have arrived; measure by the replies, if they are to be looked at now."""
-        if joining:
-            self.sender.receive()
+    def serve(self, now_ns: int) -> None:
+        """Answer the requests that have arrived, and measure by the replies."""
+        self.sender.receive()
         self.reflector.receive()
-        if self._ring is not None:  # after the sockets: the stamps of all that was taken from them are there now
-            stamps = self._ring.read()
-            if len(stamps):
-                self.stamps += np.bincount(stamps["kind"], minlength=5)[:5]
-                self.reflector.take_stamps(stamps, now_ns)
-                self._unjoined.append(stamps)
+        stamps = None if self._ring is None else self._ring.read()
+        if stamps is not None and len(stamps):  # after the sockets: those of all that was taken from them are there
+            self.stamps += np.bincount(stamps["kind"], minlength=5)[:5]
+            self.reflector.take_stamps(stamps, now_ns)
         self.reflector.answer(time.monotonic_ns())
-        if joining:
-            if self._unjoined:
-                self.sender.take_stamps(np.concatenate(self._unjoined))
-                self._unjoined = []
-            self.sender.join()
+        if stamps is not None and len(stamps):
+            self.sender.take_stamps(stamps)
+        self.sender.join()
 
     def _send(self, now_ns: int) -> None:
         """Send the groups that are due; of those missed in a pause, each once at most."""
