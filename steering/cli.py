@@ -13,7 +13,7 @@ from pytools import cli as reading
 from pytools.cli import LazyCommand
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog="Example: swerve doctor")
 @click.version_option(package_name="swerve")
 def root() -> None:
     """See where packets wait between the hosts of a cluster, and move traffic away from there.
