@@ -28,8 +28,8 @@ class Stamp:
         self._counters: Map = loaded.map("stamp_counters")
         self._before = self._counters.read_percpu_sum()
 
-    def run(self, hook: str, frame: bytes, repeat: int = 1) -> list[dict[str, int]]:
-        verdict, _ = bpf.test_run(self.programs[hook], frame, repeat)
+    def run(self, hook: str, frame: bytes, segments: int = 0) -> list[dict[str, int]]:
+        verdict, _ = bpf.test_run(self.programs[hook], frame, segments=segments)
         assert verdict == UNSPEC, "an observer must let other programs decide"
         records = self.ring.read()
         return [{name: record[name] for name in record.dtype.names} for record in records]
@@ -106,6 +106,12 @@ def test_every_probe_is_recorded_once_and_in_order(stamp: Stamp) -> None:
 def test_what_is_no_whole_probe_is_counted_malformed(stamp: Stamp, frame: bytes) -> None:
     assert stamp.run(IN, frame) == []
     assert stamp.counted() == {"malformed": 1}
+
+
+@pytest.mark.parametrize(("segments", "counted"), [(1, {"recorded": 1}), (2, {"merged": 1})])
+def test_merged_probes_are_counted_and_not_taken_for_one(stamp: Stamp, segments: int, counted: dict[str, int]) -> None:
+    assert len(stamp.run(IN, p.ipv4(REQUEST), segments=segments)) == counted.get("recorded", 0)
+    assert stamp.counted() == counted
 
 
 def test_a_stranger_is_counted_foreign(stamp: Stamp) -> None:

@@ -1,0 +1,91 @@
+"""The figures of the demo: what counts as in use, as the 99th percentile, as a reversal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pytools.signals import Act, Path, PathState
+from steering.demo.observe import Record, idle_spans, in_use
+from steering.demo.phases import first_act_ns, p99, reversals
+
+PATH = Path("h1", "h2", "10.9.0.2", "10.1.1.1", "rail1")
+OTHER = Path("h1", "h2", "10.9.0.2", "10.2.1.1", "rail2")
+
+
+def state(at_ns: int, weight: int) -> PathState:
+    return PathState(
+        host="h1",
+        at_ns=at_ns,
+        unix_ns=0,
+        path=PATH,
+        state="drained",
+        since_ns=0,
+        weight_wanted=weight,
+        weight_actual=weight,
+        reason="",
+        under="",
+    )
+
+
+def act(rail1: tuple[int, int], acknowledged_ns: int | None = 1, outcome: str = "applied", group: int = 102) -> Act:
+    before, after = rail1
+    return Act(
+        host="h1",
+        at_ns=0,
+        unix_ns=0,
+        act_id="a",
+        what=f"nexthop group {group}",
+        before={"rail1": before, "rail2": 1},
+        after={"rail1": after, "rail2": 1},
+        because="",
+        under="",
+        outcome=outcome,  # type: ignore[arg-type]
+        seen_ns=0,
+        decided_ns=0,
+        acknowledged_ns=acknowledged_ns,
+    )
+
+
+def test_a_path_is_idle_from_its_drain_to_its_return() -> None:
+    states = [state(30, 0), state(10, 1), state(50, 2), state(40, 0), state(80, 0)]
+    assert idle_spans(states, 100) == [(30, 50), (80, 100)]
+    assert idle_spans([state(10, 1)], 100) == []
+
+
+def test_only_probes_on_paths_that_carry_weight_count() -> None:
+    record = Record(states=[state(30, 0), state(50, 1)])
+    record.samples[PATH] = [(5, 1.0), (10, 2.0), (30, 3.0), (49, 4.0), (50, 5.0), (90, 6.0)]
+    record.samples[OTHER] = [(40, 7.0), (60, np.inf)]
+    assert sorted(in_use(record, None, 10, 90)) == [2.0, 5.0, 7.0, np.inf]
+    assert sorted(in_use(record, "rail1", 10, 90)) == [7.0, np.inf]
+
+
+@pytest.mark.parametrize(
+    ("delays", "expected"),
+    [
+        (range(1, 101), 99.0),
+        ([*range(1, 100), np.inf], 99.0),  # one lost of a hundred
+        ([*range(1, 99), np.inf, np.inf], None),  # two lost: the percentile itself is a lost probe
+        ([], None),
+    ],
+)
+def test_a_lost_probe_waits_for_ever(delays: list[float], expected: float | None) -> None:
+    assert p99(np.array(list(delays), float)) == expected
+
+
+def test_a_reversal_is_weight_given_back_and_taken_again() -> None:
+    drain, back, step = act((1, 0)), act((0, 1)), act((1, 5))
+    assert reversals([]) == 0
+    assert reversals([drain]) == 0
+    assert reversals([drain, back, step]) == 0
+    assert reversals([drain, back, drain]) == 1
+    assert reversals([drain, back, drain, back, drain]) == 2
+    assert reversals([drain, act((1, 0), group=103)]) == 0, "each group counts for itself"
+    assert reversals([drain, back, act((1, 0), outcome="failed")]) == 0
+
+
+def test_the_first_act_is_the_first_that_the_kernel_acknowledged() -> None:
+    acts = [act((1, 0), None, "failed"), act((1, 0), 70), act((0, 1), 40), act((1, 0), 10, group=103)]
+    assert first_act_ns(acts, "h1", 102) == 40
+    assert first_act_ns(acts, "h2", 102) is None
