@@ -41,6 +41,37 @@ class Windows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base_s: float = 30.0  # how far back the minimum behind a queueing delay reaches
 
 
+class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How clocks are compared. A coded pair is two probes a set spacing apart, behind a third that leads them."""
+
+    pair_interval_ms: float = 40.0  # a pair per path and interval; rounded to whole probe intervals
+    spacing_us: float = 0.0  # between the two probes of a pair; 0: as close as they will go
+    tolerance_ns: int = 150  # a pair whose spacing changed by more on its way is rejected
+    window_ms: float = 2000.0  # what a line is fitted to
+    interval_ms: float = 500.0  # how often
+    asymmetry_share: float = 0.1  # stated allowance: directions differ by no more than this share of the round trip
+    reference: str = ""  # the host whose clock is the common one; empty: elected, the first by name that is heard
+    chrony_socket: str = ""  # feed the estimate to chrony's SOCK reference clock there
+
+    def pair_every(self, probe: Probe) -> int:
+        """A pair is sent at every so manieth probe of a path."""
+        return max(1, round(self.pair_interval_ms / probe.interval_ms))
+
+
+class HostBus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How agents talk to each other; without a key file they do not."""
+
+    port: int = 7447
+    key_file: str = ""  # at least 32 bytes that all hosts share; readable by its owner alone
+
+
+class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How application packets are sampled."""
+
+    enabled: bool = True  # needs the bus between hosts
+    per_s: int = 2000  # budget: samples a second, both directions; the rate adapts
+
+
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of it."""
 
@@ -48,6 +79,10 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peers: list[Peer]
     probe: Probe = Probe()
     windows: Windows = Windows()
+    clocks: Clocks = Clocks()
+    bus: HostBus = HostBus()
+    samples: Samples = Samples()
+    virtual_clock: str = ""  # labs only: the file that says how this host's stamping clock runs
 
 
 def load(path: Path) -> AgentConfig:
@@ -99,7 +134,30 @@ def checked(config: AgentConfig, where: str) -> AgentConfig:
         ("windows.short_ms", config.windows.short_ms, 10, 60_000),
         ("windows.long_ms", config.windows.long_ms, 10, 600_000),
         ("windows.base_s", config.windows.base_s, 1, 3600),
+        ("clocks.pair_interval_ms", config.clocks.pair_interval_ms, 1, 60_000),
+        ("clocks.spacing_us", config.clocks.spacing_us, 0, 10_000),
+        ("clocks.tolerance_ns", config.clocks.tolerance_ns, 1, 1_000_000),
+        ("clocks.window_ms", config.clocks.window_ms, 100, 600_000),
+        ("clocks.interval_ms", config.clocks.interval_ms, 10, config.clocks.window_ms),
+        ("clocks.asymmetry_share", config.clocks.asymmetry_share, 0, 1),
+        ("bus.port", config.bus.port, 1, 65535),
+        ("samples.per_s", config.samples.per_s, 1, 1_000_000),
     ):
         if not low <= value <= high:
             raise UsageError(f"{where}: {name} is {value}, must be within {low} and {high}")
+    _check_texts(config, where)
     return config
+
+
+def _check_texts(config: AgentConfig, where: str) -> None:
+    """Names travel between hosts behind a length of one byte; a socket's path has room for 107 bytes."""
+    names = [("host", config.host), *(("a peer's name", peer.name) for peer in config.peers)]
+    for what, name in [*names, *([("clocks.reference", config.clocks.reference)] if config.clocks.reference else [])]:
+        if not (name.isprintable() and 1 <= len(name.encode()) <= 255):
+            raise UsageError(f"{where}: {what} is {name!r}", "a name has 1 to 255 bytes of printable text")
+    for what, path, limit in (
+        ("clocks.chrony_socket", config.clocks.chrony_socket, 107),
+        ("bus.key_file", config.bus.key_file, 4095),
+    ):
+        if path and not (path.startswith("/") and "\0" not in path and len(path.encode()) <= limit):
+            raise UsageError(f"{where}: {what} is {path!r}", f"name an absolute path of at most {limit} bytes")

@@ -42,7 +42,7 @@ class Delay(msgspec.Struct, frozen=True):
     owd_min_ns: int | None = None
     owd_p50_ns: int | None = None
     owd_p99_ns: int | None = None
-    bound_ns: int | None = None  # of the one-way delays: stated allowances
+    bound_ns: int | None = None  # of the one-way delays: statistics and stated allowances
     hard_bound_ns: int | None = None  # of the one-way delays: half the smallest round trip, no assumption
     queueing_p50_ns: int | None = None
     queueing_p99_ns: int | None = None
@@ -79,6 +79,9 @@ class PathDelay(Signal, frozen=True, kw_only=True, tag="path_delay"):
     # when fewer than half were overtaken.
     overtaken: int = 0
     overtaken_p50_ns: int | None = None
+    # Smallest forward minus smallest reverse delay: what the two directions differ by when nothing waits.
+    asymmetry_ns: int | None = None
+    asymmetry_bound_ns: int | None = None
 
     @property
     def loss(self) -> float:
@@ -99,6 +102,101 @@ class ProbeSamples(Signal, frozen=True, kw_only=True, tag="probe_samples"):
     sent_ns: list[int]  # the exact egress stamp
     forward_ns: list[int | None]
     reverse_ns: list[int | None]
+
+
+class ClockEdge(Signal, frozen=True, kw_only=True, tag="clock_edge"):
+    """How a peer's clock runs against ours, as the coded probes of one path show it over the last window.
+
+    The peer's clock minus ours was `offset_ns` when ours read `epoch_ns`, and grew by `drift_ppb` nanoseconds per
+    second of ours.
+    """
+
+    path: Path
+    epoch_ns: int  # of this host's stamping clock
+    window_ns: int
+    offset_ns: int
+    drift_ppb: float
+    sigma_ns: float  # standard deviation of the offset by statistics alone
+    drift_sigma_ppb: float
+    bound_ns: int  # of the offset: statistics and the stated allowance for asymmetry
+    hard_low_ns: int  # the offset lies between these two as long as no delay is negative: no assumption
+    hard_high_ns: int
+    round_trip_min_ns: int
+    pairs_kept: int  # of both directions, in this window
+    pairs_rejected: int
+    stepped: bool  # the newest samples contradict the older ones: one of the two clocks was stepped
+
+
+class Clock(Signal, frozen=True, kw_only=True, tag="clock"):
+    """How a host's clock runs against the reference's: the result for all hosts together.
+
+    The host's clock minus the reference's was `offset_ns` when the host's read `epoch_ns`; the figures are None while
+    the clock is free running.
+    """
+
+    of: str  # whose clock
+    reference: str  # the host whose clock is the common one; empty when there is none
+    epoch_ns: int  # of that host's stamping clock
+    state: ClockState
+    offset_ns: int | None
+    drift_ppb: float | None
+    bound_ns: int | None  # statistics, the stated allowance for asymmetry, and in holdover the drift since
+    hard_bound_ns: int | None  # from the smallest round trips, no assumption but that clocks keep within DRIFT_PPM
+    slew_ppb: float | None  # by how much that host's own time service speeds its clock up, of which drift_ppb is net
+    neighbours: int  # hosts with an edge to it that was used
+    pairs_kept: int
+    pairs_rejected: int
+    outlier_edges: int  # edges of it that contradict the others and were given little weight
+
+
+class Collocated(msgspec.Struct, frozen=True):
+    """Hosts whose clocks are one oscillator."""
+
+    hosts: list[str]
+    confidence: float  # that all of them share it
+
+
+class Collocation(Signal, frozen=True, kw_only=True, tag="collocation"):
+    """Which hosts share an oscillator, from the history of their drifts."""
+
+    span_ns: int  # how much history stands behind it
+    groups: list[Collocated]
+    alone: list[str]  # share with nobody here
+    unknown: list[str]  # the data does not say
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """A distribution of delays."""
+
+    samples: int
+    p50_ns: int | None
+    p90_ns: int | None
+    p99_ns: int | None
+    max_ns: int | None
+
+
+class AppDelay(Signal, frozen=True, kw_only=True, tag="app_delay"):
+    """One-way delays of application packets over one window, of one flow, or of all flows of a path.
+
+    From the egress hook of this host to the ingress hook of the destination, of the very same bytes at both ends.
+    """
+
+    path: Path | None  # None when the packets left by no measured path
+    protocol: Literal["tcp", "udp"]
+    local: str  # addresses are empty and ports zero when all flows of the path are meant
+    local_port: int
+    remote: str
+    remote_port: int
+    window_ns: int
+    clock: ClockState
+    owd: Quantiles  # figures are None unless the clocks are synchronised
+    queueing: Quantiles  # excess over the smallest delay of the path's recent application packets
+    bound_ns: int | None
+    hard_bound_ns: int | None
+    sampled: int  # samples taken here in this window whose fate is settled
+    joined: int  # found at the other end as well
+    ambiguous: int  # retransmitted, or not told apart: left out
+    unmatched: int  # never seen at the other end
 
 
 class TcpFlow(Signal, frozen=True, kw_only=True, tag="tcp_flow"):
@@ -189,7 +287,20 @@ class Act(Signal, frozen=True, kw_only=True, tag="act"):
     acknowledged_ns: int | None  # when the kernel had acknowledged and the read-back agreed
 
 
-AnySignal = PathDelay | ProbeSamples | TcpFlow | TcpPath | NexthopGroup | Self | PathState | Act
+AnySignal = (
+    PathDelay
+    | ProbeSamples
+    | ClockEdge
+    | Clock
+    | Collocation
+    | AppDelay
+    | TcpFlow
+    | TcpPath
+    | NexthopGroup
+    | Self
+    | PathState
+    | Act
+)
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnySignal)

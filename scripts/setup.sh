@@ -11,7 +11,7 @@ root=$PWD
 unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 PYTHON=/usr/bin/python3 # the distribution's: it is the one that sees python3-bpfcc
-PACKAGES=(python3-bpfcc python3-venv linux-libc-dev iproute2 iperf3 iputils-ping ethtool bpftool kmod)
+PACKAGES=(python3-bpfcc python3-venv linux-libc-dev iproute2 iperf3 iputils-ping ethtool bpftool kmod tcpdump chrony)
 CHECK_PACKAGES=(clang-format)
 VM_PACKAGES=(linux-image-amd64 qemu-system-x86 busybox-static file) # file: virtme-ng reads the release with it
 
@@ -54,10 +54,42 @@ as_root() {
 
 mounted() { awk -v kind="$1" -v at="$2" '$2 == at && $3 == kind { found = 1 } END { exit !found }' /proc/self/mounts; }
 
+# What Debian's scripts ask before they start a service. Ours says no while packages are installed, and goes again.
+POLICY=/usr/sbin/policy-rc.d POLICY_MARK="# made by swerve's scripts/setup.sh"
+forbid_starts() {
+	if [ -e $POLICY ] && ! grep -qxF "$POLICY_MARK" $POLICY; then
+		return # somebody else's: it stays, and quiet_chrony stops what it let start
+	fi
+	trap allow_starts EXIT
+	printf '#!/bin/sh\n%s\nexit 101\n' "$POLICY_MARK" >$POLICY && chmod 755 $POLICY
+}
+allow_starts() {
+	if grep -qsxF "$POLICY_MARK" $POLICY; then rm -f $POLICY; fi
+}
+
 install_packages() {
 	export DEBIAN_FRONTEND=noninteractive
 	apt-get -q -o Acquire::Retries=3 update
+	forbid_starts || return
 	apt-get -q -y -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 install --no-install-recommends "$@"
+	local status=$?
+	allow_starts
+	return $status
+}
+
+# Tests run a chronyd of their own that sets no clock. The service would set the machine's, now and at every boot.
+quiet_chrony() {
+	update-rc.d chrony disable || return
+	if [ -d /run/systemd/system ]; then
+		systemctl disable --now chrony.service
+	elif pidof chronyd; then
+		service chrony stop
+	fi
+}
+
+# A machine has one time service, and installing chrony removes any other. One that is at work stays.
+time_service_at_work() {
+	[ -d /run/systemd/system ] && systemctl is-active --quiet systemd-timesyncd ntp ntpsec openntpd
 }
 
 install_python() {
@@ -70,6 +102,10 @@ install_python() {
 
 missing=()
 for package in "${PACKAGES[@]}"; do
+	if [ "$package" = chrony ] && time_service_at_work; then
+		echo "set-up: chrony is left out: it would take the place of the time service that is at work here"
+		continue
+	fi
 	[ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
 done
 if [ ${#missing[@]} -gt 0 ]; then
@@ -77,6 +113,9 @@ if [ ${#missing[@]} -gt 0 ]; then
 	command -v apt-get >/dev/null || fail packages "install by hand what corresponds to: ${missing[*]}"
 	step packages "try 'apt-get update && apt-get install ${missing[*]}' by hand (network? package sources?)" \
 		install_packages "${missing[@]}"
+	if [[ " ${missing[*]} " == *" chrony "* ]]; then
+		step chrony "keep it from running by itself: systemctl disable --now chrony" quiet_chrony
+	fi
 fi
 
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>>"$log" ||
