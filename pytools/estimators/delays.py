@@ -7,12 +7,13 @@ grows with the age of the minimum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pytools.estimators.offsets import UNBOUNDED_NS
 from pytools.estimators.windows import MISSING, Rows, Samples, SlidingMinimum, Times, nearest_rank
 from pytools.signals import Delay
 
@@ -20,6 +21,7 @@ from pytools.signals import Delay
 STAMP_BOUND_NS: Final = 100  # reading one clock in a kernel hook, on whichever CPU
 FOREIGN_BOUND_NS: Final = 1_000_000  # a stamp of a reflector that takes it in user space
 DRIFT_PPM: Final = 50  # a free-running oscillator against true time
+_DRIFTING_NS: Final = 10_000_000_000  # what is longer is no delay, and its drift would not fit a float
 
 
 def difference(later: Times, earlier: Times) -> Times:
@@ -39,7 +41,47 @@ def stamp_bound(foreign: NDArray[np.bool_]) -> Times:
     return np.where(foreign, STAMP_BOUND_NS + FOREIGN_BOUND_NS, 2 * STAMP_BOUND_NS)
 
 
-def queueing_bound(stamps_ns: Times, base_age_ns: Times, shared: NDArray[np.bool_]) -> Times:
+@dataclass(frozen=True)
+class Clocks:
+    """How the two clocks of each path stand, one element per path.
+
+    Attributes
+    ----------
+    absolute : ndarray of bool
+        Whether a one-way delay is a fact.
+    bound_ns, hard_bound_ns : ndarray of int64
+        What the peer's clock against ours is known to; 0 where both ends read one clock.
+    free : ndarray of bool
+        Whether nothing is known of how the two drift.
+    jitter_ns : ndarray of int64
+        By how much corrections made at different times may differ.
+    """
+
+    absolute: NDArray[np.bool_]
+    bound_ns: Times
+    hard_bound_ns: Times
+    free: NDArray[np.bool_]
+    jitter_ns: Times
+
+
+def corrected(values_ns: Times, offsets_ns: Times, drifts_ppb: NDArray[np.float64]) -> Times:
+    """One-way delays from differences of stamps of two clocks.
+
+    Parameters
+    ----------
+    values_ns : ndarray of int64
+        Forward: the peer's ingress stamp minus our egress stamp; reverse: our ingress stamp minus the peer's egress.
+    offsets_ns : ndarray of int64
+        Forward: the peer's clock minus ours at our stamp; reverse: ours minus the peer's at our stamp.
+    drifts_ppb : ndarray of float
+        How fast the peer's clock runs against ours: its stamp is taken one delay after ours (forward) or before it.
+    """
+    delays_ns = values_ns - offsets_ns
+    drifting = np.where(np.abs(delays_ns) < _DRIFTING_NS, delays_ns, 0)
+    return delays_ns - np.rint(drifting * (drifts_ppb * 1e-9)).astype(np.int64)
+
+
+def queueing_bound(stamps_ns: Times, base_age_ns: Times, clocks: Clocks) -> Times:
     """What a queueing delay is good to: two differences of stamps, and the drift of free clocks between them.
 
     Parameters
@@ -48,10 +90,8 @@ def queueing_bound(stamps_ns: Times, base_age_ns: Times, shared: NDArray[np.bool
         As `stamp_bound` gives it.
     base_age_ns : ndarray of int64
         How long ago the minimum was taken that the delay is compared with.
-    shared : ndarray of bool
-        Whether both ends read one clock.
     """
-    drift = np.where(shared, 0, -(-base_age_ns * 2 * DRIFT_PPM // 1_000_000))
+    drift = np.where(clocks.free, -(-base_age_ns * 2 * DRIFT_PPM // 1_000_000), clocks.jitter_ns)
     return 2 * stamps_ns + drift
 
 
@@ -66,6 +106,12 @@ class Direction:
     last: Times
     base: Times  # the minimum behind the queueing delays
     base_at: Times
+
+    def half(self, which: int) -> Direction:
+        """The first or the second half of the rows."""
+        middle = len(self.samples) // 2
+        part = slice(0, middle) if which == 0 else slice(middle, None)
+        return Direction(*(getattr(self, each.name)[part] for each in fields(self)))
 
 
 def summarise(
@@ -127,40 +173,54 @@ def half_waited(paths: Rows, leads_ns: Times, answered: NDArray[np.int64], rows:
 def delays(
     figures: Direction,
     round_trip_min_ns: Times,
-    shared: NDArray[np.bool_],
+    clocks: Clocks,
     foreign: NDArray[np.bool_],
     now_ns: int,
 ) -> list[Delay]:
     """The public records of one direction, one per path.
 
+    A one-way delay below zero but within its bound is given as zero: the interval around it is still true.
+
     Parameters
     ----------
     round_trip_min_ns : ndarray of int64
         Smallest round trip in the same window; half of it bounds a one-way delay whatever the clocks do.
-    shared : ndarray of bool
-        Whether both ends read one clock: only then is the one-way delay given.
     foreign : ndarray of bool
         Whether the peer's stamps are taken in user space.
     """
     stamps = stamp_bound(foreign)
     measured = figures.samples > 0
-    absolute = measured & shared
+    absolute = measured & clocks.absolute
     queueing = measured & (figures.base != MISSING)
     age = np.where(queueing, now_ns - figures.base_at, 0)
+    hard_known = absolute & (round_trip_min_ns != MISSING) & (clocks.hard_bound_ns < UNBOUNDED_NS)
+    hard = np.where(clocks.hard_bound_ns > 0, clocks.hard_bound_ns + stamps, round_trip_min_ns // 2)
     columns = zip(
         figures.samples.tolist(),
-        _or_none(figures.minimum, absolute),
-        _or_none(figures.p50, absolute),
-        _or_none(figures.p99, absolute),
-        _or_none(stamps, absolute),
-        _or_none(round_trip_min_ns // 2, absolute & (round_trip_min_ns != MISSING)),
+        _or_none(np.maximum(figures.minimum, 0), absolute),
+        _or_none(np.maximum(figures.p50, 0), absolute),
+        _or_none(np.maximum(figures.p99, 0), absolute),
+        _or_none(stamps + clocks.bound_ns, absolute),
+        _or_none(hard, hard_known),
         _or_none(figures.p50 - figures.base, queueing),
         _or_none(figures.p99 - figures.base, queueing),
         _or_none(figures.last - figures.base, queueing),
-        _or_none(queueing_bound(stamps, age, shared), queueing),
+        _or_none(queueing_bound(stamps, age, clocks), queueing),
         strict=True,
     )
     return [Delay(*column) for column in columns]
+
+
+def asymmetry(
+    forward: Direction, reverse: Direction, clocks: Clocks, foreign: NDArray[np.bool_]
+) -> tuple[list[int | None], list[int | None]]:
+    """Smallest forward minus smallest reverse delay of each path, and what that is good to.
+
+    An error of the offset makes the one longer and the other shorter, so it counts twice.
+    """
+    known = clocks.absolute & (forward.samples > 0) & (reverse.samples > 0)
+    difference_ns = np.where(known, forward.minimum - np.where(known, reverse.minimum, 0), 0)
+    return _or_none(difference_ns, known), _or_none(2 * (stamp_bound(foreign) + clocks.bound_ns), known)
 
 
 def _or_none(values: NDArray[np.int64], known: NDArray[np.bool_]) -> list[int | None]:

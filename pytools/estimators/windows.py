@@ -87,6 +87,10 @@ class Samples:
         self.times[rows, places] = times
         np.add.at(self.counts, rows, 1)
 
+    def forget(self, rows: Rows) -> None:
+        """Hold nothing of these rows any more."""
+        self.times[rows] = MISSING
+
     def since(self, rows: Rows, begin_ns: int, at_most: int) -> tuple[Times, NDArray[np.int64], Times]:
         """The samples of some rows that are not older than `begin_ns`, ascending.
 
@@ -159,6 +163,11 @@ class SlidingMinimum:
         self._minima = np.concatenate([self._minima, np.full(shape, _HIGHEST, np.int64)])
         self._times = np.concatenate([self._times, np.zeros(shape, np.int64)])
         self._buckets = np.concatenate([self._buckets, np.full(shape, MISSING, np.int64)])
+
+    def forget(self, rows: Rows) -> None:
+        """Hold nothing of these rows any more."""
+        self._buckets[rows] = MISSING
+        self._minima[rows] = _HIGHEST
 
     def add(self, rows: Rows, values: Times, times: Times) -> None:
         """Take samples into account; of one row, none may be older than a window before the newest."""

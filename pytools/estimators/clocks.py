@@ -1,0 +1,252 @@
+"""How a peer's clock runs against ours, from the probes of one path over one window. Pure; docs/clocks.md derives it.
+
+Stamps are int64 nanoseconds and offsets may be days: references are subtracted in integers, and only what is left
+goes to float64. A forward difference is delay + offset, a reverse one delay - offset.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from pytools.estimators.clock_steps import BLATANT_NS, consistent_since, impossible, is_step, small_step, stray
+from pytools.estimators.corridor import Corridor, Floats, ceiling, corridor
+from pytools.estimators.delays import DRIFT_PPM, STAMP_BOUND_NS
+from pytools.estimators.lower_edges import LowerEdges, lower_edges
+from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S
+from pytools.estimators.pairs import Probes, sift
+from pytools.estimators.windows import Times
+
+STAMP_NOISE_NS: Final = 20.0  # standard deviation of one stamp
+MOST_DRIFT_PPB: Final = 2 * 2 * DRIFT_PPM * 1000.0  # two free oscillators, and each may be slewed by as much again
+_TRUSTED_SHARE: Final = 0.25  # of the pairs kept: then the kept ones alone say where to start
+
+
+@dataclass(frozen=True)
+class EdgeFit:
+    """The peer's clock minus ours: `offset_ns` when ours reads `epoch_ns`, growing by `drift_ppb` ns a second."""
+
+    epoch_ns: int  # of our clock: where offset and drift are known independently of each other
+    offset_ns: int
+    drift_ppb: float
+    sigma_ns: float  # standard deviation of the offset at the epoch, by statistics alone
+    drift_sigma_ppb: float
+    bound_ns: int  # of the offset at the epoch: statistics and the stated allowance for asymmetry
+    hard_low_ns: int  # the offset at the epoch lies between these as long as no delay is negative
+    hard_high_ns: int
+    round_trip_min_ns: int
+    kept: int  # pairs, of both directions
+    rejected: int
+    stepped: bool  # the newest samples contradict the older ones, in this window or in the prior
+
+    def at(self, clock_ns: int) -> int:
+        """The offset when our clock reads `clock_ns`."""
+        return self.offset_ns + round(self.drift_ppb * ((clock_ns - self.epoch_ns) * 1e-9))
+
+    def sigma_at(self, clock_ns: int) -> float:
+        """Its standard deviation then, the wander of the oscillators included."""
+        seconds = abs(clock_ns - self.epoch_ns) * 1e-9
+        return math.hypot(self.sigma_ns, self.drift_sigma_ppb * seconds, WANDER_PPB_PER_S * seconds * seconds / 2)
+
+
+def fit_edge(
+    forward_at_ns: Times,
+    forward_ns: Times,
+    reverse_at_ns: Times,
+    reverse_ns: Times,
+    *,
+    tolerance_ns: int,
+    asymmetry_share: float,
+    prior: EdgeFit | None = None,
+    noise_ns: float = STAMP_NOISE_NS,
+) -> EdgeFit | None:
+    """Offset and drift of a peer's clock over one window.
+
+    Parameters
+    ----------
+    forward_at_ns, forward_ns : ndarray of int64, shape (pairs, 2)
+        Our egress stamps of both probes of each pair, and the peer's ingress stamps less these; MISSING where lost.
+    reverse_at_ns, reverse_ns : ndarray of int64, shape (pairs, 2)
+        Our ingress stamps, and what these exceed the peer's egress stamps by.
+    tolerance_ns : int
+        A pair is kept when the differences of its probes differ by no more.
+    asymmetry_share : float
+        Stated allowance: the smallest delays of the directions differ by no more than this share of the round trip.
+    prior : EdgeFit, optional
+        What an earlier window gave. Its drift, let loose by WANDER_PPB_PER_S, guides this one; its offset never does.
+    noise_ns : float
+        Standard deviation of one stamp.
+
+    Returns
+    -------
+    EdgeFit or None
+        None when a direction has no probe at all.
+    """
+    forward = sift(forward_at_ns, forward_ns, tolerance_ns)
+    reverse = sift(reverse_at_ns, reverse_ns, tolerance_ns)
+    if not len(forward.at_ns) or not len(reverse.at_ns):
+        return None
+    return _fit(_Window.over(forward, reverse), asymmetry_share, prior, math.sqrt(2) * noise_ns)
+
+
+def _fit(window: _Window, asymmetry_share: float, prior: EdgeFit | None, noise_ns: float) -> EdgeFit:
+    """Fit what lies behind the last step."""
+    rest, stepped = window, False
+    first = rest.first(prior)
+    if impossible(first):
+        odd = stray(rest.times_s, rest.values_ns, MOST_DRIFT_PPB, first)
+        if odd is not None:
+            return _fit(window.without(*odd), asymmetry_share, prior, noise_ns)
+        stepped = True
+        before, after = rest.split(consistent_since(rest.times_s, rest.values_ns, MOST_DRIFT_PPB))
+        if prior is None and before is not None:  # its drift still holds, and its round trip
+            prior = before.fit(before.first(None), None, asymmetry_share, noise_ns)
+        rest = after or before or rest
+    if prior is not None:
+        begin_s = small_step(rest.times_s, rest.values_ns, prior.drift_ppb, prior.round_trip_min_ns, noise_ns)
+        if begin_s is not None:
+            stepped = True
+            rest = rest.split(begin_s)[1] or rest
+    if rest is not window:
+        first = rest.first(prior)
+    fit = rest.fit(first, prior, asymmetry_share, noise_ns)
+    return replace(
+        fit,
+        stepped=stepped or (prior is not None and _contradict(fit, prior, noise_ns)),
+        kept=window.forward.kept + window.reverse.kept,
+        rejected=window.forward.rejected + window.reverse.rejected,
+    )
+
+
+def _contradict(fit: EdgeFit, prior: EdgeFit, noise_ns: float) -> bool:
+    """Whether the clock was stepped between two windows: the prior's line makes delays negative, or nearly so."""
+    expected, sigma = prior.at(fit.epoch_ns), SIGMAS * prior.sigma_at(fit.epoch_ns)
+    if not fit.hard_low_ns - BLATANT_NS - sigma <= expected <= fit.hard_high_ns + BLATANT_NS + sigma:
+        return True
+    return is_step(
+        fit.offset_ns - expected,
+        fit.round_trip_min_ns - prior.round_trip_min_ns,
+        fit.round_trip_min_ns,
+        noise_ns + math.hypot(fit.sigma_ns, prior.sigma_at(fit.epoch_ns)),
+    )
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Both directions as floats about an origin: `origin_ns` of our clock, `offset_ns` of the peer's minus ours."""
+
+    forward: Probes
+    reverse: Probes
+    origin_ns: int
+    offset_ns: int
+    times_s: tuple[Floats, Floats]
+    values_ns: tuple[Floats, Floats]
+
+    @classmethod
+    def over(cls, forward: Probes, reverse: Probes) -> _Window:
+        oldest = min(int(forward.at_ns.min()), int(reverse.at_ns.min()))
+        newest = max(int(forward.at_ns.max()), int(reverse.at_ns.max()))
+        origin = oldest + (newest - oldest) // 2
+        offset = (int(forward.difference_ns.min()) - int(reverse.difference_ns.min())) // 2
+        return cls(
+            forward,
+            reverse,
+            origin,
+            offset,
+            ((forward.at_ns - origin).astype(np.float64) * 1e-9, (reverse.at_ns - origin).astype(np.float64) * 1e-9),
+            ((forward.difference_ns - offset).astype(np.float64), (reverse.difference_ns + offset).astype(np.float64)),
+        )
+
+    def split(self, begin_s: float) -> tuple[_Window | None, _Window | None]:
+        """What lies before a moment and what does not; None for either that lacks a direction."""
+        parts = []
+        for later in (False, True):
+            forward, reverse = (
+                probes.take((times >= begin_s) == later)
+                for probes, times in zip((self.forward, self.reverse), self.times_s, strict=True)
+            )
+            whole = len(forward.at_ns) and len(reverse.at_ns)
+            parts.append(_Window.over(forward, reverse) if whole else None)
+        return parts[0], parts[1]
+
+    def without(self, direction: int, place: int) -> _Window:
+        """All but one probe."""
+        probes = [self.forward, self.reverse]
+        mask = np.arange(len(probes[direction].at_ns)) != place
+        probes[direction] = probes[direction].take(mask)
+        return _Window.over(probes[0], probes[1])
+
+    def fit(self, first: Corridor, prior: EdgeFit | None, asymmetry_share: float, noise_ns: float) -> EdgeFit:
+        """Fit all probes, whatever they say."""
+        edges = lower_edges(
+            self.times_s,
+            self.values_ns,
+            (self.forward.means, self.reverse.means),
+            first,
+            noise_ns,
+            self._guess(first, prior),
+        )
+        return self._result(edges, asymmetry_share)
+
+    def first(self, prior: EdgeFit | None) -> Corridor:
+        """The widest corridor, of the kept pairs alone where these are many (wrong stamps are mostly in others)."""
+        chosen = [
+            slice(probes.means if probes.means > _TRUSTED_SHARE * len(probes.at_ns) else None)
+            for probes in (self.forward, self.reverse)
+        ]
+        return corridor(
+            self.times_s[0][chosen[0]],
+            self.values_ns[0][chosen[0]],
+            self.times_s[1][chosen[1]],
+            self.values_ns[1][chosen[1]],
+            -MOST_DRIFT_PPB,
+            MOST_DRIFT_PPB,
+            prior.drift_ppb if prior else 0.0,
+        )
+
+    def _guess(self, first: Corridor, prior: EdgeFit | None) -> tuple[float, float]:
+        """A drift and how far it may be off: the corridor bounds it, the prior may know it better."""
+        span_s = max(float(np.ptp(times)) for times in self.times_s)
+        loose = MOST_DRIFT_PPB if span_s <= 0 else min(MOST_DRIFT_PPB, (abs(first.width_ns) + 1000.0) / span_s)
+        if prior is None:
+            return first.drift, loose
+        apart_s = abs(self.origin_ns - prior.epoch_ns) * 1e-9
+        fresh = min(max(apart_s / span_s, 0.05), 1.0) if span_s > 0 else 1.0  # windows overlap: no probe counts twice
+        return prior.drift_ppb, math.hypot(prior.drift_sigma_ppb / math.sqrt(fresh), WANDER_PPB_PER_S * apart_s)
+
+    def _result(self, edges: LowerEdges, asymmetry_share: float) -> EdgeFit:
+        half = np.array([0.5, -0.5, 0.0])
+        variance = float(half @ edges.covariance @ half)
+        shared = float(half @ edges.covariance[:, 2])
+        drift_variance = float(edges.covariance[2, 2])
+        span = [float(bound) for bound in (min(t.min() for t in self.times_s), max(t.max() for t in self.times_s))]
+        epoch_s = min(max(-shared / drift_variance, span[0]), span[1])
+        sigma = math.sqrt(max(variance + 2 * epoch_s * shared + epoch_s**2 * drift_variance, 1e-6))
+        epoch = round(epoch_s * 1e9)
+        offset = (edges.forward_ns - edges.reverse_ns) / 2 + edges.drift * (epoch * 1e-9)
+        round_trip = max(edges.forward_ns + edges.reverse_ns, 0.0)
+        high = self._ceiling(0, edges.forward_ns, edges.drift, epoch_s)
+        low = -self._ceiling(1, edges.reverse_ns, -edges.drift, epoch_s)
+        return EdgeFit(
+            epoch_ns=self.origin_ns + epoch,
+            offset_ns=self.offset_ns + round(offset),
+            drift_ppb=edges.drift,
+            sigma_ns=sigma,
+            drift_sigma_ppb=math.sqrt(drift_variance),
+            bound_ns=math.ceil(SIGMAS * sigma + asymmetry_share * round_trip / 2),
+            hard_low_ns=self.offset_ns + math.floor(low) - 2 * STAMP_BOUND_NS,
+            hard_high_ns=self.offset_ns + math.ceil(high) + 2 * STAMP_BOUND_NS,
+            round_trip_min_ns=round(round_trip),
+            kept=self.forward.kept + self.reverse.kept,
+            rejected=self.forward.rejected + self.reverse.rejected,
+            stepped=False,
+        )
+
+    def _ceiling(self, direction: int, edge_ns: float, drift: float, epoch_s: float) -> float:
+        """What the probes of one direction leave possible at the epoch; one that is far too fast is a wrong stamp."""
+        times, values = self.times_s[direction], self.values_ns[direction]
+        right = values - edge_ns - drift * times > -BLATANT_NS
+        return ceiling(times[right] - epoch_s, values[right], -MOST_DRIFT_PPB, MOST_DRIFT_PPB)

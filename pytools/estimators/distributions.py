@@ -1,0 +1,43 @@
+"""Percentiles of many groups of values at once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.estimators.windows import MISSING
+
+
+class Distribution(NamedTuple):
+    """Of each group: how many values, the smallest, and the percentiles asked for; MISSING where there is none."""
+
+    counts: NDArray[np.int64]
+    minimum: NDArray[np.int64]
+    percentiles: NDArray[np.int64]  # shape (percentages, groups)
+
+
+def by_group(values: NDArray[np.int64], group: NDArray[Any], groups: int, percent: Sequence[int]) -> Distribution:
+    """Nearest-rank percentiles: the smallest value with `percent` % of its group at or below it.
+
+    Parameters
+    ----------
+    group : ndarray of int
+        Of each value, from 0.
+    percent : sequence of int
+        1 to 100; 100 is the largest.
+    """
+    ordered = values[np.lexsort((values, group))]
+    count = np.bincount(group, minlength=groups).astype(np.int64)
+    start = np.cumsum(count) - count
+
+    def ranked(rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        found = np.full(groups, MISSING)
+        some = count > 0
+        found[some] = ordered[(start + rank)[some]]
+        return found
+
+    ranks = [-(-count * each // 100) - 1 for each in percent]
+    return Distribution(count, ranked(np.zeros(groups, np.int64)), np.array([ranked(rank) for rank in ranks]))

@@ -1,0 +1,61 @@
+"""What is known of a peer's clock against ours at one moment, as a line in our own time. Pure; int64 nanoseconds.
+
+Offset of the peer = its clock minus ours. The line is good near its epoch; `aged` says what it is good to later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from pytools.estimators.windows import Times
+from pytools.signals import ClockState
+
+SIGMAS: Final = 4.5  # how many standard deviations a bound takes in
+WANDER_PPB_PER_S: Final = 20.0  # stated allowance: two oscillators change their rates against each other no faster
+FREE_PPM: Final = 100.0  # stated allowance without any assumption: 50 ppm for each of the two
+HOLDOVER_AGE_NS: Final = 3_000_000_000  # a line older than this is no longer called synchronised
+UNBOUNDED_NS: Final = 2**61  # a hard bound so large means that there is none
+FREE_BOUND_NS: Final = 1_000_000  # a line that is good to no more than this says nothing any more
+
+
+@dataclass(frozen=True)
+class Offset:
+    """A peer's clock minus ours: `offset_ns` when ours read `epoch_ns`, growing by `drift_ppb` per second of ours.
+
+    `bound_ns` rests on statistics and the stated allowance for asymmetry, `hard_bound_ns` on no assumption but that no
+    packet arrives before it was sent.
+    """
+
+    epoch_ns: int
+    offset_ns: int
+    drift_ppb: float
+    sigma_ns: float
+    drift_sigma_ppb: float
+    bound_ns: int
+    hard_bound_ns: int
+    state: ClockState = "synchronised"
+
+    def at(self, ours_ns: Times) -> Times:
+        """The offset when our clock read this; a line, so also beyond the window it comes from."""
+        grown: Times = np.rint((ours_ns - self.epoch_ns) * (self.drift_ppb * 1e-9)).astype(np.int64)
+        return self.offset_ns + grown
+
+    def aged(self, ours_ns: int) -> Offset:
+        """The same line as it is to be judged when our clock reads `ours_ns`.
+
+        The bound grows by what is not known of the drift and by how much the drift may have changed since; the hard
+        bound by what no oscillator exceeds. Past HOLDOVER_AGE_NS the state is holdover, and free running once the bound
+        says nothing any more.
+        """
+        age_s = max(0, ours_ns - self.epoch_ns) * 1e-9
+        grown = (SIGMAS * self.drift_sigma_ppb + 0.5 * WANDER_PPB_PER_S * age_s) * age_s
+        bound_ns = self.bound_ns + int(np.ceil(grown))
+        state: ClockState = "synchronised" if age_s * 1e9 <= HOLDOVER_AGE_NS else "holdover"
+        if bound_ns > FREE_BOUND_NS:
+            state = "free_running"
+        sigma_ns = float(np.hypot(self.sigma_ns, self.drift_sigma_ppb * age_s))
+        hard_ns = self.hard_bound_ns + int(np.ceil(FREE_PPM * 1000 * age_s))
+        return replace(self, sigma_ns=sigma_ns, bound_ns=bound_ns, hard_bound_ns=hard_ns, state=state)

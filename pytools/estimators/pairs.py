@@ -1,0 +1,63 @@
+"""Coded pairs: which survived the network with their spacing, and what they and the others say about a clock.
+
+Pure functions of int64 nanoseconds. A pair whose probes waited for different lengths of time is rejected: something
+queued. The probes of a kept pair waited alike, so their mean is one measurement, and the better for it. Of a rejected
+pair the slower probe surely waited, or its stamp is wrong; the faster one may still have met no queue, so it is
+handed on under a class of its own, and the fit finds out how far that class can be trusted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.estimators.windows import MISSING, Times
+
+_HIGHEST = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Measurements of one direction of an edge: means of kept pairs first, then single probes of the others."""
+
+    at_ns: Times
+    difference_ns: Times
+    means: int  # how many of them are means
+    kept: int  # pairs
+    rejected: int
+
+    def take(self, mask: NDArray[np.bool_]) -> Probes:
+        """Some of them; the counts of pairs stay what they were."""
+        means = int(np.count_nonzero(mask[: self.means]))
+        return Probes(self.at_ns[mask], self.difference_ns[mask], means, self.kept, self.rejected)
+
+
+def sift(at_ns: Times, difference_ns: Times, tolerance_ns: int) -> Probes:
+    """The mean of each kept pair, and the faster probe (or the only one that arrived) of every other pair.
+
+    Parameters
+    ----------
+    at_ns, difference_ns : ndarray of int64, shape (pairs, 2)
+        When each probe passed here, and the difference of its two stamps; MISSING where it was lost.
+    tolerance_ns : int
+        A pair is kept when its two differences differ by no more.
+    """
+    known = (at_ns != MISSING) & (difference_ns != MISSING)
+    values = np.where(known, difference_ns, _HIGHEST)
+    faster = np.minimum(values[:, 0], values[:, 1])
+    both = known[:, 0] & known[:, 1]
+    apart = (np.maximum(values[:, 0], values[:, 1]) - faster).view(np.uint64)  # right even where int64 wraps around
+    kept = both & (apart <= tolerance_ns)
+    others = (known[:, 0] | known[:, 1]) & ~kept
+    at_faster = np.where(values[:, 0] <= values[:, 1], at_ns[:, 0], at_ns[:, 1])
+    first, spacing = at_ns[kept, 0], at_ns[kept, 1] - at_ns[kept, 0]
+    count = int(np.count_nonzero(kept))
+    return Probes(
+        at_ns=np.concatenate([first + spacing // 2, at_faster[others]]),
+        difference_ns=np.concatenate([faster[kept] + apart[kept].astype(np.int64) // 2, faster[others]]),
+        means=count,
+        kept=count,
+        rejected=int(np.count_nonzero(both)) - count,
+    )

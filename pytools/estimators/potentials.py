@@ -1,0 +1,113 @@
+"""Potentials of vertices from measured differences along edges, robustly: the same for offsets and for drifts. Pure.
+
+Weighted least squares on the graph; besides the stated error of each edge, an excess error common to all is estimated
+from the median disagreement (paths that are a little asymmetric, whatever the reason), and edges that disagree by
+much more than both lose their weight. A tree has no disagreement, and a single loop cannot tell which of its edges is
+to blame: then nothing is down-weighted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.estimators.laplacian import Floats, Graph
+
+_DOUBTED: Final = 3.0  # standard deviations of disagreement at which an edge begins to lose weight
+_OUTLIER: Final = 4.5
+_ROUNDS: Final = 30
+_MILD: Final = 8
+_SETTLED: Final = 0.01  # change of a weight's factor below which it stands
+_PRECISE: Final = 1e-9
+_ROUGH: Final = 1e-5
+_HALVINGS: Final = 40
+_DENSE: Final = 300  # vertices up to which the variances are the inverse's own diagonal
+_TRIALS: Final = 12
+_MEDIAN_SQUARE: Final = 0.4549  # median of the square of a standard Gaussian
+
+
+@dataclass(frozen=True)
+class Potentials:
+    """Potentials against the ground, and what is behind them."""
+
+    values: Floats  # per vertex
+    weights: Floats  # per edge
+    disagreement: Floats  # per edge, in standard deviations
+    outlier: NDArray[np.bool_]  # per edge
+
+
+def fit(graph: Graph, measured: Floats, sigma: Floats, ground: int) -> Potentials:
+    """Fit potentials to differences (head less tail) with their standard deviations."""
+    # The share of the edges beyond a tree: by so much are disagreements smaller than errors, on average.
+    spare = max(1.0 - (graph.vertices - 1) / len(measured), 1e-3)
+    variance = sigma * sigma
+    factor = np.ones(len(measured))
+    excess = 0.0
+    values = np.zeros(graph.vertices)
+    for turn in range(_ROUNDS):
+        weights = factor / (variance + excess)
+        values = graph.solve(weights, graph.divergence(weights * measured), _PRECISE, values)
+        squares = (measured - graph.along(values)) ** 2 / spare
+        excess = _excess(squares, variance)
+        disagreement = np.sqrt(squares / (variance + excess))
+        # First least absolute deviations, which have a single minimum; then what is far off is left out altogether.
+        new = (
+            1 / np.maximum(disagreement, 1.0) if turn < _MILD else _DOUBTED**4 / np.maximum(disagreement, _DOUBTED) ** 4
+        )
+        settled = float(np.abs(new - factor).max()) < _SETTLED
+        factor = new
+        if settled and turn > _MILD:
+            break
+    weights = factor / (variance + excess)
+    values = graph.solve(weights, graph.divergence(weights * measured), _PRECISE, values)
+    disagreement = np.abs(measured - graph.along(values)) / np.sqrt((variance + excess) * spare)
+    return Potentials(values - values[ground], weights, disagreement, disagreement > _OUTLIER)
+
+
+def _excess(squares: Floats, variance: Floats) -> float:
+    """The common variance beside the stated ones under which the median disagreement is what it should be."""
+    if np.median(squares / variance) <= _MEDIAN_SQUARE:
+        return 0.0
+    low, high = 0.0, float(np.median(squares)) / _MEDIAN_SQUARE
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if np.median(squares / (variance + middle)) > _MEDIAN_SQUARE:
+            low = middle
+        else:
+            high = middle
+        if high - low < 1e-3 * high:
+            break
+    return high
+
+
+def variances(graph: Graph, weights: Floats, ground: int) -> Floats:
+    """Variance of each potential against the ground, by statistics alone.
+
+    Small graphs: the diagonal of the inverse. Large ones: solutions for a few random right sides have the covariance
+    sought. A vertex's own variance is what its edges give (that alone is too little, as the neighbours err as well),
+    times what the trials make of it, averaged over the neighbourhood; covariances with the ground are solved for.
+    """
+    others = np.arange(graph.vertices) != ground
+    result = np.zeros(graph.vertices)
+    if graph.vertices <= _DENSE:
+        result[others] = np.diagonal(np.linalg.inv(graph.dense(weights)[np.ix_(others, others)]))
+        return result
+    covariance = graph.solve(weights, np.where(others, 0.0, 1.0) - 1 / graph.vertices, _ROUGH)
+    rng = np.random.default_rng(graph.vertices)
+    squares, straight = np.zeros((2, graph.vertices))
+    for _ in range(_TRIALS):
+        signs = rng.choice([-1.0, 1.0], len(weights))
+        tried = graph.solve(weights, graph.divergence(np.sqrt(weights) * signs), _ROUGH)
+        squares += tried**2 / _TRIALS
+        straight += (tried - tried[ground]) ** 2 / _TRIALS
+    degrees = graph.degrees(weights)
+    correction = squares * degrees
+    own = graph.neighbourhood_mean(graph.neighbourhood_mean(correction)) / degrees
+    apart = own + covariance[ground] - 2 * covariance
+    # Where a vertex shares much of the ground's error that is a small difference of large figures: take the trials'.
+    shared = np.minimum(4 * np.abs(covariance) / covariance[ground], 1.0)
+    result[others] = ((1 - shared) * apart + shared * straight)[others]
+    return result

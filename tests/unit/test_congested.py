@@ -1,0 +1,165 @@
+"""Windows in which every probe waited: how far the earlier line is believed, and when a longer way is the new way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytools.estimators.clocks import EdgeFit
+from pytools.estimators.congested import FLOOR_S, Floor, doubted, tempered, tolerance_ns
+from pytools.estimators.offsets import SIGMAS
+
+SECOND_NS = 10**9
+HALF_NS = SECOND_NS // 2
+EPOCH_NS = 10**13
+FLOOR_NS = 4_000
+SHARE = 0.1
+TRUTH_NS = 123_456_789
+
+
+def fitted(error_ns: int = 0, excess_ns: int = 0, **changes: object) -> EdgeFit:
+    """A window's line that is off by so much, with a smallest round trip that is so much longer than usual."""
+    fit = EdgeFit(
+        epoch_ns=EPOCH_NS,
+        offset_ns=TRUTH_NS + error_ns,
+        drift_ppb=700.0,
+        sigma_ns=5.0,
+        drift_sigma_ppb=4.0,
+        bound_ns=math.ceil(SIGMAS * 5.0 + SHARE * (FLOOR_NS + excess_ns) / 2),
+        hard_low_ns=TRUTH_NS - FLOOR_NS,
+        hard_high_ns=TRUTH_NS + FLOOR_NS,
+        round_trip_min_ns=FLOOR_NS + excess_ns,
+        kept=80,
+        rejected=20,
+        stepped=False,
+    )
+    return replace(fit, **changes)  # type: ignore[arg-type]
+
+
+def earlier(error_ns: int = 0, **changes: object) -> EdgeFit:
+    """The line of the window half a second before, off by so much."""
+    before = replace(fitted(), epoch_ns=EPOCH_NS - HALF_NS)
+    return replace(before, offset_ns=TRUTH_NS + error_ns - 350, **changes)  # type: ignore[arg-type]
+
+
+excesses = st.integers(1_000, 50_000_000)
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(-(10**4), int(tolerance_ns(fitted(), SHARE))))
+def test_without_excess_the_past_has_no_say(prior_error: int, excess: int) -> None:
+    fit = replace(fitted(40), round_trip_min_ns=FLOOR_NS + excess)
+    assert tempered(fit, earlier(prior_error), FLOOR_NS, SHARE) is fit
+
+
+@given(excesses, st.sampled_from([-1, 1]), st.integers(-20, 20))
+def test_waiting_one_way_does_not_move_the_clock(excess: int, way: int, prior_error: int) -> None:
+    """Half of a wait on the way there looks like a clock ahead; a wait on the way back like one behind."""
+    fit = fitted(way * excess // 2, excess)
+    result = tempered(fit, earlier(prior_error), FLOOR_NS, SHARE)
+    assert abs(result.offset_ns - TRUTH_NS) <= abs(prior_error) + 1
+    assert abs(result.offset_ns - TRUTH_NS) <= result.bound_ns < fit.bound_ns + excess / 2
+    assert result.drift_ppb == earlier().drift_ppb, "a queue that fills or drains looks like a drift"
+
+
+@given(excesses, st.floats(-1, 1), st.integers(-(10**8), 10**8))
+def test_the_result_never_leaves_what_the_window_allows(excess: int, share: float, prior_error: int) -> None:
+    fit = fitted(round(share * excess / 2), excess)
+    result = tempered(fit, earlier(prior_error), FLOOR_NS, SHARE)
+    assert abs(result.offset_ns - fit.offset_ns) <= excess / 2 + 1
+    wanted = min(max(TRUTH_NS + prior_error, fit.offset_ns - excess / 2), fit.offset_ns + excess / 2)
+    assert abs(result.offset_ns - wanted) <= 1
+
+
+@given(excesses, st.floats(-1, 1))
+def test_without_a_prior_the_bound_takes_the_wait_in(excess: int, share: float) -> None:
+    fit = fitted(round(share * excess / 2), excess)
+    result = tempered(fit, None, FLOOR_NS, SHARE)
+    assert result.offset_ns == fit.offset_ns
+    assert abs(fit.offset_ns - TRUTH_NS) <= result.bound_ns
+    assert result.sigma_ns >= excess / 2 / SIGMAS
+
+
+@given(excesses, st.floats(-1, 1), st.integers(-(10**7), 10**7))
+def test_after_a_step_the_prior_is_not_asked(excess: int, share: float, step: int) -> None:
+    fit = fitted(round(share * excess / 2), excess, stepped=True)
+    result = tempered(fit, earlier(step), FLOOR_NS, SHARE)
+    assert result == tempered(fit, None, FLOOR_NS, SHARE)
+    assert result.offset_ns == fit.offset_ns
+    assert abs(result.offset_ns - TRUTH_NS) <= result.bound_ns
+
+
+def test_a_chain_of_congested_windows_grows_less_sure() -> None:
+    line, bounds = earlier(), []
+    for turn in range(20):
+        window = replace(fitted(5_000 + 350 * turn, 10_000), epoch_ns=EPOCH_NS + turn * HALF_NS)
+        line = tempered(window, line, FLOOR_NS, SHARE)
+        bounds.append(line.bound_ns)
+        assert abs(line.offset_ns - (TRUTH_NS + 350 * turn)) <= line.bound_ns
+    assert bounds == sorted(bounds)
+    assert bounds[-1] > 1.5 * bounds[0]
+    half_ns, allowance_ns = 10_000 / 2, SHARE * FLOOR_NS / 2
+    assert bounds[-1] <= math.ceil(SIGMAS * math.hypot(5.0, half_ns) + allowance_ns), (
+        "the window bounds it all the same"
+    )
+
+
+@given(st.integers(0, 50_000_000), st.floats(-1, 1))
+def test_before_the_usual_round_trip_is_known_half_of_it_is_open(round_trip: int, share: float) -> None:
+    """All of it may be waiting of one direction."""
+    fit = fitted(round(share * round_trip / 2), 0, round_trip_min_ns=round_trip)
+    result = doubted(fit)
+    assert abs(result.offset_ns - TRUTH_NS) <= result.bound_ns
+    assert result.bound_ns == pytest.approx(round_trip / 2 + SIGMAS * fit.sigma_ns, abs=1)
+    assert result.sigma_ns >= fit.sigma_ns
+    assert (result.offset_ns, result.drift_ppb) == (fit.offset_ns, fit.drift_ppb)
+
+
+def floor_after(trips: list[int], tolerance: float = 100.0) -> list[int]:
+    """What the floor is after each of these round trips, half a second apart."""
+    floor = Floor()
+    return [floor.add(EPOCH_NS + turn * HALF_NS, trip, tolerance) for turn, trip in enumerate(trips)]
+
+
+def test_a_floor_settles_after_six_windows() -> None:
+    floor, settled = Floor(), []
+    for turn in range(8):
+        floor.add(turn * HALF_NS, FLOOR_NS + 500 * turn, 100.0)
+        settled.append(floor.settled)
+    assert settled == [False] * 5 + [True] * 3
+
+
+def test_the_floor_is_the_smallest_round_trip_and_a_queue_does_not_raise_it() -> None:
+    queue = [FLOOR_NS + 3_000 + 900 * (turn % 7) for turn in range(40)]
+    assert floor_after([FLOOR_NS, *queue]) == [FLOOR_NS] * 41
+
+
+def test_a_shorter_round_trip_counts_at_once() -> None:
+    assert floor_after([9_000, 8_000, FLOOR_NS, 8_500]) == [9_000, 8_000, FLOOR_NS, FLOOR_NS]
+
+
+def test_a_round_trip_that_stays_longer_is_a_longer_path() -> None:
+    longer = FLOOR_NS + 400_000
+    floors = floor_after([FLOOR_NS] * 10 + [longer + 10 * (turn % 3) for turn in range(10)])
+    assert floors[:15] == [FLOOR_NS] * 15, "five windows are no proof"
+    assert floors[15:] == [longer] * 5
+
+
+def test_a_round_trip_that_keeps_changing_is_a_queue_until_the_past_is_over() -> None:
+    span = int(FLOOR_S * SECOND_NS) // HALF_NS
+    queue = [FLOOR_NS + 5_000 + 1_000 * (turn % 2) for turn in range(span + 5)]
+    floors = floor_after([FLOOR_NS, *queue])
+    assert set(floors[: span + 1]) == {FLOOR_NS}
+    assert set(floors[span + 1 :]) == {FLOOR_NS + 5_000}
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=60), st.floats(0, 1e6))
+def test_a_floor_is_always_one_of_the_round_trips_and_never_above_the_newest(
+    trips: list[int], tolerance: float
+) -> None:
+    for turn, floor in enumerate(floor_after(trips, tolerance)):
+        assert floor in trips[: turn + 1]
+        assert floor <= trips[turn]
