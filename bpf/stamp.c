@@ -5,15 +5,12 @@
  * Records when a STAMP probe (RFC 8762) of a configured peer passes; alters no packet and decides nothing about it. At
  * egress the hook runs before the queue discipline, so a stamp taken there includes the time queued on this interface.
  *
- * SWERVE_PROBE_PORT: the UDP port on which the reflectors listen.
+ * SWERVE_PROBE_PORT: the UDP port on which the reflectors listen. SWERVE_VIRTUAL_CLOCK: stamp by a lab's clock.
  */
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
-#include <linux/pkt_cls.h>
 #include <linux/udp.h>
 
+#include "clock.h"
+#include "packet.h"
 #include "swerve.h"
 
 #ifndef SWERVE_PROBE_PORT
@@ -24,19 +21,14 @@
 #define STAMP_SEQ 0
 #define STAMP_SSID 14	    /* RFC 8972 section 3 */
 #define STAMP_SENDER_SEQ 24 /* in a reflected packet */
-#define VLAN_TAGS 2	    /* 802.1ad over 802.1Q */
 
-#define IPV4_FRAGMENT bpf_htons(0x3fff) /* more fragments, or an offset */
-
-struct vlan_tag {
-	__be16 tci;
-	__be16 protocol;
-};
-
-BPF_RINGBUF_OUTPUT(stamps, 64); /* pages: 4096 stamps */
+BPF_RINGBUF_OUTPUT(stamps, 128); /* pages: 7281 stamps */
 SWERVE_RECORD(stamp, struct swerve_stamp);
 BPF_PERCPU_ARRAY(stamp_counters, u64, SWERVE_STAMP_COUNTERS);
 BPF_HASH(stamp_peers, struct swerve_addr, u8, 4096);
+#ifdef SWERVE_VIRTUAL_CLOCK
+BPF_ARRAY(stamp_clock, struct swerve_virtual_clock, 1);
+#endif
 
 static __always_inline void count(u32 counter)
 {
@@ -46,12 +38,18 @@ static __always_inline void count(u32 counter)
 		*value += 1;
 }
 
-static __always_inline void map_ipv4(struct swerve_addr *to, __be32 address)
+/* What the stamping clock shows at a moment of CLOCK_MONOTONIC. */
+static __always_inline u64 stamping_clock(u64 now)
 {
-	__builtin_memset(to->bytes, 0, 10);
-	to->bytes[10] = 0xff;
-	to->bytes[11] = 0xff;
-	__builtin_memcpy(to->bytes + 12, &address, 4);
+#ifdef SWERVE_VIRTUAL_CLOCK
+	struct swerve_virtual_clock *clock;
+	u32 only = 0;
+
+	clock = stamp_clock.lookup(&only);
+	if (clock)
+		return virtual_time(now, clock);
+#endif
+	return now;
 }
 
 /* A probe that is whole and of a peer goes to the ring; everything else on the probe port to a counter. */
@@ -87,7 +85,8 @@ static __always_inline void record(struct __sk_buff *skb, u32 udp_offset, struct
 		count(SWERVE_STAMP_RING_FULL);
 		return;
 	}
-	stamp->ts_ns = now;
+	stamp->ts_ns = stamping_clock(now);
+	stamp->seen_ns = now;
 	stamp->seq = bpf_ntohl(*(__be32 *)(base + (request ? STAMP_SEQ : STAMP_SENDER_SEQ)));
 	stamp->ssid = bpf_ntohs(*(__be16 *)(base + STAMP_SSID));
 	stamp->ttl = ttl;
@@ -127,7 +126,7 @@ static __always_inline void stamp_ipv4(struct __sk_buff *skb, u32 offset, bool e
 	udp_offset = offset + header_bytes;
 	if (ip.version != 4 || header_bytes < sizeof(ip))
 		return;
-	if (ip.frag_off & bpf_htons(0x1fff)) /* a later fragment has no ports */
+	if (ip.frag_off & IPV4_OFFSET) /* a later fragment has no ports */
 		return;
 	if (!on_probe_port(skb, udp_offset))
 		return;
@@ -154,11 +153,6 @@ static __always_inline void stamp_ipv6(struct __sk_buff *skb, u32 offset, bool e
 	__builtin_memcpy(&source, &ip.saddr, sizeof(source));
 	__builtin_memcpy(&destination, &ip.daddr, sizeof(destination));
 	record(skb, offset + sizeof(ip), &source, &destination, bpf_ntohs(ip.payload_len), ip.hop_limit, egress);
-}
-
-static __always_inline bool is_tag(__be16 protocol)
-{
-	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
 }
 
 /*
@@ -196,24 +190,14 @@ static __always_inline bool ordinary(struct __sk_buff *skb)
 
 static __always_inline int stamp(struct __sk_buff *skb, bool egress)
 {
-	u32 offset = ETH_HLEN;
-	struct vlan_tag tag;
 	__be16 protocol;
+	u32 offset;
 
 	if (ordinary(skb))
 		return TC_ACT_UNSPEC;
-	/* The packet's own bytes, not skb->protocol: a tag may lie in the packet or beside it. */
-	if (bpf_skb_load_bytes(skb, 2 * ETH_ALEN, &protocol, sizeof(protocol)))
+	offset = network_header(skb, &protocol);
+	if (!offset)
 		return TC_ACT_UNSPEC;
-#pragma unroll
-	for (int i = 0; i < VLAN_TAGS; i++) {
-		if (!is_tag(protocol))
-			break;
-		if (bpf_skb_load_bytes(skb, offset, &tag, sizeof(tag)))
-			return TC_ACT_UNSPEC;
-		protocol = tag.protocol;
-		offset += sizeof(tag);
-	}
 	if (protocol == bpf_htons(ETH_P_IP))
 		stamp_ipv4(skb, offset, egress);
 	else if (protocol == bpf_htons(ETH_P_IPV6))

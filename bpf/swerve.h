@@ -5,7 +5,8 @@
  * Fixed widths, named padding, natural alignment. User space never mirrors these types by hand: the loader reads
  * their layout back from the compiled program and hands it on as numpy record types.
  *
- * Times are CLOCK_MONOTONIC nanoseconds. Numbers are in host byte order, addresses in network byte order; an IPv4
+ * Times are nanoseconds of CLOCK_MONOTONIC, but for those of a host's stamping clock (ts_ns): that is CLOCK_MONOTONIC
+ * too, except in lab builds, which give each host a clock of its own. Numbers are in host byte order, addresses in network byte order; an IPv4
  * address is kept IPv4-mapped (::ffff:a.b.c.d), so that one key fits both families.
  */
 #ifndef SWERVE_H
@@ -13,6 +14,20 @@
 
 struct swerve_addr {
 	u8 bytes[16];
+};
+
+/* ---- clock.h: lab builds only ------------------------------------------------------------------------------- */
+
+#define SWERVE_KNOTS 4096
+#define SWERVE_KNOT_SHIFT 30 /* knots are 2^30 ns apart, so the table lasts 73 minutes; then the last knot holds */
+
+/* A lab host's clock: ahead of CLOCK_MONOTONIC by offset, by the knots (linear in between), and by one step. */
+struct swerve_virtual_clock {
+	u64 origin_ns; /* of the first knot */
+	s64 offset_ns;
+	u64 step_at_ns; /* all ones: no step */
+	s64 step_ns;
+	s64 knots[SWERVE_KNOTS];
 };
 
 /* ---- stamp.c ------------------------------------------------------------------------------------------------ */
@@ -27,7 +42,8 @@ enum swerve_stamp_kind {
 
 /* One probe seen at one hook. (remote, ssid, seq, kind) names it; seq is always the Session-Sender's. */
 struct swerve_stamp {
-	u64 ts_ns;
+	u64 ts_ns;   /* stamping clock: what delays are computed from */
+	u64 seen_ns; /* CLOCK_MONOTONIC of the same instant: what windows are made of */
 	u32 seq;
 	u16 ssid;
 	u8 kind;
@@ -47,6 +63,52 @@ enum swerve_stamp_counter {
 	SWERVE_STAMP_FOREIGN = 3,   /* well-formed probes to or from an address that is no configured peer */
 	SWERVE_STAMP_MERGED = 4,    /* several probes merged into one buffer by GRO or GSO: cannot be told apart */
 	SWERVE_STAMP_COUNTERS = 5,
+};
+
+/* ---- sample.c ----------------------------------------------------------------------------------------------- */
+
+/* Which packets of a peer are sampled: bits of sample_peers' values and of the settings. */
+enum swerve_sample_direction {
+	SWERVE_SAMPLE_EGRESS = 1,  /* sent to it */
+	SWERVE_SAMPLE_INGRESS = 2, /* received from it */
+};
+
+/*
+ * How often to sample. A key with that many zero low bits is sampled, so each rate takes every other sample of the
+ * next finer one, and two hosts with different rates share the samples of the coarser.
+ */
+struct swerve_sample_settings {
+	u32 directions; /* wanted of any peer; 0: look at nothing */
+	u8 tcp_rate;	/* a sample per 2^tcp_rate bytes */
+	u8 udp_rate;	/* a sample per 2^udp_rate datagrams */
+	u16 pad;
+};
+
+/* One byte of a TCP stream, or one UDP datagram, seen at one hook. (flow, key) is the same at both hosts. */
+struct swerve_sample {
+	u64 ts_ns;   /* stamping clock: what delays are computed from */
+	u64 seen_ns; /* CLOCK_MONOTONIC of the same instant: what windows are made of */
+	u64 key;     /* TCP: sequence number of the byte; UDP: hash of what no hop alters in the datagram */
+	struct swerve_addr local;
+	struct swerve_addr remote;
+	u16 local_port;
+	u16 remote_port;
+	u32 ifindex;
+	u8 protocol;  /* IPPROTO_TCP or IPPROTO_UDP */
+	u8 direction; /* SWERVE_SAMPLE_EGRESS or SWERVE_SAMPLE_INGRESS */
+	u8 rate;      /* that was in force */
+	u8 pad[5];
+};
+
+/* Per-CPU counters of sample.c, by index. Names in user space are these, in lower case, without the prefix. */
+enum swerve_sample_counter {
+	SWERVE_SAMPLE_RECORDED = 0,  /* samples written to the ring */
+	SWERVE_SAMPLE_RING_FULL = 1, /* samples lost because the ring was full */
+	SWERVE_SAMPLE_FRAGMENTS = 2, /* IP fragments of peers: left out, they lack ports or share their datagram's */
+	SWERVE_SAMPLE_MALFORMED = 3, /* packets of peers whose lengths contradict each other */
+	SWERVE_SAMPLE_MULTIPLE = 4,  /* TCP buffers with several bytes to sample, of which one was */
+	SWERVE_SAMPLE_SEGMENTS = 5,  /* datagrams merged into one buffer beyond those that are looked at */
+	SWERVE_SAMPLE_COUNTERS = 6,
 };
 
 /* ---- tcp.c -------------------------------------------------------------------------------------------------- */

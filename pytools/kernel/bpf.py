@@ -23,7 +23,7 @@ MAP_LOOKUP_BATCH, LINK_CREATE, ENABLE_STATS = 24, 28, 32
 
 TCX_INGRESS, TCX_EGRESS = 46, 47
 _MAP_INFO_BYTES, _PROG_INFO_BYTES = 80, 232
-_SKB_BYTES, _SKB_GSO_SEGS = 192, 164  # struct __sk_buff
+_SKB_BYTES, _SKB_GSO_SEGS, _SKB_GSO_SIZE = 192, 164, 176  # struct __sk_buff
 _RUN_TIME_OFFSET = 192  # of run_time_ns, run_cnt in struct bpf_prog_info
 
 
@@ -120,13 +120,17 @@ def has_tcx(prog_fd: int) -> bool:
     return False
 
 
-def test_run(prog_fd: int, packet: bytes, repeat: int = 1, segments: int = 0) -> tuple[int, int]:
+def test_run(
+    prog_fd: int, packet: bytes, repeat: int = 1, segments: int = 0, segment_bytes: int = 0
+) -> tuple[int, int]:
     """Run a TC program on a packet that goes nowhere.
 
     Parameters
     ----------
     segments : int
         How many packets GRO or GSO is said to have merged into it.
+    segment_bytes : int
+        How much payload each of them has, but for the last.
 
     Returns
     -------
@@ -135,6 +139,7 @@ def test_run(prog_fd: int, packet: bytes, repeat: int = 1, segments: int = 0) ->
     data = ctypes.create_string_buffer(packet, len(packet))
     context = ctypes.create_string_buffer(_SKB_BYTES)
     struct.pack_into("<I", context, _SKB_GSO_SEGS, segments)
+    struct.pack_into("<I", context, _SKB_GSO_SIZE, segment_bytes)
     attributes = struct.pack("<4IQQ2I", prog_fd, 0, len(packet), 0, address(data), 0, repeat, 0)
     attributes = (attributes + struct.pack("<IIQ", _SKB_BYTES, 0, address(context))).ljust(80, b"\0")
     buffer = ctypes.create_string_buffer(attributes, len(attributes))

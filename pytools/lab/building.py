@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 import yaml
@@ -16,12 +19,13 @@ from pytools import config, places
 from pytools.errors import CapabilityError, SwerveError
 from pytools.kernel.netlink import MAIN_TABLE, Member, Netlink, Nexthop, Route
 from pytools.kernel.netlink_messages import family_of
-from pytools.lab import namespaces, wiring
+from pytools.lab import clocks, namespaces, timekeeping, wiring
 from pytools.lab.topology import Host, Rail, Spec, group_id
 
 _STATIC = 4  # RTPROT_STATIC
 _READY_NS = 10 * 10**9
 _LOOPBACK = 1  # index of lo in every namespace
+_KEY_BYTES = 32
 _COMMON = {
     # IPv4 settings are inherited from the machine's: say what the lab relies on.
     "ipv4/conf/all/rp_filter": 0,
@@ -61,9 +65,21 @@ def require_privileges() -> None:
         raise CapabilityError("a lab needs network namespaces of its own", "run as root")
 
 
-def build(spec: Spec) -> None:
-    """Make all of it. What was made when something fails is the caller's to remove."""
+def build(spec: Spec, given: Sequence[clocks.VirtualClock] | None = None, key_file: Path | None = None) -> None:
+    """Make all of it. What was made when something fails is the caller's to remove.
+
+    Parameters
+    ----------
+    spec : Spec
+        What to make.
+    given : sequence of VirtualClock, optional
+        A clock for each host; they share the machine's unless given.
+    key_file : Path, optional
+        Where to put the key that lets the agents talk to each other; they do not unless given.
+    """
     hosts, rails = spec.topology
+    if key_file is not None:
+        _write_key(key_file)
     for netns, settings in [(host.netns, _HOST) for host in hosts] + [(rail.netns, _RAIL) for rail in rails]:
         namespaces.create(netns)
         namespaces.set_sysctls(netns, settings)
@@ -76,7 +92,7 @@ def build(spec: Spec) -> None:
     for host in hosts:
         with Netlink(host.netns) as netlink:
             _build_host(netlink, host, hosts)
-        _write_config(host, hosts, spec.ipv6)
+        _write_config(host, hosts, spec.ipv6, None if given is None else given[host.number - 1], key_file)
     for netns in [host.netns for host in hosts] + [rail.netns for rail in rails]:
         _wait_until_running(netns)
 
@@ -162,18 +178,36 @@ def _build_host(netlink: Netlink, host: Host, hosts: tuple[Host, ...]) -> None:
             netlink.replace_route(Route(prefix, family, MAIN_TABLE, nexthop_id=group, protocol=_STATIC, prefsrc=source))
 
 
-def agent_config(host: Host, hosts: tuple[Host, ...], ipv6: bool) -> config.AgentConfig:
-    """What the agent of one host is told: all namespaces of a lab read the same clock."""
+def agent_config(
+    host: Host, hosts: tuple[Host, ...], ipv6: bool, own_clock: bool = False, key_file: Path | None = None
+) -> config.AgentConfig:
+    """What the agent of one host is told. Without clocks of their own all namespaces of a lab read the same one."""
+    clock: Literal["shared", "free_running"] = "free_running" if own_clock else "shared"
     others = [other for other in hosts if other is not host]
-    peers = [config.Peer(other.name, other.service, "shared") for other in others]
+    peers = [config.Peer(other.name, other.service, clock) for other in others]
     if ipv6:
-        peers += [config.Peer(other.name, other.service6, "shared") for other in others]
-    return config.AgentConfig(host=host.name, peers=peers)
+        peers += [config.Peer(other.name, other.service6, clock) for other in others]
+    return config.AgentConfig(
+        host=host.name,
+        peers=peers,
+        bus=config.HostBus(key_file="" if key_file is None else str(key_file)),
+        virtual_clock=str(timekeeping.file_of(host)) if own_clock else "",
+    )
 
 
-def _write_config(host: Host, hosts: tuple[Host, ...], ipv6: bool) -> None:
+def _write_config(
+    host: Host, hosts: tuple[Host, ...], ipv6: bool, clock: clocks.VirtualClock | None, key_file: Path | None
+) -> None:
     directory = places.runtime_dir(host.netns)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    wanted = msgspec.to_builtins(agent_config(host, hosts, ipv6))
-    text = yaml.safe_dump(wanted, sort_keys=False)
+    if clock is not None:
+        clocks.save(clock, timekeeping.file_of(host))
+    told = agent_config(host, hosts, ipv6, clock is not None, key_file)
+    text = yaml.safe_dump(msgspec.to_builtins(told), sort_keys=False)
     (directory / "agent.yaml").write_text(text)
+
+
+def _write_key(path: Path) -> None:
+    """A key that every agent of the lab reads."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(os.urandom(_KEY_BYTES))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import click
 
 from pytools.errors import UsageError
-from pytools.lab import fabric, state
+from pytools.lab import clocks, fabric, state, timekeeping
 from pytools.lab.topology import DEFAULT_QUEUE_BYTES, rate_text
 
 _name = click.option("--name", default="lab", show_default=True, help="Which lab.")
@@ -36,10 +37,32 @@ def lab() -> None:
     help="Queue of each rail port, in bytes.",
 )
 @click.option("--ipv6", is_flag=True, help="Configure the agents to probe over IPv6 as well.")
+@click.option("--clocks", "seed", type=int, help="Give each host a clock of its own, drawn from this seed.")
+@click.option(
+    "--share", "shared", multiple=True, help="Hosts whose clocks are one oscillator, like h1,h2; may be repeated."
+)
+@click.option("--bus", is_flag=True, help="Let the agents talk to each other; with --clocks they always do.")
 @_json
-def up(name: str, hosts: int, rails: int, rate: str, queue_bytes: int, ipv6: bool, as_json: bool) -> None:
+def up(
+    name: str,
+    hosts: int,
+    rails: int,
+    rate: str,
+    queue_bytes: int,
+    ipv6: bool,
+    seed: int | None,
+    shared: tuple[str, ...],
+    bus: bool,
+    as_json: bool,
+) -> None:
     """Make a lab."""
-    made = fabric.Lab.up(name, hosts=hosts, rails=rails, rate=rate, queue_bytes=queue_bytes, ipv6=ipv6)
+    if shared and seed is None:
+        raise UsageError("hosts of a lab without clocks share one anyway", "give --clocks as well")
+    groups = [[_host_number(host) for host in group.split(",")] for group in shared]
+    drawn = None if seed is None else clocks.draw(hosts, seed, time.monotonic_ns(), groups)
+    made = fabric.Lab.up(
+        name, hosts=hosts, rails=rails, rate=rate, queue_bytes=queue_bytes, ipv6=ipv6, clocks=drawn, bus=bus
+    )
     _print(made.show(), as_json)
 
 
@@ -75,10 +98,52 @@ def blackhole(name: str, rail: int, direction: str | None) -> None:
 
 @lab.command()
 @_name
+@_rail
+@click.option("--direction", required=True, help="From which host to which, like h1:h2.")
+@click.option("--us", "extra_us", type=float, required=True, help="How much longer, in microseconds.")
+def delay(name: str, rail: int, direction: str, extra_us: float) -> None:
+    """Let packets from one host to another take longer over a rail, and not the way back."""
+    source, destination = _direction(direction)
+    fabric.Lab.open(name).delay(rail, source, destination, extra_us)
+
+
+@lab.command()
+@_name
+@_rail
+@click.option("--share", type=float, required=True, help="Of each port's rate, on average, like 0.4.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Which bursts.")
+def bursts(name: str, rail: int, share: float, seed: int) -> None:
+    """Fill a share of a rail's ports with bursty TCP between all hosts."""
+    fabric.Lab.open(name).bursts(rail, share, seed)
+
+
+@lab.command()
+@_name
 @click.option("--rail", type=int, help="Only this rail.")
 def heal(name: str, rail: int | None) -> None:
-    """Undo congest and blackhole, and end other traffic."""
+    """Undo congest, blackhole and delay, and end other traffic."""
     fabric.Lab.open(name).heal(rail)
+
+
+@lab.command()
+@_name
+@click.option("--host", help="Whose clock, like h3: only with --step.")
+@click.option("--step", "by", help="Step it by this much half a second from now, like 10ms or -250us.")
+@_json
+def clock(name: str, host: str | None, by: str | None, as_json: bool) -> None:
+    """How every host's clock runs against h1's now, in truth; or step one."""
+    if (host is None) != (by is None):
+        raise UsageError("a step needs a host and a size", "give --host and --step, or neither")
+    lab = fabric.Lab.open(name)
+    if host is None or by is None:
+        _print_clocks(lab.clocks(), as_json)
+        return
+    number, step_ns = _host_number(host), timekeeping.parse_duration(by)
+    at_ns = lab.step_clock(number, step_ns)
+    if as_json:
+        click.echo(json.dumps({"host": f"h{number}", "step_ns": step_ns, "at_ns": at_ns}))
+    else:
+        click.echo(f"h{number} is stepped by {step_ns} ns when CLOCK_MONOTONIC is {at_ns} ns")
 
 
 @lab.command()
@@ -125,6 +190,17 @@ def _print(shown: dict[str, Any], as_json: bool) -> None:
             click.echo(f"      {_port_line(port)}")
     for process in shown["processes"]:
         click.echo(f"  process {process['pid']}  {process['command']}")
+
+
+def _print_clocks(shown: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(shown))
+        return
+    click.echo(f"lab {shown['name']}: against the clock of {shown['reference']}")
+    for each in shown["clocks"]:
+        steps = len(each["steps"])
+        words = "" if not steps else ", 1 step" if steps == 1 else f", {steps} steps"
+        click.echo(f"  {each['host']}  {each['offset_ns']:+,} ns, {each['drift_ppb']:+,.0f} ns/s{words}")
 
 
 def _port_line(port: dict[str, Any]) -> str:

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from pytools.errors import SwerveError, UsageError
-from pytools.kernel.netlink import Netlink
-from pytools.lab import building, faults, processes, state, wiring
+from pytools.lab import building, bursts, faults, processes, state, timekeeping, view
+from pytools.lab.clocks import VirtualClock
 from pytools.lab.topology import Host, Rail, Spec, check_shape, host_of, parse_rate, rail_of
 
 
@@ -48,6 +48,8 @@ class Lab:
         rate: str = "100mbit",
         queue_bytes: int | None = None,
         ipv6: bool = False,
+        clocks: int | Sequence[VirtualClock] | None = None,
+        bus: bool = False,
     ) -> Self:
         """Make a lab.
 
@@ -63,6 +65,10 @@ class Lab:
             Queue of each port in bytes.
         ipv6 : bool
             Let the agents' configurations name IPv6 peers as well.
+        clocks : int or sequence of VirtualClock, optional
+            A clock for each host, or a seed to draw them from; hosts share the machine's clock unless given.
+        bus : bool
+            Let the agents talk to each other; with clocks they do in any case.
 
         Raises
         ------
@@ -74,10 +80,11 @@ class Lab:
         queue = {} if queue_bytes is None else {"queue_bytes": queue_bytes}
         spec = Spec(name=name, hosts=hosts, rails=rails, rate_bit_s=parse_rate(rate), ipv6=ipv6, **queue)
         building.require_privileges()
+        given = timekeeping.wanted(hosts, clocks)
         state.reserve(spec)
         lab = cls(spec)
         try:
-            building.build(spec)
+            building.build(spec, given, state.key_file(name) if bus or given is not None else None)
         except BaseException:
             lab.down()
             raise
@@ -189,6 +196,27 @@ class Lab:
             mark = {processes.LOAD_MARK: str(rail)}
             self.start(source, [sys.executable, "-m", "pytools.lab.load", *words], env=mark)
 
+    def bursts(self, rail: int, share: float, seed: int = 1) -> None:
+        """Fill a share of every port of a rail with bursty TCP between all hosts; `heal` ends it.
+
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        share : float
+            Of each port's rate, on average: 0.4 is 40 %. `sent_bytes` tells what came of it.
+        seed : int
+            The same seed sends the same bursts at the same times.
+        """
+        target = rail_of(self.spec, rail)
+        bursts.check_share(share)
+        if self.spec.rate_bit_s is None:
+            raise UsageError("an unshaped port has no rate to take a share of", "make the lab with --rate")
+        words = [sys.executable, "-m", "pytools.lab.bursts", self.name, str(rail), str(share), str(seed)]
+        mark = {processes.LOAD_MARK: str(rail)}
+        process = self.start(target, words, mark, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        processes.wait_until_ready(process)
+
     def blackhole(self, rail: int, direction: tuple[int, int] | None = None) -> None:
         """Let a rail lose packets without a word: carrier stays up, gateways still answer.
 
@@ -201,25 +229,62 @@ class Lab:
         """
         faults.blackhole(self.spec, rail, direction)
 
+    def delay(self, rail: int, source: int, destination: int, extra_us: float) -> None:
+        """Let packets from one host to another take longer over one rail, by a fixed time, and not the way back.
+
+        Each packet passes a process, so this is for probes and light traffic. It lowers the time to live by one more.
+
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        source, destination : int
+            From which host to which.
+        extra_us : float
+            By how much.
+        """
+        device, extra_ns = faults.longer_way(self.spec, rail, source, destination, extra_us)
+        words = [sys.executable, "-m", "pytools.lab.holding", device, str(extra_ns)]
+        mark = {processes.LOAD_MARK: str(rail)}
+        process = self.start(self.rails[rail - 1], words, mark, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        processes.wait_until_ready(process)
+        faults.divert(self.spec, rail, source, destination, device)
+
     def heal(self, rail: int | None = None) -> None:
         """Give a rail (all of them unless given) its rate, queue and packets back, and end its load."""
         for target in self.rails if rail is None else (rail_of(self.spec, rail),):
             processes.end(self.name, load=target.number)
             faults.heal(self.spec, target)
 
+    # ---- clocks ----
+
+    def clock(self, host: Host | int) -> VirtualClock:
+        """The clock of a host: what its stamps are made with.
+
+        Raises
+        ------
+        UsageError
+            If the lab was made without clocks.
+        """
+        return timekeeping.clock_of(self._host(host))
+
+    def step_clock(self, host: Host | int, step_ns: int) -> int:
+        """Step a host's clock within a second or so; returns the exact instant, of CLOCK_MONOTONIC."""
+        return timekeeping.step(self._host(host), step_ns)
+
+    def clocks(self) -> dict[str, Any]:
+        """How every host's clock runs against the first one's now, in truth, as JSON-ready values."""
+        return {"name": self.name, **timekeeping.show(self.hosts)}
+
     # ---- state ----
 
     def show(self) -> dict[str, Any]:
         """The lab as it is now, read from the kernel, as JSON-ready values."""
-        running = sorted(processes.marked(self.name).items())
-        return {
-            "name": self.name,
-            "rate_bit_s": self.spec.rate_bit_s,
-            "queue_bytes": self.spec.queue_bytes,
-            "hosts": [_host_shown(host) for host in self.hosts],
-            "rails": [_rail_shown(rail) for rail in self.rails],
-            "processes": [{"pid": pid, "command": line} for pid, line in running],
-        }
+        return view.lab(self.spec)
+
+    def sent_bytes(self) -> dict[tuple[int, int], int]:
+        """What each shaped port has sent so far, in bytes of Ethernet frames, by numbers of rail and host."""
+        return view.sent_bytes(self.rails)
 
     def down(self) -> list[str]:
         """Take the lab down; a second time does nothing. Returns what stayed and why, normally nothing."""
@@ -233,38 +298,5 @@ class Lab:
         self._started.clear()
         return stayed
 
-
-def _host_shown(host: Host) -> dict[str, Any]:
-    return {
-        "name": host.name,
-        "netns": host.netns,
-        "service": host.service,
-        "service6": host.service6,
-        "interfaces": [
-            {"name": each.name, "rail": each.rail, "address": each.address, "gateway": each.gateway}
-            for each in host.interfaces
-        ],
-    }
-
-
-def _rail_shown(rail: Rail) -> dict[str, Any]:
-    with Netlink(rail.netns) as netlink:
-        carriers = {link.index: link.carrier for link in netlink.links()}
-        shaped = wiring.shapes(netlink)
-        losing = faults.losses(netlink)
-    ports = []
-    for port in rail.ports:
-        shape = shaped.get(port.index)
-        lost = {rule.destination or "everywhere" for rule in losing if rule.iif == port.name}
-        ports.append(
-            {
-                "interface": port.name,
-                "carrier": carriers[port.index],
-                "rate_bit_s": shape.rate_bit_s if shape else None,
-                "queue_bytes": shape.queue_bytes if shape else None,
-                "waiting_bytes": shape.waiting_bytes if shape else 0,
-                "dropped_packets": shape.dropped_packets if shape else 0,
-                "loses_packets_to": sorted(lost),
-            }
-        )
-    return {"name": rail.name, "netns": rail.netns, "ports": ports}
+    def _host(self, host: Host | int) -> Host:
+        return host_of(self.spec, host) if isinstance(host, int) else host

@@ -1,4 +1,4 @@
-"""Faults in a rail, and their end: fewer bits per second, shorter queues, silent loss.
+"""Faults in a rail, and their end: fewer bits per second, shorter queues, silent loss, a longer way.
 
 All are made in the rail's namespace, so that a host sees them as it would see a fault in the network.
 """
@@ -6,12 +6,15 @@ All are made in the rail's namespace, so that a host sees them as it would see a
 from __future__ import annotations
 
 from pytools.errors import UsageError
-from pytools.kernel.netlink import PROTOCOL, Family, Netlink, Rule
+from pytools.kernel.netlink import PROTOCOL, Family, Netlink, Route, Rule
 from pytools.lab import wiring
-from pytools.lab.topology import Rail, Spec, check_shape, host_of, rail_of
+from pytools.lab.topology import Host, Rail, Spec, check_shape, host_of, rail_of
 
 # Two priorities: the kernel takes a rule without a destination for the same as one that only adds a destination.
 _ONE_WAY_PRIORITY, _RAIL_PRIORITY = 100, 101
+_LONGER_WAY_PRIORITY = 102  # what is lost is not delayed
+_LONGER_WAY_TABLES = 20_000  # and a number for each two hosts
+MAX_EXTRA_US = 1_000_000
 
 
 def congest(spec: Spec, rail: int, rate_bit_s: int | None, queue_bytes: int, toward: int | None) -> None:
@@ -36,10 +39,39 @@ def blackhole(spec: Spec, rail: int, direction: tuple[int, int] | None) -> None:
                 netlink.add_rule(rule)
 
 
+def longer_way(spec: Spec, rail: int, source: int, destination: int, extra_us: float) -> tuple[str, int]:
+    """The device that is to hold packets from one host to another, and for how many nanoseconds.
+
+    Raises
+    ------
+    UsageError
+        If there are no such hosts, the time does not fit, or they are delayed already.
+    """
+    target = rail_of(spec, rail)
+    first, second = _two_hosts(spec, (source, destination))
+    if not 0 < extra_us <= MAX_EXTRA_US:
+        raise UsageError(f"a delay of {extra_us:g} us is out of range", f"give up to {MAX_EXTRA_US}")
+    with Netlink(target.netns) as netlink:
+        if set(_longer_ways(netlink)) & set(_diverting_rules(first, second, rail)):
+            raise UsageError(f"rail {rail} delays packets from {first.name} to {second.name} already", "heal it before")
+    return f"hold{source}-{destination}", round(extra_us * 1000)
+
+
+def divert(spec: Spec, rail: int, source: int, destination: int, device: str) -> None:
+    """Send packets from one host to another through a device that holds them."""
+    first, second = _two_hosts(spec, (source, destination))
+    with Netlink(rail_of(spec, rail).netns) as netlink:
+        (index,) = (link.index for link in netlink.links() if link.name == device)
+        for rule in _diverting_rules(first, second, rail):
+            everywhere = "0.0.0.0/0" if rule.family == 4 else "::/0"
+            netlink.replace_route(Route(everywhere, rule.family, rule.table, ifindex=index, protocol=PROTOCOL))
+            netlink.add_rule(rule)
+
+
 def heal(spec: Spec, rail: Rail) -> None:
-    """Give a rail its rate, its queues and its packets back."""
+    """Give a rail its rate, its queues and its packets back; devices that hold packets go with their processes."""
     with Netlink(rail.netns) as netlink:
-        for rule in losses(netlink):
+        for rule in losses(netlink) + _longer_ways(netlink):
             netlink.del_rule(rule)
         for port in rail.ports:
             if spec.rate_bit_s is None:
@@ -59,15 +91,39 @@ def losing_rules(spec: Spec, rail: int, direction: tuple[int, int] | None) -> li
     target = rail_of(spec, rail)
     if direction is None:
         return [_rule(family, port.name, None) for family in (4, 6) for port in target.ports]
+    source, destination = _two_hosts(spec, direction)
+    return [_rule(family, source.name, prefix) for family, prefix in _prefixes(destination, rail)]
+
+
+def _longer_ways(netlink: Netlink) -> list[Rule]:
+    """The rules that send packets through a device that holds them."""
+    found = netlink.rules(4) + netlink.rules(6)
+    return [rule for rule in found if rule.priority == _LONGER_WAY_PRIORITY and rule.protocol == PROTOCOL]
+
+
+def _diverting_rules(source: Host, destination: Host, rail: int) -> list[Rule]:
+    table = _LONGER_WAY_TABLES + 100 * source.number + destination.number
+    return [
+        Rule(_LONGER_WAY_PRIORITY, family, "table", table, iif=source.name, destination=prefix, protocol=PROTOCOL)
+        for family, prefix in _prefixes(destination, rail)
+    ]
+
+
+def _two_hosts(spec: Spec, direction: tuple[int, int]) -> tuple[Host, Host]:
     source, destination = host_of(spec, direction[0]), host_of(spec, direction[1])
     if source is destination:
         raise UsageError(f"direction {source.name}:{source.name} goes nowhere", "name two hosts, like h1:h2")
-    interface = destination.interfaces[rail - 1]
+    return source, destination
+
+
+def _prefixes(host: Host, rail: int) -> list[tuple[Family, str]]:
+    """What a host is reached at over a rail."""
+    interface = host.interfaces[rail - 1]
     return [
-        _rule(4, source.name, f"{destination.service}/32"),
-        _rule(4, source.name, f"{interface.address}/32"),
-        _rule(6, source.name, f"{destination.service6}/128"),
-        _rule(6, source.name, f"{interface.address6}/128"),
+        (4, f"{host.service}/32"),
+        (4, f"{interface.address}/32"),
+        (6, f"{host.service6}/128"),
+        (6, f"{interface.address6}/128"),
     ]
 
 

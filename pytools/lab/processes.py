@@ -7,6 +7,7 @@ number that was given to another process meanwhile does no harm.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -24,6 +25,7 @@ MARK = "SWERVE_LAB"
 LOAD_MARK = "SWERVE_LAB_LOAD"  # beside the lab's: which rail a process loads
 
 _GRACE_S = 3.0
+_READY_S = 20.0
 _ROUNDS = 20  # two processes that respawn each other may need more than one
 
 
@@ -50,6 +52,34 @@ def start(
             )
     except OSError as error:
         raise CapabilityError(f"{argv[0]}: {error.strerror}", "install it") from None
+
+
+def wait_until_ready(process: subprocess.Popen[str]) -> None:
+    """Wait for a helper's first line on standard output; its pipes are closed then.
+
+    Raises
+    ------
+    SwerveError
+        If it ends before, with what it wrote to standard error.
+    """
+    with contextlib.ExitStack() as pipes:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipes.enter_context(pipe)
+        waiting = select.poll()
+        waiting.register(_required(process.stdout), select.POLLIN)
+        came = waiting.poll(_READY_S * 1000)
+        if came and _required(process.stdout).readline():
+            return
+        process.kill()
+        process.wait()
+        said = _required(process.stderr).read().strip().rpartition("\n")[2] if came else "no word from it"
+        raise SwerveError(f"{' '.join(map(str, process.args))}: {said}")  # type: ignore[arg-type]
+
+
+def _required(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None, "start the process with pipes"
+    return pipe
 
 
 def marked(lab: str, load: int | None = None) -> dict[int, str]:

@@ -65,7 +65,7 @@ def recall(name: str) -> Spec:
 def labs() -> list[str]:
     """Names of all labs that are up, or of which something is left."""
     found = {lab_of_namespace(netns) for netns in namespaces.names()}
-    found |= {place.stem for place in _file("x").parent.glob("*.json")}
+    found |= {place.stem for place in _file("x").parent.glob("*.*")}
     return sorted(name for name in found if name)
 
 
@@ -88,8 +88,14 @@ def tear_down(name: str) -> list[str]:
         for place in base.glob(f"swerve-{name}-*"):
             if pattern.fullmatch(place.name):
                 shutil.rmtree(place)
+    key_file(name).unlink(missing_ok=True)
     _file(name).unlink(missing_ok=True)
     return [f"process {pid} ({line}) was not started by the lab" for pid, line in sorted(foreign.items())]
+
+
+def key_file(name: str) -> Path:
+    """Where the key lies that lets the agents of a lab talk to each other, if they may."""
+    return _file(name).with_suffix(".key")
 
 
 def _namespaces_of(name: str) -> list[str]:

@@ -97,6 +97,7 @@ class Shape:
     queue_bytes: int
     waiting_bytes: int
     dropped_packets: int
+    sent_bytes: int  # since the port was first shaped; Ethernet frames
 
 
 def add_veth(netlink: Netlink, end: End, peer: End, peer_netns: str) -> None:
@@ -204,6 +205,7 @@ def _shape_of(message: QdiscMessage) -> Shape:
     parameters = bytes(options.get_attr("TCA_TBF_PARMS"))
     rate = options.get_attr("TCA_TBF_RATE64") or _RATESPEC.unpack_from(parameters)[-1]
     (limit,) = struct.unpack_from("=I", parameters, 2 * _RATESPEC.size)
-    queue = bytes(message.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE"))
-    _, waiting, dropped, _, _ = _QUEUE_STATISTICS.unpack_from(queue)
-    return Shape(rate * 8, limit, waiting, dropped)
+    statistics: Any = message.get_attr("TCA_STATS2")
+    _, waiting, dropped, _, _ = _QUEUE_STATISTICS.unpack_from(bytes(statistics.get_attr("TCA_STATS_QUEUE")))
+    (sent,) = struct.unpack_from("=Q", bytes(statistics.get_attr("TCA_STATS_BASIC")))
+    return Shape(rate * 8, limit, waiting, dropped, sent)

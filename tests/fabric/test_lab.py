@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from pytools import config, places
 from pytools.errors import SwerveError, UsageError
 from pytools.kernel.netlink import Netlink
 from pytools.kernel.netns import inside
-from pytools.lab import Lab, building, cli, namespaces, processes, state
+from pytools.lab import Lab, building, cli, clocks, fabric, namespaces, processes, state
 
 RECEIVE = """
 import socket, sys
@@ -271,6 +272,41 @@ def test_the_agents_are_told_their_peers(unique_name):
     assert [peer.address for peer in told.peers] == ["10.9.0.1", "10.9.0.2", "fd00:9::1", "fd00:9::2"]
 
 
+def test_hosts_get_clocks_of_their_own_and_agents_that_talk(unique_name):
+    wanted = clocks.draw(3, 5, 0, shared=[[1, 3]])
+    with Lab.up(unique_name(), hosts=3, rails=1, ipv6=True, clocks=wanted) as lab:
+        told = [config.load(places.default_config(host.netns)) for host in lab.hosts]
+        assert [lab.clock(host) for host in lab.hosts] == wanted == [lab.clock(number) for number in (1, 2, 3)]
+        assert [clocks.load(Path(each.virtual_clock)) for each in told] == wanted
+        assert {peer.clock for each in told for peer in each.peers} == {"free_running"}
+        (key,) = {each.bus.key_file for each in told}
+        assert Path(key).stat().st_mode & 0o777 == 0o600
+        assert len(Path(key).read_bytes()) == 32
+        again = Lab.open(lab.name)
+        before = time.monotonic_ns()
+        at_ns = again.step_clock(2, 10_000_000)
+        assert at_ns > before
+        assert lab.clock(2) == wanted[1].stepped(at_ns, 10_000_000)
+        assert lab.clock(1) == wanted[0]
+    assert left_of(lab.name) == []
+
+
+def test_without_clocks_all_hosts_share_the_machines(unique_name):
+    with Lab.up(unique_name(), hosts=2, rails=1, bus=True) as lab:
+        told = config.load(places.default_config(lab.hosts[0].netns))
+        assert told.virtual_clock == ""
+        assert Path(told.bus.key_file).stat().st_size == 32
+        assert {peer.clock for peer in told.peers} == {"shared"}
+        with pytest.raises(UsageError, match="no clock of its own"):
+            lab.clock(1)
+    assert left_of(lab.name) == []
+
+
+def test_two_keys_are_not_the_same(unique_name):
+    with Lab.up(unique_name(), hosts=2, rails=1, bus=True) as one, Lab.up(unique_name(), hosts=2, bus=True) as other:
+        assert state.key_file(one.name).read_bytes() != state.key_file(other.name).read_bytes()
+
+
 def test_two_labs_do_not_meet(lab, unique_name):
     support.require("ping")
     with Lab.up(unique_name(), hosts=2, rails=1) as other:
@@ -348,21 +384,28 @@ def test_a_lab_that_cannot_be_finished_is_removed(unique_name, monkeypatch):
 
 @pytest.mark.parametrize(
     ("function", "calls"),
-    [("namespaces.set_sysctls", 2), ("wiring.add_veth", 3), ("wiring.shape", 1), ("building._write_config", 2)],
+    [
+        ("building._write_key", 1),
+        ("namespaces.set_sysctls", 2),
+        ("wiring.add_veth", 3),
+        ("wiring.shape", 1),
+        ("building._write_config", 2),
+        ("clocks.save", 3),
+    ],
 )
 def test_down_removes_what_a_killed_up_left(unique_name, function, calls):
     name = unique_name()
     module, attribute = function.split(".")
     script = f"""
 import itertools, os, signal
-from pytools.lab import Lab, building, namespaces, wiring
+from pytools.lab import Lab, building, clocks, namespaces, wiring
 real, count = {function}, itertools.count(1)
 def killed(*words):
     if next(count) == {calls}:
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*words)
 setattr({module}, {attribute!r}, killed)
-Lab.up({name!r}, hosts=3, rails=2)
+Lab.up({name!r}, hosts=3, rails=2, clocks=1)
 """
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -395,15 +438,30 @@ def test_the_commands_do_it_all(unique_name):
         return result.stdout
 
     try:
-        made = json.loads(lab("up", "--hosts", "2", "--rails", "1", "--rate", "50mbit", "--json"))
-        assert (len(made["hosts"]), made["rate_bit_s"]) == (2, 50_000_000)
+        made = json.loads(
+            lab("up", "--hosts", "3", "--rails", "1", "--rate", "50mbit", "--clocks", "7", "--share", "h1,h3", "--json")
+        )
+        assert (len(made["hosts"]), made["rate_bit_s"]) == (3, 50_000_000)
+        truth = json.loads(lab("clock", "-j"))
+        assert [each["host"] for each in truth["clocks"]] == ["h1", "h2", "h3"]
+        assert truth["clocks"][1]["drift_ppb"] != truth["clocks"][2]["drift_ppb"] == 0
+        stepped = json.loads(lab("clock", "--host", "h3", "--step", "-10ms", "-j"))
+        assert fabric.Lab.open(name).clock(3).steps == (clocks.Step(stepped["at_ns"], -10_000_000),)
+        assert f"{truth['clocks'][2]['offset_ns']:+,} ns, +0 ns/s, 1 step" in lab("clock")
+        lab("delay", "--rail", "1", "--direction", "h2:h1", "--us", "300")
+        lab("bursts", "--rail", "1", "--share", "0.1")
+        commands = " ".join(each["command"] for each in json.loads(lab("show", "-j"))["processes"])
+        assert "pytools.lab.holding hold2-1 300000" in commands
+        assert f"pytools.lab.bursts {name} 1 0.1 1" in commands
         lab("congest", "--rail", "1", "--rate", "10mbit", "--toward", "h2")
         lab("blackhole", "--rail", "1", "--direction", "h1:h2")
         text = lab("show")
         assert "to h2, 10mbit" in text
         assert "loses what h1 sends to 10.1.2.2/32, 10.9.0.2/32" in text
         lab("heal")
-        assert "loses" not in lab("show")
+        healed = lab("show")
+        assert "loses" not in healed
+        assert "process" not in healed
     finally:
         lab("down")
     assert left_of(name) == []

@@ -146,7 +146,7 @@ def test_ip_options_do_not_hide_a_probe(stamp: Stamp) -> None:
 
 
 def test_a_full_ring_is_counted_and_nothing_is_torn(stamp: Stamp) -> None:
-    capacity = 64 * 4096 // 64
+    capacity = 128 * 4096 // 64
     sent = capacity + 100
     bpf.test_run(stamp.programs[OUT], p.ipv4(REQUEST), sent)
     records = stamp.ring.read()

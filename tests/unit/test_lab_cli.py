@@ -23,6 +23,15 @@ def refused(*words):
         (["congest", "--rail", "1"], "nothing to change"),
         (["congest", "--rail", "1", "--rate", "1mbit", "--toward", "two"], "'two' is no host"),
         (["blackhole", "--rail", "1", "--name", "not-there"], "there is no lab not-there"),
+        (["up", "--share", "h1,h2"], "share one anyway"),
+        (["up", "--clocks", "1", "--share", "h1,two"], "'two' is no host"),
+        (["up", "--clocks", "1", "--share", "h1,h9"], "cannot share oscillators"),
+        (["up", "--clocks", "-1"], "seed is -1"),
+        (["clock", "--host", "h1"], "a host and a size"),
+        (["clock", "--step", "1ms"], "a host and a size"),
+        (["clock", "--name", "not-there"], "there is no lab not-there"),
+        (["delay", "--rail", "1", "--direction", "h1", "--us", "5"], "'h1' is no direction"),
+        (["bursts", "--rail", "1", "--share", "0.4", "--name", "not-there"], "there is no lab not-there"),
     ],
 )
 def test_a_refusal_says_what_is_wrong_and_what_to_do(words, says):

@@ -1,0 +1,195 @@
+"""A lab host's clock in the kernel: stamps are what pytools.lab.clocks says, to the nanosecond."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import packets as p
+import pytest
+import support
+
+from pytools.config import AgentConfig
+from pytools.errors import UsageError
+from pytools.kernel import bpf, loader
+from pytools.kernel.rings import Ring
+from pytools.lab import clocks
+from pytools.lab.clocks import VirtualClock, Wander
+from pytools.sources.programs import probes
+from pytools.sources.virtual_clock import VirtualClockSource
+
+SECOND = 10**9
+KNOT = 1 << clocks.KNOT_SHIFT
+FAST = {"drift_ppb": 30_000.7, "wander": Wander(amplitude_ppb=450, seed=3)}
+SLOW = {"drift_ppb": -49_999.3, "wander": Wander(amplitude_ppb=450, seed=4)}
+
+
+class Stamping:
+    """The lab build of stamp.c, and the file of its clock."""
+
+    def __init__(self, loaded: loader.Loaded, path: Path) -> None:
+        self.loaded, self.path = loaded, path
+        self._ring: Ring = loaded.ring("stamps", "stamp")
+
+    def stamp(self, count: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """So many stamps: when the packets passed, and what was stamped on them."""
+        self._ring.read()
+        bpf.test_run(self.loaded.programs["stamp_egress"], p.ipv4(p.udp(p.stamp_request(7, 9))), count)
+        records = self._ring.read()
+        assert len(records) == count
+        return records["seen_ns"].astype(np.int64), records["ts_ns"].astype(np.int64)
+
+    def source(self, clock: VirtualClock) -> VirtualClockSource:
+        """What loads this clock."""
+        clocks.save(clock, self.path)
+        return VirtualClockSource(str(self.path), self.loaded)
+
+    def shows(self, clock: VirtualClock) -> bool:
+        """Whether stamps are those of this clock."""
+        seen, stamped = self.stamp()
+        return bool((stamped == clock.at(seen)).all())
+
+
+@pytest.fixture(scope="module")
+def loaded(require: Callable[..., None]) -> Iterator[loader.Loaded]:
+    require("root", "bcc")
+    told = AgentConfig(host="h1", peers=[], virtual_clock="somewhere")
+    with loader.load([probes(told)]) as programs:
+        assert programs.failed == {}
+        peers = programs.map("stamp_peers")
+        key = np.zeros((), peers.key)
+        key["bytes"] = np.frombuffer(p.mapped("10.9.0.2"), np.uint8)
+        peers.update(key, 1)
+        yield programs
+
+
+@pytest.fixture
+def stamping(loaded: loader.Loaded, tmp_path: Path) -> Stamping:
+    return Stamping(loaded, tmp_path / clocks.FILE)
+
+
+def test_the_kernel_has_as_many_knots_as_the_lab(loaded: loader.Loaded) -> None:
+    assert loaded.map("stamp_clock").value["knots"].shape == (clocks.KNOTS,)
+
+
+def test_an_agent_without_a_clock_stamps_with_the_machines(require: Callable[..., None]) -> None:
+    require("root", "bcc")
+    with loader.load([probes(AgentConfig(host="h1", peers=[]))]) as programs:
+        assert not programs.has_map("stamp_clock")
+
+
+@pytest.mark.parametrize("steps", [(), ((-10, 3_000_007),), ((-10, -9_999_999), (-7, 5), (60, 77))], ids=len)
+@pytest.mark.parametrize("offset_ns", [-clocks.MAX_OFFSET_NS, 0, clocks.MAX_OFFSET_NS])
+@pytest.mark.parametrize("rate", [FAST, SLOW], ids=["fast", "slow"])
+@pytest.mark.parametrize("age_ns", [-5 * SECOND, 0, 700 * SECOND, (clocks.KNOTS - 1) * KNOT, 10_000 * SECOND])
+def test_stamps_are_what_the_lab_says(
+    stamping: Stamping, age_ns: int, rate: dict[str, object], offset_ns: int, steps: tuple[tuple[int, int], ...]
+) -> None:
+    now_ns = time.monotonic_ns()
+    clock = VirtualClock(
+        offset_ns=offset_ns,
+        origin_ns=max(0, now_ns - age_ns),  # a machine may have started more recently
+        steps=tuple(clocks.Step(now_ns + seconds * SECOND, step_ns) for seconds, step_ns in steps),
+        **rate,  # type: ignore[arg-type]
+    )
+    stamping.source(clock)
+    seen, stamped = stamping.stamp(2000)
+    assert stamped.tolist() == clock.at(seen).tolist()
+    assert len(set((stamped - seen).tolist())) >= (2 if age_ns == 700 * SECOND else 1)
+
+
+@pytest.mark.guest
+def test_a_step_acts_at_its_very_instant(stamping: Stamping) -> None:
+    clock = VirtualClock(offset_ns=5, origin_ns=time.monotonic_ns(), **FAST)  # type: ignore[arg-type]
+    source = stamping.source(clock)
+    source.tick(time.monotonic_ns())
+    at_ns = time.monotonic_ns() + int(SECOND * support.slow_factor() / 2)
+    clock = clock.stepped(at_ns, 10_000_000)
+    clocks.save(clock, stamping.path)
+    source.tick(time.monotonic_ns())
+
+    def around() -> bool:
+        seen, stamped = stamping.stamp(500)
+        assert stamped.tolist() == clock.at(seen).tolist()
+        return bool(seen[-1] > at_ns)
+
+    support.wait_until(around, 10, "the step has passed", every_s=0)
+    assert source.drops() == {"virtual_clock_unreadable": 0, "virtual_clock_refused": 0, "virtual_clock_late": 0}
+
+
+def test_several_steps_follow_each_other(stamping: Stamping) -> None:
+    now_ns = time.monotonic_ns()
+    clock = VirtualClock(origin_ns=now_ns)
+    for number in range(3):
+        clock = clock.stepped(now_ns + number * 3 * SECOND // 2, (number + 1) * 1_000_000)
+    source = stamping.source(clock)
+    due_ns = 0
+    while (now_ns := time.monotonic_ns()) < clock.steps[-1].at_ns + SECOND // 10:
+        if now_ns >= due_ns:
+            due_ns = source.tick(now_ns)
+        assert stamping.shows(clock)
+    assert source.drops()["virtual_clock_late"] == 0
+
+
+def test_a_step_that_is_told_too_late_is_made_and_counted(stamping: Stamping) -> None:
+    clock = VirtualClock(origin_ns=time.monotonic_ns())
+    source = stamping.source(clock)
+    clock = clock.stepped(time.monotonic_ns() - 1, 10_000_000)
+    clocks.save(clock, stamping.path)
+    source.tick(time.monotonic_ns())
+    assert stamping.shows(clock)
+    assert source.drops()["virtual_clock_late"] == 1
+    source.tick(time.monotonic_ns())
+    assert source.drops()["virtual_clock_late"] == 1
+
+
+def test_steps_from_before_the_agent_are_not_late(stamping: Stamping) -> None:
+    now_ns = time.monotonic_ns()
+    clock = VirtualClock(origin_ns=0, steps=(clocks.Step(1, 7), clocks.Step(now_ns // 2 + SECOND, 5)))
+    source = stamping.source(clock)
+    assert stamping.shows(clock)
+    assert source.drops()["virtual_clock_late"] == 0
+
+
+@pytest.mark.guest
+def test_a_new_file_is_loaded_by_the_next_look(stamping: Stamping) -> None:
+    first, second = VirtualClock(offset_ns=1000), VirtualClock(offset_ns=-1000)
+    source = stamping.source(first)
+    now_ns = time.monotonic_ns()
+    assert now_ns < source.tick(now_ns) <= now_ns + SECOND // 10
+    assert stamping.shows(first)
+    clocks.save(second, stamping.path)
+    assert stamping.shows(first)
+    source.tick(time.monotonic_ns())
+    assert stamping.shows(second)
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b'{"offset_ns": 5000000000}', b'{"colour": 1}', None])
+def test_a_broken_file_leaves_the_clock_as_it_was_and_is_counted_once(stamping: Stamping, broken: bytes | None) -> None:
+    clock = VirtualClock(offset_ns=1000)
+    source = stamping.source(clock)
+    if broken is None:
+        stamping.path.unlink()
+    else:
+        stamping.path.write_bytes(broken)
+        os.utime(stamping.path, ns=(1, 1))  # two writes within one tick of the kernel's clock carry the same time
+    source.tick(time.monotonic_ns())
+    source.tick(time.monotonic_ns())
+    assert stamping.shows(clock)
+    assert source.drops()["virtual_clock_unreadable"] == 1
+    mended = msgspec.structs.replace(clock, offset_ns=2000)
+    clocks.save(mended, stamping.path)
+    source.tick(time.monotonic_ns())
+    assert stamping.shows(mended)
+    source.close()
+
+
+def test_without_a_clock_in_the_file_nothing_begins(stamping: Stamping) -> None:
+    with pytest.raises(UsageError) as caught:
+        VirtualClockSource(str(stamping.path), stamping.loaded)
+    assert str(stamping.path) in caught.value.what
+    assert caught.value.next_step
