@@ -12,24 +12,30 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pytools import places
 from pytools.bus import Bus, Server
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
+from pytools.estimators.offsets import Offset
 from pytools.kernel import attach, bpf, loader, netns
 from pytools.kernel.netlink import Netlink
 from pytools.sources import probes, tcp
 from pytools.sources.cost import CostSource
 from pytools.sources.nexthops import NexthopSource
-from pytools.sources.programs import TCP_ENTRY
+from pytools.sources.programs import SAMPLE_EGRESS, SAMPLE_INGRESS, TCP_ENTRY
+
+if TYPE_CHECKING:
+    from pytools.bus_hosts import HostBus
 
 _HOOKS_INTERVAL_NS = 1_000_000_000
 _HOOKS: tuple[tuple[str, attach.Direction], ...] = (
     ("stamp_ingress", "ingress"),
     ("stamp_egress", "egress"),
     (TCP_ENTRY, "egress"),
+    (SAMPLE_INGRESS, "ingress"),
+    (SAMPLE_EGRESS, "egress"),
 )
 
 
@@ -125,10 +131,15 @@ class Agent:
         loaded = keep(loader.collect(compilation))
         if not bpf.has_tcx(next(iter(loaded.programs.values()), -1)):
             attach.clean()
+        if config.virtual_clock:
+            from pytools.sources.virtual_clock import VirtualClockSource
+
+            self._add(VirtualClockSource(config.virtual_clock, loaded))  # before anything is stamped
         mesh = probes.ProbeMesh(config, loaded, netlink, bus)
         hooks = Hooks(loaded.programs, mesh.interfaces)
         self._add(hooks)  # before the mesh: its first tick attaches, and the first probe is to be stamped
         self._add(mesh)
+        self._add_between_hosts(config, loaded, netlink, bus, mesh)
         if TCP_ENTRY in loaded.programs:  # notes in the constructor what happened before the first tick
             self._add(tcp.TcpSource(config, loaded, netlink, bus, mesh.path_of, mesh.all_paths))
         self._add(NexthopSource(config.host, [peer.address for peer in config.peers], netlink, bus))
@@ -142,6 +153,28 @@ class Agent:
                 bus=bus,
             )
         )
+
+    def _add_between_hosts(
+        self, config: AgentConfig, loaded: loader.Loaded, netlink: Netlink, bus: Bus, mesh: probes.ProbeMesh
+    ) -> None:
+        """What needs the other hosts' agents; imported only where it is wanted."""
+        hosts: HostBus | None = None
+        between: Callable[[str], Offset | None] = _unknown
+        if config.bus.key_file:
+            from pytools import bus_hosts
+
+            hosts = bus_hosts.HostBus(config.host, config.peers, config.bus)
+            self._add(hosts)
+        if any(peer.clock != "shared" for peer in config.peers):
+            from pytools.sources.clocks import ClockSource
+
+            clocks = ClockSource(config, mesh, hosts, bus)
+            between = clocks.since_long
+            self._add(clocks)
+        if hosts is not None and SAMPLE_EGRESS in loaded.programs:
+            from pytools.sources.samples import SampleSource
+
+            self._add(SampleSource(config, loaded, netlink, bus, hosts, between, mesh.path_of))
 
     def _add(self, source: Source) -> None:
         self._closing.enter_context(contextlib.closing(source))
@@ -177,6 +210,11 @@ class Agent:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _unknown(_peer: str) -> Offset | None:
+    """How a peer's clock runs against ours, where nobody looks."""
+    return None
 
 
 def run(config: AgentConfig, namespace: str | None, compilation: loader.Compilation) -> None:

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from pytools.config import Probe, Windows
 from pytools.errors import UsageError
-from pytools.estimators.delays import delays, half_waited, summarise
-from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, SlidingMinimum, Times
+from pytools.estimators.delays import asymmetry, delays, half_waited, summarise
+from pytools.estimators.offsets import Offset
+from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, SlidingMinimum, Times, how_many
 from pytools.signals import Path, PathDelay
+from pytools.sources.path_clocks import PathClocks
 from pytools.sources.paths import PinnedPath
 
 SENT, RECEIVED, LOST, DUPLICATES, REORDERED, COUNTERS = range(6)
@@ -59,7 +61,8 @@ class Measurements:
         self.counts = np.zeros((0, COUNTERS), np.int64)
         self.foreign = np.zeros(0, np.bool_)  # whether the peer takes its stamps in user space
         self.news = np.zeros(0, np.bool_)  # whether anything was added since the short window was last told
-        self._shared = np.zeros(0, np.bool_)
+        self.clocks = PathClocks()
+        self._own_clock: set[int] = set()
         self._paths: dict[int, Path] = {}
 
     def set_paths(self, paths: Sequence[PinnedPath]) -> None:
@@ -67,7 +70,18 @@ class Measurements:
         self._grow(max((pinned.index for pinned in paths), default=-1) + 1)
         self._paths = {pinned.index: pinned.path for pinned in paths}
         for pinned in paths:
-            self._shared[pinned.index] = pinned.peer.clock == "shared"
+            if pinned.peer.clock == "shared":
+                self.clocks.share(pinned.index)
+            elif pinned.index not in self._own_clock:
+                self._own_clock.add(pinned.index)
+                self.clocks.set(pinned.index, None, 0)
+
+    def set_offset(self, path: int, offset: Offset | None, known_ns: int) -> None:
+        """Say what is known of the clocks of a path, see `PathClocks.set`."""
+        if self.clocks.set(path, offset, known_ns):
+            rows = np.arange(path * KINDS, (path + 1) * KINDS)
+            self._samples.forget(rows)
+            self._base.forget(rows)
 
     def _grow(self, rows: int) -> None:
         more = rows - len(self.counts)
@@ -76,9 +90,10 @@ class Measurements:
         self._samples.grow(rows * KINDS)
         self._base.grow(rows * KINDS)
         self.counts = np.concatenate([self.counts, np.zeros((more, COUNTERS), np.int64)])
-        self.foreign, self.news, self._shared = (
-            np.concatenate([flags, np.zeros(more, np.bool_)]) for flags in (self.foreign, self.news, self._shared)
+        self.foreign, self.news = (
+            np.concatenate([flags, np.zeros(more, np.bool_)]) for flags in (self.foreign, self.news)
         )
+        self.clocks.grow(rows)
 
     def count(self, counter: int, paths: Rows) -> None:
         """Add one to a counter for each path named, as often as it is named."""
@@ -86,20 +101,40 @@ class Measurements:
             np.add.at(self.counts[:, counter], paths, 1)
             self.news[paths] = True
 
-    def add(self, kinds: Rows, paths: Rows, values: Times, seen_ns: Times) -> None:
+    def check(self, paths: Rows, forward: Times, at_ns: Times, seen_ns: Times) -> None:
+        """Let forward differences that are told later contradict what is known of the clocks at once, see `add`."""
+        known = (forward != MISSING) & (seen_ns != MISSING)
+        if known.any():
+            reverse = np.zeros(how_many(known), np.bool_)
+            self.clocks.correct(paths[known], reverse, forward[known], at_ns[known], int(seen_ns[known].max()))
+
+    def add(self, kinds: Rows, paths: Rows, values: Times, at_ns: Times, seen_ns: Times) -> None:
         """Add delays of the paths named; MISSING ones are left out.
 
         Parameters
         ----------
         kinds : ndarray of int
             FORWARD, REVERSE or ROUND_TRIP, each.
+        values : ndarray of int64
+            Differences of stamps, whatever the clocks.
+        at_ns : ndarray of int64
+            Our own stamp in each difference; of a round trip any.
         seen_ns : ndarray of int64
-            When the packet came in that brought the delay.
+            When (CLOCK_MONOTONIC) the packet came in that brought the delay.
         """
-        known = values != MISSING
-        rows, values, seen_ns = (paths * KINDS + kinds)[known], values[known], seen_ns[known]
-        self._samples.add(rows, values, seen_ns)
-        self._base.add(rows, values, seen_ns)
+        known = (values != MISSING) & (seen_ns != MISSING)
+        kinds, paths, values, at_ns, seen_ns = (each[known] for each in (kinds, paths, values, at_ns, seen_ns))
+        if not len(values):
+            return
+        one_way = kinds != ROUND_TRIP
+        values[one_way] = self.clocks.correct(
+            paths[one_way], kinds[one_way] == REVERSE, values[one_way], at_ns[one_way], int(seen_ns.max())
+        )
+        # Nothing of a path whose clocks are in doubt, and no round trip of a probe at whose peer a clock was stepped.
+        kept = np.where(one_way, ~self.clocks.suspended(paths), values >= 0)
+        rows, delays_ns, seen_ns = (paths * KINDS + kinds)[kept], values[kept], seen_ns[kept]
+        self._samples.add(rows, delays_ns, seen_ns)
+        self._base.add(rows, delays_ns, seen_ns)
         self.news[paths] = True
 
     def signals(
@@ -126,18 +161,21 @@ class Measurements:
         figures = summarise(self._samples, self._base, both_ways, begin_ns, now_ns, window.at_most)
         ordered, counts, _ = self._samples.since(rows * KINDS + ROUND_TRIP, begin_ns, window.at_most)
         round_trips = np.where(counts > 0, ordered[:, 0], MISSING)
-        shared, foreign = self._shared[rows], self.foreign[rows]
+        foreign = self.foreign[rows]
         overtakes, waited = half_waited(*overtaken, figures.samples[: len(rows)], rows)
-        told = delays(figures, np.tile(round_trips, 2), np.tile(shared, 2), np.tile(foreign, 2), now_ns)
+        twice = np.tile(rows, 2)
+        told = delays(figures, np.tile(round_trips, 2), self.clocks.clocks(twice), np.tile(foreign, 2), now_ns)
+        differing = asymmetry(figures.half(0), figures.half(1), self.clocks.clocks(rows), foreign)
         columns = zip(
             indexes,
             told[: len(rows)],
             told[len(rows) :],
             round_trips.tolist(),
-            shared.tolist(),
+            self.clocks.states(rows),
             grown[rows].tolist(),
             overtakes.tolist(),
             waited.tolist(),
+            *differing,
             strict=True,
         )
         return [
@@ -151,7 +189,7 @@ class Measurements:
                 forward=there,
                 reverse=back,
                 round_trip_min_ns=None if round_trip == MISSING else round_trip,
-                clock="synchronised" if is_shared else "free_running",
+                clock=clock,
                 sent=numbers[SENT],
                 received=numbers[RECEIVED],
                 lost=numbers[LOST],
@@ -159,6 +197,8 @@ class Measurements:
                 reordered=numbers[REORDERED],
                 overtaken=behind,
                 overtaken_p50_ns=None if lead == MISSING else lead,
+                asymmetry_ns=asymmetric,
+                asymmetry_bound_ns=asymmetric_bound,
             )
-            for index, there, back, round_trip, is_shared, numbers, behind, lead in columns
+            for index, there, back, round_trip, clock, numbers, behind, lead, asymmetric, asymmetric_bound in columns
         ]

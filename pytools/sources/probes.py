@@ -21,6 +21,7 @@ import numpy as np
 from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
+from pytools.estimators.offsets import Offset
 from pytools.kernel.loader import Loaded
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Path, PathState, ProbeSamples
@@ -57,6 +58,7 @@ class ProbeMesh:
 
     def __init__(self, config: AgentConfig, loaded: Loaded, netlink: Netlink, bus: Bus) -> None:
         self.stamps = np.zeros(5, np.int64)  # read from the ring, by kind
+        self._ahead_ns = 0  # stamping clock minus CLOCK_MONOTONIC, at the newest stamp
         self._config, self._loaded, self._bus = config, loaded, bus
         interval_ns = int(config.probe.interval_ms * _MS)
         # Two groups: fewer wake-ups cost less, more groups would make smaller bursts.
@@ -75,7 +77,8 @@ class ProbeMesh:
         with contextlib.ExitStack() as undo:
             self.reflector = Reflector(config.probe.port, config.probe.dscp, config.peers)
             undo.callback(self.reflector.close)
-            self.sender = Sender(config.probe, families, self._groups, self._measurements)
+            clocks = config.clocks if any(peer.clock != "shared" for peer in config.peers) else None
+            self.sender = Sender(config.probe, clocks, families, self._groups, self._measurements)
             undo.callback(self.sender.close)
             self._changes = pinning.Changes()
             undo.callback(self._changes.close)
@@ -126,6 +129,7 @@ class ProbeMesh:
         stamps = None if self._ring is None else self._ring.read()
         if stamps is not None and len(stamps):  # after the sockets: those of all that was taken from them are there
             self.stamps += np.bincount(stamps["kind"], minlength=5)[:5]
+            self._ahead_ns = int(stamps["ts_ns"][-1]) - int(stamps["seen_ns"][-1])
             self.reflector.take_stamps(stamps, now_ns)
         self.reflector.answer(time.monotonic_ns())
         if stamps is not None and len(stamps):
@@ -183,7 +187,7 @@ class ProbeMesh:
                     at_ns=now_ns,
                     unix_ns=unix_ns,
                     path=by_index[index].path,
-                    clock="synchronised" if by_index[index].peer.clock == "shared" else "free_running",
+                    clock=self._measurements.clocks.states(np.array([index]))[0],
                     seq=list(seq),
                     sent_ns=list(sent_ns),
                     forward_ns=list(forward_ns),
@@ -232,6 +236,27 @@ class ProbeMesh:
     def all_paths(self) -> list[Path]:
         """Every path that is probed now."""
         return [pinned.path for pinned in self.paths.current]
+
+    def stamping_clock(self, now_ns: int) -> int:
+        """What the clock shows that stamps are taken by: CLOCK_MONOTONIC, but in a lab."""
+        return now_ns + self._ahead_ns
+
+    def has_own_clock(self, pinned: PinnedPath) -> bool:
+        """Whether a path's peer has a clock of its own, and answers so that it can be compared with ours."""
+        return pinned.peer.clock != "shared" and not self._measurements.foreign[pinned.index]
+
+    def set_offset(self, path: int, offset: Offset | None, known_ns: int) -> None:
+        """Let the delays of a path rest on what is known of its peer's clock, see `PathClocks.set`."""
+        self._measurements.set_offset(path, offset, known_ns)
+
+    def in_doubt(self, path: int) -> bool:
+        """Whether a sample of this path has contradicted what was known of its clocks, and nothing newer is known."""
+        return bool(self._measurements.clocks.suspended(np.array([path]))[0])
+
+    @property
+    def contradictions(self) -> int:
+        """Samples that were earlier than what was known of the clocks allowed."""
+        return self._measurements.clocks.contradictions
 
     def wire_bytes(self) -> int:
         """Bytes of probes and replies so far, both directions, with Ethernet, IP and UDP headers."""

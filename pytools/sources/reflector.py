@@ -1,7 +1,7 @@
 """The Session-Reflector: answers the probes of configured peers, each with one packet of the same size.
 
 It is stateful (RFC 8762, section 4.3): per session it counts its replies, and remembers the kernel's stamps of the
-last few, so that the Receive Timestamp is exact and the next reply can tell when the last one left. Times are
+last few, so that the Receive Timestamp is exact and a later reply can tell when an earlier one left. Times are
 CLOCK_MONOTONIC nanoseconds. One thread.
 """
 
@@ -24,6 +24,7 @@ from pytools.sources.stamps import REPLY_EGRESS, REQUEST_INGRESS, of_kinds
 
 _ARRIVED, _LEFT = 0, 1
 _SLOTS: Final = 256  # stamps remembered per session
+_UNTOLD: Final = 8  # replies of a session that a later one may still tell of
 _BATCH: Final = 256
 _ROOM: Final = 2048  # longer requests are not answered
 # A Receive Timestamp that the kernel did not take is the time at which the agent looked, late by up to this.
@@ -107,13 +108,16 @@ class Reflector:
         self._peer = np.zeros(rows, np.int64)
         self._heard_ns = np.zeros(rows, np.int64)
         self._next_seq = np.zeros(rows, np.int64)
-        self._last_sender_seq = np.full(rows, -1, np.int64)  # that the latest reply answered; -1: no reply yet
+        # By our own sequence number, of the last few replies: which request each answered, and whether a later reply
+        # has told yet when it left. -1: no reply.
+        self._replied = np.full((rows, _UNTOLD), -1, np.int64)
+        self._told = np.ones((rows, _UNTOLD), np.bool_)
         # By sender's sequence number: when [0] its request arrived, [1] our reply left.
         self._stamped_seq = np.full((2, rows, _SLOTS), -1, np.int64)
         self._stamped_ns = np.full((2, rows, _SLOTS), MISSING, np.int64)
 
     def _grow(self) -> None:
-        names = ("_peer", "_heard_ns", "_next_seq", "_last_sender_seq", "_stamped_seq", "_stamped_ns")
+        names = ("_peer", "_heard_ns", "_next_seq", "_replied", "_told", "_stamped_seq", "_stamped_ns")
         old = {name: vars(self)[name] for name in names}
         have = len(self._peer)
         self._allocate(max(64, 2 * have))
@@ -136,7 +140,7 @@ class Reflector:
         row = self._free.pop()
         self._rows[key] = row
         self._peer[row], self._heard_ns[row] = peer, now_ns
-        self._next_seq[row], self._last_sender_seq[row] = 0, -1
+        self._next_seq[row], self._replied[row], self._told[row] = 0, -1, True
         self._stamped_seq[:, row] = -1
         return row
 
@@ -203,7 +207,7 @@ class Reflector:
         self.drops["unstamped_requests"] += count - how_many(stamped)
         turn = occurrence(rows)
         seq = self._next_seq[rows] + turn
-        self._answer_tlvs(payload, packets, lengths, seq - 1, self._last_left(rows, turn))
+        self._answer_tlvs(payload, packets, lengths, *self._tell(rows, turn))
         wire.turn_into_replies(
             payload,
             packets,
@@ -214,7 +218,8 @@ class Reflector:
             ttl=datagrams.ttls(count),
         )
         np.maximum.at(self._next_seq, rows, seq + 1)
-        self._last_sender_seq[rows] = sender_seq
+        self._replied[rows, seq & (_UNTOLD - 1)] = sender_seq
+        self._told[rows, seq & (_UNTOLD - 1)] = False
         self._route(datagrams, count, peers)
         refused = datagrams.send(self._sockets[family], count)
         self.drops["reply_refused"] += len(refused)
@@ -258,25 +263,42 @@ class Reflector:
         payload: NDArray[np.uint8],
         packets: NDArray[Any],
         lengths: NDArray[np.int64],
-        last_seq: NDArray[np.int64],
-        last_left: NDArray[np.int64],
+        told_seq: NDArray[np.int64],
+        told_left: NDArray[np.int64],
     ) -> None:
-        """Set the flags of TLVs, and tell those who ask when the last reply of their session left."""
+        """Set the flags of TLVs, and tell those who ask when an earlier reply of their session left."""
         asked = wire.follow_up_asked(packets, lengths)
         if asked.all():
-            wire.write_follow_up(packets, last_seq & 0xFFFFFFFF, last_left)
+            wire.write_follow_up(packets, told_seq & 0xFFFFFFFF, told_left)
             return
         for place in range(len(packets)):  # senders other than swerve's
             one = slice(place, place + 1)
             if asked[place] or wire.reflect_tlvs(payload[place], int(lengths[place])):
-                wire.write_follow_up(packets[one], last_seq[one] & 0xFFFFFFFF, last_left[one])
+                wire.write_follow_up(packets[one], told_seq[one] & 0xFFFFFFFF, told_left[one])
 
-    def _last_left(self, rows: NDArray[np.intp], turn: NDArray[np.intp]) -> NDArray[np.int64]:
-        """When the previous reply of each session left; MISSING if unknown, or if it is still in this batch."""
-        sender_seq = self._last_sender_seq[rows]
-        slots = sender_seq & (_SLOTS - 1)
-        known = (turn == 0) & (sender_seq >= 0) & (self._stamped_seq[_LEFT, rows, slots] == sender_seq)
-        return np.where(known, self._stamped_ns[_LEFT, rows, slots], MISSING)
+    def _tell(self, rows: NDArray[np.intp], turn: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Which earlier reply of its session each reply tells of, and when that one left; MISSING if of none.
+
+        The newest that has not been told of: with single probes the previous one, as RFC 8972 has it. The second reply
+        to a coded pair tells of an older one, so that every reply is told of once.
+        """
+        told_seq, told_ns = np.zeros(len(rows), np.int64), np.full(len(rows), MISSING)
+        for one in range(min(int(turn.max()) + 1, _UNTOLD)):
+            places = np.flatnonzero(turn == one)
+            of = rows[places]
+            earlier = self._next_seq[of, None] - 1 - np.arange(_UNTOLD)  # newest first
+            ring = earlier & (_UNTOLD - 1)
+            asked = self._replied[of[:, None], ring]
+            slots = asked & (_SLOTS - 1)
+            known = (asked >= 0) & (earlier >= 0) & ~self._told[of[:, None], ring]
+            known &= self._stamped_seq[_LEFT, of[:, None], slots] == asked
+            newest, line = known.argmax(axis=1), np.arange(len(of))
+            found = known[line, newest]
+            self._told[of[found], ring[line, newest][found]] = True
+            told_seq[places] = earlier[line, newest]
+            left = self._stamped_ns[_LEFT, of, slots[line, newest]]
+            told_ns[places] = np.where(found, left, MISSING)
+        return told_seq, told_ns
 
     def _route(self, datagrams: udp.Datagrams, count: int, peers: NDArray[np.intp]) -> None:
         """Back by the interface the request came in by, through that path's gateway where a path is known."""

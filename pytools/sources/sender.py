@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.config import Probe
-from pytools.estimators.delays import STAMP_BOUND_NS, difference, total
+from pytools.config import Clocks, Probe
+from pytools.estimators.delays import difference, total
 from pytools.estimators.windows import MISSING, Times, how_many, occurrence
 from pytools.sources import stamp_packet as wire
-from pytools.sources import udp
+from pytools.sources import udp, volleys
 from pytools.sources.measurements import (
     DUPLICATES,
     FORWARD,
@@ -33,6 +33,7 @@ from pytools.sources.measurements import (
 from pytools.sources.paths import PinnedPath
 from pytools.sources.sessions import ANSWERED, FREE, LATE, OUTSTANDING, SEQ_WRAP, TIMED_OUT, Sessions
 from pytools.sources.stamps import REPLY_INGRESS, REQUEST_EGRESS, of_kinds
+from pytools.sources.volleys import Salvo, Volley
 
 PRECISE_NS: Final = 100_000  # a Receive Timestamp that its writer calls worse than this was not taken in the kernel
 
@@ -40,19 +41,7 @@ _REPLY_ROOM: Final = 128
 _BATCH: Final = 256
 
 
-_Found = tuple[int, NDArray[np.intp], Times, Times]  # kind, paths, delays, when seen
-
-
-@dataclass(frozen=True)
-class _Volley:
-    """Sessions whose probes leave in one system call: same family, same source port, same moment."""
-
-    rows: NDArray[np.intp]
-    ssids: NDArray[np.int64]
-    errors: NDArray[np.int64]
-    sock: socket.socket
-    datagrams: udp.Datagrams
-    packets: NDArray[Any]
+_Found = tuple[int, NDArray[np.intp], Times, Times, Times]  # kind, paths, differences, our stamp, when seen
 
 
 class _Replies:
@@ -93,8 +82,15 @@ class Sender(Sessions):
         If no socket can be had.
     """
 
-    def __init__(self, probe: Probe, families: Sequence[udp.Family], groups: int, measurements: Measurements) -> None:
-        super().__init__(probe, measurements)
+    def __init__(
+        self,
+        probe: Probe,
+        clocks: Clocks | None,
+        families: Sequence[udp.Family],
+        groups: int,
+        measurements: Measurements,
+    ) -> None:
+        super().__init__(probe, clocks, measurements)
         self._groups = groups
         self.drops = dict.fromkeys(
             (
@@ -121,7 +117,12 @@ class Sender(Sessions):
         except BaseException:
             self.close()
             raise
-        self._volleys: list[list[_Volley]] = [[] for _ in range(groups)]
+        # By group, and of each group by round: every `_pair_every`th is one of coded pairs.
+        self._pair_every = 1 if clocks is None else clocks.pair_every(probe)
+        self._spacing_ns = 0 if clocks is None else int(clocks.spacing_us * 1000)
+        self._rounds = [0] * groups
+        self._singles: list[list[Salvo]] = [[] for _ in range(groups)]
+        self._pairs: list[list[Salvo]] = [[] for _ in range(groups)]
         self._waiting: list[tuple[int, udp.Datagrams, int]] = []
 
     # ---- sessions ----
@@ -135,63 +136,64 @@ class Sender(Sessions):
             for flow in range(flows):
                 row = pinned.index * flows + flow
                 self._remotes[row] = udp.mapped(pinned.path.address).view(np.uint64)
+                self._own_clock[row] = pinned.peer.clock != "shared"
                 dealt.setdefault((row % self._groups, pinned.family, flow), []).append((row, pinned))
         numbers = {address: number for number, address in enumerate(sorted({p.path.address for p in paths}))}
         self._peer[:] = -1
         for pinned in paths:
             self._peer[pinned.index * flows : (pinned.index + 1) * flows] = numbers[pinned.path.address]
-        self._volleys = [[] for _ in range(self._groups)]
+        self._singles = [[] for _ in range(self._groups)]
+        self._pairs = [[] for _ in range(self._groups)]
         for (group, family, flow), sessions in dealt.items():
-            self._volleys[group].append(self._volley(family, flow, sessions))
-
-    def _volley(self, family: udp.Family, flow: int, sessions: list[tuple[int, PinnedPath]]) -> _Volley:
-        """Everything about these sessions' requests that stays the same."""
-        datagrams = udp.Datagrams(family, len(sessions), wire.PROBE_BYTES)
-        own_width = slice(12, 16) if family == 4 else slice(0, 16)
-        rows = np.array([row for row, _ in sessions], np.intp)
-        remotes = np.array([udp.mapped(pinned.path.address) for _, pinned in sessions])
-        sources = np.array([udp.mapped(pinned.source) for _, pinned in sessions])
-        datagrams.names["address"] = remotes[:, own_width]
-        datagrams.names["port"] = self._probe.port
-        datagrams.depart(len(sessions), [pinned.mark for _, pinned in sessions], sources[:, own_width])
-        packets = wire.requests(datagrams.payload)
-        wire.prepare_requests(packets)
-        shared = [pinned.peer.clock == "shared" for _, pinned in sessions]
-        errors = np.array([wire.error_estimate(STAMP_BOUND_NS, each) for each in shared])
-        return _Volley(rows, rows + 1, errors, self._sockets[family, flow], datagrams, packets)
+            sock, port = self._sockets[family, flow], self._probe.port
+            self._singles[group].append((volleys.single(sock, port, sessions),))
+            self._pairs[group].append(
+                self._singles[group][-1] if flow else volleys.pairs(sock, port, sessions, self._spacing_ns > 0)
+            )
 
     # ---- sending ----
 
     def send(self, group: int, now_ns: int) -> None:
-        """Send one probe for each session of a group."""
-        for volley in self._volleys[group]:
-            rows = volley.rows
-            seq = self._next_seq[rows]
-            slots = seq & (self._slots - 1)
-            overwritten = self._state[rows, slots] == OUTSTANDING  # only after a long pause of the agent
-            self._measurements.count(LOST, rows[overwritten] // self._probe.flows)
-            self._next_seq[rows] = seq + 1
-            self._seq[rows, slots] = seq
-            self._sent_ns[rows, slots] = now_ns
-            self._state[rows, slots] = OUTSTANDING
-            for known in (self._left, self._back, self._forward, self._reverse):
-                known[rows, slots] = MISSING
-            wire.write_requests(volley.packets, seq & (SEQ_WRAP - 1), volley.ssids, now_ns, volley.errors)
-            refused = volley.datagrams.send(volley.sock, len(rows))
-            sent = np.ones(len(rows), np.bool_)
-            for place, code in refused.items():
-                row, slot = rows[place], slots[place]
-                if code in (errno.EAGAIN, errno.ENOBUFS):  # our own fault, not the path's
-                    sent[place] = False
-                    self._state[row, slot] = FREE
-                    self.drops["send_buffer_full"] += 1
-                else:  # no way there any more: as lost as if the network had dropped it, and known at once
-                    self._state[row, slot] = TIMED_OUT
-                    self.drops["send_refused"] += 1
-                    self._measurements.count(LOST, rows[place : place + 1] // self._probe.flows)
-            self._measurements.count(SENT, rows[sent] // self._probe.flows)
-            header = udp.HEADER_BYTES[volley.datagrams.family]
-            self.wire_bytes += how_many(sent) * (wire.PROBE_BYTES + header)
+        """Send one probe, or a coded pair where it is time for one, for each session of a group."""
+        as_pairs = self._rounds[group] % self._pair_every == 0
+        self._rounds[group] += 1
+        for salvo in (self._pairs if as_pairs else self._singles)[group]:
+            began_ns = 0
+            for volley in salvo:
+                while volley.spaced and time.monotonic_ns() < began_ns + self._spacing_ns:
+                    pass  # microseconds: no timer is as punctual
+                began_ns = time.monotonic_ns()
+                self._send(volley, now_ns)
+
+    def _send(self, volley: Volley, now_ns: int) -> None:
+        rows = volley.rows
+        seq = self._next_seq[rows] + volley.turn
+        slots = seq & (self._slots - 1)
+        overwritten = self._state[rows, slots] == OUTSTANDING  # only after a long pause of the agent
+        self._measurements.count(LOST, rows[overwritten] // self._probe.flows)
+        np.maximum.at(self._next_seq, rows, seq + 1)
+        self._seq[rows, slots] = seq
+        self._sent_ns[rows, slots] = now_ns
+        self._state[rows, slots] = OUTSTANDING
+        self._part[rows, slots] = volley.parts
+        for known in (self._left, self._back, self._seen, self._forward, self._reverse):
+            known[rows, slots] = MISSING
+        wire.write_requests(volley.packets, seq & (SEQ_WRAP - 1), volley.ssids, now_ns, volley.errors)
+        refused = volley.datagrams.send(volley.sock, len(rows))
+        sent = np.ones(len(rows), np.bool_)
+        for place, code in refused.items():
+            row, slot = rows[place], slots[place]
+            if code in (errno.EAGAIN, errno.ENOBUFS):  # our own fault, not the path's
+                sent[place] = False
+                self._state[row, slot] = FREE
+                self.drops["send_buffer_full"] += 1
+            else:  # no way there any more: as lost as if the network had dropped it, and known at once
+                self._state[row, slot] = TIMED_OUT
+                self.drops["send_refused"] += 1
+                self._measurements.count(LOST, rows[place : place + 1] // self._probe.flows)
+        self._measurements.count(SENT, rows[sent] // self._probe.flows)
+        header = udp.HEADER_BYTES[volley.datagrams.family]
+        self.wire_bytes += how_many(sent) * (wire.PROBE_BYTES + header)
 
     # ---- receiving ----
 
@@ -212,6 +214,8 @@ class Sender(Sessions):
         known &= self._times[stamps.kind, rows, slots] == MISSING
         chosen = np.flatnonzero(known)[::-1]  # backwards, so that of a duplicated packet the first stamp stays
         self._times[stamps.kind[chosen], rows[chosen], slots[chosen]] = stamps.at_ns[chosen]
+        back = chosen[stamps.kind[chosen] == 1]
+        self._seen[rows[back], slots[back]] = stamps.seen_ns[back]
 
     def join(self) -> None:
         """Turn the replies that `receive` took into counts and delays."""
@@ -281,14 +285,20 @@ class Sender(Sessions):
         self._forward[rows, slots] = forward
         paths = rows // self._probe.flows
         self._measurements.foreign[paths] = ~understood
-        found = [(FORWARD, paths, forward, back)]
+        # With two clocks a delay is told once its reverse is known too: a step of a clock makes the one longer and the
+        # other shorter, and only the latter gives it away.
+        at_once = ~(self._own_clock[rows] & understood)
+        found = [(FORWARD, paths[at_once], forward[at_once], left[at_once], self._seen[rows, slots][at_once])]
         if understood.all():
             found += self._follow_up(replies)
         else:
             found += self._follow_up(replies.of(understood)) + self._foreign(replies.of(~understood))
-        kinds, of_paths, values, seen = zip(*found, strict=True)
-        of_kind = np.repeat(kinds, [len(each) for each in of_paths])
-        self._measurements.add(of_kind, *(np.concatenate(each) for each in (of_paths, values, seen)))
+        # A step while the earlier probe was at the peer made that one's reverse longer, and this one's forward shorter.
+        waits = ~at_once
+        self._measurements.check(paths[waits], forward[waits], left[waits], self._seen[rows, slots][waits])
+        kinds, *columns = zip(*found, strict=True)
+        of_kind = np.repeat(kinds, [len(each) for each in columns[0]])
+        self._measurements.add(of_kind, *(np.concatenate(each) for each in columns))
 
     def _foreign(self, replies: _Replies) -> list[_Found]:
         """Reflectors that do not follow up: their own word for when a reply left, taken in user space."""
@@ -298,7 +308,8 @@ class Sender(Sessions):
         reverse = np.where(left != MISSING, difference(back, sent), MISSING)
         self._reverse[rows, slots] = reverse
         both, paths = total(self._forward[rows, slots], reverse), rows // self._probe.flows
-        return [(REVERSE, paths, reverse, back), (ROUND_TRIP, paths, both, back)]
+        seen = self._seen[rows, slots]
+        return [(REVERSE, paths, reverse, back, seen), (ROUND_TRIP, paths, both, back, seen)]
 
     def _follow_up(self, replies: _Replies) -> list[_Found]:
         """The reverse delay of earlier probes: these replies say exactly when the earlier replies left."""
@@ -313,12 +324,17 @@ class Sender(Sessions):
         wanted = (left != MISSING) & (self._reflected_seq[rows, earlier & mask] == earlier)
         wanted &= (self._state[rows, slots] == ANSWERED) & (self._reverse[rows, slots] == MISSING)
         rows, slots, left = rows[wanted], slots[wanted], left[wanted]
-        back, seen = self._back[rows, slots], self._back[rows, replies.slots[wanted]]
+        back, seen = self._back[rows, slots], self._seen[rows, replies.slots[wanted]]
         reverse = difference(back, left)
         self._reverse[rows, slots] = reverse
-        both, paths = total(self._forward[rows, slots], reverse), rows // self._probe.flows
-        seen = np.where(seen == MISSING, back, seen)
-        return [(REVERSE, paths, reverse, seen), (ROUND_TRIP, paths, both, seen)]
+        forward, paths = self._forward[rows, slots], rows // self._probe.flows
+        seen = np.where(seen == MISSING, self._seen[rows, slots], seen)
+        later = self._own_clock[rows] & (reverse != MISSING)
+        return [
+            (FORWARD, paths[later], forward[later], self._left[rows, slots][later], seen[later]),
+            (REVERSE, paths, reverse, back, seen),
+            (ROUND_TRIP, paths, total(forward, reverse), back, seen),
+        ]
 
     def socket_drops(self) -> int:
         """Replies that the kernel dropped because nobody read the socket in time."""

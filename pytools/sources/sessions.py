@@ -1,21 +1,22 @@
 """The sessions of a sender: what is known of each probe under way, and what the passing of time says about them.
 
 A session is one path and one source port. Its row in the arrays is `path index * flows + flow`, its SSID the row
-plus one. What is known of a probe lies in the row's slot `sequence number mod slots`. Times are CLOCK_MONOTONIC
-nanoseconds. One thread.
+plus one. What is known of a probe lies in the row's slot `sequence number mod slots`. Stamps and the differences of
+stamps are nanoseconds of the stamping clock, all other times of CLOCK_MONOTONIC. One thread.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.config import Probe
+from pytools.config import Clocks, Probe
 from pytools.errors import UsageError
 from pytools.estimators.windows import MISSING, power_of_two
 from pytools.sources.measurements import LOST, Measurements
+from pytools.sources.volleys import FIRST, PROBES, SECOND, SINGLE
 
 FREE, OUTSTANDING, ANSWERED, TIMED_OUT, LATE = range(5)  # what has become of the probe in a slot
 SEQ_WRAP: Final = 1 << 32
@@ -27,8 +28,22 @@ _MOST_SLOTS: Final = 65_536
 Result = tuple[int, int, int | None, int | None]  # sequence number, sent, forward, reverse
 
 
+class Pairs(NamedTuple):
+    """Coded pairs of one path, shape (pairs, 2): both probes of each in sending order; MISSING what was lost."""
+
+    forward_at: NDArray[np.int64]  # our stamping clock at the request's egress
+    forward: NDArray[np.int64]  # the peer's clock at its ingress minus that
+    reverse_at: NDArray[np.int64]  # our stamping clock at the reply's ingress
+    reverse: NDArray[np.int64]  # that minus the peer's clock at the reply's egress
+
+
 class Sessions:
     """Arrays over all sessions and their most recent probes.
+
+    Parameters
+    ----------
+    clocks : Clocks, optional
+        How coded pairs are sent; None when no peer has a clock of its own.
 
     Raises
     ------
@@ -36,10 +51,14 @@ class Sessions:
         If more probes could be under way than there is room for.
     """
 
-    def __init__(self, probe: Probe, measurements: Measurements) -> None:
+    def __init__(self, probe: Probe, clocks: Clocks | None, measurements: Measurements) -> None:
         self._probe, self._measurements = probe, measurements
         self._timeout_ns = int(probe.timeout_ms * 1e6)
-        self._slots = max(64, power_of_two((probe.timeout_ms + 1000) / probe.interval_ms + 8))
+        remembered_ms, per_interval = probe.timeout_ms + 1000, 1.0
+        if clocks is not None:
+            remembered_ms = max(remembered_ms, clocks.window_ms + 500)
+            per_interval += (PROBES - 1) / clocks.pair_every(probe)
+        self._slots = max(64, power_of_two(remembered_ms / probe.interval_ms * per_interval + 8))
         if self._slots > _MOST_SLOTS:
             raise UsageError(
                 f"with a timeout of {probe.timeout_ms:g} ms and an interval of {probe.interval_ms:g} ms too many "
@@ -57,13 +76,16 @@ class Sessions:
         self._peer = np.full(rows, -1, np.intp)  # sessions with the same address have the same number
         self._told = np.zeros(rows, np.int64)  # raw results were given out up to here
         self._remotes = np.zeros((rows, 2), np.uint64)  # zero: no session
+        self._own_clock = np.zeros(rows, np.bool_)  # whether the peer does not read the same clock as we do
         grid = (rows, self._slots)
         self._state = np.full(grid, FREE, np.uint8)
         self._seq = np.full(grid, -1, np.int64)
         self._sent_ns = np.zeros(grid, np.int64)
+        self._part = np.full(grid, SINGLE, np.uint8)
         # Exact egress of the request, exact ingress of the reply; one array, and each of them by name.
         self._times = np.full((2, *grid), MISSING, np.int64)
         self._left, self._back = self._times
+        self._seen = np.full(grid, MISSING, np.int64)  # the latter in CLOCK_MONOTONIC
         self._forward = np.full(grid, MISSING, np.int64)
         self._reverse = np.full(grid, MISSING, np.int64)
         # By the reflector's sequence number: which of ours it answered.
@@ -130,6 +152,22 @@ class Sessions:
         chosen = (self._state == OUTSTANDING) & (self._sent_ns >= since_ns) & (leads > 0)
         rows, slots = np.nonzero(chosen)
         return rows // self._probe.flows, leads[rows, slots]
+
+    def pairs(self, path: int, since_ns: int) -> Pairs:
+        """The coded pairs of a path that were sent since then, oldest first."""
+        row, mask = path * self._probe.flows, self._slots - 1
+        first = np.flatnonzero((self._part[row] == FIRST) & (self._sent_ns[row] >= since_ns))
+        second = (first + 1) & mask
+        whole = (self._part[row, second] == SECOND) & (self._seq[row, second] == self._seq[row, first] + 1)
+        first = first[whole]
+        first = first[np.argsort(self._seq[row, first])]
+        both = np.stack([first, (first + 1) & mask], axis=1)
+        answered = (self._state[row, both] == ANSWERED) | (self._state[row, both] == LATE)
+
+        def known(times: NDArray[np.int64]) -> NDArray[np.int64]:
+            return np.where(answered, times[row, both], MISSING)
+
+        return Pairs(known(self._left), known(self._forward), known(self._back), known(self._reverse))
 
     def results(self, now_ns: int) -> list[tuple[int, list[Result]]]:
         """Raw results since the last call: per session its path index, and (seq, sent, forward, reverse) per probe.

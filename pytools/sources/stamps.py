@@ -1,6 +1,6 @@
 """Stamps of probes as they come from the kernel's ring, turned into columns for the arrays they go into.
 
-Times are CLOCK_MONOTONIC nanoseconds. Pure.
+Times are nanoseconds of this host's stamping clock unless said otherwise. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Stamps(NamedTuple):
     ssid: NDArray[np.int64]
     port: NDArray[Any]  # UDP port of the Session-Sender
     remote: NDArray[np.uint64]  # shape (n, 2)
-    at_ns: NDArray[np.int64]
+    at_ns: NDArray[np.int64]  # of the stamping clock
+    seen_ns: NDArray[np.int64]  # CLOCK_MONOTONIC
 
 
 def of_kinds(records: NDArray[Any], first: int, second: int) -> Stamps:
@@ -37,4 +38,5 @@ def of_kinds(records: NDArray[Any], first: int, second: int) -> Stamps:
         port=records["sender_port"][chosen],
         remote=remotes,
         at_ns=records["ts_ns"][chosen].astype(np.int64),
+        seen_ns=records["seen_ns"][chosen].astype(np.int64),
     )

@@ -17,7 +17,7 @@ import support
 from msgspec.structs import replace
 
 from pytools.bus import Bus
-from pytools.config import AgentConfig, Peer, Probe, Windows
+from pytools.config import AgentConfig, Clocks, Peer, Probe, Windows
 from pytools.estimators.delays import FOREIGN_BOUND_NS
 from pytools.estimators.windows import MISSING
 from pytools.kernel import attach, loader, netns
@@ -30,6 +30,7 @@ from pytools.sources import paths as pinning
 from pytools.sources import programs, udp
 from pytools.sources.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
 from pytools.sources.probes import ProbeMesh
+from pytools.sources.volleys import PROBES
 
 PATIENT = Probe(timeout_ms=60_000)  # nothing is lost but what the test calls lost
 LONG = Windows(long_ms=60_000)  # holds all that a test does, on a slow machine too
@@ -262,13 +263,15 @@ def test_free_running_clocks_give_queueing_but_no_one_way_delay(nodes: Nodes, ve
     ours, theirs = ADDRESSES[4]
     sender = nodes(veth_pair[0], config("a", "b", theirs, "free_running"))
     nodes(veth_pair[1], config("b", "a", ours, "free_running"))
-    for turn in range(3):
+    for turn in range(4):
         sender.send()
-        nodes.serve_until(lambda wanted=turn + 1: sender.counted(RECEIVED) == wanted, "the probe is answered")
+        wanted = sum(PROBES if each % 2 == 0 else 1 for each in range(turn + 1))  # every other time a pair
+        nodes.serve_until(lambda wanted=wanted: sender.counted(RECEIVED) == wanted, "the probes are answered")
     (signal,) = sender.told()
     assert signal.clock == "free_running"
-    assert signal.forward.samples == 3
-    assert signal.forward.owd_min_ns is None
+    assert signal.received == 8
+    assert signal.forward.samples == signal.reverse.samples >= 3
+    assert signal.forward.owd_min_ns is signal.asymmetry_ns is None
     assert signal.forward.queueing_last_ns >= 0
     assert signal.round_trip_min_ns > 0
 
@@ -499,7 +502,6 @@ def test_probes_and_replies_stay_on_their_path_whatever_the_weights(nodes: Nodes
         others = [row for row in range(4) if row not in rows]
         before = [packets(each.netns, host) for each in lab.rails for host in ("h1", "h2")]
         sender = first.mesh.sender
-        volleys = sender._volleys
         sender.set_paths([pinned for pinned in first.mesh.current if pinned.index in rows])
         received = first.mesh._measurements.counts[:, RECEIVED].copy()
         for _ in range(100):
@@ -507,7 +509,7 @@ def test_probes_and_replies_stay_on_their_path_whatever_the_weights(nodes: Nodes
         nodes.serve_until(
             lambda was=received: (first.mesh._measurements.counts[:, RECEIVED] - was).sum() == 200, "all are answered"
         )
-        sender._volleys = volleys
+        sender.set_paths(first.mesh.current)
         grown = first.mesh._measurements.counts[:, RECEIVED] - received
         assert grown[rows].tolist() == [100, 100]
         assert grown[others].tolist() == [0, 0]
@@ -641,3 +643,63 @@ def test_the_missing_value_never_leaves_the_estimators(nodes: Nodes, lab: Lab) -
     for signal in signals:
         for direction in (signal.forward, signal.reverse):
             assert MISSING not in [getattr(direction, name) for name in direction.__struct_fields__]
+
+
+def test_every_probe_of_a_coded_pair_is_measured_both_ways(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
+    """Pairs and single probes in turn: of all but the newest both directions become known, none twice."""
+    ours, theirs = ADDRESSES[4]
+    sender = nodes(veth_pair[0], config("a", "b", theirs, "free_running"))
+    nodes(veth_pair[1], config("b", "a", ours, "free_running"))
+    began_ns, rounds = time.monotonic_ns(), 20
+    for turn in range(rounds):
+        sender.send()
+        sent = sum(PROBES if each % 2 == 0 else 1 for each in range(turn + 1))
+        nodes.serve_until(lambda wanted=sent: sender.counted(RECEIVED) == wanted, "the probes are answered")
+    pairs = sender.mesh.sender.pairs(0, began_ns)
+    assert pairs.forward.shape == (rounds // 2, 2)
+    for at, difference in ((pairs.forward_at, pairs.forward), (pairs.reverse_at, pairs.reverse)):
+        told = difference[: -PROBES + 1]
+        assert (told != MISSING).all()
+        assert (told > 0).all(), "both ends read one clock here"
+        assert (at[:, 1] > at[:, 0]).all(), "the second left, and came back, after the first"
+        assert (np.diff(at[:, 0]) > 0).all(), "oldest first"
+    assert sender.mesh.sender.pairs(0, time.monotonic_ns()).forward.shape == (0, 2), "none since now"
+
+
+@pytest.mark.parametrize("spacing_us", [0.0, 200.0])
+def test_the_probes_of_a_pair_leave_as_far_apart_as_they_are_set(
+    nodes: Nodes, veth_pair: tuple[str, str], spacing_us: float
+) -> None:
+    ours, theirs = ADDRESSES[4]
+    every_time = Clocks(spacing_us=spacing_us, pair_interval_ms=PATIENT.interval_ms)
+    sender = nodes(veth_pair[0], config("a", "b", theirs, "free_running", clocks=every_time))
+    nodes(veth_pair[1], config("b", "a", ours, "free_running"))
+    began_ns = time.monotonic_ns()
+    for turn in range(9):
+        sender.send()
+        nodes.serve_until(lambda wanted=PROBES * (turn + 1): sender.counted(RECEIVED) == wanted, "they are answered")
+    apart_us = np.diff(sender.mesh.sender.pairs(0, began_ns).forward_at, axis=1) / 1000
+    assert apart_us.shape == (9, 1)
+    assert np.median(apart_us) >= 0.8 * spacing_us, "where the first leaves late, the second does not wait for it"
+    if not spacing_us:
+        assert np.median(apart_us) < 200, "one right behind the other"
+
+
+def test_a_reflector_tells_of_each_reply_once(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
+    ours, theirs = ADDRESSES[4]
+    sender = nodes(veth_pair[0], config("a", "b", theirs, "free_running"))
+    nodes(veth_pair[1], config("b", "a", ours, "free_running"))
+    told: list[int] = []
+    follow_up = sender.mesh.sender._follow_up
+
+    def listening(replies: object) -> object:
+        told.extend(replies.packets["follow_up_seq"][replies.packets["follow_up_seconds"] > 0].tolist())  # type: ignore[attr-defined]
+        return follow_up(replies)  # type: ignore[arg-type]
+
+    sender.mesh.sender._follow_up = listening  # type: ignore[method-assign, assignment]
+    for turn in range(12):
+        sender.send()
+        wanted = sum(PROBES if each % 2 == 0 else 1 for each in range(turn + 1))
+        nodes.serve_until(lambda wanted=wanted: sender.counted(RECEIVED) == wanted, "the probes are answered")
+    assert len(set(told)) == len(told), "none twice"
+    assert set(range(max(told) - PROBES + 1)) <= set(told), "none left out but of the newest pair"

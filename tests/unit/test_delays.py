@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pytools.config import Peer, Probe, Windows
 from pytools.estimators import delays as d
+from pytools.estimators.offsets import SIGMAS, UNBOUNDED_NS, Offset
 from pytools.estimators.windows import MISSING
 from pytools.signals import Path, PathDelay
 from pytools.sources.measurements import FORWARD, LOST, RECEIVED, REVERSE, ROUND_TRIP, SENT, Measurements
@@ -30,6 +31,7 @@ class Probing:
     ours_ns: int = 0
     theirs_ns: int = 0
     clock: str = "shared"
+    known: Offset | None = None  # what is said of the clocks before the first probe
 
     def signal(self) -> PathDelay:
         """What is published of it after a second."""
@@ -37,6 +39,8 @@ class Probing:
         peer = Peer("h2", "10.9.0.2", self.clock)  # type: ignore[arg-type]
         path = Path("h1", "h2", "10.9.0.2", "10.1.1.1", "rail1")
         measured.set_paths([PinnedPath(0, path, peer, 4, 2, "10.9.0.1", None, False)])
+        if self.known is not None:
+            measured.set_offset(0, self.known, 0)
         begin = END_NS - 20_000_000 * len(self.there)
         for turn, (there, back) in enumerate(zip(self.there, self.back, strict=True)):
             left = np.array([begin + 20_000_000 * turn + self.ours_ns])
@@ -44,8 +48,9 @@ class Probing:
             answered = came + 5_000_000
             returned = answered - self.theirs_ns + back + self.ours_ns
             forward, reverse = d.difference(came, left), d.difference(returned, answered)
-            for kind, values in ((FORWARD, forward), (REVERSE, reverse), (ROUND_TRIP, d.total(forward, reverse))):
-                measured.add(np.array([kind]), ONE, values, returned)
+            both = d.total(forward, reverse)
+            for kind, values, at in ((FORWARD, forward, left), (REVERSE, reverse, returned), (ROUND_TRIP, both, left)):
+                measured.add(np.array([kind]), ONE, values, at, returned)
             measured.count(SENT, ONE)
             measured.count(RECEIVED, ONE)
         now = END_NS + 10_000_000 + self.ours_ns
@@ -125,7 +130,9 @@ def test_free_clocks_give_no_one_way_delay_but_a_queueing_delay_with_the_drift_i
 
 @given(st.integers(0, 10**11), st.booleans())
 def test_drift_is_allowed_for_in_free_clocks_only(age_ns: int, shared: bool) -> None:
-    (bound,) = d.queueing_bound(np.array([200]), np.array([age_ns]), np.array([shared]))
+    none, free = np.zeros(1, np.int64), np.array([not shared])
+    clocks = d.Clocks(absolute=~free, bound_ns=none, hard_bound_ns=none, free=free, jitter_ns=none)
+    (bound,) = d.queueing_bound(np.array([200]), np.array([age_ns]), clocks)
     drift = 0 if shared else age_ns * 2 * d.DRIFT_PPM / 1e6
     assert 400 + drift <= bound <= 401 + drift
 
@@ -155,3 +162,118 @@ def test_a_path_without_samples_has_no_figures_but_its_loss() -> None:
     assert signal.forward.samples == 0
     assert signal.forward.owd_min_ns is signal.forward.queueing_last_ns is signal.round_trip_min_ns is None
     assert measured.signals(measured.short, END_NS + 1, 0, True, NONE_OVERTAKEN) == [], "no news"
+
+
+# ---- two clocks whose offset is known ----
+
+KNOWN_BOUND_NS = 300
+errors = st.integers(-KNOWN_BOUND_NS, KNOWN_BOUND_NS)
+
+
+def synchronised(
+    both: tuple[list[int], list[int]], ours_ns: int = 0, theirs_ns: int = 0, error_ns: int = 0, **changes: object
+) -> PathDelay:
+    """What is told when the offset is known but for an error."""
+    offset = Offset(END_NS + ours_ns, theirs_ns - ours_ns + error_ns, 0.0, 8.0, 5.0, KNOWN_BOUND_NS, 2_000)
+    known = replace(offset, **changes)  # type: ignore[arg-type]
+    return Probing(*both, ours_ns=ours_ns, theirs_ns=theirs_ns, clock="free_running", known=known).signal()
+
+
+@given(both_ways, shift, st.integers(-(10**9), 10**9), errors, st.sampled_from([0, 10**15]))
+def test_with_a_known_offset_delays_are_within_their_bounds_wherever_the_clocks_are(
+    both: tuple[list[int], list[int]], ours_ns: int, apart_ns: int, error_ns: int, days_ns: int
+) -> None:
+    """Shifting both clocks changes nothing at all; shifting one of them no more than what is known of it."""
+    signal = synchronised(both, ours_ns + days_ns, ours_ns + days_ns + apart_ns, error_ns)
+    plain = synchronised(both, 0, 0, error_ns)
+    assert (signal.forward, signal.reverse) == (plain.forward, plain.reverse)
+    assert (signal.asymmetry_ns, signal.clock) == (plain.asymmetry_ns, "synchronised")
+    for figures, true in ((signal.forward, both[0]), (signal.reverse, both[1])):
+        assert figures.bound_ns == KNOWN_BOUND_NS + 2 * d.STAMP_BOUND_NS
+        assert figures.hard_bound_ns == 2_000 + 2 * d.STAMP_BOUND_NS
+        assert abs(figures.owd_min_ns - min(true)) <= KNOWN_BOUND_NS
+        assert abs(figures.owd_p99_ns - np.percentile(true, 99, method="inverted_cdf")) <= KNOWN_BOUND_NS
+        assert figures.queueing_last_ns == true[-1] - min(true), "an error of the offset is in both, and in neither"
+
+
+@given(both_ways, shift, st.integers(-(10**9), 10**9), errors)
+def test_the_other_end_of_two_clocks_sees_the_directions_and_the_asymmetry_exchanged(
+    both: tuple[list[int], list[int]], ours_ns: int, theirs_ns: int, error_ns: int
+) -> None:
+    here = synchronised(both, ours_ns, theirs_ns, error_ns)
+    there = synchronised(both[::-1], theirs_ns, ours_ns, -error_ns)
+    for one, two in ((here.forward, there.reverse), (here.reverse, there.forward)):
+        assert (one.owd_min_ns, one.owd_p50_ns, one.owd_p99_ns) == (two.owd_min_ns, two.owd_p50_ns, two.owd_p99_ns)
+        assert (one.bound_ns, one.hard_bound_ns) == (two.bound_ns, two.hard_bound_ns)
+    assert here.asymmetry_ns is not None
+    assert there.asymmetry_ns == -here.asymmetry_ns
+    assert here.asymmetry_bound_ns == there.asymmetry_bound_ns
+
+
+@given(both_ways, errors)
+def test_the_asymmetry_is_that_of_the_smallest_delays_within_its_bound(
+    both: tuple[list[int], list[int]], error_ns: int
+) -> None:
+    """An error of the offset counts twice."""
+    signal = synchronised(both, 0, 10**9, error_ns)
+    true = min(both[0]) - min(both[1])
+    assert signal.asymmetry_ns == true - 2 * error_ns
+    assert signal.asymmetry_bound_ns == 2 * (KNOWN_BOUND_NS + 2 * d.STAMP_BOUND_NS)
+    assert abs(signal.asymmetry_ns - true) <= signal.asymmetry_bound_ns
+
+
+def test_no_asymmetry_without_a_known_offset_or_without_both_directions() -> None:
+    signal = Probing([2_000], [3_000], theirs_ns=10**9, clock="free_running").signal()
+    assert signal.asymmetry_ns is signal.asymmetry_bound_ns is None
+    assert Probing([2_000], [3_000]).signal().asymmetry_ns == -1_000
+
+
+@given(st.integers(0, 500), st.integers(0, 500))
+def test_a_delay_below_zero_but_within_its_bound_is_told_as_zero(there: int, back: int) -> None:
+    """The interval around it is still true; the difference of the two directions keeps its sign."""
+    signal = synchronised(([there], [back]), 0, 10**9, KNOWN_BOUND_NS)
+    told = signal.forward
+    assert told.owd_min_ns == told.owd_p50_ns == told.owd_p99_ns == max(0, there - KNOWN_BOUND_NS)
+    assert abs(told.owd_min_ns - there) <= told.bound_ns
+    assert signal.asymmetry_ns == there - back - 2 * KNOWN_BOUND_NS
+
+
+def test_corrections_of_different_times_differ_by_a_little_which_queueing_allows_for() -> None:
+    signal = synchronised(([2_000, 9_000], [3_000, 3_000]), 0, 10**9, sigma_ns=50.0)
+    assert signal.forward.queueing_bound_ns == 4 * d.STAMP_BOUND_NS + 2 * SIGMAS * 50
+
+
+def test_a_clock_that_is_held_over_gives_delays_with_the_bound_it_was_told_with() -> None:
+    signal = synchronised(([2_000], [3_000]), 0, 10**9, state="holdover", bound_ns=40_000, hard_bound_ns=700_000)
+    assert signal.clock == "holdover"
+    assert (signal.forward.owd_min_ns, signal.forward.bound_ns) == (2_000, 40_000 + 2 * d.STAMP_BOUND_NS)
+    assert signal.forward.hard_bound_ns == 700_000 + 2 * d.STAMP_BOUND_NS
+
+
+def test_a_hard_bound_that_is_none_is_not_told() -> None:
+    told = synchronised(([2_000], [3_000]), 0, 10**9, hard_bound_ns=2 * UNBOUNDED_NS).forward
+    assert told.hard_bound_ns is None
+    assert (told.owd_min_ns, told.bound_ns) == (2_000, KNOWN_BOUND_NS + 2 * d.STAMP_BOUND_NS)
+
+
+@given(
+    st.integers(-(10**15), 10**15),
+    st.integers(-60_000, 60_000),
+    st.integers(1_000, 50_000_000),
+    st.booleans(),
+)
+def test_correcting_takes_the_offset_away_and_counts_in_our_seconds(
+    offset_ns: int, drift_ppb: int, delay_ns: int, reverse: bool
+) -> None:
+    """The peer's clock counts the delay that our clock is asked for: faster, or slower."""
+    counted = delay_ns + round(delay_ns * drift_ppb * 1e-9)
+    signed = -offset_ns if reverse else offset_ns
+    (told,) = d.corrected(np.array([counted + signed]), np.array([signed]), np.array([float(drift_ppb)]))
+    assert abs(int(told) - delay_ns) <= 2
+
+
+@given(st.integers(10**10 + 8, 2**60), st.sampled_from([-1, 1]))
+def test_what_is_no_delay_is_not_taken_for_one(value_ns: int, sign: int) -> None:
+    """It would not fit a float."""
+    told = d.corrected(np.array([sign * value_ns]), np.array([7]), np.array([60_000.0]))
+    assert told.tolist() == [sign * value_ns - 7]

@@ -1,0 +1,319 @@
+"""Clocks: fits a line to the coded probes of each path, joins the lines of all hosts, and says what delays rest on.
+
+One path is fitted per tick, so that probes never wait for arithmetic. `now_ns` is CLOCK_MONOTONIC; epochs are of
+stamping clocks (the same but in a lab). One thread, the agent's.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from pytools.bus import Bus
+from pytools.bus_hosts import HostBus
+from pytools.config import AgentConfig
+from pytools.estimators.clocks import EdgeFit, fit_edge
+from pytools.estimators.collocation import groups
+from pytools.estimators.congested import Floor, doubted, tempered, tolerance_ns
+from pytools.estimators.drift_history import DriftHistory
+from pytools.estimators.offsets import UNBOUNDED_NS, Offset
+from pytools.signals import Clock, ClockEdge, Collocated, Collocation
+from pytools.sources import clock_messages as messages
+from pytools.sources import slew
+from pytools.sources.chrony import ChronyFeed, correction_ns, realtime_difference_ns
+from pytools.sources.clock_messages import Edge, Edges, HostClock
+from pytools.sources.paths import PinnedPath
+from pytools.sources.probes import ProbeMesh
+from pytools.sources.timescale import FRESH_ROUNDS, Timescale, as_offset
+
+_MS: Final = 1_000_000
+_MOST_TICK_NS: Final = 20 * _MS
+_COLLOCATION_NS: Final = 5_000 * _MS
+_DOUBT_NS: Final = 6_000 * _MS  # longer than any packet waits to be told of
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """The newest line of one path."""
+
+    pinned: PinnedPath
+    fit: EdgeFit
+    at_ns: int
+
+    def edge(self) -> Edge:
+        fit = self.fit
+        return Edge(
+            self.pinned.peer.name,
+            fit.epoch_ns,
+            fit.offset_ns,
+            fit.drift_ppb,
+            fit.sigma_ns,
+            fit.drift_sigma_ppb,
+            fit.bound_ns,
+            fit.hard_low_ns,
+            fit.hard_high_ns,
+            fit.kept,
+            fit.rejected,
+            fit.stepped,
+        )
+
+
+class ClockSource:
+    """Keeps every peer's clock against ours up to date.
+
+    Parameters
+    ----------
+    mesh : ProbeMesh
+        Whose coded probes are fitted, and which is told the result.
+    hosts : HostBus, optional
+        The way to the other hosts; without one, each peer is compared with us alone.
+    """
+
+    def __init__(self, config: AgentConfig, mesh: ProbeMesh, hosts: HostBus | None, bus: Bus) -> None:
+        self._config, self._settings, self._mesh, self._hosts, self._bus = config, config.clocks, mesh, hosts, bus
+        self._interval_ns = int(config.clocks.interval_ms * _MS)
+        self._window_ns = int(config.clocks.window_ms * _MS)
+        self._timescale = Timescale(config.host, self._interval_ns, config.clocks.reference)
+        self._fitted: dict[int, _Fitted] = {}  # by path index
+        self._floors: dict[int, Floor] = {}
+        self._doubted_ns: dict[str, int] = {}  # peer -> when its clock or ours was last seen to be stepped
+        self._waiting: list[PinnedPath] = []
+        self._round_ns = 0
+        self._refused = 0
+        self._slew_ppb: float | None = None
+        self._history = DriftHistory(window_ns=self._window_ns)
+        self._collocation_ns = 0
+        self._chrony = ChronyFeed(config.clocks.chrony_socket) if config.clocks.chrony_socket else None
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Nothing to wait for."""
+
+    def tick(self, now_ns: int) -> int:
+        """Fit the next path; once all are fitted, tell the others and take in what they told."""
+        self._hear(now_ns)
+        if self._waiting:
+            self._fit(self._waiting.pop(), now_ns)
+            if not self._waiting:
+                self._tell(now_ns)
+        if not self._waiting and now_ns >= self._round_ns:
+            self._round_ns = now_ns + self._interval_ns
+            self._waiting = [pinned for pinned in self._mesh.current if self._mesh.has_own_clock(pinned)]
+            self._forget({pinned.index for pinned in self._waiting})
+            if not self._waiting:
+                self._tell(now_ns)
+        if not self._waiting:
+            return min(self._round_ns, now_ns + _MOST_TICK_NS)
+        step_ns = (self._round_ns - now_ns) // (len(self._waiting) + 2)
+        return now_ns + min(_MOST_TICK_NS, max(step_ns, 0))
+
+    # ---- our own edges ----
+
+    def _fit(self, pinned: PinnedPath, now_ns: int) -> None:
+        """Fit the line of one path, and let its delays rest on what is known now."""
+        before = self._fitted.get(pinned.index)
+        pairs = self._mesh.sender.pairs(pinned.index, now_ns - self._window_ns)
+        fit = fit_edge(
+            *pairs,
+            tolerance_ns=self._settings.tolerance_ns,
+            asymmetry_share=self._settings.asymmetry_share,
+            prior=None if before is None else before.fit,
+        )
+        if fit is not None:
+            share = self._settings.asymmetry_share
+            floor = self._floors.setdefault(pinned.index, Floor())
+            floor_ns = floor.add(now_ns, fit.round_trip_min_ns, tolerance_ns(fit, share))
+            prior = before.fit if before else None
+            fit = tempered(fit, prior, floor_ns, share) if floor.settled else doubted(fit)
+            self._fitted[pinned.index] = fitted = _Fitted(pinned, fit, now_ns)
+            if self._bus.wanted("clock_edge"):
+                self._bus.publish(self._edge_signal(fitted, now_ns))
+        peer = pinned.peer.name
+        if self._mesh.in_doubt(pinned.index) or (fit is not None and fit.stepped):
+            self._doubted_ns[peer] = now_ns
+        self._mesh.set_offset(pinned.index, self.between(peer, now_ns), now_ns)
+
+    def _forget(self, current: set[int]) -> None:
+        """Keep no line of a path that is gone."""
+        self._fitted = {index: fitted for index, fitted in self._fitted.items() if index in current}
+        self._floors = {index: floor for index, floor in self._floors.items() if index in current}
+
+    def _own(self, peer: str, now_ns: int) -> Edge | None:
+        """Our best fresh edge to a peer: the newest that shows a step, else the one with the smallest bound."""
+        patience_ns = FRESH_ROUNDS * self._interval_ns
+        of_peer = [
+            fitted
+            for fitted in self._fitted.values()
+            if fitted.pinned.peer.name == peer and now_ns - fitted.at_ns <= patience_ns
+        ]
+        stepped = [fitted for fitted in of_peer if fitted.fit.stepped]
+        if stepped:
+            return max(stepped, key=lambda fitted: fitted.at_ns).edge()
+        return min(of_peer, key=lambda fitted: fitted.fit.bound_ns).edge() if of_peer else None
+
+    def between(self, peer: str, now_ns: int | None = None) -> Offset | None:
+        """A peer's clock against ours as it is known now; None when nothing is."""
+        now_ns = time.monotonic_ns() if now_ns is None else now_ns
+        return self._timescale.between(peer, self._mesh.stamping_clock(now_ns), self._own(peer, now_ns))
+
+    def since_long(self, peer: str) -> Offset | None:
+        """The same, but None for a while after a doubt: for delays of packets that passed seconds ago.
+
+        One line cannot hold for packets from before and from after a step.
+        """
+        now_ns = time.monotonic_ns()
+        for pinned in self._mesh.current:
+            if pinned.peer.name == peer and self._mesh.in_doubt(pinned.index):
+                self._doubted_ns[peer] = now_ns
+        if now_ns - self._doubted_ns.get(peer, -_DOUBT_NS) < _DOUBT_NS:
+            return None
+        return self.between(peer, now_ns)
+
+    # ---- all hosts together ----
+
+    def _tell(self, now_ns: int) -> None:
+        """A round is over: say what we measured, and solve if we are the reference."""
+        self._slew_ppb = slew.host_slew_ppb()
+        patience_ns = FRESH_ROUNDS * self._interval_ns
+        fresh = [fitted.edge() for fitted in self._fitted.values() if now_ns - fitted.at_ns <= patience_ns]
+        edges = Edges(messages.VERSION, self._slew_ppb, fresh)
+        self._timescale.hear(self._config.host, edges, now_ns)
+        if self._hosts is not None:
+            self._hosts.send(messages.EDGES, messages.encode(edges))
+        if self._timescale.elected(now_ns) == self._config.host:
+            clock_ns = self._mesh.stamping_clock(now_ns)
+            told = self._timescale.solve(clock_ns, now_ns, self._unix_ahead_ns(now_ns))
+            if self._hosts is not None:
+                self._hosts.send(messages.CLOCKS, messages.encode(told))
+            self._adopt(self._config.host, told, now_ns)
+        self._publish(now_ns)
+
+    def _hear(self, now_ns: int) -> None:
+        if self._hosts is None:
+            return
+        for host, payload in self._hosts.receive(messages.EDGES):
+            edges = messages.decode_edges(payload)
+            if edges is None:
+                self._refused += 1
+            else:
+                self._timescale.hear(host, edges, now_ns)
+        for host, payload in self._hosts.receive(messages.CLOCKS):
+            told = messages.decode_clocks(payload)
+            if told is None:
+                self._refused += 1
+            elif host == self._timescale.elected(now_ns) != self._config.host:
+                self._adopt(host, told, now_ns)
+
+    def _adopt(self, reference: str, told: messages.Clocks, now_ns: int) -> None:
+        self._timescale.adopt(reference, told, now_ns)
+        known = [clock for clock in told.hosts if clock.state == "synchronised" and clock.slew_ppb is not None]
+        self._history.push(
+            now_ns,
+            [clock.host for clock in known],
+            [clock.drift_ppb for clock in known],
+            [clock.drift_sigma_ppb for clock in known],
+            [clock.slew_ppb or 0.0 for clock in known],
+        )
+        self._feed_chrony(now_ns)
+
+    def _unix_ahead_ns(self, now_ns: int) -> int:
+        """CLOCK_REALTIME minus our stamping clock."""
+        return realtime_difference_ns() - (self._mesh.stamping_clock(now_ns) - now_ns)
+
+    def _feed_chrony(self, now_ns: int) -> None:
+        ours = self._timescale.clocks.get(self._config.host)
+        if self._chrony is None or ours is None or self._timescale.unix_ahead_ns is None:
+            return
+        clock_ns, ahead_ns = self._mesh.stamping_clock(now_ns), self._unix_ahead_ns(now_ns)
+        lacks_ns = correction_ns(self._clock_signal(ours, now_ns), clock_ns, ahead_ns, self._timescale.unix_ahead_ns)
+        self._chrony.send(now_ns, clock_ns + ahead_ns, lacks_ns)
+
+    # ---- signals ----
+
+    def _publish(self, now_ns: int) -> None:
+        if self._bus.wanted("clock"):
+            for clock in self._timescale.clocks.values():
+                self._bus.publish(self._clock_signal(clock, now_ns))
+        if self._bus.wanted("collocation") and now_ns >= self._collocation_ns:
+            self._collocation_ns = now_ns + _COLLOCATION_NS
+            found = groups(self._history)
+            self._bus.publish(
+                Collocation(
+                    host=self._config.host,
+                    at_ns=now_ns,
+                    unix_ns=time.time_ns(),
+                    span_ns=found.span_ns,
+                    groups=[Collocated(hosts=list(each.hosts), confidence=each.confidence) for each in found.groups],
+                    alone=found.alone,
+                    unknown=found.unknown,
+                )
+            )
+
+    def _clock_signal(self, clock: HostClock, now_ns: int) -> Clock:
+        """One host's clock, judged as of now."""
+        age_ns = now_ns - self._timescale.told_ns
+        offset = Offset(
+            clock.epoch_ns,
+            clock.offset_ns,
+            clock.drift_ppb,
+            clock.sigma_ns,
+            clock.drift_sigma_ppb,
+            clock.bound_ns,
+            clock.hard_bound_ns,
+        ).aged(clock.epoch_ns + age_ns)
+        state = clock.state if clock.state == "free_running" else offset.state
+        known = state != "free_running"
+        return Clock(
+            host=self._config.host,
+            at_ns=now_ns,
+            unix_ns=time.time_ns(),
+            of=clock.host,
+            reference=self._timescale.reference,
+            epoch_ns=clock.epoch_ns,
+            state=state,
+            offset_ns=clock.offset_ns if known else None,
+            drift_ppb=clock.drift_ppb if known else None,
+            bound_ns=offset.bound_ns if known else None,
+            hard_bound_ns=offset.hard_bound_ns if known and clock.hard_bound_ns < UNBOUNDED_NS else None,
+            slew_ppb=clock.slew_ppb,
+            neighbours=clock.neighbours,
+            pairs_kept=clock.pairs_kept,
+            pairs_rejected=clock.pairs_rejected,
+            outlier_edges=clock.outlier_edges,
+        )
+
+    def _edge_signal(self, fitted: _Fitted, now_ns: int) -> ClockEdge:
+        fit = fitted.fit
+        return ClockEdge(
+            host=self._config.host,
+            at_ns=now_ns,
+            unix_ns=time.time_ns(),
+            path=fitted.pinned.path,
+            epoch_ns=fit.epoch_ns,
+            window_ns=self._window_ns,
+            offset_ns=fit.offset_ns,
+            drift_ppb=fit.drift_ppb,
+            sigma_ns=fit.sigma_ns,
+            drift_sigma_ppb=fit.drift_sigma_ppb,
+            bound_ns=fit.bound_ns,
+            hard_low_ns=fit.hard_low_ns,
+            hard_high_ns=fit.hard_high_ns,
+            round_trip_min_ns=fit.round_trip_min_ns,
+            pairs_kept=fit.kept,
+            pairs_rejected=fit.rejected,
+            stepped=fit.stepped,
+        )
+
+    def drops(self) -> dict[str, int]:
+        """What was refused, and what contradicted the clocks as they were known."""
+        counted = {"clock_messages_refused": self._refused, "clock_contradictions": self._mesh.contradictions}
+        return counted | (self._chrony.drops() if self._chrony is not None else {})
+
+    def close(self) -> None:
+        """Stop feeding chrony."""
+        if self._chrony is not None:
+            self._chrony.close()
+
+
+__all__ = ["ClockSource", "as_offset"]

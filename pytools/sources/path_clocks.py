@@ -1,0 +1,129 @@
+"""Each path's peer's clock against ours, applied to the differences of stamps of that path.
+
+Rows are path indexes. Offsets are lines in the time of our stamping clock; everything else is CLOCK_MONOTONIC
+nanoseconds. One thread.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.estimators.delays import STAMP_BOUND_NS, Clocks, corrected
+from pytools.estimators.offsets import SIGMAS, Offset
+from pytools.estimators.windows import Rows, Times
+from pytools.signals import ClockState
+
+# What a path's clocks are, by number.
+SHARED, FREE, HOLDOVER, SYNCHRONISED = range(4)
+_STATES: Final[tuple[ClockState, ...]] = ("synchronised", "free_running", "holdover", "synchronised")
+_NUMBER: Final = {"free_running": FREE, "holdover": HOLDOVER, "synchronised": SYNCHRONISED}
+
+
+class PathClocks:
+    """What is known of the clocks of every path.
+
+    A sample that would be earlier than the bound allows contradicts what is known: queueing only lengthens delays, so
+    one of the clocks was stepped, or the bound was wrong. The path is then suspended, nothing of it is a fact, until an
+    offset is set that was found out later.
+    """
+
+    def __init__(self) -> None:
+        self.contradictions = 0
+        self._state = np.zeros(0, np.uint8)
+        self._suspended_ns = np.zeros(0, np.int64)  # when; 0: is not
+        self._epoch, self._offset, self._bound, self._hard, self._jitter = np.zeros((5, 0), np.int64)
+        self._drift = np.zeros(0)
+
+    def grow(self, rows: int) -> None:
+        """Have at least this many rows."""
+        more = rows - len(self._state)
+        if more > 0:
+            for name, value in vars(self).items():
+                if isinstance(value, np.ndarray):
+                    vars(self)[name] = np.concatenate([value, np.zeros(more, value.dtype)])
+
+    def share(self, path: int) -> None:
+        """Both ends of this path read one clock."""
+        self._state[path] = SHARED
+        self._offset[path] = self._bound[path] = self._hard[path] = 0
+
+    def set(self, path: int, offset: Offset | None, known_ns: int) -> bool:
+        """Say what is known of a path's clocks now.
+
+        Parameters
+        ----------
+        known_ns : int
+            Up to when (CLOCK_MONOTONIC) it takes into account what was measured.
+
+        Returns
+        -------
+        bool
+            Whether earlier samples of this path do not compare with later ones.
+        """
+        before = self._state[path], self._offset_at(path, offset)
+        known = offset is not None and offset.state != "free_running"
+        if not known or offset is None:
+            self._state[path] = FREE
+            self._offset[path] = self._bound[path] = self._hard[path] = self._jitter[path] = 0
+            self._drift[path] = 0.0
+            return bool(before[0] != FREE)
+        if self._suspended_ns[path] and known_ns <= self._suspended_ns[path]:
+            return False
+        self._suspended_ns[path] = 0
+        self._state[path] = _NUMBER[offset.state]
+        self._epoch[path], self._offset[path], self._drift[path] = offset.epoch_ns, offset.offset_ns, offset.drift_ppb
+        self._bound[path], self._hard[path] = offset.bound_ns, offset.hard_bound_ns
+        self._jitter[path] = int(2 * SIGMAS * offset.sigma_ns)
+        moved = abs(before[1] - offset.offset_ns)
+        return bool(before[0] == FREE or moved > 2 * offset.bound_ns)
+
+    def _offset_at(self, path: int, other: Offset | None) -> int:
+        """What was said of this path so far, at another's epoch."""
+        since = 0 if other is None else other.epoch_ns - int(self._epoch[path])
+        return int(self._offset[path]) + round(since * float(self._drift[path]) * 1e-9)
+
+    def correct(self, paths: Rows, reverse: NDArray[np.bool_], values: Times, at_ns: Times, now_ns: int) -> Times:
+        """Delays from differences of stamps; what the clocks cannot say is left as it is.
+
+        Parameters
+        ----------
+        reverse : ndarray of bool
+            Which are of the reverse direction.
+        at_ns : ndarray of int64
+            Our stamp of each.
+        """
+        known = self._state[paths] >= HOLDOVER
+        if not known.any():
+            return values
+        since = np.where(known, at_ns - self._epoch[paths], 0)
+        offsets = self._offset[paths] + np.rint(since * (self._drift[paths] * 1e-9)).astype(np.int64)
+        delays = corrected(values, np.where(reverse, -offsets, offsets), self._drift[paths])
+        early = known & (delays < -(self._bound[paths] + 2 * STAMP_BOUND_NS))
+        if early.any():
+            self.contradictions += int(np.count_nonzero(early))
+            self._suspended_ns[paths[early]] = now_ns
+        return np.where(known, delays, values)
+
+    def suspended(self, paths: Rows) -> NDArray[np.bool_]:
+        """Which paths wait for an offset that agrees with what is measured."""
+        waits: NDArray[np.bool_] = self._suspended_ns[paths] != 0
+        return waits
+
+    def states(self, rows: Rows) -> list[ClockState]:
+        """The state of the clocks of each path, as signals have it."""
+        numbers = np.where(self.suspended(rows), FREE, self._state[rows])
+        return [_STATES[number] for number in numbers.tolist()]
+
+    def clocks(self, rows: Rows) -> Clocks:
+        """What the delays of these paths are good to."""
+        suspended = self.suspended(rows)
+        return Clocks(
+            absolute=(self._state[rows] != FREE) & ~suspended,
+            bound_ns=self._bound[rows],
+            hard_bound_ns=self._hard[rows],
+            free=(self._state[rows] == FREE) | suspended,
+            jitter_ns=self._jitter[rows],
+        )

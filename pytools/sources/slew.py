@@ -1,0 +1,99 @@
+"""How much the host's time service speeds CLOCK_MONOTONIC up against its oscillator: read from the kernel, never set.
+
+A time service (chrony, ntpd, systemd-timesyncd) makes the kernel run the clock faster or slower than the hardware
+behind it. Who wants to see the oscillator has to take that out again. Frequencies in parts per billion, positive when
+the clock runs faster than its oscillator. Any thread; needs no privilege.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+READ_ONLY: Final = 0  # `modes` of struct timex: no bit set, nothing is changed
+NOMINAL_TICK_US: Final = 10_000  # a hundred ticks a second, whatever the kernel's own rate
+# From the kernel's <linux/timex.h>.
+STA_PLL: Final = 0x0001
+STA_NANO: Final = 0x2000
+_SHIFT_PLL: Final = 2
+_PPB_PER_TICK_US: Final = 100_000  # one microsecond in ten thousand
+_FREQUENCY_UNIT: Final = 1 << 16  # of one part per million
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Timex(ctypes.Structure):
+    """`struct timex` of the kernel's interface."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("constant", ctypes.c_long),
+        ("precision", ctypes.c_long),
+        ("tolerance", ctypes.c_long),
+        ("seconds", ctypes.c_long),
+        ("fraction", ctypes.c_long),
+        ("tick", ctypes.c_long),
+        ("ppsfreq", ctypes.c_long),
+        ("jitter", ctypes.c_long),
+        ("shift", ctypes.c_int),
+        ("stabil", ctypes.c_long),
+        ("jitcnt", ctypes.c_long),
+        ("calcnt", ctypes.c_long),
+        ("errcnt", ctypes.c_long),
+        ("stbcnt", ctypes.c_long),
+        ("tai", ctypes.c_int),
+        ("reserved", ctypes.c_int * 11),
+    )
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What the kernel does to the clock, in the kernel's own units."""
+
+    freq: int  # parts per million, times 65,536
+    tick: int  # microseconds that the clock gains per hundredth of a second
+    status: int  # STA_* bits
+    offset: int  # still to be worked off by the kernel's loop: nanoseconds with STA_NANO, else microseconds
+    constant: int  # of that loop: what is left shrinks by 1 / 2^(2 + constant) each second
+
+
+def slew_ppb(correction: Correction) -> float:
+    """By how much the clock is run faster than its oscillator, in parts per billion.
+
+    What an adjtime() call has left to do is not in it: the kernel shows that to writers only.
+    """
+    steady = correction.freq * 1000 / _FREQUENCY_UNIT
+    steady += (correction.tick - NOMINAL_TICK_US) * _PPB_PER_TICK_US
+    if not correction.status & STA_PLL:
+        return steady
+    left_ns = correction.offset if correction.status & STA_NANO else correction.offset * 1000
+    return steady + math.ldexp(left_ns, -(_SHIFT_PLL + correction.constant))
+
+
+def read(adjtimex: Callable[[Timex], int] | None = None) -> Correction | None:
+    """The kernel's correction right now; None where the kernel does not say (a sandbox may forbid the call)."""
+    reply = Timex(modes=READ_ONLY)
+    if (adjtimex or _adjtimex)(reply) < 0:
+        return None
+    return Correction(reply.freq, reply.tick, reply.status, reply.offset, reply.constant)
+
+
+def host_slew_ppb() -> float | None:
+    """This host's slew right now; None where the kernel does not say."""
+    correction = read()
+    return None if correction is None else slew_ppb(correction)
+
+
+def _adjtimex(reply: Timex) -> int:
+    if reply.modes != READ_ONLY:  # swerve never sets a clock
+        raise ValueError(f"adjtimex with modes {reply.modes:#x} would change a clock")
+    result: int = _libc.adjtimex(ctypes.byref(reply))
+    return result

@@ -1,0 +1,104 @@
+"""From what hosts tell of their edges to every host's clock: names to places, and back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.estimators.clock_graph import Clocks, Edges, solve
+from pytools.estimators.offsets import UNBOUNDED_NS
+from pytools.estimators.windows import MISSING, Times
+from pytools.signals import ClockState
+from pytools.sources.clock_messages import MOST_NS, MOST_PAIRS, Edge, HostClock
+
+
+def solved(
+    reference: str,
+    at_ns: int,
+    edges: Sequence[tuple[str, Edge]],
+    slews_ppb: Mapping[str, float | None],
+    doubtful: Set[str],
+) -> list[HostClock]:
+    """Every host's clock against the reference's, in the order of their names.
+
+    Parameters
+    ----------
+    reference : str
+        The host whose clock is the common one.
+    at_ns : int
+        What its stamping clock reads at the moment asked for.
+    edges : sequence of (str, Edge)
+        Each with the host that owns it.
+    slews_ppb : mapping
+        What each host said its time service adds.
+    doubtful : set of str
+        Hosts whose clock may have been stepped a moment ago: they are free running.
+    """
+    names = sorted({reference, *(owner for owner, _ in edges), *(edge.peer for _, edge in edges)})
+    place = {name: number for number, name in enumerate(names)}
+    told = [edge for _, edge in edges]
+
+    def times(name: str) -> Times:
+        return np.array([getattr(edge, name) for edge in told], np.int64)
+
+    def rates(name: str) -> NDArray[np.float64]:
+        return np.array([getattr(edge, name) for edge in told], np.float64)
+
+    columns = Edges(
+        owner=np.array([place[owner] for owner, _ in edges], np.intp),
+        peer=np.array([place[edge.peer] for edge in told], np.intp),
+        epoch_ns=times("epoch_ns"),
+        offset_ns=times("offset_ns"),
+        drift_ppb=rates("drift_ppb"),
+        sigma_ns=rates("sigma_ns"),
+        drift_sigma_ppb=rates("drift_sigma_ppb"),
+        bound_ns=times("bound_ns"),
+        hard_low_ns=times("hard_low_ns"),
+        hard_high_ns=times("hard_high_ns"),
+    )
+    try:
+        clocks = solve(columns, len(names), place[reference], at_ns)
+    except np.linalg.LinAlgError:  # nothing that was measured is like that: somebody told nonsense, so nobody is known
+        clocks = solve(columns.take(np.zeros(0, np.intp)), len(names), place[reference], at_ns)
+    known_rows = clocks.known & _tellable(clocks)
+    kept, rejected = np.zeros((2, len(names)), np.int64)
+    for ends in (columns.owner, columns.peer):
+        np.add.at(kept, ends, times("pairs_kept"))
+        np.add.at(rejected, ends, times("pairs_rejected"))
+    bounded = clocks.hard_bound_ns != MISSING
+    found = []
+    for name, number in place.items():
+        known = bool(known_rows[number])
+        state: ClockState = "synchronised" if known and name not in doubtful else "free_running"
+        found.append(
+            HostClock(
+                host=name,
+                epoch_ns=int(clocks.epoch_ns[number]) if known else 0,
+                offset_ns=int(clocks.offset_ns[number]) if known else 0,
+                drift_ppb=float(clocks.drift_ppb[number]) if known else 0.0,
+                sigma_ns=float(clocks.sigma_ns[number]) if known else 0.0,
+                drift_sigma_ppb=float(clocks.drift_sigma_ppb[number]) if known else 0.0,
+                bound_ns=int(clocks.bound_ns[number]) if known else 0,
+                hard_bound_ns=min(int(clocks.hard_bound_ns[number]), UNBOUNDED_NS)
+                if known and bounded[number]
+                else UNBOUNDED_NS,
+                state=state,
+                slew_ppb=slews_ppb.get(name),
+                neighbours=int(clocks.neighbours[number]),
+                pairs_kept=min(int(kept[number]), MOST_PAIRS),
+                pairs_rejected=min(int(rejected[number]), MOST_PAIRS),
+                outlier_edges=int(clocks.outlier_edges[number]),
+            )
+        )
+    return found
+
+
+def _tellable(clocks: Clocks) -> NDArray[np.bool_]:
+    """Whose figures are within what a message may say; what somebody made up may add up to others."""
+    numbers = np.stack([clocks.drift_ppb, clocks.sigma_ns * 1e-5, clocks.drift_sigma_ppb * 1e-5])
+    times = np.abs(np.stack([clocks.epoch_ns, clocks.offset_ns, clocks.bound_ns]))
+    fits: NDArray[np.bool_] = np.all(np.abs(numbers) <= 1e7, axis=0) & np.all((times >= 0) & (times <= MOST_NS), axis=0)
+    fits &= (clocks.bound_ns >= 0) & ((clocks.hard_bound_ns >= 0) | (clocks.hard_bound_ns == MISSING))
+    return fits

@@ -1,0 +1,177 @@
+"""The common timescale: whose clock is the reference, and how every host's clock runs against it.
+
+Every host tells every peer its edges. The reference - the one that is configured, else the first by name of those
+heard - solves for all clocks at once and tells the result; without a bus between hosts each host is its own reference.
+Two hosts are compared by one result only, so a change of the reference changes no delay. `now_ns` is CLOCK_MONOTONIC,
+`clock_ns` this host's stamping clock. Reads no clock, sends nothing. One thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from pytools.estimators.offsets import Offset
+from pytools.sources.clock_messages import VERSION, Clocks, Edge, Edges, HostClock
+
+FRESH_ROUNDS: Final = 3  # what is older than so many intervals no longer counts
+_PROBATION_ROUNDS: Final = 4  # a host that returns is not the reference before it was heard for so long
+_STEPPED_NS: Final = 1_500_000_000  # so long after an edge showed a step of a clock, that clock is free running
+
+
+@dataclass
+class _Heard:
+    """A host that tells us its edges."""
+
+    since_ns: int
+    last_ns: int
+    edges: Edges
+
+
+class Timescale:
+    """What one host knows of all clocks.
+
+    Parameters
+    ----------
+    host : str
+        Our name.
+    interval_ns : int
+        How often hosts tell their edges.
+    reference : str
+        The host whose clock is the common one; empty: elected.
+    """
+
+    def __init__(self, host: str, interval_ns: int, reference: str) -> None:
+        self._host, self._interval_ns, self._wanted = host, interval_ns, reference
+        self._heard: dict[str, _Heard] = {}
+        self._stepped_ns: dict[frozenset[str], int] = {}  # two hosts -> when an edge between them last showed a step
+        self.reference = ""  # whose word `clocks` is
+        self.clocks: dict[str, HostClock] = {}
+        self.unix_ahead_ns: int | None = None
+        self.told_ns = 0  # when
+
+    def hear(self, host: str, edges: Edges, now_ns: int) -> None:
+        """Take note of a host's edges; our own as well."""
+        known = self._heard.get(host)
+        begins = known is None or now_ns - known.last_ns > FRESH_ROUNDS * self._interval_ns
+        self._heard[host] = _Heard(now_ns if begins or known is None else known.since_ns, now_ns, edges)
+        for edge in edges.edges:
+            if edge.stepped:
+                self._stepped_ns[frozenset((host, edge.peer))] = now_ns
+
+    def elected(self, now_ns: int) -> str:
+        """Whose clock is to be the common one now."""
+        patience_ns = FRESH_ROUNDS * self._interval_ns
+        here = {host for host, heard in self._heard.items() if now_ns - heard.last_ns <= patience_ns}
+        here.add(self._host)
+        if self._wanted in here:
+            return self._wanted
+        probation_ns = _PROBATION_ROUNDS * self._interval_ns
+        settled = {host for host in here if host in (self._host, self.reference) or self._proven(host, probation_ns)}
+        return min(settled)
+
+    def _proven(self, host: str, probation_ns: int) -> bool:
+        heard = self._heard[host]
+        return heard.last_ns - heard.since_ns >= probation_ns
+
+    def adopt(self, reference: str, told: Clocks, now_ns: int) -> None:
+        """Take the reference's word."""
+        self.reference, self.told_ns = reference, now_ns
+        self.unix_ahead_ns = told.unix_ahead_ns
+        self.clocks = {clock.host: clock for clock in told.hosts}
+
+    def solve(self, clock_ns: int, now_ns: int, unix_ahead_ns: int) -> Clocks:
+        """All clocks against ours, from every edge that is fresh."""
+        from pytools.sources.solving import solved  # only the reference needs the solver
+
+        patience_ns = FRESH_ROUNDS * self._interval_ns
+        fresh = {host: heard for host, heard in self._heard.items() if now_ns - heard.last_ns <= patience_ns}
+        edges = [(host, edge) for host, heard in fresh.items() for edge in heard.edges.edges]
+        slews = {host: heard.edges.slew_ppb for host, heard in fresh.items()}
+        self._stepped_ns = {pair: at for pair, at in self._stepped_ns.items() if now_ns - at <= _STEPPED_NS}
+        doubtful = stepped(((host, edge.peer) for host, edge in edges), self._stepped_ns)
+        return Clocks(VERSION, unix_ahead_ns, solved(self._host, clock_ns, edges, slews, doubtful))
+
+    def between(self, peer: str, clock_ns: int, own: Edge | None) -> Offset | None:
+        """The peer's clock against ours, as well as it is known.
+
+        The result for all hosts, unless it is old, or contradicts our own newest edge to this peer: then that edge
+        alone. What is old is held over, with a bound that grows.
+
+        Parameters
+        ----------
+        own : Edge or None
+            Our newest edge to this peer, if there is a fresh one.
+        """
+        common = self._common(peer)
+        if own is None:
+            return None if common is None else common.aged(clock_ns)
+        edge = as_offset(own)
+        if common is None or clock_ns - common.epoch_ns > FRESH_ROUNDS * self._interval_ns:
+            return edge.aged(clock_ns)
+        now = np.array([clock_ns])
+        apart_ns = abs(int(edge.at(now)[0]) - int(common.at(now)[0]))
+        # The edge's own bound would not do: it rests on symmetry, which only the others can check.
+        if own.stepped or apart_ns > edge.aged(clock_ns).hard_bound_ns + common.aged(clock_ns).bound_ns:
+            return edge.aged(clock_ns)
+        # Both intervals hold, so the truth is within the smaller of the two bounds around the common estimate.
+        return Offset(
+            common.epoch_ns,
+            common.offset_ns,
+            common.drift_ppb,
+            common.sigma_ns,
+            common.drift_sigma_ppb,
+            bound_ns=min(common.bound_ns, edge.bound_ns + apart_ns),
+            hard_bound_ns=min(common.hard_bound_ns, edge.hard_bound_ns + apart_ns),
+        ).aged(clock_ns)
+
+    def _common(self, peer: str) -> Offset | None:
+        """The two hosts compared by the reference's word."""
+        ours, theirs = self.clocks.get(self._host), self.clocks.get(peer)
+        if ours is None or theirs is None or "free_running" in (ours.state, theirs.state):
+            return None
+        # Both hold at one moment of the reference, so at the epoch of each; each drift is per second of its own clock.
+        d_ours, d_theirs = ours.drift_ppb * 1e-9, theirs.drift_ppb * 1e-9
+        return Offset(
+            epoch_ns=ours.epoch_ns,
+            offset_ns=theirs.offset_ns - ours.offset_ns,
+            drift_ppb=(d_theirs * (1 - d_ours) / (1 - d_theirs) - d_ours) * 1e9,
+            sigma_ns=float(np.hypot(theirs.sigma_ns, ours.sigma_ns)),
+            drift_sigma_ppb=float(np.hypot(theirs.drift_sigma_ppb, ours.drift_sigma_ppb)),
+            bound_ns=theirs.bound_ns + ours.bound_ns,
+            hard_bound_ns=theirs.hard_bound_ns + ours.hard_bound_ns,
+        )
+
+
+def stepped(edges: Iterable[tuple[str, str]], pairs: Collection[frozenset[str]]) -> set[str]:
+    """The hosts whose clock was stepped: those for which more than half of their neighbours see it so.
+
+    A step shows between the host and everybody; between two others nothing shows, and a single edge may be mistaken.
+
+    Parameters
+    ----------
+    edges : iterable of (str, str)
+        Who has an edge with whom.
+    pairs : collection of frozenset of str
+        Two hosts each, between which an edge showed a step.
+    """
+    neighbours: dict[str, set[str]] = {}
+    for one, other in edges:
+        neighbours.setdefault(one, set()).add(other)
+        neighbours.setdefault(other, set()).add(one)
+    return {
+        host
+        for host, around in neighbours.items()
+        if 2 * sum(frozenset((host, each)) in pairs for each in around) > len(around)
+    }
+
+
+def as_offset(edge: Edge) -> Offset:
+    """An edge as what it says of the peer's clock."""
+    hard_ns = max(edge.hard_high_ns - edge.offset_ns, edge.offset_ns - edge.hard_low_ns, 0)
+    return Offset(
+        edge.epoch_ns, edge.offset_ns, edge.drift_ppb, edge.sigma_ns, edge.drift_sigma_ppb, edge.bound_ns, hard_ns
+    )
