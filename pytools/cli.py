@@ -143,7 +143,7 @@ def agent(options: Options) -> None:
 
 
 def _frames(options: Options, kind: str) -> None:
-    """The body of `delay`, `tcp` and `self`: one table, or one JSON line per row, at each interval."""
+    """The body of the commands that show tables: one table, or one JSON line per row, at each interval."""
     from pytools.views import follow
 
     with _client(options, follow.VIEWS[kind].types) as client:
@@ -151,13 +151,31 @@ def _frames(options: Options, kind: str) -> None:
 
 
 @click.command(epilog="Example: swerve delay -n swerve-x-h1 -i 2")
+@click.option("--app", is_flag=True, help="Delays of application packets instead of probes: by path, then by flow.")
 @common()
-def delay(options: Options) -> None:
+def delay(options: Options, app: bool) -> None:
     """One-way delays, queueing and loss of every path.
 
-    A dash is what is not known: a one-way delay needs synchronised clocks at both ends.
+    Each value stands beside its error (±). A dash is what is not known: a one-way delay needs clocks that are
+    synchronised, or in holdover after they were; queueing needs neither. Asymmetry is what the smallest delay there has
+    more than the smallest one back.
     """
-    _frames(options, "delay")
+    _frames(options, "app" if app else "delay")
+
+
+@click.command(epilog="Example: swerve clocks -n swerve-x-h1 --edges -i 2")
+@click.option("--edges", is_flag=True, help="Clocks of the peers against this host's, by path: what is measured here.")
+@click.option("--collocation", is_flag=True, help="Which hosts share an oscillator, and how sure that is.")
+@common()
+def clocks(options: Options, edges: bool, collocation: bool) -> None:
+    """Clocks of all hosts against the reference: offset, drift, bound, state.
+
+    ± holds under the stated allowance for asymmetric paths (clocks.asymmetry_share), the hard ± whatever the network
+    does. swerve compares clocks and sets none.
+    """
+    if edges and collocation:
+        raise click.UsageError("--edges and --collocation are two tables: ask for one of them")
+    _frames(options, "edges" if edges else "collocation" if collocation else "clocks")
 
 
 @click.command(epilog="Example: swerve tcp -n swerve-x-h1 -j -c 10")
@@ -196,7 +214,7 @@ def watch(options: Options, types: Sequence[str]) -> None:
 @click.command(epilog="Example: swerve top -n swerve-x-h1")
 @common()
 def top(options: Options) -> None:
-    """Live view of paths: delay, queueing, loss, retransmissions, weights, and why (q quits)."""
+    """Live view of paths: delay, queueing, loss, retransmissions, weights, clocks, and why (q quits)."""
     from pytools.views import follow
     from pytools.views import top as live
 
@@ -229,6 +247,7 @@ def doctor(options: Options, clean: bool) -> int:
 commands: list[click.Command] = [
     agent,
     delay,
+    clocks,
     tcp,
     self_,
     watch,

@@ -7,6 +7,11 @@ from typing import Any
 from pytools.signals import (
     Act,
     AnySignal,
+    AppDelay,
+    Clock,
+    ClockEdge,
+    Collocated,
+    Collocation,
     Delay,
     GroupMember,
     NexthopGroup,
@@ -15,6 +20,7 @@ from pytools.signals import (
     PathState,
     ProbeSamples,
     ProgramCost,
+    Quantiles,
     Self,
     TcpFlow,
     TcpPath,
@@ -78,6 +84,83 @@ def probe_samples(rail: int = 1, at_ns: int = AT_NS) -> ProbeSamples:
         forward_ns=[2_000, None],
         reverse_ns=[2_100, None],
     )
+
+
+def clock_edge(rail: int = 1, at_ns: int = AT_NS, destination: str = "h2", **changes: Any) -> ClockEdge:
+    fields: dict[str, Any] = {
+        "path": path(rail, destination),
+        "epoch_ns": at_ns,
+        "window_ns": 2 * SECOND_NS,
+        "offset_ns": -312_456_789,
+        "drift_ppb": 12_345.6,
+        "sigma_ns": 6.2,
+        "drift_sigma_ppb": 4.1,
+        "bound_ns": 410,
+        "hard_low_ns": -312_458_589,
+        "hard_high_ns": -312_454_989,
+        "round_trip_min_ns": 3_600,
+        "pairs_kept": 190,
+        "pairs_rejected": 10,
+        "stepped": False,
+    }
+    return ClockEdge(**_common(at_ns), **(fields | changes))
+
+
+def clock(of: str = "h1", at_ns: int = AT_NS, reference: str = "h2", **changes: Any) -> Clock:
+    fields: dict[str, Any] = {
+        "of": of,
+        "reference": reference,
+        "epoch_ns": at_ns,
+        "state": "synchronised",
+        "offset_ns": 0 if of == reference else 312_456_789,
+        "drift_ppb": 0.0 if of == reference else -12_345.6,
+        "bound_ns": 0 if of == reference else 430,
+        "hard_bound_ns": 0 if of == reference else 1_900,
+        "slew_ppb": None,
+        "neighbours": 3,
+        "pairs_kept": 570,
+        "pairs_rejected": 30,
+        "outlier_edges": 0,
+    }
+    return Clock(**_common(at_ns), **(fields | changes))
+
+
+def free_clock(of: str = "h1", at_ns: int = AT_NS, reference: str = "h2", **changes: Any) -> Clock:
+    nothing: dict[str, Any] = dict.fromkeys(("offset_ns", "drift_ppb", "bound_ns", "hard_bound_ns"))
+    return clock(of, at_ns, reference, state="free_running", **(nothing | {"neighbours": 0} | changes))
+
+
+def collocation(at_ns: int = AT_NS, **changes: Any) -> Collocation:
+    fields: dict[str, Any] = {
+        "span_ns": 120 * SECOND_NS,
+        "groups": [Collocated(hosts=["h1", "h4"], confidence=0.9987)],
+        "alone": ["h2"],
+        "unknown": ["h3"],
+    }
+    return Collocation(**_common(at_ns), **(fields | changes))
+
+
+def app_delay(rail: int = 1, at_ns: int = AT_NS, local_port: int = 0, sampled: int = 200, **changes: Any) -> AppDelay:
+    """Of one flow; of all flows of the path when there is no port."""
+    fields: dict[str, Any] = {
+        "path": path(rail),
+        "protocol": "tcp",
+        "local": "10.9.0.1" if local_port else "",
+        "local_port": local_port,
+        "remote": "10.9.0.2" if local_port else "",
+        "remote_port": 5201 if local_port else 0,
+        "window_ns": SECOND_NS,
+        "clock": "synchronised",
+        "owd": Quantiles(samples=196, p50_ns=14_200, p90_ns=31_000, p99_ns=88_400, max_ns=120_300),
+        "queueing": Quantiles(samples=196, p50_ns=12_500, p90_ns=29_300, p99_ns=86_700, max_ns=118_600),
+        "bound_ns": 460,
+        "hard_bound_ns": 1_900,
+        "sampled": sampled,
+        "joined": sampled - 4,
+        "ambiguous": 3,
+        "unmatched": 1,
+    }
+    return AppDelay(**_common(at_ns), **(fields | changes))
 
 
 def tcp_path(rail: int = 1, at_ns: int = AT_NS, in_window: int = 3, total: int = 30) -> TcpPath:
@@ -164,6 +247,10 @@ def one_of_each(at_ns: int = AT_NS) -> list[AnySignal]:
     return [
         path_delay(at_ns=at_ns),
         probe_samples(at_ns=at_ns),
+        clock_edge(at_ns=at_ns),
+        clock(at_ns=at_ns),
+        collocation(at_ns=at_ns),
+        app_delay(at_ns=at_ns),
         tcp_flow(at_ns=at_ns),
         tcp_path(at_ns=at_ns),
         nexthop_group(at_ns=at_ns),

@@ -6,6 +6,7 @@ Everything is found out by trying (pytools/kernel/features.py), never by a versi
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,13 @@ def _tools() -> list[Check]:
             "apt-get install python3-bpfcc, and make the virtual environment with --system-site-packages "
             "(PyPI's bcc is another package)",
             lambda: features.attempt(_bcc),
+        ),
+        Check(
+            "zenoh",
+            False,
+            "agents cannot talk to each other: no clock is compared with another host's, no application delays",
+            "pip install eclipse-zenoh",
+            lambda: Finding(importlib.util.find_spec("zenoh") is not None),
         ),
         Check(
             "UAPI headers",

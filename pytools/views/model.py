@@ -22,6 +22,8 @@ from pytools.signals import (
     TcpFlow,
     TcpPath,
 )
+from pytools.views import timing
+from pytools.views.timing import Timing
 
 FLOWS = 4096  # flows remembered; the ones that retransmitted longest ago go first
 ACTS = 50
@@ -43,10 +45,12 @@ class Model:
     states: Mapping[Path, PathState] = field(default_factory=dict)
     acts: tuple[Act, ...] = ()
     cost: Self | None = None
+    timing: Timing = field(default_factory=Timing)
 
 
 def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
     """The model after these signals, in their order."""
+    signals = list(signals)
     delays, tcp_paths, flows = dict(model.delays), dict(model.tcp_paths), dict(model.flows)
     groups, rates, states = dict(model.groups), dict(model.rates), dict(model.states)
     acts, cost, host, at_ns = list(model.acts), model.cost, model.host, model.at_ns
@@ -72,7 +76,7 @@ def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
             case Self():
                 cost = signal
             case _:
-                pass  # raw samples are for those who do their own statistics
+                pass  # of clocks below; raw samples are for those who do their own statistics
     if len(flows) > FLOWS:
         kept = sorted(flows.items(), key=lambda item: item[1].last_ns)[-FLOWS:]
         flows = dict(kept)
@@ -88,6 +92,7 @@ def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
         states=states,
         acts=tuple(acts[-ACTS:]),
         cost=cost,
+        timing=timing.fold(model.timing, signals, at_ns),
     )
 
 

@@ -6,17 +6,19 @@ Pure: a model in, a renderable out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pytools.signals import Delay, Path, PathDelay, Self, TcpFlow, TcpPath
+from pytools.signals import ClockState, Path, PathDelay, Self, TcpFlow, TcpPath
 from pytools.views.model import Model
+from pytools.views.timing import supports_one_way
 
 UNKNOWN = "\u2013"
+_CLOCK_STYLES: Final[dict[ClockState, str]] = {"synchronised": "green", "holdover": "yellow", "free_running": "red"}
 
 
 def duration(ns: float | None) -> str:
@@ -34,9 +36,39 @@ def bound(ns: int | None) -> str:
     return UNKNOWN if ns is None or ns < 0 else f"±{duration(ns)}"
 
 
-def one_way(ns: int | None, delay: PathDelay) -> str:
-    """A one-way delay: only what synchronised clocks measured is a fact, and none is negative."""
-    return duration(ns) if delay.clock == "synchronised" else UNKNOWN
+def one_way(ns: int | None, clock: ClockState) -> str:
+    """A one-way delay: what free-running clocks measured is no fact, and none is negative."""
+    return duration(ns) if supports_one_way(clock) else UNKNOWN
+
+
+def one_way_bound(ns: int | None, clock: ClockState, of_ns: int | None) -> str:
+    """The error of a one-way delay; a dash where that is one."""
+    return UNKNOWN if one_way(of_ns, clock) == UNKNOWN else bound(ns)
+
+
+def offset(ns: int | None) -> str:
+    """A difference of two clocks, which may be days: sign and units."""
+    if ns is None:
+        return UNKNOWN
+    sign, size_ns = "-" if ns < 0 else "+", abs(ns)
+    if size_ns < 100_000_000_000:
+        return sign + duration(size_ns)
+    minutes, seconds = divmod(size_ns // 1_000_000_000, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{sign}{days}d {hours:02}h {minutes:02}m"
+    return f"{sign}{hours}h {minutes:02}m {seconds:02}s" if hours else f"{sign}{minutes}m {seconds:02}s"
+
+
+def ppm(ppb: float | None) -> str:
+    """A rate in parts in a million, given in parts in a billion (nanoseconds per second)."""
+    return UNKNOWN if ppb is None else f"{round(ppb) / 1e3:+.3f}"
+
+
+def clock_state(state: ClockState, silent: bool = False) -> Text:
+    """The state of a clock; with a question mark when nobody stands for it any more."""
+    return Text(f"{state}?", style="dim") if silent else Text(state, style=_CLOCK_STYLES[state])
 
 
 def share(value: float) -> str:
@@ -83,38 +115,6 @@ def add_row(table: Table, *cells: str | Text, style: str | None = None) -> None:
     table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
 
 
-def delays(model: Model) -> RenderableType:
-    """Both directions of every path."""
-    figures = ("OWD min", "p50", "p99", "± OWD", "queueing p50", "q p99", "± q", "RTT min", "loss")
-    table = plain(f"{model.host}: one-way delays", "path", "", *figures, "clock", "window", right=figures)
-    for path, delay in sorted(model.delays.items()):
-        add_row(
-            table,
-            way(path),
-            "→",
-            *_direction(delay, delay.forward),
-            duration(delay.round_trip_min_ns),
-            loss(delay),
-            delay.clock,
-            duration(delay.window_ns),
-        )
-        add_row(table, "", "←", *_direction(delay, delay.reverse), "", "", "", "")
-    return table
-
-
-def _direction(delay: PathDelay, one: Delay) -> tuple[str, ...]:
-    known = delay.clock == "synchronised" and one.owd_p50_ns is not None
-    return (
-        one_way(one.owd_min_ns, delay),
-        one_way(one.owd_p50_ns, delay),
-        one_way(one.owd_p99_ns, delay),
-        bound(one.bound_ns) if known else UNKNOWN,
-        duration(one.queueing_p50_ns),
-        duration(one.queueing_p99_ns),
-        bound(one.queueing_bound_ns) if one.queueing_p50_ns is not None else UNKNOWN,
-    )
-
-
 def retransmissions(model: Model) -> RenderableType:
     """By path, then by flow."""
     numbers = ("in window", "total", "window")
@@ -131,8 +131,8 @@ def retransmissions(model: Model) -> RenderableType:
     for flow in sorted(model.flows.values(), key=lambda each: -each.last_ns):
         add_row(
             flows,
-            _endpoint(flow.local, flow.local_port),
-            _endpoint(flow.remote, flow.remote_port),
+            endpoint(flow.local, flow.local_port),
+            endpoint(flow.remote, flow.remote_port),
             _where(flow),
             str(flow.retransmitted_segments),
             f"{duration(max(0, model.at_ns - flow.last_ns))} ago",
@@ -158,7 +158,8 @@ def _where(row: TcpPath | TcpFlow) -> str:
     return way(row.path) if row.path is not None else f"{row.interface} (no measured path)"
 
 
-def _endpoint(address: str, port: int) -> str:
+def endpoint(address: str, port: int) -> str:
+    """Address and port."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 

@@ -1,4 +1,4 @@
-"""The live view: paths, worst first, with what steering wants and what the kernel counted; last acts below.
+"""The live view: paths, worst first, with what steering wants and what the kernel counted; clocks and last acts below.
 
 `render` is pure (model and time in, renderable out). `run` owns the terminal: it leaves it as it found it, also on an
 exception and on SIGTERM. Times are CLOCK_MONOTONIC nanoseconds.
@@ -13,7 +13,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -23,10 +23,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pytools.bus_client import Client
-from pytools.signals import Act, Delay, Path, PathDelay
-from pytools.views import tables
+from pytools.signals import Act, AppDelay, Delay, Path, PathDelay
+from pytools.views import clock_panel, tables
 from pytools.views.follow import LOT_S, VIEWS, console, frames
 from pytools.views.model import Model, fold, lost_while_watching, member_of, retransmitted
+from pytools.views.timing import app_of
 
 _STYLES: Final = {
     "healthy": "green",
@@ -39,18 +40,20 @@ _STYLES: Final = {
 _URGENCY: Final = ("drained", "suspect", "returning", "unmeasured", "manual", "healthy")
 _SILENT_NS: Final = 3_000_000_000  # what was not heard of for so long (or three windows) is said to be silent
 _COLUMNS: Final = (
-    *("path", "OWD p50", "OWD p99", "±", "queue p50", "q p99", "back p99", "loss", "retx"),
+    *("path", "OWD p50", "OWD p99", "±", "queue p50", "q p99", "back p99", "app p99", "app q p99", "loss", "retx"),
     *("weight", "packets", "pkt/s", "state", "reason"),
 )
 # Columns left out where the view is narrower than so many characters.
 _NARROW: Final = (
-    (230, {"reason"}),
+    (252, {"reason"}),
+    (182, {"app p99", "app q p99"}),
     (160, {"OWD p50", "pkt/s"}),
     (140, {"±", "queue p50"}),
     (118, {"back p99", "packets"}),
 )
 _SHORT: Final = 96  # narrower than this a path goes without its gateway, and loss without its counts
 _LEAST_ROWS: Final = 4
+_LEAST_ACTS: Final = 3
 _FIRST_S: Final = 0.3  # something to look at, soon
 
 
@@ -75,18 +78,43 @@ def render(
     hidden = set().union(*(names for limit, names in _NARROW if width < limit))
     reasons = [_reason(model, path, now_ns) for path in paths if _why(model, path, now_ns)]
     reasons = reasons[:6] if "reason" in hidden else []
-    below = sum(1 + len(text) // width for text in (*reasons, *(_act(act, now_ns) for act in acts)))
+    apps = clock_panel.applications(model) if "app p99" in hidden else None
+    about = [text for text in (apps, clock_panel.summary(model, now_ns)) if text is not None]
+    header = _header(model, now_ns, missed)
+    said = [_act(act, now_ns) for act in reversed(acts)]
+    if height is not None:
+        left = height - 8 - _LEAST_ROWS - _all_lines((header, *reasons), width) + 1
+        about, said = _fitting(about, said, left, width)
+    below = _all_lines((header, *reasons, *about, *said), width) - 1
     room = len(paths) if height is None else max(_LEAST_ROWS, height - 8 - below)
-    parts: list[RenderableType] = [_header(model, missed), _paths(model, paths[:room], now_ns, width, hidden)]
+    parts: list[RenderableType] = [header, _paths(model, paths[:room], now_ns, width, hidden)]
     if len(paths) > room:
         parts.append(Text(f"… and {len(paths) - room} paths that look better", style="dim"))
     if not paths:
         parts.append(Text("no path has been measured yet", style="dim"))
-    parts.extend(reasons)
-    if acts:
+    parts.extend((*reasons, *about))
+    rows = None if height is None else room - len(paths) - clock_panel.HEAD_LINES
+    if model.timing.clocks and (rows is None or rows > 0):
+        parts.append(clock_panel.table(model, now_ns, rows))
+    if said:
         parts.append(Text("last acts", style="bold"))
-        parts.extend(_act(act, now_ns) for act in reversed(acts))
+        parts.extend(said)
     return Group(*parts)
+
+
+def _all_lines(texts: Sequence[Text], width: int) -> int:
+    """How many lines these take, nearly."""
+    return sum(1 + len(text) // width for text in texts)
+
+
+def _fitting(about: list[Text], acts: list[Text], left: int, width: int) -> tuple[list[Text], list[Text]]:
+    """What is said of clocks and applications, and of acts (newest first), in so few lines: old acts go first."""
+    about, acts = list(about), list(acts)
+    while len(acts) > _LEAST_ACTS and _all_lines((*about, *acts), width) > left:
+        acts.pop()
+    while about and _all_lines((*about, *acts), width) > left:
+        about.pop(0)
+    return about, acts
 
 
 def _rank(model: Model, path: Path) -> tuple[int, int, Path]:
@@ -100,12 +128,15 @@ def _rank(model: Model, path: Path) -> tuple[int, int, Path]:
     return (urgency, -trouble, path)
 
 
-def _header(model: Model, missed: int) -> Text:
+def _header(model: Model, now_ns: int, missed: int) -> Text:
     line = Text(f"swerve {model.host}", style="bold")
     own = model.cost
     if own is not None:
         cost = f"   agent {tables.share(own.cpu_share)} of a core, {tables.size(own.resident_bytes)}"
         line.append(cost, style="not bold")
+    clock = clock_panel.own(model, now_ns)
+    if clock:
+        line.append("   ").append_text(clock)
     lost = lost_while_watching(model)
     if lost:
         line.append(f"   {lost} lost while watching (swerve self)", style="red")
@@ -125,7 +156,7 @@ def _paths(model: Model, paths: list[Path], now_ns: int, width: int, hidden: set
         retransmissions = tables.UNKNOWN if tcp is None else Text(*_alarm(tcp.retransmitted_segments))
         cells = (
             tables.way(path, short),
-            *_figures(delay, short),
+            *_figures(delay, app_of(model.timing, path), short),
             retransmissions,
             *_weights(model, path),
             _state(model, path, now_ns),
@@ -147,20 +178,28 @@ def _silent(delay: PathDelay, now_ns: int) -> bool:
     return now_ns - delay.at_ns > max(_SILENT_NS, 3 * delay.window_ns)
 
 
-def _figures(delay: PathDelay | None, short: bool) -> tuple[str | Text, ...]:
+def _figures(delay: PathDelay | None, app: AppDelay | None, short: bool) -> tuple[str | Text, ...]:
     if delay is None:
-        return (tables.UNKNOWN,) * 7
+        return (*(tables.UNKNOWN,) * 6, *_application(app), tables.UNKNOWN)
     forward = delay.forward
-    known = delay.clock == "synchronised" and forward.owd_p50_ns is not None
+    style = "yellow" if delay.clock == "holdover" else ""
     return (
-        tables.one_way(forward.owd_p50_ns, delay),
-        tables.one_way(forward.owd_p99_ns, delay),
-        tables.bound(forward.bound_ns) if known else tables.UNKNOWN,
+        Text(tables.one_way(forward.owd_p50_ns, delay.clock), style=style),
+        Text(tables.one_way(forward.owd_p99_ns, delay.clock), style=style),
+        Text(tables.one_way_bound(forward.bound_ns, delay.clock, forward.owd_p99_ns), style=style),
         _queueing(forward, forward.queueing_p50_ns),
         _queueing(forward, forward.queueing_p99_ns),
         _queueing(delay.reverse, delay.reverse.queueing_p99_ns),
+        *_application(app),
         tables.loss(delay, short),
     )
+
+
+def _application(app: AppDelay | None) -> tuple[str, str]:
+    """One-way delay and queueing of application packets."""
+    if app is None:
+        return (tables.UNKNOWN, tables.UNKNOWN)
+    return (tables.one_way(app.owd.p99_ns, app.clock), tables.duration(app.queueing.p99_ns))
 
 
 def _queueing(one: Delay, value: int | None) -> Text:

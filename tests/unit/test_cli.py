@@ -83,6 +83,13 @@ def test_watch_can_be_narrowed(served: Served) -> None:
     assert {type(each) for each in decoded(out)} == {signals.Act, signals.Self}
 
 
+@pytest.mark.parametrize("kind", ["clock", "clock_edge", "collocation", "app_delay"])
+def test_watch_knows_every_type(served: Served, kind: str) -> None:
+    code, out, _ = run(served, "watch", "--type", kind, "-c", "2")
+    assert code == 0
+    assert {each.__struct_config__.tag for each in decoded(out)} == {kind}
+
+
 def test_watch_ends_quietly_when_nobody_reads_any_more(served: Served) -> None:
     for publish in (publish_all, lambda _: None):  # while signals come, and while none do
         with subprocess.Popen(
@@ -126,6 +133,10 @@ def test_watch_says_on_standard_error_what_it_missed(tmp_path: Path, monkeypatch
     ("command", "expected"),
     [
         ("delay", [samples.path_delay()]),
+        ("delay --app", [samples.app_delay()]),
+        ("clocks", [samples.clock()]),
+        ("clocks --edges", [samples.clock_edge()]),
+        ("clocks --collocation", [samples.collocation()]),
         ("tcp", [samples.tcp_path(), samples.tcp_flow()]),
         ("self", [samples.self_cost()]),
         (
@@ -142,9 +153,11 @@ def test_watch_says_on_standard_error_what_it_missed(tmp_path: Path, monkeypatch
 def test_json_of_each_view_is_the_signals_behind_it(
     served: Served, command: str, expected: list[signals.AnySignal]
 ) -> None:
-    code, out, err = run(served, command, "-j", "-c", "1")
+    code, out, err = run(served, *command.split(), "-j", "-c", "1")
     assert (code, err) == (0, b"")
-    assert decoded(out)[: len(expected)] == expected
+    got = decoded(out)
+    assert got[: len(expected)] == expected
+    assert command == "top" or len(got) == len(expected)
 
 
 def test_following_shows_one_frame_per_interval(served: Served) -> None:
@@ -154,8 +167,8 @@ def test_following_shows_one_frame_per_interval(served: Served) -> None:
 
 
 def test_a_table_in_a_pipe_is_plain_text_and_not_cut(served: Served) -> None:
-    for command in ("delay", "tcp", "self"):
-        code, out, _ = run(served, command)
+    for command in ("delay", "delay --app", "clocks", "clocks --edges", "clocks --collocation", "tcp", "self"):
+        code, out, _ = run(served, *command.split())
         assert code == 0
         assert b"\x1b" not in out and "…".encode() not in out
     code, out, _ = run(served, "top", "-c", "1")
@@ -170,8 +183,31 @@ def test_a_silent_agent_is_an_error_with_a_next_step(served: Served, monkeypatch
     assert err.startswith(b"swerve: the agent published no path_delay within 5 s; ")
 
 
+SHARED = (b"(clock: shared)", lambda served: served.bus.publish(samples.path_delay()))
+YOUNG = (b"takes a window", lambda served: served.bus.publish(samples.path_delay(clock="free_running")))
+
+
+@pytest.mark.parametrize(
+    ("command", "said", "publish"),
+    [("clocks", *SHARED), ("clocks --edges -j", *YOUNG)],
+    ids=["shared", "young"],
+)
+def test_an_agent_with_nothing_to_tell_is_explained(
+    served: Served, command: str, said: bytes, publish: Callable[[Served], None]
+) -> None:
+    code, out, err = run(served, *command.split(), publish=publish)
+    assert code == 0
+    shown, other = (err, out) if "-j" in command else (out, err)
+    assert said in shown and other == b""
+
+
+def test_clocks_shows_one_table_at_a_time() -> None:
+    shown = CliRunner().invoke(cli.clocks, ["--edges", "--collocation"])
+    assert shown.exit_code == 2 and "ask for one of them" in shown.output
+
+
 def test_without_an_agent_the_error_names_the_next_step(tmp_path: Path) -> None:
-    for command in ("delay", "tcp", "self", "watch", "top"):
+    for command in ("delay", "clocks", "tcp", "self", "watch", "top"):
         done = subprocess.run(
             [*SWERVE, command, "-n", "nobody"],
             cwd=ROOT,

@@ -18,7 +18,7 @@ NOW_NS = samples.AT_NS + samples.SECOND_NS // 2
 
 
 def frame(
-    model: Model, now_ns: int = NOW_NS, width: int = 260, height: int | None = None, missed: int = 0
+    model: Model, now_ns: int = NOW_NS, width: int = 280, height: int | None = None, missed: int = 0
 ) -> list[str]:
     out = io.StringIO()
     Console(file=out, width=width, no_color=True).print(render(model, now_ns, width, height, missed))
@@ -46,9 +46,22 @@ def whole() -> Model:
     )
 
 
+def clocked() -> Model:
+    """As above, with clocks and application delays."""
+    known = [
+        samples.clock("h1"),
+        samples.clock("h2"),
+        samples.clock("h3", state="holdover", bound_ns=14_300),
+        samples.free_clock("h4"),
+        samples.app_delay(1),
+        samples.app_delay(1, local_port=40_000),
+    ]
+    return fold(whole(), known)
+
+
 def test_one_line_says_everything_about_a_path() -> None:
     cells = re.split(r"\s{2,}", line(frame(whole()), "h2 rail1"))
-    assert cells[:12] == [
+    assert cells[:14] == [
         "h2 rail1 via 10.1.1.1",
         "2.10 µs",
         "8.40 µs",
@@ -56,18 +69,20 @@ def test_one_line_says_everything_about_a_path() -> None:
         "400 ns",
         "6.70 µs",
         "6.70 µs",
+        UNKNOWN,
+        UNKNOWN,
         "0 % (0/50)",
         "3",
         "1→0",  # the kernel has 1, steering wants 0
         "100",
         "10",
     ]
-    assert cells[12:] == ["drained 4.50 s", "queueing 41 ms > 5 ms for 60 ms [under drain-congested]"]
+    assert cells[14:] == ["drained 4.50 s", "queueing 41 ms > 5 ms for 60 ms [under drain-congested]"]
 
 
 def test_a_weight_that_is_as_wanted_is_one_number() -> None:
     cells = re.split(r"\s{2,}", line(frame(whole()), "h2 rail2"))
-    assert cells[8:12] == [UNKNOWN, "9", "900", "100"]
+    assert cells[10:14] == [UNKNOWN, "9", "900", "100"]
 
 
 def test_the_worst_path_comes_first() -> None:
@@ -121,7 +136,7 @@ def test_a_state_nobody_stands_for_any_more_is_called_so() -> None:
 def test_unknown_is_a_dash_and_never_a_number() -> None:
     only_state = fold(Model(), [msgspec.structs.replace(samples.path_state(), weight_actual=None)])
     cells = re.split(r"\s{2,}", line(frame(only_state), "h2 rail1"))
-    assert cells[1:12] == [UNKNOWN] * 8 + [f"{UNKNOWN}→1"] + [UNKNOWN] * 2
+    assert cells[1:14] == [UNKNOWN] * 10 + [f"{UNKNOWN}→1"] + [UNKNOWN] * 2
     free = fold(Model(), [samples.path_delay(1, clock="free_running")])
     assert re.split(r"\s{2,}", line(frame(free), "h2 rail1"))[1:4] == [UNKNOWN, UNKNOWN, UNKNOWN]
 
@@ -134,12 +149,13 @@ def test_more_paths_than_lines_are_counted() -> None:
     assert f"… and {100 - rows} paths that look better" in "\n".join(shown)
 
 
-@pytest.mark.parametrize("width", [80, 96, 100, 118, 130, 140, 150, 160, 180, 200, 230, 260])
-def test_every_figure_is_whole_at_every_width(width: int) -> None:
-    shown = frame(whole(), width=width, height=24)
+@pytest.mark.parametrize("model", [whole(), clocked()], ids=["paths", "clocks"])
+@pytest.mark.parametrize("width", [80, 96, 100, 118, 130, 140, 150, 160, 182, 200, 230, 252, 280])
+def test_every_figure_is_whole_at_every_width(width: int, model: Model) -> None:
+    shown = frame(model, width=width, height=24)
     assert len(shown) <= 24
     assert not any("…" in each for each in shown)
-    wide = re.split(r"\s{2,}", line(frame(whole()), "h2 rail1"))
+    wide = re.split(r"\s{2,}", line(frame(model), "h2 rail1"))
     cells = re.split(r"\s{2,}", line(shown, "h2 rail1"))
     assert cells[0] == (wide[0] if width >= 96 else "h2 rail1")
     assert [cell for cell in cells[1:] if cell not in wide] == ([] if width >= 96 else ["0 %"])
@@ -148,3 +164,70 @@ def test_every_figure_is_whole_at_every_width(width: int) -> None:
 
 def test_an_empty_model_says_so() -> None:
     assert "no path has been measured yet" in "\n".join(frame(Model()))
+
+
+def test_the_first_line_says_how_far_our_clock_can_be_trusted() -> None:
+    assert "clock" not in frame(whole())[0]
+    assert "   clock synchronised ±430 ns to h2" in frame(clocked())[0]
+    held = fold(clocked(), [samples.clock("h1", state="holdover", bound_ns=21_000)])
+    assert "   clock holdover ±21.00 µs to h2" in frame(held)[0]
+    free = frame(fold(clocked(), [samples.free_clock("h1")]))[0]
+    assert free.endswith("   clock free_running")
+    chosen = fold(whole(), [samples.clock("h1", reference="h1"), samples.clock("h2", reference="h1")])
+    assert "   clock synchronised, the reference" in frame(chosen)[0]
+    assert "   clock synchronised?" in frame(clocked(), NOW_NS + 20 * samples.SECOND_NS)[0]
+
+
+def test_clocks_are_one_line_and_a_row_each_where_there_is_room() -> None:
+    shown = frame(clocked())
+    assert line(shown, "clocks against") == (
+        "clocks against h2: 1 synchronised (h1 ±430 ns), 1 holdover (h3 ±14.30 µs), 1 free_running (h4)"
+    )
+    start = shown.index(next(each for each in shown if each.startswith("host  ")))
+    assert [each.split()[0] for each in shown[start + 2 : start + 6]] == ["h4", "h3", "h1", "h2"]  # the worst first
+    assert shown[start + 6] == "last acts"
+
+
+def test_paths_come_before_clocks_when_lines_are_few() -> None:
+    many = fold(clocked(), [samples.path_delay(rail) for rail in range(1, 101)])
+    shown = frame(many, height=24)
+    assert len(shown) <= 24
+    assert not any(each.startswith("host  ") for each in shown)
+    assert any(each.startswith("clocks against h2") for each in shown)
+
+
+def test_of_many_clocks_three_of_each_kind_are_named() -> None:
+    fleet = fold(Model(), [samples.clock(f"n{each}", reference="n0", bound_ns=each) for each in range(50)])
+    assert line(frame(fleet), "clocks against") == (
+        "clocks against n0: 49 synchronised (n49 ±49 ns, n48 ±48 ns, n47 ±47 ns, …)"
+    )
+    assert len(frame(fleet, width=80, height=24)) <= 24
+
+
+def test_application_delays_are_columns_or_a_line() -> None:
+    cells = re.split(r"\s{2,}", line(frame(clocked()), "h2 rail1"))
+    assert cells[7:9] == ["88.40 µs", "86.70 µs"]
+    assert not any(each.startswith("application") for each in frame(clocked()))
+    narrow = " ".join(frame(clocked(), width=80, height=24))
+    assert "application packets: tcp h2 rail1 p99 88.40 µs ±460 ns" in narrow
+    free = fold(clocked(), [samples.app_delay(1, clock="free_running")])
+    assert "application packets: tcp h2 rail1 queueing p99 86.70 µs" in " ".join(frame(free, width=80))
+    assert re.split(r"\s{2,}", line(frame(free), "h2 rail1"))[7:9] == [UNKNOWN, "86.70 µs"]
+
+
+def test_holdover_is_shown_with_its_bound() -> None:
+    held = fold(Model(), [samples.path_delay(1, clock="holdover")])
+    assert re.split(r"\s{2,}", line(frame(held), "h2 rail1"))[1:4] == ["2.10 µs", "8.40 µs", "±450 ns"]
+
+
+def test_a_small_terminal_keeps_its_newest_acts_and_leaves_clocks_to_the_first_line() -> None:
+    busy = fold(clocked(), [samples.act(at_ns=samples.AT_NS + each, number=each, what=f"g{each}") for each in range(9)])
+    shown = frame(busy, width=80, height=24)
+    assert len(shown) <= 24 and any("clocks against" in each for each in shown)
+    numbers = [int(found[1]) for each in shown if (found := re.search(r"applied: g(\d)", each))]
+    assert numbers == list(range(8, 8 - len(numbers), -1)) and len(numbers) >= 3
+    crowded = fold(busy, [samples.path_state(rail, state="drained") for rail in range(1, 9)])
+    shown = frame(crowded, width=80, height=24)
+    assert "clock synchronised ±430 ns to h2" in shown[0]
+    assert not any("clocks against" in each for each in shown)
+    assert sum("applied: g" in each for each in shown) == 3

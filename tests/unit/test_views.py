@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from pytools.signals import AnySignal, Delay
-from pytools.views import tables
+from pytools.views import delay_tables, tables
 from pytools.views.model import FLOWS, Model, fold, member_of, packet_rates
 from pytools.views.tables import UNKNOWN
 
@@ -51,22 +51,55 @@ def test_durations_have_a_unit(ns: int | None, shown: str) -> None:
     assert tables.duration(ns) == shown
 
 
-def test_delays_of_synchronised_clocks_are_shown_with_their_bounds() -> None:
-    shown = text(tables.delays(fold(Model(), [samples.path_delay(lost=1, received=49)])))
-    assert row(shown, "h2 rail1 via 10.1.1.1")[1:] == [
-        "→",
-        "1.70 µs",
-        "2.10 µs",
-        "8.40 µs",
-        "±450 ns",
-        "400 ns",
-        "6.70 µs",
-        "±200 ns",
-        "3.80 µs",
-        "2.0 % (1/50)",
-        "synchronised",
-        "1.00 s",
-    ]
+@pytest.mark.parametrize(
+    ("ns", "shown"),
+    [
+        (None, UNKNOWN),
+        (0, "+0 ns"),
+        (-999, "-999 ns"),
+        (312_456_789, "+312 ms"),
+        (-99_990_000_000, "-99.99 s"),
+        (150_000_000_000, "+2m 30s"),
+        (-3_600_000_000_000, "-1h 00m 00s"),
+        (86_399_999_999_999, "+23h 59m 59s"),
+        (-9 * 86_400 * SECOND_NS - 3_660 * SECOND_NS, "-9d 01h 01m"),
+    ],
+)
+def test_offsets_have_a_sign_and_may_be_days(ns: int | None, shown: str) -> None:
+    assert tables.offset(ns) == shown
+
+
+@pytest.mark.parametrize(
+    ("ppb", "shown"),
+    [(None, UNKNOWN), (0.0, "+0.000"), (-0.4, "+0.000"), (12_345.6, "+12.346"), (-30_000.0, "-30.000")],
+)
+def test_drifts_are_parts_in_a_million(ppb: float | None, shown: str) -> None:
+    assert tables.ppm(ppb) == shown
+
+
+FIGURES = ["1.70 µs", "2.10 µs", "8.40 µs", "±450 ns", "400 ns", "6.70 µs", "±200 ns"]
+
+
+@pytest.mark.parametrize("clock", ["synchronised", "holdover"])
+def test_delays_are_shown_with_their_bounds(clock: str) -> None:
+    signal = samples.path_delay(lost=1, received=49, clock=clock, asymmetry_ns=-1_200, asymmetry_bound_ns=450)
+    shown = text(delay_tables.delays(fold(Model(), [signal])))
+    assert "h1: one-way delays over 1.00 s\n" in shown
+    assert row(shown, "h2 rail1") == ["h2 rail1", "→", *FIGURES, "3.80 µs", clock]
+    assert row(shown, "via 10.1.1.1") == ["via 10.1.1.1", "←", *FIGURES, "-1.20 µs ±450 ns", "2.0 % (1/50)"]
+
+
+def test_an_asymmetry_needs_clocks_and_a_bound() -> None:
+    known = samples.path_delay(asymmetry_ns=120, asymmetry_bound_ns=450)
+    assert str(delay_tables.asymmetry(known)) == "+120 ns ±450 ns"
+    for changes in ({"clock": "free_running"}, {"asymmetry_ns": None}, {"asymmetry_bound_ns": None}):
+        assert str(delay_tables.asymmetry(msgspec.structs.replace(known, **changes))) == UNKNOWN
+
+
+def test_windows_that_differ_are_said_to() -> None:
+    short = msgspec.structs.replace(samples.path_delay(2), window_ns=80_000_000)
+    shown = text(delay_tables.delays(fold(Model(), [samples.path_delay(1), short])))
+    assert "over windows from 80.00 ms to 1.00 s" in shown
 
 
 @settings(deadline=None)
@@ -78,9 +111,10 @@ def test_delays_of_synchronised_clocks_are_shown_with_their_bounds() -> None:
 def test_no_negative_and_no_unsynchronised_delay_is_ever_a_fact(clock: str, owd_ns: int, bound: int | None) -> None:
     one = Delay(samples=9, owd_min_ns=owd_ns, owd_p50_ns=owd_ns, owd_p99_ns=owd_ns, bound_ns=bound)
     signal = samples.path_delay(clock=clock, forward=one, reverse=one, round_trip_min_ns=None)
-    shown = text(tables.delays(fold(Model(), [signal])))
+    shown = text(delay_tables.delays(fold(Model(), [signal])))
     owd = row(shown, "h2 rail1")[2:6]
-    assert owd[:3] == [tables.duration(owd_ns)] * 3 if clock == "synchronised" else owd == [UNKNOWN] * 4
+    known = clock != "free_running" and owd_ns >= 0
+    assert owd == [tables.duration(owd_ns)] * 3 + [tables.bound(bound)] if known else owd == [UNKNOWN] * 4
     assert not re.search(r"-\d", shown)
 
 
@@ -88,8 +122,9 @@ def test_an_unprobed_direction_has_no_figures_and_no_loss() -> None:
     signal = samples.path_delay(
         forward=Delay(samples=0), reverse=Delay(samples=0), round_trip_min_ns=None, sent=0, received=0
     )
-    cells = row(text(tables.delays(fold(Model(), [signal]))), "h2 rail1")
-    assert cells[2:11] == [UNKNOWN] * 9
+    shown = text(delay_tables.delays(fold(Model(), [signal])))
+    assert row(shown, "h2 rail1")[2:] == [UNKNOWN] * 8 + ["synchronised"]
+    assert row(shown, "via 10.1.1.1")[2:] == [UNKNOWN] * 9
 
 
 def test_addresses_in_brackets_stay_whole() -> None:

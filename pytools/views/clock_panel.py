@@ -1,0 +1,116 @@
+"""Clocks and application delays in the live view: the state of ours, one line for all, and as many rows as fit.
+
+Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rich.text import Text
+
+from pytools.signals import AppDelay, Clock
+from pytools.views import tables
+from pytools.views.model import Model
+from pytools.views.sheet import Sheet
+from pytools.views.timing import is_silent, is_whole_path, references, supports_one_way
+
+HEAD_LINES: Final = 2  # of the table: headings and rule
+_NAMED: Final = 3  # hosts called by name in one line
+_ORDER: Final = ("free_running", "holdover", "synchronised")
+
+
+def own(model: Model, now_ns: int) -> Text:
+    """How far this host's clock can be trusted, against which reference; empty when nothing is known."""
+    clock = model.timing.clocks.get(model.host)
+    if clock is None:
+        return Text("")
+    state = tables.clock_state(clock.state, is_silent(clock.at_ns, now_ns))
+    line = Text("clock ").append_text(state)
+    if clock.of == clock.reference:
+        return line.append(", the reference")
+    if clock.reference and supports_one_way(clock.state):
+        line.append(f" {tables.bound(clock.bound_ns)} to {clock.reference}")
+    return line
+
+
+def summary(model: Model, now_ns: int) -> Text | None:
+    """All clocks in one line; None when none is known."""
+    worst = _worst_first(model, now_ns)
+    if not worst:
+        return None
+    common = references(model.timing)
+    line = Text(f"clocks against {' and '.join(common)}: " if common else "clocks: ", style="bold")
+    silent = [clock for clock in worst if is_silent(clock.at_ns, now_ns)]
+    others = [clock for clock in worst if clock not in silent and clock.of != clock.reference]
+    said: list[Text] = []
+    for state in ("synchronised", "holdover", "free_running"):
+        of_state = [clock for clock in others if clock.state == state]
+        if of_state:
+            said.append(Text(f"{len(of_state)} ", style="not bold").append_text(tables.clock_state(of_state[0].state)))
+            said[-1].append(f" ({_named(of_state)})")
+    if silent:
+        said.append(Text(f"{len(silent)} not heard of ({_named(silent)})", style="not bold dim"))
+    if not said:
+        said.append(Text("nobody to compare with", style="not bold dim"))
+    return line.append_text(Text(", ").join(said))
+
+
+def _named(clocks: list[Clock]) -> str:
+    """The worst of these by name, with their bounds."""
+    names = [clock.of + ("" if clock.bound_ns is None else f" {tables.bound(clock.bound_ns)}") for clock in clocks]
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+
+
+def _worst_first(model: Model, now_ns: int) -> list[Clock]:
+    def rank(clock: Clock) -> tuple[bool, int, int, str]:
+        silent = is_silent(clock.at_ns, now_ns)
+        return (not silent, _ORDER.index(clock.state), -(clock.bound_ns or 0), clock.of)
+
+    return sorted(model.timing.clocks.values(), key=rank)
+
+
+def table(model: Model, now_ns: int, most: int | None) -> Sheet:
+    """One row per host, the worst first, the reference last; at most so many."""
+    columns = ("host", "offset", "drift ppm", "±", "hard ±", "state", "pairs kept", "outlier edges")
+    sheet = Sheet("", columns, left=("state",), spare=("outlier edges", "pairs kept", "hard ±"), bare=True)
+    for clock in _worst_first(model, now_ns)[:most]:
+        silent = is_silent(clock.at_ns, now_ns)
+        sheet.add(
+            clock.of,
+            "reference" if clock.of == clock.reference else tables.offset(clock.offset_ns),
+            tables.ppm(clock.drift_ppb),
+            tables.bound(clock.bound_ns),
+            tables.bound(clock.hard_bound_ns),
+            tables.clock_state(clock.state, silent),
+            str(clock.pairs_kept),
+            str(clock.outlier_edges),
+            style="dim" if silent else None,
+        )
+    return sheet
+
+
+def applications(model: Model) -> Text | None:
+    """Delays of application packets in one line, the slowest paths first; None when none were timed."""
+    apps = [app for app in model.timing.apps.values() if is_whole_path(app)]
+    if not apps:
+        return None
+    slowest = sorted(apps, key=_slowness)
+    line = Text("application packets: ", style="bold")
+    said = [Text(_said(app), style="not bold") for app in slowest[:_NAMED]]
+    if len(slowest) > _NAMED:
+        said.append(Text("…", style="not bold"))
+    return line.append_text(Text(", ").join(said))
+
+
+def _slowness(app: AppDelay) -> tuple[int, int]:
+    return (-(app.queueing.p99_ns or 0), -app.sampled)
+
+
+def _said(app: AppDelay) -> str:
+    """The 99th percentile: of the one-way delay where that is known, else of queueing."""
+    place = tables.way(app.path, short=True) if app.path is not None else "no measured path"
+    owd = tables.one_way(app.owd.p99_ns, app.clock)
+    if owd == tables.UNKNOWN:
+        return f"{app.protocol} {place} queueing p99 {tables.duration(app.queueing.p99_ns)}"
+    return f"{app.protocol} {place} p99 {owd} {tables.bound(app.bound_ns)}"
