@@ -21,7 +21,11 @@ from pytools.estimators.clocks import EdgeFit
 from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S
 
 FLOOR_S: Final = 60.0
-_STEADY_WINDOWS: Final = 6
+# So many windows in a row with the same round trip are a new floor: few where it is at most twice the old one, for half
+# of that is a small error; many else. Windows overlap, so one lucky probe is the smallest of several.
+_STEADY_WINDOWS: Final = 8
+_LONG_STEADY_WINDOWS: Final = 24
+_LONG_STEADY_SHARE: Final = 0.01  # of the round trip, that a longer path may jitter by
 _NOISE_SIGMAS: Final = 3.0
 
 
@@ -31,30 +35,32 @@ class Floor:
     def __init__(self, span_ns: int = int(FLOOR_S * 1e9)) -> None:
         self._span_ns = span_ns
         self._kept: deque[tuple[int, int]] = deque()  # time, round trip: both ascending
-        self._recent: deque[int] = deque(maxlen=_STEADY_WINDOWS)
+        self._recent: deque[int] = deque(maxlen=_LONG_STEADY_WINDOWS)
 
     @property
     def settled(self) -> bool:
         """Whether enough windows have been seen to call the smallest round trip one in which nothing waited."""
-        return len(self._recent) == _STEADY_WINDOWS
+        return len(self._recent) >= _STEADY_WINDOWS
 
-    def add(self, at_ns: int, round_trip_ns: int, tolerance_ns: float) -> int:
+    def add(self, at_ns: int, round_trip_ns: int, noise_ns: float, share: float) -> int:
         """Take one window's smallest round trip into account.
 
         Parameters
         ----------
-        tolerance_ns : float
-            Round trips that differ by no more are the same.
+        noise_ns, share : float
+            Round trips are the same when they differ by no more than this and this share of the floor.
 
         Returns
         -------
         int
-            The smallest of the recent past, or of the last few windows where these are all the same.
+            The smallest of the recent past, or of the last windows where these are all the same.
         """
+        floor_ns = min(self._kept[0][1], round_trip_ns) if self._kept else round_trip_ns
         self._recent.append(round_trip_ns)
-        if len(self._recent) == _STEADY_WINDOWS and max(self._recent) - min(self._recent) <= tolerance_ns:
+        steady_ns = self._steady(floor_ns, noise_ns + share * floor_ns)
+        if steady_ns is not None:
             self._kept.clear()
-            round_trip_ns = min(self._recent)
+            round_trip_ns = steady_ns
         while self._kept and self._kept[-1][1] >= round_trip_ns:
             self._kept.pop()
         self._kept.append((at_ns, round_trip_ns))
@@ -62,10 +68,20 @@ class Floor:
             self._kept.popleft()
         return self._kept[0][1]
 
+    def _steady(self, floor_ns: int, tolerance_ns: float) -> int | None:
+        """The smallest round trip of the last windows, if it has been the same for long enough."""
+        last = list(self._recent)[-_STEADY_WINDOWS:]
+        low, high = min(last), max(last)
+        if len(last) == _STEADY_WINDOWS and high - low <= tolerance_ns and low <= 2 * floor_ns:
+            return low
+        low, high = min(self._recent), max(self._recent)
+        jitter_ns = tolerance_ns + _LONG_STEADY_SHARE * low
+        return low if len(self._recent) == _LONG_STEADY_WINDOWS and high - low <= jitter_ns else None
 
-def tolerance_ns(fit: EdgeFit, asymmetry_share: float) -> float:
-    """By how much the round trips of two windows differ without meaning anything."""
-    return 2 * _NOISE_SIGMAS * fit.sigma_ns + asymmetry_share * fit.round_trip_min_ns
+
+def noise_ns(fit: EdgeFit) -> float:
+    """By how much a window's round trip may be off."""
+    return 2 * _NOISE_SIGMAS * fit.sigma_ns
 
 
 def doubted(fit: EdgeFit) -> EdgeFit:
@@ -99,7 +115,7 @@ def tempered(fit: EdgeFit, prior: EdgeFit | None, floor_ns: int, asymmetry_share
     """
     excess_ns = fit.round_trip_min_ns - floor_ns
     allowance_ns = asymmetry_share * floor_ns / 2
-    if excess_ns <= tolerance_ns(fit, asymmetry_share):  # half of it is allowed for already
+    if excess_ns <= noise_ns(fit) + asymmetry_share * floor_ns:  # half of it is allowed for already
         return fit
     half_ns = excess_ns / 2
     if prior is None or fit.stepped:

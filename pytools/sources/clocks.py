@@ -16,7 +16,7 @@ from pytools.bus_hosts import HostBus
 from pytools.config import AgentConfig
 from pytools.estimators.clocks import EdgeFit, fit_edge
 from pytools.estimators.collocation import groups
-from pytools.estimators.congested import Floor, doubted, tempered, tolerance_ns
+from pytools.estimators.congested import Floor, doubted, noise_ns, tempered
 from pytools.estimators.drift_history import DriftHistory
 from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.signals import Clock, ClockEdge, Collocated, Collocation
@@ -123,7 +123,7 @@ class ClockSource:
         if fit is not None:
             share = self._settings.asymmetry_share
             floor = self._floors.setdefault(pinned.index, Floor())
-            floor_ns = floor.add(now_ns, fit.round_trip_min_ns, tolerance_ns(fit, share))
+            floor_ns = floor.add(now_ns, fit.round_trip_min_ns, noise_ns(fit), share)
             prior = before.fit if before else None
             fit = tempered(fit, prior, floor_ns, share) if floor.settled else doubted(fit)
             self._fitted[pinned.index] = fitted = _Fitted(pinned, fit, now_ns)

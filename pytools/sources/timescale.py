@@ -78,7 +78,9 @@ class Timescale:
         return heard.last_ns - heard.since_ns >= probation_ns
 
     def adopt(self, reference: str, told: Clocks, now_ns: int) -> None:
-        """Take the reference's word."""
+        """Take the reference's word; our own, cut off and with nobody to compare, does not replace the last one."""
+        if reference == self._host and len(told.hosts) == 1 and self.clocks:
+            return  # what was known of the others is held over
         self.reference, self.told_ns = reference, now_ns
         self.unix_ahead_ns = told.unix_ahead_ns
         self.clocks = {clock.host: clock for clock in told.hosts}

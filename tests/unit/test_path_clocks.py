@@ -103,6 +103,7 @@ def test_samples_from_before_a_clock_was_known_do_not_compare_with_later_ones() 
     assert made.set(0, None, NOW_NS + 2), "nor those from after it was lost"
     assert not made.set(0, None, NOW_NS + 3)
     assert made.set(0, AHEAD, NOW_NS + 4)
+    assert clocks().set(0, replace(AHEAD, offset_ns=0), NOW_NS), "though the two clocks happen to agree"
 
 
 @given(st.integers(-2 * AHEAD.bound_ns, 2 * AHEAD.bound_ns), st.integers(0, 2 * SECOND_NS), st.floats(-9e4, 9e4))
@@ -260,15 +261,16 @@ def test_a_round_trip_is_never_corrected_nor_taken_for_a_contradiction(ahead_ns:
     )
 
 
-def test_nothing_of_a_path_is_a_fact_before_its_clocks_are_known() -> None:
-    path = Measured()
+@pytest.mark.parametrize("ahead_ns", [400_000_000, -400_000_000])
+def test_nothing_of_a_path_is_a_fact_before_its_clocks_are_known(ahead_ns: int) -> None:
+    path, offset = Measured(), replace(AHEAD, offset_ns=ahead_ns)
     for _ in range(5):
-        path.probe(2_000, 3_000)
+        path.probe(2_000, 3_000, offset)
     assert path.told().clock == "free_running"
     assert facts(path.told()) == []
-    path.all.set_offset(0, AHEAD, path.now_ns)
+    path.all.set_offset(0, offset, path.now_ns)
     assert facts(path.told()) == [], "what was measured before is no delay"
-    path.probe(2_000, 3_000)
+    path.probe(2_000, 3_000, offset)
     assert facts(path.told()) == [2_000] * 3 + [3_000] * 3
     assert path.told().forward.queueing_last_ns == 0, "it is not compared with a minimum of 400 ms either"
 

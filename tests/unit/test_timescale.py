@@ -247,6 +247,16 @@ def test_without_a_word_of_the_reference_our_own_edge_is_what_is_known() -> None
     assert fleet.between("h2", "h3") is None
 
 
+def test_errors_of_both_hosts_against_the_reference_add_up(fleet: Fleet) -> None:
+    known, clocks = fleet.between("h2", "h3"), fleet.scales["h2"].clocks
+    assert known is not None
+    assert known.bound_ns == clocks["h2"].bound_ns + clocks["h3"].bound_ns
+    assert known.hard_bound_ns == clocks["h2"].hard_bound_ns + clocks["h3"].hard_bound_ns
+    for value in (known.sigma_ns, known.drift_sigma_ppb):
+        assert value > 0
+    assert known.sigma_ns == pytest.approx(np.hypot(clocks["h2"].sigma_ns, clocks["h3"].sigma_ns))
+
+
 def test_our_own_edge_does_not_replace_the_common_result_it_tightens_its_bound(fleet: Fleet) -> None:
     common = fleet.between("h2", "h3")
     assert common is not None
@@ -314,6 +324,30 @@ def test_when_both_are_gone_the_common_result_is_held_over_with_a_bound_that_gro
     assert bounds[-1] > 100 * bounds[0]
     for age, each in enumerate(known):
         assert abs(fleet.error("h2", "h3", each, 4 * age * SECOND_NS)) <= each.bound_ns
+
+
+def test_a_host_that_is_cut_off_holds_over_what_it_knew_and_comes_back_at_once(fleet: Fleet) -> None:
+    """It hears nobody, so it is its own reference, and has nobody to compare with."""
+    fleet.down = frozenset({"h2"})
+    bounds = []
+    for _ in range(10):
+        fleet.round()
+        lonely, clock_ns = fleet.scales["h2"], CRYSTALS["h2"].at(fleet.true_ns)
+        lonely.hear("h2", NOTHING, fleet.true_ns)
+        if lonely.elected(fleet.true_ns) == "h2":
+            lonely.adopt("h2", lonely.solve(clock_ns, fleet.true_ns, 0), fleet.true_ns)
+        known = fleet.between("h2", "h3")
+        assert known is not None
+        bounds.append(known.bound_ns)
+        assert abs(fleet.error("h2", "h3", known)) <= known.bound_ns
+    assert lonely.elected(fleet.true_ns) == "h2"
+    assert known.state == "holdover"
+    assert bounds == sorted(bounds)
+    fleet.down = frozenset()
+    fleet.round(2)
+    back = fleet.between("h2", "h3")
+    assert back is not None
+    assert (back.state, lonely.reference) == ("synchronised", "h1")
 
 
 @pytest.mark.parametrize("low, high", [(-5_000, 1_000), (-1_000, 5_000), (1_000, 5_000)])
