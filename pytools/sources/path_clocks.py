@@ -69,6 +69,8 @@ class PathClocks:
             self._state[path] = FREE
             self._offset[path] = self._bound[path] = self._hard[path] = self._jitter[path] = 0
             self._drift[path] = 0.0
+            if known_ns > self._suspended_ns[path]:  # without a claim there is nothing left to contradict
+                self._suspended_ns[path] = 0
             return bool(before[0] != FREE)
         if self._suspended_ns[path] and known_ns <= self._suspended_ns[path]:
             return False

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pytools.estimators.delays import STAMP_BOUND_NS
 from pytools.estimators.distributions import by_group
 from pytools.estimators.matching import FRESH, JOINED, SPOILED
-from pytools.estimators.offsets import Offset
+from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.estimators.windows import MISSING, SlidingMinimum
 from pytools.signals import AppDelay, ClockState, Path, Quantiles
 from pytools.sources.sample_batches import TCP
@@ -178,13 +178,14 @@ class Reports:
             some = found.percentiles[:, index].tolist()
             facts = some if usable and state == "synchronised" else None
             waited = [each - least for each in some] if usable and least != MISSING else None
+            hard = offset is not None and offset.hard_bound_ns < UNBOUNDED_NS and state == "synchronised"
             made.append(
                 {
                     "clock": state,
                     "owd": _quantiles(joins, facts),
                     "queueing": _quantiles(joins, waited),
                     "bound_ns": bound if state == "synchronised" else None,
-                    "hard_bound_ns": _bound(offset.hard_bound_ns) if offset and state == "synchronised" else None,
+                    "hard_bound_ns": _bound(offset.hard_bound_ns) if offset and hard else None,
                     "sampled": joins + ambiguous + unmatched,
                     "joined": joins,
                     "ambiguous": ambiguous,
