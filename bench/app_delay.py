@@ -51,9 +51,9 @@ from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.signals import Path as MeasuredPath
 from pytools.sources import programs
-from pytools.sources.sample_joins import PATIENCE_NS
-from pytools.sources.sample_rates import RateControl
-from pytools.sources.samples import EGRESS, INGRESS, SampleSource
+from pytools.sources.samples.joins import PATIENCE_NS
+from pytools.sources.samples.rates import RateControl
+from pytools.sources.samples.source import EGRESS, INGRESS, SampleSource
 
 RATE, LOAD = "1gbit", "900M"
 TRANSFER_S = 15

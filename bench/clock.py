@@ -31,11 +31,13 @@ LIFE_NS = 500_000_000
 STEP_NS, STEPPED = 10_000_000, 5  # of which host
 EXTRA_US, LONGER = 200.0, (4, 5)
 LIMITS = {"idle": 50, "load40": 150, "load90": 500}
+SHARES = {"idle": 0.0, "load40": 0.4, "load90": 0.9}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the time")
+    parser.add_argument("--case", choices=LIMITS, action="append", help="only this load; may be given again")
     parser.add_argument("--faults", action="store_true", help="only the step and the longer path")
     parser.add_argument("--rails", type=int, default=RAILS)
     wanted = parser.parse_args()
@@ -48,7 +50,8 @@ def main() -> None:
         ]
         with Watch(lab.hosts[0], {"clock", "probe_samples"}) as watch:
             settle(watch)
-            for case, share in () if wanted.faults else (("idle", 0.0), ("load40", 0.4), ("load90", 0.9)):
+            cases = [] if wanted.faults else wanted.case or list(SHARES)
+            for case, share in ((case, SHARES[case]) for case in cases):
                 before = cpu_s(agents[0].pid)
                 for rail in lab.rails if share else ():
                     lab.bursts(rail.number, share, seed=SEED)

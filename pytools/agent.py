@@ -21,9 +21,10 @@ from pytools.errors import SwerveError
 from pytools.estimators.offsets import Offset
 from pytools.kernel import attach, bpf, loader, netns
 from pytools.kernel.netlink import Netlink
-from pytools.sources import probes, tcp
+from pytools.sources import tcp
 from pytools.sources.cost import CostSource
 from pytools.sources.nexthops import NexthopSource
+from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.programs import SAMPLE_EGRESS, SAMPLE_INGRESS, TCP_ENTRY
 
 if TYPE_CHECKING:
@@ -132,10 +133,10 @@ class Agent:
         if not bpf.has_tcx(next(iter(loaded.programs.values()), -1)):
             attach.clean()
         if config.virtual_clock:
-            from pytools.sources.virtual_clock import VirtualClockSource
+            from pytools.sources.clocks.virtual_clock import VirtualClockSource
 
             self._add(VirtualClockSource(config.virtual_clock, loaded))  # before anything is stamped
-        mesh = probes.ProbeMesh(config, loaded, netlink, bus)
+        mesh = ProbeMesh(config, loaded, netlink, bus)
         hooks = Hooks(loaded.programs, mesh.interfaces)
         self._add(hooks)  # before the mesh: its first tick attaches, and the first probe is to be stamped
         self._add(mesh)
@@ -155,7 +156,7 @@ class Agent:
         )
 
     def _add_between_hosts(
-        self, config: AgentConfig, loaded: loader.Loaded, netlink: Netlink, bus: Bus, mesh: probes.ProbeMesh
+        self, config: AgentConfig, loaded: loader.Loaded, netlink: Netlink, bus: Bus, mesh: ProbeMesh
     ) -> None:
         """What needs the other hosts' agents; imported only where it is wanted."""
         hosts: HostBus | None = None
@@ -166,13 +167,13 @@ class Agent:
             hosts = bus_hosts.HostBus(config.host, config.peers, config.bus)
             self._add(hosts)
         if any(peer.clock != "shared" for peer in config.peers):
-            from pytools.sources.clocks import ClockSource
+            from pytools.sources.clocks.source import ClockSource
 
             clocks = ClockSource(config, mesh, hosts, bus)
             between = clocks.since_long
             self._add(clocks)
         if hosts is not None and SAMPLE_EGRESS in loaded.programs:
-            from pytools.sources.samples import SampleSource
+            from pytools.sources.samples.source import SampleSource
 
             self._add(SampleSource(config, loaded, netlink, bus, hosts, between, mesh.path_of))
 

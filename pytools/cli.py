@@ -234,7 +234,8 @@ def doctor(options: Options, clean: bool) -> int:
     Exit code 5 when something essential is missing.
     """
     from pytools.config import AgentConfig
-    from pytools.sources import paths, programs
+    from pytools.sources import programs
+    from pytools.sources.probing import paths
     from pytools.views import doctor as room
 
     if clean:

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pytools.sources.clock_messages import VERSION, Edge, Edges
+from pytools.sources.clocks.messages import VERSION, Edge, Edges
 
 SECOND_NS = 10**9
 NOISE_NS = 10.0

@@ -26,11 +26,12 @@ from pytools.lab.building import agent_config
 from pytools.lab.fabric import Lab
 from pytools.lab.topology import group_id
 from pytools.signals import AnySignal, Path, PathDelay, PathState, ProbeSamples
-from pytools.sources import paths as pinning
-from pytools.sources import programs, udp
-from pytools.sources.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
-from pytools.sources.probes import ProbeMesh
-from pytools.sources.volleys import PROBES
+from pytools.sources import programs
+from pytools.sources.probing import paths as pinning
+from pytools.sources.probing import udp
+from pytools.sources.probing.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
+from pytools.sources.probing.mesh import ProbeMesh
+from pytools.sources.probing.volleys import PROBES
 
 PATIENT = Probe(timeout_ms=60_000)  # nothing is lost but what the test calls lost
 LONG = Windows(long_ms=60_000)  # holds all that a test does, on a slow machine too

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import support
 
-from pytools.sources import slew
-from pytools.sources.chrony import ChronyFeed, realtime_difference_ns
+from pytools.sources.clocks import slew
+from pytools.sources.clocks.chrony import ChronyFeed, realtime_difference_ns
 
 OFFSET_NS = 123_456_000
 DRIFT_PPM = 20

@@ -18,7 +18,8 @@ from pytools.errors import RefusedError, UsageError
 from pytools.kernel import features
 from pytools.kernel.loader import Program
 from pytools.kernel.netns import inside
-from pytools.sources import paths, programs
+from pytools.sources import programs
+from pytools.sources.probing import paths
 from pytools.views import doctor
 
 PROGRAMS = programs.all_of(AgentConfig("", []))

@@ -12,8 +12,8 @@ from scapy.packet import Raw
 
 from pytools.config import Peer
 from pytools.kernel import netns
-from pytools.sources import stamp_packet as wire
-from pytools.sources.reflector import Reflector
+from pytools.sources.probing import stamp_packet as wire
+from pytools.sources.probing.reflector import Reflector
 
 PORT, NOW_NS = 20862, 123_000_000_456
 SENDER = scapy_stamp.STAMPSessionSenderTestUnauthenticated

@@ -19,8 +19,8 @@ from pytools.kernel import bpf, loader
 from pytools.kernel.rings import Ring
 from pytools.lab import clocks
 from pytools.lab.clocks import VirtualClock, Wander
+from pytools.sources.clocks.virtual_clock import VirtualClockSource
 from pytools.sources.programs import probes
-from pytools.sources.virtual_clock import VirtualClockSource
 
 SECOND = 10**9
 KNOT = 1 << clocks.KNOT_SHIFT

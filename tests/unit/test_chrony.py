@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pytools.errors import UsageError
 from pytools.signals import Clock
-from pytools.sources.chrony import SAMPLE, ChronyFeed, correction_ns, encode_sample, realtime_difference_ns
+from pytools.sources.clocks.chrony import SAMPLE, ChronyFeed, correction_ns, encode_sample, realtime_difference_ns
 
 SECOND_NS = 1_000_000_000
 UNIX_NS = 1_795_211_700_123_456_789

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytools.estimators.offsets import UNBOUNDED_NS
-from pytools.sources.clock_messages import (
+from pytools.sources.clocks.messages import (
     MOST_NS,
     VERSION,
     Clocks,
@@ -25,7 +25,7 @@ from pytools.sources.clock_messages import (
     decode_edges,
     encode,
 )
-from pytools.sources.timescale import Timescale
+from pytools.sources.clocks.timescale import Timescale
 
 HALF_NS = SECOND_NS // 2
 AT_NS = 3_000 * SECOND_NS

@@ -14,8 +14,8 @@ from pytools.estimators import delays as d
 from pytools.estimators.offsets import SIGMAS, UNBOUNDED_NS, Offset
 from pytools.estimators.windows import MISSING
 from pytools.signals import Path, PathDelay
-from pytools.sources.measurements import FORWARD, LOST, RECEIVED, REVERSE, ROUND_TRIP, SENT, Measurements
-from pytools.sources.paths import PinnedPath
+from pytools.sources.probing.measurements import FORWARD, LOST, RECEIVED, REVERSE, ROUND_TRIP, SENT, Measurements
+from pytools.sources.probing.paths import PinnedPath
 
 END_NS = 50_000_000_000
 NONE_OVERTAKEN = (np.zeros(0, np.intp), np.zeros(0, np.int64))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytools.estimators.delays import half_waited
 from pytools.estimators.windows import MISSING
 from pytools.signals import Delay, Path, PathDelay
-from pytools.sources.sessions import latest_of_others
+from pytools.sources.probing.sessions import latest_of_others
 from steering.health import Verdict, judge
 from steering.policy import QueueingDelay
 

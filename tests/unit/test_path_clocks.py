@@ -15,9 +15,9 @@ from pytools.estimators.delays import STAMP_BOUND_NS, corrected
 from pytools.estimators.offsets import SIGMAS, Offset
 from pytools.estimators.windows import MISSING
 from pytools.signals import Path, PathDelay
-from pytools.sources.measurements import FORWARD, REVERSE, ROUND_TRIP, Measurements
-from pytools.sources.path_clocks import PathClocks
-from pytools.sources.paths import PinnedPath
+from pytools.sources.probing.measurements import FORWARD, REVERSE, ROUND_TRIP, Measurements
+from pytools.sources.probing.path_clocks import PathClocks
+from pytools.sources.probing.paths import PinnedPath
 
 EPOCH_NS = 10**13
 NOW_NS = EPOCH_NS + SECOND_NS

@@ -18,11 +18,11 @@ from pytools.bus import Bus
 from pytools.config import AgentConfig, Peer, Samples
 from pytools.estimators.offsets import Offset
 from pytools.signals import AppDelay, Path
-from pytools.sources import sample_batches as wire
-from pytools.sources import sample_reports
-from pytools.sources.sample_joins import GUARD_NS, OFF, PATIENCE_NS, Rates
-from pytools.sources.sample_rates import TCP_CEILING, TCP_FLOOR, RateControl
-from pytools.sources.samples import EGRESS, INGRESS, SampleSource
+from pytools.sources.samples import batches as wire
+from pytools.sources.samples import reports as sample_reports
+from pytools.sources.samples.joins import GUARD_NS, OFF, PATIENCE_NS, Rates
+from pytools.sources.samples.rates import TCP_CEILING, TCP_FLOOR, RateControl
+from pytools.sources.samples.source import EGRESS, INGRESS, SampleSource
 
 S, MS = 1_000_000_000, 1_000_000
 START_NS = 1000 * S

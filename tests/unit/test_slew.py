@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from pytools.sources import slew
-from pytools.sources.slew import STA_NANO, STA_PLL, Correction, Timex, slew_ppb
+from pytools.sources.clocks import slew
+from pytools.sources.clocks.slew import STA_NANO, STA_PLL, Correction, Timex, slew_ppb
 
 STILL = {"freq": 0, "tick": 10_000, "status": 0, "offset": 0, "constant": 2}
 

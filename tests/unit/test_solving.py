@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytools.estimators.offsets import UNBOUNDED_NS
-from pytools.sources.clock_messages import Edge, HostClock
-from pytools.sources.solving import solved
+from pytools.sources.clocks.messages import Edge, HostClock
+from pytools.sources.clocks.solving import solved
 
 AT_NS = 5_000 * SECOND_NS  # true time
 NAMES = ("h1", "h2", "h3", "h4", "h5")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytools.estimators.windows import MISSING
-from pytools.sources import stamp_packet as wire
+from pytools.sources.probing import stamp_packet as wire
 
 PTP_ERROR = wire.error_estimate(200, False)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytools.estimators.offsets import Offset
-from pytools.sources.clock_messages import VERSION, Clocks, Edge, Edges
-from pytools.sources.timescale import FRESH_ROUNDS, Timescale, as_offset
+from pytools.sources.clocks.messages import VERSION, Clocks, Edge, Edges
+from pytools.sources.clocks.timescale import FRESH_ROUNDS, Timescale, as_offset
 
 ROUND_NS = SECOND_NS // 2
 BEGIN_NS = 1_000 * SECOND_NS

@@ -17,8 +17,8 @@ from pytools.estimators.delays import asymmetry, delays, half_waited, summarise
 from pytools.estimators.offsets import Offset
 from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, SlidingMinimum, Times, how_many
 from pytools.signals import Path, PathDelay
-from pytools.sources.path_clocks import PathClocks
-from pytools.sources.paths import PinnedPath
+from pytools.sources.probing.path_clocks import PathClocks
+from pytools.sources.probing.paths import PinnedPath
 
 SENT, RECEIVED, LOST, DUPLICATES, REORDERED, COUNTERS = range(6)
 

@@ -20,13 +20,12 @@ from pytools.estimators.congested import Floor, doubted, noise_ns, tempered
 from pytools.estimators.drift_history import DriftHistory
 from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.signals import Clock, ClockEdge, Collocated, Collocation
-from pytools.sources import clock_messages as messages
-from pytools.sources import slew
-from pytools.sources.chrony import ChronyFeed, correction_ns, realtime_difference_ns
-from pytools.sources.clock_messages import Edge, Edges, HostClock
-from pytools.sources.paths import PinnedPath
-from pytools.sources.probes import ProbeMesh
-from pytools.sources.timescale import FRESH_ROUNDS, Timescale, as_offset
+from pytools.sources.clocks import messages, slew
+from pytools.sources.clocks.chrony import ChronyFeed, correction_ns, realtime_difference_ns
+from pytools.sources.clocks.messages import Edge, Edges, HostClock
+from pytools.sources.clocks.timescale import FRESH_ROUNDS, Timescale, as_offset
+from pytools.sources.probing.mesh import ProbeMesh
+from pytools.sources.probing.paths import PinnedPath
 
 _MS: Final = 1_000_000
 _MOST_TICK_NS: Final = 20 * _MS

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from pytools.estimators.offsets import Offset
-from pytools.sources.clock_messages import VERSION, Clocks, Edge, Edges, HostClock
+from pytools.sources.clocks.messages import VERSION, Clocks, Edge, Edges, HostClock
 
 FRESH_ROUNDS: Final = 3  # what is older than so many intervals no longer counts
 _PROBATION_ROUNDS: Final = 4  # a host that returns is not the reference before it was heard for so long
@@ -87,7 +87,7 @@ class Timescale:
 
     def solve(self, clock_ns: int, now_ns: int, unix_ahead_ns: int) -> Clocks:
         """All clocks against ours, from every edge that is fresh."""
-        from pytools.sources.solving import solved  # only the reference needs the solver
+        from pytools.sources.clocks.solving import solved  # only the reference needs the solver
 
         patience_ns = FRESH_ROUNDS * self._interval_ns
         fresh = {host: heard for host, heard in self._heard.items() if now_ns - heard.last_ns <= patience_ns}

@@ -24,11 +24,11 @@ from pytools.estimators.offsets import Offset
 from pytools.kernel.loader import Loaded
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Path
-from pytools.sources import sample_batches as wire
-from pytools.sources import udp
-from pytools.sources.sample_joins import OFF, SAMPLE, Joins, Rates
-from pytools.sources.sample_rates import RateControl
-from pytools.sources.sample_reports import ONE_CLOCK, Reports
+from pytools.sources.probing import udp
+from pytools.sources.samples import batches as wire
+from pytools.sources.samples.joins import OFF, SAMPLE, Joins, Rates
+from pytools.sources.samples.rates import RateControl
+from pytools.sources.samples.reports import ONE_CLOCK, Reports
 
 EGRESS, INGRESS = 1, 2  # enum swerve_sample_direction
 

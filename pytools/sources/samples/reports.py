@@ -19,8 +19,8 @@ from pytools.estimators.matching import FRESH, JOINED, SPOILED
 from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.estimators.windows import MISSING, SlidingMinimum
 from pytools.signals import AppDelay, ClockState, Path, Quantiles
-from pytools.sources.sample_batches import TCP
-from pytools.sources.sample_joins import Flows
+from pytools.sources.samples.batches import TCP
+from pytools.sources.samples.joins import Flows
 
 MOST_FLOWS: Final = 32
 _PERCENT: Final = (50, 90, 99, 100)

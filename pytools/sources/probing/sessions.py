@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pytools.config import Clocks, Probe
 from pytools.errors import UsageError
 from pytools.estimators.windows import MISSING, power_of_two
-from pytools.sources.measurements import LOST, Measurements
-from pytools.sources.volleys import FIRST, PROBES, SECOND, SINGLE
+from pytools.sources.probing.measurements import LOST, Measurements
+from pytools.sources.probing.volleys import FIRST, PROBES, SECOND, SINGLE
 
 FREE, OUTSTANDING, ANSWERED, TIMED_OUT, LATE = range(5)  # what has become of the probe in a slot
 SEQ_WRAP: Final = 1 << 32

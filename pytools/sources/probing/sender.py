@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pytools.config import Clocks, Probe
 from pytools.estimators.delays import difference, total
 from pytools.estimators.windows import MISSING, Times, how_many, occurrence
-from pytools.sources import stamp_packet as wire
-from pytools.sources import udp, volleys
-from pytools.sources.measurements import (
+from pytools.sources.probing import stamp_packet as wire
+from pytools.sources.probing import udp, volleys
+from pytools.sources.probing.measurements import (
     DUPLICATES,
     FORWARD,
     LOST,
@@ -30,10 +30,10 @@ from pytools.sources.measurements import (
     SENT,
     Measurements,
 )
-from pytools.sources.paths import PinnedPath
-from pytools.sources.sessions import ANSWERED, FREE, LATE, OUTSTANDING, SEQ_WRAP, TIMED_OUT, Sessions
-from pytools.sources.stamps import REPLY_INGRESS, REQUEST_EGRESS, of_kinds
-from pytools.sources.volleys import Salvo, Volley
+from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.sessions import ANSWERED, FREE, LATE, OUTSTANDING, SEQ_WRAP, TIMED_OUT, Sessions
+from pytools.sources.probing.stamps import REPLY_INGRESS, REQUEST_EGRESS, of_kinds
+from pytools.sources.probing.volleys import Salvo, Volley
 
 PRECISE_NS: Final = 100_000  # a Receive Timestamp that its writer calls worse than this was not taken in the kernel
 

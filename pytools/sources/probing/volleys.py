@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from pytools.estimators.delays import STAMP_BOUND_NS
 from pytools.estimators.windows import occurrence
-from pytools.sources import stamp_packet as wire
-from pytools.sources import udp
-from pytools.sources.paths import PinnedPath
+from pytools.sources.probing import stamp_packet as wire
+from pytools.sources.probing import udp
+from pytools.sources.probing.paths import PinnedPath
 
 SINGLE, FIRST, SECOND = range(3)  # a probe's part in a coded pair
 

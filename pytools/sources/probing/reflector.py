@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from pytools.config import Peer
 from pytools.estimators.delays import STAMP_BOUND_NS
 from pytools.estimators.windows import MISSING, how_many, occurrence
-from pytools.sources import stamp_packet as wire
-from pytools.sources import udp
-from pytools.sources.paths import PinnedPath
-from pytools.sources.stamps import REPLY_EGRESS, REQUEST_INGRESS, of_kinds
+from pytools.sources.probing import stamp_packet as wire
+from pytools.sources.probing import udp
+from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.stamps import REPLY_EGRESS, REQUEST_INGRESS, of_kinds
 
 _ARRIVED, _LEFT = 0, 1
 _SLOTS: Final = 256  # stamps remembered per session

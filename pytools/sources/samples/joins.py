@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.estimators.matching import FRESH, SPOILED, STALE, Side, join, on_grid
-from pytools.sources.sample_batches import TCP
+from pytools.sources.samples.batches import TCP
 
 PATIENCE_NS: Final = 2_000_000_000  # how long a sample waits for its partner, and its repetitions are noticed
 GUARD_NS: Final = 1_000_000_000  # a retransmission is expected to follow within that

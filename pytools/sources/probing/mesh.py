@@ -25,12 +25,12 @@ from pytools.estimators.offsets import Offset
 from pytools.kernel.loader import Loaded
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Path, PathState, ProbeSamples
-from pytools.sources import paths as pinning
-from pytools.sources import udp
-from pytools.sources.measurements import Measurements, Window
-from pytools.sources.paths import PinnedPath, PinnedPaths
-from pytools.sources.reflector import Reflector
-from pytools.sources.sender import Sender
+from pytools.sources.probing import paths as pinning
+from pytools.sources.probing import udp
+from pytools.sources.probing.measurements import Measurements, Window
+from pytools.sources.probing.paths import PinnedPath, PinnedPaths
+from pytools.sources.probing.reflector import Reflector
+from pytools.sources.probing.sender import Sender
 
 _MS: Final = 1_000_000
 _MOST_WAIT_NS: Final = 20 * _MS

@@ -11,7 +11,7 @@ from pytools.estimators.clock_graph import Clocks, Edges, solve
 from pytools.estimators.offsets import UNBOUNDED_NS
 from pytools.estimators.windows import MISSING, Times
 from pytools.signals import ClockState
-from pytools.sources.clock_messages import MOST_NS, MOST_PAIRS, Edge, HostClock
+from pytools.sources.clocks.messages import MOST_NS, MOST_PAIRS, Edge, HostClock
 
 
 def solved(

@@ -1,0 +1,1 @@
+"""Samples: the same application bytes seen at both ends, and their delays."""
