@@ -86,12 +86,17 @@ def noise_ns(fit: EdgeFit) -> float:
 
 def doubted(fit: EdgeFit) -> EdgeFit:
     """A window's line while it is not known how long the round trip is when nothing waits: half of it is open."""
-    half_ns = fit.round_trip_min_ns / 2
-    return replace(
-        fit,
-        sigma_ns=math.hypot(fit.sigma_ns, half_ns / SIGMAS),
-        bound_ns=math.ceil(SIGMAS * fit.sigma_ns + half_ns),
-    )
+    return _open(fit, fit.round_trip_min_ns / 2, 0.0)
+
+
+def _open(fit: EdgeFit, half_ns: float, allowance_ns: float) -> EdgeFit:
+    """A line that may be off by so much either way.
+
+    It is an allowance on top of the statistics, for it does not average out: all edges of a host share its port's queue.
+    Sigma takes it in as well, so that an edge that knows better weighs more.
+    """
+    sigma_ns = math.hypot(fit.sigma_ns, half_ns / SIGMAS)
+    return replace(fit, sigma_ns=sigma_ns, bound_ns=math.ceil(SIGMAS * sigma_ns + half_ns + allowance_ns))
 
 
 def tempered(fit: EdgeFit, prior: EdgeFit | None, floor_ns: int, asymmetry_share: float) -> EdgeFit:
@@ -119,11 +124,7 @@ def tempered(fit: EdgeFit, prior: EdgeFit | None, floor_ns: int, asymmetry_share
         return fit
     half_ns = excess_ns / 2
     if prior is None or fit.stepped:
-        return replace(
-            fit,
-            sigma_ns=math.hypot(fit.sigma_ns, half_ns / SIGMAS),
-            bound_ns=math.ceil(SIGMAS * fit.sigma_ns + half_ns + allowance_ns),
-        )
+        return _open(fit, half_ns, allowance_ns)
     expected_ns = prior.at(fit.epoch_ns) - fit.offset_ns
     moved_ns = min(max(expected_ns, -half_ns), half_ns)
     sigma_ns = math.hypot(fit.sigma_ns, min(prior.sigma_at(fit.epoch_ns), half_ns))
