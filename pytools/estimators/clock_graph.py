@@ -141,9 +141,8 @@ def _filled(blank: Clocks, edges: Edges, used: Places, graph: Graph, ground: int
     drift_sigma = np.sqrt(drift_variance) * 1e9
 
     surplus = _surplus(edges, graph, readings, rates)
-    allowance = np.maximum(edges.bound_ns - SIGMAS * edges.sigma_ns, 0.0) + np.where(
-        offsets.outlier, np.abs(surplus), 0.0
-    )
+    # What an edge is off by from the result belongs to the way over it: edges that share a port share one error.
+    allowance = np.maximum(edges.bound_ns - SIGMAS * edges.sigma_ns, 0.0) + np.abs(surplus)
     carried = SIGMAS * np.hypot(drift_sigma[graph.tails], drift_sigma[graph.heads]) * np.abs(since_s)
     carried += WANDER_PPB_PER_S * since_s**2 / 2
     above = surplus + (edges.hard_high_ns - edges.offset_ns) + carried

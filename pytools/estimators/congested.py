@@ -89,10 +89,15 @@ def doubted(fit: EdgeFit) -> EdgeFit:
     return _open(fit, fit.round_trip_min_ns / 2, 0.0)
 
 
+def tells_round_trip(fit: EdgeFit) -> bool:
+    """Whether a window tells its own round trip; if it does not, neither does it tell what waited in it."""
+    return noise_ns(fit) <= fit.round_trip_min_ns / 2
+
+
 def _open(fit: EdgeFit, half_ns: float, allowance_ns: float) -> EdgeFit:
     """A line that may be off by so much either way.
 
-    It is an allowance on top of the statistics, for it does not average out: all edges of a host share its port's queue.
+    It is an allowance on top of the statistics, for it does not average out: edges of a host share its port's queue.
     Sigma takes it in as well, so that an edge that knows better weighs more.
     """
     sigma_ns = math.hypot(fit.sigma_ns, half_ns / SIGMAS)
@@ -127,13 +132,11 @@ def tempered(fit: EdgeFit, prior: EdgeFit | None, floor_ns: int, asymmetry_share
         return _open(fit, half_ns, allowance_ns)
     expected_ns = prior.at(fit.epoch_ns) - fit.offset_ns
     moved_ns = min(max(expected_ns, -half_ns), half_ns)
-    sigma_ns = math.hypot(fit.sigma_ns, min(prior.sigma_at(fit.epoch_ns), half_ns))
+    past_ns = prior.sigma_at(fit.epoch_ns)
     apart_s = abs(fit.epoch_ns - prior.epoch_ns) * 1e-9
     return replace(
-        fit,
+        _open(fit, min(SIGMAS * past_ns, half_ns), allowance_ns),
         offset_ns=fit.offset_ns + round(moved_ns),
         drift_ppb=prior.drift_ppb,
-        sigma_ns=sigma_ns,
         drift_sigma_ppb=math.hypot(prior.drift_sigma_ppb, WANDER_PPB_PER_S * apart_s),
-        bound_ns=math.ceil(SIGMAS * sigma_ns + allowance_ns),
     )

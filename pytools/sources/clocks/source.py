@@ -16,7 +16,7 @@ from pytools.bus_hosts import HostBus
 from pytools.config import AgentConfig
 from pytools.estimators.clocks import EdgeFit, fit_edge
 from pytools.estimators.collocation import groups
-from pytools.estimators.congested import Floor, doubted, noise_ns, tempered
+from pytools.estimators.congested import Floor, doubted, noise_ns, tells_round_trip, tempered
 from pytools.estimators.drift_history import DriftHistory
 from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.signals import Clock, ClockEdge, Collocated, Collocation
@@ -81,6 +81,7 @@ class ClockSource:
         self._waiting: list[PinnedPath] = []
         self._round_ns = 0
         self._refused = 0
+        self._unclear = 0
         self._slew_ppb: float | None = None
         self._history = DriftHistory(window_ns=self._window_ns)
         self._collocation_ns = 0
@@ -119,6 +120,11 @@ class ClockSource:
             asymmetry_share=self._settings.asymmetry_share,
             prior=None if before is None else before.fit,
         )
+        if fit is not None and not tells_round_trip(fit):
+            self._unclear += 1
+            if fit.stepped:
+                self._doubted_ns[pinned.peer.name] = now_ns
+            fit = None
         if fit is not None:
             share = self._settings.asymmetry_share
             floor = self._floors.setdefault(pinned.index, Floor())
@@ -206,13 +212,13 @@ class ClockSource:
 
     def _adopt(self, reference: str, told: messages.Clocks, now_ns: int) -> None:
         self._timescale.adopt(reference, told, now_ns)
-        known = [clock for clock in told.hosts if clock.state == "synchronised" and clock.slew_ppb is not None]
+        steady = [clock for clock in told.hosts if clock.state == "synchronised" and clock.slew_ppb is not None]
         self._history.push(
             now_ns,
-            [clock.host for clock in known],
-            [clock.drift_ppb for clock in known],
-            [clock.drift_sigma_ppb for clock in known],
-            [clock.slew_ppb or 0.0 for clock in known],
+            [clock.host for clock in steady],
+            [clock.drift_ppb for clock in steady],
+            [clock.drift_sigma_ppb for clock in steady],
+            [clock.slew_ppb or 0.0 for clock in steady],
         )
         self._feed_chrony(now_ns)
 
@@ -307,6 +313,7 @@ class ClockSource:
     def drops(self) -> dict[str, int]:
         """What was refused, and what contradicted the clocks as they were known."""
         counted = {"clock_messages_refused": self._refused, "clock_contradictions": self._mesh.contradictions}
+        counted["clock_windows_unclear"] = self._unclear
         return counted | (self._chrony.drops() if self._chrony is not None else {})
 
     def close(self) -> None:
