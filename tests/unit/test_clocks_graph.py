@@ -287,6 +287,27 @@ def test_hard_bounds_hold_with_every_path_asymmetric() -> None:
     assert errors.max() > 500
 
 
+@pytest.mark.parametrize("shift_ns", [400_000, -400_000])
+def test_a_bound_holds_when_all_edges_of_a_port_err_alike(shift_ns: int) -> None:
+    """A full queue at one host shifts its edges the same way; a single one among them is right, and says so."""
+    everybody = [(a, b) for a in range(8) for b in range(8) if a != b]
+    made = fleet(4, everybody, 8, noise_ns=1.0)
+    owner, peer = made.edges.owner, made.edges.peer
+    touched = (owner == 7) | (peer == 7)
+    right = (owner == 7) & (peer == 3)
+    sigma = np.where(right, 18_000.0, np.where(touched, 100_000.0, made.edges.sigma_ns))
+    moved = np.where(touched & ~right, np.where(peer == 7, shift_ns, -shift_ns), 0)
+    clocks = made.with_edges(
+        offset_ns=made.edges.offset_ns + moved,
+        sigma_ns=sigma,
+        bound_ns=np.where(right, 81_000, np.where(touched, 850_000, made.edges.bound_ns)),
+    ).solve()
+    errors = np.abs(made.errors(clocks))
+    assert errors[7] > 50_000, "the shift is felt, or this tests nothing"
+    assert (errors <= clocks.bound_ns).all()
+    assert errors[:7].max() < 60
+
+
 def test_a_stale_hard_interval_is_not_believed() -> None:
     made = fleet(2, rings(2, 8, 3), 8)
     stale = np.arange(len(made.edges.owner)) == 0

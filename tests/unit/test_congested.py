@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytools.estimators.clocks import EdgeFit
-from pytools.estimators.congested import FLOOR_S, Floor, doubted, noise_ns, tempered
+from pytools.estimators.congested import FLOOR_S, Floor, doubted, noise_ns, tells_round_trip, tempered
 from pytools.estimators.offsets import SIGMAS
 
 SECOND_NS = 10**9
@@ -176,3 +176,21 @@ def test_a_floor_is_always_one_of_the_round_trips_and_never_above_the_newest(
     for turn, floor in enumerate(floor_after(trips, tolerance)):
         assert floor in trips[: turn + 1]
         assert floor <= trips[turn]
+
+
+@pytest.mark.parametrize(
+    ("round_trip", "sigma", "tells"), [(4_000, 300.0, True), (4_000, 400.0, False), (0, 5.0, False)]
+)
+def test_a_window_noisier_than_its_round_trip_tells_nothing_about_waiting(
+    round_trip: int, sigma: float, tells: bool
+) -> None:
+    assert tells_round_trip(fitted(round_trip_min_ns=round_trip, sigma_ns=sigma)) is tells
+
+
+@given(st.integers(10_000, 10**7), st.floats(1, 1e5))
+def test_what_a_queue_may_hide_is_allowed_for_on_top_of_the_statistics(excess: int, past_sigma: float) -> None:
+    """Edges of one port err alike: whoever averages them must not average this away."""
+    fit, prior = fitted(0, excess), fitted(sigma_ns=past_sigma)
+    result = tempered(fit, prior, FLOOR_NS, SHARE)
+    hidden = min(SIGMAS * prior.sigma_at(fit.epoch_ns), excess / 2)
+    assert result.bound_ns - SIGMAS * result.sigma_ns >= hidden

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pytools.estimators.offsets import Offset
 from pytools.sources.clocks.messages import VERSION, Clocks, Edge, Edges
-from pytools.sources.clocks.timescale import FRESH_ROUNDS, Timescale, as_offset
+from pytools.sources.clocks.timescale import FRESH_ROUNDS, Timescale, as_offset, stepped
 
 ROUND_NS = SECOND_NS // 2
 BEGIN_NS = 1_000 * SECOND_NS
@@ -387,3 +387,24 @@ def test_our_own_edge_to_a_stepped_host_is_what_is_known_of_it_at_once(fleet: Fl
     assert known is not None
     assert known.offset_ns == own.offset_ns
     assert known.state == "synchronised"
+
+
+EVERYBODY = [(one, other) for one in "abcd" for other in "abcd" if one != other]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "hosts"),
+    [
+        ([], set()),
+        (["ab"], set()),  # one edge may be mistaken
+        (["ab", "ac", "ad"], {"a"}),
+        (["ab", "ac"], {"a"}),  # more than half of three
+        (["ab", "ac", "ad", "bc", "bd"], {"a", "b", "c", "d"}),  # two of four: better all than the wrong ones
+    ],
+)
+def test_a_clock_was_stepped_when_most_neighbours_see_it_so(pairs: list[str], hosts: set[str]) -> None:
+    assert stepped(EVERYBODY, {frozenset(pair) for pair in pairs}) == hosts
+
+
+def test_of_two_hosts_alone_nobody_knows_which_one_was_stepped() -> None:
+    assert stepped([("a", "b")], {frozenset("ab")}) == {"a", "b"}
