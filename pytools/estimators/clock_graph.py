@@ -158,7 +158,8 @@ def _filled(blank: Clocks, edges: Edges, used: Places, graph: Graph, ground: int
     result.drift_ppb[known] = -np.expm1(-drifts.values) * 1e9
     result.sigma_ns[known] = sigma
     result.drift_sigma_ppb[known] = drift_sigma
-    result.bound_ns[known] = np.ceil(SIGMAS * sigma + graph.distances(allowance, allowance, ground)).astype(np.int64)
+    stated = SIGMAS * sigma + graph.distances(allowance, allowance, ground)
+    result.bound_ns[known] = np.ceil(np.minimum(stated, hard)).astype(np.int64)  # what holds anyway needs no allowance
     result.hard_bound_ns[known] = np.where(np.isinf(hard), MISSING, np.ceil(np.where(np.isinf(hard), 0, hard)))
     result.neighbours[known] = _neighbours(graph, ~offsets.outlier)
     result.outlier_edges[known] = np.rint(graph.degrees(bad.astype(np.float64)))

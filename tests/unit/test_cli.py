@@ -230,8 +230,9 @@ class Terminal:
         self.main, self.sub = pty.openpty()
         termios.tcsetwinsize(self.sub, (24, 200))
         self.before = termios.tcgetattr(self.sub)
+        # As a terminal would start it: what runs in the background of a script inherits an ignored SIGINT.
         self.process = subprocess.Popen(
-            [*SWERVE, "top", "-n", NETNS, "-i", "0.1", *arguments],
+            ["env", "--default-signal=INT", *SWERVE, "top", "-n", NETNS, "-i", "0.1", *arguments],
             cwd=ROOT,
             stdin=self.sub,
             stdout=self.sub,
