@@ -7,7 +7,8 @@ numbers that are none. Pure.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Final
+from collections.abc import Sequence
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -83,6 +84,7 @@ class Clocks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     hosts: Annotated[list[HostClock], Meta(max_length=100_000)]
 
 
+_Message = TypeVar("_Message", Edges, Clocks)
 _encoder = msgspec.msgpack.Encoder()
 _edges = msgspec.msgpack.Decoder(Edges)
 _clocks = msgspec.msgpack.Decoder(Clocks)
@@ -95,19 +97,24 @@ def encode(message: Edges | Clocks) -> bytes:
 
 def decode_edges(payload: bytes) -> Edges | None:
     """The edges of a host; None for anything that is not a whole message of this version."""
-    try:
-        message = _edges.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    numbers = (x for e in message.edges for x in (e.drift_ppb, e.sigma_ns, e.drift_sigma_ppb))
-    return message if message.version == VERSION and all(map(math.isfinite, numbers)) else None
+    message = _decoded(_edges, payload)
+    return message if message is not None and _sound(message.version, message.edges) else None
 
 
 def decode_clocks(payload: bytes) -> Clocks | None:
     """The reference's word; None for anything that is not a whole message of this version."""
+    message = _decoded(_clocks, payload)
+    return message if message is not None and _sound(message.version, message.hosts) else None
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -> _Message | None:
     try:
-        message = _clocks.decode(payload)
+        return decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    numbers = (x for h in message.hosts for x in (h.drift_ppb, h.sigma_ns, h.drift_sigma_ppb))
-    return message if message.version == VERSION and all(map(math.isfinite, numbers)) else None
+
+
+def _sound(version: int, rows: Sequence[Edge | HostClock]) -> bool:
+    """Whether this is our version and every figure a number: the ranges above let one pass that is none."""
+    figures = (figure for row in rows for figure in (row.drift_ppb, row.sigma_ns, row.drift_sigma_ppb))
+    return version == VERSION and all(map(math.isfinite, figures))

@@ -23,7 +23,7 @@ from pytools.signals import Clock, ClockEdge, Collocated, Collocation
 from pytools.sources.clocks import messages, slew
 from pytools.sources.clocks.chrony import ChronyFeed, correction_ns, realtime_difference_ns
 from pytools.sources.clocks.messages import Edge, Edges, HostClock
-from pytools.sources.clocks.timescale import FRESH_ROUNDS, Timescale, as_offset
+from pytools.sources.clocks.timescale import FRESH_ROUNDS, Timescale
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.paths import PinnedPath
 
@@ -321,5 +321,3 @@ class ClockSource:
         if self._chrony is not None:
             self._chrony.close()
 
-
-__all__ = ["ClockSource", "as_offset"]
