@@ -320,4 +320,3 @@ class ClockSource:
         """Stop feeding chrony."""
         if self._chrony is not None:
             self._chrony.close()
-
