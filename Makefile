@@ -13,13 +13,13 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-check setup-vm demo test test-unit test-kernel test-fabric test-vm bench prove check \
+.PHONY: help setup setup-check setup-vm tap demo test test-unit test-kernel test-fabric test-vm bench prove check \
 	format clean uninstall
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: ## Packages, virtual environment, mounts
+setup: ## Packages, virtual environment, mounts, the RDMA tap
 	@scripts/setup.sh
 
 setup-check: ## The same, and what `make check` needs
@@ -27,6 +27,9 @@ setup-check: ## The same, and what `make check` needs
 
 setup-vm: ## The same, and a second kernel with its emulator
 	@scripts/setup.sh vm
+
+tap: ## Build the RDMA tap, bpf/swerve-tap.so
+	@$(PYTHON) -m pytools.rdma_tap
 
 demo: setup ## The main job on a lab: congestion seen, traffic steered, before and after
 	@.venv/bin/swerve demo
@@ -68,7 +71,7 @@ format: setup-check ## Bring Python and C into the house format
 	clang-format -i $(wildcard bpf/*.c bpf/*.h)
 
 clean: ## Remove what was built, not the environment
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist bpf/swerve-tap.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find pytools steering tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 uninstall: clean ## Remove the environment too (packages and mounts stay: others may use them)

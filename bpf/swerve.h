@@ -62,7 +62,22 @@ enum swerve_stamp_counter {
 	SWERVE_STAMP_MALFORMED = 2, /* packets to or from the probe port that are not a whole STAMP packet */
 	SWERVE_STAMP_FOREIGN = 3,   /* well-formed probes to or from an address that is no configured peer */
 	SWERVE_STAMP_MERGED = 4,    /* several probes merged into one buffer by GRO or GSO: cannot be told apart */
-	SWERVE_STAMP_COUNTERS = 5,
+	SWERVE_STAMP_ECN_FULL = 5,  /* packets of peers not counted in stamp_ecn: it was full */
+	SWERVE_STAMP_COUNTERS = 6,
+};
+
+#define SWERVE_ECN_PATHS 4096 /* as many as there may be paths */
+
+/* Packets of one peer that came in by one interface: the way back of a path. */
+struct swerve_ecn_key {
+	struct swerve_addr remote;
+	u32 ifindex;
+};
+
+/* Counted since the program was loaded, per CPU; a merged buffer is as many packets as it was merged from. */
+struct swerve_ecn {
+	u64 packets;	/* that can be marked: ECT(0), ECT(1) or CE */
+	u64 ce_packets; /* of these, marked */
 };
 
 /* ---- sample.c ----------------------------------------------------------------------------------------------- */
@@ -113,44 +128,222 @@ enum swerve_sample_counter {
 
 /* ---- tcp.c -------------------------------------------------------------------------------------------------- */
 
-/* One TCP flow leaving by one interface: the interface tells the path, so a flow that moved has two rows. */
+/* What made the kernel send a segment again. */
+enum swerve_tcp_cause {
+	SWERVE_TCP_FAST = 0,	   /* in Recovery: acknowledgements showed the loss */
+	SWERVE_TCP_TIMEOUT = 1,	   /* in Loss: from a timeout until what was outstanding then is acknowledged */
+	SWERVE_TCP_TAIL_PROBE = 2, /* in any other state: a probe that repeats the last segment */
+	SWERVE_TCP_SYN = 3,	   /* of the handshake: SYN or SYN-ACK */
+	SWERVE_TCP_UNKNOWN = 4,	   /* the connection's state is not known */
+	SWERVE_TCP_CAUSES = 5,
+};
+
+/* What is counted of a connection, and summed over those of a path and of an interface. Counters only grow. */
+struct swerve_tcp_counts {
+	u64 retransmitted[SWERVE_TCP_CAUSES]; /* segments */
+	u64 retransmitted_bytes;	      /* their payload */
+	u64 timeouts;
+	u64 spurious;	/* segments repeated needlessly, as the peer's DSACKs say */
+	u64 sent_bytes; /* payload handed to the network, what was sent again counted once */
+	u64 received_bytes;
+	u64 segments_out; /* what was sent again included */
+	u64 segments_in;
+	u64 delivered; /* segments acknowledged */
+	u64 delivered_ce;
+	u64 zero_windows;    /* times that the peer closed its window */
+	u64 resets_sent;     /* by a connection */
+	u64 resets_refused;  /* sent for what no connection expected; of paths and interfaces only */
+	u64 resets_received; /* those of paths and interfaces also count the ones for a request or in TIME-WAIT */
+};
+
 struct swerve_tcp_key {
 	struct swerve_addr local;
 	struct swerve_addr remote;
 	u16 local_port;
 	u16 remote_port;
+	u32 pad;
+};
+
+enum swerve_tcp_flag {
+	SWERVE_TCP_OLDER = 1,	 /* precedes the agent: counts begin where it was met, not at its beginning */
+	SWERVE_TCP_CALLED = 2,	 /* the kernel calls back about its timeouts and its end */
+	SWERVE_TCP_ACTIVE = 4,	 /* this host opened it */
+	SWERVE_TCP_FIN_SENT = 8, /* what it sent ends with a FIN, which is no payload */
+	SWERVE_TCP_CLOSED = 16,	 /* its end was seen: nothing changes any more */
+};
+
+#define SWERVE_TCP_STATES 5	      /* Open, Disorder, CWR, Recovery, Loss: enum tcp_ca_state */
+#define SWERVE_TCP_STATE_UNKNOWN 0xff /* of `congestion` */
+
+/* A connection as it was when last looked at. Copies of a socket's own record, so losing one loses no count. */
+struct swerve_tcp_flow {
+	struct swerve_tcp_counts counts;
+	u64 congestion_ns[SWERVE_TCP_STATES]; /* time in each congestion state, the present one up to last_ns */
+	u64 cookie;			      /* of the socket: tells two connections of one key apart */
+	u64 skaddr;			      /* of the socket in the kernel; only to compare with tcp_drops.rx_sk */
+	u64 cgroup;			      /* id of the socket's cgroup, 0 when there is none */
+	u64 first_ns;
+	u64 last_ns;
+	u64 acknowledged_bytes;
+	u32 ifindex; /* by which it left last */
+	u32 srtt_us;
+	u32 min_rtt_us; /* all ones: none yet */
+	u32 cwnd;
+	u32 ssthresh; /* 0x7fffffff and above: not met congestion */
+	u32 mss;
+	u32 rate_delivered; /* segments within rate_interval_us */
+	u32 rate_interval_us;
+	u8 state;	 /* enum of the kernel: 1 ESTABLISHED ... 12 NEW_SYN_RECV */
+	u8 congestion;	 /* enum tcp_ca_state, or SWERVE_TCP_STATE_UNKNOWN */
+	u8 ecn_flags;	 /* 1: negotiated */
+	u8 flags;	 /* enum swerve_tcp_flag */
+	u32 retrans_out; /* sent again and not yet acknowledged */
+};
+
+/* All connections with one address by one interface. */
+struct swerve_tcp_path_key {
+	struct swerve_addr remote;
 	u32 ifindex;
 };
 
-struct swerve_tcp_flow {
-	u64 retransmitted_segments; /* left by this interface since first_ns */
-	u64 first_ns;
-	u64 last_ns;
-};
-
-/* All flows that leave by one interface. */
-struct swerve_tcp_interface {
-	u64 retransmitted_segments; /* exact, whatever became of the rows of single flows */
-	u64 unrecorded_segments;    /* of these, those that found the flow map full */
-};
-
 /*
- * By socket cookie: segments of a socket that are counted already, or precede the agent, when its first
- * retransmission as a full socket is seen. User space writes those that precede it, the kernel those of SYN-ACKs.
+ * By socket cookie, what is to be taken off a socket's totals when it is met first. User space writes an entry for
+ * every socket that precedes the agent, the kernel those of requests whose SYN-ACK it saw sent again.
  */
 struct swerve_tcp_accounted {
-	u64 segments;
-	u64 last_ns; /* of the last SYN-ACK; 0 in what user space wrote */
+	u64 segments;	/* total_retrans so far */
+	u64 timeouts;	/* of these, SYN-ACKs that a timeout sent; user space writes 0 */
+	u64 last_ns;	/* of the last SYN-ACK; 0 in what user space wrote */
+	u32 older;	/* 1: precedes the agent, whatever else it has counted is not ours */
+	u32 congestion; /* enum tcp_ca_state as tcpi_ca_state has it; with `older` only */
+};
+
+/* Congestion state by socket address, kept by a tracepoint. */
+struct swerve_tcp_congestion {
+	u64 since_ns;
+	u64 spent_ns[SWERVE_TCP_STATES];
+	u64 state;
+};
+
+/* The only entry of tcp_settings. */
+struct swerve_tcp_settings {
+	u64 netns_cookie; /* SO_NETNS_COOKIE of the agent's namespace: callbacks of others are left alone */
+	u64 refresh_ns;	  /* how often a busy connection is looked at */
 };
 
 /* Per-CPU counters of tcp.c, by index. */
 enum swerve_tcp_counter {
-	SWERVE_TCP_RETRANSMITTED = 0,	/* segments retransmitted, all flows, pruned ones included */
-	SWERVE_TCP_FLOWS_FULL = 1,	/* segments not recorded per flow: the flow map was full */
-	SWERVE_TCP_INTERFACES_FULL = 2, /* segments not recorded per interface: the interface map was full */
-	SWERVE_TCP_SYNACKS_FULL = 3,	/* SYN-ACKs counted only once their connection is there, if ever */
-	SWERVE_TCP_DEFERRED = 4,	/* packets of sockets without storage: counted with a later packet */
-	SWERVE_TCP_COUNTERS = 5,
+	SWERVE_TCP_FLOWS_CREATED = 0,	/* rows made; a live connection whose row was evicted gets another */
+	SWERVE_TCP_FLOWS_REPLACED = 1,	/* of these, in the row of an earlier connection with the same key */
+	SWERVE_TCP_FLOWS_FULL = 2,	/* looks at connections that got no row */
+	SWERVE_TCP_PATHS_FULL = 3,	/* additions that are in an interface's counts only: tcp_paths is full */
+	SWERVE_TCP_INTERFACES_FULL = 4, /* additions to the counts of interface 0, which stands for all without a row */
+	SWERVE_TCP_LOST = 5,		/* additions that found no row at all: missing from every total */
+	SWERVE_TCP_SYNACKS_FULL = 6,	/* SYN-ACKs counted only once their connection is there, if ever */
+	SWERVE_TCP_DEFERRED = 7,	/* looks put off: no storage for the socket, or another CPU was at it */
+	SWERVE_TCP_CONGESTION_FULL = 8, /* connections whose congestion state is not kept: tcp_congestion is full */
+	SWERVE_TCP_UNSIZED = 9,		/* segments sent again whose bytes were not seen: they never came by here */
+	SWERVE_TCP_MET = 10,		/* connections seen, each once */
+	SWERVE_TCP_CONGESTION_MISSED = 11, /* changes of state that were not seen, but showed in what was sent again */
+	SWERVE_TCP_COUNTERS = 12,
+};
+
+/* ---- drops.c ------------------------------------------------------------------------------------------------ */
+
+#define SWERVE_DROP_REASONS 1024 /* numbers at and above are counted under the last one */
+
+/* Packets dropped for one reason that were about to be delivered to one socket. */
+struct swerve_drop_key {
+	u64 rx_sk; /* address of the socket, as in swerve_tcp_flow.skaddr */
+	u64 reason;
+};
+
+/* Per-CPU counters of drops.c, by index. */
+enum swerve_drop_counter {
+	SWERVE_DROPS_COUNTED = 0,
+	SWERVE_DROPS_OTHER = 1,	       /* of these, with a number beyond SWERVE_DROP_REASONS (subsystems have theirs) */
+	SWERVE_DROPS_SOCKETS_FULL = 2, /* not counted by socket: drops_by_socket is full */
+	SWERVE_DROPS_COUNTERS = 3,
+};
+
+/* ---- lab_faults.c -------------------------------------------------------------------------------------------- */
+
+/* Per-CPU counters of lab_faults.c, by index; of packets, not of the buffers that they travel in. */
+enum swerve_lab_counter {
+	SWERVE_LAB_ABLE = 0,	 /* that could be marked */
+	SWERVE_LAB_MARKED = 1,	 /* of these, marked here */
+	SWERVE_LAB_TOO_LONG = 2, /* lost because they were too long */
+	SWERVE_LAB_COUNTERS = 3,
+};
+
+/* ---- rdma.c and tap.c ---------------------------------------------------------------------------------------- */
+
+#define SWERVE_QPS 512	       /* queue pairs in one table; a table is one mappable array map */
+#define SWERVE_TIMED 64	       /* requests whose times are kept, per queue pair */
+#define SWERVE_RUN_SHIFT 6     /* requests are timed in runs of 64 that follow each other */
+#define SWERVE_OPCODES 16      /* enum ibv_wr_opcode; the last is "other" */
+#define SWERVE_STATUSES 24     /* enum ibv_wc_status; the last is "other" */
+#define SWERVE_DEVICE_BYTES 16 /* of a device's name, cut to fit */
+
+enum swerve_qp_state {
+	SWERVE_QP_FREE = 0,
+	SWERVE_QP_LIVE = 1,
+	SWERVE_QP_CLOSED = 2, /* destroyed; its counts stay until user space frees the slot */
+};
+
+/* One work request of a send queue that has been completed, by itself or by a later signalled one. */
+struct swerve_timed_request {
+	u64 number; /* counted from 0 in the order of posting */
+	u64 posted_ns;
+	u64 completed_ns;
+	u64 bytes;
+};
+
+/*
+ * One queue pair. Counters only grow; user space reads them while they are written, each of 64 bits at once.
+ * Outstanding is posted less completed: both raised before and after the device is told, so it is never negative.
+ * Times are CLOCK_MONOTONIC.
+ */
+struct swerve_qp {
+	u64 context; /* address of the process' struct ibv_context: tells two devices of one process apart */
+	u32 tgid;
+	u32 qp_number;
+	u32 remote_qp_number; /* all ones: not known */
+	u16 state;
+	u8 qp_type; /* enum ibv_qp_type */
+	u8 srq;	    /* receives come from a shared receive queue */
+	char device[SWERVE_DEVICE_BYTES];
+	struct swerve_addr remote; /* GID of the peer, zero when not known */
+	struct swerve_addr local;  /* GID of ours, zero when not known */
+	u64 created_ns;
+	u64 posted; /* send queue: work requests, less those that the provider refused */
+	u64 posted_bytes;
+	u64 completed; /* retired, unsignalled ones included */
+	u64 completed_bytes;
+	u64 completions; /* entries polled for the send queue */
+	u64 signalled;	 /* of the posted, those that ask for a completion: others may stay outstanding for ever */
+	u64 refused;	 /* requests that the provider did not take */
+	u64 receives_posted;
+	u64 receives_completed;
+	u64 received_bytes;
+	u64 untracked; /* requests that found no room to be followed: counted as posted and completed at once */
+	u64 opcodes[SWERVE_OPCODES];
+	u64 statuses[SWERVE_STATUSES]; /* completions of both queues; index 0 is success */
+	u64 run_mask; /* written by user space: a run is timed when its number & run_mask is 0; all ones: none */
+	u64 timed;    /* requests ever written to timed_requests; the newest is at (timed - 1) % SWERVE_TIMED */
+	struct swerve_timed_request timed_requests[SWERVE_TIMED];
+};
+
+/* Per-CPU counters of rdma.c, by index. Names in user space are these, in lower case, without the prefix. */
+enum swerve_rdma_counter {
+	SWERVE_RDMA_HITS = 0,	    /* of all probes */
+	SWERVE_RDMA_TABLE_FULL = 1, /* calls and completions of queue pairs that found no row */
+	SWERVE_RDMA_FAULTS = 2,	    /* the application's memory could not be read: not counted */
+	SWERVE_RDMA_TOO_LONG = 3,   /* lists, or completions of one poll, beyond what is looked at */
+	SWERVE_RDMA_CALLS_LOST = 4, /* calls whose entry or return was not seen */
+	SWERVE_RDMA_UNMATCHED = 5,  /* completions of requests posted before the probes were there */
+	SWERVE_RDMA_UNNAMED = 6,    /* completions of extended queues whose queue pair nobody asked for */
+	SWERVE_RDMA_COUNTERS = 7,
 };
 
 /*

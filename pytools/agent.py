@@ -10,6 +10,7 @@ import contextlib
 import selectors
 import signal
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
@@ -21,11 +22,15 @@ from pytools.errors import SwerveError
 from pytools.estimators.offsets import Offset
 from pytools.kernel import attach, bpf, loader, netns
 from pytools.kernel.netlink import Netlink
-from pytools.sources import tcp
 from pytools.sources.cost import CostSource
+from pytools.sources.links.source import LinkSource
 from pytools.sources.nexthops import NexthopSource
+from pytools.sources.path_ecn import PathEcnSource
+from pytools.sources.path_mtu import PathMtuSource
 from pytools.sources.probing.mesh import ProbeMesh
-from pytools.sources.programs import SAMPLE_EGRESS, SAMPLE_INGRESS, TCP_ENTRY
+from pytools.sources.programs import SAMPLE_EGRESS, SAMPLE_INGRESS, TCP_EGRESS, TCP_INGRESS
+from pytools.sources.rdma.waiting import RdmaWhenThere
+from pytools.sources.tcp.source import TcpSource
 
 if TYPE_CHECKING:
     from pytools.bus_hosts import HostBus
@@ -34,7 +39,8 @@ _HOOKS_INTERVAL_NS = 1_000_000_000
 _HOOKS: tuple[tuple[str, attach.Direction], ...] = (
     ("stamp_ingress", "ingress"),
     ("stamp_egress", "egress"),
-    (TCP_ENTRY, "egress"),
+    (TCP_EGRESS, "egress"),
+    (TCP_INGRESS, "ingress"),
     (SAMPLE_INGRESS, "ingress"),
     (SAMPLE_EGRESS, "egress"),
 )
@@ -141,16 +147,26 @@ class Agent:
         self._add(hooks)  # before the mesh: its first tick attaches, and the first probe is to be stamped
         self._add(mesh)
         self._add_between_hosts(config, loaded, netlink, bus, mesh)
-        if TCP_ENTRY in loaded.programs:  # notes in the constructor what happened before the first tick
-            self._add(tcp.TcpSource(config, loaded, netlink, bus, mesh.path_of, mesh.all_paths))
+        rdma = RdmaWhenThere(config, bus, mesh.path_of, places.tap_socket(namespace))
+        failed = [loaded.failed, hooks.failed, rdma.failed]
+        if TCP_EGRESS in loaded.programs:  # notes in the constructor what happened before the first tick
+            connections = TcpSource(config, loaded, netlink, bus, mesh.path_of, mesh.all_paths)
+            failed.append(connections.failed)
+            self._add(connections)
         self._add(NexthopSource(config.host, [peer.address for peer in config.peers], netlink, bus))
+        self._add(LinkSource(config, netlink, bus, mesh.interfaces, mesh.all_paths))
+        if loaded.has_map("stamp_ecn"):
+            self._add(PathEcnSource(config, loaded, bus, lambda: mesh.current))
+        sizes = PathMtuSource(config, bus, lambda: mesh.current)
+        self._add(sizes)
+        self._add(rdma)
         self._add(
             CostSource(
                 config.host,
-                loaded.programs,
+                ChainMap(loaded.programs, rdma.programs),
                 drops=self.drops,
-                failed=lambda: {**loaded.failed, **hooks.failed},
-                wire_bytes=mesh.wire_bytes,
+                failed=lambda: dict(ChainMap(*failed)),
+                wire_bytes=lambda: mesh.wire_bytes() + sizes.wire_bytes(),
                 bus=bus,
             )
         )

@@ -6,115 +6,18 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
+from pytools.cli_options import Asked, LazyCommand, Options, common, filtered
 from pytools.errors import SwerveError
 
 if TYPE_CHECKING:
     from pytools.bus import Client
-
-_DEFAULT_INTERVAL_S = 1.0
-
-
-@dataclass(frozen=True)
-class Options:
-    """What every command understands."""
-
-    json: bool = False
-    interval_s: float | None = None
-    count: int | None = None
-    netns: str | None = None
-    config: Path | None = None
-    color: bool = True
-
-    @property
-    def frames(self) -> int | None:
-        """How many times to show: once, unless an interval or a count was given; None without end."""
-        if self.count is not None:
-            return self.count
-        return 1 if self.interval_s is None else None
-
-    @property
-    def every_s(self) -> float:
-        """The interval, given or not."""
-        return _DEFAULT_INTERVAL_S if self.interval_s is None else self.interval_s
-
-
-def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the options that all commands share, as one argument `options`.
-
-    Parameters
-    ----------
-    follows : bool
-        Whether the command can go on showing (`--interval`, `--count`).
-    """
-    listed = [
-        click.option("-j", "--json", is_flag=True, help="JSON, one object per line."),
-        click.option("-n", "--netns", metavar="NAME", help="The instance of this network namespace."),
-        click.option(
-            "--config",
-            metavar="FILE",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Configuration of the agent (read by agent and doctor).",
-        ),
-        click.option("--no-color", is_flag=True, help="No colour (also: environment NO_COLOR)."),
-    ]
-    if follows:
-        listed[1:1] = [
-            click.option(
-                "-i",
-                "--interval",
-                type=click.FloatRange(min=0.05),
-                metavar="SECONDS",
-                help="Show again every so often, until interrupted.",
-            ),
-            click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after so many."),
-        ]
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def with_options(
-            *,
-            json: bool,
-            netns: str | None,
-            config: Path | None,
-            no_color: bool,
-            interval: float | None = None,
-            count: int | None = None,
-            **rest: Any,
-        ) -> Any:
-            color = not (no_color or os.environ.get("NO_COLOR"))
-            return function(Options(json, interval, count, netns, config, color), **rest)
-
-        for option in reversed(listed):
-            with_options = option(with_options)
-        return with_options
-
-    return decorate
-
-
-class LazyCommand(click.Command):
-    """A command that lives in another module, which is imported when the command is used."""
-
-    def __init__(self, name: str, module: str, attribute: str, help: str) -> None:
-        super().__init__(name, help=help)
-        self._module, self._attribute = module, attribute
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Let the real command parse its arguments; it is then the one that runs."""
-        command: click.Command = getattr(importlib.import_module(self._module), self._attribute)
-        return command.make_context(info_name, args, parent, **extra)
 
 
 def _client(options: Options, types: frozenset[str] | None) -> Client:
@@ -142,12 +45,23 @@ def agent(options: Options) -> None:
         daemon.run(settings, options.netns, compilation)
 
 
-def _frames(options: Options, kind: str) -> None:
+def _frames(options: Options, kind: str, asked: Asked | None = None) -> None:
     """The body of the commands that show tables: one table, or one JSON line per row, at each interval."""
-    from pytools.views import follow
+    from pytools.views import follow, query
+    from pytools.views.kinds import VIEWS
 
-    with _client(options, follow.VIEWS[kind].types) as client:
-        follow.show(client, kind, options.frames, options.every_s, options.json, options.color)
+    wanted = query.asked_for(kind, asked.sort, asked.filters) if asked is not None else query.Query()
+    with _client(options, VIEWS[kind].types) as client:
+        follow.show(client, kind, options.frames, options.every_s, options.json, options.color, wanted)
+
+
+def _one_of(tables: dict[str, bool]) -> str | None:
+    """The option among those that each ask for another table; None when none is given."""
+    given = [name for name, is_given in tables.items() if is_given]
+    if len(given) > 1:
+        listed = " and ".join(f"--{name}" for name in given)
+        raise click.UsageError(f"{listed} are two tables: ask for one of them")
+    return given[0] if given else None
 
 
 @click.command(epilog="Example: swerve delay -n swerve-x-h1 -i 2")
@@ -173,16 +87,83 @@ def clocks(options: Options, edges: bool, collocation: bool) -> None:
     ± holds under the stated allowance for asymmetric paths (clocks.asymmetry_share), the hard ± whatever the network
     does. swerve compares clocks and sets none.
     """
-    if edges and collocation:
-        raise click.UsageError("--edges and --collocation are two tables: ask for one of them")
-    _frames(options, "edges" if edges else "collocation" if collocation else "clocks")
+    _frames(options, _one_of({"edges": edges, "collocation": collocation}) or "clocks")
 
 
-@click.command(epilog="Example: swerve tcp -n swerve-x-h1 -j -c 10")
+@click.command(epilog="Example: swerve tcp -n swerve-x-h1 --dst 10.9.0.0/16 --sort srtt -i 2")
+@click.option("--flows", is_flag=True, help="All connections, without the totals of the host and of its paths.")
+@filtered("dst", "src", "port", "pid", "command", "interface", "path")
 @common()
-def tcp(options: Options) -> None:
-    """TCP retransmissions by path, and by flow."""
-    _frames(options, "tcp")
+def tcp(options: Options, asked: Asked, flows: bool) -> None:
+    """TCP by cause: what was sent again, and why, by path and by connection.
+
+    Fast: acknowledgements showed the loss (a queue that overflows). RTO: nothing came back at all. TLP: the end of a
+    burst, sent again as a probe. SYN: of the handshake. Spurious: sent again needlessly, the first had arrived (delay,
+    or another order). Zero windows: the receiver does not read. CE: marked by a queue on the way. Counts of connections
+    are since each began, those of paths of the last window. Details: docs/tcp.md
+    """
+    _frames(options, "flows" if flows else "tcp", asked)
+
+
+@click.command(epilog="Example: swerve drops -n swerve-x-h1 -i 2")
+@filtered()
+@common()
+def drops(options: Options, asked: Asked) -> None:
+    """Packets that this machine's kernel dropped, by its own reasons.
+
+    Of all its network namespaces together, forwarded packets too. Those of a TCP connection are beside it (swerve tcp
+    --flows); what an interface and its queue dropped is with the interface (swerve links). Details: docs/tcp.md
+    """
+    _frames(options, "drops", asked)
+
+
+@click.command(epilog="Example: swerve links -n swerve-x-h1 --interface rail1 -i 1")
+@click.option(
+    "--events", is_flag=True, help="What happened to them: carrier, flaps, full queues, sizes, marks, pauses."
+)
+@filtered("dst", "interface", "path")
+@common()
+def links(options: Options, asked: Asked, events: bool) -> None:
+    """Interfaces that carry paths: carrier, rates, queues, drops, pauses, neighbours; sizes and marks of their paths.
+
+    Rates, drops and errors are of the last window; what a queue dropped and what drivers count are totals. Details:
+    docs/links.md
+    """
+    _frames(options, "events" if events else "links", asked)
+
+
+@click.group(invoke_without_command=True, epilog="Example: swerve rdma -n swerve-x-h1 --verdict congested -i 1")
+@click.option("--ports", is_flag=True, help="Ports of the devices: state, congestion notifications, losses, addresses.")
+@click.option("--suspects", is_flag=True, help="Hosts and links that several queue pairs agree to be slow.")
+@filtered("dst", "pid", "command", "interface", "path", "verdict")
+@common()
+@click.pass_context
+def rdma(context: click.Context, options: Options, asked: Asked, ports: bool, suspects: bool) -> None:
+    """RDMA queue pairs: what is posted, what completes, how fast, and what that means.
+
+    The verdict of each, with its reason: congested (slow, while more and more is outstanding), slow_receiver (the other
+    side has no buffers ready), dead (outstanding, nothing completes), no_demand (nothing to send), ok. Where no RDMA
+    is seen it is said why. Details: docs/rdma.md
+    """
+    if context.invoked_subcommand is None:
+        _frames(options, _one_of({"ports": ports, "suspects": suspects}) or "rdma", asked)
+
+
+@rdma.command(
+    epilog="Example: swerve rdma tap -- ib_write_bw -d mlx5_0 10.9.0.2",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("-n", "--netns", metavar="NAME", help="The instance of this network namespace.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def tap(netns: str | None, command: Sequence[str]) -> int:
+    """Run COMMAND with the tap: its queue pairs are counted without a breakpoint.
+
+    For programs that post a lot, for whom probes would cost too much. The program sees nothing of it. Details:
+    docs/rdma.md; what it costs, and when not to: docs/overhead.md
+    """
+    from pytools import rdma_tap
+
+    return rdma_tap.run(list(command), netns)
 
 
 @click.command("self", epilog="Example: swerve self -n swerve-x-h1 -c 1")
@@ -217,8 +198,9 @@ def top(options: Options) -> None:
     """Live view of paths: delay, queueing, loss, retransmissions, weights, clocks, and why (q quits)."""
     from pytools.views import follow
     from pytools.views import top as live
+    from pytools.views.kinds import VIEWS
 
-    with _client(options, follow.VIEWS["top"].types) as client:
+    with _client(options, VIEWS["top"].types) as client:
         if options.json:
             follow.show(client, "top", options.count, options.every_s, options.json, options.color)
         else:
@@ -250,6 +232,9 @@ commands: list[click.Command] = [
     delay,
     clocks,
     tcp,
+    drops,
+    links,
+    rdma,
     self_,
     watch,
     top,

@@ -72,6 +72,34 @@ class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_s: int = 2000  # budget: samples a second, both directions; the rate adapts
 
 
+class Tcp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How TCP connections are followed."""
+
+    flows: int = 131_072  # remembered at most; beyond, the least recently used go
+    refresh_ms: float = 100.0  # how often the figures of a busy connection are taken
+
+
+class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How interfaces are watched."""
+
+    interval_ms: float = 250.0  # counters and queues; events come at once
+    mtu_interval_s: float = 0.5  # a packet of full size per path so often; 0: none
+    flap_window_s: float = 60.0  # carrier lost and found again within it is a flap
+
+
+class Rdma(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How RDMA is watched."""
+
+    uprobes: Literal["auto", "off"] = "auto"  # breakpoints in the providers: not for processes that post a lot
+    tap: bool = True  # serve the memory in which tapped processes count
+    interval_ms: float = 10.0  # reading of the queue pairs while any is busy
+    budget_per_s: int = 20_000  # requests timed a second by one queue pair's process, at most
+    congested_share: float = 0.5  # of the mean bandwidth: below is half of "congested"
+    congested_backlog: float = 2.0  # times the mean of outstanding bytes: above is the other half
+    mean_ms: float = 50.0  # what "mean" reaches back
+    dead_ms: float = 200.0  # outstanding and nothing completed for so long
+
+
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of it."""
 
@@ -82,6 +110,9 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clocks: Clocks = Clocks()
     bus: HostBus = HostBus()
     samples: Samples = Samples()
+    tcp: Tcp = Tcp()
+    links: Links = Links()
+    rdma: Rdma = Rdma()
     virtual_clock: str = ""  # labs only: the file that says how this host's stamping clock runs
 
 
@@ -142,6 +173,17 @@ def checked(config: AgentConfig, where: str) -> AgentConfig:
         ("clocks.asymmetry_share", config.clocks.asymmetry_share, 0, 1),
         ("bus.port", config.bus.port, 1, 65535),
         ("samples.per_s", config.samples.per_s, 1, 1_000_000),
+        ("tcp.flows", config.tcp.flows, 64, 4_000_000),
+        ("tcp.refresh_ms", config.tcp.refresh_ms, 1, 60_000),
+        ("links.interval_ms", config.links.interval_ms, 10, 60_000),
+        ("links.mtu_interval_s", config.links.mtu_interval_s, 0, 3600),
+        ("links.flap_window_s", config.links.flap_window_s, 1, 3600),
+        ("rdma.interval_ms", config.rdma.interval_ms, 1, 10_000),
+        ("rdma.budget_per_s", config.rdma.budget_per_s, 0, 10_000_000),
+        ("rdma.congested_share", config.rdma.congested_share, 0.01, 1),
+        ("rdma.congested_backlog", config.rdma.congested_backlog, 1, 1000),
+        ("rdma.mean_ms", config.rdma.mean_ms, 1, 60_000),
+        ("rdma.dead_ms", config.rdma.dead_ms, 1, 600_000),
     ):
         if not low <= value <= high:
             raise UsageError(f"{where}: {name} is {value}, must be within {low} and {high}")

@@ -29,6 +29,12 @@ def agent_socket(netns: str | None) -> Path:
     return runtime_dir(netns) / "agent.sock"
 
 
+def tap_socket(netns: str | None) -> Path:
+    """Where tapped RDMA processes, of any user, ask the agent for the table that they count in."""
+    directory = runtime_dir(netns)  # itself for its owner alone
+    return directory.parent / f"{directory.name}.tap"
+
+
 def default_config(netns: str | None) -> Path:
     """The agent's configuration when `--config` is not given: the instance's own, else the host's."""
     own = runtime_dir(netns) / "agent.yaml"

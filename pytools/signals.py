@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 ClockState = Literal["synchronised", "holdover", "free_running"]
 
@@ -199,27 +199,342 @@ class AppDelay(Signal, frozen=True, kw_only=True, tag="app_delay"):
     unmatched: int  # never seen at the other end
 
 
+class Owner(msgspec.Struct, frozen=True):
+    """Who holds a socket or a queue pair; what is not known is empty."""
+
+    pid: int = 0
+    command: str = ""
+    cgroup: str = ""  # path below the root of the hierarchy
+    container: str = ""  # the identifier that the cgroup's name holds
+
+
+class Retransmissions(msgspec.Struct, frozen=True):
+    """Segments sent again, by what made the kernel send them."""
+
+    fast: int = 0  # in recovery: acknowledgements showed the loss
+    timeout: int = 0  # after a retransmission timeout, until what was outstanding then is acknowledged
+    tail_probe: int = 0  # TLP that repeats a segment
+    syn: int = 0  # of the handshake, either side
+    unknown: int = 0  # the state of the connection was not seen
+
+    @property
+    def segments(self) -> int:
+        """All of them."""
+        return self.fast + self.timeout + self.tail_probe + self.syn + self.unknown
+
+
+class CongestionTimes(msgspec.Struct, frozen=True):
+    """How long a connection was in each congestion state of the kernel."""
+
+    open_ns: int = 0
+    disorder_ns: int = 0
+    cwr_ns: int = 0
+    recovery_ns: int = 0
+    loss_ns: int = 0
+
+
 class TcpFlow(Signal, frozen=True, kw_only=True, tag="tcp_flow"):
-    """Retransmissions of one flow over one path, since the flow was first seen retransmitting."""
+    """One TCP connection as this host has it. Counts are of the whole connection, unless it is older than the agent."""
 
     local: str
     local_port: int
     remote: str
     remote_port: int
-    interface: str
+    interface: str  # by which its packets leave
     path: Path | None  # None when the remote address is on no measured path
+    owner: Owner
+    state: str  # of the connection, the kernel's word in lower case
+    first_ns: int
+    last_ns: int  # last look at it
+    sent_bytes: int  # handed to the network, retransmissions not included
+    acknowledged_bytes: int
+    received_bytes: int
+    segments_out: int
+    segments_in: int
+    retransmitted: Retransmissions
     retransmitted_segments: int
-    last_ns: int
+    retransmitted_bytes: int
+    spurious_segments: int  # repeated needlessly, as the peer's DSACKs say
+    timeouts: int
+    srtt_ns: int | None
+    min_rtt_ns: int | None
+    cwnd_segments: int | None
+    ssthresh_segments: int | None  # None while the connection has not met congestion
+    delivery_rate_bps: int | None  # bits per second
+    zero_windows: int  # acknowledgements that closed the window: the peer does not read
+    ecn: Literal["off", "negotiated"]
+    delivered_segments: int
+    delivered_ce_segments: int  # of these, acknowledged as marked by a queue on the way
+    congestion: Literal["open", "disorder", "cwr", "recovery", "loss", "unknown"]
+    congestion_times: CongestionTimes
+    resets_sent: int
+    resets_received: int
+    drops: dict[str, int] = {}  # packets of it dropped in this kernel, by reason
 
 
 class TcpPath(Signal, frozen=True, kw_only=True, tag="tcp_path"):
-    """Retransmissions of all flows on one path (or one interface, when `path` is None) in the last window."""
+    """All TCP connections on one path (or one interface, when `path` is None) in the last window."""
 
     interface: str
     path: Path | None
     window_ns: int
-    retransmitted_segments: int  # within the window
-    total_segments: int  # since the agent started
+    retransmitted: Retransmissions  # within the window
+    retransmitted_segments: int
+    retransmitted_bytes: int
+    timeouts: int
+    spurious_segments: int
+    sent_bytes: int
+    segments_out: int
+    delivered_segments: int
+    delivered_ce_segments: int
+    zero_windows: int
+    resets_sent: int
+    resets_received: int
+    total_segments: int  # retransmitted since the agent started
+
+    @property
+    def retransmitted_share(self) -> float:
+        """Segments sent again, of all sent."""
+        return self.retransmitted_segments / self.segments_out if self.segments_out else 0.0
+
+
+class TcpHost(Signal, frozen=True, kw_only=True, tag="tcp_host"):
+    """All TCP connections of the host: what was counted here, and the kernel's own counters beside it."""
+
+    window_ns: int
+    flows: int  # remembered now
+    capacity: int  # how many can be
+    created: int  # connections seen since the agent started
+    evicted: int  # of these, the least recently used that made room; their counts stay in all totals
+    retransmitted: Retransmissions  # since the agent started
+    retransmitted_segments: int
+    retransmitted_bytes: int
+    timeouts: int
+    spurious_segments: int
+    sent_bytes: int
+    resets_sent: int  # by a connection of this host
+    resets_refused: int  # sent for packets that no connection expected
+    resets_received: int
+    zero_windows: int
+    kernel: dict[str, int]  # the kernel's counters of this network namespace since the agent started, by its names
+
+
+class DropReason(msgspec.Struct, frozen=True):
+    """Packets dropped for one reason."""
+
+    reason: str  # the running kernel's name for it
+    window_packets: int
+    total_packets: int  # since the agent started
+
+
+class PacketDrops(Signal, frozen=True, kw_only=True, tag="packet_drops"):
+    """Packets that this machine's kernel dropped, in all network namespaces, by reason."""
+
+    window_ns: int
+    reasons: list[DropReason]
+
+
+class Qdisc(msgspec.Struct, frozen=True):
+    """One queue discipline of an interface."""
+
+    kind: str
+    handle: str
+    parent: str
+    backlog_bytes: int
+    backlog_packets: int
+    drops: int
+    overlimits: int
+    requeues: int
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """Pause frames of one priority (None: of the whole link) since the driver was loaded."""
+
+    priority: int | None
+    received: int | None = None
+    sent: int | None = None
+    received_duration_us: int | None = None  # how long the peer kept us from sending
+    sent_duration_us: int | None = None
+
+
+class LinkCounters(msgspec.Struct, frozen=True):
+    """The kernel's counters of an interface."""
+
+    received_bytes: int
+    received_packets: int
+    received_errors: int
+    received_drops: int
+    sent_bytes: int
+    sent_packets: int
+    sent_errors: int
+    sent_drops: int
+
+
+class Link(Signal, frozen=True, kw_only=True, tag="link"):
+    """One interface that carries paths."""
+
+    interface: str
+    paths: list[Path]
+    window_ns: int
+    up: bool
+    carrier: bool
+    carrier_changes: int  # since the interface was made, as the kernel counts them
+    mtu_bytes: int
+    speed_mbps: int | None
+    counters: LinkCounters  # since the interface was made
+    window: LinkCounters  # within the window
+    qdiscs: list[Qdisc]
+    pauses: list[Pause]
+    failed_neighbours: list[str]
+    driver: dict[str, int]  # ethtool statistics that tell of trouble, by the driver's names
+
+
+class LinkEvent(Signal, frozen=True, kw_only=True, tag="link_event"):
+    """Something happened to an interface."""
+
+    interface: str
+    paths: list[Path]  # those it concerns
+    what: Literal[
+        "carrier_lost",
+        "carrier_found",
+        "flap",
+        "queue_full",
+        "neighbour_failed",
+        "neighbour_reachable",
+        "mtu_changed",
+        "mtu_mismatch",
+        "mtu_agrees",
+        "ce_marked",
+        "pause_storm",
+        "gid_changed",
+        "port_down",
+        "port_up",
+        "removed",
+    ]
+    happened_ns: int
+    detail: str  # a sentence for people
+    values: dict[str, int]
+
+
+class PathMtu(Signal, frozen=True, kw_only=True, tag="path_mtu"):
+    """How large a packet a path carries, there and back."""
+
+    path: Path
+    interface_mtu_bytes: int
+    works_bytes: int | None  # the largest IP packet that came back
+    fails_bytes: int | None  # the smallest that did not while smaller ones did
+    told_bytes: int | None  # what a router or this kernel says the path takes
+    told_by: str  # its address
+    state: Literal["agrees", "mismatch", "unknown"]
+
+
+class PathEcn(Signal, frozen=True, kw_only=True, tag="path_ecn"):
+    """Marks on the packets that a peer sent us, as they arrived by one interface: the way back of `path`."""
+
+    path: Path
+    window_ns: int
+    packets: int  # able to be marked (ECT or CE), within the window
+    ce_packets: int
+    total_packets: int  # since the agent started
+    total_ce_packets: int
+
+
+class RdmaPort(Signal, frozen=True, kw_only=True, tag="rdma_port"):
+    """One port of an RDMA device: hardware counters and addresses."""
+
+    device: str
+    port: int
+    interface: str  # the network interface beneath, empty for none
+    state: str  # the kernel's word in lower case
+    rate: str  # the kernel's words
+    gids: dict[str, str]  # index -> address and type
+    window_ns: int
+    counters: dict[str, int]  # all of counters/ and hw_counters/, by the kernel's names
+    window: dict[str, int]  # those that changed within the window
+    cnp_received: int | None  # congestion notifications; None: the device does not count them
+    cnp_sent: int | None
+    ecn_marked: int | None
+    out_of_sequence: int | None
+    timeouts: int | None
+    receiver_not_ready: int | None
+
+
+RdmaVerdict = Literal["ok", "congested", "no_demand", "slow_receiver", "dead", "unknown"]
+
+
+class Bandwidth(msgspec.Struct, frozen=True):
+    """Bandwidth over sliding windows of so many messages: bytes from the first post to the last completion."""
+
+    messages: int
+    windows: int
+    last_bps: int | None  # bits per second
+    mean_bps: int | None
+    min_bps: int | None
+    max_bps: int | None
+    last_us: int | None  # CLOCK_MONOTONIC microseconds of the end of the last window
+
+
+class RdmaQueuePair(Signal, frozen=True, kw_only=True, tag="rdma_qp"):
+    """One queue pair. Counts are since it was first seen, figures of the last window."""
+
+    seen_by: Literal["uprobe", "tap"]
+    owner: Owner
+    device: str
+    qp_number: int
+    qp_type: str
+    remote: str  # address of the peer, empty when not known
+    remote_qp_number: int | None
+    path: Path | None
+    window_ns: int
+    posted: int  # work requests on the send queue
+    completed: int
+    outstanding: int
+    posted_bytes: int
+    completed_bytes: int
+    outstanding_bytes: int
+    receives_posted: int
+    receives_completed: int
+    received_bytes: int
+    shared_receive_queue: bool
+    opcodes: dict[str, int]  # posted, by the verbs' names in lower case
+    errors: dict[str, int]  # completions that failed, by status
+    refused_posts: int
+    bandwidths: list[Bandwidth]
+    latency: Quantiles  # post to completion of the sampled requests
+    sampled_share: float  # of the requests of this window
+    verdict: RdmaVerdict
+    reason: str
+    since_ns: int  # since when the verdict stands
+    untracked: int  # requests that could not be followed: counted, but neither timed nor in outstanding
+    closed: bool
+
+
+class Suspect(msgspec.Struct, frozen=True):
+    """A host or a link that several queue pairs agree to be slow."""
+
+    kind: Literal["host", "link"]
+    name: str
+    slowness: float  # share of its queue pairs' usual bandwidth that is missing, 0 to 1
+    agreeing: int  # queue pairs with a verdict against it
+    queue_pairs: int
+    reason: str
+
+
+class RdmaSuspects(Signal, frozen=True, kw_only=True, tag="rdma_suspects"):
+    """Hosts and links by slowness, worst first."""
+
+    suspects: list[Suspect]
+
+
+class RdmaSight(Signal, frozen=True, kw_only=True, tag="rdma_sight"):
+    """How RDMA is seen on this host, and why where it is not."""
+
+    available: bool
+    reason: str  # when not
+    providers: list[str]  # libraries with probes attached
+    seen: dict[str, str]  # process (pid command) -> tap, uprobe or why not
+    hits_per_s: float  # of the probes
+    tap_processes: int
 
 
 class GroupMember(msgspec.Struct, frozen=True):
@@ -296,6 +611,16 @@ AnySignal = (
     | AppDelay
     | TcpFlow
     | TcpPath
+    | TcpHost
+    | PacketDrops
+    | Link
+    | LinkEvent
+    | PathMtu
+    | PathEcn
+    | RdmaPort
+    | RdmaQueuePair
+    | RdmaSuspects
+    | RdmaSight
     | NexthopGroup
     | Self
     | PathState

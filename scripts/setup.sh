@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set-up: what swerve needs on a Debian 12 machine. Usage: scripts/setup.sh [check] [vm]
 #
-# Distribution packages, a virtual environment in .venv, the mounts of tracefs and bpffs. `check` adds what `make check`
+# Distribution packages, a virtual environment in .venv, the mounts of tracefs and bpffs, the RDMA tap. `check` adds what `make check`
 # needs, `vm` the second kernel and its emulator. A step that is done already is skipped, so every make target may
 # call this. Root is needed only for a step that has something to do. Writes to standard error alone.
 set -euo pipefail
@@ -11,7 +11,9 @@ root=$PWD
 unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 PYTHON=/usr/bin/python3 # the distribution's: it is the one that sees python3-bpfcc
-PACKAGES=(python3-bpfcc python3-venv linux-libc-dev iproute2 iperf3 iputils-ping ethtool bpftool kmod tcpdump chrony)
+PACKAGES=(python3-bpfcc python3-venv linux-libc-dev iproute2 iperf3 iputils-ping ethtool bpftool kmod tcpdump chrony
+	gcc libc6-dev libibverbs-dev librdmacm-dev rdma-core ibverbs-providers # the RDMA tap, and what tests stand in for
+	ibverbs-utils perftest rdmacm-utils bpfcc-tools)                       # what tests and benchmarks compare with
 CHECK_PACKAGES=(clang-format)
 VM_PACKAGES=(linux-image-amd64 qemu-system-x86 busybox-static file) # file: virtme-ng reads the release with it
 
@@ -136,4 +138,11 @@ if ! mounted bpf /sys/fs/bpf; then
 	as_root "mounting bpffs"
 	step bpffs "the kernel needs CONFIG_BPF_SYSCALL; in a container, let the host mount it and pass it in" \
 		mount -t bpf bpf /sys/fs/bpf
+fi
+
+# The RDMA tap: a small library, made anew when its sources are newer.
+if [ ! -f bpf/swerve-tap.so ] || [ -n "$(find bpf -name 'tap*.[ch]' -newer bpf/swerve-tap.so -print -quit)" ] ||
+	[ bpf/swerve.h -nt bpf/swerve-tap.so ]; then
+	step tap "it needs a C compiler and libibverbs' headers (gcc libc6-dev libibverbs-dev)" \
+		.venv/bin/python -m pytools.rdma_tap
 fi

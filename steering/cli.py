@@ -10,7 +10,7 @@ import sys
 import click
 
 from pytools import cli as reading
-from pytools.cli import LazyCommand
+from pytools.cli_options import LazyCommand
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog="Example: swerve doctor")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pytools.cli import Options, common
+from pytools.cli_options import Options, common
 from steering import policy as model
 from steering import policy_file
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 from pytools import places
-from pytools.cli import Options, common
+from pytools.cli_options import Options, common
 from pytools.errors import RefusedError, SwerveError
 from pytools.kernel import netns
 from pytools.kernel.netlink import Netlink

@@ -48,6 +48,16 @@ def pytest_configure(config: pytest.Config) -> None:
             config.stash[_shared] = str(error)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests of what only the guest's kernel has to the guest, and to tests/vm, which lists them by their mark."""
+    if "SWERVE_GUEST_RESULTS" in os.environ or config.option.markexpr == "guest":
+        return
+    elsewhere = [item for item in items if any(mark.kwargs.get("only") for mark in item.iter_markers("guest"))]
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if item not in elsewhere]
+
+
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Say so when the session shares its list of namespaces with the machine."""
     reason = config.stash.get(_shared, None)

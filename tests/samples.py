@@ -8,21 +8,40 @@ from pytools.signals import (
     Act,
     AnySignal,
     AppDelay,
+    Bandwidth,
     Clock,
     ClockEdge,
     Collocated,
     Collocation,
+    CongestionTimes,
     Delay,
+    DropReason,
     GroupMember,
+    Link,
+    LinkCounters,
+    LinkEvent,
     NexthopGroup,
+    Owner,
+    PacketDrops,
     Path,
     PathDelay,
+    PathEcn,
+    PathMtu,
     PathState,
+    Pause,
     ProbeSamples,
     ProgramCost,
+    Qdisc,
     Quantiles,
+    RdmaPort,
+    RdmaQueuePair,
+    RdmaSight,
+    RdmaSuspects,
+    Retransmissions,
     Self,
+    Suspect,
     TcpFlow,
+    TcpHost,
     TcpPath,
 )
 
@@ -163,29 +182,281 @@ def app_delay(rail: int = 1, at_ns: int = AT_NS, local_port: int = 0, sampled: i
     return AppDelay(**_common(at_ns), **(fields | changes))
 
 
-def tcp_path(rail: int = 1, at_ns: int = AT_NS, in_window: int = 3, total: int = 30) -> TcpPath:
-    return TcpPath(
-        **_common(at_ns),
-        interface=f"rail{rail}",
-        path=path(rail),
-        window_ns=SECOND_NS,
-        retransmitted_segments=in_window,
-        total_segments=total,
-    )
+def tcp_path(
+    rail: int = 1, at_ns: int = AT_NS, in_window: int = 3, total: int = 30, destination: str = "h2", **changes: Any
+) -> TcpPath:
+    fields: dict[str, Any] = {
+        "interface": f"rail{rail}",
+        "path": path(rail, destination),
+        "window_ns": SECOND_NS,
+        "retransmitted": causes(in_window),
+        "retransmitted_segments": in_window,
+        "retransmitted_bytes": 1448 * in_window,
+        "timeouts": 1 if in_window else 0,
+        "spurious_segments": in_window // 3,
+        "sent_bytes": 14_480_000,
+        "segments_out": 10_000,
+        "delivered_segments": 9_900,
+        "delivered_ce_segments": 99,
+        "zero_windows": 0,
+        "resets_sent": 0,
+        "resets_received": 0,
+        "total_segments": total,
+    }
+    return TcpPath(**_common(at_ns), **(fields | changes))
 
 
-def tcp_flow(rail: int = 1, at_ns: int = AT_NS, local_port: int = 40_000, segments: int = 12) -> TcpFlow:
-    return TcpFlow(
-        **_common(at_ns),
-        local="10.9.0.1",
-        local_port=local_port,
-        remote="10.9.0.2",
-        remote_port=5201,
-        interface=f"rail{rail}",
-        path=path(rail),
-        retransmitted_segments=segments,
-        last_ns=at_ns - SECOND_NS,
+def causes(segments: int) -> Retransmissions:
+    """Mostly by fast retransmission, the last one after a timeout."""
+    return Retransmissions(fast=max(0, segments - 1), timeout=min(1, segments))
+
+
+def tcp_flow(
+    rail: int = 1,
+    at_ns: int = AT_NS,
+    local_port: int = 40_000,
+    segments: int = 12,
+    destination: str = "h2",
+    **changes: Any,
+) -> TcpFlow:
+    fields: dict[str, Any] = {
+        "local": "10.9.0.1",
+        "local_port": local_port,
+        "remote": path(rail, destination).address,
+        "remote_port": 5201,
+        "interface": f"rail{rail}",
+        "path": path(rail, destination),
+        "owner": Owner(pid=4711, command="iperf3", cgroup="system.slice/load.service"),
+        "state": "established",
+        "first_ns": at_ns - 60 * SECOND_NS,
+        "last_ns": at_ns - SECOND_NS,
+        "sent_bytes": 144_800_000,
+        "acknowledged_bytes": 144_000_000,
+        "received_bytes": 37,
+        "segments_out": 100_000,
+        "segments_in": 50_000,
+        "retransmitted": causes(segments),
+        "retransmitted_segments": segments,
+        "retransmitted_bytes": 1448 * segments,
+        "spurious_segments": segments // 3,
+        "timeouts": 1 if segments else 0,
+        "srtt_ns": 2_400_000,
+        "min_rtt_ns": 180_000,
+        "cwnd_segments": 84,
+        "ssthresh_segments": 60,
+        "delivery_rate_bps": 94_500_000,
+        "zero_windows": 0,
+        "ecn": "negotiated",
+        "delivered_segments": 99_900,
+        "delivered_ce_segments": 999,
+        "congestion": "open",
+        "congestion_times": CongestionTimes(open_ns=58 * SECOND_NS, recovery_ns=2 * SECOND_NS),
+        "resets_sent": 0,
+        "resets_received": 0,
+    }
+    return TcpFlow(**_common(at_ns), **(fields | changes))
+
+
+def tcp_host(at_ns: int = AT_NS, **changes: Any) -> TcpHost:
+    fields: dict[str, Any] = {
+        "window_ns": SECOND_NS,
+        "flows": 40,
+        "capacity": 131_072,
+        "created": 60,
+        "evicted": 0,
+        "retransmitted": causes(30),
+        "retransmitted_segments": 30,
+        "retransmitted_bytes": 43_440,
+        "timeouts": 1,
+        "spurious_segments": 10,
+        "sent_bytes": 144_800_000,
+        "resets_sent": 2,
+        "resets_refused": 1,
+        "resets_received": 0,
+        "zero_windows": 0,
+        "kernel": {"TcpRetransSegs": 30, "TcpExtTCPTimeouts": 1, "TcpExtTCPDSACKRecv": 0},
+    }
+    return TcpHost(**_common(at_ns), **(fields | changes))
+
+
+def packet_drops(at_ns: int = AT_NS, **changes: Any) -> PacketDrops:
+    reasons = [
+        DropReason(reason="NO_SOCKET", window_packets=0, total_packets=9),
+        DropReason(reason="QDISC_DROP", window_packets=7, total_packets=120),
+    ]
+    fields: dict[str, Any] = {"window_ns": SECOND_NS, "reasons": reasons}
+    return PacketDrops(**_common(at_ns), **(fields | changes))
+
+
+def counters(**changes: int) -> LinkCounters:
+    fields: dict[str, int] = {
+        "received_bytes": 1_000_000,
+        "received_packets": 1_000,
+        "received_errors": 0,
+        "received_drops": 0,
+        "sent_bytes": 12_500_000,
+        "sent_packets": 9_000,
+        "sent_errors": 0,
+        "sent_drops": 0,
+    }
+    return LinkCounters(**(fields | changes))
+
+
+def link(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> Link:
+    fields: dict[str, Any] = {
+        "interface": f"rail{rail}",
+        "paths": [path(rail)],
+        "window_ns": SECOND_NS,
+        "up": True,
+        "carrier": True,
+        "carrier_changes": 1,
+        "mtu_bytes": 9000,
+        "speed_mbps": 100_000,
+        "counters": counters(),
+        "window": counters(),
+        "qdiscs": [
+            Qdisc(
+                kind="tbf",
+                handle="8001:",
+                parent="root",
+                backlog_bytes=60_000,
+                backlog_packets=40,
+                drops=120,
+                overlimits=3_000,
+                requeues=0,
+            )
+        ],
+        "pauses": [Pause(priority=3, received=17, sent=0, received_duration_us=250)],
+        "failed_neighbours": [],
+        "driver": {},
+    }
+    return Link(**_common(at_ns), **(fields | changes))
+
+
+def link_event(rail: int = 1, at_ns: int = AT_NS, what: str = "carrier_lost", **changes: Any) -> LinkEvent:
+    fields: dict[str, Any] = {
+        "interface": f"rail{rail}",
+        "paths": [path(rail)],
+        "what": what,
+        "happened_ns": at_ns - 2_000_000,
+        "detail": f"rail{rail} lost its carrier",
+        "values": {"carrier_changes": 2},
+    }
+    return LinkEvent(**_common(at_ns), **(fields | changes))
+
+
+def path_mtu(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathMtu:
+    fields: dict[str, Any] = {
+        "path": path(rail),
+        "interface_mtu_bytes": 9000,
+        "works_bytes": 1500,
+        "fails_bytes": 9000,
+        "told_bytes": None,
+        "told_by": "",
+        "state": "mismatch",
+    }
+    return PathMtu(**_common(at_ns), **(fields | changes))
+
+
+def path_ecn(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathEcn:
+    fields: dict[str, Any] = {
+        "path": path(rail),
+        "window_ns": SECOND_NS,
+        "packets": 1_000,
+        "ce_packets": 31,
+        "total_packets": 100_000,
+        "total_ce_packets": 400,
+    }
+    return PathEcn(**_common(at_ns), **(fields | changes))
+
+
+def rdma_port(at_ns: int = AT_NS, **changes: Any) -> RdmaPort:
+    fields: dict[str, Any] = {
+        "device": "rxe0",
+        "port": 1,
+        "interface": "rail1",
+        "state": "active",
+        "rate": "100 Gb/sec (4X EDR)",
+        "gids": {"0": "fe80::1 RoCE v2", "1": "::ffff:10.1.0.1 RoCE v2"},
+        "window_ns": SECOND_NS,
+        "counters": {"out_of_sequence": 4, "rcvd_pkts": 100_000},
+        "window": {"rcvd_pkts": 1_000},
+        "cnp_received": None,
+        "cnp_sent": None,
+        "ecn_marked": None,
+        "out_of_sequence": 4,
+        "timeouts": 0,
+        "receiver_not_ready": 2,
+    }
+    return RdmaPort(**_common(at_ns), **(fields | changes))
+
+
+def rdma_qp(number: int = 18, at_ns: int = AT_NS, verdict: str = "ok", **changes: Any) -> RdmaQueuePair:
+    bandwidths = [
+        Bandwidth(
+            messages=each,
+            windows=90,
+            last_bps=91_000_000_000,
+            mean_bps=92_000_000_000,
+            min_bps=80_000_000_000,
+            max_bps=97_000_000_000,
+            last_us=at_ns // 1000,
+        )
+        for each in (1, 8, 32)
+    ]
+    fields: dict[str, Any] = {
+        "seen_by": "tap",
+        "owner": Owner(pid=815, command="ib_write_bw"),
+        "device": "rxe0",
+        "qp_number": number,
+        "qp_type": "rc",
+        "remote": "10.9.0.2",
+        "remote_qp_number": 19,
+        "path": path(1),
+        "window_ns": SECOND_NS,
+        "posted": 5_000,
+        "completed": 4_900,
+        "outstanding": 100,
+        "posted_bytes": 5_000 << 16,
+        "completed_bytes": 4_900 << 16,
+        "outstanding_bytes": 100 << 16,
+        "receives_posted": 0,
+        "receives_completed": 0,
+        "received_bytes": 0,
+        "shared_receive_queue": False,
+        "opcodes": {"rdma_write": 5_000},
+        "errors": {},
+        "refused_posts": 0,
+        "bandwidths": bandwidths,
+        "latency": Quantiles(samples=300, p50_ns=5_200, p90_ns=9_000, p99_ns=21_000, max_ns=40_000),
+        "sampled_share": 0.06,
+        "verdict": verdict,
+        "reason": "at its usual bandwidth",
+        "since_ns": at_ns - 4 * SECOND_NS,
+        "untracked": 0,
+        "closed": False,
+    }
+    return RdmaQueuePair(**_common(at_ns), **(fields | changes))
+
+
+def rdma_suspects(at_ns: int = AT_NS, **changes: Any) -> RdmaSuspects:
+    slow = Suspect(
+        kind="host", name="h2", slowness=0.62, agreeing=3, queue_pairs=4, reason="3 of 4 queue pairs to it are slow"
     )
+    fields: dict[str, Any] = {"suspects": [slow]}
+    return RdmaSuspects(**_common(at_ns), **(fields | changes))
+
+
+def rdma_sight(at_ns: int = AT_NS, **changes: Any) -> RdmaSight:
+    fields: dict[str, Any] = {
+        "available": True,
+        "reason": "",
+        "providers": ["librxe-rdmav34.so"],
+        "seen": {"815 ib_write_bw": "tap"},
+        "hits_per_s": 0.0,
+        "tap_processes": 1,
+    }
+    return RdmaSight(**_common(at_ns), **(fields | changes))
 
 
 def nexthop_group(at_ns: int = AT_NS, packets: tuple[int | None, int | None] = (100, 900)) -> NexthopGroup:
@@ -253,6 +524,16 @@ def one_of_each(at_ns: int = AT_NS) -> list[AnySignal]:
         app_delay(at_ns=at_ns),
         tcp_flow(at_ns=at_ns),
         tcp_path(at_ns=at_ns),
+        tcp_host(at_ns=at_ns),
+        packet_drops(at_ns=at_ns),
+        link(at_ns=at_ns),
+        link_event(at_ns=at_ns),
+        path_mtu(at_ns=at_ns),
+        path_ecn(at_ns=at_ns),
+        rdma_port(at_ns=at_ns),
+        rdma_qp(at_ns=at_ns),
+        rdma_suspects(at_ns=at_ns),
+        rdma_sight(at_ns=at_ns),
         nexthop_group(at_ns=at_ns),
         self_cost(at_ns=at_ns),
         path_state(at_ns=at_ns),

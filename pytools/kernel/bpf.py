@@ -18,11 +18,11 @@ _SYSCALL: Final = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361
 _libc = ctypes.CDLL(None, use_errno=True)
 
 MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_GET_NEXT_KEY = 0, 1, 2, 3, 4
-PROG_TEST_RUN, OBJ_GET_INFO_BY_FD = 10, 15
-MAP_LOOKUP_BATCH, LINK_CREATE, ENABLE_STATS = 24, 28, 32
+PROG_TEST_RUN, PROG_GET_FD_BY_ID, OBJ_GET_INFO_BY_FD = 10, 13, 15
+MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, LINK_CREATE, ENABLE_STATS = 24, 26, 28, 32
 
 TCX_INGRESS, TCX_EGRESS = 46, 47
-_MAP_INFO_BYTES, _PROG_INFO_BYTES = 80, 232
+_MAP_INFO_BYTES, _PROG_INFO_BYTES, _LINK_INFO_BYTES = 80, 232, 16
 _SKB_BYTES, _SKB_GSO_SEGS, _SKB_GSO_SIZE = 192, 164, 176  # struct __sk_buff
 _RUN_TIME_OFFSET = 192  # of run_time_ns, run_cnt in struct bpf_prog_info
 
@@ -73,6 +73,12 @@ def program_run_time(fd: int) -> tuple[int, int]:
     """
     run_time_ns, runs = struct.unpack_from("<QQ", _object_info(fd, _PROG_INFO_BYTES), _RUN_TIME_OFFSET)
     return run_time_ns, runs
+
+
+def program_of_link(link_fd: int) -> int:
+    """A descriptor, the caller's, of the program that a link attaches."""
+    _, _, prog_id = struct.unpack_from("<3I", _object_info(link_fd, _LINK_INFO_BYTES))
+    return bpf(PROG_GET_FD_BY_ID, struct.pack("<3I", prog_id, 0, 0))
 
 
 def _object_info(fd: int, size: int) -> bytes:

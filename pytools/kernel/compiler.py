@@ -3,7 +3,7 @@
 bcc costs 75 MB for its import and 125-230 MB a program; here that ends with the child. Runs as a script under any
 interpreter that can import bcc, hence the standard library only. One request, one reply per program:
 
-request   JSON: {"bpf_dir", "programs": [{"source", "defines", "functions"}]}
+request   JSON: {"bpf_dir", "programs": [{"source", "defines", "functions": [[name, kind]]}]}
 reply     JSON: {"source", "error", "descriptors": [name, ...], "maps": {name: {"key", "value"}}, "failed": {...}},
           with the descriptors in the same order as ancillary data
 """
@@ -95,13 +95,14 @@ def build(request: dict[str, Any], bpf_dir: str, flags: list[str]) -> tuple[dict
         except Exception as error:  # bcc raises bare Exception
             reply["error"] = reason(error)
             return reply, descriptors
-        for name in request["functions"]:
+        types = {"tc": BPF.SCHED_CLS, "sock_ops": BPF.SOCK_OPS, "uprobe": BPF.KPROBE}
+        for name, kind in request["functions"]:
             try:
-                descriptors.append(program.load_func(name, BPF.SCHED_CLS).fd)
+                descriptors.append(program.load_func(name, types[kind]).fd)
                 reply["descriptors"].append(f"program:{name}")
             except Exception as error:
                 reply["failed"][name] = reason(error)
-    for tracepoint, fd in program.tracepoint_fds.items():
+    for tracepoint, fd in [*program.tracepoint_fds.items(), *program.raw_tracepoint_fds.items()]:
         descriptors.append(fd)
         reply["descriptors"].append(f"tracepoint:{tracepoint.decode()}")
     for name, table in maps_of(program.module, lib, BPF._decode_table_type).items():

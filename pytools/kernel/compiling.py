@@ -19,21 +19,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from pytools.errors import CapabilityError, SwerveError
 
-_DEADLINE_S = 60.0
+_DEADLINE_S = 300.0  # emulated processors need minutes; a child that dies is noticed at once
 _MOST_DESCRIPTORS = 250  # in one message (SCM_MAX_FD is 253)
+
+
+Kind = Literal["tc", "sock_ops", "uprobe"]
 
 
 @dataclass(frozen=True)
 class Program:
-    """One C file to load: its TC entry points by name, and constants for the compiler."""
+    """One C file to load: its entry points by name, constants for the compiler, and what is no TC program."""
 
     source: str
     functions: Sequence[str]
     defines: Mapping[str, int | str] = field(default_factory=dict)
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
 
 
 def bpf_dir() -> Path:
@@ -111,13 +115,21 @@ class Compilation:
         request = {
             "bpf_dir": str(bpf_dir()),
             "programs": [
-                {"source": each.source, "defines": dict(each.defines), "functions": list(each.functions)}
+                {
+                    "source": each.source,
+                    "defines": dict(each.defines),
+                    "functions": [[name, each.kinds.get(name, "tc")] for name in each.functions],
+                }
                 for each in programs
             ],
         }
         body = json.dumps(request).encode()
         with contextlib.suppress(OSError):  # a child that died already is noticed by `replies`
             self._sock.sendall(struct.pack("<I", len(body)) + body)
+
+    def fileno(self) -> int:
+        """For a selector: readable once the child has answered."""
+        return self._sock.fileno()
 
     def replies(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
         """Each program's reply and its descriptors, which are then the caller's; waits for them.

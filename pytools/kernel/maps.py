@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from pytools.kernel import bpf
 
 _PERCPU_TYPES = (5, 6, 10)  # BPF_MAP_TYPE_PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH
 _ARRAY_TYPES = (2, 6)
-_BATCH = 4096
+_BATCH = 512  # at once: larger buffers, made and freed each second, leave the heap in pieces
 _ENOTSUPP = 524  # the kernel's own, not in errno.h
 
 
@@ -65,14 +66,27 @@ class Map:
             try:
                 return self._read_batched()
             except OSError as error:
-                if error.errno not in (
-                    errno.EINVAL,
-                    errno.ENOTSUPP if hasattr(errno, "ENOTSUPP") else 524,
-                    524,
-                ):
-                    raise SwerveError(f"reading map {self.name} failed: {error.strerror}") from None
-                self._batched = False  # this map type has no batch operations on this kernel
+                self._without_batches(error)
         return self._read_one_by_one()
+
+    def batches(self, at_once: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """What `read` gives, in parts of about so many entries, each read when it is asked for.
+
+        Entries that come or go meanwhile may be missing; none is given twice but for those that move.
+        """
+        if self._batched:
+            try:
+                yield from self._batches(at_once)
+                return
+            except OSError as error:
+                self._without_batches(error)
+        yield self._read_one_by_one()
+
+    def _without_batches(self, error: OSError) -> None:
+        """Go on without, when that is what the error says: this map type has no batch operations on this kernel."""
+        if error.errno not in (errno.EINVAL, _ENOTSUPP):
+            raise SwerveError(f"the map {self.name} cannot be read: {error.strerror}") from None
+        self._batched = False
 
     def read_percpu_sum(self) -> NDArray[Any]:
         """A per-CPU array's values summed over the CPUs, in the order of the index."""
@@ -91,6 +105,30 @@ class Map:
         values = np.zeros(self._cpus, self._slot)
         values["value"] = np.asarray(value, self.value)
         self._element(bpf.MAP_UPDATE_ELEM, key, values.tobytes())
+
+    def update_many(self, keys: NDArray[Any], values: NDArray[Any]) -> int:
+        """Set many entries of a map that is not per CPU; returns how many were refused: the map is full."""
+        if self._batched and len(keys):
+            raw_keys, raw_values = keys.astype(self.key).tobytes(), values.astype(self.value).tobytes()
+            key_buffer = ctypes.create_string_buffer(raw_keys, len(raw_keys))
+            value_buffer = ctypes.create_string_buffer(raw_values, len(raw_values))
+            where = (0, 0, bpf.address(key_buffer), bpf.address(value_buffer))
+            attributes = struct.pack("<QQQQIIQQ", *where, len(keys), self.fd, 0, 0)
+            buffer = ctypes.create_string_buffer(attributes, len(attributes))
+            try:
+                bpf._call(bpf.MAP_UPDATE_BATCH, buffer, len(attributes))
+                return 0
+            except OSError as error:
+                if error.errno == errno.E2BIG:  # stopped there
+                    return len(keys) - int(struct.unpack_from("<I", buffer.raw, 32)[0])
+                self._without_batches(error)
+        refused = 0
+        for key, value in zip(keys, values, strict=True):
+            try:
+                self.update(key, value)
+            except SwerveError:
+                refused += 1
+        return refused
 
     def delete(self, key: Any) -> bool:
         """Remove one entry; False when it was not there."""
@@ -114,33 +152,28 @@ class Map:
             raise SwerveError(f"map {self.name}: {os.strerror(error.errno or 0)}{full}") from error
         return values.raw
 
-    def _shaped(self, keys: bytes, values: bytes, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _shaped(
+        self, keys: bytes | memoryview, values: bytes | memoryview, count: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         key_array = np.frombuffer(keys, self.key, count).copy()
         slots = np.frombuffer(values, self._slot, count * self._cpus)["value"].copy()
         return key_array, slots.reshape(count, self._cpus) if self.percpu else slots
 
     def _read_batched(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        parts = list(self._batches(_BATCH))
+        return np.concatenate([keys for keys, _ in parts]), np.concatenate([values for _, values in parts])
+
+    def _batches(self, at_once: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         value_bytes = self._slot.itemsize * self._cpus
-        size = min(_BATCH, self.max_entries)
+        size = min(at_once, self.max_entries)
         token = ctypes.create_string_buffer(max(8, self.key.itemsize))
         keys = ctypes.create_string_buffer(size * self.key.itemsize)
         values = ctypes.create_string_buffer(size * value_bytes)
-        all_keys, all_values, total, first = [], [], 0, True
-        while True:
-            start = 0 if first else bpf.address(token)
-            attributes = struct.pack(
-                "<QQQQIIQQ",
-                start,
-                bpf.address(token),
-                bpf.address(keys),
-                bpf.address(values),
-                size,
-                self.fd,
-                0,
-                0,
-            )
+        start, last = 0, False
+        while not last:
+            where = (start, bpf.address(token), bpf.address(keys), bpf.address(values))
+            attributes = struct.pack("<QQQQIIQQ", *where, size, self.fd, 0, 0)
             buffer = ctypes.create_string_buffer(attributes, len(attributes))
-            last = False
             try:
                 bpf._call(bpf.MAP_LOOKUP_BATCH, buffer, len(attributes))
             except OSError as error:
@@ -153,11 +186,9 @@ class Map:
                     raise
                 last = True
             count = struct.unpack_from("<I", buffer.raw, 32)[0]
-            all_keys.append(keys.raw[: count * self.key.itemsize])
-            all_values.append(values.raw[: count * value_bytes])
-            total, first = total + count, False
-            if last:
-                return self._shaped(b"".join(all_keys), b"".join(all_values), total)
+            start = bpf.address(token)
+            found = memoryview(keys)[: count * self.key.itemsize], memoryview(values)[: count * value_bytes]
+            yield self._shaped(*found, count)
 
     def _read_one_by_one(self) -> tuple[NDArray[Any], NDArray[Any]]:
         value_bytes = self._slot.itemsize * self._cpus

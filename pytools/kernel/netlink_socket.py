@@ -10,8 +10,8 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from pyroute2.netlink import nlmsg
 
@@ -26,6 +26,7 @@ _HAS_ATTRIBUTES, _CAPPED = 0x200, 0x100
 _HEADER = struct.Struct("=IHHII")
 _TIMEOUT_S = 10.0
 _DUMP_ATTEMPTS = 5
+T = TypeVar("T")
 
 
 class NetlinkError(SwerveError):
@@ -81,22 +82,36 @@ class NetlinkSocket:
         CapabilityError
             If the privilege is missing.
         """
-        self._exchange(self._encoded(message, msg_type, msg_flags | ACK), type(message), what, until_end=True)
+        self._exchange(self._encoded(message, msg_type, msg_flags | ACK), _decoder(type(message)), what, until_end=True)
 
     def get(self, message: nlmsg, msg_type: int, what: str) -> Any:
         """Ask for one object; refusals as for `change`."""
-        answers = self._exchange(self._encoded(message, msg_type, 0), type(message), what, until_end=False)
+        answers = self._exchange(self._encoded(message, msg_type, 0), _decoder(type(message)), what, until_end=False)
         return answers[0]
+
+    def get_body(self, body: bytes, msg_type: int, what: str) -> bytes:
+        """Ask for one object with a request that is encoded already; the answer without its header, not decoded."""
+        return self._exchange(self._framed(body, msg_type, 0), _body, what, until_end=False)[0]
 
     def dump(self, message: nlmsg, msg_type: int, what: str) -> list[Any]:
         """Ask for a whole table; asks again when the table changed under the dump."""
-        request = self._encoded(message, msg_type, DUMP)
+        return self._dump(self._encoded(message, msg_type, DUMP), _decoder(type(message)), what)
+
+    def dump_bodies(self, body: bytes, msg_type: int, what: str) -> list[bytes]:
+        """The same with a request that is encoded already; the answers without their headers, not decoded."""
+        return self._dump(self._framed(body, msg_type, DUMP), _body, what)
+
+    def _dump(self, request: bytes, decode: Callable[[bytes, int], T], what: str) -> list[T]:
         for _ in range(_DUMP_ATTEMPTS):
             try:
-                return self._exchange(request, type(message), what, until_end=True)
+                return self._exchange(request, decode, what, until_end=True)
             except _InterruptedDumpError:
                 continue
         raise SwerveError(f"{what}: the table keeps changing while it is read", "try again")
+
+    def _framed(self, body: bytes, msg_type: int, msg_flags: int) -> bytes:
+        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+        return _HEADER.pack(_HEADER.size + len(body), msg_type, msg_flags | REQUEST, self._sequence, 0) + body
 
     def _encoded(self, message: nlmsg, msg_type: int, msg_flags: int) -> bytes:
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
@@ -109,14 +124,14 @@ class NetlinkSocket:
         message.encode()
         return bytes(message.data)
 
-    def _exchange(self, request: bytes, answer: type[nlmsg], what: str, until_end: bool) -> list[Any]:
+    def _exchange(self, request: bytes, decode: Callable[[bytes, int], T], what: str, until_end: bool) -> list[T]:
         """Send, and read until the acknowledgement, the end of the dump, or the one answer."""
         self._socket.send(request)
         interrupted = False
-        answers: list[Any] = []
+        answers: list[T] = []
         while True:
             data = self._receive(what)
-            for offset, kind, flags, sequence in _messages(data):
+            for offset, kind, flags, sequence in messages(data):
                 if sequence != self._sequence:
                     continue  # the rest of an earlier exchange that was given up
                 interrupted |= bool(flags & DUMP_INTERRUPTED)
@@ -125,8 +140,7 @@ class NetlinkSocket:
                     if interrupted:
                         raise _InterruptedDumpError
                     return answers
-                answers.append(answer(data, offset=offset))
-                answers[-1].decode()
+                answers.append(decode(data, offset))
             if answers and not until_end:
                 return answers
 
@@ -138,7 +152,22 @@ class NetlinkSocket:
             raise SwerveError(f"{what}: the kernel did not answer within {_TIMEOUT_S:g} s") from None
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, int, int, int]]:
+def _decoder(message: type[nlmsg]) -> Callable[[bytes, int], Any]:
+    """How pyroute2 decodes the message of a kind that begins at an offset."""
+
+    def decode(data: bytes, offset: int) -> Any:
+        decoded = message(data, offset=offset)
+        decoded.decode()
+        return decoded
+
+    return decode
+
+
+def _body(data: bytes, offset: int) -> bytes:
+    return data[offset + _HEADER.size : offset + _HEADER.unpack_from(data, offset)[0]]
+
+
+def messages(data: bytes) -> Iterator[tuple[int, int, int, int]]:
     """Offset, type, flags and sequence number of every message in one datagram."""
     offset = 0
     while offset + _HEADER.size <= len(data):

@@ -1,82 +1,276 @@
-"""TCP sockets as the kernel's socket diagnostics list them: what each has retransmitted so far.
+"""TCP sockets as the kernel's socket diagnostics list them: what each has done so far, and whose it is.
 
-Lists the sockets of the calling thread's network namespace, by cookie (the same that BPF programs read).
+Of the network namespace in which a `Diagnostics` is made, by cookie (the same that BPF programs read). Times are
+nanoseconds. `struct tcp_info` grows from kernel to kernel: a field that this one does not have is None. One thread per
+`Diagnostics`.
 """
 
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
 
 from pytools.errors import SwerveError
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
-_REQUEST_DUMP = 0x1 | 0x300
+_REQUEST, _DUMP = 0x1, 0x300
 _ERROR, _DONE = 2, 3
 _HEADER = struct.Struct("=IHHII")
-_REQUEST = struct.Struct("=BBBxI48x")  # struct inet_diag_req_v2, any address
-_MESSAGE = struct.Struct("=BBBB40xII20x")  # struct inet_diag_msg: family, state, timer, retrans, cookie
+_QUERY = struct.Struct("=BBBxI")  # struct inet_diag_req_v2: family, protocol, extensions, states; then the identity
+_IDENTITY = struct.Struct("!HH16s16s")  # struct inet_diag_sockid: ports, addresses; then interface and cookie
+_IDENTITY_END = struct.Struct("=III")
+_ANY = bytes(48)
+_NO_COOKIE = 0xFFFFFFFF
+_MESSAGE = struct.Struct("=BBBB48xIIIII")  # struct inet_diag_msg: family, state, timer, retrans; expires ... uid, inode
 _ATTRIBUTE = struct.Struct("=HH")
-_INFO = 2  # INET_DIAG_INFO
-_TOTAL_RETRANS = struct.Struct("=100xI")  # struct tcp_info
-_SYN_RECV, _NEW_SYN_RECV, _TIME_WAIT, _LISTEN = 3, 12, 6, 10
-_STATES = 0x1FFE & ~(1 << _TIME_WAIT) & ~(1 << _LISTEN)  # the two others keep no total
+_INFO, _CGROUP = 2, 21  # INET_DIAG_INFO, INET_DIAG_CGROUP_ID
+_NEVER_LOST: Final = 0x7FFFFFFF  # TCP_INFINITE_SSTHRESH
+
+SYN_RECV, TIME_WAIT, LISTEN = 3, 6, 10
+_STATES: Final = 0x1FFE & ~(1 << TIME_WAIT) & ~(1 << LISTEN)  # the two others keep no totals
+_RECEIVE_BYTES: Final = 1 << 17
 
 
-def retransmitted_segments() -> dict[int, int]:
-    """Segments retransmitted so far, by socket cookie; half-open requests included, whatever their count.
+@dataclass(frozen=True, slots=True)
+class TcpInfo:
+    """The part of `struct tcp_info` that is of use here, since the connection began."""
+
+    state: int
+    congestion: int  # TCP_CA_Open and so on
+    retransmits: int  # unanswered timeouts in a row
+    srtt_ns: int
+    cwnd_segments: int
+    ssthresh_segments: int | None  # None: has not met congestion
+    retransmitted_segments: int
+    acknowledged_bytes: int | None
+    received_bytes: int | None
+    segments_out: int | None
+    segments_in: int | None
+    min_rtt_ns: int | None
+    delivered: int | None
+    delivered_ce: int | None
+    sent_bytes: int | None  # retransmissions included
+    retransmitted_bytes: int | None
+    dsack_duplicates: int | None
+    timeouts: int | None  # since 6.7
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """One socket, or one half-open request (state SYN_RECV, without `info`)."""
+
+    cookie: int
+    family: int
+    state: int
+    local: str
+    local_port: int
+    remote: str
+    remote_port: int
+    interface: int  # index of the one that it is bound to, 0 for none
+    inode: int  # 0: no descriptor holds it
+    uid: int
+    cgroup: int  # identifier, 0 when the kernel does not say
+    request_retransmits: int  # SYN-ACKs sent again, while it is a request
+    info: TcpInfo | None
+
+
+class Diagnostics:
+    """A way to ask about the TCP sockets of the namespace that it was made in.
 
     Raises
     ------
     SwerveError
-        If the kernel was built without socket diagnostics for TCP.
+        If the kernel was built without socket diagnostics.
     """
-    found: dict[int, int] = {}
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as sock:
-        sock.settimeout(10.0)
+
+    def __init__(self) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
+        except OSError as error:
+            raise _refused(error.errno or 0) from None
+        self._socket.settimeout(10.0)
+        self._sequence = 0
+
+    def sockets(self) -> Iterator[Socket]:
+        """All but listening ones and those in TIME-WAIT; half-open requests included.
+
+        Raises
+        ------
+        SwerveError
+            If the kernel refuses.
+        """
         for family in (socket.AF_INET, socket.AF_INET6):
-            body = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _STATES)
-            sock.send(_HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 0, 0) + body)
-            for message in _messages(sock):
-                state, cookie, segments = _parsed(message)
-                if segments or state == _SYN_RECV:
-                    found[cookie] = segments
-    return found
+            body = _QUERY.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _STATES) + _ANY
+            for message in self._ask(body, _DUMP):
+                found = parsed(message)
+                if found is not None:
+                    yield found
+
+    def find(
+        self, local: bytes, local_port: int, remote: bytes, remote_port: int, interface: int, cookie: int
+    ) -> Socket | None:
+        """The socket with this identity; None when there is none (any more).
+
+        Parameters
+        ----------
+        local, remote : bytes
+            16 bytes; IPv4-mapped ones are IPv4.
+        interface : int
+            Index; matters only for sockets bound to one.
+        cookie : int
+            Of this very socket; 0: any.
+        """
+        family = socket.AF_INET6
+        if local[:12] == remote[:12] == _MAPPED:  # finds the sockets of both families
+            family, local, remote = socket.AF_INET, local[12:], remote[12:]
+        low, high = (cookie & 0xFFFFFFFF, cookie >> 32) if cookie else (_NO_COOKIE, _NO_COOKIE)
+        identity = _IDENTITY.pack(local_port, remote_port, local, remote) + _IDENTITY_END.pack(interface, low, high)
+        body = _QUERY.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF) + identity
+        try:
+            return next((found for message in self._ask(body, 0) if (found := parsed(message)) is not None), None)
+        except SwerveError:
+            return None
+
+    def _ask(self, body: bytes, flags: int) -> Iterator[bytes]:
+        """The bodies of the answer."""
+        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+        header = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST | flags, self._sequence, 0)
+        try:
+            self._socket.send(header + body)
+            while True:
+                data = self._socket.recv(_RECEIVE_BYTES)
+                for kind, sequence, answer in messages(data):
+                    if sequence != self._sequence:
+                        continue  # of a question that was given up
+                    if kind == _DONE:
+                        return
+                    if kind == _ERROR:
+                        code = -struct.unpack_from("=i", answer)[0] if len(answer) >= 4 else errno.EPROTO
+                        if code == errno.ENOENT:
+                            return  # no such socket, or no such family here: IPv6 is off
+                        raise _refused(code)
+                    yield answer
+                    if not flags & _DUMP:
+                        return
+        except OSError as error:
+            raise _refused(error.errno or errno.EPROTO) from None
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._socket.close()
+
+    def __enter__(self) -> Diagnostics:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
-def _messages(sock: socket.socket) -> Iterator[bytes]:
-    """The bodies of one dump."""
-    while True:
-        data = sock.recv(1 << 17)
-        offset = 0
-        while offset + _HEADER.size <= len(data):
-            length, kind, _, _, _ = _HEADER.unpack_from(data, offset)
-            body = data[offset + _HEADER.size : offset + length]
-            if kind == _DONE:
-                return
-            if kind == _ERROR:
-                code = -struct.unpack_from("=i", body)[0]
-                if code == errno.ENOENT:
-                    return  # no such family here: IPv6 is off
-                raise SwerveError(f"listing TCP sockets failed: {os.strerror(code)}", "run `swerve doctor`")
-            yield body
-            offset += (length + 3) & ~3
+_MAPPED: Final = bytes(10) + b"\xff\xff"
 
 
-def _parsed(message: bytes) -> tuple[int, int, int]:
-    """State, cookie and segments retransmitted."""
-    _, state, _, retrans, low, high = _MESSAGE.unpack_from(message)
-    cookie = high << 32 | low
-    segments = retrans if state == _SYN_RECV else 0  # a request socket has no tcp_info
+def _refused(code: int) -> SwerveError:
+    return SwerveError(f"listing TCP sockets failed: {os.strerror(code)}", "run `swerve doctor`")
+
+
+def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Type, sequence number and body of the netlink messages in a datagram; stops at one that does not fit in."""
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        length, kind, _, sequence, _ = _HEADER.unpack_from(data, offset)
+        if not _HEADER.size <= length <= len(data) - offset:
+            return
+        yield kind, sequence, data[offset + _HEADER.size : offset + length]
+        offset += (length + 3) & ~3
+
+
+def parsed(message: bytes) -> Socket | None:
+    """A `struct inet_diag_msg` with its attributes; None when it is too short to be one."""
+    if len(message) < _MESSAGE.size:
+        return None
+    family, state, _, retransmits, _, _, _, uid, inode = _MESSAGE.unpack_from(message)
+    local_port, remote_port, local, remote = _IDENTITY.unpack_from(message, 4)
+    interface, low, high = _IDENTITY_END.unpack_from(message, 4 + _IDENTITY.size)
+    info, cgroup = None, 0
+    for kind, value in attributes(message):
+        if kind == _INFO and state != SYN_RECV:
+            info = tcp_info(value)
+        elif kind == _CGROUP and len(value) >= 8:
+            cgroup = struct.unpack_from("=Q", value)[0]
+    return Socket(
+        cookie=high << 32 | low,
+        family=family,
+        state=state,
+        local=_address(family, local),
+        local_port=local_port,
+        remote=_address(family, remote),
+        remote_port=remote_port,
+        interface=interface,
+        inode=inode,
+        uid=uid,
+        cgroup=cgroup,
+        request_retransmits=retransmits if state == SYN_RECV else 0,
+        info=info,
+    )
+
+
+def attributes(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """The attributes behind a `struct inet_diag_msg`; stops at one that does not fit in."""
     offset = _MESSAGE.size
     while offset + _ATTRIBUTE.size <= len(message):
         length, kind = _ATTRIBUTE.unpack_from(message, offset)
-        if length < _ATTRIBUTE.size:
-            break
-        if kind == _INFO and length - _ATTRIBUTE.size >= _TOTAL_RETRANS.size:
-            segments = _TOTAL_RETRANS.unpack_from(message, offset + _ATTRIBUTE.size)[0]
+        if not _ATTRIBUTE.size <= length <= len(message) - offset:
+            return
+        yield kind, message[offset + _ATTRIBUTE.size : offset + length]
         offset += (length + 3) & ~3
-    return state, cookie, segments
+
+
+def tcp_info(raw: bytes) -> TcpInfo | None:
+    """`struct tcp_info` as long as this kernel has it; None when not even the totals of 2.6 are there."""
+    if len(raw) < 104:
+        return None
+
+    def at(offset: int, code: str = "=I") -> int | None:
+        if offset + struct.calcsize(code) > len(raw):
+            return None
+        value: int = struct.unpack_from(code, raw, offset)[0]
+        return value
+
+    srtt_us, ssthresh, cwnd = struct.unpack_from("=I4xII", raw, 68)
+    min_rtt_us = at(148)
+    return TcpInfo(
+        state=raw[0],
+        congestion=raw[1],
+        retransmits=raw[2],
+        srtt_ns=srtt_us * 1000,
+        cwnd_segments=cwnd,
+        ssthresh_segments=None if ssthresh >= _NEVER_LOST else ssthresh,
+        retransmitted_segments=struct.unpack_from("=I", raw, 100)[0],
+        acknowledged_bytes=at(120, "=Q"),
+        received_bytes=at(128, "=Q"),
+        segments_out=at(136),
+        segments_in=at(140),
+        min_rtt_ns=None if min_rtt_us is None or min_rtt_us == 0xFFFFFFFF else min_rtt_us * 1000,
+        delivered=at(192),
+        delivered_ce=at(196),
+        sent_bytes=at(200, "=Q"),
+        retransmitted_bytes=at(208, "=Q"),
+        dsack_duplicates=at(216),
+        timeouts=at(240, "=H"),
+    )
+
+
+def _address(family: int, raw: bytes) -> str:
+    if family == socket.AF_INET:
+        return str(ipaddress.IPv4Address(raw[:4]))
+    ip = ipaddress.IPv6Address(raw)
+    return str(ip.ipv4_mapped or ip)

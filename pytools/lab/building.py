@@ -132,21 +132,17 @@ def _build_rail(netlink: Netlink, rail: Rail, hosts: tuple[Host, ...], spec: Spe
         wiring.add_address(netlink, port.index, port.address6, 64)
         if spec.rate_bit_s is not None:
             wiring.shape(netlink, port.index, spec.rate_bit_s, spec.queue_bytes)
-        end = host.interfaces[rail.number - 1]
-        for prefix, gateway in (
-            (f"{host.service}/32", end.address),
-            (f"{host.service6}/128", end.address6),
-        ):
-            netlink.replace_route(
-                Route(
-                    prefix,
-                    family_of(prefix),
-                    MAIN_TABLE,
-                    gateway=gateway,
-                    ifindex=port.index,
-                    protocol=_STATIC,
-                )
-            )
+        for route in ways_to(host, rail):
+            netlink.replace_route(route)
+
+
+def ways_to(host: Host, rail: Rail) -> list[Route]:
+    """How a rail reaches a host's service addresses."""
+    end, port = host.interfaces[rail.number - 1], rail.ports[host.number - 1]
+    return [
+        Route(prefix, family_of(prefix), MAIN_TABLE, gateway=gateway, ifindex=port.index, protocol=_STATIC)
+        for prefix, gateway in ((f"{host.service}/32", end.address), (f"{host.service6}/128", end.address6))
+    ]
 
 
 def _build_host(netlink: Netlink, host: Host, hosts: tuple[Host, ...]) -> None:

@@ -119,9 +119,30 @@ def bursts(name: str, rail: int, share: float, seed: int) -> None:
 
 @lab.command()
 @_name
+@_rail
+@click.option("--every", type=int, default=1, show_default=True, help="Every so manieth packet that can be marked.")
+@click.option("--toward", help="Only packets towards this host, like h2.")
+def mark(name: str, rail: int, every: int, toward: str | None) -> None:
+    """Let a rail mark packets (ECN) as having met congestion."""
+    fabric.Lab.open(name).mark(rail, every, None if toward is None else _host_number(toward))
+
+
+@lab.command()
+@_name
+@_rail
+@click.option("--bytes", "mtu_bytes", type=int, required=True, help="The longest IP packet that passes, like 1400.")
+@click.option("--silent", is_flag=True, help="Lose longer ones without a word, instead of telling the sender (ICMP).")
+@click.option("--toward", help="Only packets towards this host, like h2.")
+def mtu(name: str, rail: int, mtu_bytes: int, silent: bool, toward: str | None) -> None:
+    """Let a rail forward no packet longer than this."""
+    fabric.Lab.open(name).mtu(rail, mtu_bytes, silent, None if toward is None else _host_number(toward))
+
+
+@lab.command()
+@_name
 @click.option("--rail", type=int, help="Only this rail.")
 def heal(name: str, rail: int | None) -> None:
-    """Undo congest, blackhole and delay, and end other traffic."""
+    """Undo congest, blackhole, delay, mark and mtu, and end other traffic."""
     fabric.Lab.open(name).heal(rail)
 
 
@@ -188,6 +209,8 @@ def _print(shown: dict[str, Any], as_json: bool) -> None:
         click.echo(f"  {rail['name']}  {rail['netns']}")
         for port in rail["ports"]:
             click.echo(f"      {_port_line(port)}")
+        for what, packets in rail["faults"].items():
+            click.echo(f"      {packets} packets {what.replace('_', ' ')}")
     for process in shown["processes"]:
         click.echo(f"  process {process['pid']}  {process['command']}")
 

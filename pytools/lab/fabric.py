@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from pytools.errors import SwerveError, UsageError
-from pytools.lab import building, bursts, faults, processes, state, timekeeping, view
+from pytools.lab import building, bursts, faults, filters, processes, state, timekeeping, view
 from pytools.lab.clocks import VirtualClock
 from pytools.lab.topology import Host, Rail, Spec, check_shape, host_of, parse_rate, rail_of
 
@@ -250,8 +250,42 @@ class Lab:
         processes.wait_until_ready(process)
         faults.divert(self.spec, rail, source, destination, device)
 
+    def mark(self, rail: int, every: int = 1, toward: int | None = None) -> None:
+        """Let a rail mark every n-th packet that can be marked (ECN) as having met congestion; `counts` tells how many.
+
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        every : int
+            1 marks them all. Each CPU counts for itself; a buffer that is to become several packets is marked whole.
+        toward : int, optional
+            Only packets towards this host.
+        """
+        faults.mark(self.spec, rail, every, toward)
+
+    def mtu(self, rail: int, mtu_bytes: int, silent: bool = False, toward: int | None = None) -> None:
+        """Let a rail forward no IP packet longer than this.
+
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        mtu_bytes : int
+            The longest packet that passes.
+        silent : bool
+            Lose longer ones without a word (`counts` tells how many) instead of telling the sender by ICMP.
+        toward : int, optional
+            Only packets towards this host.
+        """
+        faults.narrow(self.spec, rail, mtu_bytes, silent, toward)
+
+    def counts(self, rail: int) -> dict[str, int]:
+        """Packets that a rail's faults have touched: `able` to be marked, `marked`, lost because `too_long`."""
+        return filters.counts(rail_of(self.spec, rail))
+
     def heal(self, rail: int | None = None) -> None:
-        """Give a rail (all of them unless given) its rate, queue and packets back, and end its load."""
+        """Give a rail (all of them unless given) its rate, queue, packets and MTU back; end its load and its marks."""
         for target in self.rails if rail is None else (rail_of(self.spec, rail),):
             processes.end(self.name, load=target.number)
             faults.heal(self.spec, target)

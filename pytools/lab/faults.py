@@ -1,4 +1,4 @@
-"""Faults in a rail, and their end: fewer bits per second, shorter queues, silent loss, a longer way.
+"""Faults in a rail, and their end: fewer bits per second, shorter queues, silent loss, a longer way, marks, small MTUs.
 
 All are made in the rail's namespace, so that a host sees them as it would see a fault in the network.
 """
@@ -6,15 +6,17 @@ All are made in the rail's namespace, so that a host sees them as it would see a
 from __future__ import annotations
 
 from pytools.errors import UsageError
-from pytools.kernel.netlink import PROTOCOL, Family, Netlink, Route, Rule
-from pytools.lab import wiring
-from pytools.lab.topology import Host, Rail, Spec, check_shape, host_of, rail_of
+from pytools.kernel.netlink import MAIN_TABLE, PROTOCOL, Family, Netlink, Route, Rule
+from pytools.lab import building, filters, wiring
+from pytools.lab.topology import Host, Port, Rail, Spec, check_shape, host_of, rail_of
 
 # Two priorities: the kernel takes a rule without a destination for the same as one that only adds a destination.
 _ONE_WAY_PRIORITY, _RAIL_PRIORITY = 100, 101
 _LONGER_WAY_PRIORITY = 102  # what is lost is not delayed
 _LONGER_WAY_TABLES = 20_000  # and a number for each two hosts
 MAX_EXTRA_US = 1_000_000
+MIN_MTU, MAX_MTU = 1280, 65_535  # IPv6 has no smaller ones
+MAX_EVERY = 1_000_000
 
 
 def congest(spec: Spec, rail: int, rate_bit_s: int | None, queue_bytes: int, toward: int | None) -> None:
@@ -68,9 +70,66 @@ def divert(spec: Spec, rail: int, source: int, destination: int, device: str) ->
             netlink.add_rule(rule)
 
 
+def mark(spec: Spec, rail: int, every: int, toward: int | None) -> None:
+    """Let a rail's ports mark every n-th packet that can be marked as having met congestion."""
+    if not 1 <= every <= MAX_EVERY:
+        raise UsageError(f"every {every}th packet cannot be marked", f"give 1 to {MAX_EVERY}")
+    filters.install(rail_of(spec, rail), _ports(spec, rail, toward), filters.MARK, "SWERVE_LAB_EVERY", every)
+
+
+def narrow(spec: Spec, rail: int, mtu_bytes: int, silent: bool, toward: int | None) -> None:
+    """Let a rail forward no packet longer than this; it says so to the sender (ICMP), or loses them silently."""
+    if not MIN_MTU <= mtu_bytes <= MAX_MTU:
+        raise UsageError(f"an MTU of {mtu_bytes} bytes is out of range", f"give {MIN_MTU} to {MAX_MTU}")
+    target, ports = rail_of(spec, rail), _ports(spec, rail, toward)
+    if silent:
+        filters.install(target, ports, filters.NARROW, "SWERVE_LAB_BYTES", mtu_bytes)
+        return
+    with Netlink(target.netns) as netlink:
+        for port in ports:
+            host = host_of(spec, port.host)
+            for route in building.ways_to(host, target) + _own_ways(host, target):
+                wiring.replace_narrow_route(netlink, route, mtu_bytes)
+
+
+def _widen(netlink: Netlink, spec: Spec, rail: Rail) -> None:
+    """Take the routes of `narrow` back."""
+    narrowed = {
+        (route.destination, route.ifindex)
+        for family in (4, 6)
+        for route in netlink.routes(family)
+        if route.protocol == PROTOCOL
+    }
+    for port in rail.ports:
+        host = host_of(spec, port.host)
+        own = [each for each in _own_ways(host, rail) if (each.destination, each.ifindex) in narrowed]
+        for route in own:
+            netlink.del_route(route)
+        for route in building.ways_to(host, rail) if own else ():
+            netlink.replace_route(route)
+
+
+def _own_ways(host: Host, rail: Rail) -> list[Route]:
+    """Routes to a host's own addresses on a rail, which the connected prefix covers when the rail is whole."""
+    end, port = host.interfaces[rail.number - 1], rail.ports[host.number - 1]
+    prefixes: list[tuple[Family, str]] = [(4, f"{end.address}/32"), (6, f"{end.address6}/128")]
+    return [
+        Route(prefix, family, MAIN_TABLE, ifindex=port.index, metric=1, protocol=PROTOCOL)
+        for family, prefix in prefixes
+    ]
+
+
+def _ports(spec: Spec, rail: int, toward: int | None) -> tuple[Port, ...]:
+    """The port towards a host, or all of a rail's."""
+    ports = rail_of(spec, rail).ports
+    return ports if toward is None else (ports[host_of(spec, toward).number - 1],)
+
+
 def heal(spec: Spec, rail: Rail) -> None:
     """Give a rail its rate, its queues and its packets back; devices that hold packets go with their processes."""
+    filters.remove(rail)
     with Netlink(rail.netns) as netlink:
+        _widen(netlink, spec, rail)
         for rule in losses(netlink) + _longer_ways(netlink):
             netlink.del_rule(rule)
         for port in rail.ports:

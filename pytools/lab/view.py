@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytools.kernel.netlink import Netlink
-from pytools.lab import faults, processes, wiring
+from pytools.lab import faults, filters, processes, wiring
 from pytools.lab.topology import Host, Rail, Spec
 
 
@@ -70,4 +70,4 @@ def _rail(rail: Rail) -> dict[str, Any]:
                 "loses_packets_to": sorted(lost),
             }
         )
-    return {"name": rail.name, "netns": rail.netns, "ports": ports}
+    return {"name": rail.name, "netns": rail.netns, "ports": ports, "faults": filters.counts(rail)}

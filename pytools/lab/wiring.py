@@ -16,12 +16,13 @@ from pyroute2.netlink import nla, nlmsg
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from pytools.kernel.netlink import Netlink, NetlinkError
-from pytools.kernel.netlink_messages import family_of, socket_family
+from pytools.kernel.netlink import Netlink, NetlinkError, Route
+from pytools.kernel.netlink_messages import family_of, route_message, socket_family
 from pytools.kernel.netlink_socket import CREATE, EXCLUSIVE, REPLACE
 from pytools.lab.namespaces import NAMED
 
-_NEW_LINK, _NEW_ADDRESS, _NEW_QDISC, _DEL_QDISC, _GET_QDISC = 16, 20, 36, 37, 38
+_NEW_LINK, _NEW_ADDRESS, _NEW_ROUTE, _NEW_QDISC, _DEL_QDISC, _GET_QDISC = 16, 20, 24, 36, 37, 38
+_LOCK_MTU = 1 << 2  # RTAX_LOCK: a bit per metric; without it IPv6 forwards by the interface's MTU
 _IFF_UP, _IFA_F_NODAD = 1, 2
 _ROOT = 0xFFFFFFFF
 _HANDLE = 0x1_0000
@@ -147,6 +148,13 @@ def add_address(netlink: Netlink, index: int, address: str, prefix_length: int) 
     message["index"] = index
     message["attrs"] = [("IFA_LOCAL", address), ("IFA_ADDRESS", address), ("IFA_FLAGS", _IFA_F_NODAD)]
     netlink.socket.change(message, _NEW_ADDRESS, CREATE | EXCLUSIVE, f"adding address {address}")
+
+
+def replace_narrow_route(netlink: Netlink, route: Route, mtu_bytes: int) -> None:
+    """Make or change a route that takes no packet longer than this; who sends one is told so."""
+    message = route_message(route)
+    message["attrs"].append(("RTA_METRICS", {"attrs": [("RTAX_LOCK", _LOCK_MTU), ("RTAX_MTU", mtu_bytes)]}))
+    netlink.socket.change(message, _NEW_ROUTE, CREATE | REPLACE, f"narrowing route {route.destination}")
 
 
 def burst_bytes(rate_bit_s: int) -> int:

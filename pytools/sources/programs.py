@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from pytools.config import AgentConfig
+from pytools.config import AgentConfig, Tcp
+from pytools.kernel import tracefs
 from pytools.kernel.compiling import Program
 
-TCP_FLOWS: Final = 16384
-TCP_ENTRY: Final = "tcp_egress"
+TCP_EGRESS: Final = "tcp_egress"
+TCP_INGRESS: Final = "tcp_ingress"
+TCP_CALLBACKS: Final = "tcp_callbacks"
 SAMPLE_EGRESS: Final = "sample_egress"
 SAMPLE_INGRESS: Final = "sample_ingress"
 
@@ -30,13 +32,24 @@ def virtual_clock(config: AgentConfig) -> dict[str, int]:
     return {"SWERVE_VIRTUAL_CLOCK": 1} if config.virtual_clock else {}
 
 
-def retransmissions(flows: int = TCP_FLOWS) -> Program:
-    """TCP retransmissions, with room for so many flows."""
-    return Program("tcp.c", (TCP_ENTRY,), {"SWERVE_TCP_FLOWS": flows})
+def tcp_connections(wanted: Tcp) -> Program:
+    """What TCP connections go through; without the events that tell a congestion state, causes are not told apart."""
+    defines = {"SWERVE_TCP_FLOWS": wanted.flows}
+    if tracefs.fields("tcp", "tcp_cong_state_set") and tracefs.fields("sock", "inet_sock_set_state"):
+        defines["SWERVE_TCP_CONGESTION"] = 1
+    return Program("tcp.c", (TCP_EGRESS, TCP_INGRESS, TCP_CALLBACKS), defines, {TCP_CALLBACKS: "sock_ops"})
+
+
+def packet_drops() -> list[Program]:
+    """Packets that the kernel drops, by reason; none where it gives no reasons."""
+    fields = tracefs.fields("skb", "kfree_skb")
+    return (
+        [Program("drops.c", (), {"SWERVE_DROPS_RX_SK": 1} if "rx_sk" in fields else {})] if "reason" in fields else []
+    )
 
 
 def all_of(config: AgentConfig) -> list[Program]:
     """All programs of an agent."""
     # Samples are joined over the bus between hosts: without it they would serve nobody.
     sampled = [samples(config)] if config.samples.enabled and config.bus.key_file else []
-    return [probes(config), retransmissions(), *sampled]
+    return [probes(config), tcp_connections(config.tcp), *packet_drops(), *sampled]

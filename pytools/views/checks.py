@@ -9,7 +9,6 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +18,8 @@ from pytools.bus_client import Client
 from pytools.errors import SwerveError
 from pytools.kernel import features
 from pytools.kernel.features import Finding
+from pytools.views import checks_network
+from pytools.views.check import Check
 
 if TYPE_CHECKING:
     from pytools.kernel.loader import Program
@@ -28,20 +29,18 @@ _ROOT: Final = "run as root"
 _OTHER_KERNEL: Final = "no setting mends it: another kernel does"
 
 
-@dataclass(frozen=True)
-class Check:
-    """One thing that may be missing."""
-
-    name: str
-    essential: bool
-    costs: str  # what is lost without it
-    mend: str
-    find: Callable[[], Finding]
-
-
 def checks(name: str | None, config: Path | None, programs: Sequence[Program]) -> list[Check]:
     """Everything that is looked at, in the order in which a missing one explains the next."""
-    return [*_privileges(), *_tools(), *_kernel(programs), *_network(), *_surroundings(name, config)]
+    return [
+        *_privileges(),
+        *_tools(),
+        *_kernel(programs),
+        *_network(),
+        *checks_network.tcp(),
+        *checks_network.links(),
+        *checks_network.rdma(name),
+        *_surroundings(name, config),
+    ]
 
 
 def _privileges() -> list[Check]:
@@ -86,7 +85,7 @@ def _tools() -> list[Check]:
         Check(
             "tracefs",
             False,
-            "nothing yet: no program of this version needs a tracepoint",
+            "causes of TCP retransmissions are not told apart, and dropped packets not counted",
             "mount -t tracefs tracefs /sys/kernel/tracing",
             lambda: features.mounted("tracefs", "/sys/kernel/tracing"),
         ),
@@ -132,7 +131,7 @@ def _kernel(programs: Sequence[Program]) -> list[Check]:
         Check(
             "TCP sockets at TC",
             False,
-            "retransmitted segments are not counted",
+            "nothing of TCP is counted",
             _OTHER_KERNEL,
             lambda: features.program(features.TCP_SOCKET),
         ),
@@ -229,7 +228,7 @@ def _surroundings(name: str | None, config: Path | None) -> list[Check]:
             _hash_policy,
         ),
         Check(
-            "RDMA through the kernel",
+            "RDMA through TC",
             False,
             "RDMA on hardware bypasses TC: it is neither timed nor moved here",
             "nothing mends it; its Ethernet traffic is still seen",

@@ -16,14 +16,16 @@ import msgspec
 from pytools import places
 from pytools.errors import RefusedError
 from pytools.kernel import features, netns
-from pytools.views.checks import Check, checks, served
+from pytools.views.check import Check
+from pytools.views.checks import checks, served
 
 if TYPE_CHECKING:
     from pytools.kernel.loader import Program
     from pytools.kernel.netlink import Netlink
 
 CANNOT: Final = (
-    "RDMA on hardware (RoCE, InfiniBand) bypasses TC: it is neither timed per packet nor moved by routes",
+    "RDMA on hardware (RoCE, InfiniBand) bypasses TC: queue pairs are counted and timed, its packets neither timed "
+    "one by one nor moved by routes",
     "one-way delays need clocks that agree: without `clock: shared` peers only queueing and round trips are known",
     "a path ends at its nexthop: where the fabric hashes again, `probe.flows` samples several of the ways behind",
     "weights move flows by hash: a single large flow moves as a whole, or not at all",

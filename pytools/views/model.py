@@ -19,16 +19,13 @@ from pytools.signals import (
     PathDelay,
     PathState,
     Self,
-    TcpFlow,
     TcpPath,
 )
-from pytools.views import timing
+from pytools.views import network, timing
+from pytools.views.network import Links, Rdma, Tcp
 from pytools.views.timing import Timing
 
-FLOWS = 4096  # flows remembered; the ones that retransmitted longest ago go first
 ACTS = 50
-FlowKey = tuple[str, int, str, int, str]
-TcpPathKey = tuple[str, Path | None]
 
 
 @dataclass(frozen=True)
@@ -38,21 +35,22 @@ class Model:
     host: str = ""
     at_ns: int = 0  # of the newest signal
     delays: Mapping[Path, PathDelay] = field(default_factory=dict)
-    tcp_paths: Mapping[TcpPathKey, TcpPath] = field(default_factory=dict)
-    flows: Mapping[FlowKey, TcpFlow] = field(default_factory=dict)
     groups: Mapping[int, NexthopGroup] = field(default_factory=dict)
     rates: Mapping[tuple[int, int], float] = field(default_factory=dict)  # (group, nexthop) -> packets/s
     states: Mapping[Path, PathState] = field(default_factory=dict)
     acts: tuple[Act, ...] = ()
     cost: Self | None = None
     timing: Timing = field(default_factory=Timing)
+    tcp: Tcp = field(default_factory=Tcp)
+    links: Links = field(default_factory=Links)
+    rdma: Rdma = field(default_factory=Rdma)
 
 
 def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
     """The model after these signals, in their order."""
     signals = list(signals)
-    delays, tcp_paths, flows = dict(model.delays), dict(model.tcp_paths), dict(model.flows)
-    groups, rates, states = dict(model.groups), dict(model.rates), dict(model.states)
+    delays, states = dict(model.delays), dict(model.states)
+    groups, rates = dict(model.groups), dict(model.rates)
     acts, cost, host, at_ns = list(model.acts), model.cost, model.host, model.at_ns
     for signal in signals:
         host, at_ns = signal.host, max(at_ns, signal.at_ns)
@@ -60,11 +58,6 @@ def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
             case PathDelay():
                 if _better(signal, delays.get(signal.path)):
                     delays[signal.path] = signal
-            case TcpPath():
-                tcp_paths[(signal.interface, signal.path)] = signal
-            case TcpFlow():
-                key = (signal.local, signal.local_port, signal.remote, signal.remote_port, signal.interface)
-                flows[key] = signal
             case NexthopGroup():
                 rates = {key: rate for key, rate in rates.items() if key[0] != signal.group_id}
                 rates |= packet_rates(groups.get(signal.group_id), signal)
@@ -76,23 +69,21 @@ def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
             case Self():
                 cost = signal
             case _:
-                pass  # of clocks below; raw samples are for those who do their own statistics
-    if len(flows) > FLOWS:
-        kept = sorted(flows.items(), key=lambda item: item[1].last_ns)[-FLOWS:]
-        flows = dict(kept)
+                pass  # most of the others below; raw samples are for those who do their own statistics
     return replace(
         model,
         host=host,
         at_ns=at_ns,
         delays=delays,
-        tcp_paths=tcp_paths,
-        flows=flows,
         groups=groups,
         rates=rates,
         states=states,
         acts=tuple(acts[-ACTS:]),
         cost=cost,
         timing=timing.fold(model.timing, signals, at_ns),
+        tcp=network.fold_tcp(model.tcp, signals, at_ns),
+        links=network.fold_links(model.links, signals, at_ns),
+        rdma=network.fold_rdma(model.rdma, signals, at_ns),
     )
 
 
@@ -139,7 +130,7 @@ def _match(prefix: str, address: str) -> int:
 
 def retransmitted(model: Model, path: Path) -> TcpPath | None:
     """TCP retransmissions on a path."""
-    return model.tcp_paths.get((path.interface, path))
+    return model.tcp.paths.get((path.interface, path))
 
 
 def lost_while_watching(model: Model) -> int | None:

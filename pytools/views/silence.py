@@ -60,3 +60,36 @@ def no_app_delays(model: Model) -> str:
         f"{model.host}: no application packet was timed at both ends: it takes TCP or UDP traffic from here to a peer, "
         "samples.enabled at both ends, and agents that talk to each other (bus.key_file, docs/config.md)"
     )
+
+
+def no_rdma(model: Model) -> str:
+    """Why nothing of RDMA is seen on this host; empty where it is."""
+    sight = model.rdma.sight
+    if sight is None:
+        return f"{model.host}: the agent has not said what it sees of RDMA; see `swerve self` and `swerve doctor`"
+    if not sight.available:
+        return f"{model.host}: no RDMA is seen here: {sight.reason or 'no reason given'}; `swerve doctor` has the steps"
+    return ""
+
+
+def no_queue_pairs(model: Model) -> str:
+    """Why there is no queue pair although RDMA is there."""
+    sight = model.rdma.sight
+    how = sorted({f"{process}: {seen}" for process, seen in sight.seen.items()}) if sight is not None else []
+    seen = f" (seen: {'; '.join(how)})" if how else ""
+    return (
+        f"{model.host}: no queue pair has posted anything while this looked{seen}; a program that posts a lot is best "
+        "started with `swerve rdma tap -- COMMAND`"
+    )
+
+
+def no_drops(model: Model) -> str:
+    """Why nothing is known of packets that the kernel drops."""
+    return f"{model.host}: nothing is known of packets that the kernel drops; `swerve doctor` says what it takes"
+
+
+def no_links(model: Model) -> str:
+    """Why no interface is known."""
+    if not model.delays:
+        return f"{model.host}: no interface carries a path: the agent's configuration names no peer that has a route"
+    return f"{model.host}: the agent has said nothing of its interfaces; see `swerve self` and `swerve doctor`"

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pytools.signals import ClockState, Path, PathDelay, Self, TcpFlow, TcpPath
+from pytools.signals import ClockState, Owner, Path, PathDelay, Self
 from pytools.views.model import Model
 from pytools.views.timing import supports_one_way
 
@@ -85,6 +85,40 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def bit_rate(bps: float | None) -> str:
+    """Bits per second with a unit (powers of 1000)."""
+    if bps is None:
+        return UNKNOWN
+    for scale, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bps >= scale:
+            return f"{bps / scale:.{2 if bps < 10 * scale else 1}f} {unit}"
+    return f"{bps:.0f} bit/s"
+
+
+def number(count: int | None) -> str:
+    """A count."""
+    return UNKNOWN if count is None else f"{count:,}"
+
+
+def alarm(count: int | None, style: str = "red") -> Text:
+    """A count that is trouble unless it is zero."""
+    return Text(number(count), style=style if count else "")
+
+
+def ago(ns: int, now_ns: int) -> str:
+    """How long something is past."""
+    return f"{duration(max(0, now_ns - ns))} ago"
+
+
+def process(owner: Owner) -> str:
+    """Who holds it, and below that the container, or else the service; a dash for nobody known."""
+    if not owner.pid and not owner.command and not owner.cgroup:
+        return UNKNOWN
+    name = f"{owner.command or UNKNOWN} ({owner.pid})" if owner.pid else owner.command or UNKNOWN
+    unit = owner.container[:12] or owner.cgroup.rstrip("/").rpartition("/")[2]
+    return f"{name}\n  {unit}" if unit else name
+
+
 def way(path: Path, short: bool = False) -> str:
     """A path without its source, which is this host; short: nothing but what tells paths apart."""
     place = f"{path.destination} {path.interface}"
@@ -115,47 +149,15 @@ def add_row(table: Table, *cells: str | Text, style: str | None = None) -> None:
     table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
 
 
-def retransmissions(model: Model) -> RenderableType:
-    """By path, then by flow."""
-    numbers = ("in window", "total", "window")
-    paths = plain(f"{model.host}: retransmitted segments by path", "path", *numbers, right=numbers)
-    for row in sorted(model.tcp_paths.values(), key=_path_order):
-        add_row(
-            paths,
-            _where(row),
-            Text(str(row.retransmitted_segments), style="red" if row.retransmitted_segments else ""),
-            str(row.total_segments),
-            duration(row.window_ns),
-        )
-    flows = plain("by flow, newest first", "local", "remote", "path", "segments", "last", right=("segments", "last"))
-    for flow in sorted(model.flows.values(), key=lambda each: -each.last_ns):
-        add_row(
-            flows,
-            endpoint(flow.local, flow.local_port),
-            endpoint(flow.remote, flow.remote_port),
-            _where(flow),
-            str(flow.retransmitted_segments),
-            f"{duration(max(0, model.at_ns - flow.last_ns))} ago",
-        )
-    parts: list[RenderableType] = [paths, flows] if model.flows else [paths]
-    if not (model.tcp_paths or model.flows):
-        parts = [Text(f"{model.host}: no retransmission has been reported")]
-    parts.extend(Text(f"not attached: {each}", style="red") for each in failed_hooks(model, "tcp"))
-    return Group(*parts)
-
-
 def failed_hooks(model: Model, word: str = "") -> list[str]:
     """Kernel hooks that are not attached and whose name has this word, with the reason."""
     failed = model.cost.failed if model.cost is not None else {}
     return [f"{name}: {reason}" for name, reason in sorted(failed.items()) if word in name]
 
 
-def _path_order(row: TcpPath) -> tuple[str, str]:
-    return (row.interface, str(row.path or ""))
-
-
-def _where(row: TcpPath | TcpFlow) -> str:
-    return way(row.path) if row.path is not None else f"{row.interface} (no measured path)"
+def place(path: Path | None, interface: str) -> str:
+    """A path, or where there is none, the interface."""
+    return way(path) if path is not None else f"{interface} (no measured path)"
 
 
 def endpoint(address: str, port: int) -> str:

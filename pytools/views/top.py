@@ -1,4 +1,5 @@
-"""The live view: paths, worst first, with what steering wants and what the kernel counted; clocks and last acts below.
+"""The live view: paths, worst first, with what steering wants and what the kernel counted; below them a line each on
+clocks, TCP, links and RDMA where there is something to say, and the last acts.
 
 `render` is pure (model and time in, renderable out). `run` owns the terminal: it leaves it as it found it, also on an
 exception and on SIGTERM. Times are CLOCK_MONOTONIC nanoseconds.
@@ -24,8 +25,9 @@ from rich.text import Text
 
 from pytools.bus_client import Client
 from pytools.signals import Act, AppDelay, Delay, Path, PathDelay
-from pytools.views import clock_panel, tables
-from pytools.views.follow import LOT_S, VIEWS, console, frames
+from pytools.views import clock_panel, network_panel, tables
+from pytools.views.follow import LOT_S, console, frames
+from pytools.views.kinds import VIEWS
 from pytools.views.model import Model, fold, lost_while_watching, member_of, retransmitted
 from pytools.views.timing import app_of
 
@@ -79,7 +81,7 @@ def render(
     reasons = [_reason(model, path, now_ns) for path in paths if _why(model, path, now_ns)]
     reasons = reasons[:6] if "reason" in hidden else []
     apps = clock_panel.applications(model) if "app p99" in hidden else None
-    about = [text for text in (apps, clock_panel.summary(model, now_ns)) if text is not None]
+    about = [text for text in (apps, *_lines(model, now_ns)) if text is not None]
     header = _header(model, now_ns, missed)
     said = [_act(act, now_ns) for act in reversed(acts)]
     if height is not None:
@@ -102,13 +104,23 @@ def render(
     return Group(*parts)
 
 
+def _lines(model: Model, now_ns: int) -> tuple[Text | None, ...]:
+    """What there is to say beside the paths, the least important first: that goes first where lines are few."""
+    return (
+        network_panel.tcp(model, now_ns),
+        clock_panel.summary(model, now_ns),
+        network_panel.rdma(model, now_ns),
+        network_panel.links(model, now_ns),
+    )
+
+
 def _all_lines(texts: Sequence[Text], width: int) -> int:
     """How many lines these take, nearly."""
     return sum(1 + len(text) // width for text in texts)
 
 
 def _fitting(about: list[Text], acts: list[Text], left: int, width: int) -> tuple[list[Text], list[Text]]:
-    """What is said of clocks and applications, and of acts (newest first), in so few lines: old acts go first."""
+    """What is said beside the paths, and of acts (newest first), in so few lines: old acts go first."""
     about, acts = list(about), list(acts)
     while len(acts) > _LEAST_ACTS and _all_lines((*about, *acts), width) > left:
         acts.pop()

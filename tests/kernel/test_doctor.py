@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import samples
 from serving import Served
 from support import AS_NOBODY, ROOT, SWERVE, require, run
 
-from pytools import places
+from pytools import places, rdma_tap
 from pytools.config import AgentConfig
 from pytools.errors import RefusedError, UsageError
 from pytools.kernel import features
 from pytools.kernel.loader import Program
 from pytools.kernel.netns import inside
+from pytools.signals import RdmaSight
 from pytools.sources import programs
 from pytools.sources.probing import paths
-from pytools.views import doctor
+from pytools.views import checks_network, doctor
 
 PROGRAMS = programs.all_of(AgentConfig("", []))
 
@@ -68,10 +72,100 @@ def test_it_agrees_with_other_tools(report: doctor.Report, namespace: str) -> No
 
 def test_our_programs_are_compiled_and_loaded(report: doctor.Report) -> None:
     assert found(report, "our programs").present is True
-    assert found(report, "our programs").detail == "stamp_egress, stamp_ingress, tcp_egress"
+    ours = sorted(function for program in PROGRAMS for function in program.functions)
+    assert found(report, "our programs").detail == ", ".join(ours)
 
     for needed in ("bpf system call", "ring buffer", "TC programs", "TCP sockets at TC", "bcc", "UAPI headers"):
         assert found(report, needed).present is True, f"our programs load, so this cannot be missing: {needed}"
+
+
+def test_what_tcp_needs_agrees_with_the_kernel(report: doctor.Report) -> None:
+    def has(event: str) -> bool:
+        return (Path("/sys/kernel/tracing/events") / event).is_dir()
+
+    states = has("tcp/tcp_cong_state_set") and has("sock/inet_sock_set_state")
+    assert found(report, "TCP congestion states").present == states
+    fields = Path("/sys/kernel/tracing/events/skb/kfree_skb/format").read_text()
+    assert found(report, "drop reasons").present == ("reason;" in fields)
+    listed = len(set(re.findall(r'\{\s*([0-9a-fx]+),\s*"', fields.partition("print fmt")[2])))
+    assert found(report, "drop reasons").detail == f"{listed} reasons"
+    assert found(report, "drops by connection").present == ("rx_sk;" in fields)
+    places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if " cgroup2 " in line]
+    groups = found(report, "control groups v2")
+    assert groups.present == bool(places) and (not places or groups.detail.startswith(places[0]))
+
+
+def test_what_rdma_there_is_agrees_with_the_kernel(report: doctor.Report) -> None:
+    rooms = Path("/sys/class/infiniband")
+    devices = found(report, "RDMA devices")
+    assert devices.present == (rooms.is_dir() and any(rooms.iterdir()))
+    assert devices.present or ("/sys/class/infiniband" in devices.detail and "rdma_rxe" in devices.mend)
+    assert found(report, "uprobes").present == Path("/sys/bus/event_source/devices/uprobe/type").exists()
+    linker = run(["/sbin/ldconfig", "-p"]).stdout
+    assert found(report, "libibverbs").present == ("libibverbs.so" in linker)
+    for name in ("RDMA devices", "libibverbs", "RDMA providers", "uprobes", "RDMA tap", "RDMA as the agent sees it"):
+        assert not found(report, name).essential, "a host without RDMA is a sound host"
+
+
+def test_looking_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: object) -> Path:
+        raise AssertionError("doctor looks, and makes nothing")
+
+    monkeypatch.setattr(rdma_tap, "build", build)
+    for built in (True, False):
+        monkeypatch.setattr(rdma_tap, "is_built", lambda built=built: built)
+        tap = next(check for check in checks_network.rdma(None) if check.name == "RDMA tap")
+        assert tap.find().present is built
+
+
+def statistics_of(namespace: str) -> features.Finding:
+    with inside(namespace):
+        return next(check for check in checks_network.links() if check.name == "driver statistics").find()
+
+
+def test_driver_statistics_are_those_of_the_namespace(namespace: str) -> None:
+    require("ip")
+    assert statistics_of(namespace).present is None  # nothing but a loopback interface
+    run(["ip", "-n", namespace, "link", "add", "doc0", "type", "veth", "peer", "name", "doc1"])
+    found = statistics_of(namespace)
+    assert found.present is True and re.search(r"doc0 \d+, doc1 \d+|doc1 \d+, doc0 \d+", found.detail)
+
+
+@pytest.mark.parametrize(
+    ("sight", "present", "said"),
+    [
+        (samples.rdma_sight(), True, "815 ib_write_bw: tap"),
+        (samples.rdma_sight(seen={}), True, "no process uses it now"),
+        (samples.rdma_sight(available=False, reason="the kernel has no RDMA"), False, "the kernel has no RDMA"),
+        (None, None, "the agent says nothing of RDMA"),
+    ],
+    ids=["seen", "idle", "none", "silent"],
+)
+def test_the_agent_is_asked_how_each_process_is_seen(
+    sight: RdmaSight | None,
+    present: bool | None,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(checks_network, "_ASKED_S", 0.5 if sight is None else 10.0)
+    check = next(each for each in checks_network.rdma("t") if each.name == "RDMA as the agent sees it")
+    assert check.find() == features.Finding(None, "no agent runs that could say")
+    served = Served(places.agent_socket("t"))
+    findings: list[features.Finding] = []
+    asking = threading.Thread(target=lambda: findings.append(check.find()))
+    asking.start()
+
+    def answered() -> bool:
+        if sight is not None and served.bus.wanted("rdma_sight"):
+            served.bus.publish(sight)
+        return bool(findings)
+
+    served.until(answered, "doctor has asked")
+    asking.join()
+    served.close()
+    assert findings == [features.Finding(present, said)]
 
 
 def test_a_program_that_cannot_be_loaded_is_named() -> None:

@@ -155,12 +155,12 @@ def test_a_reply_is_never_longer_than_the_request_and_padding_comes_back(served:
 
 
 def test_what_is_too_short_or_too_long_is_counted_and_not_answered(served: Served) -> None:
-    assert served.ask(b"", b"x", our_request()[:43], bytes(2049)) == []
+    assert served.ask(b"", b"x", our_request()[:43], bytes(9189)) == []
     assert served.reflector.drops["malformed_requests"] == 4
 
 
 def test_good_requests_among_bad_ones_get_their_own_replies(served: Served) -> None:
-    requests = [b"x", our_request(10, 4), bytes(2049), our_request(11, 5) + bytes(30), bytes(43), our_request(12, 6)]
+    requests = [b"x", our_request(10, 4), bytes(9189), our_request(11, 5) + bytes(30), bytes(43), our_request(12, 6)]
     replies = served.ask(*requests)
     assert [(REFLECTOR(each).seq_sender, REFLECTOR(each).ssid, len(each)) for each in replies] == [
         (10, 4, 64),
@@ -168,6 +168,23 @@ def test_good_requests_among_bad_ones_get_their_own_replies(served: Served) -> N
         (12, 6, 64),
     ]
     assert served.reflector.drops["malformed_requests"] == 3
+
+
+def test_probes_about_size_are_answered_among_others_in_full_or_as_short_as_can_be(served: Served) -> None:
+    requests = [our_request(10, 4), *(wire.size_request(9188, seq, NOW_NS, seq == 8) for seq in (7, 8))]
+    asked = SENDER(requests[1])
+    assert [(tlv.type, tlv.len) for tlv in asked.tlv_objects] == [(wire.REPLY_SIZE, 4), (1, 9188 - 56)]
+    replies = served.ask(*requests, our_request(11, 5))
+    assert [(REFLECTOR(each).seq_sender, REFLECTOR(each).ssid, len(each)) for each in replies] == [
+        (10, 4, 64),
+        (7, wire.SIZE_SSID, 9188),
+        (8, wire.SIZE_SSID, wire.SHORT_REPLY_BYTES),
+        (11, 5, 64),
+    ]
+    assert [wire.size_reply(each) for each in replies[1:3]] == [(7, 9188), (8, 9188)]
+    for reply in replies[1:3]:
+        (tlv, *_) = REFLECTOR(reply).tlv_objects
+        assert (int(tlv.flags), tlv.type, tlv.value) == (0, wire.REPLY_SIZE, reply[48:52])
 
 
 def test_a_source_port_that_might_answer_back_is_not_answered(served: Served) -> None:

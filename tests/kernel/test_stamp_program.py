@@ -1,4 +1,4 @@
-"""stamp.c on packets made by hand: what is recorded, and what is counted instead."""
+"""stamp.c on packets made by hand: what is recorded, what is counted instead, and what is counted as marked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytools.kernel.rings import Ring
 pytestmark = pytest.mark.guest
 
 UNSPEC = 0xFFFFFFFF
-COUNTERS = ("recorded", "ring_full", "malformed", "foreign", "merged")
+COUNTERS = ("recorded", "ring_full", "malformed", "foreign", "merged", "ecn_full")
 OUT, IN = "stamp_egress", "stamp_ingress"
 
 
@@ -27,6 +27,8 @@ class Stamp:
         self.ring: Ring = loaded.ring("stamps", "stamp")
         self._counters: Map = loaded.map("stamp_counters")
         self._before = self._counters.read_percpu_sum()
+        self._ecn: Map = loaded.map("stamp_ecn")
+        self.peers: Map = loaded.map("stamp_peers")
 
     def run(self, hook: str, frame: bytes, segments: int = 0) -> list[dict[str, int]]:
         verdict, _ = bpf.test_run(self.programs[hook], frame, segments=segments)
@@ -40,6 +42,18 @@ class Stamp:
         moved = now - self._before
         self._before = now
         return {name: int(value) for name, value in zip(COUNTERS, moved, strict=True) if value}
+
+    def marks(self) -> dict[bytes, tuple[int, int]]:
+        """By remote address: packets that can be marked, and those that are."""
+        keys, values = self._ecn.read()
+        return {
+            key["remote"]["bytes"].tobytes(): (int(each["packets"].sum()), int(each["ce_packets"].sum()))
+            for key, each in zip(keys, values, strict=True)
+        }
+
+    def forget_marks(self) -> None:
+        for key in self._ecn.read()[0]:
+            self._ecn.delete(key)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +72,7 @@ def stamp(require: object) -> Iterator[Stamp]:
 def _from_zero(stamp: Stamp) -> None:
     stamp.ring.read()
     stamp.counted()
+    stamp.forget_marks()
 
 
 FAMILIES = {"ipv4": (p.ipv4, "10.9.0.1", "10.9.0.2"), "ipv6": (p.ipv6, "fd00:9::1", "fd00:9::2")}
@@ -156,3 +171,69 @@ def test_a_full_ring_is_counted_and_nothing_is_torn(stamp: Stamp) -> None:
     assert counted["ring_full"] >= 100
     assert set(records["seq"].tolist()) == {7}
     assert stamp.run(OUT, p.ipv4(REQUEST))[0]["seq"] == 7, "a ring that was full works again"
+
+
+ECT0, ECT1, CE = 2, 1, 3
+PLAIN = p.udp(b"x" * 60, 5000, 5001)
+
+
+def with_ecn(frame: bytes, ecn: int, tags: tuple[int, ...] = ()) -> bytes:
+    """The frame with this ECN field, and an odd DSCP beside it that must not matter."""
+    at = 14 + 4 * len(tags)
+    changed = bytearray(frame)
+    if frame[at] >> 4 == 4:
+        changed[at + 1] = 0xA8 | ecn
+    else:
+        changed[at] |= 0x0A
+        changed[at + 1] |= 0x80 | ecn << 4
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("what", [PLAIN, REQUEST, b"x" * 30], ids=["udp", "probe", "tcp"])
+@pytest.mark.parametrize("tags", TAGS.values(), ids=TAGS.keys())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_marks_of_a_peer_are_counted_where_they_come_in(
+    stamp: Stamp, family: str, tags: tuple[int, ...], what: bytes
+) -> None:
+    build, source, _ = FAMILIES[family]
+    protocol = p.TCP if what == b"x" * 30 else p.UDP
+    frame = build(what, protocol=protocol, tags=tags)
+    for ecn, times in ((0, 2), (ECT0, 3), (ECT1, 5), (CE, 7)):
+        for _ in range(times):
+            stamp.run(IN, with_ecn(frame, ecn, tags))
+            stamp.run(OUT, with_ecn(frame, ecn, tags))
+    assert stamp.marks() == {p.mapped(source): (15, 7)}
+
+
+def test_a_merged_buffer_counts_as_what_it_was_merged_from(stamp: Stamp) -> None:
+    frame = p.ipv4(b"x" * 60, protocol=p.TCP)
+    stamp.run(IN, with_ecn(frame, CE), segments=44)
+    stamp.run(IN, with_ecn(frame, ECT0), segments=3)
+    stamp.run(IN, with_ecn(frame, ECT0), segments=1)
+    assert stamp.marks() == {p.mapped("10.9.0.1"): (48, 44)}
+
+
+def test_marks_of_options_fragments_and_malformed_probes_count_and_those_of_strangers_do_not(stamp: Stamp) -> None:
+    stamp.run(IN, with_ecn(p.ipv4(PLAIN, options=b"\x01" * 12), CE))
+    stamp.run(IN, with_ecn(p.ipv4(PLAIN, fragment=5), CE))
+    stamp.run(IN, with_ecn(p.ipv4(p.udp(b"short")), CE))
+    stamp.run(IN, with_ecn(p.ipv4(PLAIN, source="10.9.0.77"), CE))
+    stamp.run(IN, with_ecn(p.ipv6(PLAIN, source="fd00:9::77"), CE))
+    assert stamp.marks() == {p.mapped("10.9.0.1"): (3, 3)}
+    assert stamp.counted() == {"malformed": 1}
+
+
+def test_counts_are_whole_machine_words(stamp: Stamp) -> None:
+    bpf.test_run(stamp.programs[IN], with_ecn(p.ipv4(PLAIN), CE), 70_000, segments=65_535)
+    assert stamp.marks() == {p.mapped("10.9.0.1"): (70_000 * 65_535, 70_000 * 65_535)}
+
+
+def test_marks_without_room_are_counted_as_such(stamp: Stamp) -> None:
+    ecn = stamp._ecn
+    for number in range(ecn.max_entries):
+        key = np.zeros((), ecn.key)
+        key["ifindex"] = 1_000_000 + number
+        ecn.update(key, np.zeros((), ecn.value))
+    stamp.run(IN, with_ecn(p.ipv4(b"x" * 60, protocol=p.TCP), CE), segments=10)
+    assert p.mapped("10.9.0.1") not in stamp.marks()
+    assert stamp.counted() == {"ecn_full": 10}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -83,7 +84,7 @@ def test_watch_can_be_narrowed(served: Served) -> None:
     assert {type(each) for each in decoded(out)} == {signals.Act, signals.Self}
 
 
-@pytest.mark.parametrize("kind", ["clock", "clock_edge", "collocation", "app_delay"])
+@pytest.mark.parametrize("kind", ["clock", "clock_edge", "collocation", "app_delay", "tcp_host", "link", "rdma_sight"])
 def test_watch_knows_every_type(served: Served, kind: str) -> None:
     code, out, _ = run(served, "watch", "--type", kind, "-c", "2")
     assert code == 0
@@ -137,7 +138,17 @@ def test_watch_says_on_standard_error_what_it_missed(tmp_path: Path, monkeypatch
         ("clocks", [samples.clock()]),
         ("clocks --edges", [samples.clock_edge()]),
         ("clocks --collocation", [samples.collocation()]),
-        ("tcp", [samples.tcp_path(), samples.tcp_flow()]),
+        ("tcp", [samples.tcp_host(), samples.tcp_path(), samples.tcp_flow()]),
+        ("tcp --flows", [samples.tcp_flow()]),
+        ("tcp --port 5201", [samples.tcp_flow()]),
+        ("tcp --dst 10.9.0.0/16", [samples.tcp_path(), samples.tcp_flow()]),
+        ("drops", [samples.packet_drops()]),
+        ("links", [samples.link(), samples.path_mtu(), samples.path_ecn(), samples.link_event()]),
+        ("links --events", [samples.link_event()]),
+        ("rdma", [samples.rdma_sight(), samples.rdma_qp(), samples.rdma_suspects()]),
+        ("rdma --verdict ok --sort bandwidth", [samples.rdma_qp()]),
+        ("rdma --ports", [samples.rdma_port()]),
+        ("rdma --suspects", [samples.rdma_suspects()]),
         ("self", [samples.self_cost()]),
         (
             "top",
@@ -167,7 +178,10 @@ def test_following_shows_one_frame_per_interval(served: Served) -> None:
 
 
 def test_a_table_in_a_pipe_is_plain_text_and_not_cut(served: Served) -> None:
-    for command in ("delay", "delay --app", "clocks", "clocks --edges", "clocks --collocation", "tcp", "self"):
+    for command in (
+        *("delay", "delay --app", "clocks", "clocks --edges", "clocks --collocation", "tcp", "tcp --flows", "drops"),
+        *("links", "links --events", "rdma", "rdma --ports", "rdma --suspects", "self"),
+    ):
         code, out, _ = run(served, *command.split())
         assert code == 0
         assert b"\x1b" not in out and "…".encode() not in out
@@ -201,13 +215,80 @@ def test_an_agent_with_nothing_to_tell_is_explained(
     assert said in shown and other == b""
 
 
-def test_clocks_shows_one_table_at_a_time() -> None:
-    shown = CliRunner().invoke(cli.clocks, ["--edges", "--collocation"])
+@pytest.mark.parametrize(
+    ("command", "options"), [("clocks", ["--edges", "--collocation"]), ("rdma", ["--ports", "--suspects"])]
+)
+def test_a_command_shows_one_table_at_a_time(command: str, options: list[str]) -> None:
+    by_name = {each.name: each for each in cli.commands}
+    shown = CliRunner().invoke(by_name[command], options)
     assert shown.exit_code == 2 and "ask for one of them" in shown.output
 
 
+def many(served: Served) -> None:
+    for number, verdict in enumerate(("ok", "dead", "congested")):
+        served.bus.publish(samples.rdma_qp(number, verdict=verdict))
+    served.bus.publish(samples.rdma_sight())
+
+
+def test_filters_and_order_are_alike_in_json_and_in_the_table(served: Served) -> None:
+    wanted = ["rdma", "--verdict", "ok", "--verdict", "dead", "--sort", "verdict", "--dst", "10.9.0.0/16"]
+    code, out, _ = run(served, *wanted, "-j", publish=many)
+    assert code == 0 and decoded(out) == [samples.rdma_qp(1, verdict="dead"), samples.rdma_qp(0)]
+    code, out, _ = run(served, *wanted, publish=many)
+    text = out.decode()
+    assert code == 0 and text.index("qp 1 ") < text.index("qp 0 ") and "qp 2 " not in text
+
+
+def test_that_nothing_passes_is_said_apart_from_the_json(served: Served) -> None:
+    code, out, err = run(served, "rdma", "--verdict", "no_demand", "-j", publish=many)
+    assert (code, out) == (0, b"") and err == b"swerve: h1: nothing passes --verdict no_demand\n"
+
+
+def test_there_being_no_rdma_is_no_failure(served: Served) -> None:
+    none = samples.rdma_sight(available=False, reason="the kernel has no RDMA")
+    code, out, err = run(served, "rdma", publish=lambda served: served.bus.publish(none))
+    assert (code, err) == (0, b"") and b"no RDMA is seen here: the kernel has no RDMA" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("tcp --dst 10.9.0.0/33", "neither an address nor a prefix"),
+        ("tcp --sort rtx", "did you mean retx?"),
+        ("links --interface a/b", "cannot be the name"),
+        ("rdma --ports --pid 7", "it can be narrowed with --interface"),
+        ("rdma --verdict congestd", "did you mean congested?"),
+        ("drops --sort x", "there are: reason, window, total"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_before_any_agent_is(
+    arguments: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name, *rest = arguments.split()
+    by_name = {each.name: each for each in cli.commands}
+    assert cli.run(by_name[name], [*rest, "-n", "nobody"]) == 2
+    assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("separator", [["--"], []])
+def test_the_tap_gets_the_command_as_it_stands(separator: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytools import rdma_tap
+
+    asked: list[tuple[list[str], str | None]] = []
+
+    def run_tapped(arguments: list[str], netns: str | None) -> int:
+        asked.append((arguments, netns))
+        return 7
+
+    monkeypatch.setattr(rdma_tap, "run", run_tapped)
+    words = ["ib_write_bw", "-d", "rxe0", "--iters", "5", "-n", "3", "--", "h2"]
+    assert cli.run(cli.rdma, ["tap", "-n", "lab-h1", *separator, *words]) == 7
+    assert asked == [(words, "lab-h1")]
+    assert cli.run(cli.rdma, ["tap"]) == 2
+
+
 def test_without_an_agent_the_error_names_the_next_step(tmp_path: Path) -> None:
-    for command in ("delay", "clocks", "tcp", "self", "watch", "top"):
+    for command in ("delay", "clocks", "tcp", "drops", "links", "rdma", "self", "watch", "top"):
         done = subprocess.run(
             [*SWERVE, command, "-n", "nobody"],
             cwd=ROOT,
@@ -305,6 +386,8 @@ def test_every_command_has_help_with_an_example(command: object) -> None:
     assert f"Example: swerve {command.name} -n" in shown.output  # type: ignore[attr-defined]
     for option in ("--json", "--netns", "--config", "--no-color"):
         assert option in shown.output
+    for page in re.findall(r"docs/\w+\.md", " ".join(shown.output.split())):
+        assert (ROOT / page).exists(), f"{page} is named and does not exist"
 
 
 def test_the_lab_is_mounted() -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pytools.signals import AnySignal, Collocated, Quantiles
 from pytools.views import clock_tables, delay_tables, tables, timing
-from pytools.views.follow import VIEWS
+from pytools.views.kinds import VIEWS
 from pytools.views.model import Model, fold
 from pytools.views.sheet import Sheet
 from pytools.views.tables import UNKNOWN

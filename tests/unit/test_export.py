@@ -113,6 +113,8 @@ def test_the_reference_explains_every_field(kind: type[msgspec.Struct]) -> None:
 
 PARTS = [
     *(signals.Delay, signals.Path, signals.GroupMember, signals.ProgramCost, signals.Collocated, signals.Quantiles),
+    *(signals.Owner, signals.Retransmissions, signals.CongestionTimes, signals.DropReason, signals.LinkCounters),
+    *(signals.Qdisc, signals.Pause, signals.Bandwidth, signals.Suspect),
 ]
 
 

@@ -15,7 +15,7 @@ from support import ROOT
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.errors", "pytools.signals", "pytools.places"),
     ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.wire"),
-    ("pytools.bus", "pytools.lab"),
+    ("pytools.bus", "pytools.lab", "pytools.rdma_tap"),
     ("pytools.sources", "pytools.views"),
     ("pytools.agent",),
     ("pytools.cli",),

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from pytools.errors import CapabilityError, UsageError
-from pytools.lab import Lab, building, cli
+from pytools.lab import Lab, Spec, building, cli, faults
 
 
 def refused(*words):
@@ -32,6 +32,8 @@ def refused(*words):
         (["clock", "--name", "not-there"], "there is no lab not-there"),
         (["delay", "--rail", "1", "--direction", "h1", "--us", "5"], "'h1' is no direction"),
         (["bursts", "--rail", "1", "--share", "0.4", "--name", "not-there"], "there is no lab not-there"),
+        (["mark", "--rail", "1", "--name", "not-there"], "there is no lab not-there"),
+        (["mtu", "--rail", "1", "--bytes", "1400", "--name", "not-there"], "there is no lab not-there"),
     ],
 )
 def test_a_refusal_says_what_is_wrong_and_what_to_do(words, says):
@@ -50,6 +52,19 @@ def test_a_direction_is_two_hosts(text):
 def test_a_direction_is_read():
     assert cli._direction("h1:h12") == (1, 12)
     assert cli._direction("3:4") == (3, 4)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1_000_001])
+def test_marks_are_of_every_so_manieth(every):
+    with pytest.raises(UsageError, match="cannot be marked"):
+        faults.mark(Spec("x"), 1, every, None)
+
+
+@pytest.mark.parametrize("mtu_bytes", [0, 1279, 65_536])
+@pytest.mark.parametrize("silent", [False, True])
+def test_an_mtu_is_one_that_both_families_can_have(mtu_bytes, silent):
+    with pytest.raises(UsageError, match="out of range"):
+        faults.narrow(Spec("x"), 1, mtu_bytes, silent, None)
 
 
 def test_without_root_nothing_is_begun(monkeypatch, tmp_path):

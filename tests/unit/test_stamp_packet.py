@@ -158,3 +158,55 @@ def test_any_bytes_can_be_read_as_a_reply(raw: bytes) -> None:
     assert joined[0] == MISSING or joined[0] >= 0
     bound = wire.error_bound_ns(packet["error"])
     assert bound[0] == MISSING or bound[0] >= 0
+
+
+# ---- probes about size ----
+
+
+def answered(request: bytes, longest: int = 9188) -> bytes:
+    """What our reflector makes of one request."""
+    row = np.zeros(max(len(request), 64), np.uint8)
+    row[: len(request)] = np.frombuffer(request, np.uint8)
+    wire.reflect_tlvs(row, len(request))
+    length = wire.answer_size(row, len(request), longest)
+    payload = row[None, :]
+    turned(payload)
+    return payload[0, :length].tobytes()
+
+
+@given(payload_bytes=st.integers(wire.SMALLEST_SIZED_BYTES, 9188), short=st.booleans(), seq=st.integers(0, 2**32 - 1))
+def test_a_request_has_the_size_asked_for_and_its_reply_the_same_or_as_little_as_can_be(
+    payload_bytes: int, short: bool, seq: int
+) -> None:
+    request = wire.size_request(payload_bytes, seq, 5_000_000_000, short)
+    assert len(request) == payload_bytes
+    reply = answered(request)
+    assert len(reply) == (wire.SHORT_REPLY_BYTES if short else payload_bytes) <= len(request)
+    assert wire.size_reply(reply) == (seq, 9188)
+    assert int.from_bytes(request[14:16], "big") == wire.SIZE_SSID
+
+
+def test_a_reflector_that_does_not_know_the_tlv_is_told_by_what_comes_back() -> None:
+    request = wire.size_request(200, 7, 0, short_reply=True)
+    untouched = request[:24] + request[:4] + request[28:]
+    assert wire.size_reply(untouched) == (7, 0)
+    assert wire.size_reply(untouched[:44]) == (7, 0), "base only"
+    assert wire.size_reply(untouched[:43]) is None
+
+
+def test_the_tlv_is_understood_in_front_and_whole_only() -> None:
+    request = bytearray(wire.size_request(200, 7, 0, short_reply=True))
+    behind = bytes(request[:44]) + bytes(request[52:]) + bytes(request[44:52])
+    cut = bytearray(request)
+    cut[46:48] = (3).to_bytes(2, "big")
+    for odd in (behind, bytes(cut)):
+        assert len(answered(odd)) == len(odd), "answered like any other's, at full size"
+
+
+@given(request=st.binary(min_size=44, max_size=300), longest=st.integers(0, 65_535))
+def test_no_request_makes_a_reply_longer_than_itself(request: bytes, longest: int) -> None:
+    row = np.zeros(300, np.uint8)
+    row[: len(request)] = np.frombuffer(request, np.uint8)
+    wire.reflect_tlvs(row, len(request))
+    assert 44 <= wire.answer_size(row, len(request), longest) <= len(request)
+    assert not row[len(request) :].any(), "nothing is written behind the packet"

@@ -1,63 +1,36 @@
-"""The TCP source on maps made by hand, and the answers of the kernel's socket diagnostics taken apart."""
+"""The TCP source on maps made by hand."""
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pytest
+import tcp_tables
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from tcp_tables import Kernel, counts, flow, flow_key, path_key
 
 from pytools.bus import Bus, Subscription
 from pytools.config import AgentConfig
-from pytools.errors import SwerveError
-from pytools.kernel import sockdiag
+from pytools.kernel import drop_reasons, sockdiag
 from pytools.kernel.loader import Loaded
+from pytools.kernel.maps import Map
 from pytools.kernel.netlink import Netlink
-from pytools.signals import Path, TcpFlow, TcpPath
-from pytools.sources import tcp
+from pytools.signals import Owner, PacketDrops, Path, Retransmissions, TcpFlow, TcpHost, TcpPath
+from pytools.sources.tcp import baselines, source, table
+from pytools.sources.tcp.addresses import Addresses
+from pytools.sources.tcp.drops import SocketDrops
+from pytools.sources.tcp.owners import Identity
+from pytools.sources.tcp.rows import CLOSED, Rows
+from pytools.sources.tcp.source import TcpSource
+from pytools.sources.tcp.table import SLICE, Table
 
 SECOND = 10**9
-ADDRESS = np.dtype([("bytes", "u1", (16,))])
-KEY = np.dtype(
-    [("local", ADDRESS), ("remote", ADDRESS), ("local_port", "u2"), ("remote_port", "u2"), ("ifindex", "u4")]
-)
-FLOW = np.dtype([("retransmitted_segments", "u8"), ("first_ns", "u8"), ("last_ns", "u8")])
-INTERFACE = np.dtype([("retransmitted_segments", "u8"), ("unrecorded_segments", "u8")])
-ACCOUNTED = np.dtype([("segments", "u8"), ("last_ns", "u8")])
 MEASURED = Path("h1", "h2", "10.9.0.2", "10.1.1.1", "rail1")
-
-
-class FakeMap:
-    """A hash map in user space."""
-
-    def __init__(self, key: np.dtype[Any], value: np.dtype[Any], max_entries: int) -> None:
-        self.key, self.value, self.max_entries = key, value, max_entries
-        self.rows: dict[bytes, tuple[Any, Any]] = {}
-
-    def read(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        rows = list(self.rows.values())
-        return np.array([key for key, _ in rows], self.key), np.array([value for _, value in rows], self.value)
-
-    def update(self, key: Any, value: Any) -> None:
-        raw = np.asarray(key, self.key).tobytes()
-        if raw not in self.rows and len(self.rows) >= self.max_entries:
-            raise SwerveError("full")
-        self.rows[raw] = (key, value)
-
-    def delete(self, key: Any) -> bool:
-        return self.rows.pop(np.asarray(key, self.key).tobytes(), None) is not None
-
-
-@dataclass
-class FakeCounters:
-    values: list[int] = field(default_factory=lambda: [0] * 5)
-
-    def read_percpu_sum(self) -> np.ndarray[Any, Any]:
-        return np.array(self.values, np.uint64)
+Window = dict[tuple[str, Path | None], tuple[int, int]]
 
 
 @dataclass
@@ -71,218 +44,528 @@ class FakeNetlink:
         return [FakeLink(7, "rail1"), FakeLink(8, "rail2")]
 
 
-@dataclass
-class Kernel:
-    """What the source reads, and what it published."""
+class FakeDiagnostics:
+    """Socket diagnostics of a host whose sockets are these."""
 
-    flows: FakeMap = field(default_factory=lambda: FakeMap(KEY, FLOW, 8))
-    interfaces: FakeMap = field(default_factory=lambda: FakeMap(np.dtype("u4"), INTERFACE, 8))
-    accounted: FakeMap = field(default_factory=lambda: FakeMap(np.dtype("u8"), ACCOUNTED, 2))
-    counters: FakeCounters = field(default_factory=FakeCounters)
+    listed: tuple[sockdiag.Socket, ...] = ()
 
-    def map(self, name: str) -> Any:
-        return getattr(self, name.removeprefix("tcp_"))
+    def sockets(self) -> tuple[sockdiag.Socket, ...]:
+        return self.listed
 
-    def flow(self, port: int, segments: int, last_ns: int, first_ns: int = 1, ifindex: int = 7) -> None:
-        self.flows.update(key(port, ifindex), (segments, first_ns, last_ns))
+    def find(self, *_: object) -> None:
+        return None
 
+    def __enter__(self) -> FakeDiagnostics:
+        return self
 
-def key(port: int, ifindex: int = 7) -> tuple[Any, ...]:
-    local, remote = (bytes(10) + b"\xff\xff" + bytes([10, 9, 0, last]) for last in (1, 2))
-    return (list(local),), (list(remote),), port, 5201, ifindex
+    def __exit__(self, *_: object) -> None:
+        return None
 
 
-@pytest.fixture
-def earlier(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """What the sockets retransmitted before; fill it before the source is made."""
-    found: dict[int, int] = {}
-    monkeypatch.setattr(sockdiag, "retransmitted_segments", lambda: found)
-    monkeypatch.setattr(tcp.time, "monotonic_ns", lambda: 0)
-    return found
+@pytest.fixture(autouse=True)
+def started_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeDiagnostics, "listed", ())
+    monkeypatch.setattr(source, "Diagnostics", FakeDiagnostics)
+    monkeypatch.setattr(source.time, "monotonic_ns", lambda: 0)
+    monkeypatch.setattr(drop_reasons, "from_kernel", lambda: {5: "NO_ROOM"})
 
 
-def source_on(kernel: Kernel, *known: Path) -> tuple[tcp.TcpSource, Subscription]:
+def path_of(remote: str, interface: str) -> Path | None:
+    return MEASURED if (remote, interface) == ("10.9.0.2", "rail1") else None
+
+
+def source_on(
+    kernel: Kernel, *known: Path, types: tuple[str, ...] = ("tcp_flow", "tcp_path")
+) -> tuple[TcpSource, Subscription]:
     bus = Bus()
-    subscription = bus.subscribe(frozenset({"tcp_flow", "tcp_path"}), 1000)
-    source = tcp.TcpSource(
+    subscription = bus.subscribe(frozenset(types), 10_000)
+    made = TcpSource(
         AgentConfig(host="h1", peers=[]),
         cast(Loaded, kernel),
         cast(Netlink, FakeNetlink()),
         bus,
-        lambda remote, interface: MEASURED if (remote, interface) == ("10.9.0.2", "rail1") else None,
+        path_of,
         lambda: known,
     )
-    return source, subscription
+    return made, subscription
 
 
-def published(subscription: Subscription) -> tuple[list[TcpFlow], dict[Any, tuple[int, int]]]:
-    """The flows, and per interface and path the segments of the window and in total."""
-    signals = subscription.read()
-    flows = [signal for signal in signals if isinstance(signal, TcpFlow)]
-    paths = {
+def windows(subscription: Subscription) -> Window:
+    """Per interface and path, the segments sent again within the window and in total."""
+    return {
         (signal.interface, signal.path): (signal.retransmitted_segments, signal.total_segments)
-        for signal in signals
+        for signal in subscription.read()
         if isinstance(signal, TcpPath)
     }
-    assert len(flows) + len(paths) == len(signals)
-    return flows, paths
 
 
-def test_flows_are_joined_to_their_path(earlier: dict[int, int]) -> None:
+def told(subscription: Subscription) -> list[int]:
+    """The connections that were published, by local port."""
+    return [signal.local_port for signal in subscription.read() if isinstance(signal, TcpFlow)]
+
+
+def run(made: TcpSource, now_ns: int) -> None:
+    """Tick as the agent does, until all that is due at this time is done."""
+    for _ in range(1000):
+        if made.tick(now_ns) > now_ns:
+            return
+    pytest.fail("there is always more to do")
+
+
+# ---- sums ----
+
+
+def test_a_path_has_what_was_counted_in_the_window() -> None:
     kernel = Kernel()
-    source, subscription = source_on(kernel)
-    kernel.flow(40000, 5, SECOND // 2)
-    kernel.flow(40001, 2, SECOND // 2)
-    kernel.flow(40000, 3, SECOND // 2, ifindex=8)
-    source.read(SECOND)
-    flows, paths = published(subscription)
-    assert [(flow.local, flow.local_port, flow.remote, flow.remote_port) for flow in flows] == [
-        ("10.9.0.1", 40000, "10.9.0.2", 5201),
-        ("10.9.0.1", 40001, "10.9.0.2", 5201),
-        ("10.9.0.1", 40000, "10.9.0.2", 5201),
+    made, subscription = source_on(kernel)
+    kernel.paths.update(path_key(), counts(5, tcp_tables.TIMEOUT, timeouts=2, segments_out=50, sent_bytes=9000))
+    kernel.interfaces.update(7, counts(5, tcp_tables.TIMEOUT, timeouts=2, segments_out=50, sent_bytes=9000))
+    made.read(SECOND)
+    (path,) = (each for each in subscription.read() if isinstance(each, TcpPath))
+    assert (path.interface, path.path, path.window_ns) == ("rail1", MEASURED, SECOND)
+    assert path.retransmitted == Retransmissions(timeout=5)
+    assert (path.retransmitted_segments, path.timeouts, path.segments_out, path.sent_bytes) == (5, 2, 50, 9000)
+    kernel.paths.update(path_key(), counts(8, tcp_tables.TIMEOUT, timeouts=2, segments_out=70, sent_bytes=9000))
+    kernel.interfaces.update(7, counts(8, tcp_tables.TIMEOUT, timeouts=2, segments_out=70, sent_bytes=9000))
+    made.read(2 * SECOND)
+    (path,) = (each for each in subscription.read() if isinstance(each, TcpPath))
+    assert (path.retransmitted_segments, path.timeouts, path.segments_out, path.total_segments) == (3, 0, 20, 8)
+    assert path.retransmitted_share == 3 / 20
+
+
+def test_the_rest_of_an_interface_has_no_path() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    kernel.paths.update(path_key(), counts(5))
+    kernel.paths.update(path_key(remote=3), counts(4))
+    kernel.paths.update(path_key(ifindex=8), counts(2))
+    kernel.interfaces.update(7, counts(12))  # three segments found tcp_paths full
+    kernel.interfaces.update(8, counts(2))
+    kernel.interfaces.update(0, counts(1))
+    made.read(SECOND)
+    assert windows(subscription) == {
+        ("rail1", MEASURED): (5, 5),
+        ("rail1", None): (7, 7),
+        ("rail2", None): (2, 2),
+        ("others", None): (1, 1),
+    }
+    made.read(2 * SECOND)
+    assert set(windows(subscription).values()) == {(0, 5), (0, 7), (0, 2), (0, 1)}
+
+
+def test_a_count_seen_at_the_path_before_its_interface_is_no_count_of_the_rest() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    kernel.paths.update(path_key(), counts(5, sent_bytes=100))
+    kernel.interfaces.update(7, counts(3, sent_bytes=40))
+    made.read(SECOND)
+    assert windows(subscription) == {("rail1", MEASURED): (5, 5)}
+    kernel.interfaces.update(7, counts(6, sent_bytes=100))
+    made.read(2 * SECOND)
+    assert windows(subscription) == {("rail1", MEASURED): (0, 5), ("rail1", None): (1, 1)}
+
+
+def test_a_path_over_which_nothing_is_sent_says_so() -> None:
+    made, subscription = source_on(Kernel(), MEASURED)
+    made.read(SECOND)
+    assert windows(subscription) == {("rail1", MEASURED): (0, 0)}
+
+
+def test_an_interface_that_is_gone_keeps_its_index_for_a_name() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    kernel.interfaces.update(9, counts(3))
+    made.read(SECOND)
+    assert windows(subscription) == {("if9", None): (3, 3)}
+
+
+def test_a_crowded_path_map_loses_idle_rows_of_no_path_and_no_count() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    for remote in range(2, 9):
+        kernel.paths.update(path_key(remote), counts(1))
+    kernel.interfaces.update(7, counts(7))
+    made.read(SECOND)
+    assert len(kernel.paths.rows) == 7  # all were busy
+    kernel.paths.update(path_key(5), counts(3))
+    kernel.interfaces.update(7, counts(9))
+    made.read(2 * SECOND)
+    left = {int(key["remote"]["bytes"][15]) for key in kernel.paths.read()[0]}
+    assert left == {2, 5}  # the measured one, and the one that was busy
+    windows(subscription)
+    kernel.paths.update(path_key(6), counts(2))  # back again, from zero
+    kernel.paths.update(path_key(2), counts(2))
+    kernel.interfaces.update(7, counts(12))
+    made.read(3 * SECOND)
+    assert windows(subscription) == {("rail1", MEASURED): (1, 2), ("rail1", None): (2, 10)}
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=8))
+def test_no_segment_is_lost_or_counted_twice(steps: list[list[int]]) -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    places = ((2, 7), (3, 7), (2, 8), (4, 8))
+    sums = [0] * len(places)
+    got: dict[tuple[str, Path | None], int] = {}
+    for step, more in enumerate(steps, start=1):
+        sums = [before + each for before, each in zip(sums, more, strict=True)]
+        for (remote, ifindex), value in zip(places, sums, strict=True):
+            kernel.paths.update(path_key(remote, ifindex), counts(value))
+        for ifindex in (7, 8):
+            total = sum(value for (_, each), value in zip(places, sums, strict=True) if each == ifindex)
+            kernel.interfaces.update(ifindex, counts(total))
+        made.read(step * SECOND)
+        for where, (segments, total) in windows(subscription).items():
+            got[where] = got.get(where, 0) + segments
+            assert got[where] == total
+    assert got.get(("rail1", MEASURED), 0) == sums[0]
+    assert got.get(("rail1", None), 0) == sums[1]
+    assert got.get(("rail2", None), 0) == sums[2] + sums[3]
+
+
+def test_the_host_has_the_sum_of_its_interfaces() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel, types=("tcp_host",))
+    kernel.interfaces.update(7, counts(5, timeouts=1, resets_refused=4, spurious=2))
+    kernel.interfaces.update(0, counts(2, tcp_tables.SYN, zero_windows=3))
+    kernel.count("flows_created", 12)
+    kernel.count("flows_replaced", 2)
+    kernel.count("met", 11)
+    made.read(SECOND)
+    (host,) = subscription.read()
+    assert isinstance(host, TcpHost)
+    assert host.retransmitted == Retransmissions(fast=5, syn=2)
+    assert (host.retransmitted_segments, host.timeouts, host.resets_refused) == (7, 1, 4)
+    assert (host.spurious_segments, host.zero_windows) == (2, 3)
+    assert (host.flows, host.capacity, host.created, host.evicted) == (10, 1000, 11, 0)
+
+
+# ---- single connections ----
+
+
+def test_a_row_says_everything() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    row = flow(
+        3, srtt_us=250, min_rtt_us=90, cwnd=10, ssthresh=7, mss=1448, rate_delivered=20, rate_interval_us=1000, flags=1
+    )
+    row["counts"] = counts(3, tcp_tables.TAIL_PROBE, retransmitted_bytes=4344, timeouts=1, spurious=2, delivered=80)
+    row["congestion_ns"] = (5, 4, 3, 2, 1)
+    row["congestion"], row["ecn_flags"] = 3, 5
+    kernel.flows.update(flow_key(40000), row)
+    run(made, SECOND)
+    (told_,) = (each for each in subscription.read() if isinstance(each, TcpFlow))
+    assert (told_.local, told_.local_port, told_.remote, told_.remote_port) == ("10.9.0.1", 40000, "10.9.0.2", 5201)
+    assert (told_.interface, told_.path, told_.state) == ("rail1", MEASURED, "established")
+    assert told_.owner == Owner()
+    assert told_.retransmitted == Retransmissions(tail_probe=3)
+    assert (told_.retransmitted_segments, told_.retransmitted_bytes) == (3, 4344)
+    assert (told_.timeouts, told_.spurious_segments, told_.delivered_segments) == (1, 2, 80)
+    assert (told_.srtt_ns, told_.min_rtt_ns) == (250_000, 90_000)
+    assert (told_.cwnd_segments, told_.ssthresh_segments) == (10, 7)
+    assert told_.delivery_rate_bps == 20 * 1448 * 8 * 1000
+    assert (told_.ecn, told_.congestion) == ("negotiated", "recovery")
+    assert (told_.congestion_times.open_ns, told_.congestion_times.loss_ns) == (5, 1)
+    assert (told_.first_ns, told_.last_ns, told_.drops) == (1, SECOND, {})
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    kernel.flows.update(flow_key(40000), flow(ssthresh=0x7FFFFFFF, congestion=255, state=200))
+    run(made, SECOND)
+    (told_,) = (each for each in subscription.read() if isinstance(each, TcpFlow))
+    assert told_.srtt_ns is told_.min_rtt_ns is told_.cwnd_segments is None
+    assert told_.ssthresh_segments is told_.delivery_rate_bps is None
+    assert (told_.congestion, told_.state, told_.ecn) == ("unknown", "state_200", "off")
+
+
+def test_only_what_was_looked_at_since_is_told_again() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    kernel.flows.update(flow_key(1), flow(last_ns=SECOND))
+    kernel.flows.update(flow_key(2), flow(last_ns=SECOND, flags=CLOSED))
+    run(made, SECOND)
+    assert told(subscription) == [1, 2]
+    run(made, 3 * SECOND)
+    told(subscription)  # what was stamped shortly before the last reading may have been written after it
+    run(made, 5 * SECOND)
+    assert told(subscription) == []
+    kernel.flows.update(flow_key(1), flow(last_ns=11 * SECOND // 2))
+    run(made, 6 * SECOND)
+    assert told(subscription) == [1]
+
+
+def test_idle_connections_are_told_now_and_then_and_closed_ones_are_not() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    kernel.flows.update(flow_key(1), flow(last_ns=SECOND))
+    kernel.flows.update(flow_key(2), flow(last_ns=SECOND, flags=CLOSED))
+    for window in range(10, 19):
+        run(made, window * SECOND)
+    assert told(subscription) == [1, 2, 1, 1]
+
+
+def test_rows_are_read_only_while_somebody_listens() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel, types=("tcp_path",))
+    kernel.flows.update(flow_key(1), flow(last_ns=SECOND))
+    kernel.paths.update(path_key(), counts(5))
+    kernel.interfaces.update(7, counts(5))
+    run(made, SECOND)
+    assert windows(subscription) == {("rail1", MEASURED): (5, 5)}
+    assert kernel.flows.read_at_once == []
+
+
+def test_a_large_table_is_read_in_parts() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    for port in range(3 * SLICE):
+        kernel.flows.update(flow_key(port), flow(last_ns=SECOND))
+    made.tick(SECOND)
+    assert len(told(subscription)) == SLICE
+    made.tick(SECOND + 1)
+    assert len(told(subscription)) == SLICE
+    run(made, SECOND + 2)
+    assert len(told(subscription)) == SLICE
+    assert max(kernel.flows.read_at_once) == SLICE
+
+
+ROWS = st.integers(0, 4).flatmap(
+    lambda n: st.tuples(
+        arrays.arrays("u1", (n, tcp_tables.KEY.itemsize)), arrays.arrays("u1", (n, tcp_tables.FLOW.itemsize))
+    )
+)
+
+
+@given(ROWS)
+def test_no_bytes_break_the_signals(raw: tuple[np.ndarray, np.ndarray]) -> None:  # type: ignore[type-arg]
+    keys = raw[0].copy().view(tcp_tables.KEY).reshape(-1)
+    rows = raw[1].copy().view(tcp_tables.FLOW).reshape(-1)
+    asked: list[Identity] = []
+    made = Rows(
+        "h1", Addresses(), lambda index: f"if{index}", path_of, lambda _, __: Owner(), lambda one, _: asked.append(one)
+    )
+    assert len(list(made.signals(keys, rows, [{}] * len(rows), 1, 2))) == len(rows)
+    assert len(asked) == int((rows["flags"] & CLOSED == 0).sum())
+
+
+# ---- the table ----
+
+
+class Clock:
+    """Each look takes a millisecond."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        self.now_ns += 10**6
+        return self.now_ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(table.time, "monotonic_ns", made)
+    return made
+
+
+def test_without_evictions_nothing_is_counted(clock: Clock) -> None:
+    kernel = Kernel()
+    made = 1000 - 2 * 128
+    counted = Table(cast(Map, kernel.flows), lambda: made, cpus=2)
+    assert counted.remembered() == (744, 0)
+    for second in range(20):
+        counted.tick(second * SECOND)
+    assert kernel.flows.read_at_once == []
+
+
+def test_evictions_are_what_was_made_and_is_not_there(clock: Clock) -> None:
+    kernel = Kernel()
+    made = [5000]
+    for port in range(900):
+        kernel.flows.update(flow_key(port), flow())
+    counted = Table(cast(Map, kernel.flows), lambda: made[0], cpus=2)
+    assert counted.remembered() == (1000, 4000)  # as many as there can be, until it is counted
+    now_ns = counted.tick(0)
+    while counted.walking:
+        now_ns = counted.tick(now_ns)
+    assert counted.remembered() == (900, 4100)
+    made[0] += 50
+    assert counted.remembered() == (950, 4100)
+    made[0] += 500
+    assert counted.remembered() == (1000, 4550)
+    now_ns = counted.tick(20 * SECOND)
+    while counted.walking:
+        now_ns = counted.tick(now_ns)
+    assert counted.remembered() == (900, 4650)
+
+
+@pytest.mark.parametrize(("listened_to", "share"), [(True, 0.2), (False, 0.02)])
+def test_reading_keeps_to_its_share_of_the_time(clock: Clock, listened_to: bool, share: float) -> None:
+    kernel = Kernel()
+    for port in range(900):
+        kernel.flows.update(flow_key(port), flow())
+    counted = Table(cast(Map, kernel.flows), lambda: 5000, cpus=2)
+    if listened_to:
+        counted.walk(lambda keys, rows: None)
+    now_ns = counted.tick(0)
+    while counted.walking:
+        assert now_ns >= 10**6 / share
+        due_ns = counted.tick(now_ns)
+        if counted.walking:
+            assert due_ns - now_ns >= 10**6 / share
+        now_ns = due_ns
+
+
+# ---- drops ----
+
+
+def test_dropped_packets_by_reason() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel, types=("packet_drops",))
+    kernel.drops_by_reason.update(5, 3)
+    made.read(SECOND)
+    kernel.drops_by_reason.update(5, 4)
+    kernel.drops_by_reason.update(6, 2)
+    kernel.drops_by_reason.update(1023, 1)
+    made.read(2 * SECOND)
+    first, second = subscription.read()
+    assert isinstance(first, PacketDrops)
+    assert isinstance(second, PacketDrops)
+    assert [(each.reason, each.window_packets, each.total_packets) for each in first.reasons] == [("NO_ROOM", 3, 3)]
+    assert [(each.reason, each.window_packets, each.total_packets) for each in second.reasons] == [
+        ("NO_ROOM", 1, 4),
+        ("reason_6", 2, 2),
+        ("other", 1, 1),
     ]
-    assert [(flow.interface, flow.path, flow.retransmitted_segments) for flow in flows] == [
-        ("rail1", MEASURED, 5),
-        ("rail1", MEASURED, 2),
-        ("rail2", None, 3),
-    ]
-    assert paths == {("rail1", MEASURED): (7, 7), ("rail2", None): (3, 3)}
 
 
-def test_only_what_changed_is_published_and_totals_stay(earlier: dict[int, int]) -> None:
+def test_dropped_packets_of_a_connection() -> None:
     kernel = Kernel()
-    source, subscription = source_on(kernel)
-    kernel.flow(40000, 5, SECOND // 2)
-    kernel.interfaces.update(7, (5, 0))
-    source.read(SECOND)
-    published(subscription)
-    source.read(2 * SECOND)
-    assert published(subscription) == ([], {("rail1", MEASURED): (0, 5)})
-    kernel.flow(40000, 9, 5 * SECOND // 2)
-    source.read(3 * SECOND)
-    flows, paths = published(subscription)
-    assert [flow.retransmitted_segments for flow in flows] == [9]
-    assert paths == {("rail1", MEASURED): (4, 9)}
+    made, subscription = source_on(kernel)
+    kernel.flows.update(flow_key(1), flow(skaddr=77))
+    kernel.flows.update(flow_key(2), flow(skaddr=78))
+    kernel.drops_by_socket.update((77, 5), 3)
+    kernel.drops_by_socket.update((77, 9), 1)
+    run(made, SECOND)
+    lost = {each.local_port: each.drops for each in subscription.read() if isinstance(each, TcpFlow)}
+    assert lost == {1: {"NO_ROOM": 3, "reason_9": 1}, 2: {}}
 
 
-def test_a_row_written_a_little_after_its_stamp_is_not_missed(earlier: dict[int, int]) -> None:
+def drop_rows(*sockets: tuple[int, int, int]) -> np.ndarray:  # type: ignore[type-arg]
+    """Rows of (address, cookie, first_ns)."""
+    return np.array([flow(skaddr=each[0], cookie=each[1], first_ns=each[2]) for each in sockets], tcp_tables.FLOW)
+
+
+def test_an_address_that_belongs_to_another_socket() -> None:
+    lost = SocketDrops()
+    keys = np.array([(77, 5)], tcp_tables.DROP_KEY)
+    lost.refresh(keys, np.array([3]))
+    assert lost.of(drop_rows((77, 1, 100), (78, 2, 100))) == [{5: 3}, {}]
+    lost.refresh(keys, np.array([4]))
+    assert lost.of(drop_rows((77, 9, 200), (77, 1, 100))) == [{5: 1}, {}]
+    lost.refresh(keys, np.array([6]))
+    assert lost.of(drop_rows((77, 1, 100), (77, 9, 200))) == [{}, {5: 3}]
+    lost.refresh(keys[:0], np.array([], "u8"))
+    assert lost.of(drop_rows((77, 9, 200))) == [{}]
+    assert lost._tenants == {}
+
+
+def test_without_drop_reasons_the_rest_works() -> None:
+    kernel = Kernel(has_drops=False)
+    made, subscription = source_on(kernel)
+    kernel.flows.update(flow_key(1), flow())
+    run(made, SECOND)
+    assert told(subscription) == [1]
+    assert not any(name.startswith("drops") for name in made.drops())
+
+
+# ---- beginning, end, and what is lost ----
+
+
+def socket_with(cookie: int, segments: int, congestion: int = 0) -> sockdiag.Socket:
+    raw = bytearray(248)
+    raw[1] = congestion
+    raw[100:104] = segments.to_bytes(4, "little")
+    return sockdiag.Socket(cookie, 2, 1, "", 1, "", 2, 0, 0, 0, 0, 0, sockdiag.tcp_info(bytes(raw)))
+
+
+def request_with(cookie: int, retransmits: int) -> sockdiag.Socket:
+    return sockdiag.Socket(cookie, 2, 3, "", 1, "", 2, 0, 0, 0, 0, retransmits, None)
+
+
+def test_what_sockets_did_before_is_told_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = (socket_with(11, 3, congestion=4), request_with(12, 2), socket_with(0, 7), socket_with(13, 0))
+    monkeypatch.setattr(FakeDiagnostics, "listed", earlier)
+    monkeypatch.setattr(baselines, "netns_cookie", lambda: 4711)
     kernel = Kernel()
-    source, subscription = source_on(kernel)
-    source.read(10 * SECOND)
-    kernel.flow(40000, 5, 10 * SECOND - 1000)
-    source.read(11 * SECOND)
-    assert published(subscription)[1] == {("rail1", MEASURED): (5, 5)}
+    made, _ = source_on(kernel)
+    cookies, values = kernel.accounted.read()
+    assert dict(zip(cookies.tolist(), values.tolist(), strict=True)) == {11: (3, 0, 0, 1, 4), 12: (2, 0, 0, 0, 0)}
+    assert made.drops()["tcp_baselines_full"] == 1
+    assert kernel.settings.read()[1].tolist() == [(4711, 100_000_000)]
+    assert kernel.interfaces.read()[0].tolist() == [0]
 
 
-def test_a_row_that_was_pruned_and_came_back_counts_from_zero(earlier: dict[int, int]) -> None:
+def test_without_socket_diagnostics_the_rest_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: object) -> None:
+        raise sockdiag.SwerveError("no socket diagnostics")
+
+    monkeypatch.setattr(FakeDiagnostics, "__enter__", refused)
     kernel = Kernel()
-    source, subscription = source_on(kernel)
-    kernel.flow(40000, 5, SECOND, first_ns=SECOND)
-    source.read(SECOND)
-    published(subscription)
-    kernel.flow(40000, 6, 2 * SECOND, first_ns=2 * SECOND)
-    source.read(2 * SECOND)
-    assert published(subscription)[1] == {("rail1", MEASURED): (6, 11)}
+    made, subscription = source_on(kernel)
+    assert made.failed == {"earlier TCP connections": "no socket diagnostics"}
+    kernel.flows.update(flow_key(1), flow())
+    run(made, SECOND)
+    run(made, 20 * SECOND)
+    assert told(subscription) == [1, 1]
 
 
-def test_segments_without_a_row_belong_to_the_interface(earlier: dict[int, int]) -> None:
+def test_requests_that_died_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeDiagnostics, "listed", (socket_with(1, 4),))
     kernel = Kernel()
-    source, subscription = source_on(kernel)
-    kernel.flow(40000, 5, SECOND)
-    kernel.interfaces.update(7, (12, 7))
-    source.read(SECOND)
-    assert published(subscription)[1] == {("rail1", MEASURED): (5, 5), ("rail1", None): (7, 7)}
-    kernel.interfaces.update(7, (13, 8))
-    source.read(2 * SECOND)
-    assert published(subscription)[1] == {("rail1", MEASURED): (0, 5), ("rail1", None): (1, 8)}
-
-
-def test_an_interface_that_is_gone_keeps_its_index_for_a_name(earlier: dict[int, int]) -> None:
-    kernel = Kernel()
-    source, subscription = source_on(kernel)
-    kernel.flow(40000, 5, SECOND, ifindex=9)
-    source.read(SECOND)
-    assert list(published(subscription)[1]) == [("if9", None)]
-
-
-def test_a_crowded_map_loses_its_longest_idle_rows_and_no_total(earlier: dict[int, int]) -> None:
-    kernel = Kernel()
-    source, subscription = source_on(kernel)
-    for port in range(7):
-        kernel.flow(port, 1, SECOND * (port + 1))
-    source.read(64 * SECOND + 1)
-    left = {int(row["local_port"]) for row in kernel.flows.read()[0]}
-    assert left == {4, 5, 6}  # those of ports 0 to 3 have been idle for more than a minute
-    published(subscription)
-    source.read(65 * SECOND)
-    assert published(subscription)[1] == {("rail1", MEASURED): (0, 7)}
-
-
-def test_a_map_with_room_keeps_idle_rows(earlier: dict[int, int]) -> None:
-    kernel = Kernel()
-    source, _ = source_on(kernel)
-    for port in range(6):
-        kernel.flow(port, 1, SECOND)
-    source.read(1000 * SECOND)
-    assert len(kernel.flows.rows) == 6
-
-
-def test_requests_that_died_are_forgotten(earlier: dict[int, int]) -> None:
-    earlier[1] = 4
-    kernel = Kernel()
-    source, _ = source_on(kernel)
-    kernel.accounted.update(2, (3, 100 * SECOND))
-    source.read(399 * SECOND)
+    made, _ = source_on(kernel)
+    kernel.accounted.update(2, (3, 0, 100 * SECOND, 0, 0))
+    made.read(399 * SECOND)
     assert len(kernel.accounted.rows) == 2
-    source.read(2 * 399 * SECOND)
-    assert {int(cookie) for cookie in kernel.accounted.read()[0]} == {1}
+    made.read(2 * 399 * SECOND)
+    assert kernel.accounted.read()[0].tolist() == [1]
 
 
-def test_what_sockets_did_before_is_handed_to_the_kernel(earlier: dict[int, int]) -> None:
-    earlier.update({11: 3, 12: 0, 13: 9})
+def test_every_loss_has_a_name() -> None:
     kernel = Kernel()
-    source, _ = source_on(kernel)
-    cookies, accounted = kernel.accounted.read()
-    assert dict(zip(cookies.tolist(), accounted["segments"].tolist(), strict=True)) == {11: 3, 12: 0}
-    assert source.drops()["tcp_baselines_full"] == 1
-
-
-def test_every_drop_has_a_name(earlier: dict[int, int]) -> None:
-    kernel = Kernel()
-    source, _ = source_on(kernel)
-    kernel.counters.values = [100, 1, 2, 3, 4]
-    assert source.drops() == {
+    made, _ = source_on(kernel)
+    for value, counter in enumerate(tcp_tables.COUNTERS, start=1):
+        kernel.count(counter, value)
+    kernel.drops_counters.update(1, 20)
+    kernel.drops_counters.update(2, 21)
+    assert made.drops() == {
         "tcp_baselines_full": 0,
-        "tcp_flows_full": 1,
-        "tcp_interfaces_full": 2,
-        "tcp_synacks_full": 3,
-        "tcp_deferred": 4,
+        "tcp_flows_full": 3,
+        "tcp_paths_full": 4,
+        "tcp_interfaces_full": 5,
+        "tcp_lost": 6,
+        "tcp_synacks_full": 7,
+        "tcp_deferred": 8,
+        "tcp_congestion_full": 9,
+        "tcp_unsized": 10,
+        "tcp_congestion_missed": 12,
+        "drops_other": 20,
+        "drops_sockets_full": 21,
     }
 
 
-def test_a_path_without_retransmissions_says_so(earlier: dict[int, int]) -> None:
-    source, subscription = source_on(Kernel(), MEASURED)
-    source.read(SECOND)
-    assert published(subscription) == ([], {("rail1", MEASURED): (0, 0)})
-
-
-def test_ticks_keep_their_distance(earlier: dict[int, int]) -> None:
+def test_ticks_keep_their_distance() -> None:
     kernel = Kernel()
-    source, subscription = source_on(kernel)
-    kernel.flow(40000, 5, SECOND)
-    assert source.tick(SECOND - 1) == SECOND
+    made, subscription = source_on(kernel, MEASURED, types=("tcp_path",))
+    assert made.tick(SECOND - 1) == SECOND
     assert subscription.read() == []
-    assert source.tick(SECOND + 5) == 2 * SECOND
-    assert len(subscription.read()) == 2
-    assert source.tick(10 * SECOND) == 11 * SECOND  # held up: one reading, not nine
-
-
-@given(st.lists(st.integers(0, 2**62)), st.integers(0, 2**62), st.integers(0, 20))
-def test_longest_idle(last_ns: list[int], before_ns: int, at_most: int) -> None:
-    chosen = tcp.longest_idle(np.array(last_ns, np.uint64), before_ns, at_most).tolist()
-    wanted = sorted(time_ns for time_ns in last_ns if time_ns < before_ns)[:at_most]
-    assert [last_ns[index] for index in chosen] == wanted
-    assert len(set(chosen)) == len(chosen)
+    assert made.tick(SECOND + 5) == 2 * SECOND
+    assert len(subscription.read()) == 1
+    assert made.tick(10 * SECOND) == 11 * SECOND  # held up: one reading, not nine
+    assert len(subscription.read()) == 1
 
 
 @pytest.mark.parametrize(
@@ -294,34 +577,6 @@ def test_longest_idle(last_ns: list[int], before_ns: int, at_most: int) -> None:
     ],
 )
 def test_address(raw: bytes, text: str) -> None:
-    assert tcp.address(np.frombuffer(raw, ADDRESS)[0]) == text
-
-
-def diagnostics(state: int, retrans: int, attributes: bytes) -> bytes:
-    """A `struct inet_diag_msg` with cookie 0x200000001."""
-    identity = struct.pack("!HH32x", 40000, 5201) + struct.pack("=III", 0, 1, 2)
-    return struct.pack("=BBBB", 2, state, 0, retrans) + identity + bytes(20) + attributes
-
-
-def attribute(kind: int, body: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(body), kind) + body + bytes(-len(body) % 4)
-
-
-INFO = attribute(2, bytes(100) + struct.pack("=I", 77) + bytes(100))
-
-
-@pytest.mark.parametrize(
-    ("state", "retrans", "attributes", "segments"),
-    [
-        (1, 0, INFO, 77),
-        (1, 3, attribute(8, b"\0") + INFO, 77),
-        (1, 3, b"", 0),
-        (1, 3, attribute(2, bytes(60)), 0),
-        (3, 3, b"", 3),
-        (1, 0, b"\0\0\0\0", 0),
-    ],
-    ids=["established", "after_another", "no_info", "short_info", "request", "broken"],
-)
-def test_socket_diagnostics(state: int, retrans: int, attributes: bytes, segments: int) -> None:
-    message = diagnostics(state, retrans, attributes)
-    assert sockdiag._parsed(message) == (state, 2 << 32 | 1, segments)
+    addresses = Addresses()
+    assert addresses.text(raw) == addresses.text(raw) == text
+    assert addresses.texts(np.frombuffer(raw * 3, "u1").reshape(3, 16)) == [text] * 3

@@ -231,3 +231,80 @@ def test_a_small_terminal_keeps_its_newest_acts_and_leaves_clocks_to_the_first_l
     assert "clock synchronised ±430 ns to h2" in shown[0]
     assert not any("clocks against" in each for each in shown)
     assert sum("applied: g" in each for each in shown) == 3
+
+
+def troubled() -> Model:
+    """As `clocked`, with something to say about TCP, links and RDMA."""
+    trouble = [
+        samples.tcp_path(2, in_window=9),
+        samples.link_event(1, what="carrier_lost"),
+        samples.rdma_qp(18),
+        samples.rdma_qp(20, verdict="congested"),
+        samples.rdma_suspects(),
+    ]
+    return fold(clocked(), trouble)
+
+
+def test_tcp_links_and_rdma_have_a_line_each() -> None:
+    lines = frame(troubled())
+    assert line(lines, "TCP:") == (
+        "TCP: h2 rail2 9 sent again (fast 8, RTO 1), 3 needlessly; h2 rail1 3 sent again (fast 2, RTO 1), 1 needlessly"
+    )
+    assert line(lines, "links:") == "links: rail1 carrier lost 502 ms ago"
+    assert line(lines, "RDMA:") == "RDMA: 1 congested (rxe0 qp 20 ib_write_bw); slow host h2, 62.0 %; 1 well"
+
+
+def test_there_is_no_line_when_all_is_well() -> None:
+    well = fold(
+        Model(),
+        [samples.path_delay(), samples.tcp_path(in_window=0), samples.rdma_qp(), samples.rdma_suspects(suspects=[])],
+    )
+    old = fold(well, [samples.link_event(at_ns=samples.AT_NS - 61 * samples.SECOND_NS)])
+    for each in (well, old):
+        assert not [text for text in frame(each) if text.startswith(("TCP:", "links:", "RDMA:"))]
+
+
+def test_what_nobody_stands_for_any_more_is_not_said() -> None:
+    later = NOW_NS + 20 * samples.SECOND_NS
+    said = [text for text in frame(troubled(), later) if text.startswith(("TCP:", "links:", "RDMA:"))]
+    assert said == ["links: rail1 carrier lost 20.50 s ago"]
+    closed = fold(Model(), [samples.rdma_qp(verdict="dead", closed=True)])
+    assert not any("RDMA" in text for text in frame(closed))
+
+
+def test_of_events_that_follow_upon_one_another_the_last_is_told() -> None:
+    events = [
+        samples.link_event(1, samples.AT_NS, "carrier_lost"),
+        samples.link_event(1, samples.AT_NS + 1, "carrier_found"),
+        samples.link_event(1, samples.AT_NS + 2, "neighbour_failed"),
+        samples.link_event(2, samples.AT_NS + 3, "queue_full"),
+        samples.link_event(3, samples.AT_NS + 4, "flap"),
+    ]
+    assert line(frame(fold(Model(), events)), "links:") == (
+        "links: rail3 flap 502 ms ago; rail2 queue full 502 ms ago; rail1 neighbour failed 502 ms ago; and 1 more"
+    )
+
+
+def test_a_receiver_that_does_not_read_is_said_without_any_loss() -> None:
+    full = fold(Model(), [samples.tcp_path(in_window=0, zero_windows=4)])
+    assert line(frame(full), "TCP:") == "TCP: h2 rail1 4 zero windows"
+
+
+def test_many_queue_pairs_are_a_line_by_verdict() -> None:
+    verdicts = ["congested"] * 40 + ["dead"] * 3 + ["slow_receiver", "no_demand", "unknown", "ok"]
+    pairs = [samples.rdma_qp(number, verdict=verdict) for number, verdict in enumerate(verdicts)]
+    assert line(frame(fold(Model(), pairs)), "RDMA:") == (
+        "RDMA: 3 dead (rxe0 qp 40 ib_write_bw, rxe0 qp 41 ib_write_bw, …); "
+        "40 congested (rxe0 qp 0 ib_write_bw, rxe0 qp 1 ib_write_bw, …); "
+        "1 slow receiver (rxe0 qp 43 ib_write_bw); 2 well"
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 24), (200, 24), (80, 40)])
+def test_new_lines_leave_the_paths_and_the_acts_their_room(width: int, height: int) -> None:
+    shown = frame(troubled(), width=width, height=height)
+    assert len(shown) <= height
+    assert sum(each.strip().startswith("h2 rail") for each in shown) >= 2
+    assert "last acts" in shown and any(each.startswith("links:") for each in shown)
+    crowded = fold(troubled(), [samples.path_state(rail, state="drained") for rail in range(1, 9)])
+    assert len(frame(crowded, width=width, height=height)) <= height

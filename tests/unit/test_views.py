@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 
 from pytools.signals import AnySignal, Delay
 from pytools.views import delay_tables, tables
-from pytools.views.model import FLOWS, Model, fold, member_of, packet_rates
+from pytools.views.model import Model, fold, member_of, packet_rates
 from pytools.views.tables import UNKNOWN
 
 SECOND_NS = samples.SECOND_NS
@@ -127,28 +127,6 @@ def test_an_unprobed_direction_has_no_figures_and_no_loss() -> None:
     assert row(shown, "via 10.1.1.1")[2:] == [UNKNOWN] * 9
 
 
-def test_addresses_in_brackets_stay_whole() -> None:
-    flow = msgspec.structs.replace(samples.tcp_flow(), local="fd00:9::1", remote="fd00:9::2")
-    assert "[fd00:9::1]:40000" in text(tables.retransmissions(fold(Model(), [flow])))
-
-
-def test_retransmissions_by_path_and_by_flow() -> None:
-    shown = text(
-        tables.retransmissions(fold(Model(), [samples.tcp_path(in_window=3, total=30), samples.tcp_flow(segments=12)]))
-    )
-    assert row(shown, "h2 rail1") == ["h2 rail1 via 10.1.1.1", "3", "30", "1.00 s"]
-    assert row(shown, "10.9.0.1:40000")[1:] == ["10.9.0.2:5201", "h2 rail1 via 10.1.1.1", "12", "1.00 s ago"]
-
-
-def test_no_retransmission_is_not_the_same_as_no_hook() -> None:
-    alive = fold(Model(), [samples.self_cost()])
-    assert "no retransmission has been reported" in text(tables.retransmissions(alive))
-    assert "not attached" not in text(tables.retransmissions(alive))
-    deaf = fold(Model(), [samples.self_cost(failed={"tcp_egress on rail1": "no TCX", "stamp_egress on rail1": "x"})])
-    shown = text(tables.retransmissions(deaf))
-    assert "not attached: tcp_egress on rail1: no TCX" in shown and "stamp" not in shown
-
-
 def test_cost_shows_every_counter_and_every_failed_hook() -> None:
     own = samples.self_cost(drops={"ring_full": 7, "bus_slow": 0}, failed={"tcp_egress on rail1": "no TCX"})
     shown = text(tables.cost(fold(Model(), [own])))
@@ -177,13 +155,6 @@ def test_folding_leaves_the_old_model_as_it_was() -> None:
     delays, acts = dict(before.delays), before.acts
     fold(before, samples.one_of_each(9))
     assert dict(before.delays) == delays and before.acts == acts
-
-
-def test_the_flows_that_retransmitted_longest_ago_are_forgotten_first() -> None:
-    flows = [samples.tcp_flow(at_ns=each + SECOND_NS, local_port=each) for each in range(FLOWS + 10)]
-    kept = fold(Model(), flows).flows
-    assert len(kept) == FLOWS
-    assert min(flow.local_port for flow in kept.values()) == 10
 
 
 def test_packet_rates_survive_counts_that_start_afresh() -> None:

@@ -21,7 +21,7 @@ import support
 
 SHARED_IN_GUEST = "/mnt"
 SLOW_FACTOR = 10
-MODULES = ("sch_ingress", "cls_bpf", "sch_tbf", "sch_htb", "veth")
+MODULES = ("sch_ingress", "cls_bpf", "sch_tbf", "sch_htb", "veth", "rdma_rxe", "ib_uverbs", "rdma_ucm")
 
 # A second export of the root file system: the guest mounts it with a cache, which the boot's own root lacks. Without
 # it every process reads its libraries anew through the emulated device (LLVM alone has 100 MB).

@@ -18,12 +18,13 @@ import support
 LIMIT_S = 900.0  # for all tests in the guest, its boot included; without a limit a dead guest would be waited for
 pytestmark = pytest.mark.deadline(LIMIT_S + 60)
 CONSOLE_LINES = 60
+PLACES = ("tests/kernel", "tests/fabric", "tests/vm/guest_rdma.py")  # the last runs in the guest alone
 
 
 @functools.cache
 def marked_tests() -> tuple[str, ...]:
     """Node ids of all tests marked `guest`, as pytest itself finds them."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "guest", "tests/kernel", "tests/fabric"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "guest", *PLACES]
     found = subprocess.run(
         [*command, "-p", "no:cacheprovider"], cwd=support.ROOT, capture_output=True, text=True, check=False
     )

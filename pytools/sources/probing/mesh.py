@@ -37,7 +37,7 @@ _MOST_WAIT_NS: Final = 20 * _MS
 _SAMPLES_EVERY_NS: Final = 200 * _MS
 _PATHS_EVERY_NS: Final = 30_000 * _MS  # besides whenever routes change
 _PATHS_AFTER_CHANGE_NS: Final = 250 * _MS
-_COUNTERS = ("recorded", "ring_full", "malformed", "foreign", "merged")
+_COUNTERS = ("recorded", "ring_full", "malformed", "foreign", "merged", "ecn_full")
 
 
 class ProbeMesh:

@@ -26,7 +26,7 @@ _ARRIVED, _LEFT = 0, 1
 _SLOTS: Final = 256  # stamps remembered per session
 _UNTOLD: Final = 8  # replies of a session that a later one may still tell of
 _BATCH: Final = 256
-_ROOM: Final = 2048  # longer requests are not answered
+_ROOM: Final = 9188  # longer requests are not answered: as much as IPv4 carries where frames are longest
 # A Receive Timestamp that the kernel did not take is the time at which the agent looked, late by up to this.
 _IMPRECISE_NS: Final = 100_000_000
 # A reply to one of these could be answered in its turn: other reflectors, and services such as echo.
@@ -198,7 +198,6 @@ class Reflector:
             return
         self._heard_ns[rows] = now_ns
         lengths = datagrams.received_lengths(count)
-        datagrams.lengths[:count] = lengths
         payload = datagrams.payload[:count]
         packets = self._packets[family][:count]
         sender_seq = packets["seq"].astype(np.int64)
@@ -208,6 +207,7 @@ class Reflector:
         turn = occurrence(rows)
         seq = self._next_seq[rows] + turn
         self._answer_tlvs(payload, packets, lengths, *self._tell(rows, turn))
+        datagrams.lengths[:count] = lengths
         wire.turn_into_replies(
             payload,
             packets,
@@ -266,15 +266,15 @@ class Reflector:
         told_seq: NDArray[np.int64],
         told_left: NDArray[np.int64],
     ) -> None:
-        """Set the flags of TLVs, and tell those who ask when an earlier reply of their session left."""
+        """Set the flags of TLVs, tell those who ask when an earlier reply of their session left, shorten `lengths`."""
         asked = wire.follow_up_asked(packets, lengths)
         if asked.all():
             wire.write_follow_up(packets, told_seq & 0xFFFFFFFF, told_left)
             return
-        for place in range(len(packets)):  # senders other than swerve's
-            one = slice(place, place + 1)
-            if asked[place] or wire.reflect_tlvs(payload[place], int(lengths[place])):
-                wire.write_follow_up(packets[one], told_seq[one] & 0xFFFFFFFF, told_left[one])
+        for place in np.flatnonzero(~asked).tolist():  # about sizes, and of senders other than swerve's
+            asked[place] = wire.reflect_tlvs(payload[place], int(lengths[place]))
+            lengths[place] = wire.answer_size(payload[place], int(lengths[place]), _ROOM)
+        wire.write_follow_up(packets, told_seq & 0xFFFFFFFF, told_left, np.flatnonzero(asked))
 
     def _tell(self, rows: NDArray[np.intp], turn: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Which earlier reply of its session each reply tells of, and when that one left; MISSING if of none.

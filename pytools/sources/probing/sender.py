@@ -208,6 +208,9 @@ class Sender(Sessions):
 
     def take_stamps(self, records: NDArray[Any]) -> None:
         """Note when requests left and replies came in, exactly."""
+        about_size = records["ssid"] == wire.SIZE_SSID
+        if about_size.any():
+            records = records[~about_size]
         stamps = of_kinds(records, REQUEST_EGRESS, REPLY_INGRESS)
         rows, slots, known = self._sessions(stamps.ssid, stamps.remote, stamps.seq, None)
         self.drops["stray_stamps"] += len(known) - how_many(known)

@@ -7,7 +7,8 @@ has. docs/probes.md says where and why we deviate from the RFCs.
 from __future__ import annotations
 
 import functools
-from typing import Any, Final
+import struct
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,22 @@ FOLLOW_UP_BYTES: Final = 20  # RFC 8972, section 4.7, with the TLV header
 PROBE_BYTES: Final = BASE_BYTES + FOLLOW_UP_BYTES
 
 EXTRA_PADDING, FOLLOW_UP = 1, 7  # TLV types, RFC 8972 section 5
+REPLY_SIZE = 252  # ours, of those for private use
 UNRECOGNISED, MALFORMED = 0x80, 0x40  # TLV flags U and M, RFC 8972 section 4
 SOFTWARE_LOCAL = 2  # timestamping method, RFC 8972 section 5: neither the interface's hardware nor another host
 
+# The session of probes that ask how large a packet may be: delays, losses and clocks never see it.
+SIZE_SSID: Final = 0xFFFF
+
 _SYNCHRONISED, _PTP = 0x8000, 0x4000  # error estimate: S and Z, RFC 4656 section 4.1.2, RFC 8186 section 2.3
 _TLV_HEADER = 4
+_REPLY_SIZE_BYTES = 4
+_REPLY_SIZE = struct.Struct(
+    "!BBHHH"
+)  # the TLV: flags, type, length; whether the reply shall be short; longest answered
+_SIZE_BASE = struct.Struct("!IIIHH28x")
+SHORT_REPLY_BYTES: Final = BASE_BYTES + _REPLY_SIZE.size
+SMALLEST_SIZED_BYTES: Final = SHORT_REPLY_BYTES + _TLV_HEADER  # of a request, with an empty padding
 
 _FOLLOW_UP_FIELDS = [
     ("tlv_flags", "u1", 44),
@@ -171,21 +183,30 @@ def turn_into_replies(
     packets["receive_seconds"], packets["receive_fraction"] = split_ns(receive_ns)
 
 
-def write_follow_up(packets: NDArray[Any], seq: NDArray[Any], sent_ns: NDArray[np.int64]) -> None:
-    """Answer the Follow-Up TLV: when the reply numbered `seq` left; zeros where that is MISSING."""
-    known = sent_ns != MISSING
-    seconds, fraction = split_ns(np.where(known, sent_ns, 0))
-    packets["tlv_flags"] = 0
-    packets["follow_up_seq"] = np.where(known, seq, 0)
-    packets["follow_up_seconds"], packets["follow_up_fraction"] = seconds, fraction
-    packets["follow_up_method"] = np.where(known, SOFTWARE_LOCAL, 0)
-    packets["follow_up_reserved"] = np.void(bytes(3))
+def write_follow_up(
+    packets: NDArray[Any], seq: NDArray[Any], sent_ns: NDArray[np.int64], chosen: NDArray[np.intp] | slice = slice(None)
+) -> None:
+    """Answer the Follow-Up TLV of the packets chosen: when the reply numbered `seq` left; zeros where that is MISSING.
+
+    Parameters
+    ----------
+    packets, seq, sent_ns : ndarray
+        All packets, and what to tell in each.
+    """
+    known = sent_ns[chosen] != MISSING
+    seconds, fraction = split_ns(np.where(known, sent_ns[chosen], 0))
+    packets["tlv_flags"][chosen] = 0
+    packets["follow_up_seq"][chosen] = np.where(known, seq[chosen], 0)
+    packets["follow_up_seconds"][chosen], packets["follow_up_fraction"][chosen] = seconds, fraction
+    packets["follow_up_method"][chosen] = np.where(known, SOFTWARE_LOCAL, 0)
+    packets["follow_up_reserved"][chosen] = np.void(bytes(3))
 
 
 def reflect_tlvs(packet: NDArray[np.uint8], length: int) -> bool:
     """Set the flags of the TLVs of one packet that is not of our own making (RFC 8972, section 4).
 
-    A Follow-Up TLV is answered as the first of all only. Extra Padding is understood, everything else is not.
+    A Follow-Up TLV is answered as the first of all only, and so is ours about the reply's size. Extra Padding is
+    understood, everything else is not.
     Bytes that are no TLVs (the padding of a TWAMP Light sender) go back as they came, apart from these flags.
 
     Returns
@@ -204,6 +225,8 @@ def reflect_tlvs(packet: NDArray[np.uint8], length: int) -> bool:
         if kind == FOLLOW_UP and offset == BASE_BYTES:
             follow_up_first = value_bytes == FOLLOW_UP_BYTES - _TLV_HEADER
             flags = 0 if follow_up_first else MALFORMED
+        elif kind == REPLY_SIZE and offset == BASE_BYTES:
+            flags = 0 if value_bytes == _REPLY_SIZE_BYTES else MALFORMED
         elif kind != EXTRA_PADDING:
             flags = UNRECOGNISED
         packet[offset] = flags
@@ -211,3 +234,60 @@ def reflect_tlvs(packet: NDArray[np.uint8], length: int) -> bool:
             return False
         offset += _TLV_HEADER + value_bytes
     return follow_up_first
+
+
+def size_request(payload_bytes: int, seq: int, now_ns: int, short_reply: bool) -> bytes:
+    """A request of exactly this many bytes: base, our TLV about the reply's size, padding.
+
+    Parameters
+    ----------
+    payload_bytes : int
+        At least SMALLEST_SIZED_BYTES.
+    short_reply : bool
+        Have the reflector leave the padding out, so that only the way there has to take the size.
+    """
+    seconds, nanoseconds = split_ns(now_ns)
+    base = _SIZE_BASE.pack(seq, seconds & 0xFFFFFFFF, nanoseconds, error_estimate(0, False), SIZE_SSID)
+    tlv = _REPLY_SIZE.pack(UNRECOGNISED, REPLY_SIZE, _REPLY_SIZE_BYTES, short_reply, 0)
+    padding = payload_bytes - SMALLEST_SIZED_BYTES
+    return base + tlv + struct.pack("!BBH", UNRECOGNISED, EXTRA_PADDING, padding) + bytes(padding)
+
+
+def answer_size(packet: NDArray[np.uint8], length: int, longest: int) -> int:
+    """Answer our TLV, if the request begins with it and `reflect_tlvs` has found it whole.
+
+    Parameters
+    ----------
+    longest : int
+        The longest request that this reflector answers, which it tells.
+
+    Returns
+    -------
+    int
+        How many bytes the reply has: never more than the request.
+    """
+    tlv = packet[BASE_BYTES:SHORT_REPLY_BYTES]
+    if length < SHORT_REPLY_BYTES or tlv[1] != REPLY_SIZE or tlv[0] & (UNRECOGNISED | MALFORMED):
+        return length
+    short = bool(tlv[5] & 1)
+    tlv[6], tlv[7] = longest >> 8, longest & 0xFF
+    return SHORT_REPLY_BYTES if short else length
+
+
+class SizeReply(NamedTuple):
+    """What a reply to a `size_request` says."""
+
+    seq: int  # of the request
+    longest: int  # request that the reflector answers; 0: it does not know the TLV
+
+
+def size_reply(payload: bytes) -> SizeReply | None:
+    """Read a reply, perhaps only its beginning; None when it is none of a size session."""
+    if len(payload) < BASE_BYTES:
+        return None
+    (seq,) = struct.unpack_from("!I", payload, 24)
+    if len(payload) < SHORT_REPLY_BYTES:
+        return SizeReply(seq, 0)
+    flags, kind, value_bytes, _, longest = _REPLY_SIZE.unpack_from(payload, BASE_BYTES)
+    known = kind == REPLY_SIZE and value_bytes == _REPLY_SIZE_BYTES and not flags & (UNRECOGNISED | MALFORMED)
+    return SizeReply(seq, longest if known else 0)

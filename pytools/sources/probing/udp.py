@@ -24,6 +24,7 @@ Family = Literal[4, 6]
 Addresses = NDArray[np.uint8]  # shape (n, 16); IPv4 addresses are kept IPv4-mapped, as in the kernel's records
 
 _SO_MARK, _SO_MEMINFO, _MEMINFO_DROPS = 36, 55, 8
+_MTU_DISCOVER, _PMTUDISC_PROBE = {4: 10, 6: 23}, 3
 _IP_PKTINFO, _IP_RECVTTL, _IP_TTL = 8, 12, 2
 _MSG_TRUNC, _MSG_CTRUNC = 0x20, 0x08
 HEADER_BYTES: Final = {4: 42, 6: 62}  # Ethernet, IP and UDP in front of a payload
@@ -107,7 +108,7 @@ _TTL = {4: _kind(socket.IPPROTO_IP, _IP_TTL), 6: _kind(socket.IPPROTO_IPV6, sock
 
 
 def open_socket(family: Family, port: int, dscp: int) -> socket.socket:
-    """A non-blocking UDP socket that tells where datagrams came in, and sends them with TTL 255.
+    """A non-blocking UDP socket that tells where datagrams came in, and sends them with TTL 255, never in fragments.
 
     Parameters
     ----------
@@ -132,6 +133,9 @@ def open_socket(family: Family, port: int, dscp: int) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVHOPLIMIT, 1)
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 255)
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, dscp << 2)
+        # Whatever the kernel has learnt of the path: a reply in fragments would hide how little a path takes.
+        level = socket.IPPROTO_IP if family == 4 else socket.IPPROTO_IPV6
+        sock.setsockopt(level, _MTU_DISCOVER[family], _PMTUDISC_PROBE)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         sock.bind(("" if family == 4 else "::", port))
     except OSError as error:
@@ -237,7 +241,9 @@ class Datagrams:
     def keep(self, places: NDArray[np.intp]) -> None:
         """Move some of the datagrams received to the front, in this order; the others are forgotten."""
         kept = slice(len(places))
-        for rows in (self.payload, self.names, self._arrivals):
+        longest = int(self._received["bytes"][places].max(initial=0))  # the room is much larger than most
+        self.payload[kept, :longest] = self.payload[places, :longest]
+        for rows in (self.names, self._arrivals):
             rows[kept] = rows[places]
         self._received["bytes"][kept] = self._received["bytes"][places]
 

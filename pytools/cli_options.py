@@ -1,0 +1,147 @@
+"""What commands have in common: options that all share, filters of tables, and commands that are imported when used."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+_DEFAULT_INTERVAL_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every command understands."""
+
+    json: bool = False
+    interval_s: float | None = None
+    count: int | None = None
+    netns: str | None = None
+    config: Path | None = None
+    color: bool = True
+
+    @property
+    def frames(self) -> int | None:
+        """How many times to show: once, unless an interval or a count was given; None without end."""
+        if self.count is not None:
+            return self.count
+        return 1 if self.interval_s is None else None
+
+    @property
+    def every_s(self) -> float:
+        """The interval, given or not."""
+        return _DEFAULT_INTERVAL_S if self.interval_s is None else self.interval_s
+
+
+def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options that all commands share, as one argument `options`.
+
+    Parameters
+    ----------
+    follows : bool
+        Whether the command can go on showing (`--interval`, `--count`).
+    """
+    listed = [
+        click.option("-j", "--json", is_flag=True, help="JSON, one object per line."),
+        click.option("-n", "--netns", metavar="NAME", help="The instance of this network namespace."),
+        click.option(
+            "--config",
+            metavar="FILE",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Configuration of the agent (read by agent and doctor).",
+        ),
+        click.option("--no-color", is_flag=True, help="No colour (also: environment NO_COLOR)."),
+    ]
+    if follows:
+        listed[1:1] = [
+            click.option(
+                "-i",
+                "--interval",
+                type=click.FloatRange(min=0.05),
+                metavar="SECONDS",
+                help="Show again every so often, until interrupted.",
+            ),
+            click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after so many."),
+        ]
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def with_options(
+            *,
+            json: bool,
+            netns: str | None,
+            config: Path | None,
+            no_color: bool,
+            interval: float | None = None,
+            count: int | None = None,
+            **rest: Any,
+        ) -> Any:
+            color = not (no_color or os.environ.get("NO_COLOR"))
+            return function(Options(json, interval, count, netns, config, color), **rest)
+
+        for option in reversed(listed):
+            with_options = option(with_options)
+        return with_options
+
+    return decorate
+
+
+class LazyCommand(click.Command):
+    """A command that lives in another module, which is imported when the command is used."""
+
+    def __init__(self, name: str, module: str, attribute: str, help: str) -> None:
+        super().__init__(name, help=help)
+        self._module, self._attribute = module, attribute
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Let the real command parse its arguments; it is then the one that runs."""
+        command: click.Command = getattr(importlib.import_module(self._module), self._attribute)
+        return command.make_context(info_name, args, parent, **extra)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Filters and order, as they were typed."""
+
+    sort: str | None = None
+    filters: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # name of the option -> its values
+
+
+_FILTERS: Final[Mapping[str, tuple[str, type, str]]] = {
+    "dst": ("PREFIX", str, "Only what goes to these addresses, like 10.9.0.0/16."),
+    "src": ("PREFIX", str, "Only what comes from these addresses of this host."),
+    "port": ("N", int, "Only connections with this port at either end."),
+    "pid": ("N", int, "Only what this process holds."),
+    "command": ("TEXT", str, "Only processes with this in their name."),
+    "interface": ("NAME", str, "Only what uses this interface (or this RDMA device)."),
+    "path": ("TEXT", str, "Only paths with this in them: a host, an interface, a gateway."),
+    "verdict": ("WORD", str, "Only queue pairs with this verdict."),
+}
+
+
+def filtered(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command these filters and `--sort`, as one argument `asked`; each may be given several times."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def with_filters(*arguments: Any, sort: str | None, **rest: Any) -> Any:
+            filters = {name: rest.pop(f"filter_{name}") for name in names}
+            return function(*arguments, asked=Asked(sort, filters), **rest)
+
+        wrapped: Callable[..., Any] = with_filters
+        for name in reversed(names):
+            metavar, kind, text = _FILTERS[name]
+            option = click.option(f"--{name}", f"filter_{name}", metavar=metavar, type=kind, multiple=True, help=text)
+            wrapped = option(wrapped)
+        sort = click.option("--sort", metavar="COLUMN", help="The worst of this column first; names from a to z.")
+        return sort(wrapped)
+
+    return decorate

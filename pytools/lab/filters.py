@@ -1,0 +1,138 @@
+"""Faults of a rail that a kernel program makes at its ports (bpf/lab_faults.c): attached, counted, removed.
+
+They are classic TC filters, not TCX links: a filter stays when the process that made it ends, and goes with its
+interface, so nothing has to run while a fault lasts, and `down` takes it away with the namespaces.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from pyroute2.netlink import nla, nlmsg
+
+from pytools.errors import SwerveError, UsageError
+from pytools.kernel import attach, bpf, loader
+from pytools.kernel.maps import Map
+from pytools.kernel.netlink import Netlink
+from pytools.kernel.netns import inside
+from pytools.lab.topology import Port, Rail
+
+MARK: Final = "lab_mark"
+NARROW: Final = "lab_narrow"
+COUNTERS: Final = {MARK: {"able": 0, "marked": 1}, NARROW: {"too_long": 2}}  # enum swerve_lab_counter
+
+_GET_FILTER = 46
+_EGRESS = 0xFFFFFFF3
+_PROGRAM_BY_ID, _MAP_BY_ID, _INFO = 13, 14, 15  # commands of bpf(2)
+_PROGRAM_INFO = struct.Struct("=II8sIIQQQII Q16s")  # the beginning of struct bpf_prog_info
+
+
+class FilterMessage(nlmsg):  # type: ignore[misc]
+    """`struct tcmsg` with what a BPF filter says of its program."""
+
+    prefix = "TCA_"
+    fields = (
+        ("family", "B"),
+        ("pad1", "B"),
+        ("pad2", "H"),
+        ("index", "i"),
+        ("handle", "I"),
+        ("parent", "I"),
+        ("info", "I"),
+    )
+    nla_map = (("TCA_UNSPEC", "none"), ("TCA_KIND", "asciiz"), ("TCA_OPTIONS", "options"))
+
+    class options(nla):  # type: ignore[misc]  # noqa: N801 (pyroute2 looks the name up)
+        """Options of cls_bpf."""
+
+        nla_map = (
+            ("TCA_BPF_UNSPEC", "none"),
+            ("TCA_BPF_ACT", "cdata"),
+            ("TCA_BPF_POLICE", "cdata"),
+            ("TCA_BPF_CLASSID", "uint32"),
+            ("TCA_BPF_OPS_LEN", "uint16"),
+            ("TCA_BPF_OPS", "cdata"),
+            ("TCA_BPF_FD", "uint32"),
+            ("TCA_BPF_NAME", "asciiz"),
+            ("TCA_BPF_FLAGS", "uint32"),
+            ("TCA_BPF_FLAGS_GEN", "uint32"),
+            ("TCA_BPF_TAG", "cdata"),
+            ("TCA_BPF_ID", "uint32"),
+        )
+
+
+def install(rail: Rail, ports: Sequence[Port], program: str, define: str, value: int) -> None:
+    """Attach a program, compiled with one constant, where these ports send.
+
+    Raises
+    ------
+    UsageError
+        If the rail has this fault already.
+    SwerveError
+        If the program cannot be loaded or attached.
+    """
+    if any(found == program for found, _ in _programs(rail)):
+        raise UsageError(f"rail {rail.number} has this fault already", f"`swerve lab heal --rail {rail.number}` first")
+    with loader.load([loader.Program("lab_faults.c", (program,), {define: value})]) as loaded, inside(rail.netns):
+        if loaded.failed:
+            raise SwerveError(f"the fault cannot be loaded: {loaded.failed}", "`swerve doctor` says what is missing")
+        for port in ports:
+            attach.attach_tc(loaded.programs[program], port.name, "egress", force_clsact=True)
+
+
+def remove(rail: Rail) -> None:
+    """Take all programs from a rail's ports."""
+    if _programs(rail):
+        with inside(rail.netns):
+            attach.clean()
+
+
+def counts(rail: Rail) -> dict[str, int]:
+    """What the faults of a rail have done so far, by counter; empty when it has none."""
+    found: dict[str, int] = {}
+    for program, map_id in _programs(rail):
+        fd = _open(_MAP_BY_ID, map_id)
+        try:
+            values = Map("lab_counts", fd, np.dtype("<u4"), np.dtype("<u8")).read_percpu_sum().tolist()
+        finally:
+            os.close(fd)
+        found |= {name: values[index] for name, index in COUNTERS[program].items()}
+    return found
+
+
+def _programs(rail: Rail) -> set[tuple[str, int]]:
+    """Name and counters' map of every program of ours at the ports of a rail."""
+    found = set()
+    with Netlink(rail.netns) as netlink:
+        for port in rail.ports:
+            message = FilterMessage()
+            message["index"], message["parent"] = port.index, _EGRESS
+            for each in netlink.socket.dump(message, _GET_FILTER, f"reading the filters of {port.name}"):
+                options = each.get_attr("TCA_OPTIONS")
+                number = options.get_attr("TCA_BPF_ID") if options is not None else None
+                if number is not None:
+                    found.add(_described(number))
+    return {(name, map_id) for name, map_id in found if name in COUNTERS}
+
+
+def _described(program_id: int) -> tuple[str, int]:
+    """Name and first map of a program."""
+    fd = _open(_PROGRAM_BY_ID, program_id)
+    try:
+        maps = ctypes.create_string_buffer(4)
+        asked = _PROGRAM_INFO.pack(0, 0, b"", 0, 0, 0, 0, 0, 0, 1, bpf.address(maps), b"")
+        info = ctypes.create_string_buffer(asked, len(asked))
+        bpf.bpf(_INFO, struct.pack("<IIQ", fd, len(asked), bpf.address(info)))
+        name = _PROGRAM_INFO.unpack(info.raw)[-1].rstrip(b"\0").decode()
+        return name, int.from_bytes(maps.raw, "little")
+    finally:
+        os.close(fd)
+
+
+def _open(command: int, number: int) -> int:
+    return bpf.bpf(command, struct.pack("<III", number, 0, 0))

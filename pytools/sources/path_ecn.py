@@ -1,0 +1,121 @@
+"""Congestion marks per path: what the packets that a peer sent us carried when they arrived, counted by stamp.c.
+
+They came back along the path, so a mark belongs to a queue on the way from the peer to us. Times are CLOCK_MONOTONIC
+nanoseconds. One thread: the agent's.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from pytools.bus import Bus
+from pytools.config import AgentConfig
+from pytools.kernel.loader import Loaded
+from pytools.signals import LinkEvent, Path, PathEcn
+from pytools.sources.probing import udp
+from pytools.sources.probing.paths import PinnedPath
+
+_MS: Final = 1_000_000
+_LOOK_NS: Final = 250 * _MS
+_AGAIN_NS: Final = 1000 * _MS  # the same path is not told of more often
+
+Key = tuple[bytes, int]  # remote address as the kernel keeps it, interface index
+Marks = tuple[int, int]  # packets that can be marked, packets that are
+
+
+class PathEcnSource:
+    """Publishes `path_ecn` once per long window, and `ce_marked` soon after marks have appeared.
+
+    Parameters
+    ----------
+    loaded : Loaded
+        With stamp.c; stays the caller's.
+    paths : callable
+        The paths that are measured now.
+    """
+
+    def __init__(
+        self, config: AgentConfig, loaded: Loaded, bus: Bus, paths: Callable[[], Sequence[PinnedPath]]
+    ) -> None:
+        self._host, self._bus, self._paths = config.host, bus, paths
+        self._map = loaded.map("stamp_ecn")
+        self._window_ns = int(config.windows.long_ms * _MS)
+        self._window_end_ns = 0
+        self._at_window: dict[Key, Marks] = {}
+        self._told: dict[Key, tuple[int, int]] = {}  # when a path's marks were last told of, and how many there were
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Nothing to wait for."""
+
+    def tick(self, now_ns: int) -> int:
+        """Look at the counters; returns when to do so again."""
+        if not self._window_end_ns:
+            self._window_end_ns = now_ns + self._window_ns
+        paths = {(udp.mapped(each.path.address).tobytes(), each.ifindex): each.path for each in self._paths()}
+        marks, unix_ns = self.marks(), time.time_ns()
+        for event in self._events(marks, paths, now_ns, unix_ns):
+            self._bus.publish(event)
+        if now_ns >= self._window_end_ns:
+            self._publish(marks, paths, now_ns, unix_ns)
+            self._window_end_ns += ((now_ns - self._window_end_ns) // self._window_ns + 1) * self._window_ns
+        return now_ns + _LOOK_NS
+
+    def marks(self) -> dict[Key, Marks]:
+        """What has been counted so far."""
+        keys, values = self._map.read()
+        packets, marked = values["packets"].sum(axis=1).tolist(), values["ce_packets"].sum(axis=1).tolist()
+        remotes, interfaces = keys["remote"]["bytes"], keys["ifindex"].tolist()
+        return {
+            (remote.tobytes(), interface): (packet, mark)
+            for remote, interface, packet, mark in zip(remotes, interfaces, packets, marked, strict=True)
+        }
+
+    def _events(
+        self, marks: Mapping[Key, Marks], paths: Mapping[Key, Path], now_ns: int, unix_ns: int
+    ) -> Iterator[LinkEvent]:
+        for key, (packets, marked) in marks.items():
+            told_ns, before = self._told.get(key, (now_ns - _AGAIN_NS, 0))
+            path = paths.get(key)
+            if path is None or marked == before or now_ns < told_ns + _AGAIN_NS:
+                continue
+            self._told[key] = now_ns, marked
+            yield LinkEvent(
+                host=self._host,
+                at_ns=now_ns,
+                unix_ns=unix_ns,
+                interface=path.interface,
+                paths=[path],
+                what="ce_marked",
+                happened_ns=now_ns,
+                detail=f"{marked - before} packets from {path.destination} came marked: a queue on their way is full",
+                values={"ce_packets": marked - before, "total_ce_packets": marked, "total_packets": packets},
+            )
+
+    def _publish(self, marks: Mapping[Key, Marks], paths: Mapping[Key, Path], now_ns: int, unix_ns: int) -> None:
+        for key, path in paths.items():
+            packets, marked = marks.get(key, (0, 0))
+            packets_before, marked_before = self._at_window.get(key, (0, 0))
+            self._bus.publish(
+                PathEcn(
+                    host=self._host,
+                    at_ns=now_ns,
+                    unix_ns=unix_ns,
+                    path=path,
+                    window_ns=self._window_ns,
+                    packets=packets - packets_before,
+                    ce_packets=marked - marked_before,
+                    total_packets=packets,
+                    total_ce_packets=marked,
+                )
+            )
+        self._at_window = dict(marks)
+
+    def drops(self) -> dict[str, int]:
+        """Packets not counted for want of room are in `stamp_ecn_full`, with the other counters of stamp.c."""
+        return {}
+
+    def close(self) -> None:
+        """The map is the loader's."""

@@ -1,0 +1,174 @@
+"""Probes of a chosen size along one path, never in fragments, and what routers answer to those that are too large.
+
+A socket per path: what the kernel learns of the path's MTU from such an answer it files under the socket's mark, that
+is, in the path's own table, where no other traffic looks. A bidirectional STAMP packet as any other, with a session
+identifier of its own (`stamp_packet.SIZE_SSID`). Sizes are bytes of IP packets. Non-blocking; one thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from pytools.errors import SwerveError
+from pytools.sources.probing import stamp_packet as wire
+from pytools.sources.probing.paths import PinnedPath
+
+HEADER_BYTES: Final = {4: 28, 6: 48}  # IP and UDP
+SMALLEST: Final = {family: header + wire.SMALLEST_SIZED_BYTES for family, header in HEADER_BYTES.items()}
+LARGEST: Final = 9216  # what Ethernet's longest frames carry; interfaces that take more are not probed beyond
+
+_ETHERNET_BYTES: Final = 14
+_SO_MARK, _SO_SNDBUFFORCE = 36, 32
+_IP_RECVERR, _IP_MTU_DISCOVER = 11, 10
+_IPV6_RECVERR, _IPV6_MTU_DISCOVER, _IPV6_DONTFRAG = 25, 23, 62
+_PMTUDISC_PROBE = 3
+_BUFFER_BYTES: Final = 1 << 20
+_GET_MTU = 0x8921  # SIOCGIFMTU
+_ERROR = struct.Struct("=IBBBBII")  # struct sock_extended_err
+_BY_ICMP = (2, 3)  # SO_EE_ORIGIN_ICMP, SO_EE_ORIGIN_ICMP6
+_MOST_ERRORS: Final = 64  # taken at once
+
+
+class Reply(NamedTuple):
+    """A probe that came back."""
+
+    seq: int
+    size: int
+    longest: int  # request that the reflector answers, as an IP packet; 0: it does not say
+
+
+class Told(NamedTuple):
+    """What somebody on the way says the path takes."""
+
+    mtu_bytes: int
+    by: str
+
+
+class SizeProbes:
+    """The socket of one path.
+
+    Raises
+    ------
+    SwerveError
+        If it cannot be had.
+    """
+
+    def __init__(self, pinned: PinnedPath, port: int, dscp: int) -> None:
+        self._remote = (str(ipaddress.ip_address(pinned.path.address)), port)  # as the kernel's answers name it
+        self._interface = pinned.path.interface
+        self._header = HEADER_BYTES[pinned.family]
+        self.wire_bytes = 0
+        self._room = bytearray(LARGEST)
+        family = socket.AF_INET if pinned.family == 4 else socket.AF_INET6
+        try:
+            self._socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        except OSError as error:
+            raise SwerveError(f"a socket for probes of {pinned.path}: {error.strerror}") from None
+        try:
+            self._prepare(pinned, dscp)
+        except OSError as error:
+            self.close()
+            raise SwerveError(f"a socket for probes of {pinned.path}: {error.strerror}") from None
+
+    def _prepare(self, pinned: PinnedPath, dscp: int) -> None:
+        options = [(socket.SOL_SOCKET, _SO_MARK, pinned.mark), (socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER_BYTES)]
+        if pinned.family == 4:
+            options += [
+                (socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE),
+                (socket.IPPROTO_IP, _IP_RECVERR, 1),
+                (socket.IPPROTO_IP, socket.IP_TTL, 255),
+                (socket.IPPROTO_IP, socket.IP_TOS, dscp << 2),
+            ]
+        else:
+            options += [
+                (socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1),
+                (socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE),
+                (socket.IPPROTO_IPV6, _IPV6_DONTFRAG, 1),
+                (socket.IPPROTO_IPV6, _IPV6_RECVERR, 1),
+                (socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 255),
+                (socket.IPPROTO_IPV6, socket.IPV6_TCLASS, dscp << 2),
+            ]
+        for level, option, value in options:
+            self._socket.setsockopt(level, option, value)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        self._socket.bind((pinned.source, 0))
+
+    def interface_mtu(self) -> int | None:
+        """What the interface takes now; None when it is gone."""
+        request = struct.pack("16si20x", self._interface.encode(), 0)
+        try:
+            return int(struct.unpack_from("16si", fcntl.ioctl(self._socket, _GET_MTU, request))[1])
+        except OSError:
+            return None
+
+    def send(self, size: int, seq: int, now_ns: int, short_reply: bool) -> int:
+        """Send one; 0, or the errno of the refusal."""
+        payload = wire.size_request(size - self._header, seq, now_ns, short_reply)
+        code = self._send(payload)
+        if code not in (0, errno.EAGAIN):  # perhaps the answer to an earlier one, which the kernel reports but once
+            code = self._send(payload)
+        if not code:
+            self.wire_bytes += size + _ETHERNET_BYTES
+        return code
+
+    def _send(self, payload: bytes) -> int:
+        try:
+            self._socket.sendto(payload, self._remote)
+        except OSError as error:
+            return error.errno or errno.EIO
+        return 0
+
+    def replies(self) -> Iterator[Reply]:
+        """What has come back since the last call."""
+        refusals = 0
+        while refusals < _MOST_ERRORS:
+            try:
+                count, source = self._socket.recvfrom_into(self._room)
+            except BlockingIOError:
+                return
+            except OSError:  # told by a router, or refused by the host: `told` reads what it was
+                refusals += 1
+                continue
+            self.wire_bytes += count + self._header + _ETHERNET_BYTES
+            reply = wire.size_reply(bytes(self._room[: min(count, wire.SHORT_REPLY_BYTES)]))
+            if reply is not None and source[:2] == self._remote:
+                longest = reply.longest + self._header if reply.longest else 0
+                yield Reply(reply.seq, count + self._header, longest)
+
+    def told(self) -> Told | None:
+        """The smallest size that somebody on the way has told since the last call."""
+        least: Told | None = None
+        for _ in range(_MOST_ERRORS):
+            try:
+                _, ancillary, _, _ = self._socket.recvmsg(64, 512, socket.MSG_ERRQUEUE)
+            except OSError:
+                break
+            for level, kind, content in ancillary:
+                found = _told(level, kind, content)
+                if found is not None and (least is None or found.mtu_bytes < least.mtu_bytes):
+                    least = found
+        return least
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+def _told(level: int, kind: int, content: bytes) -> Told | None:
+    """An ICMP "fragmentation needed" or ICMPv6 "packet too big" among what the error queue holds."""
+    if (level, kind) not in ((socket.IPPROTO_IP, _IP_RECVERR), (socket.IPPROTO_IPV6, _IPV6_RECVERR)):
+        return None
+    if len(content) < _ERROR.size:
+        return None
+    code, origin, _, _, _, mtu_bytes, _ = _ERROR.unpack_from(content)
+    if code != errno.EMSGSIZE or origin not in _BY_ICMP or not mtu_bytes:
+        return None
+    offender = content[_ERROR.size :]
+    address = offender[4:8] if origin == _BY_ICMP[0] else offender[8:24]
+    return Told(mtu_bytes, str(ipaddress.ip_address(address)) if len(address) in (4, 16) else "")

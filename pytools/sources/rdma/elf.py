@@ -1,0 +1,41 @@
+"""Of an ELF file: the build identifier that the linker gave it. Reads the file's notes; 64-bit little-endian files."""
+
+from __future__ import annotations
+
+import struct
+
+_NOTE, _BUILD_ID = 4, 3  # PT_NOTE, NT_GNU_BUILD_ID
+
+
+def build_id(path: str) -> str:
+    """The identifier in hexadecimal digits; empty when the file has none or cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(64)
+            if header[:6] != b"\x7fELF\x02\x01":
+                return ""
+            table, entry_bytes, entries = *struct.unpack_from("<Q", header, 32), *struct.unpack_from("<HH", header, 54)
+            file.seek(table)
+            programs = file.read(entry_bytes * entries)
+            for start in range(0, len(programs) - entry_bytes + 1, entry_bytes):
+                kind, _, offset, _, _, size = struct.unpack_from("<IIQQQQ", programs, start)
+                if kind == _NOTE:
+                    file.seek(offset)
+                    found = _in_notes(file.read(size))
+                    if found:
+                        return found
+    except (OSError, struct.error):
+        pass
+    return ""
+
+
+def _in_notes(notes: bytes) -> str:
+    place = 0
+    while place + 12 <= len(notes):
+        name_bytes, content_bytes, kind = struct.unpack_from("<III", notes, place)
+        name = place + 12
+        content = name + (name_bytes + 3) // 4 * 4
+        if kind == _BUILD_ID and notes[name : name + name_bytes] == b"GNU\0":
+            return notes[content : content + content_bytes].hex()
+        place = content + (content_bytes + 3) // 4 * 4
+    return ""

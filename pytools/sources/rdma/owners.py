@@ -1,0 +1,40 @@
+"""Who a process is: command, cgroup, container. Reads /proc; of a process that is gone only the number is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytools.signals import Owner
+from pytools.sources.tcp.containers import container
+from pytools.sources.tcp.owners import command
+
+
+def cgroup_path(text: str) -> str:
+    """The path below the root of the hierarchy, from the text of /proc/PID/cgroup.
+
+    That of the unified hierarchy (version 2); where a process is not in one, the longest of version 1.
+    """
+    paths = {}
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        paths[number] = rest.partition(":")[2].removesuffix(" (deleted)")
+    unified = paths.get("0", "")
+    return unified if unified not in ("", "/") else max(paths.values(), key=len, default="")
+
+
+def process_owner(pid: int, proc: Path = Path("/proc")) -> Owner:
+    """The owner behind a process id; what cannot be read stays empty."""
+    try:
+        path = cgroup_path((proc / str(pid) / "cgroup").read_text(errors="replace"))
+    except OSError:  # gone, or not ours to read
+        path = ""
+    return Owner(pid=pid, command=command(proc, pid), cgroup=path, container=container(path))
+
+
+def start_of(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """When a process began, in clock ticks since boot; None when there is no such process (any more)."""
+    try:
+        fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return int(fields[19]) if fields[0] not in "ZX" else None
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,0 +1,300 @@
+"""RDMA: `rdma_qp` of every queue pair, `rdma_suspects`, and `rdma_sight`: how it is seen here, and why where it is not.
+
+The tables of all ways in are read every `rdma.interval_ms` while any queue pair moves, four times a second while none
+does; a reading of tables that are empty costs microseconds. Signals go out once per long window, and at once when a
+verdict changes. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path as File
+from typing import Final
+
+from pytools.bus import Bus
+from pytools.config import AgentConfig
+from pytools.estimators import verdicts
+from pytools.signals import Owner, Path, RdmaSight
+from pytools.sources.links.rdma_sysfs import SYSFS, Sysfs
+from pytools.sources.rdma import table as tables
+from pytools.sources.rdma.not_ready import NotReady
+from pytools.sources.rdma.owners import process_owner, start_of
+from pytools.sources.rdma.register import QueuePair
+from pytools.sources.rdma.reports import Reports
+from pytools.sources.rdma.table import Columns, Table, Way
+from pytools.sources.rdma.watching import Watch
+
+_MS: Final = 1_000_000
+_CALM_NS: Final = 250 * _MS
+_BUSY_NS: Final = 1000 * _MS  # after the last move of any queue pair
+_DETAILS_NS: Final = 250 * _MS
+_SIGHT_NS: Final = 5000 * _MS
+_AGAIN_NS: Final = 200 * _MS  # a pair that falls idle and wakes is not told at once more often than that
+_SUSPECTS_NS: Final = 100 * _MS
+_SAID: Final = ("device", "qp_type", "srq", "remote_qp_number", "local", "remote")
+_HARMLESS: Final = (verdicts.OK, verdicts.NO_DEMAND, verdicts.UNKNOWN)
+
+
+@dataclass(slots=True)
+class _Process:
+    owner: Owner
+    start: int | None  # None: it was gone already when it was first met
+
+
+class RdmaSource:
+    """Reads queue pairs and publishes what they are going through.
+
+    Parameters
+    ----------
+    ways : sequence of Way
+        The ways in; closed with this.
+    path_of : callable
+        Which measured path, if any, a remote address and an interface make.
+    sysfs : Path, optional
+        Where RDMA devices are listed.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        bus: Bus,
+        path_of: Callable[[str, str], Path | None],
+        ways: Sequence[Way],
+        sysfs: File = SYSFS,
+    ) -> None:
+        self._host, self._bus, self._path_of, self._ways = config.host, bus, path_of, ways
+        self._sysfs, self._ports = sysfs, Sysfs(sysfs)
+        self._watch = Watch(config.rdma, self._describe, NotReady(sysfs))
+        self._reports = Reports(config.host, self._watch)
+        self._interval_ns = int(config.rdma.interval_ms * _MS)
+        self._window_ns = int(config.windows.long_ms * _MS)
+        self._way_due = [0] * len(ways)
+        self._tables: list[Table] = []
+        self._processes: dict[int, _Process] = {}
+        self._interfaces: dict[str, str] = {}
+        self._read_due = self._details_due = self._window_due = self._sight_due = 0
+        self._suspects_ns = 0
+        self._told: RdmaSight | None = None
+        self._hits = (time.monotonic_ns(), 0)
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Register what the ways in wait for."""
+        for way in self._ways:
+            way.register(selector)
+
+    def tick(self, now_ns: int) -> int:
+        """Do what is due; returns when to be called next."""
+        for index, way in enumerate(self._ways):
+            if now_ns >= self._way_due[index]:
+                self._way_due[index] = way.tick(now_ns)
+        if now_ns >= self._read_due:
+            self._read(now_ns)
+        if now_ns >= self._window_due:
+            self._tell_window(now_ns)
+        if now_ns >= self._sight_due:
+            self._tell_sight(now_ns)
+        return min(self._read_due, self._window_due, self._sight_due, *self._way_due)
+
+    def drops(self) -> dict[str, int]:
+        """Everything lost so far, by name."""
+        found = {**self._watch.drops, "rdma_no_row": self._watch.register.full}
+        found["rdma_latencies"] = self._watch.timed.latencies_dropped
+        for way in self._ways:
+            found.update(way.drops())
+        return found
+
+    def close(self) -> None:
+        """Give the ways in back."""
+        with contextlib.ExitStack() as closing:
+            for way in self._ways:
+                closing.callback(way.close)
+
+    # ---- readings ----
+
+    def _read(self, now_ns: int) -> None:
+        self._tables = [table for way in self._ways for table in way.tables()]
+        changed, over = self._watch.read(self._tables, now_ns)
+        if changed:
+            self._tell_changes(changed, now_ns)
+        self._give_up(over, now_ns)
+        if now_ns >= self._details_due:
+            self._details_due = now_ns + _DETAILS_NS
+            self._give_up(self._details(now_ns), now_ns)
+        busy = now_ns - self._watch.moved_ns < _BUSY_NS
+        self._read_due = now_ns + (self._interval_ns if busy else max(_CALM_NS, self._interval_ns))
+
+    def _describe(self, table: Table, slot: int, columns: Columns, place: int, now_ns: int) -> QueuePair:
+        pid = int(columns.tgid[place])
+        if pid not in self._processes:
+            self._processes[pid] = _Process(process_owner(pid), start_of(pid))
+        pair = QueuePair(
+            table=table,
+            slot=slot,
+            created_ns=int(columns.created_ns[place]),
+            context=int(columns.context[place]),
+            tgid=pid,
+            number=int(columns.qp_number[place]),
+            first_ns=now_ns,
+            owner=self._processes[pid].owner,
+        )
+        self._identify(pair)
+        return pair
+
+    def _identify(self, pair: QueuePair) -> None:
+        """Learn what a row says besides counters; addresses come when the queue pair is connected."""
+        record = pair.table.records[pair.slot]
+        said = b"".join(record[name].tobytes() for name in _SAID)
+        if said == pair.said:
+            return
+        pair.said = said
+        pair.device = tables.text(bytes(record["device"]))
+        pair.qp_type = tables.QP_TYPES.get(int(record["qp_type"]), f"type {int(record['qp_type'])}")
+        pair.shared_receives = bool(record["srq"])
+        number = int(record["remote_qp_number"])
+        pair.remote_number = None if number == tables.NO_QP else number
+        pair.local = tables.address(record["local"]["bytes"].tobytes())
+        pair.remote = tables.address(record["remote"]["bytes"].tobytes())
+        pair.interface = self._interface(pair.device)
+        pair.path = self._path_of(pair.remote, pair.interface) if pair.remote and pair.interface else None
+
+    def _interface(self, device: str) -> str:
+        """The network interface beneath a device, that of its first port that has one."""
+        if device not in self._interfaces:
+            ports = [port for port in self._ports.ports() if port.device == device]
+            names = (self._ports.interface(port, self._ports.gids(port)) for port in ports)
+            self._interfaces[device] = next((name for name in names if name), "")
+        return self._interfaces[device]
+
+    def _details(self, now_ns: int) -> list[int]:
+        """What need not be looked at often; returns the rows whose process is gone."""
+        watch = self._watch
+        pairs = watch.register.pairs
+        for row, pair in pairs.items():
+            if watch.moved(row):
+                self._identify(pair)
+                watch.refresh(row)
+        watch.receivers.look(pairs, now_ns)
+        living = {pair.tgid for pair in pairs.values()}
+        self._processes = {pid: process for pid, process in self._processes.items() if pid in living}
+        gone = {pid for pid, process in self._processes.items() if _gone(pid, process)}
+        return [row for row, pair in pairs.items() if pair.tgid in gone]
+
+    def _give_up(self, over: list[int], now_ns: int) -> None:
+        """Tell the last of these rows, and let their slots be used again."""
+        over = [row for row in dict.fromkeys(over) if row in self._watch.register.pairs]
+        if not over:
+            return
+        if self._bus.wanted("rdma_qp"):
+            for signal in self._reports.signals(over, now_ns, closed=True):
+                self._bus.publish(signal)
+        present = {id(table) for table in self._tables}
+        for row in over:
+            pair = self._watch.give_up(row)
+            if id(pair.table) in present and _still_there(pair):
+                pair.table.free(pair.slot)
+        for known in self._watch.register.tables() - present:
+            self._watch.register.leave(known)
+
+    # ---- signals ----
+
+    def _tell_changes(self, changed: list[int], now_ns: int) -> None:
+        if self._bus.wanted("rdma_qp"):
+            due = [row for row in changed if self._worth_telling(row, now_ns)]
+            for row in due:
+                self._watch.register.pairs[row].told_ns = now_ns
+            for signal in self._reports.signals(due, now_ns):
+                self._bus.publish(signal)
+        if now_ns - self._suspects_ns >= _SUSPECTS_NS:
+            self._tell_suspects(now_ns)
+
+    def _worth_telling(self, row: int, now_ns: int) -> bool:
+        pair = self._watch.register.pairs[row]
+        return int(self._watch.verdicts.verdict[row]) not in _HARMLESS or now_ns - pair.told_ns >= _AGAIN_NS
+
+    def _tell_window(self, now_ns: int) -> None:
+        self._window_due = now_ns + self._window_ns
+        watch = self._watch
+        if watch.register.pairs:
+            watch.say_again()
+            if self._bus.wanted("rdma_qp"):
+                for signal in self._reports.signals(sorted(watch.register.pairs), now_ns):
+                    self._bus.publish(signal)
+            self._tell_suspects(now_ns)
+        self._reports.begin_window(now_ns)
+
+    def _tell_suspects(self, now_ns: int) -> None:
+        self._suspects_ns = now_ns
+        if self._bus.wanted("rdma_suspects"):
+            self._bus.publish(self._reports.suspects(now_ns))
+
+    def _tell_sight(self, now_ns: int) -> None:
+        self._sight_due = now_ns + self._window_ns
+        if not self._bus.wanted("rdma_sight"):
+            return
+        sight = self._sight(now_ns)
+        told = self._told
+        same = told is not None and (told.available, told.reason, told.providers, told.seen) == (
+            sight.available,
+            sight.reason,
+            sight.providers,
+            sight.seen,
+        )
+        if not same or told is None or now_ns - told.at_ns >= _SIGHT_NS:
+            self._told = sight
+            self._bus.publish(sight)
+
+    def _sight(self, now_ns: int) -> RdmaSight:
+        sights = [way.sight() for way in self._ways]
+        hits = sum(each.hits for each in sights)
+        then_ns, before = self._hits
+        self._hits = (now_ns, hits)
+        seen = {pid: how for each in reversed(sights) for pid, how in each.seen}
+        seen |= {pair.tgid: pair.table.seen_by for pair in self._watch.register.pairs.values()}
+        reason = self._blind(sights)
+        return RdmaSight(
+            host=self._host,
+            at_ns=now_ns,
+            unix_ns=time.time_ns(),
+            available=not reason,
+            reason=reason,
+            providers=sorted({provider for each in sights for provider in each.providers}),
+            seen={f"{pid} {self._command(pid)}".strip(): how for pid, how in sorted(seen.items())},
+            hits_per_s=max(0, hits - before) * 1e9 / max(now_ns - then_ns, 1),
+            tap_processes=len({pid for pid, how in seen.items() if how == "tap"}),
+        )
+
+    def _blind(self, sights: Sequence[tables.Sight]) -> str:
+        """Why nothing can be seen; empty when something can."""
+        if self._watch.register.pairs:
+            return ""
+        if not _listed(self._sysfs):
+            return f"this kernel has no RDMA device ({self._sysfs} lists none)"
+        if not sights:
+            return "both ways in are switched off (rdma.uprobes, rdma.tap)"
+        reasons = [each.reason for each in sights]
+        return "; ".join(reasons) if all(reasons) else ""
+
+    def _command(self, pid: int) -> str:
+        known = self._processes.get(pid)
+        return known.owner.command if known else process_owner(pid).command
+
+
+def _gone(pid: int, process: _Process) -> bool:
+    start = start_of(pid)
+    return start is None or start != process.start
+
+
+def _still_there(pair: QueuePair) -> bool:
+    records = pair.table.records
+    return int(records["state"][pair.slot]) != tables.FREE and int(records["created_ns"][pair.slot]) == pair.created_ns
+
+
+def _listed(place: File) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(place)
+    return []

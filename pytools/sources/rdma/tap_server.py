@@ -1,0 +1,379 @@
+"""The tap's end in the agent: hands tables to the RDMA processes that the tap was loaded into, and finds them again.
+
+A process asks over a Unix socket, once for every 512 queue pairs, and is given the descriptor of a mappable BPF array
+map that belongs to it alone. The map lives as long as the process has it in memory: an agent that starts later finds
+it by its name, which tells the process. Whoever connects may be anybody: a hello is checked, the number of tables per
+user is limited, and what a process writes into its table is for the reader to doubt, but for the process id, which
+is put right here. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.bus_socket import peer
+from pytools.errors import CapabilityError, RefusedError, SwerveError
+from pytools.kernel import mapped
+from pytools.sources.rdma.table import CLOSED, FREE, LIVE, Sight
+
+MAGIC: Final = 0x50415453  # bpf/tap_share.h
+VERSION: Final = 1
+HELLO: Final = struct.Struct("=5I")  # magic, version, bytes of a row, rows, tables it has
+REPLY: Final = struct.Struct("=3I")  # magic, version, why refused (0: it is not)
+NAME: Final = "swtap_"  # of a map, before the process id
+
+NOT_UNDERSTOOD, TOO_MANY, NO_MAP, FOREIGN = 1, 2, 3, 4  # why a table is refused
+
+CONVERSATIONS: Final = 64
+TABLES_PER_PROCESS: Final = 16
+TABLES_PER_USER: Final = 64
+TABLES_OF_ROOT: Final = 256
+_HELLO_NS: Final = 1_000_000_000
+_TAKE_NS: Final = 300_000_000_000  # a process looks for a late answer when it makes, changes or destroys something
+_TICK_NS: Final = 1_000_000_000
+
+
+class TapTable:
+    """One table of one process."""
+
+    seen_by: Literal["tap"] = "tap"
+
+    def __init__(self, array: mapped.MappedArray, pid: int, uid: int) -> None:
+        self._array, self.pid, self.uid = array, pid, uid
+        self.records: NDArray[Any] = array.records
+        self._counters = [name for name in self.records.dtype.names or () if name != "state"]
+
+    def free(self, slot: int) -> None:
+        """Let the process use this row for another queue pair; nothing happens while it uses it for this one."""
+        if self.records["state"][slot] == LIVE:
+            return
+        row = self.records[slot]
+        for name in self._counters:
+            row[name] = np.zeros((), self.records.dtype[name])
+        self.records["state"][slot] = FREE  # last
+
+    def put_right(self) -> None:
+        """What a process says of itself does not count: in a container it cannot even know."""
+        self.records["tgid"] = self.pid
+
+    def abandon(self) -> None:
+        """The process is gone: so are its queue pairs."""
+        state = self.records["state"]
+        state[state != FREE] = CLOSED
+
+    @property
+    def empty(self) -> bool:
+        """Whether no row is in use."""
+        return not self.records["state"].any()
+
+    def close(self) -> None:
+        """Let go of the map."""
+        self.records = self.records[:0].copy()
+        self._array.close()
+
+
+class _Process:
+    """A tapped process: a descriptor that tells its end, and its tables."""
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid, self.pidfd = pid, pidfd
+        self.tables: list[TapTable] = []
+        self.gone = False
+
+
+class _Conversation:
+    """A connection between hello and the word that the table is in place."""
+
+    def __init__(self, sock: socket.socket, until_ns: int) -> None:
+        self.sock, self.until_ns = sock, until_ns
+        self.given: TapTable | None = None
+
+
+class TapServer:
+    """Serves tables to tapped processes; one of the source's ways in.
+
+    Parameters
+    ----------
+    path : Path
+        The socket. Any user may connect to it.
+    record : numpy.dtype
+        Layout of `struct swerve_qp`, as compiled.
+    rows : int
+        Queue pairs in one table (SWERVE_QPS).
+
+    Raises
+    ------
+    RefusedError
+        If another agent serves this socket.
+    CapabilityError
+        If the socket cannot be made.
+    """
+
+    def __init__(self, path: Path, record: np.dtype[Any], rows: int) -> None:
+        self._path, self._record, self._rows = path, record, rows
+        self._processes: dict[int, _Process] = {}
+        self._left: list[TapTable] = []  # of processes that are gone, until their rows have been told
+        self._conversations: set[_Conversation] = set()
+        self._selector: selectors.BaseSelector | None = None
+        self._refused = self._malformed = self._abandoned = 0
+        self._sock = _listen(path)
+        self._inode = path.stat().st_ino
+        for name, fd in mapped.named(NAME):
+            self._find(name, fd)
+
+    # ---- what the source asks ----
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Serve from this selector."""
+        self._selector = selector
+        selector.register(self._sock, selectors.EVENT_READ, self._accept)
+        for process in self._processes.values():
+            self._watch(process)
+
+    def tick(self, now_ns: int) -> int:
+        """End conversations that say nothing, forget tables that are told; returns when to be called next."""
+        for each in [each for each in self._conversations if each.until_ns <= now_ns]:
+            self._malformed += 1
+            self._end(each)
+        for table in [table for table in self._left if table.empty]:
+            self._left.remove(table)
+            table.close()
+        return now_ns + _TICK_NS
+
+    def tables(self) -> Sequence[TapTable]:
+        """The tables of all tapped processes, and of those that are gone and not told yet."""
+        found = [table for process in self._processes.values() for table in process.tables] + self._left
+        for table in found:
+            table.put_right()
+        return found
+
+    def sight(self) -> Sight:
+        """Which processes are tapped."""
+        return Sight(seen=tuple((pid, "tap") for pid, process in self._processes.items() if process.tables))
+
+    def drops(self) -> dict[str, int]:
+        """Processes refused, hellos not understood, tables given to processes that did not take them."""
+        return {"tap_refused": self._refused, "tap_malformed": self._malformed, "tap_abandoned": self._abandoned}
+
+    def close(self) -> None:
+        """Stop serving. Tapped processes go on counting, for an agent to come."""
+        for conversation in list(self._conversations):
+            self._end(conversation)
+        for process in self._processes.values():
+            self._unregister(process.pidfd)
+            os.close(process.pidfd)
+            for table in process.tables:
+                table.close()
+        for table in self._left:
+            table.close()
+        self._processes, self._left = {}, []
+        if self._sock.fileno() >= 0:
+            self._unregister(self._sock)
+            self._sock.close()
+            with contextlib.suppress(OSError):
+                if self._path.stat().st_ino == self._inode:
+                    self._path.unlink()
+
+    # ---- processes ----
+
+    def _find(self, name: str, fd: int) -> None:
+        """A map of a process that an earlier agent gave it to."""
+        try:
+            array = mapped.MappedArray(fd, self._record)
+        except SwerveError:
+            self._malformed += 1  # of another version of swerve
+            return
+        pid = int(name.removeprefix(NAME)) if name.removeprefix(NAME).isdecimal() else 0
+        process = self._process(pid) if _same_network(pid) and _has_map(pid) else None
+        if process is None or len(array.records) != self._rows:
+            array.close()
+            return
+        process.tables.append(TapTable(array, pid, _user(pid)))
+
+    def _process(self, pid: int) -> _Process | None:
+        if pid in self._processes:
+            return self._processes[pid]
+        try:
+            process = self._processes[pid] = _Process(pid, os.pidfd_open(pid))
+        except (OSError, ValueError):
+            return None  # gone already
+        self._watch(process)
+        return process
+
+    def _watch(self, process: _Process) -> None:
+        def ended(_mask: int) -> None:
+            self._ended(process)
+
+        if self._selector is not None:
+            self._selector.register(process.pidfd, selectors.EVENT_READ, ended)
+
+    def _ended(self, process: _Process) -> None:
+        self._unregister(process.pidfd)
+        os.close(process.pidfd)
+        self._processes.pop(process.pid, None)
+        self._leave(process)
+
+    def _leave(self, process: _Process) -> None:
+        """Its tables are of no more use to it, but the source has yet to tell their last state."""
+        for table in process.tables:
+            table.abandon()
+        self._left += process.tables
+        process.tables = []
+
+    def _unregister(self, what: int | socket.socket) -> None:
+        if self._selector is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(what)
+
+    # ---- conversations ----
+
+    def _accept(self, _mask: int) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return  # gone again before we looked
+        if len(self._conversations) >= CONVERSATIONS or self._selector is None:
+            self._refused += 1
+            sock.close()
+            return
+        sock.setblocking(False)
+        conversation = _Conversation(sock, time.monotonic_ns() + _HELLO_NS)
+        self._conversations.add(conversation)
+
+        def said(_mask: int) -> None:
+            self._said(conversation)
+
+        self._selector.register(sock, selectors.EVENT_READ, said)
+        self._said(conversation)  # the hello is there already, as a rule
+
+    def _end(self, conversation: _Conversation) -> None:
+        """Close the connection, and take back a table that nobody said was in place."""
+        self._conversations.discard(conversation)
+        self._unregister(conversation.sock)
+        conversation.sock.close()
+        table, conversation.given = conversation.given, None
+        if table is not None:
+            self._abandoned += 1
+            process = self._processes.get(table.pid)
+            if process is not None and table in process.tables:
+                process.tables.remove(table)
+            table.close()
+
+    def _said(self, conversation: _Conversation) -> None:
+        try:
+            words = conversation.sock.recv(256)
+        except BlockingIOError:
+            return
+        except OSError:
+            words = b""
+        if conversation.given is None and words:
+            self._answer(conversation, words)
+            return
+        if words == b"k":
+            conversation.given = None  # it is the process's from now on
+        elif not words and conversation.given is None:
+            self._malformed += 1
+        self._end(conversation)
+
+    def _answer(self, conversation: _Conversation, words: bytes) -> None:
+        pid, uid, _ = peer(conversation.sock)
+        refused, table = self._table(pid, uid, words)
+        if table is None:
+            self._refused += 1
+        reply = REPLY.pack(MAGIC, VERSION, refused)
+        try:
+            if table is None:
+                conversation.sock.send(reply)
+            else:
+                conversation.given = table
+                conversation.until_ns = time.monotonic_ns() + _TAKE_NS
+                socket.send_fds(conversation.sock, [reply], [table._array.fd])
+        except OSError:
+            self._end(conversation)
+            return
+        if table is None:
+            self._end(conversation)
+
+    def _table(self, pid: int, uid: int, words: bytes) -> tuple[int, TapTable | None]:
+        """Why there is no table, or the table."""
+        expected = (MAGIC, VERSION, self._record.itemsize, self._rows)
+        if len(words) != HELLO.size or HELLO.unpack(words)[:4] != expected:
+            return NOT_UNDERSTOOD, None
+        if not _same_network(pid):
+            return FOREIGN, None
+        process = self._process(pid)
+        if process is None:
+            return FOREIGN, None
+        if HELLO.unpack(words)[4] == 0 and process.tables:
+            self._leave(process)  # it became another program
+        of_user = [table for each in self._processes.values() for table in each.tables if table.uid == uid]
+        most = TABLES_OF_ROOT if uid == 0 else TABLES_PER_USER
+        if len(process.tables) >= TABLES_PER_PROCESS or len(of_user) >= most:
+            return TOO_MANY, None
+        try:
+            table = TapTable(mapped.create(f"{NAME}{pid}", self._record, self._rows), pid, uid)
+        except SwerveError:
+            return NO_MAP, None
+        process.tables.append(table)
+        return 0, table
+
+
+def _listen(path: Path) -> socket.socket:
+    """A listening socket that any user may connect to; one that a dead agent left is replaced."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+                probe.connect(str(path))
+            raise RefusedError(f"another agent serves {path}", "stop it first")
+        except BlockingIOError:
+            raise RefusedError(f"another agent serves {path}", "stop it first") from None
+        except ConnectionRefusedError:
+            path.unlink()
+        except FileNotFoundError:
+            pass
+        sock.bind(str(path))
+        path.chmod(0o666)
+        sock.listen(CONVERSATIONS)
+    except OSError as error:
+        sock.close()
+        raise CapabilityError(f"{path}: {error.strerror or error}", "run the agent as root") from None
+    except SwerveError:
+        sock.close()
+        raise
+    return sock
+
+
+def _same_network(pid: int) -> bool:
+    """Whether a process lives in this agent's network namespace; process 0 is one that this agent cannot see."""
+    try:
+        return pid > 0 and os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat("/proc/thread-self/ns/net").st_ino
+    except OSError:
+        return False
+
+
+def _has_map(pid: int) -> bool:
+    """Whether a process has some BPF map in its memory: a number that was used again has none."""
+    try:
+        return "bpf-map" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def _user(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return 0

@@ -1,0 +1,159 @@
+"""RDMA costs nothing where there is none: programs are compiled and tables made once there is a device.
+
+Until then this says why nothing is seen. Compiling takes a second in a child; the agent goes on meanwhile. One thread:
+the agent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import time
+from collections import ChainMap
+from collections.abc import Callable
+from pathlib import Path as File
+from typing import TYPE_CHECKING, Final
+
+from pytools.bus import Bus
+from pytools.config import AgentConfig
+from pytools.errors import SwerveError
+from pytools.kernel.compiling import Compilation
+from pytools.signals import Path, RdmaSight
+
+if TYPE_CHECKING:
+    from pytools.sources.rdma.source import RdmaSource
+
+DEVICES: Final = File("/sys/class/infiniband")
+_LOOK_NS: Final = 1_000_000_000
+_AGAIN_NS: Final = 60_000_000_000  # after a compilation that failed
+
+
+class RdmaWhenThere:
+    """Waits for the first RDMA device, then runs an `RdmaSource`.
+
+    Parameters
+    ----------
+    path_of : callable
+        Which measured path, if any, a remote address and an interface make.
+    tap_socket : Path
+        Where tapped processes ask for their table.
+    devices : Path, optional
+        Where the kernel lists RDMA devices.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        bus: Bus,
+        path_of: Callable[[str, str], Path | None],
+        tap_socket: File,
+        devices: File = DEVICES,
+    ) -> None:
+        self._config, self._bus, self._path_of = config, bus, path_of
+        self._tap_socket, self._devices = tap_socket, devices
+        self.programs: dict[str, int] = {}
+        self.failed: ChainMap[str, str] = ChainMap()
+        self._selector: selectors.BaseSelector | None = None
+        self._compilation: Compilation | None = None
+        self._source: RdmaSource | None = None
+        self._closing = contextlib.ExitStack()
+        self._again_ns = 0
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Keep the selector: what is to be waited for comes with the first device."""
+        self._selector = selector
+
+    def tick(self, now_ns: int) -> int:
+        """Look whether there is a device, or do what the source has to do."""
+        if self._source is not None:
+            return self._source.tick(now_ns)
+        if self._compilation is None and now_ns >= self._again_ns and self._present():
+            self._begin(now_ns)
+        if self._bus.wanted("rdma_sight"):
+            self._bus.publish(self._sight(now_ns))
+        return now_ns + _LOOK_NS
+
+    def drops(self) -> dict[str, int]:
+        """Everything lost so far, by name."""
+        return self._source.drops() if self._source is not None else {}
+
+    def close(self) -> None:
+        """Give everything back."""
+        if self._compilation is not None:
+            self._compilation.close()
+        self._closing.close()
+
+    def _present(self) -> bool:
+        with contextlib.suppress(OSError):
+            return any(self._devices.iterdir())
+        return False
+
+    def _begin(self, now_ns: int) -> None:
+        from pytools.sources.rdma import providers
+
+        self._again_ns = now_ns + _AGAIN_NS
+        try:
+            self._compilation = Compilation([providers.program()])
+        except SwerveError as error:
+            self.failed["rdma.c"] = str(error)
+            return
+        assert self._selector is not None
+        self._selector.register(self._compilation, selectors.EVENT_READ, self._finish)
+
+    def _finish(self, _mask: int) -> None:
+        """The child has answered: take what it loaded, and start."""
+        assert self._compilation is not None and self._selector is not None
+        compilation, self._compilation = self._compilation, None
+        self._selector.unregister(compilation)
+        try:
+            self._start(compilation)
+        except SwerveError as error:
+            self.failed["rdma.c"] = str(error)
+
+    def _start(self, compilation: Compilation) -> None:
+        from pytools.kernel import loader
+        from pytools.sources.rdma.providers import Uprobes
+        from pytools.sources.rdma.source import RdmaSource
+        from pytools.sources.rdma.table import Way
+        from pytools.sources.rdma.tap_server import TapServer
+
+        with contextlib.ExitStack() as undo:
+            loaded = undo.enter_context(loader.collect(compilation))
+            ways: list[Way] = []
+            if self._config.rdma.uprobes != "off":
+                uprobes = undo.enter_context(contextlib.closing(Uprobes(loaded, self._devices)))
+                ways.append(uprobes)
+                self.failed.maps.append(uprobes.failed)
+            if self._config.rdma.tap and loaded.has_map("rdma_table"):
+                rows = loaded.map("rdma_table")
+                ways.append(TapServer(self._tap_socket, rows.value, rows.max_entries))
+            source = RdmaSource(self._config, self._bus, self._path_of, ways, self._devices)
+            undo.pop_all()
+        assert self._selector is not None
+        self._closing.enter_context(loaded)
+        self._closing.enter_context(contextlib.closing(source))
+        source.register(self._selector)
+        self.programs.update(loaded.programs)
+        self.failed.update(loaded.failed)
+        self._source = source
+
+    def _sight(self, now_ns: int) -> RdmaSight:
+        if self._compilation is not None:
+            reason = "its programs are being compiled"
+        elif "rdma.c" in self.failed:
+            reason = self.failed["rdma.c"]
+        elif not self._devices.is_dir():
+            reason = f"this kernel has no RDMA (there is no {self._devices})"
+        else:
+            reason = f"this host has no RDMA device ({self._devices} is empty)"
+        return RdmaSight(
+            host=self._config.host,
+            at_ns=now_ns,
+            unix_ns=time.time_ns(),
+            available=False,
+            reason=reason,
+            providers=[],
+            seen={},
+            hits_per_s=0.0,
+            tap_processes=0,
+        )

@@ -1,0 +1,1 @@
+"""TCP by cause: what the kernel programs aggregate, as signals."""

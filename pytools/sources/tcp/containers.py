@@ -1,0 +1,104 @@
+"""Control groups by identifier, and the containers that their names tell of.
+
+Only the unified hierarchy has identifiers that sockets carry. Paths are relative to where it is mounted. One thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import struct
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+from pytools.errors import SwerveError
+from pytools.kernel import cgroups
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_KERNFS_HANDLE: Final = struct.Struct("=IiQ")  # struct file_handle of a cgroup: its size, its type, the identifier
+_FILEID_KERNFS: Final = 0xFE
+_REMEMBERED: Final = 4096
+
+_HEX: Final = r"([0-9a-f]{64})"
+# What engines call the group of a container, innermost component first; the identifier is the first group.
+_CONTAINERS: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"docker-{_HEX}\.scope",
+        rf"cri-containerd-{_HEX}\.scope",
+        rf"crio-{_HEX}(?:\.scope)?",
+        rf"libpod-{_HEX}(?:\.scope)?",
+        rf"nerdctl-{_HEX}\.scope",
+        rf".+:cri-containerd:{_HEX}",  # containerd told to use slices, by a runtime that does not
+        rf"libpod_pod_[0-9a-f]{{64}}/{_HEX}",
+        _HEX,  # cgroupfs drivers: /docker/<id>, /kubepods/burstable/pod<uid>/<id>, /ecs/<task>/<id>
+        r"[0-9a-f]{32}-\d{9,10}",  # ECS and Fargate tasks
+        r"lxc\.payload\.(.+)",
+        r"machine-(.+)\.scope",  # systemd-nspawn, libvirt
+        r"systemd-nspawn@(.+)\.service",
+    )
+)
+
+
+def container(path: str) -> str:
+    """The identifier of the innermost container whose group lies on the path; empty for none.
+
+    >>> container("/kubepods.slice/cri-containerd-" + 64 * "a" + ".scope/init")[:4]
+    'aaaa'
+    """
+    for part in reversed(path.split("/")):
+        for pattern in _CONTAINERS:
+            found = pattern.fullmatch(part)
+            if found:
+                return found.group(found.lastindex or 0)
+    return ""
+
+
+class Cgroups:
+    """Path and container by identifier; remembers them, also when the group is gone."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._known: OrderedDict[int, tuple[str, str]] = OrderedDict()
+        self._root, self._fd = "", -1
+        with contextlib.suppress(OSError, SwerveError):  # none is mounted: nothing is known of any
+            self._root = str(cgroups.root() if root is None else root)
+            self._fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def find(self, identifier: int) -> tuple[str, str]:
+        """Path below the root ("/" for the root itself) and container; empty when not found (any more)."""
+        if identifier == 0 or self._fd < 0:
+            return "", ""
+        known = self._known.get(identifier)
+        if known is not None:
+            return known
+        path = self._look_up(identifier)
+        self._known[identifier] = path, container(path)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return self._known[identifier]
+
+    def _look_up(self, identifier: int) -> str:
+        """By handle: no walk through the tree, whatever its size."""
+        raw = _KERNFS_HANDLE.pack(8, _FILEID_KERNFS, identifier)
+        handle = ctypes.create_string_buffer(raw, len(raw))
+        fd = _libc.open_by_handle_at(self._fd, handle, os.O_PATH | os.O_CLOEXEC)
+        if fd < 0:
+            return ""
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            return ""
+        finally:
+            os.close(fd)
+        if target.endswith(" (deleted)") or not target.startswith(self._root):
+            return ""
+        return target[len(self._root.rstrip("/")) :] or "/"
+
+    def close(self) -> None:
+        """Look no more up."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

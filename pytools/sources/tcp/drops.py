@@ -1,0 +1,119 @@
+"""Packets that the kernel dropped, by its own reasons: of the whole machine, and of single connections.
+
+One thread: the agent's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.kernel import drop_reasons
+from pytools.kernel.loader import Loaded
+from pytools.signals import DropReason, PacketDrops
+
+_COUNTERS: Final = ("counted", "other", "sockets_full")  # enum swerve_drop_counter
+
+
+class Drops:
+    """Reads what drops.c counts.
+
+    Parameters
+    ----------
+    loaded : Loaded
+        Where drops.c was loaded; stays the caller's.
+    names : mapping of int to str
+        The kernel's names of its reasons.
+    """
+
+    def __init__(self, loaded: Loaded, names: Mapping[int, str]) -> None:
+        self._by_reason, self._counters = loaded.map("drops_by_reason"), loaded.map("drops_counters")
+        self._by_socket, self._sockets = loaded.map("drops_by_socket"), SocketDrops()
+        self._names = names
+        self._last = self._by_reason.max_entries - 1  # stands for all that are beyond the table
+        self._before = self._totals()
+
+    def read(self, window_ns: int, **common: Any) -> PacketDrops:
+        """What was dropped since the last reading, and since the program was loaded."""
+        totals = self._totals()
+        window = np.maximum(totals - self._before, 0)
+        self._before = totals
+        reasons = [
+            DropReason(self._name(reason), int(window[reason]), int(totals[reason]))
+            for reason in np.flatnonzero(totals).tolist()
+        ]
+        return PacketDrops(window_ns=window_ns, reasons=reasons, **common)
+
+    def refresh(self) -> None:
+        """Read anew what single sockets have lost, for `of`."""
+        self._sockets.refresh(*self._by_socket.read())
+
+    def of(self, rows: NDArray[Any]) -> list[dict[str, int]]:
+        """Packets of each of these connections that were dropped, by reason, as of the last `refresh`."""
+        return [{self._name(reason): packets for reason, packets in lost.items()} for lost in self._sockets.of(rows)]
+
+    def counters(self) -> dict[str, int]:
+        """What could not be told apart, by counter."""
+        counted = dict(zip(_COUNTERS, self._counters.read_percpu_sum().tolist(), strict=False))
+        del counted["counted"]
+        return {f"drops_{name}": count for name, count in counted.items()}
+
+    def _totals(self) -> NDArray[np.int64]:
+        return self._by_reason.read_percpu_sum().astype(np.int64)
+
+    def _name(self, reason: int) -> str:
+        return "other" if reason == self._last else drop_reasons.name(reason, self._names)
+
+
+class SocketDrops:
+    """Dropped packets by the address that a socket has in the kernel, and by reason.
+
+    An address belongs to another socket once its own is gone. What it had lost until then is not the new one's, but for
+    what came between two readings.
+    """
+
+    def __init__(self) -> None:
+        self._lost = self._previous = _Sorted(np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+        self._tenants: dict[int, tuple[int, int, dict[int, int]]] = {}  # address -> since when, cookie, lost before
+
+    def refresh(self, keys: NDArray[Any], packets: NDArray[Any]) -> None:
+        """Takes all that there is."""
+        self._previous, self._lost = self._lost, _Sorted(keys["rx_sk"], keys["reason"], packets)
+        self._tenants = {sock: tenant for sock, tenant in self._tenants.items() if self._lost.of(sock)}
+
+    def of(self, rows: NDArray[Any]) -> list[dict[int, int]]:
+        """Packets by reason of the connections in these rows of the table."""
+        found: list[dict[int, int]] = [{} for _ in range(len(rows))]
+        for at in np.flatnonzero(np.isin(rows["skaddr"], self._lost.sockets)).tolist():
+            row = rows[at]
+            found[at] = self._of(int(row["skaddr"]), int(row["cookie"]), int(row["first_ns"]))
+        return found
+
+    def _of(self, sock: int, cookie: int, first_ns: int) -> dict[int, int]:
+        since_ns, tenant, before = self._tenants.get(sock, (first_ns, cookie, {}))
+        if tenant != cookie:
+            if first_ns < since_ns:
+                return {}  # an earlier connection, whose socket is gone
+            before = self._previous.of(sock)
+        self._tenants[sock] = first_ns, cookie, before
+        lost = {reason: count - before.get(reason, 0) for reason, count in self._lost.of(sock).items()}
+        return {reason: count for reason, count in lost.items() if count > 0}
+
+
+class _Sorted:
+    """Packets by socket and reason, by the address of the socket: there may be many, and few are asked for."""
+
+    def __init__(self, sockets: NDArray[Any], reasons: NDArray[Any], packets: NDArray[Any]) -> None:
+        order = np.argsort(sockets, kind="stable")
+        self.sockets, self._reasons, self._packets = sockets[order], reasons[order], packets[order]
+
+    def of(self, sock: int) -> dict[int, int]:
+        """Packets by reason of one socket."""
+        address = np.uint64(sock)
+        first = int(np.searchsorted(self.sockets, address, side="left"))
+        end = int(np.searchsorted(self.sockets, address, side="right"))
+        reasons, packets = self._reasons[first:end].tolist(), self._packets[first:end].tolist()
+        return dict(zip(reasons, packets, strict=True))

@@ -1,0 +1,218 @@
+"""What TCP connections go through: by connection, path and host, from what tcp.c and drops.c count in the kernel.
+
+Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's. Order at the start: the programs are loaded, a
+`TcpSource` is made (it tells them what every socket had done before, and has the kernel call back about timeouts), then
+they are attached to the interfaces. So everything counted happened after the source was made, and nothing after it is
+missed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.bus import Bus
+from pytools.config import AgentConfig
+from pytools.errors import SwerveError
+from pytools.kernel import cgroups, drop_reasons
+from pytools.kernel.loader import Loaded
+from pytools.kernel.netlink import Netlink
+from pytools.kernel.sockdiag import Diagnostics
+from pytools.signals import Path
+from pytools.sources.programs import TCP_CALLBACKS
+from pytools.sources.tcp import baselines
+from pytools.sources.tcp.addresses import Addresses
+from pytools.sources.tcp.containers import Cgroups
+from pytools.sources.tcp.drops import Drops
+from pytools.sources.tcp.kernel_counters import KernelCounters
+from pytools.sources.tcp.owners import Identity, Owners
+from pytools.sources.tcp.rows import CLOSED, Rows
+from pytools.sources.tcp.table import Table
+from pytools.sources.tcp.totals import PathOf, Totals, host_signal, path_signal
+
+_MARGIN_NS: Final = 10**9  # a row may be stamped a little before it is written
+_ALL_EVERY: Final = 4  # windows; in between only connections that were looked at since are told
+_REQUEST_IDLE_NS: Final = 300 * 10**9  # a request whose SYN-ACK was last sent so long ago is dead
+# enum swerve_tcp_counter; those in _NOT_LOST lose nothing
+_COUNTERS: Final = (
+    *("flows_created", "flows_replaced", "flows_full", "paths_full", "interfaces_full", "lost", "synacks_full"),
+    *("deferred", "congestion_full", "unsized", "met", "congestion_missed"),
+)
+_NOT_LOST: Final = ("flows_created", "flows_replaced", "met")
+
+
+class TcpSource:
+    """Reads the sums once per long window, and single connections while somebody listens to them.
+
+    Parameters
+    ----------
+    loaded : Loaded
+        Where tcp.c was loaded, and drops.c where the kernel has it; stays the caller's. Nothing is attached to an
+        interface yet.
+    netlink : Netlink
+        For the names of interfaces.
+    path_of : callable
+        Which measured path, if any, a remote address and an interface make.
+    known : callable
+        The measured paths: they are reported even while nothing is sent over them.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        loaded: Loaded,
+        netlink: Netlink,
+        bus: Bus,
+        path_of: PathOf,
+        known: Callable[[], Iterable[Path]] = tuple,
+    ) -> None:
+        self._host, self._netlink, self._bus, self._known = config.host, netlink, bus, known
+        self._interval_ns = int(config.windows.long_ms * 1e6)
+        self.failed: dict[str, str] = {}
+        with contextlib.ExitStack() as undo:
+            self._diagnostics: Diagnostics | None = None
+            self._baselines_full = 0
+            baselines.configure(loaded, int(config.tcp.refresh_ms * 1e6))
+            self._note_earlier(loaded, undo)
+            self._call_back(loaded, undo)
+            self._kernel = KernelCounters()
+            self._counters, self._accounted = loaded.map("tcp_counters"), loaded.map("tcp_accounted")
+            has_drops = loaded.has_map("drops_by_reason")
+            self._drops = Drops(loaded, drop_reasons.from_kernel()) if has_drops else None
+            addresses = Addresses()
+            self._names: dict[int, str] = {}
+            self._totals = Totals(loaded.map("tcp_paths"), loaded.map("tcp_interfaces"), addresses, self._name, path_of)
+            self._table = Table(loaded.map("tcp_flows"), self._made)
+            self._owners = Owners(self._inode, Cgroups(), self._table.capacity)
+            undo.callback(self._owners.close)
+            self._rows = Rows(self._host, addresses, self._name, path_of, self._owners.known, self._owners.ask)
+            self._close = undo.pop_all().close
+        self._previous_ns = time.monotonic_ns()
+        self._due_ns = self._previous_ns + self._interval_ns
+        self._requests_due_ns = self._previous_ns + _REQUEST_IDLE_NS
+        self._walks, self._walk_ns = 0, 0
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Nothing to wait for: the maps are read when it is time."""
+
+    def tick(self, now_ns: int) -> int:
+        """Read and publish what is due, a few milliseconds of it at most; says when there is more."""
+        if now_ns >= self._due_ns:
+            self.read(now_ns)
+            self._due_ns += self._interval_ns
+            if self._due_ns <= now_ns:  # the agent was held up: do not catch up in a burst
+                self._due_ns = now_ns + self._interval_ns
+            self._start_walk(now_ns)
+        due_ns = min(self._due_ns, self._table.tick(now_ns))
+        return min(due_ns, self._owners.work(now_ns)) if self._owners.busy else due_ns
+
+    def read(self, now_ns: int) -> None:
+        """Read the sums, and publish them."""
+        common = {"host": self._host, "at_ns": now_ns, "unix_ns": time.time_ns()}
+        window_ns, self._previous_ns = now_ns - self._previous_ns, now_ns
+        for where, counts in self._totals.read(self._known()).items():
+            segments = self._totals.retransmitted[where]
+            self._bus.publish(path_signal(self._totals.columns, where, counts, segments, window_ns, **common))
+        if self._bus.wanted("tcp_host"):
+            present, evicted = self._table.remembered()
+            self._bus.publish(
+                host_signal(
+                    self._totals.columns,
+                    self._totals.host,
+                    window_ns=window_ns,
+                    flows=present,
+                    capacity=self._table.capacity,
+                    created=self._counted()["met"],
+                    evicted=evicted,
+                    kernel=self._kernel.since_start(),
+                    **common,
+                )
+            )
+        if self._drops is not None:
+            self._bus.publish(self._drops.read(window_ns, **common))
+        if now_ns >= self._requests_due_ns:
+            self._requests_due_ns = now_ns + _REQUEST_IDLE_NS
+            self._forget_requests(now_ns - _REQUEST_IDLE_NS)
+
+    def drops(self) -> dict[str, int]:
+        """What could not be recorded, by counter."""
+        counted = {f"tcp_{name}": count for name, count in self._counted().items() if name not in _NOT_LOST}
+        others = {} if self._drops is None else self._drops.counters()
+        return {"tcp_baselines_full": self._baselines_full} | counted | others
+
+    def close(self) -> None:
+        """Have the kernel call back no more; maps and attachments are the caller's."""
+        self._close()
+
+    def _note_earlier(self, loaded: Loaded, undo: contextlib.ExitStack) -> None:
+        """Without socket diagnostics, all sockets are taken for new ones, and their processes are not known."""
+        try:
+            self._diagnostics = undo.enter_context(Diagnostics())
+            self._baselines_full = baselines.note(loaded.map("tcp_accounted"), list(self._diagnostics.sockets()))
+        except SwerveError as error:
+            self.failed["earlier TCP connections"] = str(error)
+
+    def _call_back(self, loaded: Loaded, undo: contextlib.ExitStack) -> None:
+        if TCP_CALLBACKS not in loaded.programs:
+            return
+        try:
+            undo.enter_context(cgroups.attach_sock_ops(loaded.programs[TCP_CALLBACKS]))
+        except SwerveError as error:
+            self.failed[TCP_CALLBACKS] = str(error)
+
+    def _counted(self) -> dict[str, int]:
+        return dict(zip(_COUNTERS, self._counters.read_percpu_sum().tolist(), strict=True))
+
+    def _made(self) -> int:
+        counted = self._counted()
+        return counted["flows_created"] - counted["flows_replaced"]
+
+    def _start_walk(self, now_ns: int) -> None:
+        """Tell the connections, unless the last walk over them is not done yet."""
+        if not self._bus.wanted("tcp_flow"):
+            self._walks = 0  # whoever listens next is told everything first
+            return
+        if self._table.walking:
+            return
+        since_ns, self._walk_ns = self._walk_ns - _MARGIN_NS, now_ns
+        everything = self._walks % _ALL_EVERY == 0
+        self._walks += 1
+        if self._drops is not None:
+            self._drops.refresh()
+
+        def take(keys: NDArray[Any], rows: NDArray[Any]) -> None:
+            wanted = rows["last_ns"].astype(np.int64) >= since_ns
+            if everything:
+                wanted |= rows["flags"] & CLOSED == 0
+            keys, rows = keys[wanted], rows[wanted]
+            lost: list[dict[str, int]] = [{}] * len(rows) if self._drops is None else self._drops.of(rows)
+            for signal in self._rows.signals(keys, rows, lost, now_ns, time.time_ns()):
+                self._bus.publish(signal)
+
+        self._table.walk(take)
+
+    def _forget_requests(self, before_ns: int) -> None:
+        cookies, accounted = self._accounted.read()
+        dead = (accounted["last_ns"] != 0) & (accounted["last_ns"].astype(np.int64) < before_ns)
+        for cookie in cookies[dead]:
+            self._accounted.delete(cookie)
+
+    def _inode(self, identity: Identity) -> int:
+        if self._diagnostics is None:
+            return 0
+        found = self._diagnostics.find(
+            *(identity.local, identity.local_port, identity.remote, identity.remote_port),
+            *(identity.interface, identity.cookie),
+        )
+        return 0 if found is None else found.inode
+
+    def _name(self, ifindex: int) -> str:
+        if ifindex not in self._names:
+            self._names |= {link.index: link.name for link in self._netlink.links()}
+        return self._names.setdefault(ifindex, f"if{ifindex}")  # gone already

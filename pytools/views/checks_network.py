@@ -1,0 +1,209 @@
+"""What `doctor` looks at for TCP, links and RDMA: what each gap costs, and how to mend it.
+
+Run in the network namespace that is examined. Everything is found out by trying, never by a version number.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from pytools import places, rdma_tap
+from pytools.bus_client import Client
+from pytools.errors import SwerveError
+from pytools.kernel import cgroups, drop_reasons, features, tracefs, uprobes
+from pytools.kernel.compiling import bpf_dir
+from pytools.kernel.features import Finding
+from pytools.signals import RdmaSight
+from pytools.views.check import Check
+
+_TRACEFS: Final = "mount -t tracefs tracefs /sys/kernel/tracing; if it is mounted, another kernel has the event"
+_STATES: Final = (("tcp", "tcp_cong_state_set"), ("sock", "inet_sock_set_state"))
+_PROVIDER_ROOMS: Final = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/opt")
+_ASKED_S: Final = 2.5  # an agent says once a second what it sees
+
+
+def tcp() -> list[Check]:
+    """What causes, timeouts and drops rest on."""
+    return [
+        Check(
+            "TCP congestion states",
+            False,
+            "retransmitted segments are counted, but fast, RTO, TLP and SYN are not told apart",
+            _TRACEFS,
+            _congestion_states,
+        ),
+        Check(
+            "control groups v2",
+            False,
+            "timeouts of connections that send nothing more are missed, and so is the end of a connection",
+            "mount -t cgroup2 cgroup2 /sys/fs/cgroup (in a container: let it see the host's)",
+            lambda: features.attempt(_control_groups),
+        ),
+        Check(
+            "drop reasons",
+            False,
+            "packets that the kernel drops are not counted: `swerve drops` has nothing to show",
+            f"Linux 5.17 and later give reasons; {_TRACEFS}",
+            _drop_reasons,
+        ),
+        Check(
+            "drops by connection",
+            False,
+            "received packets that are dropped are counted by reason, but mostly without their connection",
+            "Linux 6.11 and later name the receiving socket",
+            lambda: Finding("rx_sk" in tracefs.fields("skb", "kfree_skb")),
+        ),
+    ]
+
+
+def _congestion_states() -> Finding:
+    missing = [f"{system}:{event}" for system, event in _STATES if not tracefs.fields(system, event)]
+    return Finding(not missing, f"no event {', '.join(missing)}" if missing else "")
+
+
+def _control_groups() -> str:
+    root = cgroups.root()
+    own = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
+    # In a namespace of control groups the root that is seen is not the machine's.
+    return f"{root}, this process in {own}"
+
+
+def _drop_reasons() -> Finding:
+    if "reason" not in tracefs.fields("skb", "kfree_skb"):
+        return Finding(False, "no event skb:kfree_skb with a reason")
+    return Finding(True, f"{len(drop_reasons.from_kernel())} reasons")
+
+
+def links() -> list[Check]:
+    """What the figures of interfaces rest on."""
+    return [
+        Check(
+            "driver statistics",
+            False,
+            "no pause frames, and none of the driver's own counters of drops: the kernel's counters remain",
+            "nothing to mend where interfaces are virtual; else a driver that has them (ethtool -S)",
+            _driver_statistics,
+        ),
+    ]
+
+
+def _driver_statistics() -> Finding:
+    from pytools.kernel.ethtool import Ethtool
+
+    names = [name for _, name in socket.if_nameindex() if name != "lo"]
+    if not names:
+        return Finding(None, "no interface but the loopback one")
+    asked = Ethtool()
+    try:
+        counts = {name: asked.count(name) for name in names}
+    finally:
+        asked.close()
+    said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    return Finding(bool(said), said or f"none of {', '.join(names)}")
+
+
+def rdma(name: str | None) -> list[Check]:
+    """What RDMA is seen with, and how."""
+    return [
+        Check(
+            "RDMA devices",
+            False,
+            "there is no RDMA to watch: `swerve rdma` says so, everything else works",
+            "an adapter with its driver; to try it on Ethernet: modprobe rdma_rxe, and "
+            "rdma link add rxe0 type rxe netdev INTERFACE, where the kernel has Soft-RoCE",
+            _rdma_devices,
+        ),
+        Check(
+            "libibverbs",
+            False,
+            "no program of this host uses RDMA through verbs, so none is seen",
+            "apt-get install libibverbs1 ibverbs-providers",
+            _libibverbs,
+        ),
+        Check(
+            "RDMA providers",
+            False,
+            "there is no library in which work requests could be seen by probes",
+            "apt-get install ibverbs-providers, or the vendor's",
+            _providers,
+        ),
+        Check(
+            "uprobes",
+            False,
+            "processes that run already are not seen, only those started with `swerve rdma tap -- COMMAND`",
+            "another kernel: CONFIG_UPROBE_EVENTS, and run as root",
+            lambda: Finding(not uprobes.missing(), uprobes.missing()),
+        ),
+        Check(
+            "RDMA tap",
+            False,
+            "programs that post a lot can be watched only through probes, which cost them microseconds a request",
+            "the first `swerve rdma tap` builds it: apt-get install gcc libc6-dev libibverbs-dev",
+            _tap,
+        ),
+        Check(
+            "RDMA as the agent sees it",
+            False,
+            "no queue pair is counted",
+            "what the detail above names",
+            lambda: _seen(name),
+        ),
+    ]
+
+
+def _rdma_devices() -> Finding:
+    if not Path("/sys/class/infiniband").exists():
+        return Finding(False, "the kernel has no RDMA loaded (no /sys/class/infiniband)")
+    devices = features.rdma_devices()
+    return Finding(bool(devices), "; ".join(devices) or "none in /sys/class/infiniband")
+
+
+def _libibverbs() -> Finding:
+    found = ctypes.util.find_library("ibverbs")
+    return Finding(found is not None, found or "not where the linker looks")
+
+
+def _providers() -> Finding:
+    found = sorted({path.name.partition("-rdmav")[0].removeprefix("lib") for path in _provider_files()})
+    return Finding(bool(found), ", ".join(found) or "no lib*-rdmav*.so")
+
+
+def _provider_files() -> Iterable[Path]:
+    for room in map(Path, _PROVIDER_ROOMS):
+        # Either in a directory of their own, or beside the library, by architecture or not.
+        for pattern in ("libibverbs/*-rdmav*.so", "*/libibverbs/*-rdmav*.so", "lib*-rdmav*.so"):
+            yield from room.glob(pattern)
+
+
+def _tap() -> Finding:
+    place = bpf_dir() / rdma_tap.LIBRARY
+    return Finding(rdma_tap.is_built(), str(place) if place.exists() else f"no {place}")
+
+
+def _seen(name: str | None) -> Finding:
+    """How the agent that runs sees each process; cannot be tried where none runs."""
+    try:
+        sight = _sight(name)
+    except (SwerveError, OSError):
+        return Finding(None, "no agent runs that could say")
+    if sight is None:
+        return Finding(None, "the agent says nothing of RDMA")
+    if not sight.available:
+        return Finding(False, sight.reason)
+    seen = "; ".join(f"{process}: {how}" for process, how in sorted(sight.seen.items()))
+    return Finding(True, seen or "no process uses it now")
+
+
+def _sight(name: str | None) -> RdmaSight | None:
+    with Client(places.agent_socket(name), frozenset({"rdma_sight"})) as client:
+        until_s = time.monotonic() + _ASKED_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            signal = client.next(left_s)
+            if isinstance(signal, RdmaSight):
+                return signal
+    return None

@@ -1,0 +1,245 @@
+"""Which signals a person asks for; applied alike to tables and to JSON.
+
+A signal passes when it has every property that is asked for. One that cannot have it (a path has no process) does not
+pass. Of several values of one kind any will do. Pure.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, TypeVar, get_args
+
+from pytools.errors import UsageError
+from pytools.signals import (
+    AnySignal,
+    Link,
+    LinkEvent,
+    Path,
+    PathEcn,
+    PathMtu,
+    RdmaPort,
+    RdmaQueuePair,
+    RdmaVerdict,
+    TcpFlow,
+    TcpPath,
+)
+from pytools.views.words import chosen
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+VERDICTS: Final[tuple[str, ...]] = get_args(RdmaVerdict)
+_DEVICE_BYTES: Final = 63
+_MAPPED: Final = ipaddress.IPv6Network("::ffff:0:0/96")  # IPv4 addresses in IPv6 clothes
+_Wanted = TypeVar("_Wanted")
+_Has = TypeVar("_Has")
+
+
+class Traits(NamedTuple):
+    """The properties of one signal that can be asked for."""
+
+    sources: tuple[str, ...] = ()
+    destinations: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()
+    commands: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()  # devices of RDMA among them
+    paths: tuple[Path, ...] = ()
+    verdicts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What is asked for; an empty field asks for nothing."""
+
+    dst: tuple[Network, ...] = ()
+    src: tuple[Network, ...] = ()
+    port: tuple[int, ...] = ()
+    pid: tuple[int, ...] = ()
+    command: tuple[str, ...] = ()
+    interface: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
+    verdict: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self != _NOTHING
+
+    def passes(self, signal: AnySignal) -> bool:
+        """Whether the signal has all that is asked for."""
+        if not self:
+            return True
+        has = traits(signal)
+        return (
+            _any(self.dst, has.destinations, _inside)
+            and _any(self.src, has.sources, _inside)
+            and _any(self.port, has.ports, _same)
+            and _any(self.pid, has.pids, _same)
+            and _any(self.command, has.commands, _part)
+            and _any(self.interface, has.interfaces, _same)
+            and _any(self.path, has.paths, lambda text, path: _part(text, str(path)))
+            and _any(self.verdict, has.verdicts, _same)
+        )
+
+    def lasting(self) -> Filters:
+        """Those whose answer does not change while a connection or a queue pair lives."""
+        return replace(self, command=(), path=(), interface=(), verdict=())
+
+    def __str__(self) -> str:
+        """As they are written on the command line."""
+        asked = ((name, value) for name in self.__dataclass_fields__ for value in getattr(self, name))
+        return " ".join(f"--{name} {value}" for name, value in asked)
+
+
+_NOTHING: Final = Filters()
+
+
+def _any(wanted: Sequence[_Wanted], has: Iterable[_Has], fits: Callable[[_Wanted, _Has], bool]) -> bool:
+    return not wanted or any(fits(one, other) for other in has for one in wanted)
+
+
+def _same(wanted: object, has: object) -> bool:
+    return wanted == has
+
+
+def _part(text: str, whole: str) -> bool:
+    return text.lower() in whole.lower()
+
+
+@functools.lru_cache(maxsize=65536)
+def _inside(network: Network, text: str) -> bool:
+    address = _address(text)
+    return address is not None and address.version == network.version and address in network
+
+
+def _address(text: str) -> Address | None:
+    """The address in a signal (an IPv4 address in IPv6 clothes is one of IPv4); None where it is empty or none."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def traits(signal: AnySignal) -> Traits:
+    """What can be asked of a signal."""
+    found = Traits()
+    match signal:
+        case TcpFlow():
+            found = _of_flow(signal)
+        case RdmaQueuePair():
+            found = _of_queue_pair(signal)
+        case TcpPath():
+            found = _of_paths(_known(signal.path), signal.interface)
+        case Link() | LinkEvent():
+            found = _of_paths(tuple(signal.paths), signal.interface)
+        case PathMtu() | PathEcn():
+            found = _of_paths((signal.path,), signal.path.interface)
+        case RdmaPort():
+            found = Traits(interfaces=(signal.device, signal.interface))
+    return found
+
+
+def _of_flow(flow: TcpFlow) -> Traits:
+    return Traits(
+        sources=(flow.local,),
+        destinations=(flow.remote,),
+        ports=(flow.local_port, flow.remote_port),
+        pids=(flow.owner.pid,),
+        commands=(flow.owner.command,),
+        interfaces=(flow.interface,),
+        paths=_known(flow.path),
+    )
+
+
+def _of_queue_pair(pair: RdmaQueuePair) -> Traits:
+    paths = _known(pair.path)
+    return Traits(
+        destinations=(pair.remote,),
+        pids=(pair.owner.pid,),
+        commands=(pair.owner.command,),
+        interfaces=(pair.device, *(path.interface for path in paths)),
+        paths=paths,
+        verdicts=(pair.verdict,),
+    )
+
+
+def _known(path: Path | None) -> tuple[Path, ...]:
+    return () if path is None else (path,)
+
+
+def _of_paths(paths: tuple[Path, ...], interface: str) -> Traits:
+    return Traits(destinations=tuple(path.address for path in paths), interfaces=(interface,), paths=paths)
+
+
+def parse(
+    *,
+    dst: Sequence[str] = (),
+    src: Sequence[str] = (),
+    port: Sequence[int] = (),
+    pid: Sequence[int] = (),
+    command: Sequence[str] = (),
+    interface: Sequence[str] = (),
+    path: Sequence[str] = (),
+    verdict: Sequence[str] = (),
+) -> Filters:
+    """Filters from words of the command line.
+
+    Raises
+    ------
+    UsageError
+        If something is not what it should be, or nothing could ever pass; says what to do instead.
+    """
+    networks = {"--dst": tuple(map(_network("--dst"), dst)), "--src": tuple(map(_network("--src"), src))}
+    families = [{network.version for network in each} for each in networks.values()]
+    if all(families) and not families[0] & families[1]:
+        raise UsageError(
+            f"no packet goes from {' or '.join(src)} to {' or '.join(dst)}: these are two families of addresses",
+            "give prefixes of one family, or leave out --src or --dst",
+        )
+    for number, option, most in (
+        *((each, "--port", 65535) for each in port),
+        *((each, "--pid", 1 << 22) for each in pid),
+    ):
+        if not 1 <= number <= most:
+            raise UsageError(f"{option} {number}: there is no such number", f"it is within 1 and {most}")
+    for option, texts in (("--command", command), ("--path", path)):
+        if not all(map(str.strip, texts)):
+            raise UsageError(f"{option} is empty", "give a part of the name, or leave the option out")
+    return Filters(
+        networks["--dst"],
+        networks["--src"],
+        tuple(port),
+        tuple(pid),
+        tuple(command),
+        tuple(map(_interface, interface)),
+        tuple(path),
+        tuple(chosen(each, VERDICTS, "verdict") for each in verdict),
+    )
+
+
+def _network(option: str) -> Callable[[str], Network]:
+    def one(text: str) -> Network:
+        try:
+            network = ipaddress.ip_network(text.strip("[]"), strict=False)
+        except ValueError:
+            raise UsageError(
+                f"{option}: {text!r} is neither an address nor a prefix",
+                "write it like 10.9.0.0/16, 10.9.0.2 or fd00::/8",
+            ) from None
+        if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(_MAPPED):
+            return ipaddress.ip_network((int(network.network_address) & 0xFFFFFFFF, network.prefixlen - 96))
+        return network
+
+    return one
+
+
+def _interface(name: str) -> str:
+    # A device of RDMA may have the longer name, and is given with the same option.
+    if not name or len(name.encode()) > _DEVICE_BYTES or any(char.isspace() or char == "/" for char in name):
+        raise UsageError(
+            f"--interface: {name!r} cannot be the name of one", "`swerve links` lists those that carry paths"
+        )
+    return name

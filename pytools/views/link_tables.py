@@ -1,0 +1,254 @@
+"""Tables of links: interfaces that carry paths, what happened to them, and what size and marks their paths have.
+
+Pure: a model and the signals that passed the filters in, a renderable out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from pytools.signals import AnySignal, Link, LinkEvent, PathEcn, PathMtu, Qdisc
+from pytools.views import tables
+from pytools.views.columns import Column, Listing, little, much, named
+from pytools.views.model import Model
+from pytools.views.network import is_silent
+from pytools.views.query import Query
+from pytools.views.tables import UNKNOWN, alarm, number, share
+
+_SHOWN_EVENTS: Final = 5  # under the interfaces; --events shows all
+GOOD_NEWS: Final = frozenset({"carrier_found", "neighbour_reachable", "mtu_agrees", "port_up"})
+_MTU_STYLES: Final = {"agrees": "green", "mismatch": "red", "unknown": "dim"}
+Kind = TypeVar("Kind", bound=AnySignal)
+
+
+def links(_now_ns: int) -> Listing[Link]:
+    """One row per interface."""
+    return Listing(
+        (
+            Column("interface", lambda row: row.interface, {"interface": named(lambda row: row.interface)}),
+            Column("state", _state, {"state": much(lambda row: 2 * (not row.carrier) + (not row.up))}, left=True),
+            Column(
+                "carrier\nchanges",
+                lambda row: number(row.carrier_changes),
+                {"changes": much(lambda row: row.carrier_changes)},
+                spare=5,
+            ),
+            Column("speed", _speed, {"speed": little(lambda row: row.speed_mbps)}, spare=8),
+            Column("MTU", lambda row: number(row.mtu_bytes), {"mtu": little(lambda row: row.mtu_bytes)}, spare=7),
+            Column("in", lambda row: tables.bit_rate(_received(row)), {"in": much(_received)}, spare=2),
+            Column("out", lambda row: tables.bit_rate(_sent(row)), {"out": much(_sent)}, spare=1),
+            Column("queue", _backlog, {"queue": much(backlog_bytes)}),
+            Column("queue\ndrops", lambda row: alarm(_queue_drops(row)), {"queue-drops": much(_queue_drops)}, spare=3),
+            Column("over-\nlimits", lambda row: number(_overlimits(row)), {"overlimits": much(_overlimits)}, spare=9),
+            Column("drops\nin / out", _drops, {"drops": much(_all_drops)}, spare=4),
+            Column("errors", lambda row: alarm(_errors(row)), {"errors": much(_errors)}, spare=6),
+            Column("pauses\nin / out", _pauses, {"pauses": much(_all_pauses)}, left=True, spare=10),
+            Column(
+                "failed\nneighbours",
+                lambda row: Text("\n".join(row.failed_neighbours) or "0", style="red" if row.failed_neighbours else ""),
+                {"neighbours": much(lambda row: len(row.failed_neighbours))},
+                left=True,
+                spare=11,
+            ),
+            Column("driver says", _driver, left=True, spare=12),
+        ),
+        lambda row: (row.up and row.carrier, row.interface),
+    )
+
+
+def mtus(_now_ns: int) -> Listing[PathMtu]:
+    """One row per path: what size it carries."""
+    return Listing(
+        (
+            Column("path", lambda row: tables.way(row.path), {"path": named(lambda row: tables.way(row.path))}),
+            Column("packets of full size", _mtu_state, {"state": much(lambda row: row.state == "mismatch")}, left=True),
+            Column("interface", lambda row: number(row.interface_mtu_bytes)),
+            Column("works", lambda row: number(row.works_bytes), {"works": little(lambda row: row.works_bytes)}),
+            Column("fails", lambda row: number(row.fails_bytes), {"fails": little(lambda row: row.fails_bytes)}),
+            Column("told", _told, left=True, spare=1),
+        ),
+        lambda row: (row.state == "agrees", row.path.destination, row.path.interface, str(row.path)),
+    )
+
+
+def ecns(_now_ns: int) -> Listing[PathEcn]:
+    """One row per path: marks on what comes back by it."""
+    return Listing(
+        (
+            Column(
+                "from the peer of", lambda row: tables.way(row.path), {"path": named(lambda row: tables.way(row.path))}
+            ),
+            Column("CE", _ce, {"ce": much(lambda row: row.ce_packets / row.packets if row.packets else None)}),
+            Column("marked", lambda row: alarm(row.ce_packets, "yellow"), {"marked": much(lambda row: row.ce_packets)}),
+            Column("could be", lambda row: number(row.packets)),
+            Column(
+                "marked, total",
+                lambda row: number(row.total_ce_packets),
+                {"total": much(lambda row: row.total_ce_packets)},
+            ),
+            Column("could be, total", lambda row: number(row.total_packets), spare=1),
+        ),
+        lambda row: (-row.ce_packets, -row.total_ce_packets, str(row.path)),
+    )
+
+
+def events(now_ns: int) -> Listing[LinkEvent]:
+    """One row per event, the newest first."""
+    return Listing(
+        (
+            Column(
+                "when", lambda row: tables.ago(row.happened_ns, now_ns), {"when": little(lambda row: -row.happened_ns)}
+            ),
+            Column("interface", lambda row: row.interface, {"interface": named(lambda row: row.interface)}, left=True),
+            Column("what", _what, {"what": named(lambda row: row.what)}, left=True),
+            Column("detail", lambda row: row.detail, left=True, spare=1),
+            Column("paths", lambda row: "\n".join(map(tables.way, row.paths)) or UNKNOWN, left=True, spare=2),
+        ),
+        lambda row: (-row.happened_ns, row.interface, row.what),
+    )
+
+
+def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
+    """Interfaces, their paths, and the last events."""
+    now_ns, parts = model.at_ns, list[RenderableType]()
+    found = links(now_ns).ordered(_of(signals, Link), asked.sort)
+    if found:
+        title = f"{model.host}: interfaces that carry paths{asked.said()}"
+        parts.append(links(now_ns).sheet(title, found, lambda row: _dim(row, now_ns, row.window_ns)))
+    sizes = mtus(now_ns).ordered(_of(signals, PathMtu), asked.sort)
+    if sizes:
+        parts.append(mtus(now_ns).sheet("sizes of packets, bytes", sizes, lambda row: _dim(row, now_ns, 0)))
+    marked = [row for row in ecns(now_ns).ordered(_of(signals, PathEcn), asked.sort) if row.total_packets]
+    if marked:
+        title = "congestion marks on packets that came in"
+        parts.append(ecns(now_ns).sheet(title, marked, lambda row: _dim(row, now_ns, row.window_ns)))
+    lately = events(now_ns).ordered(_of(signals, LinkEvent), None)
+    if lately:
+        parts.append(events(now_ns).sheet("last events", lately[:_SHOWN_EVENTS]))
+    if len(lately) > _SHOWN_EVENTS:
+        parts.append(Text(f"and {len(lately) - _SHOWN_EVENTS} more: swerve links --events", style="dim"))
+    return Group(*parts) if parts else _nothing(model, asked, "no interface that carries a path has been reported")
+
+
+def happenings(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
+    """All events that are remembered."""
+    listing = events(model.at_ns)
+    rows = listing.ordered(_of(signals, LinkEvent), asked.sort)
+    if not rows:
+        return _nothing(model, asked, "nothing has happened to its links while this looked; let it go on with -i 1")
+    return listing.sheet(f"{model.host}: what happened to links{asked.said()}", rows)
+
+
+def _nothing(model: Model, asked: Query, otherwise: str) -> Text:
+    return Text(f"{model.host}: " + (f"nothing passes {asked.filters}" if asked.filters else otherwise))
+
+
+def _of(signals: Sequence[AnySignal], kind: type[Kind]) -> list[Kind]:
+    return [each for each in signals if isinstance(each, kind)]
+
+
+def _dim(row: Link | PathMtu | PathEcn, now_ns: int, window_ns: int) -> str | None:
+    return "dim" if is_silent(row, now_ns, window_ns) else None
+
+
+def _state(link: Link) -> Text:
+    if not link.up:
+        return Text("down", style="red")
+    return Text("up", style="green") if link.carrier else Text("no carrier", style="red")
+
+
+def _speed(link: Link) -> str:
+    return UNKNOWN if link.speed_mbps is None else tables.bit_rate(link.speed_mbps * 1e6)
+
+
+def _received(link: Link) -> float | None:
+    return link.window.received_bytes * 8e9 / link.window_ns if link.window_ns else None
+
+
+def _sent(link: Link) -> float | None:
+    return link.window.sent_bytes * 8e9 / link.window_ns if link.window_ns else None
+
+
+def _fullest(link: Link) -> Qdisc | None:
+    # A queue discipline with classes has what its classes hold in its own backlog: no sum.
+    return max(link.qdiscs, key=lambda qdisc: qdisc.backlog_bytes, default=None)
+
+
+def backlog_bytes(link: Link) -> int | None:
+    """What waits in the interface's queue; None where it has none."""
+    fullest = _fullest(link)
+    return None if fullest is None else fullest.backlog_bytes
+
+
+def _backlog(link: Link) -> str:
+    fullest = _fullest(link)
+    if fullest is None:
+        return UNKNOWN
+    return f"{tables.size(fullest.backlog_bytes)}\n{fullest.backlog_packets:,} packets"
+
+
+def _queue_drops(link: Link) -> int:
+    return max((qdisc.drops for qdisc in link.qdiscs), default=0)
+
+
+def _overlimits(link: Link) -> int:
+    return max((qdisc.overlimits for qdisc in link.qdiscs), default=0)
+
+
+def _drops(link: Link) -> Text:
+    window = link.window
+    text = f"{window.received_drops:,} / {window.sent_drops:,}"
+    return Text(text, style="red" if window.received_drops or window.sent_drops else "")
+
+
+def _all_drops(link: Link) -> int:
+    return link.window.received_drops + link.window.sent_drops
+
+
+def _errors(link: Link) -> int:
+    return link.window.received_errors + link.window.sent_errors
+
+
+def _pauses(link: Link) -> str:
+    """Frames by priority, with what they cost where the driver says so."""
+    said = []
+    for pause in link.pauses:
+        if not (pause.received or pause.sent):
+            continue
+        which = "link" if pause.priority is None else f"prio {pause.priority}"
+        text = f"{which}: {number(pause.received)} / {number(pause.sent)}"
+        if pause.received_duration_us:
+            text += f", kept for {tables.duration(pause.received_duration_us * 1000)}"
+        said.append(text)
+    return "\n".join(said) or ("0" if link.pauses else UNKNOWN)
+
+
+def _all_pauses(link: Link) -> int | None:
+    return sum((pause.received or 0) + (pause.sent or 0) for pause in link.pauses) if link.pauses else None
+
+
+def _driver(link: Link) -> str:
+    most = sorted(((count, name) for name, count in link.driver.items() if count), reverse=True)
+    return "\n".join(f"{name} {count:,}" for count, name in most[:3]) or UNKNOWN
+
+
+def _mtu_state(row: PathMtu) -> Text:
+    return Text({"agrees": "pass", "mismatch": "do not pass", "unknown": "unknown"}[row.state], _MTU_STYLES[row.state])
+
+
+def _told(row: PathMtu) -> str:
+    if row.told_bytes is None:
+        return UNKNOWN
+    return number(row.told_bytes) + (f" by {row.told_by}" if row.told_by else "")
+
+
+def _ce(row: PathEcn) -> str:
+    return share(row.ce_packets / row.packets) if row.packets else UNKNOWN
+
+
+def _what(event: LinkEvent) -> Text:
+    return Text(event.what.replace("_", " "), style="green" if event.what in GOOD_NEWS else "yellow")

@@ -1,0 +1,262 @@
+"""Tables of RDMA: queue pairs with their verdicts, ports with their counters, and who is suspected to be slow.
+
+Pure: a model and the signals that passed the filters in, a renderable out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from pytools.signals import AnySignal, Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaVerdict, Suspect
+from pytools.views import silence, tables
+from pytools.views.columns import Column, Listing, little, much, named
+from pytools.views.model import Model
+from pytools.views.network import QUEUE_PAIRS, is_silent
+from pytools.views.query import Query
+from pytools.views.tables import alarm, duration, number
+
+_WINDOW: Final = 8  # messages; of the windows that are kept, the one that neither jumps nor lags
+_REASONS: Final = 8
+_STYLES: Final[dict[RdmaVerdict, str]] = {
+    "dead": "bold red",
+    "congested": "red",
+    "slow_receiver": "yellow",
+    "unknown": "dim",
+    "no_demand": "dim",
+    "ok": "green",
+}
+WORST_FIRST: Final[tuple[RdmaVerdict, ...]] = tuple(_STYLES)
+
+
+def queue_pairs(now_ns: int) -> Listing[RdmaQueuePair]:
+    """One row per queue pair."""
+    return Listing(
+        (
+            Column("queue pair", _ends, {"device": named(lambda row: row.device), "qp": little(_number)}),
+            Column(
+                "process",
+                lambda row: tables.process(row.owner),
+                {"command": named(lambda row: row.owner.command), "pid": much(lambda row: row.owner.pid or None)},
+                left=True,
+                spare=2,
+            ),
+            Column("type\nseen by", lambda row: f"{row.qp_type}\n{row.seen_by}", left=True, spare=6),
+            Column(
+                "posted\ncompleted",
+                lambda row: f"{row.posted:,}\n{row.completed:,}",
+                {"posted": much(lambda row: row.posted), "completed": much(lambda row: row.completed)},
+                spare=4,
+            ),
+            Column(
+                "outstanding",
+                lambda row: f"{row.outstanding:,}\n{tables.size(row.outstanding_bytes)}",
+                {"outstanding": much(lambda row: row.outstanding_bytes)},
+                spare=1,
+            ),
+            Column(
+                "bandwidth\nmean",
+                _bandwidth,
+                {
+                    "bandwidth": little(lambda row: None if (found := _of(row)) is None else found.last_bps),
+                    "mean": little(lambda row: None if (found := _of(row)) is None else found.mean_bps),
+                },
+            ),
+            Column(
+                "latency\np50, p99",
+                lambda row: f"{duration(row.latency.p50_ns)}\n{duration(row.latency.p99_ns)}",
+                {"p50": much(lambda row: row.latency.p50_ns), "p99": much(lambda row: row.latency.p99_ns)},
+                spare=3,
+            ),
+            Column("errors", _errors, {"errors": much(lambda row: sum(row.errors.values()))}, left=True, spare=5),
+            Column(
+                "verdict",
+                lambda row: _verdict(row, now_ns),
+                {"verdict": much(lambda row: len(WORST_FIRST) - WORST_FIRST.index(row.verdict))},
+                left=True,
+            ),
+        ),
+        lambda row: (row.closed, WORST_FIRST.index(row.verdict), -row.outstanding_bytes, row.device, row.qp_number),
+    )
+
+
+def ports(_now_ns: int) -> Listing[RdmaPort]:
+    """One row per port of a device."""
+    return Listing(
+        (
+            Column(
+                "port",
+                lambda row: f"{row.device}/{row.port}",
+                {"device": named(lambda row: f"{row.device}/{row.port}")},
+            ),
+            Column(
+                "interface",
+                lambda row: row.interface or tables.UNKNOWN,
+                {"interface": named(lambda row: row.interface)},
+                left=True,
+            ),
+            Column("state", _port_state, {"state": much(lambda row: row.state != "active")}, left=True),
+            Column("rate", lambda row: row.rate, left=True, spare=2),
+            Column("CNP\nreceived", lambda row: number(row.cnp_received), {"cnp": much(lambda row: row.cnp_received)}),
+            Column(
+                "CNP\nsent", lambda row: number(row.cnp_sent), {"cnp-sent": much(lambda row: row.cnp_sent)}, spare=3
+            ),
+            Column("ECN\nmarked", lambda row: number(row.ecn_marked), {"ecn": much(lambda row: row.ecn_marked)}),
+            Column(
+                "out of\nsequence",
+                lambda row: alarm(row.out_of_sequence),
+                {"sequence": much(lambda row: row.out_of_sequence)},
+            ),
+            Column("time-\nouts", lambda row: alarm(row.timeouts), {"timeouts": much(lambda row: row.timeouts)}),
+            Column("RNR", lambda row: alarm(row.receiver_not_ready), {"rnr": much(lambda row: row.receiver_not_ready)}),
+            Column("changed in the window", _changed, left=True, spare=4),
+            Column("addresses", lambda row: number(len(row.gids)), spare=5),
+        ),
+        lambda row: (row.state == "active", row.device, row.port),
+    )
+
+
+def suspects(_now_ns: int) -> Listing[Suspect]:
+    """One row per host or link that several queue pairs agree about."""
+    return Listing(
+        (
+            Column("suspect", lambda row: f"{row.kind} {row.name}", {"name": named(lambda row: row.name)}),
+            Column("slowness", lambda row: tables.share(row.slowness), {"slowness": much(lambda row: row.slowness)}),
+            Column(
+                "queue pairs",
+                lambda row: f"{row.agreeing} of {row.queue_pairs}",
+                {"agreeing": much(lambda row: row.agreeing)},
+            ),
+            Column("reason", lambda row: row.reason, left=True, spare=1),
+        ),
+        lambda row: (-row.slowness, row.kind, row.name),
+    )
+
+
+def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
+    """Queue pairs, then who is suspected, and how RDMA is seen."""
+    rows = [each for each in signals if isinstance(each, RdmaQueuePair)]
+    listing = queue_pairs(model.at_ns)
+    parts: list[RenderableType] = []
+    if rows:
+        title = f"{model.host}: RDMA queue pairs; bandwidth over {_WINDOW} messages{asked.said()}"
+        parts.append(listing.sheet(title, listing.ordered(rows, asked.sort), lambda row: _dim(row, model.at_ns)))
+        parts.extend(_reasons(listing.ordered(rows, "verdict")))
+    else:
+        parts.append(Text(_none(model, asked)))
+    if model.rdma.queue_pairs_left_out:
+        parts.append(
+            Text(f"more queue pairs than this view remembers ({QUEUE_PAIRS:,}): use --pid or --dst", style="dim")
+        )
+    if not asked.filters:
+        found = model.rdma.suspects
+        parts.extend([_suspects(model, found.suspects, None)] if found is not None and found.suspects else [])
+        parts.extend(_sight(model.rdma.sight))
+    return Group(*parts)
+
+
+def _reasons(rows: Sequence[RdmaQueuePair]) -> list[Text]:
+    """Why the worst have their verdict, a line each, and an empty one behind."""
+    told = [row for row in rows if row.verdict != "ok" and not row.closed][:_REASONS]
+    lines = [
+        Text(f"{row.device} qp {row.qp_number} ").append_text(verdict(row)).append(f": {row.reason}") for row in told
+    ]
+    return [*lines, Text("")] if lines else []
+
+
+def port_table(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
+    """Ports of the devices."""
+    rows = [each for each in signals if isinstance(each, RdmaPort)]
+    if not rows:
+        return Text(_none(model, asked))
+    listing = ports(model.at_ns)
+    title = f"{model.host}: RDMA ports, counted since the driver was loaded{asked.said()}"
+    return listing.sheet(title, listing.ordered(rows, asked.sort), lambda row: _dim(row, model.at_ns))
+
+
+def suspect_table(model: Model, _signals: Sequence[AnySignal], asked: Query) -> RenderableType:
+    """Who is suspected to be slow."""
+    found = model.rdma.suspects
+    if found is None or not found.suspects:
+        why = silence.no_rdma(model)
+        return Text(why or f"{model.host}: no host and no link is suspected: no two queue pairs agree that one is slow")
+    return _suspects(model, found.suspects, asked.sort)
+
+
+def _suspects(model: Model, found: Sequence[Suspect], sort: str | None) -> RenderableType:
+    listing = suspects(model.at_ns)
+    return listing.sheet("slow hosts and links, as several queue pairs agree", listing.ordered(found, sort))
+
+
+def _none(model: Model, asked: Query) -> str:
+    if asked.filters:
+        return f"{model.host}: nothing passes {asked.filters}"
+    return silence.no_rdma(model) or silence.no_queue_pairs(model)
+
+
+def _sight(sight: RdmaSight | None) -> list[Text]:
+    """What the figures above rest on."""
+    if sight is None or not sight.available:
+        return []
+    line = f"seen through the tap in {sight.tap_processes} processes"
+    line += f", probes in {', '.join(sight.providers) or 'no provider'} ({sight.hits_per_s:,.0f} hits/s)"
+    unseen = [
+        f"{process}: {how}" for process, how in sorted(sight.seen.items()) if not how.startswith(("tap", "uprobe"))
+    ]
+    return [Text(line, style="dim"), *(Text(f"not seen: {each}", style="yellow") for each in unseen)]
+
+
+def _number(row: RdmaQueuePair) -> int:
+    return row.qp_number
+
+
+def _ends(row: RdmaQueuePair) -> str:
+    remote = row.remote or "no address known"
+    other = "" if row.remote_qp_number is None else f" qp {row.remote_qp_number}"
+    return f"{row.device} qp {row.qp_number}\n  → {remote}{other}"
+
+
+def _of(row: RdmaQueuePair) -> Bandwidth | None:
+    return next((each for each in row.bandwidths if each.messages == _WINDOW), None)
+
+
+def _bandwidth(row: RdmaQueuePair) -> str:
+    found = _of(row)
+    if found is None:
+        return tables.UNKNOWN
+    return f"{tables.bit_rate(found.last_bps)}\n{tables.bit_rate(found.mean_bps)}"
+
+
+def _errors(row: RdmaQueuePair) -> Text:
+    said = [f"{name} {count:,}" for name, count in sorted(row.errors.items(), key=lambda item: -item[1]) if count]
+    said += [f"refused {row.refused_posts:,}"] if row.refused_posts else []
+    return Text("\n".join(said) or "0", style="red" if said else "")
+
+
+def verdict(row: RdmaQueuePair) -> Text:
+    """The verdict, coloured."""
+    return Text(row.verdict.replace("_", " "), style=_STYLES[row.verdict])
+
+
+def _verdict(row: RdmaQueuePair, now_ns: int) -> Text:
+    if row.closed:
+        return Text("closed", style="dim")
+    since = f"\nfor {duration(max(0, row.at_ns - row.since_ns))}"
+    return verdict(row).append("?" if is_silent(row, now_ns, row.window_ns) else "").append(since, style="dim")
+
+
+def _dim(row: RdmaQueuePair | RdmaPort, now_ns: int) -> str | None:
+    closed = isinstance(row, RdmaQueuePair) and row.closed
+    return "dim" if closed or is_silent(row, now_ns, row.window_ns) else None
+
+
+def _port_state(row: RdmaPort) -> Text:
+    return Text(row.state, style="green" if row.state == "active" else "red")
+
+
+def _changed(row: RdmaPort) -> str:
+    most = sorted(((count, name) for name, count in row.window.items() if count), reverse=True)
+    return "\n".join(f"{name} +{count:,}" for count, name in most[:3]) or "0"

@@ -1,0 +1,220 @@
+"""Columns of the TCP tables: by path, by connection, and by the kernel's reason for a drop. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pytools.signals import DropReason, TcpFlow, TcpPath
+from pytools.views import tables
+from pytools.views.columns import Column, Listing, little, much, named
+from pytools.views.tables import UNKNOWN, alarm, duration, number, share
+
+# Field of Retransmissions -> what --sort calls it, heading.
+CAUSES: Final[Mapping[str, tuple[str, str]]] = {
+    "fast": ("fast", "fast"),
+    "timeout": ("rto", "RTO"),
+    "tail_probe": ("tlp", "TLP"),
+    "syn": ("syn", "SYN"),
+    "unknown": ("other", "other"),
+}
+# How soon each is left out where room is short.
+_SPARE: Final[Mapping[str, int]] = {"fast": 1, "timeout": 1, "tail_probe": 2, "syn": 5, "unknown": 13}
+
+
+def paths(_now_ns: int) -> Listing[TcpPath]:
+    """One row per path or interface: the last window."""
+
+    def cause(name: str) -> Column[TcpPath]:
+        word, heading = CAUSES[name]
+
+        def count(row: TcpPath) -> int:
+            return int(getattr(row.retransmitted, name))
+
+        return Column(heading, lambda row: alarm(count(row), "yellow"), {word: much(count)}, spare=_SPARE[name])
+
+    return Listing(
+        (
+            Column("path", lambda row: tables.place(row.path, row.interface), {"path": named(_where)}),
+            Column("retx", lambda row: alarm(row.retransmitted_segments), {"retx": much(_segments)}),
+            Column("share", lambda row: _share(row.retransmitted_segments, row.segments_out), {"share": much(_resent)}),
+            *map(cause, CAUSES),
+            Column("spurious", lambda row: number(row.spurious_segments), {"spurious": much(_spurious)}, spare=6),
+            Column("time-\nouts", lambda row: alarm(row.timeouts), {"timeouts": much(_timeouts)}, spare=4),
+            Column("zero\nwindows", lambda row: alarm(row.zero_windows), {"zero": much(_zero)}, spare=7),
+            Column(
+                "CE",
+                lambda row: _share(row.delivered_ce_segments, row.delivered_segments),
+                {"ce": much(_marked)},
+                spare=8,
+            ),
+            Column(
+                "resets\nout / in",
+                _resets,
+                {"resets": much(lambda row: row.resets_sent + row.resets_received)},
+                spare=12,
+            ),
+            Column("sent", lambda row: tables.bit_rate(_sending(row)), {"sent": much(_sending)}, spare=9),
+            Column(
+                "retx\ntotal",
+                lambda row: number(row.total_segments),
+                {"total": much(lambda row: row.total_segments)},
+                spare=11,
+            ),
+        ),
+        lambda row: (-row.retransmitted_segments, row.interface, str(row.path or "")),
+    )
+
+
+def flows(now_ns: int) -> Listing[TcpFlow]:
+    """One row per connection, since it began."""
+
+    def cause(name: str) -> Column[TcpFlow]:
+        word, heading = CAUSES[name]
+
+        def count(row: TcpFlow) -> int:
+            return int(getattr(row.retransmitted, name))
+
+        return Column(heading, lambda row: alarm(count(row), "yellow"), {word: much(count)}, spare=_SPARE[name])
+
+    return Listing(
+        (
+            Column("connection", _ends, {"local": named(_local), "remote": named(_remote)}),
+            Column(
+                "process",
+                lambda row: tables.process(row.owner),
+                {"command": named(lambda row: row.owner.command), "pid": much(lambda row: row.owner.pid or None)},
+                left=True,
+                spare=3,
+            ),
+            Column("retx", lambda row: alarm(row.retransmitted_segments), {"retx": much(_segments)}),
+            *map(cause, CAUSES),
+            Column("spur-\nious", lambda row: number(row.spurious_segments), {"spurious": much(_spurious)}, spare=8),
+            Column("time-\nouts", lambda row: alarm(row.timeouts), {"timeouts": much(_timeouts)}, spare=7),
+            Column(
+                "srtt\nmin",
+                lambda row: f"{duration(row.srtt_ns)}\n{duration(row.min_rtt_ns)}",
+                {"srtt": much(lambda row: row.srtt_ns), "min": much(lambda row: row.min_rtt_ns)},
+                spare=3,
+            ),
+            Column(
+                "cwnd\nssthresh",
+                lambda row: f"{number(row.cwnd_segments)}\n{number(row.ssthresh_segments)}",
+                {"cwnd": little(lambda row: row.cwnd_segments), "ssthresh": little(lambda row: row.ssthresh_segments)},
+                spare=10,
+            ),
+            Column(
+                "rate\nsent",
+                lambda row: f"{tables.bit_rate(row.delivery_rate_bps)}\n{tables.size(row.sent_bytes)}",
+                {"rate": little(lambda row: row.delivery_rate_bps), "sent": much(lambda row: row.sent_bytes)},
+                spare=4,
+            ),
+            Column("zero\nwin.", lambda row: alarm(row.zero_windows), {"zero": much(_zero)}, spare=9),
+            Column("CE", _marks, {"ce": much(_marked)}, spare=11),
+            Column(
+                "resets\ndrops",
+                _resets_and_drops,
+                {
+                    "resets": much(lambda row: row.resets_sent + row.resets_received),
+                    "drops": much(lambda row: sum(row.drops.values())),
+                },
+                left=True,
+                spare=12,
+            ),
+            Column(
+                "state\nlast look",
+                lambda row: f"{_state(row)}\n{tables.ago(row.last_ns, now_ns)}",
+                {"state": named(_state), "last": little(lambda row: -row.last_ns)},
+                left=True,
+                spare=11,
+            ),
+            Column("path", _two_lines, {"path": named(_where)}, left=True, spare=6),
+        ),
+        lambda row: (-row.retransmitted_segments, -row.sent_bytes, row.local, row.local_port, row.remote),
+    )
+
+
+def reasons(_now_ns: int) -> Listing[DropReason]:
+    """One row per reason of the kernel."""
+    return Listing(
+        (
+            Column("reason", lambda row: row.reason, {"reason": named(lambda row: row.reason)}),
+            Column(
+                "in window", lambda row: alarm(row.window_packets), {"window": much(lambda row: row.window_packets)}
+            ),
+            Column("total", lambda row: number(row.total_packets), {"total": much(lambda row: row.total_packets)}),
+        ),
+        lambda row: (-row.window_packets, -row.total_packets, row.reason),
+    )
+
+
+def _where(row: TcpPath | TcpFlow) -> str:
+    return tables.place(row.path, row.interface)
+
+
+def _segments(row: TcpPath | TcpFlow) -> int:
+    return row.retransmitted_segments
+
+
+def _spurious(row: TcpPath | TcpFlow) -> int:
+    return row.spurious_segments
+
+
+def _timeouts(row: TcpPath | TcpFlow) -> int:
+    return row.timeouts
+
+
+def _zero(row: TcpPath | TcpFlow) -> int:
+    return row.zero_windows
+
+
+def _resent(row: TcpPath) -> float | None:
+    return row.retransmitted_share if row.segments_out else None
+
+
+def _marked(row: TcpPath | TcpFlow) -> float | None:
+    return row.delivered_ce_segments / row.delivered_segments if row.delivered_segments else None
+
+
+def _sending(row: TcpPath) -> float | None:
+    return row.sent_bytes * 8e9 / row.window_ns if row.window_ns else None
+
+
+def _share(part: int, whole: int) -> str:
+    return share(part / whole) if whole else UNKNOWN
+
+
+def _marks(row: TcpFlow) -> str:
+    return "off" if row.ecn == "off" else _share(row.delivered_ce_segments, row.delivered_segments)
+
+
+def _resets(row: TcpPath) -> str:
+    return f"{row.resets_sent:,} / {row.resets_received:,}"
+
+
+def _resets_and_drops(row: TcpFlow) -> str:
+    dropped = ", ".join(f"{name} {count:,}" for name, count in sorted(row.drops.items(), key=lambda item: -item[1]))
+    return f"{row.resets_sent:,} out, {row.resets_received:,} in\n{dropped or '0'}"
+
+
+def _local(row: TcpFlow) -> str:
+    return tables.endpoint(row.local, row.local_port)
+
+
+def _remote(row: TcpFlow) -> str:
+    return tables.endpoint(row.remote, row.remote_port)
+
+
+def _ends(row: TcpFlow) -> str:
+    return f"{_local(row)}\n  → {_remote(row)}"
+
+
+def _state(row: TcpFlow) -> str:
+    return row.state if row.congestion == "open" else f"{row.state}, {row.congestion}"
+
+
+def _two_lines(row: TcpFlow) -> str:
+    if row.path is None:
+        return f"{row.interface}\n  no measured path"
+    rest = f"via {row.path.gateway}" if row.path.gateway else f"to {row.path.address}"
+    return f"{tables.way(row.path, short=True)}\n  {rest}"

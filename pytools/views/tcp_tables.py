@@ -1,0 +1,113 @@
+"""Tables of TCP: causes of retransmission by path and by connection, the host's totals, and packets the kernel dropped.
+
+Pure: a model and the signals that passed the filters in, a renderable out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from pytools.signals import AnySignal, Retransmissions, TcpFlow, TcpHost, TcpPath
+from pytools.views import tables
+from pytools.views.model import Model
+from pytools.views.network import FLOWS, is_silent
+from pytools.views.query import Query
+from pytools.views.tables import duration
+from pytools.views.tcp_columns import CAUSES, flows, paths, reasons
+
+_SHOWN_FLOWS: Final = 20  # under the paths; --flows shows all
+# Of the kernel's counters, those that stand beside ours; the others are in the JSON.
+_COMPARED: Final = (
+    *("TcpRetransSegs", "TcpExtTCPTimeouts", "TcpExtTCPLossProbes", "TcpExtTCPSynRetrans", "TcpExtTCPDSACKRecv"),
+    *("TcpExtTCPToZeroWindowAdv", "TcpOutRsts", "TcpEstabResets"),
+)
+
+
+def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
+    """The host's totals, paths, and the worst connections."""
+    by_path = paths(model.at_ns).ordered([each for each in signals if isinstance(each, TcpPath)], asked.sort)
+    by_flow = flows(model.at_ns).ordered([each for each in signals if isinstance(each, TcpFlow)], asked.sort)
+    parts: list[RenderableType] = [_host(each) for each in signals if isinstance(each, TcpHost)]
+    if by_path:
+        window = duration(max(row.window_ns for row in by_path))
+        title = f"{model.host}: TCP by path, over {window}{asked.said()}"
+        parts.append(paths(model.at_ns).sheet(title, by_path, lambda row: _dim(row, model.at_ns, row.window_ns)))
+    if by_flow:
+        parts.append(_flow_sheet(model, by_flow[:_SHOWN_FLOWS], asked))
+        if len(by_flow) > _SHOWN_FLOWS:
+            parts.append(Text(f"and {len(by_flow) - _SHOWN_FLOWS} more connections: swerve tcp --flows", style="dim"))
+    return Group(*parts, *_remarks(model, bool(by_path or by_flow), asked))
+
+
+def connections(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
+    """All connections."""
+    rows = flows(model.at_ns).ordered([each for each in signals if isinstance(each, TcpFlow)], asked.sort)
+    parts: list[RenderableType] = [_flow_sheet(model, rows, asked)] if rows else []
+    return Group(*parts, *_remarks(model, bool(rows), asked))
+
+
+def _flow_sheet(model: Model, rows: Sequence[TcpFlow], asked: Query) -> RenderableType:
+    title = f"{model.host}: TCP connections, since each began or the agent started{asked.said()}"
+    return flows(model.at_ns).sheet(title, rows)
+
+
+def _remarks(model: Model, any_row: bool, asked: Query) -> list[Text]:
+    said = []
+    if not any_row:
+        nothing = f"nothing passes {asked.filters}" if asked.filters else "no TCP connection has been reported"
+        said.append(Text(f"{model.host}: {nothing}"))
+    if model.tcp.flows_left_out:
+        said.append(
+            Text(
+                f"more connections than this view remembers ({FLOWS:,}): those that retransmitted least are missing; "
+                "narrow it down with --dst, --port or --pid",
+                style="dim",
+            )
+        )
+    said.extend(Text(f"not attached: {each}", style="red") for each in tables.failed_hooks(model, "tcp"))
+    return said
+
+
+def _host(host: TcpHost) -> Text:
+    """The totals in three lines."""
+    line = Text(f"{host.host}: ", style="bold")
+    plain = Text(style="not bold")
+    plain.append(f"{host.flows:,} TCP connections of at most {host.capacity:,} remembered, {host.created:,} seen")
+    plain.append(f", {host.evicted:,} evicted (their counts stay in the totals)" if host.evicted else "")
+    plain.append("\nsince the agent started: ")
+    plain.append(f"{host.retransmitted_segments:,} segments", style="red" if host.retransmitted_segments else "")
+    plain.append(f" retransmitted ({causes(host.retransmitted)}; {tables.size(host.retransmitted_bytes)})")
+    plain.append(f", {host.spurious_segments:,} of them needlessly")
+    plain.append(f"; timeouts {host.timeouts:,}, zero windows {host.zero_windows:,}; resets {host.resets_sent:,} by")
+    plain.append(f" connections, {host.resets_refused:,} to strangers, {host.resets_received:,} received")
+    counted = ", ".join(f"{name} {host.kernel[name]:,}" for name in _COMPARED if name in host.kernel)
+    plain.append(f"\nthe kernel counted meanwhile: {counted or 'none of this'}\n")
+    return line.append_text(plain)
+
+
+def causes(counts: Retransmissions) -> str:
+    """What is not zero, in words."""
+    said = [f"{heading} {getattr(counts, name):,}" for name, (_, heading) in CAUSES.items() if getattr(counts, name)]
+    return ", ".join(said) or "none"
+
+
+def drops(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
+    """Packets that this kernel dropped."""
+    found = model.tcp.drops
+    if found is None:
+        return Text(f"{model.host}: nothing is known of packets that the kernel drops (swerve doctor says why)")
+    if not found.reasons:
+        return Text(f"{found.host}: the kernel has dropped no packet since the agent started")
+    title = (
+        f"{found.host}: packets dropped by this kernel, in all its network namespaces, over {duration(found.window_ns)}"
+    )
+    listing = reasons(model.at_ns)
+    return listing.sheet(title, listing.ordered(found.reasons, asked.sort))
+
+
+def _dim(row: TcpPath, now_ns: int, window_ns: int) -> str | None:
+    return "dim" if is_silent(row, now_ns, window_ns) else None

@@ -1,0 +1,131 @@
+"""Where the uprobes are put: processes that run already, stripped libraries, hosts and libraries without RDMA."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import native_build
+import pytest
+from rdma_probes import Seen, make_devices, prepare, programs, sums
+from support import require, run, wait_until
+
+from pytools.errors import SwerveError
+from pytools.kernel.loader import Loaded, Program, load
+from pytools.kernel.uprobes import Uprobe
+from pytools.sources.rdma import providers
+from pytools.sources.rdma.elf import build_id
+from pytools.sources.rdma.providers import Uprobes
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Loaded]:
+    with programs() as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_devices(tmp_path_factory.mktemp("infiniband"))
+
+
+@pytest.mark.parametrize("strip", [False, True], ids=["symbols", "stripped"])
+def test_processes_that_run_already(loaded: Loaded, devices: Path, strip: bool) -> None:
+    """What was posted before is not there; nothing is told twice, and sq_sig_all is found out."""
+    library = {"LD_LIBRARY_PATH": str(native_build.fake_verbs(strip))}
+    seen = Seen(loaded, devices, strip)
+    with native_build.App(more=library) as app, native_build.App(more=library) as all_signalled:
+        prepare(app)
+        prepare(all_signalled, signal_all=1)
+        app.do("post 0 5 100 0 1 1 1")
+        with contextlib.closing(seen.uprobes):
+            seen.attach()
+            app.do("post 0 3 10 0 3 100 1")
+            app.do("poll 0 99")
+            assert sums(seen.row(app.pid)) == {
+                **{"posted": 3, "posted_bytes": 30, "signalled": 1},
+                **{"completed": 3, "completed_bytes": 30, "completions": 6},
+            }
+            all_signalled.do("post 0 4 10 0 0 1 1")
+            all_signalled.do("poll 0 99")
+            assert sums(seen.row(all_signalled.pid)) == {
+                **{"posted": 4, "posted_bytes": 40, "completed": 4, "completed_bytes": 40, "completions": 4}
+            }
+            seen.free_all()
+
+
+def test_probes_end_with_their_owner(loaded: Loaded, devices: Path) -> None:
+    seen = Seen(loaded, devices)
+    seen.attach()
+    with native_build.App() as app:
+        prepare(app)
+        records = seen.records
+        [slot] = seen.slots(app.pid)
+        seen.uprobes.close()
+        app.do("post 0 3 10 0 1 1 1")
+        assert records[slot]["posted"] == 0
+
+
+# ---- where things are missing ----
+
+
+def test_without_rdma_the_reason_is_told(loaded: Loaded, tmp_path: Path) -> None:
+    uprobes = Uprobes(loaded, tmp_path / "infiniband")
+    with contextlib.closing(uprobes):
+        assert uprobes.tick(0) > 0
+        assert uprobes.tables() == []
+        assert "no RDMA" in uprobes.sight().reason
+    (tmp_path / "infiniband").mkdir()
+    assert "no RDMA device" in providers.absent(tmp_path / "infiniband")
+
+
+@pytest.mark.parametrize(
+    ("library", "words"), [("libverbs-of-nobody.so.9", "cannot be used"), ("libc.so.6", "cannot be used")]
+)
+def test_a_library_that_is_none(loaded: Loaded, devices: Path, library: str, words: str) -> None:
+    uprobes = Uprobes(loaded, devices, library)
+    with contextlib.closing(uprobes):
+        wait_until(lambda: uprobes.tick(time.monotonic_ns()) and uprobes.failed, 20, "the child answers")
+        assert uprobes.tables() == []
+        assert any(words in each for each in uprobes.failed.values())
+        assert words in uprobes.sight().reason
+
+
+def test_a_place_without_code_is_refused(loaded: Loaded, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(SwerveError, match="no breakpoint"):
+        Uprobe(loaded.programs["rdma_poll"], str(tmp_path / "empty"), 4096)
+    with pytest.raises(SwerveError, match="no breakpoint"):
+        Uprobe(loaded.programs["rdma_poll"], str(tmp_path / "missing"), 0)
+
+
+def test_one_process_alone_may_be_probed(devices: Path) -> None:
+    require("root", "bcc", "tracefs")
+    library = str(native_build.fake_verbs(False) / "libalpha-rdmav34.so")
+    symbols = run(["nm", library]).stdout.splitlines()
+    offset = next(int(line.split()[0], 16) for line in symbols if line.endswith("alpha_post_send"))
+    program = Program("rdma.c", ("rdma_post_send",), {}, {"rdma_post_send": "uprobe"})
+    with load([program]) as alone, native_build.App() as one, native_build.App() as other:
+        for app in (one, other):
+            prepare(app)
+        hits: Callable[[], int] = lambda: int(alone.map("rdma_counters").read_percpu_sum()[0])  # noqa: E731
+        with Uprobe(alone.programs["rdma_post_send"], library, offset, pid=one.pid):
+            other.do("post 0 1 1 0 1 1 1")
+            assert hits() == 0
+            one.do("post 0 1 1 0 1 1 1")
+            assert hits() == 1
+        one.do("post 0 1 1 0 1 1 1")
+        assert hits() == 1
+
+
+def test_build_ids_tell_files_apart(tmp_path: Path) -> None:
+    paths = [str(native_build.fake_verbs(False) / f"lib{name}-rdmav34.so") for name in ("alpha", "beta")]
+    first, second = (build_id(path) for path in paths)
+    assert first
+    assert first != second
+    noted = run(["readelf", "-n", paths[0]]).stdout
+    assert f"Build ID: {first}" in noted
+    (tmp_path / "text").write_text("no library")
+    assert build_id(str(tmp_path / "text")) == ""

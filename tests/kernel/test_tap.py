@@ -1,0 +1,795 @@
+"""The tap, loaded into an application on a stand-in verbs library: every count exact, and nothing that it can see."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import native_build
+import numpy as np
+import pytest
+from support import ROOT, wait_until
+
+from pytools import rdma_tap
+from pytools.errors import RefusedError, SwerveError, UsageError
+from pytools.kernel import loader, mapped
+from pytools.sources.rdma import tap_server
+from pytools.sources.rdma.table import CLOSED, FREE, LIVE
+from pytools.sources.rdma.tap_server import TapServer, TapTable
+
+ROWS = 512
+WRITE, SEND, SEND_WITH_IMM, READ, SWAP, FETCH_ADD = 0, 2, 3, 4, 5, 6  # enum ibv_wr_opcode
+FLUSHED, RNR_SPENT = 5, 13  # enum ibv_wc_status
+STALL, FAIL, REFUSE = 1, 2, 3  # enum fake_control
+RESET, ERROR = 0, 6  # enum ibv_qp_state
+NONE_TIMED = 2**64 - 1
+
+
+class Agent:
+    """A tap server with a thread that serves it, as the agent's loop would."""
+
+    def __init__(self, path: Path, record: np.dtype[Any]) -> None:
+        self.path, self.record = path, record
+        self.server = TapServer(path, record, ROWS)
+        self._selector = selectors.DefaultSelector()
+        self.server.register(self._selector)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            events = self._selector.select(0.02)
+            with self._lock:
+                for key, mask in events:
+                    key.data(mask)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.server.close()
+        self._selector.close()
+
+    def tables(self, pid: int) -> list[TapTable]:
+        with self._lock:
+            return [table for table in self.server.tables() if table.pid == pid]
+
+    def tick(self, later_ns: int = 0) -> None:
+        with self._lock:
+            self.server.tick(time.monotonic_ns() + later_ns)
+
+    def rows(self, pid: int) -> dict[int, Any]:
+        """What is counted for each queue pair of a process that is not freed, by its number; the newest counts."""
+        found = {}
+        for table in self.tables(pid):
+            for row in table.records[table.records["state"] != FREE].copy():
+                found[int(row["qp_number"])] = row
+        return found
+
+    def row(self, pid: int, number: int = 257) -> Any:
+        return self.rows(pid)[number]
+
+
+@pytest.fixture(scope="module")
+def record(require: object) -> np.dtype[Any]:
+    """Layout of `struct swerve_qp`."""
+    require("root", "bcc", "tracefs")  # type: ignore[operator]
+    with loader.load([loader.Program("rdma.c", ())]) as loaded:
+        return loaded.map("rdma_table").value
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rdma_tap.build(tmp_path_factory.mktemp("tap") / rdma_tap.LIBRARY)
+
+
+@pytest.fixture
+def agent(tmp_path: Path, record: np.dtype[Any]) -> Iterator[Agent]:
+    serving = Agent(tmp_path / "test.tap", record)
+    yield serving
+    serving.close()
+
+
+Start = Callable[..., native_build.App]
+
+
+@pytest.fixture
+def start(tmp_path: Path, library: Path) -> Iterator[Start]:
+    """Start an application with the tap in it."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(*flags: str, more: dict[str, str] | None = None) -> native_build.App:
+            variables = {"LD_AUDIT": str(library), "SWERVE_TAP_SOCKET": str(tmp_path / "test.tap"), **(more or {})}
+            return stack.enter_context(native_build.App(*flags, more=variables))
+
+        yield begin
+
+
+@pytest.fixture(params=[(), ("-DDLOPEN",)], ids=["linked", "dlopen"])
+def app(request: pytest.FixtureRequest, start: Start, agent: Agent) -> native_build.App:
+    """An application with one device, one completion queue and one queue pair (257) of 128 requests."""
+    started = start(*request.param)
+    prepare(started, agent)
+    return started
+
+
+def prepare(app: native_build.App, agent: Agent | None = None, depth: int = 128, signal_all: int = 0) -> None:
+    """Make one of each; with an agent, wait until it has handed over a table, which it may not do at once."""
+    for command in ("open alpha0", "cq 0 8192", f"qp 0 0 0 {depth} 128 {signal_all} -1"):
+        app.do(command)
+    if agent is not None:
+        settle(app, agent, 257)
+
+
+def settle(app: native_build.App, agent: Agent, number: int, qp: int = 0) -> None:
+    """Wait until a queue pair has its row: the tap looks for an answer whenever one is modified."""
+
+    def there() -> bool:
+        app.do(f"state {qp} 1")
+        return number in agent.rows(app.pid)
+
+    wait_until(there, 5, f"queue pair {number} has a row")
+
+
+def sums(row: Any) -> dict[str, int]:
+    """The counters that are not zero."""
+    names = (
+        *("posted", "posted_bytes", "completed", "completed_bytes", "completions", "signalled", "refused"),
+        *("receives_posted", "receives_completed", "received_bytes", "untracked"),
+    )
+    return {name: int(row[name]) for name in names if row[name]}
+
+
+def nonzero(counts: Any) -> dict[int, int]:
+    return {int(index): int(counts[index]) for index in np.flatnonzero(counts)}
+
+
+# ---- every way to post and to complete ----
+
+
+def test_signalled_completions_retire_the_unsignalled_before_them(app: native_build.App, agent: Agent) -> None:
+    app.do("post 0 10 4096 0 4 1 1")  # the 4th and the 8th ask for a completion
+    row = agent.row(app.pid)
+    assert sums(row) == {"posted": 10, "posted_bytes": 40960, "signalled": 2}
+    assert app.do("poll 0 1")[0] == "1"
+    assert sums(agent.row(app.pid)) == sums(row) | {"completed": 4, "completed_bytes": 16384, "completions": 1}
+    assert app.do("poll 0 9")[0] == "1"
+    row = agent.row(app.pid)
+    assert sums(row) == {
+        **{"posted": 10, "posted_bytes": 40960, "signalled": 2},
+        **{"completed": 8, "completed_bytes": 32768, "completions": 2},
+    }
+    assert nonzero(row["opcodes"]) == {WRITE: 10}
+    assert nonzero(row["statuses"]) == {0: 2}
+    assert (row["state"], row["tgid"], row["qp_type"], row["device"].tobytes()[:6]) == (LIVE, app.pid, 2, b"alpha0")
+
+
+def test_a_queue_may_signal_everything(start: Start, agent: Agent) -> None:
+    app = start()
+    prepare(app, agent, signal_all=1)
+    app.do("post 0 5 100 4 0 1 1")
+    assert app.do("poll 0 9")[0] == "5"
+    assert sums(agent.row(app.pid)) == {
+        **{"posted": 5, "posted_bytes": 500, "signalled": 5},
+        **{"completed": 5, "completed_bytes": 500, "completions": 5},
+    }
+
+
+def test_requests_with_the_same_wr_id(app: native_build.App, agent: Agent) -> None:
+    app.do("post 0 9 10 0 3 7 0")
+    app.do("poll 0 2")
+    assert sums(agent.row(app.pid))["completed"] == 6
+    app.do("poll 0 2")
+    assert sums(agent.row(app.pid))["completed"] == 9
+
+
+def test_a_list_refused_in_the_middle(app: native_build.App, agent: Agent) -> None:
+    app.do(f"control 0 {REFUSE} 2")
+    assert app.do("post 0 5 100 0 1 1 1") == ["22", "2", "errno", "77"]
+    row = agent.row(app.pid)
+    assert sums(row) == {"posted": 2, "posted_bytes": 200, "signalled": 2, "refused": 3}
+    assert nonzero(row["opcodes"]) == {WRITE: 2}
+    app.do("poll 0 9")
+    app.do("post 0 1 50 2 1 9 1")
+    app.do("poll 0 9")
+    assert sums(agent.row(app.pid)) == {
+        **{"posted": 3, "posted_bytes": 250, "signalled": 3, "refused": 3},
+        **{"completed": 3, "completed_bytes": 250, "completions": 3},
+    }
+
+
+def test_who_tries_again_and_again_fills_nothing(app: native_build.App, agent: Agent) -> None:
+    app.do(f"control 0 {STALL} 1")
+    app.do("post 0 128 10 0 1 1 1")
+    for _ in range(3):
+        assert app.do("post 0 4000 10 0 1 1 1")[:2] == ["12", "0"]
+    app.do(f"control 0 {STALL} 0")
+    app.do("poll 0 64")
+    row = agent.row(app.pid)
+    assert (int(row["posted"]), int(row["completed"]), int(row["refused"])) == (128, 64, 12000)
+    assert row["untracked"] == 0
+    app.do("post 0 64 10 0 1 1 1")
+    app.do("poll 0 999")
+    row = agent.row(app.pid)
+    assert (int(row["posted"]), int(row["completed"]), int(row["untracked"])) == (192, 192, 0)
+
+
+def test_a_full_send_queue(app: native_build.App, agent: Agent) -> None:
+    app.do(f"control 0 {STALL} 1")
+    assert app.do("post 0 200 1 0 1 1 1")[:2] == ["12", "128"]
+    assert sums(agent.row(app.pid)) == {"posted": 128, "posted_bytes": 128, "signalled": 128, "refused": 72}
+
+
+@pytest.mark.parametrize("data", [0, 1, 2, 3], ids=["sge", "sge_list", "inline", "inline_list"])
+def test_extended_posts(app: native_build.App, agent: Agent, data: int) -> None:
+    app.do("qpx 0 0 0 128 128 0 -1")
+    for opcode in (WRITE, SEND, SEND_WITH_IMM, READ):
+        app.do(f"postx 1 3 1001 {opcode} 3 0 1 {data} 0")
+    app.do("poll 0 99")
+    row = agent.row(app.pid, 258)
+    assert sums(row) == {
+        **{"posted": 12, "posted_bytes": 12012, "signalled": 4},
+        **{"completed": 12, "completed_bytes": 12012, "completions": 4},
+    }
+    assert nonzero(row["opcodes"]) == dict.fromkeys((WRITE, SEND, SEND_WITH_IMM, READ), 3)
+
+
+def test_extended_atomics_aborts_and_refusals(app: native_build.App, agent: Agent) -> None:
+    app.do("qpx 0 0 0 8 8 0 -1")
+    app.do(f"postx 1 2 8 {SWAP} 1 0 1 0 0")
+    app.do(f"postx 1 1 8 {FETCH_ADD} 1 2 1 0 0")
+    assert app.do("postx 1 4 100 0 1 3 1 0 1") == ["0", "errno", "77"]  # aborted
+    assert app.do("postx 1 6 100 0 1 3 1 0 0") == ["12", "errno", "77"]  # more than there is room for
+    row = agent.row(app.pid, 258)
+    assert sums(row) == {"posted": 3, "posted_bytes": 24, "signalled": 3, "refused": 6}
+    assert nonzero(row["opcodes"]) == {SWAP: 2, FETCH_ADD: 1}
+    app.do("poll 0 9")
+    assert sums(agent.row(app.pid, 258))["completed"] == 3
+
+
+@pytest.mark.parametrize("asked", [0, 5], ids=["plain", "with_numbers"])
+def test_extended_completion_queues(app: native_build.App, agent: Agent, asked: int) -> None:
+    app.do(f"cqx 0 1024 {asked}")
+    app.do("qpx 0 1 1 128 128 0 -1")
+    app.do("postx 1 10 64 0 2 0 1 0 0")
+    assert app.do("pollx 1 3") == ["1:0", "3:0", "5:0", "n", "3"]
+    assert sums(agent.row(app.pid, 258))["completed"] == 6
+    app.do("pollx 1 9")
+    assert sums(agent.row(app.pid, 258)) == {
+        **{"posted": 10, "posted_bytes": 640, "signalled": 5},
+        **{"completed": 10, "completed_bytes": 640, "completions": 5},
+    }
+
+
+def test_errors_flush_what_is_posted(app: native_build.App, agent: Agent) -> None:
+    app.do("post 0 4 100 0 0 1 1")  # carried out, but nobody asked for a completion
+    app.do(f"control 0 {FAIL} 12")
+    app.do("post 0 5 100 0 5 11 1")
+    assert app.do("poll 0 99")[3:] == ["11:12:257", *(f"{n}:{FLUSHED}:257" for n in (12, 13, 14, 15))]
+    row = agent.row(app.pid)
+    assert sums(row) == {
+        **{"posted": 9, "posted_bytes": 900, "signalled": 1},
+        **{"completed": 9, "completed_bytes": 900, "completions": 5},
+    }
+    assert nonzero(row["statuses"]) == {12: 1, FLUSHED: 4}
+
+
+def test_a_reset_empties_the_queue(app: native_build.App, agent: Agent) -> None:
+    app.do(f"control 0 {STALL} 1")
+    app.do("post 0 7 100 0 1 1 1")
+    app.do(f"state 0 {RESET}")
+    row = agent.row(app.pid)
+    assert (int(row["posted"]), int(row["completed"]), int(row["completions"])) == (7, 7, 0)
+    app.do(f"control 0 {STALL} 0")
+    app.do("post 0 1 100 0 1 1 1")
+    app.do("poll 0 9")
+    assert sums(agent.row(app.pid))["completed"] == 8
+
+
+def test_receives_and_a_peer(app: native_build.App, agent: Agent) -> None:
+    app.do("qp 0 0 0 128 4 0 -1")
+    app.do("connect 0 258 00000000000000000000ffff0a090001")
+    assert app.do("recv 1 6 900") == ["12", "4"]
+    app.do(f"post 0 3 1000 {SEND} 1 1 1")
+    app.do("poll 0 99")
+    sender, receiver = agent.row(app.pid), agent.row(app.pid, 258)
+    assert sums(sender)["completed"] == 3
+    assert sums(receiver) == {"receives_posted": 4, "receives_completed": 3, "received_bytes": 3000}
+    assert sender["remote_qp_number"] == 258
+    assert sender["remote"]["bytes"].tobytes().hex() == "00000000000000000000ffff0a090001"
+    app.do(f"post 0 2 1000 {SEND} 1 1 1")  # one receive is left
+    app.do("poll 0 99")
+    assert nonzero(agent.row(app.pid)["statuses"]) == {0: 4, RNR_SPENT: 1}
+
+
+def test_shared_receive_queues(app: native_build.App, agent: Agent) -> None:
+    app.do("srq 0 64")
+    app.do("srqrecv 0 10 0")  # before it has a queue pair
+    app.do("qp 0 0 0 8 8 0 0")
+    app.do("qp 0 0 0 8 8 0 0")
+    app.do("connect 0 259")
+    app.do("srqrecv 0 5 50")
+    assert app.do("srqrecv 0 60 50") == ["12", "49"]
+    app.do(f"post 0 2 30 {SEND} 1 1 1")
+    app.do("poll 0 99")
+    first, second = agent.row(app.pid, 258), agent.row(app.pid, 259)
+    assert sums(first) == {"receives_posted": 64}  # those of the shared queue, told by its oldest queue pair
+    assert sums(second) == {"receives_completed": 2, "received_bytes": 60}
+    assert (first["srq"], second["srq"], agent.row(app.pid)["srq"]) == (1, 1, 0)
+    app.do("destroyqp 1")
+    app.do("srqrecv 0 1 1")
+    assert sums(agent.row(app.pid, 259))["receives_posted"] == 1
+
+
+@pytest.mark.parametrize("device", ["alpha0", "beta0"], ids=["provider_posts", "provider_calls_us"])
+def test_bound_memory_windows_are_requests(start: Start, agent: Agent, device: str) -> None:
+    app = start()
+    for command in (f"open {device}", "cq 0 64", "qp 0 0 0 16 8 0 -1", "bind 0 5 0", "bind 0 6 1", "poll 0 9"):
+        app.do(command)
+    settle(app, agent, 257)
+    row = agent.row(app.pid)
+    assert sums(row) == {"posted": 2, "signalled": 1, "completed": 2, "completions": 1}
+    assert nonzero(row["opcodes"]) == {8: 2}
+
+
+def test_a_queue_pair_made_behind_our_back_is_counted_but_not_followed(app: native_build.App, agent: Agent) -> None:
+    app.do("hidden 0 0")
+    app.do("post 1 5 100 0 5 1 1")
+    app.do("poll 0 9")
+    assert sums(agent.row(app.pid, 258)) == {
+        **{"posted": 5, "posted_bytes": 500, "signalled": 1, "untracked": 5},
+        **{"completed": 5, "completed_bytes": 500, "completions": 1},
+    }
+
+
+def test_gid_of_this_end(start: Start, agent: Agent, tmp_path: Path) -> None:
+    gids = tmp_path / "sys/alpha0/ports/1/gids"
+    gids.mkdir(parents=True)
+    (gids / "1").write_text("0000:0000:0000:0000:0000:ffff:0a09:0002\n")
+    app = start(more={"SWERVE_FAKE_SYSFS": str(tmp_path / "sys")})
+    prepare(app, agent)
+    app.do("connect 0 300 fe800000000000000000000000000001")
+    row = agent.row(app.pid)
+    assert row["local"]["bytes"].tobytes().hex() == "00000000000000000000ffff0a090002"
+    assert row["remote"]["bytes"].tobytes().hex() == "fe800000000000000000000000000001"
+
+
+def test_more_outstanding_than_can_be_followed(start: Start, agent: Agent) -> None:
+    app = start()
+    app.do("open alpha0")
+    app.do("cq 0 100000")
+    app.do("qp 0 0 0 70000 8 0 -1")
+    settle(app, agent, 257)
+    app.do(f"control 0 {STALL} 1")
+    for _ in range(17):
+        assert app.do("post 0 4096 10 0 4096 1 1")[0] == "0"
+    row = agent.row(app.pid)
+    assert sums(row) == {
+        **{"posted": 69632, "posted_bytes": 696320, "signalled": 17, "untracked": 4096},
+        **{"completed": 4096, "completed_bytes": 40960},
+    }
+    app.do(f"control 0 {STALL} 0")
+    app.do("poll 0 99")
+    row = agent.row(app.pid)
+    assert (int(row["completed"]), int(row["completed_bytes"])) == (69632, 696320)
+    assert int(row["completions"]) == 17
+
+
+# ---- threads, processes ----
+
+
+@pytest.mark.parametrize(("pairs", "threads", "depth"), [(1, 4, 128), (2, 4, 128), (4, 4, 128), (1, 8, 2), (2, 8, 2)])
+def test_threads_lose_nothing(start: Start, agent: Agent, pairs: int, threads: int, depth: int) -> None:
+    """With short queues many posts are refused, from all threads at once."""
+    app = start()
+    prepare(app, agent, depth)
+    for _ in range(pairs - 1):
+        app.do(f"qp 0 0 0 {depth} 8 0 -1")
+    posted, refused = map(int, app.do(f"threads {pairs} 0 {threads} 5000"))
+    rows = agent.rows(app.pid)
+    assert posted + refused == 3 * threads * 5000
+    assert posted == sum(int(row["posted"]) for row in rows.values())
+    assert refused == sum(int(row["refused"]) for row in rows.values())
+    assert refused > 0 or depth > threads
+    for row in rows.values():
+        assert int(row["posted"]) == int(row["completed"]) == int(row["completions"]) == int(row["signalled"])
+        assert int(row["posted_bytes"]) == int(row["completed_bytes"]) == 100 * int(row["posted"])
+        assert nonzero(row["opcodes"]) == {WRITE: int(row["posted"])}
+        assert int(row["statuses"][0]) == int(row["completions"])
+
+
+def test_a_child_changes_nothing_for_its_parent(app: native_build.App, agent: Agent) -> None:
+    app.do("qpx 0 0 0 16 16 0 -1")
+    app.do("postx 1 1 10 0 1 1 1 0 0")
+    app.do("post 0 3 100 0 1 1 1")
+    before = {number: sums(row) for number, row in agent.rows(app.pid).items()}
+    app.do("poll 0 99")
+    assert app.do("fork 0 0 50") == ["0"]
+    assert sums(agent.row(app.pid)) == before[257] | {"completed": 3, "completed_bytes": 300, "completions": 3}
+    app.do("post 0 1 100 0 1 1 1")
+    app.do("poll 0 99")
+    assert sums(agent.row(app.pid))["completed"] == 4
+
+
+def test_a_child_with_a_device_of_its_own_is_followed(app: native_build.App, agent: Agent) -> None:
+    app.do("post 0 2 100 0 1 1 1")
+    status, child = app.do("forkopen 40")
+    assert status == "0"
+    row = agent.row(int(child))
+    assert (row["device"].tobytes()[:5], int(row["posted"]), int(row["completed"])) == (b"beta0", 40, 40)
+    app.do("poll 0 9")
+    assert sums(agent.row(app.pid))["completed"] == 2
+
+
+# ---- nothing that the application can see ----
+
+
+def a_script(seed: int) -> list[str]:
+    """Commands at random: posts of all kinds, refusals, errors, completions."""
+    chance = random.Random(seed)
+    script = ["open alpha0", "cq 0 8192", "cqx 0 8192 1", "srq 0 512"]
+    for _ in range(3):
+        script.append(f"qp 0 0 0 {chance.choice([1, 16, 64])} 64 {chance.randint(0, 1)} {chance.choice([-1, 0])}")
+    script.append("qpx 0 1 1 32 64 0 -1")
+    script += ["connect 0 258", "connect 1 257", "recv 0 9 1000", "srqrecv 0 30 5000", "recv 1 30 2000"]
+    for _ in range(120):
+        qp, count, opcode = chance.randrange(3), chance.randint(1, 6), chance.choice([WRITE, SEND, READ, SWAP])
+        wr_id, signal = chance.randint(0, 3), chance.choice([0, 1, 2, 3])
+        script.append(
+            chance.choice(
+                [
+                    f"post {qp} {count} {chance.randint(0, 9000)} {opcode} {signal} {wr_id} {chance.randint(0, 1)}",
+                    f"post {qp} {count} 8 {opcode} {signal} {wr_id} 1",
+                    f"postx 3 {count} 512 {opcode} {signal} {wr_id} 1 {chance.randrange(4)} {chance.randint(0, 1)}",
+                    f"recv {qp} {count} 100",
+                    f"poll 0 {chance.randint(1, 9)}",
+                    f"pollx 1 {chance.randint(1, 9)}",
+                    f"control {qp} {REFUSE} {chance.randrange(8)}",
+                    f"control {qp} {STALL} {chance.randint(0, 1)}",
+                ]
+            )
+        )
+    if seed % 3 == 0:
+        script += ["control 1 2 12", f"post 1 2 10 {WRITE} 1 1 1", f"state 2 {ERROR}", "post 2 2 10 0 1 1 1"]
+    script += ["poll 0 4000", "pollx 1 4000", "destroyqp 1", "poll 0 9", "destroyqp 0", "close 0"]
+    return script
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_application_sees_no_difference(start: Start, agent: Agent, seed: int) -> None:
+    """The answers tell results, refused requests, errno, every completion."""
+    script = a_script(seed)[1:]
+    answers = []
+    with native_build.App() as bare:
+        tapped = start()
+        for app in (bare, tapped):
+            app.do("open alpha0")
+            made = [app.do(command) for command in script[:7]]
+            if app is tapped:
+                settle(app, agent, 257)
+            answers.append(made + [app.do(command) for command in script[7:]])
+    assert answers[0] == answers[1]
+    rows = agent.rows(tapped.pid)
+    assert {number: (int(row["posted"]), int(row["refused"])) for number, row in rows.items()} == posted_in(
+        script, answers[1]
+    )
+    assert all(int(row["completed"]) <= int(row["posted"]) for row in rows.values())
+
+
+def posted_in(script: list[str], answers: list[list[str]]) -> dict[int, tuple[int, int]]:
+    """By queue pair: requests that the application was told to be posted, and refused."""
+    found = {number: (0, 0) for number in range(257, 261)}
+    for command, answer in zip(script, answers, strict=True):
+        verb, *words = command.split()
+        if verb not in ("post", "postx") or (verb == "postx" and words[8] == "1"):
+            continue
+        qp, count, error = 257 + int(words[0]), int(words[1]), int(answer[0])
+        taken = (int(answer[1]) if verb == "post" else 0) if error else count
+        found[qp] = (found[qp][0] + taken, found[qp][1] + count - taken)
+    return found
+
+
+def test_no_second_library_and_no_descriptor_come_along(start: Start, agent: Agent) -> None:
+    def look(app: native_build.App) -> tuple[set[str], int]:
+        objects = {line.split()[-1] for line in Path(f"/proc/{app.pid}/maps").read_text().splitlines() if ".so" in line}
+        return objects, len(os.listdir(f"/proc/{app.pid}/fd"))
+
+    with native_build.App() as bare:
+        tapped = start()
+        for app in (bare, tapped):
+            prepare(app)
+            app.do("post 0 1 1 0 1 1 1")
+        settle(tapped, agent, 257)
+        (without, descriptors), (within, descriptors_within) = look(bare), look(tapped)
+    assert {Path(each).name for each in within - without} == {rdma_tap.LIBRARY}
+    assert descriptors == descriptors_within
+    assert agent.row(tapped.pid)["posted"] == 1
+
+
+def test_the_library_may_be_closed_and_opened_again(start: Start, agent: Agent) -> None:
+    app = start("-DDLOPEN")
+    for turn in range(2):
+        app.do("open beta0")
+        app.do(f"cq {turn} 64")
+        app.do(f"qp {turn} {turn} {turn} 16 16 0 -1")
+        app.do(f"post {turn} {turn + 1} 10 0 1 1 1")
+        app.do(f"poll {turn} 9")
+        settle(app, agent, 257, turn)
+        assert sums(agent.row(app.pid))["completed"] == turn + 1
+        app.do(f"destroyqp {turn}")
+        app.do(f"destroycq {turn}")
+        app.do(f"close {turn}")
+        app.do("unload")
+        app.do("load")
+
+
+# ---- time ----
+
+
+def test_times_are_of_the_clock_and_in_order(app: native_build.App, agent: Agent) -> None:
+    app.do("loop 0 0 200000")  # long enough to tie the counter to the clock a few times
+    before = time.monotonic_ns()
+    for _ in range(10):
+        app.do("post 0 6 4096 0 3 1 1")
+        app.do("poll 0 9")
+    after = time.monotonic_ns()
+    (table,) = agent.tables(app.pid)
+    row = table.records[0].copy()
+    assert int(row["timed"]) == 200_060
+    times = row["timed_requests"][[(200_060 - back) % 64 for back in range(60, 0, -1)]]
+    assert times["number"].tolist() == list(range(200_000, 200_060))
+    assert before - 2000 <= int(times["posted_ns"].min()) and int(times["completed_ns"].max()) <= after + 2000
+    assert (np.diff(times["posted_ns"].astype(np.int64)) >= -500).all()
+    assert (times["completed_ns"] >= times["posted_ns"]).all()
+    assert set(times["bytes"].tolist()) == {4096}
+
+
+def test_the_reader_says_which_runs_are_timed(app: native_build.App, agent: Agent) -> None:
+    (table,) = agent.tables(app.pid)
+    table.records["run_mask"][0] = 3  # one run of 64 in four
+    app.do("loop 0 0 1024")
+    assert int(table.records["timed"][0]) == 256
+    table.records["run_mask"][0] = NONE_TIMED
+    app.do("loop 0 0 1024")
+    assert int(table.records["timed"][0]) == 256
+    assert int(table.records["completed"][0]) == 2048
+
+
+# ---- the agent comes and goes ----
+
+
+def test_an_agent_that_comes_later_gets_it_all(start: Start, tmp_path: Path, record: np.dtype[Any]) -> None:
+    app = start()
+    prepare(app)
+    app.do("post 0 5 100 0 1 1 1")
+    app.do("poll 0 2")
+    with contextlib.closing(Agent(tmp_path / "test.tap", record)) as agent:
+        assert not agent.tables(app.pid)
+        app.do("qp 0 0 0 16 16 0 -1")
+        settle(app, agent, 258)
+        app.do("poll 0 9")
+        assert sums(agent.row(app.pid)) == {
+            **{"posted": 5, "posted_bytes": 500, "signalled": 5},
+            **{"completed": 5, "completed_bytes": 500, "completions": 5},
+        }
+        assert set(agent.rows(app.pid)) == {257, 258}
+
+
+def test_an_agent_that_restarts_finds_the_tables(start: Start, tmp_path: Path, record: np.dtype[Any]) -> None:
+    app = start()
+    with contextlib.closing(Agent(tmp_path / "test.tap", record)) as first:
+        prepare(app, first)
+        app.do("post 0 5 100 0 1 1 1")
+        assert first.row(app.pid)["posted"] == 5
+        with pytest.raises(RefusedError, match="another agent"):
+            TapServer(tmp_path / "test.tap", record, ROWS)
+    app.do("poll 0 3")
+    with contextlib.closing(Agent(tmp_path / "test.tap", record)) as second:
+        assert (app.pid, "tap") in second.server.sight().seen
+        assert sums(second.row(app.pid))["completed"] == 3
+        app.do("poll 0 3")
+        assert sums(second.row(app.pid))["completed"] == 5
+        app.close()
+        wait_until(lambda: second.row(app.pid)["state"] == CLOSED, 5, "the process's end is seen")
+
+
+def test_rows_are_used_again_once_they_are_told(app: native_build.App, agent: Agent) -> None:
+    (table,) = agent.tables(app.pid)
+    app.do("post 0 1 10 0 1 1 1")
+    table.free(0)
+    assert table.records["state"][0] == LIVE, "a row in use stays"
+    app.do("destroyqp 0")
+    assert (table.records["state"][0], int(table.records["posted"][0])) == (CLOSED, 1)
+    table.free(0)
+    assert (table.records["state"][0], int(table.records["posted"][0])) == (FREE, 0)
+    for _ in range(ROWS):
+        app.do("qp 0 0 0 1 1 0 -1")
+    assert len(agent.tables(app.pid)) == 1
+    assert (table.records["state"] == LIVE).all()
+    app.do("qp 0 0 0 1 1 0 -1")
+    wait_until(lambda: app.do("state 1 1") and len(agent.tables(app.pid)) == 2, 5, "there is a second table")
+    wait_until(lambda: app.do("state 1 1") and agent.tables(app.pid)[1].records["state"].any(), 5, "it is used")
+    assert [int((each.records["state"] == LIVE).sum()) for each in agent.tables(app.pid)] == [512, 1]
+
+
+def test_a_dead_process_is_told_and_forgotten(app: native_build.App, agent: Agent) -> None:
+    app.do("post 0 1 10 0 1 1 1")
+    (table,) = agent.tables(app.pid)
+    app.close()
+    wait_until(lambda: table.records["state"][0] == CLOSED, 5, "the process's end is seen")
+    agent.tick()
+    assert agent.tables(app.pid) == [table]
+    assert (app.pid, "tap") not in agent.server.sight().seen
+    table.free(0)
+    agent.tick()
+    assert not agent.tables(app.pid)
+    assert not [name for name, fd in mapped.named(f"swtap_{app.pid}") if os.close(fd) is None]
+
+
+def test_a_process_cannot_pass_for_another(app: native_build.App, agent: Agent) -> None:
+    (table,) = agent.tables(app.pid)
+    table.records["tgid"] = 1
+    assert agent.row(app.pid)["tgid"] == app.pid
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"x",
+        b"\0" * 256,
+        tap_server.HELLO.pack(tap_server.MAGIC, 99, 0, ROWS, 0),
+        tap_server.HELLO.pack(tap_server.MAGIC, tap_server.VERSION, 8, ROWS, 0),
+    ],
+)
+def test_a_hello_that_is_none_is_refused(agent: Agent, words: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(5)
+        sock.connect(str(agent.path))
+        sock.send(words)
+        _, _, refused = tap_server.REPLY.unpack(sock.recv(64))
+        assert refused == tap_server.NOT_UNDERSTOOD
+        assert sock.recv(64) == b""
+    assert agent.server.drops()["tap_refused"] == 1
+    assert not agent.server.tables()
+
+
+def test_tables_are_limited_and_taken_back(agent: Agent) -> None:
+    def ask(have: int, accept: bool = True) -> int:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(5)
+            sock.connect(str(agent.path))
+            hello = (tap_server.MAGIC, tap_server.VERSION, agent.record.itemsize, ROWS, have)
+            sock.send(tap_server.HELLO.pack(*hello))
+            reply, descriptors, _, _ = socket.recv_fds(sock, 64, 4)
+            if descriptors and accept:
+                sock.send(b"k")
+            for each in descriptors:
+                os.close(each)
+            return int(tap_server.REPLY.unpack(reply)[2])
+
+    assert ask(0, accept=False) == 0
+    wait_until(lambda: agent.server.drops()["tap_abandoned"] == 1, 5, "a table nobody took is taken back")
+    assert not agent.tables(os.getpid())
+    assert [ask(have) for have in range(17)] == [0] * 16 + [tap_server.TOO_MANY]
+    assert len(agent.tables(os.getpid())) == 16
+
+
+def test_who_says_nothing_is_shown_out(agent: Agent) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(5)
+        sock.connect(str(agent.path))
+        wait_until(lambda: bool(agent.server._conversations), 5, "the connection is taken")
+        agent.tick(later_ns=2_000_000_000)
+        assert sock.recv(1) == b""
+    assert agent.server.drops()["tap_malformed"] == 1
+
+
+@pytest.mark.parametrize("call", ["connect 0 1", "destroyqp 0"])
+def test_an_answer_that_comes_late_loses_nothing(
+    start: Start, tmp_path: Path, record: np.dtype[Any], call: str
+) -> None:
+    with contextlib.closing(TapServer(tmp_path / "test.tap", record, ROWS)) as server, selectors.DefaultSelector() as s:
+        server.register(s)
+        app = start()
+        prepare(app)
+        app.do("post 0 3 100 0 1 1 1")
+        app.do("poll 0 2")
+        assert not server.tables()
+        for _ in range(2):  # the connection, and what was said on it
+            for key, mask in s.select(0):
+                key.data(mask)
+        app.do(call)
+        for key, mask in s.select(0):
+            key.data(mask)
+        (table,) = server.tables()
+        assert table.pid == app.pid
+        assert sums(table.records[0])["completed"] == 2
+        assert table.records["state"][0] == (CLOSED if call.startswith("destroy") else LIVE)
+        assert server.drops() == {"tap_refused": 0, "tap_malformed": 0, "tap_abandoned": 0}
+        assert app.do("held 500") == ["0"]
+
+
+def test_a_descriptor_that_became_another_is_left_alone(start: Start, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(str(tmp_path / "test.tap"))
+        silent.listen(8)
+        app = start()
+        prepare(app)
+        assert app.do("held 500") == ["1"]
+        assert app.do("grab 500") == ["500"]
+        app.do("connect 0 1")
+        app.do("qp 0 0 0 16 16 0 -1")
+        assert app.do("held 500") == ["1"]
+        assert app.do("post 1 1 1 0 1 1 1")[0] == "0"
+
+
+def test_an_agent_that_is_silent_costs_little(start: Start, tmp_path: Path, record: np.dtype[Any]) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(str(tmp_path / "test.tap"))
+        silent.listen(8)
+        app = start()
+        prepare(app)
+        for _ in range(20):
+            assert app.do("qp 0 0 0 16 16 0 -1")[2:] == ["errno", "77"]
+        app.do("post 0 2 10 0 1 1 1")
+        assert app.do("poll 0 9")[0] == "2"
+    (tmp_path / "test.tap").unlink()
+    with contextlib.closing(Agent(tmp_path / "test.tap", record)) as agent:
+
+        def shown() -> bool:
+            app.do("qp 0 0 0 16 16 0 -1")
+            return 257 in agent.rows(app.pid)
+
+        wait_until(shown, 5, "the agent that came is found")
+        assert sums(agent.row(app.pid))["completed"] == 2
+
+
+# ---- the launcher ----
+
+
+def launch(arguments: Sequence[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from pytools import rdma_tap; rdma_tap.run(sys.argv[1:])"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**native_build.environment(), **more},
+        check=False,
+        timeout=60,
+    )
+
+
+def test_the_launcher_sets_the_tap_up(agent: Agent, tmp_path: Path) -> None:
+    show = ["sh", "-c", "echo $LD_AUDIT; echo $SWERVE_TAP_SOCKET"]
+    done = launch(show, {"SWERVE_TAP_SOCKET": str(agent.path), "LD_AUDIT": ""})
+    assert done.stdout.split() == [str(rdma_tap.library()), str(agent.path)]
+    assert done.stderr == ""
+    done = launch(show, {"SWERVE_RUNTIME_DIR": str(tmp_path / "nowhere")})
+    assert done.stdout.split()[1] == str(tmp_path / "nowhere/host.tap")
+    assert "no agent serves" in done.stderr
+
+
+def test_the_launcher_says_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="no command is given"):
+        rdma_tap.run([])
+    with pytest.raises(UsageError, match="no command surely-not"):
+        rdma_tap.run(["surely-not"])
+    (tmp_path / "static.c").write_text("int main(void) { return 0; }\n")
+    subprocess.run(["cc", "-static", tmp_path / "static.c", "-o", tmp_path / "static"], check=True)
+    with pytest.raises(UsageError, match="linked statically"):
+        rdma_tap.run([str(tmp_path / "static")])
+    monkeypatch.setenv("CC", "surely-no-compiler")
+    with pytest.raises(SwerveError, match="no C compiler"):
+        rdma_tap.build(tmp_path / "tap.so")

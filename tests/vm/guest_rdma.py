@@ -1,0 +1,225 @@
+"""Real RDMA in the second kernel: Soft-RoCE, perftest and rping, counted by the uprobes request by request.
+
+Not collected outside the guest, where there is no RDMA (tests/vm/test_second_kernel.py names this file).
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rdma_kit
+import support
+
+from pytools.kernel import compiling
+from pytools.kernel.loader import load
+from pytools.sources.rdma import providers
+from pytools.sources.rdma.probe_table import KernelTable
+from pytools.sources.rdma.providers import Uprobes
+
+pytestmark = [pytest.mark.guest, pytest.mark.deadline(240)]
+
+ITERATIONS, SIZE = 200, 4096
+OPCODES = {"ib_write_bw": 0, "ib_send_bw": 2, "ib_read_bw": 4}  # enum ibv_wr_opcode
+CLOSED = 2
+PRELOAD = Path(__file__).parent.parent / "native/perftest_extended.c"
+
+
+@pytest.fixture(scope="module")
+def cable() -> Iterator[rdma_kit.Cable]:
+    lacking = rdma_kit.missing()
+    if lacking:
+        pytest.skip(f"missing: {lacking}")
+    with rdma_kit.cable("su") as laid:
+        yield laid
+
+
+@pytest.fixture(scope="module")
+def table(cable: rdma_kit.Cable) -> Iterator[KernelTable]:
+    """The table of probes that are attached."""
+    support.require("bcc", "tracefs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "_DEADLINE_S", compiling._DEADLINE_S * support.slow_factor())
+        loaded = load([providers.program()])
+    with loaded:
+        assert not loaded.failed
+        uprobes = Uprobes(loaded)
+        try:
+
+            def attached() -> bool:
+                uprobes.tick(time.monotonic_ns())
+                return bool(uprobes.tables())
+
+            support.wait_until(attached, 20, "the probes are attached")
+            assert not uprobes.failed
+            assert uprobes.table is not None
+            yield uprobes.table
+        finally:
+            uprobes.close()
+
+
+@pytest.fixture
+def fresh(table: KernelTable) -> Iterator[KernelTable]:
+    """The same without rows; nothing may be lost meanwhile."""
+    before = table.counters()
+    yield table
+    for slot in np.flatnonzero(table.records["state"]).tolist():
+        table.free(slot)
+    after = table.counters()
+    lost = {name: after[name] - before[name] for name in after if name != "hits" and after[name] != before[name]}
+    assert not lost
+
+
+@pytest.fixture(scope="module")
+def extended_posts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which perftest posts by the extended API on any device."""
+    library = tmp_path_factory.mktemp("preload") / "perftest_extended.so"
+    support.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, PRELOAD, "-ldl"])
+    return {"LD_PRELOAD": str(library)}
+
+
+def rows_of(table: KernelTable, process: subprocess.Popen[str]) -> Any:
+    return table.records[(table.records["state"] != 0) & (table.records["tgid"] == process.pid)].copy()
+
+
+def said_api(running: rdma_kit.Running) -> str:
+    return next(line.split(":")[1].strip() for line in running.said["client"].splitlines() if "ibv_wr* API" in line)
+
+
+@pytest.mark.parametrize("queue_pairs", [1, 16])
+@pytest.mark.parametrize("api", ["classic", "extended"])
+@pytest.mark.parametrize("test", ["ib_write_bw", "ib_send_bw", "ib_read_bw"])
+def test_perftest_is_counted_exactly(
+    cable: rdma_kit.Cable,
+    fresh: KernelTable,
+    extended_posts: dict[str, str],
+    test: rdma_kit.Test,
+    api: str,
+    queue_pairs: int,
+) -> None:
+    extended = api == "extended"
+    running, _ = rdma_kit.perftest(
+        cable,
+        test,
+        iterations=ITERATIONS,
+        size=SIZE,
+        queue_pairs=queue_pairs,
+        extended=extended,
+        env=extended_posts if extended else None,
+    )
+    assert said_api(running) == ("ON" if extended else "OFF")
+    client, server = (rows_of(fresh, process) for process in (running.client, running.server))
+    assert len(client) == len(server) == queue_pairs
+    for rows in (client, server):
+        assert (rows["state"] == CLOSED).all()
+        assert not rows["refused"].any()
+        assert not rows["untracked"].any()
+        assert not rows["statuses"][:, 1:].any()
+        assert sorted(rows["remote_qp_number"].tolist()) == sorted(
+            (server if rows is client else client)["qp_number"].tolist()
+        )
+    for name in ("posted", "completed"):
+        assert client[name].tolist() == [ITERATIONS] * queue_pairs
+        assert client[f"{name}_bytes"].tolist() == [ITERATIONS * SIZE] * queue_pairs
+    assert client["opcodes"][:, OPCODES[test]].tolist() == [ITERATIONS] * queue_pairs
+    assert client["completions"].tolist() == client["signalled"].tolist()
+    assert not server["posted"].any()
+    receives = ITERATIONS if test == "ib_send_bw" else 0
+    assert server["receives_completed"].tolist() == [receives] * queue_pairs
+    assert server["received_bytes"].tolist() == [receives * SIZE] * queue_pairs
+    assert (server["receives_posted"] >= receives).all()
+    for rows, mine, peer in ((client, cable.client, cable.server), (server, cable.server, cable.client)):
+        assert {name.tobytes().strip(b"\0").decode() for name in rows["device"]} == {mine.device}
+        assert {raw.tobytes()[12:] for raw in rows["remote"]["bytes"]} == {
+            bytes(int(part) for part in peer.address.split("."))
+        }
+
+
+@pytest.mark.parametrize(
+    ("test", "api", "queue_pairs"),
+    [
+        ("ib_write_bw", "classic", 1),
+        ("ib_write_bw", "extended", 16),
+        ("ib_send_bw", "classic", 16),
+        ("ib_send_bw", "extended", 1),
+        ("ib_read_bw", "classic", 1),
+        ("ib_read_bw", "extended", 16),
+    ],
+)
+def test_bandwidth_is_perftests_own(
+    cable: rdma_kit.Cable,
+    fresh: KernelTable,
+    extended_posts: dict[str, str],
+    test: rdma_kit.Test,
+    api: str,
+    queue_pairs: int,
+) -> None:
+    """Of the same messages, from the first post to the last completion; all of them fit into the rows.
+
+    The median of three runs: perftest finds out the processor's frequency anew in each, which emulation makes
+    uncertain by some percent, and now and then it gives up and reports no bandwidth.
+    """
+    messages, size = (64, 65_536) if queue_pairs == 1 else (16, 32_768)
+    ratios: list[float] = []
+    for _ in range(6):
+        running, report = rdma_kit.perftest(
+            cable,
+            test,
+            iterations=messages,
+            size=size,
+            queue_pairs=queue_pairs,
+            extended=api == "extended",
+            env=extended_posts if api == "extended" else None,
+        )
+        rows = rows_of(fresh, running.client)
+        assert rows["timed"].tolist() == [messages] * queue_pairs
+        timed = rows["timed_requests"][:, :messages]
+        assert int(timed["bytes"].sum()) == messages * size * queue_pairs
+        seconds = int(timed["completed_ns"].max() - timed["posted_ns"].min()) / 1e9
+        ours = messages * size * queue_pairs / seconds
+        print(f"ours {ours / 1e6:.3f} MB/s, perftest's {report.average_bytes_s / 1e6:.3f} MB/s")
+        if report.average_bytes_s:
+            ratios.append(ours / report.average_bytes_s)
+        if len(ratios) == 3:
+            break
+    assert statistics.median(ratios) == pytest.approx(1, abs=0.02), ratios
+
+
+def test_rping_is_counted_exactly(cable: rdma_kit.Cable, fresh: KernelTable) -> None:
+    rounds, size = 30, 512
+    running = rdma_kit.start_rping(cable, rounds, size)
+    running.wait()
+    [client], [server] = (rows_of(fresh, process) for process in (running.client, running.server))
+    send, write, read = OPCODES["ib_send_bw"], OPCODES["ib_write_bw"], OPCODES["ib_read_bw"]
+    # A round: the client tells of a buffer, the server reads it and says so; another, the server writes and says so.
+    assert client["opcodes"][send] == server["opcodes"][send] == 2 * rounds
+    assert server["opcodes"][read] == server["opcodes"][write] == rounds
+    assert (int(client["posted"]), int(server["posted"])) == (2 * rounds, 4 * rounds)
+    assert int(server["posted_bytes"]) >= 2 * rounds * size
+    for row, other in ((client, server), (server, client)):
+        assert int(row["completed"]) == int(row["posted"]) == int(row["completions"])
+        assert row["completed_bytes"] == row["posted_bytes"]
+        assert row["receives_completed"] - row["statuses"][1:].sum() == other["opcodes"][send]
+        assert row["remote_qp_number"] == other["qp_number"]
+        assert row["state"] == CLOSED
+
+
+def test_local_addresses_are_found(cable: rdma_kit.Cable, fresh: KernelTable) -> None:
+    running = rdma_kit.start_perftest(cable, "ib_write_bw", iterations=None, duration_s=2)
+    try:
+
+        def addresses() -> set[bytes]:
+            fresh.resolve_local()
+            return {raw.tobytes()[12:] for raw in rows_of(fresh, running.client)["local"]["bytes"]}
+
+        wanted = {bytes(int(part) for part in cable.client.address.split("."))}
+        support.wait_until(lambda: addresses() == wanted, 10, "the client's own address is told")
+        running.wait()
+    finally:
+        running.kill()
