@@ -80,20 +80,28 @@ static __always_inline struct call *call_of_thread(void)
 	return rdma_calls.lookup(&thread);
 }
 
-static __always_inline struct call *begin_call(u32 kind, u64 object)
+/* What is kept for this thread, which makes its first call. */
+static __always_inline struct call *first_call(void)
 {
 	u32 thread = bpf_get_current_pid_tgid();
-	struct call *call = rdma_calls.lookup(&thread), fresh = {};
+	struct call *call, fresh = {};
+
+	rdma_calls.update(&thread, &fresh);
+	call = rdma_calls.lookup(&thread);
+	if (!call)
+		count(SWERVE_RDMA_CALLS_LOST, 1);
+	return call;
+}
+
+static __always_inline struct call *begin_call(u32 kind, u64 object)
+{
+	struct call *call = call_of_thread();
 
 	count(SWERVE_RDMA_HITS, 1);
-	if (!call) {
-		rdma_calls.update(&thread, &fresh);
-		call = rdma_calls.lookup(&thread);
-		if (!call) {
-			count(SWERVE_RDMA_CALLS_LOST, 1);
-			return NULL;
-		}
-	}
+	if (!call)
+		call = first_call();
+	if (!call)
+		return NULL;
 	call->kind = kind;
 	call->object = object;
 	return call;
@@ -950,23 +958,21 @@ int rdma_poll_return(struct pt_regs *ctx)
 /* A request is begun: its numbers so far are in the queue pair's structure, its bytes follow by other calls. */
 static __always_inline int stage(struct pt_regs *ctx, u32 opcode)
 {
-	struct call *call = call_of_thread(), fresh = {};
+	struct call *call = call_of_thread();
 	struct {
 		u64 wr_id;
 		u32 flags;
 		u32 pad;
 	} request;
-	u32 slot, index, thread = bpf_get_current_pid_tgid();
+	u32 slot, index;
 	struct staged *staged;
 	struct queue *queue;
 
 	count(SWERVE_RDMA_HITS, 1);
-	if (!call) {
-		rdma_calls.update(&thread, &fresh);
-		call = rdma_calls.lookup(&thread);
-		if (!call)
-			return 0;
-	}
+	if (!call)
+		call = first_call();
+	if (!call)
+		return 0;
 	call->stage = 0;
 	if (call->kind == CALL_SEND) /* a provider whose ibv_post_send builds on these */
 		return 0;

@@ -177,7 +177,8 @@ class PathMtuSource:
             seq = self._seq()
             under_way.place[seq] = place
             code = watched.probes.send(shot.size, seq, now_ns, shot.short_reply)
-            if code in (errno.EAGAIN, errno.ENOBUFS, errno.EMSGSIZE):  # it never left this host
+            # ENOBUFS is a fate like any other on the way: the far end of a veth pair may be the one that refuses.
+            if code in (errno.EAGAIN, errno.EMSGSIZE):  # it never left this host
                 self._drops["mtu_send_refused"] += 1
                 under_way.sent_all = False
         self._send_smallest(watched, under_way, now_ns)

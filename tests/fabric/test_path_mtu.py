@@ -69,6 +69,18 @@ def within_a_second(event: LinkEvent, since_ns: int) -> bool:
     return event.at_ns - since_ns <= SECOND_NS * support.slow_factor()
 
 
+def test_an_interface_raised_above_its_fabric_is_told(bring: Bring) -> None:
+    lab, made = bring()
+    host = lab.hosts[0].netns
+    support.run(["ip", "-n", host, "link", "set", "rail1", "mtu", "9000"])
+    since_ns = time.monotonic_ns()
+    for event in work_until(made, told(made[0], "mtu_mismatch"), "the far end of the cable takes less"):
+        assert within_a_second(event, since_ns)
+        assert (event.values["interface_mtu_bytes"], event.values["works_bytes"]) == (9000, 1500)
+    support.run(["ip", "-n", host, "link", "set", "rail1", "mtu", "1500"])
+    work_until(made, told(made[0], "mtu_agrees"), "both agree again")
+
+
 @pytest.mark.guest
 @pytest.mark.parametrize("silent", [False, True], ids=["told", "silent"])
 def test_a_smaller_mtu_is_told_within_a_second_and_so_is_its_end(bring: Bring, silent: bool) -> None:

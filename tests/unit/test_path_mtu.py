@@ -178,7 +178,7 @@ def test_a_smaller_interface_is_no_mismatch_and_a_mismatch_ends_with_it(network:
 def test_what_never_left_this_host_is_not_the_path_s_fault(network: Network) -> None:
     watched = Watched(network, 1, rails=1)
     watched.after(3 * SECOND)
-    network.refuse = errno.ENOBUFS
+    network.refuse = errno.EMSGSIZE
     watched.after(5 * SECOND)
     assert watched.events == []
     assert watched.source.drops()["mtu_send_refused"] >= 9
