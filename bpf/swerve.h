@@ -300,7 +300,8 @@ struct swerve_timed_request {
 };
 
 /*
- * One queue pair. Counters only grow; user space reads them while they are written, each of 64 bits at once.
+ * One queue pair. Counters only grow, but for what the provider refuses, which is taken back; user space reads them while
+ * they are written, each of 64 bits at once.
  * Outstanding is posted less completed: both raised before and after the device is told, so it is never negative.
  * Times are CLOCK_MONOTONIC.
  */

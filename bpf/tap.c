@@ -118,7 +118,6 @@ out:
 /* A device is closed: its queue pairs are gone, whether they were destroyed or not. */
 slow_path static void closed(const struct ibv_context *context)
 {
-	struct device *device;
 	struct queue *queue;
 
 	lock();
@@ -127,9 +126,9 @@ slow_path static void closed(const struct ibv_context *context)
 		if (queue && queue->context == context)
 			forget(queue);
 	}
-	device = device_place(context);
-	if (device && device->context == context)
-		store_release(&device->context, NULL);
+	for (u32 i = 0; i < devices_used; i++) /* not the first place that would do: those before may be empty by now */
+		if (devices[i].context == context)
+			store_release(&devices[i].context, NULL);
 	unlock();
 }
 
@@ -165,17 +164,12 @@ slow_path static void modified(struct queue *queue, const struct ibv_qp_attr *at
 	}
 }
 
-slow_path static void remove_cq(const struct ibv_cq *cq)
+slow_path static void remove_cq(const struct ibv_cq *cq, struct extended_cq *own)
 {
-	struct extended_cq *own;
-
 	lock();
-	own = look_up(cqs_by_address, CQS_SHIFT, (u64)cq);
-	if (own)
-		take_out(cqs_by_address, CQS_SHIFT, (u64)cq, own);
+	take_out(cqs_by_address, CQS_SHIFT, (u64)cq, own);
 	unlock();
-	if (own)
-		system_call2(SYS_munmap, own, sizeof(*own));
+	system_call2(SYS_munmap, own, sizeof(*own));
 }
 
 slow_path static void remove_srq(const struct ibv_srq *srq)
@@ -184,11 +178,9 @@ slow_path static void remove_srq(const struct ibv_srq *srq)
 
 	lock();
 	shared = look_up(srqs_by_address, SRQS_SHIFT, (u64)srq);
-	if (shared)
+	if (shared) /* its page stays: another queue at this address may have been given it by now */
 		take_out(srqs_by_address, SRQS_SHIFT, (u64)srq, shared);
 	unlock();
-	if (shared)
-		system_call2(SYS_munmap, shared, sizeof(*shared));
 }
 
 static struct ibv_context *verbs_open_device(const struct library *library, struct ibv_device *device)
@@ -272,10 +264,12 @@ static struct ibv_qp_ex *verbs_qp_to_qp_ex(const struct library *library, struct
 
 static int verbs_destroy_cq(const struct library *library, struct ibv_cq *cq)
 {
+	/* Before: afterwards the address may be another queue's. */
+	struct extended_cq *own = look_up(cqs_by_address, CQS_SHIFT, (u64)cq);
 	int result = library->destroy_cq(cq);
 
-	if (!result)
-		remove_cq(cq);
+	if (!result && own)
+		remove_cq(cq, own);
 	return result;
 }
 

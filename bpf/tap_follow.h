@@ -42,15 +42,26 @@ static void unlock(void)
 /* Be ready to follow this process: at its first device, and anew at a child's. */
 slow_path static bool prepare(void)
 {
-	if (!tap_process) {
-		u32 *page = pages(4096);
+	u32 *page = load_acquire(&tap_process), *none = NULL;
 
+	if (!page) {
+		page = pages(4096);
 		if (!page || system_call3(SYS_madvise, page, 4096, MADV_WIPEONFORK) < 0)
 			return false; /* a child could not be told from its parent */
-		tap_process = page;
+		if (!__atomic_compare_exchange_n(&tap_process, &none, page, false, __ATOMIC_ACQ_REL,
+						 __ATOMIC_ACQUIRE)) {
+			system_call2(SYS_munmap, page, 4096);
+			page = none;
+		}
 	}
-	if (load(tap_process))
+	/* One thread does it, the others wait: the second word says that one is at it, and is wiped by fork() as well. */
+	while (!load_acquire(page) && __atomic_exchange_n(&page[1], 1, __ATOMIC_ACQUIRE))
+		system_call0(SYS_sched_yield);
+	if (load_acquire(page)) {
+		store_release(&page[1], 0);
 		return true;
+	}
+	tap_clock.writing = 0;
 	store(&tap_lock, 0); /* whoever held it stayed with the parent */
 	memset(&tap_share.tables, 0, sizeof(tap_share.tables));
 	tap_share.count = tap_share.next = 0;
@@ -58,7 +69,8 @@ slow_path static bool prepare(void)
 	hang_up();
 	tap_can_own = !system_call3(SYS_membarrier, 1 << 4, 0, 0); /* MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED */
 	start_clock();
-	store_release(tap_process, ++tap_generation);
+	store_release(page, ++tap_generation);
+	store_release(&page[1], 0);
 	return true;
 }
 
@@ -145,6 +157,8 @@ static void leave_shared(const struct queue *queue)
 /* The queue pair is no more. */
 static void forget(struct queue *queue)
 {
+	struct swerve_qp *row;
+
 	take_out(queues_by_number, QUEUES_SHIFT, number_key(queue->context, queue->number), queue);
 	take_out(queues_by_address, QUEUES_SHIFT, (u64)queue->qp, queue);
 	queues_used--;
@@ -152,8 +166,10 @@ static void forget(struct queue *queue)
 		return; /* its pages are the child's copies of what the parent still uses */
 	if (queue->srq)
 		leave_shared(queue);
-	if (queue->record != &queue->own)
-		store_release(&queue->record->state, SWERVE_QP_CLOSED);
+	row = queue->record;
+	store_release(&queue->record, &queue->own); /* what comes late is counted where nobody reads */
+	if (row != &queue->own)
+		store_release(&row->state, SWERVE_QP_CLOSED);
 	give_queue(queue);
 }
 
@@ -162,8 +178,10 @@ slow_path static struct queue *follow(struct ibv_qp *qp, u64 wanted, bool signal
 {
 	struct device *device = device_of(qp->context);
 	struct queue *queue;
+	u32 tables;
 
 	lock();
+	tables = tap_share.count;
 	queue = queue_of(qp);
 	if (queue && alive(queue->generation) && queue->number == qp->qp_num)
 		goto out; /* one of our functions was called by another */
@@ -185,12 +203,14 @@ slow_path static struct queue *follow(struct ibv_qp *qp, u64 wanted, bool signal
 	describe(queue, qp);
 	if (queue->srq)
 		join_shared(queue);
-	if (!tap_share.count && get_table())
-		share_all();
 	share(queue);
 	put(queues_by_number, QUEUES_SHIFT, number_key(queue->context, queue->number), queue);
 	put(queues_by_address, QUEUES_SHIFT, (u64)qp, queue);
 	queues_used++;
+	if (!tap_share.count)
+		get_table();
+	if (tap_share.count != tables)
+		share_all(); /* those that found no row before, this one perhaps among them */
 out:
 	unlock();
 	return queue;

@@ -40,6 +40,12 @@ struct staged {
 };
 
 struct queue {
+	/* These stay when it is used for another: a thread that found it just before its end may still look. */
+	struct place *ring;
+	u64 capacity; /* a power of two, or 0: its requests cannot be followed */
+	struct staged *stage;
+	struct swerve_qp *record; /* in a shared table, or `own` */
+
 	/* What does not change while the queue pair lives. */
 	struct ibv_qp *qp;
 	struct ibv_context *context;
@@ -48,15 +54,11 @@ struct queue {
 	struct device *device;
 	u32 number;
 	u32 generation; /* of the process that made it; see alive() */
-	struct place *ring;
-	u64 capacity; /* a power of two, or 0: its requests cannot be followed */
-	struct staged *stage;
 	bool signal_all;
 	bool extended;	   /* its struct ibv_qp_ex has our functions */
 	bool atomic_write; /* and its library knows wr_atomic_write */
 	struct queue *next_free;
 	struct ibv_qp_ex original;
-	struct swerve_qp *record; /* in a shared table, or `own` */
 	u64 staged;
 
 	struct side posting;
@@ -309,8 +311,7 @@ static inline void begin_completing(struct queue *queue, struct completing *comp
 {
 	*completing = (struct completing){ .now = now };
 	completing->alone = enter(&queue->completing);
-	completing->posters_alone =
-		!load_acquire(&queue->posting.changes) && load_acquire(&queue->posting.owner) >= SIDE_THREADS;
+	completing->posters_alone = load_acquire(&queue->posting.owner) >= SIDE_THREADS;
 }
 
 static inline void end_completing(struct queue *queue, struct completing *completing)
@@ -412,8 +413,7 @@ static void reuse_places(struct queue *queue, const struct posting *posting, u64
 {
 	bool alone = enter(&queue->posting);
 
-	if (alone && !queue->posting.changes && queue->tail == posting->first + posting->followed &&
-	    from < posting->followed)
+	if (alone && queue->tail == posting->first + posting->followed && from < posting->followed)
 		store_release(&queue->tail, posting->first + from);
 	leave(&queue->posting, alone);
 }

@@ -228,13 +228,14 @@ static struct ibv_cq_ex *tap_create_cq_ex(struct ibv_context *context, struct ib
 	if (!cq || !cq->start_poll || !cq->next_poll || !alive(device->generation))
 		return cq;
 	lock();
-	own = look_up(cqs_by_address, CQS_SHIFT, (u64)cq);
-	if (!own)
-		own = pages(sizeof(*own));
-	if (own && put(cqs_by_address, CQS_SHIFT, (u64)cq, own)) {
+	own = pages(
+		sizeof(*own)); /* one that is there belongs to a queue that was at the same address, and goes with it */
+	if (own) {
 		own->device = device;
 		own->start_poll = cq->start_poll;
 		own->next_poll = cq->next_poll;
+	}
+	if (own && put(cqs_by_address, CQS_SHIFT, (u64)cq, own)) {
 		cq->start_poll = tap_start_poll;
 		cq->next_poll = tap_next_poll;
 	}

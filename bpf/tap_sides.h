@@ -3,9 +3,8 @@
  * Who may change a queue pair's counters: no locks, and in the usual case no atomic operations either.
  *
  * Posting and completing are a side each. A side belongs to the thread that does it, its owner, which uses plain loads
- * and stores. Another thread that comes takes the side over, by a barrier that the kernel makes all threads pass
- * (membarrier). After a few changes the side is shared for good, and all threads use atomic operations. The wait is
- * bounded, and there are only so many.
+ * and stores. Another thread that comes makes the side shared, for good, by a barrier that the kernel makes all threads
+ * pass (membarrier): from then on all use atomic operations. The wait is bounded, and there is but one.
  */
 #ifndef SWERVE_TAP_SIDES_H
 #define SWERVE_TAP_SIDES_H
@@ -23,11 +22,8 @@ enum {
 
 struct side {
 	u64 owner;
-	u32 inside;  /* the owner is at work */
-	u32 changes; /* of owner */
+	u32 inside; /* the owner is at work */
 } __attribute__((aligned(64)));
-
-#define CHANGES_MOST 8
 
 static u32 tap_can_own; /* the kernel has membarrier */
 
@@ -70,7 +66,8 @@ slow_path static bool enter_slowly(struct side *side, u64 me)
 		} else if (owner == SIDE_MOVING && waits < 1000) {
 			system_call0(SYS_sched_yield);
 		} else if (owner == SIDE_CHANGING || owner == SIDE_MOVING) {
-			next = wait_outside(side) && side->changes++ < CHANGES_MOST ? me : SIDE_SHARED;
+			wait_outside(side);
+			next = SIDE_SHARED; /* no second owner: what the first one stores late would hide it */
 			__atomic_compare_exchange_n(&side->owner, &owner, next, false, __ATOMIC_ACQ_REL,
 						    __ATOMIC_ACQUIRE);
 		} else {

@@ -176,7 +176,7 @@ static struct queue *take_queue(u64 wanted)
 	if (queue) {
 		free_queues[kind_of(capacity)] = queue->next_free;
 		memory = (char *)queue;
-		memset(memory, 0, sizeof(*queue));
+		memset(memory + offsetof(struct queue, qp), 0, sizeof(*queue) - offsetof(struct queue, qp));
 		for (u64 i = 0; i < capacity; i++)
 			((struct place *)(memory + sizeof(*queue)))[i].tag = 0;
 	} else {

@@ -100,7 +100,7 @@ BPF_HASH(tcp_paths, struct swerve_tcp_path_key, struct swerve_tcp_counts, SWERVE
 BPF_TABLE("percpu_hash", u32, struct swerve_tcp_counts, tcp_interfaces, SWERVE_TCP_INTERFACES);
 BPF_F_TABLE("hash", u64, struct swerve_tcp_accounted, tcp_accounted, SWERVE_TCP_ACCOUNTED, BPF_F_NO_PREALLOC);
 BPF_F_TABLE("hash", u64, struct swerve_tcp_congestion, tcp_congestion, SWERVE_TCP_TRACKED, BPF_F_NO_PREALLOC);
-BPF_TABLE("lru_hash", u64, u8, tcp_synacks, SWERVE_TCP_SYNACKS);
+BPF_TABLE("lru_hash", u64, u32, tcp_synacks, SWERVE_TCP_SYNACKS);	/* by which interface the first one left */
 BPF_TABLE("lru_hash", u64, u64, tcp_repeated_syns, SWERVE_TCP_SYNACKS); /* address of a request -> when */
 BPF_ARRAY(tcp_settings, struct swerve_tcp_settings, 1);
 BPF_PERCPU_ARRAY(tcp_counters, u64, SWERVE_TCP_COUNTERS);
@@ -281,7 +281,8 @@ static __always_inline void meet(struct __sk_buff *skb, struct tcp_truth *truth,
 
 	accounted = tcp_accounted.lookup(&cookie);
 	if (accounted) {
-		truth->total = accounted->segments;
+		/* less by now: it connected anew */
+		truth->total = accounted->segments < tp->total_retrans ? accounted->segments : tp->total_retrans;
 		if (accounted->older) {
 			flags |= SWERVE_TCP_OLDER;
 			state = accounted->congestion;
@@ -488,15 +489,18 @@ static __always_inline void count_synack(struct __sk_buff *skb, struct bpf_sock 
 	struct swerve_tcp_counts delta = {};
 	u64 cookie = socket_cookie(skb), now;
 	struct packet packet = {};
-	u8 once = 1;
+	u32 ifindex = skb->ifindex, *first;
 
 	if (!parse(skb, &packet) || (packet.flags & (SYN | ACK)) != (SYN | ACK))
 		return; /* a request also sends challenge ACKs */
 	accounted = tcp_accounted.lookup(&cookie);
-	if (!accounted && !tcp_synacks.lookup(&cookie)) {
-		tcp_synacks.update(&cookie, &once);
+	first = tcp_synacks.lookup(&cookie);
+	if (!accounted && !first) {
+		tcp_synacks.update(&cookie, &ifindex);
 		return;
 	}
+	if (first && *first != ifindex)
+		return; /* the same packet, further down; or one by another way, which is left for the connection */
 	accounted = tcp_accounted.lookup_or_try_init(&cookie, &nothing);
 	if (!accounted) {
 		raise_counter(SWERVE_TCP_SYNACKS_FULL, 1);

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import shutil
 import subprocess
@@ -253,8 +254,6 @@ def _has_cm_listener(pid: int) -> bool:
 
 def _start(words: Sequence[str], env: Mapping[str, str] | None, until: str = "") -> subprocess.Popen[str]:
     """Start a process, its output captured; wait until it says so."""
-    import os
-
     process = subprocess.Popen(
         ["stdbuf", "-oL", *words] if until else list(words),
         stdin=subprocess.DEVNULL,

@@ -12,7 +12,6 @@ from typing import Final
 from pytools.kernel import tracefs
 
 _PAIR: Final = re.compile(r'\{\s*(0x[0-9a-fA-F]+|[0-9]+)\s*,\s*"([^"]*)"\s*\}')
-_SUBSYSTEM_SHIFT: Final = 16  # the upper half of a reason says which part of the kernel numbers the lower one
 
 
 def from_kernel() -> dict[int, str]:
@@ -29,9 +28,5 @@ def parsed(event_format: str) -> dict[int, str]:
 
 
 def name(reason: int, names: Mapping[int, str]) -> str:
-    """A reason in words; subsystems with reasons of their own (wireless, Open vSwitch) do not publish their names."""
-    known = names.get(reason)
-    if known:
-        return known
-    subsystem, number = reason >> _SUBSYSTEM_SHIFT, reason & ((1 << _SUBSYSTEM_SHIFT) - 1)
-    return f"subsystem_{subsystem}_reason_{number}" if subsystem else f"reason_{number}"
+    """A reason in words."""
+    return names.get(reason) or f"reason_{reason}"

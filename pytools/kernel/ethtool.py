@@ -47,11 +47,11 @@ class Ethtool:
 
     def names(self, interface: str, count: int) -> list[str]:
         """The names of the statistics, as the driver writes them but for blanks around; empty when it will not say."""
-        room = bytearray(12 + count * _NAME_BYTES)
+        room = bytearray(12 + 2 * count * _NAME_BYTES)  # for the reason that `values` gives
         struct.pack_into("=III", room, 0, _GET_STRINGS, _SET_OF_STATISTICS, count)
         if not self._ask(interface, room) or struct.unpack_from("=I", room, 8)[0] != count:
             return []
-        texts = (bytes(room[at : at + _NAME_BYTES]) for at in range(12, len(room), _NAME_BYTES))
+        texts = (bytes(room[at : at + _NAME_BYTES]) for at in range(12, 12 + count * _NAME_BYTES, _NAME_BYTES))
         return [text.split(b"\0", 1)[0].decode(errors="replace").strip() for text in texts]
 
     def values(self, interface: str, count: int) -> npt.NDArray[np.uint64] | None:

@@ -121,7 +121,8 @@ class PathMtuSource:
                 self._publish(watched, now_ns)
         if any(watched.round or watched.sizes.urgent for watched in self._watched.values()):
             return now_ns + _POLL_NS
-        return min((watched.due_ns for watched in self._watched.values()), default=now_ns + _IDLE_NS)
+        due_ns = min((watched.due_ns for watched in self._watched.values()), default=now_ns + _IDLE_NS)
+        return min(due_ns, self._window_end_ns)
 
     def _follow(self, now_ns: int) -> None:
         """Open sockets for new paths, close those of paths that are gone."""
@@ -169,7 +170,7 @@ class PathMtuSource:
             watched.mtu_bytes = mtu_bytes
             if now_ns > watched.told_ns + _TOLD_FOR_NS:
                 watched.told = None
-            watched.sizes = packet_sizes.resized(watched.sizes, _full(mtu_bytes, watched.longest))
+            watched.sizes = packet_sizes.resized(watched.sizes, _full(mtu_bytes, watched))
         told = watched.hint_bytes if watched.told is None else watched.told.mtu_bytes
         watched.sizes = replace(watched.sizes, told=told)
         under_way = _Round(packet_sizes.shots(watched.sizes), now_ns)
@@ -217,8 +218,8 @@ class PathMtuSource:
         before = watched.sizes
         if not under_way.alive_ns and not any(under_way.passed):
             watched.sizes = packet_sizes.silence(before)
-        elif _full(watched.mtu_bytes, watched.longest) != before.full:
-            watched.sizes = packet_sizes.resized(before, _full(watched.mtu_bytes, watched.longest))
+        elif _full(watched.mtu_bytes, watched) != before.full:
+            watched.sizes = packet_sizes.resized(before, _full(watched.mtu_bytes, watched))
             return  # the reflector answers less than was thought: what did not come back says nothing
         elif under_way.sent_all:
             watched.sizes = packet_sizes.learn(before, under_way.shots, under_way.passed, bool(watched.longest))
@@ -314,9 +315,9 @@ class PathMtuSource:
         self._watched = {}
 
 
-def _full(mtu_bytes: int, longest: int) -> int:
-    """What is tried: as much as the interface takes, if the reflector answers as much."""
-    return min(mtu_bytes, longest or LARGEST, LARGEST)
+def _full(mtu_bytes: int, watched: _Watched) -> int:
+    """What is tried: as much as the interface takes, if the reflector answers as much; never less than can be asked."""
+    return max(min(mtu_bytes, watched.longest or LARGEST, LARGEST), SMALLEST[watched.pinned.family])
 
 
 def _mismatch_words(watched: _Watched) -> str:

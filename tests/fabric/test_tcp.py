@@ -159,7 +159,6 @@ def test_what_precedes_the_source_is_not_counted(lossy: Lab) -> None:
             assert watch.host().kernel["TcpRetransSegs"] == flow.retransmitted_segments
 
 
-@pytest.mark.guest
 def test_many_short_connections_with_a_small_table(lossy: Lab) -> None:
     """More connections than rows: those that had to make room are counted, and no total misses anything of them."""
     connections, rows = 1500, 256

@@ -178,7 +178,7 @@ def test_drops_of_a_leaf_that_its_root_counts_too_count_once_and_the_leaf_is_nam
 def test_drops_of_the_queues_of_a_multiqueue_device_add_up() -> None:
     def queues(first: int, second: int) -> list[QdiscRow]:
         leaves = [queue("pfifo_fast", n, limit=(None, None), handle=0, parent=i) for i, n in ((1, first), (2, second))]
-        return [queue("mq", 0, limit=(None, None), handle=0), *leaves]
+        return [queue("mq", first + second, limit=(None, None), handle=0), *leaves]  # as the kernel sums them
 
     history = QueueHistory()
     history.take(queues(1, 1), 1500, 0)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import cast
 
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pytools.kernel.ethtool import Ethtool
+from pytools.kernel.links_netlink import LinkRow
 from pytools.signals import Pause
 from pytools.sources.links import driver
 from pytools.sources.links.events import PauseHistory
+from pytools.sources.links.interface import Interface
+from pytools.sources.links.statistics import Statistics
 
 S = 1_000_000_000
 PRIORITIES = range(8)
+LINK = LinkRow(5, "eth0", True, True, 4, 2, 2, 1500, *range(10, 18))
 
 
 def per_priority(*patterns: str) -> list[str]:
@@ -237,3 +246,41 @@ def test_by_frames_alone_it_takes_two_whole_windows_of_the_same_priority() -> No
 def test_a_storm_that_the_driver_counted_is_told() -> None:
     assert "2 pause storms" in (storm(PauseHistory(), counted=2) or "")
     assert storm(PauseHistory()) is None
+
+
+class Refusing:
+    """A driver that answers when it likes."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names_told, self.answers = names, True
+
+    def count(self, _interface: str) -> int:
+        return len(self.names_told)
+
+    def names(self, _interface: str, _count: int) -> list[str]:
+        return self.names_told if self.answers else []
+
+    def values(self, _interface: str, count: int) -> NDArray[np.uint64] | None:
+        return np.full(count, 5, np.uint64) if self.answers else None
+
+    def speed_mbps(self, _interface: str) -> int | None:
+        return 100_000
+
+
+def test_a_driver_that_refuses_its_names_is_counted_and_asked_again() -> None:
+    refusing = Refusing(["rx_prio3_pause", "rx_prio3_pause_duration"])
+    statistics = Statistics(cast(Ethtool, refusing))
+    refusing.answers = False
+    assert not statistics.read(1, "eth0", 0).values
+    assert statistics.failed == 1
+    refusing.answers = True
+    assert list(statistics.read(1, "eth0", S).values) == [5, 5]
+
+
+def test_what_a_driver_counted_before_it_refused_once_is_no_new_storm() -> None:
+    meaning = driver.meaning_of(["tx_pause_storm_error_events"])
+    watched = Interface("h", LINK, 0, 60 * S)
+    assert watched.take_driver(meaning, [5], 100_000, S) == []
+    assert watched.take_driver(driver.NOTHING, (), 100_000, 2 * S) == []
+    assert watched.take_driver(meaning, [5], 100_000, 3 * S) == []
+    assert [event.what for event in watched.take_driver(meaning, [6], 100_000, 4 * S)] == ["pause_storm"]

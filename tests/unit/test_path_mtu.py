@@ -31,6 +31,7 @@ class Network:
     now_ns: int = 0
     takes: dict[str, int] = field(default_factory=dict)
     interface_mtu: int = 1500
+    longest: int = 9216  # request that the reflector says it answers
     refuse: int = 0  # errno of what is sent
     no_socket: bool = False
     mute: bool = False  # nothing comes back
@@ -58,12 +59,13 @@ class Probes:
 
     def send(self, size: int, seq: int, now_ns: int, short_reply: bool) -> int:
         net = self.network
+        assert size >= self._smallest, "a packet without room for what it asks"
         self.wire_bytes += size
         if net.refuse and size > self._smallest:
             return net.refuse
         net.large_sent += size > self._smallest
         if not net.mute and size <= net.takes.get(self._interface, 9216):
-            self._coming.append((now_ns + net.latency_ns, Reply(seq, SHORT if short_reply else size, 9216)))
+            self._coming.append((now_ns + net.latency_ns, Reply(seq, SHORT if short_reply else size, net.longest)))
             net.under_way += 1
             net.most_under_way = max(net.most_under_way, net.under_way)
         return 0
@@ -84,14 +86,18 @@ class Probes:
 class Watched:
     """A source over that network, ticked when it is due."""
 
-    def __init__(self, network: Network, peers: int, rails: int = 2) -> None:
+    def __init__(self, network: Network, peers: int, rails: int = 2, interval_s: float = 0.5) -> None:
         self.network = network
         bus = Bus()
         self.paths = tuple(
             _pinned(peer * rails + rail, f"h{peer}", f"rail{rail}") for peer in range(peers) for rail in range(rails)
         )
         self._told = bus.subscribe(frozenset({"link_event", "path_mtu"}), capacity=100_000)
-        config = AgentConfig("h", [Peer(f"h{peer}", f"10.9.0.{peer + 1}") for peer in range(peers)], links=Links())
+        config = AgentConfig(
+            "h",
+            [Peer(f"h{peer}", f"10.9.0.{peer + 1}") for peer in range(peers)],
+            links=Links(mtu_interval_s=interval_s),
+        )
         self.source = PathMtuSource(config, bus, lambda: self.paths)
         self._due_ns = 0
         self.events: list[LinkEvent] = []
@@ -173,6 +179,20 @@ def test_a_smaller_interface_is_no_mismatch_and_a_mismatch_ends_with_it(network:
     watched.after(2 * SECOND)
     assert [event.what for event in watched.events] == ["mtu_mismatch", "mtu_agrees"]
     assert (watched.mtus[-1].works_bytes, watched.mtus[-1].interface_mtu_bytes) == (1300, 1300)
+
+
+@pytest.mark.parametrize(("longest", "interface_mtu"), [(1, 1500), (9216, 68)])
+def test_what_others_say_never_makes_a_probe_too_small(network: Network, longest: int, interface_mtu: int) -> None:
+    network.longest, network.interface_mtu = longest, interface_mtu
+    watched = Watched(network, 1, rails=1)
+    watched.after(5 * SECOND)
+    assert watched.events == []
+
+
+def test_signals_come_with_every_window_however_seldom_probes_are_sent(network: Network) -> None:
+    watched = Watched(network, 1, rails=1, interval_s=60)
+    watched.after(10 * SECOND)
+    assert len(watched.mtus) >= 9
 
 
 def test_what_never_left_this_host_is_not_the_path_s_fault(network: Network) -> None:

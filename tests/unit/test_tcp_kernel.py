@@ -26,7 +26,6 @@ def test_drop_reasons() -> None:
     assert names == {2: "NOT_SPECIFIED", 3: "NO_SOCKET", 64: "QDISC_DROP"}
     assert drop_reasons.name(64, names) == "QDISC_DROP"
     assert drop_reasons.name(65, names) == "reason_65"
-    assert drop_reasons.name(3 << 16 | 5, names) == "subsystem_3_reason_5"
     assert drop_reasons.parsed("") == drop_reasons.parsed("print fmt: {") == {}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytools.kernel.printable import printable
 from pytools.signals import Owner
 from pytools.sources.tcp import owners
 from pytools.sources.tcp.containers import Cgroups, container
@@ -217,3 +218,16 @@ def test_a_socket_of_this_process() -> None:
         owner = look(found, 1)
     assert owner.pid == os.getpid()
     assert owner.command == Path("/proc/self/comm").read_text().strip()
+
+
+@pytest.mark.parametrize("said", ["\x1b[2Jgone", "a\nb", b"\xff".decode(errors="surrogateescape"), "\u202enimda"])
+def test_names_that_others_chose_are_fit_for_terminals_and_json(said: str) -> None:
+    shown = printable(said)
+    assert len(shown) == len(said)
+    assert "\N{REPLACEMENT CHARACTER}" in shown
+    assert shown.isprintable()
+    shown.encode()
+
+
+def test_names_stay_as_they_are() -> None:
+    assert printable("iperf3 übung (1)") == "iperf3 übung (1)"

@@ -1,12 +1,14 @@
-"""Real RDMA in the second kernel: Soft-RoCE, perftest and rping, counted by the uprobes request by request.
+"""Real RDMA in the second kernel: Soft-RoCE, perftest and rping, counted request by request by uprobes and tap alike.
 
 Not collected outside the guest, where there is no RDMA (tests/vm/test_second_kernel.py names this file).
 """
 
 from __future__ import annotations
 
+import selectors
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +19,18 @@ import pytest
 import rdma_kit
 import support
 
+from pytools import rdma_tap
 from pytools.kernel import compiling
 from pytools.kernel.loader import load
 from pytools.sources.rdma import providers
 from pytools.sources.rdma.probe_table import KernelTable
 from pytools.sources.rdma.providers import Uprobes
+from pytools.sources.rdma.tap_server import TapServer
 
 pytestmark = [pytest.mark.guest, pytest.mark.deadline(240)]
 
 ITERATIONS, SIZE = 200, 4096
+ROWS = 512
 OPCODES = {"ib_write_bw": 0, "ib_send_bw": 2, "ib_read_bw": 4}  # enum ibv_wr_opcode
 CLOSED = 2
 PRELOAD = Path(__file__).parent.parent / "native/perftest_extended.c"
@@ -64,6 +69,48 @@ def table(cable: rdma_kit.Cable) -> Iterator[KernelTable]:
             uprobes.close()
 
 
+class Tap:
+    """A tap server with a thread that serves it, as the agent's loop would."""
+
+    def __init__(self, directory: Path, record: np.dtype[Any]) -> None:
+        library = rdma_tap.build(directory / rdma_tap.LIBRARY)
+        self.environment = {"LD_AUDIT": str(library), rdma_tap.SOCKET_VARIABLE: str(directory / "tap")}
+        self._server = TapServer(directory / "tap", record, ROWS)
+        self._selector, self._lock, self._stop = selectors.DefaultSelector(), threading.Lock(), threading.Event()
+        self._server.register(self._selector)
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            events = self._selector.select(0.05)
+            with self._lock:
+                for key, mask in events:
+                    key.data(mask)
+
+    def rows_of(self, process: subprocess.Popen[str]) -> Any:
+        with self._lock:
+            rows = [
+                each.records[each.records["state"] != 0].copy()
+                for each in self._server.tables()
+                if each.pid == process.pid
+            ]
+        return np.concatenate(rows)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._server.close()
+        self._selector.close()
+
+
+@pytest.fixture(scope="module")
+def tap(table: KernelTable, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tap]:
+    serving = Tap(tmp_path_factory.mktemp("tap"), table.records.dtype)
+    yield serving
+    serving.close()
+
+
 @pytest.fixture
 def fresh(table: KernelTable) -> Iterator[KernelTable]:
     """The same without rows; nothing may be lost meanwhile."""
@@ -95,14 +142,18 @@ def said_api(running: rdma_kit.Running) -> str:
 @pytest.mark.parametrize("queue_pairs", [1, 16])
 @pytest.mark.parametrize("api", ["classic", "extended"])
 @pytest.mark.parametrize("test", ["ib_write_bw", "ib_send_bw", "ib_read_bw"])
+@pytest.mark.parametrize("way", ["uprobe", "tap"])
 def test_perftest_is_counted_exactly(
     cable: rdma_kit.Cable,
     fresh: KernelTable,
+    tap: Tap,
     extended_posts: dict[str, str],
+    way: str,
     test: rdma_kit.Test,
     api: str,
     queue_pairs: int,
 ) -> None:
+    """A tapped process is seen by the probes as well, and both tell the same."""
     extended = api == "extended"
     running, _ = rdma_kit.perftest(
         cable,
@@ -111,34 +162,50 @@ def test_perftest_is_counted_exactly(
         size=SIZE,
         queue_pairs=queue_pairs,
         extended=extended,
-        env=extended_posts if extended else None,
+        env={**(extended_posts if extended else {}), **(tap.environment if way == "tap" else {})},
     )
     assert said_api(running) == ("ON" if extended else "OFF")
     client, server = (rows_of(fresh, process) for process in (running.client, running.server))
+    check_ends(client, server, queue_pairs)
+    check_counts(client, server, test)
+    check_addresses(cable, client, server)
+    if way == "tap":
+        client, server = (tap.rows_of(process) for process in (running.client, running.server))
+        check_ends(client, server, queue_pairs)
+        check_counts(client, server, test)
+        check_addresses(cable, client, server)
+
+
+def check_ends(client: Any, server: Any, queue_pairs: int) -> None:
+    """Every queue pair is there, connected, destroyed, and nothing went wrong."""
     assert len(client) == len(server) == queue_pairs
-    for rows in (client, server):
+    for rows, others in ((client, server), (server, client)):
         assert (rows["state"] == CLOSED).all()
         assert not rows["refused"].any()
         assert not rows["untracked"].any()
         assert not rows["statuses"][:, 1:].any()
-        assert sorted(rows["remote_qp_number"].tolist()) == sorted(
-            (server if rows is client else client)["qp_number"].tolist()
-        )
+        assert sorted(rows["remote_qp_number"].tolist()) == sorted(others["qp_number"].tolist())
+
+
+def check_counts(client: Any, server: Any, test: rdma_kit.Test) -> None:
+    """What perftest was told to do, of each queue pair."""
     for name in ("posted", "completed"):
-        assert client[name].tolist() == [ITERATIONS] * queue_pairs
-        assert client[f"{name}_bytes"].tolist() == [ITERATIONS * SIZE] * queue_pairs
-    assert client["opcodes"][:, OPCODES[test]].tolist() == [ITERATIONS] * queue_pairs
+        assert (client[name] == ITERATIONS).all()
+        assert (client[f"{name}_bytes"] == ITERATIONS * SIZE).all()
+    assert (client["opcodes"][:, OPCODES[test]] == ITERATIONS).all()
     assert client["completions"].tolist() == client["signalled"].tolist()
     assert not server["posted"].any()
     receives = ITERATIONS if test == "ib_send_bw" else 0
-    assert server["receives_completed"].tolist() == [receives] * queue_pairs
-    assert server["received_bytes"].tolist() == [receives * SIZE] * queue_pairs
+    assert (server["receives_completed"] == receives).all()
+    assert (server["received_bytes"] == receives * SIZE).all()
     assert (server["receives_posted"] >= receives).all()
+
+
+def check_addresses(cable: rdma_kit.Cable, client: Any, server: Any) -> None:
     for rows, mine, peer in ((client, cable.client, cable.server), (server, cable.server, cable.client)):
         assert {name.tobytes().strip(b"\0").decode() for name in rows["device"]} == {mine.device}
-        assert {raw.tobytes()[12:] for raw in rows["remote"]["bytes"]} == {
-            bytes(int(part) for part in peer.address.split("."))
-        }
+        wanted = bytes(int(part) for part in peer.address.split("."))
+        assert {raw.tobytes()[12:] for raw in rows["remote"]["bytes"]} == {wanted}
 
 
 @pytest.mark.parametrize(
@@ -191,11 +258,18 @@ def test_bandwidth_is_perftests_own(
     assert statistics.median(ratios) == pytest.approx(1, abs=0.02), ratios
 
 
-def test_rping_is_counted_exactly(cable: rdma_kit.Cable, fresh: KernelTable) -> None:
+@pytest.mark.parametrize("way", ["uprobe", "tap"])
+def test_rping_is_counted_exactly(cable: rdma_kit.Cable, fresh: KernelTable, tap: Tap, way: str) -> None:
     rounds, size = 30, 512
-    running = rdma_kit.start_rping(cable, rounds, size)
+    running = rdma_kit.start_rping(cable, rounds, size, env=tap.environment if way == "tap" else None)
     running.wait()
-    [client], [server] = (rows_of(fresh, process) for process in (running.client, running.server))
+    check_rping(*(rows_of(fresh, process) for process in (running.client, running.server)), rounds, size)
+    if way == "tap":
+        check_rping(*(tap.rows_of(process) for process in (running.client, running.server)), rounds, size)
+
+
+def check_rping(clients: Any, servers: Any, rounds: int, size: int) -> None:
+    [client], [server] = clients, servers
     send, write, read = OPCODES["ib_send_bw"], OPCODES["ib_write_bw"], OPCODES["ib_read_bw"]
     # A round: the client tells of a buffer, the server reads it and says so; another, the server writes and says so.
     assert client["opcodes"][send] == server["opcodes"][send] == 2 * rounds

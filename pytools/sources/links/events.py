@@ -131,7 +131,13 @@ class QueueHistory:
         full = [row for row in queues if _stands_full(row, mtu)]
         if not (self._untold or full) or (self._told_ns is not None and now_ns - self._told_ns < _QUIET_NS):
             return None
-        named = max(queues, key=lambda row: (grown[_key(row)], row in full, not _has_children(row, queues)))
+        leaves = {_key(row) for row in queues if not _has_children(row, queues)}
+
+        def blame(row: QdiscRow) -> tuple[bool, int, bool, bool]:
+            key = _key(row)
+            return key in leaves and grown[key] > 0, grown[key], row in full, key in leaves
+
+        named = max(queues, key=blame)
         drops, self._untold, self._told_ns = self._untold, 0, now_ns
         values = {"drops": drops, "backlog_bytes": named.backlog_bytes, "backlog_packets": named.backlog_packets}
         limit = ""
@@ -160,7 +166,10 @@ def _key(row: QdiscRow) -> tuple[str, int, int]:
 
 
 def _has_children(row: QdiscRow, rows: Sequence[QdiscRow]) -> bool:
-    return any(other is not row and other.parent >> 16 == row.handle >> 16 for other in rows if row.handle)
+    """Of those without a handle only the root has any: the queues that a driver with several comes with."""
+    if not row.handle and parent_text(row.parent) != "root":
+        return False
+    return any(other is not row and other.parent >> 16 == row.handle >> 16 for other in rows)
 
 
 def _dropped(rows: Sequence[QdiscRow], grown: dict[tuple[str, int, int], int]) -> int:

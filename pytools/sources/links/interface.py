@@ -74,12 +74,14 @@ class Interface:
         """A reading of the driver's statistics."""
         pauses, storms = driver.pauses_of(meaning, values), driver.storms_of(meaning, values)
         before_ns, before, counted = self._driver_ns, self._pauses, self._storms
-        self._pauses, self._storms, self._driver_ns, self._speed_mbps = pauses, storms, now_ns, speed_mbps
+        self._pauses, self._driver_ns, self._speed_mbps = pauses, now_ns, speed_mbps
+        self._storms = storms if meaning else None  # refused: what is counted next is not all new
         self._trouble = driver.trouble_of(meaning, values)
         if before_ns is None:
             return []
         held = driver.held(before, pauses, now_ns - before_ns, speed_mbps)
-        storm = self._pause_history.take(held, max(storms - (counted or 0), 0), now_ns)
+        grown = 0 if counted is None else max(storms - counted, 0)
+        storm = self._pause_history.take(held, grown, now_ns)
         return [storm] if storm else []
 
     def event(self, happening: Happening, paths: Sequence[Path]) -> LinkEvent:

@@ -42,7 +42,11 @@ class Statistics:
         count = self._ethtool.count(interface)
         names = self._names.get(index)
         if names is None or names.count != count or now_ns - names.read_ns > _NAMES_AGAIN_NS:
-            meaning = driver.meaning_of(self._ethtool.names(interface, count) if count else [])
+            listed = self._ethtool.names(interface, count) if count else []
+            if count and not listed:
+                self.failed += 1
+                return Reading(driver.NOTHING, (), speed_mbps)
+            meaning = driver.meaning_of(listed)
             names = self._names[index] = _Names(count, meaning, now_ns)
         values = self._ethtool.values(interface, count) if names.meaning else None
         if values is None:

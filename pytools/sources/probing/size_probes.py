@@ -33,6 +33,7 @@ _GET_MTU = 0x8921  # SIOCGIFMTU
 _ERROR = struct.Struct("=IBBBBII")  # struct sock_extended_err
 _BY_ICMP = (2, 3)  # SO_EE_ORIGIN_ICMP, SO_EE_ORIGIN_ICMP6
 _MOST_ERRORS: Final = 64  # taken at once
+_MOST_AT_ONCE: Final = 1024  # replies; a flood waits in the socket, or is lost there
 
 
 class Reply(NamedTuple):
@@ -126,14 +127,12 @@ class SizeProbes:
 
     def replies(self) -> Iterator[Reply]:
         """What has come back since the last call."""
-        refusals = 0
-        while refusals < _MOST_ERRORS:
+        for _ in range(_MOST_AT_ONCE):
             try:
                 count, source = self._socket.recvfrom_into(self._room)
             except BlockingIOError:
                 return
             except OSError:  # told by a router, or refused by the host: `told` reads what it was
-                refusals += 1
                 continue
             self.wire_bytes += count + self._header + _ETHERNET_BYTES
             reply = wire.size_reply(bytes(self._room[: min(count, wire.SHORT_REPLY_BYTES)]))

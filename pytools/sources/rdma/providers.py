@@ -198,6 +198,10 @@ class Uprobes:
         """Who uses the libraries: the files with breakpoints, or other files of the same build."""
         ours = {path for places in self._functions.values() for path, _ in places}
         inodes = {(stat.st_dev, stat.st_ino) for path in ours if (stat := _stat(path))}
+        for key, probe in list(self._probes.items()):  # of containers that are gone; those that live are adopted below
+            if probe.path.startswith("/proc/") and _stat(probe.path) is None:
+                probe.close()
+                del self._probes[key]
         self._processes = {}
         for pid, inode, path in users_of({Path(path).name for path in ours}):
             words = "uprobe"

@@ -52,7 +52,7 @@ class Register:
         self._free = list(range(rows - 1, -1, -1))
         self._places: dict[int, Rows] = {}  # by table
         self._identity = np.zeros((4, rows), np.uint64)
-        self._unplaced: set[tuple[int, int, int]] = set()
+        self._unplaced: dict[int, int] = {}  # by table: queue pairs without a row
         self._given_up: dict[tuple[int, int], int] = {}  # table and slot -> created_ns, until the slot is free
 
     def match(self, table: Table, columns: Columns) -> tuple[Rows, Rows, list[int]]:
@@ -80,6 +80,18 @@ class Register:
         rows = np.where(known, rows, _NONE)
         return rows, np.flatnonzero(~known), lost
 
+    def worth_describing(self, table: Table, columns: Columns, new: Rows) -> Rows:
+        """Of the new places those that can have a row, and those whose slot can be freed."""
+        if not len(new):
+            return new
+        if not self._free:
+            self.full += max(0, len(new) - self._unplaced.get(id(table), 0))
+            self._unplaced[id(table)] = len(new)
+            return new[columns.closed[new]]
+        slots, born = columns.slots[new].tolist(), columns.created_ns[new].tolist()
+        over = [self._given_up.get((id(table), slot)) == when for slot, when in zip(slots, born, strict=True)]
+        return new[~np.array(over, np.bool_) | columns.closed[new]]
+
     def add(self, pair: QueuePair) -> int | None:
         """A row for a new queue pair; None when there is none left, or when it was given up already."""
         key = (id(pair.table), pair.slot)
@@ -87,9 +99,6 @@ class Register:
             return None
         self._given_up.pop(key, None)
         if not self._free:
-            if (*key, pair.created_ns) not in self._unplaced:
-                self._unplaced.add((*key, pair.created_ns))
-                self.full += 1
             return None
         row = self._free.pop()
         self.pairs[row] = pair
@@ -110,7 +119,7 @@ class Register:
     def leave(self, gone: int) -> None:
         """A table is gone; its rows were given up before."""
         self._places.pop(gone, None)
-        self._unplaced = {key for key in self._unplaced if key[0] != gone}
+        self._unplaced.pop(gone, None)
         self._given_up = {key: value for key, value in self._given_up.items() if key[0] != gone}
 
     def rows_of(self, gone: int) -> list[int]:

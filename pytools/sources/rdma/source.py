@@ -77,6 +77,7 @@ class RdmaSource:
         self._tables: list[Table] = []
         self._processes: dict[int, _Process] = {}
         self._interfaces: dict[str, str] = {}
+        self._devices = _devices(sysfs)
         self._read_due = self._details_due = self._window_due = self._sight_due = 0
         self._suspects_ns = 0
         self._told: RdmaSight | None = None
@@ -124,6 +125,7 @@ class RdmaSource:
         self._give_up(over, now_ns)
         if now_ns >= self._details_due:
             self._details_due = now_ns + _DETAILS_NS
+            self._devices = _devices(self._sysfs)
             self._give_up(self._details(now_ns), now_ns)
         busy = now_ns - self._watch.moved_ns < _BUSY_NS
         self._read_due = now_ns + (self._interval_ns if busy else max(_CALM_NS, self._interval_ns))
@@ -152,7 +154,7 @@ class RdmaSource:
         if said == pair.said:
             return
         pair.said = said
-        pair.device = tables.text(bytes(record["device"]))
+        pair.device = self._devices.get(tables.text(bytes(record["device"])), "")
         pair.qp_type = tables.QP_TYPES.get(int(record["qp_type"]), f"type {int(record['qp_type'])}")
         pair.shared_receives = bool(record["srq"])
         number = int(record["remote_qp_number"])
@@ -292,6 +294,11 @@ def _gone(pid: int, process: _Process) -> bool:
 def _still_there(pair: QueuePair) -> bool:
     records = pair.table.records
     return int(records["state"][pair.slot]) != tables.FREE and int(records["created_ns"][pair.slot]) == pair.created_ns
+
+
+def _devices(place: File) -> dict[str, str]:
+    """Devices that there are, by what a row has room for of their names: what else a row says is no device."""
+    return {name[: tables.DEVICE_LETTERS]: name for name in _listed(place)}
 
 
 def _listed(place: File) -> list[str]:

@@ -21,6 +21,7 @@ FREE: Final = 0  # enum swerve_qp_state
 LIVE: Final = 1
 CLOSED: Final = 2
 NOT_TIMED: Final = 2**64 - 1  # run_mask
+DEVICE_LETTERS: Final = 15  # SWERVE_DEVICE_BYTES less the zero at the end
 NO_QP: Final = 2**32 - 1  # remote_qp_number
 FUTURE_NS: Final = 1_000_000_000  # a time further ahead of now than that is nonsense
 
@@ -171,8 +172,8 @@ def growth(later: Counters, earlier: Counters) -> Signed:
     return grown
 
 
-def read(records: NDArray[Any], now_ns: int) -> Columns:
-    """Look at a table while it is written.
+def read(records: NDArray[Any], now_ns: int, pid: int = 0) -> Columns:
+    """Look at a table while it is written; if it is one process's, what a row says of its process does not count.
 
     A request is counted as posted before the device is told of it and as completed afterwards; reading in the opposite
     order keeps the outstanding ones from ever being too few.
@@ -190,7 +191,7 @@ def read(records: NDArray[Any], now_ns: int) -> Columns:
         closed=known == CLOSED,
         created_ns=column("created_ns").view(np.int64),
         context=column("context"),
-        tgid=column("tgid").view(np.int64),
+        tgid=np.full(len(slots), pid, np.int64) if pid else column("tgid").view(np.int64),
         qp_number=column("qp_number").view(np.int64),
         timed=column("timed"),
         completed=column("completed"),

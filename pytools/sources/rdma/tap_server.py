@@ -42,6 +42,7 @@ TABLES_OF_ROOT: Final = 256
 _HELLO_NS: Final = 1_000_000_000
 _TAKE_NS: Final = 300_000_000_000  # a process looks for a late answer when it makes, changes or destroys something
 _TICK_NS: Final = 1_000_000_000
+_LEFT_NS: Final = 10_000_000_000  # for the source to tell the last of a table; rows that make no sense are never told
 
 
 class TapTable:
@@ -51,6 +52,7 @@ class TapTable:
 
     def __init__(self, array: mapped.MappedArray, pid: int, uid: int) -> None:
         self._array, self.pid, self.uid = array, pid, uid
+        self.left_ns = 0  # when the process had no more use of it
         self.records: NDArray[Any] = array.records
         self._counters = [name for name in self.records.dtype.names or () if name != "state"]
 
@@ -62,10 +64,6 @@ class TapTable:
         for name in self._counters:
             row[name] = np.zeros((), self.records.dtype[name])
         self.records["state"][slot] = FREE  # last
-
-    def put_right(self) -> None:
-        """What a process says of itself does not count: in a container it cannot even know."""
-        self.records["tgid"] = self.pid
 
     def abandon(self) -> None:
         """The process is gone: so are its queue pairs."""
@@ -95,8 +93,8 @@ class _Process:
 class _Conversation:
     """A connection between hello and the word that the table is in place."""
 
-    def __init__(self, sock: socket.socket, until_ns: int) -> None:
-        self.sock, self.until_ns = sock, until_ns
+    def __init__(self, sock: socket.socket, uid: int, until_ns: int) -> None:
+        self.sock, self.uid, self.until_ns = sock, uid, until_ns
         self.given: TapTable | None = None
 
 
@@ -146,17 +144,14 @@ class TapServer:
         for each in [each for each in self._conversations if each.until_ns <= now_ns]:
             self._malformed += 1
             self._end(each)
-        for table in [table for table in self._left if table.empty]:
+        for table in [table for table in self._left if table.empty or now_ns > table.left_ns + _LEFT_NS]:
             self._left.remove(table)
             table.close()
         return now_ns + _TICK_NS
 
     def tables(self) -> Sequence[TapTable]:
         """The tables of all tapped processes, and of those that are gone and not told yet."""
-        found = [table for process in self._processes.values() for table in process.tables] + self._left
-        for table in found:
-            table.put_right()
-        return found
+        return [table for process in self._processes.values() for table in process.tables] + self._left
 
     def sight(self) -> Sight:
         """Which processes are tapped."""
@@ -228,6 +223,7 @@ class TapServer:
         """Its tables are of no more use to it, but the source has yet to tell their last state."""
         for table in process.tables:
             table.abandon()
+            table.left_ns = time.monotonic_ns()
         self._left += process.tables
         process.tables = []
 
@@ -243,12 +239,15 @@ class TapServer:
             sock, _ = self._sock.accept()
         except OSError:
             return  # gone again before we looked
-        if len(self._conversations) >= CONVERSATIONS or self._selector is None:
+        uid = peer(sock)[1]
+        theirs = sum(each.uid == uid for each in self._conversations)
+        crowded = len(self._conversations) >= CONVERSATIONS or (uid != 0 and theirs >= CONVERSATIONS // 4)
+        if crowded or self._selector is None:
             self._refused += 1
             sock.close()
             return
         sock.setblocking(False)
-        conversation = _Conversation(sock, time.monotonic_ns() + _HELLO_NS)
+        conversation = _Conversation(sock, uid, time.monotonic_ns() + _HELLO_NS)
         self._conversations.add(conversation)
 
         def said(_mask: int) -> None:
@@ -310,16 +309,14 @@ class TapServer:
         expected = (MAGIC, VERSION, self._record.itemsize, self._rows)
         if len(words) != HELLO.size or HELLO.unpack(words)[:4] != expected:
             return NOT_UNDERSTOOD, None
-        if not _same_network(pid):
-            return FOREIGN, None
-        process = self._process(pid)
+        of_user = [table for table in self.tables() if table.uid == uid]
+        crowded = len(of_user) >= (TABLES_OF_ROOT if uid == 0 else TABLES_PER_USER)
+        process = self._process(pid) if _same_network(pid) and not crowded else None
         if process is None:
-            return FOREIGN, None
+            return TOO_MANY if crowded else FOREIGN, None
         if HELLO.unpack(words)[4] == 0 and process.tables:
             self._leave(process)  # it became another program
-        of_user = [table for each in self._processes.values() for table in each.tables if table.uid == uid]
-        most = TABLES_OF_ROOT if uid == 0 else TABLES_PER_USER
-        if len(process.tables) >= TABLES_PER_PROCESS or len(of_user) >= most:
+        if len(process.tables) >= TABLES_PER_PROCESS:
             return TOO_MANY, None
         try:
             table = TapTable(mapped.create(f"{NAME}{pid}", self._record, self._rows), pid, uid)

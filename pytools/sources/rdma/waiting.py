@@ -10,7 +10,7 @@ import contextlib
 import selectors
 import time
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Final
 
@@ -94,7 +94,7 @@ class RdmaWhenThere:
         self._again_ns = now_ns + _AGAIN_NS
         try:
             self._compilation = Compilation([providers.program()])
-        except SwerveError as error:
+        except (SwerveError, OSError) as error:
             self.failed["rdma.c"] = str(error)
             return
         assert self._selector is not None
@@ -120,10 +120,11 @@ class RdmaWhenThere:
         with contextlib.ExitStack() as undo:
             loaded = undo.enter_context(loader.collect(compilation))
             ways: list[Way] = []
+            failed: list[MutableMapping[str, str]] = []
             if self._config.rdma.uprobes != "off":
                 uprobes = undo.enter_context(contextlib.closing(Uprobes(loaded, self._devices)))
                 ways.append(uprobes)
-                self.failed.maps.append(uprobes.failed)
+                failed.append(uprobes.failed)
             if self._config.rdma.tap and loaded.has_map("rdma_table"):
                 rows = loaded.map("rdma_table")
                 ways.append(TapServer(self._tap_socket, rows.value, rows.max_entries))
@@ -134,7 +135,9 @@ class RdmaWhenThere:
         self._closing.enter_context(contextlib.closing(source))
         source.register(self._selector)
         self.programs.update(loaded.programs)
+        self.failed.clear()  # of earlier attempts
         self.failed.update(loaded.failed)
+        self.failed.maps.extend(failed)
         self._source = source
 
     def _sight(self, now_ns: int) -> RdmaSight:

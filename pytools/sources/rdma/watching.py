@@ -29,6 +29,7 @@ from pytools.sources.rdma.table import Columns, Counters, Rows, Signed, Table, g
 _MS: Final = 1_000_000
 _FORGOTTEN_NS: Final = verdicts.FROZEN_NS  # idle for that long: the old mean says nothing any more
 _COMPLETED_CAP: Final = 1 << 40
+_NEW_AT_ONCE: Final = 64  # queue pairs described at one reading: more wait for the next
 _KEPT: Final = (
     *("timed", "completed", "completed_bytes", "completions", "receives_completed", "received_bytes"),
     *("posted", "posted_bytes", "signalled", "refused", "receives_posted", "untracked"),
@@ -148,14 +149,17 @@ class Watch:
         looked, over = [], []
         for gone in self.register.tables() - {id(each) for each in present}:
             over += self.register.rows_of(gone)
+        room = _NEW_AT_ONCE
         for each in present:
-            columns = tables.read(each.records, now_ns)
+            columns = tables.read(each.records, now_ns, getattr(each, "pid", 0))
             if columns.garbage > self._garbage.get(id(each), 0):
                 self.drops["rdma_garbage"] += columns.garbage - self._garbage.get(id(each), 0)
             self._garbage[id(each)] = columns.garbage
             rows, new, lost = self.register.match(each, columns)
             over += lost
-            for place in new.tolist():
+            some = self.register.worth_describing(each, columns, new)[:room]
+            room -= len(some)
+            for place in some.tolist():
                 rows[place] = self._begin(each, columns, place, now_ns)
             held = rows >= 0
             if held.any():

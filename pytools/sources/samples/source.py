@@ -281,8 +281,9 @@ class SampleSource:
 
     def _interface(self, ifindex: int) -> str:
         if ifindex not in self._interfaces:
-            self._interfaces |= {link.index: link.name for link in self._netlink.links()}
-        return self._interfaces.setdefault(ifindex, f"if{ifindex}")  # gone already
+            with contextlib.suppress(SwerveError):  # its number has to do, and the next time it may answer
+                self._interfaces |= {link.index: link.name for link in self._netlink.links()}
+        return self._interfaces.get(ifindex, f"if{ifindex}")  # gone already
 
     def drops(self) -> dict[str, int]:
         """What was left out, by cause."""

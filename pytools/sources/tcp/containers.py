@@ -16,6 +16,7 @@ from typing import Final
 
 from pytools.errors import SwerveError
 from pytools.kernel import cgroups
+from pytools.kernel.printable import printable
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _KERNFS_HANDLE: Final = struct.Struct("=IiQ")  # struct file_handle of a cgroup: its size, its type, the identifier
@@ -33,7 +34,6 @@ _CONTAINERS: Final = tuple(
         rf"libpod-{_HEX}(?:\.scope)?",
         rf"nerdctl-{_HEX}\.scope",
         rf".+:cri-containerd:{_HEX}",  # containerd told to use slices, by a runtime that does not
-        rf"libpod_pod_[0-9a-f]{{64}}/{_HEX}",
         _HEX,  # cgroupfs drivers: /docker/<id>, /kubepods/burstable/pod<uid>/<id>, /ecs/<task>/<id>
         r"[0-9a-f]{32}-\d{9,10}",  # ECS and Fargate tasks
         r"lxc\.payload\.(.+)",
@@ -95,7 +95,7 @@ class Cgroups:
             os.close(fd)
         if target.endswith(" (deleted)") or not target.startswith(self._root):
             return ""
-        return target[len(self._root.rstrip("/")) :] or "/"
+        return printable(target[len(self._root.rstrip("/")) :]) or "/"
 
     def close(self) -> None:
         """Look no more up."""

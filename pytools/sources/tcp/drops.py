@@ -47,9 +47,9 @@ class Drops:
         ]
         return PacketDrops(window_ns=window_ns, reasons=reasons, **common)
 
-    def refresh(self) -> None:
+    def refresh(self, now_ns: int) -> None:
         """Read anew what single sockets have lost, for `of`."""
-        self._sockets.refresh(*self._by_socket.read())
+        self._sockets.refresh(*self._by_socket.read(), now_ns)
 
     def of(self, rows: NDArray[Any]) -> list[dict[str, int]]:
         """Packets of each of these connections that were dropped, by reason, as of the last `refresh`."""
@@ -72,17 +72,20 @@ class SocketDrops:
     """Dropped packets by the address that a socket has in the kernel, and by reason.
 
     An address belongs to another socket once its own is gone. What it had lost until then is not the new one's, but for
-    what came between two readings.
+    what came between two readings, and while nobody read.
     """
 
     def __init__(self) -> None:
         self._lost = self._previous = _Sorted(np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+        self._previous_ns = self._read_ns = 0
         self._tenants: dict[int, tuple[int, int, dict[int, int]]] = {}  # address -> since when, cookie, lost before
 
-    def refresh(self, keys: NDArray[Any], packets: NDArray[Any]) -> None:
+    def refresh(self, keys: NDArray[Any], packets: NDArray[Any], now_ns: int = 0) -> None:
         """Takes all that there is."""
+        self._previous_ns, self._read_ns = self._read_ns, now_ns
         self._previous, self._lost = self._lost, _Sorted(keys["rx_sk"], keys["reason"], packets)
-        self._tenants = {sock: tenant for sock, tenant in self._tenants.items() if self._lost.of(sock)}
+        there = set(self._lost.sockets.tolist())
+        self._tenants = {sock: tenant for sock, tenant in self._tenants.items() if sock in there}
 
     def of(self, rows: NDArray[Any]) -> list[dict[int, int]]:
         """Packets by reason of the connections in these rows of the table."""
@@ -93,7 +96,11 @@ class SocketDrops:
         return found
 
     def _of(self, sock: int, cookie: int, first_ns: int) -> dict[int, int]:
-        since_ns, tenant, before = self._tenants.get(sock, (first_ns, cookie, {}))
+        known = self._tenants.get(sock)
+        if known is None:  # newer than the last reading but one: what had been lost by then was another's
+            newer = 0 < self._previous_ns < first_ns
+            known = first_ns, cookie, self._previous.of(sock) if newer else {}
+        since_ns, tenant, before = known
         if tenant != cookie:
             if first_ns < since_ns:
                 return {}  # an earlier connection, whose socket is gone

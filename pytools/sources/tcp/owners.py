@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pytools.kernel.printable import printable
 from pytools.signals import Owner
 from pytools.sources.tcp.containers import Cgroups
 
@@ -183,6 +184,6 @@ def _inode(link: str) -> int:
 def command(proc: Path, pid: int) -> str:
     """The name of a process; empty when it ended."""
     try:
-        return (proc / str(pid) / "comm").read_text(errors="replace").strip()
+        return printable((proc / str(pid) / "comm").read_text(errors="replace").strip())
     except OSError:
         return ""

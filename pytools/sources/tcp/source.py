@@ -44,6 +44,7 @@ _COUNTERS: Final = (
     *("flows_created", "flows_replaced", "flows_full", "paths_full", "interfaces_full", "lost", "synacks_full"),
     *("deferred", "congestion_full", "unsized", "met", "congestion_missed"),
 )
+_FORGOTTEN_AT_ONCE: Final = 1024  # bounds the time that one tick takes
 _NOT_LOST: Final = ("flows_created", "flows_replaced", "met")
 
 
@@ -184,7 +185,7 @@ class TcpSource:
         everything = self._walks % _ALL_EVERY == 0
         self._walks += 1
         if self._drops is not None:
-            self._drops.refresh()
+            self._drops.refresh(now_ns)
 
         def take(keys: NDArray[Any], rows: NDArray[Any]) -> None:
             wanted = rows["last_ns"].astype(np.int64) >= since_ns
@@ -200,8 +201,11 @@ class TcpSource:
     def _forget_requests(self, before_ns: int) -> None:
         cookies, accounted = self._accounted.read()
         dead = (accounted["last_ns"] != 0) & (accounted["last_ns"].astype(np.int64) < before_ns)
-        for cookie in cookies[dead]:
+        gone = cookies[dead]
+        for cookie in gone[:_FORGOTTEN_AT_ONCE]:
             self._accounted.delete(cookie)
+        if len(gone) > _FORGOTTEN_AT_ONCE:  # after a flood of SYNs: the rest with the next window
+            self._requests_due_ns = 0
 
     def _inode(self, identity: Identity) -> int:
         if self._diagnostics is None:
@@ -214,5 +218,6 @@ class TcpSource:
 
     def _name(self, ifindex: int) -> str:
         if ifindex not in self._names:
-            self._names |= {link.index: link.name for link in self._netlink.links()}
-        return self._names.setdefault(ifindex, f"if{ifindex}")  # gone already
+            with contextlib.suppress(SwerveError):  # its number has to do, and the next time it may answer
+                self._names |= {link.index: link.name for link in self._netlink.links()}
+        return self._names.get(ifindex, f"if{ifindex}")  # gone already
