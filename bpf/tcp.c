@@ -489,18 +489,20 @@ static __always_inline void count_synack(struct __sk_buff *skb, struct bpf_sock 
 	struct swerve_tcp_counts delta = {};
 	u64 cookie = socket_cookie(skb), now;
 	struct packet packet = {};
-	u32 ifindex = skb->ifindex, *first;
+	u32 ifindex = skb->ifindex, before = 0, *first;
 
 	if (!parse(skb, &packet) || (packet.flags & (SYN | ACK)) != (SYN | ACK))
 		return; /* a request also sends challenge ACKs */
 	accounted = tcp_accounted.lookup(&cookie);
 	first = tcp_synacks.lookup(&cookie);
-	if (!accounted && !first) {
+	if (first) /* into a number: the compiler would join two pointers in one test, which the verifier forbids */
+		before = *first;
+	if (before && before != ifindex)
+		return; /* the same packet, further down; or one by another way, which is left for the connection */
+	if (!before && !accounted) {
 		tcp_synacks.update(&cookie, &ifindex);
 		return;
 	}
-	if (first && *first != ifindex)
-		return; /* the same packet, further down; or one by another way, which is left for the connection */
 	accounted = tcp_accounted.lookup_or_try_init(&cookie, &nothing);
 	if (!accounted) {
 		raise_counter(SWERVE_TCP_SYNACKS_FULL, 1);
