@@ -2,9 +2,9 @@
 
 The TCP window is kept small enough that nothing is lost but where it shall be. `tcp`, `udp` and `acks`: an unshaped
 veth pair; what an ordinary packet pays on its way out and, for `acks`, in. `short`: connections of one message, which
-are looked at several times each. `lossy`: the mean over all packets, retransmissions included, while one packet in a
-hundred is lost; `after_loss`: the same connection, once nothing is lost any more. `callbacks` and `tracepoint`: what
-the kernel calls beside the packets.
+are left alone until they end; what they pay then is in `short_callbacks`, for a connection as a whole. `lossy`: the
+mean over all packets, retransmissions included, while one packet in a hundred is lost; `after_loss`: the same
+connection, once nothing is lost any more. `callbacks` and `tracepoint`: what the kernel calls beside the packets.
 
 `lost` and `cpu`: one packet in five lost, and bcc's tcpretrans beside us (bench/_tcpretrans.py).
 """
@@ -110,16 +110,22 @@ def beside_the_packets(loaded: Loaded, work: Callable[[], object]) -> None:
         stack.enter_context(cgroups.attach_sock_ops(empty.programs["empty_callbacks"]))
         stack.enter_context(callbacks(loaded))
         found: dict[str, list[float]] = {name: [] for name in sides}
+        ends: list[float] = []
         for turn in range(ROUNDS + 1):
             before = {fd: bpf.program_run_time(fd) for pair in sides.values() for fd in pair}
             with RunTime():
                 work()
+            after = {fd: bpf.program_run_time(fd) for fd in before}
             for name, pair in sides.items():
-                ours, nothing = (per_run(before[fd], bpf.program_run_time(fd)) for fd in pair)
+                ours, nothing = (per_run(before[fd], after[fd]) for fd in pair)
                 if turn:
                     found[name].append(ours - nothing)
+            if turn:
+                own, idle = (after[fd][0] - before[fd][0] for fd in sides["callbacks"])
+                ends.append((own - idle) / CONNECTIONS)
         for name, figures in found.items():
             emit("tcp", "run_time", median(figures), "ns/hit", "lower", case=name, n=ROUNDS)
+        emit("tcp", "run_time", median(ends), "ns/connection", "lower", case="short_callbacks", n=ROUNDS)
 
 
 def per_run(before: tuple[int, int], after: tuple[int, int]) -> float:

@@ -313,9 +313,12 @@ static __always_inline bool is_timed(const struct swerve_qp *row, u64 number)
 	return mask != NONE_TIMED && !((number >> SWERVE_RUN_SHIFT) & mask);
 }
 
-/* Remember a request; the row's own sums are raised by the caller. */
-static __always_inline void remember(struct swerve_qp *row, struct queue *queue, u64 wr_id, u64 bytes, u32 opcode,
-				     bool signalled)
+/*
+ * Remember a request; the row's own sums are raised by the caller. Once one of a call finds no room, none after it looks
+ * for any: those without room are always the call's last signalled ones.
+ */
+static __always_inline void remember(struct swerve_qp *row, struct queue *queue, struct call *call, u64 wr_id,
+				     u64 bytes, u32 opcode, bool signalled)
 {
 	struct signalled *entry;
 	struct posted *post;
@@ -336,8 +339,10 @@ static __always_inline void remember(struct swerve_qp *row, struct queue *queue,
 		return;
 	}
 	add(&row->signalled, 1);
-	if (queue->tail - queue->head >= DEPTH_USED) {
+	if (call->full || queue->tail - queue->head >= DEPTH_USED) {
+		call->full = 1;
 		add(&queue->gap, 1);
+		add(&queue->gap_bytes, bytes);
 		add(&row->untracked, 1);
 		add(&row->completed_bytes, bytes);
 		add(&row->completed, 1);
@@ -354,8 +359,10 @@ static __always_inline void remember(struct swerve_qp *row, struct queue *queue,
 		entry->bytes += __sync_lock_test_and_set(&queue->open_bytes, 0);
 		entry->requests += __sync_lock_test_and_set(&queue->open_requests, 0);
 	}
-	if (queue->gap)
+	if (queue->gap) {
 		entry->gap = __sync_lock_test_and_set(&queue->gap, 0);
+		queue->gap_bytes = 0;
+	}
 }
 
 /* Look at some requests of the list that a thread posts; true when there are more. */
@@ -385,12 +392,24 @@ static __always_inline bool post_some(struct call *call)
 		requests++;
 		add(&row->posted_bytes, each);
 		add(&row->posted, 1);
-		remember(row, queue, request.wr_id, each, request.opcode, request.flags & SEND_SIGNALED);
+		remember(row, queue, call, request.wr_id, each, request.opcode, request.flags & SEND_SIGNALED);
 		next = request.next;
 	}
 	call->next = next;
 	call->tail = queue->tail;
 	return next;
+}
+
+/* A request of the end of a list that is too long to follow; with -1: it is taken back. */
+static __always_inline void count_unfollowed(struct swerve_qp *row, struct queue *queue, u32 flags, u64 one)
+{
+	u64 signalled = queue->all_signalled | (flags / SEND_SIGNALED & 1);
+
+	add(&row->posted, one);
+	add(&row->untracked, one);
+	add(&row->completed, one);
+	add(&row->signalled, signalled * one);
+	add(&queue->gap, signalled * one);
 }
 
 /* The end of a list that is too long to follow: counted as completed at once, without its bytes. */
@@ -399,13 +418,14 @@ static __always_inline void post_rest(struct call *call)
 	struct verbs_send request;
 	struct swerve_qp *row;
 	struct queue *queue;
-	u64 next = call->next, signalled;
+	u64 next = call->next;
 	u32 slot = call->slot;
 
 	row = rdma_table.lookup(&slot);
 	queue = rdma_queues.lookup(&slot);
 	if (!row || !queue)
 		return;
+	call->rest = next;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < POSTS_MOST; i++) {
 		if (!next)
@@ -414,12 +434,7 @@ static __always_inline void post_rest(struct call *call)
 			count(SWERVE_RDMA_FAULTS, 1);
 			return;
 		}
-		add(&row->posted, 1);
-		add(&row->untracked, 1);
-		add(&row->completed, 1);
-		signalled = queue->all_signalled | (request.flags / SEND_SIGNALED & 1);
-		add(&row->signalled, signalled);
-		add(&queue->gap, signalled);
+		count_unfollowed(row, queue, request.flags, 1);
 		next = request.next;
 	}
 	if (next)
@@ -448,6 +463,8 @@ int rdma_post_send(struct pt_regs *ctx)
 	call->slot = row_of(call, PT_REGS_PARM1(ctx));
 	call->next = PT_REGS_PARM2(ctx);
 	call->bad = PT_REGS_PARM3(ctx);
+	call->full = 0;
+	call->rest = 0;
 	if (post_some(call))
 		rdma_more.call(ctx, MORE_POSTS);
 	return 0;
@@ -455,12 +472,13 @@ int rdma_post_send(struct pt_regs *ctx)
 
 /*
  * Take back the last requests of a queue, that the provider refused: call->requests of them, call->left of these
- * signalled, call->bytes together.
+ * signalled, call->bytes together, call->signalled_bytes the signalled ones'. Those that found no room are in the gap,
+ * counted as completed; they are the last, so the gap goes back first.
  */
 int rdma_take_back(struct pt_regs *ctx)
 {
+	u64 tail, gap, signalled, requests, bytes, roomless, roomless_bytes;
 	struct call *call = call_of_thread();
-	u64 tail, signalled, requests, bytes;
 	struct signalled *entry;
 	struct swerve_qp *row;
 	struct queue *queue;
@@ -477,12 +495,25 @@ int rdma_take_back(struct pt_regs *ctx)
 	signalled = call->left;
 	requests = call->requests;
 	bytes = call->bytes;
+	gap = queue->gap;
+	roomless = gap < signalled ? gap : signalled;
+	roomless_bytes = gap < signalled ? queue->gap_bytes : call->signalled_bytes;
 	add(&row->refused, requests);
-	if (__sync_val_compare_and_swap(&queue->tail, tail, tail - signalled) != tail) {
-		/* Another thread has posted since: they stay, and are retired with what follows. */
+	if (__sync_val_compare_and_swap(&queue->gap, gap, gap - roomless) != gap) {
 		add(&row->untracked, requests);
 		return 0;
 	}
+	signalled -= roomless;
+	if (__sync_val_compare_and_swap(&queue->tail, tail, tail - signalled) != tail) {
+		/* Another thread has posted since: they stay, and are retired with what follows. */
+		add(&queue->gap, roomless);
+		add(&row->untracked, requests);
+		return 0;
+	}
+	add(&queue->gap_bytes, -roomless_bytes);
+	add(&row->untracked, -roomless);
+	add(&row->completed_bytes, -roomless_bytes);
+	add(&row->completed, -roomless);
 #pragma clang loop unroll(disable)
 	for (u64 i = 0; i < DEPTH;) {
 		AROUND(i);
@@ -491,13 +522,14 @@ int rdma_take_back(struct pt_regs *ctx)
 		entry = &queue->ring[(tail - 1 - i) & (DEPTH - 1)];
 		add(&queue->open_bytes, entry->bytes);
 		add(&queue->open_requests, entry->requests);
+		add(&queue->gap, entry->gap);
 		i++;
 		AROUND(i);
 	}
-	add(&queue->open_bytes, -bytes);
-	add(&queue->open_requests, -requests);
+	add(&queue->open_bytes, roomless_bytes - bytes);
+	add(&queue->open_requests, roomless - requests);
 	add(&queue->number, -requests);
-	add(&row->signalled, -signalled);
+	add(&row->signalled, -signalled - roomless);
 	add(&row->posted_bytes, -bytes);
 	add(&row->posted, -requests);
 	return 0;
@@ -509,7 +541,7 @@ static __always_inline bool refuse_some(struct call *call)
 	struct verbs_send request;
 	struct swerve_qp *row;
 	struct queue *queue;
-	u64 next = call->next;
+	u64 next = call->next, bytes;
 	u32 slot = call->slot;
 
 	row = rdma_table.lookup(&slot);
@@ -525,10 +557,19 @@ static __always_inline bool refuse_some(struct call *call)
 			next = 0;
 			break;
 		}
-		call->bytes += bytes_of(request.sges, request.sge_count);
+		if (next == call->rest) {
+			count_unfollowed(row, queue, request.flags, -1ULL);
+			add(&row->refused, 1);
+			call->rest = next = request.next;
+			continue;
+		}
+		bytes = bytes_of(request.sges, request.sge_count);
+		call->bytes += bytes;
 		call->requests++;
-		if (request.flags & SEND_SIGNALED || queue->all_signalled)
+		if (request.flags & SEND_SIGNALED || queue->all_signalled) {
 			call->left++;
+			call->signalled_bytes += bytes;
+		}
 		add(&row->opcodes[request.opcode < SWERVE_OPCODES ? request.opcode : SWERVE_OPCODES - 1], -1ULL);
 		next = request.next;
 	}
@@ -551,6 +592,27 @@ int rdma_refuse_more(struct pt_regs *ctx)
 	return 0;
 }
 
+/* Where in the refused list those begin that were not followed: at once, where it begins among them itself. */
+static __always_inline void find_rest(struct call *call)
+{
+	u64 next = call->rest;
+
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < POSTS_MOST; i++) {
+		if (!next)
+			return;
+		if (next == call->next) {
+			call->rest = next;
+			return;
+		}
+		if (bpf_probe_read_user(&next, sizeof(next),
+					(void *)next + __builtin_offsetof(struct verbs_send, next))) {
+			count(SWERVE_RDMA_FAULTS, 1);
+			return;
+		}
+	}
+}
+
 int rdma_post_send_return(struct pt_regs *ctx)
 {
 	struct call *call;
@@ -563,9 +625,11 @@ int rdma_post_send_return(struct pt_regs *ctx)
 		count(SWERVE_RDMA_FAULTS, 1);
 		return 0;
 	}
+	find_rest(call);
 	call->requests = 0;
 	call->left = 0;
 	call->bytes = 0;
+	call->signalled_bytes = 0;
 	rdma_more.call(ctx, MORE_REFUSED);
 	return 0;
 }
@@ -1126,7 +1190,7 @@ static __always_inline bool publish_some(struct call *call)
 		each = &queue->staged[place & (STAGED - 1)];
 		add(&row->posted_bytes, each->bytes);
 		add(&row->posted, 1);
-		remember(row, queue, each->wr_id, each->bytes, each->opcode, each->signalled);
+		remember(row, queue, call, each->wr_id, each->bytes, each->opcode, each->signalled);
 		index++;
 	}
 	call->left = index;
@@ -1163,6 +1227,7 @@ int rdma_wr_complete(struct pt_regs *ctx)
 	call->stage = 0;
 	call->slot = slot;
 	call->left = 0;
+	call->full = 0;
 	rdma_more.call(ctx, MORE_STAGED);
 	return 0;
 }
@@ -1187,6 +1252,7 @@ int rdma_wr_complete_return(struct pt_regs *ctx)
 	call->requests = queue->staging;
 	call->left = 0;
 	call->bytes = 0;
+	call->signalled_bytes = 0;
 #pragma clang loop unroll(disable)
 	for (u64 i = 0; i < STAGED;) {
 		AROUND(i);
@@ -1194,7 +1260,10 @@ int rdma_wr_complete_return(struct pt_regs *ctx)
 			break;
 		each = &queue->staged[i];
 		call->bytes += each->bytes;
-		call->left += (each->signalled | queue->all_signalled) != 0;
+		if (each->signalled || queue->all_signalled) {
+			call->left++;
+			call->signalled_bytes += each->bytes;
+		}
 		opcode = each->opcode;
 		add(&row->opcodes[opcode & (SWERVE_OPCODES - 1)], -1ULL);
 		i++;
@@ -1261,8 +1330,17 @@ static __always_inline void settle(struct poll *poll)
 	complete(poll->rows, poll->cq, &completion, &now_ns);
 }
 
+static __always_inline int settle_last(void)
+{
+	struct poll *poll = poll_of_thread();
+
+	if (poll)
+		settle(poll);
+	return 0;
+}
+
 /* Take what the structure shows of the completion that the provider has moved on to. */
-static __always_inline void take(struct pt_regs *ctx)
+static __always_inline int take(struct pt_regs *ctx)
 {
 	struct poll *poll = poll_of_thread();
 	struct {
@@ -1271,10 +1349,10 @@ static __always_inline void take(struct pt_regs *ctx)
 	} __attribute__((packed)) shown;
 
 	if (!poll || (u32)PT_REGS_RC(ctx))
-		return;
+		return 0;
 	if (bpf_probe_read_user(&shown, sizeof(shown), (void *)poll->cq + CQ_EX_STATUS)) {
 		count(SWERVE_RDMA_FAULTS, 1);
-		return;
+		return 0;
 	}
 	poll->completion.wr_id = shown.wr_id;
 	poll->completion.status = shown.status;
@@ -1282,6 +1360,7 @@ static __always_inline void take(struct pt_regs *ctx)
 	poll->completion.qp_number = UNKNOWN;
 	poll->completion.bytes = 0;
 	poll->pending = 1;
+	return 0;
 }
 
 int rdma_start_poll(struct pt_regs *ctx)
@@ -1300,32 +1379,22 @@ int rdma_start_poll(struct pt_regs *ctx)
 
 int rdma_start_poll_return(struct pt_regs *ctx)
 {
-	take(ctx);
-	return 0;
+	return take(ctx);
 }
 
 int rdma_next_poll(struct pt_regs *ctx)
 {
-	struct poll *poll = poll_of_thread();
-
-	if (poll)
-		settle(poll);
-	return 0;
+	return settle_last();
 }
 
 int rdma_next_poll_return(struct pt_regs *ctx)
 {
-	take(ctx);
-	return 0;
+	return take(ctx);
 }
 
 int rdma_end_poll(struct pt_regs *ctx)
 {
-	struct poll *poll = poll_of_thread();
-
-	if (poll)
-		settle(poll);
-	return 0;
+	return settle_last();
 }
 
 int rdma_read_opcode_return(struct pt_regs *ctx)
@@ -1473,6 +1542,7 @@ static __always_inline void reset(struct swerve_qp *row, struct queue *queue)
 	queue->open_bytes = 0;
 	queue->open_requests = 0;
 	queue->gap = 0;
+	queue->gap_bytes = 0;
 	queue->published = 1;
 	queue->oldest = queue->number;
 	row->completed_bytes = row->posted_bytes;

@@ -46,6 +46,7 @@ struct queue {
 	u64 receive_cq;
 	u64 srq;
 	u64 gap;	   /* signalled requests without room since the last one with */
+	u64 gap_bytes;	   /* of them; exact where all are of one call */
 	u32 all_signalled; /* sq_sig_all */
 	u32 told;	   /* whether all_signalled was learned from the call that made it */
 	u32 staging;	   /* requests staged */
@@ -90,8 +91,12 @@ struct call {
 	u64 tail;   /* of the queue's ring, once all were posted */
 	u64 now_ns;
 	u64 bytes;
+	u64 signalled_bytes;
+	u64 rest; /* from this request on the list was too long to be followed; 0: it was not */
 	u32 left; /* completions */
 	u32 requests;
+	u32 full; /* one of its requests found no room */
+	u32 pad;
 	u64 stage; /* the extended queue pair whose request is being built; 0: none */
 	u32 stage_slot;
 	u32 stage_index;

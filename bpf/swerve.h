@@ -241,7 +241,7 @@ enum swerve_tcp_counter {
 	SWERVE_TCP_LOST = 5,		/* additions that found no row at all: missing from every total */
 	SWERVE_TCP_SYNACKS_FULL = 6,	/* SYN-ACKs counted only once their connection is there, if ever */
 	SWERVE_TCP_DEFERRED = 7,	/* looks put off: no storage for the socket, or another CPU was at it */
-	SWERVE_TCP_CONGESTION_FULL = 8, /* connections whose congestion state is not kept: tcp_congestion is full */
+	SWERVE_TCP_CONGESTION_FULL = 8, /* changes of congestion state not kept: tcp_congestion is full */
 	SWERVE_TCP_UNSIZED = 9,		/* segments sent again whose bytes were not seen: they never came by here */
 	SWERVE_TCP_MET = 10,		/* connections seen, each once */
 	SWERVE_TCP_CONGESTION_MISSED = 11, /* changes of state that were not seen, but showed in what was sent again */
@@ -266,6 +266,71 @@ enum swerve_drop_counter {
 	SWERVE_DROPS_COUNTERS = 3,
 };
 
+/* ---- steer.c ------------------------------------------------------------------------------------------------ */
+
+#define SWERVE_STEER_FLOWS 4096 /* flows that can be pinned or relabelled at once */
+#define SWERVE_STEER_TARGETS 4096
+#define SWERVE_STEER_FAMILY_IPV4 2
+#define SWERVE_STEER_FAMILY_IPV6 10
+
+/* A flow by its five fields, as the host sees it that sends it. */
+struct swerve_flow {
+	struct swerve_addr local;
+	struct swerve_addr remote;
+	u16 local_port;
+	u16 remote_port;
+	u8 protocol; /* IPPROTO_TCP or IPPROTO_UDP */
+	u8 pad[3];
+};
+
+/*
+ * What is wanted of one flow, and what came of it: a row of steer_rows, whose number steer_flows keeps by flow. User
+ * space writes the first five fields in place, the kernel the others; each is read whole. A lease holds until a moment of
+ * CLOCK_MONOTONIC, which the kernel looks at for every packet (to the tick: up to 10 ms late); 0: there is none.
+ */
+struct swerve_steer_row {
+	u64 pin_until_ns;
+	u64 label_until_ns;
+	u32 target;  /* row of steer_targets */
+	u32 label;   /* IPv6 flow label, 20 bits */
+	u64 packets; /* that left by the target while the pin held, by routing or redirected; segments, not buffers */
+	u64 bytes;   /* the same, with the headers of each segment */
+	u64 last_ns; /* when the last of them left */
+	u64 relabelled; /* packets that left with another label than they came with */
+	u64 pad;
+};
+
+/* A nexthop that flows can be pinned to. Written by user space; a row is filled before it is alive. */
+struct swerve_steer_target {
+	struct swerve_addr gateway;
+	u32 ifindex; /* 0: an empty row */
+	u32 family;  /* of the gateway: SWERVE_STEER_FAMILY_* */
+	u32 alive;   /* 0: its neighbour, its link or the way behind is dead, so its flows go as they are routed */
+	u32 nexthop_id;
+};
+
+/* The only entry of steer_settings. */
+struct swerve_steer_settings {
+	u64 flows; /* how many are in steer_flows; 0: look at nothing */
+};
+
+/* Per-CPU counters of steer.c, by index; of packets, not of the buffers that they travel in. */
+enum swerve_steer_counter {
+	SWERVE_STEER_REDIRECTED = 0, /* to the target of their pin */
+	SWERVE_STEER_ON_TARGET = 1,  /* left by the target of their pin: redirected there before, or routed there */
+	SWERVE_STEER_EXPIRED = 2,    /* this and the next: of a pinned flow, but left to routing */
+	SWERVE_STEER_DEAD = 3,	     /* the target is */
+	SWERVE_STEER_MISSING = 4,    /* the pin names no target */
+	SWERVE_STEER_TOO_LARGE = 5,  /* for the target's MTU */
+	SWERVE_STEER_EXEMPT = 6,     /* probes of ours, multicast, under a VLAN tag */
+	SWERVE_STEER_REFUSED = 7,    /* the kernel would not redirect it, or not write into it */
+	SWERVE_STEER_FRAGMENTS = 8,  /* of UDP or TCP, of any flow: they lack ports, or their others do */
+	SWERVE_STEER_UNREADABLE = 9, /* headers that are cut off */
+	SWERVE_STEER_RELABELLED = 10,
+	SWERVE_STEER_LABEL_EXPIRED = 11, /* of a relabelled flow, but left as they are */
+	SWERVE_STEER_COUNTERS = 12,
+};
+
 /* ---- lab_faults.c -------------------------------------------------------------------------------------------- */
 
 /* Per-CPU counters of lab_faults.c, by index; of packets, not of the buffers that they travel in. */
@@ -273,7 +338,8 @@ enum swerve_lab_counter {
 	SWERVE_LAB_ABLE = 0,	 /* that could be marked */
 	SWERVE_LAB_MARKED = 1,	 /* of these, marked here */
 	SWERVE_LAB_TOO_LONG = 2, /* lost because they were too long */
-	SWERVE_LAB_COUNTERS = 3,
+	SWERVE_LAB_LOST = 3,	 /* lost on a cut cable */
+	SWERVE_LAB_COUNTERS = 4,
 };
 
 /* ---- rdma.c and tap.c ---------------------------------------------------------------------------------------- */

@@ -41,6 +41,7 @@
 #define STREAM 1	   /* SOCK_STREAM; UAPI has no name for it */
 #define INET6 10	   /* AF_INET6 */
 #define ANSWER_NS 10000000 /* a SYN-ACK within this time of a repeated SYN answers it */
+#define YOUNG 8		   /* segments sent, below which a connection has no row yet: most end before */
 #define CA_OPEN 0	   /* enum tcp_ca_state */
 #define CA_DISORDER 1
 #define CA_CWR 2
@@ -65,7 +66,7 @@ struct tcp_truth {
 	u64 due_ns; /* of the coarse clock: when to look again */
 	u32 total;  /* total_retrans; compared for every packet, as is the state */
 	u8 state;
-	u8 met;	   /* by tcp_egress: the key and what precedes us are known */
+	u8 met;	   /* the key and what precedes us are known */
 	u8 closed; /* `closed_at` is one */
 	u8 pad;
 	struct swerve_tcp_flow row;
@@ -240,33 +241,52 @@ static __always_inline u64 sent_bytes(struct tcp_truth *truth, struct bpf_tcp_so
 	return sent > marks ? sent - marks : 0;
 }
 
+/* A new connection has left no state yet: if the end of what had its address before was not seen, that is kept still. */
+static __always_inline void forget_congestion(u64 skaddr)
+{
+	if (tcp_congestion.lookup(&skaddr)) /* rarely: to delete is dearer */
+		tcp_congestion.delete(&skaddr);
+}
+
+/*
+ * Of most connections nothing is kept: they never leave Open. Of one that precedes us it is what user space was told,
+ * or what it has become since.
+ */
 static __always_inline void track(struct tcp_truth *truth, u64 now, u32 state)
 {
 #ifdef SWERVE_TCP_CONGESTION
-	struct swerve_tcp_congestion start = { .since_ns = now, .state = state };
+	struct swerve_tcp_congestion start = { .since_ns = now, .state = state }, *kept;
 
-	if (tcp_congestion.update(&truth->row.skaddr, &start))
+	truth->row.congestion = state;
+	if (truth->row.flags & SWERVE_TCP_CALLED)
+		return;
+	if (!(truth->row.flags & SWERVE_TCP_OLDER)) {
+		forget_congestion(truth->row.skaddr);
+		return;
+	}
+	kept = tcp_congestion.lookup(&truth->row.skaddr);
+	if (kept)
+		start.state = kept->state;
+	if ((kept || state) && tcp_congestion.update(&truth->row.skaddr, &start))
 		raise_counter(SWERVE_TCP_CONGESTION_FULL, 1);
-	else
-		truth->row.congestion = state;
 #endif
 }
 
 /* What is in the books already: all that precedes the agent, or the SYN-ACKs of the request the connection began as. */
-static __always_inline void meet(struct __sk_buff *skb, struct tcp_truth *truth, struct bpf_sock *sk,
-				 struct bpf_tcp_sock *tp, u64 now)
+static __always_inline void meet(struct tcp_truth *truth, struct bpf_sock *sk, struct bpf_tcp_sock *tp, u64 cookie,
+				 u64 now)
 {
-	u8 flags = truth->row.flags & (SWERVE_TCP_CALLED | SWERVE_TCP_ACTIVE);
-	struct swerve_tcp_accounted *accounted;
-	u64 cookie = socket_cookie(skb);
-	u32 state = 0, again;
+	u32 state = 0, again, flags = truth->row.flags;
+	struct swerve_tcp_accounted *accounted = 0;
 
-	__builtin_memset(&truth->row, 0, sizeof(truth->row));
+	if (!(flags & SWERVE_TCP_CALLED)) { /* else what it has is of its youth */
+		__builtin_memset(&truth->row, 0, sizeof(truth->row));
+		truth->row.first_ns = now;
+		flags &= SWERVE_TCP_ACTIVE;
+	}
 	fill_key(&truth->key, sk);
 	truth->row.cookie = cookie;
 	truth->row.skaddr = (u64)sk;
-	truth->row.cgroup = cgroup_of(skb);
-	truth->row.first_ns = now;
 	truth->row.congestion = SWERVE_TCP_STATE_UNKNOWN;
 	truth->sent = truth->received = 0;
 	truth->total = truth->segments_out = truth->segments_in = 0;
@@ -279,7 +299,9 @@ static __always_inline void meet(struct __sk_buff *skb, struct tcp_truth *truth,
 	if (sk->state == BPF_TCP_SYN_SENT)
 		flags |= SWERVE_TCP_ACTIVE;
 
-	accounted = tcp_accounted.lookup(&cookie);
+	/* What calls back began after us; the request that it was has sent nothing again if it has not. */
+	if (tp->total_retrans || !(flags & SWERVE_TCP_CALLED))
+		accounted = tcp_accounted.lookup(&cookie);
 	if (accounted) {
 		/* less by now: it connected anew */
 		truth->total = accounted->segments < tp->total_retrans ? accounted->segments : tp->total_retrans;
@@ -309,22 +331,46 @@ static __always_inline void meet(struct __sk_buff *skb, struct tcp_truth *truth,
 	raise_counter(SWERVE_TCP_MET, 1);
 }
 
-/* The congestion state, and how long it and the others have lasted. */
+/* The congestion state, and how long it and the others have lasted: Open is what is left of the connection's time. */
 static __always_inline void read_congestion(struct tcp_truth *truth, u64 now)
 {
+#ifdef SWERVE_TCP_CONGESTION
 	struct swerve_tcp_congestion *kept = tcp_congestion.lookup(&truth->row.skaddr);
-	u64 state;
+	u64 state = CA_OPEN, spent, elsewhere = 0, lasted = now - truth->row.first_ns;
 
-	if (!kept)
-		return;
-	state = kept->state;
+	if (kept) {
+		state = kept->state;
 #pragma unroll
-	for (int i = 0; i < SWERVE_TCP_STATES; i++) {
-		truth->row.congestion_ns[i] = kept->spent_ns[i];
-		if (state == i && now > kept->since_ns)
-			truth->row.congestion_ns[i] += now - kept->since_ns;
+		for (int i = CA_OPEN + 1; i < SWERVE_TCP_STATES; i++) {
+			spent = kept->spent_ns[i];
+			if (state == i && now > kept->since_ns)
+				spent += now - kept->since_ns;
+			truth->row.congestion_ns[i] = spent;
+			elsewhere += spent;
+		}
 	}
+	truth->row.congestion_ns[CA_OPEN] = lasted > elsewhere ? lasted - elsewhere : 0;
 	truth->row.congestion = state;
+#endif
+}
+
+/* From now on the connection is in this state. */
+static __always_inline void keep(u64 skaddr, struct swerve_tcp_congestion *kept, u64 state, u64 now)
+{
+	struct swerve_tcp_congestion start = { .since_ns = now, .state = state };
+	u64 before;
+
+	if (!kept) {
+		if (state != CA_OPEN && tcp_congestion.update(&skaddr, &start))
+			raise_counter(SWERVE_TCP_CONGESTION_FULL, 1);
+		return;
+	}
+	before = kept->state;
+	if (before == state || before >= SWERVE_TCP_STATES)
+		return;
+	kept->spent_ns[before] += now - kept->since_ns;
+	kept->since_ns = now;
+	kept->state = state;
 }
 
 /*
@@ -340,11 +386,9 @@ static __always_inline void correct(struct tcp_truth *truth, struct bpf_tcp_sock
 		return;
 	truth->row.congestion = state;
 	kept = tcp_congestion.lookup(&truth->row.skaddr);
-	if (!kept || kept->state != before)
+	if (kept && kept->state != before)
 		return;
-	kept->spent_ns[before] += now - kept->since_ns;
-	kept->since_ns = now;
-	kept->state = state;
+	keep(truth->row.skaddr, kept, state, now);
 	raise_counter(SWERVE_TCP_CONGESTION_MISSED, 1);
 }
 
@@ -531,11 +575,13 @@ static __always_inline void count_refused(struct __sk_buff *skb)
 
 /*
  * Whether it is enough to show the connection's new state: all else comes with the next look, and one comes for sure,
- * if only when the connection ends. Short connections consist of such packets.
+ * if only when the connection ends.
  */
 static __always_inline bool glance_will_do(struct tcp_truth *truth, struct bpf_tcp_sock *tp, struct sight *sight)
 {
-	if (truth->total != tp->total_retrans || sight->flags & RST || truth->state == sight->state)
+	if (truth->total != tp->total_retrans || sight->flags & RST)
+		return false;
+	if (!truth->state || truth->state == sight->state) /* the first look is a whole one */
 		return false;
 	return truth->row.flags & SWERVE_TCP_CALLED || sight->state == BPF_TCP_ESTABLISHED;
 }
@@ -566,6 +612,24 @@ static __always_inline bool is_fresh(struct tcp_truth *truth, struct bpf_sock *s
 	return truth->total == tp->total_retrans && truth->state == sk->state && !is_due(truth);
 }
 
+/*
+ * Whether a connection can be left alone for now: it has sent nothing again, and another look comes for sure, if only
+ * when it ends. Most have ended by then, so that nothing but that last look is paid for them.
+ */
+static __always_inline bool is_young(struct __sk_buff *skb, struct tcp_truth *truth, struct bpf_tcp_sock *tp, u32 word)
+{
+	if (truth->met || !(truth->row.flags & SWERVE_TCP_CALLED) || tp->total_retrans || tp->segs_out >= YOUNG)
+		return false;
+	if (!word || word & WORD_RST || is_due(truth))
+		return false;
+	if (word & WORD_FIN)
+		truth->row.flags |= SWERVE_TCP_FIN_SENT;
+	truth->row.ifindex = skb->ifindex;
+	if (!truth->row.cgroup)
+		truth->row.cgroup = cgroup_of(skb);
+	return true;
+}
+
 static __always_inline void observe(struct __sk_buff *skb, struct bpf_sock *sk, struct bpf_tcp_sock *tp, u32 word)
 {
 	struct packet packet = {};
@@ -589,8 +653,9 @@ static __always_inline void observe(struct __sk_buff *skb, struct bpf_sock *sk, 
 	sight.state = sk->state;
 	/* A socket that connects anew starts anew. */
 	if (!truth->met || (sight.state == BPF_TCP_SYN_SENT && truth->state != BPF_TCP_SYN_SENT))
-		meet(skb, truth, sk, tp, now);
+		meet(truth, sk, tp, socket_cookie(skb), now);
 	truth->row.ifindex = skb->ifindex;
+	truth->row.cgroup = cgroup_of(skb);
 	if (glance_will_do(truth, tp, &sight)) {
 		glance(truth, &sight, now);
 	} else {
@@ -624,6 +689,8 @@ int tcp_egress(struct __sk_buff *skb)
 	word = tcp_word(skb);
 	truth = tcp_truths.sk_storage_get(tp, 0, 0);
 	if (truth && !(word & (WORD_FIN | WORD_RST)) && is_fresh(truth, sk, tp))
+		return TC_ACT_UNSPEC;
+	if (truth && is_young(skb, truth, tp, word))
 		return TC_ACT_UNSPEC;
 
 	/* A raw socket that speaks TCP passes for one on kernels before 6.6, and has no total. */
@@ -668,9 +735,9 @@ static __always_inline void count_received(struct tcp_truth *truth, struct packe
 		truth->closed_at = packet->acknowledged;
 		delta->zero_windows = 1;
 	}
+	add(&truth->row.counts, delta);
 	if (!truth->met)
 		return;
-	add(&truth->row.counts, delta);
 	row = tcp_flows.lookup(&truth->key);
 	if (row && row->cookie == truth->row.cookie)
 		add(&row->counts, delta);
@@ -724,24 +791,28 @@ int tcp_ingress(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* The last look at a connection: nothing of it passes any more but a reset. */
-static __always_inline void end(struct bpf_sock *sk, struct tcp_truth *truth)
+/* The last look at a connection, often the only one: nothing of it passes any more but a reset. */
+static __always_inline void end(struct bpf_sock_ops *ops, struct bpf_sock *sk, struct tcp_truth *truth)
 {
 	struct bpf_tcp_sock *tp = bpf_tcp_sock(sk);
 	struct sight sight = { .state = BPF_TCP_CLOSE };
+	u64 now;
 
-	if (!tp || !truth->met)
+	if (!tp || !truth->row.ifindex)
 		return; /* it never left by an interface of a path */
 	if (!take(truth)) {
 		raise_counter(SWERVE_TCP_DEFERRED, 1);
 		return;
 	}
+	now = bpf_ktime_get_ns();
+	if (!truth->met)
+		meet(truth, sk, tp, socket_cookie(ops), now);
 	truth->row.flags |= SWERVE_TCP_CLOSED;
-	look(truth, tp, &sight, bpf_ktime_get_ns());
+	look(truth, tp, &sight, now);
 	give(truth);
 }
 
-static __always_inline void call_back(struct bpf_sock_ops *ops)
+static __always_inline void call_back(struct bpf_sock_ops *ops, u64 refresh_ns)
 {
 	bool opening = ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB || ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB;
 	struct bpf_sock *sk = ops->sk;
@@ -754,16 +825,21 @@ static __always_inline void call_back(struct bpf_sock_ops *ops)
 	truth = tcp_truths.sk_storage_get(sk, 0, opening ? BPF_SK_STORAGE_GET_F_CREATE : 0);
 	if (!truth)
 		return;
-	if (ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB) { /* maybe not the first connection of this socket */
-		truth->row.flags = SWERVE_TCP_CALLED | SWERVE_TCP_ACTIVE;
+	if (opening) { /* maybe not the first connection of this socket */
+		forget_congestion((u64)sk);
+		__builtin_memset(&truth->row, 0, sizeof(truth->row));
+		truth->row.flags = SWERVE_TCP_CALLED;
+		if (ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB)
+			truth->row.flags |= SWERVE_TCP_ACTIVE;
+		truth->row.first_ns = bpf_ktime_get_ns();
+		truth->due_ns = coarse_clock() + refresh_ns;
+		truth->state = 0;
 		truth->met = 0;
 		truth->timeouts = 0;
-	} else if (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) {
-		truth->row.flags |= SWERVE_TCP_CALLED;
 	} else if (ops->op == BPF_SOCK_OPS_RTO_CB) {
 		__sync_fetch_and_add(&truth->timeouts, 1);
 	} else {
-		end(sk, truth);
+		end(ops, sk, truth);
 	}
 }
 
@@ -782,7 +858,7 @@ int tcp_callbacks(struct bpf_sock_ops *ops)
 	case BPF_SOCK_OPS_RTO_CB:
 		settings = tcp_settings.lookup(&only);
 		if (settings && settings->netns_cookie == netns_cookie(ops))
-			call_back(ops);
+			call_back(ops, settings->refresh_ns);
 	}
 	return 1;
 }
@@ -794,18 +870,11 @@ int tcp_callbacks(struct bpf_sock_ops *ops)
  */
 RAW_TRACEPOINT_PROBE(tcp_cong_state_set)
 {
-	u64 skaddr = ctx->args[0], state = (u8)ctx->args[1], now, before;
+	u64 skaddr = ctx->args[0], state = (u8)ctx->args[1];
 	struct swerve_tcp_congestion *kept = tcp_congestion.lookup(&skaddr);
 
-	if (!kept)
-		return 0; /* another network namespace's, or it has not been met */
-	before = kept->state;
-	if (before == state || before >= SWERVE_TCP_STATES)
-		return 0;
-	now = bpf_ktime_get_ns();
-	kept->spent_ns[before] += now - kept->since_ns;
-	kept->since_ns = now;
-	kept->state = state;
+	if (kept || state != CA_OPEN)
+		keep(skaddr, kept, state, bpf_ktime_get_ns());
 	return 0;
 }
 

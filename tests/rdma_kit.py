@@ -21,10 +21,11 @@ from typing import Literal
 import pytest
 import support
 
+from pytools.kernel.rdma_class import SYSFS
+
 Test = Literal["ib_write_bw", "ib_send_bw", "ib_read_bw"]
 
 LIMIT_S = 20.0  # for one run, before SWERVE_SLOW_FACTOR
-_CLASS = Path("/sys/class/infiniband")
 _TABLES = (1051, 1052)
 _LOCAL_RULE = 200  # where the local table is looked up while the cable lies; usually first
 _MEBI = 1 << 20
@@ -45,7 +46,7 @@ class End:
         """Which of the device's addresses is the interface's IPv4 address."""
         digits = "".join(f"{int(part):02x}" for part in self.address.split("."))
         wanted = f"0000:0000:0000:0000:0000:ffff:{digits[:4]}:{digits[4:]}"
-        for place in (_CLASS / self.device / "ports/1/gids").iterdir():
+        for place in (SYSFS / self.device / "ports/1/gids").iterdir():
             with contextlib.suppress(OSError):  # an entry that is not used
                 if place.read_text().strip() == wanted:
                     return int(place.name)
@@ -86,14 +87,17 @@ def missing() -> str | None:
     ):
         if shutil.which(command) is None:
             return f"the command {command} (package {package})"
-    if not _CLASS.exists():
+    if not SYSFS.exists():
         return "RDMA in the kernel (modules ib_uverbs, rdma_rxe, rdma_ucm)"
     return None
 
 
 @contextlib.contextmanager
 def cable(name: str = "sw") -> Iterator[Cable]:
-    """Lay a cable in the calling thread's namespace; all of it is removed at the end."""
+    """Lay a cable in the calling thread's namespace; all of it is removed at the end. Skips where there is no RDMA."""
+    lacking = missing()
+    if lacking:
+        pytest.skip(f"missing: {lacking}")
     ends = tuple(
         End(f"rxe{name}{i}", f"{name}{i}", f"10.5.77.{i + 1}", f"02:00:00:00:77:0{i + 1}", _TABLES[i]) for i in (0, 1)
     )

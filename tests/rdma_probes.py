@@ -1,4 +1,4 @@
-"""The uprobes on the stand-in verbs library of tests/native, for the tests of the kernel tier."""
+"""The uprobes of bpf/rdma.c in tests: on this host's verbs library, or on the stand-in of tests/native."""
 
 from __future__ import annotations
 
@@ -32,12 +32,7 @@ class Seen:
         self.uprobes = Uprobes(loaded, devices, environment=native_build.environment(strip))
 
     def attach(self) -> None:
-        def attached() -> bool:
-            self.uprobes.tick(time.monotonic_ns())
-            return bool(self.uprobes.tables())
-
-        wait_until(attached, 20, "the probes are attached")
-        assert not self.uprobes.failed
+        attach(self.uprobes)
 
     @property
     def records(self) -> Any:
@@ -73,6 +68,25 @@ def programs() -> Iterator[Loaded]:
     with load([providers.program()]) as loaded:
         assert not loaded.failed
         yield loaded
+
+
+def attach(uprobes: Uprobes) -> None:
+    """Work until the breakpoints are set, all of them."""
+
+    def attached() -> bool:
+        uprobes.tick(time.monotonic_ns())
+        return bool(uprobes.tables())
+
+    wait_until(attached, 20, "the probes are attached")
+    assert not uprobes.failed
+
+
+@contextlib.contextmanager
+def attached(loaded: Loaded) -> Iterator[Uprobes]:
+    """The breakpoints on this host's own verbs library."""
+    with contextlib.closing(Uprobes(loaded)) as uprobes:
+        attach(uprobes)
+        yield uprobes
 
 
 def make_devices(place: Path) -> Path:

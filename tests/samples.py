@@ -26,6 +26,7 @@ from pytools.signals import (
     Path,
     PathDelay,
     PathEcn,
+    PathLiveness,
     PathMtu,
     PathState,
     Pause,
@@ -91,6 +92,19 @@ def path_delay(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathDelay:
         "reordered": 0,
     }
     return PathDelay(**_common(at_ns), **(fields | changes))
+
+
+def path_liveness(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathLiveness:
+    fields: dict[str, Any] = {
+        "path": path(rail),
+        "missed": 0,
+        "answered_run": 4_711,
+        "silent_ns": 0,
+        "last_answer_ns": at_ns - 9_000_000,
+        "last_request_ns": at_ns - 12_000_000,
+        "interval_ns": 20_000_000,
+    }
+    return PathLiveness(**_common(at_ns), **(fields | changes))
 
 
 def probe_samples(rail: int = 1, at_ns: int = AT_NS) -> ProbeSamples:
@@ -501,6 +515,9 @@ def act(at_ns: int = AT_NS, number: int = 1, **changes: Any) -> Act:
     fields: dict[str, Any] = {
         "act_id": f"a{number}",
         "what": "nexthop group 102",
+        "target": "nexthop_group:102",
+        "actuator": "nexthop_group",
+        "moves": "new flows",
         "before": {"11": 5, "12": 5},
         "after": {"11": 1, "12": 9},
         "because": "queueing 41 ms > 5 ms for 60 ms on rail1",
@@ -517,6 +534,7 @@ def one_of_each(at_ns: int = AT_NS) -> list[AnySignal]:
     """One signal of every type there is."""
     return [
         path_delay(at_ns=at_ns),
+        path_liveness(at_ns=at_ns),
         probe_samples(at_ns=at_ns),
         clock_edge(at_ns=at_ns),
         clock(at_ns=at_ns),

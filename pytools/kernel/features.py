@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pytools.errors import SwerveError
-from pytools.kernel import bpf
+from pytools.kernel import bpf, rdma_class
 
 CAPABILITIES: Final = {
     "CAP_NET_ADMIN": 12,
@@ -235,7 +235,7 @@ def _nexthops() -> dict[str, Finding]:
 def rdma_devices() -> list[str]:
     """RDMA devices, each with its link layer and whether packets pass the kernel."""
     devices = []
-    for device in sorted(Path("/sys/class/infiniband").glob("*")):
+    for device in sorted(rdma_class.SYSFS.glob("*")):
         layers = {_read(port / "link_layer") for port in device.glob("ports/*")}
         soft = (device / "parent").exists()  # Soft-RoCE names the interface it sits on
         devices.append(f"{device.name} ({', '.join(sorted(layers))}, {'software' if soft else 'hardware'})")

@@ -15,7 +15,7 @@ from typing import Final
 from pytools import places, rdma_tap
 from pytools.bus_client import Client
 from pytools.errors import SwerveError
-from pytools.kernel import cgroups, drop_reasons, features, tracefs, uprobes
+from pytools.kernel import cgroups, drop_reasons, features, rdma_class, tracefs, uprobes
 from pytools.kernel.compiling import bpf_dir
 from pytools.kernel.features import Finding
 from pytools.signals import RdmaSight
@@ -157,10 +157,8 @@ def rdma(name: str | None) -> list[Check]:
 
 
 def _rdma_devices() -> Finding:
-    if not Path("/sys/class/infiniband").exists():
-        return Finding(False, "the kernel has no RDMA loaded (no /sys/class/infiniband)")
-    devices = features.rdma_devices()
-    return Finding(bool(devices), "; ".join(devices) or "none in /sys/class/infiniband")
+    missing = rdma_class.absent()
+    return Finding(not missing, missing or "; ".join(features.rdma_devices()))
 
 
 def _libibverbs() -> Finding:

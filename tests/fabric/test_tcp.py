@@ -242,10 +242,11 @@ def test_drops_of_a_connection(lossy: Lab) -> None:
 
     with kit.watching(receiver(lossy)) as watch, kit.listener(lossy) as server, kit.connected(lossy, server) as ends:
         near, far = ends
-        near.sendall(b"0123456789")
-        assert far.recv(10, socket.MSG_WAITALL)
-        far.sendall(b"answer")
-        assert near.recv(6, socket.MSG_WAITALL)
+        for _ in range(8):  # a connection is told once it has sent so many segments
+            near.sendall(b"0123456789")
+            assert far.recv(10, socket.MSG_WAITALL)
+            far.sendall(b"answer")
+            assert near.recv(6, socket.MSG_WAITALL)
         source, destination = near.getsockname(), far.getsockname()
         before = len(watch.flows())
         assert before == 1

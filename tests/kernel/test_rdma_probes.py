@@ -13,9 +13,9 @@ from rdma_probes import Seen, make_devices, prepare, programs, sums
 from support import require, run, wait_until
 
 from pytools.errors import SwerveError
+from pytools.kernel import rdma_class
 from pytools.kernel.loader import Loaded, Program, load
 from pytools.kernel.uprobes import Uprobe
-from pytools.sources.rdma import providers
 from pytools.sources.rdma.elf import build_id
 from pytools.sources.rdma.providers import Uprobes
 
@@ -78,7 +78,7 @@ def test_without_rdma_the_reason_is_told(loaded: Loaded, tmp_path: Path) -> None
         assert uprobes.tables() == []
         assert "no RDMA" in uprobes.sight().reason
     (tmp_path / "infiniband").mkdir()
-    assert "no RDMA device" in providers.absent(tmp_path / "infiniband")
+    assert "no RDMA device" in rdma_class.absent(tmp_path / "infiniband")
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,61 @@ def test_more_signalled_than_can_be_followed(seen: Seen) -> None:
         assert int(seen.row(app.pid)["completed"]) == 1503
 
 
+@pytest.mark.parametrize("room", [1004, 1008, 1020], ids=["before", "at", "beyond"])
+@pytest.mark.parametrize("every", [1, 2], ids=["all", "half"])
+def test_what_is_refused_when_no_more_can_be_followed(seen: Seen, room: int, every: int) -> None:
+    """The provider refuses a little before, at, or after the place where signalled requests find no room (1008)."""
+    with native_build.App() as app:
+        prepare(app, depth=every * room)
+        app.do(f"control 0 {STALL} 1")
+        for _ in range(8):
+            app.do(f"post 0 {every * 125} 10 0 {every} 0 1")  # 1000 signalled
+        good = every * (room - 1000)
+        assert app.do(f"post 0 {every * 50} 7 0 {every} 0 1")[:2] == ["12", str(good)]
+        for _ in range(100):
+            assert app.do(f"post 0 {every} 3 0 {every} 0 1")[:2] == ["12", "0"]
+        posted, roomless = every * room, max(0, room - 1008)
+        given = {
+            **{"posted": posted, "posted_bytes": every * 10_000 + 7 * good, "signalled": room},
+            "refused": every * 150 - good,
+        }
+        told = {"untracked": roomless, "completed": roomless, "completed_bytes": 7 * roomless} if roomless else {}
+        row = seen.row(app.pid)
+        assert sums(row) == {**given, **told}
+        assert nonzero(row["opcodes"]) == {WRITE: posted}
+        app.do(f"control 0 {STALL} 0")
+        for _ in range(11):
+            app.do("poll 0 100")
+        app.do("post 0 1 1 0 1 0 1")  # it retires what unsignalled ones those without room have left
+        app.do("poll 0 100")
+        row = seen.row(app.pid)
+        assert (int(row["posted"]), int(row["completed"])) == (posted + 1, posted + 1)
+        assert row["posted_bytes"] == row["completed_bytes"]
+        assert int(row["completions"]) == room + 1
+
+
+def test_a_list_refused_beyond_what_is_followed_of_it(seen: Seen) -> None:
+    with native_build.App() as app:
+        prepare(app, depth=700)
+        lost = seen.counters()["too_long"]
+        app.do(f"control 0 {STALL} 1")
+        assert app.do("post 0 900 10 0 1 0 1")[:2] == ["12", "700"]
+        row = seen.row(app.pid)
+        untracked = int(row["untracked"])
+        assert untracked > 0
+        assert sums(row) == {
+            **{"posted": 700, "posted_bytes": 10 * (700 - untracked), "signalled": 700, "refused": 200},
+            **{"untracked": untracked, "completed": untracked},
+        }
+        app.do(f"control 0 {STALL} 0")
+        for _ in range(7):
+            app.do("poll 0 100")
+        row = seen.row(app.pid)
+        assert int(row["completions"]) == 700
+        assert int(row["completed"]) == 700
+        assert seen.counters()["too_long"] == lost
+
+
 @pytest.mark.parametrize(("pairs", "threads", "depth"), [(1, 4, 128), (4, 4, 128), (2, 8, 2)])
 def test_threads_lose_nothing(seen: Seen, pairs: int, threads: int, depth: int) -> None:
     """With short queues many posts are refused, from all threads at once; these may be told as untracked."""

@@ -387,6 +387,30 @@ def test_more_outstanding_than_can_be_followed(start: Start, agent: Agent) -> No
     assert int(row["completions"]) == 17
 
 
+def test_what_is_refused_when_no_more_can_be_followed(start: Start, agent: Agent) -> None:
+    """The ring has 65,536 places at most; the provider has room for 64 more, and refuses from there on."""
+    app = start()
+    for command in ("open alpha0", "cq 0 100000", "qp 0 0 0 65600 8 0 -1"):
+        app.do(command)
+    settle(app, agent, 257)
+    app.do(f"control 0 {STALL} 1")
+    for _ in range(16):
+        assert app.do("post 0 4090 10 0 1 0 1")[0] == "0"
+    assert app.do("post 0 200 7 0 1 0 1")[:2] == ["12", "160"]  # 96 with a place, 64 without
+    for _ in range(100):
+        assert app.do("post 0 1 3 0 1 0 1")[:2] == ["12", "0"]
+    assert sums(agent.row(app.pid)) == {
+        **{"posted": 65600, "posted_bytes": 654400 + 1120, "signalled": 65600, "refused": 140},
+        **{"untracked": 64, "completed": 64, "completed_bytes": 448},
+    }
+    app.do(f"control 0 {STALL} 0")
+    for _ in range(17):
+        app.do("poll 0 4000")
+    row = agent.row(app.pid)
+    assert (int(row["completed"]), int(row["completions"])) == (65600, 65600)
+    assert row["completed_bytes"] == row["posted_bytes"]
+
+
 # ---- threads, processes ----
 
 

@@ -40,6 +40,8 @@ SETTINGS = {  # what follows depends on nothing but what is lost
     "ipv4/tcp_no_metrics_save": 1,
 }
 REFRESH_NS = 1_000_000
+NEVER_NS = 1 << 62
+YOUNG = 8  # segments sent, from which on a connection has a row, as in tcp.c
 SECOND = 10**9
 MSS_BYTES = 1448
 OLDER, CALLED, ACTIVE, FIN_SENT, CLOSED = 1, 2, 4, 8, 16
@@ -186,7 +188,13 @@ class Hosts:
 
     @contextlib.contextmanager
     def agent(
-        self, where: str = "near", callbacks: bool = True, older: bool = False, causes: bool = True, **sizes: int
+        self,
+        where: str = "near",
+        callbacks: bool = True,
+        older: bool = False,
+        causes: bool = True,
+        refresh_ns: int = REFRESH_NS,
+        **sizes: int,
     ) -> Iterator[Agent]:
         """Count in one of the namespaces, as a source does."""
         namespace = self.near if where == "near" else self.far
@@ -196,7 +204,7 @@ class Hosts:
             stack.enter_context(inside(namespace))
             with socket.socket() as any_socket:
                 cookie = struct.unpack("=Q", any_socket.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8))[0]
-            loaded.map("tcp_settings").update(0, (cookie, REFRESH_NS))
+            loaded.map("tcp_settings").update(0, (cookie, refresh_ns))
             loaded.map("tcp_interfaces").update(0, np.zeros((), loaded.map("tcp_interfaces").value))
             if older:
                 note_older(loaded)
@@ -571,6 +579,67 @@ def test_a_connection_that_is_refused(hosts: Hosts, family: int) -> None:
         (row,) = agent.flows().values()
         assert row["counts"]["resets_received"] == agent.total()["resets_received"] == 1
         assert agent.total()["resets_sent"] == 0
+
+
+@pytest.mark.parametrize("family", [pytest.param(0, marks=pytest.mark.guest), 1], ids=["ipv4", "ipv6"])
+def test_a_short_connection_is_looked_at_once_it_ends(hosts: Hosts, family: int) -> None:
+    """Both ends, each by an agent of its own: what the kernel counted of the whole namespace."""
+    with hosts.agent(refresh_ns=NEVER_NS) as agent, hosts.agent("far", refresh_ns=NEVER_NS) as other:
+        with hosts.listener(family) as server, hosts.connected(server) as (near, far):
+            near.sendall(bytes(900))
+            far.recv(900, socket.MSG_WAITALL)
+            far.sendall(bytes(300))
+            near.recv(300, socket.MSG_WAITALL)
+            port, far_port = near.getsockname()[1], far.getsockname()[1]
+            assert agent.flows() == other.flows() == {}
+            near.shutdown(socket.SHUT_WR)
+            assert far.recv(1) == b""
+        gone(hosts, port)
+        for each, mine, sent, received in ((agent, port, 900, 300), (other, far_port, 300, 900)):
+            support.wait_until(lambda: each.total()["sent_bytes"], 5, "it has ended")  # noqa: B023
+            row, total = each.flows()[mine], each.total()
+            assert row["counts"]["sent_bytes"] == total["sent_bytes"] == sent
+            assert row["counts"]["received_bytes"] == total["received_bytes"]
+            assert total["received_bytes"] in (received, received + 1), "a FIN counts, as the kernel has it"
+            assert each.paths() == total
+            assert row["cookie"] != 0
+            assert row["cgroup"] != 0
+            assert row["state"] == 7
+            assert row["flags"] == (CALLED | ACTIVE | FIN_SENT | CLOSED if mine == port else CALLED | FIN_SENT | CLOSED)
+            assert 0 < row["first_ns"] < row["last_ns"]
+            assert row["congestion_ns"].tolist() == [row["last_ns"] - row["first_ns"], 0, 0, 0, 0]
+            assert each.counters()["met"] == each.counters()["flows_created"] == 1
+            assert each.troubles() == {}
+
+
+@pytest.mark.guest
+def test_a_loss_before_there_is_a_row(hosts: Hosts) -> None:
+    """Its state was followed from the beginning."""
+    with hosts.agent(refresh_ns=NEVER_NS) as agent, hosts.listener() as server, hosts.connected(server) as (near, far):
+        hosts.lose("payload", lose=1)
+        exchange(near, far, 5 * MSS_BYTES)
+        assert agent.causes() == causes_of(agent.flow(near)) == {"fast": 1}
+        assert agent.troubles() == {}
+
+
+@pytest.mark.parametrize("how", ["segments", "time", "loss"])
+def test_a_connection_gets_its_row(hosts: Hosts, how: str) -> None:
+    """With its eighth segment, with the first one after the time of a refresh, or with one that is sent again."""
+    refresh_ns = 1_000_000 if how == "time" else NEVER_NS
+    with hosts.agent(refresh_ns=refresh_ns) as agent, hosts.listener() as server, hosts.connected(server) as ends:
+        if how == "segments":
+            for sent in range(3, YOUNG):  # the handshake has had two
+                assert agent.flows() == {}, sent
+                exchange(*ends, 1)
+            exchange(*ends, 1)
+            assert agent.flow(ends[0])["counts"]["segments_out"] == YOUNG
+        elif how == "time":
+            support.wait_until(lambda: exchange(*ends, 1) or agent.flows(), 10, "there is a row")
+        else:
+            hosts.lose("payload", lose=1)
+            exchange(*ends, 500)
+            assert causes_of(agent.flow(ends[0])) == agent.causes() == {"timeout": 1}
+            assert agent.flow(ends[0])["counts"]["retransmitted_bytes"] == 500
 
 
 def test_rows_that_make_room(hosts: Hosts) -> None:

@@ -187,6 +187,20 @@ def test_a_paced_sender_on_a_path_that_slows_down_is_congested_within_50_ms(worl
     assert world.verdict() == "ok"
 
 
+def test_congestion_is_told_where_readings_come_rarely(world: World) -> None:
+    """A busy machine reads ten times as rarely as it should: what is slow must not become the mean at one reading."""
+    tick = world.source.tick
+    world.source.tick = lambda now_ns: tick(now_ns) + 90 * MS  # type: ignore[method-assign]
+    sender = world.sender()
+    link = Link(sender, GBIT)
+    application = paced(sender, 0.8 * GBIT, MESSAGE)
+    world.run(3000, application, link.step)
+    assert {each.verdict for each in world.pairs()} <= {"unknown", "ok"}
+    link.rate_bps = GBIT / 8
+    world.run(1500, application, link.step)
+    assert world.told("congested")
+
+
 def test_a_sender_with_a_full_queue_on_a_path_that_slows_down_is_congested(world: World) -> None:
     sender = world.sender()
     link = Link(sender, 10 * GBIT)

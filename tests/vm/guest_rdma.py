@@ -9,7 +9,6 @@ import selectors
 import statistics
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import rdma_kit
+import rdma_probes
 import support
 
 from pytools import rdma_tap
-from pytools.kernel import compiling
-from pytools.kernel.loader import load
-from pytools.sources.rdma import providers
 from pytools.sources.rdma.probe_table import KernelTable
-from pytools.sources.rdma.providers import Uprobes
 from pytools.sources.rdma.tap_server import TapServer
 
 pytestmark = [pytest.mark.guest, pytest.mark.deadline(240)]
@@ -38,9 +34,6 @@ PRELOAD = Path(__file__).parent.parent / "native/perftest_extended.c"
 
 @pytest.fixture(scope="module")
 def cable() -> Iterator[rdma_kit.Cable]:
-    lacking = rdma_kit.missing()
-    if lacking:
-        pytest.skip(f"missing: {lacking}")
     with rdma_kit.cable("su") as laid:
         yield laid
 
@@ -48,25 +41,9 @@ def cable() -> Iterator[rdma_kit.Cable]:
 @pytest.fixture(scope="module")
 def table(cable: rdma_kit.Cable) -> Iterator[KernelTable]:
     """The table of probes that are attached."""
-    support.require("bcc", "tracefs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "_DEADLINE_S", compiling._DEADLINE_S * support.slow_factor())
-        loaded = load([providers.program()])
-    with loaded:
-        assert not loaded.failed
-        uprobes = Uprobes(loaded)
-        try:
-
-            def attached() -> bool:
-                uprobes.tick(time.monotonic_ns())
-                return bool(uprobes.tables())
-
-            support.wait_until(attached, 20, "the probes are attached")
-            assert not uprobes.failed
-            assert uprobes.table is not None
-            yield uprobes.table
-        finally:
-            uprobes.close()
+    with rdma_probes.programs() as loaded, rdma_probes.attached(loaded) as uprobes:
+        assert uprobes.table is not None
+        yield uprobes.table
 
 
 class Tap:

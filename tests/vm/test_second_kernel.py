@@ -1,6 +1,7 @@
 """Every test marked `guest` passes on Debian's own kernel as well: no TCX there, and other tracepoint fields.
 
-The guest boots once for all of them; each is reported here under its own name.
+The guest boots once for all of them, as soon as the session begins, and runs beside the tests out here (conftest.py);
+each of its tests is reported here under its own name.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import guest
 import pytest
 import support
 
-LIMIT_S = 900.0  # for all tests in the guest, its boot included; without a limit a dead guest would be waited for
-pytestmark = pytest.mark.deadline(LIMIT_S + 60)
+pytestmark = pytest.mark.deadline(guest.LIMIT_S + 60)
 CONSOLE_LINES = 60
 PLACES = ("tests/kernel", "tests/fabric", "tests/vm/guest_rdma.py")  # the last runs in the guest alone
 
@@ -39,17 +39,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def guest_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> guest.Run:
-    """The outcome of the one boot, with exactly those inner tests that were selected out here."""
+def guest_run(started_guest: guest.Guest | None) -> guest.Run:
+    """The outcome of the one boot."""
     support.require("second kernel")
-    chosen = [inner for item in request.session.items if (inner := inner_of(item))]
-    return guest.run(chosen, tmp_path_factory.mktemp("guest"), LIMIT_S)
-
-
-def inner_of(item: pytest.Item) -> str | None:
-    """The test in the guest that a test out here stands for; None for other tests."""
-    inner: str | None = getattr(getattr(item, "callspec", None), "params", {}).get("inner")
-    return inner
+    assert started_guest is not None
+    return started_guest.result()
 
 
 def test_guest_is_another_kernel(guest_run: guest.Run) -> None:

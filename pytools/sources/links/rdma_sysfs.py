@@ -1,12 +1,10 @@
 """RDMA ports as the kernel shows them under /sys/class/infiniband, and what drivers' names for their counters mean.
 
-A sysfs shows the devices of the network namespace in which it was mounted. Reading blocks: a hardware driver may ask
-its firmware for each file.
+Reading blocks: a hardware driver may ask its firmware for each file.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 from collections.abc import Iterator, Mapping
@@ -14,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-SYSFS: Final = Path("/sys/class/infiniband")
+from pytools.kernel.rdma_class import SYSFS, listed
+
 _NO_COUNTERS: Final = frozenset({"lifespan"})  # a setting: for how long the kernel keeps what it read
 _EMPTY_GID: Final = "0000:0000:0000:0000:0000:0000:0000:0000"
 
@@ -78,8 +77,8 @@ class Sysfs:
         """All ports of all devices."""
         return sorted(
             Port(device, int(number))
-            for device in _listed(self._root)
-            for number in _listed(self._root / device / "ports")
+            for device in listed(self._root)
+            for number in listed(self._root / device / "ports")
             if number.isdigit()
         )
 
@@ -103,7 +102,7 @@ class Sysfs:
     def gids(self, port: Port) -> dict[int, str]:
         """Address and type of every GID that is set, by index."""
         found = {}
-        for index in _listed(self._place(port) / "gids"):
+        for index in listed(self._place(port) / "gids"):
             gid = self._read(port, f"gids/{index}")
             if gid and gid != _EMPTY_GID and index.isdigit():
                 found[int(index)] = f"{_address(gid)} {self._read(port, f'gid_attrs/types/{index}')}".strip()
@@ -145,14 +144,8 @@ def _address(gid: str) -> str:
     return str(address.ipv4_mapped or address)
 
 
-def _listed(place: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return os.listdir(place)
-    return []
-
-
 def _numbers(place: Path) -> Iterator[tuple[str, int]]:
-    for name in _listed(place):
+    for name in listed(place):
         text = "" if name in _NO_COUNTERS else _read(f"{place}/{name}")
         if text.isdigit():
             yield name, int(text)

@@ -26,7 +26,7 @@ from pytools.signals import Path
 from pytools.sources.links.events import Happening, Neighbour, NeighbourHistory
 from pytools.sources.links.interface import Interface
 from pytools.sources.links.rdma_ports import RdmaPorts
-from pytools.sources.links.rdma_sysfs import SYSFS, Sysfs
+from pytools.sources.links.rdma_sysfs import Sysfs
 from pytools.sources.links.statistics import Statistics
 
 _MS: Final = 1_000_000
@@ -78,7 +78,7 @@ class LinkSource:
             undo.callback(self._monitor.close)
             self._statistics = Statistics(Ethtool())
             undo.callback(self._statistics.close)
-            self._ports = RdmaPorts(config.host, bus, self._paths_of, self._window_ns, sysfs or Sysfs(SYSFS))
+            self._ports = RdmaPorts(config.host, bus, self._paths_of, self._window_ns, sysfs or Sysfs())
             self._close = undo.pop_all().close
 
     def register(self, selector: selectors.BaseSelector) -> None:

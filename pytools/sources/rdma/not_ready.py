@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pytools.sources.links.rdma_sysfs import SYSFS
+from pytools.kernel.rdma_class import SYSFS
 
 # What the requesting side counts, by driver: mlx5, bnxt_re, rxe, ionic.
 _NAMES: Final = ("rnr_nak_retry_err", "rnr_naks_rcvd", "rcvd_rnr_err", "req_rx_rnr_retry_err")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytools.kernel.printable import printable
 from pytools.signals import Owner
 from pytools.sources.tcp.containers import container
 from pytools.sources.tcp.owners import command
@@ -25,7 +26,7 @@ def cgroup_path(text: str) -> str:
 def process_owner(pid: int, proc: Path = Path("/proc")) -> Owner:
     """The owner behind a process id; what cannot be read stays empty."""
     try:
-        path = cgroup_path((proc / str(pid) / "cgroup").read_text(errors="replace"))
+        path = printable(cgroup_path((proc / str(pid) / "cgroup").read_text(errors="replace")))
     except OSError:  # gone, or not ours to read
         path = ""
     return Owner(pid=pid, command=command(proc, pid), cgroup=path, container=container(path))

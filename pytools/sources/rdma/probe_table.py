@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from pytools.kernel.loader import Loaded
 from pytools.kernel.mapped import MappedArray
 from pytools.kernel.queues import drain, push
+from pytools.kernel.rdma_class import SYSFS
 from pytools.sources.rdma.table import SeenBy
 
-DEVICES: Final = Path("/sys/class/infiniband")
 TAIL_CALLS: Final = (  # enum more
     "rdma_post_more",
     "rdma_poll_more",
@@ -88,7 +88,7 @@ class KernelTable:
         keys, slots = self._slots.read()
         return bool(np.any((keys == key) & (slots == slot)))
 
-    def resolve_local(self, devices: Path = DEVICES) -> None:
+    def resolve_local(self, devices: Path = SYSFS) -> None:
         """Fill in the local addresses that the rows lack: the kernel side knows but their index."""
         lacking = np.flatnonzero((self.records["state"] != 0) & ~self.records["local"]["bytes"].any(axis=1))
         if not len(lacking):

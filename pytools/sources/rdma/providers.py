@@ -25,9 +25,10 @@ from pytools.errors import SwerveError
 from pytools.kernel import uprobes
 from pytools.kernel.compiling import Program
 from pytools.kernel.loader import Loaded
+from pytools.kernel.rdma_class import SYSFS, absent, listed
 from pytools.kernel.uprobes import Uprobe
 from pytools.sources.rdma.elf import build_id
-from pytools.sources.rdma.probe_table import DEVICES, TAIL_CALLS, KernelTable
+from pytools.sources.rdma.probe_table import TAIL_CALLS, KernelTable
 from pytools.sources.rdma.table import Sight
 from pytools.sources.rdma.verbs_offsets import LIBRARY, LOCK_BYTES
 
@@ -71,15 +72,6 @@ def program() -> Program:
     return Program("rdma.c", functions, defines, dict.fromkeys(functions, "uprobe"))
 
 
-def absent(devices: Path = DEVICES) -> str:
-    """Why there is no RDMA to be seen on this host; empty where there is."""
-    if not devices.is_dir():
-        return "this kernel has no RDMA (there is no /sys/class/infiniband)"
-    if not any(devices.iterdir()):
-        return "this host has no RDMA device (/sys/class/infiniband is empty)"
-    return uprobes.missing()
-
-
 class Uprobes:
     """The breakpoints of this host, and the table they fill.
 
@@ -98,7 +90,7 @@ class Uprobes:
     def __init__(
         self,
         loaded: Loaded,
-        devices: Path = DEVICES,
+        devices: Path = SYSFS,
         library: str = LIBRARY,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -137,8 +129,8 @@ class Uprobes:
 
     def _look(self, now_ns: int) -> None:
         """Notice devices that came, and begin to look behind them."""
-        self._reason = absent(self._devices)
-        names = frozenset(place.name for place in self._devices.iterdir()) if not self._reason else frozenset()
+        self._reason = absent(self._devices) or uprobes.missing()
+        names = frozenset(listed(self._devices)) if not self._reason else frozenset()
         if names - self._names and self._finding is None:
             self._find_limit_ns = now_ns + _FIND_LIMIT_NS
             script = Path(__file__).with_name("verbs_offsets.py")

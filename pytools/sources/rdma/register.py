@@ -1,10 +1,14 @@
 """Which queue pair has which row in the estimators' arrays, and what is known of it besides its counters.
 
+Tables that tapped processes were given have a user (`uid`). A user may have a quarter of the rows, and more while over
+half of them are free: none can leave the others without. What the breakpoints see is in one table, and small.
+
 One thread: the agent's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -49,6 +53,9 @@ class Register:
     def __init__(self, rows: int = ROWS) -> None:
         self.pairs: dict[int, QueuePair] = {}
         self.full = 0  # queue pairs that found no row when they were first met
+        self.over_share = 0  # and those whose user had its share
+        self._rows = rows
+        self._held: Counter[int | None] = Counter()  # rows by user
         self._free = list(range(rows - 1, -1, -1))
         self._places: dict[int, Rows] = {}  # by table
         self._identity = np.zeros((4, rows), np.uint64)
@@ -84,8 +91,12 @@ class Register:
         """Of the new places those that can have a row, and those whose slot can be freed."""
         if not len(new):
             return new
-        if not self._free:
-            self.full += max(0, len(new) - self._unplaced.get(id(table), 0))
+        if not self._has_room(table):
+            more = max(0, len(new) - self._unplaced.get(id(table), 0))
+            if self._free:
+                self.over_share += more
+            else:
+                self.full += more
             self._unplaced[id(table)] = len(new)
             return new[columns.closed[new]]
         slots, born = columns.slots[new].tolist(), columns.created_ns[new].tolist()
@@ -98,8 +109,9 @@ class Register:
         if self._given_up.get(key) == pair.created_ns:
             return None
         self._given_up.pop(key, None)
-        if not self._free:
+        if not self._has_room(pair.table):
             return None
+        self._held[_user(pair.table)] += 1
         row = self._free.pop()
         self.pairs[row] = pair
         self._places[id(pair.table)][pair.slot] = row
@@ -113,8 +125,15 @@ class Register:
         if places[pair.slot] == row:
             places[pair.slot] = _NONE
         self._given_up[id(pair.table), pair.slot] = pair.created_ns
+        self._held[_user(pair.table)] -= 1
         self._free.append(row)
         return pair
+
+    def _has_room(self, table: Table) -> bool:
+        """Whether there is a row for one more queue pair of a table."""
+        user = _user(table)
+        shared = user is None or self._held[user] < self._rows // 4 or len(self._free) > self._rows // 2
+        return bool(self._free) and shared
 
     def leave(self, gone: int) -> None:
         """A table is gone; its rows were given up before."""
@@ -135,6 +154,12 @@ class Register:
     def tables(self) -> set[int]:
         """Tables known by id."""
         return set(self._places)
+
+
+def _user(table: Table) -> int | None:
+    """Whose table it is; None for one that the kernel fills."""
+    user: int | None = getattr(table, "uid", None)
+    return user
 
 
 def _identity(columns: Columns) -> list[NDArray[np.uint64]]:

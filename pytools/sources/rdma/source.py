@@ -8,7 +8,6 @@ verdict changes. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +18,9 @@ from typing import Final
 from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.estimators import verdicts
+from pytools.kernel.rdma_class import SYSFS, absent, listed
 from pytools.signals import Owner, Path, RdmaSight
-from pytools.sources.links.rdma_sysfs import SYSFS, Sysfs
+from pytools.sources.links.rdma_sysfs import Sysfs
 from pytools.sources.rdma import table as tables
 from pytools.sources.rdma.not_ready import NotReady
 from pytools.sources.rdma.owners import process_owner, start_of
@@ -104,6 +104,7 @@ class RdmaSource:
     def drops(self) -> dict[str, int]:
         """Everything lost so far, by name."""
         found = {**self._watch.drops, "rdma_no_row": self._watch.register.full}
+        found["rdma_user_share"] = self._watch.register.over_share
         found["rdma_latencies"] = self._watch.timed.latencies_dropped
         for way in self._ways:
             found.update(way.drops())
@@ -274,8 +275,8 @@ class RdmaSource:
         """Why nothing can be seen; empty when something can."""
         if self._watch.register.pairs:
             return ""
-        if not _listed(self._sysfs):
-            return f"this kernel has no RDMA device ({self._sysfs} lists none)"
+        if reason := absent(self._sysfs):
+            return reason
         if not sights:
             return "both ways in are switched off (rdma.uprobes, rdma.tap)"
         reasons = [each.reason for each in sights]
@@ -298,10 +299,4 @@ def _still_there(pair: QueuePair) -> bool:
 
 def _devices(place: File) -> dict[str, str]:
     """Devices that there are, by what a row has room for of their names: what else a row says is no device."""
-    return {name[: tables.DEVICE_LETTERS]: name for name in _listed(place)}
-
-
-def _listed(place: File) -> list[str]:
-    with contextlib.suppress(OSError):
-        return os.listdir(place)
-    return []
+    return {name[: tables.DEVICE_LETTERS]: name for name in listed(place)}

@@ -18,12 +18,12 @@ from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.kernel.compiling import Compilation
+from pytools.kernel.rdma_class import SYSFS, absent
 from pytools.signals import Path, RdmaSight
 
 if TYPE_CHECKING:
     from pytools.sources.rdma.source import RdmaSource
 
-DEVICES: Final = File("/sys/class/infiniband")
 _LOOK_NS: Final = 1_000_000_000
 _AGAIN_NS: Final = 60_000_000_000  # after a compilation that failed
 
@@ -47,7 +47,7 @@ class RdmaWhenThere:
         bus: Bus,
         path_of: Callable[[str, str], Path | None],
         tap_socket: File,
-        devices: File = DEVICES,
+        devices: File = SYSFS,
     ) -> None:
         self._config, self._bus, self._path_of = config, bus, path_of
         self._tap_socket, self._devices = tap_socket, devices
@@ -67,7 +67,7 @@ class RdmaWhenThere:
         """Look whether there is a device, or do what the source has to do."""
         if self._source is not None:
             return self._source.tick(now_ns)
-        if self._compilation is None and now_ns >= self._again_ns and self._present():
+        if self._compilation is None and now_ns >= self._again_ns and not absent(self._devices):
             self._begin(now_ns)
         if self._bus.wanted("rdma_sight"):
             self._bus.publish(self._sight(now_ns))
@@ -82,11 +82,6 @@ class RdmaWhenThere:
         if self._compilation is not None:
             self._compilation.close()
         self._closing.close()
-
-    def _present(self) -> bool:
-        with contextlib.suppress(OSError):
-            return any(self._devices.iterdir())
-        return False
 
     def _begin(self, now_ns: int) -> None:
         from pytools.sources.rdma import providers
@@ -143,12 +138,8 @@ class RdmaWhenThere:
     def _sight(self, now_ns: int) -> RdmaSight:
         if self._compilation is not None:
             reason = "its programs are being compiled"
-        elif "rdma.c" in self.failed:
-            reason = self.failed["rdma.c"]
-        elif not self._devices.is_dir():
-            reason = f"this kernel has no RDMA (there is no {self._devices})"
         else:
-            reason = f"this host has no RDMA device ({self._devices} is empty)"
+            reason = self.failed.get("rdma.c") or absent(self._devices) or "a device has just come"
         return RdmaSight(
             host=self._config.host,
             at_ns=now_ns,

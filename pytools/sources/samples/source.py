@@ -24,6 +24,7 @@ from pytools.estimators.offsets import Offset
 from pytools.kernel.loader import Loaded
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Path
+from pytools.sources.interfaces import Interfaces
 from pytools.sources.probing import udp
 from pytools.sources.samples import batches as wire
 from pytools.sources.samples.joins import OFF, SAMPLE, Joins, Rates
@@ -88,7 +89,7 @@ class SampleSource:
         between: Callable[[str], Offset | None],
         path_of: Callable[[str, str], Path | None],
     ) -> None:
-        self._bus, self._hosts, self._netlink = bus, hosts, netlink
+        self._bus, self._hosts = bus, hosts
         self._ring = loaded.ring("samples", "sample")
         self._counters = loaded.map("sample_counters")
         self._settings, self._peer_map = loaded.map("sample_settings"), loaded.map("sample_peers")
@@ -100,15 +101,15 @@ class SampleSource:
         self._control = RateControl(config.samples.per_s)
         self._outward, self._inward = Rates(), Rates()
         self._joins = Joins(len(self._names))
+        self._interfaces = Interfaces(netlink)
         self._reports = Reports(
             config.host,
             self._names,
             int(config.windows.base_s * 1e9),
             lambda name: ONE_CLOCK if name in shared else between(name),
             path_of,
-            self._interface,
+            self._interfaces.name,
         )
-        self._interfaces: dict[int, str] = {}
         self._window_ns = int(config.windows.long_ms * _MS)
         self._settled: list[NDArray[Any]] = []
         self._askers: dict[int, _Asker] = {}
@@ -272,18 +273,13 @@ class SampleSource:
     def _publish(self, now_ns: int) -> None:
         settled = np.concatenate(self._settled) if self._settled else None
         self._settled.clear()
+        self._interfaces.reread()
         begin_ns = self._window_end_ns - self._window_ns
         self._window_end_ns = now_ns + self._window_ns
         if settled is not None:
             for signal in self._reports.signals(settled, self._joins.flows, now_ns - begin_ns, now_ns, time.time_ns()):
                 self._bus.publish(signal)
         self._joins.flows.keep(self._joins.numbers())
-
-    def _interface(self, ifindex: int) -> str:
-        if ifindex not in self._interfaces:
-            with contextlib.suppress(SwerveError):  # its number has to do, and the next time it may answer
-                self._interfaces |= {link.index: link.name for link in self._netlink.links()}
-        return self._interfaces.get(ifindex, f"if{ifindex}")  # gone already
 
     def drops(self) -> dict[str, int]:
         """What was left out, by cause."""

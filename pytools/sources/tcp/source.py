@@ -25,6 +25,7 @@ from pytools.kernel.loader import Loaded
 from pytools.kernel.netlink import Netlink
 from pytools.kernel.sockdiag import Diagnostics
 from pytools.signals import Path
+from pytools.sources.interfaces import Interfaces
 from pytools.sources.programs import TCP_CALLBACKS
 from pytools.sources.tcp import baselines
 from pytools.sources.tcp.addresses import Addresses
@@ -73,7 +74,7 @@ class TcpSource:
         path_of: PathOf,
         known: Callable[[], Iterable[Path]] = tuple,
     ) -> None:
-        self._host, self._netlink, self._bus, self._known = config.host, netlink, bus, known
+        self._host, self._bus, self._known = config.host, bus, known
         self._interval_ns = int(config.windows.long_ms * 1e6)
         self.failed: dict[str, str] = {}
         with contextlib.ExitStack() as undo:
@@ -87,12 +88,13 @@ class TcpSource:
             has_drops = loaded.has_map("drops_by_reason")
             self._drops = Drops(loaded, drop_reasons.from_kernel()) if has_drops else None
             addresses = Addresses()
-            self._names: dict[int, str] = {}
-            self._totals = Totals(loaded.map("tcp_paths"), loaded.map("tcp_interfaces"), addresses, self._name, path_of)
+            self._interfaces = Interfaces(netlink)
+            name = self._interfaces.name
+            self._totals = Totals(loaded.map("tcp_paths"), loaded.map("tcp_interfaces"), addresses, name, path_of)
             self._table = Table(loaded.map("tcp_flows"), self._made)
             self._owners = Owners(self._inode, Cgroups(), self._table.capacity)
             undo.callback(self._owners.close)
-            self._rows = Rows(self._host, addresses, self._name, path_of, self._owners.known, self._owners.ask)
+            self._rows = Rows(self._host, addresses, name, path_of, self._owners.known, self._owners.ask)
             self._close = undo.pop_all().close
         self._previous_ns = time.monotonic_ns()
         self._due_ns = self._previous_ns + self._interval_ns
@@ -117,6 +119,7 @@ class TcpSource:
         """Read the sums, and publish them."""
         common = {"host": self._host, "at_ns": now_ns, "unix_ns": time.time_ns()}
         window_ns, self._previous_ns = now_ns - self._previous_ns, now_ns
+        self._interfaces.reread()
         for where, counts in self._totals.read(self._known()).items():
             segments = self._totals.retransmitted[where]
             self._bus.publish(path_signal(self._totals.columns, where, counts, segments, window_ns, **common))
@@ -215,9 +218,3 @@ class TcpSource:
             *(identity.interface, identity.cookie),
         )
         return 0 if found is None else found.inode
-
-    def _name(self, ifindex: int) -> str:
-        if ifindex not in self._names:
-            with contextlib.suppress(SwerveError):  # its number has to do, and the next time it may answer
-                self._names |= {link.index: link.name for link in self._netlink.links()}
-        return self._names.get(ifindex, f"if{ifindex}")  # gone already
