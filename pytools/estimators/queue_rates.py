@@ -15,6 +15,7 @@ from pytools.estimators.windows import MISSING
 
 NOW_REQUESTS: Final = 8  # what "bandwidth now" looks back on
 MEAN_REQUESTS: Final = 16  # a mean of fewer is none
+MEAN_READINGS: Final = 4  # where readings lie far apart, a mean of fewer is only the last one again
 _STRETCHES: Final = NOW_REQUESTS  # with at least one request each
 
 
@@ -46,7 +47,8 @@ class Rates:
     Bandwidth now is that of the last NOW_REQUESTS completed requests, or of the last reading when it saw more, the time
     since then included while requests are outstanding. Idle time does not count; neither does a reading within which a
     burst began or ended, unless timed requests tell when. The means forget exponentially: over `mean_ns`, or over
-    MEAN_REQUESTS requests where these take longer.
+    MEAN_REQUESTS requests or MEAN_READINGS readings where these take longer; one reading, however long, is a quarter of
+    a mean at most, but for the first few.
     """
 
     def __init__(self, rows: int, mean_ns: int) -> None:
@@ -128,16 +130,20 @@ class Rates:
         chosen = rows[self._new[rows]]
         turn = (self._turn[chosen] - 1) % _STRETCHES
         count, busy_ns = self._requests[chosen, turn], self._busy[chosen, turn]
-        keep = np.exp(-np.minimum(busy_ns / self._mean_ns, count / MEAN_REQUESTS))
-        self._sums[0, chosen] = self._sums[0, chosen] * keep + self._bytes[chosen, turn]
-        self._sums[1, chosen] = self._sums[1, chosen] * keep + busy_ns
+        self._blend(0, chosen, self._bytes[chosen, turn], busy_ns, count)
         self._sums[4, chosen] += count
         busy = (growth.requests > 0) | (growth.outstanding > 0)
-        chosen = rows[busy]
-        passed_ns = float(at_ns - since_ns)
-        keep = np.exp(-np.minimum(passed_ns / self._mean_ns, growth.requests[busy] / MEAN_REQUESTS))
-        self._sums[2, chosen] = self._sums[2, chosen] * keep + growth.outstanding_bytes[busy] * passed_ns
-        self._sums[3, chosen] = self._sums[3, chosen] * keep + passed_ns
+        passed_ns = np.full(np.count_nonzero(busy), at_ns - since_ns)
+        waiting = growth.outstanding_bytes[busy] * passed_ns.astype(np.float64)
+        self._blend(2, rows[busy], waiting, passed_ns, growth.requests[busy])
+
+    def _blend(self, place: int, rows: Rows, amount: Ints | Floats, ns: Ints, requests: Ints) -> None:
+        """Let one reading into a mean: amounts at `place` of the sums, the time they took at the next."""
+        gone = np.minimum(np.minimum(ns / self._mean_ns, requests / MEAN_REQUESTS), 1 / MEAN_READINGS)
+        before = self._sums[place : place + 2, rows] * np.exp(-gone)
+        most_ns = np.maximum(before[1], self._mean_ns) * np.expm1(1 / MEAN_READINGS)  # what `gone` leaves room for
+        weight = np.minimum(1.0, most_ns / np.maximum(ns, 1))
+        self._sums[place : place + 2, rows] = before + weight * np.stack((amount, ns))
 
     def now(self, rows: Rows, at_ns: int) -> tuple[Floats, Floats]:
         """Bandwidth now, with and without the time since the last completion; NaN where nothing was completed."""
