@@ -22,7 +22,7 @@ help: ## This list
 setup: ## Packages, virtual environment, mounts, the RDMA tap
 	@scripts/setup.sh
 
-setup-check: ## The same, and what `make check` needs
+setup-check: ## The same, and what `make check` needs, and the routing daemons that benchmarks compare with
 	@scripts/setup.sh check
 
 setup-vm: ## The same, and a second kernel with its emulator
@@ -49,7 +49,7 @@ test-fabric: setup ## Tests with real traffic between network namespaces
 test-vm: setup-vm ## Tests in the second kernel
 	@$(PYTEST) tests/vm
 
-bench: setup ## All benchmarks as JSON Lines, or one: make bench NAME=ring
+bench: setup-check ## All benchmarks as JSON Lines, or one: make bench NAME=ring
 	@set -e; for bench in $(BENCHES); do $(PYTHON) $$bench; done
 
 prove: setup ## Proofs that take minutes, or one: make prove NAME=kill

@@ -195,7 +195,7 @@ def run_times(hooks: Mapping[str, Hook], work: Callable[[], object], rounds: int
                 before = {hook.fd: bpf.program_run_time(hook.fd) for hook in both}
                 with RunTime():
                     work()
-                each = {hook.fd: _per_run(before[hook.fd], bpf.program_run_time(hook.fd)) for hook in both}
+                each = {hook.fd: per_run(before[hook.fd], bpf.program_run_time(hook.fd)) for hook in both}
             if turn == 0:
                 continue  # warm-up
             for name, hook in hooks.items():
@@ -203,7 +203,8 @@ def run_times(hooks: Mapping[str, Hook], work: Callable[[], object], rounds: int
     return found
 
 
-def _per_run(before: tuple[int, int], after: tuple[int, int]) -> float:
+def per_run(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Nanoseconds a run, from two readings of `bpf.program_run_time`."""
     runs = after[1] - before[1]
     if not runs:
         raise SwerveError("a program under test saw no packet")

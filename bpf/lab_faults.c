@@ -2,6 +2,7 @@
 /*
  * Faults of a lab's rail that the kernel has no queue discipline for, at TC egress of the rail's ports, before their
  * queues: congestion marks on every n-th packet that can be marked, and the silent loss of packets that are too long.
+ * At egress and ingress: a cable that carries nothing, although both its ends believe in it.
  *
  * SWERVE_LAB_EVERY: which packets lab_mark marks. SWERVE_LAB_BYTES: the longest IP packet that lab_narrow lets pass.
  */
@@ -102,5 +103,12 @@ int lab_narrow(struct __sk_buff *skb)
 	if (bytes <= SWERVE_LAB_BYTES)
 		return TC_ACT_UNSPEC;
 	count(SWERVE_LAB_TOO_LONG, skb->gso_segs ?: 1);
+	return TC_ACT_SHOT;
+}
+
+/* Whatever it is: ARP and what is meant for the rail itself, too. */
+int lab_lose(struct __sk_buff *skb)
+{
+	count(SWERVE_LAB_LOST, skb->gso_segs ?: 1);
 	return TC_ACT_SHOT;
 }

@@ -269,6 +269,8 @@ enum swerve_drop_counter {
 /* ---- steer.c ------------------------------------------------------------------------------------------------ */
 
 #define SWERVE_STEER_FLOWS 4096 /* flows that can be pinned or relabelled at once */
+#define SWERVE_STEER_SETS 4096	/* a power of two */
+#define SWERVE_STEER_WAYS 8
 #define SWERVE_STEER_TARGETS 4096
 #define SWERVE_STEER_FAMILY_IPV4 2
 #define SWERVE_STEER_FAMILY_IPV6 10
@@ -284,34 +286,50 @@ struct swerve_flow {
 };
 
 /*
- * What is wanted of one flow, and what came of it: a row of steer_rows, whose number steer_flows keeps by flow. User
- * space writes the first five fields in place, the kernel the others; each is read whole. A lease holds until a moment of
- * CLOCK_MONOTONIC, which the kernel looks at for every packet (to the tick: up to 10 ms late); 0: there is none.
+ * Where a flow's row is: an entry in the set that the lower half of its hash names, which is the upper half of the hash
+ * (with its lowest bit set) over the number of the row. 0: no entry. The hash of the flow's five 64-bit words w, from
+ * h = seed: h = (h ^ w) * 0x9e3779b97f4a7c15, then h = h ^ h >> 32, word by word.
+ */
+struct swerve_steer_set {
+	u64 entries[SWERVE_STEER_WAYS];
+};
+
+/*
+ * What is wanted of one flow, and what came of it. User space writes the first half in place, a row before its entry;
+ * the kernel writes the other. A lease holds until a moment of CLOCK_MONOTONIC, which the kernel looks at for every
+ * packet (to two ticks: at most 20 ms late); 0: there is none.
  */
 struct swerve_steer_row {
+	struct swerve_flow flow;
 	u64 pin_until_ns;
 	u64 label_until_ns;
-	u32 target;  /* row of steer_targets */
-	u32 label;   /* IPv6 flow label, 20 bits */
+	u32 target; /* row of steer_targets */
+	u32 label;  /* IPv6 flow label, 20 bits */
+	u64 tick;   /* of the clock reading that follows */
+	u64 now_ns;
 	u64 packets; /* that left by the target while the pin held, by routing or redirected; segments, not buffers */
 	u64 bytes;   /* the same, with the headers of each segment */
 	u64 last_ns; /* when the last of them left */
 	u64 relabelled; /* packets that left with another label than they came with */
-	u64 pad;
+	u64 pad[2];
 };
 
-/* A nexthop that flows can be pinned to. Written by user space; a row is filled before it is alive. */
+/* A nexthop that flows can be pinned to. Written by user space, filled before it is alive; the last two by the kernel. */
 struct swerve_steer_target {
 	struct swerve_addr gateway;
 	u32 ifindex; /* 0: an empty row */
 	u32 family;  /* of the gateway: SWERVE_STEER_FAMILY_* */
 	u32 alive;   /* 0: its neighbour, its link or the way behind is dead, so its flows go as they are routed */
 	u32 nexthop_id;
+	u32 pad[6];
+	u32 mtu; /* of the interface, at this tick; 0: there is none */
+	u32 tick;
 };
 
 /* The only entry of steer_settings. */
 struct swerve_steer_settings {
-	u64 flows; /* how many are in steer_flows; 0: look at nothing */
+	u64 flows; /* how many there are; 0: look at nothing */
+	u64 seed;  /* of the hash */
 };
 
 /* Per-CPU counters of steer.c, by index; of packets, not of the buffers that they travel in. */

@@ -77,6 +77,8 @@ class Tcp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     flows: int = 131_072  # remembered at most; beyond, the least recently used go
     refresh_ms: float = 100.0  # how often the figures of a busy connection are taken
+    busiest: int = 1024  # so many connections are told more often than once per long window, while somebody listens
+    busiest_ms: float = 100.0  # how often
 
 
 class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,6 +177,8 @@ def checked(config: AgentConfig, where: str) -> AgentConfig:
         ("samples.per_s", config.samples.per_s, 1, 1_000_000),
         ("tcp.flows", config.tcp.flows, 64, 4_000_000),
         ("tcp.refresh_ms", config.tcp.refresh_ms, 1, 60_000),
+        ("tcp.busiest", config.tcp.busiest, 0, 100_000),
+        ("tcp.busiest_ms", config.tcp.busiest_ms, 10, 60_000),
         ("links.interval_ms", config.links.interval_ms, 10, 60_000),
         ("links.mtu_interval_s", config.links.mtu_interval_s, 0, 3600),
         ("links.flap_window_s", config.links.flap_window_s, 1, 3600),

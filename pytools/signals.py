@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 ClockState = Literal["synchronised", "holdover", "free_running"]
 
@@ -88,6 +88,19 @@ class PathDelay(Signal, frozen=True, kw_only=True, tag="path_delay"):
         """Share of the probes whose fate was settled in this window that were lost."""
         settled = self.received + self.lost
         return self.lost / settled if settled else 0.0
+
+
+class PathLiveness(Signal, frozen=True, kw_only=True, tag="path_liveness"):
+    """Whether a path answers, probe by probe: known long before a probe counts as lost."""
+
+    path: Path
+    missed: int  # probes in a row sent since the last answer arrived, each at least a grace ago
+    answered_run: int  # probes in a row answered, at most 1,000,000; 0 while any is missed
+    silent_ns: int  # since the first of the missed probes left; 0 when none is
+    last_answer_ns: int | None  # when the last answer arrived, CLOCK_MONOTONIC of this host
+    last_request_ns: int | None  # when the last probe of the peer's came in by the same interface: the way back works
+    interval_ns: int  # between the probes of a path
+    answered_sent_ns: int | None = None  # when the latest probe that was answered had left
 
 
 class ProbeSamples(Signal, frozen=True, kw_only=True, tag="probe_samples"):
@@ -596,14 +609,18 @@ class Act(Signal, frozen=True, kw_only=True, tag="act"):
     after: dict[str, int]
     because: str
     under: str
-    outcome: Literal["dry_run", "applied", "failed", "undone"]
+    outcome: Literal["dry_run", "applied", "failed", "undone", "alert", "alert_over"]
     seen_ns: int  # at_ns of the signal that led to it
     decided_ns: int
     acknowledged_ns: int | None  # when the kernel had acknowledged and the read-back agreed
+    target: str = ""  # e.g. "nexthop_group:110"
+    actuator: str = ""  # nexthop_group, multipath, metric, pin, label, alert
+    moves: str = ""  # what it moves, in words
 
 
 AnySignal = (
     PathDelay
+    | PathLiveness
     | ProbeSamples
     | ClockEdge
     | Clock

@@ -2,8 +2,8 @@
 # Set-up: what swerve needs on a Debian 12 machine. Usage: scripts/setup.sh [check] [vm]
 #
 # Distribution packages, a virtual environment in .venv, the mounts of tracefs and bpffs, the RDMA tap. `check` adds what `make check`
-# needs, `vm` the second kernel and its emulator. A step that is done already is skipped, so every make target may
-# call this. Root is needed only for a step that has something to do. Writes to standard error alone.
+# needs, `vm` the second kernel and its emulator; either adds the routing daemons of tests and benchmarks. A step that
+# is done already is skipped, so every make target may call this. Root is needed only for a step that has something to do. Writes to standard error alone.
 set -euo pipefail
 exec </dev/null 1>&2
 cd "$(dirname "$0")/.."
@@ -15,6 +15,7 @@ PACKAGES=(python3-bpfcc python3-venv linux-libc-dev iproute2 iperf3 iputils-ping
 	gcc libc6-dev libibverbs-dev librdmacm-dev rdma-core ibverbs-providers # the RDMA tap, and what tests stand in for
 	ibverbs-utils perftest rdmacm-utils bpfcc-tools)                       # what tests and benchmarks compare with
 CHECK_PACKAGES=(clang-format)
+ROUTING_PACKAGES=(frr bird2) # routing daemons that tests and benchmarks run beside swerve, in namespaces of their own
 VM_PACKAGES=(linux-image-amd64 qemu-system-x86 busybox-static file) # file: virtme-ng reads the release with it
 
 mkdir -p .setup
@@ -26,8 +27,8 @@ flock 9 # two makes at once: the second waits, then finds everything done
 extras=dev
 for part in "$@"; do
 	case $part in
-	check) PACKAGES+=("${CHECK_PACKAGES[@]}") ;;
-	vm) PACKAGES+=("${VM_PACKAGES[@]}") extras=dev,vm ;;
+	check) PACKAGES+=("${CHECK_PACKAGES[@]}" "${ROUTING_PACKAGES[@]}") ;;
+	vm) PACKAGES+=("${VM_PACKAGES[@]}" "${ROUTING_PACKAGES[@]}") extras=dev,vm ;;
 	*) echo "set-up: unknown part '$part' (there are: check, vm)"; exit 2 ;;
 	esac
 done
@@ -60,7 +61,7 @@ mounted() { awk -v kind="$1" -v at="$2" '$2 == at && $3 == kind { found = 1 } EN
 POLICY=/usr/sbin/policy-rc.d POLICY_MARK="# made by swerve's scripts/setup.sh"
 forbid_starts() {
 	if [ -e $POLICY ] && ! grep -qxF "$POLICY_MARK" $POLICY; then
-		return # somebody else's: it stays, and quiet_chrony stops what it let start
+		return # somebody else's: it stays, and `quiet` stops what it let start
 	fi
 	trap allow_starts EXIT
 	printf '#!/bin/sh\n%s\nexit 101\n' "$POLICY_MARK" >$POLICY && chmod 755 $POLICY
@@ -79,13 +80,14 @@ install_packages() {
 	return $status
 }
 
-# Tests run a chronyd of their own that sets no clock. The service would set the machine's, now and at every boot.
-quiet_chrony() {
-	update-rc.d chrony disable || return
+# quiet SERVICE DAEMON: tests run daemons of their own. The service would steer the machine itself, its clock or its
+# routes, now and at every boot.
+quiet() {
+	update-rc.d "$1" disable || return
 	if [ -d /run/systemd/system ]; then
-		systemctl disable --now chrony.service
-	elif pidof chronyd; then
-		service chrony stop
+		systemctl disable --now "$1.service"
+	elif pidof "$2"; then
+		service "$1" stop
 	fi
 }
 
@@ -115,9 +117,12 @@ if [ ${#missing[@]} -gt 0 ]; then
 	command -v apt-get >/dev/null || fail packages "install by hand what corresponds to: ${missing[*]}"
 	step packages "try 'apt-get update && apt-get install ${missing[*]}' by hand (network? package sources?)" \
 		install_packages "${missing[@]}"
-	if [[ " ${missing[*]} " == *" chrony "* ]]; then
-		step chrony "keep it from running by itself: systemctl disable --now chrony" quiet_chrony
-	fi
+	for each in "chrony chrony chronyd" "frr frr zebra" "bird2 bird bird"; do # package, service, daemon
+		read -r package service daemon <<<"$each"
+		if [[ " ${missing[*]} " == *" $package "* ]]; then
+			step "$package" "keep it from running by itself: systemctl disable --now $service" quiet "$service" "$daemon"
+		fi
+	done
 fi
 
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>>"$log" ||

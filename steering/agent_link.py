@@ -26,6 +26,8 @@ class AgentLink:
     ----------
     path : Path
         The agent's socket.
+    kinds : frozenset of str
+        The signals to ask for.
     received : callable
         Takes what arrives, as soon as it arrives.
     connected : callable
@@ -37,11 +39,12 @@ class AgentLink:
     def __init__(
         self,
         path: Path,
+        kinds: frozenset[str],
         received: Callable[[list[AnySignal]], None],
         connected: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
-        self._path, self._received, self._connected, self._say = path, received, connected, say
+        self._path, self._kinds, self._received, self._connected, self._say = path, kinds, received, connected, say
         self._selector: selectors.BaseSelector | None = None
         self._client: Client | None = None
         self._connect_ns = self._repeat_ns = 0
@@ -58,7 +61,7 @@ class AgentLink:
             return
         self._connect_ns = now_ns + _CONNECT_NS
         try:
-            self._client = Client(self._path, frozenset({"path_delay"}))
+            self._client = Client(self._path, self._kinds)
         except SwerveError as error:
             self._say_once(f"waiting for the agent: {error}")
             return

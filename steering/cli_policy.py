@@ -1,22 +1,23 @@
-"""`swerve policy`: check a policy file, explain it, print its schema. Changes nothing."""
+"""`swerve policy`: check a policy file, explain it, print its schema, run it over a recording. Changes nothing."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
 from pytools.cli_options import Options, common
 from steering import policy as model
-from steering import policy_file
+from steering.policy import file as policy_file
 
 _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 
 
 @click.group(epilog="Example: swerve policy check /etc/swerve/policy.yaml")
 def policy() -> None:
-    """Check and explain policy files (docs/policy.md)."""
+    """Check, explain and try out policy files (docs/policy.md)."""
 
 
 @policy.command(epilog="Example: swerve policy check /etc/swerve/policy.yaml")
@@ -52,7 +53,7 @@ def explain(options: Options, file: Path) -> None:
     found = policy_file.load(file, guarded=False)
     if options.json:
         # Durations as numbers: for other programs, nanoseconds need no parsing.
-        click.echo(json.dumps({"unit": "ns", "policy": found.model_dump(by_alias=True)}))
+        click.echo(json.dumps({"unit": "ns", "policy": found.model_dump(by_alias=True, exclude_none=True)}))
     else:
         click.echo(model.explain(found))
 
@@ -62,3 +63,38 @@ def explain(options: Options, file: Path) -> None:
 def schema(options: Options) -> None:
     """Print the JSON Schema of policy files, for editors and other tooling."""
     click.echo(json.dumps(model.json_schema(), indent=None if options.json else 2))
+
+
+@policy.command(epilog="Example: swerve policy replay recording.jsonl --policy policy.yaml --only-changes")
+@click.argument("recording", type=click.File("rb"))
+@click.option(
+    "--policy",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="The policy file.",
+)
+@click.option("--only-changes", is_flag=True, help="Acts and alerts, not every change of a path's state.")
+@click.option("--host", default="", metavar="NAME", help="Whose signals, if there are several hosts in it.")
+@common(follows=False)
+def replay(options: Options, recording: BinaryIO, file: Path, only_changes: bool, host: str) -> None:
+    """Say what a policy would have done over RECORDING, the output of `swerve watch` (- for standard input).
+
+    The engine is the real one, its clock that of the records; the kernel is made up: recorded nexthop groups, or all
+    paths to one address with weight 1 each. With -j states and acts are signals, and the last line is the summary.
+    """
+    from steering.needs import signals_of
+    from steering.replay import telling
+    from steering.replay.player import Player
+    from steering.replay.recording import Recording
+
+    found = policy_file.load(file, guarded=False)
+    player, records = Player(found), Recording(recording, signals_of(found) | {"nexthop_group", "act"}, host)
+    for event in player.play(records):
+        if telling.changes_something(event) or not only_changes:
+            click.echo(telling.json_of(event) if options.json else telling.text_of(event))
+    if options.json:
+        click.echo(json.dumps(telling.summary(records, player), ensure_ascii=False))
+        return
+    for line in telling.summary_lines(records, player):
+        click.echo(line)

@@ -12,9 +12,13 @@ from dataclasses import dataclass, replace
 
 from pytools.signals import Path
 from steering import health
+from steering.capacity import Estimate, shares_by
 from steering.health import PathHealth
+from steering.overrides import NONE, Overrides
 from steering.plan import Group, GroupPlan, Plan, scaled
-from steering.policy import Policy
+from steering.policy import Policy, Rule
+
+NO_CAPACITIES: Mapping[str, Estimate] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,14 @@ class _Vote:
     due: int | None  # the rule under which it ought to be taken down
 
 
-def decide(policy: Policy, paths: Mapping[Path, PathHealth], groups: Iterable[Group], now: int) -> Plan:
+def decide(
+    policy: Policy,
+    paths: Mapping[Path, PathHealth],
+    groups: Iterable[Group],
+    now: int,
+    capacities: Mapping[str, Estimate] = NO_CAPACITIES,
+    overrides: Overrides = NONE,
+) -> Plan:
     """The weights wanted for each of these groups.
 
     Parameters
@@ -40,43 +51,78 @@ def decide(policy: Policy, paths: Mapping[Path, PathHealth], groups: Iterable[Gr
         The groups to look at, with their current weights.
     now : int
         CLOCK_MONOTONIC nanoseconds.
+    capacities : mapping of str to Estimate
+        What each interface was measured to carry.
+    overrides : Overrides
+        What the operator wants whatever is measured.
     """
-    return Plan(tuple(_decide_group(policy, paths, group, now) for group in groups))
+    return Plan(tuple(_decide_group(policy, paths, group, now, capacities, overrides) for group in groups))
 
 
-def _decide_group(policy: Policy, paths: Mapping[Path, PathHealth], group: Group, now: int) -> GroupPlan:
+def _decide_group(
+    policy: Policy,
+    paths: Mapping[Path, PathHealth],
+    group: Group,
+    now: int,
+    capacities: Mapping[str, Estimate],
+    overrides: Overrides,
+) -> GroupPlan:
     votes = [
         _Vote(member, path, paths[path], health.due(policy, paths[path]))
         for member, path in group.paths
         if path in paths
     ]
+    if overrides.held(group):
+        return _hold(group, votes, f"hold: {overrides.held(group)}")
+    ordered = overrides.drained(group)
     # A destination of which nothing is heard at all (a peer that was removed) has no say about the others'.
     live = {vote.path.address for vote in votes if vote.health.state != "unmeasured"}
-    if not live:
-        return _back_to_original(group, votes, "original weights: no path of it is measured")
+    unmeasured = next((v for v in votes if v.health.state == "unmeasured" and v.path.address in live), None)
+    if not live or unmeasured is not None:
+        which = "no path of it is measured" if unmeasured is None else f"{unmeasured.path} is not measured"
+        return _back_to_original(group, votes, f"original weights: {which}", ordered)
     votes = [vote for vote in votes if vote.path.address in live]
-    silent = next((vote for vote in votes if vote.health.state == "unmeasured"), None)
-    if silent is not None:
-        return _back_to_original(group, votes, f"original weights: {silent.path} is not measured")
-    missing = _never_measured(group, votes, live)
-    if missing:
-        return _hold(group, votes, f"hold: no measurement yet of {missing}")
-    old = next((vote for vote in votes if health.stale(policy, vote.health, now)), None)
-    if old is not None:
-        return _hold(group, votes, f"hold: no fresh measurement of {old.path}")
+    why = _not_to_be_told(policy, group, votes, live, now)
+    if why:
+        return _ordered(group, _hold(group, votes, f"hold: {why}"), ordered)
+    return _decide_measured(policy, group, votes, capacities, ordered)
+
+
+def _decide_measured(
+    policy: Policy,
+    group: Group,
+    votes: list[_Vote],
+    capacities: Mapping[str, Estimate],
+    ordered: Mapping[int, str],
+) -> GroupPlan:
+    """The weights of a group of which every path is measured."""
     before = {
         member.nexthop_id: min(
-            (health.share(policy, vote.health) for vote in votes if vote.member == member.nexthop_id),
+            (health.share(vote.health) for vote in votes if vote.member == member.nexthop_id),
             default=1.0,
         )
         for member in group.members
     }
-    shares, granted, held = _grant(policy, group, votes, before)
+    before |= dict.fromkeys(ordered, 0.0)
+    if not any(before.values()):
+        why = "held: the operator's order would leave no nexthop"
+        return replace(_back_to_original(group, votes, why, {}), held=tuple((vote.path, why) for vote in votes))
+    shares, granted, held = _grant(policy, group, votes, before, capacities)
     wanted = group.original if all(share == 1 for share in shares.values()) else scaled(group.original, shares)
     if not wanted:  # possible only when the group itself was changed by somebody else
-        return _back_to_original(group, votes, "original weights: no path would be left")
-    because, under = _why(policy, group, votes, shares, granted)
-    return GroupPlan(group.group_id, wanted, because, under, frozenset(vote.path for vote in granted), tuple(held))
+        return _back_to_original(group, votes, "original weights: no path would be left", {})
+    because, under = _why(policy, group, votes, shares, {vote.path: vote for vote, _ in granted}, ordered)
+    down = tuple((vote.path, share) for vote, share in granted)
+    return GroupPlan(group.target, wanted, because, under, down, tuple(held))
+
+
+def _not_to_be_told(policy: Policy, group: Group, votes: list[_Vote], live: set[str], now: int) -> str:
+    """Why the present measurements are not enough to decide; empty when they are."""
+    missing = _never_measured(group, votes, live)
+    if missing:
+        return f"no measurement yet of {missing}"
+    old = next((vote for vote in votes if health.stale(policy, vote.health, now)), None)
+    return "" if old is None else f"no fresh measurement of {old.path}"
 
 
 def _never_measured(group: Group, votes: list[_Vote], addresses: set[str]) -> str:
@@ -91,38 +137,65 @@ def _never_measured(group: Group, votes: list[_Vote], addresses: set[str]) -> st
 
 def _hold(group: Group, votes: list[_Vote], why: str) -> GroupPlan:
     held = tuple((vote.path, why) for vote in votes if vote.due is not None)
-    return GroupPlan(group.group_id, group.current, why, "", held=held)
+    return GroupPlan(group.target, group.current, why, "", held=held)
 
 
-def _back_to_original(group: Group, votes: list[_Vote], why: str) -> GroupPlan:
+def _ordered(group: Group, plan: GroupPlan, ordered: Mapping[int, str]) -> GroupPlan:
+    """A plan that was made without measurements, with what the operator wants out of it left out."""
+    wanted = tuple(pair for pair in plan.wanted if pair[0] not in ordered)
+    if wanted == plan.wanted or not wanted:
+        return plan
+    return replace(plan, wanted=wanted, because="; ".join(dict.fromkeys(ordered.values())), under="operator")
+
+
+def _back_to_original(group: Group, votes: list[_Vote], why: str, ordered: Mapping[int, str]) -> GroupPlan:
     # What was down is no longer: to go down again it must be bad again, with all the limits that hold then.
-    down = frozenset(vote.path for vote in votes if vote.health.state in ("drained", "returning"))
-    return replace(_hold(group, votes, why), wanted=group.original, lifted=down)
+    down = frozenset(vote.path for vote in votes if vote.health.down)
+    return _ordered(group, replace(_hold(group, votes, why), wanted=group.original, lifted=down), ordered)
 
 
 def _grant(
-    policy: Policy, group: Group, votes: list[_Vote], before: dict[int, float]
-) -> tuple[dict[int, float], list[_Vote], list[tuple[Path, str]]]:
-    """Shares by member, the votes that were followed, and those that were not, with the reason."""
+    policy: Policy,
+    group: Group,
+    votes: list[_Vote],
+    before: dict[int, float],
+    capacities: Mapping[str, Estimate],
+) -> tuple[dict[int, float], list[tuple[_Vote, float]], list[tuple[Path, str]]]:
+    """Shares by member, the votes that were followed and to what share, and those that were not, with the reason."""
     shares = dict(before)
-    granted: list[_Vote] = []
+    granted: list[tuple[_Vote, float]] = []
     held: list[tuple[Path, str]] = []
     for vote in sorted((v for v in votes if v.due is not None), key=_age):
         assert vote.due is not None
-        share = min(shares[vote.member], policy.rules[vote.due].then.shift.share)
-        why = _objection(policy, group, votes, shares | {vote.member: share}, vote)
+        floor, why = _floor(policy.rules[vote.due], group, vote, capacities)
+        lower = health.wanted_share(policy, vote.health, floor)
+        if not why and vote.health.state == "drained" and lower >= vote.health.share:
+            continue  # as low as the rule goes
+        share = min(shares[vote.member], lower)
+        why = why or _objection(policy, group, votes, shares | {vote.member: share}, vote)
         if why:
             held.append((vote.path, f"held: {why}"))
             continue
         shares[vote.member] = share
-        granted.append(vote)
+        granted.append((vote, lower))
     return shares, granted, held
+
+
+def _floor(rule: Rule, group: Group, vote: _Vote, capacities: Mapping[str, Estimate]) -> tuple[float, str]:
+    """The share that a rule leaves a path at last, and why that cannot be told (empty: it can)."""
+    shift = rule.then.shift
+    if shift is None or shift.by == "share":
+        return rule.then.share, ""
+    found = shares_by(shift.by, group, capacities)
+    if found is None:
+        return 1.0, f"the {shift.by} of a path is not measured yet"
+    return found[vote.member], ""
 
 
 def _age(vote: _Vote) -> tuple[int, Path]:
     """Those bad for longest first."""
     assert vote.due is not None
-    return vote.health.bad_since[vote.due] or 0, vote.path
+    return vote.health.readings[vote.due].since_ns, vote.path
 
 
 def _objection(policy: Policy, group: Group, votes: list[_Vote], shares: Mapping[int, float], vote: _Vote) -> str:
@@ -151,7 +224,7 @@ def _of(votes: list[_Vote], member: int) -> list[_Vote]:
 
 
 def _troubled(vote: _Vote) -> bool:
-    return vote.due is not None or (vote.health.state in ("drained", "returning") and vote.health.bad)
+    return vote.due is not None or (vote.health.down and vote.health.bad)
 
 
 def _sound(path: PathHealth) -> bool:
@@ -159,26 +232,31 @@ def _sound(path: PathHealth) -> bool:
 
 
 def _why(
-    policy: Policy, group: Group, votes: list[_Vote], shares: Mapping[int, float], granted: list[_Vote]
+    policy: Policy,
+    group: Group,
+    votes: list[_Vote],
+    shares: Mapping[int, float],
+    granted: Mapping[Path, _Vote],
+    ordered: Mapping[int, str],
 ) -> tuple[str, str]:
     """Because and under, of what differs from the weights in force."""
     in_force = _shares_in_force(group)
-    moved = [vote for vote in votes if abs(shares[vote.member] - in_force[vote.member]) > 0.01]
-    said = [vote for vote in moved if vote in granted or vote.health.rule is not None] or granted
-    reasons, rules = [], []
-    for vote in said:
-        number = vote.due if vote in granted else vote.health.rule
+    moved = {member for member, share in shares.items() if abs(share - in_force[member]) > 0.01}
+    said = [v for v in votes if v.member in moved and (v.path in granted or v.health.rule is not None)]
+    reasons = [ordered[member] for member in sorted(moved & ordered.keys())]
+    rules = ["operator"] if reasons else []
+    for vote in said or granted.values():
+        number = vote.due if vote.path in granted else vote.health.rule
         assert number is not None
         rule = policy.rules[number]
-        if vote in granted:
-            reasons.append(f"{vote.path}: {health.reason(rule, vote.health, number)}")
+        if vote.path in granted:
+            reasons.append(f"{vote.path}: {vote.health.readings[number].text}")
         elif vote.health.state == "returning":
-            step = f"step {vote.health.step + 1} of {len(rule.return_.steps)}"
-            reasons.append(f"{vote.path}: {vote.health.because}, {step}")
+            reasons.append(f"{vote.path}: {vote.health.because}, step {vote.health.step} on the way back")
         else:
             reasons.append(f"{vote.path}: {vote.health.because}")
         rules.append(rule.name)
-    return "; ".join(reasons) or "as the paths' states ask", ", ".join(dict.fromkeys(rules))
+    return "; ".join(dict.fromkeys(reasons)) or "as the paths' states ask", ", ".join(dict.fromkeys(rules))
 
 
 def _shares_in_force(group: Group) -> dict[int, float]:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from steering.confirming import Deadline
 from steering.guardian import LEAVE, READY, RENEW
 
 _RESPAWN_NS = 100_000_000  # a guardian that cannot start must not become a fork loop
@@ -33,13 +34,23 @@ class GuardianLink:
         The instance's lock, which it shares.
     say : callable
         Takes a line for the log.
+    deadline : Deadline | None
+        Without a confirmation until then it kills us and undoes.
     """
 
-    def __init__(self, netns: str | None, lease_ns: int, lock_fd: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        netns: str | None,
+        lease_ns: int,
+        lock_fd: int,
+        say: Callable[[str], None],
+        deadline: Deadline | None = None,
+    ) -> None:
         self._netns = netns
         self._lease_ns = lease_ns
         self._lock_fd = lock_fd
         self._say = say
+        self._deadline = deadline
         self._selector: selectors.BaseSelector | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = self._renewals = self._echo = -1
@@ -105,6 +116,8 @@ class GuardianLink:
         os.set_blocking(self._echo, False)
         theirs = (us, their_renewals, their_echo)
         arguments = [*map(str, theirs), str(self._lease_ns), self._netns or ""]
+        if self._deadline is not None:
+            arguments += [str(self._deadline.at_ns), self._deadline.run]
         try:
             # A session of its own: a Ctrl-C for us is not for it. -P: nothing is imported from the current directory.
             self._process = subprocess.Popen(

@@ -4,52 +4,48 @@
                                                               ▲                 │
                                                               └──bad (relapse)──┘
 
-A path that is due stays suspect until `decide` grants the drain and it was carried out: the state never claims
-what was not done. Silence moves nothing (stale: hold), and after long silence the path is unmeasured again.
+A path that is due stays suspect until `decide` grants the change and it was carried out: the state never claims what
+was not done. A drained path keeps `share` of its weight: a rule that goes down in steps lowers it again after each
+settle time while the path is still bad. Silence moves nothing (stale: hold); after long silence the path is
+unmeasured again.
 """
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Sequence
 from typing import Literal
 
-from pytools.signals import PathDelay
-from steering.policy import Loss, Policy, QueueingDelay, Rule, duration_text
+import msgspec
+from msgspec.structs import replace
+
+from pytools.signals import Path
+from steering.evidence import Facts
+from steering.judging import Memory, Reading, judge
+from steering.measuring import Verdict
+from steering.policy import Policy, Rule, duration_text, leaves
+from steering.policy.actions import WEIGHT_KINDS
 
 State = Literal["unmeasured", "healthy", "suspect", "drained", "returning"]
 
 
-class Verdict(enum.Enum):
-    """What one measurement says about one condition."""
-
-    BAD = "bad"  # above the threshold, by more than its error
-    CLEAR = "clear"  # below the lower threshold, by more than its error
-    BETWEEN = "between"  # neither
-    NONE = "none"  # nothing was measured
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A verdict with the numbers behind it, for people."""
-
-    verdict: Verdict
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class PathHealth:
+class PathHealth(msgspec.Struct, frozen=True):
     """Everything remembered about one path. Tuples have one entry per rule of the policy."""
 
     state: State
     since_ns: int
     readings: tuple[Reading, ...] = ()
-    bad_since: tuple[int | None, ...] = ()  # first of the unbroken run of bad measurements
+    memories: tuple[Memory, ...] = ()
     seen_ns: int = 0  # end of the latest measurement
     measured: bool = False  # whether the latest measurement had an answer with a value
+    bad: bool = False  # whether it was bad under a rule that moves something, for however short a time
     clear_since: int | None = None  # start of the time without a bad measurement, while drained
     rule: int | None = None  # under which it was taken down
-    step: int = 0  # while returning
+    share: float = 1.0  # of its original weight, while drained or returning
+    act_ns: int | None = None  # not before this is it lowered (further) for load; None while nothing is wrong
+    held_share: float = 0.0  # the largest share with which it was good for a whole step: a relapse goes back to it
+    lag: float = 0.0  # by what share of a dwell it returns later than others of a herd
+    step: int = 0  # how many it has taken while returning
     step_since: int = 0
     strikes: int = 0  # drains that are remembered; each after the first doubles the dwell
     forgive_ns: int = 0  # when the next strike is forgotten, while healthy
@@ -57,42 +53,9 @@ class PathHealth:
     because: str = ""
 
     @property
-    def bad(self) -> bool:
-        """Whether the latest measurement was bad under any rule."""
-        return any(reading.verdict is Verdict.BAD for reading in self.readings)
-
-
-def judge(condition: QueueingDelay | Loss, signal: PathDelay) -> Reading:
-    """What a measurement says about a condition; its error never helps to a verdict."""
-    if isinstance(condition, Loss):
-        settled = signal.received + signal.lost
-        if settled == 0:
-            return Reading(Verdict.NONE, "no probe was due")
-        verdict = _between(signal.loss > condition.above, signal.loss < condition.clear_below or signal.loss == 0)
-        return Reading(verdict, f"loss {signal.lost} of {settled} probes ({signal.loss:.0%})")
-    if signal.overtaken_p50_ns is not None:
-        # Neither clear nor a value: a lower bound, of both directions together, from probes that are still under way.
-        verdict = _between(signal.overtaken_p50_ns > condition.above, False)
-        waited, answered = duration_text(signal.overtaken_p50_ns), signal.forward.samples
-        late = f"{signal.overtaken} probes overtaken by other paths, {answered} answered"
-        return Reading(verdict, f"queueing delay at least {waited}: {late}")
-    delay = signal.forward
-    value = {
-        "p50": delay.queueing_p50_ns,
-        "p99": delay.queueing_p99_ns,
-        "last": delay.queueing_last_ns,
-    }[condition.quantile]
-    if value is None or delay.samples == 0:
-        return Reading(Verdict.NONE, "no queueing delay was measured")
-    bound = delay.queueing_bound_ns
-    if bound is None:
-        return Reading(Verdict.NONE, "the queueing delay came without its error")
-    verdict = _between(value - bound > condition.above, value + bound < condition.clear_below)
-    return Reading(verdict, f"queueing delay {condition.quantile} {duration_text(value)} ± {duration_text(bound)}")
-
-
-def _between(bad: bool, clear: bool) -> Verdict:
-    return Verdict.BAD if bad else Verdict.CLEAR if clear else Verdict.BETWEEN
+    def down(self) -> bool:
+        """Whether part of its weight is taken away."""
+        return self.state in ("drained", "returning")
 
 
 def unknown(now: int) -> PathHealth:
@@ -105,40 +68,64 @@ def stale(policy: Policy, path: PathHealth, now: int) -> bool:
     return now - path.seen_ns > policy.safety.stale_after
 
 
-def observe(policy: Policy, path: PathHealth, signal: PathDelay, now: int) -> PathHealth:
-    """The path after one more measurement, and after what the clock allows.
+def observe(policy: Policy, path: PathHealth, facts: Facts, now: int) -> PathHealth:
+    """The path after what was newly measured of it, and after what the clock allows.
 
-    A measurement that is not newer than the last one, stale on arrival, or from the future changes nothing.
+    Facts that are older than the last ones, stale on arrival, or from the future change nothing.
     """
-    at = signal.at_ns
-    if at <= path.seen_ns or abs(now - at) > policy.safety.stale_after:
+    at = measured_ns(facts)
+    if at < path.seen_ns or abs(now - at) > policy.safety.stale_after:
         return path
-    readings = tuple(judge(rule.when, signal) for rule in policy.rules)
     broken = at - path.seen_ns > policy.safety.stale_after  # what ran before the silence does not count on
-    before = (None,) * len(readings) if broken or not path.bad_since else path.bad_since
-    bad_since = tuple(
-        (at if since is None else since) if reading.verdict is Verdict.BAD else None
-        for reading, since in zip(readings, before, strict=True)
-    )
+    memories = path.memories if path.memories and not broken else ((),) * len(policy.rules)
+    judged = [_judge(policy, rule, facts, memory, now) for rule, memory in zip(policy.rules, memories, strict=True)]
     path = replace(
         path,
-        readings=readings,
-        bad_since=bad_since,
+        readings=tuple(reading for reading, _ in judged),
+        memories=tuple(memory for _, memory in judged),
         seen_ns=at,
-        measured=signal.received > 0 and any(reading.verdict is not Verdict.NONE for reading in readings),
+        measured=_measured(facts),
+        bad=any(_bad(rule, reading) for rule, (reading, _) in zip(policy.rules, judged, strict=True)),
+        act_ns=_patience(policy, path, [reading for reading, _ in judged], facts, at),
         step_since=at if broken else path.step_since,
     )
     return advance(policy, _clearing(path, at, broken), now)
 
 
+def measured_ns(facts: Facts) -> int:
+    """When a path was last measured: by its delay or its liveness, whichever is newer; 0 for never."""
+    return max((fact.at_ns for fact in (facts.delay, facts.liveness) if fact is not None), default=0)
+
+
+def _bad(rule: Rule, reading: Reading) -> bool:
+    return rule.then.kind != "alert" and reading.verdict in (Verdict.BAD, Verdict.PENDING)
+
+
+def _measured(facts: Facts) -> bool:
+    """Whether the latest window had an answer with a value."""
+    delay = facts.delay
+    return delay is not None and delay.received > 0 and delay.forward.queueing_p50_ns is not None
+
+
+def _judge(policy: Policy, rule: Rule, facts: Facts, memory: Memory, now: int) -> tuple[Reading, Memory]:
+    if not rule.scope.covers(facts.path):
+        return Reading(Verdict.NONE, "out of the rule's scope"), ()
+    return judge(rule.when, facts, memory, now, policy.safety.stale_after)
+
+
 def _clearing(path: PathHealth, at: int, broken: bool) -> PathHealth:
     """Keep the time since which a drained path looks good: a bad measurement ends it, a clear one starts it."""
-    since = None if broken else path.clear_since
     if path.state != "drained" or path.bad or path.rule is None:
         return replace(path, clear_since=None)
-    if since is None and path.readings[path.rule].verdict is Verdict.CLEAR:
-        since = at
-    return replace(path, clear_since=since)
+    since = None if broken else path.clear_since
+    return replace(path, clear_since=at if since is None and _clear(path) else since)
+
+
+def _clear(path: PathHealth) -> bool:
+    """Whether what took it down is over; of what only traffic shows, an idle path has nothing more to say."""
+    assert path.rule is not None
+    reading = path.readings[path.rule]
+    return reading.verdict is Verdict.CLEAR or (reading.verdict is Verdict.NONE and reading.idle)
 
 
 def advance(  # noqa: PLR0911 (one return per state)
@@ -152,7 +139,7 @@ def advance(  # noqa: PLR0911 (one return per state)
         if path.state == "unmeasured":
             return path
         why = f"not measured for {duration_text(silent)}"
-        return replace(path, state="unmeasured", since_ns=now, because=why, step=0, clear_since=None)
+        return replace(_whole(path, "unmeasured", now, why), clear_since=None)
     if silent > policy.safety.stale_after:
         return path
     match path.state:
@@ -169,7 +156,7 @@ def advance(  # noqa: PLR0911 (one return per state)
 def _settle(policy: Policy, path: PathHealth, now: int) -> PathHealth:
     """Healthy or suspect, whichever the latest measurement says; strikes are forgotten while healthy."""
     if path.bad:
-        why = next(reading.text for reading in path.readings if reading.verdict is Verdict.BAD)
+        why = next(r.text for rule, r in zip(policy.rules, path.readings, strict=True) if _bad(rule, r))
         if path.state == "suspect":
             return replace(path, because=why)
         return replace(path, state="suspect", since_ns=now, because=why)
@@ -181,26 +168,49 @@ def _settle(policy: Policy, path: PathHealth, now: int) -> PathHealth:
     return path
 
 
+def _whole(path: PathHealth, state: State, now: int, why: str) -> PathHealth:
+    """The path with its whole weight."""
+    return replace(path, state=state, since_ns=now, because=why, share=1.0, step=0)
+
+
 def _healthy(policy: Policy, path: PathHealth, now: int, why: str) -> PathHealth:
     wait = 0 if path.rule is None else dwell(policy.rules[path.rule], path.strikes)
-    return replace(path, state="healthy", since_ns=now, step=0, forgive_ns=now + wait, because=why)
+    return replace(_whole(path, "healthy", now, why), forgive_ns=now + wait, held_share=0.0)
 
 
 def due(policy: Policy, path: PathHealth) -> int | None:
-    """The rule under which the path ought to be taken down (further) now; the first in the policy that holds."""
-    if path.state not in ("suspect", "returning", "drained"):
+    """The rule under which the path ought to be taken down (further) now; the first in the policy that holds.
+
+    A path that is down goes further down under an earlier rule at once, and under the same one in steps, on what was
+    measured a settle time after the last.
+    """
+    if path.state not in ("suspect", "drained", "returning"):
         return None
-    limit = path.rule if path.state == "drained" else None
-    for number, (rule, since) in enumerate(zip(policy.rules, path.bad_since, strict=False)):
-        if limit is not None and number >= limit:
-            return None  # already down under this one
-        if since is not None and path.seen_ns - since >= rule.when.for_:
-            return number
+    for number, (rule, reading) in enumerate(zip(policy.rules, path.readings, strict=False)):
+        if path.state == "drained" and path.rule is not None and number > path.rule:
+            return None
+        if reading.verdict is not Verdict.BAD or rule.then.kind not in WEIGHT_KINDS:
+            continue
+        if path.state == "drained" and number == path.rule and path.share <= _lowest(rule):
+            return None
+        patient = not reading.failure and path.state != "returning"  # who came back last makes room first
+        if patient and path.act_ns is not None and path.seen_ns < path.act_ns:
+            return None
+        return number
     return None
 
 
-def drained(policy: Policy, path: PathHealth, now: int) -> PathHealth:
-    """The path after its drain was carried out.
+def _lowest(rule: Rule) -> float:
+    """The least share that the rule can leave."""
+    return rule.then.share if rule.then.shift is None or rule.then.shift.by == "share" else 0.0
+
+
+def _settle_ns(rule: Rule) -> int:
+    return rule.then.shift.settle if rule.then.shift is not None else 0
+
+
+def lowered(policy: Policy, which: Path, path: PathHealth, share: float, now: int) -> PathHealth:
+    """The path after a change that leaves it this share of its weight was carried out.
 
     Raises
     ------
@@ -210,35 +220,73 @@ def drained(policy: Policy, path: PathHealth, now: int) -> PathHealth:
     number = due(policy, path)
     if number is None:
         raise ValueError(f"a {path.state} path is not due to be drained")
-    rule = policy.rules[number]
-    strikes = path.strikes + (path.state != "drained")
+    again = path.state == "drained"
     return replace(
         path,
         state="drained",
         since_ns=now,
         rule=number,
-        strikes=strikes,
+        share=share,
+        act_ns=now + _settle_ns(policy.rules[number]) + drawn(policy, which, now),
+        lag=_fraction(which, now) if policy.safety.herd.jitter else 0.0,
+        strikes=path.strikes + (not again),
         step=0,
         clear_since=None,
-        because=reason(rule, path, number),
+        because=path.readings[number].text,
+    )
+
+
+def taken_away(policy: Policy, which: Path, path: PathHealth, now: int) -> PathHealth:
+    """The path after the kernel took its nexthop away with the link: it comes back as by the rule about failures.
+
+    Without such a rule it comes back at once.
+    """
+    number = next(
+        (
+            number
+            for number, rule in enumerate(policy.rules)
+            if rule.then.kind in WEIGHT_KINDS and rule.scope.covers(which) and any(x.failure for x in leaves(rule.when))
+        ),
+        None,
+    )
+    if number is None or path.state == "drained":
+        return path
+    return replace(
+        path,
+        state="drained",
+        since_ns=now,
+        rule=number,
+        share=_lowest(policy.rules[number]),
+        strikes=path.strikes + 1,
+        step=0,
+        clear_since=None,
+        because="its nexthop went with the link",
     )
 
 
 def lifted(policy: Policy, path: PathHealth, now: int) -> PathHealth:
     """The path after its weight was put back although it has not recovered. Going down again is no relapse."""
-    if path.state not in ("drained", "returning"):
+    if not path.down:
         return path
     back = _healthy(policy, path, now, "the original weights were put back")
-    return replace(back, strikes=max(0, path.strikes - 1), bad_since=(None,) * len(path.bad_since), clear_since=None)
+    return replace(back, strikes=max(0, path.strikes - 1), memories=(), clear_since=None)
 
 
-def reason(rule: Rule, path: PathHealth, number: int) -> str:
-    """Why a path is taken down: the measurement, the threshold, and for how long."""
-    since = path.bad_since[number]
-    lasted = path.seen_ns - since if since is not None else 0
-    when = rule.when
-    threshold = duration_text(when.above) if isinstance(when, QueueingDelay) else f"{when.above:.0%}"
-    return f"{path.readings[number].text}, above {threshold} for {duration_text(lasted)}"
+def wanted_share(policy: Policy, path: PathHealth, floor: float) -> float:
+    """The share that the rule under which a path is due leaves it; `floor` is what the rule goes down to at last.
+
+    Load goes down in the rule's steps, and a relapse then goes back to the share that held; failures go down at once.
+    """
+    number = due(policy, path)
+    assert number is not None
+    rule = policy.rules[number]
+    if path.readings[number].failure:
+        return floor
+    step = 1.0 if rule.then.shift is None else rule.then.shift.step
+    now_has = share(path)
+    if step < 1 and path.state == "returning" and path.rule == number:
+        return max(floor, min(path.held_share, now_has))
+    return max(floor, now_has - step)
 
 
 def dwell(rule: Rule, strikes: int) -> int:
@@ -247,27 +295,34 @@ def dwell(rule: Rule, strikes: int) -> int:
     return min(rule.return_.dwell << doublings, rule.return_.max_dwell)
 
 
-def share(policy: Policy, path: PathHealth) -> float:
+def share(path: PathHealth) -> float:
     """The share of its original weight that its state gives the path."""
-    if path.rule is None or path.state not in ("drained", "returning"):
-        return 1.0
-    rule = policy.rules[path.rule]
-    return rule.return_.steps[path.step] if path.state == "returning" else rule.then.shift.share
+    return path.share if path.down else 1.0
 
 
 def _return_when_clear(policy: Policy, path: PathHealth, now: int) -> PathHealth:
     assert path.rule is not None
     rule = policy.rules[path.rule]
-    clear = path.readings[path.rule].verdict is Verdict.CLEAR
-    if path.clear_since is None or not clear:
+    reading = path.readings[path.rule]
+    if path.clear_since is None or not _clear(path) or (reading.run < rule.return_.rise and not reading.idle):
         return path
-    if path.seen_ns - path.clear_since < dwell(rule, path.strikes):
+    if path.seen_ns - path.clear_since < dwell(rule, path.strikes) * (1 + path.lag):
         return path
     # However short the dwell: steady congestion must not become many tries.
     if path.tried_ns is not None and now - path.tried_ns < rule.return_.retry_after:
         return path
-    why = f"{path.readings[path.rule].text}, good for {duration_text(path.seen_ns - path.clear_since)}"
-    return replace(path, state="returning", since_ns=now, step=0, step_since=now, tried_ns=now, because=why)
+    why = f"{reading.text}, good for {duration_text(path.seen_ns - path.clear_since)}"
+    return replace(
+        path,
+        state="returning",
+        since_ns=now,
+        held_share=path.share,
+        share=_raised(rule, path.share),
+        step=1,
+        step_since=now,
+        tried_ns=now,
+        because=why,
+    )
 
 
 def _next_step(policy: Policy, path: PathHealth, now: int) -> PathHealth:
@@ -276,6 +331,38 @@ def _next_step(policy: Policy, path: PathHealth, now: int) -> PathHealth:
     if path.bad or not path.measured or path.seen_ns - path.step_since < back.step:
         return path
     text = path.readings[path.rule].text
-    if path.step + 1 < len(back.steps):
-        return replace(path, step=path.step + 1, step_since=now, because=f"{text}, still good")
-    return _healthy(policy, path, now, f"{text}, still good")
+    if path.share >= 1:
+        return _healthy(policy, path, now, f"{text}, still good")
+    return replace(
+        path,
+        step=path.step + 1,
+        share=_raised(policy.rules[path.rule], path.share),
+        held_share=path.share,
+        step_since=now,
+        because=f"{text}, still good",
+    )
+
+
+def _raised(rule: Rule, share: float) -> float:
+    """The next share on the way back; a rule that goes down in small steps comes back in no larger ones."""
+    wanted = next((each for each in rule.return_.steps if each > share + 1e-9), 1.0)
+    step = 1.0 if rule.then.shift is None else rule.then.shift.step
+    return min(wanted, share + step) if step < 1 else wanted
+
+
+def _patience(policy: Policy, path: PathHealth, readings: Sequence[Reading], facts: Facts, at: int) -> int | None:
+    """Not before when a path may be lowered for load: each host draws its own time, so that a herd does not move."""
+    if not any(reading.verdict is Verdict.BAD for reading in readings):
+        return path.act_ns if path.down and path.act_ns is not None and at < path.act_ns else None
+    return path.act_ns if path.act_ns is not None else at + drawn(policy, facts.path, at)
+
+
+def drawn(policy: Policy, path: Path, seed: int) -> int:
+    """A time within `safety.herd.jitter`, drawn by host and path, and anew for each occasion."""
+    return int(policy.safety.herd.jitter * _fraction(path, seed))
+
+
+def _fraction(path: Path, seed: int) -> float:
+    """A number from 0 to 1, drawn by host and path, and anew for each occasion."""
+    digest = hashlib.blake2b(f"{path}/{seed}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest) / 2**32

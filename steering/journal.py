@@ -1,6 +1,7 @@
 """The write-ahead journal: JSON Lines, synced to disk before each act, so that whoever comes later can undo it.
 
 Entries: intent (about to act), applied, failed, undone, released (somebody else changed the group: hands off).
+About a whole run (`act_id` names it): confirmed, expired (confirming.py).
 Only entries of this boot and this network namespace are outstanding: the kernel forgot the others.
 `at_ns` is CLOCK_MONOTONIC, `unix_ns` CLOCK_REALTIME. One writer at a time: whoever holds the `Lock`.
 """
@@ -12,17 +13,16 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from pytools import places
 from pytools.errors import CapabilityError
-from steering.plan import Weights, weights_of
+from steering.plan import Group, Member, Target, Weights, nexthop_group, weights_of
 
-Kind = Literal["intent", "applied", "failed", "undone", "released"]
-KINDS: Final = ("intent", "applied", "failed", "undone", "released")
+Kind = Literal["intent", "applied", "failed", "undone", "released", "confirmed", "expired"]
+KINDS: Final = ("intent", "applied", "failed", "undone", "released", "confirmed", "expired")
 FILE: Final = "journal.jsonl"
 LOCK_FILE: Final = "lock"
 ROTATE_BYTES: Final = 4 << 20
@@ -35,8 +35,8 @@ class Entry:
 
     kind: Kind
     act_id: str
-    group_id: int
-    original: Weights  # the group before anything of ours
+    target: Target
+    members: tuple[Member, ...]  # of the target before anything of ours, with their original weights
     before: Weights
     after: Weights
     because: str
@@ -45,17 +45,31 @@ class Entry:
     by: str = "controller"  # who wrote it: controller, guardian, command
     at_ns: int = 0
     unix_ns: int = 0
-    names: dict[str, str] = field(default_factory=dict)  # nexthop id -> what a person calls it
+    origin: str = ""  # of the target; see `Group.origin`
+
+    @property
+    def group(self) -> Group:
+        """The target before anything of ours; its destinations are not known any more."""
+        return Group(self.target, (), self.members, self.before, origin=self.origin)
+
+    @property
+    def original(self) -> Weights:
+        """The weights before anything of ours."""
+        return weights_of((member.nexthop_id, member.weight) for member in self.members)
 
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A group that may not have its original weights because of us."""
+    """A target that may not have its original weights because of us."""
 
-    group_id: int
-    original: Weights
+    group: Group  # as it was before us; no destinations
     ours: tuple[Weights, ...]  # weights of ours that the kernel may have
     last: Entry
+
+    @property
+    def target(self) -> Target:
+        """Its name."""
+        return self.group.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,38 +79,34 @@ class Contents:
     entries: tuple[Entry, ...]
     torn: int  # lines that are no entry: a write that a crash cut off
 
-    def outstanding(self, scope: str) -> dict[int, Outstanding]:
-        """What is still to be undone, by group."""
-        found: dict[int, Outstanding] = {}
+    def outstanding(self, scope: str) -> dict[Target, Outstanding]:
+        """What is still to be undone, by target."""
+        found: dict[Target, Outstanding] = {}
         for entry in self.entries:
             if entry.scope == scope:
                 _follow(found, entry)
         return found
 
 
-def _follow(found: dict[int, Outstanding], entry: Entry) -> None:
-    known = found.get(entry.group_id)
+def _follow(found: dict[Target, Outstanding], entry: Entry) -> None:
+    known = found.get(entry.target)
+    group = known.group if known else entry.group
     match entry.kind:
         case "intent":
-            ours = (*known.ours, entry.after) if known else (entry.before, entry.after)
-            original = known.original if known else entry.original
-            found[entry.group_id] = Outstanding(
-                entry.group_id, original, tuple(dict.fromkeys((*ours, entry.before))), entry
-            )
+            ours = (*known.ours, entry.after, entry.before) if known else (entry.before, entry.after)
+            found[entry.target] = Outstanding(group, tuple(dict.fromkeys(ours)), entry)
         case "applied":
             if entry.after == entry.original:
-                found.pop(entry.group_id, None)
+                found.pop(entry.target, None)
             else:
-                found[entry.group_id] = Outstanding(
-                    entry.group_id, known.original if known else entry.original, (entry.after,), entry
-                )
+                found[entry.target] = Outstanding(group, (entry.after,), entry)
         case "failed":
-            if known and entry.before == known.original:
-                found.pop(entry.group_id)
+            if known and entry.before == known.group.original:
+                found.pop(entry.target)
             elif known:
-                found[entry.group_id] = Outstanding(entry.group_id, known.original, (entry.before,), entry)
+                found[entry.target] = Outstanding(group, (entry.before,), entry)
         case "undone" | "released":
-            found.pop(entry.group_id, None)
+            found.pop(entry.target, None)
 
 
 def scope() -> str:
@@ -133,21 +143,35 @@ def read(path: Path) -> Contents:
         return Contents((), 0)
     except PermissionError as error:
         raise _not_ours(path, error) from None
-    found = [_parse(line) for line in lines if line]
+    found = [parse(line) for line in lines if line]
     entries = tuple(entry for entry in found if entry is not None)
     return Contents(entries, len(found) - len(entries))
 
 
-def _parse(line: bytes) -> Entry | None:
+def parse(line: bytes) -> Entry | None:
+    """The entry in a line; None for what is none."""
     try:
         raw = json.loads(line)
         known = {name: raw[name] for name in (f.name for f in fields(Entry)) if name in raw}
-        for name in ("original", "before", "after"):
+        if "group_id" in raw:
+            known |= {"target": nexthop_group(int(raw["group_id"])), "members": _members_by_name(raw)}
+        else:
+            known["members"] = tuple(Member(int(n), str(g), str(i), int(w)) for n, g, i, w in raw["members"])
+        for name in ("before", "after"):
             known[name] = weights_of((int(n), int(w)) for n, w in raw[name])
         entry = Entry(**known)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    return entry if entry.kind in KINDS and isinstance(entry.group_id, int) else None
+    return entry if entry.kind in KINDS and isinstance(entry.target, str) else None
+
+
+def _members_by_name(raw: dict[str, Any]) -> tuple[Member, ...]:
+    """The members in an entry that knows nexthop groups only, by their names for people."""
+    found = []
+    for nexthop, weight in raw["original"]:
+        gateway, _, interface = str(raw.get("names", {}).get(str(nexthop), "")).rpartition("dev ")
+        found.append(Member(int(nexthop), gateway.strip(), interface, int(weight)))
+    return tuple(found)
 
 
 class Journal:
@@ -166,7 +190,7 @@ class Journal:
 
     def write(self, entry: Entry) -> None:
         """Append one entry and wait until it is on disk."""
-        line = json.dumps(asdict(entry), separators=(",", ":")).encode() + b"\n"
+        line = json.dumps(_as_line(entry), separators=(",", ":")).encode() + b"\n"
         if self._torn:  # the disk was full: do not continue the torn line
             line = b"\n" + line
         self._torn = True
@@ -199,6 +223,10 @@ class Journal:
         self.close()
 
 
+def _as_line(entry: Entry) -> dict[str, Any]:
+    return asdict(entry) | {"members": [astuple(member) for member in entry.members]}
+
+
 def _open_synced(path: Path) -> int:
     """A journal opened for appending; its name, too, is on disk; a torn last line is closed off."""
     try:
@@ -220,22 +248,20 @@ def _open_synced(path: Path) -> int:
 def entry_now(  # the two clocks are read here, so that no caller forgets one
     kind: Kind,
     act_id: str,
-    group_id: int,
-    original: Weights,
+    group: Group,
     before: Weights,
     after: Weights,
     because: str,
     under: str,
     scope: str,
     by: str = "controller",
-    names: Iterable[tuple[int, str]] = (),
 ) -> Entry:
-    """An entry with the present time."""
+    """An entry with the present time; `group` is the target before anything of ours."""
     return Entry(
         kind,
         act_id,
-        group_id,
-        original,
+        group.target,
+        group.members,
         before,
         after,
         because,
@@ -244,10 +270,10 @@ def entry_now(  # the two clocks are read here, so that no caller forgets one
         by,
         time.monotonic_ns(),
         time.time_ns(),
-        {str(nexthop): name for nexthop, name in names},
+        group.origin,
     )
 
 
 def as_json(entry: Entry) -> dict[str, Any]:
     """An entry for other programs."""
-    return asdict(entry)
+    return asdict(entry) | {"original": entry.original}

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Final, Literal
 
 from pytools.signals import Act, PathState
-from steering.engine import Standing
-from steering.plan import Change, Group, Weights
+from steering.engine import Alert, Standing
+from steering.flow_plan import FlowAct
+from steering.plan import Change, Group, Target, kind_of, title
 from steering.settle import Settled
 
 Outcome = Literal["dry_run", "applied", "failed", "undone"]
 
+_MOVES: Final = {
+    "nexthop_group": "new flows; of a plain group some live flows too, of a resilient one mostly idle ones",
+    "multipath": "new flows, and some live flows",
+    "metric": "all flows, live ones too",
+}
 
-def act_id(group_id: int) -> str:
+
+_FLOW_MOVES: Final = {
+    "pin": "these live flows only, at once",
+    "unpin": "these live flows only, back to where they are routed",
+    "relabel": "these live flows only, behind the nexthop",
+    "unlabel": "these live flows only, behind the nexthop",
+}
+
+
+def moves(target: Target) -> str:
+    """What a change of a target's weights moves, in words."""
+    return _MOVES.get(kind_of(target), "")
+
+
+def act_id(target: Target) -> str:
     """A new name for an act: unique on this host, and in the order of time."""
-    return f"{time.time_ns():x}-{group_id}"
+    return f"{time.time_ns():x}-{target}"
 
 
 def act(
@@ -34,8 +54,11 @@ def act(
         host=host,
         at_ns=time.monotonic_ns(),
         unix_ns=time.time_ns(),
-        act_id=name or act_id(change.group_id),
-        what=f"nexthop group {change.group_id}",
+        act_id=name or act_id(change.target),
+        what=title(change.target),
+        target=change.target,
+        actuator=kind_of(change.target),
+        moves=group.moves or moves(change.target),
         before=group.named(change.before),
         after=group.named(change.after),
         because=f"{change.because}; failed: {failure}" if failure else change.because,
@@ -49,21 +72,18 @@ def act(
 
 def undone(host: str, settled: Settled, why: str, decided_ns: int) -> Act:
     """An act that was taken back."""
-    last = settled.outstanding.last
-
-    def named(weights: Weights) -> dict[str, int]:
-        found = dict(weights)
-        original = [nexthop for nexthop, _ in last.original]
-        return {last.names.get(str(n), str(n)): found.get(n, 0) for n in original}
-
+    last, group = settled.outstanding.last, settled.outstanding.group
     return Act(
         host=host,
         at_ns=time.monotonic_ns(),
         unix_ns=time.time_ns(),
         act_id=last.act_id,
-        what=f"nexthop group {settled.group_id}",
-        before=named(last.after),
-        after=named(settled.outcome.weights),
+        what=title(settled.target),
+        target=settled.target,
+        actuator=kind_of(settled.target),
+        moves=group.moves or moves(settled.target),
+        before=group.named(last.after),
+        after=group.named(settled.outcome.weights),
         because=why,
         under=last.under,
         outcome="undone",
@@ -86,4 +106,71 @@ def path_state(host: str, standing: Standing) -> PathState:
         weight_actual=standing.weight_actual,
         reason=standing.reason,
         under=standing.under,
+    )
+
+
+def alert(host: str, said: Alert) -> Act:
+    """A rule that only says something began to hold, or is over."""
+    now = time.monotonic_ns()
+    return Act(
+        host=host,
+        at_ns=now,
+        unix_ns=time.time_ns(),
+        act_id=act_id(f"alert:{said.rule}"),
+        what=f"alert {said.rule}",
+        before={},
+        after={str(said.path): int(said.holds)},
+        because=said.text,
+        under=said.rule,
+        outcome="alert" if said.holds else "alert_over",
+        seen_ns=said.seen_ns,
+        decided_ns=now,
+        acknowledged_ns=None,
+        actuator="alert",
+        moves="nothing: it only says so",
+    )
+
+
+def order(host: str, what: str, why: str, begins: bool) -> Act:
+    """Something that the operator ordered began to hold, or is over."""
+    now = time.monotonic_ns()
+    return Act(
+        host=host,
+        at_ns=now,
+        unix_ns=time.time_ns(),
+        act_id=act_id(what),
+        what=what,
+        before={},
+        after={},
+        because=why,
+        under="operator",
+        outcome="alert" if begins else "alert_over",
+        seen_ns=now,
+        decided_ns=now,
+        acknowledged_ns=None,
+        actuator="operator",
+    )
+
+
+def flow_act(
+    host: str, act: FlowAct, outcome: Outcome, decided_ns: int, acknowledged_ns: int | None = None, failure: str = ""
+) -> Act:
+    """Something that was done to flows, would have been, or failed."""
+    return Act(
+        host=host,
+        at_ns=time.monotonic_ns(),
+        unix_ns=time.time_ns(),
+        act_id=act_id(act.target),
+        what=f"{act.kind} {len(act.flows)} flow{'s' if len(act.flows) > 1 else ''} of {title(act.target)}",
+        target=act.target,
+        actuator="pin" if act.kind in ("pin", "unpin") else "label",
+        moves=_FLOW_MOVES[act.kind],
+        before=dict(act.before),
+        after=dict(act.after),
+        because=f"{act.because}; failed: {failure}" if failure else act.because,
+        under=act.under,
+        outcome=outcome,
+        seen_ns=act.seen_ns,
+        decided_ns=decided_ns,
+        acknowledged_ns=acknowledged_ns,
     )

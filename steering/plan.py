@@ -1,7 +1,8 @@
 """What is wanted, and what it takes to get there: frozen records and one pure difference.
 
-Weights are nexthop object ids with integer weights above 0, sorted; a nexthop that is not named is not in the group.
-Times are CLOCK_MONOTONIC nanoseconds.
+A target is something with weights, by its one name: `nexthop_group:102`, `multipath:main:10.9.2.0/24` (`@50` behind it
+where the route has a metric of its own), `metric:main:fd00:9::/64`. Weights are members' ids with integer weights above
+0, sorted; a member that is not named has no part. Times are CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
@@ -13,15 +14,43 @@ from fractions import Fraction
 
 from pytools.signals import Path
 
+Target = str
 Weights = tuple[tuple[int, int], ...]
 
 MAX_WEIGHT = 256  # what every kernel takes
+
+
+def nexthop_group(group_id: int) -> Target:
+    """The target that a nexthop group is."""
+    return f"nexthop_group:{group_id}"
+
+
+def kind_of(target: Target) -> str:
+    """Which actuator a target is for."""
+    return target.partition(":")[0]
+
+
+def title(target: Target) -> str:
+    """A target as a person calls it."""
+    kind, _, name = target.partition(":")
+    table, _, place = name.partition(":")
+    place = place.replace("@", " metric ") + ("" if table == "main" else f" of table {table}")
+    return {
+        "nexthop_group": f"nexthop group {name}",
+        "multipath": f"route {place}",
+        "metric": f"metric of {place}",
+    }.get(kind, target)
 
 
 def weights_of(pairs: Mapping[int, int] | Iterable[tuple[int, int]]) -> Weights:
     """Weights in their one form: sorted, members of weight 0 left out."""
     items = pairs.items() if isinstance(pairs, Mapping) else pairs
     return tuple(sorted((nexthop, weight) for nexthop, weight in items if weight > 0))
+
+
+def same(one: Weights, other: Weights) -> bool:
+    """Whether two weights do the same: that of a single member is of no account, and a route does not keep it."""
+    return one == other or (len(one) == len(other) == 1 and one[0][0] == other[0][0])
 
 
 def canonical(address: str) -> str:
@@ -34,9 +63,9 @@ def canonical(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One nexthop of a group as it was found before we touched it."""
+    """One nexthop of a target as it was found before we touched it."""
 
-    nexthop_id: int
+    nexthop_id: int  # of the nexthop object; where there is none, a number that is stable within the record
     gateway: str  # empty when on-link
     interface: str
     weight: int  # the original one
@@ -49,13 +78,15 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A nexthop group that may be steered."""
+    """A target that may be steered: a nexthop group, or what stands for one."""
 
-    group_id: int
+    target: Target
     destinations: tuple[str, ...]  # managed prefixes whose routes use it
     members: tuple[Member, ...]
     current: Weights  # what is in force now
     paths: tuple[tuple[int, Path], ...] = ()  # which measured path runs over which member
+    moves: str = ""  # what a change of its weights moves, in words
+    origin: str = ""  # what its actuator needs besides to put it back exactly
 
     @property
     def original(self) -> Weights:
@@ -73,15 +104,45 @@ class Group:
         return {member.name: found.get(member.nexthop_id, 0) for member in self.members}
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class FlowKey:
+    """A flow by its five fields, as this host sees it. Addresses in their one spelling."""
+
+    protocol: int  # 6 TCP, 17 UDP
+    local: str
+    local_port: int
+    remote: str
+    remote_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One flow held on one member of a target, until its lease ends."""
+
+    flow: FlowKey
+    target: Target
+    nexthop_id: int
+    expires_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabelChange:
+    """Another IPv6 flow label for one flow, until its lease ends."""
+
+    flow: FlowKey
+    label: int  # 20 bits
+    expires_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """The weights one group shall have, and why."""
+    """The weights one target shall have, and why."""
 
-    group_id: int
+    target: Target
     wanted: Weights
     because: str
     under: str  # names of the rules behind it
-    granted: frozenset[Path] = frozenset()  # paths that are taken down with it, if it is carried out
+    granted: tuple[tuple[Path, float], ...] = ()  # paths that are taken down with it, if carried out, and to what share
     held: tuple[tuple[Path, str], ...] = ()  # paths that ought to be taken down but are not, and why
     lifted: frozenset[Path] = frozenset()  # paths that are down, and get their weight back without having recovered
 
@@ -95,23 +156,23 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One act on one group."""
+    """One act on one target."""
 
-    group_id: int
+    target: Target
     before: Weights
     after: Weights
     because: str
     under: str
-    granted: frozenset[Path] = frozenset()
+    granted: tuple[tuple[Path, float], ...] = ()
     lifted: frozenset[Path] = frozenset()
 
 
-def diff(current: Mapping[int, Weights], plan: Plan) -> list[Change]:
-    """The acts that lead from the current weights to the plan; none for a group that is unknown or already there."""
+def diff(current: Mapping[Target, Weights], plan: Plan) -> list[Change]:
+    """The acts that lead from the current weights to the plan; none for a target that is unknown or already there."""
     return [
         Change(
-            each.group_id,
-            current[each.group_id],
+            each.target,
+            current[each.target],
             each.wanted,
             each.because,
             each.under,
@@ -119,7 +180,7 @@ def diff(current: Mapping[int, Weights], plan: Plan) -> list[Change]:
             each.lifted,
         )
         for each in plan.groups
-        if each.group_id in current and current[each.group_id] != each.wanted
+        if each.target in current and not same(current[each.target], each.wanted)
     ]
 
 

@@ -1,15 +1,21 @@
-"""What a group that is not as we left it means: the kernel took a member away, or somebody else changed it. Pure."""
+"""What a target that is not as we left it means: the kernel took a member away, or somebody else changed it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from steering.plan import Group
+from steering.plan import Group, Weights, same
 
 
-def reconcile(first: Group, known: Group, found: Group, nexthops: AbstractSet[int]) -> tuple[Group, str]:
-    """The group to go on with, and why it is somebody else's now (empty: it is not).
+def reconcile(
+    first: Group,
+    known: Group,
+    found: Group,
+    usable: AbstractSet[int],
+    deleted: AbstractSet[int] = frozenset(),
+) -> tuple[Group, str]:
+    """The target to go on with, and why it is somebody else's now (empty: it is not).
 
     Parameters
     ----------
@@ -19,18 +25,34 @@ def reconcile(first: Group, known: Group, found: Group, nexthops: AbstractSet[in
         As we believe it to be.
     found : Group
         As the kernel has it; its members carry the present weights.
-    nexthops : set of int
-        All nexthops the kernel has: it drops one from its groups with its carrier, which is nobody's act.
+    usable : set of int
+        The members that can be used now. The kernel drops a nexthop from its group with its carrier, which is nobody's
+        act; when it can be used again, it is a member again, to be given its weight.
+    deleted : set of int
+        Nexthop objects that somebody deleted, which is an act.
     """
-    if found.current == known.current:
-        return replace(known, destinations=found.destinations), ""
-    reduced = len(known.members) < len(first.members)
-    if reduced and found.current == first.original:  # the lost member was put back
-        return replace(first, destinations=found.destinations, current=found.current, paths=known.paths), ""
-    left = tuple(pair for pair in known.current if pair[0] in nexthops)
-    if left and found.current == left:
-        members = tuple(member for member in known.members if member.nexthop_id in nexthops)
-        return replace(known, destinations=found.destinations, members=members, current=left), ""
-    before, after = (", ".join(f"{n} weight {w}" for n, w in g.current) for g in (known, found))
-    why = f"somebody changed the group (expected {before}; found {after}): hands off until a restart"
-    return replace(known, destinations=found.destinations, current=found.current), why
+    members = tuple(member for member in first.members if member.nexthop_id in usable)
+    group = replace(known, destinations=found.destinations, members=members or known.members, current=found.current)
+    if _explained(first, known, found, usable | deleted):
+        return group, ""
+    before, after = (_named(first, weights) for weights in (known.current, found.current))
+    why = f"somebody changed it (expected {before}; found {after}): hands off until a restart"
+    return group, why
+
+
+def _explained(first: Group, known: Group, found: Group, answered_for: AbstractSet[int]) -> bool:
+    """Whether the weights are ours, but for members that went with their link or came back with it."""
+    if same(found.current, known.current):
+        return True
+    left = tuple(pair for pair in known.current if pair[0] in answered_for)
+    if left != known.current and (not left or same(found.current, left)):
+        return True
+    had = {member.nexthop_id for member in known.members}
+    returned = {member.nexthop_id for member in first.members} - had
+    rest = tuple(pair for pair in found.current if pair[0] not in returned)
+    return bool(returned) and (found.current == first.original or same(rest, known.current))
+
+
+def _named(first: Group, weights: Weights) -> str:
+    names = {member.nexthop_id: member.name for member in first.members}
+    return ", ".join(f"{names.get(number, number)} weight {weight}" for number, weight in weights) or "nothing"

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytools.errors import SwerveError
-from steering.actuators.nexthops import NexthopGroups, Outcome
+from steering.actuators.weighted import Outcome, WeightActuator
 from steering.journal import Entry, Journal, Outstanding, entry_now
+from steering.plan import Target, title
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of one group."""
+    """What became of one target."""
 
-    group_id: int
+    target: Target
     outstanding: Outstanding
     outcome: Outcome
 
@@ -32,12 +33,12 @@ class Settled:
             "uncertain": "could not be read back",
         }[self.outcome.kind]
         why = f" ({self.outcome.why})" if self.outcome.why else ""
-        return f"nexthop group {self.group_id}: {what}{why}"
+        return f"{title(self.target)}: {what}{why}"
 
 
 def settle(
     journal: Journal,
-    groups: NexthopGroups,
+    actuators: WeightActuator,
     scope: str,
     by: str,
     only: Callable[[Outstanding], bool] = lambda _: True,
@@ -49,7 +50,7 @@ def settle(
     Raises
     ------
     OSError
-        If an entry could not be written; every group was still undone.
+        If an entry could not be written; every target was still undone.
     """
     done = []
     unwritten: OSError | None = None
@@ -57,10 +58,10 @@ def settle(
         if not only(outstanding):
             continue
         try:
-            outcome = groups.undo(outstanding.group_id, outstanding.ours, outstanding.original)
+            outcome = actuators.undo(outstanding.group, outstanding.ours)
         except SwerveError as error:
             outcome = Outcome("failed", (), None, str(error))
-        done.append(Settled(outstanding.group_id, outstanding, outcome))
+        done.append(Settled(outstanding.target, outstanding, outcome))
         if outcome.kind in ("failed", "uncertain"):
             continue
         try:
@@ -77,13 +78,11 @@ def _entry(settled: Settled, scope: str, by: str) -> Entry:
     return entry_now(
         "undone" if outcome.kind == "applied" else "released",
         last.act_id,
-        settled.group_id,
-        settled.outstanding.original,
+        settled.outstanding.group,
         last.after,
         outcome.weights,
         settled.text,
         last.under,
         scope,
         by,
-        [(int(nexthop), name) for nexthop, name in last.names.items()],
     )

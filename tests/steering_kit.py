@@ -24,11 +24,13 @@ from pytools.bus import Bus, Server
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act, Delay, Path, PathDelay, PathState
 from steering import journal
-from steering.plan import Group, Member, Weights, weights_of
+from steering.evidence import Facts
+from steering.plan import Group, Member, Weights, nexthop_group, weights_of
 
 MS = 1_000_000
 SECOND = 1_000 * MS
 GROUP, FIRST, SECOND_HOP = 102, 11, 12
+TARGET = nexthop_group(GROUP)
 ORIGINAL: Weights = ((FIRST, 1), (SECOND_HOP, 1))
 
 LEASE_S = 2 * support.slow_factor()  # a guardian that is emulated takes its time to answer
@@ -86,6 +88,11 @@ def measured(
     )
 
 
+def facts(signal: PathDelay) -> Facts:
+    """All that is known of a path of which only this was measured."""
+    return Facts(signal.path, delay=signal)
+
+
 def group(
     paths: dict[int, list[Path]], weights: dict[int, int] | None = None, current: dict[int, int] | None = None
 ) -> Group:
@@ -93,7 +100,7 @@ def group(
     weights = weights or {10 + rail: 1 for rail in paths}
     members = tuple(Member(n, f"10.{n - 10}.1.1", f"rail{n - 10}", w) for n, w in sorted(weights.items()))
     return Group(
-        GROUP,
+        TARGET,
         ("10.9.0.2/32",),
         members,
         weights_of(current or weights),
@@ -111,6 +118,7 @@ class FakeAgent:
         self.queueing_ns: dict[int, int | None] = dict.fromkeys(rails, 0)
         self.lost: dict[int, int] = dict.fromkeys(rails, 0)
         self.silent = False
+        self.published = 0
         self.acts: list[Act] = []
         self.states: dict[Path, PathState] = {}
         self.state_log: list[PathState] = []
@@ -151,6 +159,7 @@ class FakeAgent:
                         received = 0 if value is None else 5
                         now = time.monotonic_ns()
                         bus.publish(measured(path(rail), now, value, lost=self.lost[rail], received=received))
+                        self.published += 1
 
     def _take(self, signal_heard: Any) -> None:
         if isinstance(signal_heard, Act):

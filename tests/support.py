@@ -32,6 +32,8 @@ AS_NOBODY = [
 
 # Command -> Debian package that brings it.
 COMMANDS = {
+    "bird": "bird2",
+    "birdc": "bird2",
     "bpftool": "bpftool",
     "ethtool": "ethtool",
     "ip": "iproute2",
@@ -41,6 +43,7 @@ COMMANDS = {
     "ss": "iproute2",
     "tc": "iproute2",
     "tcpdump": "tcpdump",
+    "vtysh": "frr",
 }
 
 

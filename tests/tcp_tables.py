@@ -98,6 +98,13 @@ class FakeMap:
                 refused += 1
         return refused
 
+    def lookup_many(self, keys: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        raw = [self.rows.get(np.asarray(key, self.key).tobytes()) for key in keys]
+        values = b"".join(each or bytes(self.value.itemsize) for each in raw)
+        return np.array([each is not None for each in raw], np.bool_), np.frombuffer(
+            values, self.value, len(raw)
+        ).copy()
+
     def delete(self, key: Any) -> bool:
         return self.rows.pop(np.asarray(key, self.key).tobytes(), None) is not None
 

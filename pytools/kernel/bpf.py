@@ -19,9 +19,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_GET_NEXT_KEY = 0, 1, 2, 3, 4
 PROG_TEST_RUN, PROG_GET_FD_BY_ID, OBJ_GET_INFO_BY_FD = 10, 13, 15
-MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, LINK_CREATE, ENABLE_STATS = 24, 26, 28, 32
+MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH, LINK_CREATE, ENABLE_STATS = 24, 26, 27, 28, 32
 
 TCX_INGRESS, TCX_EGRESS = 46, 47
+_BEFORE = 1 << 3  # BPF_F_BEFORE; with no other program named: all of them
 _MAP_INFO_BYTES, _PROG_INFO_BYTES, _LINK_INFO_BYTES = 80, 232, 16
 _SKB_BYTES, _SKB_GSO_SEGS, _SKB_GSO_SIZE = 192, 164, 176  # struct __sk_buff
 _RUN_TIME_OFFSET = 192  # of run_time_ns, run_cnt in struct bpf_prog_info
@@ -103,12 +104,13 @@ def enable_stats() -> int:
         ) from None
 
 
-def create_tcx_link(prog_fd: int, ifindex: int, attach_type: int) -> int | None:
+def create_tcx_link(prog_fd: int, ifindex: int, attach_type: int, first: bool = False) -> int | None:
     """Attach at TC by a link that vanishes with its descriptor; None where the kernel has no TCX (before 6.6).
 
-    The interface index is looked up in the calling thread's network namespace.
+    The interface index is looked up in the calling thread's network namespace. `first`: before the programs that are
+    there now; otherwise after them.
     """
-    attributes = struct.pack("<4I", prog_fd, ifindex, attach_type, 0).ljust(48, b"\0")
+    attributes = struct.pack("<4I", prog_fd, ifindex, attach_type, _BEFORE if first else 0).ljust(48, b"\0")
     try:
         return bpf(LINK_CREATE, attributes)
     except OSError as error:
@@ -142,13 +144,25 @@ def test_run(
     -------
     verdict, mean_duration_ns : int
     """
+    verdict, duration_ns, _ = _test_run(prog_fd, packet, repeat, segments, segment_bytes)
+    return verdict, duration_ns
+
+
+def test_packet(prog_fd: int, packet: bytes, segments: int = 0, segment_bytes: int = 0) -> tuple[int, bytes]:
+    """The same, once: the verdict, and the packet as the program left it."""
+    verdict, _, left = _test_run(prog_fd, packet, 1, segments, segment_bytes)
+    return verdict, left
+
+
+def _test_run(prog_fd: int, packet: bytes, repeat: int, segments: int, segment_bytes: int) -> tuple[int, int, bytes]:
     data = ctypes.create_string_buffer(packet, len(packet))
+    left = ctypes.create_string_buffer(len(packet))
     context = ctypes.create_string_buffer(_SKB_BYTES)
     struct.pack_into("<I", context, _SKB_GSO_SEGS, segments)
     struct.pack_into("<I", context, _SKB_GSO_SIZE, segment_bytes)
-    attributes = struct.pack("<4IQQ2I", prog_fd, 0, len(packet), 0, address(data), 0, repeat, 0)
+    attributes = struct.pack("<4IQQ2I", prog_fd, 0, len(packet), len(packet), address(data), address(left), repeat, 0)
     attributes = (attributes + struct.pack("<IIQ", _SKB_BYTES, 0, address(context))).ljust(80, b"\0")
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     _call(PROG_TEST_RUN, buffer, len(attributes))
     _, verdict, _, _, _, _, _, duration_ns = struct.unpack_from("<4IQQ2I", buffer.raw)
-    return verdict, duration_ns
+    return verdict, duration_ns, left.raw

@@ -34,6 +34,7 @@ _COUNTERS = struct.Struct("=8Q")
 _QUEUE = struct.Struct("=5I")  # packets and bytes waiting, drops, requeues, overlimits
 _IFLA_NAME, _IFLA_MTU, _IFLA_STATS64, _IFLA_CARRIER_CHANGES = 3, 4, 23, 35
 _IFLA_CARRIER_UPS, _IFLA_CARRIER_DOWNS = 47, 48
+_IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_LINK_NETNSID, _INFO_KIND = 5, 10, 18, 37, 1
 _TCA_KIND, _TCA_OPTIONS, _TCA_STATS2, _STATS_BASIC, _STATS_QUEUE = 1, 2, 7, 1, 3
 _NDA_DST = 1
 _IFF_UP, _IFF_LOWER_UP = 0x1, 0x10000
@@ -207,6 +208,16 @@ class Tables:
                 return None
             raise
 
+    def stacked(self) -> set[tuple[int, int]]:
+        """Pairs of interfaces, by index: what leaves by the first leaves by the second too, looking the same.
+
+        A VLAN's packets do not: they are tagged there. Nor do those of a virtual cable, which come in at the other end.
+        """
+        body = _LINK_HEADER.pack(0, 0, 0, 0, 0)
+        return {
+            pair for each in self._socket.dump_bodies(body, _GET_LINK, "reading interfaces") for pair in _pairs(each)
+        }
+
     def qdiscs(self, indexes: set[int]) -> list[QdiscRow]:
         """The queue disciplines of these interfaces, in the kernel's order."""
         body = _QDISC_HEADER.pack(0, 0, 0, 0, 0)
@@ -310,6 +321,17 @@ def _attributes(body: bytes, offset: int, end: int) -> Iterator[tuple[int, int, 
             return
         yield kind & _TYPE_MASK, offset + 4, offset + length
         offset += (length + 3) & ~3
+
+
+def _pairs(body: bytes) -> Iterator[tuple[int, int]]:
+    _, _, index, _, _ = _LINK_HEADER.unpack_from(body)
+    found = {kind: (start, end) for kind, start, end in _attributes(body, _LINK_HEADER.size, len(body))}
+    if _IFLA_MASTER in found:
+        yield _U32.unpack_from(body, found[_IFLA_MASTER][0])[0], index
+    if _IFLA_LINK in found and _IFLA_LINK_NETNSID not in found:
+        inner = {kind: body[start:end] for kind, start, end in _attributes(body, *found.get(_IFLA_LINKINFO, (0, 0)))}
+        if inner.get(_INFO_KIND, b"").rstrip(b"\0") not in (b"vlan", b"veth"):
+            yield index, _U32.unpack_from(body, found[_IFLA_LINK][0])[0]
 
 
 def _limits(kind: str, options: bytes | None) -> tuple[int | None, int | None]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from pytools.errors import SwerveError
 from pytools.kernel.compiling import Compilation, Program, bpf_dir, interpreter
+from pytools.kernel.mapped import MappedArray
 from pytools.kernel.maps import Map
 from pytools.kernel.rings import Ring
 
@@ -42,6 +43,11 @@ class Loaded:
         """The map `name` with the layouts of its compiled types."""
         fd, key, value = self._entry(name)
         return Map(name, fd, key, value)
+
+    def mapped(self, name: str) -> MappedArray:
+        """The mappable array `name`, in this process's memory; the caller's to close."""
+        fd, _, value = self._entry(name)
+        return MappedArray(os.dup(fd), np.dtype(value))
 
     def has_map(self, name: str) -> bool:
         """Whether the program that declares the map was loaded."""

@@ -130,6 +130,23 @@ class Map:
                 refused += 1
         return refused
 
+    def lookup_many(self, keys: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        """Which of these keys are there, and their values (zeros for the others); not for per-CPU maps."""
+        count, size = len(keys), self.key.itemsize
+        raw = ctypes.create_string_buffer(keys.astype(self.key).tobytes(), max(1, count * size))
+        values = ctypes.create_string_buffer(max(1, count * self._slot.itemsize))
+        found = np.zeros(count, np.bool_)
+        key_at, value_at = bpf.address(raw), bpf.address(values)
+        for index in range(count):
+            where = key_at + index * size, value_at + index * self._slot.itemsize
+            try:
+                bpf.bpf(bpf.MAP_LOOKUP_ELEM, struct.pack("<IIQQQ", self.fd, 0, *where, 0))
+                found[index] = True
+            except OSError as error:
+                if error.errno != errno.ENOENT:
+                    raise SwerveError(f"reading map {self.name} failed: {error.strerror}") from None
+        return found, np.frombuffer(values.raw, self._slot, count)["value"].copy()
+
     def delete(self, key: Any) -> bool:
         """Remove one entry; False when it was not there."""
         try:
@@ -139,6 +156,24 @@ class Map:
                 return False
             raise
         return True
+
+    def delete_many(self, keys: NDArray[Any]) -> int:
+        """Remove many entries; returns how many of them were there."""
+        raw, removed, size = keys.astype(self.key).tobytes(), 0, self.key.itemsize
+        while self._batched and raw:
+            buffer = ctypes.create_string_buffer(raw, len(raw))
+            attributes = struct.pack("<QQQQIIQQ", 0, 0, bpf.address(buffer), 0, len(raw) // size, self.fd, 0, 0)
+            request = ctypes.create_string_buffer(attributes, len(attributes))
+            try:
+                bpf._call(bpf.MAP_DELETE_BATCH, request, len(attributes))
+                return removed + len(raw) // size
+            except OSError as error:
+                if error.errno != errno.ENOENT:
+                    self._without_batches(error)
+                    break
+                done = int(struct.unpack_from("<I", request.raw, 32)[0])  # the next one is not there
+                removed, raw = removed + done, raw[(done + 1) * size :]
+        return removed + sum(self.delete(key) for key in np.frombuffer(raw, self.key))
 
     def _element(self, command: int, key: Any, value: bytes) -> bytes:
         raw_key = np.asarray(key, self.key).tobytes()

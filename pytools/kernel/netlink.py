@@ -27,23 +27,19 @@ from pytools.kernel.netlink_messages import (
     UNICAST,
     Family,
     GroupKind,
-    Hop,
     Member,
     Nexthop,
     NexthopGroup,
     NexthopMessage,
-    Route,
-    RouteMessage,
     family_of,
     group_message,
     group_of,
     is_group,
     nexthop_message,
     nexthop_of,
-    route_message,
-    route_of,
     socket_family,
 )
+from pytools.kernel.netlink_routes import Hop, Route, lookup_request, remade, route_message, route_of, routes_request
 from pytools.kernel.netlink_socket import CREATE, EXCLUSIVE, REPLACE, NetlinkError, NetlinkSocket
 from pytools.kernel.netlink_tables import (
     Address,
@@ -82,7 +78,6 @@ _NEW_ROUTE, _DEL_ROUTE, _GET_ROUTE = 24, 25, 26
 _NEW_RULE, _DEL_RULE, _GET_RULE = 32, 33, 34
 _GET_LINK, _GET_ADDRESS, _GET_NEIGHBOUR = 18, 22, 30
 _NEW_NEXTHOP, _DEL_NEXTHOP, _GET_NEXTHOP = 104, 105, 106
-_FIB_MATCH = 0x2000  # RTM_F_FIB_MATCH: answer with the route, not with what came of it
 _ANY_SCOPE = 255  # RT_SCOPE_NOWHERE
 _COUNT_PACKETS = 1  # NHA_OP_FLAG_DUMP_STATS
 
@@ -213,6 +208,13 @@ class Netlink:
         message = group_message(group_id, members, kind, protocol)
         self._change_nexthop(message, REPLACE | (CREATE if create else 0), f"replacing nexthop group {group_id}")
 
+    def make_nexthop(self, body: bytes, replace: bool = False) -> None:
+        """Make a nexthop or a group from its bytes, or replace one; never one in another's place."""
+        flags = REPLACE if replace else CREATE | EXCLUSIVE
+        (error,) = self.socket.change_bodies([body], _NEW_NEXTHOP, flags, "making a nexthop")
+        if error is not None:
+            raise error
+
     def replace_nexthop(self, nexthop: Nexthop) -> None:
         """Make a nexthop, or change the one with its id."""
         self._change_nexthop(nexthop_message(nexthop), REPLACE | CREATE, f"replacing nexthop {nexthop.id}")
@@ -248,13 +250,11 @@ class Netlink:
 
     # ---- routes ----
 
-    def routes(self, family: Family, table: int = MAIN_TABLE) -> list[Route]:
-        """The routes of one table."""
-        message = RouteMessage()
-        message["family"] = socket_family(family)
-        message["attrs"] = [("RTA_TABLE", table)]
+    def routes(self, family: Family, table: int = MAIN_TABLE, protocol: int = 0) -> list[Route]:
+        """The routes of one table; of one protocol only, unless it is 0."""
         try:
-            found = self.socket.dump(message, _GET_ROUTE, f"reading routes of table {table}")
+            request = routes_request(family, table, protocol)
+            found = self.socket.dump_bodies(request, _GET_ROUTE, f"reading routes of table {table}")
         except NetlinkError as refusal:
             if refusal.code == errno.ENOENT:  # a table exists only while it has routes
                 return []
@@ -289,12 +289,21 @@ class Netlink:
         NetlinkError
             If there is no way there.
         """
-        message = RouteMessage()
-        message["family"] = socket_family(family_of(address))
-        message["dst_len"] = 128 if ":" in address else 32
-        message["flags"] = _FIB_MATCH if matched else 0
-        message["attrs"] = [("RTA_DST", address)] + ([("RTA_MARK", mark)] if mark else [])
-        return route_of(self.socket.get(message, _GET_ROUTE, f"looking up the route to {address}"))
+        request = lookup_request(address, family_of(address), mark, matched)
+        return route_of(self.socket.get_body(request, _GET_ROUTE, f"looking up the route to {address}"))
+
+    def make_routes(self, bodies: Sequence[bytes], replace: bool = False) -> list[NetlinkError | None]:
+        """Make many routes from their bytes, or replace them; what became of each, None when it is there.
+
+        Neither ever takes another route's place: made is only what is not there, replaced only what is.
+        """
+        flags = REPLACE if replace else CREATE | EXCLUSIVE
+        return self.socket.change_bodies(bodies, _NEW_ROUTE, flags, "making a route")
+
+    def drop_routes(self, routes: Sequence[Route]) -> list[NetlinkError | None]:
+        """Delete many routes, as they were read; what became of each."""
+        bodies = [remade(route.body) for route in routes]
+        return self.socket.change_bodies(bodies, _DEL_ROUTE, 0, "deleting a route")
 
     # ---- rules ----
 

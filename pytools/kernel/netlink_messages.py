@@ -1,6 +1,6 @@
-"""Routing-netlink messages and what they say: kernel bytes to frozen records, in plain Python types.
+"""Nexthop objects and their groups (linux/nexthop.h), which pyroute2 0.9.7 lacks: bytes to frozen records and back.
 
-Holds what pyroute2 0.9.7 lacks: nexthop objects (linux/nexthop.h) and RTA_NH_ID on routes. Pure: no socket.
+Also what all records here share: families, protocols, kinds of route. Pure: no socket.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pyroute2.netlink import nla, nlmsg
-from pyroute2.netlink.rtnl.rtmsg import rtmsg_base
 
 from pytools.errors import UsageError
+from pytools.kernel.netlink_attributes import NESTED, attribute, attributes
 
 GroupKind = Literal["mpath", "resilient"]
 Family = Literal[4, 6]
@@ -28,6 +28,24 @@ MAX_WEIGHT = 256
 
 _DEAD, _ONLINK, _LINKDOWN = 1, 4, 16  # RTNH_F_*
 _GROUP_KINDS: tuple[GroupKind, ...] = ("mpath", "resilient")
+_HEADER = struct.Struct("=BBBBI")  # struct nhmsg: family, scope, protocol, reserved, flags
+_NUMBER = struct.Struct("=I")
+_ID, _GROUP, _GROUP_TYPE, _BLACKHOLE, _OIF, _GATEWAY, _ENCAP_TYPE, _ENCAP, _FDB, _RES_GROUP = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    11,
+    12,
+)
+_NEXTHOP_KEPT = frozenset({_BLACKHOLE, _GATEWAY, _ENCAP_TYPE, _ENCAP, _FDB})
+_GROUP_KEPT = frozenset({_ID, _GROUP_TYPE, _FDB})
+_RES_GROUP_KEPT = frozenset({1, 2, 3})  # buckets, idle timer, unbalanced timer
+_TICKS_PER_S = 100  # USER_HZ
 _GROUP_ENTRY = struct.Struct("=IBBH")  # id, weight - 1, high byte of the weight (6.12), reserved
 
 
@@ -81,24 +99,6 @@ class NexthopMessage(nlmsg):  # type: ignore[misc]
             )
 
 
-class RouteMessage(rtmsg_base, nlmsg):  # type: ignore[misc]
-    """pyroute2's route message plus the attributes it does not know.
-
-    Derived from the base class: a subclass of `rtmsg` inherits the attribute table that `rtmsg` compiled.
-    """
-
-    nla_map = (
-        *rtmsg_base.nla_map,
-        ("RTA_PAD", "hex"),
-        ("RTA_UID", "uint32"),
-        ("RTA_TTL_PROPAGATE", "uint8"),
-        ("RTA_IP_PROTO", "uint8"),
-        ("RTA_SPORT", "hex"),
-        ("RTA_DPORT", "hex"),
-        ("RTA_NH_ID", "uint32"),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Nexthop:
     """One nexthop object."""
@@ -110,6 +110,7 @@ class Nexthop:
     protocol: int
     flags: int = 0  # RTNH_F_*
     blackhole: bool = False
+    body: bytes = field(default=b"", compare=False, repr=False)  # as the kernel wrote it
 
     @property
     def dead(self) -> bool:
@@ -127,6 +128,15 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Resilience:
+    """How a resilient group moves flows; seconds."""
+
+    buckets: int
+    idle_s: float  # a bucket without a packet for so long may move
+    unbalanced_s: float  # any bucket moves after so long; 0: never
+
+
+@dataclass(frozen=True, slots=True)
 class NexthopGroup:
     """A nexthop group as the kernel has it."""
 
@@ -134,37 +144,13 @@ class NexthopGroup:
     members: tuple[Member, ...]
     kind: GroupKind
     protocol: int
+    resilience: Resilience | None = None  # of a resilient one
+    body: bytes = field(default=b"", compare=False, repr=False)  # as the kernel wrote it
 
     @property
     def weights(self) -> dict[int, int]:
         """Weight by nexthop."""
         return {member.nexthop_id: member.weight for member in self.members}
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One hop of a route that lists its hops itself."""
-
-    gateway: str | None
-    ifindex: int
-    weight: int
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One route, or the kernel's answer to a look-up."""
-
-    destination: str  # prefix
-    family: Family
-    table: int
-    nexthop_id: int | None = None
-    gateway: str | None = None
-    ifindex: int | None = None
-    hops: tuple[Hop, ...] = ()  # empty unless the route has several hops
-    metric: int = 0
-    protocol: int = 0
-    prefsrc: str | None = None
-    kind: int = UNICAST  # rtm_type
 
 
 def family_of(address: str) -> Family:
@@ -224,10 +210,9 @@ def group_message(group_id: int, members: Sequence[Member], kind: GroupKind, pro
             )
     message = NexthopMessage()
     message["protocol"] = protocol
-    entries = b"".join(_GROUP_ENTRY.pack(member.nexthop_id, member.weight - 1, 0, 0) for member in members)
     message["attrs"] = [
         ("NHA_ID", group_id),
-        ("NHA_GROUP", entries),
+        ("NHA_GROUP", _entries(members)),
         ("NHA_GROUP_TYPE", _GROUP_KINDS.index(kind)),
     ]
     return message
@@ -244,6 +229,7 @@ def nexthop_of(message: NexthopMessage) -> Nexthop:
         protocol=message["protocol"],
         flags=message["flags"],
         blackhole=_has(message, "NHA_BLACKHOLE"),
+        body=_body(message),
     )
 
 
@@ -260,7 +246,69 @@ def group_of(message: NexthopMessage) -> NexthopGroup:
         for nexthop_id, weight, high, _ in _GROUP_ENTRY.iter_unpack(bytes(message.get_attr("NHA_GROUP")))
     )
     kind = _GROUP_KINDS[message.get_attr("NHA_GROUP_TYPE") or 0]
-    return NexthopGroup(message.get_attr("NHA_ID"), members, kind, message["protocol"])
+    return NexthopGroup(
+        message.get_attr("NHA_ID"), members, kind, message["protocol"], _resilience(message), _body(message)
+    )
+
+
+def _resilience(message: NexthopMessage) -> Resilience | None:
+    told = message.get_attr("NHA_RES_GROUP")
+    if told is None:
+        return None
+    return Resilience(
+        told.get_attr("NHA_RES_GROUP_BUCKETS"),
+        told.get_attr("NHA_RES_GROUP_IDLE_TIMER") / _TICKS_PER_S,
+        told.get_attr("NHA_RES_GROUP_UNBALANCED_TIMER") / _TICKS_PER_S,
+    )
+
+
+def _body(message: NexthopMessage) -> bytes:
+    """A decoded message without its netlink header."""
+    return bytes(message.data[message.offset + 16 : message.offset + message["header"]["length"]])
+
+
+def nexthop_remade(body: bytes, nexthop_id: int, protocol: int, ifindex: int | None) -> bytes:
+    """A nexthop as it was read, in the form in which it can be made again: with this id, for this owner."""
+    family, *_, flags = _HEADER.unpack_from(body)
+    kept = [(name, value) for name, value in attributes(body, _HEADER.size) if name in _NEXTHOP_KEPT]
+    if ifindex is not None:
+        kept.append((_OIF, _NUMBER.pack(ifindex)))
+    kept.append((_ID, _NUMBER.pack(nexthop_id)))
+    head = _HEADER.pack(family, 0, protocol, 0, flags & _ONLINK)
+    return head + b"".join(attribute(name, value) for name, value in kept)
+
+
+def group_remade(body: bytes, members: Sequence[Member]) -> bytes:
+    """A group as it was read, in the form in which it can be made again, with these members."""
+    _, _, protocol, _, _ = _HEADER.unpack_from(body)
+    parts = [attribute(_GROUP, _entries(members))]
+    for name, value in attributes(body, _HEADER.size):
+        if name == _RES_GROUP:  # without what the kernel only tells: how long it has been unbalanced
+            inner = b"".join(attribute(n, v) for n, v in attributes(value) if n in _RES_GROUP_KEPT)
+            parts.append(attribute(name | NESTED, inner))
+        elif name in _GROUP_KEPT:
+            parts.append(attribute(name, value))
+    return _HEADER.pack(0, 0, protocol, 0, 0) + b"".join(parts)
+
+
+def nexthop_body(
+    nexthop_id: int, family: Family, gateway: str | None, ifindex: int, onlink: bool, protocol: int
+) -> bytes:
+    """A new nexthop, as bytes."""
+    parts = [attribute(_ID, _NUMBER.pack(nexthop_id)), attribute(_OIF, _NUMBER.pack(ifindex))]
+    if gateway is not None:
+        parts.append(attribute(_GATEWAY, packed(gateway)))
+    return _HEADER.pack(socket_family(family), 0, protocol, 0, _ONLINK if onlink else 0) + b"".join(parts)
+
+
+def group_body(group_id: int, members: Sequence[Member], protocol: int) -> bytes:
+    """A new plain group, as bytes."""
+    head = _HEADER.pack(0, 0, protocol, 0, 0)
+    return head + attribute(_ID, _NUMBER.pack(group_id)) + attribute(_GROUP, _entries(members))
+
+
+def _entries(members: Sequence[Member]) -> bytes:
+    return b"".join(_GROUP_ENTRY.pack(member.nexthop_id, member.weight - 1, 0, 0) for member in members)
 
 
 def _packets(message: NexthopMessage) -> dict[int, int]:
@@ -278,58 +326,3 @@ def _packets(message: NexthopMessage) -> dict[int, int]:
 
 def _has(message: nlmsg, name: str) -> bool:
     return any(slot.name == name for slot in message["attrs"])
-
-
-def route_message(route: Route) -> RouteMessage:
-    """The message that describes one route."""
-    prefix = ipaddress.ip_network(route.destination)
-    message = RouteMessage()
-    message["family"] = socket_family(prefix.version)
-    message["dst_len"] = prefix.prefixlen
-    message["table"] = min(route.table, 252) if route.table > 255 else route.table
-    message["proto"] = route.protocol
-    message["type"] = route.kind
-    on_link = route.gateway is None and route.nexthop_id is None and route.kind == UNICAST
-    message["scope"] = 253 if on_link and not route.hops and prefix.version == 4 else 0  # RT_SCOPE_LINK
-    attributes: list[tuple[str, Any]] = [("RTA_TABLE", route.table)]
-    if prefix.prefixlen:
-        attributes.append(("RTA_DST", str(prefix.network_address)))
-    direct = route.nexthop_id is None  # with an id, the kernel refuses to be told the hops as well
-    for name, value in (
-        ("RTA_NH_ID", route.nexthop_id),
-        ("RTA_GATEWAY", route.gateway if direct else None),
-        ("RTA_OIF", route.ifindex if direct else None),
-        ("RTA_PRIORITY", route.metric or None),
-        ("RTA_PREFSRC", route.prefsrc),
-    ):
-        if value is not None:
-            attributes.append((name, value))
-    if route.hops and direct:
-        attributes.append(("RTA_MULTIPATH", [_hop_value(hop) for hop in route.hops]))
-    message["attrs"] = attributes
-    return message
-
-
-def _hop_value(hop: Hop) -> dict[str, Any]:
-    attributes = [] if hop.gateway is None else [("RTA_GATEWAY", hop.gateway)]
-    return {"flags": 0, "hops": hop.weight - 1, "oif": hop.ifindex, "attrs": attributes}
-
-
-def route_of(message: RouteMessage) -> Route:
-    """The route in a decoded message."""
-    family = ip_family(message["family"])
-    nowhere = "::" if family == 6 else "0.0.0.0"
-    hops = message.get_attr("RTA_MULTIPATH") or ()
-    return Route(
-        destination=f"{message.get_attr('RTA_DST', nowhere)}/{message['dst_len']}",
-        family=family,
-        table=message.get_attr("RTA_TABLE", message["table"]),
-        nexthop_id=message.get_attr("RTA_NH_ID"),
-        gateway=message.get_attr("RTA_GATEWAY"),
-        ifindex=message.get_attr("RTA_OIF"),
-        hops=tuple(Hop(hop.get_attr("RTA_GATEWAY"), hop["oif"], hop["hops"] + 1) for hop in hops),
-        metric=message.get_attr("RTA_PRIORITY", 0),
-        protocol=message["proto"],
-        prefsrc=message.get_attr("RTA_PREFSRC"),
-        kind=message["type"],
-    )

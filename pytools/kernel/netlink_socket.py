@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from pyroute2.netlink import nlmsg
@@ -26,6 +26,9 @@ _HAS_ATTRIBUTES, _CAPPED = 0x200, 0x100
 _HEADER = struct.Struct("=IHHII")
 _TIMEOUT_S = 10.0
 _DUMP_ATTEMPTS = 5
+_AT_ONCE = (
+    200  # requests in one datagram: their acknowledgements fit the receive buffer, failed ones with their request
+)
 T = TypeVar("T")
 
 
@@ -68,6 +71,12 @@ class NetlinkSocket:
         self._socket.settimeout(_TIMEOUT_S)
         self._sequence = 0
 
+    @property
+    def port(self) -> int:
+        """The number by which the kernel knows this socket: it stands in what it tells of changes made by it."""
+        port: int = self._socket.getsockname()[0]
+        return port
+
     def close(self) -> None:
         """Close the socket; closing twice is harmless."""
         self._socket.close()
@@ -92,6 +101,42 @@ class NetlinkSocket:
     def get_body(self, body: bytes, msg_type: int, what: str) -> bytes:
         """Ask for one object with a request that is encoded already; the answer without its header, not decoded."""
         return self._exchange(self._framed(body, msg_type, 0), _body, what, until_end=False)[0]
+
+    def change_bodies(
+        self, bodies: Sequence[bytes], msg_type: int, msg_flags: int, what: str
+    ) -> list[NetlinkError | None]:
+        """Ask for many changes at once, encoded already; each one's refusal, or None for those that were made.
+
+        Raises
+        ------
+        CapabilityError
+            If the privilege is missing.
+        """
+        found: list[NetlinkError | None] = []
+        for first in range(0, len(bodies), _AT_ONCE):
+            found += self._change_some(bodies[first : first + _AT_ONCE], msg_type, msg_flags, what)
+        return found
+
+    def _change_some(
+        self, bodies: Sequence[bytes], msg_type: int, msg_flags: int, what: str
+    ) -> list[NetlinkError | None]:
+        requests, places = [], {}
+        for place, body in enumerate(bodies):
+            requests.append(self._framed(body, msg_type, msg_flags | ACK))
+            places[self._sequence] = place
+        self._socket.send(b"".join(request + bytes(-len(request) % 4) for request in requests))
+        found: list[NetlinkError | None] = [None] * len(bodies)
+        while places:
+            data = self._receive(what)
+            for offset, kind, flags, sequence in messages(data):
+                if kind != _ERROR or sequence not in places:
+                    continue
+                place = places.pop(sequence)
+                try:
+                    _raise_refusal(data, offset, kind, flags, what)
+                except NetlinkError as refusal:
+                    found[place] = refusal
+        return found
 
     def dump(self, message: nlmsg, msg_type: int, what: str) -> list[Any]:
         """Ask for a whole table; asks again when the table changed under the dump."""

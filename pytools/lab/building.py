@@ -19,7 +19,7 @@ from pytools import config, places
 from pytools.errors import CapabilityError, SwerveError
 from pytools.kernel.netlink import MAIN_TABLE, Member, Netlink, Nexthop, Route
 from pytools.kernel.netlink_messages import family_of
-from pytools.lab import clocks, namespaces, timekeeping, wiring
+from pytools.lab import clocks, inner, namespaces, timekeeping, wiring
 from pytools.lab.topology import Host, Rail, Spec, group_id
 
 _STATIC = 4  # RTPROT_STATIC
@@ -50,6 +50,7 @@ _RAIL = {
     "ipv4/conf/default/send_redirects": 0,
     "ipv6/conf/all/forwarding": 1,
     "ipv6/conf/default/forwarding": 1,
+    "ipv6/conf/default/keep_addr_on_down": 1,  # IPv4 keeps them anyway
 }
 
 
@@ -80,7 +81,10 @@ def build(spec: Spec, given: Sequence[clocks.VirtualClock] | None = None, key_fi
     hosts, rails = spec.topology
     if key_file is not None:
         _write_key(key_file)
-    for netns, settings in [(host.netns, _HOST) for host in hosts] + [(rail.netns, _RAIL) for rail in rails]:
+    ways = [way for rail in rails for way in rail.inner]
+    choosing = _RAIL | (inner.HASHING if ways else {})
+    places_made = [(host.netns, _HOST) for host in hosts] + [(rail.netns, choosing) for rail in rails]
+    for netns, settings in places_made + [(way.netns, _RAIL) for way in ways]:
         namespaces.create(netns)
         namespaces.set_sysctls(netns, settings)
     for host in hosts:
@@ -89,11 +93,12 @@ def build(spec: Spec, given: Sequence[clocks.VirtualClock] | None = None, key_fi
     for rail in rails:
         with Netlink(rail.netns) as netlink:
             _build_rail(netlink, rail, hosts, spec)
+            inner.build(netlink, rail, hosts, spec)
     for host in hosts:
         with Netlink(host.netns) as netlink:
-            _build_host(netlink, host, hosts)
+            route_host(netlink, host, hosts)
         _write_config(host, hosts, spec.ipv6, None if given is None else given[host.number - 1], key_file)
-    for netns in [host.netns for host in hosts] + [rail.netns for rail in rails]:
+    for netns in [host.netns for host in hosts] + [each.netns for each in (*rails, *ways)]:
         _wait_until_running(netns)
 
 
@@ -145,8 +150,8 @@ def ways_to(host: Host, rail: Rail) -> list[Route]:
     ]
 
 
-def _build_host(netlink: Netlink, host: Host, hosts: tuple[Host, ...]) -> None:
-    """Nexthops, one group per destination and family, and the routes that use them."""
+def route_host(netlink: Netlink, host: Host, hosts: tuple[Host, ...]) -> None:
+    """Nexthops, one group per destination and family, and the routes that use them; as new where they are there."""
     for interface in host.interfaces:
         for nexthop_id, gateway in (
             (interface.nexthop_id, interface.gateway),

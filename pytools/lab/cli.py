@@ -15,6 +15,7 @@ from pytools.lab.topology import DEFAULT_QUEUE_BYTES, rate_text
 
 _name = click.option("--name", default="lab", show_default=True, help="Which lab.")
 _rail = click.option("--rail", type=int, required=True, help="Number of the rail, from 1.")
+_inner = click.option("--inner", type=int, help="One of the ways inside the rail, from 1, and not its ports.")
 _json = click.option("-j", "--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 
 
@@ -36,6 +37,7 @@ def lab() -> None:
     show_default=True,
     help="Queue of each rail port, in bytes.",
 )
+@click.option("--inner", type=int, default=0, help="Ways inside each rail, of which it chooses one per flow.")
 @click.option("--ipv6", is_flag=True, help="Configure the agents to probe over IPv6 as well.")
 @click.option("--clocks", "seed", type=int, help="Give each host a clock of its own, drawn from this seed.")
 @click.option(
@@ -49,6 +51,7 @@ def up(
     rails: int,
     rate: str,
     queue_bytes: int,
+    inner: int,
     ipv6: bool,
     seed: int | None,
     shared: tuple[str, ...],
@@ -61,7 +64,12 @@ def up(
     groups = [[_host_number(host) for host in group.split(",")] for group in shared]
     drawn = None if seed is None else clocks.draw(hosts, seed, time.monotonic_ns(), groups)
     made = fabric.Lab.up(
-        name, hosts=hosts, rails=rails, rate=rate, queue_bytes=queue_bytes, ipv6=ipv6, clocks=drawn, bus=bus
+        *(name, hosts, rails, rate),
+        queue_bytes=queue_bytes,
+        ipv6=ipv6,
+        clocks=drawn,
+        bus=bus,
+        inner=inner,
     )
     _print(made.show(), as_json)
 
@@ -73,16 +81,25 @@ def up(
 @click.option("--queue", "queue_bytes", type=int, help="The queue that is left, in bytes.")
 @click.option("--load", help="Other traffic instead: how much is sent, like 90mbit.")
 @click.option("--toward", help="Only the port towards this host, like h2.")
+@_inner
 def congest(
-    name: str, rail: int, rate: str | None, queue_bytes: int | None, load: str | None, toward: str | None
+    name: str,
+    rail: int,
+    rate: str | None,
+    queue_bytes: int | None,
+    load: str | None,
+    toward: str | None,
+    inner: int | None,
 ) -> None:
     """Cut the rate of a rail's ports or their queues, or fill them with other traffic."""
     if rate is None and queue_bytes is None and load is None:
         raise UsageError("nothing to change", "give --rate, --queue or --load")
+    if load is not None and inner is not None:
+        raise UsageError("which inner way a load takes is the rail's choice", "give --rate or --queue with --inner")
     host = None if toward is None else _host_number(toward)
     lab = fabric.Lab.open(name)
     if rate is not None or queue_bytes is not None:
-        lab.congest(rail, rate, queue_bytes, host)
+        lab.congest(rail, rate, queue_bytes, host, inner)
     if load is not None:
         lab.load(rail, load, host)
 
@@ -91,9 +108,10 @@ def congest(
 @_name
 @_rail
 @click.option("--direction", help="Only packets from one host to another, like h1:h2.")
-def blackhole(name: str, rail: int, direction: str | None) -> None:
+@_inner
+def blackhole(name: str, rail: int, direction: str | None, inner: int | None) -> None:
     """Let a rail lose packets silently; its carrier stays up."""
-    fabric.Lab.open(name).blackhole(rail, None if direction is None else _direction(direction))
+    fabric.Lab.open(name).blackhole(rail, None if direction is None else _direction(direction), inner)
 
 
 @lab.command()
@@ -140,10 +158,32 @@ def mtu(name: str, rail: int, mtu_bytes: int, silent: bool, toward: str | None) 
 
 @lab.command()
 @_name
+@_rail
+@click.option("--host", help="Only the cable to this host, like h1.")
+@click.option("--carrier", is_flag=True, help="Both ends lose their carrier; else they notice nothing.")
+def cut(name: str, rail: int, host: str | None, carrier: bool) -> None:
+    """Let the cables between a rail and its hosts carry nothing."""
+    number = None if host is None else _host_number(host)
+    fabric.Lab.open(name).cut(rail, number, carrier)
+
+
+@lab.command("kill-host")
+@_name
+@click.option("--host", required=True, help="Which one, like h2.")
+def kill_host(name: str, host: str) -> None:
+    """Let a host die: its processes are killed, its cables cut."""
+    number = _host_number(host)
+    for line in fabric.Lab.open(name).kill_host(number):
+        click.echo(f"killed: {line}")
+
+
+@lab.command()
+@_name
 @click.option("--rail", type=int, help="Only this rail.")
-def heal(name: str, rail: int | None) -> None:
-    """Undo congest, blackhole, delay, mark and mtu, and end other traffic."""
-    fabric.Lab.open(name).heal(rail)
+@click.option("--routes", is_flag=True, help="Give hosts back what the kernel dropped with a carrier, too.")
+def heal(name: str, rail: int | None, routes: bool) -> None:
+    """Undo congest, blackhole, cut, delay, mark and mtu, and end other traffic."""
+    fabric.Lab.open(name).heal(rail, routes)
 
 
 @lab.command()
@@ -209,6 +249,10 @@ def _print(shown: dict[str, Any], as_json: bool) -> None:
         click.echo(f"  {rail['name']}  {rail['netns']}")
         for port in rail["ports"]:
             click.echo(f"      {_port_line(port)}")
+        for way in rail.get("inner", ()):
+            click.echo(f"      {way['name']}  {way['netns']}")
+            for port in way["ports"]:
+                click.echo(f"          {_port_line(port)}")
         for what, packets in rail["faults"].items():
             click.echo(f"      {packets} packets {what.replace('_', ' ')}")
     for process in shown["processes"]:

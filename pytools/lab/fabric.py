@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from pytools.errors import SwerveError, UsageError
-from pytools.lab import building, bursts, faults, filters, processes, state, timekeeping, view
+from pytools.kernel.netlink import Netlink
+from pytools.lab import building, bursts, cables, faults, filters, processes, state, timekeeping, view
 from pytools.lab.clocks import VirtualClock
 from pytools.lab.topology import Host, Rail, Spec, check_shape, host_of, parse_rate, rail_of
 
@@ -50,6 +51,7 @@ class Lab:
         ipv6: bool = False,
         clocks: int | Sequence[VirtualClock] | None = None,
         bus: bool = False,
+        inner: int = 0,
     ) -> Self:
         """Make a lab.
 
@@ -69,6 +71,8 @@ class Lab:
             A clock for each host, or a seed to draw them from; hosts share the machine's clock unless given.
         bus : bool
             Let the agents talk to each other; with clocks they do in any case.
+        inner : int
+            Ways inside each rail, of which it chooses one for each flow; 0 for none.
 
         Raises
         ------
@@ -78,7 +82,7 @@ class Lab:
             If a privilege or a kernel feature is missing.
         """
         queue = {} if queue_bytes is None else {"queue_bytes": queue_bytes}
-        spec = Spec(name=name, hosts=hosts, rails=rails, rate_bit_s=parse_rate(rate), ipv6=ipv6, **queue)
+        spec = Spec(name, hosts, rails, parse_rate(rate), ipv6=ipv6, inner=inner, **queue)
         building.require_privileges()
         given = timekeeping.wanted(hosts, clocks)
         state.reserve(spec)
@@ -154,6 +158,7 @@ class Lab:
         rate: str | None = None,
         queue_bytes: int | None = None,
         toward: int | None = None,
+        inner: int | None = None,
     ) -> None:
         """Cut the rate of a rail's ports, or their queues, in place.
 
@@ -167,10 +172,12 @@ class Lab:
             The new queue; as the lab was made unless given. A queue shorter than a burst loses packets.
         toward : int, optional
             Only the port towards this host.
+        inner : int, optional
+            The ports of this way inside the rail instead of the rail's own.
         """
         rate_bit_s = self.spec.rate_bit_s if rate is None else parse_rate(rate)
         queue = self.spec.queue_bytes if queue_bytes is None else queue_bytes
-        faults.congest(self.spec, rail, rate_bit_s, queue, toward)
+        faults.congest(self.spec, rail, rate_bit_s, queue, toward, inner)
 
     def load(self, rail: int, rate: str, toward: int | None = None) -> None:
         """Congest a rail with other traffic: UDP to a host's address on that rail, from the host after it.
@@ -217,7 +224,7 @@ class Lab:
         process = self.start(target, words, mark, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         processes.wait_until_ready(process)
 
-    def blackhole(self, rail: int, direction: tuple[int, int] | None = None) -> None:
+    def blackhole(self, rail: int, direction: tuple[int, int] | None = None, inner: int | None = None) -> None:
         """Let a rail lose packets without a word: carrier stays up, gateways still answer.
 
         Parameters
@@ -226,8 +233,10 @@ class Lab:
             Which rail.
         direction : (int, int), optional
             Only packets from this host to that one; all forwarded packets unless given.
+        inner : int, optional
+            Only what takes this way inside the rail.
         """
-        faults.blackhole(self.spec, rail, direction)
+        faults.blackhole(self.spec, rail, direction, inner)
 
     def delay(self, rail: int, source: int, destination: int, extra_us: float) -> None:
         """Let packets from one host to another take longer over one rail, by a fixed time, and not the way back.
@@ -280,15 +289,54 @@ class Lab:
         """
         faults.narrow(self.spec, rail, mtu_bytes, silent, toward)
 
+    def cut(self, rail: int, host: int | None = None, carrier: bool = False) -> None:
+        """Let the cables between a rail and its hosts carry nothing, for the rail's own packets neither.
+
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        host : int, optional
+            Only the cable to this host.
+        carrier : bool
+            Both ends lose their carrier, and with it the host its nexthops; else they notice nothing.
+        """
+        cables.cut(self.spec, rail, host, carrier)
+
+    def kill_host(self, host: int) -> list[str]:
+        """Let a host die: its processes are killed, its cables cut silently. Returns the processes.
+
+        `heal` gives the cables back; its processes stay dead.
+        """
+        dead = host_of(self.spec, host)
+        killed = processes.kill_inside(self.name, dead.netns)  # first: cables are cut one by one, which others notice
+        for process in self._started:
+            process.poll()
+        for rail in self.rails:
+            cables.cut(self.spec, rail.number, host, carrier=False)
+        return killed
+
     def counts(self, rail: int) -> dict[str, int]:
-        """Packets that a rail's faults have touched: `able` to be marked, `marked`, lost because `too_long`."""
+        """Packets that a rail's faults touched: `able` to be marked, `marked`, `too_long`, `lost` on a cut cable."""
         return filters.counts(rail_of(self.spec, rail))
 
-    def heal(self, rail: int | None = None) -> None:
-        """Give a rail (all of them unless given) its rate, queue, packets and MTU back; end its load and its marks."""
+    def heal(self, rail: int | None = None, routes: bool = False) -> None:
+        """Give a rail (all of them unless given) its cables, rate, queue and MTU back; end its load and its marks.
+
+        Parameters
+        ----------
+        rail : int, optional
+            Which rail.
+        routes : bool
+            Give hosts their nexthops, groups and routes back as well, as `up` had made them: the kernel drops what
+            loses its carrier, and nobody puts it back but a routing daemon, swerve, or this.
+        """
         for target in self.rails if rail is None else (rail_of(self.spec, rail),):
             processes.end(self.name, load=target.number)
             faults.heal(self.spec, target)
+        for host in self.hosts if routes else ():
+            with Netlink(host.netns) as netlink:
+                building.route_host(netlink, host, self.hosts)
 
     # ---- clocks ----
 
@@ -319,6 +367,10 @@ class Lab:
     def sent_bytes(self) -> dict[tuple[int, int], int]:
         """What each shaped port has sent so far, in bytes of Ethernet frames, by numbers of rail and host."""
         return view.sent_bytes(self.rails)
+
+    def inner_sent_bytes(self, rail: int) -> dict[tuple[int, int], int]:
+        """What the ways inside a rail have sent so far, in bytes of Ethernet frames, by numbers of way and host."""
+        return view.sent_bytes(rail_of(self.spec, rail).inner)
 
     def down(self) -> list[str]:
         """Take the lab down; a second time does nothing. Returns what stayed and why, normally nothing."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pytools.errors import UsageError
 from pytools.kernel.netlink import MAIN_TABLE, PROTOCOL, Family, Netlink, Route, Rule
-from pytools.lab import building, filters, wiring
+from pytools.lab import building, cables, filters, wiring
+from pytools.lab import inner as innards
 from pytools.lab.topology import Host, Port, Rail, Spec, check_shape, host_of, rail_of
 
 # Two priorities: the kernel takes a rule without a destination for the same as one that only adds a destination.
@@ -19,22 +20,24 @@ MIN_MTU, MAX_MTU = 1280, 65_535  # IPv6 has no smaller ones
 MAX_EVERY = 1_000_000
 
 
-def congest(spec: Spec, rail: int, rate_bit_s: int | None, queue_bytes: int, toward: int | None) -> None:
-    """Shape a rail's ports (or the one towards a host) anew, in place."""
+def congest(
+    spec: Spec, rail: int, rate_bit_s: int | None, queue_bytes: int, toward: int | None, inner: int | None = None
+) -> None:
+    """Shape the ports of a rail, or of a way inside it (or the one towards a host) anew, in place."""
     check_shape(rate_bit_s, queue_bytes)
     if rate_bit_s is None:
         raise UsageError("an unshaped port has no queue to congest", "give a rate, like 10mbit")
-    target = rail_of(spec, rail)
+    target = rail_of(spec, rail, inner)
     wanted = None if toward is None else host_of(spec, toward).number
     with Netlink(target.netns) as netlink:
         for port in target.ports:
             if wanted in (None, port.host):
-                wiring.shape(netlink, port.index, rate_bit_s, queue_bytes)
+                wiring.shape(netlink, port.index, rate_bit_s, queue_bytes, spec.rate_bit_s)
 
 
-def blackhole(spec: Spec, rail: int, direction: tuple[int, int] | None) -> None:
-    """Let a rail lose packets silently: all that it forwards, or those from one host to another."""
-    with Netlink(rail_of(spec, rail).netns) as netlink:
+def blackhole(spec: Spec, rail: int, direction: tuple[int, int] | None, inner: int | None = None) -> None:
+    """Let a rail, or a way in it, lose packets silently: all that it forwards, or those from one host to another."""
+    with Netlink(rail_of(spec, rail, inner).netns) as netlink:
         present = set(netlink.rules(4) + netlink.rules(6))
         for rule in losing_rules(spec, rail, direction):
             if rule not in present:
@@ -68,13 +71,16 @@ def divert(spec: Spec, rail: int, source: int, destination: int, device: str) ->
             everywhere = "0.0.0.0/0" if rule.family == 4 else "::/0"
             netlink.replace_route(Route(everywhere, rule.family, rule.table, ifindex=index, protocol=PROTOCOL))
             netlink.add_rule(rule)
+        if rail_of(spec, rail).inner:  # what was held goes on through them
+            for rule in innards.choosing_rules(first, device, _LONGER_WAY_PRIORITY, PROTOCOL):
+                netlink.add_rule(rule)
 
 
 def mark(spec: Spec, rail: int, every: int, toward: int | None) -> None:
     """Let a rail's ports mark every n-th packet that can be marked as having met congestion."""
     if not 1 <= every <= MAX_EVERY:
         raise UsageError(f"every {every}th packet cannot be marked", f"give 1 to {MAX_EVERY}")
-    filters.install(rail_of(spec, rail), _ports(spec, rail, toward), filters.MARK, "SWERVE_LAB_EVERY", every)
+    filters.install(rail_of(spec, rail), _ports(spec, rail, toward), filters.MARK, {"SWERVE_LAB_EVERY": every})
 
 
 def narrow(spec: Spec, rail: int, mtu_bytes: int, silent: bool, toward: int | None) -> None:
@@ -83,7 +89,7 @@ def narrow(spec: Spec, rail: int, mtu_bytes: int, silent: bool, toward: int | No
         raise UsageError(f"an MTU of {mtu_bytes} bytes is out of range", f"give {MIN_MTU} to {MAX_MTU}")
     target, ports = rail_of(spec, rail), _ports(spec, rail, toward)
     if silent:
-        filters.install(target, ports, filters.NARROW, "SWERVE_LAB_BYTES", mtu_bytes)
+        filters.install(target, ports, filters.NARROW, {"SWERVE_LAB_BYTES": mtu_bytes})
         return
     with Netlink(target.netns) as netlink:
         for port in ports:
@@ -126,10 +132,19 @@ def _ports(spec: Spec, rail: int, toward: int | None) -> tuple[Port, ...]:
 
 
 def heal(spec: Spec, rail: Rail) -> None:
-    """Give a rail its rate, its queues and its packets back; devices that hold packets go with their processes."""
+    """Give a rail its cables, rate, queues and packets back; devices that hold packets go with their processes."""
+    for way in rail.inner:
+        _restore(spec, way)
     filters.remove(rail)
+    cables.plug_in(spec, rail)
     with Netlink(rail.netns) as netlink:
         _widen(netlink, spec, rail)
+    _restore(spec, rail)
+
+
+def _restore(spec: Spec, rail: Rail) -> None:
+    """Let a router lose and divert nothing, and shape its ports as they were."""
+    with Netlink(rail.netns) as netlink:
         for rule in losses(netlink) + _longer_ways(netlink):
             netlink.del_rule(rule)
         for port in rail.ports:

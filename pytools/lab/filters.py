@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,11 +20,13 @@ from pytools.kernel import attach, bpf, loader
 from pytools.kernel.maps import Map
 from pytools.kernel.netlink import Netlink
 from pytools.kernel.netns import inside
+from pytools.lab.tc_message import TrafficControl
 from pytools.lab.topology import Port, Rail
 
 MARK: Final = "lab_mark"
 NARROW: Final = "lab_narrow"
-COUNTERS: Final = {MARK: {"able": 0, "marked": 1}, NARROW: {"too_long": 2}}  # enum swerve_lab_counter
+LOSE: Final = "lab_lose"
+COUNTERS: Final = {MARK: {"able": 0, "marked": 1}, NARROW: {"too_long": 2}, LOSE: {"lost": 3}}  # swerve_lab_counter
 
 _GET_FILTER = 46
 _EGRESS = 0xFFFFFFF3
@@ -32,19 +34,9 @@ _PROGRAM_BY_ID, _MAP_BY_ID, _INFO = 13, 14, 15  # commands of bpf(2)
 _PROGRAM_INFO = struct.Struct("=II8sIIQQQII Q16s")  # the beginning of struct bpf_prog_info
 
 
-class FilterMessage(nlmsg):  # type: ignore[misc]
+class FilterMessage(TrafficControl, nlmsg):  # type: ignore[misc]
     """`struct tcmsg` with what a BPF filter says of its program."""
 
-    prefix = "TCA_"
-    fields = (
-        ("family", "B"),
-        ("pad1", "B"),
-        ("pad2", "H"),
-        ("index", "i"),
-        ("handle", "I"),
-        ("parent", "I"),
-        ("info", "I"),
-    )
     nla_map = (("TCA_UNSPEC", "none"), ("TCA_KIND", "asciiz"), ("TCA_OPTIONS", "options"))
 
     class options(nla):  # type: ignore[misc]  # noqa: N801 (pyroute2 looks the name up)
@@ -66,28 +58,35 @@ class FilterMessage(nlmsg):  # type: ignore[misc]
         )
 
 
-def install(rail: Rail, ports: Sequence[Port], program: str, define: str, value: int) -> None:
-    """Attach a program, compiled with one constant, where these ports send.
+def install(
+    rail: Rail,
+    ports: Sequence[Port],
+    program: str,
+    defines: Mapping[str, int],
+    directions: Sequence[attach.Direction] = ("egress",),
+) -> None:
+    """Attach a program, compiled with these constants, where ports send (and receive).
 
     Raises
     ------
     UsageError
-        If the rail has this fault already.
+        If one of the ports has this fault already.
     SwerveError
         If the program cannot be loaded or attached.
     """
-    if any(found == program for found, _ in _programs(rail)):
+    if any(found == program for found, _ in _programs(rail, ports)):
         raise UsageError(f"rail {rail.number} has this fault already", f"`swerve lab heal --rail {rail.number}` first")
-    with loader.load([loader.Program("lab_faults.c", (program,), {define: value})]) as loaded, inside(rail.netns):
+    with loader.load([loader.Program("lab_faults.c", (program,), dict(defines))]) as loaded, inside(rail.netns):
         if loaded.failed:
             raise SwerveError(f"the fault cannot be loaded: {loaded.failed}", "`swerve doctor` says what is missing")
         for port in ports:
-            attach.attach_tc(loaded.programs[program], port.name, "egress", force_clsact=True)
+            for direction in directions:
+                attach.attach_tc(loaded.programs[program], port.name, direction, force_clsact=True)
 
 
 def remove(rail: Rail) -> None:
     """Take all programs from a rail's ports."""
-    if _programs(rail):
+    if _programs(rail, rail.ports):
         with inside(rail.netns):
             attach.clean()
 
@@ -95,21 +94,27 @@ def remove(rail: Rail) -> None:
 def counts(rail: Rail) -> dict[str, int]:
     """What the faults of a rail have done so far, by counter; empty when it has none."""
     found: dict[str, int] = {}
-    for program, map_id in _programs(rail):
+    for program, map_id in _programs(rail, rail.ports):
         fd = _open(_MAP_BY_ID, map_id)
         try:
             values = Map("lab_counts", fd, np.dtype("<u4"), np.dtype("<u8")).read_percpu_sum().tolist()
         finally:
             os.close(fd)
-        found |= {name: values[index] for name, index in COUNTERS[program].items()}
+        for name, index in COUNTERS[program].items():
+            found[name] = found.get(name, 0) + values[index]
     return found
 
 
-def _programs(rail: Rail) -> set[tuple[str, int]]:
-    """Name and counters' map of every program of ours at the ports of a rail."""
+def has(rail: Rail, port: Port, program: str) -> bool:
+    """Whether a port has this fault."""
+    return any(name == program for name, _ in _programs(rail, [port]))
+
+
+def _programs(rail: Rail, ports: Sequence[Port]) -> set[tuple[str, int]]:
+    """Name and counters' map of every program of ours at these ports; all are at egress, whether or not at ingress."""
     found = set()
     with Netlink(rail.netns) as netlink:
-        for port in rail.ports:
+        for port in ports:
             message = FilterMessage()
             message["index"], message["parent"] = port.index, _EGRESS
             for each in netlink.socket.dump(message, _GET_FILTER, f"reading the filters of {port.name}"):

@@ -124,6 +124,19 @@ def end(lab: str, load: int | None = None) -> list[str]:
     raise SwerveError(f"lab {lab}: processes do not end: {words}", "end them, then take the lab down again")
 
 
+def kill_inside(lab: str, netns: str) -> list[str]:
+    """Kill a lab's processes inside a namespace, with no chance to clean up. Returns what they were."""
+    killed: dict[int, str] = {}
+    for _ in range(_ROUNDS):
+        inside_now = within([netns])
+        living = {pid: line for pid, line in marked(lab).items() if pid in inside_now}
+        if not living:
+            break
+        killed |= living
+        _signal(_marks(lab, None), living, signal.SIGKILL)
+    return [f"{pid} {line}" for pid, line in sorted(killed.items())]
+
+
 def _signal(marks: set[bytes], pids: Mapping[int, str], number: signal.Signals) -> None:
     """Signal these processes at once, and wait for them to end, but not for ever."""
     opened: list[int] = []

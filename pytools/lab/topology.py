@@ -1,7 +1,8 @@
 """What a lab looks like: names, addresses and identifiers of hosts and rails, worked out from its size. Pure.
 
 A host has one interface per rail and a service address on its loopback; a rail is a router with one port per
-host. Every host reaches every other through one nexthop group per destination and family.
+host. Every host reaches every other through one nexthop group per destination and family. A rail may have inner ways:
+routers between its ports, of which it chooses one for each flow.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from pytools.errors import UsageError
 
 DEFAULT_QUEUE_BYTES = 65_536  # 5 ms at 100 Mbit/s, 52 ms at 10 Mbit/s
 MAX_HOSTS, MAX_RAILS = 99, 8  # group ids 100+d and 200+d; 10.9.0.0/16 holds the service addresses
+MAX_INNER = 8  # way K of rail R has 10.RK.0.0/16
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+_PLACE = r"(?:[hr][1-9][0-9]?|r[1-9]w[1-9])"
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _MIN_RATE, _MAX_RATE = 10_000, 400 * 10**9
@@ -61,12 +64,19 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """One rail."""
+    """One rail, or one of the ways inside a rail: a router with a port towards every host.
+
+    Attributes
+    ----------
+    inner : tuple of Rail
+        The ways between its ports; with none it forwards from port to port itself.
+    """
 
     number: int
     name: str
     netns: str
     ports: tuple[Port, ...]
+    inner: tuple[Rail, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,8 @@ class Spec:
         How much waits at a port before packets are lost, whatever the rate is.
     ipv6 : bool
         Whether the agents' configurations name the IPv6 service addresses as well. The fabric always has both.
+    inner : int
+        Ways inside each rail, each with ports of this rate and queue; 0 makes a rail one router.
     """
 
     name: str
@@ -93,15 +105,19 @@ class Spec:
     rate_bit_s: int | None = 100_000_000
     queue_bytes: int = DEFAULT_QUEUE_BYTES
     ipv6: bool = False
+    inner: int = 0
     topology: tuple[tuple[Host, ...], tuple[Rail, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_name(self.name)
         _within("hosts", self.hosts, 2, MAX_HOSTS)
         _within("rails", self.rails, 1, MAX_RAILS)
+        _within("ways inside a rail", self.inner, 0, MAX_INNER)
+        if self.inner == 1:
+            raise UsageError("one way inside a rail is nothing to choose from", f"give 2 to {MAX_INNER}")
         check_shape(self.rate_bit_s, self.queue_bytes)
         hosts = tuple(_host(self.name, number, self.rails) for number in range(1, self.hosts + 1))
-        rails = tuple(_rail(self.name, number, self.hosts) for number in range(1, self.rails + 1))
+        rails = tuple(_rail(self.name, number, self.hosts, self.inner) for number in range(1, self.rails + 1))
         object.__setattr__(self, "topology", (hosts, rails))
 
 
@@ -146,21 +162,28 @@ def rate_text(rate_bit_s: int | None) -> str:
 
 def namespace_pattern(name: str) -> re.Pattern[str]:
     """What the names of a lab's namespaces look like, however large it is, and no other lab's."""
-    return re.compile(rf"swerve-{re.escape(name)}-[hr][1-9][0-9]?")
+    return re.compile(rf"swerve-{re.escape(name)}-{_PLACE}")
 
 
 def lab_of_namespace(netns: str) -> str | None:
     """The lab that a namespace belongs to, by its name."""
-    match = re.fullmatch(r"swerve-(.+)-[hr][1-9][0-9]?", netns)
+    match = re.fullmatch(rf"swerve-(.+)-{_PLACE}", netns)
     return match[1] if match else None
 
 
-def rail_of(spec: Spec, number: int) -> Rail:
-    """A rail by its number, or a sentence that says which there are."""
+def rail_of(spec: Spec, number: int, inner: int | None = None) -> Rail:
+    """A rail (or one of the ways inside it) by its number, or a sentence that says which there are."""
     rails = spec.topology[1]
     if not 1 <= number <= len(rails):
         raise UsageError(f"lab {spec.name} has no rail {number}", f"rails are 1 to {len(rails)}")
-    return rails[number - 1]
+    rail = rails[number - 1]
+    if inner is None:
+        return rail
+    if not rail.inner:
+        raise UsageError(f"the rails of lab {spec.name} have no inner ways", "make the lab with --inner 2")
+    if not 1 <= inner <= len(rail.inner):
+        raise UsageError(f"rail {number} has no inner way {inner}", f"they are 1 to {len(rail.inner)}")
+    return rail.inner[inner - 1]
 
 
 def host_of(spec: Spec, number: int) -> Host:
@@ -206,9 +229,17 @@ def _interface(host: int, rail: int) -> Interface:
     )
 
 
-def _rail(lab: str, number: int, hosts: int) -> Rail:
-    ports = tuple(
-        Port(f"h{host}", 100 + host, host, f"10.{number}.{host}.1", f"fd00:{number}:{host:x}::1")
+def _rail(lab: str, number: int, hosts: int, inner: int) -> Rail:
+    name = f"r{number}"
+    ways = tuple(
+        Rail(way, f"{name}w{way}", f"swerve-{lab}-{name}w{way}", _ports(f"{number}{way}", hosts))
+        for way in range(1, inner + 1)
+    )
+    return Rail(number, name, f"swerve-{lab}-{name}", _ports(f"{number}", hosts), ways)
+
+
+def _ports(place: str, hosts: int) -> tuple[Port, ...]:
+    return tuple(
+        Port(f"h{host}", 100 + host, host, f"10.{place}.{host}.1", f"fd00:{place}:{host:x}::1")
         for host in range(1, hosts + 1)
     )
-    return Rail(number, f"r{number}", f"swerve-{lab}-r{number}", ports)

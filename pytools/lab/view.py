@@ -70,4 +70,5 @@ def _rail(rail: Rail) -> dict[str, Any]:
                 "loses_packets_to": sorted(lost),
             }
         )
-    return {"name": rail.name, "netns": rail.netns, "ports": ports, "faults": filters.counts(rail)}
+    shown = {"name": rail.name, "netns": rail.netns, "ports": ports, "faults": filters.counts(rail)}
+    return shown | ({"inner": [_rail(way) for way in rail.inner]} if rail.inner else {})

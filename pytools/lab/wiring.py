@@ -17,9 +17,11 @@ from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from pytools.kernel.netlink import Netlink, NetlinkError, Route
-from pytools.kernel.netlink_messages import family_of, route_message, socket_family
+from pytools.kernel.netlink_messages import family_of, socket_family
+from pytools.kernel.netlink_routes import route_message
 from pytools.kernel.netlink_socket import CREATE, EXCLUSIVE, REPLACE
 from pytools.lab.namespaces import NAMED
+from pytools.lab.tc_message import TrafficControl
 
 _NEW_LINK, _NEW_ADDRESS, _NEW_ROUTE, _NEW_QDISC, _DEL_QDISC, _GET_QDISC = 16, 20, 24, 36, 37, 38
 _LOCK_MTU = 1 << 2  # RTAX_LOCK: a bit per metric; without it IPv6 forwards by the interface's MTU
@@ -34,19 +36,9 @@ _FRAME_BYTES = 1514
 _BURST_NS = 1_000_000
 
 
-class QdiscMessage(nlmsg):  # type: ignore[misc]
+class QdiscMessage(TrafficControl, nlmsg):  # type: ignore[misc]
     """`struct tcmsg` with the options of a token bucket; other kinds of queue keep theirs undecoded."""
 
-    prefix = "TCA_"
-    fields = (
-        ("family", "B"),
-        ("pad1", "B"),
-        ("pad2", "H"),
-        ("index", "i"),
-        ("handle", "I"),
-        ("parent", "I"),
-        ("info", "I"),
-    )
     nla_map = (
         ("TCA_UNSPEC", "none"),
         ("TCA_KIND", "asciiz"),
@@ -132,12 +124,13 @@ def add_veth(netlink: Netlink, end: End, peer: End, peer_netns: str) -> None:
         os.close(fd)
 
 
-def set_up(netlink: Netlink, index: int) -> None:
-    """Set an interface up."""
+def set_up(netlink: Netlink, index: int, up: bool = True) -> None:
+    """Set an interface up or down; the other end of a veth pair loses its carrier with it."""
     message = ifinfmsg()
     message["index"] = index
-    message["flags"] = message["change"] = _IFF_UP
-    netlink.socket.change(message, _NEW_LINK, 0, f"setting interface {index} up")
+    message["flags"] = _IFF_UP if up else 0
+    message["change"] = _IFF_UP
+    netlink.socket.change(message, _NEW_LINK, 0, f"setting interface {index} {'up' if up else 'down'}")
 
 
 def add_address(netlink: Netlink, index: int, address: str, prefix_length: int) -> None:
@@ -162,11 +155,15 @@ def burst_bytes(rate_bit_s: int) -> int:
     return max(2 * _FRAME_BYTES, rate_bit_s * _BURST_NS // (8 * 10**9))
 
 
-def shape(netlink: Netlink, index: int, rate_bit_s: int, queue_bytes: int) -> None:
-    """Shape an interface, or change how it is shaped; what waits in the queue stays there."""
+def shape(netlink: Netlink, index: int, rate_bit_s: int, queue_bytes: int, before_bit_s: int | None = None) -> None:
+    """Shape an interface, or change how it is shaped; what waits in the queue stays there.
+
+    `before_bit_s` is a rate at which it was shaped before: buffers of several packets that were let in then wait, and
+    one that is larger than the bucket would never leave, nor anything behind it.
+    """
     rate = rate_bit_s // 8
     spec = _RATESPEC.pack(0, _ETHERNET, 0, 0, 0, min(rate, 0xFFFFFFFF))
-    burst = burst_bytes(rate_bit_s)
+    burst = max(burst_bytes(rate_bit_s), burst_bytes(before_bit_s or 0))
     parameters = spec + bytes(_RATESPEC.size) + struct.pack("=III", queue_bytes, 0, 0)
     message = _qdisc(index)
     message["handle"] = _HANDLE

@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from pytools.signals import AppDelay, Delay, PathDelay
+from pytools.signals import AppDelay, Delay, PathDelay, PathLiveness
 from pytools.views.model import Model
 from pytools.views.sheet import Sheet
 from pytools.views.silence import no_app_delays
@@ -36,7 +36,7 @@ def delays(model: Model) -> RenderableType:
         via = f"  via {path.gateway}" if path.gateway else f"  to {path.address}"
         clock = clock_state(delay.clock)
         sheet.add(f"{path.destination} {path.interface}", "→", *there, duration(delay.round_trip_min_ns), clock)
-        sheet.add(via, "←", *back, asymmetry(delay), _loss(delay))
+        sheet.add(via, "←", *back, asymmetry(delay), _loss(delay, model.liveness.get(path)))
     return sheet
 
 
@@ -61,7 +61,10 @@ def asymmetry(delay: PathDelay) -> Text:
     return Text(shown, style="yellow" if sure else "dim")
 
 
-def _loss(delay: PathDelay) -> Text:
+def _loss(delay: PathDelay, liveness: PathLiveness | None) -> Text:
+    """The share of lost probes; of a path that is silent now, for how long: that is known before anything is lost."""
+    if liveness is not None and liveness.missed > 1 and liveness.at_ns >= delay.at_ns - delay.window_ns:
+        return Text(f"silent {duration(liveness.silent_ns)} ({liveness.missed})", style="red")
     settled = delay.received + delay.lost
     if not settled:
         return Text(UNKNOWN)

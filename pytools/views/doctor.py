@@ -1,10 +1,12 @@
 """What this host can do, what is missing, what each gap costs, and how to mend it.
 
-Everything is found out by trying (pytools/kernel/features.py). `clean` removes what a crashed agent left.
+Everything is found out by trying (pytools/kernel/features.py). `clean` removes what a crashed agent or controller
+left.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -93,7 +95,7 @@ def _result(check: Check) -> Result:
 
 
 def clean(name: str | None, sweep_routes: Callable[[Netlink], list[str]]) -> list[str]:
-    """Remove what a crashed agent left in a namespace.
+    """Remove what a crashed agent or controller left in a namespace.
 
     Parameters
     ----------
@@ -110,20 +112,34 @@ def clean(name: str | None, sweep_routes: Callable[[Netlink], list[str]]) -> lis
     Raises
     ------
     RefusedError
-        If an agent runs there: this would take away what it works with.
+        If an agent or a controller runs there: this would take away what it works with.
     """
-    from pytools.kernel import attach
+    from pytools.kernel import attach, leftovers
     from pytools.kernel.netlink import Netlink
 
     socket = places.agent_socket(name)
     if features.attempt(lambda: served(name)).present:
         raise RefusedError(f"an agent serves {socket}", "stop it first: it cleans up after itself")
+    if _steered(name):
+        raise RefusedError(f"a controller steers {places.instance(name)}", "stop it first: it takes back what it did")
     with netns.inside(name), Netlink() as netlink:
-        removed = [*attach.clean(), *sweep_routes(netlink)]
+        removed = [*attach.clean(), *sweep_routes(netlink), *leftovers.sweep(netlink)]
     if socket.exists():
         socket.unlink()
         removed.append(f"stale socket {socket}")
     return removed
+
+
+def _steered(name: str | None) -> bool:
+    """Whether a controller, or the guardian that undoes what one did, holds the instance's lock."""
+    try:
+        with (places.state_dir(name) / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (FileNotFoundError, PermissionError):
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def run(name: str | None, config: Path | None, programs: Sequence[Program], as_json: bool, color: bool) -> int:

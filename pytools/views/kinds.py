@@ -88,8 +88,8 @@ def _collocation(model: Model) -> list[AnySignal]:
 # `path_delay` comes from every agent that lives, and says why there is nothing else.
 VIEWS: Final[Mapping[str, View]] = {
     "delay": View(
-        frozenset({"path_delay"}),
-        lambda model: list(model.delays.values()),
+        frozenset({"path_delay", "path_liveness"}),
+        lambda model: [*model.delays.values(), *model.liveness.values()],
         lambda model: bool(model.delays),
     ),
     "tcp": View(  # `self` and `tcp_host` say that the agent lives, and whether its hooks do

@@ -17,6 +17,7 @@ from pytools.signals import (
     NexthopGroup,
     Path,
     PathDelay,
+    PathLiveness,
     PathState,
     Self,
     TcpPath,
@@ -35,6 +36,7 @@ class Model:
     host: str = ""
     at_ns: int = 0  # of the newest signal
     delays: Mapping[Path, PathDelay] = field(default_factory=dict)
+    liveness: Mapping[Path, PathLiveness] = field(default_factory=dict)
     groups: Mapping[int, NexthopGroup] = field(default_factory=dict)
     rates: Mapping[tuple[int, int], float] = field(default_factory=dict)  # (group, nexthop) -> packets/s
     states: Mapping[Path, PathState] = field(default_factory=dict)
@@ -49,7 +51,7 @@ class Model:
 def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
     """The model after these signals, in their order."""
     signals = list(signals)
-    delays, states = dict(model.delays), dict(model.states)
+    delays, liveness, states = dict(model.delays), dict(model.liveness), dict(model.states)
     groups, rates = dict(model.groups), dict(model.rates)
     acts, cost, host, at_ns = list(model.acts), model.cost, model.host, model.at_ns
     for signal in signals:
@@ -58,6 +60,8 @@ def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
             case PathDelay():
                 if _better(signal, delays.get(signal.path)):
                     delays[signal.path] = signal
+            case PathLiveness():
+                liveness[signal.path] = signal
             case NexthopGroup():
                 rates = {key: rate for key, rate in rates.items() if key[0] != signal.group_id}
                 rates |= packet_rates(groups.get(signal.group_id), signal)
@@ -75,6 +79,7 @@ def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
         host=host,
         at_ns=at_ns,
         delays=delays,
+        liveness=liveness,
         groups=groups,
         rates=rates,
         states=states,

@@ -26,7 +26,8 @@ from pytools.lab import Lab
 from pytools.lab.topology import Host
 from steering.demo.observe import Observer, Record
 from steering.demo.phases import BAD_RAIL, Phase, Placed, Stage
-from steering.policy_file import load as load_policy
+from steering.policy import QueueingDelay
+from steering.policy import load as load_policy
 
 POLICY = Path(__file__).with_name("policy.yaml")
 _STARTUP_S = 30.0
@@ -78,8 +79,9 @@ def play(script: Script, say: Callable[[str], None]) -> Result:
         _start_agents(lab, logs)
         observer = kept.enter_context(contextlib.closing(Observer(lab.hosts)))
         _wait_measured(observer, lab)
-        policy = load_policy(script.policy)
-        stage = Stage(lab, observer, script.load_bit_s, int(policy.rules[0].when.above))
+        when = load_policy(script.policy).rules[0].when
+        assert isinstance(when, QueueingDelay), "the demo's policy begins with a queueing delay"
+        stage = Stage(lab, observer, script.load_bit_s, when.above)
         phases, return_s = _phases(script, lab, stage, observer, logs, say)
         return Result(script.steer, script.hosts, 2, script.rate, script.congested_rate, phases, return_s)
 

@@ -375,7 +375,7 @@ def test_a_lab_that_cannot_be_finished_is_removed(unique_name, monkeypatch):
     def fails(*_):
         raise SwerveError("no more")
 
-    monkeypatch.setattr(building, "_build_host", fails)
+    monkeypatch.setattr(building, "route_host", fails)
     name = unique_name()
     with pytest.raises(SwerveError, match="no more"):
         Lab.up(name, hosts=2, rails=1)

@@ -18,13 +18,15 @@ from support import AS_NOBODY, ROOT, SWERVE, require, run
 from pytools import places, rdma_tap
 from pytools.config import AgentConfig
 from pytools.errors import RefusedError, UsageError
-from pytools.kernel import features
+from pytools.kernel import features, leftovers
 from pytools.kernel.loader import Program
 from pytools.kernel.netns import inside
 from pytools.signals import RdmaSight
 from pytools.sources import programs
 from pytools.sources.probing import paths
 from pytools.views import checks_network, doctor
+from steering import journal
+from steering.lock import Lock
 
 PROGRAMS = programs.all_of(AgentConfig("", []))
 
@@ -299,6 +301,35 @@ def test_clean_refuses_while_an_agent_runs(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(RefusedError, match="stop it first"):
         doctor.clean(namespace, paths.clean)
     served.close()
+
+
+def test_clean_removes_the_backup_routes_of_a_killed_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str
+) -> None:
+    monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
+
+    def ip(*words: str) -> str:
+        return run(["ip", "-n", namespace, *words]).stdout
+
+    ip("link", "set", "lo", "up")
+    ip("nexthop", "add", "id", str(leftovers.FIRST_ID), "dev", "lo", "protocol", "201")
+    ip("nexthop", "add", "id", str(leftovers.FIRST_ID + 1), "group", str(leftovers.FIRST_ID), "protocol", "201")
+    ip("nexthop", "add", "id", "7", "dev", "lo", "protocol", "201")
+    by_group = ["nhid", str(leftovers.FIRST_ID + 1), "metric", str(leftovers.BACKUP_METRIC)]
+    ip("route", "add", "10.9.0.0/24", *by_group, "protocol", "201")
+    ip("route", "add", "10.9.0.0/24", "nhid", "7", "protocol", "static")
+    assert len(doctor.clean(namespace, paths.clean)) == 3
+    assert [line.split()[1] for line in ip("nexthop").splitlines()] == ["7"]
+    assert "nhid 7" in ip("route") and "201" not in ip("route")
+
+
+def test_clean_refuses_while_a_controller_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str) -> None:
+    monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("SWERVE_STATE_DIR", str(tmp_path / "state"))
+    folder = journal.directory(namespace)
+    with Lock(folder / journal.LOCK_FILE), pytest.raises(RefusedError, match="a controller steers"):
+        doctor.clean(namespace, paths.clean)
+    assert doctor.clean(namespace, paths.clean) == []
 
 
 def test_a_namespace_for_tries_is_gone_afterwards() -> None:

@@ -65,6 +65,10 @@ def test_maps_are_arrays_of_the_compiled_types(tmp_path: Path) -> None:
         assert (table._read_one_by_one()[0]["a"] == keys["a"]).all(), "kernels without batches read the same"
         assert table.delete(keys[0])
         assert not table.delete(keys[0])
+        found, looked_up = table.lookup_many(keys[:300])
+        assert found.tolist() == [False, *[True] * 299]
+        assert looked_up["n"].tolist() == [0, *values["n"][1:300].tolist()]
+        assert [len(each) for each in table.lookup_many(keys[:0])] == [0, 0]
         assert len(table.read()[0]) == 4999
         bpf.test_run(loaded.programs["nothing"], bytes(64), 11)
         assert loaded.map("percpu").read_percpu_sum().tolist() == [0, 11, 0]

@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import steering_kit as kit  # noqa: E402
 import support  # noqa: E402
 
-from steering import policy_file  # noqa: E402
+from steering.policy import file as policy_file  # noqa: E402
 
 LONGEST_S = 0.004  # an act takes 1 to 3 ms from its intent to its last entry
 

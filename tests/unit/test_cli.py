@@ -133,7 +133,7 @@ def test_watch_says_on_standard_error_what_it_missed(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("delay", [samples.path_delay()]),
+        ("delay", [samples.path_delay(), samples.path_liveness()]),
         ("delay --app", [samples.app_delay()]),
         ("clocks", [samples.clock()]),
         ("clocks --edges", [samples.clock_edge()]),
@@ -174,7 +174,7 @@ def test_json_of_each_view_is_the_signals_behind_it(
 def test_following_shows_one_frame_per_interval(served: Served) -> None:
     code, out, _ = run(served, "delay", "-j", "-i", "0.05", "-c", "4")
     assert code == 0
-    assert decoded(out) == [samples.path_delay()] * 4
+    assert decoded(out) == [samples.path_delay(), samples.path_liveness()] * 4
 
 
 def test_a_table_in_a_pipe_is_plain_text_and_not_cut(served: Served) -> None:
@@ -194,7 +194,7 @@ def test_a_table_in_a_pipe_is_plain_text_and_not_cut(served: Served) -> None:
 def test_a_silent_agent_is_an_error_with_a_next_step(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = run(served, "delay", publish=lambda _: None)
     assert (code, out) == (1, b"")
-    assert err.startswith(b"swerve: the agent published no path_delay within 5 s; ")
+    assert err.startswith(b"swerve: the agent published no path_delay or path_liveness within 5 s; ")
 
 
 SHARED = (b"(clock: shared)", lambda served: served.bus.publish(samples.path_delay()))

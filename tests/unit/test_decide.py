@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
-from steering_kit import GROUP, MS, ORIGINAL, POLICY, SECOND, group, measured, path
+from msgspec.structs import replace
+from steering_kit import MS, ORIGINAL, POLICY, SECOND, TARGET, facts, group, measured, path
 
 from steering import health
 from steering.decide import decide
-from steering.policy_file import parse
+from steering.policy import parse
 
 NOW = 10**12
 POLICY_OF_TWO = parse(POLICY)
@@ -19,11 +20,12 @@ def state(policy, queueing_ns=0, for_ns=SECOND, then="", now=NOW, **measurement)
     known = health.unknown(now - for_ns)
     at = now - for_ns
     while at <= now:
-        known = health.observe(policy, known, measured(path(), at, queueing_ns, **measurement), at)
+        known = health.observe(policy, known, facts(measured(path(), at, queueing_ns, **measurement)), at)
         at += 20 * MS
     if then:
         rule = 0
-        known = replace(known, state=then, rule=rule, strikes=1, step_since=now, clear_since=None)
+        share = policy.rules[rule].return_.steps[0] if then == "returning" else 0.0
+        known = replace(known, state=then, rule=rule, share=share, strikes=1, step_since=now, clear_since=None)
     return known
 
 
@@ -47,13 +49,13 @@ def two_rails(first, second, **fields):
 
 def test_healthy_paths_keep_the_original_weights():
     plan = two_rails(good(), good())
-    assert (plan.wanted, plan.granted, plan.held) == (ORIGINAL, frozenset(), ())
+    assert (plan.wanted, plan.granted, plan.held) == (ORIGINAL, (), ())
 
 
 def test_a_bad_path_is_taken_out_and_the_plan_says_why():
     plan = two_rails(bad(), good())
     assert plan.wanted == ((12, 1),)
-    assert plan.granted == {path(1)}
+    assert plan.granted == ((path(1), 0.0),)
     assert plan.under == "leave-congested-rail"
     assert plan.because == ("h1>h2 dev rail1 via 10.1.1.1: queueing delay p50 20 ms ± 1 us, above 5 ms for 1 s")
 
@@ -122,7 +124,7 @@ def three(first, second, third, share=0.5):
 def test_no_more_than_the_allowed_share_is_taken_away_oldest_first():
     plan = three(bad(for_ns=SECOND), bad(for_ns=2 * SECOND), good())
     assert plan.wanted == ((11, 1), (13, 1))
-    assert plan.granted == {path(2)}
+    assert plan.granted == ((path(2), 0.0),)
     assert plan.held == ((path(1), "held: more than max_drained_share (0.5) would be taken away"),)
     assert three(bad(), bad(), good(), share=0.7).wanted == ((13, 1),)
 
@@ -138,15 +140,15 @@ def test_the_share_is_of_the_weight_not_of_the_members():
 def test_a_returning_path_has_the_share_of_its_step():
     coming = state(POLICY_OF_TWO, 0, then="returning")
     assert two_rails(coming, good(), current={12: 1}).wanted == ((11, 1), (12, 10))
-    assert two_rails(replace(coming, step=1), good(), current={12: 1}).wanted == ((11, 5), (12, 10))
-    assert two_rails(replace(coming, step=2), good(), current={12: 1}).wanted == ORIGINAL
+    assert two_rails(replace(coming, step=1, share=0.5), good(), current={12: 1}).wanted == ((11, 5), (12, 10))
+    assert two_rails(replace(coming, step=2, share=1.0), good(), current={12: 1}).wanted == ORIGINAL
 
 
 def test_a_relapse_on_the_way_back_goes_down_again():
     coming = state(POLICY_OF_TWO, 20 * MS, then="returning")
     plan = two_rails(coming, good(), current={11: 1, 12: 10})
     assert plan.wanted == ((12, 1),)
-    assert plan.granted == {path(1)}
+    assert plan.granted == ((path(1), 0.0),)
 
 
 def test_the_worst_path_over_a_member_counts():
@@ -154,7 +156,7 @@ def test_the_worst_path_over_a_member_counts():
     states = {each: good() for several in paths.values() for each in several} | {path(1, "h3"): bad()}
     plan = one(POLICY_OF_TWO, states, group(paths))
     assert plan.wanted == ((12, 1),)
-    assert plan.granted == {path(1, "h3")}
+    assert plan.granted == ((path(1, "h3"), 0.0),)
 
 
 def test_a_destination_that_is_bad_everywhere_has_no_say_about_the_others():
@@ -191,10 +193,10 @@ def test_a_share_above_zero_stays_on_the_path():
 def test_every_group_is_decided_by_itself():
     paths = {path(1): bad(), path(2): good()}
     first = group({1: [path(1)], 2: [path(2)]})
-    second = replace(group({1: [], 2: []}), group_id=GROUP + 1)
-    plans = {plan.group_id: plan for plan in decide(POLICY_OF_TWO, paths, [first, second], NOW).groups}
-    assert plans[GROUP].wanted == ((12, 1),)
-    assert plans[GROUP + 1].wanted == ORIGINAL
+    second = dataclasses.replace(group({1: [], 2: []}), target="nexthop_group:103")
+    plans = {plan.target: plan for plan in decide(POLICY_OF_TWO, paths, [first, second], NOW).groups}
+    assert plans[TARGET].wanted == ((12, 1),)
+    assert plans["nexthop_group:103"].wanted == ORIGINAL
 
 
 def test_it_is_a_function_of_its_arguments():

@@ -22,9 +22,21 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("steering",),
 )
 VOCABULARY = ("pytools.errors", "pytools.signals", "pytools.places")
-DECIDING = ("steering.policy", "steering.health", "steering.decide", "steering.plan")
+DECIDING = (
+    *("steering.policy", "steering.evidence", "steering.silence", "steering.link_states", "steering.measuring"),
+    *("steering.judging", "steering.health", "steering.decide", "steering.plan", "steering.capacity"),
+    *("steering.overrides", "steering.reconcile", "steering.engine"),
+    *("steering.flows", "steering.flow_holding", "steering.flow_placing", "steering.flow_plan", "steering.flow_rates"),
+    *("steering.flow_returns", "steering.rail_rates", "steering.relabel", "steering.elephants", "steering.maxmin"),
+)
 ACTUATORS = ("steering.actuators",)
-PURE = ("pytools.estimators", "steering.health", "steering.decide", "steering.plan")
+PURE = (
+    *("pytools.estimators", "steering.evidence", "steering.silence", "steering.link_states", "steering.measuring"),
+    *("steering.judging", "steering.health", "steering.decide", "steering.plan", "steering.capacity"),
+    *("steering.overrides", "steering.reconcile", "steering.engine"),
+    *("steering.flows", "steering.flow_holding", "steering.flow_placing", "steering.flow_plan", "steering.flow_rates"),
+    *("steering.flow_returns", "steering.rail_rates", "steering.relabel", "steering.elephants", "steering.maxmin"),
+)
 DOES_IO = frozenset(
     {
         *("asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "selectors", "shutil"),
@@ -123,7 +135,7 @@ def test_every_import_points_down() -> None:
         ("pytools.estimators.windows", "time"),
         ("pytools.sources.links", "pyroute2.IPRoute"),
         ("steering.decide", "pytools.kernel.netlink"),
-        ("steering.policy_file", "pytools.views.model"),
+        ("steering.policy.file", "pytools.views.model"),
         ("steering.actuators.nexthops", "pytools.agent"),
         ("pytools.newcomer", "pytools.errors"),
     ],

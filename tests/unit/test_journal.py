@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from steering_kit import ORIGINAL
+from steering_kit import ORIGINAL, TARGET, group
 
 from steering import journal
 from steering.journal import Journal, Outstanding, entry_now, read
@@ -19,8 +20,11 @@ DRAINED = ((12, 1),)
 STEP = ((11, 1), (12, 10))
 
 
-def entry(kind, before=ORIGINAL, after=DRAINED, act_id="a", group_id=102, scope=HERE):
-    return entry_now(kind, act_id, group_id, ORIGINAL, before, after, "because", "rule", scope, names=[(11, "rail1")])
+KNOWN = group({1: [], 2: []})
+
+
+def entry(kind, before=ORIGINAL, after=DRAINED, act_id="a", target=TARGET, scope=HERE):
+    return entry_now(kind, act_id, replace(KNOWN, target=target), before, after, "because", "rule", scope)
 
 
 @pytest.fixture
@@ -102,20 +106,40 @@ def test_each_entry_is_synced_before_write_returns_and_so_is_the_directory(file,
     ],
 )
 def test_what_is_outstanding(file, history, outstanding):
-    found = written(file, *history).outstanding(HERE).get(102)
+    found = written(file, *history).outstanding(HERE).get(TARGET)
     if outstanding is None:
         assert found is None
     else:
         assert isinstance(found, Outstanding)
         assert set(found.ours) == set(outstanding)
-        assert found.original == ORIGINAL
+        assert found.group.members == KNOWN.members
 
 
 def test_groups_are_kept_apart(file):
-    found = written(file, entry("intent"), entry("intent", group_id=103), entry("undone", group_id=103)).outstanding(
-        HERE
-    )
-    assert list(found) == [102]
+    other = "multipath:main:10.9.2.0/24"
+    found = written(file, entry("intent"), entry("intent", target=other), entry("undone", target=other))
+    assert list(found.outstanding(HERE)) == [TARGET]
+
+
+def test_a_target_can_be_rebuilt_from_its_entry_alone(file):
+    known = replace(KNOWN, origin="c0ffee")
+    intent = entry_now("intent", "a", known, ORIGINAL, DRAINED, "", "", HERE)
+    (found,) = written(file, intent).outstanding(HERE).values()
+    assert (found.target, found.group.members, found.group.origin) == (TARGET, KNOWN.members, "c0ffee")
+    assert found.group.named(DRAINED) == {"10.1.1.1 dev rail1": 0, "10.2.1.1 dev rail2": 1}
+
+
+def test_entries_of_nexthop_groups_only_are_still_understood(file):
+    """As versions before there were other targets wrote them."""
+    old = {
+        **{"kind": "intent", "act_id": "a", "group_id": 102, "original": [[11, 1], [12, 1]], "scope": HERE},
+        **{"before": [[11, 1], [12, 1]], "after": [[12, 1]], "because": "", "under": "", "by": "controller"},
+        **{"at_ns": 1, "unix_ns": 1, "names": {"11": "10.1.1.1 dev rail1", "12": "dev rail2"}},
+    }
+    file.write_text(json.dumps(old) + "\n")
+    found = read(file).outstanding(HERE)[TARGET]
+    assert found.ours == (ORIGINAL, DRAINED) and found.group.original == ORIGINAL
+    assert [(m.gateway, m.interface) for m in found.group.members] == [("10.1.1.1", "rail1"), ("", "rail2")]
 
 
 @given(st.integers(0, 400))

@@ -34,6 +34,9 @@ def refused(*words):
         (["bursts", "--rail", "1", "--share", "0.4", "--name", "not-there"], "there is no lab not-there"),
         (["mark", "--rail", "1", "--name", "not-there"], "there is no lab not-there"),
         (["mtu", "--rail", "1", "--bytes", "1400", "--name", "not-there"], "there is no lab not-there"),
+        (["cut", "--rail", "1", "--name", "not-there"], "there is no lab not-there"),
+        (["cut", "--rail", "1", "--host", "two"], "'two' is no host"),
+        (["kill-host", "--host", "two"], "'two' is no host"),
     ],
 )
 def test_a_refusal_says_what_is_wrong_and_what_to_do(words, says):

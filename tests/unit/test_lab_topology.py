@@ -19,7 +19,8 @@ def all_addresses(spec):
         yield from (host.service, host.service6)
         for each in host.interfaces:
             yield from (each.address, each.address6)
-    for port in itertools.chain.from_iterable(rail.ports for rail in rails):
+    ways = [way for rail in rails for way in rail.inner]
+    for port in itertools.chain.from_iterable(each.ports for each in (*rails, *ways)):
         yield from (port.address, port.address6)
 
 
@@ -38,7 +39,7 @@ def test_the_addresses_are_those_that_were_agreed():
 
 
 def test_the_largest_lab_has_no_address_or_identifier_twice():
-    spec = Spec("x", hosts=topology.MAX_HOSTS, rails=topology.MAX_RAILS)
+    spec = Spec("x", hosts=topology.MAX_HOSTS, rails=topology.MAX_RAILS, inner=topology.MAX_INNER)
     addresses = [ipaddress.ip_address(each) for each in all_addresses(spec)]
     assert len(addresses) == len(set(addresses))
     hosts, rails = spec.topology
@@ -57,6 +58,8 @@ def test_the_largest_lab_has_no_address_or_identifier_twice():
         {"hosts": 100},
         {"rails": 0},
         {"rails": 9},
+        {"inner": 1},
+        {"inner": 9},
         {"rate_bit_s": 1},
         {"queue_bytes": 100},
         {"name": ""},
@@ -92,9 +95,11 @@ def test_the_namespaces_of_one_lab_are_not_those_of_another():
     ours = namespace_pattern("a")
     assert ours.fullmatch("swerve-a-h1")
     assert ours.fullmatch("swerve-a-r8")
+    assert ours.fullmatch("swerve-a-r8w8")
     for other in ("swerve-a-h1-h1", "swerve-ab-h1", "swerve-b-h1", "swerve-a-x1", "swerve-a-h1x", "a-h1"):
         assert not ours.fullmatch(other), other
     assert lab_of_namespace("swerve-a-h1-h1") == "a-h1"
+    assert lab_of_namespace("swerve-a-r1-r1w2") == "a-r1"
     assert lab_of_namespace("something") is None
 
 

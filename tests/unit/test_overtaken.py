@@ -11,7 +11,9 @@ from pytools.estimators.delays import half_waited
 from pytools.estimators.windows import MISSING
 from pytools.signals import Delay, Path, PathDelay
 from pytools.sources.probing.sessions import latest_of_others
-from steering.health import Verdict, judge
+from steering.evidence import Facts
+from steering.judging import judge
+from steering.measuring import Verdict
 from steering.policy import QueueingDelay
 
 MS = 1_000_000
@@ -85,7 +87,7 @@ def signal(overtaken_p50_ns: int | None, forward: Delay) -> PathDelay:
 
 
 CONDITION = QueueingDelay.model_validate(
-    {"signal": "queueing_delay", "quantile": "p50", "above": "5ms", "for": "40ms", "clear_below": "1ms"}
+    {"signal": "queueing_delay", "quantile": "p50", "above": "5ms", "clear_below": "1ms"}
 )
 QUIET = Delay(3, queueing_p50_ns=1000, queueing_p99_ns=1000, queueing_last_ns=1000, queueing_bound_ns=400)
 
@@ -102,4 +104,5 @@ QUIET = Delay(3, queueing_p50_ns=1000, queueing_p99_ns=1000, queueing_last_ns=10
     ],
 )
 def test_overtaken_probes_count_as_waiting(overtaken_p50_ns: int | None, forward: Delay, verdict: Verdict) -> None:
-    assert judge(CONDITION, signal(overtaken_p50_ns, forward)).verdict is verdict
+    told = signal(overtaken_p50_ns, forward)
+    assert judge(CONDITION, Facts(told.path, delay=told), (), told.at_ns)[0].verdict is verdict

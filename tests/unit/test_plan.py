@@ -5,9 +5,21 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from steering_kit import GROUP, group, path
+from steering_kit import TARGET, group, path
 
-from steering.plan import MAX_WEIGHT, Change, GroupPlan, Plan, canonical, diff, scaled, weights_of
+from steering.plan import (
+    MAX_WEIGHT,
+    Change,
+    GroupPlan,
+    Plan,
+    canonical,
+    diff,
+    kind_of,
+    nexthop_group,
+    scaled,
+    title,
+    weights_of,
+)
 
 
 def test_weights_have_one_form():
@@ -15,9 +27,11 @@ def test_weights_have_one_form():
 
 
 def test_the_difference_is_what_is_not_there_yet():
-    plan = Plan((GroupPlan(1, ((11, 1),), "why", "rule"), GroupPlan(2, ((21, 1),), "", ""), GroupPlan(3, (), "", "")))
-    current = {1: ((11, 1), (12, 1)), 2: ((21, 1),)}
-    assert diff(current, plan) == [Change(1, ((11, 1), (12, 1)), ((11, 1),), "why", "rule")]
+    plan = Plan(
+        (GroupPlan("a", ((11, 1),), "why", "rule"), GroupPlan("b", ((21, 1),), "", ""), GroupPlan("c", (), "", ""))
+    )
+    current = {"a": ((11, 1), (12, 1)), "b": ((21, 1),)}
+    assert diff(current, plan) == [Change("a", ((11, 1), (12, 1)), ((11, 1),), "why", "rule")]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +75,7 @@ def test_a_path_leaves_by_the_member_with_its_gateway_and_interface():
     assert known.member(path(1)) == 11
     assert known.member(path(2)) == 12
     assert known.member(path(3)) is None
-    assert known.group_id == GROUP
+    assert known.target == TARGET
 
 
 def test_names_for_people_include_those_left_out():
@@ -73,3 +87,16 @@ def test_addresses_have_one_spelling():
     assert canonical("FD00:0:0::1") == "fd00::1"
     assert canonical("") == ""
     assert canonical("nonsense") == "nonsense"
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "said"),
+    [
+        (nexthop_group(102), "nexthop_group", "nexthop group 102"),
+        ("multipath:main:10.9.2.0/24", "multipath", "route 10.9.2.0/24"),
+        ("metric:77:fd00:9::/64", "metric", "metric of fd00:9::/64 of table 77"),
+        ("novelty:1", "novelty", "novelty:1"),
+    ],
+)
+def test_a_target_says_its_kind_and_has_a_name_for_people(target, kind, said):
+    assert (kind_of(target), title(target)) == (kind, said)

@@ -9,13 +9,14 @@ from steering_kit import group, path
 from steering.reconcile import reconcile
 
 FIRST = group({1: [path(1)], 2: [path(2)]})
+ALL = group({rail: [] for rail in (1, 2, 3)})
 DRAINED = replace(FIRST, current=((12, 1),))
 BOTH = frozenset({11, 12})
 
 
 def as_found(*current):
     members = tuple(
-        replace(m, weight=dict(current)[m.nexthop_id]) for m in FIRST.members if m.nexthop_id in dict(current)
+        replace(m, weight=dict(current)[m.nexthop_id]) for m in ALL.members if m.nexthop_id in dict(current)
     )
     return replace(FIRST, members=members, current=current, destinations=("10.9.0.7/32",), paths=())
 
@@ -29,7 +30,9 @@ def test_as_we_left_it():
 
 def test_other_weights_are_somebody_elses():
     known, why = reconcile(FIRST, DRAINED, as_found((11, 1), (12, 1)), BOTH)
-    assert "somebody changed the group (expected 12 weight 1; found 11 weight 1, 12 weight 1)" in why
+    assert why.startswith(
+        "somebody changed it (expected 10.2.1.1 dev rail2 weight 1; found 10.1.1.1 dev rail1 weight 1,"
+    )
     assert known.current == ((11, 1), (12, 1))
 
 
@@ -41,6 +44,37 @@ def test_a_member_that_went_with_its_carrier_is_nobodys_act():
 
 def test_a_member_that_was_taken_out_while_its_nexthop_is_there_is():
     assert reconcile(FIRST, FIRST, as_found((12, 1)), BOTH)[1]
+
+
+def test_a_member_whose_nexthop_somebody_deleted_is_somebodys_act():
+    assert reconcile(FIRST, FIRST, as_found((12, 1)), frozenset({12}), frozenset({11}))[1]
+
+
+def test_a_lost_member_that_can_be_used_again_is_a_member_again():
+    reduced, _ = reconcile(FIRST, FIRST, as_found((12, 1)), frozenset({12}))
+    known, why = reconcile(FIRST, reduced, as_found((12, 1)), BOTH)
+    assert why == ""
+    assert known.members == FIRST.members and known.current == ((12, 1),)
+
+
+def test_a_lost_member_that_is_put_back_beside_weights_of_ours_is_taken_up_again():
+    three = group({rail: [] for rail in (1, 2, 3)})
+    ours = replace(three, current=((11, 1), (12, 10), (13, 10)))
+    reduced, why = reconcile(three, ours, as_found((12, 10), (13, 10)), frozenset({12, 13}))
+    assert why == ""
+    whole = as_found((11, 1), (12, 10), (13, 10))
+    known, why = reconcile(three, reduced, whole, frozenset({11, 12, 13}))
+    assert why == "" and known.current == whole.current
+    assert reconcile(three, reduced, as_found((11, 1), (12, 9), (13, 10)), frozenset({11, 12, 13}))[1]
+
+
+def test_all_that_was_in_force_is_lost_and_another_takes_its_place():
+    known, why = reconcile(FIRST, DRAINED, as_found((11, 1)), frozenset({11}))
+    assert why == "" and known.current == ((11, 1),)
+
+
+def test_the_weight_of_a_single_member_is_of_no_account():
+    assert reconcile(FIRST, replace(FIRST, current=((12, 7),)), as_found((12, 1)), BOTH)[1] == ""
 
 
 def test_a_lost_member_that_is_put_back_is_taken_up_again():

@@ -14,13 +14,13 @@ from hypothesis.extra import numpy as arrays
 from tcp_tables import Kernel, counts, flow, flow_key, path_key
 
 from pytools.bus import Bus, Subscription
-from pytools.config import AgentConfig
+from pytools.config import AgentConfig, Tcp
 from pytools.kernel import drop_reasons, sockdiag
 from pytools.kernel.loader import Loaded
 from pytools.kernel.maps import Map
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Owner, PacketDrops, Path, Retransmissions, TcpFlow, TcpHost, TcpPath
-from pytools.sources.tcp import baselines, source, table
+from pytools.sources.tcp import baselines, busiest, source, table
 from pytools.sources.tcp.addresses import Addresses
 from pytools.sources.tcp.drops import SocketDrops
 from pytools.sources.tcp.owners import Identity
@@ -75,12 +75,12 @@ def path_of(remote: str, interface: str) -> Path | None:
 
 
 def source_on(
-    kernel: Kernel, *known: Path, types: tuple[str, ...] = ("tcp_flow", "tcp_path")
+    kernel: Kernel, *known: Path, types: tuple[str, ...] = ("tcp_flow", "tcp_path"), tcp: Tcp | None = None
 ) -> tuple[TcpSource, Subscription]:
     bus = Bus()
     subscription = bus.subscribe(frozenset(types), 10_000)
     made = TcpSource(
-        AgentConfig(host="h1", peers=[]),
+        AgentConfig(host="h1", peers=[], tcp=tcp or Tcp()),
         cast(Loaded, kernel),
         cast(Netlink, FakeNetlink()),
         bus,
@@ -131,6 +131,19 @@ def test_a_path_has_what_was_counted_in_the_window() -> None:
     (path,) = (each for each in subscription.read() if isinstance(each, TcpPath))
     assert (path.retransmitted_segments, path.timeouts, path.segments_out, path.total_segments) == (3, 0, 20, 8)
     assert path.retransmitted_share == 3 / 20
+
+
+def test_an_interface_that_is_renamed_is_told_by_its_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    kernel.interfaces.update(8, counts(5))
+    made.read(SECOND)
+    assert windows(subscription)["rail2", None] == (5, 5)
+    monkeypatch.setattr(FakeNetlink, "links", lambda _: [FakeLink(7, "rail1"), FakeLink(8, "other")])
+    kernel.interfaces.update(8, counts(7))
+    made.read(2 * SECOND)
+    told = windows(subscription)
+    assert (told["rail2", None], told["other", None]) == ((0, 5), (2, 2))
 
 
 def test_the_rest_of_an_interface_has_no_path() -> None:
@@ -329,6 +342,58 @@ def test_a_large_table_is_read_in_parts() -> None:
     run(made, SECOND + 2)
     assert len(told(subscription)) == SLICE
     assert max(kernel.flows.read_at_once) == SLICE
+
+
+def test_the_busiest_are_told_between_the_windows() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel, types=("tcp_flow",), tcp=Tcp(busiest=2, busiest_ms=100))
+    for port, delivered in ((1, 100), (2, 300), (3, 0), (4, 200)):
+        row = flow(last_ns=SECOND, rate_delivered=delivered, rate_interval_us=1000, mss=1448)
+        kernel.flows.update(flow_key(port), row)
+    run(made, SECOND)
+    assert sorted(told(subscription)) == [1, 2, 3, 4]
+    tenth = SECOND // 10
+    run(made, SECOND + tenth)
+    assert told(subscription) == [], "nothing was looked at since"
+    for port in (1, 2, 3, 4):
+        row = flow(last_ns=SECOND + tenth, rate_delivered=100, rate_interval_us=1000, mss=1448)
+        kernel.flows.update(flow_key(port), row)
+    run(made, SECOND + 2 * tenth + 1)
+    assert sorted(told(subscription)) == [2, 4]
+    kernel.flows.delete(flow_key(2))
+    kernel.flows.update(flow_key(4), flow(last_ns=SECOND + 3 * tenth))
+    run(made, SECOND + 4 * tenth)
+    assert told(subscription) == [4], "and a row that has gone is none"
+
+
+def test_of_many_busy_ones_a_slice_is_told_at_a_time() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel, types=("tcp_flow",))
+    for port in range(600):
+        row = flow(last_ns=SECOND, rate_delivered=100, rate_interval_us=1000, mss=1448)
+        kernel.flows.update(flow_key(port), row)
+    run(made, SECOND)
+    now, heard = SECOND, list(told(subscription))
+    for port in range(600):
+        kernel.flows.update(flow_key(port), flow(last_ns=SECOND + 1))
+    while now < SECOND + 250 * 10**6:
+        now += 10**6
+        run(made, now)
+        several = told(subscription)
+        assert len(several) <= busiest.SLICE
+        heard += several
+    assert sorted(heard) == sorted([*range(600), *range(600)]), "each once more"
+
+
+def test_while_nobody_listens_the_busiest_are_not_looked_up() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel, types=("tcp_flow",))
+    kernel.flows.update(flow_key(1), flow(last_ns=SECOND, rate_delivered=100, rate_interval_us=1000, mss=1448))
+    run(made, SECOND)
+    subscription.close()
+    kernel.flows.rows.clear()
+    run(made, SECOND + SECOND // 2)
+    assert made._busiest.due_ns() > 10 * SECOND
 
 
 ROWS = st.integers(0, 4).flatmap(

@@ -89,6 +89,16 @@ def test_delays_are_shown_with_their_bounds(clock: str) -> None:
     assert row(shown, "via 10.1.1.1") == ["via 10.1.1.1", "←", *FIGURES, "-1.20 µs ±450 ns", "2.0 % (1/50)"]
 
 
+@pytest.mark.parametrize(
+    ("missed", "later_ns", "shown"),
+    [(0, 0, "2.0 % (1/50)"), (1, 0, "2.0 % (1/50)"), (7, 0, "silent 130 ms (7)"), (7, -SECOND_NS - 1, "2.0 % (1/50)")],
+)
+def test_a_silent_path_is_shown_before_anything_counts_as_lost(missed: int, later_ns: int, shown: str) -> None:
+    silent = samples.path_liveness(missed=missed, silent_ns=130_000_000, at_ns=samples.AT_NS + later_ns)
+    model = fold(Model(), [samples.path_delay(lost=1, received=49), silent])
+    assert row(text(delay_tables.delays(model)), "via 10.1.1.1")[-1] == shown
+
+
 def test_an_asymmetry_needs_clocks_and_a_bound() -> None:
     known = samples.path_delay(asymmetry_ns=120, asymmetry_bound_ns=450)
     assert str(delay_tables.asymmetry(known)) == "+120 ns ±450 ns"

@@ -17,6 +17,7 @@ from pytools.estimators.delays import asymmetry, delays, half_waited, summarise
 from pytools.estimators.offsets import Offset
 from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, SlidingMinimum, Times, how_many
 from pytools.signals import Path, PathDelay
+from pytools.sources.probing.liveness import Liveness
 from pytools.sources.probing.path_clocks import PathClocks
 from pytools.sources.probing.paths import PinnedPath
 
@@ -62,6 +63,7 @@ class Measurements:
         self.foreign = np.zeros(0, np.bool_)  # whether the peer takes its stamps in user space
         self.news = np.zeros(0, np.bool_)  # whether anything was added since the short window was last told
         self.clocks = PathClocks()
+        self.liveness = Liveness(int(probe.interval_ms * _MS))
         self._own_clock: set[int] = set()
         self._paths: dict[int, Path] = {}
 
@@ -69,6 +71,7 @@ class Measurements:
         """Measure these from now on; what is known of a path that comes back is kept."""
         self._grow(max((pinned.index for pinned in paths), default=-1) + 1)
         self._paths = {pinned.index: pinned.path for pinned in paths}
+        self.liveness.set_paths(paths)
         for pinned in paths:
             if pinned.peer.clock == "shared":
                 self.clocks.share(pinned.index)
@@ -94,6 +97,7 @@ class Measurements:
             np.concatenate([flags, np.zeros(more, np.bool_)]) for flags in (self.foreign, self.news)
         )
         self.clocks.grow(rows)
+        self.liveness.grow(rows)
 
     def count(self, counter: int, paths: Rows) -> None:
         """Add one to a counter for each path named, as often as it is named."""

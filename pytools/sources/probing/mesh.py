@@ -91,6 +91,7 @@ class ProbeMesh:
             self._look_again_ns = _PATHS_AFTER_CHANGE_NS
             now_ns = time.monotonic_ns()
             self._due = dict.fromkeys(("send", "serve", "long", "samples", "paths"), now_ns)
+            self._miss_ns: int | None = None  # when a path that has just fallen silent misses its next answer
             self._started = False
             self._next_group = 0
             self._gave_samples = False
@@ -114,13 +115,14 @@ class ProbeMesh:
             self._due.update(send=now_ns, serve=now_ns, long=now_ns + self._measurements.long.length_ns)
         if now_ns >= self._due["paths"]:
             self._discover(now_ns)
-        if now_ns >= self._due["serve"]:
+        if now_ns >= self._due["serve"] or (self._miss_ns is not None and now_ns >= self._miss_ns):
             # A quarter of a step early rather than late: the next send then finds the work done.
             self._due["serve"] = now_ns + self._serve_ns - self._step_ns // 4
             self.serve(now_ns)
             self._publish(now_ns)
         self._send(now_ns)
-        return min(self._due["serve"], self._due["send"])
+        due_ns = min(self._due["serve"], self._due["send"])
+        return due_ns if self._miss_ns is None else min(due_ns, self._miss_ns)
 
     def serve(self, now_ns: int) -> None:
         """Answer the requests that have arrived, and measure by the replies."""
@@ -131,6 +133,7 @@ class ProbeMesh:
             self.stamps += np.bincount(stamps["kind"], minlength=5)[:5]
             self._ahead_ns = int(stamps["ts_ns"][-1]) - int(stamps["seen_ns"][-1])
             self.reflector.take_stamps(stamps, now_ns)
+            self._measurements.liveness.take_stamps(stamps)
         self.reflector.answer(time.monotonic_ns())
         if stamps is not None and len(stamps):
             self.sender.take_stamps(stamps)
@@ -149,6 +152,10 @@ class ProbeMesh:
         self._due["send"] += behind * self._step_ns
 
     def _publish(self, now_ns: int) -> None:
+        self._miss_ns = self._measurements.liveness.look(now_ns)
+        if self._bus.wanted("path_liveness"):
+            for told in self._measurements.liveness.signals(self._config.host, now_ns, time.time_ns()):
+                self._bus.publish(told)
         self.sender.expire(now_ns)
         self._publish_delays(self._measurements.short, now_ns, only_news=True)
         if now_ns >= self._due["long"]:

@@ -124,6 +124,7 @@ class Sender(Sessions):
         self._singles: list[list[Salvo]] = [[] for _ in range(groups)]
         self._pairs: list[list[Salvo]] = [[] for _ in range(groups)]
         self._waiting: list[tuple[int, udp.Datagrams, int]] = []
+        self._received_ns = 0
 
     # ---- sessions ----
 
@@ -157,15 +158,27 @@ class Sender(Sessions):
         """Send one probe, or a coded pair where it is time for one, for each session of a group."""
         as_pairs = self._rounds[group] % self._pair_every == 0
         self._rounds[group] += 1
+        leaving_ns, counting = time.monotonic_ns(), []
         for salvo in (self._pairs if as_pairs else self._singles)[group]:
             began_ns = 0
             for volley in salvo:
                 while volley.spaced and time.monotonic_ns() < began_ns + self._spacing_ns:
                     pass  # microseconds: no timer is as punctual
                 began_ns = time.monotonic_ns()
-                self._send(volley, now_ns)
+                sent = self._send(volley, now_ns)
+                if volley is salvo[0]:
+                    counting.append(volley.rows[sent & (volley.turn == 0)])
+        if counting:
+            rows = np.concatenate(counting)
+            self._measurements.liveness.sent(leaving_ns, rows[self._first_ports(rows)] // self._probe.flows)
 
-    def _send(self, volley: Volley, now_ns: int) -> None:
+    def _first_ports(self, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Which sessions are by the first source port of their path."""
+        first: NDArray[np.bool_] = rows % self._probe.flows == 0
+        return first
+
+    def _send(self, volley: Volley, now_ns: int) -> NDArray[np.bool_]:
+        """Send a volley; which of its probes were sent, in vain or not."""
         rows = volley.rows
         seq = self._next_seq[rows] + volley.turn
         slots = seq & (self._slots - 1)
@@ -194,6 +207,7 @@ class Sender(Sessions):
         self._measurements.count(SENT, rows[sent] // self._probe.flows)
         header = udp.HEADER_BYTES[volley.datagrams.family]
         self.wire_bytes += how_many(sent) * (wire.PROBE_BYTES + header)
+        return sent
 
     # ---- receiving ----
 
@@ -205,6 +219,7 @@ class Sender(Sessions):
             count = datagrams.receive(sock)
             if count:
                 self._waiting.append((flow, datagrams, count))
+        self._received_ns = time.monotonic_ns()
 
     def take_stamps(self, records: NDArray[Any]) -> None:
         """Note when requests left and replies came in, exactly."""
@@ -257,9 +272,23 @@ class Sender(Sessions):
         paths = rows // self._probe.flows
         self._measurements.count(DUPLICATES, paths[~fresh & ~late])
         self._measurements.count(RECEIVED, paths[fresh])
+        self._note_arrivals(replies, fresh, late)
         in_time = replies.of(fresh)
         self._measurements.count(REORDERED, in_time.rows[self._reordered(in_time)] // self._probe.flows)
         self._measure(in_time)
+
+    def _note_arrivals(self, replies: _Replies, fresh: NDArray[np.bool_], late: NDArray[np.bool_]) -> None:
+        rows, slots, liveness = replies.rows, replies.slots, self._measurements.liveness
+        paths, sent_ns = rows // self._probe.flows, self._sent_ns[rows, slots]
+        seen_ns = self._seen[rows, slots]
+        seen_ns = np.where(seen_ns == MISSING, self._received_ns, seen_ns)
+        came = fresh | late
+        liveness.arrived(paths[came], sent_ns[came], seen_ns[came])
+        earlier = (slots - 1) & (self._slots - 1)
+        follows = self._seq[rows, earlier] == self._seq[rows, slots] - 1
+        passed = follows & (self._state[rows, earlier] != ANSWERED) & (self._state[rows, earlier] != FREE)
+        counting = self._first_ports(rows) & ~(follows & (self._sent_ns[rows, earlier] == sent_ns))
+        liveness.answered(paths[fresh], sent_ns[fresh], counting[fresh], passed[fresh])
 
     def _reordered(self, replies: _Replies) -> NDArray[np.bool_]:
         """Which replies came after the reply to a later probe of their session."""

@@ -132,7 +132,9 @@ class Sessions:
         overdue = (self._state == OUTSTANDING) & (self._sent_ns < now_ns - self._timeout_ns)
         if overdue.any():
             self._state[overdue] = TIMED_OUT
-            self._measurements.count(LOST, np.nonzero(overdue)[0] // self._probe.flows)
+            paths = np.nonzero(overdue)[0] // self._probe.flows
+            self._measurements.count(LOST, paths)
+            self._measurements.liveness.lost(paths, self._sent_ns[overdue])
 
     def overtaken(self, since_ns: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Probes sent since then, unanswered although a later one to the same peer by another path is answered.

@@ -29,6 +29,7 @@ from pytools.sources.interfaces import Interfaces
 from pytools.sources.programs import TCP_CALLBACKS
 from pytools.sources.tcp import baselines
 from pytools.sources.tcp.addresses import Addresses
+from pytools.sources.tcp.busiest import Busiest
 from pytools.sources.tcp.containers import Cgroups
 from pytools.sources.tcp.drops import Drops
 from pytools.sources.tcp.kernel_counters import KernelCounters
@@ -92,6 +93,7 @@ class TcpSource:
             name = self._interfaces.name
             self._totals = Totals(loaded.map("tcp_paths"), loaded.map("tcp_interfaces"), addresses, name, path_of)
             self._table = Table(loaded.map("tcp_flows"), self._made)
+            self._busiest = Busiest(loaded.map("tcp_flows"), config.tcp.busiest, int(config.tcp.busiest_ms * 1e6))
             self._owners = Owners(self._inode, Cgroups(), self._table.capacity)
             undo.callback(self._owners.close)
             self._rows = Rows(self._host, addresses, name, path_of, self._owners.known, self._owners.ask)
@@ -112,8 +114,23 @@ class TcpSource:
             if self._due_ns <= now_ns:  # the agent was held up: do not catch up in a burst
                 self._due_ns = now_ns + self._interval_ns
             self._start_walk(now_ns)
-        due_ns = min(self._due_ns, self._table.tick(now_ns))
+        due_ns = min(self._due_ns, self._table.tick(now_ns), self._tell_busiest(now_ns))
         return min(due_ns, self._owners.work(now_ns)) if self._owners.busy else due_ns
+
+    def _tell_busiest(self, now_ns: int) -> int:
+        if not self._table.walking:
+            self._busiest.settle(now_ns)
+        if now_ns >= self._busiest.due_ns():
+            if self._bus.wanted("tcp_flow"):
+                self._publish(*self._busiest.read(now_ns), now_ns)
+            else:
+                self._busiest.forget()
+        return self._busiest.due_ns()
+
+    def _publish(self, keys: NDArray[Any], rows: NDArray[Any], now_ns: int) -> None:
+        lost: list[dict[str, int]] = [{}] * len(rows) if self._drops is None else self._drops.of(rows)
+        for signal in self._rows.signals(keys, rows, lost, now_ns, time.time_ns()):
+            self._bus.publish(signal)
 
     def read(self, now_ns: int) -> None:
         """Read the sums, and publish them."""
@@ -194,10 +211,8 @@ class TcpSource:
             wanted = rows["last_ns"].astype(np.int64) >= since_ns
             if everything:
                 wanted |= rows["flags"] & CLOSED == 0
-            keys, rows = keys[wanted], rows[wanted]
-            lost: list[dict[str, int]] = [{}] * len(rows) if self._drops is None else self._drops.of(rows)
-            for signal in self._rows.signals(keys, rows, lost, now_ns, time.time_ns()):
-                self._bus.publish(signal)
+            self._busiest.weigh(keys, rows, since_ns)
+            self._publish(keys[wanted], rows[wanted], now_ns)
 
         self._table.walk(take)
 

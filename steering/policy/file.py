@@ -9,15 +9,16 @@ import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 from pydantic import ValidationError
 
 from pytools.errors import PolicyError, RefusedError, UsageError
-from steering.policy import Policy
-from steering.policy_words import follows, problem_of
-from steering.policy_yaml import Problem, Reader, dotted
+from steering.policy.consistency import inconsistencies
+from steering.policy.model import Policy
+from steering.policy.words import follows, problem_of
+from steering.policy.yaml import Problem, Reader
 
 MAX_BYTES: Final = 1 << 20
 
@@ -109,7 +110,7 @@ def parse(text: str, path: str = "policy") -> Policy:
         raise InvalidPolicyError(path, [Problem(mark.line + 1 if mark else 1, "", what)]) from None
     except yaml.YAMLError as error:
         raise InvalidPolicyError(path, [Problem(1, "", f"not a policy: {error}".splitlines()[0])]) from None
-    problems = [*reader.problems, *_repeated_names(raw, reader)]
+    problems = [*reader.problems, *inconsistencies(raw, reader)]
     try:
         policy = Policy.model_validate(raw)
     except ValidationError as error:
@@ -118,20 +119,3 @@ def parse(text: str, path: str = "policy") -> Policy:
     if problems:
         raise InvalidPolicyError(path, problems)
     return policy
-
-
-def _repeated_names(raw: Any, reader: Reader) -> list[Problem]:
-    """Rules that bear the name of an earlier one: an act would not say which of them it was made under."""
-    rules = raw.get("rules") if isinstance(raw, dict) else None
-    first: dict[str, int] = {}
-    problems = []
-    for i, rule in enumerate(rules if isinstance(rules, list) else []):
-        name = rule.get("name") if isinstance(rule, dict) else None
-        if not isinstance(name, str):
-            continue
-        at = ("rules", i, "name")
-        if name in first:
-            what = f'"{name}" is the name of the rule in line {first[name]} already; expected another'
-            problems.append(Problem(reader.lines[at], dotted(at), what))
-        first.setdefault(name, reader.lines[at])
-    return problems

@@ -70,7 +70,8 @@ class Reader:
         if isinstance(node, yaml.SequenceNode):
             return [self._value(item, (*at, i)) for i, item in enumerate(node.value)]
         try:
-            return self._loader.construct_object(node)
+            value = self._loader.construct_object(node)
+            return _encodable(value) if isinstance(value, str) else value
         except (yaml.YAMLError, ValueError) as error:
             self.problems.append(Problem(node.start_mark.line + 1, dotted(at), f"not a value: {error}"))
             return None
@@ -79,7 +80,7 @@ class Reader:
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
-            key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
+            key = _encodable(str(key_node.value)) if isinstance(key_node, yaml.ScalarNode) else "?"
             here = (*at, key)
             if key in result:
                 self.problems.append(Problem(line, dotted(here), f"given twice, first in line {self.lines[here]}"))
@@ -87,6 +88,11 @@ class Reader:
             self.lines[here] = line
             result[key] = self._value(value_node, here)
         return result
+
+
+def _encodable(text: str) -> str:
+    r"""A text as UTF-8 can hold it: `"\ud83d\ude00"` is one character, as in JSON, and half of one is none."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def dotted(at: Location) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from steering.policy import UNITS, json_schema
-from steering.policy_yaml import Location, Problem, Reader, dotted
+from steering.policy.conditions import SIGNALS, TREES
+from steering.policy.durations import RATE_UNITS, UNITS
+from steering.policy.schema import described
+from steering.policy.yaml import Location, Problem, Reader, dotted
 
-_SCHEMA: Final = json_schema()
+_NO_PART: Final = (*SIGNALS, *TREES.values())  # of a location: names of union members, which are in no file
 
 
 def follows(fault: Mapping[str, Any]) -> bool:
@@ -23,10 +25,10 @@ def problem_of(fault: Mapping[str, Any], raw: Any, reader: Reader) -> Problem:
     """One of pydantic's errors in our words, with its line."""
     context = fault.get("ctx", {})
     at = _in_file((*fault["loc"], *context.get("at", ())), raw)
-    if fault["type"] in ("union_tag_invalid", "union_tag_not_found"):
+    if fault["type"] in ("union_tag_invalid", "union_tag_not_found") and isinstance(fault["input"], dict):
         at = (*at, "signal")
     line = next((reader.lines[at[:n]] for n in range(len(at), -1, -1) if at[:n] in reader.lines), 1)
-    what, hint = _words(fault, context, at, _value_at(raw, at, fault.get("input")))
+    what, hint = _words(fault, context, at, raw)
     return Problem(line, dotted(at), what, hint)
 
 
@@ -35,7 +37,7 @@ def _in_file(loc: Location, raw: Any) -> Location:
     found: list[str | int] = []
     node = raw
     for part in loc:
-        if isinstance(node, dict) and part not in node and node.get("signal") == part:
+        if part in _NO_PART and not (isinstance(node, dict) and part in node):
             continue
         found.append(part)
         try:
@@ -57,28 +59,40 @@ def _value_at(raw: Any, at: Location, otherwise: Any) -> Any:
 
 
 def _words(  # noqa: PLR0911 (one return per kind of error)
-    fault: Mapping[str, Any], context: Mapping[str, Any], at: Location, value: Any
+    fault: Mapping[str, Any], context: Mapping[str, Any], at: Location, raw: Any
 ) -> tuple[str, str]:
     """What is wrong and what was expected; and the nearest valid word, if one is near."""
+    value = _value_at(raw, at, fault.get("input"))
     kind, given = fault["type"], _shown(value)
-    schema = _schema_at(at[:-1])
     name = str(at[-1]) if at else ""
     if kind == "extra_forbidden":
-        valid = sorted(schema.get("properties", {}))
-        return f'unknown key "{name}"; expected one of {", ".join(valid)}', _near(name, valid)
-    if kind in ("missing", "union_tag_not_found"):
-        return f'"{name}" is missing; expected {_expected(_schema_at(at))}', ""
+        valid = sorted(described(at[:-1], raw).get("properties", {}))
+        expected = f"one of {', '.join(valid)}" if len(valid) > 1 else f"only {valid[0]}" if valid else "none"
+        return f'unknown key "{name}"; expected {expected}', _near(name, valid)
+    if kind == "union_tag_not_found":
+        if not isinstance(fault["input"], dict):
+            return f"expected a mapping with signal, all, any or not, got {given}", ""
+        near = next((near for key in fault["input"] if (near := _near(str(key), ["signal", *TREES]))), "")
+        return f'"signal" is missing; expected {_listed(SIGNALS)}; or all, any or not in its place', near
+    if kind == "missing":
+        return f'"{name}" is missing; expected {_expected(described(at, raw))}', ""
     if kind in ("literal_error", "union_tag_invalid"):
-        valid = _choices(_schema_at(at))
-        return f"expected {' or '.join(valid)}, got {given}", _near(given.strip('"'), valid)
+        valid = list(SIGNALS) if kind == "union_tag_invalid" else _choices(described(at, raw))
+        return f"expected {_listed(valid)}, got {given}", _near(given.strip('"'), valid)
     if kind == "duration":
-        return f"expected a duration, a number and a unit such as 40ms, 3s or 1m, got {given}", _unit(given)
+        return f"expected a duration, a number and a unit such as 40ms, 3s or 1m, got {given}", _unit(given, UNITS)
+    if kind == "rate":
+        return f"expected a rate, a number and a unit such as 10mbit or 1gbit, got {given}", _unit(given, RATE_UNITS)
     if kind == "prefix":
         why = f" ({context['why']})" if context.get("why") else ""
         return f"expected a prefix such as 10.9.0.0/16, got {given}{why}", _without_host_bits(given)
+    if kind == "address":
+        return f"expected an address such as 10.1.1.1 or fd00::1, got {given}", given.strip('"').partition("/")[0]
+    if kind == "ports":
+        return f"expected a port from 1 to 65535 or a list of them, got {given}", ""
     if kind == "policy":
         return f"expected {context['expected']}, got {given}", ""
-    return f"expected {_expected(_schema_at(at))}, got {given}", ""
+    return f"expected {_expected(described(at, raw))}, got {given}", ""
 
 
 def _shown(value: Any) -> str:
@@ -90,23 +104,37 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
-        return "a list"
+        return "a list" if value else "an empty list"
     text = f'"{value}"' if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else text[:57] + "…"
 
 
+def _listed(words: Sequence[str]) -> str:
+    return " or ".join(words) if len(words) < 4 else f"one of {', '.join(words)}"
+
+
 def _near(word: str, valid: list[str]) -> str:
-    return next(iter(difflib.get_close_matches(word, valid, n=1, cutoff=0.5)), "")
+    """The word that was probably meant: one that is spelt alike, or the only one that begins so."""
+    begin = [each for each in valid if len(word) > 2 and each.startswith(word)]
+    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
+    return close[0] if close else begin[0] if len(begin) == 1 else ""
 
 
-def _unit(given: str) -> str:
-    """The duration somebody may have meant by `40 ms`, `3 sec` or `5`."""
-    match = re.match(r"^\s*([\d.]+)\s*([a-zA-Zµ]+)\s*$", given.strip('"'))
+_LONG: Final = {
+    **{"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "msec": "ms", "usec": "us"},
+    **{"k": "kbit", "m": "mbit", "g": "gbit", "bp": "bit", "kbp": "kbit", "mbp": "mbit", "gbp": "gbit"},
+    **{"kb": "kbit", "mb": "mbit", "gb": "gbit"},
+}
+
+
+def _unit(given: str, units: Mapping[str, int]) -> str:
+    """The duration or rate somebody may have meant by `40 ms`, `3 sec` or `10Mbit/s`; empty for a number alone."""
+    match = re.match(r"^\s*([\d.]+)\s*([a-zA-Zµ]+)(/s)?\s*$", given.strip('"'))
     if not match or match[1].count(".") > 1:
         return ""
-    long = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "msec": "ms", "usec": "us"}
-    word = match[2].lower().rstrip("s") or "s"
-    unit = match[2] if match[2] in UNITS else long.get(word, "") or _near(match[2].lower(), list(UNITS))
+    word = match[2].lower().removesuffix("s") or "s"
+    long = _LONG.get(word, "")
+    unit = match[2] if match[2] in units else long if long in units else _near(match[2].lower(), list(units))
     return f"{match[1]}{unit}" if unit else ""
 
 
@@ -117,33 +145,6 @@ def _without_host_bits(given: str) -> str:
         return ""
 
 
-def _schema_at(at: Location) -> dict[str, Any]:
-    """The part of the JSON Schema that describes a place in the file; empty if there is none."""
-    whole = _SCHEMA
-    nodes = [whole]
-    for part in at:
-        found = []
-        for node in nodes:
-            inner = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
-            if inner is not None:
-                found += _alternatives(inner, whole)
-        nodes = found
-    if not nodes:
-        return {}
-    merged: dict[str, Any] = {"properties": {}, "choices": []}
-    for node in nodes:
-        merged |= {key: value for key, value in node.items() if key != "properties"}
-        merged["properties"] |= node.get("properties", {})
-        merged["choices"] += node.get("enum", [node["const"]] if "const" in node else [])
-    return merged
-
-
-def _alternatives(node: dict[str, Any], whole: dict[str, Any]) -> list[dict[str, Any]]:
-    if "$ref" in node:
-        return [whole["$defs"][node["$ref"].rsplit("/", 1)[1]]]
-    return [inner for choice in node.get("oneOf", []) for inner in _alternatives(choice, whole)] or [node]
-
-
 def _choices(schema: dict[str, Any]) -> list[str]:
     return [str(choice) for choice in schema.get("choices", [])]
 
@@ -151,7 +152,7 @@ def _choices(schema: dict[str, Any]) -> list[str]:
 def _expected(schema: dict[str, Any]) -> str:  # noqa: PLR0911
     """What a place in the file may hold, in words."""
     if schema.get("choices"):
-        return " or ".join(_choices(schema))
+        return _listed(_choices(schema))
     kind = schema.get("type")
     if kind == "number":
         low = schema.get("minimum", schema.get("exclusiveMinimum", ""))
@@ -165,6 +166,12 @@ def _expected(schema: dict[str, Any]) -> str:  # noqa: PLR0911
         return f"a text that matches {schema['pattern']}" if "pattern" in schema else "a text"
     if kind == "array":
         return "a list with at least one entry" if schema.get("minItems") else "a list"
+    if kind == "integer":
+        return f"a whole number from {schema.get('minimum', '')} to {schema.get('maximum', '')}"
+    if kind == "boolean":
+        return "true or false"
     if schema.get("properties"):
         return f"a mapping with {', '.join(schema['properties'])}"
+    if kind == "object":
+        return "an empty mapping, {}"
     return "another value"

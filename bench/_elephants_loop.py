@@ -1,0 +1,68 @@
+"""The smallest controller of flows: agent in, pins out, no weights. Runs in the namespace of one lab host.
+
+Started as `python _elephants_loop.py NETNS POLICY`; writes "ready", then one JSON object an act to standard output.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from pytools import config, places
+from pytools.bus import Client
+from pytools.kernel.netlink import Netlink
+from pytools.signals import Act
+from steering.actuators.registry import Actuators
+from steering.engine import Engine
+from steering.flow_acting import FlowActing
+from steering.flows import SIGNALS, FlowEngine
+from steering.policy.file import load as load_policy
+
+_TICK_S = 0.02
+_REFRESH_NS = 1_000_000_000
+
+
+def main(netns: str, policy_file: str) -> None:
+    policy = load_policy(Path(policy_file))
+    engine, flows = Engine(policy), FlowEngine(policy, netns)
+    port = config.load(places.default_config(netns)).probe.port
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
+
+    def send(act: Act) -> None:
+        print(msgspec.json.encode(act).decode(), flush=True)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    with (
+        FlowActing(flows, engine, lambda: "h1", say, send) as acting,
+        Netlink() as netlink,
+        Client(places.agent_socket(netns), SIGNALS) as agent,
+    ):
+        acting.open(port)
+        actuators, refresh_ns, ready = Actuators(netlink), 0, False
+        while not stopped:
+            now = time.monotonic_ns()
+            if now >= refresh_ns:
+                refresh_ns = now + _REFRESH_NS
+                found = actuators.find(policy.manage.destinations)
+                engine.arrange(found.groups.values(), found.target_of, now)
+                if not ready:
+                    ready = True
+                    print("ready", flush=True)
+            first = agent.next(_TICK_S)
+            now = time.monotonic_ns()
+            for each in ([first] if first is not None else []) + agent.read():
+                engine.take(each, now)
+                flows.take(each, now)
+            engine.changes(now)
+            acting.turn(now)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,166 @@
+"""Who routes between the hosts of a lab, for benchmarks: swerve on every host, or FRR on every host and rail.
+
+Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import _frr
+import yaml
+from _common import note, wait_until
+
+from pytools import places
+from pytools.bus import Client
+from pytools.errors import SwerveError
+from pytools.kernel.netlink import Netlink
+from pytools.lab import Host, Lab
+from pytools.signals import Act, PathState, decode
+from steering import journal
+
+RAILS: Final = 2
+PROBE_MS: Final = 10
+SIDES: Final = ("swerve", "frr_bfd_default", "frr_bfd_fastest")
+READY_S: Final = 60.0
+_STATES = frozenset({"path_state"})
+_SWERVE = [sys.executable, "-m", "steering.cli"]
+
+SIGNALS = {
+    "silence": "{signal: silence, missed: 3}",
+    "loss": "{signal: loss, above: 0.5, clear_below: 0.01}",
+    "overtaken": "{signal: queueing_delay, quantile: last, above: 20ms, clear_below: 5ms}",
+}
+POLICY = """\
+version: 1
+manage: {{destinations: [10.9.0.0/16]}}
+safety: {{lease: 3s, max_drained_share: 0.5}}
+rules:
+  - name: leave-dead-rail
+    when: {condition}
+    then: {{shift: {{share: 0}}}}
+    return: {{dwell: 500ms, retry_after: 1s, steps: [1.0], step: 100ms}}
+"""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Somebody who routes between the hosts of a lab."""
+
+    name: str
+    lab: Lab
+    whole: Callable[[], bool]  # whether traffic is spread over all rails and nothing is pending
+    heal: Callable[[int], None]  # a rail
+    acts: Callable[[], int]  # changes so far, on all hosts
+    explain: Callable[[int], None]  # say what it did since then
+
+
+@contextlib.contextmanager
+def swerve(lab: Lab, signal: str) -> Iterator[Side]:
+    """An agent and a controller on every host."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        policy = Path(folder) / "policy.yaml"
+        policy.write_text(POLICY.format(condition=SIGNALS[signal]))
+        policy.chmod(0o600)
+        for host in lab.hosts:
+            _probe_often(host)
+            log = stack.enter_context((Path(folder) / f"{host.name}.log").open("w"))
+            lab.start(host, [*_SWERVE, "agent", "-n", host.netns], stdout=log, stderr=log)
+        for host in lab.hosts:
+            wait_until(functools.partial(_serves, host), f"the agent of {host.name} serves", READY_S)
+        states = States(stack, lab.hosts)
+        for host in lab.hosts:
+            words = [*_SWERVE, "steer", "run", "--apply", "--policy", str(policy), "-j", "-n", host.netns]
+            acts = stack.enter_context((Path(folder) / f"{host.name}.acts").open("w"))
+            lab.start(host, words, stdout=acts, stderr=sys.stderr)
+        before = {host.name: weights_of(host) for host in lab.hosts}
+
+        def whole() -> bool:
+            return states.healthy() and all(weights_of(host) == before[host.name] for host in lab.hosts)
+
+        def explain(since_ns: int) -> None:
+            for each in (act for host in lab.hosts for act in _acts(Path(folder) / f"{host.name}.acts")):
+                if each.decided_ns > since_ns and each.outcome != "dry_run":
+                    steps = (each.seen_ns, each.decided_ns, each.acknowledged_ns or 0)
+                    seen, decided, acknowledged = ((at_ns - since_ns) / 1e6 for at_ns in steps)
+                    words = f"seen {seen:.1f}, decided {decided:.1f}, acknowledged {acknowledged:.1f} ms later"
+                    note(f"  {each.host} {each.what} {each.outcome}: {words}; {each.because}")
+
+        yield Side("swerve", lab, whole, lab.heal, lambda: sum(_applied(host) for host in lab.hosts), explain)
+
+
+def _probe_often(host: Host) -> None:
+    file = places.default_config(host.netns)
+    told = yaml.safe_load(file.read_text())
+    told["probe"]["interval_ms"] = PROBE_MS
+    told["windows"]["short_ms"] = 4 * PROBE_MS
+    file.write_text(yaml.safe_dump(told))
+
+
+def _serves(host: Host) -> bool:
+    try:
+        Client(places.agent_socket(host.netns), _STATES).close()
+    except SwerveError:
+        return False
+    return True
+
+
+class States:
+    """What the controllers say of the paths."""
+
+    def __init__(self, stack: contextlib.ExitStack, hosts: Sequence[Host]) -> None:
+        self._clients = [stack.enter_context(Client(places.agent_socket(host.netns), _STATES)) for host in hosts]
+        self._paths = len(hosts) * (len(hosts) - 1) * RAILS
+        self._latest: dict[object, str] = {}
+
+    def healthy(self) -> bool:
+        """Whether every path of every host is."""
+        for client in self._clients:
+            for each in client.read():
+                if isinstance(each, PathState):
+                    self._latest[each.path] = each.state
+        return len(self._latest) == self._paths and set(self._latest.values()) == {"healthy"}
+
+
+def weights_of(host: Host) -> dict[int, dict[int, int]]:
+    with Netlink(host.netns) as netlink:
+        return {group.id: dict(group.weights) for group in netlink.groups() if group.id < 200}
+
+
+def _acts(file: Path) -> list[Act]:
+    found = (decode(line) for line in file.read_bytes().splitlines())
+    return [each for each in found if isinstance(each, Act)]
+
+
+def _applied(host: Host) -> int:
+    return sum(entry.kind == "applied" for entry in journal.read(places.state_dir(host.netns) / journal.FILE).entries)
+
+
+@contextlib.contextmanager
+def frr(lab: Lab, name: str, bfd: _frr.Bfd) -> Iterator[Side]:
+    """FRR on every host and every rail."""
+    with _frr.routed(lab, bfd) as router:
+        yield Side(name, lab, router.is_whole, router.heal, lambda: 0, lambda _: None)
+
+
+@contextlib.contextmanager
+def routing(name: str, options: argparse.Namespace, hosts: int = 2) -> Iterator[Side]:
+    """A lab with somebody who routes."""
+    with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(Lab.up(f"fo{os.getpid()}", hosts=hosts, rails=RAILS))
+        if name == "swerve":
+            made = stack.enter_context(swerve(lab, options.signal))
+        else:
+            bfd = {"frr_bfd_default": _frr.DEFAULT, "frr_bfd_fastest": _frr.FASTEST}[name]
+            made = stack.enter_context(frr(lab, name, bfd))
+        wait_until(made.whole, f"{name} has spread its routes", READY_S)
+        yield made

@@ -1,0 +1,254 @@
+"""What pins cost: nanoseconds of BPF run time a packet, net of an empty program, and how long a thousand take.
+
+Two hosts joined by two unshaped veth pairs; traffic over the first. `no_pins`: nothing is steered. `miss`: a thousand
+other flows are. `hit`: the flow is one of the thousand, and redirected to the second rail. `on_target`: it is pinned to
+where routing sends it anyway, which is also what a redirected packet pays a second time, on the rail it went to. UDP
+in packets of 1,400 bytes, over IPv4 and (`_ipv6`) IPv6; `_tcp` in buffers of up to 64 kB, of which each is one run.
+
+`install`: a thousand pins checked, written and inserted; `renew` and `remove` the same thousand. `noticed`: from the
+request that makes a neighbour fail in the kernel to the moment that its target counts as dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from _common import (
+    ADDRESSES,
+    DEVICE,
+    Hook,
+    Pair,
+    emit,
+    empty_program,
+    median,
+    note,
+    per_run,
+    run_times,
+    veth_pair,
+)
+
+from pytools.errors import SwerveError
+from pytools.kernel import bpf, neighbours
+from pytools.kernel.attach import attach_tc
+from pytools.kernel.loader import load
+from pytools.kernel.netlink import Netlink
+from pytools.kernel.netns import inside
+from pytools.kernel.stats import RunTime
+from pytools.lab import wiring
+from steering.actuators import flow_table
+from steering.actuators.flow_table import FlowTable
+from steering.actuators.neighbours import Neighbours
+from steering.actuators.pins import Pins, PinTarget
+from steering.plan import FlowKey, Pin
+
+ROUNDS, TRIALS = 7, 40
+PINS = 1000
+SECOND = "v1"
+SECOND_ADDRESSES = (("10.78.0.1", "fd78::1"), ("10.78.0.2", "fd78::2"))
+TCP, UDP = 6, 17
+HOUR_NS = 3_600_000_000_000
+DATAGRAMS, DATAGRAM_BYTES = 50_000, 1400
+STREAM_BYTES, CHUNK_BYTES = 1 << 30, 1 << 20
+
+
+def main() -> None:
+    with two_rails() as pair, inside(pair.ends[0]), contextlib.ExitStack() as stack:
+        table = stack.enter_context(FlowTable(load([flow_table.program(862)]), 862))
+        pins = stack.enter_context(Pins(table))
+        rails = [
+            PinTarget(10 * rail + version, rail, each[1][version])
+            for rail, each in ((101, ADDRESSES), (103, SECOND_ADDRESSES))
+            for version in (0, 1)
+        ]
+        if (refused := pins.targets(rails)) or not pins.wait_alive(20):
+            raise SwerveError(f"a rail is not ready: {refused}")
+        table.attach(())  # where it is measured, it is attached with what it is compared with
+        installing(pins)
+        noticing(rails[-1])
+        for suffix, open_flow in {"": datagrams, "_ipv6": datagrams6, "_tcp": stream}.items():
+            with open_flow(pair) as (flow, work):
+                run_time(pair, table, pins, flow, suffix, work)
+
+
+def run_time(pair: Pair, table: FlowTable, pins: Pins, flow: FlowKey, suffix: str, work: Callable[[], object]) -> None:
+    """All cases of one kind of packet."""
+    hooks = {"steer": Hook(table.program_fd, pair.ends[0], DEVICE, "egress")}
+
+    def beside() -> list[float]:
+        return run_times(hooks, work, ROUNDS)["steer"]
+
+    def pin(rail: int) -> Pin:
+        return Pin(flow, "", 10 * rail + (":" in flow.remote), time.monotonic_ns() + HOUR_NS)
+
+    report("no_pins" + suffix, beside())
+    pins.install(thousand())
+    report("miss" + suffix, beside())
+    refused = pins.install([pin(103)])
+    figures = hit_times(pair, table, work)
+    moved = pins.drops()["redirected"]
+    refused |= pins.install([pin(101)])
+    report("hit" + suffix, figures)
+    report("on_target" + suffix, beside())
+    counted = pins.read()[flow]
+    note(f"{flow.remote} {flow.protocol}: {moved} packets redirected so far, {counted.packets} counted on their target")
+    if refused or not moved or not counted.packets:
+        raise SwerveError(f"not what was to be measured: {refused}")
+    pins.remove(list(pins.read()))
+
+
+Flow = tuple[FlowKey, Callable[[], object]]  # a flow from the first end to the second, and what sends some of it
+
+
+@contextlib.contextmanager
+def stream(pair: Pair) -> Iterator[Flow]:
+    """A TCP connection, written in large pieces and read by a thread."""
+    with inside(pair.ends[1]):
+        server = socket.create_server((ADDRESSES[1][0], 0))
+    with server, socket.create_connection(server.getsockname()) as near:
+        far, _ = server.accept()
+        chunk, room = bytes(CHUNK_BYTES), bytearray(CHUNK_BYTES)
+
+        def read() -> None:
+            while far.recv_into(room):
+                pass
+
+        reader = threading.Thread(target=read)
+        reader.start()
+
+        def work() -> None:
+            for _ in range(STREAM_BYTES // CHUNK_BYTES):
+                near.sendall(chunk)
+
+        with far:
+            yield FlowKey(TCP, *near.getsockname(), *near.getpeername()), work
+            near.shutdown(socket.SHUT_WR)
+            reader.join()
+
+
+@contextlib.contextmanager
+def datagrams(pair: Pair, version: int = 0) -> Iterator[Flow]:
+    """UDP to a socket that nobody reads."""
+    family = (socket.AF_INET, socket.AF_INET6)[version]
+    with inside(pair.ends[1]):
+        far = socket.socket(family, socket.SOCK_DGRAM)
+    with far, socket.socket(family, socket.SOCK_DGRAM) as near:
+        far.bind((ADDRESSES[1][version], 0))
+        near.connect(far.getsockname()[:2])
+        payload = bytes(DATAGRAM_BYTES)
+
+        def work() -> None:
+            for _ in range(DATAGRAMS):
+                near.send(payload)
+
+        yield FlowKey(UDP, *near.getsockname()[:2], *far.getsockname()[:2]), work
+
+
+def datagrams6(pair: Pair) -> contextlib.AbstractContextManager[Flow]:
+    """The same over IPv6."""
+    return datagrams(pair, 1)
+
+
+def report(case: str, figures: list[float]) -> None:
+    unit = "ns/buffer" if case.endswith("_tcp") else "ns/packet"
+    emit("pins", "run_time", median(figures), unit, "lower", case=case, n=len(figures))
+
+
+def hit_times(pair: Pair, table: FlowTable, work: Callable[[], object]) -> list[float]:
+    """As `run_times`, of a program that sends its packets elsewhere: the empty one sees them before it does in one
+    round, and on the rail that they go to in the next.
+    """
+    found = []
+    with empty_program() as empty:
+        for turn in range(ROUNDS + 1):
+            both = [(empty.programs["empty"], (DEVICE, SECOND)[turn % 2]), (table.program_fd, DEVICE)]
+            with contextlib.ExitStack() as attached:
+                for fd, device in both:
+                    attached.enter_context(attach_tc(fd, device, "egress"))
+                before = [bpf.program_run_time(fd) for fd, _ in both]
+                with RunTime():
+                    work()
+                nothing, ours = (
+                    per_run(was, bpf.program_run_time(fd)) for was, (fd, _) in zip(before, both, strict=True)
+                )
+            if turn:
+                found.append(ours - nothing)
+    return found
+
+
+def installing(pins: Pins) -> None:
+    """Each on its own, the table empty before."""
+    times: dict[str, list[float]] = {"install": [], "renew": [], "remove": []}
+    for turn in range(3 * ROUNDS + 1):
+        wanted = thousand()
+        flows = [pin.flow for pin in wanted]
+        steps: dict[str, Callable[[], object]] = {
+            "install": lambda wanted=wanted: pins.install(wanted),
+            "renew": lambda flows=flows: pins.renew(flows, time.monotonic_ns() + HOUR_NS),
+            "remove": lambda flows=flows: pins.remove(flows),
+        }
+        for name, step in steps.items():
+            begin_ns = time.perf_counter_ns()
+            step()
+            if turn:
+                times[name].append((time.perf_counter_ns() - begin_ns) / 1e6)
+            if name == "install" and len(pins.read()) != PINS:
+                raise SwerveError(f"{len(pins.read())} of {PINS} pins are in the kernel")
+    for name, figures in times.items():
+        emit("pins", name, median(figures), "ms", "lower", case=f"pins{PINS}", n=len(figures))
+
+
+def noticing(target: PinTarget) -> None:
+    """Busy waiting would hold the other thread up: it says itself when it knew."""
+    known: queue.SimpleQueue[tuple[bool, int]] = queue.SimpleQueue()
+    times = []
+    with Netlink() as netlink, Neighbours(lambda hop, alive: known.put((alive, time.perf_counter_ns()))) as watching:
+        watching.watch([target.hop])
+        for _ in range(TRIALS):
+            if not watching.wait_alive([target.hop], 20):
+                raise SwerveError(f"{target.gateway} does not answer")
+            while not known.empty():
+                known.get()
+            begin_ns = time.perf_counter_ns()
+            neighbours.give_up(netlink, *target.hop)
+            alive, at_ns = known.get(timeout=20)
+            if alive:
+                raise SwerveError("not what was to be measured")
+            times.append((at_ns - begin_ns) / 1e6)
+            known.get(timeout=20)  # asked again, and back
+    emit("pins", "noticed_p50", median(times), "ms", "lower", n=TRIALS)
+    emit("pins", "noticed_p95", statistics.quantiles(times, n=20)[-1], "ms", "lower", n=TRIALS)
+
+
+def thousand() -> list[Pin]:
+    """Pins of flows that nobody sends, on the second rail."""
+    until = time.monotonic_ns() + HOUR_NS
+    flows = (FlowKey(TCP, "10.77.0.1", 10_000 + n, "10.77.0.2", 443) for n in range(PINS))
+    return [Pin(flow, "", 1030, until) for flow in flows]
+
+
+@contextlib.contextmanager
+def two_rails() -> Iterator[Pair]:
+    """The pair, and a second way between its ends."""
+    with veth_pair() as pair:
+        with Netlink(pair.ends[0]) as netlink:
+            wiring.add_veth(netlink, wiring.End(SECOND, 103), wiring.End(SECOND, 104), pair.ends[1])
+        for end, index, addresses in zip(pair.ends, (103, 104), SECOND_ADDRESSES, strict=True):
+            with Netlink(end) as netlink:
+                for address, length in zip(addresses, (24, 64), strict=True):
+                    wiring.add_address(netlink, index, address, length)
+                wiring.set_up(netlink, index)
+            with inside(end):
+                for name in ("all", "default", DEVICE, SECOND):
+                    Path(f"/proc/sys/net/ipv4/conf/{name}/rp_filter").write_text("0")
+        yield pair
+
+
+if __name__ == "__main__":
+    main()

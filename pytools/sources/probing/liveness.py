@@ -1,0 +1,239 @@
+"""Whether a path answers: how many probes in a row were left without an answer, how many were answered, since when.
+
+A probe counts as missed once its grace has passed since it left, if no answer has ARRIVED on its path since then. An
+answer to an earlier probe will do: on a path with a long queue answers come late, but they come. The grace is twice
+the largest recent time between a probe and its answer, at least `LEAST_GRACE_NS` and at most the probes' interval.
+
+Misses and answers are counted once an interval, however many probes leave a path in it (coded pairs, several source
+ports): three packets that one full queue drops within a microsecond are no silence.
+
+Pure counting in arrays, one row per path. Times are CLOCK_MONOTONIC nanoseconds. One thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.estimators.windows import Rows, Times
+from pytools.signals import Path, PathLiveness
+from pytools.sources.probing import udp
+from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.stamps import REQUEST_INGRESS
+
+LEAST_GRACE_NS: Final = 2_000_000
+MOST_RUN: Final = 1_000_000
+TOLD_EVERY_NS: Final = 1_000_000_000
+# Of a path that is silent for long not every further probe is told at once.
+TOLD_SINGLY: Final = 32
+TOLD_SILENT_EVERY_NS: Final = 100_000_000
+_ALERT_INTERVALS: Final = 8  # for so long after the first miss, the next ones are looked for when they fall due
+
+_Counts = NDArray[np.int64]
+_REQUEST = np.dtype([("ifindex", "<u4"), ("remote", "V16")])
+
+
+class SendLog:
+    """How many probes had been sent on each path after each of the last few times that any were sent."""
+
+    _KEPT: Final = 32
+
+    def __init__(self) -> None:
+        self._times = np.zeros(2 * self._KEPT, np.int64)
+        self._counts = np.zeros((2 * self._KEPT + 1, 0), np.int64)  # row k: after k of the times; 0: before all
+        self._used = 0
+
+    def grow(self, paths: int) -> None:
+        """Have this many paths."""
+        more = paths - self._counts.shape[1]
+        self._counts = np.concatenate([self._counts, np.zeros((len(self._counts), more), np.int64)], axis=1)
+
+    def note(self, at_ns: int, counts: _Counts) -> None:
+        """Take note of how many have been sent in all, when some were sent."""
+        if self._used == len(self._times):
+            self._times[: self._KEPT] = self._times[self._KEPT :]
+            self._counts[: self._KEPT + 1] = self._counts[self._KEPT :]
+            self._used = self._KEPT
+        self._times[self._used] = at_ns
+        self._used += 1
+        self._counts[self._used] = counts
+
+    def sent_by(self, times_ns: Times, paths: Rows) -> _Counts:
+        """How many had been sent on each of these paths at a time of its own."""
+        places = np.searchsorted(self._times[: self._used], times_ns, side="right")
+        counts: _Counts = self._counts[places, paths]
+        return counts
+
+    def sent_beyond(self, counts: _Counts, paths: Rows) -> Times:
+        """When the probe after the first so many was sent on each of these paths; 0 where none was yet."""
+        beyond = self._counts[1 : self._used + 1, paths] > counts
+        if not len(beyond):
+            return np.zeros(len(paths), np.int64)
+        return np.where(beyond[-1], self._times[beyond.argmax(axis=0)], 0)
+
+
+class Liveness:
+    """Misses and answers in a row, of every path.
+
+    Attributes
+    ----------
+    missed : ndarray of int64
+        By path index, as of the latest `look`.
+    """
+
+    def __init__(self, interval_ns: int) -> None:
+        self._interval_ns = interval_ns
+        self._log = SendLog()
+        self._paths: dict[int, Path] = {}
+        self._request_keys: dict[int, bytes] = {}
+        self._requests: dict[bytes, int] = {}  # interface and peer's address -> when its latest request came in
+        self._any_silent = False
+        self._allocate(0)
+
+    def _allocate(self, paths: int) -> None:
+        self._rows = np.arange(paths)
+        self._probed = np.zeros(paths, np.bool_)
+        self.missed = np.zeros(paths, np.int64)
+        self._sent = np.zeros(paths, np.int64)  # probes that count, in all
+        self._arrived_ns = np.zeros(paths, np.int64)  # latest answer; 0: none
+        self._sent_before = np.zeros(paths, np.int64)  # probes sent until then
+        self._answered_sent_ns = np.zeros(paths, np.int64)  # when the latest of the answered probes had left; 0: none
+        self._peers = np.zeros(paths, np.int64)  # of each path, a number of its peer; 0: none
+        self._turnaround_ns = np.zeros(paths, np.int64)  # largest recent time between a probe and its answer
+        self._grace_ns = np.full(paths, self._interval_ns, np.int64)
+        self._silent_since_ns = np.zeros(paths, np.int64)  # when the first missed probe left; 0: not known
+        self._run = np.zeros(paths, np.int64)
+        self._run_began_ns = np.zeros(paths, np.int64)  # when the first probe of that run was sent
+        self._told = np.zeros(paths, np.int64)  # missed, as last published
+        self._tell_ns = np.zeros(paths, np.int64)  # when to publish again if nothing happens
+
+    def grow(self, paths: int) -> None:
+        """Have this many paths."""
+        self._log.grow(paths)
+        old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        self._allocate(paths)
+        for name, value in old.items():
+            vars(self)[name][: len(value)] = value
+
+    def set_paths(self, paths: Sequence[PinnedPath]) -> None:
+        """Tell of these from now on; what was counted of a path that comes back is kept."""
+        self._paths = {pinned.index: pinned.path for pinned in paths}
+        self._probed[:] = False
+        self._probed[list(self._paths)] = True
+        peers = {peer: number for number, peer in enumerate({path.destination for path in self._paths.values()}, 1)}
+        self._peers[:] = 0
+        for index, path in self._paths.items():
+            self._peers[index] = peers[path.destination]
+        self._request_keys = {
+            pinned.index: pinned.ifindex.to_bytes(4, "little") + udp.mapped(pinned.path.address).tobytes()
+            for pinned in paths
+        }
+        kept = set(self._request_keys.values())
+        self._requests = {key: at_ns for key, at_ns in self._requests.items() if key in kept}
+
+    # ---- what happens ----
+
+    def sent(self, at_ns: int, paths: Rows) -> None:
+        """Take note of probes that count; a path is named as often as it was sent one."""
+        np.add.at(self._sent, paths, 1)
+        self._log.note(at_ns, self._sent)
+
+    def arrived(self, paths: Rows, sent_ns: Times, arrived_ns: Times) -> None:
+        """Take note of answers, to whatever probes."""
+        turnaround = self._turnaround_ns
+        turnaround[paths] -= turnaround[paths] >> 6  # so that what was long ago is forgotten
+        np.maximum.at(turnaround, paths, arrived_ns - sent_ns)
+        self._grace_ns[paths] = np.minimum(np.maximum(2 * turnaround[paths], LEAST_GRACE_NS), self._interval_ns)
+        np.maximum.at(self._arrived_ns, paths, arrived_ns)
+        np.maximum.at(self._answered_sent_ns, paths, sent_ns)
+        self._sent_before[paths] = self._log.sent_by(self._arrived_ns[paths], paths)
+        if self._any_silent:
+            self._silent_since_ns[paths] = 0
+
+    def answered(self, paths: Rows, sent_ns: Times, counting: NDArray[np.bool_], passed: NDArray[np.bool_]) -> None:
+        """Take note of answers in time: which probes count, and which have passed one without an answer."""
+        if np.count_nonzero(passed):
+            broken = paths[passed]
+            self._run[broken] = 0
+            np.maximum.at(self._run_began_ns, broken, sent_ns[passed])
+        np.add.at(self._run, paths, counting & (sent_ns >= self._run_began_ns[paths]))
+
+    def lost(self, paths: Rows, sent_ns: Times) -> None:
+        """Take note of probes that were not answered in time."""
+        within = sent_ns >= self._run_began_ns[paths]
+        self._run[paths[within]] = 0
+        np.maximum.at(self._run_began_ns, paths[within], sent_ns[within] + 1)
+
+    def take_stamps(self, records: NDArray[Any]) -> None:
+        """Note when requests of the peers came in, and by which interface."""
+        chosen = np.flatnonzero(records["kind"] == REQUEST_INGRESS)
+        if not len(chosen):
+            return
+        keys = np.empty(len(chosen), _REQUEST)
+        keys["ifindex"] = records["ifindex"][chosen]
+        keys["remote"] = records["remote"]["bytes"][chosen].view("V16").ravel()
+        self._requests.update(zip(keys.view("V20").tolist(), records["seen_ns"][chosen].tolist(), strict=True))
+
+    # ---- what it means ----
+
+    def look(self, now_ns: int) -> int | None:
+        """Count the misses; all answers that had arrived by now must have been noted.
+
+        Returns
+        -------
+        int, optional
+            When the next miss in a row falls due, where one has just begun.
+        """
+        self.missed = np.maximum(self._log.sent_by(now_ns - self._grace_ns, self._rows) - self._sent_before, 0)
+        self._any_silent = bool(np.count_nonzero(self.missed))
+        if not self._any_silent:
+            return None
+        self._run[self.missed > 1] = 0
+        begins = np.flatnonzero((self.missed > 0) & (self._silent_since_ns == 0))
+        self._silent_since_ns[begins] = self._log.sent_beyond(self._sent_before[begins], begins)
+        young = now_ns - self._silent_since_ns < _ALERT_INTERVALS * self._interval_ns
+        alert = np.flatnonzero((self.missed > 0) & young & self._probed)
+        return self._next_miss(alert, now_ns) if len(alert) else None
+
+    def _next_miss(self, paths: Rows, now_ns: int) -> int:
+        """When the first of these paths has left one more probe unanswered for its grace."""
+        grace, since = self._grace_ns[paths], self._silent_since_ns[paths]
+        following = self._log.sent_beyond(self._sent_before[paths] + self.missed[paths], paths)
+        expected = since + ((now_ns - grace - since) // self._interval_ns + 1) * self._interval_ns
+        return int((np.where(following > 0, following, expected) + grace).min())
+
+    def signals(self, host: str, now_ns: int, unix_ns: int) -> list[PathLiveness]:
+        """What is to be told now: misses that have just grown or ended, and every path from time to time."""
+        missed, told = self.missed, self._told
+        news = now_ns >= self._tell_ns
+        if self._any_silent:
+            grown = (missed > told) & (missed > 1) & (told < TOLD_SINGLY) & self._probed
+            # Whether the path is dead, or the peer, only its other paths tell: they are told in the same round.
+            news |= np.isin(self._peers, self._peers[grown])
+        news |= (told > 0) & (missed == 0)
+        news &= self._probed
+        if not np.count_nonzero(news):
+            return []
+        chosen = np.flatnonzero(news)
+        self._told[chosen] = missed[chosen]
+        self._tell_ns[chosen] = now_ns + np.where(missed[chosen] < TOLD_SINGLY, TOLD_EVERY_NS, TOLD_SILENT_EVERY_NS)
+        return [self._signal(index, host, now_ns, unix_ns) for index in chosen.tolist()]
+
+    def _signal(self, index: int, host: str, now_ns: int, unix_ns: int) -> PathLiveness:
+        missed, since_ns = int(self.missed[index]), int(self._silent_since_ns[index])
+        return PathLiveness(
+            host=host,
+            at_ns=now_ns,
+            unix_ns=unix_ns,
+            path=self._paths[index],
+            missed=missed,
+            answered_run=0 if missed else min(int(self._run[index]), MOST_RUN),
+            silent_ns=now_ns - since_ns if missed else 0,
+            last_answer_ns=int(self._arrived_ns[index]) or None,
+            last_request_ns=self._requests.get(self._request_keys[index]),
+            interval_ns=self._interval_ns,
+            answered_sent_ns=int(self._answered_sent_ns[index]) or None,
+        )

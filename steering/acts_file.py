@@ -1,0 +1,78 @@
+"""Acts that the journal has no place for: pins, labels, alerts, orders; JSON Lines of `Act`, for the history.
+
+Nothing is undone from here (flows are leases that the kernel ends), so nothing waits for the disk. Two files at most,
+each of `ROTATE_BYTES`. What cannot be written is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from pytools.signals import Act, decode, encode
+
+FILE: Final = "acts.jsonl"
+ROTATE_BYTES: Final = 4 << 20
+_JOURNALLED: Final = ("nexthop_group", "multipath", "metric")
+
+
+class ActsFile:
+    """Appends acts.
+
+    Parameters
+    ----------
+    folder : Path
+        The instance's state directory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._fd: int | None = None
+        self.lost = 0
+
+    def write(self, act: Act) -> None:
+        """Append an act, unless it is one of weights (the journal has those) or was not made."""
+        if act.outcome == "dry_run" or act.actuator in _JOURNALLED:
+            return
+        try:
+            if self._fd is None:
+                self._fd = _open(self._path)
+            elif os.fstat(self._fd).st_size > ROTATE_BYTES:
+                self.close()
+                os.replace(self._path, _older(self._path))
+                self._fd = _open(self._path)
+            os.write(self._fd, encode(act) + b"\n")
+        except OSError:
+            self.lost += 1
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = None
+
+
+def _open(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.open(path, flags, 0o600)
+
+
+def _older(path: Path) -> Path:
+    return path.with_suffix(".jsonl.1")
+
+
+def read(folder: Path) -> Iterator[Act]:
+    """The acts on disk, oldest first; lines that are none are left out."""
+    path = folder / FILE
+    for place in (_older(path), path):
+        with contextlib.suppress(FileNotFoundError), place.open("rb") as file:
+            for line in file:
+                with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                    act = decode(line)
+                    if isinstance(act, Act):
+                        yield act

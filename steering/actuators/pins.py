@@ -1,0 +1,288 @@
+"""Pins: single flows held on another nexthop than routing has chosen, as leases that the kernel lets end.
+
+A pin moves a live flow between two packets. It acts while its target is alive (neighbours.py) and its lease lasts; in
+every other case the flow goes as it is routed, and the table's counters say why. There is no journal: a process that
+dies takes its hooks with it (docs/pins.md). Times are CLOCK_MONOTONIC nanoseconds; one thread, in the namespace whose
+interfaces are steered, beside the one that watches the neighbours.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from steering.actuators import flow_keys
+from steering.actuators.flow_table import FlowTable
+from steering.actuators.neighbours import Hop, Neighbours
+from steering.plan import FlowKey, Pin, Target, canonical
+
+_FAMILIES: Final = {4: 2, 6: 10}  # SWERVE_STEER_FAMILY_*
+_Name = tuple[Target, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PinTarget:
+    """A member of a target that flows can be pinned to."""
+
+    nexthop_id: int
+    ifindex: int
+    gateway: str
+    alive: bool = True  # false: whatever the neighbour says, its pins shall not act (the way behind it is dead)
+    target: Target = ""  # as in Pin
+
+    @property
+    def name(self) -> _Name:
+        """By which a pin finds it."""
+        return self.target, self.nexthop_id
+
+    @property
+    def hop(self) -> Hop:
+        """What has to be alive for it."""
+        return self.ifindex, canonical(self.gateway)
+
+
+@dataclass(frozen=True, slots=True)
+class PinState:
+    """A pin as the kernel has it, and what it did."""
+
+    pin: Pin
+    packets: int  # of the flow that left by the target, by routing or redirected; segments, not buffers
+    bytes: int  # the same, each segment with its headers
+    last_ns: int | None  # when the last of them left
+
+
+class Pins:
+    """The pins of one namespace.
+
+    Parameters
+    ----------
+    table : FlowTable
+        The kernel's table of flows; stays the caller's.
+    """
+
+    def __init__(self, table: FlowTable) -> None:
+        self._table = table
+        self._lock = threading.Lock()  # the thread that watches neighbours writes `alive`
+        self._rows: dict[_Name, int] = {}  # of the kernel's table of targets
+        self._targets: dict[_Name, PinTarget] = {}
+        self._by_hop: dict[Hop, list[_Name]] = {}
+        self._pinned: dict[FlowKey, Pin] = {}
+        self._interfaces: set[int] = set()
+        self._upper: set[int] = set()  # of these
+        self._neighbours = Neighbours(self._changed)
+
+    def close(self) -> None:
+        """Let all flows go as they are routed."""
+        self._neighbours.close()
+        self._table.targets["alive"] = 0
+        self.remove(list(self._pinned))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- targets ----
+
+    def targets(self, targets: Iterable[PinTarget]) -> dict[_Name, str]:
+        """What flows may be pinned to from now on: hooks every interface, and asks for every neighbour.
+
+        To be called whenever a route, an interface or the health of a path has changed. Pins to a target that is
+        named no more go as they are routed, until it is named again or their leases end.
+
+        Returns
+        -------
+        dict
+            Targets that cannot be used, by (target, nexthop id), and why; a neighbour that is merely silent is none.
+
+        Raises
+        ------
+        SwerveError
+            If the kernel's tables of neighbours cannot be read.
+        """
+        wanted = {each.name: each for each in targets}
+        removed = self._neighbours.take_removed()
+        stacked = self._stacked({each.ifindex for each in wanted.values()}, removed)
+        refused = {name: why for name, each in wanted.items() if (why := _objection(each, stacked))}
+        wanted = {name: each for name, each in wanted.items() if name not in refused}
+        unattached = self._table.attach({each.ifindex for each in wanted.values()}, removed)
+        for name, each in wanted.items():
+            if each.ifindex in unattached:
+                refused[name] = unattached[each.ifindex]
+        wanted = {name: each for name, each in wanted.items() if name not in refused}
+        refused |= self._place(wanted)
+        self._neighbours.watch({each.hop for each in self._targets.values()})
+        return refused
+
+    def alive(self, target: Target, nexthop_id: int) -> bool:
+        """Whether pins to this member act."""
+        row = self._rows.get((target, nexthop_id))
+        return row is not None and bool(self._table.targets["alive"][row])
+
+    def wait_alive(self, timeout_s: float) -> bool:
+        """Wait until every neighbour has answered; False when one has not in time."""
+        return self._neighbours.wait_alive([each.hop for each in self._targets.values()], timeout_s)
+
+    @property
+    def error(self) -> str:
+        """Why no pin acts any more; empty while all is well."""
+        return self._neighbours.error
+
+    def _stacked(self, interfaces: set[int], removed: set[int]) -> set[int]:
+        """Those that lie on another of them: what is redirected there comes by the other, and so round again."""
+        if removed or interfaces != self._interfaces:
+            pairs = self._neighbours.stacked()
+            self._upper = {upper for upper, lower in pairs if upper in interfaces and lower in interfaces}
+            self._interfaces = interfaces
+        return self._upper
+
+    def _place(self, wanted: Mapping[_Name, PinTarget]) -> dict[_Name, str]:
+        """Write the kernel's rows: a row is filled before it is alive, and not used again while a pin names it."""
+        refused: dict[_Name, str] = {}
+        with self._lock:
+            dropped = [row for name, row in self._rows.items() if name not in wanted]
+            for field in ("alive", "ifindex"):
+                self._table.targets[field][dropped] = 0
+            named = {(pin.target, pin.nexthop_id) for pin in self._pinned.values()}
+            for name in [name for name in self._rows if name not in wanted and name not in named]:
+                del self._rows[name]
+            used = set(self._rows.values())
+            free = (number for number in range(len(self._table.targets)) if number not in used)
+            for name, each in wanted.items():
+                row = self._rows[name] if name in self._rows else next(free, None)
+                if row is None:
+                    refused[name] = f"there is room for {len(self._table.targets)} targets"
+                    continue
+                self._rows[name] = row
+                self._fill(row, each)
+            self._targets = {name: each for name, each in wanted.items() if name in self._rows}
+            self._by_hop = {}
+            for name, each in self._targets.items():
+                self._by_hop.setdefault(each.hop, []).append(name)
+        return refused
+
+    def _fill(self, row: int, target: PinTarget) -> None:
+        values = self._table.targets
+        address = flow_keys.address(target.gateway)
+        gateway = np.frombuffer(address.mapped, np.uint8)
+        alive = target.alive and self._neighbours.alive(target.hop)
+        wanted: dict[str, Any] = {
+            "family": _FAMILIES[address.version],
+            "nexthop_id": target.nexthop_id,
+            "ifindex": target.ifindex,
+        }
+        same = all(values[name][row] == value for name, value in wanted.items())
+        if not same or not np.array_equal(values["gateway"]["bytes"][row], gateway):
+            values["alive"][row] = 0
+            values["gateway"]["bytes"][row] = gateway
+            for name, value in wanted.items():
+                values[name][row] = value
+        values["alive"][row] = alive
+
+    def _changed(self, hop: Hop, alive: bool) -> None:
+        with self._lock:
+            for name in self._by_hop.get(hop, ()):
+                self._table.targets["alive"][self._rows[name]] = alive and self._targets[name].alive
+
+    # ---- pins ----
+
+    def install(self, pins: Sequence[Pin]) -> dict[FlowKey, str]:
+        """Pin flows, or pin them elsewhere.
+
+        Returns
+        -------
+        dict of FlowKey to str
+            Flows that were not pinned, and why; all others are.
+
+        Raises
+        ------
+        RefusedError
+            If there is no room for all that could be: none is pinned then.
+        SwerveError
+            If the kernel refuses.
+        """
+        now_ns = time.monotonic_ns()
+        wanted = {pin.flow: pin for pin in pins}
+        refused = {flow: why for flow, pin in wanted.items() if (why := self._refusal(pin, now_ns))}
+        granted = [pin for flow, pin in wanted.items() if not refused or flow not in refused]
+        if granted:
+            rows = [self._rows[pin.target, pin.nexthop_id] for pin in granted]
+            self._grant(granted, rows)
+        return refused
+
+    def _grant(self, pins: Sequence[Pin], rows: Sequence[int]) -> None:
+        self._table.grant("pin_until_ns", [pin.flow for pin in pins], [pin.expires_ns for pin in pins], target=rows)
+        self._pinned.update((pin.flow, pin) for pin in pins)
+
+    def _refusal(self, pin: Pin, now_ns: int) -> str:
+        if why := self._table.objection(pin.flow):
+            return why
+        target = self._targets.get((pin.target, pin.nexthop_id))
+        if target is None:
+            return f"there is no nexthop {pin.nexthop_id} to pin to"
+        if pin.expires_ns <= now_ns:
+            return "its lease has ended already"
+        if ":" in pin.flow.remote and ":" not in target.gateway:  # the other way round is RFC 5549
+            return f"{target.gateway} takes no IPv6 packets"
+        return "" if self.alive(pin.target, pin.nexthop_id) else f"{target.gateway} is not alive"
+
+    def renew(self, flows: Sequence[FlowKey], expires_ns: int) -> set[FlowKey]:
+        """Let the leases of these pins end at another moment; returns the flows that are not pinned."""
+        missing = self._table.renew("pin_until_ns", flows, [expires_ns] * len(flows))
+        for flow in flows:
+            if flow not in missing:
+                pin = self._pinned[flow]
+                self._pinned[flow] = Pin(flow, pin.target, pin.nexthop_id, expires_ns)
+        return missing
+
+    def remove(self, flows: Iterable[FlowKey]) -> set[FlowKey]:
+        """Let flows go as they are routed; returns those that were pinned."""
+        asked = set(flows)
+        for flow in asked:
+            self._pinned.pop(flow, None)
+        return self._table.end("pin_until_ns", asked)
+
+    def expire(self, now_ns: int) -> set[FlowKey]:
+        """Forget the pins whose leases have ended; returns their flows."""
+        return self.remove([flow for flow, pin in self._pinned.items() if pin.expires_ns <= now_ns])
+
+    # ---- what the kernel has ----
+
+    def read(self) -> dict[FlowKey, PinState]:
+        """Every pin in the kernel's table, acting or not."""
+        names = {row: name for name, row in self._rows.items()}
+        return {
+            row.flow: PinState(
+                Pin(row.flow, *names.get(row.target, ("", 0)), row.pin_until_ns),
+                row.packets,
+                row.bytes,
+                row.last_ns or None,
+            )
+            for row in self._table.read()
+            if row.pin_until_ns
+        }
+
+    def drops(self) -> dict[str, int]:
+        """Packets by what was done with them, since the program was loaded: redirected, and the reasons why not."""
+        return self._table.counters()
+
+
+def _objection(target: PinTarget, stacked: set[int]) -> str:
+    if target.ifindex in stacked:
+        return "its interface lies on another that is steered"
+    if not target.gateway:
+        return "it has no gateway, so there is no one neighbour to watch"
+    try:
+        flow_keys.address(target.gateway)
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,58 @@
+"""Prefixes as integers: quick enough for every route of a large table. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+Key = tuple[int, int, int]  # IP version, prefix length, network address
+T = TypeVar("T")
+_BITS = {4: 32, 6: 128}
+
+
+def key_of(prefix: str) -> Key:
+    """The key of a prefix that is written as the kernel writes it."""
+    address, _, length = prefix.partition("/")
+    version, family = (6, socket.AF_INET6) if ":" in address else (4, socket.AF_INET)
+    return version, int(length), int.from_bytes(socket.inet_pton(family, address), "big")
+
+
+class Within:
+    """Tells whether a prefix lies inside one of some others."""
+
+    def __init__(self, prefixes: Iterable[str]) -> None:
+        found = {key_of(str(ipaddress.ip_network(prefix))) for prefix in prefixes}
+        self._prefixes = [
+            (version, length, _BITS[version] - length, number >> (_BITS[version] - length))
+            for version, length, number in sorted(found)
+        ]
+
+    def holds(self, key: Key) -> bool:
+        """Whether it does."""
+        version, length, number = key
+        return any(v == version and n <= length and number >> shift == head for v, n, shift, head in self._prefixes)
+
+
+class LongestPrefix(Generic[T]):
+    """Looks an address up among prefixes."""
+
+    def __init__(self, values: Mapping[Key, T]) -> None:
+        self.values = values
+        self._lengths: dict[int, Sequence[int]] = {
+            version: sorted({length for v, length, _ in values if v == version}, reverse=True) for version in _BITS
+        }
+
+    def get(self, address: str) -> T | None:
+        """The value of the longest prefix that an address is in; None for none, and for what is no address."""
+        try:
+            number = ipaddress.ip_address(address)
+        except ValueError:  # a signal may come from any program
+            return None
+        for length in self._lengths[number.version]:
+            shift = number.max_prefixlen - length
+            key = (number.version, length, int(number) >> shift << shift)
+            if key in self.values:
+                return self.values[key]
+        return None

@@ -1,0 +1,1 @@
+"""What an operator may ask of a running controller, and how it is asked and answered."""

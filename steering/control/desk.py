@@ -1,0 +1,296 @@
+"""The operator's desk in a running controller: requests in, orders kept on disk, and what stops everything.
+
+One thread, the controller's. Times are CLOCK_MONOTONIC nanoseconds; orders end by CLOCK_REALTIME, for they outlive us.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final, Self
+
+import msgspec
+
+from pytools.errors import RefusedError, SwerveError, UsageError
+from pytools.signals import Act
+from steering import confirming, journal, kept_orders, messages, orders, taking_back
+from steering.acts_file import ActsFile
+from steering.confirming import Deadline
+from steering.control.pins import PinDesk
+from steering.control.requests import (
+    SOCKET,
+    AnyRequest,
+    Drain,
+    Hold,
+    PinFlow,
+    Reply,
+    Status,
+    Undo,
+    Undrain,
+    Unhold,
+    UnpinFlow,
+)
+from steering.control.server import ControlServer, Peer
+from steering.control.site import Site
+from steering.overrides import Override, Overrides
+from steering.plan import Group, Target, title
+from steering.policy import duration_text
+from steering.stop_file import StopFile
+
+_GRACE_NS: Final = 500_000_000  # after the deadline, before the controller itself does what the guardian ought to
+
+
+class Desk:
+    """What an operator can do with a running controller.
+
+    Parameters
+    ----------
+    site : Site
+        The controller.
+    deadline : Deadline | None
+        Until when this run has to be confirmed.
+
+    Raises
+    ------
+    SwerveError
+        If the orders on disk cannot be read, or must not be trusted.
+
+    Attributes
+    ----------
+    frozen : str
+        Why no act may be started; empty when one may.
+    """
+
+    def __init__(self, site: Site, deadline: Deadline | None) -> None:
+        self._site, self._deadline = site, deadline
+        self._stop_file = StopFile(site.folder)
+        self._acts = ActsFile(site.folder)
+        self._scope = journal.scope()
+        self.frozen = ""
+        self._pins = PinDesk(site)
+        site.engine.overrides = kept_orders.load(site.folder, time.time_ns())
+        for order in site.engine.overrides.orders:
+            site.say(f"an order is in force: {orders.text_of(order)}")
+        if deadline is not None:
+            left = duration_text(max(0, deadline.at_ns - time.monotonic_ns()))
+            site.say(f"everything is taken back after {left}, unless: swerve steer confirm")
+        self._server = ControlServer(site.folder / SOCKET, self._answer)
+        self.register = self._server.register
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+        self._acts.close()
+
+    def tick(self, now: int) -> None:
+        """Look at the stop file, at orders that run out, and at the deadline. Costs microseconds."""
+        self._look()
+        engine = self._site.engine
+        left = engine.overrides.at(time.time_ns())
+        if left != engine.overrides:
+            ended = [order for order in engine.overrides.orders if order not in left.orders]
+            self._keep_quietly(left)
+            self._end(ended, "has run out")
+        if self._deadline is not None and now >= self._deadline.at_ns + _GRACE_NS:
+            self._overdue(self._deadline)
+
+    def note(self, act: Act) -> None:
+        """Keep an act for the history."""
+        self._acts.write(act)
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether this run may leave something behind."""
+        return self._deadline is None or self._verdict() == "confirmed"
+
+    # ---- what stops everything ----
+
+    def _look(self) -> None:
+        why = self._stop_file.why()
+        if bool(why) != bool(self.frozen):
+            self._site.say(f"frozen: {why}; nothing is changed until the stop file is gone" if why else "thawed")
+            self._site.send(messages.order(self._site.host(), "freeze", why or self.frozen, bool(why)))
+        self.frozen = self._site.engine.frozen = why
+
+    def _verdict(self) -> confirming.Verdict:
+        assert self._deadline is not None
+        return confirming.verdict(self._site.folder / journal.FILE, self._deadline.run)
+
+    def _overdue(self, deadline: Deadline) -> None:
+        """End, if nobody confirmed us: the guardian should have done it, so there is none just now."""
+        verdict = self._verdict()
+        if verdict == "confirmed":
+            self._deadline = None
+            return
+        self._deadline = replace(deadline, at_ns=deadline.at_ns + _GRACE_NS)
+        self._site.say("nobody confirmed this run in time: everything is taken back")
+        self._site.stop(signal.SIGTERM)
+
+    # ---- requests ----
+
+    def _answer(self, request: AnyRequest, asker: Peer) -> Reply:
+        match request:
+            case Status():
+                return Reply(facts=self._facts())
+            case Drain():
+                return self._drain(request, asker)
+            case Undrain():
+                return self._undrain(request, asker)
+            case Hold() | Unhold():
+                return self._hold(request, asker)
+            case PinFlow() | UnpinFlow():
+                return self._pins.answer(request, asker, self.frozen)
+            case Undo():
+                return self._undo(request, asker)
+
+    def _drain(self, request: Drain, asker: Peer) -> Reply:
+        engine, now = self._site.engine, time.monotonic_ns()
+        groups = list(engine.groups.values())
+        until = time.time_ns() + request.for_ns if request.for_ns else 0
+        fresh = orders.to_drain(groups, request.leaves_by, request.to, until, str(asker), request.why)
+        wanted = orders.with_orders(engine.overrides, fresh)
+        touched = [group for group in groups if Overrides(fresh).drained(group)]
+        for group in touched:
+            why = orders.objection(engine.policy, engine.paths, group, wanted, now)
+            if group.target in engine.manual:
+                why = f"{title(group.target)} is left alone: {engine.manual[group.target]}"
+            if why:
+                raise RefusedError(f"refused: {why}", "see `swerve steer status`")
+        self._keep(wanted)
+        self._tell(fresh, f"ordered by {asker}")
+        self._site.act(engine.changes(time.monotonic_ns(), [group.target for group in touched]))
+        return Reply(lines=[self._outcome(group.target) for group in touched])
+
+    def _undrain(self, request: Undrain, asker: Peer) -> Reply:
+        engine = self._site.engine
+        left, ended = orders.without_drain(engine.overrides, engine.groups.values(), request.leaves_by, request.to)
+        if not ended:
+            there = ", ".join(orders.text_of(o) for o in engine.overrides.orders if o.kind == "drain")
+            raise UsageError(f"{request.leaves_by} is not drained by an order", f"drained are: {there or 'none'}")
+        self._keep(left)
+        touched = self._end(ended, f"was taken back by {asker}")
+        return Reply(lines=[self._outcome(target) for target in touched])
+
+    def _end(self, ended: Iterable[Override], how: str) -> list[Target]:
+        """Go on without these orders; the targets that they were about."""
+        gone, engine = Overrides(tuple(ended)), self._site.engine
+        self._tell(gone.orders, how, over=True)
+        touched = [g.target for g in engine.groups.values() if gone.drained(g) or gone.held(g)]
+        because = "; ".join(f"{orders.text_of(order)}: {how}" for order in gone.orders if order.kind == "drain")
+        changes = engine.changes(time.monotonic_ns(), touched)
+        self._site.act(
+            [c if c.under or not because else replace(c, because=because, under="operator") for c in changes]
+        )
+        return touched
+
+    def _hold(self, request: Hold | Unhold, asker: Peer) -> Reply:
+        engine = self._site.engine
+        target = orders.target_named(engine.groups.values(), request.target)
+        if isinstance(request, Unhold):
+            ended = [o for o in engine.overrides.orders if o.kind == "hold" and o.target == target]
+            if not ended:
+                raise UsageError(f"{target or 'everything'} is not held", "see `swerve steer status`")
+            self._keep(Overrides(tuple(o for o in engine.overrides.orders if o not in ended)))
+            self._end(ended, f"was taken back by {asker}")
+            return Reply(lines=[f"{target or 'everything'} is held no more"])
+        until = time.time_ns() + request.for_ns if request.for_ns else 0
+        order = Override("hold", target=target, until_unix_ns=until, by=str(asker), why=request.why)
+        self._keep(orders.with_orders(engine.overrides, [order]))
+        self._tell([order], f"ordered by {asker}")
+        return Reply(lines=[f"{target or 'everything'} stays as it is"])
+
+    def _tell(self, told: Iterable[Override], because: str, over: bool = False) -> None:
+        """Say that orders began or ended, to the log and to whoever reads the history."""
+        for order in told:
+            self._site.say(f"{orders.text_of(order)}: {because}")
+            self._site.send(messages.order(self._site.host(), orders.text_of(order), because, not over))
+
+    def _outcome(self, target: Target) -> str:
+        """How a target stands after an order."""
+        group = self._site.engine.groups[target]
+        weights = ", ".join(f"{name} weight {weight}" for name, weight in group.named(group.current).items())
+        said = f"{title(target)}: {weights}"
+        if self.frozen:
+            return f"{said}; frozen: the order is carried out when the stop file is gone"
+        if not self._site.apply:
+            return f"{said}; a dry run: nothing is changed"
+        why = self._site.engine.why_rejected(target)
+        held = self._site.engine.overrides.held(group)
+        return f"{said}; {why or held}" if why or held else said
+
+    def _undo(self, request: Undo, asker: Peer) -> Reply:
+        if not self._site.apply:
+            raise RefusedError("refused: a dry run has changed nothing", "see `swerve steer history`")
+        if self.frozen:
+            raise RefusedError(f"refused: frozen: {self.frozen}", "`swerve steer thaw`")
+        engine = self._site.engine
+        found = journal.read(self._site.folder / journal.FILE).entries
+        acts = taking_back.last_acts(found, self._scope, request.count)
+        if not acts:
+            return Reply(lines=["nothing to undo"])
+        if request.hold_ns:
+            until = time.time_ns() + request.hold_ns
+            held = [
+                Override("hold", target=target, until_unix_ns=until, by=str(asker), why="an act was taken back")
+                for target in dict.fromkeys(act.target for act in acts)
+            ]
+            self._keep(orders.with_orders(engine.overrides, held))
+            self._tell(held, f"ordered by {asker}")
+        done = [(act, self._take_back(act)) for act in acts]
+        code = 1 if any(why for _, why in done) else 0
+        return Reply(code, [f"{title(act.target)}: {why or _undone(act, engine.groups)}" for act, why in done])
+
+    def _take_back(self, act: journal.Entry) -> str:
+        """Take one act back; why it was not."""
+        engine = self._site.engine
+        group = engine.groups.get(act.target)
+        if group is None:
+            return "left alone: it is not managed any more"
+        if act.target in engine.manual:
+            return f"left alone: {engine.manual[act.target]}"
+        change = taking_back.change_back(act, group, engine.paths)
+        return change if isinstance(change, str) else self._site.take_back(change, taking_back.undo_name(act.act_id))
+
+    # ---- orders on disk ----
+
+    def _keep(self, wanted: Overrides) -> None:
+        """Put orders on disk, then in force."""
+        if len(wanted.orders) > kept_orders.MOST:
+            raise RefusedError(f"refused: more than {kept_orders.MOST} orders", "take some back")
+        try:
+            kept_orders.save(self._site.folder, wanted)
+        except OSError as error:
+            raise SwerveError(f"the order cannot be kept: {error.strerror}", "nothing was changed") from None
+        self._site.engine.overrides = wanted
+
+    def _keep_quietly(self, wanted: Overrides) -> None:
+        """The same for orders that have run out, which they do on disk as well."""
+        try:
+            self._keep(wanted)
+        except SwerveError as error:
+            self._site.say(str(error))
+            self._site.engine.overrides = wanted
+
+    # ---- what only we know ----
+
+    def _facts(self) -> dict[str, Any]:
+        engine = self._site.engine
+        return self._pins.facts() | {
+            "guardian_pid": self._site.guardian(),
+            "frozen": self.frozen,
+            "orders": [msgspec.to_builtins(order) for order in engine.overrides.orders],
+            "manual": engine.manual,
+            "wanted": {target: dict(weights) for target, weights in engine.wanted().items()},
+            "acts_lost": self._acts.lost,
+            "control": self._server.counts,
+        }
+
+
+def _undone(act: journal.Entry, groups: dict[Target, Group]) -> str:
+    weights = groups[act.target].named(act.before)
+    now = ", ".join(f"{name} weight {weight}" for name, weight in weights.items())
+    return f"back to {now}; was because {act.because}"

@@ -1,0 +1,89 @@
+"""The operator's desk, the part about pins: flows that are held on an interface by hand.
+
+One thread, the controller's; CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any, Final, Literal
+
+from pytools.errors import RefusedError, UsageError
+from steering import manual_pins, messages, orders
+from steering.control.requests import AGAIN, PinFlow, Reply, UnpinFlow
+from steering.control.server import Peer
+from steering.control.site import Site
+from steering.flow_plan import FlowAct
+from steering.manual_pins import ManualPins
+from steering.plan import FlowKey, Pin, canonical
+
+_SHOWN: Final = 100  # in a reply
+
+
+class PinDesk:
+    """Pins by hand.
+
+    Parameters
+    ----------
+    site : Site
+        The controller.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._pins = ManualPins()
+
+    def facts(self) -> dict[str, Any]:
+        """All pins, those of rules too."""
+        pins = self._site.pinned()
+        by_hand = {pin.flow for pin in self._pins.wanted(time.monotonic_ns())}
+        shown = [asdict(pin) | {"by_hand": pin.flow in by_hand} for pin in pins[:_SHOWN]]
+        return {"pins": shown, "pin_count": len(pins)}
+
+    def answer(self, request: PinFlow | UnpinFlow, asker: Peer, frozen: str) -> Reply:
+        """Pin a flow, or let it go."""
+        flow = FlowKey(
+            request.protocol,
+            canonical(request.local),
+            request.local_port,
+            canonical(request.remote),
+            request.remote_port,
+        )
+        if isinstance(request, UnpinFlow):
+            return self._unpin(flow, asker)
+        if not self._site.apply:
+            raise RefusedError("refused: a dry run changes nothing", "start the controller with --apply")
+        if frozen:
+            raise RefusedError(f"refused: frozen: {frozen}", "`swerve steer thaw`")
+        engine, now = self._site.engine, time.monotonic_ns()
+        group, member = orders.member_for(engine.groups.values(), flow.remote, request.via)
+        pin = Pin(flow, group.target, member.nexthop_id, now + request.for_ns)
+        why = orders.pin_objection(engine.policy, engine.paths, group, member, flow.remote, now)
+        if self._pins.full(flow, now):
+            why = f"{manual_pins.MOST} flows are pinned by hand already"
+        if why:
+            raise RefusedError(f"refused: {why}", "see `swerve steer status`")
+        if why := self._site.pin(pin):  # what it needs may be on its way
+            return Reply(4, [f"refused: {why}"], "see `swerve steer status`", {AGAIN: True})
+        self._pins.put(pin)
+        self._tell("pin", pin, f"ordered by {asker}" + (f" ({request.why})" if request.why else ""))
+        return Reply(lines=[f"pinned to {member.name}"])
+
+    def _unpin(self, flow: FlowKey, asker: Peer) -> Reply:
+        pin = next((pin for pin in self._site.pinned() if pin.flow == flow), None)
+        self._pins.drop(flow)
+        if pin is None or not self._site.unpin(flow):
+            raise UsageError(
+                f"no flow to {flow.remote} port {flow.remote_port} is pinned so", "see `swerve steer status`"
+            )
+        self._tell("unpin", pin, f"taken back by {asker}")
+        return Reply(lines=["the flow goes as it is routed"])
+
+    def _tell(self, kind: Literal["pin", "unpin"], pin: Pin, because: str) -> None:
+        now, group = time.monotonic_ns(), self._site.engine.groups.get(pin.target)
+        names = [member.name for member in group.members if member.nexthop_id == pin.nexthop_id] if group else []
+        after = tuple((name, int(kind == "pin")) for name in names)
+        act = FlowAct(kind, pin.target, (pin.flow,), because, "operator", now, (pin,), after=after)
+        outcome: messages.Outcome = "applied" if kind == "pin" else "undone"
+        self._site.send(messages.flow_act(self._site.host(), act, outcome, now, time.monotonic_ns()))

@@ -1,0 +1,147 @@
+"""What may be asked of a running controller, and what it answers: one JSON object each. Pure.
+
+A request is one packet of a SOCK_SEQPACKET socket, and so is the reply. Durations are nanoseconds, 0 for without end.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+
+from pytools.errors import SwerveError
+
+SOCKET: Final = "control.sock"  # beside the lock: whoever holds that may replace it
+MOST_BYTES: Final = 1 << 16
+REPLY_BYTES: Final = 96 << 10  # half of what a socket takes in one packet by default
+MOST_UNDONE: Final = 100
+AGAIN: Final = "again"  # among the facts of a refusal that may be none a moment later
+
+Text = Annotated[str, msgspec.Meta(max_length=200)]
+Name = Annotated[str, msgspec.Meta(max_length=100)]
+Duration = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something an operator wants."""
+
+
+class Drain(Request, frozen=True, tag="drain"):
+    """Take an interface or a gateway out of use."""
+
+    leaves_by: Name  # interface, gateway, or gateway%interface
+    to: Name = ""  # only in the targets that carry routes to this prefix
+    for_ns: Duration = 0
+    why: Text = ""
+
+
+class Undrain(Request, frozen=True, tag="undrain"):
+    """Take such an order back."""
+
+    leaves_by: Name
+    to: Name = ""
+
+
+class Hold(Request, frozen=True, tag="hold"):
+    """Leave a target as it is; empty for all of them."""
+
+    target: Name = ""
+    for_ns: Duration = 0
+    why: Text = ""
+
+
+class Unhold(Request, frozen=True, tag="unhold"):
+    """Take such an order back."""
+
+    target: Name = ""
+
+
+class PinFlow(Request, frozen=True, tag="pin"):
+    """Hold one flow on one interface."""
+
+    protocol: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    local: Name
+    local_port: Port
+    remote: Name
+    remote_port: Port
+    via: Name
+    for_ns: Annotated[int, msgspec.Meta(gt=0, le=1 << 53)]
+    why: Text = ""
+
+
+class UnpinFlow(Request, frozen=True, tag="unpin"):
+    """Let it go as it is routed."""
+
+    protocol: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    local: Name
+    local_port: Port
+    remote: Name
+    remote_port: Port
+
+
+class Undo(Request, frozen=True, tag="undo"):
+    """Take the last acts back, and hold their targets for a while."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=MOST_UNDONE)] = 1
+    hold_ns: Duration = 600_000_000_000
+
+
+class Status(Request, frozen=True, tag="status"):
+    """What a controller knows that is not on disk."""
+
+
+AnyRequest: TypeAlias = Drain | Undrain | Hold | Unhold | PinFlow | UnpinFlow | Undo | Status
+
+
+class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was done, or why not."""
+
+    code: int = 0  # exit code of the command that asked: 0 done, 1 failed, 2 senseless, 4 refused by a guard
+    lines: list[str] = []  # what was done; of an error, what is wrong
+    next_step: str = ""
+    facts: dict[str, Any] = {}
+
+
+_decoder = msgspec.json.Decoder(AnyRequest)
+_reply_decoder = msgspec.json.Decoder(Reply)
+
+
+def decode(data: bytes) -> AnyRequest:
+    """A request from its packet.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    try:
+        request: AnyRequest = _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValueError(str(error) or "not a request") from None
+    return request
+
+
+def encode(message: AnyRequest | Reply) -> bytes:
+    """A message as a packet."""
+    return msgspec.json.encode(message)
+
+
+def decode_reply(data: bytes) -> Reply:
+    """A reply from its packet.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    try:
+        reply: Reply = _reply_decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    return reply
+
+
+def refusal(error: SwerveError) -> Reply:
+    """An error as a reply."""
+    return Reply(error.exit_code, [error.what], error.next_step)

@@ -1,0 +1,151 @@
+"""The controller's end of its control socket: nobody who connects can keep it waiting or grow it without bound.
+
+One thread, in the controller's selector; every call returns at once. Root and the controller's own user may ask. One
+request a connection: who is silent is put out when others come, who does not read loses the reply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import selectors
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pytools.bus_socket import peer
+from pytools.errors import SwerveError
+from steering.control.requests import (
+    MOST_BYTES,
+    REPLY_BYTES,
+    AnyRequest,
+    Reply,
+    decode,
+    encode,
+    refusal,
+)
+
+_MOST_CLIENTS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who asks, as the kernel says."""
+
+    pid: int
+    uid: int
+
+    def __str__(self) -> str:
+        return f"user {self.uid}, process {self.pid}"
+
+
+class ControlServer:
+    """Answers requests. The instance's lock must be held: whatever lies at `path` is then a dead controller's.
+
+    Parameters
+    ----------
+    path : Path
+        Where to listen; made with mode 0600.
+    answer : callable
+        Does what is asked, and says what became of it. A SwerveError of it becomes the reply.
+
+    Attributes
+    ----------
+    counts : dict of str to int
+        What was answered, refused, malformed, and put out unheard.
+    """
+
+    def __init__(self, path: Path, answer: Callable[[AnyRequest, Peer], Reply]) -> None:
+        self._path, self._answer = path, answer
+        self._selector: selectors.BaseSelector | None = None
+        self._clients: dict[socket.socket, Peer] = {}  # oldest first
+        self.counts = dict.fromkeys(("answered", "malformed", "strangers", "put_out"), 0)
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            path.unlink(missing_ok=True)
+            os.fchmod(self._sock.fileno(), 0o600)  # before bind: the file never exists with another mode
+            self._sock.bind(str(path))
+            self._sock.listen(_MOST_CLIENTS)
+        except OSError as error:
+            self._sock.close()
+            raise SwerveError(f"{path}: {error.strerror or error}", "the control socket cannot be made") from None
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Listen from this selector."""
+        self._selector = selector
+        selector.register(self._sock, selectors.EVENT_READ, self._accept)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        for client in list(self._clients):
+            self._drop(client)
+        if self._selector is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(self._sock)
+        self._sock.close()
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self, _events: int) -> None:
+        for _ in range(_MOST_CLIENTS):
+            try:
+                client, _ = self._sock.accept()
+            except OSError:  # nobody is left, or no descriptor
+                return
+            self._admit(client)
+
+    def _admit(self, client: socket.socket) -> None:
+        assert self._selector is not None
+        pid, uid, _ = peer(client)
+        if uid not in (0, os.geteuid()):
+            self.counts["strangers"] += 1
+            client.close()
+            return
+        if len(self._clients) >= _MOST_CLIENTS:
+            self.counts["put_out"] += 1
+            self._drop(next(iter(self._clients)))
+        client.setblocking(False)
+        self._clients[client] = Peer(pid, uid)
+        self._selector.register(client, selectors.EVENT_READ, functools.partial(self._readable, client))
+
+    def _readable(self, client: socket.socket, _events: int) -> None:
+        asker = self._clients.get(client)
+        if asker is None:  # put out in this very turn
+            return
+        try:
+            data, _, flags, _ = client.recvmsg(MOST_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, flags = b"", 0
+        if data:
+            reply = self._reply(data, bool(flags & socket.MSG_TRUNC), asker)
+            with contextlib.suppress(OSError):
+                client.send(encode(reply), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        self._drop(client)
+
+    def _reply(self, data: bytes, cut: bool, asker: Peer) -> Reply:
+        try:
+            if cut:
+                raise ValueError(f"longer than {MOST_BYTES} bytes")
+            request = decode(data)
+        except ValueError as error:
+            self.counts["malformed"] += 1
+            return Reply(2, [f"not a request: {error}"])
+        self.counts["answered"] += 1
+        try:
+            reply = self._answer(request, asker)
+        except SwerveError as error:
+            return refusal(error)
+        if len(encode(reply)) > REPLY_BYTES:
+            return Reply(reply.code, [f"{len(reply.lines)} lines, too many to send"], reply.next_step)
+        return reply
+
+    def _drop(self, client: socket.socket) -> None:
+        assert self._selector is not None
+        self._clients.pop(client, None)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(client)
+        client.close()

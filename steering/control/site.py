@@ -1,0 +1,30 @@
+"""What the operator's desk needs of the controller in which it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytools.signals import Act
+from steering.engine import Engine
+from steering.plan import Change, FlowKey, Pin
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a desk needs of its controller."""
+
+    folder: Path
+    engine: Engine
+    apply: bool
+    host: Callable[[], str]
+    say: Callable[[str], None]
+    send: Callable[[Act], None]
+    act: Callable[[list[Change]], None]  # carries changes out, or says what would be
+    take_back: Callable[[Change, str], str]  # carries out one under this name; why it could not
+    pin: Callable[[Pin], str]  # pins a flow; why it could not
+    unpin: Callable[[FlowKey], bool]
+    pinned: Callable[[], list[Pin]]
+    stop: Callable[[int], None]
+    guardian: Callable[[], int | None]

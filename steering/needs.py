@@ -1,0 +1,29 @@
+"""Which signals a policy needs, so that nothing else is sent to the controller. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from steering.policy import Policy, leaves
+
+_ALWAYS: Final = frozenset({"path_delay"})
+_BY_CONDITION: Final = {
+    "silence": {"path_liveness"},
+    "retransmits": {"tcp_path"},
+    "ce_share": {"path_ecn", "tcp_path"},
+    "link": {"link", "link_event", "path_mtu", "rdma_port"},
+    "rdma": {"rdma_qp"},
+}
+
+
+def signals_of(policy: Policy) -> frozenset[str]:
+    """The kinds of signals, by their tags, that the rules of a policy look at."""
+    found = set(_ALWAYS)
+    for rule in policy.rules:
+        for leaf in leaves(rule.when):
+            found |= _BY_CONDITION.get(leaf.signal, set())
+        if rule.then.shift is not None and rule.then.shift.by != "share":
+            found |= {"link"}
+        if rule.then.kind in ("pin", "relabel"):
+            found |= {"tcp_flow", "link"}
+    return frozenset(found)

@@ -1,0 +1,64 @@
+"""What the parts of the policy model are made of: frozen base, shares, prefixes, how faults are raised. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+
+class Model(BaseModel):
+    """A mapping of the file: frozen, and no key beyond those that are known."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def bad(expected: str, at: tuple[str | int, ...] = ()) -> PydanticCustomError:
+    """A value that parses but makes no sense; `at` is where, seen from the model that found it."""
+    return PydanticCustomError("policy", "{expected}", {"expected": expected, "at": list(at)})
+
+
+def _prefix(value: object) -> str:
+    if not isinstance(value, str):
+        raise PydanticCustomError("prefix", "not a prefix", {"given": value})
+    try:
+        return str(ipaddress.ip_network(value))
+    except ValueError as error:
+        raise PydanticCustomError("prefix", "not a prefix", {"given": value, "why": str(error)}) from None
+
+
+def _address(value: object) -> str:
+    try:
+        return str(ipaddress.ip_address(value if isinstance(value, str) else ""))
+    except ValueError:
+        raise PydanticCustomError("address", "not an address", {"given": value}) from None
+
+
+Prefix = Annotated[
+    str,
+    BeforeValidator(_prefix),
+    WithJsonSchema({"type": "string", "examples": ["10.9.0.0/16", "fd00:9::/64"]}),
+]
+Address = Annotated[
+    str,
+    BeforeValidator(_address),
+    WithJsonSchema({"type": "string", "examples": ["10.1.1.1", "fd00:1::1"]}),
+]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+ShareBelowOne = Annotated[float, Field(strict=True, ge=0, lt=1)]
+ShareAboveZero = Annotated[float, Field(strict=True, gt=0, le=1)]
+Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+
+_T = TypeVar("_T")
+
+
+def _some(value: object) -> object:
+    if value is None:
+        raise PydanticCustomError("nothing", "a value is missing")
+    return value
+
+
+NotNull = Annotated[_T | None, BeforeValidator(_some)]  # may be left out, but not left empty
+Some = Annotated[tuple[_T, ...], Field(min_length=1)]  # an empty list would mean everything where nothing is written

@@ -1,0 +1,268 @@
+"""When a rule holds: a tree of `all`, `any` and `not` over leaves, each a threshold on one signal. Pure.
+
+Durations are nanoseconds, shares are within 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic_core.core_schema import ValidationInfo
+from typing_extensions import TypeAliasType
+
+from steering.policy.base import Count, Model, Share, ShareAboveZero, ShareBelowOne, bad
+from steering.policy.durations import SECOND, Duration, duration_text
+
+Quantile = Literal["p50", "p99", "last"]
+Cause = Literal["any", "fast", "timeout", "tail_probe", "syn"]
+Direction = Literal["out", "back"]
+LinkWord = Literal[
+    "carrier_lost",
+    "neighbour_failed",
+    "mtu_mismatch",
+    "port_down",
+    "flap",
+    "queue_full",
+    "pause_storm",
+    "gid_changed",
+]
+RdmaWord = Literal["congested", "slow_receiver", "dead", "no_demand"]
+
+# What ends a state of a link; a word that is not here is over after `hold`.
+OPPOSITES: Final[dict[str, str]] = {
+    "carrier_lost": "carrier_found",
+    "neighbour_failed": "neighbour_reachable",
+    "mtu_mismatch": "mtu_agrees",
+    "port_down": "port_up",
+}
+
+
+class Leaf(Model):
+    """One threshold on one signal."""
+
+    by_traffic: ClassVar[bool] = False  # measured by the host's own traffic: says nothing about an idle path
+
+    for_: Duration = Field(default=0, alias="for", description="how long it must last before the rule acts")
+    fall: Count = Field(default=1, description="how many bad measurements in a row before the rule acts")
+
+    @property
+    def failure(self) -> bool:
+        """Whether what it sees is a failure, not a load: then no damping of herds and no wait is in place."""
+        return False
+
+
+class _Delay(Leaf):
+    above: Duration
+    clear_below: Duration = Field(description="only below this does the path count as good again")
+
+    @field_validator("above")
+    @classmethod
+    def _positive(cls, above: int) -> int:
+        if above == 0:
+            raise bad("more than 0")
+        return above
+
+    @field_validator("clear_below")
+    @classmethod
+    def _clear_is_lower(cls, clear: int, info: ValidationInfo) -> int:
+        above = info.data.get("above")
+        if above is not None and clear >= above:
+            raise bad(f"less than above ({duration_text(above)}), so that the state does not flutter")
+        if clear == 0:
+            raise bad("more than 0: a delay is never below 0")
+        return clear
+
+
+class QueueingDelay(_Delay):
+    """Bad while the forward queueing delay of a path is above a threshold by more than its error."""
+
+    signal: Literal["queueing_delay"]
+    quantile: Quantile = "p50"
+
+
+class OneWayDelay(_Delay):
+    """Bad while the one-way delay there is above a threshold by more than its error; needs compared clocks."""
+
+    signal: Literal["one_way_delay"]
+    quantile: Literal["min", "p50", "p99"] = "p50"
+
+
+class _ShareLeaf(Leaf):
+    above: ShareBelowOne
+    clear_below: ShareAboveZero = Field(description="only below this does the path count as good again")
+
+    @field_validator("clear_below")
+    @classmethod
+    def _clear_is_lower(cls, clear: float, info: ValidationInfo) -> float:
+        above = info.data.get("above")
+        if above is not None and clear > above:
+            raise bad(f"at most above ({above:g})")
+        return clear
+
+
+class Loss(_ShareLeaf):
+    """Bad while the share of probes lost on a path is above a threshold."""
+
+    signal: Literal["loss"]
+
+
+class Silence(Leaf):
+    """Bad while so many probes in a row are unanswered and the path is to blame: others to the same peer answer."""
+
+    signal: Literal["silence"]
+    missed: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = Field(
+        default=3, description="so many probes in a row without an answer"
+    )
+
+    @property
+    def failure(self) -> bool:
+        """It is."""
+        return True
+
+
+class Retransmits(_ShareLeaf):
+    """Bad while the share of TCP segments that had to be sent again over a path is above a threshold."""
+
+    by_traffic: ClassVar[bool] = True
+
+    signal: Literal["retransmits"]
+    cause: Cause = "any"
+    at_least: Count = Field(default=100, description="segments sent in a window; with fewer nothing is said")
+
+
+class CeShare(_ShareLeaf):
+    """Bad while the share of packets that a queue marked (ECN CE) is above a threshold."""
+
+    by_traffic: ClassVar[bool] = True
+
+    signal: Literal["ce_share"]
+    direction: Direction = Field(
+        default="out", description="out: of TCP segments of ours, as acknowledged; back: of all that came from the peer"
+    )
+    at_least: Count = Field(default=100, description="packets in a window; with fewer nothing is said")
+
+
+class LinkState(Leaf):
+    """Bad from an event of a path's link until its opposite, or for `hold`."""
+
+    signal: Literal["link"]
+    event: LinkWord
+    hold: Duration = Field(default=10 * SECOND, description="how long an event without an opposite counts")
+
+    @property
+    def failure(self) -> bool:
+        """Whether nothing passes while it lasts."""
+        return self.event in ("carrier_lost", "neighbour_failed", "port_down")
+
+    @field_validator("hold")
+    @classmethod
+    def _where_it_counts(cls, hold: int, info: ValidationInfo) -> int:
+        event = info.data.get("event")
+        if event in OPPOSITES:
+            raise bad(f"no hold: {event} lasts until {OPPOSITES[event]}")
+        if hold == 0:
+            raise bad("more than 0")
+        return hold
+
+
+class Rdma(Leaf):
+    """Bad while queue pairs on a path have a verdict."""
+
+    by_traffic: ClassVar[bool] = True
+
+    signal: Literal["rdma"]
+    verdict: RdmaWord
+    share: Share = Field(default=0.0, description="at least this share of the path's queue pairs has it, and one")
+    clear_below: Share = Field(default=0.0, description="good again below this share, or when none has it")
+
+    @field_validator("clear_below")
+    @classmethod
+    def _clear_is_lower(cls, clear: float, info: ValidationInfo) -> float:
+        share = info.data.get("share")
+        if share is not None and clear > share:
+            raise bad(f"at most share ({share:g})")
+        return clear
+
+
+class All(Model):
+    """Holds when every part holds."""
+
+    all: Annotated[tuple[Condition, ...], Field(min_length=1)]
+
+
+class AnyOf(Model):
+    """Holds when at least one part holds."""
+
+    any: Annotated[tuple[Condition, ...], Field(min_length=1)]
+
+
+class Not(Model):
+    """Holds when its part is clear, and is clear when its part holds."""
+
+    not_: Condition = Field(alias="not")
+
+
+TREES: Final = {"all": "all of", "any": "any of", "not": "none of"}  # key -> tag, which is no key
+
+
+def _tag(value: Any) -> str | None:
+    """Which member of the union a value is: by its signal, else by the key of a tree."""
+    if isinstance(value, Leaf):
+        return str(getattr(value, "signal"))  # noqa: B009 (every leaf has one, of its own type)
+    if isinstance(value, All | AnyOf | Not):
+        return {All: "all of", AnyOf: "any of", Not: "none of"}[type(value)]
+    if not isinstance(value, dict):
+        return None
+    if "signal" in value:
+        return str(value["signal"])
+    return next((tag for key, tag in TREES.items() if key in value), None)
+
+
+AnyLeaf: TypeAlias = QueueingDelay | OneWayDelay | Loss | Silence | Retransmits | CeShare | LinkState | Rdma
+Condition = TypeAliasType(
+    "Condition",
+    Annotated[
+        Annotated[QueueingDelay, Tag("queueing_delay")]
+        | Annotated[OneWayDelay, Tag("one_way_delay")]
+        | Annotated[Loss, Tag("loss")]
+        | Annotated[Silence, Tag("silence")]
+        | Annotated[Retransmits, Tag("retransmits")]
+        | Annotated[CeShare, Tag("ce_share")]
+        | Annotated[LinkState, Tag("link")]
+        | Annotated[Rdma, Tag("rdma")]
+        | Annotated[All, Tag("all of")]
+        | Annotated[AnyOf, Tag("any of")]
+        | Annotated[Not, Tag("none of")],
+        Discriminator(_tag),
+    ],
+)
+for _tree in (All, AnyOf, Not):
+    _tree.model_rebuild()
+
+SIGNALS: Final = (
+    "queueing_delay",
+    "one_way_delay",
+    "loss",
+    "silence",
+    "retransmits",
+    "ce_share",
+    "link",
+    "rdma",
+)
+
+
+def leaves(condition: Condition) -> Iterator[AnyLeaf]:
+    """The leaves of a tree, in the order of the file: the order in which `judging` remembers them."""
+    match condition:
+        case All():
+            for part in condition.all:
+                yield from leaves(part)
+        case AnyOf():
+            for part in condition.any:
+                yield from leaves(part)
+        case Not():
+            yield from leaves(condition.not_)
+        case _:
+            yield condition

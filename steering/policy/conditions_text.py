@@ -1,0 +1,123 @@
+"""Conditions in words: when they hold, and when they are clear. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from steering.policy.conditions import (
+    All,
+    AnyLeaf,
+    AnyOf,
+    CeShare,
+    Condition,
+    LinkState,
+    Loss,
+    Not,
+    OneWayDelay,
+    QueueingDelay,
+    Rdma,
+    Retransmits,
+    Silence,
+)
+from steering.policy.durations import duration_text
+
+LINK_WORDS: Final = {
+    "carrier_lost": "its link has no carrier",
+    "neighbour_failed": "the neighbour does not answer",
+    "mtu_mismatch": "packets of full size do not come through",
+    "port_down": "the RDMA port is not active",
+    "flap": "its link flapped",
+    "queue_full": "the interface's queue was full",
+    "pause_storm": "pause frames held the link",
+    "gid_changed": "an address of the RDMA port changed",
+}
+_CLEARED: Final = {
+    "carrier_lost": "the carrier is back",
+    "neighbour_failed": "the neighbour answers",
+    "mtu_mismatch": "they come through",
+    "port_down": "the port is active",
+}
+_CAUSES: Final = {
+    "any": "",
+    "fast": " by fast retransmission",
+    "timeout": " after a timeout",
+    "tail_probe": " by tail probes",
+    "syn": " in handshakes",
+}
+
+
+def condition_text(condition: Condition) -> str:
+    """When a condition holds, in words."""
+    match condition:
+        case All():
+            return _joined("and", [condition_text(part) for part in condition.all])
+        case AnyOf():
+            return _joined("or", [condition_text(part) for part in condition.any])
+        case Not():
+            return f"not ({condition_text(condition.not_)})"
+        case _:
+            lasting = f" for {duration_text(condition.for_)}" if condition.for_ else ""
+            often = f" {condition.fall} times in a row" if condition.fall > 1 else ""
+            return f"{_holds(condition)}{lasting}{often}"
+
+
+def clear_text(condition: Condition) -> str:
+    """When a condition has cleared, in words."""
+    match condition:
+        case All():
+            return _joined("or", [clear_text(part) for part in condition.all])
+        case AnyOf():
+            return _joined("and", [clear_text(part) for part in condition.any])
+        case Not():
+            return condition_text(condition.not_)
+        case _:
+            return _clears(condition)
+
+
+def _joined(word: str, parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else "(" + f") {word} (".join(parts) + ")"
+
+
+def _holds(leaf: AnyLeaf) -> str:  # noqa: PLR0911 (one return per signal)
+    match leaf:
+        case QueueingDelay():
+            above = duration_text(leaf.above)
+            return f"the {leaf.quantile} queueing delay is above {above} by more than its error"
+        case OneWayDelay():
+            above = duration_text(leaf.above)
+            return f"the {leaf.quantile} one-way delay there is above {above} by more than its error"
+        case Loss():
+            return f"more than {leaf.above:.3g} of the probes are lost"
+        case Silence():
+            return f"{leaf.missed} probes in a row are unanswered while other paths to the peer answer"
+        case Retransmits():
+            return f"more than {leaf.above:.3g} of the TCP segments are sent again{_CAUSES[leaf.cause]}"
+        case CeShare():
+            return f"more than {leaf.above:.3g} of the packets {_way(leaf)} are marked by a queue (ECN CE)"
+        case LinkState():
+            return LINK_WORDS[leaf.event]
+        case Rdma():
+            some = f"at least {leaf.share:.0%} of" if leaf.share else "any of"
+            return f"{some} its queue pairs are {leaf.verdict.replace('_', ' ')}"
+
+
+def _clears(leaf: AnyLeaf) -> str:  # noqa: PLR0911
+    match leaf:
+        case QueueingDelay() | OneWayDelay():
+            return f"that is below {duration_text(leaf.clear_below)} by more than its error"
+        case Loss():
+            return f"less than {leaf.clear_below:.3g} of the probes are lost"
+        case Silence():
+            return "its probes are answered"
+        case Retransmits():
+            return f"less than {leaf.clear_below:.3g} of the segments are sent again{_CAUSES[leaf.cause]}"
+        case CeShare():
+            return f"less than {leaf.clear_below:.3g} of the packets {_way(leaf)} are marked"
+        case LinkState():
+            return _CLEARED.get(leaf.event, f"that is {duration_text(leaf.hold)} ago")
+        case Rdma():
+            return f"less than {leaf.clear_below:.0%} of them are" if leaf.clear_below else "none of them is"
+
+
+def _way(leaf: CeShare) -> str:
+    return "on the way there" if leaf.direction == "out" else "on the way back"

@@ -1,0 +1,92 @@
+"""Faults that no key alone has: names and priorities given twice, keys that do not go together. Pure.
+
+They are looked for in what the file has, not in the model, so that they are named together with all other faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from steering.policy.actions import FLOW_KINDS, KINDS, WEIGHT_KINDS
+from steering.policy.yaml import Location, Problem, Reader, dotted
+
+_FLOW_SCOPES: Final = ("flows", "processes", "cgroups")
+
+
+def inconsistencies(raw: Any, reader: Reader) -> Iterator[Problem]:
+    """Every such fault of a file, whatever else is wrong with it."""
+    found = raw.get("rules") if isinstance(raw, dict) else None
+    rules = found if isinstance(found, list) else []
+    yield from _names(rules, reader)
+    yield from _priorities(rules, reader)
+    for i, rule in enumerate(rules):
+        if isinstance(rule, dict):
+            yield from _actions(rule, ("rules", i), reader)
+
+
+def _problem(at: Location, what: str, reader: Reader) -> Problem:
+    line = next((reader.lines[at[:n]] for n in range(len(at), -1, -1) if at[:n] in reader.lines), 1)
+    return Problem(line, dotted(at), what)
+
+
+def _names(rules: list[Any], reader: Reader) -> Iterator[Problem]:
+    """Rules that bear the name of an earlier one: an act would not say which of them it was made under."""
+    first: dict[str, int] = {}
+    for i, rule in enumerate(rules):
+        name = rule.get("name") if isinstance(rule, dict) else None
+        if not isinstance(name, str):
+            continue
+        at = ("rules", i, "name")
+        if name in first:
+            what = f'"{name}" is the name of the rule in line {first[name]} already; expected another'
+            yield _problem(at, what, reader)
+        first.setdefault(name, reader.lines[at])
+
+
+def _priorities(rules: list[Any], reader: Reader) -> Iterator[Problem]:
+    """Rules without a priority among some with one, and priorities given twice: the order would not be clear."""
+    given = [rule.get("priority") if isinstance(rule, dict) else None for rule in rules]
+    if all(priority is None for priority in given):
+        return
+    first: dict[int, int] = {}
+    for i, priority in enumerate(given):
+        at = ("rules", i, "priority")
+        if priority is None and at not in reader.lines:
+            what = '"priority" is missing; expected one in every rule, or in none and the order of the file counts'
+            yield _problem(at, what, reader)
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            continue
+        if priority in first:
+            what = f"{priority} is the priority of the rule in line {first[priority]} already; expected another"
+            yield _problem(at, what, reader)
+        first.setdefault(priority, reader.lines[at])
+
+
+def _actions(rule: dict[str, Any], at: Location, reader: Reader) -> Iterator[Problem]:
+    """More or less than one action, and what does not go with it."""
+    then = rule.get("then")
+    if not isinstance(then, dict):
+        return
+    kinds = [kind for kind in then if kind in KINDS]
+    if not kinds and then:
+        return  # said of its keys already
+    if len(kinds) != 1:
+        where = (*at, "then", *kinds[1:2])
+        yield _problem(
+            where, f"expected exactly one of {', '.join(KINDS)}, got {' and '.join(kinds) or 'none'}", reader
+        )
+        return
+    kind = kinds[0]
+    scope = rule.get("scope")
+    if isinstance(scope, dict) and kind not in FLOW_KINDS:
+        what = f"expected only with {' or '.join(FLOW_KINDS)}: {kind} does not choose among flows"
+        for key in (key for key in _FLOW_SCOPES if key in scope):
+            yield _problem((*at, "scope", key), what, reader)
+    if "return" in rule and kind not in WEIGHT_KINDS:
+        what = f"expected only with {' or '.join(WEIGHT_KINDS)}: {kind} leaves the weights as they are"
+        yield _problem((*at, "return"), what, reader)
+    shift = then.get("shift")
+    if isinstance(shift, dict) and "share" in shift and shift.get("by") in ("capacity", "headroom"):
+        what = f"expected either share or by: {shift['by']}, not both"
+        yield _problem((*at, "then", "shift", "share"), what, reader)

@@ -1,0 +1,159 @@
+"""A policy in words: what it touches, when each rule holds, what it moves, and how a path comes back. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from steering.policy.actions import WEIGHT_KINDS, Alert, Drain, Pin, PinFlows, Relabel, Shift
+from steering.policy.conditions import leaves
+from steering.policy.conditions_text import clear_text, condition_text
+from steering.policy.durations import duration_text, rate_text
+from steering.policy.model import Manage, Policy, Rule, Safety
+from steering.policy.scope import Scope
+
+_OBJECTS: Final = {
+    "nexthop_groups": "nexthop groups: a weight moves new flows, in a plain group live ones too if their hash falls "
+    "elsewhere, in a resilient one those that pause",
+    "multipath": "multipath routes: a weight moves new flows, and live ones whose hash falls elsewhere",
+    "metric": "metrics of several routes to one prefix: the lowest takes all flows, new and live",
+}
+_WEIGHTS_MOVE: Final = "moves what the route's object moves, see above"
+
+
+def explain(policy: Policy) -> str:
+    """The policy in words, one sentence a line."""
+    lines = [*_manage(policy.manage), *_safety(policy.safety), _order(policy)]
+    for number, rule in enumerate(policy.rules, 1):
+        lines += _rule(number, rule)
+    return "\n".join(lines)
+
+
+def _order(policy: Policy) -> str:
+    if all(rule.then.kind in WEIGHT_KINDS for rule in policy.rules):
+        return "The first of these rules that holds decides:"
+    return "Of the rules that move weights the first that holds decides; alerts and rules about flows act beside them:"
+
+
+def _manage(manage: Manage) -> list[str]:
+    inside = ", ".join(manage.destinations)
+    lines = [f"Touches only routes inside {inside}, by:"] + [f"- {_OBJECTS[kind]}" for kind in manage.objects]
+    if manage.backup_route:
+        lines.append("Each managed prefix gets a backup route of a worse metric, for when its last nexthop goes.")
+    if manage.recreate:
+        lines.append("Nexthops that went with their carrier are made again when it is back.")
+    return lines
+
+
+def _safety(safety: Safety) -> list[str]:
+    moves = safety.max_moves_per_flow
+    lines = [
+        f"At most {safety.max_drained_share:.0%} of a group's weight is taken away at once; "
+        "a group keeps at least one healthy path; when every path looks bad nothing is changed.",
+        f"A path not heard of for {duration_text(safety.stale_after)} freezes its group; after "
+        f"{duration_text(safety.baseline_after)} the group gets its original weights back.",
+        f"If the controller dies or hangs for {duration_text(safety.lease)}, everything is undone.",
+        f"One flow is moved at most {_times(moves.count)} in {duration_text(moves.per)}.",
+    ]
+    if safety.herd.jitter or safety.herd.fraction < 1:
+        lines.append(
+            f"So that hosts do not move together, an act waits up to {duration_text(safety.herd.jitter)} and moves "
+            f"{safety.herd.fraction:.0%} of the flows in question; a failure is not waited with."
+        )
+    return lines
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _rule(number: int, rule: Rule) -> list[str]:
+    where = _scope(rule.scope)
+    when = condition_text(rule.when)
+    lines = [f"{number}. {rule.name}: on a path{where}, when {when}, {_act(rule)}."]
+    action = rule.then.action
+    if isinstance(action, Shift | Drain):
+        back = rule.return_
+        share = ", ".join(f"{step:.0%}" for step in back.steps)
+        steps = f"{share} of its weight back, each for {duration_text(back.step)}"
+        if len(back.steps) == 1:
+            steps = f"its whole weight back, and counts as healthy {duration_text(back.step)} later"
+        often = f" and {back.rise} good measurements in a row" if back.rise > 1 else ""
+        lines += [
+            f"   It is good again once {clear_text(rule.when)}. After {duration_text(back.dwell)} of that{often} "
+            f"it gets {steps}.",
+            f"   Each relapse doubles the wait (at most {duration_text(back.max_dwell)}), and the next try "
+            f"comes no sooner than {duration_text(back.retry_after)} after the last.",
+        ]
+        if all(leaf.by_traffic for leaf in leaves(rule.when)):
+            lines.append(
+                "   Traffic alone shows this: without any on the path, it is good when its probes are answered."
+            )
+    return lines
+
+
+def _act(rule: Rule) -> str:
+    match rule.then.action:
+        case Drain():
+            return f"it is taken out of its group ({_WEIGHTS_MOVE})"
+        case Shift() as shift:
+            return f"{_shift(shift)}{_steps(shift)} ({_WEIGHTS_MOVE})"
+        case Pin() as pin:
+            return (
+                f"{_flows(pin.flows, rule.scope)} are sent over other nexthops as long as the slowest of them gains "
+                f"{pin.gain:.0%} (moves these flows only, at once; lapses {duration_text(pin.lease)} after the last "
+                "renewal)"
+            )
+        case Relabel() as relabel:
+            return (
+                f"{_flows(relabel.flows, rule.scope)} get another IPv6 flow label (moves these flows only, within the "
+                f"fabric where it hashes labels; lapses {duration_text(relabel.lease)} after the last renewal)"
+            )
+        case Alert():
+            return "it is said (moves nothing)"
+
+
+def _shift(shift: Shift) -> str:
+    if shift.by == "capacity":
+        return "the weights become proportional to what each path was measured to carry"
+    if shift.by == "headroom":
+        return "the weights become proportional to what each path was measured to have to spare"
+    return f"{shift.share:.0%} of its weight stays on it" if shift.share else "it is taken out of its group"
+
+
+def _steps(shift: Shift) -> str:
+    if shift.step == 1:
+        return ""
+    return f", at most {shift.step:.0%} of the original weight in one act, {duration_text(shift.settle)} between two"
+
+
+def _flows(flows: PinFlows, scope: Scope) -> str:
+    chosen = []
+    if scope.flows.protocol != "any":
+        chosen.append(scope.flows.protocol.upper())
+    chosen += [
+        f"{name} {', '.join(map(str, values))}"
+        for name, values in (
+            ("to port", scope.flows.remote_port),
+            ("from port", scope.flows.local_port),
+            ("to", scope.flows.remote),
+            ("of", scope.processes),
+            ("of control group", scope.cgroups),
+        )
+        if values
+    ]
+    which = f" ({', '.join(chosen)})" if chosen else ""
+    return f"up to {flows.at_most} live flows{which} of {rate_text(flows.min_rate)} or more"
+
+
+def _scope(scope: Scope) -> str:
+    limits = [
+        f"{name} {' or '.join(values)}"
+        for name, values in (
+            ("named", scope.paths),
+            ("to", scope.destinations),
+            ("by", scope.interfaces),
+            ("via", scope.nexthops),
+        )
+        if values
+    ]
+    return f" {' '.join(limits)}" if limits else ""

@@ -1,0 +1,147 @@
+"""The policy: what may be touched, within which limits, by which rules. Frozen; docs/policy.md has every key. Pure.
+
+Durations are `int` nanoseconds, rates `int` bits per second, shares `float` within 0 and 1.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+from pydantic_core.core_schema import ValidationInfo
+
+from steering.policy.actions import Return, Then
+from steering.policy.base import Count, Model, NotNull, Prefix, ShareAboveZero, Some, bad
+from steering.policy.conditions import Condition
+from steering.policy.durations import SECOND, Duration, duration_text
+from steering.policy.scope import Scope
+
+Kind = Literal["nexthop_groups", "multipath", "metric"]
+
+
+class Manage(Model):
+    """What may be touched: routes inside these prefixes, by these kinds of objects."""
+
+    destinations: Some[Prefix]
+    objects: Some[Kind] = Field(
+        default=("nexthop_groups",),
+        description="nexthop groups, weights of classic multipath routes, metrics of several routes to one prefix",
+    )
+    backup_route: bool = Field(
+        default=False, strict=True, description="keep a route of a worse metric, for when the last nexthop goes"
+    )
+    recreate: bool = Field(default=True, strict=True, description="make nexthops again that went with their carrier")
+
+    @field_validator("objects")
+    @classmethod
+    def _each_once(cls, objects: tuple[Kind, ...]) -> tuple[Kind, ...]:
+        for i in range(1, len(objects)):
+            if objects[i] in objects[:i]:
+                raise bad("each kind once", (i,))
+        return objects
+
+
+class Herd(Model):
+    """So that many hosts with the same policy do not all move at once. Failures are not waited with."""
+
+    jitter: Duration = Field(default=0, description="an act waits for a random time up to this, drawn by host and path")
+    fraction: ShareAboveZero = Field(default=1.0, description="of the flows that ought to move, so many in one step")
+
+    @field_validator("jitter")
+    @classmethod
+    def _within_reason(cls, jitter: int) -> int:
+        if jitter > 60 * SECOND:
+            raise bad("at most 1m")
+        return jitter
+
+
+class Moves(Model):
+    """How often one flow may be moved."""
+
+    count: Count = 1
+    per: Duration = 10 * SECOND
+
+    @field_validator("per")
+    @classmethod
+    def _some_time(cls, per: int) -> int:
+        if per == 0:
+            raise bad("more than 0")
+        return per
+
+
+class Safety(Model):
+    """Limits that hold whatever the rules say."""
+
+    lease: Duration = Field(default=3 * SECOND, description="without a sign of life for so long, every act is undone")
+    max_drained_share: ShareAboveZero = Field(
+        default=0.5, description="of a group's original weight, at most this much may be taken away at once"
+    )
+    stale_after: Duration = Field(default=SECOND // 2, description="a path not heard of for so long is stale: hold")
+    baseline_after: Duration = Field(
+        default=5 * SECOND, description="a path not heard of for so long is unmeasured: back to the original weights"
+    )
+    herd: Herd = Field(default_factory=Herd)
+    max_moves_per_flow: Moves = Field(default_factory=Moves)
+
+    @field_validator("lease")
+    @classmethod
+    def _lease_within_reason(cls, lease: int) -> int:
+        if not 2 * SECOND <= lease <= 60 * SECOND:
+            raise bad("between 2s and 1m")
+        return lease
+
+    @field_validator("stale_after")
+    @classmethod
+    def _stale_within_reason(cls, stale: int) -> int:
+        if not SECOND // 10 <= stale <= 60 * SECOND:
+            raise bad("between 100ms and 1m")
+        return stale
+
+    @field_validator("baseline_after")
+    @classmethod
+    def _baseline_after_stale(cls, baseline: int, info: ValidationInfo) -> int:
+        stale = info.data.get("stale_after")
+        if stale is not None and baseline < stale:
+            raise bad(f"at least stale_after ({duration_text(stale)})")
+        return baseline
+
+
+class Rule(Model):
+    """One condition, where it is looked for, what to do about it, and how to come back."""
+
+    name: Annotated[str, Field(strict=True, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+    priority: NotNull[Annotated[int, Field(strict=True, ge=0, le=65_535)]] = Field(
+        default=None, description="lower comes first; all rules have one, or none and the order of the file counts"
+    )
+    when: Condition
+    then: Then
+    scope: Scope = Field(default_factory=Scope)
+    return_: Return = Field(default_factory=Return, alias="return", validate_default=True)
+
+    @field_validator("return_")
+    @classmethod
+    def _returns_upwards(cls, back: Return, info: ValidationInfo) -> Return:
+        then = info.data.get("then")
+        if then is not None and then.shift is not None and then.share < 1 and back.steps[0] <= then.share:
+            raise bad(f"more than then.shift.share ({then.share:g})", ("steps", 0))
+        return back
+
+
+def _not_true(version: object) -> object:
+    return str(version) if isinstance(version, bool) else version  # True == 1, and would pass for it
+
+
+class Policy(Model):
+    """A whole policy. The rules are tried in order: the first whose condition holds decides."""
+
+    version: Annotated[Literal[1], BeforeValidator(_not_true)]
+    manage: Manage
+    safety: Safety = Field(default_factory=Safety)
+    rules: Some[Rule]
+
+    @field_validator("rules")
+    @classmethod
+    def _in_order(cls, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+        if any(rule.priority is None for rule in rules):
+            return rules
+        return tuple(sorted(rules, key=lambda rule: rule.priority or 0))

@@ -1,0 +1,240 @@
+"""Recorded signals through the real engine: states, acts and alerts as they would have been, and when.
+
+The clock is the recording's: the newest `at_ns` so far. A recording whose clock goes back is another run: all is
+forgotten. One thread; no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import msgspec
+
+from pytools.signals import Act, AnySignal, NexthopGroup, Path, PathState
+from steering import messages
+from steering.engine import Engine
+from steering.flows import FlowEngine
+from steering.plan import Change, Member, Target, Weights
+from steering.policy import Policy, duration_text
+from steering.policy.actions import WEIGHT_KINDS
+from steering.replay.virtual_kernel import VirtualKernel
+
+TICK_NS: Final = 50_000_000  # as the controller's
+_TOGETHER_NS: Final = 5_000_000  # records so close are decided on together, as one read of the agent's socket is
+_BACK_NS: Final = 10_000_000_000  # a clock that goes back so far is another one
+_REVERSAL_NS: Final = 60_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something to know about the recording, at its place."""
+
+    unix_ns: int
+    text: str
+
+
+Event: TypeAlias = PathState | Act | Note
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a replay came to."""
+
+    began_unix_ns: int = 0
+    ended_unix_ns: int = 0
+    played_ns: int = 0
+    acts: dict[str, int] = field(default_factory=dict)  # by target
+    alerts: int = 0
+    reversals: int = 0
+    undigested: int = 0
+    restarts: int = 0
+    in_state_ns: dict[Path, dict[str, int]] = field(default_factory=dict)
+    lived_acts: int = 0  # acts that were applied while it was recorded
+
+
+class Player:
+    """Plays a recording.
+
+    Parameters
+    ----------
+    policy : Policy
+        The policy that decides.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._says_more = any(rule.then.kind not in WEIGHT_KINDS for rule in policy.rules)
+        self.tally = Tally()
+        self._restart()
+
+    def _restart(self) -> None:
+        self.engine = Engine(self._policy)
+        self.kernel = VirtualKernel(self._policy.manage.destinations)
+        self.flows = FlowEngine(self._policy)
+        self._now = self._began = self._offset = self._heard = self._tick = self._together = 0
+        self._touched: set[Target] = set()
+        self._told: dict[Path, tuple[str, int]] = {}  # state, and since when
+        self._returned: dict[Path, int] = {}
+        self._count = 0
+        self._originals: dict[Target, tuple[tuple[Member, ...], Weights]] = {}
+        self._grown = False  # whether the groups are others than the engine knows
+
+    def play(self, signals: Iterable[AnySignal]) -> Iterator[Event]:
+        """What happens, in order; `tally` is complete when this ends."""
+        for signal in signals:
+            self.tally.began_unix_ns = self.tally.began_unix_ns or signal.unix_ns
+            if self._heard and signal.at_ns < self._now - _BACK_NS:
+                yield from self._again(signal)
+            yield from self._advance(signal.at_ns)
+            if signal.at_ns >= self._now:
+                self._offset = signal.unix_ns - signal.at_ns
+            self._take(signal)
+        yield from self._decide(None)
+        self._close_books()
+
+    def _again(self, signal: AnySignal) -> Iterator[Event]:
+        yield from self._decide(None)
+        self._close_books()
+        back = duration_text(self._now - signal.at_ns)
+        self._restart()
+        self.tally.restarts += 1
+        yield Note(signal.unix_ns, f"the clock goes back by {back}: another run begins, and all is forgotten")
+
+    # ---- time ----
+
+    def _advance(self, at_ns: int) -> Iterator[Event]:
+        """Let the clock run up to a record: decide what has come, and what silence asks for."""
+        if not self._heard:
+            self._now = self._began = self._tick = self._together = self._heard = at_ns
+            return
+        if self._touched and at_ns - self._together >= _TOGETHER_NS:
+            yield from self._decide(self._touched)
+        quiet = self._heard + self._policy.safety.baseline_after + 2 * self._policy.safety.stale_after
+        while self._tick + TICK_NS <= min(at_ns, quiet):
+            self._tick += TICK_NS
+            self._now = max(self._now, self._tick)
+            yield from self._decide(None)
+        if at_ns > quiet:  # nothing more comes of silence
+            self._tick = at_ns
+        self._now = max(self._now, at_ns)
+        self._heard = max(self._heard, at_ns)
+
+    @property
+    def _unix_ns(self) -> int:
+        return self._now + self._offset
+
+    # ---- records ----
+
+    def _take(self, signal: AnySignal) -> None:
+        if isinstance(signal, Act):
+            self.tally.lived_acts += signal.outcome == "applied"
+            return
+        if isinstance(signal, NexthopGroup):
+            self._grown |= self.kernel.see_group(signal)
+        path = getattr(signal, "path", None)
+        if isinstance(path, Path) and path.source == signal.host:
+            self._grown |= self.kernel.see_path(path)
+        if not self._touched:
+            self._together = self._now
+        try:
+            self._touched |= self.engine.take(signal, self._now)
+            self.flows.take(signal, self._now)
+        except (ArithmeticError, ValueError):  # numbers that no measurement can have
+            self.tally.undigested += 1
+
+    # ---- what comes of it ----
+
+    def _decide(self, only: set[Target] | None) -> Iterator[Event]:
+        if self._grown:
+            self.engine.arrange(self.kernel.groups.values(), self.kernel.target_of, self._now)
+            self._grown, only = False, None
+        asked = self.engine.groups if only is None else sorted(only)
+        targets = [target for target in asked if not self._quiet(target)]
+        self._touched = set()
+        if not targets and not self._says_more:
+            return
+        try:
+            changes = self.engine.changes(self._now, targets)
+            alerts = self.engine.alerts()
+            plan = self.flows.decide(self.engine.paths, self.engine.groups.values(), self._now)
+        except (ArithmeticError, ValueError):
+            self.tally.undigested += 1
+            return
+        for change in changes:
+            yield self._act(change)
+        yield from self._states(targets)
+        for alert in alerts:
+            self.tally.alerts += alert.holds
+            yield self._at(messages.alert(alert.path.source, alert))
+        for renewal in plan.renewals:
+            self.flows.renewed(renewal, ())
+        for flow_act in plan.acts:
+            self._tallied(flow_act.target)
+            yield self._at(messages.flow_act(self._host, flow_act, "dry_run", self._now))
+            self.flows.pretended(flow_act, self._now)
+
+    def _quiet(self, target: Target) -> bool:
+        """Whether all is well and as it was, so that there is nothing to decide: most of a recording is like that."""
+        group, since = self.engine.groups[target], self._now - self._policy.safety.stale_after
+        if self._originals.get(target, (None,))[0] is not group.members:
+            self._originals[target] = group.members, group.original
+        return group.current == self._originals[target][1] and all(
+            self._told.get(path, ("",))[0] == known.state == "healthy" and known.seen_ns >= since
+            for path, known in ((path, self.engine.paths[path]) for _, path in group.paths)
+        )
+
+    def _act(self, change: Change) -> Act:
+        group = self.engine.groups[change.target]
+        self._tallied(change.target)
+        act = messages.act(self._host, group, change, "dry_run", self.engine.seen(change), self._now)
+        self.engine.carried_out(change, self._now, change.after)
+        self.kernel.apply(change.target, change.after)
+        return self._at(act)
+
+    def _tallied(self, target: Target) -> None:
+        self.tally.acts[target] = self.tally.acts.get(target, 0) + 1
+
+    @property
+    def _host(self) -> str:
+        return next((path.source for path in self.engine.paths), "")
+
+    def _at(self, act: Act) -> Act:
+        """An act at the time of the recording."""
+        self._count += 1
+        times = {"at_ns": self._now, "unix_ns": self._unix_ns, "decided_ns": self._now}
+        return msgspec.structs.replace(act, **times, act_id=f"replay-{self._count}-{act.target}")
+
+    def _states(self, targets: Iterable[Target]) -> Iterator[PathState]:
+        """The paths of these targets whose state has changed."""
+        paths = [path for target in targets for _, path in self.engine.groups[target].paths]
+        changed = {path for path in paths if self._told.get(path, ("",))[0] != self.engine.paths[path].state}
+        if not changed:
+            return
+        for standing in self.engine.standings(self._now):
+            if standing.path in changed:
+                self._enter(standing.path, standing.state)
+                state = messages.path_state(standing.path.source, standing)
+                yield msgspec.structs.replace(state, at_ns=self._now, unix_ns=self._unix_ns)
+
+    def _enter(self, path: Path, state: str) -> None:
+        """Keep the books of a path that changes its state."""
+        self._leave(path)
+        self._told[path] = state, self._now
+        if state == "returning":
+            self._returned[path] = self._now
+        elif state == "drained" and path in self._returned:
+            self.tally.reversals += self._now - self._returned.pop(path) <= _REVERSAL_NS
+
+    def _leave(self, path: Path) -> None:
+        if path in self._told:
+            state, since = self._told[path]
+            times = self.tally.in_state_ns.setdefault(path, {})
+            times[state] = times.get(state, 0) + self._now - since
+
+    def _close_books(self) -> None:
+        for path in self._told:
+            self._leave(path)
+        self.tally.played_ns += self._now - self._began
+        self.tally.ended_unix_ns = max(self.tally.ended_unix_ns, self._unix_ns)

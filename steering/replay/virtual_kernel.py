@@ -1,0 +1,178 @@
+"""A kernel that is made up from what was recorded: groups, their members, the weights that a replay gives them. Pure.
+
+Nexthop groups are as they were first recorded. Where none was, all paths to one address make a group, each with
+weight 1. Members that appear later join with their original weight.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from pytools.signals import NexthopGroup, Path
+from steering.plan import MAX_WEIGHT, Group, Member, Target, Weights, canonical, nexthop_group, weights_of
+
+MOST_MEMBERS: Final = 4096  # of all groups together
+_MADE_UP: Final = "recorded:"
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class VirtualKernel:
+    """Groups and weights.
+
+    Parameters
+    ----------
+    managed : iterable of str
+        The prefixes that the policy manages.
+
+    Attributes
+    ----------
+    groups : dict of Target to Group
+        What may be steered, without paths.
+    refused : dict
+        Groups that a controller would leave alone, and why.
+    unmanaged : set of str
+        Addresses outside of what the policy manages, the first of them.
+    reweighted : int
+        How often a recorded group had other weights than at first: somebody steered while it was recorded.
+    """
+
+    def __init__(self, managed: Iterable[str]) -> None:
+        self._managed = [ipaddress.ip_network(prefix) for prefix in managed]
+        self.groups: dict[Target, Group] = {}
+        self.refused: dict[Target, str] = {}
+        self.unmanaged: set[str] = set()
+        self.reweighted = 0
+        self.left_out = 0  # paths and members beyond MOST_MEMBERS
+        self._networks: list[tuple[_Network, Target]] = []  # of recorded groups
+        self._reached: dict[str, Target | None] = {}  # by address
+        self._recorded: dict[Target, tuple[tuple[int, int, str, str], ...]] = {}  # as last recorded
+        self._seen: set[Path] = set()
+        self._members = 0
+
+    def target_of(self, address: str) -> Target | None:
+        """The group that an address is reached through: of recorded groups the one with the longest prefix."""
+        try:
+            number = ipaddress.ip_address(address)
+        except ValueError:
+            return None
+        if address not in self._reached:
+            if len(self._reached) > MOST_MEMBERS:
+                self._reached.clear()
+            self._reached[address] = self._look_up(number)
+        return self._reached[address]
+
+    def _look_up(self, number: _Address) -> Target | None:
+        """The recorded group with the longest prefix, else the one that was made up for the address."""
+        found = [(net.prefixlen, target) for net, target in self._networks if number in net]
+        made_up = f"{_MADE_UP}{number}"
+        return max(found)[1] if found else made_up if made_up in self.groups else None
+
+    def see_path(self, path: Path) -> bool:
+        """Take note of a path; whether a group has changed."""
+        if path in self._seen:
+            return False
+        if len(self._seen) >= MOST_MEMBERS:
+            self.left_out += 1
+            return False
+        self._seen.add(path)
+        if not self._manages(path.address):
+            if len(self.unmanaged) < 100:
+                self.unmanaged.add(path.address)
+            return False
+        target = self.target_of(path.address)
+        if target is not None and not target.startswith(_MADE_UP):
+            return False  # its members are recorded
+        address = canonical(path.address)
+        member = Member(0, canonical(path.gateway), path.interface, 1)
+        return self._join(f"{_MADE_UP}{address}", (address,), [member])
+
+    def see_group(self, signal: NexthopGroup) -> bool:
+        """Take note of a recorded group; whether a group has changed."""
+        target = nexthop_group(signal.group_id)
+        if target in self.refused:
+            return False
+        outside = [prefix for prefix in signal.destinations if not self._manages(prefix)]
+        if not signal.destinations or len(outside) == len(signal.destinations):
+            return False
+        if outside:
+            if len(self.refused) < MOST_MEMBERS:
+                self.refused[target] = f"it also carries {outside[0]}, which the policy does not manage"
+            gone = self.groups.pop(target, None)
+            self._index()
+            return gone is not None
+        seen = tuple((m.nexthop_id, m.weight, m.gateway, m.interface) for m in signal.members)
+        if self._recorded.get(target) == seen:
+            return False
+        self.reweighted += target in self._recorded
+        members = [
+            Member(m.nexthop_id, canonical(m.gateway), m.interface, m.weight)
+            for m in signal.members
+            if 0 < m.weight <= MAX_WEIGHT
+        ]
+        if not members:
+            return False
+        changed = self._join(target, tuple(sorted(signal.destinations)), members)
+        self._recorded[target] = seen
+        made_up = [name for name in self.groups if name.startswith(_MADE_UP)]
+        replaced = [name for name in made_up if self.target_of(name.removeprefix(_MADE_UP)) == target]
+        for name in replaced:
+            del self.groups[name]
+        return changed or bool(replaced)
+
+    def apply(self, target: Target, weights: Weights) -> None:
+        """Give a group its weights."""
+        self.groups[target] = replace(self.groups[target], current=weights)
+
+    def _manages(self, destination: str) -> bool:
+        try:
+            network = ipaddress.ip_network(destination)
+        except ValueError:
+            return False
+        return any(network.version == each.version and _inside(network, each) for each in self._managed)
+
+    def _join(self, target: Target, destinations: tuple[str, ...], members: Iterable[Member]) -> bool:
+        """Add what is new to a group."""
+        group = self.groups.get(target) or Group(target, destinations, (), ())
+        known = {(m.gateway, m.interface) for m in group.members}
+        fresh: list[Member] = []
+        for member in members:
+            if (member.gateway, member.interface) in known:
+                continue
+            if self._members >= MOST_MEMBERS:
+                self.left_out += 1
+                continue
+            self._members += 1
+            known.add((member.gateway, member.interface))
+            fresh.append(replace(member, nexthop_id=member.nexthop_id or len(group.members) + len(fresh) + 1))
+        if not fresh and group.destinations == destinations and target in self.groups:
+            return False
+        everyone = {member.nexthop_id: member for member in (*group.members, *fresh)}  # ids are unique
+        grown = replace(group, destinations=destinations, members=tuple(everyone[n] for n in sorted(everyone)))
+        whole = group.current == group.original
+        self.groups[target] = replace(grown, current=grown.original if whole else _joined(group, fresh))
+        self._index()
+        return True
+
+    def _index(self) -> None:
+        """Keep what `target_of` looks at."""
+        self._reached.clear()
+        recorded = {name: group for name, group in self.groups.items() if not name.startswith(_MADE_UP)}
+        self._networks = [
+            (ipaddress.ip_network(d), name) for name, group in recorded.items() for d in group.destinations
+        ]
+
+
+def _inside(network: _Network, within: _Network) -> bool:
+    return network.subnet_of(within)  # type: ignore[arg-type]  # of one version
+
+
+def _joined(group: Group, fresh: Iterable[Member]) -> Weights:
+    """The weights of a group that is not as it was, with new members at their whole weight beside them."""
+    original = dict(group.original)
+    scale = max((weight / original[n] for n, weight in group.current if n in original), default=1.0)
+    added = [(m.nexthop_id, min(MAX_WEIGHT, max(1, round(m.weight * scale)))) for m in fresh]
+    return weights_of(dict((*group.current, *added)))

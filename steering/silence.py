@@ -1,0 +1,85 @@
+"""What the silence of a path means: a dead path, a dead peer, or probing that is broken. Pure.
+
+Only a dead path is a reason to leave it, and only its siblings can tell: the other paths to the same peer. One of them
+must have answered a probe that left after the second missed one did: answers may still be under way when a peer dies,
+and one probe may be lost by chance just before. Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pytools.signals import PathLiveness
+
+Cause = Literal["answers", "waiting", "path_dead", "peer_dead", "probe_broken", "unknown"]
+Way = Literal["there", "back or both", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """What the silence of a path means."""
+
+    cause: Cause
+    way: Way  # the direction that does not pass
+    text: str
+
+
+def classify(path: PathLiveness, siblings: Sequence[PathLiveness]) -> Silence:
+    """Tell a dead path from a dead peer and from broken probing.
+
+    Parameters
+    ----------
+    path : PathLiveness
+        Of the path that is asked about.
+    siblings : sequence of PathLiveness
+        Of the other paths to the same peer; those to the same address count, others only where there are none.
+    """
+    peer, missed = path.path.destination, _probes(path.missed)
+    if path.missed <= 0:
+        return Silence("answers", "unknown", f"{_probes(path.answered_run)} in a row answered")
+    second_ns = _first_missed_ns(path) + max(path.interval_ns, 0)
+    way = _way(path, second_ns)
+    others = [other for other in siblings if other.path.address == path.path.address] or list(siblings)
+    if not others:
+        return Silence(
+            "unknown", way, f"{missed} missed; with one path to {peer} nothing tells a dead path from a dead peer"
+        )
+    answering = next((other for other in others if _answered(other, second_ns)), None)
+    if answering is not None:
+        passes = "; probes of the peer still come in over it" if way == "there" else ""
+        return Silence("path_dead", way, f"{missed} missed while {answering.path} answers{passes}")
+    if any(other.missed <= 0 or other.at_ns < second_ns for other in others):
+        return Silence("waiting", way, f"{missed} missed; no other path to {peer} has answered since")
+    if any(_later(each.last_request_ns, second_ns, each) for each in (path, *others)):
+        return Silence(
+            "probe_broken", way, f"{missed} missed, on every path, but probes of {peer} come in: probing is broken"
+        )
+    return Silence("peer_dead", way, f"{missed} missed, on every path, and {peer} sends none: the peer is silent")
+
+
+def _later(happened_ns: int | None, than_ns: int, told: PathLiveness) -> bool:
+    return happened_ns is not None and than_ns < happened_ns <= told.at_ns
+
+
+def _first_missed_ns(path: PathLiveness) -> int:
+    """When the first of the missed probes left: after the last answer had come."""
+    return max(path.at_ns - max(path.silent_ns, 0), path.last_answer_ns or 0)
+
+
+def _answered(path: PathLiveness, after_ns: int) -> bool:
+    """Whether a probe was answered that left after a time; an answer is at most an interval under way if not told."""
+    if path.answered_sent_ns is not None:
+        return _later(path.answered_sent_ns, after_ns, path)
+    return _later(path.last_answer_ns, after_ns + max(path.interval_ns, 0), path)
+
+
+def _way(path: PathLiveness, after_ns: int) -> Way:
+    if path.last_request_ns is None:
+        return "unknown"
+    return "there" if _later(path.last_request_ns, after_ns, path) else "back or both"
+
+
+def _probes(count: int) -> str:
+    return "1 probe" if count == 1 else f"{count} probes"

@@ -1,0 +1,249 @@
+"""Silence and answers on real paths: rails that lose both ways or one way, a peer that is gone, a reflector that is."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import support
+import watching
+from msgspec.structs import replace
+from watching import Watcher
+
+from pytools.bus import Subscription
+from pytools.config import AgentConfig, Links, Probe
+from pytools.kernel import netns
+from pytools.lab.building import agent_config
+from pytools.lab.fabric import Lab
+from pytools.signals import PathLiveness
+from pytools.sources.probing.liveness import Liveness
+from pytools.sources.probing.measurements import RECEIVED, SENT
+
+INTERVAL_MS = 20.0
+QUICK = Probe(interval_ms=INTERVAL_MS, timeout_ms=400)
+NO_SIZES = Links(mtu_interval_s=0)  # their probes are requests as well
+ENOUGH = 12  # probes in a row
+Hosts = tuple["Listener", "Listener"]
+
+
+class Listener:
+    """One host, and what it tells of the lives of its paths."""
+
+    def __init__(self, host: Watcher) -> None:
+        self.host, self.mesh = host, host.mesh
+        self._told: Subscription = host.bus.subscribe(frozenset({"path_liveness"}))
+        self.heard: list[PathLiveness] = []
+
+    @property
+    def live(self) -> Liveness:
+        return self.mesh._measurements.liveness
+
+    def rows(self, interface: str) -> list[int]:
+        return [pinned.index for pinned in self.mesh.current if pinned.path.interface == interface]
+
+    def counted(self, counter: int) -> int:
+        return int(self.mesh._measurements.counts[:, counter].sum())
+
+    def of(self, interface: str) -> list[PathLiveness]:
+        """The newest of each path by an interface."""
+        self.heard += [signal for signal in self._told.read() if isinstance(signal, PathLiveness)]
+        return list({signal.path: signal for signal in self.heard if signal.path.interface == interface}.values())
+
+    def missed(self, interface: str, at_least: int = ENOUGH) -> bool:
+        return len(self.of(interface)) == 2 and all(signal.missed >= at_least for signal in self.of(interface))
+
+    def all_answer(self, run: int = ENOUGH) -> bool:
+        rows = self.rows("rail1") + self.rows("rail2")
+        return len(rows) == 4 and all(self.live._run[row] >= run and self.live.missed[row] == 0 for row in rows)
+
+    def worst(self, interface: str) -> int:
+        """The most that was told to be missed on any path by an interface."""
+        self.of(interface)
+        return max((signal.missed for signal in self.heard if signal.path.interface == interface), default=0)
+
+
+@pytest.fixture
+def lab(unique_name: Callable[[], str]) -> Iterator[Lab]:
+    support.require("bcc", "netns")
+    with Lab.up(name=unique_name(), hosts=2, rails=2, rate="none", ipv6=True) as made:
+        yield made
+
+
+@pytest.fixture
+def start(lab: Lab) -> Iterator[Callable[..., Hosts]]:
+    """Starts a mesh on both hosts, and waits until all paths answer."""
+    made: list[Watcher] = []
+
+    def started(probe: Probe = QUICK, clock: str = "shared") -> Hosts:
+        for host in lab.hosts:
+            known = agent_config(host, lab.hosts, lab.spec.ipv6)
+            peers = [replace(peer, clock=clock) for peer in known.peers]
+            made.append(Watcher(host.netns, AgentConfig(known.host, peers, probe=probe, links=NO_SIZES)))
+        first, second = (Listener(each) for each in made)
+        work_until((first, second), lambda: first.all_answer() and second.all_answer(), "all paths answer")
+        for each in (first, second):
+            each.of("rail1")
+            each.heard.clear()
+        return first, second
+
+    yield started
+    left = [each.close() for each in made]
+    assert not any(left), "close must leave no rule and no table"
+
+
+def work_until(hosts: Hosts | tuple[Listener], condition: Callable[[], bool], what: str) -> None:
+    watching.work_until([each.host for each in hosts], condition, what)
+
+
+def serve_until(hosts: Hosts, condition: Callable[[], bool], what: str) -> None:
+    """Let both answer and measure, without sending or counting misses."""
+
+    def served() -> bool:
+        for each in hosts:
+            with netns.inside(each.host.namespace):
+                each.mesh.serve(time.monotonic_ns())
+        return condition()
+
+    support.wait_until(served, 10, what, every_s=0.0005)
+
+
+def assert_all_sent_are_missed(host: Listener, interface: str, flows: int = 1) -> None:
+    """Missed is all that the sender remembers to have sent since the last answer, but for what is within its grace."""
+    for path in host.rows(interface):
+        sent_ns = host.mesh.sender._sent_ns[path * flows]  # those of a pair at one time
+        sent = len(np.unique(sent_ns[sent_ns > host.live._arrived_ns[path]]))
+        assert sent - 2 <= host.live.missed[path] <= sent
+
+
+def test_a_rail_that_loses_both_ways_is_silent_and_heals(lab: Lab, start: Callable[..., Hosts]) -> None:
+    first, second = hosts = start()
+    lab.blackhole(1)
+    work_until(hosts, lambda: first.missed("rail1") and second.missed("rail1"), "the rail is silent")
+    for each in hosts:
+        assert each.worst("rail2") < 2, "the other rail is not"
+        told = [signal for signal in each.heard if signal.path.interface == "rail1" and signal.missed]
+        for path in {signal.path for signal in told}:
+            numbers = [signal.missed for signal in told if signal.path == path]
+            assert numbers == sorted(set(numbers)), "each further one"
+            assert len(numbers) > ENOUGH // 4, "and not only the last"
+        assert all(signal.missed <= signal.silent_ns / signal.interval_ns + 1.5 for signal in told)
+        assert_all_sent_are_missed(each, "rail1")
+    lab.heal(1)
+    work_until(hosts, first.all_answer, "the rail answers again")
+    newest = first.of("rail1")
+    assert [signal.missed for signal in newest] == [0, 0], "told at once"
+    assert all(1 <= signal.answered_run <= ENOUGH for signal in newest), "the run has just begun"
+
+
+def test_misses_are_exactly_the_probes_that_were_sent(lab: Lab, start: Callable[..., Hosts]) -> None:
+    """The test sends the probes itself, so it knows how many; the kernel's stamps say the same."""
+    first, _ = hosts = start()
+    serve_until(hosts, lambda: first.counted(RECEIVED) == first.counted(SENT), "all answers are in")
+    lab.blackhole(1)
+    left, received, probes = int(first.mesh.stamps[1]), first.counted(RECEIVED), 40
+    for turn in range(1, probes + 1):
+        with netns.inside(first.host.namespace):
+            for group in range(first.mesh._groups):
+                first.mesh.sender.send(group, time.monotonic_ns())
+        serve_until(hosts, lambda turn=turn: first.mesh.stamps[1] == left + 4 * turn, "the kernel saw them leave")
+        first.live.look(time.monotonic_ns() + int(INTERVAL_MS * 1e6))  # the grace of all of them has passed by then
+        assert first.live.missed[first.rows("rail1")].tolist() == [turn, turn]
+    serve_until(hosts, lambda: first.counted(RECEIVED) == received + 2 * probes, "the other rail has answered")
+    first.live.look(time.monotonic_ns() + int(INTERVAL_MS * 1e6))
+    assert first.live.missed[first.rows("rail1")].tolist() == [probes, probes]
+    assert first.live.missed[first.rows("rail2")].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("towards_the_peer", [True, False])
+def test_a_rail_that_loses_one_way_says_which(lab: Lab, start: Callable[..., Hosts], towards_the_peer: bool) -> None:
+    """Both hosts miss answers; requests come in at the end towards which the rail works."""
+    first, second = hosts = start()
+    lab.blackhole(1, (1, 2) if towards_the_peer else (2, 1))
+    lost_ns = time.monotonic_ns()
+    work_until(hosts, lambda: first.missed("rail1") and second.missed("rail1"), "the rail is silent")
+    hears, deaf = (first, second) if towards_the_peer else (second, first)
+    for signal in hears.of("rail1"):
+        assert signal.last_request_ns > signal.at_ns - signal.silent_ns // 2, "the way back works"
+    for signal in deaf.of("rail1"):
+        assert signal.last_request_ns <= lost_ns, "it does not"
+    for each in hosts:
+        assert each.worst("rail2") < 2
+
+
+def test_a_peer_that_is_gone_is_silent_on_all_paths(start: Callable[..., Hosts]) -> None:
+    first, _ = start()
+    gone_ns = time.monotonic_ns()
+    work_until((first,), lambda: first.missed("rail1") and first.missed("rail2"), "all are silent")
+    for signal in first.of("rail1") + first.of("rail2"):
+        assert signal.last_request_ns <= gone_ns
+        assert signal.last_answer_ns <= gone_ns
+        assert signal.at_ns - signal.silent_ns > signal.last_answer_ns
+
+
+def test_a_reflector_that_is_gone_leaves_the_requests_of_its_host(
+    start: Callable[..., Hosts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = hosts = start()
+    monkeypatch.setattr(second.mesh.reflector, "answer", lambda _now_ns: None)
+    work_until(hosts, lambda: first.missed("rail1") and first.missed("rail2"), "all are silent")
+    for signal in first.of("rail1") + first.of("rail2"):
+        assert signal.last_request_ns > signal.at_ns - signal.silent_ns // 2
+    assert second.worst("rail1") < 2
+    assert second.worst("rail2") < 2
+
+
+def test_several_source_ports_are_one_path(lab: Lab, start: Callable[..., Hosts]) -> None:
+    flows = 4
+    first, _ = hosts = start(Probe(interval_ms=INTERVAL_MS, timeout_ms=400, flows=flows))
+    lab.blackhole(2)
+    work_until(hosts, lambda: first.missed("rail2"), "the rail is silent")
+    assert first.worst("rail1") < 2
+    assert all(signal.missed <= signal.silent_ns / signal.interval_ns + 1.5 for signal in first.of("rail2"))
+    assert_all_sent_are_missed(first, "rail2", flows)
+    lab.heal(2)
+    work_until(hosts, first.all_answer, "the rail answers again")
+
+
+def test_a_coded_pair_is_one_probe(lab: Lab, start: Callable[..., Hosts]) -> None:
+    """Of three packets that leave at once one counts: a single full queue may take them all."""
+    first, second = hosts = start(clock="free_running")
+    lab.blackhole(1)
+    work_until(hosts, lambda: first.missed("rail1") and second.missed("rail1"), "the rail is silent")
+    for each in hosts:
+        assert each.worst("rail2") < 2
+        assert all(signal.missed <= signal.silent_ns / signal.interval_ns + 1.5 for signal in each.of("rail1"))
+        assert_all_sent_are_missed(each, "rail1")
+    lab.heal(1)
+    before = [int(first.live._run[row]) for row in first.rows("rail2")]
+    received = first.mesh._measurements.counts[first.rows("rail2"), RECEIVED].copy()
+    work_until(hosts, functools.partial(first.all_answer, 2 * ENOUGH), "the rail answers again")
+    for row, run, count in zip(first.rows("rail2"), before, received, strict=True):
+        answers = first.mesh._measurements.counts[row, RECEIVED] - count
+        assert (first.live._run[row] - run) * 2 <= answers + 3, "three packets to every second probe"
+
+
+def test_a_path_without_a_way_misses_the_probes_that_were_refused(lab: Lab, start: Callable[..., Hosts]) -> None:
+    first, _ = hosts = start()
+    support.run(["ip", "-n", lab.hosts[0].netns, "link", "set", "rail1", "down"])
+    work_until(hosts, lambda: first.missed("rail1", 5), "the path is silent")
+    assert first.host.lost()["probe_send_refused"] >= 10
+
+
+def test_a_young_silence_wakes_the_mesh_when_the_next_miss_falls_due(lab: Lab, start: Callable[..., Hosts]) -> None:
+    first, _ = hosts = start()
+    mesh = first.mesh
+    lab.blackhole(1)
+    due: set[int] = set()
+
+    def silent() -> bool:
+        if mesh._miss_ns is not None:
+            due.add(mesh._miss_ns)
+            assert first.host._due[mesh.tick] <= mesh._miss_ns
+        return first.missed("rail1")
+
+    work_until(hosts, silent, "the rail is silent")
+    assert len(due) >= 3
+    assert mesh._miss_ns is None, "a path that is known to be dead is looked at as often as others"

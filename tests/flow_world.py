@@ -1,0 +1,185 @@
+"""A host with rails, greedy or limited connections, and a fluid model of what they get: what `flows` steers in tests.
+
+Imported as `flow_world`. Rates are bits per second, times CLOCK_MONOTONIC nanoseconds. Every 100 ms each connection is
+looked at, every 50 ms each path is measured; a rail that is full shows a queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import steering_kit as kit
+
+from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, TcpFlow
+from steering import policy as policies
+from steering.engine import Engine
+from steering.flow_plan import FlowAct
+from steering.flows import FlowEngine
+from steering.maxmin import INFINITE, fair_rates
+from steering.plan import FlowKey, Group
+
+MS, SECOND, MBIT = kit.MS, kit.SECOND, 1_000_000
+SEGMENT = 1448
+
+POLICY = """\
+version: 1
+manage: {destinations: [10.9.0.0/16]}
+safety: {max_moves_per_flow: {count: 1, per: 10s}}
+rules:
+  - name: move-elephants
+    when: {signal: queueing_delay, above: 15ms, for: 20ms, clear_below: 8ms}
+    then: {pin: {flows: {min_rate: 2mbit, at_most: 64}, gain: 0.1, lease: 4s}}
+"""
+
+
+def tcp_flow(port: int, at_ns: int, over: Path | None = None, **others: Any) -> TcpFlow:
+    """A signal about a connection to 10.9.0.2 from this local port; established, nothing lost."""
+    values: dict[str, Any] = {
+        **{"host": "h1", "at_ns": at_ns, "unix_ns": at_ns, "local": "10.9.0.1", "local_port": port},
+        **{"remote": "10.9.0.2", "remote_port": 5201, "interface": over.interface if over else "rail1", "path": over},
+        **{"owner": Owner(), "state": "established", "first_ns": 1, "last_ns": at_ns, "sent_bytes": 0},
+        **{"acknowledged_bytes": 0, "received_bytes": 0, "segments_out": 0, "segments_in": 0},
+        **{"retransmitted": Retransmissions(), "retransmitted_segments": 0, "retransmitted_bytes": 0},
+        **{"spurious_segments": 0, "timeouts": 0, "srtt_ns": MS, "min_rtt_ns": MS, "cwnd_segments": 1000},
+        **{"ssthresh_segments": None, "delivery_rate_bps": None, "zero_windows": 0, "ecn": "off"},
+        **{"delivered_segments": 0, "delivered_ce_segments": 0, "congestion": "open"},
+        **{"congestion_times": CongestionTimes(), "resets_sent": 0, "resets_received": 0},
+    }
+    return TcpFlow(**(values | others))
+
+
+@dataclass
+class Connection:
+    """One connection of the model."""
+
+    port: int
+    routed: int  # rail that routing sends it by
+    demand: float = INFINITE
+    pinned: int | None = None
+    until_ns: int = 0
+    delivered: float = 0.0  # bytes
+    rate: float = 0.0
+
+    def rail(self, now: int) -> int:
+        """The rail that it goes by."""
+        return self.pinned if self.pinned is not None and now < self.until_ns else self.routed
+
+    @property
+    def key(self) -> FlowKey:
+        """As it is pinned."""
+        return FlowKey(6, "10.9.0.1", self.port, "10.9.0.2", 5201)
+
+
+@dataclass
+class World:
+    """The model and what steers it."""
+
+    routed: list[int]  # the rail of each connection
+    rails: int = 2
+    text: str = POLICY
+    demands: dict[int, float] = field(default_factory=dict)  # by place in `routed`
+    dry: bool = False
+
+    def __post_init__(self) -> None:
+        self.now = 100 * SECOND
+        self.capacity = dict.fromkeys(range(1, self.rails + 1), 100.0 * MBIT)
+        self.dead: set[int] = set()
+        self.unheard: set[int] = set()
+        self.connections = [
+            Connection(40_000 + index, rail, self.demands.get(index, INFINITE))
+            for index, rail in enumerate(self.routed)
+        ]
+        policy = policies.parse(self.text, "policy.yaml")
+        self.paths = {rail: kit.path(rail) for rail in self.capacity}
+        self.group: Group = kit.group({rail: [path] for rail, path in self.paths.items()})
+        self.engine, self.flows = Engine(policy), FlowEngine(policy, "h1")
+        self.engine.arrange([self.group], lambda _: self.group.target, self.now)
+        self.acts: list[tuple[int, FlowAct]] = []
+        self.renewed = 0
+
+    def run(self, seconds: float) -> list[FlowAct]:
+        """Let time pass; the acts that were made."""
+        first = len(self.acts)
+        end = self.now + int(seconds * SECOND)
+        while self.now < end:
+            self.now += 50 * MS
+            self._flow(50 * MS)
+            if self.now % (100 * MS) == 0:
+                for connection in self.connections:
+                    self._tell(connection)
+            for rail, path in self.paths.items():
+                if rail in self.unheard:
+                    continue
+                signal = kit.measured(path, self.now, int(self.queue(rail) * MS), window_ns=80 * MS)
+                self.engine.take(signal, self.now)
+                self.flows.take(signal, self.now)
+            self.engine.changes(self.now)
+            self._steer()
+        return [act for _, act in self.acts[first:]]
+
+    def queue(self, rail: int) -> float:
+        """Milliseconds: 64 KiB wait at a full rail."""
+        mine = [c for c in self.connections if c.rail(self.now) == rail]
+        if not mine or sum(c.demand for c in mine) < self.capacity[rail]:
+            return 0.0
+        return 1e3 * 65_536 * 8 / self.capacity[rail]
+
+    def on(self, rail: int) -> int:
+        """Connections that go by a rail."""
+        return sum(c.rail(self.now) == rail for c in self.connections)
+
+    def counts(self) -> list[int]:
+        """Connections on each rail."""
+        return [self.on(rail) for rail in self.capacity]
+
+    def moves(self) -> int:
+        """Flows pinned so far, each time."""
+        return sum(len(act.pins) for _, act in self.acts)
+
+    def _flow(self, span_ns: int) -> None:
+        for rail, capacity in self.capacity.items():
+            mine = [c for c in self.connections if c.rail(self.now) == rail]
+            got = fair_rates(0.0 if rail in self.dead else capacity, [c.demand for c in mine])
+            for connection, rate in zip(mine, got, strict=True):
+                connection.rate = rate
+                connection.delivered += rate * span_ns / 8e9
+
+    def _tell(self, connection: Connection) -> None:
+        if connection.rate == 0:
+            return  # nothing leaves, so it is not looked at
+        segments = int(connection.delivered / SEGMENT)
+        held = connection.rate < connection.demand
+        signal = tcp_flow(
+            connection.port,
+            self.now,
+            self.paths[connection.rail(self.now)],
+            delivered_segments=segments,
+            segments_out=segments,
+            sent_bytes=segments * SEGMENT,
+            srtt_ns=20 * MS,
+            cwnd_segments=max(1, int(connection.rate / 8 * 0.02 / SEGMENT)) if held else 1000,
+        )
+        self.flows.take(signal, self.now)
+
+    def _steer(self) -> None:
+        plan = self.flows.decide(self.engine.paths, self.engine.groups.values(), self.now, self.engine.manual)
+        by_key = {connection.key: connection for connection in self.connections}
+        for renewal in plan.renewals:
+            self.renewed += 1
+            for key in renewal.flows:
+                if key in by_key:
+                    by_key[key].until_ns = renewal.expires_ns
+            self.flows.renewed(renewal, ())
+        for act in plan.acts:
+            self.acts.append((self.now, act))
+            if self.dry:
+                self.flows.pretended(act, self.now)
+                continue
+            for pin in act.pins:
+                by_key[pin.flow].pinned, by_key[pin.flow].until_ns = pin.nexthop_id - 10, pin.expires_ns
+            if act.kind == "unpin":
+                for key in act.flows:
+                    if key in by_key:
+                        by_key[key].pinned = None
+            self.flows.carried_out(act, self.now)

@@ -1,0 +1,196 @@
+"""Routing daemons of others in a test's namespace (FRR, bird), and who writes to its routes.
+
+Imported as `routing_daemons`. The daemons' sockets lie in a directory of the namespace's name below /run/frr or /run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import support
+
+from pytools.kernel.netns import inside
+
+FRR = Path("/usr/lib/frr")
+_RUN = Path("/run")
+_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr: length, type, flags, sequence number, port of whoever caused it
+_GROUPS = (7, 11, 32)  # RTNLGRP_IPV4_ROUTE, IPV6_ROUTE, NEXTHOP
+_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
+_ATTRIBUTE = struct.Struct("=HH")
+_KINDS = {24: ("route", 12), 25: ("no route", 12), 104: ("nexthop", 8), 105: ("no nexthop", 8)}  # and bytes of its head
+_SUBJECT = 1  # RTA_DST, NHA_ID
+
+Change = tuple[str, str]  # what happened, and to what
+
+
+@contextlib.contextmanager
+def frr(netns: str, zebra: str = "", static: str = "") -> Iterator[Frr]:
+    """Zebra and staticd with these configurations."""
+    support.require("vtysh")
+    place = _RUN / "frr" / netns
+    place.mkdir(parents=True)
+    shutil.chown(place, "frr", "frr")
+    daemons: list[subprocess.Popen[bytes]] = []
+    try:
+        for name, text in (("zebra", zebra), ("staticd", static)):
+            file = place / f"{name}.conf"
+            file.write_text(f"hostname {netns}\nlog file {place}/log\n{text}")
+            shutil.chown(file, "frr", "frr")
+            daemons.append(_start(netns, [str(FRR / name), "-N", netns, "-f", str(file), "-P", "0"]))
+            support.wait_until((place / f"{name}.vty").exists, 20, f"{name} serves")
+        yield Frr(netns)
+    finally:
+        _end(daemons)
+        shutil.rmtree(place)
+        with contextlib.suppress(OSError):
+            place.parent.rmdir()
+
+
+class Frr:
+    """FRR in a namespace."""
+
+    def __init__(self, netns: str) -> None:
+        self._netns = netns
+
+    def configure(self, *lines: str) -> None:
+        """Change its configuration, as an operator would at its prompt."""
+        words = [each for line in ("configure terminal", *lines) for each in ("-c", line)]
+        done = support.run(["vtysh", "-N", self._netns, *words])
+        assert not done.stdout.strip(), done.stdout
+
+
+@contextlib.contextmanager
+def bird(netns: str, configuration: str) -> Iterator[Bird]:
+    """A bird with this configuration."""
+    support.require("bird", "birdc")
+    place = _RUN / f"bird-{netns}"
+    place.mkdir()
+    daemons: list[subprocess.Popen[bytes]] = []
+    try:
+        made = Bird(netns, place)
+        made.write(configuration)
+        daemons.append(_start(netns, ["bird", "-f", "-c", str(made.file), "-s", str(made.control)]))
+        support.wait_until(made.control.exists, 20, "bird serves")
+        yield made
+    finally:
+        _end(daemons)
+        shutil.rmtree(place)
+
+
+class Bird:
+    """Bird in a namespace."""
+
+    def __init__(self, netns: str, place: Path) -> None:
+        self.file, self.control = place / "bird.conf", place / "control"
+        self._netns = netns
+
+    def write(self, configuration: str) -> None:
+        """Write its configuration file."""
+        self.file.write_text(configuration)
+
+    def configure(self, configuration: str) -> None:
+        """Have it work by another configuration."""
+        self.write(configuration)
+        said = support.run(["birdc", "-s", str(self.control), "configure"]).stdout
+        assert "Reconfig" in said, said
+
+
+def _start(netns: str, argv: list[str]) -> subprocess.Popen[bytes]:
+    with inside(netns):
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _end(daemons: list[subprocess.Popen[bytes]]) -> None:
+    for daemon in reversed(daemons):
+        daemon.terminate()
+    for daemon in daemons:
+        try:
+            daemon.wait(10)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+
+
+class Writes:
+    """Every change of a route or a nexthop in a namespace from now on, by the netlink port of who made it.
+
+    The kernel puts the port of the socket that asked for a change into the notice of it; changes of its own have 0.
+    """
+
+    def __init__(self, netns: str) -> None:
+        self._netns = netns
+        self._seen: Counter[tuple[int, Change]] = Counter()
+        with inside(netns):
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._socket.bind((0, 0))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        for group in _GROUPS:
+            self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+        self._socket.settimeout(0.05)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def __enter__(self) -> Writes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while not self._stop.is_set():
+            try:
+                notices = self._socket.recv(1 << 20)
+            except TimeoutError:
+                continue
+            while notices:
+                length, kind, _, _, port = _HEADER.unpack_from(notices)
+                if kind in _KINDS:
+                    name, head = _KINDS[kind]
+                    self._seen[port, (name, _subject(notices[_HEADER.size + head : length]))] += 1
+                notices = notices[(length + 3) & ~3 :]
+
+    def by(self, *pids: int) -> Counter[Change]:
+        """Changes made by these processes, of what."""
+        ports = {port for pid in pids for port in ports_of(pid, self._netns)}
+        found: Counter[Change] = Counter()
+        for (port, change), count in list(self._seen.items()):
+            if port in ports:
+                found[change] += count
+        return found
+
+
+def _subject(attributes: bytes) -> str:
+    """Where a route leads; the number of a nexthop, written as an address would be."""
+    while len(attributes) >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(attributes)
+        value = attributes[_ATTRIBUTE.size : length]
+        if kind == _SUBJECT and len(value) in (4, 16):
+            return str(ipaddress.ip_address(value))
+        attributes = attributes[(length + 3) & ~3 :]
+    return ""
+
+
+def ports_of(pid: int, netns: str) -> set[int]:
+    """The netlink ports of a process's open sockets in a namespace."""
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            target = os.readlink(link)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    with inside(netns):
+        rows = Path("/proc/thread-self/net/netlink").read_text().splitlines()[1:]
+    return {int(row.split()[2]) for row in rows if row.split()[1] == "0" and row.split()[9] in inodes}

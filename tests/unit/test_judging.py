@@ -1,0 +1,517 @@
+"""Conditions against facts: each leaf's thresholds and errors, memory, and the logic of trees."""
+
+from __future__ import annotations
+
+import functools
+
+import msgspec
+import policy_kit as kit
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from policy_kit import MS, SECOND, T0, condition
+from steering_kit import measured, path
+
+from pytools.signals import Delay, Path, PathDelay
+from steering.evidence import Evidence, Facts
+from steering.judging import Memory, Reading, judge
+from steering.measuring import Verdict
+from steering.policy import All, AnyOf, Condition, Not, leaves
+
+BAD, PENDING, BETWEEN, CLEAR, NONE = Verdict.BAD, Verdict.PENDING, Verdict.BETWEEN, Verdict.CLEAR, Verdict.NONE
+A, B = path(1), path(2)
+
+
+class Judge:
+    """A condition on rail 1, judged after every signal."""
+
+    def __init__(self, when: str) -> None:
+        self.condition, self.evidence = condition(when), Evidence()
+        self.memory: Memory = ()
+
+    def hear(self, *signals, now: int | None = None) -> Reading:
+        for signal in signals:
+            self.evidence.take(signal, signal.at_ns)
+        return self.at(signals[-1].at_ns if now is None else now)
+
+    def at(self, now: int) -> Reading:
+        reading, self.memory = judge(self.condition, self.evidence.facts(A), self.memory, now)
+        return reading
+
+
+def verdict_of(when: str, *signals) -> Verdict:
+    return Judge(when).hear(*signals).verdict
+
+
+# ---- the leaves ----
+
+QUEUEING = "{signal: queueing_delay, above: 5ms, clear_below: 1ms}"
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "verdict"),
+    [
+        (5 * MS, 0, BETWEEN),
+        (5 * MS + 1, 0, BAD),
+        (6 * MS, 1 * MS, BETWEEN),  # it might be 5 ms
+        (6 * MS + 1, 1 * MS, BAD),
+        (1 * MS, 0, BETWEEN),
+        (1 * MS - 1, 0, CLEAR),
+        (500_000, 500_000, BETWEEN),  # it might be 1 ms
+        (499_999, 500_000, CLEAR),
+        (None, 0, NONE),
+        (20 * MS, None, NONE),  # a value without an error decides nothing
+        (5 * MS, -1 * MS, NONE),  # nor one with an error that cannot be
+    ],
+)
+def test_an_error_never_helps_to_a_verdict(value, bound, verdict):
+    assert verdict_of(QUEUEING, measured(A, T0, value, bound)) is verdict
+
+
+@pytest.mark.parametrize("quantile", ["p50", "p99", "last"])
+def test_each_quantile_is_its_own(quantile):
+    when = f"{{signal: queueing_delay, quantile: {quantile}, above: 5ms, clear_below: 1ms}}"
+    signal = measured(A, T0, 0)
+    assert verdict_of(when, signal) is CLEAR
+    slow = msgspec.structs.replace(signal.forward, **{f"queueing_{quantile}_ns": 20 * MS})
+    assert verdict_of(when, msgspec.structs.replace(signal, forward=slow)) is BAD
+
+
+@pytest.mark.parametrize(("clock", "verdict"), [("synchronised", BAD), ("holdover", NONE), ("free_running", NONE)])
+def test_a_one_way_delay_needs_clocks_that_were_just_compared(clock, verdict):
+    delay = Delay(samples=5, owd_min_ns=1, owd_p50_ns=9 * MS, owd_p99_ns=9 * MS, bound_ns=1000)
+    signal = msgspec.structs.replace(measured(A, T0), forward=delay, clock=clock)
+    assert verdict_of("{signal: one_way_delay, above: 5ms, clear_below: 1ms}", signal) is verdict
+    assert verdict_of("{signal: one_way_delay, quantile: min, above: 5ms, clear_below: 1ms}", signal) is (
+        CLEAR if verdict is BAD else NONE
+    )
+
+
+@pytest.mark.parametrize(
+    ("lost", "received", "verdict"),
+    [(5, 5, BETWEEN), (6, 4, BAD), (10, 0, BAD), (1, 9, BETWEEN), (0, 9, CLEAR), (0, 0, NONE), (-1, 5, NONE)],
+)
+def test_loss(lost, received, verdict):
+    signal = measured(A, T0, lost=lost, received=received)
+    assert verdict_of("{signal: loss, above: 0.5, clear_below: 0.1}", signal) is verdict
+
+
+@pytest.mark.parametrize(
+    ("segments", "again", "verdict", "idle"),
+    [(1000, 51, BAD, False), (1000, 50, BETWEEN, False), (1000, 10, BETWEEN, False), (1000, 9, CLEAR, False),
+     (99, 99, NONE, True), (0, 0, NONE, True), (100, 100, BAD, False), (100, 300, BAD, False), (1000, -1, NONE, False)],
+)  # fmt: skip
+def test_retransmits(segments, again, verdict, idle):
+    when = Judge("{signal: retransmits, above: 0.05, clear_below: 0.01}")
+    reading = when.hear(kit.tcp(A, T0, segments, again))
+    assert (reading.verdict, reading.idle) == (verdict, idle)
+
+
+@pytest.mark.parametrize("cause", ["fast", "timeout", "tail_probe", "syn"])
+def test_each_cause_is_its_own(cause):
+    when = f"{{signal: retransmits, cause: {cause}, above: 0.05, clear_below: 0.01}}"
+    others = dict.fromkeys({"fast", "timeout", "tail_probe", "syn"} - {cause}, 500)
+    assert verdict_of(when, kit.tcp(A, T0, 2000, 1500, **others)) is CLEAR
+    reading = Judge(when).hear(kit.tcp(A, T0, 2000, 500, **{cause: 500}))
+    assert reading.verdict is BAD
+    assert reading.text == f"500 of 2000 TCP segments sent again ({cause}) (25.00%), above 5.00%"
+
+
+def test_marks_there_and_back_are_different_facts():
+    out = "{signal: ce_share, direction: out, above: 0.1, clear_below: 0.01}"
+    back = "{signal: ce_share, direction: back, above: 0.1, clear_below: 0.01}"
+    there, home = kit.tcp(A, T0, 1000, 0, delivered=1000, marked=200), kit.ecn(A, T0, 1000, 200)
+    assert verdict_of(out, there, kit.ecn(A, T0, 1000, 0)) is BAD
+    assert verdict_of(back, there, kit.ecn(A, T0, 1000, 0)) is CLEAR
+    assert verdict_of(back, home, kit.tcp(A, T0, 1000, 0, delivered=1000)) is BAD
+    assert verdict_of(out, home, kit.tcp(A, T0, 1000, 0, delivered=1000)) is CLEAR
+    assert verdict_of(out, home) is NONE
+
+
+@pytest.mark.parametrize(
+    ("share", "verdicts", "expected"),
+    [
+        (0, ["dead", "ok", "ok"], BAD),
+        (0, ["ok", "congested"], CLEAR),
+        (0, ["unknown"], NONE),
+        (0.5, ["dead", "ok", "ok"], BETWEEN),
+        (0.5, ["dead", "ok", "unknown"], BAD),  # one of the two that are judged
+        (1, ["dead", "dead"], BAD),
+        (1, ["dead", "ok"], BETWEEN),
+        (0, [], NONE),
+    ],
+)
+def test_rdma(share, verdicts, expected):
+    pairs = [kit.queue_pair(A, T0, number, verdict) for number, verdict in enumerate(verdicts)]
+    reading = Judge(f"{{signal: rdma, verdict: dead, share: {share}}}").hear(*pairs, now=T0)
+    assert reading.verdict is expected
+    assert reading.idle is (expected is NONE)
+
+
+PAIRS = [
+    ("carrier_lost", "carrier_found", lambda bad, at: kit.link(A, at, carrier=not bad)),
+    ("neighbour_failed", "neighbour_reachable", lambda bad, at: kit.link(A, at, failed=(A.gateway,) if bad else ())),
+    ("mtu_mismatch", "mtu_agrees", lambda bad, at: kit.mtu(A, at, "mismatch" if bad else "agrees")),
+    ("port_down", "port_up", lambda bad, at: kit.port(A, at, "down" if bad else "active")),
+]
+
+
+@pytest.mark.parametrize(("begins", "ends", "report"), PAIRS)
+def test_a_state_of_the_link_lasts_until_its_opposite(begins, ends, report):
+    when = Judge(f"{{signal: link, event: {begins}}}")
+    reading = when.hear(kit.event(A, T0, begins))
+    assert (reading.verdict, reading.failure) == (BAD, begins != "mtu_mismatch")
+    for at in range(T0 + SECOND, T0 + 8 * SECOND, SECOND):
+        reading = when.hear(report(True, at))
+        assert (reading.verdict, reading.since_ns) == (BAD, T0)
+    assert when.hear(kit.event(A, T0 + 9 * SECOND, ends)).verdict is CLEAR
+
+
+@pytest.mark.parametrize(("begins", "ends", "report"), PAIRS)
+def test_what_was_not_told_is_learnt_from_the_reports(begins, ends, report):
+    when = Judge(f"{{signal: link, event: {begins}}}")
+    assert when.at(T0).verdict is NONE
+    assert when.hear(report(False, T0)).verdict is CLEAR
+    assert when.hear(report(True, T0 + SECOND)).verdict is BAD
+    assert when.hear(report(False, T0 + 2 * SECOND)).verdict is CLEAR
+    assert when.at(T0 + 20 * SECOND).verdict is NONE  # nobody reports any more
+
+
+def test_an_interface_that_is_removed_has_no_carrier():
+    assert verdict_of("{signal: link, event: carrier_lost}", kit.event(A, T0, "removed", [])) is BAD
+
+
+@pytest.mark.parametrize("word", ["flap", "queue_full", "pause_storm", "gid_changed"])
+def test_an_event_without_an_opposite_holds_for_its_time(word):
+    when = Judge(f"{{signal: link, event: {word}, hold: 3s}}")
+    assert when.hear(kit.link(A, T0)).verdict is CLEAR
+    assert when.hear(kit.event(A, T0 + SECOND, word)).verdict is BAD
+    assert when.hear(kit.link(A, T0 + 4 * SECOND - 1)).verdict is BAD
+    assert when.hear(kit.link(A, T0 + 4 * SECOND)).verdict is CLEAR
+
+
+def test_events_of_one_path_are_not_those_of_another_over_the_same_interface():
+    other = path(1, "h3")
+    for word, verdict in (("mtu_mismatch", NONE), ("carrier_lost", BAD)):
+        assert verdict_of(f"{{signal: link, event: {word}}}", kit.event(other, T0, word)) is verdict
+
+
+SILENT = "{signal: silence, missed: 3}"
+
+
+def test_silence_counts_when_another_path_answers():
+    when = Judge(SILENT)
+    assert when.hear(kit.liveness(B, T0), kit.liveness(A, T0)).verdict is CLEAR
+    at = T0 + 100 * MS
+    assert when.hear(kit.liveness(A, at, missed=3)).verdict is BETWEEN  # B may only not have been told of yet
+    reading = when.hear(kit.liveness(B, at))
+    assert (reading.verdict, reading.failure, reading.since_ns) == (BAD, True, at - 30 * MS)
+    assert reading.text == f"3 probes missed while {B} answers, silent for 30 ms"
+    assert when.hear(kit.liveness(A, at + MS, missed=2, silent_ns=31 * MS)).verdict is BETWEEN
+
+
+def test_answers_in_a_row_are_counted_by_the_prober():
+    when = Judge(SILENT)
+    assert when.hear(kit.liveness(A, T0, answered_run=7)).run == 7
+    assert when.at(T0).run == 7
+
+
+# ---- memory ----
+
+LASTING = "{signal: queueing_delay, above: 5ms, clear_below: 1ms, for: 40ms}"
+
+
+def test_bad_for_long_enough_is_bad():
+    when = Judge(LASTING)
+    verdicts = [when.hear(measured(A, T0 + i * 20 * MS, 9 * MS)).verdict for i in range(4)]
+    assert verdicts == [PENDING, PENDING, BAD, BAD]
+
+
+def test_bad_often_enough_is_bad():
+    when = Judge("{signal: queueing_delay, above: 5ms, clear_below: 1ms, fall: 3}")
+    readings = [when.hear(measured(A, T0 + i * 20 * MS, 9 * MS)) for i in range(3)]
+    assert [each.verdict for each in readings] == [PENDING, PENDING, BAD]
+    assert readings[1].text == "queueing delay p50 9 ms ± 1 us, above 5 ms for 20 ms, 2 in a row, not yet 3 in a row"
+
+
+def test_a_measurement_counts_once():
+    when = Judge("{signal: queueing_delay, above: 5ms, clear_below: 1ms, fall: 2}")
+    first = when.hear(measured(A, T0, 9 * MS))
+    assert all(when.at(T0 + i * MS) == first for i in range(100))
+    assert when.hear(measured(A, T0 + 20 * MS, 9 * MS)).verdict is BAD
+
+
+@pytest.mark.parametrize("between", [0, 3 * MS, None])
+def test_one_measurement_that_is_not_bad_starts_it_again(between):
+    when = Judge(LASTING)
+    for i in range(10):
+        value = between if i % 2 else 9 * MS
+        assert when.hear(measured(A, T0 + i * 20 * MS, value)).verdict is not BAD
+
+
+def test_a_pause_starts_it_again():
+    when = Judge(LASTING)
+    when.hear(measured(A, T0, 9 * MS))
+    assert when.hear(measured(A, T0 + 501 * MS, 9 * MS)).verdict is PENDING
+    assert when.hear(measured(A, T0 + 1001 * MS, 9 * MS)).verdict is BAD  # measured within 500 ms
+
+
+def test_what_is_old_says_nothing():
+    when = Judge(QUEUEING)
+    assert when.hear(measured(A, T0, 9 * MS)).verdict is BAD
+    assert when.at(T0 + 500 * MS).verdict is BAD
+    assert when.at(T0 + 500 * MS + 1).verdict is NONE
+
+
+def test_long_windows_live_twice_as_long():
+    when = Judge("{signal: retransmits, above: 0.05, clear_below: 0.01}")
+    when.hear(kit.tcp(A, T0, 1000, 500))
+    assert when.at(T0 + 2 * SECOND).verdict is BAD
+    assert when.at(T0 + 2 * SECOND + 1).verdict is NONE
+    # A signal that claims a window of years does not live for years.
+    when.hear(msgspec.structs.replace(kit.tcp(A, T0 + SECOND, 1000, 500), window_ns=1 << 60))
+    assert when.at(T0 + 200 * SECOND).verdict is NONE
+
+
+def test_a_condition_that_changed_forgets():
+    """Another policy's memory is of no use, and does no harm."""
+    _, memory = judge(condition(LASTING), Facts(A), (), T0)
+    reading, after = judge(condition(f"{{all: [{LASTING}, {QUEUEING}]}}"), Facts(A), memory, T0)
+    assert reading.verdict is NONE
+    assert len(after) == 2
+
+
+# ---- trees ----
+
+LOSS = "{signal: loss, above: 0.5, clear_below: 0.1}"
+RANK = [CLEAR, NONE, BETWEEN, PENDING, BAD]
+
+
+def facts_for(queueing: int | None, lost: int, received: int = 5) -> PathDelay:
+    return measured(A, T0, queueing, lost=lost, received=received)
+
+
+@pytest.mark.parametrize(
+    ("tree", "queueing", "lost", "received", "expected"),
+    [
+        ("all", 9 * MS, 9, 1, BAD),
+        ("all", 9 * MS, 0, 1, CLEAR),
+        ("all", 9 * MS, 1, 5, BETWEEN),
+        ("all", None, 9, 1, NONE),
+        ("all", None, 0, 1, CLEAR),  # one that is clear is enough
+        ("any", 9 * MS, 0, 1, BAD),
+        ("any", 3 * MS, 0, 1, BETWEEN),
+        ("any", 0, 0, 1, CLEAR),
+        ("any", None, 0, 1, CLEAR),
+        ("any", None, 0, 0, NONE),
+    ],
+)
+def test_all_and_any(tree, queueing, lost, received, expected):
+    assert verdict_of(f"{{{tree}: [{QUEUEING}, {LOSS}]}}", facts_for(queueing, lost, received)) is expected
+
+
+def test_not_turns_it_round():
+    not_queueing = f"{{not: {QUEUEING}}}"
+    assert verdict_of(not_queueing, facts_for(9 * MS, 0)) is CLEAR
+    assert verdict_of(not_queueing, facts_for(0, 0)) is BAD
+    assert verdict_of(not_queueing, facts_for(3 * MS, 0)) is BETWEEN
+    assert verdict_of(not_queueing, facts_for(None, 0)) is NONE
+    assert verdict_of(f"{{not: {LASTING}}}", facts_for(9 * MS, 0)) is BETWEEN  # not yet bad, nor clear
+
+
+def test_the_reason_is_what_made_it():
+    reading = Judge(f"{{any: [{QUEUEING}, {LOSS}]}}").hear(facts_for(9 * MS, 0))
+    assert (reading.text, reading.signals) == ("queueing delay p50 9 ms ± 1 us, above 5 ms", ("queueing_delay",))
+    reading = Judge(f"{{all: [{QUEUEING}, {LOSS}]}}").hear(facts_for(9 * MS, 9, 1))
+    assert reading.text == "queueing delay p50 9 ms ± 1 us, above 5 ms; loss 9 of 10 probes (90%), above 50%"
+    assert reading.signals == ("queueing_delay", "loss")
+
+
+def test_since_when_a_tree_holds():
+    both, one = (Judge(f"{{{tree}: [{QUEUEING}, {LOSS}]}}") for tree in ("all", "any"))
+    for judged in (both, one):
+        judged.hear(measured(A, T0, 9 * MS, lost=0))
+        judged.hear(measured(A, T0 + 20 * MS, 9 * MS, lost=9, received=1))
+    last = measured(A, T0 + 40 * MS, 9 * MS, lost=9, received=1)
+    assert (both.hear(last).since_ns, both.at(last.at_ns).run) == (T0 + 20 * MS, 2)  # all: since the last of them
+    assert (one.hear(last).since_ns, one.at(last.at_ns).run) == (T0, 3)  # any: since the first
+
+
+# ---- laws ----
+
+parsed = functools.cache(condition)  # reading YAML is most of the time otherwise
+LEAVES = st.sampled_from(
+    [
+        QUEUEING, LASTING, LOSS, SILENT,
+        "{signal: one_way_delay, above: 5ms, clear_below: 1ms}",
+        "{signal: retransmits, above: 0.05, clear_below: 0.01, fall: 2}",
+        "{signal: ce_share, above: 0.05, clear_below: 0.01}",
+        "{signal: ce_share, direction: back, above: 0.05, clear_below: 0.01}",
+        "{signal: link, event: carrier_lost}",
+        "{signal: link, event: flap}",
+        "{signal: rdma, verdict: congested, share: 0.5, clear_below: 0.2}",
+    ]
+)  # fmt: skip
+TREES = st.recursive(
+    LEAVES.map(parsed),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: All(all=tuple(parts)))
+        | st.lists(inner, min_size=1, max_size=3).map(lambda parts: AnyOf(any=tuple(parts)))
+        | inner.map(lambda part: Not(**{"not": part}))
+    ),
+    max_leaves=6,
+)
+NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 5)
+
+
+@st.composite
+def any_facts(draw: st.DrawFn) -> Facts:
+    """Facts as any program may publish them: every number may be anything."""
+    delay = Delay(
+        *(draw(st.none() | NUMBERS) if i else draw(NUMBERS) for i in range(10)),
+    )
+    whole = measured(A, draw(NUMBERS))
+    delay_signal = msgspec.structs.replace(
+        whole,
+        forward=delay,
+        window_ns=draw(NUMBERS),
+        received=draw(NUMBERS),
+        lost=draw(NUMBERS),
+        overtaken_p50_ns=draw(st.none() | NUMBERS),
+    )
+    alive = [
+        kit.liveness(
+            over,
+            draw(NUMBERS),
+            draw(NUMBERS),
+            silent_ns=draw(NUMBERS),
+            interval_ns=draw(NUMBERS),
+            answered_run=draw(NUMBERS),
+            last_answer_ns=draw(st.none() | NUMBERS),
+            last_request_ns=draw(st.none() | NUMBERS),
+        )
+        for over in (A, B)
+    ]
+    maybe = st.booleans()
+    return Facts(
+        A,
+        delay=delay_signal if draw(maybe) else None,
+        liveness=alive[0] if draw(maybe) else None,
+        siblings=tuple(alive[1:]) if draw(maybe) else (),
+        tcp=kit.tcp(A, draw(NUMBERS), *(draw(NUMBERS) for _ in range(4))) if draw(maybe) else None,
+        ecn=kit.ecn(A, draw(NUMBERS), draw(NUMBERS), draw(NUMBERS)) if draw(maybe) else None,
+        link=kit.link(A, draw(NUMBERS), draw(maybe)) if draw(maybe) else None,
+        queue_pairs=tuple(
+            kit.queue_pair(A, draw(NUMBERS), 1, verdict)
+            for verdict in draw(st.lists(st.sampled_from(["ok", "congested", "unknown"]), max_size=3))
+        ),
+        events=tuple(
+            kit.event(A, draw(NUMBERS), what) for what in draw(st.lists(st.sampled_from(["flap", "carrier_lost"])))
+        ),
+    )
+
+
+@settings(deadline=None)
+@given(TREES, st.lists(st.tuples(any_facts(), NUMBERS), max_size=4))
+def test_whatever_is_published_the_answer_is_a_reading(tree, told):
+    memory: Memory = ()
+    for facts, now in told:
+        reading, memory = judge(tree, facts, memory, now)
+        assert reading.text
+        assert len(memory) == len(list(leaves(tree)))
+        assert hash(memory) is not None
+
+
+def negated(node: Condition) -> Condition:
+    return Not(**{"not": node})
+
+
+def reading_of(tree: Condition, facts: Facts) -> Reading:
+    return judge(tree, facts, (), T0)[0]
+
+
+FRESH = st.builds(
+    lambda queueing, lost, received, segments, again, silent: Facts(
+        A,
+        delay=measured(A, T0, queueing, lost=lost, received=received),
+        tcp=kit.tcp(A, T0, segments, again),
+        liveness=kit.liveness(A, T0, silent),
+        siblings=(kit.liveness(B, T0),),
+    ),
+    st.sampled_from([0, 3 * MS, 9 * MS]),
+    st.integers(0, 9),
+    st.integers(1, 9),
+    st.just(1000),
+    st.sampled_from([0, 20, 500]),
+    st.sampled_from([0, 2, 9]),
+)
+MEASURED = st.recursive(
+    st.sampled_from([QUEUEING, LASTING, LOSS, SILENT, "{signal: retransmits, above: 0.05, clear_below: 0.01}"]).map(
+        parsed
+    ),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: All(all=tuple(parts)))
+        | st.lists(inner, min_size=1, max_size=3).map(lambda parts: AnyOf(any=tuple(parts)))
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(st.lists(MEASURED, min_size=1, max_size=3), FRESH)
+def test_de_morgan_where_everything_is_measured(parts, facts):
+    """not (a and b) is (not a) or (not b), and the other way round, in verdict and in since when."""
+    for outer, inner in ((All, AnyOf), (AnyOf, All)):
+        key, other = ("all", "any") if outer is All else ("any", "all")
+        left = reading_of(negated(outer(**{key: tuple(parts)})), facts)
+        right = reading_of(inner(**{other: tuple(negated(part) for part in parts)}), facts)
+        assert left.verdict is right.verdict
+        if left.verdict in (BAD, CLEAR):
+            assert (left.since_ns, left.run) == (right.since_ns, right.run)
+
+
+@settings(deadline=None)
+@given(TREES, any_facts(), st.integers(T0 - SECOND, T0 + SECOND))
+def test_one_part_alone_and_twice_is_that_part(tree, facts, now):
+    alone = judge(tree, facts, (), now)[0].verdict
+    assert judge(All(all=(tree,)), facts, (), now)[0].verdict is alone
+    assert judge(AnyOf(any=(tree, tree)), facts, (), now)[0].verdict is alone
+    twice = judge(negated(negated(tree)), facts, (), now)[0].verdict
+    assert twice is (BETWEEN if alone is PENDING else alone)
+
+
+@settings(deadline=None)
+@given(st.lists(MEASURED, min_size=1, max_size=3), MEASURED, FRESH)
+def test_more_parts_never_make_all_worse_nor_any_better(parts, more, facts):
+    """Ranked from clear to bad: `all` can only fall with another part, `any` only rise (all of them measured)."""
+    rank = RANK.index
+    few, many = tuple(parts), (*parts, more)
+    assert rank(reading_of(All(all=many), facts).verdict) <= rank(reading_of(All(all=few), facts).verdict)
+    assert rank(reading_of(AnyOf(any=many), facts).verdict) >= rank(reading_of(AnyOf(any=few), facts).verdict)
+
+
+@settings(deadline=None)
+@given(MEASURED, FRESH, st.integers(0, 20 * MS), st.integers(0, 10))
+def test_worse_measurements_never_clear(tree, facts, slower, again):
+    """Without `not`: what gets worse in every figure moves no verdict toward clear."""
+    worse = replace(
+        facts,
+        delay=measured(
+            A,
+            T0,
+            facts.delay.forward.queueing_p50_ns + slower,
+            lost=facts.delay.lost + again,
+            received=facts.delay.received,
+        ),
+        tcp=kit.tcp(A, T0, 1000, facts.tcp.retransmitted_segments + 50 * again),
+        liveness=kit.liveness(A, T0, facts.liveness.missed + again),
+    )
+    assert RANK.index(reading_of(tree, worse).verdict) >= RANK.index(reading_of(tree, facts).verdict)
+
+
+def test_paths_are_told_apart():
+    assert isinstance(A, Path)
+    evidence = Evidence()
+    evidence.take(measured(B, T0, 9 * MS), T0)
+    assert judge(condition(QUEUEING), evidence.facts(A), (), T0)[0].verdict is NONE

@@ -1,0 +1,447 @@
+"""The language: trees, actions, scopes, priorities; what does not go together, all of it at once; the explanation."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_kit import HEAD, MS, SECOND, rule
+from steering_kit import path
+
+from pytools.signals import Owner, Path
+from steering.plan import FlowKey
+from steering.policy import (
+    All,
+    AnyOf,
+    CeShare,
+    InvalidPolicyError,
+    LinkState,
+    Loss,
+    Not,
+    Pin,
+    QueueingDelay,
+    Relabel,
+    Scope,
+    Shift,
+    explain,
+    json_schema,
+    leaves,
+    parse,
+    parse_rate,
+    rate_text,
+)
+
+SILENT = "{signal: silence}"
+LOSS = "{signal: loss, above: 0.5, clear_below: 0.1}"
+VALIDATOR = jsonschema.Draft202012Validator(json_schema())
+
+
+def one(when: str = SILENT, then: str = "{drain: {}}", more: str = ""):
+    return parse(rule(when, then, more)).rules[0]
+
+
+def faults(text: str) -> list[str]:
+    with pytest.raises(InvalidPolicyError) as caught:
+        parse(text, "p")
+    return str(caught.value).splitlines()
+
+
+def several(*rules: str) -> str:
+    return HEAD + "".join(f"  - {{when: {SILENT}, {each}}}\n" for each in rules)
+
+
+# ---- conditions ----
+
+
+def test_a_tree():
+    found = one(f"{{all: [{SILENT}, {{any: [{LOSS}, {{not: {LOSS}}}]}}]}}").when
+    assert isinstance(found, All) and isinstance(found.all[1], AnyOf) and isinstance(found.all[1].any[1], Not)
+    assert [leaf.signal for leaf in leaves(found)] == ["silence", "loss", "loss"]
+    assert isinstance(found.all[1].any[1].not_, Loss)
+    assert hash(found) == hash(one(f"{{all: [{SILENT}, {{any: [{LOSS}, {{not: {LOSS}}}]}}]}}").when)
+
+
+def test_defaults():
+    silence = one().when
+    assert (silence.missed, silence.for_, silence.fall) == (3, 0, 1)
+    marks = one("{signal: ce_share, above: 0.1, clear_below: 0.01}").when
+    assert isinstance(marks, CeShare) and (marks.direction, marks.at_least) == ("out", 100)
+    flap = one("{signal: link, event: flap}").when
+    assert isinstance(flap, LinkState) and flap.hold == 10 * SECOND
+
+
+@pytest.mark.parametrize(
+    ("when", "failure", "by_traffic"),
+    [
+        (SILENT, True, False),
+        ("{signal: link, event: carrier_lost}", True, False),
+        ("{signal: link, event: flap}", False, False),
+        (LOSS, False, False),
+        ("{signal: rdma, verdict: dead}", False, True),
+        ("{signal: retransmits, above: 0.1, clear_below: 0.01}", False, True),
+    ],
+)
+def test_what_a_leaf_stands_for(when, failure, by_traffic):
+    leaf = one(when).when
+    assert (leaf.failure, leaf.by_traffic) == (failure, by_traffic)
+
+
+@pytest.mark.parametrize(
+    ("when", "expected"),
+    [
+        ("{all: []}", "when.all: expected a list with at least one entry, got an empty list"),
+        ("{all: 3}", "when.all: expected a list with at least one entry, got 3"),
+        (f"{{all: [{SILENT}], any: [{SILENT}]}}", 'when.any: unknown key "any"; expected only all'),
+        (f"{{not: [{SILENT}]}}", "when.not: expected a mapping with signal, all, any or not, got a list"),
+        ("nothing", 'when: expected a mapping with signal, all, any or not, got "nothing"'),
+        ("{any: [{not: {signal: loss, above: x, clear_below: 0.1}}]}",
+         'when.any[0].not.above: expected a number from 0 below 1, got "x"'),
+        ("{all: [{signal: link, event: flapp}]}",
+         "when.all[0].event: expected one of carrier_lost, neighbour_failed, mtu_mismatch, port_down, flap, "
+         'queue_full, pause_storm, gid_changed, got "flapp"; did you mean "flap"?'),
+        ("{signal: link, event: carrier_lost, hold: 3s}",
+         'when.hold: expected no hold: carrier_lost lasts until carrier_found, got "3s"'),
+        ("{signal: silence, missed: 1}", "when.missed: expected a whole number from 2 to 1000000, got 1"),
+        ("{signal: rdma, verdict: dead, share: 0.1, clear_below: 0.5}",
+         "when.clear_below: expected at most share (0.1), got 0.5"),
+        ("{signal: silence, above: 3}",
+         'when.above: unknown key "above"; expected one of fall, for, missed, signal'),
+        ("{signl: silence}", 'when.signal: "signal" is missing; expected one of queueing_delay, one_way_delay, loss, '
+         'silence, retransmits, ce_share, link, rdma; or all, any or not in its place; did you mean "signal"?'),
+        ("{nto: {signal: silence}}", 'when.signal: "signal" is missing; expected one of queueing_delay, one_way_delay, '
+         'loss, silence, retransmits, ce_share, link, rdma; or all, any or not in its place; did you mean "not"?'),
+    ],
+)  # fmt: skip
+def test_a_fault_in_a_condition_is_named_with_its_place(when, expected):
+    assert faults(rule(when)) == [f"p:5: rules[0].{expected}"]
+
+
+def test_deep_trees_are_refused_not_followed():
+    deep = SILENT
+    for _ in range(2000):
+        deep = f"{{not: {deep}}}"
+    assert "nested too deeply" in faults(rule(deep))[0]
+
+
+# ---- actions ----
+
+
+def test_what_a_rule_does():
+    shift = one(then="{shift: {by: headroom, step: 0.25, settle: 2s}}").then
+    assert isinstance(shift.action, Shift)
+    assert (shift.kind, shift.share, shift.action.by, shift.action.settle) == ("shift", 1.0, "headroom", 2 * SECOND)
+    assert (one().then.kind, one().then.share) == ("drain", 0.0)
+    assert one(then="{shift: {share: 0.3}}", more="    return: {steps: [1.0]}").then.share == 0.3
+    pin = one(then="{pin: {flows: {min_rate: 1.5gbit, at_most: 3}, gain: 0.2, lease: 5s}}").then
+    assert isinstance(pin.action, Pin) and pin.share == 1.0
+    assert (pin.action.flows.min_rate, pin.action.flows.at_most, pin.action.gain) == (1_500_000_000, 3, 0.2)
+    assert isinstance(one(then="{relabel: {}}").then.action, Relabel)
+    assert one(then="{alert: {}}").then.kind == "alert"
+
+
+@pytest.mark.parametrize(
+    ("then", "expected"),
+    [
+        ("{}", "then: expected exactly one of shift, drain, pin, relabel, alert, got none"),
+        ("{drain: {}, alert: {}}",
+         "then.alert: expected exactly one of shift, drain, pin, relabel, alert, got drain and alert"),
+        ("{drain: }", "then.drain: expected an empty mapping, {}, got nothing"),
+        ("{drian: {}}", 'then.drian: unknown key "drian"; expected one of alert, drain, pin, relabel, shift; '
+         'did you mean "drain"?'),
+        ("{shift: {share: 0.5, by: capacity}}", "then.shift.share: expected either share or by: capacity, not both"),
+        ("{shift: {step: 0}}", "then.shift.step: expected a number above 0 up to 1, got 0"),
+        ("{shift: {settle: 0s}}", 'then.shift.settle: expected more than 0, got "0s"'),
+        ("{pin: {flows: {min_rate: 10}}}",
+         "then.pin.flows.min_rate: expected a rate, a number and a unit such as 10mbit or 1gbit, got 10"),
+        ("{pin: {flows: {min_rate: 10 Mbps}}}",
+         "then.pin.flows.min_rate: expected a rate, a number and a unit such as 10mbit or 1gbit, "
+         'got "10 Mbps"; did you mean "10mbit"?'),
+        ("{pin: {flows: {at_most: 2000}}}", "then.pin.flows.at_most: expected at most 1000, got 2000"),
+        ("{pin: {lease: 500ms}}", 'then.pin.lease: expected between 1s and 10m, got "500ms"'),
+    ],
+)  # fmt: skip
+def test_a_fault_in_an_action_is_named_with_its_place(then, expected):
+    assert faults(rule(SILENT, then)) == [f"p:6: rules[0].{expected}"]
+
+
+def test_a_way_back_is_for_what_takes_weight_away():
+    assert faults(rule(SILENT, "{alert: {}}", "    return: {dwell: 3s}\n")) == [
+        "p:7: rules[0].return: expected only with shift or drain: alert leaves the weights as they are"
+    ]
+    assert one(more="    return: {rise: 200}\n").return_.rise == 200
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["bit", "kbit", "mbit", "gbit"]))
+def test_rates_are_exact(number, unit):
+    size = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}[unit]
+    assert parse_rate(f"{number}{unit}") == number * size
+    assert parse_rate(f"{number}.5{unit}") == number * size + size // 2
+
+
+@pytest.mark.parametrize(
+    ("bps", "text"), [(0, "0 bit/s"), (999, "999 bit/s"), (10**7, "10 Mbit/s"), (2_500_000_000, "2.5 Gbit/s")]
+)
+def test_rates_in_words(bps, text):
+    assert rate_text(bps) == text
+
+
+# ---- scope ----
+
+
+@pytest.mark.parametrize(
+    ("scope", "covered"),
+    [
+        ("{}", True),
+        ("{paths: ['h1>h2']}", True),
+        ("{paths: ['h1>h3']}", False),
+        ("{paths: ['h1>h3', '*>h?']}", True),
+        ("{destinations: [10.9.0.0/24]}", True),
+        ("{destinations: [10.8.0.0/24, 'fd00::/8']}", False),
+        ("{interfaces: ['rail*']}", True),
+        ("{interfaces: [rail2]}", False),
+        ("{nexthops: [10.1.1.1]}", True),
+        ("{nexthops: [10.2.1.1]}", False),
+        ("{nexthops: [10.1.1.1], interfaces: [rail2]}", False),  # everything named must fit
+    ],
+)
+def test_where_a_rule_holds(scope, covered):
+    assert one(more=f"    scope: {scope}\n").scope.covers(path(1)) is covered
+
+
+def test_addresses_are_compared_however_they_are_written():
+    over = Path("h1", "h2", "fd00:9:0:0::2", "fd00:0001::1", "rail1")
+    assert one(more="    scope: {nexthops: ['fd00:1:0::1'], destinations: ['fd00:9::/64']}\n").scope.covers(over)
+
+
+FLOW = FlowKey("tcp", "10.0.0.1", 40_000, "10.9.0.2", 29_500)
+OWNER = Owner(pid=1, command="python3.11", cgroup="/kubepods/pod1/x")
+
+
+@pytest.mark.parametrize(
+    ("scope", "covered"),
+    [
+        ("{}", True),
+        ("{flows: {protocol: tcp}}", True),
+        ("{flows: {protocol: udp}}", False),
+        ("{flows: {remote_port: 29500}}", True),
+        ("{flows: {remote_port: [1, 29500]}}", True),
+        ("{flows: {local_port: 29500}}", False),
+        ("{flows: {remote: [10.9.0.0/24]}}", True),
+        ("{flows: {remote: ['fd00::/8']}}", False),
+        ("{processes: ['python*']}", True),
+        ("{processes: [iperf3]}", False),
+        ("{cgroups: ['/kubepods/*']}", True),
+        ("{cgroups: ['/system.slice*']}", False),
+    ],
+)
+def test_which_flows_are_meant(scope, covered):
+    found = one(then="{pin: {}}", more=f"    scope: {scope}\n").scope
+    assert found.covers_flow(FLOW, OWNER) is covered
+    named = "processes" in scope or "cgroups" in scope
+    assert found.covers_flow(FLOW, None) is (covered and not named)
+    assert found.covers_flow(FLOW, Owner()) is (covered and not named)
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        ("{flows: {}}", "scope.flows: expected only with pin or relabel: drain does not choose among flows"),
+        ("{processes: [x]}", "scope.processes: expected only with pin or relabel: drain does not choose among flows"),
+        ("{paths: []}", "scope.paths: expected a list with at least one entry, got an empty list"),
+        ("{paths: [h1]}", 'scope.paths[0]: expected a text such as h1>h2, got "h1"'),
+        ("{destinations: [10.9.0.1/16]}",
+         'scope.destinations[0]: expected a prefix such as 10.9.0.0/16, got "10.9.0.1/16" '
+         '(10.9.0.1/16 has host bits set); did you mean "10.9.0.0/16"?'),
+        ("{nexthops: [10.1.1.1/24]}",
+         'scope.nexthops[0]: expected an address such as 10.1.1.1 or fd00::1, got "10.1.1.1/24"; '
+         'did you mean "10.1.1.1"?'),
+        ("{interface: [x]}",
+         'scope.interface: unknown key "interface"; expected one of cgroups, destinations, flows, interfaces, '
+         'nexthops, paths, processes; did you mean "interfaces"?'),
+    ],
+)  # fmt: skip
+def test_a_fault_in_a_scope_is_named_with_its_place(scope, expected):
+    assert faults(rule(SILENT, more=f"    scope: {scope}\n")) == [f"p:7: rules[0].{expected}"]
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "x", "[]", "true", "[80, 0]", "1.5"])
+def test_ports(port):
+    (fault,) = faults(rule(SILENT, "{pin: {}}", f"    scope: {{flows: {{remote_port: {port}}}}}\n"))
+    assert "scope.flows.remote_port: expected a port from 1 to 65535 or a list of them" in fault
+
+
+@given(st.text(max_size=20), st.integers(-5, 70_000), st.text(max_size=20))
+def test_no_flow_and_no_path_breaks_a_scope(text, port, other):
+    scope = Scope.model_validate(
+        {"paths": ["a*>b"], "destinations": ["10.0.0.0/8"], "nexthops": ["10.0.0.1"], "flows": {"remote": ["::/0"]}}
+    )
+    assert scope.covers(Path(text, other, text, other, text)) in (True, False)
+    assert scope.covers_flow(FlowKey(text, other, port, text, port), Owner(command=text, cgroup=other)) in (True, False)
+
+
+# ---- the order of rules, and what no rule alone shows ----
+
+
+def test_rules_are_in_the_order_of_their_priorities():
+    names = [
+        each.name
+        for each in parse(several(*(f"name: r{p}, priority: {p}, then: {{drain: {{}}}}" for p in (30, 5, 10)))).rules
+    ]
+    assert names == ["r5", "r10", "r30"]
+    names = [each.name for each in parse(several(*(f"name: r{p}, then: {{drain: {{}}}}" for p in (30, 5, 10)))).rules]
+    assert names == ["r30", "r5", "r10"]
+
+
+def test_priorities_are_in_all_rules_or_in_none_and_each_once():
+    text = several(
+        "name: a, priority: 1, then: {drain: {}}",
+        "name: b, then: {drain: {}}",
+        "name: c, priority: 1, then: {drain: {}}",
+    )
+    assert faults(text) == [
+        'p:5: rules[1].priority: "priority" is missing; expected one in every rule, or in none and the order of the '
+        "file counts",
+        "p:6: rules[2].priority: 1 is the priority of the rule in line 4 already; expected another",
+    ]
+
+
+def test_faults_of_every_sort_are_named_at_once():
+    text = HEAD + (
+        "  - name: a\n"
+        "    priority: 1\n"
+        "    when: {any: [{signal: lss}, {signal: link, event: flap, hold: 0s}]}\n"
+        "    then: {shift: {share: 0.5, by: capacity}, drain: {}}\n"
+        "  - name: a\n"
+        "    when: {signal: silence, fall: 0}\n"
+        "    then: {drain: {}}\n"
+        "    scope: {flows: {protocol: sctp}}\n"
+        "    return: {steps: [0.5, 0.2]}\n"
+    )
+    assert [fault.split(": ")[:2] for fault in faults(text)] == [
+        ["p:6", "rules[0].when.any[0].signal"],
+        ["p:6", "rules[0].when.any[1].hold"],
+        ["p:7", "rules[0].then.drain"],
+        ["p:8", "rules[1].name"],
+        ["p:8", "rules[1].priority"],
+        ["p:9", "rules[1].when.fall"],
+        ["p:11", "rules[1].scope.flows"],
+        ["p:11", "rules[1].scope.flows.protocol"],
+        ["p:12", "rules[1].return.steps[1]"],
+    ]
+
+
+def test_manage_and_safety():
+    text = rule(SILENT).replace(
+        "manage: {destinations: [10.9.0.0/16]}",
+        "manage: {destinations: [10.9.0.0/16], objects: [multipath, metric], backup_route: true, recreate: false}\n"
+        "safety: {herd: {jitter: 300ms, fraction: 0.1}, max_moves_per_flow: {count: 2, per: 1m}}",
+    )
+    policy = parse(text)
+    assert policy.manage.objects == ("multipath", "metric")
+    assert (policy.manage.backup_route, policy.manage.recreate) == (True, False)
+    assert (policy.safety.herd.jitter, policy.safety.herd.fraction) == (300 * MS, 0.1)
+    assert (policy.safety.max_moves_per_flow.count, policy.safety.max_moves_per_flow.per) == (2, 60 * SECOND)
+    plain = parse(rule(SILENT))
+    assert plain.manage.objects == ("nexthop_groups",)
+    assert (plain.manage.backup_route, plain.manage.recreate, plain.safety.herd.jitter) == (False, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("manage", "expected"),
+    [
+        ("objects: [metric, metric]", 'manage.objects[1]: expected each kind once, got "metric"'),
+        ("objects: [metrics]", "manage.objects[0]: expected nexthop_groups or multipath or metric, "
+         'got "metrics"; did you mean "metric"?'),
+        ("backup_route: 1", "manage.backup_route: expected true or false, got 1"),
+    ],
+)  # fmt: skip
+def test_a_fault_in_manage(manage, expected):
+    assert faults(rule(SILENT).replace("10.9.0.0/16]", f"10.9.0.0/16], {manage}")) == [f"p:2: {expected}"]
+
+
+# ---- in words ----
+
+
+def test_the_explanation_says_who_moves_what():
+    text = several(
+        "name: a, then: {drain: {}}",
+        "name: b, then: {pin: {}}",
+        "name: c, then: {relabel: {}}",
+        "name: d, then: {alert: {}}",
+        "name: e, then: {shift: {by: capacity, step: 0.2}}",
+    )
+    words = explain(parse(text)).splitlines()
+    assert any("in a plain group live ones too" in line for line in words)
+
+    def line_of(name: str) -> str:
+        return next(line for line in words if f" {name}: on a path" in line)
+
+    assert "moves what the route's object moves" in line_of("a")
+    assert "moves these flows only, at once" in line_of("b")
+    assert "moves these flows only, within the fabric" in line_of("c")
+    assert "moves nothing" in line_of("d")
+    assert "at most 20% of the original weight in one act" in line_of("e")
+    assert "Of the rules that move weights the first that holds decides" in explain(parse(text))
+
+
+# ---- whatever is written ----
+
+KEYS = [
+    *("version", "manage", "destinations", "objects", "safety", "herd", "jitter", "rules", "name", "priority", "scope"),
+    *("paths", "flows", "remote_port", "when", "all", "any", "not", "signal", "above", "for", "event", "then", "shift"),
+    *("by", "share", "drain", "pin", "alert", "return", "steps", "x"),
+]
+WORDS = st.sampled_from(["silence", "link", "loss", "capacity", "1s", "10mbit", "all of", "h1>h2", "10.0.0.0/8", "any"])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | WORDS
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=15,
+)
+
+
+@st.composite
+def nearly(draw: st.DrawFn):
+    """A good policy with something in it replaced."""
+    good = yaml.safe_load(
+        rule(
+            f"{{all: [{SILENT}, {{not: {LOSS}}}, {{signal: link, event: flap, hold: 3s}}]}}",
+            draw(st.sampled_from(["{drain: {}}", "{shift: {share: 0.5}}", "{pin: {flows: {min_rate: 1gbit}}}"])),
+            "    scope: {paths: ['a>b']}\n",
+        )
+    )
+    node, key = good, draw(st.sampled_from(["manage", "rules"]))
+    while draw(st.integers(0, 3)):
+        inner = node[key]
+        choices = list(inner) if isinstance(inner, dict) else list(range(len(inner))) if isinstance(inner, list) else []
+        if not choices:
+            break
+        node, key = inner, draw(st.sampled_from(choices))
+    node[key] = draw(ANYTHING)
+    return good
+
+
+@settings(deadline=None)
+@given(nearly())
+def test_whatever_is_wrong_is_named_and_what_is_right_passes_the_schema(value):
+    text = json.dumps(value)
+    try:
+        parse(text)
+    except InvalidPolicyError as error:
+        assert error.problems
+        assert all(problem.line == 1 and problem.what for problem in error.problems)
+    else:
+        VALIDATOR.validate(json.loads(text))
+
+
+def test_a_version_1_file_reads_as_it_did():
+    found = one(
+        "{signal: queueing_delay, quantile: p50, above: 5ms, for: 40ms, clear_below: 1ms}", "{shift: {share: 0}}"
+    )
+    assert isinstance(found.when, QueueingDelay)
+    assert (found.when.above, found.when.for_, found.when.fall, found.then.shift.share) == (5 * MS, 40 * MS, 1, 0)
+    assert (found.priority, found.scope, found.return_.rise) == (None, Scope(), 1)
