@@ -161,6 +161,13 @@ class Acting:
         change = Change(known.target, known.current, weights, why, outstanding.last.under)
         self._log_quietly("released", outstanding.last.act_id, change, weights)
 
+    def adopt(self, group: Group) -> None:
+        """Note what the kernel took with a link: whoever undoes gives back what has returned by then."""
+        first = self.first[group.target]
+        if group.current != first.original and group.target not in self.outstanding():
+            change = Change(group.target, first.original, group.current, "the kernel took it with its link", "")
+            self._log_quietly("applied", messages.act_id(group.target), change, group.current)
+
     def outstanding(self) -> dict[Target, journal.Outstanding]:
         """What of ours may be in force."""
         return self._journal.read().outstanding(self._scope)

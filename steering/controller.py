@@ -282,6 +282,9 @@ class Controller:
                 groups[target] = before[target]
             else:
                 self._gone(before[target])
+        if self._options.apply:
+            for target in view.groups.keys() - self._engine.manual.keys():
+                self._acting.adopt(view.groups[target])
         self._engine.arrange(groups.values(), view.target_of, now, view.lost)
 
     def _hands_off(self, known: Group, found: Group, why: str) -> None:

@@ -53,7 +53,9 @@ def agent(host):
 @pytest.fixture
 def policy(tmp_path):
     file = tmp_path / "policy.yaml"
-    file.write_text(kit.POLICY)
+    manage = "manage: {destinations: [10.9.0.0/16]"
+    assert manage in kit.POLICY
+    file.write_text(kit.POLICY.replace(manage, f"{manage}, objects: [nexthop_groups, multipath]"))
     file.chmod(0o600)
     return file
 

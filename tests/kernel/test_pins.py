@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pin_kit as kit
 import pytest
@@ -164,6 +165,20 @@ def test_headers_behind_the_linear_part_are_found(rails: Rails, version: int) ->
         found = support.wait_until(lambda: wire.arrived()[rail], 5, "it arrives on the other rail")
         assert [len(each) for each in found] == [len(frame)]
         assert pins.drops()["unreadable"] == 0
+
+
+def test_a_packet_with_its_tag_beside_it_stays(rails: Rails) -> None:
+    """As those of a VLAN interface pass the one that it lies on: moved, they would lose their VLAN or come round."""
+    push = loader.Program(str(Path(__file__).with_name("push_tag.c")), ("push_tag",))
+    with kit.pinning(rails) as pins, Wire(rails) as wire, loader.load([push]) as loaded:
+        routed, _ = wire.send()
+        pins.install([kit.pin(wire.flow, other(routed))])
+        with attach.attach_tc(loaded.programs["push_tag"], f"rail{routed}", "egress", role=attach.STEERING):
+            wire.socket.send(b"tagged")
+        assert len(wire.arrived()[routed]) == 1, "a capture shows it without its tag"
+        assert pins.drops()["exempt"] == 1
+        assert pins.drops()["redirected"] == 0
+        assert wire.send()[0] == other(routed)
 
 
 # ---- who sees them ----

@@ -96,12 +96,14 @@ class Controller:
         for target, why in view.manual.items():
             self.engine.manual[target] = why
             self.acting.release(self.engine.groups[target], view.groups[target].current, why)
-        for target in self.engine.groups.keys() - view.groups.keys():
+        for target in self.engine.groups.keys() - view.groups.keys() - view.lost:
             known = self.engine.groups[target]
             self.engine.manual.pop(target, None)
             if known.current != known.original:
                 self.acting.settle("it is gone", target)
-        self.engine.arrange(view.groups.values(), view.target_of, now)
+        for target in view.groups.keys() - self.engine.manual.keys():
+            self.acting.adopt(view.groups[target])
+        self.engine.arrange(view.groups.values(), view.target_of, now, view.lost)
         self.refreshed = True
 
     def turn(self, signals, now):
@@ -411,3 +413,31 @@ class Steering(RuleBasedStateMachine):
 
 Steering.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 TestSteering = Steering.TestCase
+
+
+def with_a_lost_and_found_link(condition, ticks):
+    machine = Steering()
+    machine.begin()
+    machine.time_passes(8)
+    machine.link(1, False)
+    machine.time_passes(8)
+    machine.condition[1] = condition
+    machine.link(1, True)
+    machine.time_passes(ticks)
+    assert 11 in machine.kernel.nexthop_objects and machine.kernel.weights(GROUP) == ORIGINAL[1:]
+    return machine
+
+
+def test_a_nexthop_made_again_joins_its_group_although_the_controller_died_in_between():
+    machine = with_a_lost_and_found_link("good", 2)
+    machine.kill("is dead", 0)
+    machine.all_is_well_for_long()
+    assert machine.kernel.weights(GROUP) == ORIGINAL
+    machine.teardown()
+
+
+def test_a_stop_gives_back_what_the_kernel_took_and_a_rule_kept_out():
+    machine = with_a_lost_and_found_link("dead", 30)
+    machine.stop()
+    assert machine.kernel.weights(GROUP) == ORIGINAL
+    machine.teardown()
