@@ -342,7 +342,7 @@ enum swerve_steer_counter {
 	SWERVE_STEER_TOO_LARGE = 5,  /* for the target's MTU */
 	SWERVE_STEER_EXEMPT = 6,     /* probes of ours, multicast, under a VLAN tag */
 	SWERVE_STEER_REFUSED = 7,    /* the kernel would not redirect it, or not write into it */
-	SWERVE_STEER_FRAGMENTS = 8,  /* of UDP or TCP, of any flow: they lack ports, or their others do */
+	SWERVE_STEER_FRAGMENTS = 8,  /* of any flow: they lack ports, or their others do */
 	SWERVE_STEER_UNREADABLE = 9, /* headers that are cut off */
 	SWERVE_STEER_RELABELLED = 10,
 	SWERVE_STEER_LABEL_EXPIRED = 11, /* of a relabelled flow, but left as they are */

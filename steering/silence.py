@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytools.signals import PathLiveness
+from steering.policy.durations import duration_text
 
 Cause = Literal["answers", "waiting", "path_dead", "peer_dead", "probe_broken", "unknown"]
 Way = Literal["there", "back or both", "unknown"]
@@ -39,6 +40,9 @@ def classify(path: PathLiveness, siblings: Sequence[PathLiveness]) -> Silence:
     peer, missed = path.path.destination, _probes(path.missed)
     if path.missed <= 0:
         return Silence("answers", "unknown", f"{_probes(path.answered_run)} in a row answered")
+    if path.silent_ns < (path.missed - 1) * path.interval_ns:
+        # A sender that was kept from running sends what is overdue at once: that is one moment, not many.
+        return Silence("waiting", "unknown", f"{missed} missed, but all within {duration_text(path.silent_ns)}")
     second_ns = _first_missed_ns(path) + max(path.interval_ns, 0)
     way = _way(path, second_ns)
     others = [other for other in siblings if other.path.address == path.path.address] or list(siblings)

@@ -25,6 +25,7 @@ from steering.plan import FlowKey, Pin, nexthop_group
 
 PORT = 862
 SECOND = 1_000_000_000
+SO_RCVBUFFORCE = 33  # Python has no name for it
 NEAR, FAR = ("10.9.0.1", "fd00:9::1"), ("10.9.0.2", "fd00:9::2")
 GROUPS = (nexthop_group(102), nexthop_group(202))
 _SETTINGS = {
@@ -136,7 +137,7 @@ class Capture:
         with inside(netns):
             self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
             self._socket.bind((interface, 3))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 16 << 20)
         self._socket.setblocking(False)
 
     def frames(self, port: int) -> list[bytes]:

@@ -99,8 +99,13 @@ class Neighbours:
         with self._lock:
             return self._tables.stacked()
 
+    @property
+    def some_removed(self) -> bool:
+        """Whether `take_removed` has any."""
+        return bool(self._removed)
+
     def take_removed(self) -> set[int]:
-        """Interfaces that went since the last call; another may have come under the same index."""
+        """Watched interfaces that went since the last call; another may have come under the same index."""
         with self._lock:
             removed, self._removed = self._removed, set()
             return removed
@@ -150,7 +155,7 @@ class Neighbours:
             self._removed |= watched  # for all that is known
             self._read_all()
             return
-        self._removed |= heard.removed
+        self._removed |= heard.removed & watched
         for index in (heard.changed | heard.removed) & watched:
             link = self._tables.link(index)
             self._links[index] = link is not None and link.up and link.carrier

@@ -96,8 +96,8 @@ class Pins:
     def targets(self, targets: Iterable[PinTarget]) -> dict[_Name, str]:
         """What flows may be pinned to from now on: hooks every interface, and asks for every neighbour.
 
-        To be called whenever a route, an interface or the health of a path has changed. Pins to a target that is
-        named no more go as they are routed, until it is named again or their leases end.
+        To be called whenever a route, an interface or the health of a path has changed, or `outdated` says so. Pins to
+        a target that is named no more go as they are routed, until it is named again or their leases end.
 
         Returns
         -------
@@ -131,6 +131,11 @@ class Pins:
     def wait_alive(self, timeout_s: float) -> bool:
         """Wait until every neighbour has answered; False when one has not in time."""
         return self._neighbours.wait_alive([each.hop for each in self._targets.values()], timeout_s)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether an interface went since `targets` was called: should it be back already, it lacks its hook."""
+        return self._neighbours.some_removed
 
     @property
     def error(self) -> str:

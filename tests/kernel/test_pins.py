@@ -376,7 +376,9 @@ def test_an_interface_that_comes_back_under_its_index_is_steered_again(rails: Ra
         rails.ip("nexthop", "add", "id", "11", "via", "10.1.1.1", "dev", "rail1")
         rails.ip("nexthop", "replace", "id", "102", "group", "11")
         rails.ip("route", "replace", "10.9.0.2", "nhid", "102", "src", "10.9.0.1")
+        assert pins.outdated
         assert pins.targets([each for each in rails.targets() if "." in each.gateway]) == {}
+        assert not pins.outdated
         assert pins.wait_alive(10 * support.slow_factor())
     with Wire(rails) as wire:
         assert wire.send()[0] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from steering_kit import MS, POLICY, SECOND, facts, measured, path
@@ -278,3 +279,80 @@ def test_a_path_that_got_its_weight_back_without_recovering_must_be_bad_again_to
     healthy = Watched(policy())
     healthy.good(SECOND)
     assert health.lifted(healthy.policy, healthy.health, healthy.now) == healthy.health
+
+
+# ---- in steps, and in herds ----
+
+STEPS = ("then: {shift: {share: 0}}", "then: {shift: {share: 0.2, step: 0.3, settle: 1s}}")
+
+
+def test_a_rule_with_a_step_goes_down_in_steps_while_it_is_bad():
+    watched = Watched(policy(steps=STEPS, back=("steps: [0.1, 0.5, 1.0]", "steps: [0.5, 1.0]")))
+    shares = []
+    for _ in range(5 * SECOND // STEP):
+        watched.bad(STEP)
+        share = health.share(watched.health)
+        if not shares or shares[-1][1] != pytest.approx(share):
+            shares.append((watched.now, share))
+    assert [share for _, share in shares] == pytest.approx([1.0, 0.7, 0.4, 0.2])
+    assert all(later - earlier >= SECOND for (earlier, _), (later, _) in pairwise(shares[1:]))
+    assert watched.health.strikes == 1, "one congestion"
+
+
+def test_it_stops_going_down_once_it_is_no_longer_bad():
+    watched = Watched(policy(steps=STEPS, back=("steps: [0.1, 0.5, 1.0]", "steps: [0.5, 1.0]")))
+    watched.bad(100 * MS)
+    watched.feel(10 * SECOND, queueing_ns=3 * MS)
+    assert health.share(watched.health) == pytest.approx(0.7)
+
+
+def test_a_relapse_goes_back_to_the_share_that_held():
+    """A rule with a step: 0.2 held, 0.5 held, 0.8 did not."""
+    watched = Watched(policy(steps=STEPS, back=("steps: [0.1, 0.5, 1.0]", "steps: [0.5, 1.0]")))
+    watched.bad(5 * SECOND)
+    while health.share(watched.health) < 0.8:
+        watched.good(STEP)
+    assert health.share(watched.health) == pytest.approx(0.8)
+    watched.bad(3 * STEP)
+    assert (watched.health.state, health.share(watched.health)) == ("drained", pytest.approx(0.5))
+
+
+def test_each_host_of_a_herd_waits_its_own_time_and_none_waits_with_a_failure():
+    jitter = ("safety: {", "safety: {herd: {jitter: 2s}, ")
+    patient = policy(jitter=jitter)
+    when = [health.drawn(patient, msgspec.structs.replace(path(), source=f"h{n}"), 1) for n in range(200)]
+    assert 0 <= min(when) < 100 * MS
+    assert 1_900 * MS < max(when) < 2 * SECOND
+    watched = Watched(patient)
+    watched.good(SECOND)
+    began = watched.now
+    while watched.health.state != "drained":
+        watched.bad(STEP)
+    assert watched.now - began <= 2 * SECOND + 4 * STEP
+    assert watched.health.lag > 0
+
+
+def test_several_good_measurements_in_a_row_before_the_first_step():
+    rising = policy(back=("return: {dwell: 20s", "return: {rise: 2000, dwell: 20s"))
+    watched = Watched(rising)
+    watched.bad(SECOND)
+    assert watched.good(30 * SECOND).state == "drained", "1500 of 2000"
+    assert watched.good(11 * SECOND).state == "returning"
+
+
+def test_what_the_kernel_took_away_comes_back_as_one_that_failed():
+    failing = parse(
+        RULES
+        + """\
+  - name: leave-dead-path
+    when: {signal: silence, missed: 3}
+    then: {drain: {}}
+    return: {dwell: 2s}
+"""
+    )
+    watched = Watched(failing)
+    watched.good(SECOND)
+    gone = health.taken_away(failing, path(), watched.health, watched.now)
+    assert (gone.state, gone.rule, health.share(gone)) == ("drained", 1, 0.0)
+    assert health.taken_away(failing, path(), gone, watched.now) == gone
+    assert health.taken_away(policy(), path(), watched.health, watched.now) == watched.health, "no rule asks for it"

@@ -58,6 +58,12 @@ def test_where_it_is_told_the_answered_probe_must_have_left_after_the_second_mis
     assert classify(silent(), [answering(answered_sent_ns=sent_ns)]).cause == cause
 
 
+def test_overdue_probes_that_left_in_a_burst_are_one_moment() -> None:
+    """A sender that was kept from running: three probes within 15 ms at an interval of 10 tell no more than one."""
+    burst = silent(missed=3, silent_ns=15 * MS, interval_ns=10 * MS)
+    assert classify(burst, [answering()]).cause == "waiting"
+
+
 def test_a_silence_of_unknown_length_began_after_the_last_answer():
     long = silent(last_answer_ns=T0 - 15 * MS)
     assert classify(long, [answering(last_ns=T0)]).cause == "waiting"
