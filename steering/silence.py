@@ -56,6 +56,12 @@ def classify(path: PathLiveness, siblings: Sequence[PathLiveness]) -> Silence:
         return Silence("path_dead", way, f"{missed} missed while {answering.path} answers{passes}")
     if any(other.missed <= 0 or other.at_ns < second_ns for other in others):
         return Silence("waiting", way, f"{missed} missed; no other path to {peer} has answered since")
+    return _of_the_peer(path, others, way, second_ns)
+
+
+def _of_the_peer(path: PathLiveness, others: Sequence[PathLiveness], way: Way, second_ns: int) -> Silence:
+    """What it means that no path to a peer answers."""
+    peer, missed = path.path.destination, _probes(path.missed)
     if any(_later(each.last_request_ns, second_ns, each) for each in (path, *others)):
         return Silence(
             "probe_broken", way, f"{missed} missed, on every path, but probes of {peer} come in: probing is broken"

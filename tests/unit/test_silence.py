@@ -60,7 +60,7 @@ def test_where_it_is_told_the_answered_probe_must_have_left_after_the_second_mis
 
 def test_overdue_probes_that_left_in_a_burst_are_one_moment() -> None:
     """A sender that was kept from running: three probes within 15 ms at an interval of 10 tell no more than one."""
-    burst = silent(missed=3, silent_ns=15 * MS, interval_ns=10 * MS)
+    burst = kit.liveness(A, T0, 3, silent_ns=15 * MS, interval_ns=INTERVAL)
     assert classify(burst, [answering()]).cause == "waiting"
 
 
