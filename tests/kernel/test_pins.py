@@ -406,6 +406,18 @@ def test_a_dead_target_falls_back_and_comes_back(rails: Rails, pins: Pins, versi
             assert wire.send()[0] == rail
 
 
+def test_what_the_caller_calls_dead_stays_so_though_its_neighbour_answers(rails: Rails, pins: Pins) -> None:
+    first = rails.index(1)
+    targets = [each for each in rails.targets() if "." in each.gateway]  # IPv6 addresses go with their link
+    pins.targets([PinTarget(t.nexthop_id, t.ifindex, t.gateway, t.ifindex != first, t.target) for t in targets])
+    support.run(["ip", "-n", rails.far, "link", "set", "rail1", "down"])
+    support.wait_until(lambda: not pins.wait_alive(0), 5, "the neighbour is gone")
+    support.run(["ip", "-n", rails.far, "link", "set", "rail1", "up"])
+    assert pins.wait_alive(15 * support.slow_factor())
+    assert not is_alive(pins, 1)
+    assert is_alive(pins, 2)
+
+
 def test_when_nobody_watches_any_more_every_target_is_dead(
     rails: Rails, pins: Pins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,8 +428,9 @@ def test_when_nobody_watches_any_more_every_target_is_dead(
     support.wait_until(lambda: pins.error, 5, "the thread has ended")
     assert "no more descriptors" in pins.error
     assert not any(is_alive(pins, rail, version) for rail in (1, 2) for version in (4, 6))
-    pins.targets(rails.targets())
-    assert not is_alive(pins, 1)
+    for targets in ([], rails.targets()):
+        pins.targets(targets)
+    assert not is_alive(pins, 1), "that a neighbour answers is no reason while nobody listens"
 
 
 # ---- what is refused ----
