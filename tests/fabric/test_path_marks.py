@@ -225,7 +225,7 @@ def test_down_takes_the_programs_with_it(unique_name: Callable[[], str]) -> None
         lab.mtu(2, 1400, silent=True)
         assert lab.show()["rails"][0]["faults"] == {"able": 0, "marked": 0}
         assert lab.show()["rails"][1]["faults"] == {"too_long": 0}
-        maps = [number for rail in lab.rails for _, number in filters._programs(rail)]
+        maps = [number for rail in lab.rails for _, number in filters._programs(rail, rail.ports)]
         assert len(maps) == 2
 
     def gone(number: int) -> bool:

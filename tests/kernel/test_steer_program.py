@@ -22,8 +22,6 @@ from steering.actuators import flow_keys
 from steering.actuators.flow_table import FlowTable
 from steering.plan import FlowKey
 
-pytestmark = pytest.mark.guest
-
 UNSPEC, REDIRECT = 0xFFFFFFFF, 7
 HERE, SECOND, NOWHERE = 1, 100, 0x7FFF  # interface indexes; there is nothing at the last
 V4 = FlowKey(p.TCP, "10.9.0.1", 5000, "10.9.0.2", 6000)
@@ -111,6 +109,7 @@ def lo_to_itself(steer: Steer, over: FlowKey) -> None:
     steer.pin(over)
 
 
+@pytest.mark.guest
 @families
 def test_a_pinned_flow_is_redirected(steer: Steer, over: FlowKey) -> None:
     steer.target(SECOND, gateway="10.1.1.1" if over is V4 else "fe80::1")
@@ -171,6 +170,7 @@ def test_what_leaves_by_its_target_is_counted_by_segments_and_bytes(steer: Steer
     assert steer.counted() == {"on_target": 8}
 
 
+@pytest.mark.guest
 @families
 def test_a_lease_ends_by_itself(steer: Steer, over: FlowKey) -> None:
     steer.target(HERE)
@@ -341,6 +341,7 @@ def test_only_the_label_is_rewritten(steer: Steer, label: int, traffic_class: in
     assert steer.table.read()[0].relabelled == 47
 
 
+@pytest.mark.guest
 def test_a_label_is_a_lease_of_its_own(steer: Steer) -> None:
     frame = packet(V6)
     steer.label(V6, 7, until_ns=time.monotonic_ns() - kit.SECOND)
@@ -362,6 +363,7 @@ def test_a_label_is_a_lease_of_its_own(steer: Steer) -> None:
     assert steer.table.read() == []
 
 
+@pytest.mark.guest
 def test_a_packet_is_relabelled_before_it_is_redirected(steer: Steer) -> None:
     steer.target(SECOND, gateway="fe80::1")
     steer.pin(V6)
@@ -397,6 +399,7 @@ def test_what_is_read_back_is_what_was_written(steer: Steer) -> None:
     assert [row.flow for row in steer.table.read()] == [two]
 
 
+@pytest.mark.guest
 def test_a_full_table_refuses_and_keeps_what_it_has(steer: Steer) -> None:
     capacity = steer.table.capacity
     held = flows(capacity - 3)
