@@ -14,8 +14,6 @@ from pytools.kernel import bpf, loader
 from pytools.kernel.maps import Map
 from pytools.kernel.rings import Ring
 
-pytestmark = pytest.mark.guest
-
 UNSPEC = 0xFFFFFFFF
 COUNTERS = ("recorded", "ring_full", "fragments", "malformed", "multiple", "segments")
 OUT, IN = "sample_egress", "sample_ingress"
@@ -106,6 +104,7 @@ hooks = pytest.mark.parametrize("hook", [OUT, IN])
 DATAGRAM = bytes(range(100, 200))
 
 
+@pytest.mark.guest
 @tagging
 @families
 @hooks
@@ -156,6 +155,7 @@ def test_the_byte_at_a_multiple_is_sampled(
     assert sample.keys(IN, p.ipv6(tcp(seq, bytes(size), b"\1" * 12), protocol=p.TCP, tags=tags)) == anchors
 
 
+@pytest.mark.guest
 def test_both_ends_pick_the_same_bytes_however_the_stream_is_cut(sample: Sample) -> None:
     """Around the wrap of the sequence numbers: merged here, in packets of all sizes there."""
     sample.set(tcp_rate=12)
@@ -178,6 +178,7 @@ def test_both_ends_pick_the_same_bytes_however_the_stream_is_cut(sample: Sample)
     assert sampled(IN, [1] * 100 + [1448] * 200) == expected
 
 
+@pytest.mark.guest
 def test_of_several_bytes_the_roundest_is_taken(sample: Sample) -> None:
     sample.set(tcp_rate=4)
     for seq, size, picked in ((1, 15, []), (1, 100, [64]), (65, 50, [96]), (100, 60, [128]), (-20, 40, [0])):
@@ -185,6 +186,7 @@ def test_of_several_bytes_the_roundest_is_taken(sample: Sample) -> None:
     assert sample.counted() == {"recorded": 4, "multiple": 4}
 
 
+@pytest.mark.guest
 def test_rates_are_nested(sample: Sample) -> None:
     frames = [p.ipv4(p.udp(struct.pack("!Q", n) * 4, 5000, 6000)) for n in range(512)]
     found = []
@@ -198,6 +200,7 @@ def test_rates_are_nested(sample: Sample) -> None:
         assert 0.3 * len(fine) < len(coarse) < 0.7 * len(fine), "half of them"
 
 
+@pytest.mark.guest
 @pytest.mark.parametrize(
     "payload",
     [tcp(ANCHOR - 10, bytes(20), flags=0x02), tcp(ANCHOR - 10, bytes(20), flags=0x12)],
@@ -208,6 +211,7 @@ def test_a_syn_has_no_place_in_the_stream(sample: Sample, payload: bytes) -> Non
     assert sample.counted() == {}
 
 
+@pytest.mark.guest
 @families
 def test_padding_behind_a_short_packet_is_no_payload(sample: Sample, family: str) -> None:
     build = FAMILIES[family][0]
@@ -226,6 +230,7 @@ def test_datagrams_of_every_size(sample: Sample, size: int, family: str, tags: t
     assert sample.keys(IN, frame) == [hashed(payload[:size])]
 
 
+@pytest.mark.guest
 def test_what_hops_alter_is_not_hashed(sample: Sample) -> None:
     frame = bytearray(p.ipv4(p.udp(DATAGRAM, 5000, 6000), ttl=64))
     (before,) = sample.keys(OUT, bytes(frame))
@@ -237,6 +242,7 @@ def test_what_hops_alter_is_not_hashed(sample: Sample) -> None:
     assert sample.keys(IN, bytes(frame)) == [before]
 
 
+@pytest.mark.guest
 @pytest.mark.parametrize("alter", [34, 36, 42, 73], ids=["source port", "destination port", "first", "last hashed"])
 def test_what_tells_datagrams_apart_is_hashed(sample: Sample, alter: int) -> None:
     frame = bytearray(p.ipv4(p.udp(DATAGRAM, 5000, 6000)))
@@ -263,6 +269,7 @@ def test_merged_datagrams_are_looked_at_one_by_one(
     assert [key for part in parts for key in sample.keys(IN, build(p.udp(part, 5000, 6000), tags=tags))] == expected
 
 
+@pytest.mark.guest
 def test_datagrams_beyond_what_is_looked_at_are_counted(sample: Sample) -> None:
     payload = np.random.default_rng(3).bytes(131 * 20)
     expected = [hashed(payload[begin : begin + 20]) for begin in range(0, 128 * 20, 20)]
@@ -270,6 +277,7 @@ def test_datagrams_beyond_what_is_looked_at_are_counted(sample: Sample) -> None:
     assert sample.counted() == {"recorded": 128, "segments": 3}
 
 
+@pytest.mark.guest
 def test_a_merged_stream_longer_than_its_length_field(sample: Sample) -> None:
     """BIG TCP: the IPv4 field is zero; IPv6 has a jumbo option in front, which never leaves a host."""
     sample.set(tcp_rate=11)
@@ -284,6 +292,7 @@ def test_a_merged_stream_longer_than_its_length_field(sample: Sample) -> None:
     assert sample.counted() == {"recorded": 2}
 
 
+@pytest.mark.guest
 @pytest.mark.parametrize(
     "frame",
     [
@@ -299,6 +308,7 @@ def test_fragments_are_left_out_and_counted(sample: Sample, frame: bytes) -> Non
     assert sample.counted() == {"fragments": 1}
 
 
+@pytest.mark.guest
 @pytest.mark.parametrize(
     "frame",
     [
@@ -318,6 +328,7 @@ def test_lengths_that_contradict_each_other_are_counted(sample: Sample, frame: b
     assert sample.counted() == {"malformed": 1}
 
 
+@pytest.mark.guest
 @pytest.mark.parametrize(
     "frame",
     [
@@ -337,12 +348,14 @@ def test_other_packets_leave_no_trace(sample: Sample, frame: bytes) -> None:
     assert sample.counted() == {}
 
 
+@pytest.mark.guest
 def test_ip_options_move_the_transport_header(sample: Sample) -> None:
     options = b"\x01" * 12
     assert sample.keys(OUT, p.ipv4(tcp(ANCHOR, bytes(9)), protocol=p.TCP, options=options)) == [ANCHOR]
     assert sample.keys(OUT, p.ipv4(p.udp(DATAGRAM, 5000, 6000), options=options)) == [hashed(DATAGRAM)]
 
 
+@pytest.mark.guest
 @hooks
 def test_only_what_is_asked_for_is_sampled(sample: Sample, hook: str) -> None:
     own, other = (EGRESS, INGRESS) if hook == OUT else (INGRESS, EGRESS)
@@ -364,6 +377,7 @@ def test_only_what_is_asked_for_is_sampled(sample: Sample, hook: str) -> None:
     assert sample.counted() == {"recorded": 1}
 
 
+@pytest.mark.guest
 def test_a_full_ring_is_counted(sample: Sample) -> None:
     frame = p.ipv4(p.udp(DATAGRAM, 5000, 6000))
     capacity = 64 * 4096 // (sample.ring.record.itemsize + 8)
