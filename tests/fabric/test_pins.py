@@ -399,7 +399,6 @@ with pin_kit.pinning_in(told["netns"], [PinTarget(*each) for each in told["targe
 """
 
 
-@pytest.mark.guest
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @versions
 def test_a_lease_ends_in_the_kernel(lab: Lab, version: int, number: signal.Signals) -> None:
