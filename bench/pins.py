@@ -60,18 +60,18 @@ STREAM_BYTES, CHUNK_BYTES = 1 << 30, 1 << 20
 
 def main() -> None:
     with two_rails() as pair, inside(pair.ends[0]), contextlib.ExitStack() as stack:
-        table = stack.enter_context(FlowTable(load([flow_table.program(862)]), 862))
-        pins = stack.enter_context(Pins(table))
         rails = [
             PinTarget(10 * rail + version, rail, each[1][version])
             for rail, each in ((101, ADDRESSES), (103, SECOND_ADDRESSES))
             for version in (0, 1)
         ]
+        noticing(rails[-1])  # before anybody else asks for that neighbour
+        table = stack.enter_context(FlowTable(load([flow_table.program(862)]), 862))
+        pins = stack.enter_context(Pins(table))
         if (refused := pins.targets(rails)) or not pins.wait_alive(20):
             raise SwerveError(f"a rail is not ready: {refused}")
         table.attach(())  # where it is measured, it is attached with what it is compared with
         installing(pins)
-        noticing(rails[-1])
         for suffix, open_flow in {"": datagrams, "_ipv6": datagrams6, "_tcp": stream}.items():
             with open_flow(pair) as (flow, work):
                 run_time(pair, table, pins, flow, suffix, work)
