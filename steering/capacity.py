@@ -25,6 +25,8 @@ class Estimate:
     load_bps: float  # what it carries now
     at_ns: int
     queued: bool  # whether a queue stood when it was measured
+    seen_bps: float = 0.0  # the most that it carried within the last minute
+    seen_ns: int = 0
 
 
 def updated(known: Estimate | None, link: Link, queued: bool) -> Estimate | None:
@@ -33,10 +35,12 @@ def updated(known: Estimate | None, link: Link, queued: bool) -> Estimate | None
         return known
     load = 8e9 * link.window.sent_bytes / link.window_ns
     if queued:
-        return Estimate(load, load, link.at_ns, True)
+        return Estimate(load, load, link.at_ns, True, load, link.at_ns)
     speed = 1e6 * link.speed_mbps if link.speed_mbps else 0.0
-    seen = known.carries_bps if known is not None and link.at_ns - known.at_ns < _REMEMBERED_NS else 0.0
-    return Estimate(max(speed, seen, load), load, link.at_ns, False)
+    seen, seen_ns = load, link.at_ns
+    if known is not None and known.seen_bps > load and link.at_ns - known.seen_ns < _REMEMBERED_NS:
+        seen, seen_ns = known.seen_bps, known.seen_ns
+    return Estimate(max(speed, seen), load, link.at_ns, False, seen, seen_ns)
 
 
 def shares_by(

@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
+import policy_kit as kit
 import pytest
-from steering_kit import SECOND, group
+from msgspec.structs import replace
+from steering_kit import SECOND, group, path
 
-from pytools.signals import Link, LinkCounters
+from pytools.signals import Link
 from steering.capacity import Estimate, shares_by, updated
 
-NONE = LinkCounters(0, 0, 0, 0, 0, 0, 0, 0)
 RAILS = group({1: [], 2: []})
 
 
 def link(at_s: int, mbit: float, speed_mbps: int | None = None) -> Link:
-    sent = LinkCounters(0, 0, 0, 0, int(mbit * 1e6 / 8), 0, 0, 0)
-    return Link(
-        host="h1",
-        at_ns=at_s * SECOND,
-        unix_ns=0,
-        interface="rail1",
-        paths=[],
-        window_ns=SECOND,
-        up=True,
-        carrier=True,
-        carrier_changes=0,
-        mtu_bytes=1500,
-        speed_mbps=speed_mbps,
-        counters=NONE,
-        window=sent,
-        qdiscs=[],
-        pauses=[],
-        failed_neighbours=[],
-        driver={},
-    )
+    report = kit.link(path(1), at_s * SECOND)
+    sent = replace(report.window, sent_bytes=int(mbit * 1e6 / 8))
+    return replace(report, window=sent, speed_mbps=speed_mbps)
 
 
 def test_with_a_queue_what_gets_through_is_the_capacity() -> None:
     known = updated(None, link(1, 90), queued=False)
-    assert known == Estimate(90e6, 90e6, SECOND, False)
+    assert known == Estimate(90e6, 90e6, SECOND, False, 90e6, SECOND)
     cut = updated(known, link(2, 10), queued=True)
     assert cut is not None and cut.carries_bps == 10e6
 
@@ -47,6 +31,10 @@ def test_without_a_queue_it_is_the_speed_or_the_most_that_was_seen_lately() -> N
     assert known is not None and (known.carries_bps, known.load_bps) == (90e6, 5e6)
     late = updated(known, link(100, 5), queued=False)
     assert late is not None and late.carries_bps == 5e6
+    steady = known
+    for at_s in range(3, 100):
+        steady = updated(steady, link(at_s, 5), queued=False)
+    assert steady is not None and steady.carries_bps == 5e6, "a minute after it was seen"
     fast = updated(known, link(3, 5, speed_mbps=1000), queued=False)
     assert fast is not None and fast.carries_bps == 1e9
     assert updated(known, link(1, 50), queued=False) == known, "an older window changes nothing"
