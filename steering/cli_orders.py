@@ -106,8 +106,7 @@ def unhold(options: Options, target: str) -> None:
         _ask(options, Unhold(target))
     except client.NotRunningError:
         with _Stored(options) as stored:
-            ended = [o for o in stored.overrides.orders if o.kind == "hold" and o.target == target]
-            left = Overrides(tuple(o for o in stored.overrides.orders if o not in ended))
+            left, ended = orders.without_hold(stored.overrides, target)
             stored.keep(left, [orders.text_of(order) for order in ended])
 
 

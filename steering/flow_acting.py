@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Self
 
 from pytools.errors import SwerveError
 from pytools.kernel import loader
-from pytools.signals import Act, Path
+from pytools.signals import Act
 from steering import messages
 from steering.actuators import flow_table
 from steering.actuators.flow_table import FlowTable
@@ -24,8 +24,9 @@ from steering.background import Background
 from steering.engine import Engine
 from steering.flow_plan import FlowAct, Renewal
 from steering.flows import FlowEngine
-from steering.measuring import Verdict
-from steering.plan import FlowKey, Pin, Target
+from steering.plan import FlowKey, Member, Pin, Target
+
+_Wanted = tuple[Target, Member, bool]  # of which target, and whether anything passes
 
 
 class FlowActing:
@@ -58,7 +59,7 @@ class FlowActing:
         self._stack = contextlib.ExitStack()
         self._table: FlowTable | None = None
         self._loading: Background[loader.Loaded] | None = None
-        self._targets: tuple[PinTarget, ...] = ()
+        self._members: tuple[_Wanted, ...] = ()
         self._refused: Mapping[tuple[Target, int], str] = {}
         self._error = ""
 
@@ -168,15 +169,16 @@ class FlowActing:
 
     def _follow_targets(self) -> None:
         """Tell the kernel which members there are, and which of them lead nowhere."""
-        wanted = tuple(self._wanted_targets())
-        if wanted == self._targets and not self._refused and self._error == self._pins.error:
+        wanted = tuple(self._wanted_members())
+        unchanged = wanted == self._members and not self._refused and self._error == self._pins.error
+        if unchanged and not self._pins.outdated:
             return
         try:
-            refused = self._pins.targets(wanted)
+            refused = self._pins.targets(_targets(wanted))
         except SwerveError as error:
             self._say(f"flows cannot be pinned now: {error}")
             return
-        self._targets = wanted
+        self._members = wanted
         for (target, nexthop), why in refused.items():
             if self._refused.get((target, nexthop)) != why:
                 self._say(f"nothing can be pinned to nexthop {nexthop} of {target}: {why}")
@@ -184,21 +186,11 @@ class FlowActing:
             self._say(f"no pin acts: {self._pins.error}")
         self._refused, self._error = refused, self._pins.error
 
-    def _wanted_targets(self) -> list[PinTarget]:
-        found = []
+    def _wanted_members(self) -> Iterator[_Wanted]:
         for group in self._engine.groups.values():
-            dead = {nexthop for nexthop, path in group.paths if self._failed(path)}
+            dead = {nexthop for nexthop, path in group.paths if self._engine.paths[path].failed}
             for member in group.members:
-                with contextlib.suppress(OSError):  # its interface is gone
-                    index = socket.if_nametoindex(member.interface)
-                    alive = member.nexthop_id not in dead
-                    found.append(PinTarget(member.nexthop_id, index, member.gateway, alive, group.target))
-        return found
-
-    def _failed(self, path: Path) -> bool:
-        """Whether a path was found dead, by silence or by its link."""
-        known = self._engine.paths.get(path)
-        return known is not None and any(r.failure and r.verdict is Verdict.BAD for r in known.readings)
+                yield group.target, member, member.nexthop_id not in dead
 
     # ---- what the operator wants ----
 
@@ -215,3 +207,10 @@ class FlowActing:
     def pinned(self) -> list[Pin]:
         """Every pin in the kernel's table."""
         return [] if self._table is None else [state.pin for state in self._pins.read().values()]
+
+
+def _targets(wanted: Iterable[_Wanted]) -> Iterator[PinTarget]:
+    for target, member, alive in wanted:
+        with contextlib.suppress(OSError):  # its interface is gone
+            index = socket.if_nametoindex(member.interface)
+            yield PinTarget(member.nexthop_id, index, member.gateway, alive, target)

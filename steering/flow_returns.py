@@ -63,7 +63,7 @@ def _bad(known: Avoided | None, reading: Reading, now: int) -> Avoided:
 
 
 def _later(policy: Policy, number: int, known: Avoided, reading: Reading, now: int) -> Avoided | None:
-    clear = reading.verdict is Verdict.CLEAR or (reading.verdict is Verdict.NONE and reading.idle)
+    clear = reading.over
     match known.state:
         case "over":
             return _forgiven(policy, number, known, now)

@@ -57,6 +57,11 @@ class PathHealth(msgspec.Struct, frozen=True):
         """Whether part of its weight is taken away."""
         return self.state in ("drained", "returning")
 
+    @property
+    def failed(self) -> bool:
+        """Whether nothing passes, as its silence or its link shows."""
+        return any(reading.failure and reading.verdict is Verdict.BAD for reading in self.readings)
+
 
 def unknown(now: int) -> PathHealth:
     """A path nobody has measured."""
@@ -118,14 +123,7 @@ def _clearing(path: PathHealth, at: int, broken: bool) -> PathHealth:
     if path.state != "drained" or path.bad or path.rule is None:
         return replace(path, clear_since=None)
     since = None if broken else path.clear_since
-    return replace(path, clear_since=at if since is None and _clear(path) else since)
-
-
-def _clear(path: PathHealth) -> bool:
-    """Whether what took it down is over; of what only traffic shows, an idle path has nothing more to say."""
-    assert path.rule is not None
-    reading = path.readings[path.rule]
-    return reading.verdict is Verdict.CLEAR or (reading.verdict is Verdict.NONE and reading.idle)
+    return replace(path, clear_since=at if since is None and path.readings[path.rule].over else since)
 
 
 def advance(  # noqa: PLR0911 (one return per state)
@@ -220,19 +218,26 @@ def lowered(policy: Policy, which: Path, path: PathHealth, share: float, now: in
     number = due(policy, path)
     if number is None:
         raise ValueError(f"a {path.state} path is not due to be drained")
-    again = path.state == "drained"
+    down = _down(path, number, share, path.readings[number].text, now)
+    return replace(
+        down,
+        act_ns=now + _settle_ns(policy.rules[number]) + drawn(policy, which, now),
+        lag=_fraction(which, now) if policy.safety.herd.jitter else 0.0,
+    )
+
+
+def _down(path: PathHealth, number: int, share: float, because: str, now: int) -> PathHealth:
+    """The path taken down under a rule; further down is no relapse."""
     return replace(
         path,
         state="drained",
         since_ns=now,
         rule=number,
         share=share,
-        act_ns=now + _settle_ns(policy.rules[number]) + drawn(policy, which, now),
-        lag=_fraction(which, now) if policy.safety.herd.jitter else 0.0,
-        strikes=path.strikes + (not again),
+        strikes=path.strikes + (path.state != "drained"),
         step=0,
         clear_since=None,
-        because=path.readings[number].text,
+        because=because,
     )
 
 
@@ -251,17 +256,7 @@ def taken_away(policy: Policy, which: Path, path: PathHealth, now: int) -> PathH
     )
     if number is None or path.state == "drained":
         return path
-    return replace(
-        path,
-        state="drained",
-        since_ns=now,
-        rule=number,
-        share=_lowest(policy.rules[number]),
-        strikes=path.strikes + 1,
-        step=0,
-        clear_since=None,
-        because="its nexthop went with the link",
-    )
+    return _down(path, number, _lowest(policy.rules[number]), "its nexthop went with the link", now)
 
 
 def lifted(policy: Policy, path: PathHealth, now: int) -> PathHealth:
@@ -304,7 +299,7 @@ def _return_when_clear(policy: Policy, path: PathHealth, now: int) -> PathHealth
     assert path.rule is not None
     rule = policy.rules[path.rule]
     reading = path.readings[path.rule]
-    if path.clear_since is None or not _clear(path) or (reading.run < rule.return_.rise and not reading.idle):
+    if path.clear_since is None or not reading.over or (reading.run < rule.return_.rise and not reading.idle):
         return path
     if path.seen_ns - path.clear_since < dwell(rule, path.strikes) * (1 + path.lag):
         return path

@@ -237,12 +237,17 @@ def _open_synced(path: Path) -> int:
     if size and os.pread(fd, 1, size - 1) != b"\n":
         os.write(fd, b"\n")
     os.fsync(fd)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
     return fd
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a directory on disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def entry_now(  # the two clocks are read here, so that no caller forgets one

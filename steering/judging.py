@@ -32,6 +32,11 @@ class Reading(msgspec.Struct, frozen=True):
     signals: tuple[str, ...] = ()  # of the leaves that made it
 
     @property
+    def over(self) -> bool:
+        """Whether it holds no more; of what only traffic shows, an idle path has nothing more to say."""
+        return self.verdict is Verdict.CLEAR or (self.verdict is Verdict.NONE and self.idle)
+
+    @property
     def lasted_ns(self) -> int:
         """For how long it stands, as measured."""
         return max(self.at_ns - self.since_ns, 0)

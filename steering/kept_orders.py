@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from pytools.errors import CapabilityError, RefusedError, SwerveError
+from steering.journal import sync_folder
 from steering.overrides import NONE, Override, Overrides
 
 FILE: Final = "overrides.json"
@@ -110,8 +111,4 @@ def save(folder: Path, overrides: Overrides) -> None:
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_folder(folder)

@@ -12,7 +12,6 @@ from pytools.errors import UsageError
 from pytools.signals import Path
 from steering import health
 from steering.health import PathHealth
-from steering.measuring import Verdict
 from steering.overrides import Override, Overrides
 from steering.plan import Group, Member, Target, canonical, title
 from steering.policy import Policy
@@ -99,7 +98,17 @@ def without_drain(
         and gateway in ("", canonical(order.gateway))
         and (targets is None or order.target in targets)
     )
-    return Overrides(tuple(order for order in overrides.orders if order not in ended)), ended
+    return _without(overrides, ended), ended
+
+
+def without_hold(overrides: Overrides, target: Target) -> tuple[Overrides, tuple[Override, ...]]:
+    """The orders without those that hold a target (empty: all of them), and which those were."""
+    ended = tuple(order for order in overrides.orders if order.kind == "hold" and order.target == target)
+    return _without(overrides, ended), ended
+
+
+def _without(overrides: Overrides, ended: tuple[Override, ...]) -> Overrides:
+    return Overrides(tuple(order for order in overrides.orders if order not in ended))
 
 
 def target_named(groups: Iterable[Group], name: str) -> Target:
@@ -173,8 +182,8 @@ def pin_objection(
     over = [path for path in _over(group, member, paths) if path.address == remote] or _over(group, member, paths)
     if not any(_fresh(policy, paths[path], now) for path in over):
         return f"{member.name} is not measured, or no longer"
-    failed = [path for path in over if any(r.failure and r.verdict is Verdict.BAD for r in paths[path].readings)]
-    return f"{failed[0]}: {paths[failed[0]].because}" if failed else ""
+    failed = next((path for path in over if paths[path].failed), None)
+    return f"{failed}: {paths[failed].because}" if failed else ""
 
 
 def _over(group: Group, member: Member, paths: Mapping[Path, PathHealth]) -> list[Path]:

@@ -9,15 +9,14 @@ interfaces are steered, beside the one that watches the neighbours.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
 from steering.actuators import flow_keys
+from steering.actuators.flow_leases import Leases
 from steering.actuators.flow_table import FlowTable
 from steering.actuators.neighbours import Hop, Neighbours
 from steering.plan import FlowKey, Pin, Target, canonical
@@ -57,7 +56,7 @@ class PinState:
     last_ns: int | None  # when the last of them left
 
 
-class Pins:
+class Pins(Leases[Pin]):
     """The pins of one namespace.
 
     Parameters
@@ -66,13 +65,14 @@ class Pins:
         The kernel's table of flows; stays the caller's.
     """
 
+    _lease = "pin_until_ns"
+
     def __init__(self, table: FlowTable) -> None:
-        self._table = table
+        super().__init__(table)
         self._lock = threading.Lock()  # the thread that watches neighbours writes `alive`
         self._rows: dict[_Name, int] = {}  # of the kernel's table of targets
         self._targets: dict[_Name, PinTarget] = {}
         self._by_hop: dict[Hop, list[_Name]] = {}
-        self._pinned: dict[FlowKey, Pin] = {}
         self._interfaces: set[int] = set()
         self._upper: set[int] = set()  # of these
         self._neighbours = Neighbours(self._changed)
@@ -81,15 +81,7 @@ class Pins:
         """Let all flows go as they are routed."""
         self._neighbours.close()
         self._table.targets["alive"] = 0
-        self.remove(list(self._pinned))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().close()
 
     # ---- targets ----
 
@@ -157,7 +149,7 @@ class Pins:
             dropped = [row for name, row in self._rows.items() if name not in wanted]
             for field in ("alive", "ifindex"):
                 self._table.targets[field][dropped] = 0
-            named = {(pin.target, pin.nexthop_id) for pin in self._pinned.values()}
+            named = {(pin.target, pin.nexthop_id) for pin in self._held.values()}
             for name in [name for name in self._rows if name not in wanted and name not in named]:
                 del self._rows[name]
             used = set(self._rows.values())
@@ -200,65 +192,20 @@ class Pins:
 
     # ---- pins ----
 
-    def install(self, pins: Sequence[Pin]) -> dict[FlowKey, str]:
-        """Pin flows, or pin them elsewhere.
+    def _values(self, granted: Sequence[Pin]) -> Mapping[str, Sequence[int]]:
+        return {"target": [self._rows[pin.target, pin.nexthop_id] for pin in granted]}
 
-        Returns
-        -------
-        dict of FlowKey to str
-            Flows that were not pinned, and why; all others are.
-
-        Raises
-        ------
-        RefusedError
-            If there is no room for all that could be: none is pinned then.
-        SwerveError
-            If the kernel refuses.
-        """
-        now_ns = time.monotonic_ns()
-        wanted = {pin.flow: pin for pin in pins}
-        refused = {flow: why for flow, pin in wanted.items() if (why := self._refusal(pin, now_ns))}
-        granted = [pin for flow, pin in wanted.items() if not refused or flow not in refused]
-        if granted:
-            rows = [self._rows[pin.target, pin.nexthop_id] for pin in granted]
-            self._grant(granted, rows)
-        return refused
-
-    def _grant(self, pins: Sequence[Pin], rows: Sequence[int]) -> None:
-        self._table.grant("pin_until_ns", [pin.flow for pin in pins], [pin.expires_ns for pin in pins], target=rows)
-        self._pinned.update((pin.flow, pin) for pin in pins)
-
-    def _refusal(self, pin: Pin, now_ns: int) -> str:
-        if why := self._table.objection(pin.flow):
+    def _refusal(self, wanted: Pin, now_ns: int) -> str:
+        if why := self._table.objection(wanted.flow):
             return why
-        target = self._targets.get((pin.target, pin.nexthop_id))
+        target = self._targets.get((wanted.target, wanted.nexthop_id))
         if target is None:
-            return f"there is no nexthop {pin.nexthop_id} to pin to"
-        if pin.expires_ns <= now_ns:
+            return f"there is no nexthop {wanted.nexthop_id} to pin to"
+        if wanted.expires_ns <= now_ns:
             return "its lease has ended already"
-        if ":" in pin.flow.remote and ":" not in target.gateway:  # the other way round is RFC 5549
+        if ":" in wanted.flow.remote and ":" not in target.gateway:  # the other way round is RFC 5549
             return f"{target.gateway} takes no IPv6 packets"
-        return "" if self.alive(pin.target, pin.nexthop_id) else f"{target.gateway} is not alive"
-
-    def renew(self, flows: Sequence[FlowKey], expires_ns: int) -> set[FlowKey]:
-        """Let the leases of these pins end at another moment; returns the flows that are not pinned."""
-        missing = self._table.renew("pin_until_ns", flows, [expires_ns] * len(flows))
-        for flow in flows:
-            if flow not in missing:
-                pin = self._pinned[flow]
-                self._pinned[flow] = Pin(flow, pin.target, pin.nexthop_id, expires_ns)
-        return missing
-
-    def remove(self, flows: Iterable[FlowKey]) -> set[FlowKey]:
-        """Let flows go as they are routed; returns those that were pinned."""
-        asked = set(flows)
-        for flow in asked:
-            self._pinned.pop(flow, None)
-        return self._table.end("pin_until_ns", asked)
-
-    def expire(self, now_ns: int) -> set[FlowKey]:
-        """Forget the pins whose leases have ended; returns their flows."""
-        return self.remove([flow for flow, pin in self._pinned.items() if pin.expires_ns <= now_ns])
+        return "" if self.alive(wanted.target, wanted.nexthop_id) else f"{target.gateway} is not alive"
 
     # ---- what the kernel has ----
 

@@ -191,10 +191,10 @@ class Desk:
         engine = self._site.engine
         target = orders.target_named(engine.groups.values(), request.target)
         if isinstance(request, Unhold):
-            ended = [o for o in engine.overrides.orders if o.kind == "hold" and o.target == target]
+            left, ended = orders.without_hold(engine.overrides, target)
             if not ended:
                 raise UsageError(f"{target or 'everything'} is not held", "see `swerve steer status`")
-            self._keep(Overrides(tuple(o for o in engine.overrides.orders if o not in ended)))
+            self._keep(left)
             self._end(ended, f"was taken back by {asker}")
             return Reply(lines=[f"{target or 'everything'} is held no more"])
         until = time.time_ns() + request.for_ns if request.for_ns else 0

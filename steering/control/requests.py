@@ -57,27 +57,26 @@ class Unhold(Request, frozen=True, tag="unhold"):
     target: Name = ""
 
 
-class PinFlow(Request, frozen=True, tag="pin"):
-    """Hold one flow on one interface."""
+class FlowRequest(Request, frozen=True):
+    """Something about one flow, by its five fields."""
 
     protocol: Annotated[int, msgspec.Meta(ge=0, le=255)]
     local: Name
     local_port: Port
     remote: Name
     remote_port: Port
+
+
+class PinFlow(FlowRequest, frozen=True, tag="pin"):
+    """Hold it on one interface."""
+
     via: Name
     for_ns: Annotated[int, msgspec.Meta(gt=0, le=1 << 53)]
     why: Text = ""
 
 
-class UnpinFlow(Request, frozen=True, tag="unpin"):
+class UnpinFlow(FlowRequest, frozen=True, tag="unpin"):
     """Let it go as it is routed."""
-
-    protocol: Annotated[int, msgspec.Meta(ge=0, le=255)]
-    local: Name
-    local_port: Port
-    remote: Name
-    remote_port: Port
 
 
 class Undo(Request, frozen=True, tag="undo"):

@@ -1,0 +1,100 @@
+"""What pins and labels have in common: a lease for one flow each, in the kernel's table, that ends by itself.
+
+Times are CLOCK_MONOTONIC nanoseconds; one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import ClassVar, Generic, Self, TypeVar
+
+from steering.actuators.flow_table import FlowTable, Lease
+from steering.plan import FlowKey, LabelChange, Pin
+
+Wanted = TypeVar("Wanted", Pin, LabelChange)
+
+
+class Leases(Generic[Wanted]):
+    """The leases of one kind in one namespace.
+
+    Parameters
+    ----------
+    table : FlowTable
+        The kernel's table of flows; stays the caller's.
+    """
+
+    _lease: ClassVar[Lease]
+
+    def __init__(self, table: FlowTable) -> None:
+        self._table = table
+        self._held: dict[FlowKey, Wanted] = {}
+
+    def close(self) -> None:
+        """End all leases."""
+        self.remove(list(self._held))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def install(self, leases: Sequence[Wanted]) -> dict[FlowKey, str]:
+        """Give flows leases, or others.
+
+        Returns
+        -------
+        dict of FlowKey to str
+            Flows that were given none, and why; all others were.
+
+        Raises
+        ------
+        RefusedError
+            If there is no room for all that could be: none is given one then.
+        SwerveError
+            If the kernel refuses.
+        """
+        now_ns = time.monotonic_ns()
+        wanted = {each.flow: each for each in leases}
+        refused = {flow: why for flow, each in wanted.items() if (why := self._refusal(each, now_ns))}
+        granted = [each for flow, each in wanted.items() if not refused or flow not in refused]
+        if granted:
+            self._grant(granted)
+        return refused
+
+    def _refusal(self, wanted: Wanted, now_ns: int) -> str:
+        """Why a flow is given no such lease; empty when it is."""
+        raise NotImplementedError
+
+    def _values(self, granted: Sequence[Wanted]) -> Mapping[str, Sequence[int]]:
+        """What the table shall have beside the leases."""
+        raise NotImplementedError
+
+    def _grant(self, granted: Sequence[Wanted]) -> None:
+        flows, until_ns = [each.flow for each in granted], [each.expires_ns for each in granted]
+        self._table.grant(self._lease, flows, until_ns, **self._values(granted))
+        self._held.update((each.flow, each) for each in granted)
+
+    def renew(self, flows: Sequence[FlowKey], expires_ns: int) -> set[FlowKey]:
+        """Let these leases end at another moment; returns the flows that have none."""
+        missing = self._table.renew(self._lease, flows, [expires_ns] * len(flows))
+        for flow in flows:
+            if flow not in missing:
+                self._held[flow] = replace(self._held[flow], expires_ns=expires_ns)
+        return missing
+
+    def remove(self, flows: Iterable[FlowKey]) -> set[FlowKey]:
+        """End the leases of flows; returns those that had one."""
+        asked = set(flows)
+        for flow in asked:
+            self._held.pop(flow, None)
+        return self._table.end(self._lease, asked)
+
+    def expire(self, now_ns: int) -> set[FlowKey]:
+        """Forget the leases that have ended; returns their flows."""
+        return self.remove([flow for flow, each in self._held.items() if each.expires_ns <= now_ns])
