@@ -32,6 +32,8 @@ SECOND = 1_000 * MS
 GROUP, FIRST, SECOND_HOP = 102, 11, 12
 TARGET = nexthop_group(GROUP)
 ORIGINAL: Weights = ((FIRST, 1), (SECOND_HOP, 1))
+EVEN = dict(ORIGINAL)
+STEERED = {SECOND_HOP: 1}  # rail 1 is out
 
 LEASE_S = 2 * support.slow_factor()  # a guardian that is emulated takes its time to answer
 
@@ -45,6 +47,14 @@ rules:
     then: {shift: {share: 0}}
     return: {dwell: 1s, retry_after: 60s, steps: [0.1, 0.5, 1.0], step: 200ms}
 """.replace("LEASE", f"{LEASE_S:g}s")
+
+
+def policy_file(folder: File, text: str = POLICY) -> File:
+    """A policy that nobody else can write."""
+    file = folder / "policy.yaml"
+    file.write_text(text)
+    file.chmod(0o600)
+    return file
 
 
 def path(rail: int = 1, destination: str = "h2") -> Path:
@@ -318,3 +328,9 @@ def kill_mid_act(host: Host, agent: FakeAgent, policy: File, delay_s: float) -> 
         agent.states.clear()
         last_by_controller = [kind for kind in kinds if kind in ("intent", "applied")][-1]
         return Killed(delay_s * 1e3, last_by_controller, weights, restored * 1e3, contents.entries[-1].by)
+
+
+def steered(host: Host, agent: FakeAgent) -> None:
+    """Congest rail 1 and wait until its traffic has left."""
+    agent.queueing_ns[1] = 20 * MS
+    support.wait_until(lambda: host.weights() == STEERED, 20, "rail 1 is taken out of the group")

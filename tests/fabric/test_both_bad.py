@@ -42,10 +42,7 @@ def lab(unique_name):
 
 @pytest.fixture
 def policy(tmp_path):
-    file = tmp_path / "policy.yaml"
-    file.write_text(POLICY)
-    file.chmod(0o600)
-    return file
+    return kit.policy_file(tmp_path, POLICY)
 
 
 @pytest.fixture

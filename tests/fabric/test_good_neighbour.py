@@ -44,20 +44,10 @@ def host(make_namespace):
 
 
 @pytest.fixture
-def agent(host):
-    running = kit.FakeAgent(host.netns)
-    yield running
-    running.close()
-
-
-@pytest.fixture
 def policy(tmp_path):
-    file = tmp_path / "policy.yaml"
     manage = "manage: {destinations: [10.9.0.0/16]"
     assert manage in kit.POLICY
-    file.write_text(kit.POLICY.replace(manage, f"{manage}, objects: [nexthop_groups, multipath]"))
-    file.chmod(0o600)
-    return file
+    return kit.policy_file(tmp_path, kit.POLICY.replace(manage, f"{manage}, objects: [nexthop_groups, multipath]"))
 
 
 def hops(host):

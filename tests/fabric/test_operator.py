@@ -11,7 +11,7 @@ import time
 import pytest
 import steering_kit as kit
 import support
-from steering_kit import FIRST, GROUP, MS, SECOND_HOP, TARGET, controlled
+from steering_kit import EVEN, FIRST, GROUP, MS, SECOND_HOP, STEERED, TARGET, controlled, steered
 
 from pytools import places
 from pytools.kernel import netns
@@ -19,29 +19,7 @@ from steering import acts_file, confirming, kept_orders
 from steering.control.requests import SOCKET
 
 CONFIRM_S = 10 * support.slow_factor()  # the first act has to come within
-EVEN = {FIRST: 1, SECOND_HOP: 1}
-STEERED = {SECOND_HOP: 1}
 OTHER = {FIRST: 1}
-
-
-@pytest.fixture
-def host(make_namespace):
-    return kit.two_rails(make_namespace(), make_namespace())
-
-
-@pytest.fixture
-def agent(host):
-    running = kit.FakeAgent(host.netns)
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def policy(tmp_path):
-    file = tmp_path / "policy.yaml"
-    file.write_text(kit.POLICY)
-    file.chmod(0o600)
-    return file
 
 
 def steer(host, *words, check=True):
@@ -51,12 +29,6 @@ def steer(host, *words, check=True):
 
 def status(host):
     return json.loads(steer(host, "status", "-j").stdout)
-
-
-def steered(host, agent):
-    """Congest rail 1 and wait until its traffic has left."""
-    agent.queueing_ns[1] = 20 * MS
-    support.wait_until(lambda: host.weights() == STEERED, 20, "rail 1 is taken out of the group")
 
 
 def settled(agent):

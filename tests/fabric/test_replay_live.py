@@ -5,28 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 
-import pytest
 import steering_kit as kit
 import support
 from steering_kit import MS, controlled
 
 
-@pytest.fixture
-def host(make_namespace):
-    return kit.two_rails(make_namespace(), make_namespace())
-
-
-@pytest.fixture
-def agent(host):
-    running = kit.FakeAgent(host.netns)
-    yield running
-    running.close()
-
-
-def test_a_replay_tells_what_a_live_dry_run_told(host, agent, tmp_path):
-    policy, recording = tmp_path / "policy.yaml", tmp_path / "recording.jsonl"
-    policy.write_text(kit.POLICY)
-    policy.chmod(0o600)
+def test_a_replay_tells_what_a_live_dry_run_told(host, agent, policy, tmp_path):
+    recording = tmp_path / "recording.jsonl"
     watching = [*support.SWERVE, "watch", "-n", host.netns]
     with controlled(host, policy) as controller, recording.open("wb") as out:
         support.wait_until(lambda: len(agent.states) == 2, 20, "the controller speaks of both paths")

@@ -11,38 +11,9 @@ from pathlib import Path
 import pytest
 import steering_kit as kit
 import support
-from steering_kit import FIRST, GROUP, MS, SECOND_HOP, controlled
+from steering_kit import EVEN, FIRST, GROUP, MS, SECOND_HOP, STEERED, controlled, steered
 
 from pytools import places
-
-EVEN = {FIRST: 1, SECOND_HOP: 1}
-STEERED = {SECOND_HOP: 1}
-
-
-@pytest.fixture
-def host(make_namespace):
-    return kit.two_rails(make_namespace(), make_namespace())
-
-
-@pytest.fixture
-def agent(host):
-    running = kit.FakeAgent(host.netns)
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def policy(tmp_path):
-    file = tmp_path / "policy.yaml"
-    file.write_text(kit.POLICY)
-    file.chmod(0o600)
-    return file
-
-
-def steered(host, agent):
-    """Congest rail 1 and wait until its traffic has left."""
-    agent.queueing_ns[1] = 20 * MS
-    support.wait_until(lambda: host.weights() == STEERED, 20, "rail 1 is taken out of the group")
 
 
 def settled(agent):
