@@ -145,7 +145,6 @@ def test_a_live_connection_changes_rails_and_knows_nothing_of_it(lab: Lab, versi
         assert stream["sender"]["bytes"] > 5 * piece
 
 
-@pytest.mark.guest
 @versions
 def test_a_live_connection_moves_wherever_the_program_is_attached(lab: Lab, version: int) -> None:
     """On a kernel without TCX by a clsact filter; beside the counters, the pin's own count agrees."""
@@ -332,7 +331,6 @@ def test_moving_a_stream_loses_nothing(lab: Lab, version: int) -> None:
         assert set(stream.rails().values()) == {1, 2}
 
 
-@pytest.mark.guest
 @versions
 def test_nothing_is_lost_after_a_target_is_known_to_be_dead(lab: Lab, version: int) -> None:
     """The cable of the target is cut without a word: what is lost is one run of numbers, that ends with the event."""

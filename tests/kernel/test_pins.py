@@ -123,7 +123,6 @@ def test_a_link_local_gateway(rails: Rails, version: int, gateway: str) -> None:
         assert wire.send()[0] == rail
 
 
-@pytest.mark.guest
 @versions
 def test_what_is_larger_than_the_target_takes_goes_as_it_is_routed(rails: Rails, version: int) -> None:
     """A datagram by its length, a buffer that segmentation offload cuts by the length of its segments."""
@@ -184,7 +183,6 @@ def test_a_packet_with_its_tag_beside_it_stays(rails: Rails) -> None:
 # ---- who sees them ----
 
 
-@pytest.mark.guest
 @mechanisms
 def test_observers_see_a_moved_packet_once_where_it_leaves(rails: Rails, force_clsact: bool) -> None:
     """Whether they were attached before or after. Any four programs do."""
@@ -226,7 +224,6 @@ def filters(rails: Rails) -> str:
     return "".join(shown)
 
 
-@pytest.mark.guest
 @mechanisms
 def test_nothing_stays(rails: Rails, force_clsact: bool) -> None:
     untouched = filters(rails)
@@ -289,7 +286,6 @@ def test_neighbours_are_asked_for_before_a_packet_needs_them(rails: Rails, versi
         assert (state(rails, 1, version), state(rails, 2, version)) == ("REACHABLE", "REACHABLE")
 
 
-@pytest.mark.guest
 @versions
 def test_a_stale_neighbour_is_asked_again_and_believed_meanwhile(rails: Rails, pins: Pins, version: int) -> None:
     rails.ip("neighbour", "change", rails.gateway(1, version), "dev", "rail1", "nud", "stale")
@@ -332,7 +328,6 @@ def test_a_neighbour_that_is_forgotten_is_asked_for(rails: Rails, pins: Pins, ve
     support.wait_until(lambda: state(rails, 1, version) == "REACHABLE" and is_alive(pins, 1, version), 10, "it is back")
 
 
-@pytest.mark.guest
 @versions
 def test_a_permanent_neighbour_stays_as_it_is(rails: Rails, pins: Pins, version: int) -> None:
     address = rails.gateway(1, version)
@@ -344,7 +339,6 @@ def test_a_permanent_neighbour_stays_as_it_is(rails: Rails, pins: Pins, version:
     assert state(rails, 1, version) == "PERMANENT"
 
 
-@pytest.mark.guest
 def test_a_link_without_its_carrier_is_dead(rails: Rails, pins: Pins) -> None:
     support.run(["ip", "-n", rails.far, "link", "set", "rail1", "down"])
     support.wait_until(lambda: not is_alive(pins, 1) and not is_alive(pins, 1, 6), 5, "both families are dead")
@@ -499,7 +493,6 @@ def test_pins_that_cannot_act_are_refused_and_the_others_installed(rails: Rails,
     }
 
 
-@pytest.mark.guest
 def test_a_thousand_pins(rails: Rails, pins: Pins) -> None:
     with Wire(rails) as wire:
         routed, _ = wire.send()

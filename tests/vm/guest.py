@@ -23,7 +23,7 @@ import support
 SHARED_IN_GUEST = "/mnt"
 SLOW_FACTOR = 10
 # For all tests in the guest, its boot and the tests beside it included; without it a dead guest would be waited for.
-LIMIT_S = 1500.0
+LIMIT_S = 2400.0
 MODULES = ("sch_ingress", "cls_bpf", "sch_tbf", "sch_htb", "veth", "rdma_rxe", "ib_uverbs", "rdma_ucm")
 
 # A second export of the root file system: the guest mounts it with a cache, which the boot's own root lacks. Without
