@@ -32,7 +32,7 @@ from pytools.kernel.sockdiag import Diagnostics
 from pytools.lab import Lab
 from pytools.signals import Act, ProbeSamples, TcpFlow
 from steering.demo.traffic import established_resets
-from steering.maxmin import fair_rates, worst_ratio
+from steering.flows.maxmin import fair_rates, worst_ratio
 
 RATE_BPS, CUT_BPS, FLOWS = 100_000_000, 10_000_000, 8
 PAYLOAD: Final = 1448 / 1514  # of a full Ethernet frame, with timestamps

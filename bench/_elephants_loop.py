@@ -16,10 +16,10 @@ from pytools import config, places
 from pytools.bus import Client
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act
+from steering.acting.flows import FlowActing
 from steering.actuators.registry import Actuators
-from steering.engine import Engine
-from steering.flow_acting import FlowActing
-from steering.flows import SIGNALS, FlowEngine
+from steering.deciding.engine import Engine
+from steering.flows.engine import SIGNALS, FlowEngine
 from steering.policy.file import load as load_policy
 
 _TICK_S = 0.02

@@ -26,7 +26,7 @@ from pytools.errors import SwerveError
 from pytools.kernel.netlink import Netlink
 from pytools.lab import Host, Lab
 from pytools.signals import Act, PathState, decode
-from steering import journal
+from steering.acting import journal
 
 RAILS: Final = 2
 PROBE_MS: Final = 10

@@ -41,9 +41,9 @@ from _common import emit, median, note
 from _elephants import SECOND, Steer, Trial, command, nobody, play, said, small_loop
 
 from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, TcpFlow, decode, encode
-from steering.elephants import Flow, Rail, balance
-from steering.flow_rates import FlowRates
-from steering.rail_rates import RailRates
+from steering.flows.elephants import Flow, Rail, balance
+from steering.flows.rail_rates import RailRates
+from steering.flows.rates import FlowRates
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ def root() -> None:
 
 for _command in (
     *reading.commands,
-    LazyCommand("policy", "steering.cli_policy", "policy", "Check, explain and try out policy files."),
-    LazyCommand("steer", "steering.cli_steer", "steer", "Steer by a policy; see and undo what was done."),
+    LazyCommand("policy", "steering.commands.policy", "policy", "Check, explain and try out policy files."),
+    LazyCommand("steer", "steering.commands.steer", "steer", "Steer by a policy; see and undo what was done."),
     LazyCommand("demo", "steering.demo.command", "demo", "The main job on a fabric in network namespaces."),
 ):
     root.add_command(_command)

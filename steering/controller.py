@@ -19,22 +19,23 @@ from pytools import places
 from pytools.errors import SwerveError
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act, AnySignal, PathDelay
-from steering import confirming, journal, messages
-from steering.acting import Acting
+from steering.acting import journal, messages
+from steering.acting.flows import FlowActing
+from steering.acting.lock import Lock
+from steering.acting.weights import Acting
 from steering.actuators.keeper import Keeper
 from steering.actuators.memory_file import MemoryFile
 from steering.actuators.registry import Actuators
 from steering.agent_link import AgentLink
 from steering.control.desk import Desk
 from steering.control.site import Site
-from steering.engine import Engine
-from steering.flow_acting import FlowActing
-from steering.flows import FlowEngine
-from steering.guardian_link import GuardianLink
-from steering.lock import Lock
-from steering.needs import signals_of
+from steering.deciding.engine import Engine
+from steering.flows.engine import FlowEngine
+from steering.guarding import confirming
+from steering.guarding.link import GuardianLink
 from steering.plan import Change, Group, Pin, Target, same, title
 from steering.policy import Policy
+from steering.policy.needs import signals_of
 
 _TICK_NS: Final = 50_000_000
 _SECOND_NS: Final = 1_000_000_000

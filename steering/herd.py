@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.signals import Delay, Path, PathDelay
-from steering.engine import Engine
+from steering.deciding.engine import Engine
 from steering.plan import Group, Member, Weights, nexthop_group, weights_of
 from steering.policy import Policy
 

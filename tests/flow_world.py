@@ -13,10 +13,10 @@ import steering_kit as kit
 
 from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, TcpFlow
 from steering import policy as policies
-from steering.engine import Engine
-from steering.flow_plan import FlowAct
-from steering.flows import FlowEngine
-from steering.maxmin import INFINITE, fair_rates
+from steering.deciding.engine import Engine
+from steering.flows.engine import FlowEngine
+from steering.flows.maxmin import INFINITE, fair_rates
+from steering.flows.plan import FlowAct
 from steering.plan import FlowKey, Group
 
 MS, SECOND, MBIT = kit.MS, kit.SECOND, 1_000_000

@@ -23,8 +23,8 @@ from pytools import places
 from pytools.bus import Bus, Server
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act, Delay, Path, PathDelay, PathState
-from steering import journal
-from steering.evidence import Facts
+from steering.acting import journal
+from steering.deciding.evidence import Facts
 from steering.plan import Group, Member, Weights, nexthop_group, weights_of
 
 MS = 1_000_000
@@ -245,7 +245,7 @@ class Controller:
 
     def lock_is_free(self) -> bool:
         """Whether neither it nor its guardian runs any more."""
-        from steering.lock import holder
+        from steering.acting.lock import holder
 
         return holder(self.folder / journal.LOCK_FILE) is None
 
@@ -261,7 +261,7 @@ def guardians(parent: int) -> list[int]:
         with contextlib.suppress(OSError):
             fields = (place / "stat").read_text().rpartition(")")[2].split()
             command = (place / "cmdline").read_bytes()
-            if fields[0] != "Z" and int(fields[1]) == parent and b"steering.guardian" in command:
+            if fields[0] != "Z" and int(fields[1]) == parent and b"steering.guarding.guardian" in command:
                 found.append(int(place.name))
     return found
 

@@ -24,12 +24,12 @@ from steering.actuators.backup import Backups
 from steering.actuators.memory_file import MemoryFile
 from steering.actuators.objects import Objects, read
 from steering.actuators.prefixes import LongestPrefix, key_of
+from steering.actuators.reconcile import reconcile
 from steering.actuators.restore import Memory
 from steering.actuators.route_names import route_of
 from steering.actuators.topology import Topology
 from steering.actuators.weighted import present
 from steering.plan import Group, Target, kind_of, same, title
-from steering.reconcile import reconcile
 
 KINDS: Final = frozenset({"nexthop_group", "multipath", "metric"})
 _MS: Final = 1_000_000

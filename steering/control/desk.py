@@ -15,9 +15,9 @@ import msgspec
 
 from pytools.errors import RefusedError, SwerveError, UsageError
 from pytools.signals import Act
-from steering import confirming, journal, kept_orders, messages, orders, taking_back
-from steering.acts_file import ActsFile
-from steering.confirming import Deadline
+from steering.acting import journal, messages, taking_back
+from steering.acting.acts_file import ActsFile
+from steering.control import kept_orders, orders
 from steering.control.pins import PinDesk
 from steering.control.requests import (
     SOCKET,
@@ -34,10 +34,12 @@ from steering.control.requests import (
 )
 from steering.control.server import ControlServer, Peer
 from steering.control.site import Site
-from steering.overrides import Override, Overrides
+from steering.control.stop_file import StopFile
+from steering.deciding.overrides import Override, Overrides
+from steering.guarding import confirming
+from steering.guarding.confirming import Deadline
 from steering.plan import Group, Target, title
 from steering.policy import duration_text
-from steering.stop_file import StopFile
 
 _GRACE_NS: Final = 500_000_000  # after the deadline, before the controller itself does what the guardian ought to
 

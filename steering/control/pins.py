@@ -10,12 +10,13 @@ from dataclasses import asdict
 from typing import Any, Final, Literal
 
 from pytools.errors import RefusedError, UsageError
-from steering import manual_pins, messages, orders
+from steering.acting import messages
+from steering.control import manual_pins, orders
+from steering.control.manual_pins import ManualPins
 from steering.control.requests import AGAIN, PinFlow, Reply, UnpinFlow
 from steering.control.server import Peer
 from steering.control.site import Site
-from steering.flow_plan import FlowAct
-from steering.manual_pins import ManualPins
+from steering.flows.plan import FlowAct
 from steering.plan import FlowKey, Pin, canonical
 
 _SHOWN: Final = 100  # in a reply

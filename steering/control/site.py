@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytools.signals import Act
-from steering.engine import Engine
+from steering.deciding.engine import Engine
 from steering.plan import Change, FlowKey, Pin
 
 

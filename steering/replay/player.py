@@ -13,9 +13,9 @@ from typing import Final, TypeAlias
 import msgspec
 
 from pytools.signals import Act, AnySignal, NexthopGroup, Path, PathState
-from steering import messages
-from steering.engine import Engine
-from steering.flows import FlowEngine
+from steering.acting import messages
+from steering.deciding.engine import Engine
+from steering.flows.engine import FlowEngine
 from steering.plan import Change, Member, Target, Weights
 from steering.policy import Policy, duration_text
 from steering.policy.actions import WEIGHT_KINDS

@@ -15,8 +15,10 @@ from steering_kit import EVEN, FIRST, GROUP, MS, SECOND_HOP, STEERED, TARGET, co
 
 from pytools import places
 from pytools.kernel import netns
-from steering import acts_file, confirming, kept_orders
+from steering.acting import acts_file
+from steering.control import kept_orders
 from steering.control.requests import SOCKET
+from steering.guarding import confirming
 
 CONFIRM_S = 10 * support.slow_factor()  # the first act has to come within
 OTHER = {FIRST: 1}

@@ -22,7 +22,7 @@ from pytools.bus import Client
 from pytools.errors import SwerveError
 from pytools.lab import Lab, namespaces
 from pytools.signals import PathDelay
-from steering import acts_file
+from steering.acting import acts_file
 from steering.actuators.labels import Labels
 from steering.demo.traffic import established_resets
 from steering.plan import FlowKey, LabelChange

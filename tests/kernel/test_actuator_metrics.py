@@ -10,7 +10,7 @@ import support
 
 from pytools.kernel import leftovers
 from pytools.kernel.netlink import Netlink
-from steering import journal, settle
+from steering.acting import journal, settle
 from steering.actuators.registry import Actuators
 from steering.actuators.route_names import hop_id
 

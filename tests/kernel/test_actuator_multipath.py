@@ -11,7 +11,7 @@ import support
 
 from pytools.kernel.netlink import Netlink, NetlinkError
 from pytools.kernel.netlink_routes import route_of, with_hops
-from steering import journal, settle
+from steering.acting import journal, settle
 from steering.actuators import topology
 from steering.actuators.registry import Actuators
 from steering.actuators.route_names import hop_id

@@ -11,7 +11,7 @@ import support
 from steering_kit import FIRST, GROUP, ORIGINAL, SECOND_HOP, TARGET
 
 from pytools.kernel.netlink import Netlink
-from steering import journal, settle
+from steering.acting import journal, settle
 from steering.actuators import topology
 from steering.actuators.nexthops import NexthopGroups
 from steering.plan import nexthop_group

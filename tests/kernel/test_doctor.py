@@ -25,8 +25,8 @@ from pytools.signals import RdmaSight
 from pytools.sources import programs
 from pytools.sources.probing import paths
 from pytools.views import checks_network, doctor
-from steering import journal
-from steering.lock import Lock
+from steering.acting import journal
+from steering.acting.lock import Lock
 
 PROGRAMS = programs.all_of(AgentConfig("", []))
 

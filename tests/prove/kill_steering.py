@@ -37,7 +37,7 @@ from _traffic import Traffic  # noqa: E402
 
 from pytools.kernel.netlink import Netlink  # noqa: E402
 from pytools.lab import Lab  # noqa: E402
-from steering import journal  # noqa: E402
+from steering.acting import journal  # noqa: E402
 from steering.plan import Weights, weights_of  # noqa: E402
 
 LONGEST_ACT_S: Final = 0.006  # from its intent to its last entry

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from steering_kit import SECOND, group, path
 
 from pytools.signals import Link
-from steering.capacity import Estimate, shares_by, updated
+from steering.deciding.capacity import Estimate, shares_by, updated
 
 RAILS = group({1: [], 2: []})
 

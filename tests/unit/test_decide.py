@@ -7,8 +7,8 @@ import dataclasses
 from msgspec.structs import replace
 from steering_kit import MS, ORIGINAL, POLICY, SECOND, TARGET, facts, group, measured, path
 
-from steering import health
-from steering.decide import decide
+from steering.deciding import health
+from steering.deciding.decide import decide
 from steering.policy import parse
 
 NOW = 10**12

@@ -8,12 +8,13 @@ import pytest
 from steering_kit import FIRST, MS, POLICY, SECOND, SECOND_HOP, TARGET, group, measured, path
 
 from pytools.errors import RefusedError, SwerveError
-from steering import confirming, journal, kept_orders
-from steering.control import requests
+from steering.acting import journal
+from steering.control import kept_orders, requests
 from steering.control.desk import Desk
 from steering.control.server import Peer
 from steering.control.site import Site
-from steering.engine import Engine
+from steering.deciding.engine import Engine
+from steering.guarding import confirming
 from steering.policy import parse
 
 ASKER = Peer(1, 0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from steering_kit import MS, SECOND, TARGET, group, measured, path
 
-from steering.engine import Engine
+from steering.deciding.engine import Engine
 from steering.plan import weights_of
 from steering.policy import parse
 

@@ -11,8 +11,8 @@ from policy_kit import MS, SECOND, T0
 from steering_kit import measured, path
 
 from pytools.signals import Path, PathDelay
-from steering import evidence
-from steering.evidence import Evidence
+from steering.deciding import evidence
+from steering.deciding.evidence import Evidence
 
 A, B, ELSEWHERE = path(1), path(2), path(1, "h3")
 

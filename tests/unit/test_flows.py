@@ -9,10 +9,10 @@ from flow_world import MBIT, MS, POLICY, SECOND, World, tcp_flow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steering.flow_rates import FORGOTTEN_NS, FlowRates, key_of
-from steering.maxmin import INFINITE
-from steering.rail_rates import RailRates
-from steering.relabel import TRIES, next_label, relabelled
+from steering.flows.maxmin import INFINITE
+from steering.flows.rail_rates import RailRates
+from steering.flows.rates import FORGOTTEN_NS, FlowRates, key_of
+from steering.flows.relabel import TRIES, next_label, relabelled
 
 import steering_kit as kit  # isort: skip
 
@@ -403,7 +403,7 @@ def test_a_refused_pin_is_tried_again() -> None:
 
 def _decide_only(world: World) -> tuple[object, ...]:
     """Run until something is wanted, and do not do it."""
-    from steering.flow_plan import FlowPlan
+    from steering.flows.plan import FlowPlan
 
     steer, wanted = world._steer, FlowPlan()
 

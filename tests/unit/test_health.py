@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from steering_kit import MS, POLICY, SECOND, facts, measured, path
 
-from steering import health
+from steering.deciding import health
 from steering.policy import parse
 
 T0 = 10**12

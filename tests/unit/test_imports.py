@@ -19,24 +19,21 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.sources", "pytools.views"),
     ("pytools.agent",),
     ("pytools.cli",),
-    ("steering",),
+    ("steering.plan", "steering.policy"),
+    ("steering.deciding", "steering.words"),
+    ("steering.flows", "steering.actuators"),
+    ("steering.acting",),
+    ("steering.guarding",),
+    ("steering.control", "steering.agent_link"),
+    ("steering.controller", "steering.replay", "steering.herd"),
+    ("steering.commands",),
+    ("steering.cli",),
+    ("steering.demo",),
 )
 VOCABULARY = ("pytools.errors", "pytools.signals", "pytools.places")
-DECIDING = (
-    *("steering.policy", "steering.evidence", "steering.silence", "steering.link_states", "steering.measuring"),
-    *("steering.judging", "steering.health", "steering.decide", "steering.plan", "steering.capacity"),
-    *("steering.overrides", "steering.reconcile", "steering.engine"),
-    *("steering.flows", "steering.flow_holding", "steering.flow_placing", "steering.flow_plan", "steering.flow_rates"),
-    *("steering.flow_returns", "steering.rail_rates", "steering.relabel", "steering.elephants", "steering.maxmin"),
-)
+DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan")
 ACTUATORS = ("steering.actuators",)
-PURE = (
-    *("pytools.estimators", "steering.evidence", "steering.silence", "steering.link_states", "steering.measuring"),
-    *("steering.judging", "steering.health", "steering.decide", "steering.plan", "steering.capacity"),
-    *("steering.overrides", "steering.reconcile", "steering.engine"),
-    *("steering.flows", "steering.flow_holding", "steering.flow_placing", "steering.flow_plan", "steering.flow_rates"),
-    *("steering.flow_returns", "steering.rail_rates", "steering.relabel", "steering.elephants", "steering.maxmin"),
-)
+PURE = ("pytools.estimators", "steering.deciding", "steering.flows", "steering.plan", "steering.actuators.reconcile")
 DOES_IO = frozenset(
     {
         *("asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "selectors", "shutil"),
@@ -128,13 +125,13 @@ def test_every_import_points_down() -> None:
 @pytest.mark.parametrize(
     ("module", "used"),
     [
-        ("pytools.views.top", "steering.health.Health"),
+        ("pytools.views.top", "steering.deciding.health.Health"),
         ("pytools.kernel.loader", "pytools.sources.tcp.TcpSource"),
         ("pytools.bus_client", "pytools.views.model"),
         ("pytools.sources.tcp", "pytools.views.model"),
         ("pytools.estimators.windows", "time"),
         ("pytools.sources.links", "pyroute2.IPRoute"),
-        ("steering.decide", "pytools.kernel.netlink"),
+        ("steering.deciding.decide", "pytools.kernel.netlink"),
         ("steering.policy.file", "pytools.views.model"),
         ("steering.actuators.nexthops", "pytools.agent"),
         ("pytools.newcomer", "pytools.errors"),

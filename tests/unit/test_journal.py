@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from steering_kit import ORIGINAL, TARGET, group
 
-from steering import journal
-from steering.journal import Journal, Outstanding, entry_now, read
+from steering.acting import journal
+from steering.acting.journal import Journal, Outstanding, entry_now, read
 
 HERE = "boot/cookie:1"
 DRAINED = ((12, 1),)

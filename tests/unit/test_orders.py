@@ -14,14 +14,15 @@ from steering_kit import FIRST, MS, ORIGINAL, POLICY, SECOND, SECOND_HOP, TARGET
 
 from pytools.errors import RefusedError, SwerveError, UsageError
 from pytools.signals import Act
-from steering import acts_file, confirming, journal, kept_orders, orders, stop_file, taking_back
-from steering.cli_words import Flow, flow_text
-from steering.control import requests
-from steering.engine import Engine
-from steering.manual_pins import MOST, ManualPins
-from steering.overrides import NONE, Override, Overrides
+from steering.acting import acts_file, journal, taking_back
+from steering.control import kept_orders, orders, requests, stop_file
+from steering.control.manual_pins import MOST, ManualPins
+from steering.deciding.engine import Engine
+from steering.deciding.overrides import NONE, Override, Overrides
+from steering.guarding import confirming
 from steering.plan import FlowKey, Pin, nexthop_group, weights_of
 from steering.policy import parse
+from steering.words import Flow, flow_text
 
 START = 10**12
 RULES = parse(POLICY)

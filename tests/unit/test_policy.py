@@ -14,7 +14,7 @@ from steering_kit import POLICY
 
 from pytools.errors import RefusedError, UsageError
 from steering import policy as model
-from steering.cli_policy import policy as command
+from steering.commands.policy import policy as command
 from steering.policy import InvalidPolicyError, parse, parse_rate
 from steering.policy import file as policy_file
 

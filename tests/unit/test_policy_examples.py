@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 from policy_kit import HEAD
 
-from steering.cli_policy import policy as command
+from steering.commands.policy import policy as command
 from steering.policy import KINDS, explain, json_schema, leaves, parse
 from steering.policy.conditions import SIGNALS
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from steering_kit import group, path
 
-from steering.reconcile import reconcile
+from steering.actuators.reconcile import reconcile
 
 FIRST = group({1: [path(1)], 2: [path(2)]})
 ALL = group({rail: [] for rail in (1, 2, 3)})

@@ -14,8 +14,8 @@ from steering_kit import MS, POLICY, SECOND, measured, path
 
 from pytools.signals import Act, GroupMember, NexthopGroup, PathState, encode
 from steering.cli import root
-from steering.needs import signals_of
 from steering.policy import parse
+from steering.policy.needs import signals_of
 from steering.replay import telling
 from steering.replay.player import Note, Player
 from steering.replay.recording import LINE_BYTES, Recording

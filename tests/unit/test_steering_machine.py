@@ -21,16 +21,16 @@ from model_kernel import OTHERS, OURS, ModelKernel, ModelNetlink, ModelWatch
 from steering_kit import GROUP, MS, SECOND, TARGET, measured, path
 
 from pytools.kernel.leftovers import FIRST_ID, is_backup
-from steering import acting, journal
-from steering.acting import Acting
+from steering.acting import journal, weights
+from steering.acting.settle import settle
+from steering.acting.weights import Acting
 from steering.actuators import keeper
 from steering.actuators.keeper import Keeper
 from steering.actuators.memory_file import MemoryFile
 from steering.actuators.registry import Actuators
-from steering.engine import Engine
+from steering.deciding.engine import Engine
 from steering.plan import same, weights_of
 from steering.policy import parse
-from steering.settle import settle
 
 RAILS = (1, 2, 3)
 DESTINATION = "10.9.0.2/32"
@@ -136,7 +136,7 @@ class Steering(RuleBasedStateMachine):
         for target, name, value in (
             (os, "fdatasync", lambda _: None),
             (os, "fsync", lambda _: None),
-            (acting, "time", clock),
+            (weights, "time", clock),
             (keeper, "time", clock),
             (keeper, "NetlinkWatch", lambda ours: ModelWatch(self.kernel, ours)),
         ):

@@ -1,0 +1,1 @@
+"""Carry changes out and take them back: journal, kernel, read-back, outcome."""

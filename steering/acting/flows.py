@@ -1,0 +1,216 @@
+"""Pins and labels: what is wanted of flows, carried out in the kernel's table; every outcome told.
+
+Leases that the kernel lets end: there is nothing to journal. One thread, in the namespace that is steered. Times are
+CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Self
+
+from pytools.errors import SwerveError
+from pytools.kernel import loader
+from pytools.signals import Act
+from steering.acting import messages
+from steering.acting.background import Background
+from steering.actuators import flow_table
+from steering.actuators.flow_table import FlowTable
+from steering.actuators.labels import Labels
+from steering.actuators.pins import Pins, PinTarget
+from steering.deciding.engine import Engine
+from steering.flows.engine import FlowEngine
+from steering.flows.plan import FlowAct, Renewal
+from steering.plan import FlowKey, Member, Pin, Target
+
+_Wanted = tuple[Target, Member, bool]  # of which target, and whether anything passes
+
+
+class FlowActing:
+    """Carries out what is wanted of flows, or says what would be done.
+
+    Parameters
+    ----------
+    flows : FlowEngine
+        Decides, and is told what became of it.
+    engine : Engine
+        What is known of the paths and the targets.
+    host : callable
+        Name of this host.
+    say : callable
+        Takes a line for the log.
+    send : callable
+        Takes each act, for whoever watches.
+    """
+
+    def __init__(
+        self,
+        flows: FlowEngine,
+        engine: Engine,
+        host: Callable[[], str],
+        say: Callable[[str], None],
+        send: Callable[[Act], None],
+    ) -> None:
+        self._flows, self._engine = flows, engine
+        self._host, self._say, self._send = host, say, send
+        self._stack = contextlib.ExitStack()
+        self._table: FlowTable | None = None
+        self._loading: Background[loader.Loaded] | None = None
+        self._members: tuple[_Wanted, ...] = ()
+        self._refused: Mapping[tuple[Target, int], str] = {}
+        self._error = ""
+
+    def open(self, probe_port: int) -> None:
+        """Load the kernel's part.
+
+        Raises
+        ------
+        SwerveError
+            If the kernel takes no such program.
+        """
+        self._use(loader.load([flow_table.program(probe_port)]), probe_port)
+
+    def prepare(self, probe_port: int) -> bool:
+        """Load the kernel's part beside us, for it may take longer than a lease; whether it is there: else ask again.
+
+        Raises
+        ------
+        SwerveError
+            If the kernel takes no such program.
+        """
+        if self._table is None and self._loading is None:
+            self._loading = Background(lambda: loader.load([flow_table.program(probe_port)]))
+        elif self._table is None and self._loading is not None and self._loading.done:
+            loading, self._loading = self._loading, None
+            self._use(loading.result(), probe_port)
+        return self.is_open
+
+    def _use(self, loaded: loader.Loaded, probe_port: int) -> None:
+        table = FlowTable(loaded, probe_port)
+        self._table = table
+        self._stack.callback(table.close)
+        self._pins = self._stack.enter_context(Pins(table))
+        self._labels = self._stack.enter_context(Labels(table))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything can be changed."""
+        return self._table is not None
+
+    def close(self) -> None:
+        """Let all flows go as they are routed."""
+        self._stack.close()
+        self._table = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- what the policy wants ----
+
+    def turn(self, now: int, frozen: bool = False) -> None:
+        """Decide and act; while frozen leases are renewed and nothing else is done."""
+        if self._table is not None:
+            self._follow_targets()
+        plan = self._flows.decide(self._engine.paths, self._engine.groups.values(), now, self._engine.manual)
+        for renewal in plan.renewals:
+            self._renew(renewal)
+        for act in () if frozen else plan.acts:
+            if self._table is None:
+                self._tell(act, "dry_run", now)
+                self._flows.pretended(act, now)
+            else:
+                self._carry_out(act, now)
+
+    def _carry_out(self, act: FlowAct, now: int) -> None:
+        try:
+            refused = self._apply(act)
+        except SwerveError as error:
+            refused = dict.fromkeys(act.flows, str(error))
+        done = time.monotonic_ns()
+        self._flows.carried_out(act, done, refused)
+        for flow, why in refused.items():
+            self._say(f"{flow.local}:{flow.local_port} to {flow.remote}:{flow.remote_port}: {why}")
+        if len(refused) < len(act.flows):
+            self._tell(act, "undone" if act.kind in ("unpin", "unlabel") else "applied", now, done)
+        else:
+            self._tell(act, "failed", now, None, next(iter(refused.values())))
+
+    def _apply(self, act: FlowAct) -> dict[FlowKey, str]:
+        match act.kind:
+            case "pin":
+                return self._pins.install(act.pins)
+            case "relabel":
+                return self._labels.install(act.labels)
+            case "unpin":
+                self._pins.remove(act.flows)
+            case "unlabel":
+                self._labels.remove(act.flows)
+        return {}
+
+    def _renew(self, renewal: Renewal) -> None:
+        if self._table is None:
+            self._flows.renewed(renewal, renewal.flows)
+            return
+        holder: Pins | Labels = self._pins if renewal.kind == "pin" else self._labels
+        self._flows.renewed(renewal, holder.renew(list(renewal.flows), renewal.expires_ns))
+
+    def _tell(
+        self, act: FlowAct, outcome: messages.Outcome, decided: int, acknowledged: int | None = None, failure: str = ""
+    ) -> None:
+        self._send(messages.flow_act(self._host(), act, outcome, decided, acknowledged, failure))
+
+    # ---- where flows may be pinned to ----
+
+    def _follow_targets(self) -> None:
+        """Tell the kernel which members there are, and which of them lead nowhere."""
+        wanted = tuple(self._wanted_members())
+        unchanged = wanted == self._members and not self._refused and self._error == self._pins.error
+        if unchanged and not self._pins.outdated:
+            return
+        try:
+            refused = self._pins.targets(_targets(wanted))
+        except SwerveError as error:
+            self._say(f"flows cannot be pinned now: {error}")
+            return
+        self._members = wanted
+        for (target, nexthop), why in refused.items():
+            if self._refused.get((target, nexthop)) != why:
+                self._say(f"nothing can be pinned to nexthop {nexthop} of {target}: {why}")
+        if self._pins.error and self._pins.error != self._error:
+            self._say(f"no pin acts: {self._pins.error}")
+        self._refused, self._error = refused, self._pins.error
+
+    def _wanted_members(self) -> Iterator[_Wanted]:
+        for group in self._engine.groups.values():
+            dead = {nexthop for nexthop, path in group.paths if self._engine.paths[path].failed}
+            for member in group.members:
+                yield group.target, member, member.nexthop_id not in dead
+
+    # ---- what the operator wants ----
+
+    def pin(self, pin: Pin) -> str:
+        """Pin one flow by hand; why it was refused, empty when it was not."""
+        if self._table is None:
+            return "the controller runs dry: nothing is changed"
+        return self._pins.install([pin]).get(pin.flow, "")
+
+    def unpin(self, flow: FlowKey) -> bool:
+        """Let one flow go as it is routed; whether it was pinned."""
+        return self._table is not None and bool(self._pins.remove([flow]))
+
+    def pinned(self) -> list[Pin]:
+        """Every pin in the kernel's table."""
+        return [] if self._table is None else [state.pin for state in self._pins.read().values()]
+
+
+def _targets(wanted: Iterable[_Wanted]) -> Iterator[PinTarget]:
+    for target, member, alive in wanted:
+        with contextlib.suppress(OSError):  # its interface is gone
+            index = socket.if_nametoindex(member.interface)
+            yield PinTarget(member.nexthop_id, index, member.gateway, alive, target)

@@ -1,0 +1,176 @@
+"""What the controller says of itself, as signals. Pure but for the clocks (CLOCK_REALTIME for people only)."""
+
+from __future__ import annotations
+
+import time
+from typing import Final, Literal
+
+from pytools.signals import Act, PathState
+from steering.acting.settle import Settled
+from steering.deciding.engine import Alert, Standing
+from steering.flows.plan import FlowAct
+from steering.plan import Change, Group, Target, kind_of, title
+
+Outcome = Literal["dry_run", "applied", "failed", "undone"]
+
+_MOVES: Final = {
+    "nexthop_group": "new flows; of a plain group some live flows too, of a resilient one mostly idle ones",
+    "multipath": "new flows, and some live flows",
+    "metric": "all flows, live ones too",
+}
+
+
+_FLOW_MOVES: Final = {
+    "pin": "these live flows only, at once",
+    "unpin": "these live flows only, back to where they are routed",
+    "relabel": "these live flows only, behind the nexthop",
+    "unlabel": "these live flows only, behind the nexthop",
+}
+
+
+def moves(target: Target) -> str:
+    """What a change of a target's weights moves, in words."""
+    return _MOVES.get(kind_of(target), "")
+
+
+def act_id(target: Target) -> str:
+    """A new name for an act: unique on this host, and in the order of time."""
+    return f"{time.time_ns():x}-{target}"
+
+
+def act(
+    host: str,
+    group: Group,
+    change: Change,
+    outcome: Outcome,
+    seen_ns: int,
+    decided_ns: int,
+    acknowledged_ns: int | None = None,
+    name: str = "",
+    failure: str = "",
+) -> Act:
+    """An act that was made, would have been, or failed."""
+    return Act(
+        host=host,
+        at_ns=time.monotonic_ns(),
+        unix_ns=time.time_ns(),
+        act_id=name or act_id(change.target),
+        what=title(change.target),
+        target=change.target,
+        actuator=kind_of(change.target),
+        moves=group.moves or moves(change.target),
+        before=group.named(change.before),
+        after=group.named(change.after),
+        because=f"{change.because}; failed: {failure}" if failure else change.because,
+        under=change.under,
+        outcome=outcome,
+        seen_ns=seen_ns,
+        decided_ns=decided_ns,
+        acknowledged_ns=acknowledged_ns,
+    )
+
+
+def undone(host: str, settled: Settled, why: str, decided_ns: int) -> Act:
+    """An act that was taken back."""
+    last, group = settled.outstanding.last, settled.outstanding.group
+    return Act(
+        host=host,
+        at_ns=time.monotonic_ns(),
+        unix_ns=time.time_ns(),
+        act_id=last.act_id,
+        what=title(settled.target),
+        target=settled.target,
+        actuator=kind_of(settled.target),
+        moves=group.moves or moves(settled.target),
+        before=group.named(last.after),
+        after=group.named(settled.outcome.weights),
+        because=why,
+        under=last.under,
+        outcome="undone",
+        seen_ns=decided_ns,
+        decided_ns=decided_ns,
+        acknowledged_ns=settled.outcome.acknowledged_ns,
+    )
+
+
+def path_state(host: str, standing: Standing) -> PathState:
+    """What is thought of a path now."""
+    return PathState(
+        host=host,
+        at_ns=time.monotonic_ns(),
+        unix_ns=time.time_ns(),
+        path=standing.path,
+        state=standing.state,
+        since_ns=standing.since_ns,
+        weight_wanted=standing.weight_wanted,
+        weight_actual=standing.weight_actual,
+        reason=standing.reason,
+        under=standing.under,
+    )
+
+
+def alert(host: str, said: Alert) -> Act:
+    """A rule that only says something began to hold, or is over."""
+    now = time.monotonic_ns()
+    return Act(
+        host=host,
+        at_ns=now,
+        unix_ns=time.time_ns(),
+        act_id=act_id(f"alert:{said.rule}"),
+        what=f"alert {said.rule}",
+        before={},
+        after={str(said.path): int(said.holds)},
+        because=said.text,
+        under=said.rule,
+        outcome="alert" if said.holds else "alert_over",
+        seen_ns=said.seen_ns,
+        decided_ns=now,
+        acknowledged_ns=None,
+        actuator="alert",
+        moves="nothing: it only says so",
+    )
+
+
+def order(host: str, what: str, why: str, begins: bool) -> Act:
+    """Something that the operator ordered began to hold, or is over."""
+    now = time.monotonic_ns()
+    return Act(
+        host=host,
+        at_ns=now,
+        unix_ns=time.time_ns(),
+        act_id=act_id(what),
+        what=what,
+        before={},
+        after={},
+        because=why,
+        under="operator",
+        outcome="alert" if begins else "alert_over",
+        seen_ns=now,
+        decided_ns=now,
+        acknowledged_ns=None,
+        actuator="operator",
+    )
+
+
+def flow_act(
+    host: str, act: FlowAct, outcome: Outcome, decided_ns: int, acknowledged_ns: int | None = None, failure: str = ""
+) -> Act:
+    """Something that was done to flows, would have been, or failed."""
+    return Act(
+        host=host,
+        at_ns=time.monotonic_ns(),
+        unix_ns=time.time_ns(),
+        act_id=act_id(act.target),
+        what=f"{act.kind} {len(act.flows)} flow{'s' if len(act.flows) > 1 else ''} of {title(act.target)}",
+        target=act.target,
+        actuator="pin" if act.kind in ("pin", "unpin") else "label",
+        moves=_FLOW_MOVES[act.kind],
+        before=dict(act.before),
+        after=dict(act.after),
+        because=f"{act.because}; failed: {failure}" if failure else act.because,
+        under=act.under,
+        outcome=outcome,
+        seen_ns=act.seen_ns,
+        decided_ns=decided_ns,
+        acknowledged_ns=acknowledged_ns,
+    )

@@ -1,0 +1,88 @@
+"""Undo what the journal says is outstanding: for a controller that starts, a guardian, and `steer undo`.
+
+Safe to repeat and to interrupt: undoing twice gives the original weights, and an entry is written only after the fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pytools.errors import SwerveError
+from steering.acting.journal import Entry, Journal, Outstanding, entry_now
+from steering.actuators.weighted import Outcome, WeightActuator
+from steering.plan import Target, title
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of one target."""
+
+    target: Target
+    outstanding: Outstanding
+    outcome: Outcome
+
+    @property
+    def text(self) -> str:
+        """It in one line."""
+        what = {
+            "applied": "original weights are back",
+            "manual": "left alone",
+            "gone": "nothing to undo",
+            "failed": "could not be undone",
+            "uncertain": "could not be read back",
+        }[self.outcome.kind]
+        why = f" ({self.outcome.why})" if self.outcome.why else ""
+        return f"{title(self.target)}: {what}{why}"
+
+
+def settle(
+    journal: Journal,
+    actuators: WeightActuator,
+    scope: str,
+    by: str,
+    only: Callable[[Outstanding], bool] = lambda _: True,
+) -> list[Settled]:
+    """Put the original weights back wherever ours may be in force, and journal each.
+
+    What the kernel refuses stays outstanding, for the next attempt.
+
+    Raises
+    ------
+    OSError
+        If an entry could not be written; every target was still undone.
+    """
+    done = []
+    unwritten: OSError | None = None
+    for outstanding in journal.read().outstanding(scope).values():
+        if not only(outstanding):
+            continue
+        try:
+            outcome = actuators.undo(outstanding.group, outstanding.ours)
+        except SwerveError as error:
+            outcome = Outcome("failed", (), None, str(error))
+        done.append(Settled(outstanding.target, outstanding, outcome))
+        if outcome.kind in ("failed", "uncertain"):
+            continue
+        try:
+            journal.write(_entry(done[-1], scope, by))
+        except OSError as error:
+            unwritten = error
+    if unwritten is not None:
+        raise unwritten
+    return done
+
+
+def _entry(settled: Settled, scope: str, by: str) -> Entry:
+    last, outcome = settled.outstanding.last, settled.outcome
+    return entry_now(
+        "undone" if outcome.kind == "applied" else "released",
+        last.act_id,
+        settled.outstanding.group,
+        last.after,
+        outcome.weights,
+        settled.text,
+        last.under,
+        scope,
+        by,
+    )

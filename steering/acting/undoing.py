@@ -1,0 +1,66 @@
+"""Take single acts back while no controller runs: as it would do it, journal first, only what is ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pytools.errors import SwerveError
+from steering.acting import taking_back
+from steering.acting.journal import Entry, Journal, Kind, entry_now
+from steering.actuators.weighted import Outcome, WeightActuator
+from steering.plan import Change, Weights, title
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """What became of one act."""
+
+    act: Entry
+    why: str  # why it was not taken back; empty when it was
+
+    @property
+    def text(self) -> str:
+        """It in one line."""
+        return f"{title(self.act.target)}: {self.why or 'taken back'}; was because {self.act.because}"
+
+
+def undo_last(log: Journal, actuators: WeightActuator, scope: str, count: int) -> list[TakenBack]:
+    """Take the last acts in force back, the newest first. The instance's lock must be held.
+
+    Raises
+    ------
+    OSError
+        If the journal cannot be written; the act at hand was not taken back then.
+    """
+    acts = taking_back.last_acts(log.read().entries, scope, count)
+    return [TakenBack(act, _take_back(act, log, actuators, scope)) for act in acts]
+
+
+def _take_back(act: Entry, log: Journal, actuators: WeightActuator, scope: str) -> str:
+    group = act.group
+    try:
+        now = actuators.weights(group)
+        if now is None:
+            return "it is gone"
+        change = taking_back.change_back(act, replace(group, current=now), {})
+        if isinstance(change, str):
+            return change
+        ours = log.read().outstanding(scope).get(act.target)
+        if ours is None or now not in ours.ours:
+            return "left alone: its weights are not ours"
+        _write(log, "intent", act, change, change.after, scope)
+        outcome = actuators.apply(group, [now], change.after)
+    except SwerveError as error:
+        return str(error)
+    applied = outcome.kind == "applied"
+    _write(log, "applied" if applied else "failed", act, change, _weights(outcome, change), scope)
+    return "" if applied else outcome.why
+
+
+def _weights(outcome: Outcome, change: Change) -> Weights:
+    return outcome.weights if outcome.kind == "applied" else change.before
+
+
+def _write(log: Journal, kind: Kind, act: Entry, change: Change, after: Weights, scope: str) -> None:
+    name = taking_back.undo_name(act.act_id)
+    log.write(entry_now(kind, name, act.group, change.before, after, change.because, change.under, scope, "command"))

@@ -1,0 +1,177 @@
+"""Changing weights: the intent on disk first, then the kernel, then the read-back; every outcome told.
+
+One thread, in the namespace that is steered. Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from pytools.errors import SwerveError
+from pytools.signals import Act
+from steering.acting import journal, messages, settle
+from steering.actuators.weighted import Outcome, WeightActuator
+from steering.deciding.engine import Engine
+from steering.plan import Change, Group, Target, Weights, title
+
+_SECOND_NS: Final = 1_000_000_000
+_RETRY_NS: Final = _SECOND_NS
+_RETRY_MAX_NS: Final = 30 * _SECOND_NS
+
+
+class Acting:
+    """Carries out changes of weights, or says what would be done.
+
+    Parameters
+    ----------
+    engine : Engine
+        Is told what became of each change.
+    actuators : WeightActuator
+        Changes the kernel.
+    log : Journal
+        Has each intent on disk before the kernel is asked.
+    host : callable
+        Name of this host.
+    say : callable
+        Takes a line for the log.
+    send : callable
+        Takes each act, for whoever watches.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        actuators: WeightActuator,
+        log: journal.Journal,
+        host: Callable[[], str],
+        say: Callable[[str], None],
+        send: Callable[[Act], None],
+    ) -> None:
+        self._engine, self._actuators, self._journal = engine, actuators, log
+        self._host, self._say, self._send = host, say, send
+        self._scope = journal.scope()
+        self.first: dict[Target, Group] = {}  # each target before we touched it
+        self._told: dict[Target, Weights] = {}  # wanted weights already reported in a dry run
+        self._retry: dict[Target, tuple[int, int]] = {}  # when to try again, and the wait after that
+
+    # ---- one change ----
+
+    def pretend(self, change: Change) -> None:
+        """Say what would be done, once."""
+        now = time.monotonic_ns()
+        if self._told.get(change.target) != change.after:
+            self._told[change.target] = change.after
+            self._tell(change, "dry_run", now)
+        self._engine.carried_out(change, now)
+
+    def carry_out(self, change: Change, name: str = "") -> bool:
+        """Make a change, unless it failed a moment ago; False when the kernel is not as it was thought to be.
+
+        The act gets a new name unless it has one already.
+        """
+        now = time.monotonic_ns()
+        if now < self._retry.get(change.target, (0, 0))[0]:
+            return True
+        act_id = name or messages.act_id(change.target)
+        try:
+            self._log("intent", act_id, change, change.after)
+        except OSError as error:
+            self._failed(change, now, f"the journal cannot be written: {error.strerror}", act_id)
+            return True
+        try:
+            outcome = self._actuators.apply(self.first[change.target], [change.before], change.after)
+        except SwerveError as error:
+            outcome = Outcome("failed", change.before, None, str(error))
+        if outcome.kind == "applied":
+            self._engine.carried_out(change, time.monotonic_ns(), outcome.weights)
+            self._retry.pop(change.target, None)
+            self._tell(change, "applied", now, outcome.acknowledged_ns, act_id)
+            self._log_quietly("applied", act_id, change, outcome.weights)
+            return True
+        if outcome.kind in ("failed", "manual"):
+            self._log_quietly("failed", act_id, change, change.before)
+        self._failed(change, now, outcome.why, act_id)
+        return False
+
+    def _failed(self, change: Change, now: int, why: str, act_id: str) -> None:
+        wait = min(self._retry.get(change.target, (0, _RETRY_NS))[1], _RETRY_MAX_NS)
+        self._retry[change.target] = (now + wait, 2 * wait)
+        self._engine.rejected(change, why)
+        self._say(f"{title(change.target)}: {why}")
+        self._tell(change, "failed", now, None, act_id, why)
+
+    def _tell(
+        self,
+        change: Change,
+        outcome: messages.Outcome,
+        decided: int,
+        acknowledged: int | None = None,
+        act_id: str = "",
+        failure: str = "",
+    ) -> None:
+        group = self._engine.groups.get(change.target) or self.first[change.target]
+        seen = self._engine.seen(change)
+        self._send(messages.act(self._host(), group, change, outcome, seen, decided, acknowledged, act_id, failure))
+
+    # ---- the journal ----
+
+    def _log(self, kind: journal.Kind, act_id: str, change: Change, weights: Weights) -> None:
+        self._journal.write(
+            journal.entry_now(
+                kind,
+                act_id,
+                self.first[change.target],
+                change.before,
+                weights if kind == "applied" else change.after,
+                change.because,
+                change.under,
+                self._scope,
+            )
+        )
+
+    def _log_quietly(self, kind: journal.Kind, act_id: str, change: Change, weights: Weights) -> None:
+        """What is only history: without it the intent stays outstanding, which is the safe side."""
+        try:
+            self._log(kind, act_id, change, weights)
+        except OSError as error:
+            self._say(f"the journal cannot be written: {error.strerror}")
+
+    def settle(self, why: str, only: Target | None = None) -> None:
+        """Put the original weights back everywhere, or in one target."""
+        decided = time.monotonic_ns()
+        settled = settle.settle(
+            self._journal,
+            self._actuators,
+            self._scope,
+            "controller",
+            lambda each: only in (None, each.target),
+        )
+        for each in settled:
+            self._say(f"{each.text}; {why}")
+            if each.outcome.kind == "applied":
+                self._send(messages.undone(self._host(), each, why, decided))
+
+    def release(self, known: Group, weights: Weights, why: str) -> None:
+        """Tell the guardian, through the journal, that this target is not ours to undo."""
+        outstanding = self.outstanding().get(known.target)
+        if outstanding is None:
+            return
+        change = Change(known.target, known.current, weights, why, outstanding.last.under)
+        self._log_quietly("released", outstanding.last.act_id, change, weights)
+
+    def adopt(self, group: Group) -> None:
+        """Note what the kernel took with a link: whoever undoes gives back what has returned by then."""
+        first = self.first[group.target]
+        if group.current != first.original and group.target not in self.outstanding():
+            change = Change(group.target, first.original, group.current, "the kernel took it with its link", "")
+            self._log_quietly("applied", messages.act_id(group.target), change, group.current)
+
+    def outstanding(self) -> dict[Target, journal.Outstanding]:
+        """What of ours may be in force."""
+        return self._journal.read().outstanding(self._scope)
+
+    def rotate(self) -> None:
+        """Put a long journal aside once nothing in it is outstanding."""
+        self._journal.rotate(self._scope)

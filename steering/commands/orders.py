@@ -1,0 +1,199 @@
+"""`swerve steer confirm|drain|undrain|hold|unhold|pin|unpin|freeze|thaw`: what an operator orders by hand.
+
+Orders go to the running controller through its control socket; the stop file is made and removed here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final, Self
+
+import click
+
+from pytools import places
+from pytools.cli_options import Options, common
+from pytools.errors import CapabilityError, SwerveError, UsageError
+from steering.acting import journal
+from steering.acting.lock import Lock
+from steering.control import client, kept_orders, orders, stop_file
+from steering.control.requests import AnyRequest, Drain, Hold, PinFlow, Undrain, Unhold, UnpinFlow
+from steering.deciding.overrides import Overrides
+from steering.guarding import confirming
+from steering.plan import FlowKey
+from steering.words import Duration, Flow, who
+
+_PIN_S: Final = 10.0  # until the first pin's kernel program is loaded, and a neighbour has answered
+_FOR: Final = click.option(
+    "--for", "for_ns", type=Duration(), default=0, metavar="DURATION", help="It ends by itself then."
+)
+_WHY: Final = click.option("--why", default="", metavar="TEXT", help="The reason, for whoever asks later.")
+_TO: Final = click.option("--to", default="", metavar="PREFIX", help="Only what carries routes to this prefix.")
+
+
+def _ask(options: Options, request: AnyRequest, patience_s: float = 0.0) -> None:
+    reply = client.ask(places.state_dir(options.netns), request, patience_s=patience_s)
+    _say(options, reply.lines)
+
+
+def _say(options: Options, lines: list[str]) -> None:
+    for line in lines:
+        click.echo(json.dumps({"done": line}, ensure_ascii=False) if options.json else line)
+
+
+@click.command(epilog="Example: swerve steer confirm -n swerve-x-h1")
+@common(follows=False)
+def confirm(options: Options) -> None:
+    """Let a controller that was started with --confirm go on; without it everything is taken back in time."""
+    try:
+        said = confirming.confirm(places.state_dir(options.netns), who())
+    except OSError as error:
+        raise SwerveError(f"it cannot be written: {error.strerror}", "nothing is confirmed") from None
+    _say(options, [said])
+
+
+@click.command(epilog='Example: swerve steer drain rail1 --for 1h --why "new optics"')
+@click.argument("leaves_by", metavar="INTERFACE|GATEWAY")
+@_TO
+@_FOR
+@_WHY
+@common(follows=False)
+def drain(options: Options, leaves_by: str, to: str, for_ns: int, why: str) -> None:
+    """Take what leaves by an INTERFACE or GATEWAY out of use, for maintenance.
+
+    It holds whatever is measured, also after a restart, until it is taken back or its time is over. Refused (exit code
+    4) where nothing, or nothing that is measured, would be left. `fe80::1%rail1` is a gateway at one interface.
+    """
+    _ask(options, Drain(leaves_by, to, for_ns, why))
+
+
+@click.command(epilog="Example: swerve steer undrain rail1")
+@click.argument("leaves_by", metavar="INTERFACE|GATEWAY")
+@_TO
+@common(follows=False)
+def undrain(options: Options, leaves_by: str, to: str) -> None:
+    """Take such an order back: at once the policy decides again. Without a controller the order is only forgotten."""
+    try:
+        _ask(options, Undrain(leaves_by, to))
+    except client.NotRunningError:
+        if to:
+            raise
+        with _Stored(options) as stored:
+            left, ended = orders.without_drain(stored.overrides, [], leaves_by, "")
+            stored.keep(left, [orders.text_of(order) for order in ended])
+
+
+@click.command(epilog="Example: swerve steer hold nexthop_group:102 --for 10m")
+@click.argument("target", default="")
+@_FOR
+@_WHY
+@common(follows=False)
+def hold(options: Options, target: str, for_ns: int, why: str) -> None:
+    """Leave TARGET as it is (by its name in `status`, or a prefix that it carries), or without one everything.
+
+    The stop file (`freeze`) stops what orders ask for as well.
+    """
+    _ask(options, Hold(target, for_ns, why))
+
+
+@click.command(epilog="Example: swerve steer unhold nexthop_group:102")
+@click.argument("target", default="")
+@common(follows=False)
+def unhold(options: Options, target: str) -> None:
+    """Take such an order back. Without a controller the order is only forgotten."""
+    try:
+        _ask(options, Unhold(target))
+    except client.NotRunningError:
+        with _Stored(options) as stored:
+            left, ended = orders.without_hold(stored.overrides, target)
+            stored.keep(left, [orders.text_of(order) for order in ended])
+
+
+class _Stored:
+    """The orders on disk, while no controller runs."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def __enter__(self) -> Self:
+        folder = journal.directory(self._options.netns)
+        self._folder, self._lock = folder, Lock(folder / journal.LOCK_FILE)
+        self.overrides = kept_orders.load(folder, time.time_ns())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+    def keep(self, left: Overrides, ended: list[str]) -> None:
+        """Forget some."""
+        if not ended:
+            there = ", ".join(map(orders.text_of, self.overrides.orders))
+            raise UsageError("there is no such order, and no controller runs", f"orders are: {there or 'none'}")
+        kept_orders.save(self._folder, left)
+        _say(self._options, [f"forgotten: {each}" for each in ended])
+
+
+@click.command(epilog="Example: swerve steer pin tcp:10.9.0.1:40000-10.9.0.2:5201 --via rail2 --for 10m")
+@click.argument("flow", type=Flow())
+@click.option("--via", required=True, metavar="INTERFACE", help="Where it shall leave: an interface or a gateway.")
+@click.option("--for", "for_ns", type=Duration(), required=True, metavar="DURATION", help="It lapses by itself then.")
+@_WHY
+@common(follows=False)
+def pin(options: Options, flow: FlowKey, via: str, for_ns: int, why: str) -> None:
+    """Hold one live FLOW on an interface, packet by packet, wherever routing sends it.
+
+    A lease that the kernel ends: with its time, with the controller, or for as long as the neighbour there is dead.
+    """
+    _ask(options, PinFlow(**asdict(flow), via=via, for_ns=for_ns, why=why), _PIN_S)
+
+
+@click.command(epilog="Example: swerve steer unpin tcp:10.9.0.1:40000-10.9.0.2:5201")
+@click.argument("flow", type=Flow())
+@common(follows=False)
+def unpin(options: Options, flow: FlowKey) -> None:
+    """Let a FLOW go as it is routed."""
+    _ask(options, UnpinFlow(**asdict(flow)))
+
+
+_HOST: Final = click.option("--host", is_flag=True, help="All instances of this host, not only this one.")
+
+
+def _stop_file(options: Options, host: bool) -> Path:
+    return stop_file.places_of(places.state_dir(options.netns))[host]
+
+
+@click.command(epilog='Example: swerve steer freeze --why "switch upgrade until noon"')
+@_HOST
+@_WHY
+@common(follows=False)
+def freeze(options: Options, host: bool, why: str) -> None:
+    """Start no act of any kind until `thaw`: what is in force stays, its leases are renewed.
+
+    Makes the stop file, which any other tool may make as well. A controller that ends or dies is undone all the same.
+    """
+    place = _stop_file(options, host)
+    try:
+        stop_file.freeze(place, why)
+    except OSError as error:
+        raise CapabilityError(f"{place}: {error.strerror}", "run it as root") from None
+    _say(options, [f"frozen by {place}"])
+
+
+@click.command(epilog="Example: swerve steer thaw")
+@_HOST
+@common(follows=False)
+def thaw(options: Options, host: bool) -> None:
+    """Remove the stop file: steering goes on."""
+    place = _stop_file(options, host)
+    try:
+        gone = stop_file.thaw(place)
+    except OSError as error:
+        raise CapabilityError(f"{place}: {error.strerror}", "run it as root") from None
+    left = stop_file.StopFile(places.state_dir(options.netns)).why()
+    said = f"{place} is gone" if gone else f"{place} was not there"
+    _say(options, [f"{said}; still frozen: {left}" if left else said])
+
+
+commands = (confirm, drain, undrain, hold, unhold, pin, unpin, freeze, thaw)

@@ -1,0 +1,100 @@
+"""`swerve policy`: check a policy file, explain it, print its schema, run it over a recording. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from pytools.cli_options import Options, common
+from steering import policy as model
+from steering.policy import file as policy_file
+
+_FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+
+
+@click.group(epilog="Example: swerve policy check /etc/swerve/policy.yaml")
+def policy() -> None:
+    """Check, explain and try out policy files (docs/policy.md)."""
+
+
+@policy.command(epilog="Example: swerve policy check /etc/swerve/policy.yaml")
+@_FILE
+@common(follows=False)
+def check(options: Options, file: Path) -> int:
+    """Say what is wrong with FILE, every fault with its line.
+
+    Exit code 3 when it is invalid, 4 when it is valid but others could write it.
+    """
+    try:
+        policy_file.load(file, guarded=False)
+    except policy_file.InvalidPolicyError as error:
+        if not options.json:
+            raise
+        for problem in error.problems:
+            fault = {"file": str(file), "line": problem.line, "where": problem.where, "what": problem.what}
+            click.echo(json.dumps(fault | {"hint": problem.hint}, ensure_ascii=False))
+        return error.exit_code
+    policy_file.load(file)
+    if options.json:
+        click.echo(json.dumps({"file": str(file), "valid": True}))
+    else:
+        click.echo(f"{file}: valid")
+    return 0
+
+
+@policy.command(epilog="Example: swerve policy explain /etc/swerve/policy.yaml")
+@_FILE
+@common(follows=False)
+def explain(options: Options, file: Path) -> None:
+    """Say in words what FILE would do."""
+    found = policy_file.load(file, guarded=False)
+    if options.json:
+        # Durations as numbers: for other programs, nanoseconds need no parsing.
+        click.echo(json.dumps({"unit": "ns", "policy": found.model_dump(by_alias=True, exclude_none=True)}))
+    else:
+        click.echo(model.explain(found))
+
+
+@policy.command(epilog="Example: swerve policy schema > policy.schema.json")
+@common(follows=False)
+def schema(options: Options) -> None:
+    """Print the JSON Schema of policy files, for editors and other tooling."""
+    click.echo(json.dumps(model.json_schema(), indent=None if options.json else 2))
+
+
+@policy.command(epilog="Example: swerve policy replay recording.jsonl --policy policy.yaml --only-changes")
+@click.argument("recording", type=click.File("rb"))
+@click.option(
+    "--policy",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="The policy file.",
+)
+@click.option("--only-changes", is_flag=True, help="Acts and alerts, not every change of a path's state.")
+@click.option("--host", default="", metavar="NAME", help="Whose signals, if there are several hosts in it.")
+@common(follows=False)
+def replay(options: Options, recording: BinaryIO, file: Path, only_changes: bool, host: str) -> None:
+    """Say what a policy would have done over RECORDING, the output of `swerve watch` (- for standard input).
+
+    The engine is the real one, its clock that of the records; the kernel is made up: recorded nexthop groups, or all
+    paths to one address with weight 1 each. With -j states and acts are signals, and the last line is the summary.
+    """
+    from steering.policy.needs import signals_of
+    from steering.replay import telling
+    from steering.replay.player import Player
+    from steering.replay.recording import Recording
+
+    found = policy_file.load(file, guarded=False)
+    player, records = Player(found), Recording(recording, signals_of(found) | {"nexthop_group", "act"}, host)
+    for event in player.play(records):
+        if telling.changes_something(event) or not only_changes:
+            click.echo(telling.json_of(event) if options.json else telling.text_of(event))
+    if options.json:
+        click.echo(json.dumps(telling.summary(records, player), ensure_ascii=False))
+        return
+    for line in telling.summary_lines(records, player):
+        click.echo(line)

@@ -1,0 +1,248 @@
+"""`swerve steer status|history`: what is in force and why; what was done, when, by whom. Changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from pytools import places
+from pytools.cli_options import Options, common
+from pytools.errors import SwerveError
+from pytools.kernel import netns
+from pytools.kernel.netlink import Netlink
+from pytools.signals import Act, PathState, encode
+from steering.acting import acts_file, journal
+from steering.acting.lock import holder
+from steering.actuators.registry import Actuators
+from steering.control import client, kept_orders, orders
+from steering.control.requests import Status
+from steering.control.stop_file import StopFile
+from steering.deciding.overrides import Override
+from steering.guarding import confirming
+from steering.plan import FlowKey, title
+from steering.words import Duration, act_line, clock, flow_text, weights_text
+
+_STATES_S: Final = 1.3  # a controller repeats every state once a second
+_ANSWER_S: Final = 2.0
+
+
+@click.command(epilog="Example: swerve steer status -n swerve-x-h1 -j")
+@common(follows=False)
+def status(options: Options) -> None:
+    """Who steers, what is in force and what is wanted, what was ordered, and what is thought of each path."""
+    facts = _facts(options.netns)
+    if options.json:
+        click.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    for line in _lines(facts):
+        click.echo(line)
+
+
+def _facts(name: str | None) -> dict[str, Any]:
+    folder = places.state_dir(name)
+    held = holder(folder / journal.LOCK_FILE)
+    facts: dict[str, Any] = {"instance": places.instance(name), "running": held is not None}
+    facts |= {key: held[key] for key in ("pid", "apply", "policy", "policy_hash") if held and key in held}
+    if held:
+        facts["policy_changed"] = _changed(held)
+        facts["confirm"] = _confirm(folder, held)
+    facts["frozen"] = StopFile(folder).why()
+    facts |= _controller(folder) if held else _stored(folder)
+    contents = journal.read(folder / journal.FILE)
+    with netns.inside(name), Netlink() as netlink:
+        actuators = Actuators(netlink)
+        facts["in_force"] = [
+            {
+                "target": each.target,
+                "original": dict(each.group.original),
+                "kernel": dict(actuators.weights(each.group) or ()),
+                "members": {str(member.nexthop_id): member.name for member in each.group.members},
+                "because": each.last.because,
+                "under": each.last.under,
+                "since_unix_ns": each.last.unix_ns,
+            }
+            for each in contents.outstanding(journal.scope()).values()
+        ]
+    facts["torn_lines"] = contents.torn
+    facts["paths"] = _states(name) if held else []
+    return facts
+
+
+def _changed(held: dict[str, Any]) -> bool | None:
+    """Whether the policy file is another one than was read; None when that cannot be told."""
+    if not held.get("policy_hash"):
+        return None
+    with contextlib.suppress(OSError):
+        now = hashlib.sha256(Path(str(held.get("policy"))).read_bytes()).hexdigest()
+        return now != str(held["policy_hash"])
+    return None
+
+
+def _confirm(folder: Path, held: dict[str, Any]) -> dict[str, Any] | None:
+    deadline = confirming.pending(held)
+    if deadline is None:
+        return None
+    left_s = round((deadline.at_ns - time.monotonic_ns()) / 1e9, 1)
+    return {"state": confirming.verdict(folder / journal.FILE, deadline.run), "left_s": max(0.0, left_s)}
+
+
+def _controller(folder: Path) -> dict[str, Any]:
+    """What only the controller knows."""
+    try:
+        return {"answers": True} | client.ask(folder, Status(), _ANSWER_S).facts
+    except SwerveError as error:
+        return {"answers": False, "silence": str(error)} | _stored(folder)
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    """The orders on disk."""
+    try:
+        found = kept_orders.load(folder, time.time_ns())
+    except SwerveError as error:
+        return {"orders": [], "orders_unreadable": str(error)}
+    return {"orders": [kept_orders.as_json(order) for order in found.orders]}
+
+
+def _states(name: str | None) -> list[dict[str, Any]]:
+    """What the controller thinks of each path; empty when there is no agent to ask."""
+    from pytools.bus_client import Client
+
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        with Client(places.agent_socket(name), frozenset({"path_state"})) as agent:
+            deadline = time.monotonic() + _STATES_S
+            while (left := deadline - time.monotonic()) > 0:
+                state = agent.next(left)
+                if isinstance(state, PathState):
+                    found[str(state.path)] = json.loads(encode(state))
+    except SwerveError:
+        return []
+    return list(found.values())
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
+    yield from _about_the_controller(facts)
+    if facts["frozen"]:
+        yield f"FROZEN, nothing is changed: {facts['frozen']}"
+    for raw in facts["orders"]:
+        order = Override(**raw)
+        until = f" until {clock(order.until_unix_ns)}" if order.until_unix_ns else ""
+        yield f"ordered by {order.by or '?'}: {orders.text_of(order)}{until}"
+    if "orders_unreadable" in facts:
+        yield f"orders: {facts['orders_unreadable']}"
+    for each in facts["in_force"]:
+        wanted = facts.get("wanted", {}).get(each["target"])
+        pending = f", wanted {weights_text(wanted)}" if wanted and wanted != _keys(each["kernel"]) else ""
+        yield (
+            f"{title(each['target'])}: {weights_text(each['kernel'])}{pending}"
+            f" (originally {weights_text(each['original'])}) because {each['because']} [{each['under']}]"
+        )
+    if not facts["in_force"]:
+        yield "all weights are the original ones"
+    for target, why in facts.get("manual", {}).items():
+        yield f"{title(target)}: left alone: {why}"
+    for pin in facts.get("pins", []):
+        by_hand = ", by hand" if pin["by_hand"] else ""
+        yield f"pinned: {flow_text(FlowKey(**pin['flow']))} to nexthop {pin['nexthop_id']} of {pin['target']}{by_hand}"
+    more = facts.get("pin_count", 0) - len(facts.get("pins", []))
+    if more > 0:
+        yield f"and {more} more pins"
+    for state in facts["paths"]:
+        path = state["path"]
+        weights = f"weight {state['weight_actual']}, wanted {state['weight_wanted']}"
+        name = f"{path['source']}>{path['destination']} dev {path['interface']}"
+        yield f"{name}: {state['state']}, {weights}: {state['reason']}"
+    if facts["torn_lines"]:
+        yield f"{facts['torn_lines']} torn lines in the journal"
+
+
+def _keys(weights: dict[int, int]) -> dict[str, int]:
+    return {str(nexthop): weight for nexthop, weight in weights.items()}
+
+
+def _about_the_controller(facts: dict[str, Any]) -> Iterator[str]:
+    if not facts["running"]:
+        yield "not running"
+        return
+    mode = "applies" if facts.get("apply") else "dry run"
+    changed = ", which has changed since: restart to use it" if facts["policy_changed"] else ""
+    guardian = f", guardian process {facts['guardian_pid']}" if facts.get("guardian_pid") else ""
+    yield f"running: process {facts.get('pid', '?')}, {mode}, policy {facts.get('policy', '?')}{changed}{guardian}"
+    if not facts["answers"]:
+        yield f"it does not answer: {facts['silence']}"
+    confirm = facts["confirm"]
+    if confirm and confirm["state"] == "open":
+        yield f"TO BE CONFIRMED within {confirm['left_s']:g} s, or everything is taken back: swerve steer confirm"
+    elif confirm:
+        yield f"this run was {confirm['state']}"
+
+
+# ---- history ----
+
+
+class _Since(click.ParamType[int]):
+    """A time, or how long ago; CLOCK_REALTIME nanoseconds."""
+
+    name = "since"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Nanoseconds."""
+        try:
+            return int(datetime.datetime.fromisoformat(value).timestamp() * 1e9)
+        except ValueError:
+            ago: int = Duration().convert(value, param, ctx)
+            return time.time_ns() - ago
+
+
+@click.command(epilog="Example: swerve steer history -n swerve-x-h1 --since 1h --target nexthop_group:102 -c 20")
+@click.option("--since", type=_Since(), default=None, metavar="TIME|DURATION", help="Only later ones: 1h, 2026-11-22.")
+@click.option("--target", default="", metavar="TEXT", help="Only about targets with this in their name.")
+@common()
+def history(options: Options, since: int | None, target: str) -> None:
+    """What was done, when, by whom and why, oldest first; with --count only the last entries.
+
+    Changes of weights come from the journal (objects with `kind`), pins, labels, alerts and orders from the record of
+    acts (objects with `type`).
+    """
+    if options.interval_s is not None:
+        raise click.UsageError("history ends where the journal ends: it has no interval")
+    folder = places.state_dir(options.netns)
+    parts = [journal.read(folder / name) for name in (f"{journal.FILE}.1", journal.FILE)]
+    entries = [entry for part in parts for entry in part.entries]
+    both: list[journal.Entry | Act] = [*entries, *acts_file.read(folder)]
+    both.sort(key=lambda each: each.unix_ns)
+    wanted = [each for each in both if each.unix_ns >= (since or 0) and _about(each, target)]
+    for each in wanted[-(options.count or 0) :]:
+        click.echo(_json(each) if options.json else _line(each))
+    if torn := sum(part.torn for part in parts):
+        click.echo(f"swerve steer: {torn} torn lines were left out", err=True)
+
+
+def _about(each: journal.Entry | Act, text: str) -> bool:
+    return text in each.target or text in title(each.target)
+
+
+def _json(each: journal.Entry | Act) -> str:
+    if isinstance(each, Act):
+        return encode(each).decode()
+    return json.dumps(journal.as_json(each), ensure_ascii=False)
+
+
+def _line(each: journal.Entry | Act) -> str:
+    if isinstance(each, Act):
+        return act_line(each)
+    if each.kind in ("confirmed", "expired"):
+        return f"{clock(each.unix_ns)} {each.kind} by {each.by}: {each.act_id}: {each.because}"
+    moved = f"{weights_text(dict(each.before))} → {weights_text(dict(each.after))}"
+    under = f" [{each.under}]" if each.under else ""
+    return (
+        f"{clock(each.unix_ns)} {each.kind} by {each.by}: {title(each.target)}: {moved} because {each.because}{under}"
+    )

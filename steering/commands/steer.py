@@ -1,0 +1,185 @@
+"""`swerve steer`: run a controller; see and undo what controllers did."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from pytools import places
+from pytools.cli_options import Options, common
+from pytools.errors import RefusedError
+from pytools.kernel import netns
+from pytools.kernel.netlink import Netlink
+from pytools.signals import Act, encode
+from steering.acting import journal, settle, undoing
+from steering.acting.lock import Lock, holder, holder_pidfd
+from steering.actuators.registry import Actuators
+from steering.commands import orders, status
+from steering.control import client
+from steering.control.requests import MOST_UNDONE, Undo
+from steering.words import Duration, act_line
+
+_DEFAULT_POLICY: Final = Path("/etc/swerve/policy.yaml")
+_STOP_S: Final = 10.0
+_GUARDIAN_S: Final = 1.0  # a guardian may be undoing just now
+_SECOND_NS: Final = 1_000_000_000
+
+
+@click.group(epilog="Example: swerve steer run --policy policy.yaml -n swerve-x-h1")
+def steer() -> None:
+    """Steer by a policy; see and undo what was done; give orders by hand (docs/operating.md)."""
+
+
+@steer.command(epilog="Example: swerve steer run --apply --policy /etc/swerve/policy.yaml")
+@click.option("--apply", is_flag=True, help="Change weights. Without it: a dry run that only says what it would do.")
+@click.option(
+    "--confirm",
+    "confirm_ns",
+    type=Duration(_SECOND_NS, 86_400 * _SECOND_NS),
+    default=0,
+    metavar="DURATION",
+    help="Take everything back and end after so long, unless `swerve steer confirm` is given in time.",
+)
+@click.option("--keep", is_flag=True, help="At the end leave the weights as they are, not as they were found.")
+@click.option(
+    "--policy",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=_DEFAULT_POLICY,
+    show_default=True,
+    help="The policy file.",
+)
+@common(follows=False)
+def run(options: Options, apply: bool, confirm_ns: int, keep: bool, file: Path) -> int:
+    """Steer until interrupted: move weights off bad paths, and back when they recover.
+
+    Needs a running agent, and waits for one. Every act is journalled before it is made; a guardian process undoes
+    them all if this one dies or hangs, or is not confirmed in time.
+    """
+    if confirm_ns and not apply:
+        raise click.UsageError("--confirm without --apply: a dry run changes nothing that had to be confirmed")
+    from steering.controller import Controller
+    from steering.controller import Options as How
+    from steering.policy import file as policy_file
+
+    policy = policy_file.load(file)
+    if options.netns:
+        netns.enter(options.netns)
+
+    def say(text: str) -> None:
+        print(f"swerve steer: {text}", file=sys.stderr, flush=True)
+
+    def report(act: Act) -> None:
+        line = encode(act).decode() if options.json else act_line(act)
+        print(line, flush=True)
+
+    how = How(
+        netns=options.netns,
+        apply=apply,
+        keep=keep,
+        policy_name=str(file.absolute()),
+        policy_hash=hashlib.sha256(file.read_bytes()).hexdigest(),
+        confirm_ns=confirm_ns,
+    )
+    controller = Controller(policy, how, say, report)
+    return 130 if controller.run() == signal.SIGINT else 0
+
+
+@steer.command(epilog="Example: swerve steer undo 1 --hold 30m -n swerve-x-h1")
+@click.argument("number", type=click.IntRange(1, MOST_UNDONE), required=False)
+@click.option(
+    "--hold",
+    "hold_ns",
+    type=Duration(0),
+    default=600 * _SECOND_NS,
+    metavar="DURATION",
+    help="So long a running controller leaves what it took back as it is (10m; 0s for not at all).",
+)
+@click.option("--stop", is_flag=True, help="Without NUMBER: stop a running controller first.")
+@common(follows=False)
+def undo(options: Options, number: int | None, hold_ns: int, stop: bool) -> int:
+    """Put the original weights back; with NUMBER take only so many acts back, the last one first.
+
+    Without NUMBER it is refused while a controller runs (it would steer again), unless it is told to stop it. With it a
+    running controller takes its acts back itself, and holds their targets for a while, so that it does not steer again
+    at once.
+    """
+    if number is not None and stop:
+        raise click.UsageError("--stop takes everything back: it has no NUMBER")
+    folder = places.state_dir(options.netns)
+    if number is not None:
+        return _undo_last(options, folder, number, hold_ns)
+    if options.netns:
+        netns.enter(options.netns)
+    if not journal.read(folder / journal.FILE).entries:
+        _say_undone(options, [])
+        return 0
+    stopped = stop and _stop_controller(folder / journal.LOCK_FILE)
+    with (
+        Lock(folder / journal.LOCK_FILE, _STOP_S if stopped else _GUARDIAN_S),
+        journal.Journal(folder / journal.FILE) as log,
+        Netlink() as netlink,
+    ):
+        settled = settle.settle(log, Actuators(netlink), journal.scope(), "command")
+        Actuators(netlink).sweep()
+    _say_undone(options, settled)
+    return 1 if any(each.outcome.kind in ("failed", "uncertain") for each in settled) else 0
+
+
+def _undo_last(options: Options, folder: Path, number: int, hold_ns: int) -> int:
+    """Take acts back through the controller, or here when none runs."""
+    try:
+        lines, code = client.ask(folder, Undo(number, hold_ns)).lines, 0
+    except client.NotRunningError:
+        if options.netns:
+            netns.enter(options.netns)
+        with (
+            Lock(journal.directory(options.netns) / journal.LOCK_FILE, _GUARDIAN_S),
+            journal.Journal(folder / journal.FILE) as log,
+            Netlink() as netlink,
+        ):
+            done = undoing.undo_last(log, Actuators(netlink), journal.scope(), number)
+        lines, code = [each.text for each in done] or ["nothing to undo"], int(any(each.why for each in done))
+    for line in lines:
+        click.echo(json.dumps({"done": line}, ensure_ascii=False) if options.json else line)
+    return code
+
+
+def _stop_controller(lock: Path) -> bool:
+    """Ask the controller that holds the lock to end, and wait until it has; whether there was one."""
+    pidfd = holder_pidfd(lock)
+    if pidfd is None:
+        return holder(lock) is not None
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if not poll.poll(_STOP_S * 1e3):
+            raise RefusedError("the controller did not stop", "its guardian undoes its acts if it hangs: try again")
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def _say_undone(options: Options, settled: list[settle.Settled]) -> None:
+    if options.json:
+        for each in settled:
+            facts = {"target": each.target, "outcome": each.outcome.kind, "why": each.outcome.why}
+            click.echo(json.dumps(facts | {"weights": dict(each.outcome.weights)}))
+        return
+    for each in settled:
+        click.echo(each.text)
+    if not settled:
+        click.echo("nothing to undo")
+
+
+for _command in (status.status, status.history, *orders.commands):
+    steer.add_command(_command)

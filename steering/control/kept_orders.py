@@ -1,0 +1,114 @@
+"""The operator's orders on disk, so that they outlive the controller: one JSON file, replaced as a whole.
+
+Belongs to whoever steers, mode 0600; a file that others could have written is not obeyed. One writer at a time:
+whoever holds the `Lock`. `until_unix_ns` is CLOCK_REALTIME.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from pytools.errors import CapabilityError, RefusedError, SwerveError
+from steering.acting.journal import sync_folder
+from steering.deciding.overrides import NONE, Override, Overrides
+
+FILE: Final = "overrides.json"
+MOST: Final = 1000  # orders
+_MAX_BYTES: Final = 1 << 20
+
+
+class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    orders: tuple[Override, ...]
+
+
+_decoder = msgspec.json.Decoder(_Contents)
+
+
+def load(folder: Path, unix_ns: int) -> Overrides:
+    """The orders that have not run out; none when there is no file.
+
+    Raises
+    ------
+    RefusedError
+        If others could have written the file.
+    SwerveError
+        If it makes no sense: to go on without an order that was given would be worse than not to start.
+    """
+    path = folder / FILE
+    data = _read(path)
+    if data is None:
+        return NONE
+    try:
+        contents = _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _senseless(path, str(error)) from None
+    if contents.version != 1:
+        raise _senseless(path, f"version {contents.version}")
+    return Overrides(contents.orders).at(unix_ns)
+
+
+def as_json(order: Override) -> dict[str, Any]:
+    """An order for other programs."""
+    raw: dict[str, Any] = msgspec.to_builtins(order)
+    return raw
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except PermissionError as error:
+        raise CapabilityError(f"{path}: {error.strerror}", "run it as root") from None
+    except OSError as error:  # a symbolic link
+        raise RefusedError(f"{path}: refused: {error.strerror}", "look at it, and remove it") from None
+    with open(fd, "rb") as file:
+        for what, found in (("it", os.fstat(fd)), ("its directory", path.parent.stat())):
+            why = _unsafe(found, regular=what == "it")
+            if why:
+                raise RefusedError(f"{path}: refused: {what} {why}", "look at it, and remove it")
+        return file.read(_MAX_BYTES + 1)
+
+
+def _unsafe(found: os.stat_result, regular: bool) -> str:
+    if regular and not stat.S_ISREG(found.st_mode):
+        return "is not a regular file"
+    if found.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {found.st_uid}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"is writable by others (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def _senseless(path: Path, why: str) -> SwerveError:
+    return SwerveError(f"{path}: not a file of orders: {why}", "remove it; the orders in it are lost")
+
+
+def save(folder: Path, overrides: Overrides) -> None:
+    """Put the orders on disk; when this returns they are there, whatever happens next.
+
+    Raises
+    ------
+    OSError
+        If they cannot be written; the file is as it was.
+    """
+    path, fresh = folder / FILE, folder / f"{FILE}.new"
+    data = msgspec.json.encode(_Contents(1, overrides.orders))
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+    sync_folder(folder)

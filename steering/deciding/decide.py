@@ -1,0 +1,267 @@
+"""What the weights should be: a pure function of the policy, the paths' states, the groups and the time.
+
+Whatever the rules say: a group keeps at least one healthy path at its whole weight; nothing is shifted toward a path
+without a fresh measurement; when every path to a destination looks bad nothing is changed on its account; at most
+`max_drained_share` of a group is taken away. Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pytools.signals import Path
+from steering.deciding import health
+from steering.deciding.capacity import Estimate, shares_by
+from steering.deciding.health import PathHealth
+from steering.deciding.overrides import NONE, Overrides
+from steering.plan import Group, GroupPlan, Plan, scaled
+from steering.policy import Policy, Rule
+
+NO_CAPACITIES: Mapping[str, Estimate] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Vote:
+    """What one measured path says about the member it runs over."""
+
+    member: int
+    path: Path
+    health: PathHealth
+    due: int | None  # the rule under which it ought to be taken down
+
+
+def decide(
+    policy: Policy,
+    paths: Mapping[Path, PathHealth],
+    groups: Iterable[Group],
+    now: int,
+    capacities: Mapping[str, Estimate] = NO_CAPACITIES,
+    overrides: Overrides = NONE,
+) -> Plan:
+    """The weights wanted for each of these groups.
+
+    Parameters
+    ----------
+    policy : Policy
+        The policy.
+    paths : mapping of Path to PathHealth
+        The state of every measured path, after `observe` and `advance`.
+    groups : iterable of Group
+        The groups to look at, with their current weights.
+    now : int
+        CLOCK_MONOTONIC nanoseconds.
+    capacities : mapping of str to Estimate
+        What each interface was measured to carry.
+    overrides : Overrides
+        What the operator wants whatever is measured.
+    """
+    return Plan(tuple(_decide_group(policy, paths, group, now, capacities, overrides) for group in groups))
+
+
+def _decide_group(
+    policy: Policy,
+    paths: Mapping[Path, PathHealth],
+    group: Group,
+    now: int,
+    capacities: Mapping[str, Estimate],
+    overrides: Overrides,
+) -> GroupPlan:
+    votes = [
+        _Vote(member, path, paths[path], health.due(policy, paths[path]))
+        for member, path in group.paths
+        if path in paths
+    ]
+    if overrides.held(group):
+        return _hold(group, votes, f"hold: {overrides.held(group)}")
+    ordered = overrides.drained(group)
+    # A destination of which nothing is heard at all (a peer that was removed) has no say about the others'.
+    live = {vote.path.address for vote in votes if vote.health.state != "unmeasured"}
+    unmeasured = next((v for v in votes if v.health.state == "unmeasured" and v.path.address in live), None)
+    if not live or unmeasured is not None:
+        which = "no path of it is measured" if unmeasured is None else f"{unmeasured.path} is not measured"
+        return _back_to_original(group, votes, f"original weights: {which}", ordered)
+    votes = [vote for vote in votes if vote.path.address in live]
+    why = _not_to_be_told(policy, group, votes, live, now)
+    if why:
+        return _ordered(group, _hold(group, votes, f"hold: {why}"), ordered)
+    return _decide_measured(policy, group, votes, capacities, ordered)
+
+
+def _decide_measured(
+    policy: Policy,
+    group: Group,
+    votes: list[_Vote],
+    capacities: Mapping[str, Estimate],
+    ordered: Mapping[int, str],
+) -> GroupPlan:
+    """The weights of a group of which every path is measured."""
+    before = {
+        member.nexthop_id: min(
+            (health.share(vote.health) for vote in votes if vote.member == member.nexthop_id),
+            default=1.0,
+        )
+        for member in group.members
+    }
+    before |= dict.fromkeys(ordered, 0.0)
+    if not any(before.values()):
+        why = "held: the operator's order would leave no nexthop"
+        return replace(_back_to_original(group, votes, why, {}), held=tuple((vote.path, why) for vote in votes))
+    shares, granted, held = _grant(policy, group, votes, before, capacities)
+    wanted = group.original if all(share == 1 for share in shares.values()) else scaled(group.original, shares)
+    if not wanted:  # possible only when the group itself was changed by somebody else
+        return _back_to_original(group, votes, "original weights: no path would be left", {})
+    because, under = _why(policy, group, votes, shares, {vote.path: vote for vote, _ in granted}, ordered)
+    down = tuple((vote.path, share) for vote, share in granted)
+    return GroupPlan(group.target, wanted, because, under, down, tuple(held))
+
+
+def _not_to_be_told(policy: Policy, group: Group, votes: list[_Vote], live: set[str], now: int) -> str:
+    """Why the present measurements are not enough to decide; empty when they are."""
+    missing = _never_measured(group, votes, live)
+    if missing:
+        return f"no measurement yet of {missing}"
+    old = next((vote for vote in votes if health.stale(policy, vote.health, now)), None)
+    return "" if old is None else f"no fresh measurement of {old.path}"
+
+
+def _never_measured(group: Group, votes: list[_Vote], addresses: set[str]) -> str:
+    """The first member over which one of these addresses was never probed; empty if there is none."""
+    known = {(vote.path.address, vote.member) for vote in votes}
+    for address in sorted(addresses):
+        for member in group.members:
+            if (address, member.nexthop_id) not in known:
+                return f"{address} {member.name}"
+    return ""
+
+
+def _hold(group: Group, votes: list[_Vote], why: str) -> GroupPlan:
+    held = tuple((vote.path, why) for vote in votes if vote.due is not None)
+    return GroupPlan(group.target, group.current, why, "", held=held)
+
+
+def _ordered(group: Group, plan: GroupPlan, ordered: Mapping[int, str]) -> GroupPlan:
+    """A plan that was made without measurements, with what the operator wants out of it left out."""
+    wanted = tuple(pair for pair in plan.wanted if pair[0] not in ordered)
+    if wanted == plan.wanted or not wanted:
+        return plan
+    return replace(plan, wanted=wanted, because="; ".join(dict.fromkeys(ordered.values())), under="operator")
+
+
+def _back_to_original(group: Group, votes: list[_Vote], why: str, ordered: Mapping[int, str]) -> GroupPlan:
+    # What was down is no longer: to go down again it must be bad again, with all the limits that hold then.
+    down = frozenset(vote.path for vote in votes if vote.health.down)
+    return _ordered(group, replace(_hold(group, votes, why), wanted=group.original, lifted=down), ordered)
+
+
+def _grant(
+    policy: Policy,
+    group: Group,
+    votes: list[_Vote],
+    before: dict[int, float],
+    capacities: Mapping[str, Estimate],
+) -> tuple[dict[int, float], list[tuple[_Vote, float]], list[tuple[Path, str]]]:
+    """Shares by member, the votes that were followed and to what share, and those that were not, with the reason."""
+    shares = dict(before)
+    granted: list[tuple[_Vote, float]] = []
+    held: list[tuple[Path, str]] = []
+    for vote in sorted((v for v in votes if v.due is not None), key=_age):
+        assert vote.due is not None
+        floor, why = _floor(policy.rules[vote.due], group, vote, capacities)
+        lower = health.wanted_share(policy, vote.health, floor)
+        if not why and vote.health.state == "drained" and lower >= vote.health.share:
+            continue  # as low as the rule goes
+        share = min(shares[vote.member], lower)
+        why = why or _objection(policy, group, votes, shares | {vote.member: share}, vote)
+        if why:
+            held.append((vote.path, f"held: {why}"))
+            continue
+        shares[vote.member] = share
+        granted.append((vote, lower))
+    return shares, granted, held
+
+
+def _floor(rule: Rule, group: Group, vote: _Vote, capacities: Mapping[str, Estimate]) -> tuple[float, str]:
+    """The share that a rule leaves a path at last, and why that cannot be told (empty: it can)."""
+    shift = rule.then.shift
+    if shift is None or shift.by == "share":
+        return rule.then.share, ""
+    found = shares_by(shift.by, group, capacities)
+    if found is None:
+        return 1.0, f"the {shift.by} of a path is not measured yet"
+    return found[vote.member], ""
+
+
+def _age(vote: _Vote) -> tuple[int, Path]:
+    """Those bad for longest first."""
+    assert vote.due is not None
+    return vote.health.readings[vote.due].since_ns, vote.path
+
+
+def _objection(policy: Policy, group: Group, votes: list[_Vote], shares: Mapping[int, float], vote: _Vote) -> str:
+    """Why these shares must not be, on account of this vote; empty if they may."""
+    peers = [other for other in votes if other.path.address == vote.path.address]
+    if all(_troubled(other) for other in peers):
+        return f"every path to {vote.path.destination} looks bad"
+    others = [member for member in group.members if member.nexthop_id != vote.member]
+    for member in others:
+        if shares[member.nexthop_id] > 0 and not all(v.health.measured for v in _of(votes, member.nexthop_id)):
+            return f"it would shift toward {member.name}, of which there is no measurement"
+    if not any(
+        shares[member.nexthop_id] == 1 and all(_sound(v.health) for v in _of(votes, member.nexthop_id))
+        for member in others
+    ):
+        return "no healthy path would be left at its whole weight"
+    total = sum(member.weight for member in group.members)
+    taken = sum(member.weight * (1 - shares[member.nexthop_id]) for member in group.members)
+    if taken > policy.safety.max_drained_share * total + 1e-9:
+        return f"more than max_drained_share ({policy.safety.max_drained_share:g}) would be taken away"
+    return ""
+
+
+def _of(votes: list[_Vote], member: int) -> list[_Vote]:
+    return [vote for vote in votes if vote.member == member]
+
+
+def _troubled(vote: _Vote) -> bool:
+    return vote.due is not None or (vote.health.down and vote.health.bad)
+
+
+def _sound(path: PathHealth) -> bool:
+    return path.state == "healthy" and path.measured and not path.bad
+
+
+def _why(
+    policy: Policy,
+    group: Group,
+    votes: list[_Vote],
+    shares: Mapping[int, float],
+    granted: Mapping[Path, _Vote],
+    ordered: Mapping[int, str],
+) -> tuple[str, str]:
+    """Because and under, of what differs from the weights in force."""
+    in_force = _shares_in_force(group)
+    moved = {member for member, share in shares.items() if abs(share - in_force[member]) > 0.01}
+    said = [v for v in votes if v.member in moved and (v.path in granted or v.health.rule is not None)]
+    reasons = [ordered[member] for member in sorted(moved & ordered.keys())]
+    rules = ["operator"] if reasons else []
+    for vote in said or granted.values():
+        number = vote.due if vote.path in granted else vote.health.rule
+        assert number is not None
+        rule = policy.rules[number]
+        if vote.path in granted:
+            reasons.append(f"{vote.path}: {vote.health.readings[number].text}")
+        elif vote.health.state == "returning":
+            reasons.append(f"{vote.path}: {vote.health.because}, step {vote.health.step} on the way back")
+        else:
+            reasons.append(f"{vote.path}: {vote.health.because}")
+        rules.append(rule.name)
+    return "; ".join(dict.fromkeys(reasons)) or "as the paths' states ask", ", ".join(dict.fromkeys(rules))
+
+
+def _shares_in_force(group: Group) -> dict[int, float]:
+    """Share of its original weight that each member has now, the highest being 1."""
+    current = dict(group.current)
+    ratio = {m.nexthop_id: current.get(m.nexthop_id, 0) / m.weight for m in group.members}
+    highest = max(ratio.values(), default=0) or 1
+    return {nexthop: value / highest for nexthop, value in ratio.items()}

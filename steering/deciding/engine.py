@@ -1,0 +1,245 @@
+"""Everything the controller knows, without doing anything: signals in, changes out. No I/O; `now` is an argument.
+
+CLOCK_MONOTONIC nanoseconds; one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+from pytools.signals import Link, Path, Signal
+from steering.deciding import capacity, health
+from steering.deciding.capacity import Estimate
+from steering.deciding.decide import decide
+from steering.deciding.evidence import Evidence
+from steering.deciding.health import PathHealth
+from steering.deciding.measuring import Verdict
+from steering.deciding.overrides import NONE, Overrides
+from steering.plan import Change, Group, GroupPlan, Target, Weights, diff
+from steering.policy import Policy
+
+GroupOf = Callable[[str], Target | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is thought of one path, for publication."""
+
+    path: Path
+    state: str
+    since_ns: int
+    weight_wanted: int | None
+    weight_actual: int | None
+    reason: str
+    under: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A rule that only says something began to hold, or is over."""
+
+    path: Path
+    rule: str
+    holds: bool
+    text: str
+    seen_ns: int
+
+
+class Engine:
+    """The state of all paths and groups under one policy.
+
+    Parameters
+    ----------
+    policy : Policy
+        The policy.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.paths: dict[Path, PathHealth] = {}
+        self.groups: dict[Target, Group] = {}
+        self.manual: dict[Target, str] = {}  # groups that somebody else changed while ours was in force, and how
+        self.overrides: Overrides = NONE
+        self.frozen = ""  # why the operator lets nothing be changed; empty when anything may
+        self.evidence = Evidence()
+        self.ignored = 0  # signals about paths that no managed group has
+        self._places: dict[Path, tuple[Target, int] | None] = {}
+        self._lost: set[Path] = set()  # paths whose member the kernel took away with its link
+        self._group_of: GroupOf = lambda _: None
+        self._now = 0
+        self._capacities: dict[str, Estimate] = {}  # by interface
+        self._alerts: dict[tuple[Path, str], bool] = {}
+        self._plans: dict[Target, GroupPlan] = {}
+        self._rejected: dict[Target, str] = {}  # groups whose change could not be carried out, and why
+
+    def arrange(
+        self, groups: Iterable[Group], group_of: GroupOf, now: int, lost: AbstractSet[Target] = frozenset()
+    ) -> None:
+        """Take note of the targets that may be steered.
+
+        `group_of` says by which of them an address is reached. A member that the kernel took away with its link, or
+        that went with the whole target (`lost`), is remembered with its path: it comes back as one that was drained.
+        """
+        self._group_of, self._now = group_of, now
+        self.groups = {group.target: group for group in groups}
+        before, self._places = self._places, {path: self._place(path) for path in self._places}
+        for path, where in self._places.items():
+            was = before[path]
+            if where is not None or path not in self.paths:
+                continue
+            if was is not None and (was[0] in self.groups or was[0] in lost):
+                self.paths[path] = health.taken_away(self.policy, path, self.paths[path], now)
+            elif path not in self._lost:
+                self.paths.pop(path)
+        self._lost = {path for path, where in self._places.items() if where is None and path in self.paths}
+        self._wire()
+
+    def _place(self, path: Path) -> tuple[Target, int] | None:
+        """The group and the member that a path runs over; None if none of ours."""
+        group = self.groups.get(self._group_of(path.address) or "")
+        member = group.member(path) if group else None
+        return None if group is None or member is None else (group.target, member)
+
+    def take(self, signal: Signal, now: int) -> set[Target]:
+        """Digest a signal; the targets whose paths it says something about."""
+        self._now = now
+        touched = set()
+        told = self.evidence.take(signal, now)
+        for path in told:
+            if path not in self._places:
+                self._places[path] = self._place(path)
+                self._wire()
+            where = self._places[path]
+            if where is not None:
+                touched.add(where[0])
+            elif path not in self.paths:
+                self.ignored += 1
+                continue
+            self.paths[path] = health.observe(self.policy, self.paths[path], self.evidence.facts(path), now)
+        if isinstance(signal, Link) and told:
+            self._carry(signal, told)
+        return touched
+
+    def _carry(self, link: Link, over: Iterable[Path]) -> None:
+        """Note what an interface carries; that a queue stands is known from the paths over it."""
+        queued = any(path in self.paths and self.paths[path].bad for path in over)
+        estimate = capacity.updated(self._capacities.get(link.interface), link, queued)
+        if estimate is not None:
+            self._capacities[link.interface] = estimate
+
+    def alerts(self) -> list[Alert]:
+        """What rules that move nothing have to say that was not said yet."""
+        said = []
+        for number, rule in enumerate(self.policy.rules):
+            if rule.then.kind != "alert":
+                continue
+            for path, known in self.paths.items():
+                reading = known.readings[number] if known.readings else None
+                before = self._alerts.get((path, rule.name), False)
+                if reading is None or reading.verdict not in (Verdict.BAD, Verdict.CLEAR):
+                    continue
+                holds = reading.verdict is Verdict.BAD
+                if holds != before:
+                    self._alerts[path, rule.name] = holds
+                    said.append(Alert(path, rule.name, holds, reading.text, reading.at_ns))
+        return said
+
+    def forget_windows(self) -> None:
+        """Another agent may measure over other windows."""
+        self.evidence.forget_windows()
+
+    def changes(self, now: int, only: Iterable[Target] | None = None) -> list[Change]:
+        """The acts that are wanted now, in all groups or only in some."""
+        chosen = self.groups if only is None else [target for target in only if target in self.groups]
+        groups = [self.groups[target] for target in chosen if target not in self.manual]
+        for group in groups:
+            for _, path in group.paths:
+                self.paths[path] = health.advance(self.policy, self.paths[path], now)
+        plan = decide(self.policy, self.paths, groups, now, self._capacities, self.overrides)
+        self._plans |= {each.target: each for each in plan.groups}
+        wanted = diff({group.target: group.current for group in groups}, plan)
+        for each in plan.groups:
+            if each.target in {change.target for change in wanted}:
+                continue
+            self._rejected.pop(each.target, None)
+            self._note(each, now)  # the weights are so already, e.g. on another path's account
+        return wanted
+
+    def seen(self, change: Change) -> int:
+        """When the measurement behind a change was taken."""
+        paths = dict(change.granted) or {path for _, path in self.groups[change.target].paths}
+        return max((self.paths[path].seen_ns for path in paths if path in self.paths), default=0)
+
+    def carried_out(self, change: Change, now: int, weights: Weights | None = None) -> None:
+        """Take note that a change was made; None for the weights when it only would have been."""
+        self._rejected.pop(change.target, None)
+        if weights is not None:
+            self._put(change.target, current=weights)
+        self._note(change, now)
+
+    def _note(self, done: Change | GroupPlan, now: int) -> None:
+        for path, share in done.granted:
+            if health.due(self.policy, self.paths[path]) is not None:
+                self.paths[path] = health.lowered(self.policy, path, self.paths[path], share, now)
+        for path in done.lifted:
+            self.paths[path] = health.lifted(self.policy, self.paths[path], now)
+
+    def rejected(self, change: Change, why: str) -> None:
+        """Take note that a change could not be made; its paths stay as they were."""
+        self._rejected[change.target] = why
+
+    def why_rejected(self, target: Target) -> str:
+        """Why the last change of a target could not be made; empty when it could."""
+        return self._rejected.get(target, "")
+
+    def wanted(self) -> dict[Target, Weights]:
+        """The weights that were decided last."""
+        return {target: plan.wanted for target, plan in self._plans.items() if target in self.groups}
+
+    def standings(self, now: int) -> list[Standing]:
+        """What is thought of every path that runs over a managed group."""
+        there = [
+            self._standing(group, nexthop, path, now) for group in self.groups.values() for nexthop, path in group.paths
+        ]
+        lost = [(path, self.paths[path]) for path in sorted(self._lost)]
+        return there + [
+            Standing(path, known.state, known.since_ns, None, None, known.because, "") for path, known in lost
+        ]
+
+    def _standing(self, group: Group, nexthop: int, path: Path, now: int) -> Standing:
+        known = self.paths[path]
+        plan = self._plans.get(group.target)
+        actual = dict(group.current).get(nexthop, 0)
+        wanted = dict(plan.wanted).get(nexthop, 0) if plan else None
+        under = self.policy.rules[known.rule].name if known.rule is not None else ""
+        if group.target in self.manual:
+            why = self.manual[group.target]
+            return Standing(path, "manual", known.since_ns, None, actual, why, "")
+        why = known.because
+        if health.stale(self.policy, known, now) and known.state != "unmeasured":
+            why = f"hold: stale; before: {why}"
+        elif plan and dict(plan.held).get(path):
+            why = f"{why}; {dict(plan.held)[path]}"
+        if group.target in self._rejected:
+            why = f"{why}; {self._rejected[group.target]}"
+        if known.state in ("healthy", "unmeasured", "suspect"):
+            under = ""
+        if self.frozen:
+            why = f"frozen: {self.frozen}; {why}"
+        return Standing(path, known.state, known.since_ns, wanted, actual, why, under)
+
+    def _put(self, target: Target, current: Weights) -> None:
+        self.groups[target] = replace(self.groups[target], current=current)
+
+    def _wire(self) -> None:
+        """Write into each group which measured paths run over its members."""
+        found: dict[Target, list[tuple[int, Path]]] = {target: [] for target in self.groups}
+        for path, where in self._places.items():
+            if where is not None and where[0] in found:
+                self.paths.setdefault(path, health.unknown(self._now))
+                found[where[0]].append((where[1], path))
+        self.groups = {
+            target: replace(self.groups[target], paths=tuple(sorted(pairs))) for target, pairs in found.items()
+        }

@@ -1,0 +1,363 @@
+"""The state of one path: a pure machine of frozen records; `now` and signal times are CLOCK_MONOTONIC nanoseconds.
+
+    unmeasured ─signal─▶ healthy ─bad─▶ suspect ─granted─▶ drained ─dwell─▶ returning ─steps─▶ healthy
+                                                              ▲                 │
+                                                              └──bad (relapse)──┘
+
+A path that is due stays suspect until `decide` grants the change and it was carried out: the state never claims what
+was not done. A drained path keeps `share` of its weight: a rule that goes down in steps lowers it again after each
+settle time while the path is still bad. Silence moves nothing (stale: hold); after long silence the path is
+unmeasured again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from pytools.signals import Path
+from steering.deciding.evidence import Facts
+from steering.deciding.judging import Memory, Reading, judge
+from steering.deciding.measuring import Verdict
+from steering.policy import Policy, Rule, duration_text, leaves
+from steering.policy.actions import WEIGHT_KINDS
+
+State = Literal["unmeasured", "healthy", "suspect", "drained", "returning"]
+
+
+class PathHealth(msgspec.Struct, frozen=True):
+    """Everything remembered about one path. Tuples have one entry per rule of the policy."""
+
+    state: State
+    since_ns: int
+    readings: tuple[Reading, ...] = ()
+    memories: tuple[Memory, ...] = ()
+    seen_ns: int = 0  # end of the latest measurement
+    measured: bool = False  # whether the latest measurement had an answer with a value
+    bad: bool = False  # whether it was bad under a rule that moves something, for however short a time
+    clear_since: int | None = None  # start of the time without a bad measurement, while drained
+    rule: int | None = None  # under which it was taken down
+    share: float = 1.0  # of its original weight, while drained or returning
+    act_ns: int | None = None  # not before this is it lowered (further) for load; None while nothing is wrong
+    held_share: float = 0.0  # the largest share with which it was good for a whole step: a relapse goes back to it
+    lag: float = 0.0  # by what share of a dwell it returns later than others of a herd
+    step: int = 0  # how many it has taken while returning
+    step_since: int = 0
+    strikes: int = 0  # drains that are remembered; each after the first doubles the dwell
+    forgive_ns: int = 0  # when the next strike is forgotten, while healthy
+    tried_ns: int | None = None  # when the last return began
+    because: str = ""
+
+    @property
+    def down(self) -> bool:
+        """Whether part of its weight is taken away."""
+        return self.state in ("drained", "returning")
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing passes, as its silence or its link shows."""
+        return any(reading.failure and reading.verdict is Verdict.BAD for reading in self.readings)
+
+
+def unknown(now: int) -> PathHealth:
+    """A path nobody has measured."""
+    return PathHealth("unmeasured", now, because="not measured")
+
+
+def stale(policy: Policy, path: PathHealth, now: int) -> bool:
+    """Whether the latest measurement is too old to act on."""
+    return now - path.seen_ns > policy.safety.stale_after
+
+
+def observe(policy: Policy, path: PathHealth, facts: Facts, now: int) -> PathHealth:
+    """The path after what was newly measured of it, and after what the clock allows.
+
+    Facts that are older than the last ones, stale on arrival, or from the future change nothing.
+    """
+    at = measured_ns(facts)
+    if at < path.seen_ns or abs(now - at) > policy.safety.stale_after:
+        return path
+    broken = at - path.seen_ns > policy.safety.stale_after  # what ran before the silence does not count on
+    memories = path.memories if path.memories and not broken else ((),) * len(policy.rules)
+    judged = [_judge(policy, rule, facts, memory, now) for rule, memory in zip(policy.rules, memories, strict=True)]
+    path = replace(
+        path,
+        readings=tuple(reading for reading, _ in judged),
+        memories=tuple(memory for _, memory in judged),
+        seen_ns=at,
+        measured=_measured(facts),
+        bad=any(_bad(rule, reading) for rule, (reading, _) in zip(policy.rules, judged, strict=True)),
+        act_ns=_patience(policy, path, [reading for reading, _ in judged], facts, at),
+        step_since=at if broken else path.step_since,
+    )
+    return advance(policy, _clearing(path, at, broken), now)
+
+
+def measured_ns(facts: Facts) -> int:
+    """When a path was last measured: by its delay or its liveness, whichever is newer; 0 for never."""
+    return max((fact.at_ns for fact in (facts.delay, facts.liveness) if fact is not None), default=0)
+
+
+def _bad(rule: Rule, reading: Reading) -> bool:
+    return rule.then.kind != "alert" and reading.verdict in (Verdict.BAD, Verdict.PENDING)
+
+
+def _measured(facts: Facts) -> bool:
+    """Whether the latest window had an answer with a value."""
+    delay = facts.delay
+    return delay is not None and delay.received > 0 and delay.forward.queueing_p50_ns is not None
+
+
+def _judge(policy: Policy, rule: Rule, facts: Facts, memory: Memory, now: int) -> tuple[Reading, Memory]:
+    if not rule.scope.covers(facts.path):
+        return Reading(Verdict.NONE, "out of the rule's scope"), ()
+    return judge(rule.when, facts, memory, now, policy.safety.stale_after)
+
+
+def _clearing(path: PathHealth, at: int, broken: bool) -> PathHealth:
+    """Keep the time since which a drained path looks good: a bad measurement ends it, a clear one starts it."""
+    if path.state != "drained" or path.bad or path.rule is None:
+        return replace(path, clear_since=None)
+    since = None if broken else path.clear_since
+    return replace(path, clear_since=at if since is None and path.readings[path.rule].over else since)
+
+
+def advance(  # noqa: PLR0911 (one return per state)
+    policy: Policy, path: PathHealth, now: int
+) -> PathHealth:
+    """The path after what the clock alone changes."""
+    if path.state == "unmeasured" and path.seen_ns == 0:
+        return path
+    silent = now - path.seen_ns
+    if silent > policy.safety.baseline_after:
+        if path.state == "unmeasured":
+            return path
+        why = f"not measured for {duration_text(silent)}"
+        return replace(_whole(path, "unmeasured", now, why), clear_since=None)
+    if silent > policy.safety.stale_after:
+        return path
+    match path.state:
+        case "unmeasured":
+            return _settle(policy, _healthy(policy, path, now, "measured"), now)
+        case "healthy" | "suspect":
+            return _settle(policy, path, now)
+        case "drained":
+            return _return_when_clear(policy, path, now)
+        case "returning":
+            return _next_step(policy, path, now)
+
+
+def _settle(policy: Policy, path: PathHealth, now: int) -> PathHealth:
+    """Healthy or suspect, whichever the latest measurement says; strikes are forgotten while healthy."""
+    if path.bad:
+        why = next(r.text for rule, r in zip(policy.rules, path.readings, strict=True) if _bad(rule, r))
+        if path.state == "suspect":
+            return replace(path, because=why)
+        return replace(path, state="suspect", since_ns=now, because=why)
+    if path.state == "suspect":
+        path = replace(path, state="healthy", since_ns=now, because="no longer bad")
+    if path.strikes and path.rule is not None and now >= path.forgive_ns:
+        strikes = path.strikes - 1
+        path = replace(path, strikes=strikes, forgive_ns=now + dwell(policy.rules[path.rule], strikes))
+    return path
+
+
+def _whole(path: PathHealth, state: State, now: int, why: str) -> PathHealth:
+    """The path with its whole weight."""
+    return replace(path, state=state, since_ns=now, because=why, share=1.0, step=0)
+
+
+def _healthy(policy: Policy, path: PathHealth, now: int, why: str) -> PathHealth:
+    wait = 0 if path.rule is None else dwell(policy.rules[path.rule], path.strikes)
+    return replace(_whole(path, "healthy", now, why), forgive_ns=now + wait, held_share=0.0)
+
+
+def due(policy: Policy, path: PathHealth) -> int | None:
+    """The rule under which the path ought to be taken down (further) now; the first in the policy that holds.
+
+    A path that is down goes further down under an earlier rule at once, and under the same one in steps, on what was
+    measured a settle time after the last.
+    """
+    if path.state not in ("suspect", "drained", "returning"):
+        return None
+    for number, (rule, reading) in enumerate(zip(policy.rules, path.readings, strict=False)):
+        if path.state == "drained" and path.rule is not None and number > path.rule:
+            return None
+        if reading.verdict is not Verdict.BAD or rule.then.kind not in WEIGHT_KINDS:
+            continue
+        if path.state == "drained" and number == path.rule and path.share <= _lowest(rule):
+            return None
+        patient = not reading.failure and path.state != "returning"  # who came back last makes room first
+        if patient and path.act_ns is not None and path.seen_ns < path.act_ns:
+            return None
+        return number
+    return None
+
+
+def _lowest(rule: Rule) -> float:
+    """The least share that the rule can leave."""
+    return rule.then.share if rule.then.shift is None or rule.then.shift.by == "share" else 0.0
+
+
+def _settle_ns(rule: Rule) -> int:
+    return rule.then.shift.settle if rule.then.shift is not None else 0
+
+
+def lowered(policy: Policy, which: Path, path: PathHealth, share: float, now: int) -> PathHealth:
+    """The path after a change that leaves it this share of its weight was carried out.
+
+    Raises
+    ------
+    ValueError
+        If it was not due.
+    """
+    number = due(policy, path)
+    if number is None:
+        raise ValueError(f"a {path.state} path is not due to be drained")
+    down = _down(path, number, share, path.readings[number].text, now)
+    return replace(
+        down,
+        act_ns=now + _settle_ns(policy.rules[number]) + drawn(policy, which, now),
+        lag=_fraction(which, now) if policy.safety.herd.jitter else 0.0,
+    )
+
+
+def _down(path: PathHealth, number: int, share: float, because: str, now: int) -> PathHealth:
+    """The path taken down under a rule; further down is no relapse."""
+    return replace(
+        path,
+        state="drained",
+        since_ns=now,
+        rule=number,
+        share=share,
+        strikes=path.strikes + (path.state != "drained"),
+        step=0,
+        clear_since=None,
+        because=because,
+    )
+
+
+def taken_away(policy: Policy, which: Path, path: PathHealth, now: int) -> PathHealth:
+    """The path after the kernel took its nexthop away with the link: it comes back as by the rule about failures.
+
+    Without such a rule it comes back at once.
+    """
+    number = next(
+        (
+            number
+            for number, rule in enumerate(policy.rules)
+            if rule.then.kind in WEIGHT_KINDS and rule.scope.covers(which) and any(x.failure for x in leaves(rule.when))
+        ),
+        None,
+    )
+    if number is None or path.state == "drained":
+        return path
+    return _down(path, number, _lowest(policy.rules[number]), "its nexthop went with the link", now)
+
+
+def lifted(policy: Policy, path: PathHealth, now: int) -> PathHealth:
+    """The path after its weight was put back although it has not recovered. Going down again is no relapse."""
+    if not path.down:
+        return path
+    back = _healthy(policy, path, now, "the original weights were put back")
+    return replace(back, strikes=max(0, path.strikes - 1), memories=(), clear_since=None)
+
+
+def wanted_share(policy: Policy, path: PathHealth, floor: float) -> float:
+    """The share that the rule under which a path is due leaves it; `floor` is what the rule goes down to at last.
+
+    Load goes down in the rule's steps, and a relapse then goes back to the share that held; failures go down at once.
+    """
+    number = due(policy, path)
+    assert number is not None
+    rule = policy.rules[number]
+    if path.readings[number].failure:
+        return floor
+    step = 1.0 if rule.then.shift is None else rule.then.shift.step
+    now_has = share(path)
+    if step < 1 and path.state == "returning" and path.rule == number:
+        return max(floor, min(path.held_share, now_has))
+    return max(floor, now_has - step)
+
+
+def dwell(rule: Rule, strikes: int) -> int:
+    """How long a path must look good before it returns: doubled by each strike after the first."""
+    doublings = min(max(0, strikes - 1), 32)
+    return min(rule.return_.dwell << doublings, rule.return_.max_dwell)
+
+
+def share(path: PathHealth) -> float:
+    """The share of its original weight that its state gives the path."""
+    return path.share if path.down else 1.0
+
+
+def _return_when_clear(policy: Policy, path: PathHealth, now: int) -> PathHealth:
+    assert path.rule is not None
+    rule = policy.rules[path.rule]
+    reading = path.readings[path.rule]
+    if path.clear_since is None or not reading.over or (reading.run < rule.return_.rise and not reading.idle):
+        return path
+    if path.seen_ns - path.clear_since < dwell(rule, path.strikes) * (1 + path.lag):
+        return path
+    # However short the dwell: steady congestion must not become many tries.
+    if path.tried_ns is not None and now - path.tried_ns < rule.return_.retry_after:
+        return path
+    why = f"{reading.text}, good for {duration_text(path.seen_ns - path.clear_since)}"
+    return replace(
+        path,
+        state="returning",
+        since_ns=now,
+        held_share=path.share,
+        share=_raised(rule, path.share),
+        step=1,
+        step_since=now,
+        tried_ns=now,
+        because=why,
+    )
+
+
+def _next_step(policy: Policy, path: PathHealth, now: int) -> PathHealth:
+    assert path.rule is not None
+    back = policy.rules[path.rule].return_
+    if path.bad or not path.measured or path.seen_ns - path.step_since < back.step:
+        return path
+    text = path.readings[path.rule].text
+    if path.share >= 1:
+        return _healthy(policy, path, now, f"{text}, still good")
+    return replace(
+        path,
+        step=path.step + 1,
+        share=_raised(policy.rules[path.rule], path.share),
+        held_share=path.share,
+        step_since=now,
+        because=f"{text}, still good",
+    )
+
+
+def _raised(rule: Rule, share: float) -> float:
+    """The next share on the way back; a rule that goes down in small steps comes back in no larger ones."""
+    wanted = next((each for each in rule.return_.steps if each > share + 1e-9), 1.0)
+    step = 1.0 if rule.then.shift is None else rule.then.shift.step
+    return min(wanted, share + step) if step < 1 else wanted
+
+
+def _patience(policy: Policy, path: PathHealth, readings: Sequence[Reading], facts: Facts, at: int) -> int | None:
+    """Not before when a path may be lowered for load: each host draws its own time, so that a herd does not move."""
+    if not any(reading.verdict is Verdict.BAD for reading in readings):
+        return path.act_ns if path.down and path.act_ns is not None and at < path.act_ns else None
+    return path.act_ns if path.act_ns is not None else at + drawn(policy, facts.path, at)
+
+
+def drawn(policy: Policy, path: Path, seed: int) -> int:
+    """A time within `safety.herd.jitter`, drawn by host and path, and anew for each occasion."""
+    return int(policy.safety.herd.jitter * _fraction(path, seed))
+
+
+def _fraction(path: Path, seed: int) -> float:
+    """A number from 0 to 1, drawn by host and path, and anew for each occasion."""
+    digest = hashlib.blake2b(f"{path}/{seed}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest) / 2**32

@@ -1,0 +1,179 @@
+"""Whether a rule's condition holds: leaf by leaf with memory, then up the tree. Pure.
+
+A measurement counts once. What is remembered of a leaf (since when, how many in a row) is lost when measurements pause.
+Of the tree, `since_ns` and `run` are those of the leaves that made the verdict. Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from steering.deciding.evidence import Facts
+from steering.deciding.measuring import Measurement, Verdict, measure
+from steering.policy.conditions import All, AnyLeaf, AnyOf, Condition, Not, leaves
+from steering.policy.durations import SECOND, duration_text
+
+STALE_AFTER: Final = SECOND // 2
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """A verdict with the numbers behind it, for people."""
+
+    verdict: Verdict
+    text: str
+    at_ns: int = 0  # the newest measurement behind it; 0: none
+    since_ns: int = 0  # since when it stands
+    run: int = 0  # for how many measurements in a row it stands
+    idle: bool = False  # NONE only because no traffic shows what the condition asks about
+    failure: bool = False  # made by what shows a failure, not a load
+    signals: tuple[str, ...] = ()  # of the leaves that made it
+
+    @property
+    def over(self) -> bool:
+        """Whether it holds no more; of what only traffic shows, an idle path has nothing more to say."""
+        return self.verdict is Verdict.CLEAR or (self.verdict is Verdict.NONE and self.idle)
+
+    @property
+    def lasted_ns(self) -> int:
+        """For how long it stands, as measured."""
+        return max(self.at_ns - self.since_ns, 0)
+
+
+class LeafMemory(msgspec.Struct, frozen=True):
+    """What is remembered of a leaf: its last measurement, and the run of equal verdicts that it ends."""
+
+    measurement: Measurement
+    since_ns: int
+    run: int
+
+
+Memory = tuple[LeafMemory | None, ...]  # by leaf, in the order of the tree; empty at first
+
+
+def judge(
+    condition: Condition, facts: Facts, memory: Memory, now: int, stale_after: int = STALE_AFTER
+) -> tuple[Reading, Memory]:
+    """What the newest facts say about a condition.
+
+    Parameters
+    ----------
+    condition : Condition
+        The tree.
+    facts : Facts
+        What is known of the path.
+    memory : Memory
+        What the last call returned; empty before the first.
+    now : int
+        CLOCK_MONOTONIC nanoseconds.
+    stale_after : int
+        `safety.stale_after`: a fact of a short window is of no use after so many nanoseconds.
+    """
+    each = list(leaves(condition))
+    before: Memory = memory if len(memory) == len(each) else (None,) * len(each)
+    after = tuple(
+        _remember(measure(leaf, facts, now, stale_after), known) for leaf, known in zip(each, before, strict=True)
+    )
+    readings = iter([_read(leaf, known, now) for leaf, known in zip(each, after, strict=True)])
+    return _combine(condition, readings), after
+
+
+def _remember(new: Measurement, known: LeafMemory | None) -> LeafMemory:
+    """The memory of a leaf after a measurement, which may be the one that it knows already."""
+    since_ns, run = new.at_ns, 1
+    if known is not None:
+        old = known.measurement
+        if new.at_ns < old.at_ns and new.at_ns + new.lives_ns > old.at_ns:
+            return known  # told later, but older
+        same = new.verdict is old.verdict and 0 <= new.at_ns - old.at_ns <= new.lives_ns
+        if same:
+            since_ns, run = known.since_ns, known.run + (new.at_ns > old.at_ns)
+    return LeafMemory(
+        new,
+        since_ns if new.since_ns is None else min(new.since_ns, new.at_ns),
+        run if new.run is None else new.run,
+    )
+
+
+def _read(leaf: AnyLeaf, known: LeafMemory, now: int) -> Reading:
+    """What a leaf says now: its threshold for so long, so often, and not too long ago."""
+    made = known.measurement
+    if made.verdict is not Verdict.NONE and now - made.at_ns > made.lives_ns:
+        return Reading(Verdict.NONE, f"{made.text}, but {duration_text(now - made.at_ns)} ago", made.at_ns, made.at_ns)
+    lasted = max(made.at_ns - known.since_ns, 0)
+    verdict, text = made.verdict, made.text
+    if verdict is Verdict.BAD:
+        if lasted < leaf.for_ or known.run < leaf.fall:
+            verdict = Verdict.PENDING
+        text = _with_time(leaf, made, lasted, known.run, verdict is Verdict.PENDING)
+    return Reading(verdict, text, made.at_ns, known.since_ns, known.run, made.idle, leaf.failure, (leaf.signal,))
+
+
+def _with_time(leaf: AnyLeaf, made: Measurement, lasted: int, run: int, pending: bool) -> str:
+    """A bad measurement in words: what, beyond which threshold, for how long and how often, of what is asked."""
+    text = f"{made.text}, {made.beyond}" if made.beyond else made.text
+    if lasted:
+        text += f" for {duration_text(lasted)}"
+    if leaf.fall > 1:
+        text += f", {run} in a row"
+    if pending:
+        wanted = ([f"for {duration_text(leaf.for_)}"] if lasted < leaf.for_ else []) + (
+            [f"{leaf.fall} in a row"] if run < leaf.fall else []
+        )
+        text += f", not yet {' and '.join(wanted)}"
+    return text
+
+
+_ALL: Final = (Verdict.CLEAR, Verdict.NONE, Verdict.BETWEEN, Verdict.PENDING, Verdict.BAD)
+_ANY: Final = (Verdict.BAD, Verdict.PENDING, Verdict.BETWEEN, Verdict.CLEAR, Verdict.NONE)
+_NOT: Final = {
+    Verdict.BAD: Verdict.CLEAR,
+    Verdict.CLEAR: Verdict.BAD,
+    Verdict.PENDING: Verdict.BETWEEN,
+    Verdict.BETWEEN: Verdict.BETWEEN,
+    Verdict.NONE: Verdict.NONE,
+}
+
+
+def _combine(node: Condition, readings: Iterator[Reading]) -> Reading:
+    """The reading of a tree from those of its leaves, which come in its order."""
+    match node:
+        case All():
+            # One clear part makes it clear: since the first of them was; for the rest all parts are needed.
+            return _first(_ALL, Verdict.CLEAR, [_combine(part, readings) for part in node.all])
+        case AnyOf():
+            return _first(_ANY, Verdict.BAD, [_combine(part, readings) for part in node.any])
+        case Not():
+            inner = _combine(node.not_, readings)
+            return Reading(
+                _NOT[inner.verdict],
+                inner.text,
+                inner.at_ns,
+                inner.since_ns,
+                inner.run,
+                inner.idle,
+                False,
+                inner.signals,
+            )
+        case _:
+            return next(readings)
+
+
+def _first(order: Iterable[Verdict], alone: Verdict, parts: list[Reading]) -> Reading:
+    """The first verdict in this order that any part has, by all that have it; `alone`: one part is enough for it."""
+    verdict = next(verdict for verdict in order if any(part.verdict is verdict for part in parts))
+    made = [part for part in parts if part.verdict is verdict]
+    earliest: Callable[[Iterable[int]], int] = min if verdict is alone else max
+    longest: Callable[[Iterable[int]], int] = max if verdict is alone else min
+    return Reading(
+        verdict,
+        "; ".join(dict.fromkeys(part.text for part in made)),
+        max(part.at_ns for part in made),
+        earliest(part.since_ns for part in made),
+        longest(part.run for part in made),
+        all(part.idle for part in made),
+        any(part.failure for part in made),
+        tuple(dict.fromkeys(name for part in made for name in part.signals)),
+    )

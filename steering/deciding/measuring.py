@@ -1,0 +1,240 @@
+"""What the newest fact says about one leaf of a condition: numbers, a verdict, and since when. Pure.
+
+The error of a figure never helps to a verdict, and what makes no sense is no measurement. Times are CLOCK_MONOTONIC
+nanoseconds.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+from steering.deciding.evidence import Facts
+from steering.deciding.link_states import REPORT_LIVES_NS, link_state
+from steering.deciding.silence import classify
+from steering.policy.conditions import (
+    AnyLeaf,
+    CeShare,
+    LinkState,
+    Loss,
+    OneWayDelay,
+    QueueingDelay,
+    Rdma,
+    Retransmits,
+    Silence,
+)
+from steering.policy.durations import SECOND, duration_text
+
+_LONGEST_WINDOW: Final = 60 * SECOND  # a window that claims to be longer makes no fact live longer
+
+
+class Verdict(enum.Enum):
+    """What is said about a condition."""
+
+    BAD = "bad"  # it holds
+    PENDING = "pending"  # it would, but not for so long or not so often yet
+    BETWEEN = "between"  # neither bad nor clear
+    CLEAR = "clear"  # it does not hold
+    NONE = "none"  # nothing was measured
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """What one fact says about one leaf."""
+
+    at_ns: int  # when it was measured: a measurement counts once
+    lives_ns: int  # older than this it says nothing
+    verdict: Verdict
+    text: str
+    beyond: str = ""  # the threshold, said when it is bad
+    since_ns: int | None = None  # since when, where the fact itself says so
+    run: int | None = None  # how many in a row, where the fact itself says so
+    idle: bool = False  # nothing measured for want of traffic
+
+
+def nothing(text: str, idle: bool = False) -> Measurement:
+    """No fact."""
+    return Measurement(0, 0, Verdict.NONE, text, idle=idle)
+
+
+def measure(leaf: AnyLeaf, facts: Facts, now: int, stale_after: int) -> Measurement:  # noqa: PLR0911
+    """What the newest fact says about a leaf.
+
+    Parameters
+    ----------
+    leaf : Leaf
+        The threshold.
+    facts : Facts
+        What is known of the path.
+    now : int
+        CLOCK_MONOTONIC nanoseconds.
+    stale_after : int
+        Facts of short windows are of no use after so many nanoseconds.
+    """
+    match leaf:
+        case QueueingDelay():
+            return _queueing(leaf, facts, stale_after)
+        case OneWayDelay():
+            return _one_way(leaf, facts, stale_after)
+        case Loss():
+            return _loss(leaf, facts, stale_after)
+        case Silence():
+            return _silence(leaf, facts, stale_after)
+        case Retransmits():
+            return _retransmits(leaf, facts, stale_after)
+        case CeShare():
+            return _marks(leaf, facts, stale_after)
+        case LinkState():
+            return _link(leaf, facts, now, stale_after)
+        case Rdma():
+            return _rdma(leaf, facts, now, stale_after)
+
+
+def _lives(window_ns: int, stale_after: int) -> int:
+    return max(stale_after, 2 * min(window_ns, _LONGEST_WINDOW))
+
+
+def _between(bad: bool, clear: bool) -> Verdict:
+    return Verdict.BAD if bad else Verdict.CLEAR if clear else Verdict.BETWEEN
+
+
+def _queueing(leaf: QueueingDelay, facts: Facts, stale_after: int) -> Measurement:
+    signal = facts.delay
+    if signal is None:
+        return nothing("no delay was measured")
+    beyond, lives = f"above {duration_text(leaf.above)}", _lives(signal.window_ns, stale_after)
+    if signal.overtaken_p50_ns is not None:
+        # Neither clear nor a value: a lower bound, of both directions together, from probes that are still under way.
+        verdict = _between(signal.overtaken_p50_ns > leaf.above, False)
+        waited, answered = duration_text(signal.overtaken_p50_ns), signal.forward.samples
+        late = f"{signal.overtaken} probes overtaken by other paths, {answered} answered"
+        return Measurement(signal.at_ns, lives, verdict, f"queueing delay at least {waited}: {late}", beyond)
+    delay = signal.forward
+    value = {"p50": delay.queueing_p50_ns, "p99": delay.queueing_p99_ns, "last": delay.queueing_last_ns}[leaf.quantile]
+    known = value if delay.samples > 0 else None
+    return _delay("queueing delay", leaf, known, delay.queueing_bound_ns, signal.at_ns, lives)
+
+
+def _one_way(leaf: OneWayDelay, facts: Facts, stale_after: int) -> Measurement:
+    signal = facts.delay
+    if signal is None:
+        return nothing("no delay was measured")
+    lives = _lives(signal.window_ns, stale_after)
+    if signal.clock != "synchronised":
+        why = f"no one-way delay: the clocks are {signal.clock.replace('_', ' ')}"
+        return Measurement(signal.at_ns, lives, Verdict.NONE, why)
+    delay = signal.forward
+    value = {"min": delay.owd_min_ns, "p50": delay.owd_p50_ns, "p99": delay.owd_p99_ns}[leaf.quantile]
+    known = value if delay.samples > 0 else None
+    return _delay("one-way delay", leaf, known, delay.bound_ns, signal.at_ns, lives)
+
+
+def _delay(
+    what: str, leaf: QueueingDelay | OneWayDelay, value: int | None, bound: int | None, at_ns: int, lives: int
+) -> Measurement:
+    if value is None:
+        return Measurement(at_ns, lives, Verdict.NONE, f"no {what} was measured")
+    if bound is None or bound < 0:
+        return Measurement(at_ns, lives, Verdict.NONE, f"the {what} came without its error")
+    verdict = _between(value - bound > leaf.above, value + bound < leaf.clear_below)
+    text = f"{what} {leaf.quantile} {duration_text(value)} ± {duration_text(bound)}"
+    return Measurement(at_ns, lives, verdict, text, f"above {duration_text(leaf.above)}")
+
+
+def _loss(leaf: Loss, facts: Facts, stale_after: int) -> Measurement:
+    signal = facts.delay
+    if signal is None:
+        return nothing("no loss was measured")
+    lives, settled = _lives(signal.window_ns, stale_after), signal.received + signal.lost
+    if signal.received < 0 or signal.lost < 0 or settled == 0:
+        return Measurement(signal.at_ns, lives, Verdict.NONE, "no probe was due")
+    verdict = _between(signal.loss > leaf.above, signal.loss < leaf.clear_below or signal.lost == 0)
+    text = f"loss {signal.lost} of {settled} probes ({signal.loss:.0%})"
+    return Measurement(signal.at_ns, lives, verdict, text, f"above {leaf.above:.0%}")
+
+
+def _silence(leaf: Silence, facts: Facts, stale_after: int) -> Measurement:
+    signal = facts.liveness
+    if signal is None:
+        return nothing("nothing is known of its probes")
+    found = classify(signal, facts.siblings)
+    lives = max(stale_after, 2 * SECOND)  # told once a second when nothing happens
+    if found.cause == "answers":
+        run = max(signal.answered_run, 0)
+        verdict = Verdict.CLEAR if run else Verdict.BETWEEN
+        return Measurement(signal.at_ns, lives, verdict, found.text, run=max(run, 1))
+    verdict = _between(found.cause == "path_dead" and signal.missed >= leaf.missed, False)
+    since_ns = signal.at_ns - max(signal.silent_ns, 0)
+    return Measurement(signal.at_ns, lives, verdict, found.text, "silent", since_ns=since_ns)
+
+
+def _share(part: int, total: int, units: str, done: str, leaf: Retransmits | CeShare) -> tuple[Verdict, str, bool]:
+    """Verdict, words, and whether traffic is wanting, of a part of all packets or segments."""
+    if part < 0 or total < leaf.at_least:
+        return Verdict.NONE, f"too little to say: {max(total, 0)} {units}, {leaf.at_least} needed", part >= 0
+    share = min(part / total, 1.0)
+    verdict = _between(share > leaf.above, share < leaf.clear_below or part == 0)
+    return verdict, f"{part} of {total} {units} {done} ({share:.2%})", False
+
+
+def _retransmits(leaf: Retransmits, facts: Facts, stale_after: int) -> Measurement:
+    signal = facts.tcp
+    if signal is None:
+        return nothing("nothing is known of its TCP connections")
+    causes = signal.retransmitted
+    part = {
+        "any": signal.retransmitted_segments,
+        "fast": causes.fast,
+        "timeout": causes.timeout,
+        "tail_probe": causes.tail_probe,
+        "syn": causes.syn,
+    }[leaf.cause]
+    done = "sent again" if leaf.cause == "any" else f"sent again ({leaf.cause})"
+    verdict, text, idle = _share(part, signal.segments_out, "TCP segments", done, leaf)
+    lives = _lives(signal.window_ns, stale_after)
+    return Measurement(signal.at_ns, lives, verdict, text, f"above {leaf.above:.2%}", idle=idle)
+
+
+def _marks(leaf: CeShare, facts: Facts, stale_after: int) -> Measurement:
+    back, out = facts.ecn, facts.tcp
+    if leaf.direction == "back" and back is not None:
+        found = _share(back.ce_packets, back.packets, "packets", "marked on the way back", leaf)
+        at_ns, window_ns = back.at_ns, back.window_ns
+    elif leaf.direction == "out" and out is not None:
+        counts = out.delivered_ce_segments, out.delivered_segments
+        found = _share(*counts, "TCP segments", "marked on the way there", leaf)
+        at_ns, window_ns = out.at_ns, out.window_ns
+    else:
+        return nothing("nothing is known of marked packets")
+    verdict, text, idle = found
+    return Measurement(at_ns, _lives(window_ns, stale_after), verdict, text, f"above {leaf.above:.2%}", idle=idle)
+
+
+def _link(leaf: LinkState, facts: Facts, now: int, stale_after: int) -> Measurement:
+    state = link_state(leaf.event, leaf.hold, facts, now)
+    if state is None:
+        return nothing(f"nothing is known about {leaf.event.replace('_', ' ')}")
+    verdict = Verdict.BAD if state.bad else Verdict.CLEAR
+    return Measurement(state.at_ns, max(stale_after, REPORT_LIVES_NS), verdict, state.text, since_ns=state.since_ns)
+
+
+def _rdma(leaf: Rdma, facts: Facts, now: int, stale_after: int) -> Measurement:
+    fresh = [pair for pair in facts.queue_pairs if now - pair.at_ns <= _lives(pair.window_ns, stale_after)]
+    if not fresh:
+        return nothing("no queue pair on it", idle=True)
+    newest = max(fresh, key=lambda pair: pair.at_ns)
+    lives = _lives(newest.window_ns, stale_after)
+    judged = [pair for pair in fresh if pair.verdict != "unknown"]
+    having = [pair for pair in judged if pair.verdict == leaf.verdict]
+    word = leaf.verdict.replace("_", " ")
+    if not judged:
+        return Measurement(newest.at_ns, lives, Verdict.NONE, "its queue pairs are not judged yet", idle=True)
+    share = len(having) / len(judged)
+    verdict = _between(bool(having) and share >= leaf.share, not having or share < leaf.clear_below)
+    text = f"{len(having)} of {len(judged)} queue pairs {word}"
+    if having:
+        worst = min(having, key=lambda pair: pair.since_ns)
+        text += f" (pair {worst.qp_number}: {worst.reason})"
+    beyond = f"at least {leaf.share:.0%}" if leaf.share else ""
+    return Measurement(newest.at_ns, lives, verdict, text, beyond)

@@ -1,0 +1,1 @@
+"""Which live flows go where: pins, elephants and flow labels. Pure but for the generator that is passed in."""

@@ -1,0 +1,226 @@
+"""Rules about flows: which are pinned where, which get another label, for how long, and why. Pure.
+
+Signals go in by `take`; `decide` says what is wanted now, from what `health` thinks of the paths; `carried_out` is told
+what became of it. A pin or a label is a lease: renewed while it is wanted, and ended by the kernel when nobody does.
+
+Damping: a decision waits until the rates are known again after the last one for the same destination; a flow is moved
+at most `max_moves_per_flow`; nothing is moved to a path that is not healthy and measured, or that is avoided itself; of
+a herd each host waits its own time and moves a fraction. A path that failed is left at once: none of this holds then,
+but for where flows may go. Times are CLOCK_MONOTONIC nanoseconds; one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from pytools.signals import Path, PathDelay, Signal, TcpFlow
+from steering.deciding import health
+from steering.deciding.health import PathHealth
+from steering.flows import returns
+from steering.flows.holding import Holdings, lease_ns
+from steering.flows.placing import Case, ambiguous, label_act, pin_act, ways_of
+from steering.flows.plan import FlowAct, FlowPlan, Renewal, Trouble
+from steering.flows.rail_rates import RailRate, RailRates, place_of
+from steering.flows.rates import MEMORY_NS, MS, FlowRate, FlowRates
+from steering.flows.returns import Avoided
+from steering.plan import FlowKey, Group, Target
+from steering.policy import FLOW_KINDS, Policy
+
+SETTLE_NS: Final = 400 * MS  # after a move, until rates of after it are known
+STEADY_NS: Final = 600 * MS  # a rail whose rate does not come to rest is taken as it is after this
+SIGNALS: Final = frozenset({"tcp_flow", "path_delay"})  # what `take` looks at
+
+
+class FlowEngine:
+    """All flows under one policy.
+
+    Parameters
+    ----------
+    policy : Policy
+        The policy.
+    seed : str
+        Of this host, for labels.
+
+    Attributes
+    ----------
+    held : Holdings
+        Flows that are pinned or relabelled.
+    skipped : dict
+        Targets whose flows cannot be told apart, and why.
+    """
+
+    def __init__(self, policy: Policy, seed: str = "") -> None:
+        self.policy, self._seed = policy, seed
+        self.flows, self.rails, self.held = FlowRates(), RailRates(), Holdings(policy)
+        self.skipped: dict[Target, str] = {}
+        self._rules = [number for number, rule in enumerate(policy.rules) if rule.then.kind in FLOW_KINDS]
+        self._avoided: dict[Trouble, Avoided] = {}
+        self._settled_ns: dict[str, int] = {}  # by destination: not before this is anything decided
+        self._to_check: set[str] = set()  # destinations where flows went to a rail that was never full
+
+    @property
+    def needed(self) -> bool:
+        """Whether the policy has a rule about flows at all."""
+        return bool(self._rules)
+
+    def take(self, signal: Signal, now: int) -> None:
+        """Digest a signal."""
+        if not self._rules:
+            return
+        if isinstance(signal, TcpFlow):
+            self.flows.take(signal)
+        elif isinstance(signal, PathDelay):
+            self.rails.take(signal)
+
+    def decide(
+        self, paths: Mapping[Path, PathHealth], groups: Iterable[Group], now: int, manual: Iterable[Target] = ()
+    ) -> FlowPlan:
+        """What is wanted of flows now.
+
+        Parameters
+        ----------
+        paths : mapping of Path to PathHealth
+            After `observe` and `advance`, with readings of all rules.
+        groups : iterable of Group
+            With the paths that run over their members.
+        now : int
+            CLOCK_MONOTONIC nanoseconds.
+        manual : iterable of Target
+            Targets that are not to be touched.
+        """
+        if not self._rules:
+            return FlowPlan()
+        hands_off = set(manual)
+        known = {group.target: group for group in groups if group.target not in hands_off}
+        self._observe(paths, known.values(), now)
+        acts = list(self.held.releases(self._avoided, paths, known, lambda key: self.flows.lives(key, now), now))
+        if self._to_check or any(each.acting for each in self._avoided.values()):
+            rates = list(self.flows.rates(now))
+            for group in known.values():
+                acts += self._acts(paths, group, rates, now)
+        busy = {key for act in acts for key in act.flows}
+        return FlowPlan(tuple(acts), tuple(self.held.renewals(now, busy)))
+
+    def carried_out(self, act: FlowAct, now: int, refused: Mapping[FlowKey, str] | None = None) -> None:
+        """Take note that an act was carried out, but for the flows that were refused."""
+        self.held.note(act, refused or {}, now)
+        self._settle(act, now + SETTLE_NS)
+
+    def pretended(self, act: FlowAct, now: int) -> None:
+        """Take note that an act was only told (a dry run): it is told again when a lease would have ended."""
+        self._settle(act, now + max(lease_ns(self.policy, number) for _, number in act.troubles))
+
+    def renewed(self, renewal: Renewal, missing: Iterable[FlowKey]) -> None:
+        """Take note that leases were renewed, but for those that were there no more."""
+        self.held.renewed(renewal, missing)
+
+    def _settle(self, act: FlowAct, until_ns: int) -> None:
+        if act.kind in ("pin", "relabel"):
+            for path, _ in act.troubles:
+                self._settled_ns[path.destination] = until_ns
+
+    def _observe(self, paths: Mapping[Path, PathHealth], groups: Iterable[Group], now: int) -> None:
+        """Bring what is avoided up to date; a path of no managed group is not."""
+        before, self._avoided = self._avoided, {}
+        for path in {path for group in groups for _, path in group.paths if path in paths}:
+            for number in self._rules:
+                known = before.get((path, number))
+                after = returns.observe(self.policy, number, known, paths[path], now)
+                if after is None:
+                    continue
+                self._avoided[path, number] = after
+                if after.state == "returning" and known is not None and known.state == "away":
+                    self.held.returns((path, number))
+                    self.rails.forget(place_of(path))
+
+    def _acts(
+        self, paths: Mapping[Path, PathHealth], group: Group, rates: Sequence[FlowRate], now: int
+    ) -> Iterator[FlowAct]:
+        """For each address the first rule that has something to do: the next one sees what it did."""
+        self.skipped.pop(group.target, None)
+        if interface := ambiguous(group):
+            self.skipped[group.target] = f"two members leave by {interface}: which one a flow takes cannot be told"
+            return
+        for address in sorted({path.address for _, path in group.paths}):
+            ways = ways_of(group, address, lambda path: self._open(path, paths.get(path), now), self._failed)
+            here = tuple(
+                self._where(flow, group, now)
+                for flow in rates
+                if flow.path and flow.path.destination == ways[0].path.destination
+            )
+            for number in self._rules:
+                troubles = tuple((way.path, number) for way in ways if self._acts_on((way.path, number), now))
+                if not troubles:
+                    continue
+                newest = max(troubles, key=lambda trouble: self._avoided[trouble].seen_ns)
+                known = self._avoided[newest]
+                why = f"{newest[0]}: {known.because}"
+                case = Case(self.policy, number, group, ways, troubles, why, known.seen_ns, here, now)
+                act = self._act(case)
+                if act is not None:
+                    yield act
+                    break
+
+    def _where(self, flow: FlowRate, group: Group, now: int) -> FlowRate:
+        """A flow that was just moved is where it was moved to, although it was not looked at there yet."""
+        held = self.held.get("pin", flow.key)
+        if held is None or held.pin is None or held.target != group.target or now - held.since_ns > SETTLE_NS:
+            return flow
+        moved_to = next((m.interface for m in group.members if m.nexthop_id == held.pin.nexthop_id), flow.interface)
+        return replace(flow, interface=moved_to)
+
+    def _acts_on(self, trouble: Trouble, now: int) -> bool:
+        """Whether a rule holds, or held a moment ago and what was done is to be checked once."""
+        known, destination = self._avoided.get(trouble), trouble[0].destination
+        checks = destination in self._to_check and now >= self._settled_ns.get(destination, 0)
+        return known is not None and (known.acting or (checks and known.state == "away"))
+
+    def _open(self, path: Path, known: PathHealth | None, now: int) -> bool:
+        if known is None or known.state != "healthy" or not known.measured or health.stale(self.policy, known, now):
+            return False
+        avoided = (self._avoided.get((path, number)) for number in self._rules)
+        return all(each is None or each.state == "over" for each in avoided)
+
+    def _failed(self, path: Path) -> bool:
+        avoided = (self._avoided.get((path, number)) for number in self._rules)
+        return any(each is not None and each.acting and each.failure for each in avoided)
+
+    def _act(self, case: Case) -> FlowAct | None:
+        if case.rule.then.kind == "relabel":
+            return label_act(case, self.held, self._seed) if self._patient(case) else None
+        failed = any(way.dead for way in case.ways)
+        if not failed and not (self._settled(case) and self._patient(case)):
+            return None
+        rails = self.rails.estimate(case.flows, [place_of(way.path) for way in case.ways], case.now)
+        if not failed and not self._sure(case, rails):
+            return None
+        destination = case.ways[0].path.destination
+        self._to_check.discard(destination)
+        act = pin_act(case, rails, self.held)
+        if act is not None and any(way.open and rails[place_of(way.path)].how == "assumed" for way in case.ways):
+            self._to_check.add(destination)
+        return act
+
+    # ---- damping ----
+
+    def _settled(self, case: Case) -> bool:
+        """Whether rates of after the last act are known."""
+        return case.now >= self._settled_ns.get(case.ways[0].path.destination, 0)
+
+    def _patient(self, case: Case) -> bool:
+        """Whether every bad path has waited the time that this host has drawn."""
+        return all(
+            case.now - self._avoided[path, number].since_ns
+            >= health.drawn(self.policy, path, self._avoided[path, number].since_ns)
+            for path, number in case.troubles
+        )
+
+    def _sure(self, case: Case, rails: Mapping[tuple[str, str], RailRate]) -> bool:
+        """Whether it is known what the bad paths carry: every connection was looked at since, and the sum is steady."""
+        for trouble in case.troubles:
+            since, rail = self._avoided[trouble].since_ns, rails[place_of(trouble[0])]
+            if case.now - since < STEADY_NS and not (rail.steady and rail.looked_ns - since >= MEMORY_NS // 2):
+                return False
+        return True

@@ -1,0 +1,199 @@
+"""From one destination's connections, ways and rates to the acts that are wanted of them. Pure.
+
+Rates are bits per second, times CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pytools.signals import Path
+from steering.flows.elephants import Balance, Flow, Move, Rail, balance
+from steering.flows.holding import Holdings
+from steering.flows.maxmin import INFINITE
+from steering.flows.plan import FlowAct, Trouble
+from steering.flows.rail_rates import Place, RailRate, place_of
+from steering.flows.rates import FlowRate
+from steering.flows.relabel import relabelled
+from steering.plan import FlowKey, Group, Member, Pin
+from steering.policy import Policy, Rule, rate_text
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A path to the destination, and the member of the group that it leaves by."""
+
+    path: Path
+    member: Member
+    open: bool  # flows may be moved here
+    dead: bool  # nothing passes
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One rule that holds for paths to one address, and what is known there."""
+
+    policy: Policy
+    number: int  # of the rule
+    group: Group
+    ways: tuple[Way, ...]
+    troubles: tuple[Trouble, ...]
+    because: str
+    seen_ns: int
+    flows: tuple[FlowRate, ...]  # to this destination, of both families
+    now: int
+
+    @property
+    def rule(self) -> Rule:
+        """The rule."""
+        return self.policy.rules[self.number]
+
+    @property
+    def fraction(self) -> float:
+        """Of the flows that ought to move, so many in one step; a failure is not waited with."""
+        return 1.0 if any(way.dead for way in self.ways) else self.policy.safety.herd.fraction
+
+
+class _Named(NamedTuple):
+    """A flow as a policy's scope names it."""
+
+    protocol: str
+    local_port: int
+    remote: str
+    remote_port: int
+
+
+def ways_of(
+    group: Group, address: str, is_open: Callable[[Path], bool], is_dead: Callable[[Path], bool]
+) -> tuple[Way, ...]:
+    """The paths of a group to one address."""
+    members = {member.nexthop_id: member for member in group.members}
+    return tuple(
+        Way(path, members[nexthop], is_open(path), is_dead(path))
+        for nexthop, path in group.paths
+        if path.address == address and nexthop in members
+    )
+
+
+def ambiguous(group: Group) -> str:
+    """An interface by which two members leave: which of them a connection takes cannot be told. Empty for none."""
+    seen: set[str] = set()
+    for member in group.members:
+        if member.interface in seen:
+            return member.interface
+        seen.add(member.interface)
+    return ""
+
+
+def pin_act(case: Case, rails: Mapping[Place, RailRate], held: Holdings) -> FlowAct | None:
+    """The pins that bring the rates near the optimum; None when they are near, or nothing helps."""
+    action = case.rule.then.pin
+    assert action is not None
+    dead = {way.path.interface for way in case.ways if way.dead}
+    address = case.ways[0].path.address
+
+    def movable(flow: FlowRate) -> bool:
+        return (
+            flow.key.remote == address
+            and flow.peak_bps >= action.flows.min_rate
+            and (flow.interface in dead or held.may_move(flow.key, case.now))
+            and _covered(case.rule, flow)
+        )
+
+    members = {way.path.interface: way.member for way in case.ways}
+    wanted = balance(
+        [
+            Flow(flow.key, flow.interface, INFINITE if flow.interface in dead else flow.demand_bps, movable(flow))
+            for flow in case.flows
+            if flow.interface in members
+        ],
+        [_rail(way, rails[place_of(way.path)]) for way in case.ways],
+        action.gain,
+    )
+    step = wanted.moves[: math.ceil(case.fraction * len(wanted.moves))]
+    moves = _within(step, action.flows.at_most - held.under(case.number), held)
+    if not moves:
+        return None
+    expires = case.now + action.lease
+    before = {member.name: 0 for member in members.values()}
+    for flow in case.flows:
+        if flow.interface in members:
+            before[members[flow.interface].name] += 1
+    after = dict(before)
+    for move in moves:
+        after[members[move.origin].name] -= 1
+        after[members[move.rail].name] += 1
+    return FlowAct(
+        "pin",
+        case.group.target,
+        tuple(move.key for move in moves),
+        f"{case.because}; {_benefit(wanted)}",
+        case.rule.name,
+        case.seen_ns,
+        pins=tuple(Pin(move.key, case.group.target, members[move.rail].nexthop_id, expires) for move in moves),
+        before=tuple(before.items()),
+        after=tuple(after.items()),
+        troubles=case.troubles,
+    )
+
+
+def label_act(case: Case, held: Holdings, seed: str) -> FlowAct | None:
+    """Other labels for the flows of bad paths that are in trouble themselves; None when there are none."""
+    action = case.rule.then.relabel
+    assert action is not None
+    bad = {path for path, _ in case.troubles}
+    room = action.flows.at_most - held.under(case.number)
+    chosen = []
+    for flow in case.flows:
+        known = held.get("relabel", flow.key)
+        if flow.path not in bad or ":" not in flow.key.remote or (known is None and room <= 0):
+            continue
+        if flow.peak_bps < action.flows.min_rate or not _covered(case.rule, flow):
+            continue
+        label = relabelled(flow, known.label if known else None, seed, action.lease, case.now)
+        if label is not None:
+            room -= known is None
+            chosen.append(label)
+    chosen = chosen[: math.ceil(case.fraction * len(chosen))]
+    if not chosen:
+        return None
+    return FlowAct(
+        "relabel",
+        case.group.target,
+        tuple(each.change.flow for each in chosen),
+        f"{case.because}; try {max(each.tries for each in chosen)}",
+        case.rule.name,
+        case.seen_ns,
+        labels=tuple(each.change for each in chosen),
+        troubles=case.troubles,
+    )
+
+
+def _covered(rule: Rule, flow: FlowRate) -> bool:
+    named = _Named("tcp", flow.key.local_port, flow.key.remote, flow.key.remote_port)
+    return rule.scope.covers_flow(named, flow.owner)
+
+
+def _rail(way: Way, rate: RailRate) -> Rail:
+    capacity, error = (0.0, 0.0) if way.dead else (rate.capacity_bps, rate.error_bps)
+    return Rail(way.path.interface, capacity, error, way.open and not way.dead)
+
+
+def _within(moves: Iterable[Move[FlowKey]], room: int, held: Holdings) -> Sequence[Move[FlowKey]]:
+    """As many moves as there may be pins; to move a pinned flow takes no further one."""
+    kept = []
+    for move in moves:
+        if held.get("pin", move.key) is None:
+            room -= 1
+            if room < 0:
+                continue
+        kept.append(move)
+    return kept
+
+
+def _benefit(wanted: Balance[FlowKey]) -> str:
+    before, after = (rate_text(round(rate)) for rate in (wanted.lowest_before_bps, wanted.lowest_after_bps))
+    return f"the slowest flow goes from {before} to {after}, {wanted.ratio_after:.0%} of what the best placing gives"

@@ -1,0 +1,105 @@
+"""How long flows stay away from a path that they were moved off, and how they come back. Pure.
+
+The same thinking as for weights (`health`): a path that is bad only under load looks idle once its flows have gone. So
+it must look good for a dwell; then some flows are let go as they are routed, in the rule's steps, and a bad measurement
+on the way is a relapse, which doubles the dwell. Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from steering.deciding import health
+from steering.deciding.health import PathHealth
+from steering.deciding.judging import Reading
+from steering.deciding.measuring import Verdict
+from steering.policy import Policy
+
+State = Literal["away", "returning", "over"]
+
+
+@dataclass(frozen=True, slots=True)
+class Avoided:
+    """A path under one rule about flows, from the first time that the rule held."""
+
+    state: State
+    acting: bool  # the rule holds now
+    since_ns: int  # since when it holds, or did at last
+    seen_ns: int  # the measurement behind that
+    because: str
+    failure: bool = False  # nothing passes: no damping is in place
+    strikes: int = 1
+    clear_since: int | None = None
+    tried_ns: int | None = None
+    step: int = 0
+    step_since: int = 0
+    forgive_ns: int = 0
+
+
+def observe(policy: Policy, number: int, known: Avoided | None, path: PathHealth, now: int) -> Avoided | None:
+    """The path under a rule after what was newly measured of it; None when there is nothing to remember."""
+    if len(path.readings) <= number or path.state == "unmeasured":
+        return None
+    if path.readings[number].verdict is Verdict.BAD:
+        return _bad(known, path.readings[number], now)
+    if known is None:
+        return None
+    known = replace(known, acting=False)
+    return known if health.stale(policy, path, now) else _later(policy, number, known, path.readings[number], now)
+
+
+def _bad(known: Avoided | None, reading: Reading, now: int) -> Avoided:
+    fresh = Avoided("away", True, now, reading.at_ns, reading.text, reading.failure)
+    if known is None:
+        return fresh
+    relapse = known.state != "away"
+    return replace(
+        fresh,
+        since_ns=now if relapse or known.clear_since is not None else known.since_ns,
+        strikes=known.strikes + relapse,
+        tried_ns=known.tried_ns,
+    )
+
+
+def _later(policy: Policy, number: int, known: Avoided, reading: Reading, now: int) -> Avoided | None:
+    clear = reading.over
+    match known.state:
+        case "over":
+            return _forgiven(policy, number, known, now)
+        case "returning":
+            return _next_step(policy, number, known, now) if clear else known
+        case "away":
+            if reading.verdict is Verdict.PENDING:
+                return replace(known, clear_since=None)
+            if known.clear_since is None:
+                return replace(known, clear_since=now if clear else None)
+            return _returning(policy, number, known, now) if clear else known
+
+
+def _returning(policy: Policy, number: int, known: Avoided, now: int) -> Avoided:
+    rule = policy.rules[number]
+    assert known.clear_since is not None
+    if now - known.clear_since < health.dwell(rule, known.strikes):
+        return known
+    if known.tried_ns is not None and now - known.tried_ns < rule.return_.retry_after:
+        return known
+    return replace(known, state="returning", step=0, step_since=now, tried_ns=now)
+
+
+def _next_step(policy: Policy, number: int, known: Avoided, now: int) -> Avoided:
+    rule = policy.rules[number]
+    if now - known.step_since < rule.return_.step:
+        return known
+    if known.step + 1 < len(rule.return_.steps):
+        return replace(known, step=known.step + 1, step_since=now)
+    return replace(known, state="over", forgive_ns=now + health.dwell(rule, known.strikes))
+
+
+def _forgiven(policy: Policy, number: int, known: Avoided, now: int) -> Avoided | None:
+    if now < known.forgive_ns:
+        return known
+    if known.strikes <= 1:
+        return None
+    strikes = known.strikes - 1
+    return replace(known, strikes=strikes, forgive_ns=now + health.dwell(policy.rules[number], strikes))
