@@ -89,6 +89,16 @@ class Group:
     origin: str = ""  # what its actuator needs besides to put it back exactly
 
     @property
+    def exclusive(self) -> bool:
+        """Whether one member at a time carries all, the first of those that may; the others stand by at weight 0."""
+        return kind_of(self.target) == "metric"
+
+    @property
+    def nominal(self) -> dict[int, int]:
+        """What each member counts where shares of the whole are compared."""
+        return {member.nexthop_id: 1 if self.exclusive else member.weight for member in self.members}
+
+    @property
     def original(self) -> Weights:
         """The weights before we touched it."""
         return weights_of((member.nexthop_id, member.weight) for member in self.members)

@@ -272,7 +272,7 @@ class Netlink:
         message["scope"] = _ANY_SCOPE
         self.socket.change(message, _DEL_ROUTE, 0, f"deleting route {route.destination}")
 
-    def route_get(self, address: str, mark: int = 0, matched: bool = False) -> Route:
+    def route_get(self, address: str, mark: int = 0, matched: bool = False, oif: int = 0) -> Route:
         """Ask the kernel which way a packet to an address would go.
 
         Parameters
@@ -283,13 +283,15 @@ class Netlink:
             The firewall mark of the packet.
         matched : bool
             Answer with the route that matches (and its nexthop_id), not with the hop that was chosen.
+        oif : int
+            The interface by which the packet must leave; 0 for any.
 
         Raises
         ------
         NetlinkError
             If there is no way there.
         """
-        request = lookup_request(address, family_of(address), mark, matched)
+        request = lookup_request(address, family_of(address), mark, matched, oif)
         return route_of(self.socket.get_body(request, _GET_ROUTE, f"looking up the route to {address}"))
 
     def make_routes(self, bodies: Sequence[bytes], replace: bool = False) -> list[NetlinkError | None]:

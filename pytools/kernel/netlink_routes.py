@@ -127,12 +127,13 @@ def routes_request(family: Family, table: int, protocol: int = 0) -> bytes:
     return head + attribute(_TABLE, _NUMBER.pack(table))
 
 
-def lookup_request(address: str, family: Family, mark: int, matched: bool) -> bytes:
+def lookup_request(address: str, family: Family, mark: int, matched: bool, oif: int = 0) -> bytes:
     """What asks for the way to an address; see `Netlink.route_get`."""
     af = socket_family(family)
     packed = socket.inet_pton(af, address)
     head = _HEADER.pack(af, 8 * len(packed), 0, 0, 0, 0, 0, 0, _FIB_MATCH if matched else 0)
-    return head + attribute(_DST, packed) + (attribute(_MARK, _NUMBER.pack(mark)) if mark else b"")
+    chosen = (attribute(name, _NUMBER.pack(value)) for name, value in ((_MARK, mark), (_OIF, oif)) if value)
+    return head + attribute(_DST, packed) + b"".join(chosen)
 
 
 def route_of(body: bytes) -> Route:

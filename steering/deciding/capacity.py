@@ -56,7 +56,8 @@ def shares_by(
         if estimate is None or estimate.carries_bps <= 0:
             return None
         spare = estimate.carries_bps - (0.0 if estimate.queued else estimate.load_bps)
-        found[member.nexthop_id] = (spare if by == "headroom" else estimate.carries_bps) / member.weight
+        carries = spare if by == "headroom" else estimate.carries_bps
+        found[member.nexthop_id] = carries / group.nominal[member.nexthop_id]
     largest = max(found.values())
     if largest <= 0:
         return None

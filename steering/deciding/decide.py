@@ -15,7 +15,7 @@ from steering.deciding import health
 from steering.deciding.capacity import Estimate, shares_by
 from steering.deciding.health import PathHealth
 from steering.deciding.overrides import NONE, Overrides
-from steering.plan import Group, GroupPlan, Plan, scaled
+from steering.plan import Group, GroupPlan, Plan, Weights, scaled
 from steering.policy import Policy, Rule
 
 NO_CAPACITIES: Mapping[str, Estimate] = {}
@@ -108,12 +108,20 @@ def _decide_measured(
         why = "held: the operator's order would leave no nexthop"
         return replace(_back_to_original(group, votes, why, {}), held=tuple((vote.path, why) for vote in votes))
     shares, granted, held = _grant(policy, group, votes, before, capacities)
-    wanted = group.original if all(share == 1 for share in shares.values()) else scaled(group.original, shares)
+    wanted = _weights(group, shares)
     if not wanted:  # possible only when the group itself was changed by somebody else
         return _back_to_original(group, votes, "original weights: no path would be left", {})
     because, under = _why(policy, group, votes, shares, {vote.path: vote for vote, _ in granted}, ordered)
     down = tuple((vote.path, share) for vote, share in granted)
     return GroupPlan(group.target, wanted, because, under, down, tuple(held))
+
+
+def _weights(group: Group, shares: Mapping[int, float]) -> Weights:
+    """The weights that give every member its share; where one carries all, the first of those with the largest."""
+    if group.exclusive:
+        best = max(group.members, key=lambda member: shares[member.nexthop_id], default=None)
+        return () if best is None or not shares[best.nexthop_id] else ((best.nexthop_id, 1),)
+    return group.original if all(share == 1 for share in shares.values()) else scaled(group.original, shares)
 
 
 def _not_to_be_told(policy: Policy, group: Group, votes: list[_Vote], live: set[str], now: int) -> str:
@@ -143,6 +151,8 @@ def _hold(group: Group, votes: list[_Vote], why: str) -> GroupPlan:
 def _ordered(group: Group, plan: GroupPlan, ordered: Mapping[int, str]) -> GroupPlan:
     """A plan that was made without measurements, with what the operator wants out of it left out."""
     wanted = tuple(pair for pair in plan.wanted if pair[0] not in ordered)
+    if not wanted and group.exclusive:
+        wanted = _weights(group, {member: float(member not in ordered) for member in group.nominal})
     if wanted == plan.wanted or not wanted:
         return plan
     return replace(plan, wanted=wanted, because="; ".join(dict.fromkeys(ordered.values())), under="operator")
@@ -212,9 +222,8 @@ def _objection(policy: Policy, group: Group, votes: list[_Vote], shares: Mapping
         for member in others
     ):
         return "no healthy path would be left at its whole weight"
-    total = sum(member.weight for member in group.members)
-    taken = sum(member.weight * (1 - shares[member.nexthop_id]) for member in group.members)
-    if taken > policy.safety.max_drained_share * total + 1e-9:
+    taken = sum(counts * (1 - shares[member]) for member, counts in group.nominal.items())
+    if taken > policy.safety.max_drained_share * sum(group.nominal.values()) + 1e-9:
         return f"more than max_drained_share ({policy.safety.max_drained_share:g}) would be taken away"
     return ""
 
@@ -240,8 +249,10 @@ def _why(
     ordered: Mapping[int, str],
 ) -> tuple[str, str]:
     """Because and under, of what differs from the weights in force."""
-    in_force = _shares_in_force(group)
-    moved = {member for member, share in shares.items() if abs(share - in_force[member]) > 0.01}
+    before, after = _shares_of(group, group.current), shares
+    if group.exclusive:
+        after = _shares_of(group, _weights(group, shares))
+    moved = {member for member, share in after.items() if abs(share - before[member]) > 0.01}
     said = [v for v in votes if v.member in moved and (v.path in granted or v.health.rule is not None)]
     reasons = [ordered[member] for member in sorted(moved & ordered.keys())]
     rules = ["operator"] if reasons else []
@@ -259,9 +270,9 @@ def _why(
     return "; ".join(dict.fromkeys(reasons)) or "as the paths' states ask", ", ".join(dict.fromkeys(rules))
 
 
-def _shares_in_force(group: Group) -> dict[int, float]:
-    """Share of its original weight that each member has now, the highest being 1."""
-    current = dict(group.current)
-    ratio = {m.nexthop_id: current.get(m.nexthop_id, 0) / m.weight for m in group.members}
+def _shares_of(group: Group, weights: Weights) -> dict[int, float]:
+    """Share of its original weight that these weights give each member, the highest being 1."""
+    given = dict(weights)
+    ratio = {member: given.get(member, 0) / counts for member, counts in group.nominal.items()}
     highest = max(ratio.values(), default=0) or 1
     return {nexthop: value / highest for nexthop, value in ratio.items()}

@@ -5,9 +5,11 @@ CLOCK_MONOTONIC nanoseconds; one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+
+import msgspec
 
 from pytools.signals import Link, Path, Signal
 from steering.deciding import capacity, health
@@ -204,9 +206,20 @@ class Engine:
             self._standing(group, nexthop, path, now) for group in self.groups.values() for nexthop, path in group.paths
         ]
         lost = [(path, self.paths[path]) for path in sorted(self._lost)]
-        return there + [
-            Standing(path, known.state, known.since_ns, None, None, known.because, "") for path, known in lost
+        return [
+            *there,
+            *(Standing(path, known.state, known.since_ns, None, None, known.because, "") for path, known in lost),
+            *(Standing(path, "unmeasured", now, None, 0, "nobody measures it", "") for path in self._unprobed()),
         ]
+
+    def _unprobed(self) -> Iterator[Path]:
+        """Ways to peers that were never measured, as over a route that stands by: from us the agent learns of them."""
+        for group in self.groups.values():
+            known = {(member, path.address) for member, path in group.paths}
+            for path in {path.address: path for _, path in group.paths}.values():
+                for member in group.members:
+                    if (member.nexthop_id, path.address) not in known:
+                        yield msgspec.structs.replace(path, gateway=member.gateway, interface=member.interface)
 
     def _standing(self, group: Group, nexthop: int, path: Path, now: int) -> Standing:
         known = self.paths[path]

@@ -496,7 +496,7 @@ def test_probes_and_replies_stay_on_their_path_whatever_the_weights(nodes: Nodes
     for node, other in ((first, 2), (second, 1)):
         for family, member in ((4, 12), (6, 22)):
             node.netlink.replace_group(group_id(other, family), [Member(member, 1)])
-        assert not node.mesh.paths.refresh(), "a member that was taken out stays a path"
+        assert not node.mesh.paths.refresh(time.monotonic_ns()), "a member that was taken out stays a path"
     for interface, rail in (("rail1", 0), ("rail2", 1)):
         rows = rows_of(first, interface)
         assert len(rows) == 2
@@ -557,12 +557,12 @@ def test_a_path_that_is_gone_is_lost_and_not_probed_over_another(nodes: Nodes, l
     assert counts[rows, RECEIVED].tolist() == [0, 0]
     assert first.lost_anything() == {"probe_send_refused": 2}
     assert second.mesh.reflector.answered == 2
-    assert first.mesh.paths.refresh()
+    assert first.mesh.paths.refresh(time.monotonic_ns())
     assert rows_of(first, "rail1") == []
     # The kernel has deleted the nexthop with its interface. It comes back, but not into the group: still a path.
     support.run(["ip", "-n", lab.hosts[0].netns, "link", "set", "rail1", "up"])
     support.run(["ip", "-n", lab.hosts[0].netns, "nexthop", "add", "id", "11", "via", "10.1.1.1", "dev", "rail1"])
-    assert first.mesh.paths.refresh()
+    assert first.mesh.paths.refresh(time.monotonic_ns())
     assert [p.path.address for p in first.mesh.current if p.path.interface == "rail1"] == ["10.9.0.2"]
 
 
@@ -574,7 +574,7 @@ def test_what_a_crashed_agent_left_is_swept_and_nothing_else(nodes: Nodes, lab: 
         netlink.add_rule(foreign)
         rules = {family: set(netlink.rules(family)) for family in (4, 6)}
         left = pinning.PinnedPaths(netlink, known.host, known.peers)
-        assert left.refresh()
+        assert left.refresh(0)
         indexes = [pinned.index for pinned in left.current]
         assert indexes == [0, 2, 3, 4], "somebody else uses rule 5001"
         assert {rule.protocol for family in (4, 6) for rule in set(netlink.rules(family)) - rules[family]} == {PROTOCOL}

@@ -204,8 +204,8 @@ class ProbeMesh:
 
     def _listen(self, now_ns: int) -> None:
         """Learn of paths from what a controller says about them."""
-        told = [self.paths.remember(state.path) for state in self._states.read() if isinstance(state, PathState)]
-        if any(told):
+        states = [each for each in self._states.read() if isinstance(each, PathState)]
+        if any([self.paths.remember(state.path, now_ns) for state in states]):
             self._due["paths"] = now_ns
 
     def _discover(self, now_ns: int) -> None:
@@ -213,7 +213,7 @@ class ProbeMesh:
         self._due["paths"] = now_ns + _PATHS_EVERY_NS
         self._changes.happened()  # what is waiting is covered by this look
         try:
-            changed = self.paths.refresh()
+            changed = self.paths.refresh(now_ns)
         except SwerveError:
             self._discovery_failed += 1  # a table that changes while it is read; the next look will do
             return

@@ -36,6 +36,7 @@ MARK_MASK: Final = 0xFF00_0FFF
 TABLE: Final = 20100
 RULE: Final = 5000
 MOST_PATHS: Final = 4096  # what the mask leaves room for
+SPOKEN_FOR_NS: Final = 10_000_000_000  # a controller speaks of every path once a second
 
 _UNREACHABLE: Final = 7  # RTN_UNREACHABLE
 _LAST_METRIC: Final = 65000
@@ -115,11 +116,13 @@ class PinnedPaths:
         self.refused: dict[str, str] = {}  # path -> why it could not be pinned
         self._netlink, self._host, self._peers = netlink, host, peers
         self._index: dict[Path, int] = {}
-        self._hinted: set[Path] = set()
+        self._ends = {(peer.name, peer.address) for peer in peers}
+        self._spoken_ns: dict[Path, int] = {}  # path -> when a controller last spoke of it
         self._taken = _foreign_indexes(netlink)
 
-    def refresh(self) -> bool:
+    def refresh(self, now_ns: int) -> bool:
         """Look at the routes again; returns whether `current` is another than before."""
+        self._forget(now_ns)
         links = {link.index: link for link in self._netlink.links()}
         nexthops = {nexthop.id: nexthop for nexthop in self._netlink.nexthops()}
         members = {group.id: tuple(group.weights) for group in self._netlink.groups()}
@@ -128,7 +131,7 @@ class PinnedPaths:
         self.refused = {}
         wanted = []
         for pinned in self.current:
-            if pinned.path not in hops and _still_there(pinned, links, nexthops):
+            if pinned.path not in hops and self._still_there(pinned, links, nexthops):
                 wanted.append(pinned)
         for hop in hops.values():
             index = self._index_of(hop.path)
@@ -136,37 +139,70 @@ class PinnedPaths:
                 wanted.append(replace(hop, index=index))
         return self._install(sorted(wanted, key=lambda pinned: pinned.index))
 
-    def remember(self, path: Path) -> bool:
-        """Look for a path that no route may show: a controller that drained it before we started speaks of it.
+    def remember(self, path: Path, now_ns: int) -> bool:
+        """Look for a path that no route may show: a controller that keeps it drained, or standing by, speaks of it.
 
         Returns
         -------
         bool
             Whether it is news, so that `refresh` may find more than before.
         """
-        if path in self._index or path in self._hinted or path.source != self._host:
+        known = path.source == self._host and (path.destination, path.address) in self._ends
+        if not known or (path not in self._spoken_ns and len(self._spoken_ns) >= MOST_PATHS):
             return False
-        known = any(peer.name == path.destination and peer.address == path.address for peer in self._peers)
-        if known and len(self._hinted) < MOST_PATHS:
-            self._hinted.add(path)
-            return True
-        return False
+        before_ns = self._spoken_ns.get(path)
+        self._spoken_ns[path] = now_ns
+        return before_ns is None
+
+    def _forget(self, now_ns: int) -> None:
+        """A controller that has ended, or lets go of a path, does not speak of it any more."""
+        self._spoken_ns = {path: at_ns for path, at_ns in self._spoken_ns.items() if now_ns - at_ns < SPOKEN_FOR_NS}
 
     def _drained(
         self, hops: dict[Path, PinnedPath], links: dict[int, Link], nexthops: dict[int, Nexthop]
     ) -> Iterator[PinnedPath]:
-        """Paths known by hearsay or from before, if their nexthop is there and their peer has a route by others."""
-        by_address = {hop.path.address: hop for hop in hops.values() if hop.nexthop_id is not None}
+        """Paths known by hearsay or from before, if their nexthop is there and their peer has a route by others.
+
+        A nexthop that is no object leaves nothing behind in the kernel: that it is there, a controller must say.
+        """
+        by_address = {hop.path.address: hop for hop in hops.values()}
+        up = {link.name: link.index for link in links.values() if link.up}
         by_end = {
             (nexthop.gateway or "", links[nexthop.ifindex].name): nexthop
             for nexthop in nexthops.values()
             if nexthop.ifindex in links and links[nexthop.ifindex].up
         }
-        for path in (self._hinted | self._index.keys()) - hops.keys() - {pinned.path for pinned in self.current}:
+        for path in (self._spoken_ns.keys() | self._index) - hops.keys() - {pinned.path for pinned in self.current}:
             nexthop, other = by_end.get((path.gateway, path.interface)), by_address.get(path.address)
-            if nexthop is not None and nexthop.ifindex is not None and other is not None:
-                onlink = bool(nexthop.flags & _ONLINK)
-                yield replace(other, path=path, ifindex=nexthop.ifindex, nexthop_id=nexthop.id, onlink=onlink)
+            if other is None or path.interface not in up:
+                continue
+            found = replace(other, path=path, ifindex=up[path.interface])
+            if nexthop is not None and other.nexthop_id is not None:
+                yield replace(found, nexthop_id=nexthop.id, onlink=bool(nexthop.flags & _ONLINK))
+            elif path in self._spoken_ns:
+                own = self._source_of_own_route(path, found.ifindex)
+                if own or other.nexthop_id is None:
+                    yield replace(found, nexthop_id=None, onlink=False, source=own or other.source)
+
+    def _source_of_own_route(self, path: Path, ifindex: int) -> str:
+        """Our address by the route that stands by and leads along a path; empty where there is none."""
+        try:
+            route = self._netlink.route_get(path.address, oif=ifindex)
+        except NetlinkError:
+            return ""
+        return route.prefsrc or "" if (route.gateway or "") == path.gateway else ""
+
+    def _still_there(self, pinned: PinnedPath, links: dict[int, Link], nexthops: dict[int, Nexthop]) -> bool:
+        """Whether a path that no route uses any more can come back: its nexthop was only taken out of the group."""
+        link = links.get(pinned.ifindex)
+        if link is None or not link.up:
+            return False
+        if pinned.nexthop_id is None:
+            return pinned.path in self._spoken_ns
+        nexthop = nexthops.get(pinned.nexthop_id)
+        return (
+            nexthop is not None and nexthop.ifindex == pinned.ifindex and (nexthop.gateway or "") == pinned.path.gateway
+        )
 
     def _install(self, wanted: Iterable[PinnedPath]) -> bool:
         """Bring the kernel's rules and tables to what is wanted."""
@@ -269,20 +305,6 @@ def _ways(
         for nexthop in objects
         if nexthop is not None and not nexthop.blackhole
     ]
-
-
-def _still_there(pinned: PinnedPath, links: dict[int, Link], nexthops: dict[int, Nexthop]) -> bool:
-    """Whether a path that no route uses any more can come back: its nexthop was only taken out of the group."""
-    if pinned.nexthop_id is None:
-        return False
-    nexthop, link = nexthops.get(pinned.nexthop_id), links.get(pinned.ifindex)
-    return (
-        nexthop is not None
-        and link is not None
-        and link.up
-        and nexthop.ifindex == pinned.ifindex
-        and (nexthop.gateway or "") == pinned.path.gateway
-    )
 
 
 def _is_ours(rule: Rule) -> bool:

@@ -1,0 +1,98 @@
+"""Routes without nexthop objects: a rail that is out, or stands by, is still measured, and gets its share back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+
+import pytest
+import steering_kit as kit
+import support
+from steering_kit import controlled
+
+from pytools import places
+from pytools.lab import Lab
+from steering.demo.observe import Observer
+
+POLICY = """\
+version: 1
+manage: {destinations: [10.9.0.0/16, "fd00:9::/64"]}
+safety: {lease: 3s, max_drained_share: 0.5, stale_after: 500ms, baseline_after: 2s}
+rules:
+  - name: leave-silent-rail
+    when: {signal: silence, missed: 3}
+    then: {drain: {}}
+    return: {dwell: 3s, retry_after: 3s, rise: 5, steps: [1.0], step: 100ms}
+"""
+STAYS_OUT_S = 4.0  # longer than unmeasured paths are believed (baseline_after), and than the dwell
+TO = {4: "10.9.0.2/32", 6: "fd00:9::2/128"}
+
+
+@pytest.fixture
+def lab(unique_name):
+    with Lab.up(unique_name(), hosts=2, rails=2, rate="20mbit") as made:
+        yield made
+
+
+def ip(lab, *words):
+    return support.run(["ip", "-n", lab.hosts[0].netns, *words]).stdout
+
+
+def gateway(family, rail):
+    return f"10.{rail}.1.1" if family == 4 else f"fd00:{rail}:1::1"
+
+
+def several_hops(lab, family):
+    """The route to the other host lists its hops itself."""
+    hops = [word for rail in (1, 2) for word in ("nexthop", "via", gateway(family, rail), "dev", f"rail{rail}")]
+    ip(lab, f"-{family}", "route", "del", TO[family])
+    ip(lab, f"-{family}", "route", "add", TO[family], *hops)
+
+
+def two_metrics(lab, family):
+    """Two routes to the other host, the first rail's preferred."""
+    ip(lab, f"-{family}", "route", "del", TO[family])
+    for rail in (1, 2):
+        ip(lab, f"-{family}", "route", "add", TO[family], "via", gateway(family, rail), "metric", str(10 * rail))
+
+
+def rails(lab, family):
+    """The interfaces that the best route to the other host leads over now."""
+    shown = json.loads(ip(lab, "-j", f"-{family}", "route", "show", TO[family]))
+    best = min(shown, key=lambda route: route.get("metric", 0))
+    hops = best.get("nexthops") or [best]
+    return {hop["dev"] for hop in hops}
+
+
+@pytest.mark.parametrize("family", [4, 6], ids=["ipv4", "ipv6"])
+@pytest.mark.parametrize(("make", "whole"), [(several_hops, {"rail1", "rail2"}), (two_metrics, {"rail1"})])
+def test_a_silent_rail_is_left_stays_out_while_it_is_silent_and_returns(lab, tmp_path, make, whole, family):
+    make(lab, family)
+    for host in lab.hosts:
+        lab.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns])
+    for host in lab.hosts:
+        support.wait_until(places.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+    host = kit.Host(lab.hosts[0].netns)
+    policy = kit.policy_file(tmp_path, POLICY)
+    with contextlib.closing(Observer(lab.hosts[:1])) as observer, controlled(host, policy, "--apply") as controller:
+
+        def thought():
+            found = {}
+            observer.wait_for(lambda record: found.update(record.latest) or True, 0)
+            address = TO[family].partition("/")[0]
+            return {path.interface: each.state for (_, path), each in found.items() if path.address == address}
+
+        support.wait_until(lambda: thought() == {"rail1": "healthy", "rail2": "healthy"}, 30, "both rails are measured")
+        lab.blackhole(1)
+        support.wait_until(lambda: rails(lab, family) == {"rail2"}, 20, "the silent rail is left")
+        end = time.monotonic() + STAYS_OUT_S
+        while time.monotonic() < end:
+            assert rails(lab, family) == {"rail2"}
+            time.sleep(0.05)
+        assert thought() == {"rail1": "drained", "rail2": "healthy"}
+        lab.heal()
+        support.wait_until(lambda: rails(lab, family) == whole, 30, "the rail has its share again")
+        assert controller.end() == 0
+    assert rails(lab, family) == whole
