@@ -47,8 +47,8 @@ test-kernel: setup ## Tests of one host's kernel
 test-fabric: setup ## Tests with real traffic between network namespaces
 	@$(PYTEST) tests/fabric
 
-test-vm: setup-vm ## Tests in the second kernel
-	@$(PYTEST) tests/vm
+test-vm: setup-vm ## Tests in the second kernel, every case of them
+	@SWERVE_GUEST=all $(PYTEST) tests/vm
 
 bench: setup-check ## All benchmarks as JSON Lines, or one: make bench NAME=ring
 	@set -e; for bench in $(BENCHES); do $(PYTHON) $$bench; done

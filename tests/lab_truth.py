@@ -92,7 +92,7 @@ class Truth:
     def wrong(self, told: Sequence[PathDelay], samples: Sequence[ProbeSamples]) -> list[str]:
         """One-way delays that no probe has met: shorter than all of about that time, or longer than all.
 
-        A stated bound holds for almost everything told (`Judged.share`), not for all; its double, and the hard bound, do.
+        A stated bound holds for almost all that is told (`Judged.share`), its double and the hard bound for all.
         """
         found = []
         for path in {signal.path for signal in told}:

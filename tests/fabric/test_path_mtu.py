@@ -81,7 +81,7 @@ def test_an_interface_raised_above_its_fabric_is_told(bring: Bring) -> None:
     work_until(made, told(made[0], "mtu_agrees"), "both agree again")
 
 
-@pytest.mark.parametrize("silent", [False, pytest.param(True, marks=pytest.mark.guest)], ids=["told", "silent"])
+@pytest.mark.parametrize("silent", [False, True], ids=["told", "silent"])
 def test_a_smaller_mtu_is_told_within_a_second_and_so_is_its_end(bring: Bring, silent: bool) -> None:
     lab, made = bring()
     first = made[0]

@@ -20,7 +20,6 @@ def settled(agent):
     support.wait_until(lambda: len(agent.states) == 2, 20, "the controller speaks of both paths")
 
 
-@pytest.mark.guest
 def test_congestion_is_steered_away_and_back(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         settled(agent)

@@ -140,7 +140,6 @@ def test_a_flow_that_moves_is_counted_where_it_was(lossy: Lab) -> None:
         }
 
 
-@pytest.mark.guest
 def test_what_precedes_the_source_is_not_counted(lossy: Lab) -> None:
     with kit.listener(lossy) as server, kit.connected(lossy, server) as ends:
         kit.transfer([ends], 10 * MEGABYTE)

@@ -104,7 +104,7 @@ hooks = pytest.mark.parametrize("hook", [OUT, IN])
 DATAGRAM = bytes(range(100, 200))
 
 
-@pytest.mark.guest
+@pytest.mark.guest(every=5)
 @tagging
 @families
 @hooks
@@ -242,7 +242,7 @@ def test_what_hops_alter_is_not_hashed(sample: Sample) -> None:
     assert sample.keys(IN, bytes(frame)) == [before]
 
 
-@pytest.mark.guest
+@pytest.mark.guest(every=3)
 @pytest.mark.parametrize("alter", [34, 36, 42, 73], ids=["source port", "destination port", "first", "last hashed"])
 def test_what_tells_datagrams_apart_is_hashed(sample: Sample, alter: int) -> None:
     frame = bytearray(p.ipv4(p.udp(DATAGRAM, 5000, 6000)))
@@ -292,7 +292,7 @@ def test_a_merged_stream_longer_than_its_length_field(sample: Sample) -> None:
     assert sample.counted() == {"recorded": 2}
 
 
-@pytest.mark.guest
+@pytest.mark.guest(every=3)
 @pytest.mark.parametrize(
     "frame",
     [
@@ -308,7 +308,7 @@ def test_fragments_are_left_out_and_counted(sample: Sample, frame: bytes) -> Non
     assert sample.counted() == {"fragments": 1}
 
 
-@pytest.mark.guest
+@pytest.mark.guest(every=3)
 @pytest.mark.parametrize(
     "frame",
     [
@@ -328,7 +328,7 @@ def test_lengths_that_contradict_each_other_are_counted(sample: Sample, frame: b
     assert sample.counted() == {"malformed": 1}
 
 
-@pytest.mark.guest
+@pytest.mark.guest(every=3)
 @pytest.mark.parametrize(
     "frame",
     [

@@ -80,6 +80,7 @@ TAGS = {"untagged": (), "802.1Q": (p.TAG_8021Q,), "802.1ad over 802.1Q": (p.TAG_
 REQUEST, REPLY = p.udp(p.stamp_request(7, 9)), p.udp(p.stamp_reply(7, 9, 123), p.PORT, 5000)
 
 
+@pytest.mark.guest(every=5)
 @pytest.mark.parametrize("tags", TAGS.values(), ids=TAGS.keys())
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
@@ -106,6 +107,7 @@ def test_every_probe_is_recorded_once_and_in_order(stamp: Stamp) -> None:
     assert times == sorted(times)
 
 
+@pytest.mark.guest(every=3)
 @pytest.mark.parametrize(
     "frame",
     [
@@ -135,6 +137,7 @@ def test_a_stranger_is_counted_foreign(stamp: Stamp) -> None:
     assert stamp.counted() == {"foreign": 2}
 
 
+@pytest.mark.guest(every=4)
 @pytest.mark.parametrize(
     "frame",
     [
@@ -189,6 +192,7 @@ def with_ecn(frame: bytes, ecn: int, tags: tuple[int, ...] = ()) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.guest(every=5)
 @pytest.mark.parametrize("what", [PLAIN, REQUEST, b"x" * 30], ids=["udp", "probe", "tcp"])
 @pytest.mark.parametrize("tags", TAGS.values(), ids=TAGS.keys())
 @pytest.mark.parametrize("family", FAMILIES)

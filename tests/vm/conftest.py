@@ -1,7 +1,8 @@
-"""Starts the guest with the session, so that it works while other tiers are tested, and ends it with the session."""
+"""Starts the guests with the session, so that they work while other tiers are tested, and ends them with it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Generator
@@ -11,22 +12,23 @@ import guest
 import pytest
 import support
 
-_started = pytest.StashKey[guest.Guest]()
+_started = pytest.StashKey[list[guest.Guest]]()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Boot with exactly those tests that were selected out here."""
+    """Boot them with exactly those tests that were selected out here."""
     chosen = [inner for item in session.items if (inner := inner_of(item))]
-    wanted = any("guest_run" in getattr(item, "fixturenames", ()) for item in session.items)
+    wanted = any("guest_runs" in getattr(item, "fixturenames", ()) for item in session.items)
     if not wanted or session.config.option.collectonly or os.geteuid() != 0 or support.missing("second kernel"):
         return (yield)
-    with tempfile.TemporaryDirectory(prefix="swerve-guest-") as shared:
-        running = session.config.stash[_started] = guest.Guest(chosen, Path(shared), guest.LIMIT_S)
-        try:
-            return (yield)
-        finally:
-            running.stop()
+    with contextlib.ExitStack() as stack:
+        running = session.config.stash[_started] = []
+        for share in guest.shares(chosen):
+            shared = stack.enter_context(tempfile.TemporaryDirectory(prefix="swerve-guest-"))
+            running.append(guest.Guest(share, Path(shared), guest.LIMIT_S))
+            stack.callback(running[-1].stop)
+        return (yield)
 
 
 def inner_of(item: pytest.Item) -> str | None:
@@ -36,6 +38,6 @@ def inner_of(item: pytest.Item) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def started_guest(request: pytest.FixtureRequest) -> guest.Guest | None:
-    """The guest that runs; None where there can be none."""
-    return request.config.stash.get(_started, None)
+def started_guests(request: pytest.FixtureRequest) -> list[guest.Guest]:
+    """The guests that run; none where there can be none."""
+    return request.config.stash.get(_started, [])

@@ -1,7 +1,7 @@
 """Every test marked `guest` passes on Debian's own kernel as well: no TCX there, and other tracepoint fields.
 
-The guest boots once for all of them, as soon as the session begins, and runs beside the tests out here (conftest.py);
-each of its tests is reported here under its own name.
+Two guests share them, boot as soon as the session begins and run beside the tests out here (conftest.py); each of
+their tests is reported here under its own name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLACES = ("tests/kernel", "tests/fabric", "tests/vm/guest_rdma.py")  # the last 
 
 @functools.cache
 def marked_tests() -> tuple[str, ...]:
-    """Node ids of all tests marked `guest`, as pytest itself finds them."""
+    """Node ids of all tests marked `guest`, as pytest itself finds them; a sample of alike cases (tests/conftest.py)."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "guest", *PLACES]
     found = subprocess.run(
         [*command, "-p", "no:cacheprovider"], cwd=support.ROOT, capture_output=True, text=True, check=False
@@ -39,19 +39,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def guest_run(started_guest: guest.Guest | None) -> guest.Run:
-    """The outcome of the one boot."""
+def guest_runs(started_guests: list[guest.Guest]) -> list[guest.Run]:
+    """The outcome of each boot."""
     support.require("second kernel")
-    assert started_guest is not None
-    return started_guest.result()
+    assert started_guests
+    return [each.result() for each in started_guests]
 
 
-def test_guest_is_another_kernel(guest_run: guest.Run) -> None:
-    assert guest_run.kernel.startswith("6.1."), guest_run.console
-    assert guest_run.kernel != os.uname().release or Path("/boot", f"vmlinuz-{guest_run.kernel}").exists()
+def test_guests_are_another_kernel(guest_runs: list[guest.Run]) -> None:
+    for run in guest_runs:
+        assert run.kernel.startswith("6.1."), run.console
+        assert run.kernel != os.uname().release or Path("/boot", f"vmlinuz-{run.kernel}").exists()
 
 
-def test_in_guest(inner: str, guest_run: guest.Run) -> None:
+def test_in_guest(inner: str, guest_runs: list[guest.Run]) -> None:
+    guest_run = next(run for run in guest_runs if inner in run.tests)
     result = guest_run.results.get(inner)
     if result is None:
         tail = "\n".join(guest_run.console.splitlines()[-CONSOLE_LINES:])
