@@ -17,6 +17,7 @@ from typing import Final
 from pytools.errors import CapabilityError, RefusedError, SwerveError
 
 _BACKLOG: Final = 64
+_NEW: Final = ".new"  # what a socket is called until it listens; short, for the kernel limits the length
 
 
 def listen(path: Path) -> socket.socket:
@@ -41,8 +42,11 @@ def listen(path: Path) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             os.fchmod(sock.fileno(), 0o600)  # before bind: the file never exists with another mode
-            sock.bind(str(path))
+            new = path.with_name(_NEW)
+            new.unlink(missing_ok=True)
+            sock.bind(str(new))
             sock.listen(_BACKLOG)
+            new.rename(path)  # whoever sees the file is answered
         except BaseException:
             sock.close()
             raise

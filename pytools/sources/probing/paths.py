@@ -180,12 +180,12 @@ class PinnedPaths:
             if nexthop is not None and other.nexthop_id is not None:
                 yield replace(found, nexthop_id=nexthop.id, onlink=bool(nexthop.flags & _ONLINK))
             elif path in self._spoken_ns:
-                own = self._source_of_own_route(path, found.ifindex)
+                own = self._source_by(path, found.ifindex)
                 if own or other.nexthop_id is None:
                     yield replace(found, nexthop_id=None, onlink=False, source=own or other.source)
 
-    def _source_of_own_route(self, path: Path, ifindex: int) -> str:
-        """Our address by the route that stands by and leads along a path; empty where there is none."""
+    def _source_by(self, path: Path, ifindex: int) -> str:
+        """Our address by the route that leads along a path, if it only stands by too; empty where there is none."""
         try:
             route = self._netlink.route_get(path.address, oif=ifindex)
         except NetlinkError:
@@ -261,11 +261,11 @@ class PinnedPaths:
         """Every way to a peer that the kernel might choose, whatever the weights; not numbered yet."""
         try:
             route = self._netlink.route_get(peer.address, matched=True)
-            source = route.prefsrc or self._netlink.route_get(peer.address).prefsrc
+            any_source = route.prefsrc or self._netlink.route_get(peer.address).prefsrc
         except NetlinkError as error:
             self.unreachable[peer.address] = error.sentence or str(error)
             return
-        if route.kind != UNICAST or source is None:
+        if route.kind != UNICAST or any_source is None:
             self.unreachable[peer.address] = "it is this host" if route.kind == LOCAL else "the route leads nowhere"
             return
         self.unreachable.pop(peer.address, None)
@@ -274,6 +274,7 @@ class PinnedPaths:
             if link is None or not link.up:
                 continue
             path = Path(self._host, peer.name, peer.address, gateway or "", link.name)
+            source = route.prefsrc or self._source_by(path, link.index) or any_source
             yield PinnedPath(-1, path, peer, route.family, link.index, source, nexthop_id, onlink)
 
     def close(self) -> None:
