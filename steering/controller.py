@@ -20,6 +20,7 @@ from pytools.errors import SwerveError
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act, AnySignal, PathDelay
 from steering.acting import journal, messages
+from steering.acting.acts_file import ActsFile
 from steering.acting.flows import FlowActing
 from steering.acting.lock import Lock
 from steering.acting.weights import Acting
@@ -89,6 +90,7 @@ class Controller:
         self._engine = Engine(policy)
         self._selector = selectors.DefaultSelector()
         self._stop: int | None = None  # the signal that ends us
+        self._look_ns = 0  # when all targets are looked at again
         self._unreadable = ""
         socket_path = places.agent_socket(options.netns)
         kinds = signals_of(policy)
@@ -103,15 +105,17 @@ class Controller:
             raise
 
     def _open(self) -> None:
+        self._stack.callback(self._selector.close)
         folder = journal.directory(self._options.netns)
         self._lock = self._stack.enter_context(Lock(folder / journal.LOCK_FILE, _LOCK_WAIT_S))
         self._netlink = self._stack.enter_context(Netlink())
         self._actuators = Actuators(self._netlink)
         log = self._stack.enter_context(journal.Journal(folder / journal.FILE))
+        self._acts_file = self._stack.enter_context(contextlib.closing(ActsFile(folder)))
         self._acting = Acting(self._engine, self._actuators, log, lambda: self._host, self._say, self._send)
-        self._stack.callback(self._selector.close)
-        self._keeper = self._open_keeper(folder)
-        self._stack.callback(lambda: self._keeper.close(remove=not self._keeps))
+        if self._options.apply:  # before anything that can fail
+            self._settle("it was left by a controller before this one")
+            self._acting.rotate()
         self.flows = FlowEngine(self._policy, places.instance(self._options.netns))
         acting = FlowActing(self.flows, self._engine, lambda: self._host, self._say, self._send)
         self._flow_acting = self._stack.enter_context(acting)
@@ -119,11 +123,11 @@ class Controller:
         deadline = confirming.deadline_in(self._options.confirm_ns)
         self._lock.say(confirming.facts(deadline) | self._facts())
         self._desk = self._stack.enter_context(Desk(self._site(folder), deadline))  # the operator's requests
+        self._keeper = self._open_keeper(folder)
+        self._stack.callback(lambda: self._keeper.close(remove=not self._keeps))
         if self._options.apply:
             if self.flows.needed:
                 self._flow_acting.open(self._options.probe_port)
-            self._acting.settle("it was left by a controller before this one")
-            self._acting.rotate()
             lease = self._policy.safety.lease
             self._guardian = GuardianLink(self._options.netns, lease, self._lock.fd, self._say, deadline)
         elif self._acting.outstanding():
@@ -141,8 +145,14 @@ class Controller:
         )
 
     def run(self) -> int:
-        """Steer until SIGTERM or SIGINT; which of them came. Puts the weights back unless told to keep them."""
-        with self._stack, _signals(self._selector, self._stopping):
+        """Steer until SIGTERM or SIGINT; which of them came. Puts the weights back unless told to keep them.
+
+        Raises
+        ------
+        SwerveError
+            If not all of them could be put back.
+        """
+        with _signals(self._selector, self._stopping), self._stack:
             self._agent.register(self._selector)
             self._selector.register(self._keeper, selectors.EVENT_READ, lambda _: self._keeper.heard())
             self._desk.register(self._selector)
@@ -152,7 +162,9 @@ class Controller:
                 while self._stop is None:
                     self._turn()
             finally:
-                self._finish()
+                left = self._finish()
+        if left:
+            raise SwerveError("not all weights could be put back", "the guardian tries on: see `swerve steer status`")
         return self._stop or 0
 
     def _turn(self) -> None:
@@ -165,18 +177,28 @@ class Controller:
             self._refresh(now)
         wake = min(wake, self._keeper.due_ns)
         self._agent.tick(now)
-        self._act(self._engine.changes(time.monotonic_ns()))
+        if now >= self._look_ns:
+            self._look_ns = now + _TICK_NS
+            self._look_around()
+        wake = min(wake, self._look_ns)
         self._act_on_flows(time.monotonic_ns())
-        standings = self._engine.standings(time.monotonic_ns())
-        self._agent.publish_states(messages.path_state(self._host, each) for each in standings)
         for key, events in self._selector.select(max(0, wake - time.monotonic_ns()) / 1e9):
             key.data(events)
+
+    def _look_around(self) -> None:
+        """Do what time alone asks for, and tell how everything stands; what is measured is acted on as it comes."""
+        self._act(self._engine.changes(time.monotonic_ns()))
+        for alert in self._engine.alerts():
+            self._say(f"{alert.rule}: {alert.text}" if alert.holds else f"{alert.rule}: over: {alert.text}")
+            self._send(messages.alert(self._host, alert))
+        standings = self._engine.standings(time.monotonic_ns())
+        self._agent.publish_states(messages.path_state(self._host, each) for each in standings)
 
     def _stopping(self, number: int) -> None:
         self._stop = number
 
     def _received(self, signals: list[AnySignal]) -> None:
-        """Digest what arrived, and act on it at once."""
+        """Digest what arrived, and change weights at once; flows have their turn right after."""
         now = time.monotonic_ns()
         touched: set[Target] = set()
         for each in signals:
@@ -185,7 +207,6 @@ class Controller:
             touched |= self._engine.take(each, now)
             self.flows.take(each, now)
         self._act(self._engine.changes(now, touched))
-        self._act_on_flows(now)
 
     def _act_on_flows(self, now: int) -> None:
         if self.flows.needed or self._flow_acting.is_open:
@@ -195,20 +216,31 @@ class Controller:
 
     def _act(self, changes: list[Change]) -> None:
         for change in changes:
+            if not self._stands(change):
+                continue
             if self._desk.frozen:
                 self._engine.rejected(change, "nothing is changed while frozen")
             elif not self._options.apply:
                 self._acting.pretend(change)
-            elif self._guardian is None or not self._guardian.live():
+            elif not self._guarded():
                 self._engine.rejected(change, "held: there is no live guardian")
             elif not self._acting.carry_out(change):
                 self._refresh(time.monotonic_ns())
-        for alert in self._engine.alerts():
-            self._say(f"{alert.rule}: {alert.text}" if alert.holds else f"{alert.rule}: over: {alert.text}")
-            self._send(messages.alert(self._host, alert))
+
+    def _stands(self, change: Change) -> bool:
+        """Whether a target is still as it was when its change was decided: another one's may have shown otherwise."""
+        group = self._engine.groups.get(change.target)
+        return group is not None and change.target not in self._engine.manual and same(group.current, change.before)
+
+    def _guarded(self) -> bool:
+        """Whether somebody would undo us now. Renews the lease: many changes may be due at once."""
+        if self._guardian is None:
+            return False
+        self._guardian.tick(time.monotonic_ns())
+        return self._guardian.live()
 
     def _send(self, act: Act) -> None:
-        self._desk.note(act)
+        self._acts_file.write(act)
         self._report(act)
         self._agent.publish(act)
 
@@ -234,11 +266,13 @@ class Controller:
             pinned=self._flow_acting.pinned,
             stop=self._stopping,
             guardian=lambda: self._guardian.pid if self._guardian is not None else None,
+            acts_lost=lambda: self._acts_file.lost,
+            flow_facts=self.flows.facts,
         )
 
     def _take_back(self, change: Change, name: str) -> str:
         """Carry out a change under a name; why it could not be."""
-        if self._guardian is None or not self._guardian.live():
+        if not self._guarded():
             return "held: there is no live guardian"
         if not self._acting.carry_out(change, name):
             self._refresh(time.monotonic_ns())
@@ -257,8 +291,9 @@ class Controller:
 
     def _refresh(self, now: int) -> None:
         """Read what the kernel has, have made again what went with its link, and see who changed what."""
-        before = self._engine.groups
         try:
+            self._acting.read_back()
+            before = self._engine.groups
             view = self._keeper.refresh(before, self._engine.manual.keys(), bool(self._desk.frozen))
         except SwerveError as error:
             if self._unreadable != str(error):
@@ -273,7 +308,7 @@ class Controller:
                 self._say(f"{title(target)} is left alone: {why}")
         self._refused = view.refused
         groups = dict(view.groups)
-        self._acting.first = dict(view.first)
+        self._acting.first |= view.first  # what is gone may still be to be undone
         for target, why in view.manual.items():
             self._hands_off(before[target], groups.get(target, before[target]), why)
         for target in before.keys() - groups.keys():
@@ -284,8 +319,7 @@ class Controller:
             else:
                 self._gone(before[target])
         if self._options.apply:
-            for target in view.groups.keys() - self._engine.manual.keys():
-                self._acting.adopt(view.groups[target])
+            self._acting.adopt(g for t, g in view.groups.items() if t not in self._engine.manual)
         self._engine.arrange(groups.values(), view.target_of, now, view.lost)
 
     def _hands_off(self, known: Group, found: Group, why: str) -> None:
@@ -297,7 +331,13 @@ class Controller:
         self._say(f"{title(known.target)} is gone, or carries no managed route any more")
         self._engine.manual.pop(known.target, None)
         if known.current != known.original:
-            self._acting.settle("it is not managed any more", known.target)
+            self._settle("it is not managed any more", known.target)
+
+    def _settle(self, why: str, only: Target | None = None) -> None:
+        try:
+            self._acting.settle(why, only)
+        except OSError as error:  # what is done but could not be noted stays outstanding, which is the safe side
+            self._say(f"the journal cannot be written: {error.strerror}")
 
     # ---- the end ----
 
@@ -306,14 +346,18 @@ class Controller:
         """Whether what is in force stays when we end."""
         return self._options.keep and self._desk.confirmed
 
-    def _finish(self) -> None:
+    def _finish(self) -> int:
+        """How many targets are left to the guardian, because they could not be put back."""
+        left = 0
         if self._options.apply and not self._keeps:
-            self._acting.settle("the controller was stopped")
+            self._settle("the controller was stopped")
+            left = len(self._acting.outstanding())
         elif self._options.apply:
             self._say("the weights stay as they are; `swerve steer undo` puts the original ones back")
-        if self._guardian is not None:
+        if self._guardian is not None and not left:
             self._guardian.leave()
         self._agent.close()
+        return left
 
 
 @contextlib.contextmanager

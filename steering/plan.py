@@ -155,6 +155,7 @@ class GroupPlan:
     granted: tuple[tuple[Path, float], ...] = ()  # paths that are taken down with it, if carried out, and to what share
     held: tuple[tuple[Path, str], ...] = ()  # paths that ought to be taken down but are not, and why
     lifted: frozenset[Path] = frozenset()  # paths that are down, and get their weight back without having recovered
+    undecided: bool = False  # the weights stay as they are, whatever the paths' states ask for
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import policy_kit
 import steering_kit as kit
 
 from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, TcpFlow
@@ -17,7 +18,7 @@ from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
 from steering.flows.maxmin import INFINITE, fair_rates
 from steering.flows.plan import FlowAct
-from steering.plan import FlowKey, Group
+from steering.plan import FlowKey, Group, Member
 
 MS, SECOND, MBIT = kit.MS, kit.SECOND, 1_000_000
 SEGMENT = 1448
@@ -60,6 +61,7 @@ class Connection:
     until_ns: int = 0
     delivered: float = 0.0  # bytes
     rate: float = 0.0
+    six: bool = False  # over IPv6
 
     def rail(self, now: int) -> int:
         """The rail that it goes by."""
@@ -68,7 +70,8 @@ class Connection:
     @property
     def key(self) -> FlowKey:
         """As it is pinned."""
-        return FlowKey(6, "10.9.0.1", self.port, "10.9.0.2", 5201)
+        local, remote = ("fd00:9::1", "fd00:9::2") if self.six else ("10.9.0.1", "10.9.0.2")
+        return FlowKey(6, local, self.port, remote, 5201)
 
 
 @dataclass
@@ -80,21 +83,30 @@ class World:
     text: str = POLICY
     demands: dict[int, float] = field(default_factory=dict)  # by place in `routed`
     dry: bool = False
+    routed6: list[int] = field(default_factory=list)  # the rail of each connection over IPv6
 
     def __post_init__(self) -> None:
         self.now = 100 * SECOND
         self.capacity = dict.fromkeys(range(1, self.rails + 1), 100.0 * MBIT)
         self.dead: set[int] = set()
         self.unheard: set[int] = set()
+        self.silent: set[int] = set()  # rails whose probes are not answered, while those of their siblings are
         self.connections = [
             Connection(40_000 + index, rail, self.demands.get(index, INFINITE))
             for index, rail in enumerate(self.routed)
         ]
+        self.connections += [Connection(41_000 + index, rail, six=True) for index, rail in enumerate(self.routed6)]
         policy = policies.parse(self.text, "policy.yaml")
         self.paths = {rail: kit.path(rail) for rail in self.capacity}
         self.group: Group = kit.group({rail: [path] for rail, path in self.paths.items()})
         self.engine, self.flows = Engine(policy), FlowEngine(policy, "h1")
-        self.engine.arrange([self.group], lambda _: self.group.target, self.now)
+        self.paths6 = {rail: Path("h1", "h2", "fd00:9::2", f"fe80::{rail}", f"rail{rail}") for rail in self.capacity}
+        members = tuple(Member(20 + rail, path.gateway, path.interface, 1) for rail, path in self.paths6.items())
+        weights = tuple((member.nexthop_id, 1) for member in members)
+        group6 = Group("nexthop_group:202", ("fd00:9::2/128",), members, weights)
+        self.engine.arrange(
+            [self.group, group6], {"10.9.0.2": self.group.target, "fd00:9::2": group6.target}.get, self.now
+        )
         self.acts: list[tuple[int, FlowAct]] = []
         self.renewed = 0
 
@@ -108,15 +120,28 @@ class World:
             if self.now % (100 * MS) == 0:
                 for connection in self.connections:
                     self._tell(connection)
-            for rail, path in self.paths.items():
+            probed = [*self.paths.items(), *(self.paths6.items() if self.routed6 else ())]
+            for rail, path in probed:
                 if rail in self.unheard:
                     continue
                 signal = kit.measured(path, self.now, int(self.queue(rail) * MS), window_ns=80 * MS)
                 self.engine.take(signal, self.now)
                 self.flows.take(signal, self.now)
+            for rail, path in self.paths.items() if self.silent else ():
+                missed = 10 if rail in self.silent else 0
+                self.engine.take(policy_kit.liveness(path, self.now, missed=missed), self.now)
             self.engine.changes(self.now)
             self._steer()
         return [act for _, act in self.acts[first:]]
+
+    def cut(self, rail: int = 1, to: float = 10 * MBIT) -> None:
+        """Let a rail carry less."""
+        self.capacity[rail] = to
+
+    def kill(self, rail: int) -> None:
+        """Let nothing pass over a rail any more."""
+        for rails in (self.dead, self.unheard, self.silent):
+            rails.add(rail)
 
     def queue(self, rail: int) -> float:
         """Milliseconds: 64 KiB wait at a full rail."""
@@ -153,7 +178,9 @@ class World:
         signal = tcp_flow(
             connection.port,
             self.now,
-            self.paths[connection.rail(self.now)],
+            (self.paths6 if connection.six else self.paths)[connection.rail(self.now)],
+            local=connection.key.local,
+            remote=connection.key.remote,
             delivered_segments=segments,
             segments_out=segments,
             sent_bytes=segments * SEGMENT,
@@ -163,7 +190,9 @@ class World:
         self.flows.take(signal, self.now)
 
     def _steer(self) -> None:
-        plan = self.flows.decide(self.engine.paths, self.engine.groups.values(), self.now, self.engine.manual)
+        plan = self.flows.decide(
+            self.engine.paths, self.engine.groups.values(), self.now, self.engine.manual, self.engine.overrides
+        )
         by_key = {connection.key: connection for connection in self.connections}
         for renewal in plan.renewals:
             self.renewed += 1
@@ -177,7 +206,7 @@ class World:
                 self.flows.pretended(act, self.now)
                 continue
             for pin in act.pins:
-                by_key[pin.flow].pinned, by_key[pin.flow].until_ns = pin.nexthop_id - 10, pin.expires_ns
+                by_key[pin.flow].pinned, by_key[pin.flow].until_ns = pin.nexthop_id % 10, pin.expires_ns
             if act.kind == "unpin":
                 for key in act.flows:
                     if key in by_key:

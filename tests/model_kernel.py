@@ -174,6 +174,7 @@ class ModelNetlink:
     def __init__(self, kernel: ModelKernel, port: int = OURS) -> None:
         self._kernel = kernel
         self.socket = SimpleNamespace(port=port)
+        self.route_requests = 0
 
     def links(self) -> list[Link]:
         return [
@@ -223,6 +224,7 @@ class ModelNetlink:
         self._kernel.delete(nexthop_id, self.socket.port)
 
     def make_routes(self, bodies: Sequence[bytes], replace: bool = False) -> list[NetlinkError | None]:
+        self.route_requests += 1
         return [self._made(route_of(body)) for body in bodies]
 
     def _made(self, route: Route) -> NetlinkError | None:
@@ -238,6 +240,7 @@ class ModelNetlink:
         return None
 
     def drop_routes(self, routes: Sequence[Route]) -> list[NetlinkError | None]:
+        self.route_requests += 1
         for route in routes:
             self._kernel.before_step()
             self._kernel.route_objects.pop((route.destination, route.metric), None)

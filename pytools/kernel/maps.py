@@ -157,24 +157,6 @@ class Map:
             raise
         return True
 
-    def delete_many(self, keys: NDArray[Any]) -> int:
-        """Remove many entries; returns how many of them were there."""
-        raw, removed, size = keys.astype(self.key).tobytes(), 0, self.key.itemsize
-        while self._batched and raw:
-            buffer = ctypes.create_string_buffer(raw, len(raw))
-            attributes = struct.pack("<QQQQIIQQ", 0, 0, bpf.address(buffer), 0, len(raw) // size, self.fd, 0, 0)
-            request = ctypes.create_string_buffer(attributes, len(attributes))
-            try:
-                bpf._call(bpf.MAP_DELETE_BATCH, request, len(attributes))
-                return removed + len(raw) // size
-            except OSError as error:
-                if error.errno != errno.ENOENT:
-                    self._without_batches(error)
-                    break
-                done = int(struct.unpack_from("<I", request.raw, 32)[0])  # the next one is not there
-                removed, raw = removed + done, raw[(done + 1) * size :]
-        return removed + sum(self.delete(key) for key in np.frombuffer(raw, self.key))
-
     def _element(self, command: int, key: Any, value: bytes) -> bytes:
         raw_key = np.asarray(key, self.key).tobytes()
         keys = ctypes.create_string_buffer(raw_key, len(raw_key))

@@ -94,11 +94,17 @@ class Netlink:
     ------
     UsageError, CapabilityError
         If the namespace does not exist or may not be entered.
+
+    Attributes
+    ----------
+    route_requests : int
+        How often it was asked to change routes: of these changes this process is told nothing.
     """
 
     def __init__(self, netns: str | None = None) -> None:
         with namespaces.inside(netns):
             self.socket = NetlinkSocket()
+        self.route_requests = 0
         self._counts = True  # until the kernel says that it cannot (before 6.9)
 
     def __enter__(self) -> Self:
@@ -264,12 +270,14 @@ class Netlink:
 
     def replace_route(self, route: Route) -> None:
         """Make a route, or change the one to the same destination with the same metric."""
+        self.route_requests += 1
         self.socket.change(route_message(route), _NEW_ROUTE, REPLACE | CREATE, f"replacing route {route.destination}")
 
     def del_route(self, route: Route) -> None:
         """Delete a route; every field that is given must fit."""
         message = route_message(route)
         message["scope"] = _ANY_SCOPE
+        self.route_requests += 1
         self.socket.change(message, _DEL_ROUTE, 0, f"deleting route {route.destination}")
 
     def route_get(self, address: str, mark: int = 0, matched: bool = False, oif: int = 0) -> Route:
@@ -300,11 +308,13 @@ class Netlink:
         Neither ever takes another route's place: made is only what is not there, replaced only what is.
         """
         flags = REPLACE if replace else CREATE | EXCLUSIVE
+        self.route_requests += bool(bodies)
         return self.socket.change_bodies(bodies, _NEW_ROUTE, flags, "making a route")
 
     def drop_routes(self, routes: Sequence[Route]) -> list[NetlinkError | None]:
         """Delete many routes, as they were read; what became of each."""
         bodies = [remade(route.body) for route in routes]
+        self.route_requests += bool(bodies)
         return self.socket.change_bodies(bodies, _DEL_ROUTE, 0, "deleting a route")
 
     # ---- rules ----

@@ -270,12 +270,17 @@ def _body(message: NexthopMessage) -> bytes:
 def nexthop_remade(body: bytes, nexthop_id: int, protocol: int, ifindex: int | None) -> bytes:
     """A nexthop as it was read, in the form in which it can be made again: with this id, for this owner."""
     family, *_, flags = _HEADER.unpack_from(body)
-    kept = [(name, value) for name, value in attributes(body, _HEADER.size) if name in _NEXTHOP_KEPT]
+    kept = [(_marked(name), value) for name, value in attributes(body, _HEADER.size) if name in _NEXTHOP_KEPT]
     if ifindex is not None:
         kept.append((_OIF, _NUMBER.pack(ifindex)))
     kept.append((_ID, _NUMBER.pack(nexthop_id)))
     head = _HEADER.pack(family, 0, protocol, 0, flags & _ONLINK)
     return head + b"".join(attribute(name, value) for name, value in kept)
+
+
+def _marked(name: int) -> int:
+    """The type that the kernel accepts: it writes some nested attributes without saying so, and refuses them so."""
+    return name | NESTED if name == _ENCAP else name
 
 
 def group_remade(body: bytes, members: Sequence[Member]) -> bytes:

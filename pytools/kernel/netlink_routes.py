@@ -66,6 +66,11 @@ class Hop:
         """Whether the gateway is taken to be on the link without a route that says so."""
         return bool(self.body) and bool(self.body[2] & _ONLINK)
 
+    @property
+    def encapsulates(self) -> bool:
+        """Whether packets get another header on it."""
+        return any(name == _ENCAP for name, _ in attributes(self.body, _HOP.size))
+
 
 @dataclass(frozen=True, slots=True)
 class Route:

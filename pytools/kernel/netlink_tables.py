@@ -48,6 +48,7 @@ class Link:
     kind: str  # veth, vlan, …; empty for hardware
     mtu: int
     address: str  # link-layer
+    carrier_downs: int = 0  # how often the carrier went, since the interface was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ def link_of(message: ifinfmsg) -> Link:
         kind=(info.get_attr("IFLA_INFO_KIND") if info is not None else None) or "",
         mtu=message.get_attr("IFLA_MTU", 0),
         address=message.get_attr("IFLA_ADDRESS", ""),
+        carrier_downs=message.get_attr("IFLA_CARRIER_DOWN_COUNT", 0),
     )
 
 

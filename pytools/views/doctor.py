@@ -123,7 +123,8 @@ def clean(name: str | None, sweep_routes: Callable[[Netlink], list[str]]) -> lis
     if _steered(name):
         raise RefusedError(f"a controller steers {places.instance(name)}", "stop it first: it takes back what it did")
     with netns.inside(name), Netlink() as netlink:
-        removed = [*attach.clean(), *sweep_routes(netlink), *leftovers.sweep(netlink)]
+        hooks = [*attach.clean(), *attach.clean(attach.STEERING)]
+        removed = [*hooks, *sweep_routes(netlink), *leftovers.sweep(netlink)]
     if socket.exists():
         socket.unlink()
         removed.append(f"stale socket {socket}")

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from pytools.signals import Act, decode, encode
+from steering.acting.journal import append_line
 
 FILE: Final = "acts.jsonl"
 ROTATE_BYTES: Final = 4 << 20
@@ -46,7 +47,7 @@ class ActsFile:
                 self.close()
                 os.replace(self._path, _older(self._path))
                 self._fd = _open(self._path)
-            os.write(self._fd, encode(act) + b"\n")
+            append_line(self._fd, encode(act), self._path)
         except OSError:
             self.lost += 1
 
@@ -58,7 +59,7 @@ class ActsFile:
 
 
 def _open(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(path, flags, 0o600)
 
 

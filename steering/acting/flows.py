@@ -10,7 +10,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Self
+from typing import Final, Self
 
 from pytools.errors import SwerveError
 from pytools.kernel import loader
@@ -24,7 +24,9 @@ from steering.actuators.pins import Pins, PinTarget
 from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
 from steering.flows.plan import FlowAct, Renewal
-from steering.plan import FlowKey, Member, Pin, Target
+from steering.plan import FlowKey, Member, Pin, Target, title
+
+_CLEAR_EVERY_NS: Final = 1_000_000_000
 
 _Wanted = tuple[Target, Member, bool]  # of which target, and whether anything passes
 
@@ -62,6 +64,9 @@ class FlowActing:
         self._members: tuple[_Wanted, ...] = ()
         self._refused: Mapping[tuple[Target, int], str] = {}
         self._error = ""
+        self._unread = ""  # why the kernel's tables of neighbours could not be read
+        self._clear_ns = 0
+        self._skipped: dict[Target, str] = {}  # of which it was said that their flows cannot be told apart
 
     def open(self, probe_port: int) -> None:
         """Load the kernel's part.
@@ -116,8 +121,11 @@ class FlowActing:
     def turn(self, now: int, frozen: bool = False) -> None:
         """Decide and act; while frozen leases are renewed and nothing else is done."""
         if self._table is not None:
+            self._forget_expired(now)
             self._follow_targets()
-        plan = self._flows.decide(self._engine.paths, self._engine.groups.values(), now, self._engine.manual)
+        engine = self._engine
+        plan = self._flows.decide(engine.paths, engine.groups.values(), now, engine.manual, engine.overrides)
+        self._say_skipped()
         for renewal in plan.renewals:
             self._renew(renewal)
         for act in () if frozen else plan.acts:
@@ -126,6 +134,20 @@ class FlowActing:
                 self._flows.pretended(act, now)
             else:
                 self._carry_out(act, now)
+
+    def _say_skipped(self) -> None:
+        skipped = dict(self._flows.skipped)
+        for target, why in skipped.items():
+            if self._skipped.get(target) != why:
+                self._say(f"flows of {title(target)} stay as they are: {why}")
+        self._skipped = skipped
+
+    def _forget_expired(self, now: int) -> None:
+        """Clear away leases that nobody renews: pins by hand, above all."""
+        if now >= self._clear_ns:
+            self._clear_ns = now + _CLEAR_EVERY_NS
+            self._pins.expire(now)
+            self._labels.expire(now)
 
     def _carry_out(self, act: FlowAct, now: int) -> None:
         try:
@@ -176,9 +198,11 @@ class FlowActing:
         try:
             refused = self._pins.targets(_targets(wanted))
         except SwerveError as error:
-            self._say(f"flows cannot be pinned now: {error}")
+            if self._unread != str(error):
+                self._say(f"flows cannot be pinned now: {error}")
+            self._unread, self._members = str(error), ()  # news of interfaces was taken: try again in any case
             return
-        self._members = wanted
+        self._unread, self._members = "", wanted
         for (target, nexthop), why in refused.items():
             if self._refused.get((target, nexthop)) != why:
                 self._say(f"nothing can be pinned to nexthop {nexthop} of {target}: {why}")
@@ -188,9 +212,11 @@ class FlowActing:
 
     def _wanted_members(self) -> Iterator[_Wanted]:
         for group in self._engine.groups.values():
-            dead = {nexthop for nexthop, path in group.paths if self._engine.paths[path].failed}
+            # One peer may be dead behind a good rail: a rail is only when all are; pins to that peer are let go.
+            named = {nexthop for nexthop, _ in group.paths}
+            passes = {nexthop for nexthop, path in group.paths if not self._engine.paths[path].failed}
             for member in group.members:
-                yield group.target, member, member.nexthop_id not in dead
+                yield group.target, member, member.nexthop_id not in named - passes
 
     # ---- what the operator wants ----
 
@@ -198,15 +224,21 @@ class FlowActing:
         """Pin one flow by hand; why it was refused, empty when it was not."""
         if self._table is None:
             return "the controller runs dry: nothing is changed"
-        return self._pins.install([pin]).get(pin.flow, "")
+        why = self._pins.install([pin]).get(pin.flow, "")
+        if not why:
+            self._flows.held.pinned_by_hand(pin, time.monotonic_ns())
+        return why
 
     def unpin(self, flow: FlowKey) -> bool:
         """Let one flow go as it is routed; whether it was pinned."""
+        self._flows.held.unpinned_by_hand(flow)
         return self._table is not None and bool(self._pins.remove([flow]))
 
     def pinned(self) -> list[Pin]:
-        """Every pin in the kernel's table."""
-        return [] if self._table is None else [state.pin for state in self._pins.read().values()]
+        """Every pin in the kernel's table whose lease lasts."""
+        pins = [] if self._table is None else [state.pin for state in self._pins.read().values()]
+        now = time.monotonic_ns()
+        return [pin for pin in pins if pin.expires_ns > now]
 
 
 def _targets(wanted: Iterable[_Wanted]) -> Iterator[PinTarget]:

@@ -186,18 +186,10 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = _open_synced(path)
-        self._torn = False
 
     def write(self, entry: Entry) -> None:
         """Append one entry and wait until it is on disk."""
-        line = json.dumps(_as_line(entry), separators=(",", ":")).encode() + b"\n"
-        if self._torn:  # the disk was full: do not continue the torn line
-            line = b"\n" + line
-        self._torn = True
-        written = os.write(self._fd, line)
-        if written != len(line):
-            raise OSError(errno.ENOSPC, "the disk is full", str(self.path))
-        self._torn = False
+        append_line(self._fd, json.dumps(_as_line(entry), separators=(",", ":")).encode(), self.path)
         os.fdatasync(self._fd)
 
     def read(self) -> Contents:
@@ -227,15 +219,27 @@ def _as_line(entry: Entry) -> dict[str, Any]:
     return asdict(entry) | {"members": [astuple(member) for member in entry.members]}
 
 
+def append_line(fd: int, line: bytes, path: Path) -> None:
+    """Append a line; one that somebody, or a full disk, left torn before it is closed off.
+
+    Raises
+    ------
+    OSError
+        If it was not, or not wholly, written.
+    """
+    size = os.fstat(fd).st_size
+    torn = size and os.pread(fd, 1, size - 1) != b"\n"
+    data = (b"\n" if torn else b"") + line + b"\n"
+    if os.write(fd, data) != len(data):
+        raise OSError(errno.ENOSPC, "the disk is full", str(path))
+
+
 def _open_synced(path: Path) -> int:
-    """A journal opened for appending; its name, too, is on disk; a torn last line is closed off."""
+    """A journal opened for appending; its name, too, is on disk."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except PermissionError as error:
         raise _not_ours(path, error) from None
-    size = os.fstat(fd).st_size
-    if size and os.pread(fd, 1, size - 1) != b"\n":
-        os.write(fd, b"\n")
     os.fsync(fd)
     sync_folder(path.parent)
     return fd

@@ -72,12 +72,18 @@ def _take(fd: int, path: Path, wait_s: float) -> None:
             return
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                held = _facts(fd)
-                raise RefusedError(
-                    f"a controller already runs for {path.parent.name} (process {held.get('pid', 'unknown')})",
-                    "stop it first, or `swerve steer undo --stop`",
-                ) from None
+                raise _refusal(fd, path) from None
             select.select([], [], [], 0.01)
+
+
+def _refusal(fd: int, path: Path) -> RefusedError:
+    """Who holds the lock: what is written in it may be of a process that is gone."""
+    pid = _facts(fd).get("pid")
+    if isinstance(pid, int) and _has_open(pid, path):
+        what = f"a controller already runs for {path.parent.name} (process {pid})"
+        return RefusedError(what, "stop it first, or `swerve steer undo --stop`")
+    what = f"what a dead controller did for {path.parent.name} is being undone, or somebody looks at it"
+    return RefusedError(what, "try again in a moment")
 
 
 def _facts(fd: int) -> dict[str, Any]:

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pytools.errors import SwerveError
 from steering.acting import taking_back
 from steering.acting.journal import Entry, Journal, Kind, entry_now
+from steering.acting.taking_back import TakenBack
 from steering.actuators.weighted import Outcome, WeightActuator
-from steering.plan import Change, Weights, title
-
-
-@dataclass(frozen=True, slots=True)
-class TakenBack:
-    """What became of one act."""
-
-    act: Entry
-    why: str  # why it was not taken back; empty when it was
-
-    @property
-    def text(self) -> str:
-        """It in one line."""
-        return f"{title(self.act.target)}: {self.why or 'taken back'}; was because {self.act.because}"
+from steering.plan import Change, Weights
 
 
 def undo_last(log: Journal, actuators: WeightActuator, scope: str, count: int) -> list[TakenBack]:
@@ -32,29 +20,29 @@ def undo_last(log: Journal, actuators: WeightActuator, scope: str, count: int) -
     OSError
         If the journal cannot be written; the act at hand was not taken back then.
     """
-    acts = taking_back.last_acts(log.read().entries, scope, count)
-    return [TakenBack(act, _take_back(act, log, actuators, scope)) for act in acts]
+    acts = taking_back.last_acts(log.read().entries, scope)
+    return taking_back.take_back(acts, count, lambda act: _take_back(act, log, actuators, scope))
 
 
-def _take_back(act: Entry, log: Journal, actuators: WeightActuator, scope: str) -> str:
+def _take_back(act: Entry, log: Journal, actuators: WeightActuator, scope: str) -> TakenBack:
     group = act.group
     try:
         now = actuators.weights(group)
         if now is None:
-            return "it is gone"
+            return TakenBack(act, "it is gone", tried=False)
         change = taking_back.change_back(act, replace(group, current=now), {})
         if isinstance(change, str):
-            return change
+            return TakenBack(act, change, tried=False)
         ours = log.read().outstanding(scope).get(act.target)
         if ours is None or now not in ours.ours:
-            return "left alone: its weights are not ours"
+            return TakenBack(act, "left alone: its weights are not ours", tried=False)
         _write(log, "intent", act, change, change.after, scope)
         outcome = actuators.apply(group, [now], change.after)
     except SwerveError as error:
-        return str(error)
+        return TakenBack(act, str(error))
     applied = outcome.kind == "applied"
     _write(log, "applied" if applied else "failed", act, change, _weights(outcome, change), scope)
-    return "" if applied else outcome.why
+    return TakenBack(act, "" if applied else outcome.why)
 
 
 def _weights(outcome: Outcome, change: Change) -> Weights:

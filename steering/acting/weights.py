@@ -6,15 +6,15 @@ One thread, in the namespace that is steered. Times are CLOCK_MONOTONIC nanoseco
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from pytools.errors import SwerveError
 from pytools.signals import Act
 from steering.acting import journal, messages, settle
-from steering.actuators.weighted import Outcome, WeightActuator
+from steering.actuators.weighted import Outcome, WeightActuator, among
 from steering.deciding.engine import Engine
-from steering.plan import Change, Group, Target, Weights, title
+from steering.plan import Change, Group, Target, Weights, same, title
 
 _SECOND_NS: Final = 1_000_000_000
 _RETRY_NS: Final = _SECOND_NS
@@ -55,6 +55,7 @@ class Acting:
         self.first: dict[Target, Group] = {}  # each target before we touched it
         self._told: dict[Target, Weights] = {}  # wanted weights already reported in a dry run
         self._retry: dict[Target, tuple[int, int]] = {}  # when to try again, and the wait after that
+        self._unread: dict[Target, tuple[Change, str]] = {}  # changes that may have taken effect, and their names
 
     # ---- one change ----
 
@@ -92,8 +93,29 @@ class Acting:
             return True
         if outcome.kind in ("failed", "manual"):
             self._log_quietly("failed", act_id, change, change.before)
+        if outcome.kind == "uncertain":
+            self._unread[change.target] = change, act_id
         self._failed(change, now, outcome.why, act_id)
         return False
+
+    def read_back(self) -> None:
+        """Take note of changes that took effect although that could not be read then: they are nobody else's.
+
+        Raises
+        ------
+        SwerveError
+            If the kernel still cannot be read.
+        """
+        for target, (change, act_id) in list(self._unread.items()):
+            found = self._actuators.weights(self.first[target])
+            del self._unread[target]
+            if found is None or target not in self._engine.groups or not same(found, change.after):
+                continue
+            now = time.monotonic_ns()
+            self._engine.carried_out(change, now, change.after)
+            self._retry.pop(target, None)
+            self._tell(change, "applied", now, now, act_id)
+            self._log_quietly("applied", act_id, change, change.after)
 
     def _failed(self, change: Change, now: int, why: str, act_id: str) -> None:
         wait = min(self._retry.get(change.target, (0, _RETRY_NS))[1], _RETRY_MAX_NS)
@@ -161,12 +183,16 @@ class Acting:
         change = Change(known.target, known.current, weights, why, outstanding.last.under)
         self._log_quietly("released", outstanding.last.act_id, change, weights)
 
-    def adopt(self, group: Group) -> None:
-        """Note what the kernel took with a link: whoever undoes gives back what has returned by then."""
-        first = self.first[group.target]
-        if group.current != first.original and group.target not in self.outstanding():
-            change = Change(group.target, first.original, group.current, "the kernel took it with its link", "")
-            self._log_quietly("applied", messages.act_id(group.target), change, group.current)
+    def adopt(self, groups: Iterable[Group]) -> None:
+        """Note what the kernel took with a link, of what others had or of ours: whoever undoes has to expect it."""
+        reduced = [group for group in groups if group.current != self.first[group.target].original]
+        outstanding = self.outstanding() if reduced else {}
+        for group in reduced:
+            known = outstanding.get(group.target)
+            if known is None or not among(group.current, known.ours):
+                before = self.first[group.target].original
+                change = Change(group.target, before, group.current, "the kernel took it with its link", "")
+                self._log_quietly("applied", messages.act_id(group.target), change, group.current)
 
     def outstanding(self) -> dict[Target, journal.Outstanding]:
         """What of ours may be in force."""

@@ -17,9 +17,10 @@ from pytools.kernel.netlink_messages import family_of, group_body, nexthop_body,
 from pytools.kernel.netlink_routes import by_nexthop, hops_of
 from steering.actuators.objects import Objects
 from steering.actuators.restore import KeptGroup, KeptNexthop, KeptRoute, Memory
+from steering.actuators.topology import DAEMONS
 from steering.plan import Target
 
-RouteKey = tuple[str, int]  # prefix, id of the group of ours
+RouteKey = tuple[str, int]  # prefix, id of the group of ours; one for each prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def wanted(memory: Memory, objects: Objects, ids: Ids) -> Wanted:
     """The backups of all steered targets, over the hops whose links carry now."""
     nexthops: dict[int, bytes] = {}
     groups: dict[int, tuple[int, ...]] = {}
-    routes: dict[RouteKey, Route] = {}
+    best: dict[str, tuple[Route, int]] = {}
     for target, managed, hops in _targets(memory, objects, ids):
         if not hops:
             continue  # the kernel has deleted ours as well, and will be told when a link is back
@@ -54,19 +55,28 @@ def wanted(memory: Memory, objects: Objects, ids: Ids) -> Wanted:
         group = ids.of(target)
         groups[group] = tuple(sorted(hops))
         for route in managed:
-            if route.metric < BACKUP_METRIC:
-                routes[route.destination, group] = route
-    return Wanted(nexthops, groups, routes)
+            better = route.destination not in best or route.metric < best[route.destination][0].metric
+            if better and route.metric < BACKUP_METRIC:
+                best[route.destination] = route, group
+    return Wanted(nexthops, groups, {(prefix, group): route for prefix, (route, group) in best.items()})
 
 
 def _targets(
     memory: Memory, objects: Objects, ids: Ids
 ) -> Iterable[tuple[Target, tuple[Route, ...], dict[int, bytes]]]:
-    """Each target, its managed routes, and the nexthops of ours that stand for its hops."""
+    """Each target, its managed routes, and the nexthops of ours that stand for its hops.
+
+    What a routing daemon made and is gone may have been withdrawn: it has no backup.
+    """
     for target, group in memory.groups.items():
-        yield target, (*group.routes, *group.owed), _of_objects(memory, group, objects, ids)
+        if group.lost and group.group.protocol in DAEMONS:
+            continue
+        there, gone = ((), group.routes) if group.lost else (group.routes, group.owed)
+        managed = (*there, *(route for route in gone if route.protocol not in DAEMONS))
+        yield target, managed, _of_objects(memory, group, objects, ids)
     for target, route in memory.routes.items():
-        yield target, (route.route,), _of_hops(route, objects, ids)
+        if not (route.lost and route.route.protocol in DAEMONS):
+            yield target, (route.route,), _of_hops(route, objects, ids)
 
 
 def _of_objects(memory: Memory, group: KeptGroup, objects: Objects, ids: Ids) -> dict[int, bytes]:
@@ -86,7 +96,7 @@ def _of_hops(kept: KeptRoute, objects: Objects, ids: Ids) -> dict[int, bytes]:
     found = {}
     for member, hop in zip(kept.first.members, hops_of(kept.route), strict=True):
         link = objects.link(member.interface)
-        if link is None or not objects.carries(link.name):
+        if link is None or not objects.carries(link.name) or hop.encapsulates:
             continue
         family: Family = family_of(hop.gateway) if hop.gateway else kept.route.family
         number = ids.of((family, hop.gateway, link.index, hop.onlink))
@@ -107,8 +117,8 @@ class Backups:
         self._netlink = netlink
         self._ids = Ids()
 
-    def keep(self, memory: Memory, objects: Objects) -> tuple[bool, list[str]]:
-        """Make what is missing, remove what is too much; whether routes were changed, and what could not be made."""
+    def keep(self, memory: Memory, objects: Objects) -> list[str]:
+        """Remove what is too much, make what is missing; what could not be made."""
         want = wanted(memory, objects, self._ids)
         there = {number for number, nexthop in objects.nexthops.items() if is_our_nexthop(nexthop)}
         groups = {
@@ -117,12 +127,12 @@ class Backups:
             if is_our_nexthop(group)
         }
         routes = {(route.destination, route.nexthop_id or 0): route for route in objects.routes if is_backup(route)}
+        # Routes first: another group's backup for the same prefix would be in the way.
+        self._netlink.drop_routes([route for key, route in routes.items() if key not in want.routes])
         failed = self._make(want, there, groups, routes)
-        surplus = [route for key, route in routes.items() if key not in want.routes]
-        self._netlink.drop_routes(surplus)
         for number in (*(groups.keys() - want.groups.keys()), *(there - want.nexthops.keys())):
             self._drop(number)
-        return bool(surplus or want.routes.keys() - routes.keys()), failed
+        return failed
 
     def remove(self) -> None:
         """Remove all that is ours."""

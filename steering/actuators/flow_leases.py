@@ -62,7 +62,7 @@ class Leases(Generic[Wanted]):
         now_ns = time.monotonic_ns()
         wanted = {each.flow: each for each in leases}
         refused = {flow: why for flow, each in wanted.items() if (why := self._refusal(each, now_ns))}
-        granted = [each for flow, each in wanted.items() if not refused or flow not in refused]
+        granted = [each for flow, each in wanted.items() if flow not in refused]
         if granted:
             self._grant(granted)
         return refused

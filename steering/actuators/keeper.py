@@ -1,7 +1,7 @@
 """What the kernel has of the managed targets: read when it changed, kept whole across carrier losses, backed up.
 
 The controller asks `refresh` whenever `due_ns` says so; the descriptor tells when that has changed. Readings are spaced
-by ten times what they take, so that a table that never rests costs a tenth of a processor at most. Times are
+by four times what they take, so that a table that never rests costs a fifth of a processor at most. Times are
 CLOCK_MONOTONIC nanoseconds; one thread, in the namespace that is steered.
 """
 
@@ -23,10 +23,10 @@ from steering.actuators import restore, topology
 from steering.actuators.backup import Backups
 from steering.actuators.memory_file import MemoryFile
 from steering.actuators.objects import Objects, read
-from steering.actuators.prefixes import LongestPrefix, key_of
-from steering.actuators.reconcile import reconcile
+from steering.actuators.prefixes import LongestPrefix, Within, key_of
+from steering.actuators.reconcile import is_part, reconcile
 from steering.actuators.restore import Memory
-from steering.actuators.route_names import route_of
+from steering.actuators.route_names import group_number, route_of
 from steering.actuators.topology import Topology
 from steering.actuators.weighted import present
 from steering.plan import Group, Target, kind_of, same, title
@@ -89,16 +89,23 @@ class Keeper:
         self._watch = NetlinkWatch([netlink.socket.port])
         self._backups = Backups(netlink)
         self._file = file if keep else None
-        self._memory = self._file.load() if self._file else Memory()
+        self._memory = self._file.load().narrowed(self._steers) if self._file else Memory()
         self._inherited = self._memory.first  # not yet compared with what the kernel has
         self._first: dict[Target, Group] = dict(self._inherited)
         self._heard = Heard(changed=True, missed=True)
         self._objects: Objects | None = None  # as last read
+        self._requests = 0  # of ours that had changed routes by then
         self._again = False  # there was news while we read
         self._due_ns = self._free_ns = 0
         self._complaints: frozenset[str] = frozenset()
         if keep:
             sweep(netlink)
+
+    def _steers(self, first: Group) -> bool:
+        """Whether a target that a predecessor steered is one of ours."""
+        within = Within(self._managed)
+        inside = all(within.holds(key_of(prefix)) for prefix in first.destinations)
+        return inside and kind_of(first.target) in self._kinds
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +144,7 @@ class Keeper:
         manual : set of Target
             Those that were called somebody else's before: they are only looked at.
         frozen : bool
-            Only read this time.
+            Only read this time, and take note of what goes.
 
         Raises
         ------
@@ -151,21 +158,25 @@ class Keeper:
         groups, changed = self._compare(found, known, manual, heard.nexthops)
         told: list[str] = []
         complaints: list[str] = []
+        known_lost = self._memory.lost_nexthops
+        if self._keep:
+            self._remember(found, manual | changed.keys(), heard)
         if self._keep and not frozen:
-            manual = manual | changed.keys()
-            self._remember(found, manual, heard)
-            told, complaints = self._restore(found.objects)
+            # What is seen to be gone for the first time waits until the caller has been told, so that whoever undoes
+            # finds it noted that it is no member: it is not to look like somebody's act when it is there again.
+            news = self._memory.lost_nexthops - known_lost
+            self._again |= bool(news)
+            told, complaints = self._restore(found.objects, news)
             if told:
-                self._objects = None
                 found, heard = self._read()
-                self._remember(found, manual, heard)
-                groups, _ = self._compare(found, {}, manual, frozenset())
+                known = {target: group for target, group in groups.items() if target in known}
+                groups, meanwhile = self._compare(found, known, manual | changed.keys(), heard.nexthops)
+                changed |= meanwhile
+                self._remember(found, manual | changed.keys(), heard)
             if self._backup:
-                changed_routes, failed = self._backups.keep(self._memory, found.objects)
-                complaints += failed
-                self._objects = None if changed_routes else self._objects
-            if self._file is not None:
-                self._file.save(self._memory, began)
+                complaints += self._backups.keep(self._memory, found.objects)
+        if self._file is not None:
+            self._file.save(self._memory, began)
         told += [each for each in complaints if each not in self._complaints]
         self._complaints = frozenset(complaints)
         view = self._view(found, groups, changed, told)
@@ -191,8 +202,10 @@ class Keeper:
         was deleted after it was read, and is kept for the next time.
         """
         self._hear()
-        told = self._heard.route_news or self._heard.missed
+        requests = self._netlink.route_requests
+        told = self._heard.route_news or self._heard.missed or requests != self._requests
         objects = read(self._netlink, None if told else self._objects)
+        self._requests = requests
         late = self._hear()
         heard, self._again = self._heard, self._again or late
         routes = {(route.table, route.destination, route.metric) for route in objects.routes} if heard.routes else set()
@@ -215,8 +228,9 @@ class Keeper:
             first = self._first.setdefault(target, group)
             usable = found.usable(first)
             inherited = self._inherited.pop(target, None)
-            if inherited is not None and not same(group.current, present(first.original, usable)):
-                first = self._first[target] = group  # it was changed while nobody watched
+            changed_unseen = inherited is not None and not same(group.current, present(first.original, usable))
+            if changed_unseen or (target in self._memory.lost and not is_part(group, first)):
+                first = self._first[target] = group  # somebody changed it while nobody watched, or made it himself
                 usable = found.usable(first)
             if target not in known or target in manual:
                 members = tuple(member for member in first.members if member.nexthop_id in usable)
@@ -254,10 +268,10 @@ class Keeper:
         ]
         self._memory = restore.remember(self._memory, ours, found.objects, heard)
 
-    def _restore(self, objects: Objects) -> tuple[list[str], list[str]]:
-        """Make again what can be made; what was done and what could not be, in words."""
-        want = restore.restoration(self._memory, objects)
-        told, failed, refused = [], [], set()
+    def _restore(self, objects: Objects, without: AbstractSet[int]) -> tuple[list[str], list[str]]:
+        """Make again what can be made, without some nexthops; what was done and what could not be, in words."""
+        want = restore.restoration(self._memory, objects, without)
+        told, failed, refused = [], [], set(without)
         for number, body in want.nexthops.items():
             kept = self._memory.nexthops[number]
             name = f"nexthop {number} ({kept.nexthop.gateway or 'on-link'} dev {kept.interface})"
@@ -267,7 +281,7 @@ class Keeper:
                 failed.append(f"{name} cannot be made again: {why}")
             else:
                 told.append(f"{name} is made again: its link is back")
-        if refused:
+        if refused > without:
             want = restore.restoration(self._memory, objects, refused)
         for target, body in want.groups.items():
             why = self._made(body)
@@ -293,6 +307,6 @@ class Keeper:
 
 def _is_there(target: Target, objects: Objects) -> bool:
     if kind_of(target) == "nexthop_group":
-        return int(target.partition(":")[2]) in objects.groups
+        return group_number(target) in objects.groups
     _, prefix, metric = route_of(target)
     return any((route.destination, route.metric) == (prefix, metric) for route in objects.routes)

@@ -58,4 +58,4 @@ class MemoryFile:
             beside.touch(0o600)
             beside.write_bytes(msgspec.json.encode(_Saved(self._scope, memory)))
             os.replace(beside, self._path)
-        self._written, self._written_ns = memory, now
+            self._written, self._written_ns = memory, now

@@ -8,6 +8,7 @@ CLOCK_MONOTONIC nanoseconds; one thread.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -72,13 +73,12 @@ class MultipathRoutes:
         return Outcome("applied", outcome.weights, outcome.acknowledged_ns, without(group, usable))
 
     def _apply(self, group: Group, expected: Iterable[Weights], wanted: Weights, original_order: bool) -> Outcome:
-        links = self._links()
+        links, route = self._links(), self._find(group)
+        if route is None:
+            return Outcome("gone", (), None, "the route is gone")
         wanted = present(wanted, _usable(group, links))
         if not wanted:
             return Outcome("failed", (), None, "none of its interfaces is up")
-        route = self._find(group)
-        if route is None:
-            return Outcome("gone", (), None, "the route is gone")
         now = _weights(route, links)
         if same(now, wanted):
             return Outcome("applied", wanted, time.monotonic_ns(), "it had these weights already")
@@ -92,9 +92,10 @@ class MultipathRoutes:
         (refusal,) = self._netlink.make_routes([body], replace=True)
         if refusal is None:
             return judged(before, lambda: self.weights(group), wanted, "")
-        if self.weights(group) not in (before, None):
-            # IPv6 adds one hop after the other: what is half done is taken back.
-            self._netlink.make_routes([remade(route.body)], replace=True)
+        left = self.weights(group)
+        if left != before and (left is not None or refusal.code != errno.ENOENT):
+            # IPv6 adds one hop after the other, and may delete those again: what is half done is taken back.
+            self._netlink.make_routes([remade(route.body)], replace=left is not None)
         return judged(before, lambda: self.weights(group), wanted, str(refusal))
 
     def _links(self) -> dict[int, Link]:

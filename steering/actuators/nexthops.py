@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from pytools.errors import SwerveError
 from pytools.kernel.netlink import Member, Netlink, NexthopGroup
+from steering.actuators.route_names import group_number
 from steering.actuators.weighted import Outcome, among, judged, present, text_of, without
 from steering.plan import Group, Weights, canonical, weights_of
 
@@ -29,7 +30,7 @@ class NexthopGroups:
 
     def weights(self, group: Group) -> Weights | None:
         """A group's weights now; None when there is no such group."""
-        return self._weights(_id(group))
+        return self._weights(group_number(group.target))
 
     def _weights(self, group_id: int) -> Weights | None:
         found = self._netlink.group(group_id)
@@ -54,7 +55,7 @@ class NexthopGroups:
         """
         if not wanted:
             raise ValueError(f"{group.target} would be left without a nexthop")
-        found = self._netlink.group(_id(group))
+        found = self._netlink.group(group_number(group.target))
         if found is None:
             return Outcome("gone", (), None, "the group is gone")
         now = weights_of(found.weights)
@@ -103,7 +104,3 @@ class NexthopGroups:
             for member in group.members
             if member.nexthop_id in ways and ways[member.nexthop_id] == (member.gateway, member.interface)
         )
-
-
-def _id(group: Group) -> int:
-    return int(group.target.partition(":")[2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+from steering.actuators.weighted import present
 from steering.plan import Group, Weights, same
 
 
@@ -45,12 +46,22 @@ def _explained(first: Group, known: Group, found: Group, answered_for: AbstractS
     if same(found.current, known.current):
         return True
     left = tuple(pair for pair in known.current if pair[0] in answered_for)
-    if left != known.current and (not left or same(found.current, left)):
+    if left != known.current and (same(found.current, left) if left else _ways(found) <= _ways(first)):
         return True
     had = {member.nexthop_id for member in known.members}
     returned = {member.nexthop_id for member in first.members} - had
     rest = tuple(pair for pair in found.current if pair[0] not in returned)
     return bool(returned) and (found.current == first.original or same(rest, known.current))
+
+
+def is_part(found: Group, first: Group) -> bool:
+    """Whether a target that was gone is what it was before us, or as much of it as is back."""
+    there = frozenset(member.nexthop_id for member in found.members)
+    return _ways(found) <= _ways(first) and same(found.current, present(first.original, there))
+
+
+def _ways(group: Group) -> set[tuple[int, str, str]]:
+    return {(member.nexthop_id, member.gateway, member.interface) for member in group.members}
 
 
 def _named(first: Group, weights: Weights) -> str:

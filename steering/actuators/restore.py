@@ -8,7 +8,7 @@ deleted, or made in its place, is theirs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +19,7 @@ from pytools.kernel.netlink_routes import hops_of, remade, with_hops
 from pytools.kernel.netlink_routes import route_of as route_in
 from pytools.kernel.netlink_watch import Heard
 from steering.actuators.objects import Objects
-from steering.actuators.route_names import route_of
+from steering.actuators.route_names import group_number, route_of
 from steering.actuators.topology import DAEMONS
 from steering.plan import Group, Target, kind_of
 
@@ -53,6 +53,9 @@ class KeptRoute:
     lost: bool = False
 
 
+LinkAge = tuple[int, int]  # interface index, how often its carrier went: another one means that it was away
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What is known of the objects behind the steered targets."""
@@ -60,11 +63,17 @@ class Memory:
     nexthops: Mapping[int, KeptNexthop] = field(default_factory=dict)
     groups: Mapping[Target, KeptGroup] = field(default_factory=dict)
     routes: Mapping[Target, KeptRoute] = field(default_factory=dict)
+    links: Mapping[str, LinkAge] = field(default_factory=dict)  # of the steered interfaces, at the last reading
 
     @property
     def lost(self) -> dict[Target, Group]:
         """Targets that are gone with their links, as they were before us."""
         return {each.first.target: each.first for each in self._kept() if each.lost}
+
+    @property
+    def lost_nexthops(self) -> frozenset[int]:
+        """Nexthops that are gone with their links."""
+        return frozenset(number for number, kept in self.nexthops.items() if kept.lost)
 
     @property
     def first(self) -> dict[Target, Group]:
@@ -77,7 +86,15 @@ class Memory:
     @property
     def core(self) -> tuple[object, ...]:
         """All but the routes that use a group: what two memories must not differ in."""
-        return self.nexthops, self.first, frozenset(self.lost)
+        return self.nexthops, self.first, frozenset(self.lost), self.links
+
+    def narrowed(self, steered: Callable[[Group], bool]) -> Memory:
+        """Without the targets that are not steered any more."""
+        groups = {target: each for target, each in self.groups.items() if steered(each.first)}
+        routes = {target: each for target, each in self.routes.items() if steered(each.first)}
+        members = {member.nexthop_id for each in groups.values() for member in each.first.members}
+        nexthops = {number: each for number, each in self.nexthops.items() if number in members}
+        return Memory(nexthops, groups, routes, self.links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +128,33 @@ def remember(before: Memory, steered: Iterable[Group], objects: Objects, heard: 
     groups: dict[Target, KeptGroup] = {}
     routes: dict[Target, KeptRoute] = {}
     steered = list(steered)
-    wanted = {int(group.target.partition(":")[2]) for group in steered if kind_of(group.target) == "nexthop_group"}
+    wanted = {group_number(group.target) for group in steered if kind_of(group.target) == "nexthop_group"}
     for route in objects.routes:
         if route.nexthop_id in wanted:
             using.setdefault(route.nexthop_id or 0, []).append(route)
     for first in steered:
         if kind_of(first.target) == "nexthop_group":
-            number = int(first.target.partition(":")[2])
             nexthops |= _nexthops(before, first, objects, heard)
-            group = _group(before.groups.get(first.target), first, number, using.get(number, []), objects, heard)
+            group = _group(before, first, using.get(group_number(first.target), []), objects, heard)
             if group is not None:
                 groups[first.target] = group
         elif kind_of(first.target) == "multipath":
-            kept = _route(before.routes.get(first.target), first, objects, heard)
+            kept = _route(before, first, objects, heard)
             if kept is not None:
                 routes[first.target] = kept
-    return Memory(nexthops, groups, routes)
+    interfaces = {member.interface for first in steered for member in first.members}
+    ages = {name: _age(objects, name) or before.links.get(name) for name in interfaces}
+    return Memory(nexthops, groups, routes, {name: age for name, age in ages.items() if age is not None})
+
+
+def _age(objects: Objects, interface: str) -> LinkAge | None:
+    link = objects.link(interface)
+    return None if link is None else (link.index, link.carrier_downs)
+
+
+def _went(before: Memory, interface: str, objects: Objects) -> bool:
+    """Whether a link is away, or has been since the last reading."""
+    return not objects.carries(interface) or before.links.get(interface) not in (None, _age(objects, interface))
 
 
 def _nexthops(before: Memory, first: Group, objects: Objects, heard: Heard) -> dict[int, KeptNexthop]:
@@ -137,44 +165,47 @@ def _nexthops(before: Memory, first: Group, objects: Objects, heard: Heard) -> d
             found[number] = KeptNexthop(objects.nexthops[number], member.interface)
         elif known is None or number in heard.nexthops or number in objects.nexthops or number in objects.groups:
             continue  # somebody deleted it, or made another in its place
-        elif known.lost or not heard.missed or not objects.carries(known.interface):
+        elif known.lost or not heard.missed or _went(before, known.interface, objects):
             found[number] = replace(known, lost=True)
     return found
 
 
-def _group(
-    known: KeptGroup | None, first: Group, number: int, routes: list[Route], objects: Objects, heard: Heard
-) -> KeptGroup | None:
+def _group(before: Memory, first: Group, routes: list[Route], objects: Objects, heard: Heard) -> KeptGroup | None:
+    known, number = before.groups.get(first.target), group_number(first.target)
     there = objects.groups.get(number)
     if there is not None:
         present = {(route.destination, route.metric) for route in routes}
         gone = () if known is None else known.routes if known.lost else known.owed
-        owed = tuple(
-            route
-            for route in gone
-            if (route.destination, route.metric) not in present
-            and (route.table, route.destination, route.metric) not in heard.routes
-        )
-        return KeptGroup(there, first, tuple(routes), owed=owed)
+        owed = [route for route in gone if (route.destination, route.metric) not in present]
+        return KeptGroup(there, first, tuple(routes), owed=_not_deleted(owed, heard))
     if known is None or number in heard.nexthops or number in objects.nexthops:
         return None
-    if known.lost:
-        return known
-    if heard.missed and any(member.nexthop_id in objects.nexthops for member in known.group.members):
-        return None  # the kernel deletes a group with its last nexthop only
-    return replace(known, lost=True)
+    if heard.missed and not known.lost and not _went_with_links(before, known, objects):
+        return None
+    return replace(known, lost=True, routes=_not_deleted(known.routes, heard))
 
 
-def _route(known: KeptRoute | None, first: Group, objects: Objects, heard: Heard) -> KeptRoute | None:
-    name = route_of(first.target)
+def _not_deleted(routes: Iterable[Route], heard: Heard) -> tuple[Route, ...]:
+    return tuple(route for route in routes if (route.table, route.destination, route.metric) not in heard.routes)
+
+
+def _went_with_links(before: Memory, known: KeptGroup, objects: Objects) -> bool:
+    """Whether links explain that a group is gone: the kernel deletes it with its last nexthop only."""
+    had = {member.nexthop_id for member in known.group.members}
+    went = any(_went(before, m.interface, objects) for m in known.first.members if m.nexthop_id in had)
+    return went and not had & objects.nexthops.keys()
+
+
+def _route(before: Memory, first: Group, objects: Objects, heard: Heard) -> KeptRoute | None:
+    known, name = before.routes.get(first.target), route_of(first.target)
     if any((route.destination, route.metric) == name[1:] and not route.special for route in objects.routes):
-        origin = known.route if known else _origin(first)
+        origin = _origin(first)
         return None if origin is None else KeptRoute(origin, first)
     if known is None or name in heard.routes:
         return None
     if known.lost:
         return known
-    if heard.missed and all(objects.carries(member.interface) for member in first.members):
+    if heard.missed and not any(_went(before, member.interface, objects) for member in first.members):
         return None
     return replace(known, lost=True)
 
@@ -183,15 +214,15 @@ def _origin(first: Group) -> Route | None:
     return route_in(bytes.fromhex(first.origin)) if first.origin else None
 
 
-def restoration(memory: Memory, objects: Objects, refused: AbstractSet[int] = frozenset()) -> Restoration:
-    """What can be made again now, without the nexthops that the kernel refused.
+def restoration(memory: Memory, objects: Objects, without: AbstractSet[int] = frozenset()) -> Restoration:
+    """What can be made again now, without some nexthops.
 
     What a routing daemon made is left to it: it knows better whether the way is good, and makes it again itself.
     """
     nexthops = {}
     for number, kept in memory.nexthops.items():
         link = objects.link(kept.interface)
-        if not kept.lost or number in refused or kept.nexthop.protocol in DAEMONS:
+        if not kept.lost or number in without or kept.nexthop.protocol in DAEMONS:
             continue
         if link is not None and objects.carries(link.name):
             nexthops[number] = nexthop_remade(kept.nexthop.body, number, kept.nexthop.protocol, link.index)

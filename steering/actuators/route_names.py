@@ -19,6 +19,11 @@ def hop_id(gateway: str, interface: str) -> int:
     return _OUR_RANGE | zlib.crc32(f"{gateway} {interface}".encode())
 
 
+def group_number(target: Target) -> int:
+    """The id of the nexthop group that a target is."""
+    return int(target.partition(":")[2])
+
+
 def hop_member(gateway: str, interface: str, weight: int) -> Member:
     """A hop as a member of a target."""
     return Member(hop_id(gateway, interface), gateway, interface, weight)

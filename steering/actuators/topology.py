@@ -173,7 +173,9 @@ class _Arranging:
                 return
             members.setdefault(member.nexthop_id, member)
         now = self._way(self._in_force[key], 1)
-        if any(route.protocol in DAEMONS for route in theirs):
+        if any(route.nexthop_id is None and route.gateway is None for route in theirs):
+            self._refused[target] = "a route to it has no gateway: a copy could not be told from a route to a link"
+        elif any(route.protocol in DAEMONS for route in theirs):
             self._refused[target] = "a routing daemon made a route to it: it would take ours for a better one of others"
         elif theirs[0].metric < 2:
             self._refused[target] = f"a route to it has metric {theirs[0].metric}: none can be preferred to that"

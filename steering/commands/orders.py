@@ -5,19 +5,22 @@ Orders go to the running controller through its control socket; the stop file is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import Final, Self
 
 import click
 
 from pytools import places
 from pytools.cli_options import Options, common
-from pytools.errors import CapabilityError, SwerveError, UsageError
+from pytools.errors import SwerveError, UsageError
 from steering.acting import journal
 from steering.acting.lock import Lock
+from steering.commands import disk
 from steering.control import client, kept_orders, orders, stop_file
 from steering.control.requests import AnyRequest, Drain, Hold, PinFlow, Undrain, Unhold, UnpinFlow
 from steering.deciding.overrides import Overrides
@@ -25,6 +28,7 @@ from steering.guarding import confirming
 from steering.plan import FlowKey
 from steering.words import Duration, Flow, who
 
+LOCK_S: Final = 1.0  # a guardian may be undoing just now, or somebody looks who holds the lock
 _PIN_S: Final = 10.0  # until the first pin's kernel program is loaded, and a neighbour has answered
 _FOR: Final = click.option(
     "--for", "for_ns", type=Duration(), default=0, metavar="DURATION", help="It ends by itself then."
@@ -35,10 +39,11 @@ _TO: Final = click.option("--to", default="", metavar="PREFIX", help="Only what 
 
 def _ask(options: Options, request: AnyRequest, patience_s: float = 0.0) -> None:
     reply = client.ask(places.state_dir(options.netns), request, patience_s=patience_s)
-    _say(options, reply.lines)
+    say(options, reply.lines)
 
 
-def _say(options: Options, lines: list[str]) -> None:
+def say(options: Options, lines: list[str]) -> None:
+    """Print what was done."""
     for line in lines:
         click.echo(json.dumps({"done": line}, ensure_ascii=False) if options.json else line)
 
@@ -51,7 +56,7 @@ def confirm(options: Options) -> None:
         said = confirming.confirm(places.state_dir(options.netns), who())
     except OSError as error:
         raise SwerveError(f"it cannot be written: {error.strerror}", "nothing is confirmed") from None
-    _say(options, [said])
+    say(options, [said])
 
 
 @click.command(epilog='Example: swerve steer drain rail1 --for 1h --why "new optics"')
@@ -64,7 +69,8 @@ def drain(options: Options, leaves_by: str, to: str, for_ns: int, why: str) -> N
     """Take what leaves by an INTERFACE or GATEWAY out of use, for maintenance.
 
     It holds whatever is measured, also after a restart, until it is taken back or its time is over. Refused (exit code
-    4) where nothing, or nothing that is measured, would be left. `fe80::1%rail1` is a gateway at one interface.
+    4) where nothing, or nothing that is measured, would be left; exit code 1 means that the order stands but something
+    still leaves there. `fe80::1%rail1` is a gateway at one interface.
     """
     _ask(options, Drain(leaves_by, to, for_ns, why))
 
@@ -107,7 +113,8 @@ def unhold(options: Options, target: str) -> None:
         _ask(options, Unhold(target))
     except client.NotRunningError:
         with _Stored(options) as stored:
-            left, ended = orders.without_hold(stored.overrides, target)
+            named = orders.hold_named(stored.overrides, target)
+            left, ended = orders.without_hold(stored.overrides, target if named is None else named)
             stored.keep(left, [orders.text_of(order) for order in ended])
 
 
@@ -118,13 +125,18 @@ class _Stored:
         self._options = options
 
     def __enter__(self) -> Self:
-        folder = journal.directory(self._options.netns)
-        self._folder, self._lock = folder, Lock(folder / journal.LOCK_FILE)
-        self.overrides = kept_orders.load(folder, time.time_ns())
+        self._folder = journal.directory(self._options.netns)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(disk.told(self._folder))
+            stack.enter_context(Lock(self._folder / journal.LOCK_FILE, LOCK_S))
+            self.overrides = kept_orders.load(self._folder, time.time_ns())
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._lock.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
 
     def keep(self, left: Overrides, ended: list[str]) -> None:
         """Forget some."""
@@ -132,7 +144,7 @@ class _Stored:
             there = ", ".join(map(orders.text_of, self.overrides.orders))
             raise UsageError("there is no such order, and no controller runs", f"orders are: {there or 'none'}")
         kept_orders.save(self._folder, left)
-        _say(self._options, [f"forgotten: {each}" for each in ended])
+        say(self._options, [f"forgotten: {each}" for each in ended])
 
 
 @click.command(epilog="Example: swerve steer pin tcp:10.9.0.1:40000-10.9.0.2:5201 --via rail2 --for 10m")
@@ -174,11 +186,9 @@ def freeze(options: Options, host: bool, why: str) -> None:
     Makes the stop file, which any other tool may make as well. A controller that ends or dies is undone all the same.
     """
     place = _stop_file(options, host)
-    try:
+    with disk.told(place):
         stop_file.freeze(place, why)
-    except OSError as error:
-        raise CapabilityError(f"{place}: {error.strerror}", "run it as root") from None
-    _say(options, [f"frozen by {place}"])
+    say(options, [f"frozen by {place}"])
 
 
 @click.command(epilog="Example: swerve steer thaw")
@@ -187,13 +197,11 @@ def freeze(options: Options, host: bool, why: str) -> None:
 def thaw(options: Options, host: bool) -> None:
     """Remove the stop file: steering goes on."""
     place = _stop_file(options, host)
-    try:
+    with disk.told(place):
         gone = stop_file.thaw(place)
-    except OSError as error:
-        raise CapabilityError(f"{place}: {error.strerror}", "run it as root") from None
     left = stop_file.StopFile(places.state_dir(options.netns)).why()
     said = f"{place} is gone" if gone else f"{place} was not there"
-    _say(options, [f"{said}; still frozen: {left}" if left else said])
+    say(options, [f"{said}; still frozen: {left}" if left else said])
 
 
 commands = (confirm, drain, undrain, hold, unhold, pin, unpin, freeze, thaw)

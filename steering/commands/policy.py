@@ -24,7 +24,7 @@ def policy() -> None:
 @_FILE
 @common(follows=False)
 def check(options: Options, file: Path) -> int:
-    """Say what is wrong with FILE, every fault with its line.
+    """Say what is wrong with FILE, every fault with its line, and note what many hosts had better not do.
 
     Exit code 3 when it is invalid, 4 when it is valid but others could write it.
     """
@@ -37,11 +37,13 @@ def check(options: Options, file: Path) -> int:
             fault = {"file": str(file), "line": problem.line, "where": problem.where, "what": problem.what}
             click.echo(json.dumps(fault | {"hint": problem.hint}, ensure_ascii=False))
         return error.exit_code
-    policy_file.load(file)
+    noted = model.notes(policy_file.load(file))
     if options.json:
-        click.echo(json.dumps({"file": str(file), "valid": True}))
-    else:
-        click.echo(f"{file}: valid")
+        click.echo(json.dumps({"file": str(file), "valid": True, "notes": noted}))
+        return 0
+    click.echo(f"{file}: valid")
+    for note in noted:
+        click.echo(f"note: {note}")
     return 0
 
 

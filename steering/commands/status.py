@@ -97,7 +97,7 @@ def _confirm(folder: Path, held: dict[str, Any]) -> dict[str, Any] | None:
 def _controller(folder: Path) -> dict[str, Any]:
     """What only the controller knows."""
     try:
-        return {"answers": True} | client.ask(folder, Status(), _ANSWER_S).facts
+        return {"answers": True} | _stored(folder) | client.ask(folder, Status(), _ANSWER_S).facts
     except SwerveError as error:
         return {"answers": False, "silence": str(error)} | _stored(folder)
 
@@ -146,9 +146,13 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
             f" (originally {weights_text(each['original'])}) because {each['because']} [{each['under']}]"
         )
     if not facts["in_force"]:
-        yield "all weights are the original ones"
+        yield "nothing of ours is in force"
     for target, why in facts.get("manual", {}).items():
         yield f"{title(target)}: left alone: {why}"
+    for target, why in facts.get("flows_skipped", {}).items():
+        yield f"flows of {title(target)} stay as they are: {why}"
+    if forgotten := facts.get("flows_forgotten", 0):
+        yield f"{forgotten} connections were forgotten to make room for others"
     for pin in facts.get("pins", []):
         by_hand = ", by hand" if pin["by_hand"] else ""
         yield f"pinned: {flow_text(FlowKey(**pin['flow']))} to nexthop {pin['nexthop_id']} of {pin['target']}{by_hand}"
@@ -160,6 +164,12 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         weights = f"weight {state['weight_actual']}, wanted {state['weight_wanted']}"
         name = f"{path['source']}>{path['destination']} dev {path['interface']}"
         yield f"{name}: {state['state']}, {weights}: {state['reason']}"
+    yield from _left_out(facts)
+
+
+def _left_out(facts: dict[str, Any]) -> Iterator[str]:
+    if facts.get("signals_refused"):
+        yield f"{facts['signals_refused']} signals were refused: senseless, late, or of one path too many"
     if facts["torn_lines"]:
         yield f"{facts['torn_lines']} torn lines in the journal"
 

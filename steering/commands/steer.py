@@ -16,20 +16,19 @@ import click
 from pytools import places
 from pytools.cli_options import Options, common
 from pytools.errors import RefusedError
-from pytools.kernel import netns
+from pytools.kernel import attach, netns
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act, encode
-from steering.acting import journal, settle, undoing
+from steering.acting import journal, settle, taking_back, undoing
 from steering.acting.lock import Lock, holder, holder_pidfd
 from steering.actuators.registry import Actuators
-from steering.commands import orders, status
+from steering.commands import disk, orders, status
 from steering.control import client
 from steering.control.requests import MOST_UNDONE, Undo
 from steering.words import Duration, act_line
 
 _DEFAULT_POLICY: Final = Path("/etc/swerve/policy.yaml")
 _STOP_S: Final = 10.0
-_GUARDIAN_S: Final = 1.0  # a guardian may be undoing just now
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -119,19 +118,29 @@ def undo(options: Options, number: int | None, hold_ns: int, stop: bool) -> int:
         return _undo_last(options, folder, number, hold_ns)
     if options.netns:
         netns.enter(options.netns)
-    if not journal.read(folder / journal.FILE).entries:
-        _say_undone(options, [])
-        return 0
-    stopped = stop and _stop_controller(folder / journal.LOCK_FILE)
+    settled: list[settle.Settled] = []
+    swept: list[str] = []
+    with disk.told(folder):
+        if (folder / journal.LOCK_FILE).exists():  # else nobody ever steered here
+            stopped = stop and _stop_controller(folder / journal.LOCK_FILE)
+            settled, swept = _settle(folder, _STOP_S if stopped else orders.LOCK_S)
+    _say_undone(options, settled, swept)
+    return 1 if any(each.outcome.kind in ("failed", "uncertain") for each in settled) else 0
+
+
+def _settle(folder: Path, wait_s: float) -> tuple[list[settle.Settled], list[str]]:
+    """Put original weights back, and remove what else is ours; both in words."""
     with (
-        Lock(folder / journal.LOCK_FILE, _STOP_S if stopped else _GUARDIAN_S),
+        Lock(folder / journal.LOCK_FILE, wait_s),
         journal.Journal(folder / journal.FILE) as log,
         Netlink() as netlink,
     ):
-        settled = settle.settle(log, Actuators(netlink), journal.scope(), "command")
-        Actuators(netlink).sweep()
-    _say_undone(options, settled)
-    return 1 if any(each.outcome.kind in ("failed", "uncertain") for each in settled) else 0
+        actuators = Actuators(netlink)
+        try:
+            settled = settle.settle(log, actuators, journal.scope(), "command")
+        finally:  # also when the disk is full: nobody keeps the backup routes up to date any more
+            swept = [*actuators.sweep(), *attach.clean(attach.STEERING)]
+    return settled, swept
 
 
 def _undo_last(options: Options, folder: Path, number: int, hold_ns: int) -> int:
@@ -142,14 +151,14 @@ def _undo_last(options: Options, folder: Path, number: int, hold_ns: int) -> int
         if options.netns:
             netns.enter(options.netns)
         with (
-            Lock(journal.directory(options.netns) / journal.LOCK_FILE, _GUARDIAN_S),
+            disk.told(folder),
+            Lock(journal.directory(options.netns) / journal.LOCK_FILE, orders.LOCK_S),
             journal.Journal(folder / journal.FILE) as log,
             Netlink() as netlink,
         ):
             done = undoing.undo_last(log, Actuators(netlink), journal.scope(), number)
-        lines, code = [each.text for each in done] or ["nothing to undo"], int(any(each.why for each in done))
-    for line in lines:
-        click.echo(json.dumps({"done": line}, ensure_ascii=False) if options.json else line)
+        lines, code = [each.text for each in done] or ["nothing to undo"], taking_back.exit_code(done)
+    orders.say(options, lines)
     return code
 
 
@@ -169,15 +178,19 @@ def _stop_controller(lock: Path) -> bool:
     return True
 
 
-def _say_undone(options: Options, settled: list[settle.Settled]) -> None:
+def _say_undone(options: Options, settled: list[settle.Settled], swept: list[str]) -> None:
     if options.json:
+        for what in swept:
+            click.echo(json.dumps({"removed": what}))
         for each in settled:
             facts = {"target": each.target, "outcome": each.outcome.kind, "why": each.outcome.why}
             click.echo(json.dumps(facts | {"weights": dict(each.outcome.weights)}))
         return
     for each in settled:
         click.echo(each.text)
-    if not settled:
+    for what in swept:
+        click.echo(f"removed {what}")
+    if not settled and not swept:
         click.echo("nothing to undo")
 
 

@@ -5,6 +5,7 @@ One thread, the controller's. Times are CLOCK_MONOTONIC nanoseconds; orders end 
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Iterable
@@ -14,9 +15,8 @@ from typing import Any, Final, Self
 import msgspec
 
 from pytools.errors import RefusedError, SwerveError, UsageError
-from pytools.signals import Act
 from steering.acting import journal, messages, taking_back
-from steering.acting.acts_file import ActsFile
+from steering.acting.taking_back import TakenBack
 from steering.control import kept_orders, orders
 from steering.control.pins import PinDesk
 from steering.control.requests import (
@@ -38,7 +38,7 @@ from steering.control.stop_file import StopFile
 from steering.deciding.overrides import Override, Overrides
 from steering.guarding import confirming
 from steering.guarding.confirming import Deadline
-from steering.plan import Group, Target, title
+from steering.plan import Group, Target, same, title
 from steering.policy import duration_text
 
 _GRACE_NS: Final = 500_000_000  # after the deadline, before the controller itself does what the guardian ought to
@@ -68,7 +68,6 @@ class Desk:
     def __init__(self, site: Site, deadline: Deadline | None) -> None:
         self._site, self._deadline = site, deadline
         self._stop_file = StopFile(site.folder)
-        self._acts = ActsFile(site.folder)
         self._scope = journal.scope()
         self.frozen = ""
         self._pins = PinDesk(site)
@@ -86,7 +85,6 @@ class Desk:
 
     def __exit__(self, *_: object) -> None:
         self._server.close()
-        self._acts.close()
 
     def tick(self, now: int) -> None:
         """Look at the stop file, at orders that run out, and at the deadline. Costs microseconds."""
@@ -99,10 +97,6 @@ class Desk:
             self._end(ended, "has run out")
         if self._deadline is not None and now >= self._deadline.at_ns + _GRACE_NS:
             self._overdue(self._deadline)
-
-    def note(self, act: Act) -> None:
-        """Keep an act for the history."""
-        self._acts.write(act)
 
     @property
     def confirmed(self) -> bool:
@@ -165,7 +159,10 @@ class Desk:
         self._keep(wanted)
         self._tell(fresh, f"ordered by {asker}")
         self._site.act(engine.changes(time.monotonic_ns(), [group.target for group in touched]))
-        return Reply(lines=[self._outcome(group.target) for group in touched])
+        lines = [self._outcome(group.target) for group in touched]
+        if any(_in_use(engine.groups.get(group.target), Overrides(fresh)) for group in touched):
+            return Reply(1, lines, "the order stands: see `swerve steer status`")
+        return Reply(lines=lines)
 
     def _undrain(self, request: Undrain, asker: Peer) -> Reply:
         engine = self._site.engine
@@ -191,7 +188,9 @@ class Desk:
 
     def _hold(self, request: Hold | Unhold, asker: Peer) -> Reply:
         engine = self._site.engine
-        target = orders.target_named(engine.groups.values(), request.target)
+        target = orders.hold_named(engine.overrides, request.target) if isinstance(request, Unhold) else None
+        if target is None:
+            target = orders.target_named(engine.groups.values(), request.target)
         if isinstance(request, Unhold):
             left, ended = orders.without_hold(engine.overrides, target)
             if not ended:
@@ -213,7 +212,9 @@ class Desk:
 
     def _outcome(self, target: Target) -> str:
         """How a target stands after an order."""
-        group = self._site.engine.groups[target]
+        group = self._site.engine.groups.get(target)
+        if group is None:
+            return f"{title(target)} is gone"
         weights = ", ".join(f"{name} weight {weight}" for name, weight in group.named(group.current).items())
         said = f"{title(target)}: {weights}"
         if self.frozen:
@@ -229,33 +230,43 @@ class Desk:
             raise RefusedError("refused: a dry run has changed nothing", "see `swerve steer history`")
         if self.frozen:
             raise RefusedError(f"refused: frozen: {self.frozen}", "`swerve steer thaw`")
-        engine = self._site.engine
         found = journal.read(self._site.folder / journal.FILE).entries
-        acts = taking_back.last_acts(found, self._scope, request.count)
-        if not acts:
+        done = taking_back.take_back(taking_back.last_acts(found, self._scope), request.count, self._take_back)
+        if not done:
             return Reply(lines=["nothing to undo"])
-        if request.hold_ns:
-            until = time.time_ns() + request.hold_ns
-            held = [
-                Override("hold", target=target, until_unix_ns=until, by=str(asker), why="an act was taken back")
-                for target in dict.fromkeys(act.target for act in acts)
-            ]
-            self._keep(orders.with_orders(engine.overrides, held))
-            self._tell(held, f"ordered by {asker}")
-        done = [(act, self._take_back(act)) for act in acts]
-        code = 1 if any(why for _, why in done) else 0
-        return Reply(code, [f"{title(act.target)}: {why or _undone(act, engine.groups)}" for act, why in done])
+        changed = dict.fromkeys(each.act.target for each in done if not each.why)
+        unheld = self._hold_for(changed, request.hold_ns, asker)
+        lines = [*(each.text for each in done), *map(self._outcome, changed), *filter(None, [unheld])]
+        return Reply(taking_back.exit_code(done) or int(bool(unheld)), lines)
 
-    def _take_back(self, act: journal.Entry) -> str:
-        """Take one act back; why it was not."""
+    def _take_back(self, act: journal.Entry) -> TakenBack:
         engine = self._site.engine
         group = engine.groups.get(act.target)
         if group is None:
-            return "left alone: it is not managed any more"
+            return TakenBack(act, "left alone: it is not managed any more", tried=False)
         if act.target in engine.manual:
-            return f"left alone: {engine.manual[act.target]}"
-        change = taking_back.change_back(act, group, engine.paths)
-        return change if isinstance(change, str) else self._site.take_back(change, taking_back.undo_name(act.act_id))
+            return TakenBack(act, f"left alone: {engine.manual[act.target]}", tried=False)
+        change = taking_back.change_back(act, group, engine.paths, engine.overrides.drained(group))
+        if isinstance(change, str):
+            return TakenBack(act, change, tried=False)
+        return TakenBack(act, self._site.take_back(change, taking_back.undo_name(act.act_id)))
+
+    def _hold_for(self, targets: Iterable[Target], hold_ns: int, asker: Peer) -> str:
+        """Hold these for so long, but for those that are held longer already; why they could not be."""
+        before, until = self._site.engine.overrides, time.time_ns() + hold_ns
+        fresh = [
+            Override("hold", target=target, until_unix_ns=until, by=str(asker), why="an act was taken back")
+            for target in targets
+            if hold_ns and not orders.held_as_long(before, target, until)
+        ]
+        if not fresh:
+            return ""
+        try:
+            self._keep(orders.with_orders(before, fresh))
+        except SwerveError as error:
+            return f"not held, so the policy may do it again: {error}"
+        self._tell(fresh, f"ordered by {asker}")
+        return ""
 
     # ---- orders on disk ----
 
@@ -266,7 +277,9 @@ class Desk:
         try:
             kept_orders.save(self._site.folder, wanted)
         except OSError as error:
-            raise SwerveError(f"the order cannot be kept: {error.strerror}", "nothing was changed") from None
+            with contextlib.suppress(OSError):  # it may have been replaced all the same
+                kept_orders.save(self._site.folder, self._site.engine.overrides)
+            raise SwerveError(f"the order cannot be kept: {error.strerror}", "it is not in force") from None
         self._site.engine.overrides = wanted
 
     def _keep_quietly(self, wanted: Overrides) -> None:
@@ -286,13 +299,17 @@ class Desk:
             "frozen": self.frozen,
             "orders": [msgspec.to_builtins(order) for order in engine.overrides.orders],
             "manual": engine.manual,
-            "wanted": {target: dict(weights) for target, weights in engine.wanted().items()},
-            "acts_lost": self._acts.lost,
+            "wanted": {
+                target: dict(weights)
+                for target, weights in engine.wanted().items()
+                if not same(weights, engine.groups[target].current)
+            },
+            "acts_lost": self._site.acts_lost(),
+            "signals_refused": engine.evidence.refused,
             "control": self._server.counts,
         }
 
 
-def _undone(act: journal.Entry, groups: dict[Target, Group]) -> str:
-    weights = groups[act.target].named(act.before)
-    now = ", ".join(f"{name} weight {weight}" for name, weight in weights.items())
-    return f"back to {now}; was because {act.because}"
+def _in_use(group: Group | None, ordered: Overrides) -> bool:
+    """Whether anything that these orders take out of use still has a weight."""
+    return group is not None and any(dict(group.current).get(nexthop) for nexthop in ordered.drained(group))

@@ -7,7 +7,6 @@ whoever holds the `Lock`. `until_unix_ns` is CLOCK_REALTIME.
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import msgspec
 from pytools.errors import CapabilityError, RefusedError, SwerveError
 from steering.acting.journal import sync_folder
 from steering.deciding.overrides import NONE, Override, Overrides
+from steering.policy.file import unsafe
 
 FILE: Final = "overrides.json"
 MOST: Final = 1000  # orders
@@ -69,21 +69,9 @@ def _read(path: Path) -> bytes | None:
     except OSError as error:  # a symbolic link
         raise RefusedError(f"{path}: refused: {error.strerror}", "look at it, and remove it") from None
     with open(fd, "rb") as file:
-        for what, found in (("it", os.fstat(fd)), ("its directory", path.parent.stat())):
-            why = _unsafe(found, regular=what == "it")
-            if why:
-                raise RefusedError(f"{path}: refused: {what} {why}", "look at it, and remove it")
+        if why := unsafe(path, os.fstat(fd)):
+            raise RefusedError(f"{path}: refused: {why}", "look at it, and remove it")
         return file.read(_MAX_BYTES + 1)
-
-
-def _unsafe(found: os.stat_result, regular: bool) -> str:
-    if regular and not stat.S_ISREG(found.st_mode):
-        return "is not a regular file"
-    if found.st_uid not in (0, os.geteuid()):
-        return f"belongs to user {found.st_uid}"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"is writable by others (mode {stat.S_IMODE(found.st_mode):04o})"
-    return ""
 
 
 def _senseless(path: Path, why: str) -> SwerveError:
@@ -96,7 +84,7 @@ def save(folder: Path, overrides: Overrides) -> None:
     Raises
     ------
     OSError
-        If they cannot be written; the file is as it was.
+        If they cannot be written, or their name not be synced: the file has them or the former ones.
     """
     path, fresh = folder / FILE, folder / f"{FILE}.new"
     data = msgspec.json.encode(_Contents(1, overrides.orders))

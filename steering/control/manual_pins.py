@@ -1,4 +1,4 @@
-"""Flows that the operator pinned by hand, and until when. Pure; CLOCK_MONOTONIC nanoseconds."""
+"""Flows that the operator pinned by hand, and until when. No I/O; CLOCK_MONOTONIC nanoseconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ManualPins:
         return len(self.wanted(now)) >= MOST and flow not in self._pins
 
     def wanted(self, now: int) -> tuple[Pin, ...]:
-        """Those that have not run out."""
+        """Those that have not run out; the others are forgotten."""
         for flow in [flow for flow, pin in self._pins.items() if pin.expires_ns <= now]:
             del self._pins[flow]
         return tuple(self._pins.values())

@@ -18,7 +18,15 @@ from steering.policy import Policy
 
 
 def _place(leaves_by: str) -> tuple[str, str]:
-    """Gateway and interface in `rail1`, `10.1.1.1` or `fe80::1%rail1`; empty for any."""
+    """Gateway and interface in `rail1`, `10.1.1.1` or `fe80::1%rail1`; empty for any, but not both.
+
+    Raises
+    ------
+    UsageError
+        If it names nothing.
+    """
+    if not leaves_by:
+        raise UsageError("no interface and no gateway is named", "like rail1, 10.1.1.1 or fe80::1%rail1")
     address, percent, interface = leaves_by.partition("%")
     try:
         ipaddress.ip_address(address)
@@ -107,6 +115,27 @@ def without_hold(overrides: Overrides, target: Target) -> tuple[Overrides, tuple
     return _without(overrides, ended), ended
 
 
+def hold_named(overrides: Overrides, name: str) -> Target | None:
+    """The held target that a person means, there or not; None if none is called so, as by a prefix that it carried."""
+    held = (order.target for order in overrides.orders if order.kind == "hold")
+    return next((target for target in held if _called(target, name)), None)
+
+
+def held_as_long(overrides: Overrides, target: Target, until_unix_ns: int) -> bool:
+    """Whether orders hold a target until then already, or longer."""
+    return any(
+        order.kind == "hold"
+        and order.target in ("", target)
+        and (order.until_unix_ns == 0 or order.until_unix_ns >= until_unix_ns)
+        for order in overrides.orders
+    )
+
+
+def _called(target: Target, name: str) -> bool:
+    wanted = f"nexthop_group:{name}" if name.isdecimal() else name
+    return wanted in ((target, title(target)) if target else ("",))
+
+
 def _without(overrides: Overrides, ended: tuple[Override, ...]) -> Overrides:
     return Overrides(tuple(order for order in overrides.orders if order not in ended))
 
@@ -122,8 +151,7 @@ def target_named(groups: Iterable[Group], name: str) -> Target:
     known = list(groups)
     if not name:
         return ""
-    wanted = f"nexthop_group:{name}" if name.isdecimal() else name
-    found = [group.target for group in known if wanted in (group.target, title(group.target), *group.destinations)]
+    found = [group.target for group in known if _called(group.target, name) or name in group.destinations]
     if len(found) != 1:
         there = ", ".join(sorted(group.target for group in known)) or "nothing"
         raise UsageError(f"{'several targets are' if found else 'no target is'} called {name}", f"steered are: {there}")

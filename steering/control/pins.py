@@ -40,7 +40,7 @@ class PinDesk:
         pins = self._site.pinned()
         by_hand = {pin.flow for pin in self._pins.wanted(time.monotonic_ns())}
         shown = [asdict(pin) | {"by_hand": pin.flow in by_hand} for pin in pins[:_SHOWN]]
-        return {"pins": shown, "pin_count": len(pins)}
+        return {"pins": shown, "pin_count": len(pins)} | self._site.flow_facts()
 
     def answer(self, request: PinFlow | UnpinFlow, asker: Peer, frozen: str) -> Reply:
         """Pin a flow, or let it go."""

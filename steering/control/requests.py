@@ -9,16 +9,18 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
-from pytools.errors import SwerveError
+from pytools.errors import SwerveError, UsageError
 
 SOCKET: Final = "control.sock"  # beside the lock: whoever holds that may replace it
 MOST_BYTES: Final = 1 << 16
 REPLY_BYTES: Final = 96 << 10  # half of what a socket takes in one packet by default
+_LINES, _LINE_CHARS = 10, 1000  # of a reply that must be cut; JSON takes 6 bytes for a character at most
 MOST_UNDONE: Final = 100
 AGAIN: Final = "again"  # among the facts of a refusal that may be none a moment later
 
 Text = Annotated[str, msgspec.Meta(max_length=200)]
 Name = Annotated[str, msgspec.Meta(max_length=100)]
+Place = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]  # interface, gateway, or gateway%interface
 Duration = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 
@@ -30,7 +32,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Drain(Request, frozen=True, tag="drain"):
     """Take an interface or a gateway out of use."""
 
-    leaves_by: Name  # interface, gateway, or gateway%interface
+    leaves_by: Place
     to: Name = ""  # only in the targets that carry routes to this prefix
     for_ns: Duration = 0
     why: Text = ""
@@ -39,7 +41,7 @@ class Drain(Request, frozen=True, tag="drain"):
 class Undrain(Request, frozen=True, tag="undrain"):
     """Take such an order back."""
 
-    leaves_by: Name
+    leaves_by: Place
     to: Name = ""
 
 
@@ -70,7 +72,7 @@ class FlowRequest(Request, frozen=True):
 class PinFlow(FlowRequest, frozen=True, tag="pin"):
     """Hold it on one interface."""
 
-    via: Name
+    via: Place
     for_ns: Annotated[int, msgspec.Meta(gt=0, le=1 << 53)]
     why: Text = ""
 
@@ -121,9 +123,29 @@ def decode(data: bytes) -> AnyRequest:
     return request
 
 
-def encode(message: AnyRequest | Reply) -> bytes:
-    """A message as a packet."""
-    return msgspec.json.encode(message)
+def encode(request: AnyRequest) -> bytes:
+    """A request as a packet.
+
+    Raises
+    ------
+    UsageError
+        If it holds what is no text.
+    """
+    try:
+        return msgspec.json.encode(request)
+    except UnicodeEncodeError:
+        raise UsageError("not UTF-8 text", "see what was typed, and the locale") from None
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """A reply as a packet that fits: facts are left out and text is cut where they do not."""
+    data = msgspec.json.encode(reply)
+    if len(data) <= REPLY_BYTES:
+        return data
+    said = [line[:_LINE_CHARS] for line in reply.lines[:_LINES]]
+    if len(reply.lines) > _LINES:
+        said.append(f"and {len(reply.lines) - _LINES} more, too many to send")
+    return msgspec.json.encode(Reply(reply.code, said, reply.next_step[:_LINE_CHARS]))
 
 
 def decode_reply(data: bytes) -> Reply:

@@ -18,15 +18,7 @@ from typing import Final
 
 from pytools.bus_socket import peer
 from pytools.errors import SwerveError
-from steering.control.requests import (
-    MOST_BYTES,
-    REPLY_BYTES,
-    AnyRequest,
-    Reply,
-    decode,
-    encode,
-    refusal,
-)
+from steering.control.requests import MOST_BYTES, AnyRequest, Reply, decode, encode_reply, refusal
 
 _MOST_CLIENTS: Final = 16
 
@@ -50,7 +42,7 @@ class ControlServer:
     path : Path
         Where to listen; made with mode 0600.
     answer : callable
-        Does what is asked, and says what became of it. A SwerveError of it becomes the reply.
+        Does what is asked, and says what became of it. A SwerveError or an OSError of it becomes the reply.
 
     Attributes
     ----------
@@ -123,7 +115,7 @@ class ControlServer:
         if data:
             reply = self._reply(data, bool(flags & socket.MSG_TRUNC), asker)
             with contextlib.suppress(OSError):
-                client.send(encode(reply), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                client.send(encode_reply(reply), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         self._drop(client)
 
     def _reply(self, data: bytes, cut: bool, asker: Peer) -> Reply:
@@ -136,12 +128,11 @@ class ControlServer:
             return Reply(2, [f"not a request: {error}"])
         self.counts["answered"] += 1
         try:
-            reply = self._answer(request, asker)
+            return self._answer(request, asker)
         except SwerveError as error:
             return refusal(error)
-        if len(encode(reply)) > REPLY_BYTES:
-            return Reply(reply.code, [f"{len(reply.lines)} lines, too many to send"], reply.next_step)
-        return reply
+        except OSError as error:  # a full disk, for one: theirs to mend, not ours to die of
+            return Reply(1, [f"{error.filename or 'the state directory'}: {error.strerror or error}"])
 
     def _drop(self, client: socket.socket) -> None:
         assert self._selector is not None

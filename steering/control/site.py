@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pytools.signals import Act
 from steering.deciding.engine import Engine
@@ -28,3 +29,5 @@ class Site:
     pinned: Callable[[], list[Pin]]
     stop: Callable[[int], None]
     guardian: Callable[[], int | None]
+    acts_lost: Callable[[], int]  # acts that could not be kept for the history
+    flow_facts: Callable[[], dict[str, Any]] = dict  # what rules about flows left out

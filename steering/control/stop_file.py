@@ -34,7 +34,7 @@ class StopFile:
 
     def __init__(self, folder: Path) -> None:
         self._places = places_of(folder)
-        self._known: dict[Path, tuple[int, str]] = {}  # when it was written to, and what it says
+        self._known: dict[Path, tuple[tuple[int, int, int], str]] = {}  # which file, written when, and what it says
 
     def why(self) -> str:
         """Why nothing may be started, in words; empty when it may."""
@@ -50,9 +50,9 @@ class StopFile:
             return f"{place}: {error.strerror}"
         if stat.S_ISDIR(found.st_mode):  # the state directory of a namespace that is called so
             return ""
-        known = self._known.get(place)
-        if known is None or known[0] != found.st_mtime_ns:
-            known = self._known[place] = (found.st_mtime_ns, _said(place))
+        known, now = self._known.get(place), (found.st_ino, found.st_mtime_ns, found.st_size)
+        if known is None or known[0] != now:
+            known = self._known[place] = (now, _said(place))
         return known[1]
 
 
@@ -79,7 +79,7 @@ def freeze(place: Path, why: str) -> None:
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.write(fd, why.encode()[:_MOST_BYTES] + b"\n" if why else b"")
+        os.write(fd, why.encode(errors="replace")[:_MOST_BYTES] + b"\n" if why else b"")
     finally:
         os.close(fd)
 

@@ -48,17 +48,18 @@ def shares_by(
 ) -> dict[int, float] | None:
     """Shares of the original weights that make the weights proportional to what each member carries, or has to spare.
 
-    The largest is 1, none is below 0.01. None when one of the members was never measured.
+    The largest is 1, none is below 0.01; all are 1 when none has anything to spare. None when one of the members was
+    never measured. A member with a queue has nothing to spare, and one that lets nothing through carries nothing.
     """
     found: dict[int, float] = {}
     for member in group.members:
         estimate = estimates.get(member.interface)
-        if estimate is None or estimate.carries_bps <= 0:
+        if estimate is None or (estimate.carries_bps <= 0 and not estimate.queued):
             return None
-        spare = estimate.carries_bps - (0.0 if estimate.queued else estimate.load_bps)
+        spare = 0.0 if estimate.queued else estimate.carries_bps - estimate.load_bps
         carries = spare if by == "headroom" else estimate.carries_bps
         found[member.nexthop_id] = carries / group.nominal[member.nexthop_id]
     largest = max(found.values())
     if largest <= 0:
-        return None
+        return dict.fromkeys(found, 1.0)
     return {member: max(_LEAST_SHARE, value / largest) for member, value in found.items()}

@@ -7,7 +7,7 @@ without a fresh measurement; when every path to a destination looks bad nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pytools.signals import Path
@@ -80,18 +80,19 @@ def _decide_group(
     unmeasured = next((v for v in votes if v.health.state == "unmeasured" and v.path.address in live), None)
     if not live or unmeasured is not None:
         which = "no path of it is measured" if unmeasured is None else f"{unmeasured.path} is not measured"
-        return _back_to_original(group, votes, f"original weights: {which}", ordered)
+        return _back_to_original(policy, group, votes, f"original weights: {which}", ordered, now)
     votes = [vote for vote in votes if vote.path.address in live]
     why = _not_to_be_told(policy, group, votes, live, now)
     if why:
         return _ordered(group, _hold(group, votes, f"hold: {why}"), ordered)
-    return _decide_measured(policy, group, votes, capacities, ordered)
+    return _decide_measured(policy, group, votes, now, capacities, ordered)
 
 
 def _decide_measured(
     policy: Policy,
     group: Group,
     votes: list[_Vote],
+    now: int,
     capacities: Mapping[str, Estimate],
     ordered: Mapping[int, str],
 ) -> GroupPlan:
@@ -106,11 +107,12 @@ def _decide_measured(
     before |= dict.fromkeys(ordered, 0.0)
     if not any(before.values()):
         why = "held: the operator's order would leave no nexthop"
-        return replace(_back_to_original(group, votes, why, {}), held=tuple((vote.path, why) for vote in votes))
+        plan = _back_to_original(policy, group, votes, why, {}, now)
+        return replace(plan, held=tuple((vote.path, why) for vote in votes))
     shares, granted, held = _grant(policy, group, votes, before, capacities)
     wanted = _weights(group, shares)
     if not wanted:  # possible only when the group itself was changed by somebody else
-        return _back_to_original(group, votes, "original weights: no path would be left", {})
+        return _back_to_original(policy, group, votes, "original weights: no path would be left", {}, now)
     because, under = _why(policy, group, votes, shares, {vote.path: vote for vote, _ in granted}, ordered)
     down = tuple((vote.path, share) for vote, share in granted)
     return GroupPlan(group.target, wanted, because, under, down, tuple(held))
@@ -145,23 +147,39 @@ def _never_measured(group: Group, votes: list[_Vote], addresses: set[str]) -> st
 
 def _hold(group: Group, votes: list[_Vote], why: str) -> GroupPlan:
     held = tuple((vote.path, why) for vote in votes if vote.due is not None)
-    return GroupPlan(group.target, group.current, why, "", held=held)
+    return GroupPlan(group.target, group.current, why, "", held=held, undecided=True)
 
 
 def _ordered(group: Group, plan: GroupPlan, ordered: Mapping[int, str]) -> GroupPlan:
     """A plan that was made without measurements, with what the operator wants out of it left out."""
-    wanted = tuple(pair for pair in plan.wanted if pair[0] not in ordered)
-    if not wanted and group.exclusive:
-        wanted = _weights(group, {member: float(member not in ordered) for member in group.nominal})
-    if wanted == plan.wanted or not wanted:
+    wanted = _without(group, plan.wanted, ordered)
+    if wanted == plan.wanted:
         return plan
     return replace(plan, wanted=wanted, because="; ".join(dict.fromkeys(ordered.values())), under="operator")
 
 
-def _back_to_original(group: Group, votes: list[_Vote], why: str, ordered: Mapping[int, str]) -> GroupPlan:
-    # What was down is no longer: to go down again it must be bad again, with all the limits that hold then.
-    down = frozenset(vote.path for vote in votes if vote.health.down)
-    return _ordered(group, replace(_hold(group, votes, why), wanted=group.original, lifted=down), ordered)
+def _without(group: Group, weights: Weights, out: Collection[int]) -> Weights:
+    """Weights without these members, unless nothing would be left."""
+    left = tuple(pair for pair in weights if pair[0] not in out)
+    if not left and group.exclusive:
+        left = _weights(group, {member: float(member not in out) for member in group.nominal})
+    return left or weights
+
+
+def _back_to_original(
+    policy: Policy, group: Group, votes: list[_Vote], why: str, ordered: Mapping[int, str], now: int
+) -> GroupPlan:
+    """The original weights, but for what was taken down and is known to be dead."""
+    down = [vote for vote in votes if vote.health.down]
+    dead = {vote.member for vote in down if vote.health.failed and not health.stale(policy, vote.health, now)}
+    if dead == group.nominal.keys():
+        dead = set()
+    names = ", ".join(member.name for member in group.members if member.nexthop_id in dead)
+    # What else was down is no longer: to go down again it must be bad again, with all the limits that hold then.
+    lifted = frozenset(vote.path for vote in down if vote.member not in dead)
+    wanted, because = _without(group, group.original, dead), f"{why}; without {names}: dead" if dead else why
+    plan = replace(_hold(group, votes, because), wanted=wanted, lifted=lifted, undecided=False)
+    return _ordered(group, plan, ordered)
 
 
 def _grant(
@@ -181,6 +199,8 @@ def _grant(
         lower = health.wanted_share(policy, vote.health, floor)
         if not why and vote.health.state == "drained" and lower >= vote.health.share:
             continue  # as low as the rule goes
+        if not why and vote.health.state == "suspect" and lower >= 1:
+            why = "it carries as much as any"
         share = min(shares[vote.member], lower)
         why = why or _objection(policy, group, votes, shares | {vote.member: share}, vote)
         if why:

@@ -74,6 +74,7 @@ class Engine:
         self._capacities: dict[str, Estimate] = {}  # by interface
         self._alerts: dict[tuple[Path, str], bool] = {}
         self._plans: dict[Target, GroupPlan] = {}
+        self._calm: dict[Target, Group] = {}  # had their original weights, and were to have, when last decided
         self._rejected: dict[Target, str] = {}  # groups whose change could not be carried out, and why
 
     def arrange(
@@ -96,7 +97,16 @@ class Engine:
             elif path not in self._lost:
                 self.paths.pop(path)
         self._lost = {path for path, where in self._places.items() if where is None and path in self.paths}
+        self._forget()
         self._wire()
+
+    def _forget(self) -> None:
+        """Paths that nothing was heard of for long, such as those of a peer that has another name now, are no more."""
+        known = self._lost.union(self.evidence.paths)
+        self._places = {path: where for path, where in self._places.items() if path in known}
+        for path in self.paths.keys() - known:
+            del self.paths[path]
+        self._alerts = {(path, rule): holds for (path, rule), holds in self._alerts.items() if path in known}
 
     def _place(self, path: Path) -> tuple[Target, int] | None:
         """The group and the member that a path runs over; None if none of ours."""
@@ -140,12 +150,12 @@ class Engine:
             for path, known in self.paths.items():
                 reading = known.readings[number] if known.readings else None
                 before = self._alerts.get((path, rule.name), False)
-                if reading is None or reading.verdict not in (Verdict.BAD, Verdict.CLEAR):
+                if reading is None or not (reading.verdict is Verdict.BAD or reading.over):
                     continue
                 holds = reading.verdict is Verdict.BAD
                 if holds != before:
                     self._alerts[path, rule.name] = holds
-                    said.append(Alert(path, rule.name, holds, reading.text, reading.at_ns))
+                    said.append(Alert(path, rule.name, holds, reading.text, reading.at_ns or known.seen_ns))
         return said
 
     def forget_windows(self) -> None:
@@ -155,12 +165,16 @@ class Engine:
     def changes(self, now: int, only: Iterable[Target] | None = None) -> list[Change]:
         """The acts that are wanted now, in all groups or only in some."""
         chosen = self.groups if only is None else [target for target in only if target in self.groups]
-        groups = [self.groups[target] for target in chosen if target not in self.manual]
+        groups = [self.groups[target] for target in chosen if target not in self.manual and not self.calm(target, now)]
         for group in groups:
             for _, path in group.paths:
                 self.paths[path] = health.advance(self.policy, self.paths[path], now)
         plan = decide(self.policy, self.paths, groups, now, self._capacities, self.overrides)
-        self._plans |= {each.target: each for each in plan.groups}
+        for group, each in zip(groups, plan.groups, strict=True):
+            self._plans[group.target] = each
+            self._calm.pop(group.target, None)
+            if _as_it_was(group, each):
+                self._calm[group.target] = group
         wanted = diff({group.target: group.current for group in groups}, plan)
         for each in plan.groups:
             if each.target in {change.target for change in wanted}:
@@ -168,6 +182,14 @@ class Engine:
             self._rejected.pop(each.target, None)
             self._note(each, now)  # the weights are so already, e.g. on another path's account
         return wanted
+
+    def calm(self, target: Target, now: int) -> bool:
+        """Whether all is well and as it was, so that there is nothing to decide: mostly it is like that."""
+        group, since = self.groups[target], now - self.policy.safety.stale_after
+        if self._calm.get(target) is not group or self.overrides.orders:
+            return False
+        known = [self.paths[path] for _, path in group.paths]
+        return all(each.state == "healthy" and each.seen_ns >= since for each in known)
 
     def seen(self, change: Change) -> int:
         """When the measurement behind a change was taken."""
@@ -187,6 +209,11 @@ class Engine:
                 self.paths[path] = health.lowered(self.policy, path, self.paths[path], share, now)
         for path in done.lifted:
             self.paths[path] = health.lifted(self.policy, self.paths[path], now)
+        plan = self._plans.get(done.target)
+        if plan is None or plan.undecided:
+            return
+        for _, path in self.groups[done.target].paths:
+            self.paths[path] = health.in_force(self.paths[path], now)
 
     def rejected(self, change: Change, why: str) -> None:
         """Take note that a change could not be made; its paths stay as they were."""
@@ -227,8 +254,9 @@ class Engine:
         actual = dict(group.current).get(nexthop, 0)
         wanted = dict(plan.wanted).get(nexthop, 0) if plan else None
         under = self.policy.rules[known.rule].name if known.rule is not None else ""
+        frozen = f"frozen: {self.frozen}; " if self.frozen else ""
         if group.target in self.manual:
-            why = self.manual[group.target]
+            why = f"{frozen}{self.manual[group.target]}"
             return Standing(path, "manual", known.since_ns, None, actual, why, "")
         why = known.because
         if health.stale(self.policy, known, now) and known.state != "unmeasured":
@@ -239,15 +267,14 @@ class Engine:
             why = f"{why}; {self._rejected[group.target]}"
         if known.state in ("healthy", "unmeasured", "suspect"):
             under = ""
-        if self.frozen:
-            why = f"frozen: {self.frozen}; {why}"
-        return Standing(path, known.state, known.since_ns, wanted, actual, why, under)
+        return Standing(path, known.state, known.since_ns, wanted, actual, f"{frozen}{why}", under)
 
     def _put(self, target: Target, current: Weights) -> None:
         self.groups[target] = replace(self.groups[target], current=current)
 
     def _wire(self) -> None:
         """Write into each group which measured paths run over its members."""
+        self._calm.clear()
         found: dict[Target, list[tuple[int, Path]]] = {target: [] for target in self.groups}
         for path, where in self._places.items():
             if where is not None and where[0] in found:
@@ -256,3 +283,8 @@ class Engine:
         self.groups = {
             target: replace(self.groups[target], paths=tuple(sorted(pairs))) for target, pairs in found.items()
         }
+
+
+def _as_it_was(group: Group, plan: GroupPlan) -> bool:
+    """Whether a plan leaves a group as it was before us, and has nothing more to say."""
+    return plan.wanted == group.current == group.original and not (plan.held or plan.lifted or plan.undecided)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -28,6 +28,9 @@ from steering.policy.actions import WEIGHT_KINDS
 
 State = Literal["unmeasured", "healthy", "suspect", "drained", "returning"]
 
+_OUT_OF_SCOPE: Final[tuple[Reading, Memory]] = Reading(Verdict.NONE, "out of the rule's scope"), ()
+_DIGITS: Final = 9  # of a share: ten steps of 0.1 lead to 0
+
 
 class PathHealth(msgspec.Struct, frozen=True):
     """Everything remembered about one path. Tuples have one entry per rule of the policy."""
@@ -36,6 +39,7 @@ class PathHealth(msgspec.Struct, frozen=True):
     since_ns: int
     readings: tuple[Reading, ...] = ()
     memories: tuple[Memory, ...] = ()
+    covered: tuple[bool, ...] = ()  # whether it is in the scope of each rule
     seen_ns: int = 0  # end of the latest measurement
     measured: bool = False  # whether the latest measurement had an answer with a value
     bad: bool = False  # whether it was bad under a rule that moves something, for however short a time
@@ -46,7 +50,7 @@ class PathHealth(msgspec.Struct, frozen=True):
     held_share: float = 0.0  # the largest share with which it was good for a whole step: a relapse goes back to it
     lag: float = 0.0  # by what share of a dwell it returns later than others of a herd
     step: int = 0  # how many it has taken while returning
-    step_since: int = 0
+    step_since: int | None = None  # since when the share of its step is in force; None: it is not yet
     strikes: int = 0  # drains that are remembered; each after the first doubles the dwell
     forgive_ns: int = 0  # when the next strike is forgotten, while healthy
     tried_ns: int | None = None  # when the last return began
@@ -83,16 +87,21 @@ def observe(policy: Policy, path: PathHealth, facts: Facts, now: int) -> PathHea
         return path
     broken = at - path.seen_ns > policy.safety.stale_after  # what ran before the silence does not count on
     memories = path.memories if path.memories and not broken else ((),) * len(policy.rules)
-    judged = [_judge(policy, rule, facts, memory, now) for rule, memory in zip(policy.rules, memories, strict=True)]
+    covered = path.covered or tuple(rule.scope.covers(facts.path) for rule in policy.rules)
+    judged = [
+        judge(rule.when, facts, memory, now, policy.safety.stale_after) if within else _OUT_OF_SCOPE
+        for rule, within, memory in zip(policy.rules, covered, memories, strict=True)
+    ]
     path = replace(
         path,
+        covered=covered,
         readings=tuple(reading for reading, _ in judged),
         memories=tuple(memory for _, memory in judged),
         seen_ns=at,
         measured=_measured(facts),
         bad=any(_bad(rule, reading) for rule, (reading, _) in zip(policy.rules, judged, strict=True)),
         act_ns=_patience(policy, path, [reading for reading, _ in judged], facts, at),
-        step_since=at if broken else path.step_since,
+        step_since=at if broken and path.step_since is not None else path.step_since,
     )
     return advance(policy, _clearing(path, at, broken), now)
 
@@ -103,7 +112,7 @@ def measured_ns(facts: Facts) -> int:
 
 
 def _bad(rule: Rule, reading: Reading) -> bool:
-    return rule.then.kind != "alert" and reading.verdict in (Verdict.BAD, Verdict.PENDING)
+    return reading.verdict in (Verdict.BAD, Verdict.PENDING) and rule.then.kind != "alert"
 
 
 def _measured(facts: Facts) -> bool:
@@ -112,15 +121,9 @@ def _measured(facts: Facts) -> bool:
     return delay is not None and delay.received > 0 and delay.forward.queueing_p50_ns is not None
 
 
-def _judge(policy: Policy, rule: Rule, facts: Facts, memory: Memory, now: int) -> tuple[Reading, Memory]:
-    if not rule.scope.covers(facts.path):
-        return Reading(Verdict.NONE, "out of the rule's scope"), ()
-    return judge(rule.when, facts, memory, now, policy.safety.stale_after)
-
-
 def _clearing(path: PathHealth, at: int, broken: bool) -> PathHealth:
-    """Keep the time since which a drained path looks good: a bad measurement ends it, a clear one starts it."""
-    if path.state != "drained" or path.bad or path.rule is None:
+    """Keep the time since which a drained path looks good: a bad measurement or none ends it, a clear one starts it."""
+    if path.state != "drained" or path.bad or not path.measured or path.rule is None:
         return replace(path, clear_since=None)
     since = None if broken else path.clear_since
     return replace(path, clear_since=at if since is None and path.readings[path.rule].over else since)
@@ -179,23 +182,28 @@ def _healthy(policy: Policy, path: PathHealth, now: int, why: str) -> PathHealth
 def due(policy: Policy, path: PathHealth) -> int | None:
     """The rule under which the path ought to be taken down (further) now; the first in the policy that holds.
 
-    A path that is down goes further down under an earlier rule at once, and under the same one in steps, on what was
-    measured a settle time after the last.
+    A path that is down goes further down under an earlier rule, and under the same one in steps, on what was measured
+    a settle time after the last. A failure takes over what is down, or waits, for load under an earlier rule.
     """
     if path.state not in ("suspect", "drained", "returning"):
         return None
     for number, (rule, reading) in enumerate(zip(policy.rules, path.readings, strict=False)):
-        if path.state == "drained" and path.rule is not None and number > path.rule:
-            return None
         if reading.verdict is not Verdict.BAD or rule.then.kind not in WEIGHT_KINDS:
             continue
-        if path.state == "drained" and number == path.rule and path.share <= _lowest(rule):
-            return None
+        if path.state == "drained" and _below(path, number, rule, reading):
+            continue
         patient = not reading.failure and path.state != "returning"  # who came back last makes room first
         if patient and path.act_ns is not None and path.seen_ns < path.act_ns:
-            return None
+            continue
         return number
     return None
+
+
+def _below(path: PathHealth, number: int, rule: Rule, reading: Reading) -> bool:
+    """Whether a drained path is down already as far as this rule has a say."""
+    if path.rule is None or number < path.rule:
+        return False
+    return (number > path.rule and not reading.failure) or path.share <= _lowest(rule)
 
 
 def _lowest(rule: Rule) -> float:
@@ -254,9 +262,12 @@ def taken_away(policy: Policy, which: Path, path: PathHealth, now: int) -> PathH
         ),
         None,
     )
-    if number is None or path.state == "drained":
+    if number is None:
         return path
-    return _down(path, number, _lowest(policy.rules[number]), "its nexthop went with the link", now)
+    lowest = _lowest(policy.rules[number])
+    if path.state == "drained" and path.share <= lowest:
+        return path
+    return _down(path, number, lowest, "its nexthop went with the link", now)
 
 
 def lifted(policy: Policy, path: PathHealth, now: int) -> PathHealth:
@@ -271,17 +282,16 @@ def wanted_share(policy: Policy, path: PathHealth, floor: float) -> float:
     """The share that the rule under which a path is due leaves it; `floor` is what the rule goes down to at last.
 
     Load goes down in the rule's steps, and a relapse then goes back to the share that held; failures go down at once.
+    It is never more than the path has.
     """
     number = due(policy, path)
     assert number is not None
-    rule = policy.rules[number]
+    rule, now_has = policy.rules[number], share(path)
     if path.readings[number].failure:
-        return floor
+        return min(floor, now_has)
     step = 1.0 if rule.then.shift is None else rule.then.shift.step
-    now_has = share(path)
-    if step < 1 and path.state == "returning" and path.rule == number:
-        return max(floor, min(path.held_share, now_has))
-    return max(floor, now_has - step)
+    relapse = step < 1 and path.state == "returning" and path.rule == number
+    return min(now_has, max(floor, path.held_share if relapse else round(now_has - step, _DIGITS)))
 
 
 def dwell(rule: Rule, strikes: int) -> int:
@@ -314,7 +324,7 @@ def _return_when_clear(policy: Policy, path: PathHealth, now: int) -> PathHealth
         held_share=path.share,
         share=_raised(rule, path.share),
         step=1,
-        step_since=now,
+        step_since=None,
         tried_ns=now,
         because=why,
     )
@@ -323,7 +333,7 @@ def _return_when_clear(policy: Policy, path: PathHealth, now: int) -> PathHealth
 def _next_step(policy: Policy, path: PathHealth, now: int) -> PathHealth:
     assert path.rule is not None
     back = policy.rules[path.rule].return_
-    if path.bad or not path.measured or path.seen_ns - path.step_since < back.step:
+    if path.step_since is None or path.bad or not path.measured or path.seen_ns - path.step_since < back.step:
         return path
     text = path.readings[path.rule].text
     if path.share >= 1:
@@ -333,21 +343,30 @@ def _next_step(policy: Policy, path: PathHealth, now: int) -> PathHealth:
         step=path.step + 1,
         share=_raised(policy.rules[path.rule], path.share),
         held_share=path.share,
-        step_since=now,
+        step_since=None,
         because=f"{text}, still good",
     )
+
+
+def in_force(path: PathHealth, now: int) -> PathHealth:
+    """The path after the share of its state was put in force: only from then on does a step on the way back last."""
+    pending = path.state == "returning" and path.step_since is None
+    return replace(path, step_since=now) if pending else path
 
 
 def _raised(rule: Rule, share: float) -> float:
     """The next share on the way back; a rule that goes down in small steps comes back in no larger ones."""
     wanted = next((each for each in rule.return_.steps if each > share + 1e-9), 1.0)
     step = 1.0 if rule.then.shift is None else rule.then.shift.step
-    return min(wanted, share + step) if step < 1 else wanted
+    return min(wanted, round(share + step, _DIGITS)) if step < 1 else wanted
 
 
 def _patience(policy: Policy, path: PathHealth, readings: Sequence[Reading], facts: Facts, at: int) -> int | None:
     """Not before when a path may be lowered for load: each host draws its own time, so that a herd does not move."""
-    if not any(reading.verdict is Verdict.BAD for reading in readings):
+    if not any(
+        reading.verdict is Verdict.BAD and rule.then.kind in WEIGHT_KINDS and not reading.failure
+        for rule, reading in zip(policy.rules, readings, strict=True)
+    ):
         return path.act_ns if path.down and path.act_ns is not None and at < path.act_ns else None
     return path.act_ns if path.act_ns is not None else at + drawn(policy, facts.path, at)
 

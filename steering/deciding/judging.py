@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from steering.deciding.evidence import Facts
-from steering.deciding.measuring import Measurement, Verdict, measure
+from steering.deciding.measuring import Measurement, Said, Verdict, measure, words
 from steering.policy.conditions import All, AnyLeaf, AnyOf, Condition, Not, leaves
 from steering.policy.durations import SECOND, duration_text
 
@@ -23,13 +23,18 @@ class Reading(msgspec.Struct, frozen=True):
     """A verdict with the numbers behind it, for people."""
 
     verdict: Verdict
-    text: str
+    said: Said
     at_ns: int = 0  # the newest measurement behind it; 0: none
     since_ns: int = 0  # since when it stands
     run: int = 0  # for how many measurements in a row it stands
     idle: bool = False  # NONE only because no traffic shows what the condition asks about
     failure: bool = False  # made by what shows a failure, not a load
     signals: tuple[str, ...] = ()  # of the leaves that made it
+
+    @property
+    def text(self) -> str:
+        """The numbers in words."""
+        return words(self.said)
 
     @property
     def over(self) -> bool:
@@ -71,6 +76,9 @@ def judge(
     stale_after : int
         `safety.stale_after`: a fact of a short window is of no use after so many nanoseconds.
     """
+    if not isinstance(condition, All | AnyOf | Not):  # most are one leaf
+        leaf = _remember(measure(condition, facts, now, stale_after), memory[0] if len(memory) == 1 else None)
+        return _read(condition, leaf, now), (leaf,)
     each = list(leaves(condition))
     before: Memory = memory if len(memory) == len(each) else (None,) * len(each)
     after = tuple(
@@ -101,19 +109,23 @@ def _read(leaf: AnyLeaf, known: LeafMemory, now: int) -> Reading:
     """What a leaf says now: its threshold for so long, so often, and not too long ago."""
     made = known.measurement
     if made.verdict is not Verdict.NONE and now - made.at_ns > made.lives_ns:
-        return Reading(Verdict.NONE, f"{made.text}, but {duration_text(now - made.at_ns)} ago", made.at_ns, made.at_ns)
+        return Reading(Verdict.NONE, (_ago, made, now - made.at_ns), made.at_ns, made.at_ns)
     lasted = max(made.at_ns - known.since_ns, 0)
-    verdict, text = made.verdict, made.text
+    verdict, said = made.verdict, made.said
     if verdict is Verdict.BAD:
         if lasted < leaf.for_ or known.run < leaf.fall:
             verdict = Verdict.PENDING
-        text = _with_time(leaf, made, lasted, known.run, verdict is Verdict.PENDING)
-    return Reading(verdict, text, made.at_ns, known.since_ns, known.run, made.idle, leaf.failure, (leaf.signal,))
+        said = _with_time, leaf, made, lasted, known.run, verdict is Verdict.PENDING
+    return Reading(verdict, said, made.at_ns, known.since_ns, known.run, made.idle, leaf.failure, (leaf.signal,))
+
+
+def _ago(made: Measurement, ago: int) -> str:
+    return f"{made.text}, but {duration_text(ago)} ago"
 
 
 def _with_time(leaf: AnyLeaf, made: Measurement, lasted: int, run: int, pending: bool) -> str:
     """A bad measurement in words: what, beyond which threshold, for how long and how often, of what is asked."""
-    text = f"{made.text}, {made.beyond}" if made.beyond else made.text
+    text = f"{made.text}, {words(made.beyond)}" if made.beyond else made.text
     if lasted:
         text += f" for {duration_text(lasted)}"
     if leaf.fall > 1:
@@ -149,7 +161,7 @@ def _combine(node: Condition, readings: Iterator[Reading]) -> Reading:
             inner = _combine(node.not_, readings)
             return Reading(
                 _NOT[inner.verdict],
-                inner.text,
+                inner.said,
                 inner.at_ns,
                 inner.since_ns,
                 inner.run,
@@ -161,6 +173,10 @@ def _combine(node: Condition, readings: Iterator[Reading]) -> Reading:
             return next(readings)
 
 
+def _all_of(*parts: Reading) -> str:
+    return "; ".join(dict.fromkeys(part.text for part in parts))
+
+
 def _first(order: Iterable[Verdict], alone: Verdict, parts: list[Reading]) -> Reading:
     """The first verdict in this order that any part has, by all that have it; `alone`: one part is enough for it."""
     verdict = next(verdict for verdict in order if any(part.verdict is verdict for part in parts))
@@ -169,7 +185,7 @@ def _first(order: Iterable[Verdict], alone: Verdict, parts: list[Reading]) -> Re
     longest: Callable[[Iterable[int]], int] = max if verdict is alone else min
     return Reading(
         verdict,
-        "; ".join(dict.fromkeys(part.text for part in made)),
+        (_all_of, *made),
         max(part.at_ns for part in made),
         earliest(part.since_ns for part in made),
         longest(part.run for part in made),

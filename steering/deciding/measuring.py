@@ -7,7 +7,8 @@ nanoseconds.
 from __future__ import annotations
 
 import enum
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -40,17 +41,30 @@ class Verdict(enum.Enum):
     NONE = "none"  # nothing was measured
 
 
+Said: TypeAlias = str | tuple[Callable[..., str], *tuple[Any, ...]]  # words, or what makes them of what: few are read
+
+
+def words(said: Said) -> str:
+    """What is said, in words."""
+    return said if isinstance(said, str) else said[0](*said[1:])
+
+
 class Measurement(msgspec.Struct, frozen=True):
     """What one fact says about one leaf."""
 
     at_ns: int  # when it was measured: a measurement counts once
     lives_ns: int  # older than this it says nothing
     verdict: Verdict
-    text: str
-    beyond: str = ""  # the threshold, said when it is bad
+    said: Said
+    beyond: Said = ""  # the threshold, said when it is bad
     since_ns: int | None = None  # since when, where the fact itself says so
     run: int | None = None  # how many in a row, where the fact itself says so
     idle: bool = False  # nothing measured for want of traffic
+
+    @property
+    def text(self) -> str:
+        """What was measured, in words."""
+        return words(self.said)
 
 
 def nothing(text: str, idle: bool = False) -> Measurement:
@@ -103,13 +117,12 @@ def _queueing(leaf: QueueingDelay, facts: Facts, stale_after: int) -> Measuremen
     signal = facts.delay
     if signal is None:
         return nothing("no delay was measured")
-    beyond, lives = f"above {duration_text(leaf.above)}", _lives(signal.window_ns, stale_after)
+    beyond, lives = (_above_time, leaf.above), _lives(signal.window_ns, stale_after)
     if signal.overtaken_p50_ns is not None:
         # Neither clear nor a value: a lower bound, of both directions together, from probes that are still under way.
         verdict = _between(signal.overtaken_p50_ns > leaf.above, False)
-        waited, answered = duration_text(signal.overtaken_p50_ns), signal.forward.samples
-        late = f"{signal.overtaken} probes overtaken by other paths, {answered} answered"
-        return Measurement(signal.at_ns, lives, verdict, f"queueing delay at least {waited}: {late}", beyond)
+        counts = signal.overtaken, signal.forward.samples
+        return Measurement(signal.at_ns, lives, verdict, (_overtaken, signal.overtaken_p50_ns, *counts), beyond)
     delay = signal.forward
     value = {"p50": delay.queueing_p50_ns, "p99": delay.queueing_p99_ns, "last": delay.queueing_last_ns}[leaf.quantile]
     known = value if delay.samples > 0 else None
@@ -138,8 +151,24 @@ def _delay(
     if bound is None or bound < 0:
         return Measurement(at_ns, lives, Verdict.NONE, f"the {what} came without its error")
     verdict = _between(value - bound > leaf.above, value + bound < leaf.clear_below)
-    text = f"{what} {leaf.quantile} {duration_text(value)} ± {duration_text(bound)}"
-    return Measurement(at_ns, lives, verdict, text, f"above {duration_text(leaf.above)}")
+    return Measurement(at_ns, lives, verdict, (_value, what, leaf.quantile, value, bound), (_above_time, leaf.above))
+
+
+def _value(what: str, quantile: str, value: int, bound: int) -> str:
+    return f"{what} {quantile} {duration_text(value)} ± {duration_text(bound)}"
+
+
+def _overtaken(waited: int, overtaken: int, answered: int) -> str:
+    late = f"{overtaken} probes overtaken by other paths, {answered} answered"
+    return f"queueing delay at least {duration_text(waited)}: {late}"
+
+
+def _above_time(threshold: int) -> str:
+    return f"above {duration_text(threshold)}"
+
+
+def _above_share(threshold: float, digits: int) -> str:
+    return f"above {threshold:.{digits}%}"
 
 
 def _loss(leaf: Loss, facts: Facts, stale_after: int) -> Measurement:
@@ -150,8 +179,12 @@ def _loss(leaf: Loss, facts: Facts, stale_after: int) -> Measurement:
     if signal.received < 0 or signal.lost < 0 or settled == 0:
         return Measurement(signal.at_ns, lives, Verdict.NONE, "no probe was due")
     verdict = _between(signal.loss > leaf.above, signal.loss < leaf.clear_below or signal.lost == 0)
-    text = f"loss {signal.lost} of {settled} probes ({signal.loss:.0%})"
-    return Measurement(signal.at_ns, lives, verdict, text, f"above {leaf.above:.0%}")
+    said = _lost, signal.lost, settled, signal.loss
+    return Measurement(signal.at_ns, lives, verdict, said, (_above_share, leaf.above, 0))
+
+
+def _lost(lost: int, settled: int, share: float) -> str:
+    return f"loss {lost} of {settled} probes ({share:.0%})"
 
 
 def _silence(leaf: Silence, facts: Facts, stale_after: int) -> Measurement:
@@ -193,7 +226,7 @@ def _retransmits(leaf: Retransmits, facts: Facts, stale_after: int) -> Measureme
     done = "sent again" if leaf.cause == "any" else f"sent again ({leaf.cause})"
     verdict, text, idle = _share(part, signal.segments_out, "TCP segments", done, leaf)
     lives = _lives(signal.window_ns, stale_after)
-    return Measurement(signal.at_ns, lives, verdict, text, f"above {leaf.above:.2%}", idle=idle)
+    return Measurement(signal.at_ns, lives, verdict, text, (_above_share, leaf.above, 2), idle=idle)
 
 
 def _marks(leaf: CeShare, facts: Facts, stale_after: int) -> Measurement:
@@ -208,7 +241,7 @@ def _marks(leaf: CeShare, facts: Facts, stale_after: int) -> Measurement:
     else:
         return nothing("nothing is known of marked packets")
     verdict, text, idle = found
-    return Measurement(at_ns, _lives(window_ns, stale_after), verdict, text, f"above {leaf.above:.2%}", idle=idle)
+    return Measurement(at_ns, _lives(window_ns, stale_after), verdict, text, (_above_share, leaf.above, 2), idle=idle)
 
 
 def _link(leaf: LinkState, facts: Facts, now: int, stale_after: int) -> Measurement:

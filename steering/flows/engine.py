@@ -3,24 +3,27 @@
 Signals go in by `take`; `decide` says what is wanted now, from what `health` thinks of the paths; `carried_out` is told
 what became of it. A pin or a label is a lease: renewed while it is wanted, and ended by the kernel when nobody does.
 
-Damping: a decision waits until the rates are known again after the last one for the same destination; a flow is moved
-at most `max_moves_per_flow`; nothing is moved to a path that is not healthy and measured, or that is avoided itself; of
-a herd each host waits its own time and moves a fraction. A path that failed is left at once: none of this holds then,
-but for where flows may go. Times are CLOCK_MONOTONIC nanoseconds; one thread.
+Damping: a decision waits until the rates are known again after the last one for the same destination; a flow is pinned
+at most `max_moves_per_flow`; nothing is moved to a path that is not healthy and measured, that is avoided itself, or
+that the operator drained; of a herd each host waits its own time and moves a fraction. A path that failed is left at
+once: for the flows on it none of this holds, but for where they may go. Times are CLOCK_MONOTONIC nanoseconds; one
+thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from pytools.signals import Path, PathDelay, Signal, TcpFlow
 from steering.deciding import health
 from steering.deciding.health import PathHealth
+from steering.deciding.overrides import NONE, Overrides
 from steering.flows import returns
 from steering.flows.holding import Holdings, lease_ns
-from steering.flows.placing import Case, ambiguous, label_act, pin_act, ways_of
+from steering.flows.placing import Case, Way, ambiguous, label_act, pin_act, stranded, ways_of
 from steering.flows.plan import FlowAct, FlowPlan, Renewal, Trouble
 from steering.flows.rail_rates import RailRate, RailRates, place_of
 from steering.flows.rates import MEMORY_NS, MS, FlowRate, FlowRates
@@ -30,6 +33,7 @@ from steering.policy import FLOW_KINDS, Policy
 
 SETTLE_NS: Final = 400 * MS  # after a move, until rates of after it are known
 STEADY_NS: Final = 600 * MS  # a rail whose rate does not come to rest is taken as it is after this
+LOOK_NS: Final = 50 * MS  # between two looks at all rates, unless a path fails: flows are told of every 100 ms
 SIGNALS: Final = frozenset({"tcp_flow", "path_delay"})  # what `take` looks at
 
 
@@ -48,7 +52,7 @@ class FlowEngine:
     held : Holdings
         Flows that are pinned or relabelled.
     skipped : dict
-        Targets whose flows cannot be told apart, and why.
+        Targets whose flows could not be told apart when a rule held last, and why.
     """
 
     def __init__(self, policy: Policy, seed: str = "") -> None:
@@ -57,13 +61,19 @@ class FlowEngine:
         self.skipped: dict[Target, str] = {}
         self._rules = [number for number, rule in enumerate(policy.rules) if rule.then.kind in FLOW_KINDS]
         self._avoided: dict[Trouble, Avoided] = {}
-        self._settled_ns: dict[str, int] = {}  # by destination: not before this is anything decided
+        self._settled_ns: dict[tuple[str, bool], int] = {}  # by destination and urgency: nothing is decided before
+        self._acted_ns: dict[str, int] = {}  # by address: when flows to it were last planned
+        self._look_ns = 0  # not before this are all rates looked at
         self._to_check: set[str] = set()  # destinations where flows went to a rail that was never full
 
     @property
     def needed(self) -> bool:
         """Whether the policy has a rule about flows at all."""
         return bool(self._rules)
+
+    def facts(self) -> dict[str, Any]:
+        """What was left out, for the operator."""
+        return {"flows_skipped": self.skipped, "flows_forgotten": self.flows.forgotten}
 
     def take(self, signal: Signal, now: int) -> None:
         """Digest a signal."""
@@ -75,7 +85,12 @@ class FlowEngine:
             self.rails.take(signal)
 
     def decide(
-        self, paths: Mapping[Path, PathHealth], groups: Iterable[Group], now: int, manual: Iterable[Target] = ()
+        self,
+        paths: Mapping[Path, PathHealth],
+        groups: Iterable[Group],
+        now: int,
+        manual: Iterable[Target] = (),
+        overrides: Overrides = NONE,
     ) -> FlowPlan:
         """What is wanted of flows now.
 
@@ -89,37 +104,42 @@ class FlowEngine:
             CLOCK_MONOTONIC nanoseconds.
         manual : iterable of Target
             Targets that are not to be touched.
+        overrides : Overrides
+            The operator's orders.
         """
         if not self._rules:
             return FlowPlan()
         hands_off = set(manual)
         known = {group.target: group for group in groups if group.target not in hands_off}
         self._observe(paths, known.values(), now)
-        acts = list(self.held.releases(self._avoided, paths, known, lambda key: self.flows.lives(key, now), now))
-        if self._to_check or any(each.acting for each in self._avoided.values()):
-            rates = list(self.flows.rates(now))
-            for group in known.values():
-                acts += self._acts(paths, group, rates, now)
+        lives = partial(self.flows.lives, now=now)
+        acts = list(self.held.releases(self._avoided, paths, known, lives, now, overrides))
+        if now >= self._look_ns and (self._to_check or any(each.acting for each in self._avoided.values())):
+            self._look_ns = now + LOOK_NS
+            acts += self._acts(paths, known, overrides, now)
         busy = {key for act in acts for key in act.flows}
         return FlowPlan(tuple(acts), tuple(self.held.renewals(now, busy)))
 
     def carried_out(self, act: FlowAct, now: int, refused: Mapping[FlowKey, str] | None = None) -> None:
         """Take note that an act was carried out, but for the flows that were refused."""
         self.held.note(act, refused or {}, now)
-        self._settle(act, now + SETTLE_NS)
+        self._settle(act, now + SETTLE_NS, bool(refused))
 
     def pretended(self, act: FlowAct, now: int) -> None:
         """Take note that an act was only told (a dry run): it is told again when a lease would have ended."""
-        self._settle(act, now + max(lease_ns(self.policy, number) for _, number in act.troubles))
+        self._settle(act, now + max(lease_ns(self.policy, number) for _, number in act.troubles), True)
 
     def renewed(self, renewal: Renewal, missing: Iterable[FlowKey]) -> None:
         """Take note that leases were renewed, but for those that were there no more."""
         self.held.renewed(renewal, missing)
 
-    def _settle(self, act: FlowAct, until_ns: int) -> None:
+    def _settle(self, act: FlowAct, until_ns: int, vain: bool) -> None:
+        """Decide nothing before this for these destinations; what is urgent only if this act changed not all of it."""
         if act.kind in ("pin", "relabel"):
             for path, _ in act.troubles:
-                self._settled_ns[path.destination] = until_ns
+                self._settled_ns[path.destination, False] = until_ns
+                if vain and act.urgent:
+                    self._settled_ns[path.destination, True] = until_ns
 
     def _observe(self, paths: Mapping[Path, PathHealth], groups: Iterable[Group], now: int) -> None:
         """Bring what is avoided up to date; a path of no managed group is not."""
@@ -131,42 +151,61 @@ class FlowEngine:
                 if after is None:
                     continue
                 self._avoided[path, number] = after
+                if after.acting and after.failure and not (known is not None and known.acting and known.failure):
+                    self._look_ns = now
                 if after.state == "returning" and known is not None and known.state == "away":
                     self.held.returns((path, number))
                     self.rails.forget(place_of(path))
 
     def _acts(
-        self, paths: Mapping[Path, PathHealth], group: Group, rates: Sequence[FlowRate], now: int
+        self, paths: Mapping[Path, PathHealth], groups: Mapping[Target, Group], overrides: Overrides, now: int
     ) -> Iterator[FlowAct]:
-        """For each address the first rule that has something to do: the next one sees what it did."""
-        self.skipped.pop(group.target, None)
-        if interface := ambiguous(group):
-            self.skipped[group.target] = f"two members leave by {interface}: which one a flow takes cannot be told"
-            return
-        for address in sorted({path.address for _, path in group.paths}):
-            ways = ways_of(group, address, lambda path: self._open(path, paths.get(path), now), self._failed)
-            here = tuple(
-                self._where(flow, group, now)
-                for flow in rates
-                if flow.path and flow.path.destination == ways[0].path.destination
-            )
-            for number in self._rules:
-                troubles = tuple((way.path, number) for way in ways if self._acts_on((way.path, number), now))
-                if not troubles:
-                    continue
-                newest = max(troubles, key=lambda trouble: self._avoided[trouble].seen_ns)
-                known = self._avoided[newest]
-                why = f"{newest[0]}: {known.because}"
-                case = Case(self.policy, number, group, ways, troubles, why, known.seen_ns, here, now)
-                act = self._act(case)
-                if act is not None:
-                    yield act
-                    break
+        """What is to be done, one act per destination: what shares its rails, both families, sees what it did.
+
+        Who was planned longest ago comes first.
+        """
+        self.skipped = {target: why for target, group in groups.items() if (why := ambiguous(group))}
+        rates = list(self.flows.rates(now))
+        places = {
+            (self._acted_ns.get(path.address, 0), path.address, group.target, path.destination)
+            for group in groups.values()
+            if group.target not in self.skipped and not overrides.held(group)
+            for _, path in group.paths
+        }
+        planned: set[str] = set()
+        for _, address, target, destination in sorted(places):
+            if destination in planned:
+                continue
+            group = groups[target]
+            drained = overrides.drained(group)
+            ways = ways_of(group, address, lambda path: self._open(path, paths.get(path), now), self._failed, drained)
+            here = (flow for flow in rates if flow.path and flow.path.destination == destination)
+            act = self._first_act(group, ways, tuple(self._where(flow, group, now) for flow in here), now)
+            if act is not None:
+                planned.add(destination)
+                self._acted_ns[address] = now
+                yield act
+
+    def _first_act(self, group: Group, ways: tuple[Way, ...], here: tuple[FlowRate, ...], now: int) -> FlowAct | None:
+        """What the first rule wants that has something to do: the next one sees what it did."""
+        for number in self._rules:
+            troubles = tuple((way.path, number) for way in ways if self._acts_on((way.path, number), now))
+            if not troubles:
+                continue
+            newest = max(troubles, key=lambda trouble: self._avoided[trouble].seen_ns)
+            known = self._avoided[newest]
+            why = f"{newest[0]}: {known.because}"
+            act = self._act(Case(self.policy, number, group, ways, troubles, why, known.seen_ns, here, now))
+            if act is not None:
+                return act
+        return None
 
     def _where(self, flow: FlowRate, group: Group, now: int) -> FlowRate:
-        """A flow that was just moved is where it was moved to, although it was not looked at there yet."""
+        """A flow that was just moved is where it was moved to, as long as it was not looked at there."""
         held = self.held.get("pin", flow.key)
-        if held is None or held.pin is None or held.target != group.target or now - held.since_ns > SETTLE_NS:
+        if held is None or held.pin is None or held.target != group.target:
+            return flow
+        if now - held.since_ns > SETTLE_NS and flow.looked_ns > held.since_ns:
             return flow
         moved_to = next((m.interface for m in group.members if m.nexthop_id == held.pin.nexthop_id), flow.interface)
         return replace(flow, interface=moved_to)
@@ -174,7 +213,7 @@ class FlowEngine:
     def _acts_on(self, trouble: Trouble, now: int) -> bool:
         """Whether a rule holds, or held a moment ago and what was done is to be checked once."""
         known, destination = self._avoided.get(trouble), trouble[0].destination
-        checks = destination in self._to_check and now >= self._settled_ns.get(destination, 0)
+        checks = destination in self._to_check and now >= self._settled_ns.get((destination, False), 0)
         return known is not None and (known.acting or (checks and known.state == "away"))
 
     def _open(self, path: Path, known: PathHealth | None, now: int) -> bool:
@@ -190,24 +229,25 @@ class FlowEngine:
     def _act(self, case: Case) -> FlowAct | None:
         if case.rule.then.kind == "relabel":
             return label_act(case, self.held, self._seed) if self._patient(case) else None
-        failed = any(way.dead for way in case.ways)
-        if not failed and not (self._settled(case) and self._patient(case)):
+        case = replace(case, urgent=stranded(case, self.held) and self._settled(case, urgent=True))
+        if not case.urgent and not (self._settled(case) and self._patient(case)):
             return None
         rails = self.rails.estimate(case.flows, [place_of(way.path) for way in case.ways], case.now)
-        if not failed and not self._sure(case, rails):
+        if not case.urgent and not self._sure(case, rails):
             return None
-        destination = case.ways[0].path.destination
-        self._to_check.discard(destination)
+        self._to_check.discard(case.destination)
         act = pin_act(case, rails, self.held)
+        if act is None and case.urgent:
+            self._settled_ns[case.destination, True] = case.now + SETTLE_NS
         if act is not None and any(way.open and rails[place_of(way.path)].how == "assumed" for way in case.ways):
-            self._to_check.add(destination)
+            self._to_check.add(case.destination)
         return act
 
     # ---- damping ----
 
-    def _settled(self, case: Case) -> bool:
-        """Whether rates of after the last act are known."""
-        return case.now >= self._settled_ns.get(case.ways[0].path.destination, 0)
+    def _settled(self, case: Case, urgent: bool = False) -> bool:
+        """Whether rates of after the last act are known; of urgent ones, whether the last was not in vain just now."""
+        return case.now >= self._settled_ns.get((case.destination, urgent), 0)
 
     def _patient(self, case: Case) -> bool:
         """Whether every bad path has waited the time that this host has drawn."""

@@ -13,11 +13,12 @@ from typing import Final
 
 from pytools.signals import Path
 from steering.deciding.health import PathHealth
+from steering.deciding.overrides import NONE, Overrides
 from steering.flows.plan import FlowAct, Held, Kind, Renewal, Trouble
 from steering.flows.relabel import Relabelled
 from steering.flows.returns import Avoided
 from steering.plan import FlowKey, Group, Pin, Target
-from steering.policy import Policy
+from steering.policy import Moves, Policy
 
 _MANY: Final = 10_000  # moves of so many flows are remembered before old ones are looked for
 
@@ -48,6 +49,7 @@ class Holdings:
         self._held: dict[tuple[Held, FlowKey], Holding] = {}
         self._returning: dict[Trouble, int] = {}  # how many flows were away when they began to return
         self._moved: dict[FlowKey, deque[int]] = {}
+        self._by_hand: dict[FlowKey, int] = {}  # pinned by the operator, until when
 
     def __len__(self) -> int:
         return len(self._held)
@@ -69,11 +71,10 @@ class Holdings:
                 for pin in act.pins:
                     if pin.flow not in refused:
                         self._held["pin", pin.flow] = Holding(act.troubles[0], act.target, now, pin.expires_ns, pin=pin)
-                        self._moved.setdefault(pin.flow, deque(maxlen=64)).append(now)
+                        times = self._moved.setdefault(pin.flow, deque(maxlen=self._limit.count))
+                        times.append(now)
             case "relabel":
-                for change in act.labels:
-                    known = self._held.get(("relabel", change.flow))
-                    tries = 1 + (known.label.tries if known and known.label else 0)
+                for change, tries in zip(act.labels, act.tries, strict=True):
                     if change.flow not in refused:
                         label = Relabelled(change, tries, now)
                         held = Holding(act.troubles[0], act.target, now, change.expires_ns, label=label)
@@ -94,15 +95,36 @@ class Holdings:
         """The flows that were moved on account of this begin to return."""
         self._returning[trouble] = sum(held.trouble == trouble for held in self._held.values())
 
+    # ---- what the operator did ----
+
+    def pinned_by_hand(self, pin: Pin, now: int) -> None:
+        """The operator pinned a flow: it is the operator's until then, and ours no more."""
+        self._by_hand = {flow: until for flow, until in self._by_hand.items() if now < until}
+        self._by_hand[pin.flow] = pin.expires_ns
+        self._drop("pin", [pin.flow])
+
+    def unpinned_by_hand(self, flow: FlowKey) -> None:
+        """The operator let a flow go as it is routed, whoever pinned it."""
+        self._by_hand.pop(flow, None)
+        self._drop("pin", [flow])
+
+    def by_hand(self, flow: FlowKey, now: int) -> bool:
+        """Whether a flow is pinned by the operator."""
+        return now < self._by_hand.get(flow, 0)
+
     def _drop(self, kind: Held, flows: Iterable[FlowKey]) -> None:
         for key in flows:
             self._held.pop((kind, key), None)
 
     # ---- what is to be done ----
 
+    @property
+    def _limit(self) -> Moves:
+        return self._policy.safety.max_moves_per_flow
+
     def may_move(self, key: FlowKey, now: int) -> bool:
-        """Whether a flow was moved less often than it may be."""
-        moved, limit = self._moved.get(key), self._policy.safety.max_moves_per_flow
+        """Whether a flow was pinned less often than it may be."""
+        moved, limit = self._moved.get(key), self._limit
         if len(self._moved) > _MANY:
             self._moved = {key: times for key, times in self._moved.items() if now - times[-1] < limit.per}
         return moved is None or sum(now - at < limit.per for at in moved) < limit.count
@@ -124,15 +146,21 @@ class Holdings:
         groups: Mapping[Target, Group],
         lives: Callable[[FlowKey], bool],
         now: int,
+        overrides: Overrides = NONE,
     ) -> Iterator[FlowAct]:
-        """What is held and no longer wanted, by reason."""
+        """What is held and no longer wanted, by reason; of a target that the operator holds, what cannot be kept."""
         found: dict[tuple[Held, Target, Trouble, str], list[FlowKey]] = {}
         kept: dict[Trouble, int] = {}
+        stays = {target for target, group in groups.items() if overrides.held(group)}
+        drained = {target: overrides.drained(group) for target, group in groups.items() if target not in stays}
         for (kind, key), held in sorted(self._held.items(), key=lambda item: item[0]):
             why = "" if lives(key) else "the connection is over"
             why = why or _lost(key, held, paths, groups.get(held.target), now)
-            if not why and kept.get(held.trouble, 0) >= self._kept(held.trouble, avoided.get(held.trouble)):
-                why = f"{held.trouble[0]} is good again"
+            if held.pin is not None:
+                why = why or drained.get(held.target, {}).get(held.pin.nexthop_id, "")
+            if not why and held.target not in stays:
+                enough = kept.get(held.trouble, 0) >= self._kept(held.trouble, avoided.get(held.trouble))
+                why = _over(held.trouble[0], paths) if enough else ""
             if why:
                 found.setdefault((kind, held.target, held.trouble, why), []).append(key)
             else:
@@ -160,6 +188,14 @@ def lease_ns(policy: Policy, number: int) -> int:
     return action.lease
 
 
+def _over(path: Path, paths: Mapping[Path, PathHealth]) -> str:
+    """Why flows need not stay away from a path any more."""
+    known = paths.get(path)
+    if known is None:
+        return f"{path} is gone"
+    return f"{path} is {'not measured any more' if known.state == 'unmeasured' else 'good again'}"
+
+
 def _lost(key: FlowKey, held: Holding, paths: Mapping[Path, PathHealth], group: Group | None, now: int) -> str:
     """Why a flow can be held no longer; empty when it can."""
     if group is None:
@@ -172,4 +208,7 @@ def _lost(key: FlowKey, held: Holding, paths: Mapping[Path, PathHealth], group: 
     if not onto:
         return "its nexthop is not a member any more"
     blind = next((path for path in onto if path in paths and paths[path].state == "unmeasured"), None)
-    return "" if blind is None else f"{blind} is not measured any more"
+    if blind is not None:
+        return f"{blind} is not measured any more"
+    dead = next((path for path in onto if path in paths and paths[path].failed), None)
+    return "" if dead is None else f"nothing passes over {dead}"

@@ -6,7 +6,7 @@ Rates are bits per second, times CLOCK_MONOTONIC nanoseconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ class Case:
     seen_ns: int
     flows: tuple[FlowRate, ...]  # to this destination, of both families
     now: int
+    urgent: bool = False  # only flows off dead paths are moved, all at once
 
     @property
     def rule(self) -> Rule:
@@ -52,9 +53,19 @@ class Case:
         return self.policy.rules[self.number]
 
     @property
+    def destination(self) -> str:
+        """The host that all ways lead to."""
+        return self.ways[0].path.destination
+
+    @property
+    def dead(self) -> set[str]:
+        """Interfaces by which nothing passes."""
+        return {way.path.interface for way in self.ways if way.dead}
+
+    @property
     def fraction(self) -> float:
-        """Of the flows that ought to move, so many in one step; a failure is not waited with."""
-        return 1.0 if any(way.dead for way in self.ways) else self.policy.safety.herd.fraction
+        """Of the flows that ought to move, so many in one step."""
+        return 1.0 if self.urgent else self.policy.safety.herd.fraction
 
 
 class _Named(NamedTuple):
@@ -67,23 +78,27 @@ class _Named(NamedTuple):
 
 
 def ways_of(
-    group: Group, address: str, is_open: Callable[[Path], bool], is_dead: Callable[[Path], bool]
+    group: Group,
+    address: str,
+    is_open: Callable[[Path], bool],
+    is_dead: Callable[[Path], bool],
+    drained: Collection[int] = (),
 ) -> tuple[Way, ...]:
-    """The paths of a group to one address."""
+    """The paths of a group to one address; members that the operator drained are not open."""
     members = {member.nexthop_id: member for member in group.members}
     return tuple(
-        Way(path, members[nexthop], is_open(path), is_dead(path))
+        Way(path, members[nexthop], nexthop not in drained and is_open(path), is_dead(path))
         for nexthop, path in group.paths
         if path.address == address and nexthop in members
     )
 
 
 def ambiguous(group: Group) -> str:
-    """An interface by which two members leave: which of them a connection takes cannot be told. Empty for none."""
+    """Why it cannot be told which member a flow takes; empty when it can."""
     seen: set[str] = set()
     for member in group.members:
         if member.interface in seen:
-            return member.interface
+            return f"two members leave by {member.interface}: which one a flow takes cannot be told"
         seen.add(member.interface)
     return ""
 
@@ -92,16 +107,12 @@ def pin_act(case: Case, rails: Mapping[Place, RailRate], held: Holdings) -> Flow
     """The pins that bring the rates near the optimum; None when they are near, or nothing helps."""
     action = case.rule.then.pin
     assert action is not None
-    dead = {way.path.interface for way in case.ways if way.dead}
-    address = case.ways[0].path.address
+    dead = case.dead
 
     def movable(flow: FlowRate) -> bool:
-        return (
-            flow.key.remote == address
-            and flow.peak_bps >= action.flows.min_rate
-            and (flow.interface in dead or held.may_move(flow.key, case.now))
-            and _covered(case.rule, flow)
-        )
+        if not _meant(case, flow, held):
+            return False
+        return flow.interface in dead or (not case.urgent and held.may_move(flow.key, case.now))
 
     members = {way.path.interface: way.member for way in case.ways}
     wanted = balance(
@@ -137,7 +148,16 @@ def pin_act(case: Case, rails: Mapping[Place, RailRate], held: Holdings) -> Flow
         before=tuple(before.items()),
         after=tuple(after.items()),
         troubles=case.troubles,
+        urgent=case.urgent,
     )
+
+
+def stranded(case: Case, held: Holdings) -> bool:
+    """Whether a flow that the rule may move is on a path where nothing passes, and there is another for it."""
+    dead = case.dead
+    if not dead or not any(way.open and not way.dead for way in case.ways):
+        return False
+    return any(flow.interface in dead and _meant(case, flow, held) for flow in case.flows)
 
 
 def label_act(case: Case, held: Holdings, seed: str) -> FlowAct | None:
@@ -151,7 +171,7 @@ def label_act(case: Case, held: Holdings, seed: str) -> FlowAct | None:
         known = held.get("relabel", flow.key)
         if flow.path not in bad or ":" not in flow.key.remote or (known is None and room <= 0):
             continue
-        if flow.peak_bps < action.flows.min_rate or not _covered(case.rule, flow):
+        if not _meant(case, flow, held):
             continue
         label = relabelled(flow, known.label if known else None, seed, action.lease, case.now)
         if label is not None:
@@ -168,13 +188,19 @@ def label_act(case: Case, held: Holdings, seed: str) -> FlowAct | None:
         case.rule.name,
         case.seen_ns,
         labels=tuple(each.change for each in chosen),
+        tries=tuple(each.tries for each in chosen),
         troubles=case.troubles,
     )
 
 
-def _covered(rule: Rule, flow: FlowRate) -> bool:
+def _meant(case: Case, flow: FlowRate, held: Holdings) -> bool:
+    """Whether the rule is about a flow: its address, rate and scope, and the operator has not pinned it."""
+    action = case.rule.then.pin or case.rule.then.relabel
+    assert action is not None
+    if flow.key.remote != case.ways[0].path.address or flow.peak_bps < action.flows.min_rate:
+        return False
     named = _Named("tcp", flow.key.local_port, flow.key.remote, flow.key.remote_port)
-    return rule.scope.covers_flow(named, flow.owner)
+    return not held.by_hand(flow.key, case.now) and case.rule.scope.covers_flow(named, flow.owner)
 
 
 def _rail(way: Way, rate: RailRate) -> Rail:

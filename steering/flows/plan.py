@@ -25,9 +25,11 @@ class FlowAct:
     seen_ns: int  # the measurement that led to it
     pins: tuple[Pin, ...] = ()
     labels: tuple[LabelChange, ...] = ()
+    tries: tuple[int, ...] = ()  # by label: which try it is
     before: tuple[tuple[str, int], ...] = ()  # flows by member, for people
     after: tuple[tuple[str, int], ...] = ()
     troubles: tuple[Trouble, ...] = ()
+    urgent: bool = False  # off a dead path: no damping is in place
 
 
 @dataclass(frozen=True, slots=True)

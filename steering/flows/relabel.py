@@ -34,9 +34,9 @@ class Relabelled:
         return now - self.since_ns < max(_WAIT_NS, _ROUND_TRIPS * flow.srtt_ns)
 
 
-def next_label(flow: FlowKey, tries: int, seed: str) -> int:
-    """A label that is the same for the same connection, try and seed; never 0, which means none."""
-    digest = hashlib.blake2b(f"{seed}/{flow}/{tries}".encode(), digest_size=4).digest()
+def next_label(flow: FlowKey, last: int, seed: str) -> int:
+    """A label that is the same for the same connection, last label (0 for none) and seed; never 0, which means none."""
+    digest = hashlib.blake2b(f"{seed}/{flow}/{last}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) % ((1 << 20) - 1) + 1
 
 
@@ -45,5 +45,6 @@ def relabelled(flow: FlowRate, known: Relabelled | None, seed: str, lease_ns: in
     tries = 0 if known is None or now - known.since_ns > _ANEW_NS else known.tries
     if not flow.troubled or tries >= TRIES or (known is not None and known.waits(flow, now)):
         return None
-    change = LabelChange(flow.key, next_label(flow.key, now, seed), now + lease_ns)
+    label = next_label(flow.key, 0 if known is None else known.change.label, seed)
+    change = LabelChange(flow.key, label, now + lease_ns)
     return Relabelled(change, tries + 1, now)

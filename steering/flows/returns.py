@@ -2,7 +2,8 @@
 
 The same thinking as for weights (`health`): a path that is bad only under load looks idle once its flows have gone. So
 it must look good for a dwell; then some flows are let go as they are routed, in the rule's steps, and a bad measurement
-on the way is a relapse, which doubles the dwell. Times are CLOCK_MONOTONIC nanoseconds.
+on the way is a relapse, which doubles the dwell. What is not measured counts neither way: while a path is silent
+nothing begins and nothing comes back. Times are CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Avoided:
     acting: bool  # the rule holds now
     since_ns: int  # since when it holds, or did at last
     seen_ns: int  # the measurement behind that
+    measured_ns: int  # the newest measurement of the path, whatever it said
     because: str
     failure: bool = False  # nothing passes: no damping is in place
     strikes: int = 1
@@ -39,18 +41,30 @@ class Avoided:
 
 def observe(policy: Policy, number: int, known: Avoided | None, path: PathHealth, now: int) -> Avoided | None:
     """The path under a rule after what was newly measured of it; None when there is nothing to remember."""
-    if len(path.readings) <= number or path.state == "unmeasured":
-        return None
-    if path.readings[number].verdict is Verdict.BAD:
-        return _bad(known, path.readings[number], now)
+    if path.state == "unmeasured":
+        return None if known is None else _let_go(policy, number, known, now)
+    if health.stale(policy, path, now):
+        return None if known is None else replace(known, acting=False)
+    reading = path.readings[number]
+    if reading.verdict is Verdict.BAD:
+        return _bad(known, path, reading, now)
     if known is None:
         return None
-    known = replace(known, acting=False)
-    return known if health.stale(policy, path, now) else _later(policy, number, known, path.readings[number], now)
+    if path.seen_ns - known.measured_ns > policy.safety.stale_after:  # what ran before the silence does not count on
+        known = replace(known, clear_since=None, step_since=path.seen_ns)
+    return _later(policy, number, replace(known, acting=False, measured_ns=path.seen_ns), path, now)
 
 
-def _bad(known: Avoided | None, reading: Reading, now: int) -> Avoided:
-    fresh = Avoided("away", True, now, reading.at_ns, reading.text, reading.failure)
+def _let_go(policy: Policy, number: int, known: Avoided, now: int) -> Avoided:
+    """Nobody knows any more how the path is; how often it was bad, and when it was tried, is remembered."""
+    if known.state == "over":
+        return known
+    forgive_ns = now + health.dwell(policy.rules[number], known.strikes)
+    return replace(known, state="over", acting=False, clear_since=None, forgive_ns=forgive_ns)
+
+
+def _bad(known: Avoided | None, path: PathHealth, reading: Reading, now: int) -> Avoided:
+    fresh = Avoided("away", True, now, reading.at_ns, path.seen_ns, reading.text, reading.failure)
     if known is None:
         return fresh
     relapse = known.state != "away"
@@ -62,34 +76,37 @@ def _bad(known: Avoided | None, reading: Reading, now: int) -> Avoided:
     )
 
 
-def _later(policy: Policy, number: int, known: Avoided, reading: Reading, now: int) -> Avoided | None:
+def _later(policy: Policy, number: int, known: Avoided, path: PathHealth, now: int) -> Avoided | None:
+    reading = path.readings[number]
     clear = reading.over
     match known.state:
         case "over":
             return _forgiven(policy, number, known, now)
         case "returning":
-            return _next_step(policy, number, known, now) if clear else known
+            return _next_step(policy, number, known, path, now) if clear else known
         case "away":
             if reading.verdict is Verdict.PENDING:
                 return replace(known, clear_since=None)
             if known.clear_since is None:
-                return replace(known, clear_since=now if clear else None)
-            return _returning(policy, number, known, now) if clear else known
+                return replace(known, clear_since=path.seen_ns if clear else None)
+            return _returning(policy, number, known, path, now) if clear else known
 
 
-def _returning(policy: Policy, number: int, known: Avoided, now: int) -> Avoided:
-    rule = policy.rules[number]
+def _returning(policy: Policy, number: int, known: Avoided, path: PathHealth, now: int) -> Avoided:
+    rule, reading = policy.rules[number], path.readings[number]
     assert known.clear_since is not None
-    if now - known.clear_since < health.dwell(rule, known.strikes):
+    if reading.run < rule.return_.rise and not reading.idle:
+        return known
+    if path.seen_ns - known.clear_since < health.dwell(rule, known.strikes):
         return known
     if known.tried_ns is not None and now - known.tried_ns < rule.return_.retry_after:
         return known
     return replace(known, state="returning", step=0, step_since=now, tried_ns=now)
 
 
-def _next_step(policy: Policy, number: int, known: Avoided, now: int) -> Avoided:
+def _next_step(policy: Policy, number: int, known: Avoided, path: PathHealth, now: int) -> Avoided:
     rule = policy.rules[number]
-    if now - known.step_since < rule.return_.step:
+    if path.seen_ns - known.step_since < rule.return_.step:
         return known
     if known.step + 1 < len(rule.return_.steps):
         return replace(known, step=known.step + 1, step_since=now)

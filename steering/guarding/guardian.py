@@ -125,6 +125,7 @@ def _undo(log: journal.Journal, actuators: Actuators, scope: str) -> int:
                 return 0
         if attempt + 1 < _TRIES:
             time.sleep(_RETRY_S)
+    _swept(actuators)  # whatever could not be put back: nobody keeps the backup routes up to date any more
     _say("gave up: `swerve steer undo` tries again")
     return 1
 

@@ -9,7 +9,6 @@ import contextlib
 import os
 import select
 import selectors
-import signal
 import subprocess
 import sys
 import time
@@ -57,6 +56,7 @@ class GuardianLink:
         self._started_ns = 0
         self._heard_ns: int | None = None  # when it last echoed a renewal; None before it is ready
         self._renew_ns = 0
+        self._trouble = ""  # why it could not be started the last time
         self.starts = 0
 
     @property
@@ -83,15 +83,14 @@ class GuardianLink:
             if now_ns - self._started_ns >= _RESPAWN_NS:
                 self._start()
             return now_ns + _RESPAWN_NS
+        self._heard(0)  # after a stall of ours its answers wait in the pipe
         if now_ns >= self._renew_ns:
             with contextlib.suppress(OSError):
                 os.write(self._renewals, RENEW)
             self._renew_ns = now_ns + self._lease_ns // 4
         heard = self._heard_ns if self._heard_ns is not None else self._started_ns + 5_000_000_000
         if now_ns - heard > self._lease_ns:
-            self._say("the guardian does not answer")
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            self._died(0)
+            self._replace("does not answer")
         return self._renew_ns
 
     def leave(self) -> None:
@@ -100,63 +99,79 @@ class GuardianLink:
             return
         with contextlib.suppress(OSError):
             os.write(self._renewals, LEAVE)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=self._lease_ns / 1e9 + 1)
-        except subprocess.TimeoutExpired:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._forget()
 
     def _start(self) -> None:
         self._started_ns = time.monotonic_ns()
         self.starts += 1
-        their_renewals, self._renewals = os.pipe()
-        self._echo, their_echo = os.pipe()
-        us = os.pidfd_open(os.getpid())
-        os.set_blocking(self._renewals, False)
-        os.set_blocking(self._echo, False)
-        theirs = (us, their_renewals, their_echo)
-        arguments = [*map(str, theirs), str(self._lease_ns), self._netns or ""]
-        if self._deadline is not None:
-            arguments += [str(self._deadline.at_ns), self._deadline.run]
         try:
-            # A session of its own: a Ctrl-C for us is not for it. -P: nothing is imported from the current directory.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "steering.guarding.guardian", *arguments],
-                pass_fds=(*theirs, self._lock_fd),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            self._pidfd = os.pidfd_open(self._process.pid)
-        finally:
-            for fd in theirs:
-                os.close(fd)
+            self._spawn()
+        except OSError as error:  # no process or no descriptor is to be had just now
+            why = f"the guardian cannot be started ({error.strerror}): nothing is changed until it is"
+            if why != self._trouble:
+                self._say(why)
+            self._trouble = why
+            self._forget()
+            return
+        self._trouble = ""
         self._heard_ns = None
         self._renew_ns = 0
         assert self._selector is not None
         self._selector.register(self._pidfd, selectors.EVENT_READ, self._died)
         self._selector.register(self._echo, selectors.EVENT_READ, self._heard)
 
+    def _spawn(self) -> None:
+        with contextlib.ExitStack() as theirs:  # our copies of what it inherits
+            their_renewals, self._renewals = os.pipe()
+            theirs.callback(os.close, their_renewals)
+            self._echo, their_echo = os.pipe()
+            theirs.callback(os.close, their_echo)
+            us = os.pidfd_open(os.getpid())
+            theirs.callback(os.close, us)
+            os.set_blocking(self._renewals, False)
+            os.set_blocking(self._echo, False)
+            inherited = (us, their_renewals, their_echo)
+            arguments = [*map(str, inherited), str(self._lease_ns), self._netns or ""]
+            if self._deadline is not None:
+                arguments += [str(self._deadline.at_ns), self._deadline.run]
+            # A session of its own: a Ctrl-C for us is not for it. -P: nothing is imported from the current directory.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "steering.guarding.guardian", *arguments],
+                pass_fds=(*inherited, self._lock_fd),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self._pidfd = os.pidfd_open(self._process.pid)
+
     def _heard(self, _events: int) -> None:
         try:
             said = os.read(self._echo, 4096)
-        except BlockingIOError:
+        except OSError:  # nothing yet; or the guardian it was from has been replaced
             return
         if said:
             if READY in said:
                 self._renew_ns = 0
             self._heard_ns = time.monotonic_ns()
         elif self._selector is not None:
-            self._selector.unregister(self._echo)  # closed: its death arrives by pidfd
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._echo)  # closed: its death arrives by pidfd
 
     def _died(self, _events: int) -> None:
-        code = self._process.wait() if self._process else 0
-        self._say(f"the guardian died (exit status {code}): starting another; nothing is changed until it is ready")
+        if self._process is None or self._process.poll() is None:
+            return  # the news is of one that has been replaced in this very turn
+        self._replace(f"died (exit status {self._process.returncode})")
+
+    def _replace(self, why: str) -> None:
+        self._say(f"the guardian {why}: starting another; nothing is changed until it is ready")
         self._forget()
         if time.monotonic_ns() - self._started_ns >= _RESPAWN_NS:
             self._start()
 
     def _forget(self) -> None:
+        """End it, whatever state it is in, and let go of what we have of it."""
         for fd in (self._pidfd, self._echo):
             if self._selector is not None:
                 with contextlib.suppress(KeyError, ValueError):
@@ -164,7 +179,9 @@ class GuardianLink:
         for fd in (self._pidfd, self._echo, self._renewals):
             with contextlib.suppress(OSError):
                 os.close(fd)
+        self._pidfd = self._renewals = self._echo = -1
         if self._process is not None:
+            self._process.kill()
             self._process.wait()
         self._process = None
         self._heard_ns = None

@@ -47,6 +47,7 @@ from steering.policy.durations import (
 from steering.policy.explanation import explain
 from steering.policy.file import InvalidPolicyError, load, parse
 from steering.policy.model import Herd, Manage, Moves, Policy, Rule, Safety
+from steering.policy.notes import notes
 from steering.policy.schema import json_schema
 from steering.policy.scope import FlowLike, Flows, Scope
 
@@ -97,6 +98,7 @@ __all__ = [
     "json_schema",
     "leaves",
     "load",
+    "notes",
     "parse",
     "parse_duration",
     "parse_rate",

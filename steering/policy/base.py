@@ -31,9 +31,12 @@ def _prefix(value: object) -> str:
 
 def _address(value: object) -> str:
     try:
-        return str(ipaddress.ip_address(value if isinstance(value, str) else ""))
+        found = ipaddress.ip_address(value if isinstance(value, str) else "")
     except ValueError:
         raise PydanticCustomError("address", "not an address", {"given": value}) from None
+    if "%" in str(found):  # what a gateway's address does not carry: `interfaces` is for that
+        raise PydanticCustomError("address", "not an address", {"given": value})
+    return str(found)
 
 
 Prefix = Annotated[

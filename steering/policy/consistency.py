@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from steering.policy.actions import FLOW_KINDS, KINDS, WEIGHT_KINDS
+from steering.policy.actions import FLOW_KINDS, KINDS
 from steering.policy.yaml import Location, Problem, Reader, dotted
 
 _FLOW_SCOPES: Final = ("flows", "processes", "cgroups")
@@ -83,8 +83,8 @@ def _actions(rule: dict[str, Any], at: Location, reader: Reader) -> Iterator[Pro
         what = f"expected only with {' or '.join(FLOW_KINDS)}: {kind} does not choose among flows"
         for key in (key for key in _FLOW_SCOPES if key in scope):
             yield _problem((*at, "scope", key), what, reader)
-    if "return" in rule and kind not in WEIGHT_KINDS:
-        what = f"expected only with {' or '.join(WEIGHT_KINDS)}: {kind} leaves the weights as they are"
+    if "return" in rule and kind == "alert":
+        what = "expected only with what moves something: from an alert nothing comes back"
         yield _problem((*at, "return"), what, reader)
     shift = then.get("shift")
     if isinstance(shift, dict) and "share" in shift and shift.get("by") in ("capacity", "headroom"):

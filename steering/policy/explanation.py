@@ -52,12 +52,17 @@ def _safety(safety: Safety) -> list[str]:
         f"A path not heard of for {duration_text(safety.stale_after)} freezes its group; after "
         f"{duration_text(safety.baseline_after)} the group gets its original weights back.",
         f"If the controller dies or hangs for {duration_text(safety.lease)}, everything is undone.",
-        f"One flow is moved at most {_times(moves.count)} in {duration_text(moves.per)}.",
+        f"One flow is pinned at most {_times(moves.count)} in {duration_text(moves.per)}; off a failed path at once.",
     ]
     if safety.herd.jitter or safety.herd.fraction < 1:
         lines.append(
             f"So that hosts do not move together, an act waits up to {duration_text(safety.herd.jitter)} and moves "
             f"{safety.herd.fraction:.0%} of the flows in question; a failure is not waited with."
+        )
+    if safety.herd.jitter:
+        lines.append(
+            "Nor do they come back together: for weights, each draws how long a path must be good before its first "
+            "step, from the time named below up to twice that."
         )
     return lines
 
@@ -70,25 +75,34 @@ def _rule(number: int, rule: Rule) -> list[str]:
     where = _scope(rule.scope)
     when = condition_text(rule.when)
     lines = [f"{number}. {rule.name}: on a path{where}, when {when}, {_act(rule)}."]
-    action = rule.then.action
-    if isinstance(action, Shift | Drain):
-        back = rule.return_
-        share = ", ".join(f"{step:.0%}" for step in back.steps)
-        steps = f"{share} of its weight back, each for {duration_text(back.step)}"
-        if len(back.steps) == 1:
-            steps = f"its whole weight back, and counts as healthy {duration_text(back.step)} later"
-        often = f" and {back.rise} good measurements in a row" if back.rise > 1 else ""
-        lines += [
-            f"   It is good again once {clear_text(rule.when)}. After {duration_text(back.dwell)} of that{often} "
-            f"it gets {steps}.",
-            f"   Each relapse doubles the wait (at most {duration_text(back.max_dwell)}), and the next try "
-            f"comes no sooner than {duration_text(back.retry_after)} after the last.",
-        ]
-        if all(leaf.by_traffic for leaf in leaves(rule.when)):
-            lines.append(
-                "   Traffic alone shows this: without any on the path, it is good when its probes are answered."
-            )
+    if rule.then.kind == "alert":
+        return lines
+    back = rule.return_
+    often = f" and {back.rise} good measurements in a row" if back.rise > 1 else ""
+    lines += [
+        f"   It is good again once {clear_text(rule.when)}. After {duration_text(back.dwell)} of that{often} "
+        f"{_steps_back(rule)}.",
+        f"   Each relapse doubles the wait (at most {duration_text(back.max_dwell)}), and the next try "
+        f"comes no sooner than {duration_text(back.retry_after)} after the last.",
+    ]
+    if all(leaf.by_traffic for leaf in leaves(rule.when)):
+        lines.append("   Traffic alone shows this: without any on the path, it is good when its probes are answered.")
     return lines
+
+
+def _steps_back(rule: Rule) -> str:
+    back, weights = rule.return_, rule.then.kind in WEIGHT_KINDS
+    each, shift = duration_text(back.step), rule.then.shift
+    if shift is not None and shift.step < 1:
+        until = "" if len(back.steps) == 1 else f", stopping at {', '.join(f'{step:.0%}' for step in back.steps[:-1])}"
+        return f"it gets its weight back, at most {shift.step:.0%} at a time{until}, each step for {each}"
+    if len(back.steps) == 1:
+        what = "it gets its whole weight back, and" if weights else "all of the flows are let go, and it"
+        return f"{what} counts as healthy {each} later"
+    share = ", ".join(f"{step:.0%}" for step in back.steps)
+    if weights:
+        return f"it gets {share} of its weight back, each for {each}"
+    return f"{share} of the flows are let go as they are routed, each for {each}"
 
 
 def _act(rule: Rule) -> str:

@@ -73,7 +73,7 @@ def _without_waiting(name: str, flags: int) -> int:
 
 
 def unsafe(path: Path, opened: os.stat_result) -> str:
-    """Why a policy file cannot be trusted; empty when it can.
+    """Why a policy file, or another that is obeyed, cannot be trusted; empty when it can.
 
     The file and the directories that hold it (the one named, and the one it resolves to) must belong to root or
     to us, and be writable by nobody else.

@@ -87,7 +87,7 @@ def _words(  # noqa: PLR0911 (one return per kind of error)
         why = f" ({context['why']})" if context.get("why") else ""
         return f"expected a prefix such as 10.9.0.0/16, got {given}{why}", _without_host_bits(given)
     if kind == "address":
-        return f"expected an address such as 10.1.1.1 or fd00::1, got {given}", given.strip('"').partition("/")[0]
+        return f"expected an address such as 10.1.1.1 or fd00::1, got {given}", re.split("[/%]", given.strip('"'))[0]
     if kind == "ports":
         return f"expected a port from 1 to 65535 or a list of them, got {given}", ""
     if kind == "policy":

@@ -16,7 +16,7 @@ from pytools.signals import Act, AnySignal, NexthopGroup, Path, PathState
 from steering.acting import messages
 from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
-from steering.plan import Change, Member, Target, Weights
+from steering.plan import Change, Target
 from steering.policy import Policy, duration_text
 from steering.policy.actions import WEIGHT_KINDS
 from steering.replay.virtual_kernel import VirtualKernel
@@ -78,7 +78,6 @@ class Player:
         self._told: dict[Path, tuple[str, int]] = {}  # state, and since when
         self._returned: dict[Path, int] = {}
         self._count = 0
-        self._originals: dict[Target, tuple[tuple[Member, ...], Weights]] = {}
         self._grown = False  # whether the groups are others than the engine knows
 
     def play(self, signals: Iterable[AnySignal]) -> Iterator[Event]:
@@ -176,13 +175,10 @@ class Player:
             self.flows.pretended(flow_act, self._now)
 
     def _quiet(self, target: Target) -> bool:
-        """Whether all is well and as it was, so that there is nothing to decide: most of a recording is like that."""
-        group, since = self.engine.groups[target], self._now - self._policy.safety.stale_after
-        if self._originals.get(target, (None,))[0] is not group.members:
-            self._originals[target] = group.members, group.original
-        return group.current == self._originals[target][1] and all(
-            self._told.get(path, ("",))[0] == known.state == "healthy" and known.seen_ns >= since
-            for path, known in ((path, self.engine.paths[path]) for _, path in group.paths)
+        """Whether there is nothing to decide and nothing to tell: most of a recording is like that."""
+        paths = (path for _, path in self.engine.groups[target].paths)
+        return self.engine.calm(target, self._now) and all(
+            self._told.get(path, ("",))[0] == "healthy" for path in paths
         )
 
     def _act(self, change: Change) -> Act:

@@ -122,7 +122,8 @@ def test_while_the_stop_file_exists_nothing_is_changed(host, agent, policy, wher
         assert "FROZEN" in steer(host, "status").stdout
         refused = steer(host, "undo", "1", check=False)
         assert refused.returncode == 4 and "frozen" in refused.stderr
-        assert "frozen" in steer(host, "drain", "rail2", check=False).stdout
+        waits = steer(host, "drain", "rail2", check=False)
+        assert waits.returncode == 1 and "frozen" in waits.stderr and "the order stands" in waits.stderr
         assert host.weights() == EVEN
         steer(host, "undrain", "rail2")
         steer(host, "thaw", *option)
@@ -222,7 +223,7 @@ def test_orders_that_others_could_have_written_are_not_obeyed(host, policy):
     file.chmod(0o666)
     command = [*support.SWERVE, "steer", "run", "--apply", "-n", host.netns, "--policy", str(policy)]
     done = support.run(command, check=False)
-    assert done.returncode == 4 and "writable by others" in done.stderr
+    assert done.returncode == 4 and "writable by everybody" in done.stderr
 
 
 def test_orders_need_a_controller(host):
@@ -287,7 +288,7 @@ def test_no_client_holds_the_controller_up(host, agent, policy):
         facts = status(host)
         assert facts["answers"] and facts["control"]["malformed"] == 4 and facts["control"]["put_out"] >= 24
         assert facts["guardian_pid"] == controller.guardian()
-        assert facts["wanted"][TARGET] == {str(SECOND_HOP): 1}
+        assert facts["wanted"] == {}, "it is so already"
         silent[0].settimeout(5)
         assert silent[0].recv(1) == b"", "the first to come was put out"
         for each in silent:

@@ -112,21 +112,41 @@ def test_a_hung_controller_is_killed_and_undone(host, agent, policy):
     assert "stopped renewing its lease" in controller.errors
 
 
+def stopped_before_it_is_ready(controller, former):
+    """Another guardian than the former, stopped before it says that it is ready: it ignores SIGTERM before that."""
+
+    def stopped():
+        pid = controller.guardian()
+        if pid in (None, former):
+            return None
+        os.kill(pid, signal.SIGSTOP)
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        ignored = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:"))
+        if not ignored >> signal.SIGTERM - 1 & 1:
+            return pid
+        os.kill(pid, signal.SIGKILL)  # too late: the next one
+        return None
+
+    return support.wait_until(stopped, 20, "another guardian is stopped while it starts")
+
+
 def test_a_killed_guardian_is_replaced_before_anything_is_changed(host, agent, policy):
+    stop_file = places.state_dir(host.netns) / "freeze"
     with controlled(host, policy, "--apply") as controller:
         settled(agent)
         first = support.wait_until(controller.guardian, 10, "the guardian runs")
-        os.kill(first, signal.SIGKILL)
+        stop_file.touch()
         agent.queueing_ns[1] = 20 * MS
-        second = support.wait_until(
-            lambda: next((pid for pid in kit.guardians(controller.process.pid) if pid != first), None),
-            10,
-            "another guardian runs",
-        )
+        support.wait_until(lambda: agent.states[kit.path(1)].state == "suspect", 10, "an act is due")
+        os.kill(first, signal.SIGKILL)
+        second = stopped_before_it_is_ready(controller, first)
+        stop_file.unlink()
+        support.wait_until(lambda: "no live guardian" in agent.states[kit.path(1)].reason, 10, "the act is held")
+        assert host.weights() == EVEN and agent.acts_of("applied") == []
+        os.kill(second, signal.SIGCONT)
         steered(host, agent)
         controller.kill()
         support.wait_until(lambda: host.weights() == EVEN, 4, "the second guardian undid it")
-        assert second != first
 
 
 def test_a_hung_guardian_is_replaced(host, agent, policy):
@@ -192,6 +212,14 @@ def test_undo_is_refused_while_a_controller_runs_unless_it_may_stop_it(host, age
         assert controller.process.wait(10) == 0
 
 
+def test_a_controller_that_never_acted_is_stopped_as_well(host, agent, policy):
+    with controlled(host, policy, "--apply") as controller:
+        settled(agent)
+        assert controller.journal() == []
+        assert support.run([*support.SWERVE, "steer", "undo", "--stop", "-n", host.netns]).stdout == "nothing to undo\n"
+        assert controller.process.wait(10) == 0
+
+
 def test_a_restart_settles_the_journal_first(host, agent, policy):
     """Both processes are gone at once: the next controller takes the act back before it does anything else."""
     with controlled(host, policy, "--apply") as controller:
@@ -240,4 +268,4 @@ def test_status_and_history_say_what_was_done(host, agent, policy):
     lines = support.run([*support.SWERVE, "steer", "history", "-n", host.netns, "-j"]).stdout.splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["intent", "applied", "undone"]
     text = support.run([*support.SWERVE, "steer", "status", "-n", host.netns]).stdout
-    assert "not running" in text and "all weights are the original ones" in text
+    assert "not running" in text and "nothing of ours is in force" in text

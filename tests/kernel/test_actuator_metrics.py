@@ -168,6 +168,12 @@ def test_where_it_would_not_do_it_is_left_alone(host, actuators, metric, protoco
     assert found.groups == {} and words in found.refused[f"metric:main:{PREFIX[host.family]}"]
 
 
+def test_a_route_without_a_gateway_is_left_alone(host, actuators):
+    host.ip(f"-{host.family}", "route", "add", PREFIX[host.family], "dev", "rail3", "metric", "400", "proto", "static")
+    found = actuators.find(MANAGED)
+    assert found.groups == {} and "no gateway" in found.refused[f"metric:main:{PREFIX[host.family]}"]
+
+
 def test_copies_are_swept(host, netlink, actuators, routes):
     before = host.described()
     actuators.apply(routes, [routes.original], host.weights(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 
@@ -168,6 +169,9 @@ def test_a_route_that_is_gone(host, actuators, route):
     assert actuators.weights(route) is None
     assert actuators.apply(route, [route.original], host.weights({2: 1})).kind == "gone"
     assert actuators.undo(route, [host.weights({2: 1})]).kind == "gone"
+    for rail in (1, 2, 3):
+        host.ip("link", "set", f"rail{rail}", "down")
+    assert actuators.undo(route, [host.weights({2: 1})]).kind == "gone", "that no interface is up is of no account"
 
 
 def test_a_more_specific_route_to_the_same_address_does_not_mislead(host, actuators, route):
@@ -206,6 +210,25 @@ def test_what_the_kernel_did_by_half_is_taken_back(host, netlink, actuators, rou
     outcome = actuators.apply(route, [route.original], host.weights({1: 1, 2: 1, 3: 9}))
     assert (outcome.kind, outcome.weights) == ("failed", route.original)
     assert host.described() == before
+
+
+@pytest.mark.parametrize(("code", "kind"), [(errno.ENOMEM, "failed"), (errno.ENOENT, "gone")])
+def test_a_route_that_the_kernel_deleted_with_its_refusal_is_made_again(
+    host, netlink, actuators, route, monkeypatch, code, kind
+):
+    """IPv6 deletes what it had added when it refuses a later hop; where there was nothing, somebody deleted it."""
+    before, make = host.described(), netlink.make_routes
+
+    def deleted(bodies, replace):
+        monkeypatch.setattr(netlink, "make_routes", make)
+        host.ip(f"-{host.family}", "route", "delete", PREFIX[host.family])
+        return [NetlinkError("making a route", code, "")]
+
+    monkeypatch.setattr(netlink, "make_routes", deleted)
+    outcome = actuators.apply(route, [route.original], host.weights({1: 1, 2: 1, 3: 9}))
+    assert outcome.kind == kind
+    assert kind == "gone" or host.described() == before
+    assert (actuators.weights(route) is None) == (kind == "gone")
 
 
 def test_undo_without_the_record_of_the_route_gives_the_weights_back(host, actuators, route):

@@ -238,6 +238,7 @@ from pytools.kernel.netns import enter
 enter(sys.argv[1])
 with features.loaded(features.NOTHING) as fd:
     kept = [attach.attach_tc(fd, "lo", each, force_clsact=True) for each in ("ingress", "egress")]
+    kept.append(attach.attach_tc(fd, "lo", "egress", force_clsact=True, role=attach.STEERING))
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -263,7 +264,7 @@ def test_clean_removes_what_a_killed_agent_left_and_only_that(
     )
     before = filters()
     assert subprocess.run([sys.executable, "-c", _CRASHING, namespace], cwd=ROOT, check=False).returncode == -9
-    assert filters().count("swerve") == 2
+    assert filters().count("swerve") == 3, "the agent's two, and the controller's"
     rules_before = ip("rule")
     mark, table, priority = hex(paths.MARK), str(paths.TABLE), str(paths.RULE)
     ours = ["fwmark", mark + "/0xff000fff", "table", table, "priority", priority, "protocol", "201"]
@@ -280,6 +281,7 @@ def test_clean_removes_what_a_killed_agent_left_and_only_that(
     assert sorted(removed) == sorted(
         [
             "clsact ingress filter on lo",
+            "clsact egress filter on lo",
             "clsact egress filter on lo",
             f"IPv4 rule {priority} and table {table}",
             f"stale socket {socket}",

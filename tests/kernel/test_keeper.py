@@ -17,6 +17,7 @@ from pytools.kernel.netlink import Netlink
 from steering.actuators.keeper import Keeper
 from steering.actuators.memory_file import MemoryFile
 from steering.actuators.registry import Actuators
+from steering.actuators.route_names import hop_id
 from steering.plan import nexthop_group
 
 MANAGED = ("10.9.0.0/16", "fd00:9::/32")
@@ -75,17 +76,17 @@ class Watched:
         self.refresh()
         self.refresh()  # and once more, as the first makes the backups
 
-    def refresh(self):
-        self.view = self.keeper.refresh(self.known, self.manual.keys())
+    def refresh(self, frozen=False):
+        self.view = self.keeper.refresh(self.known, self.manual.keys(), frozen)
         self.known = dict(self.view.groups)
         self.manual |= self.view.manual
         self.told += self.view.told
         return self.view
 
-    def until(self, condition, what):
+    def until(self, condition, what, frozen=False):
         def asked():
             self.keeper.heard()
-            self.refresh()
+            self.refresh(frozen)
             return condition()
 
         return support.wait_until(asked, 15, what, every_s=0.05)
@@ -209,6 +210,57 @@ def test_an_interface_that_is_made_anew_is_as_good(host, watched):
     assert host.nexthop(FIRST) == before
 
 
+@pytest.mark.parametrize("encap", [["ip", "id", "7", "dst", "1.2.3.4"], ["seg6", "mode", "encap", "segs", "fc00::1"]])
+def test_a_nexthop_that_encapsulates_comes_back_as_it_was(host, netlink, encap):
+    host.ip("nexthop", "replace", "id", str(FIRST), "encap", *encap, "via", "10.1.1.1", "dev", "rail1")
+
+    def lines():  # in JSON the id of the tunnel hides that of the nexthop
+        return [line for line in host.ip("nexthop").splitlines() if line.startswith(f"id {FIRST} ")]
+
+    before = lines()
+    assert f"encap {encap[0]}" in before[0]
+    watched = Watched(host, netlink)
+    host.cable(1, "down")
+    watched.until(lambda: watched.known[TARGET].current == ((SECOND_HOP, 1),), "the loss is noticed")
+    host.cable(1, "up")
+    watched.until(lambda: lines() == before, "the nexthop is back as it was")
+    watched.keeper.close()
+
+
+def test_what_went_while_frozen_comes_back_afterwards(host, watched):
+    before = host.theirs()
+    for rail in (1, 2):
+        host.cable(rail, "down")
+    watched.until(lambda: watched.view.lost == {TARGET, nexthop_group(SIX)}, "the groups are gone", frozen=True)
+    for rail in (1, 2):
+        host.cable(rail, "up")
+    watched.refresh(frozen=True)
+    assert host.nexthop(FIRST) is None, "nothing is made while frozen"
+    watched.until(lambda: host.theirs() == before, "all is back as it was")
+
+
+def test_what_somebody_deleted_while_frozen_stays_deleted(host, netlink, watched):
+    watched.apply(netlink, ((SECOND_HOP, 1),))
+    host.ip("nexthop", "delete", "id", str(FIRST))
+    watched.until(lambda: len(watched.known[TARGET].members) == 1, "it is noticed", frozen=True)
+    for _ in range(3):
+        watched.refresh()
+    assert host.nexthop(FIRST) is None and watched.manual == {}
+
+
+def test_a_flap_while_nobody_ran_is_no_deletion(host, netlink, tmp_path):
+    before = host.theirs()
+    Watched(host, netlink, MemoryFile(tmp_path, "here")).keeper.close()
+    for rail in (1, 2):
+        host.cable(rail, "down")
+    support.wait_until(lambda: host.nexthop(GROUP) is None, 10, "the kernel deletes the group")
+    for rail in (1, 2):
+        host.cable(rail, "up")
+    watched = Watched(host, netlink, MemoryFile(tmp_path, "here"))
+    watched.until(lambda: host.theirs() == before, "all is back as it was")
+    watched.keeper.close()
+
+
 # ---- what a person did stays done ----
 
 
@@ -244,7 +296,7 @@ def test_what_somebody_made_in_its_place_stays(host, watched):
 def test_somebody_elses_restoration_is_as_good(host, watched):
     host.cable(1, "down")
     watched.until(lambda: len(watched.known[TARGET].members) == 1, "the loss is noticed")
-    watched.keeper._restore = lambda objects: ([], [])  # they are quicker
+    watched.keeper._restore = lambda objects, without: ([], [])  # they are quicker
     host.cable(1, "up")
     host.ip("nexthop", "add", "id", str(FIRST), "via", "10.1.1.1", "dev", "rail1", "proto", "201")
     host.ip("nexthop", "replace", "id", str(GROUP), "group", f"{FIRST}/{SECOND_HOP}", "proto", "201")
@@ -264,6 +316,39 @@ def test_a_routing_daemons_objects_are_left_to_it(host, netlink, make_namespace)
     watched.until(lambda: host.nexthop(21), "the others are back")
     assert host.nexthop(FIRST) is None
     watched.keeper.close()
+
+
+@pytest.mark.parametrize("members", [{SECOND_HOP: 3, 31: 2}, {31: 1, 32: 1}])
+def test_a_lost_group_that_somebody_makes_otherwise_is_theirs(host, watched, members):
+    for rail in (1, 2):
+        host.cable(rail, "down")
+    watched.until(lambda: TARGET in watched.view.lost, "the group is gone")
+    host.cable(2, "up")
+    ways = {SECOND_HOP: "10.2.1.1", 31: "10.2.1.77", 32: "10.2.1.78"}
+    for number in members:
+        host.ip("nexthop", "add", "id", str(number), "via", ways[number], "dev", "rail2")
+    group = "/".join(f"{number},{weight}" for number, weight in members.items())
+    host.ip("nexthop", "add", "id", str(GROUP), "group", group)
+    host.ip("route", "add", "10.9.0.2/32", "nhid", str(GROUP))
+    watched.until(lambda: TARGET in watched.known, "it is there again")
+    assert watched.known[TARGET].original == tuple(members.items()) == watched.known[TARGET].current
+    assert {member.nexthop_id for member in watched.known[TARGET].members} == members.keys()
+
+
+def test_a_predecessors_targets_that_are_not_managed_any_more_are_left_alone(host, netlink, tmp_path):
+    watched = Watched(host, netlink, MemoryFile(tmp_path, "here"))
+    for rail in (1, 2):
+        host.cable(rail, "down")
+    watched.until(lambda: TARGET in watched.view.lost, "the group is gone")
+    watched.keeper.close()
+    with netns.inside(host.netns):
+        keeper = Keeper(netlink, ["10.8.0.0/16"], True, MemoryFile(tmp_path, "here"))
+    for rail in (1, 2):
+        host.cable(rail, "up")
+    for _ in range(3):
+        view = keeper.refresh({})
+    assert view.lost == frozenset() and host.theirs()[0] == []
+    keeper.close()
 
 
 def test_a_group_that_somebody_deleted_is_not_made_again(host, watched):
@@ -351,6 +436,23 @@ def test_backups_go_with_the_route_they_stand_in_for(host, watched):
     watched.until(lambda: "10.9.7.0/24" in host.ip("route", "show", "proto", "201"), "the new one has one")
 
 
+def test_a_prefix_of_two_targets_has_one_backup_which_follows_the_better_route(host, netlink):
+    host.ip("nexthop", "add", "id", "103", "group", str(SECOND_HOP))
+    for group, metric in ((103, 50), (GROUP, 60)):
+        host.ip("route", "add", "10.9.6.0/24", "nhid", str(group), "metric", str(metric))
+    watched = Watched(host, netlink)
+
+    def hops():
+        shown = host.ip("route", "show", "10.9.6.0/24", "proto", "201", "metric", str(leftovers.BACKUP_METRIC))
+        return shown.count("nexthop via") or shown.count("via")
+
+    assert hops() == 1
+    host.ip("route", "delete", "10.9.6.0/24", "nhid", "103", "metric", "50")
+    watched.until(lambda: hops() == 2, "the other's takes its place")
+    assert not [line for line in watched.told if "cannot" in line]
+    watched.keeper.close()
+
+
 def test_backups_leave_what_is_somebody_elses(host, watched):
     host.ip("nexthop", "replace", "id", str(GROUP), "group", f"{FIRST},9/{SECOND_HOP}", "proto", "201")
     watched.until(lambda: TARGET in watched.manual, "it is somebody else's")
@@ -381,6 +483,59 @@ def test_a_backup_has_the_links_that_are_there(host, watched):
     assert {each["dev"] for each in host.ours() if "dev" in each} == {"rail2"}
     host.cable(1, "up")
     watched.until(lambda: len(host.ours()) == 4 + 2, "and again those that are back")
+
+
+# ---- our own acts ----
+
+
+def several_routes(host):
+    """A route with two hops, and two routes with one each; by target, what to have them led by."""
+    hops = [word for rail in (1, 2) for word in ("nexthop", "via", f"10.{rail}.1.1", "dev", f"rail{rail}")]
+    host.ip("route", "add", "10.9.7.0/24", "proto", "static", *hops)
+    for rail in (1, 2):
+        way = ["via", f"10.{rail}.1.1", "dev", f"rail{rail}", "metric", str(100 * rail)]
+        host.ip("route", "add", "10.9.8.0/24", "proto", "static", *way)
+    second = hop_id("10.2.1.1", "rail2")
+    return {kind: ((second, 1),) for kind in ("multipath:main:10.9.7.0/24", "metric:main:10.9.8.0/24")}
+
+
+def test_what_we_changed_of_routes_is_no_other_persons_act(host, netlink):
+    wanted = several_routes(host)
+    watched = Watched(host, netlink)
+    for target, weights in wanted.items():
+        watched.apply(netlink, weights, target)
+    watched.refresh()
+    assert watched.manual == {}
+    assert {target: watched.known[target].current for target in wanted} == wanted
+    assert {host.taken(address) for address in ("10.9.7.1", "10.9.8.1")} == {"rail2"}
+    for target in wanted:
+        watched.apply(netlink, watched.known[target].original, target)
+    watched.refresh()
+    assert watched.manual == {}
+    watched.keeper.close()
+
+
+def test_what_somebody_changes_while_we_make_something_again_is_his_act(host, netlink, monkeypatch):
+    for number in (31, 32):
+        host.ip("nexthop", "add", "id", str(number), "via", f"10.2.1.{number}", "dev", "rail2")
+    host.ip("nexthop", "add", "id", "103", "group", "31/32")
+    host.ip("route", "add", "10.9.3.0/24", "nhid", "103")
+    watched = Watched(host, netlink)
+    host.cable(1, "down")
+    watched.until(lambda: watched.known[TARGET].current == ((SECOND_HOP, 1),), "the loss is noticed")
+    restore = watched.keeper._restore
+
+    def meanwhile(objects, without):
+        done = restore(objects, without)
+        if done[0]:
+            host.ip("nexthop", "replace", "id", "103", "group", "31,77/32,5")
+        return done
+
+    monkeypatch.setattr(watched.keeper, "_restore", meanwhile)
+    host.cable(1, "up")
+    watched.until(lambda: host.nexthop(FIRST), "the nexthop is back")
+    assert "weight 77" in watched.manual[nexthop_group(103)]
+    watched.keeper.close()
 
 
 # ---- when to look ----

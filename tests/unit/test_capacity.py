@@ -43,10 +43,24 @@ def test_without_a_queue_it_is_the_speed_or_the_most_that_was_seen_lately() -> N
 def test_shares_are_proportional_and_never_nothing() -> None:
     found = {"rail1": Estimate(10e6, 10e6, 1, True), "rail2": Estimate(100e6, 40e6, 1, False)}
     assert shares_by("capacity", RAILS, found) == {11: pytest.approx(0.1), 12: 1.0}
-    assert shares_by("headroom", RAILS, found) == {11: pytest.approx(10 / 60), 12: 1.0}
+    assert shares_by("headroom", RAILS, found) == {11: 0.01, 12: 1.0}, "behind a queue nothing is to spare"
     assert shares_by("capacity", RAILS, {"rail1": found["rail1"]}) is None
     full = found | {"rail1": Estimate(1.0, 1.0, 1, True)}
     assert shares_by("capacity", RAILS, full) == {11: 0.01, 12: 1.0}
+
+
+def test_where_none_has_anything_to_spare_each_keeps_its_share() -> None:
+    queued = {name: Estimate(bps, bps, 1, True) for name, bps in (("rail1", 10e6), ("rail2", 90e6))}
+    assert shares_by("headroom", RAILS, queued) == {11: 1.0, 12: 1.0}
+
+
+def test_a_rail_that_lets_nothing_through_is_measured_and_the_others_are_balanced() -> None:
+    silent = updated(updated(None, link(1, 90), queued=False), link(2, 0), queued=True)
+    idle = updated(None, link(2, 0), queued=False)
+    assert silent is not None and idle is not None
+    busy = Estimate(100e6, 40e6, 1, False)
+    assert shares_by("capacity", RAILS, {"rail1": silent, "rail2": busy}) == {11: 0.01, 12: 1.0}
+    assert shares_by("capacity", RAILS, {"rail1": idle, "rail2": busy}) is None, "nothing was sent over it yet"
 
 
 def test_original_weights_count() -> None:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 
+import policy_kit as kit
 from msgspec.structs import replace
 from steering_kit import MS, ORIGINAL, POLICY, SECOND, TARGET, facts, group, measured, path
 
 from steering.deciding import health
+from steering.deciding.capacity import Estimate
 from steering.deciding.decide import decide
 from steering.policy import parse
 
 NOW = 10**12
 POLICY_OF_TWO = parse(POLICY)
+FAILING = parse(
+    POLICY
+    + """\
+  - name: silent-path
+    when: {signal: silence, missed: 3}
+    then: {drain: {}}
+"""
+)
 
 
 def state(policy, queueing_ns=0, for_ns=SECOND, then="", now=NOW, **measurement):
@@ -113,6 +123,64 @@ def test_a_path_that_fell_silent_gives_the_group_its_original_weights_back():
     plan = two_rails(down, gone, current={12: 1})
     assert plan.wanted == ORIGINAL
     assert plan.lifted == {path(1)}, "to go down again it must be bad again, within the limits"
+
+
+def dead(then="drained"):
+    """A path that answers nothing while its sibling does, taken down under the rule about failures."""
+    known = health.unknown(NOW - SECOND)
+    for at in range(NOW - SECOND, NOW + 1, 20 * MS):
+        seen = replace(
+            facts(measured(path(), at, None, received=0, lost=5)),
+            liveness=kit.liveness(path(), at, 5),
+            siblings=(kit.liveness(path(2), at, answered_sent_ns=at),),
+        )
+        known = health.observe(FAILING, known, seen, at)
+    assert known.failed
+    return replace(known, state=then, rule=1, share=0.0) if then == "drained" else known
+
+
+def unmeasured():
+    return health.advance(FAILING, state(FAILING, 0, now=NOW - 10 * SECOND), NOW)
+
+
+def test_what_is_known_to_be_dead_stays_out_when_another_path_falls_silent():
+    known = group({rail: [path(rail)] for rail in (1, 2, 3)}, current={12: 1, 13: 1})
+    down = state(FAILING, 20 * MS, then="drained")
+    plan = one(FAILING, {path(1): dead(), path(2): down, path(3): unmeasured()}, known)
+    assert plan.wanted == ((12, 1), (13, 1))
+    assert plan.because == f"original weights: {path(3)} is not measured; without 10.1.1.1 dev rail1: dead"
+    assert plan.lifted == {path(2)}
+    alone = one(FAILING, {path(1): dead(), path(2): unmeasured()}, group({1: [path(1)], 2: [path(2)]}))
+    assert alone.wanted == ((12, 1),)
+
+
+def test_nothing_is_taken_out_for_being_dead_without_a_measured_path_to_go_to():
+    plan = one(FAILING, {path(1): dead("suspect"), path(2): unmeasured()}, group({1: [path(1)], 2: [path(2)]}))
+    assert plan.wanted == ORIGINAL
+
+
+def test_when_only_dead_paths_are_left_they_are_put_back():
+    also_dead = dead()
+    paths = {1: [path(1), path(1, "h3")], 2: [path(2)]}
+    states = {path(1): also_dead, path(1, "h3"): unmeasured(), path(2): also_dead}
+    assert one(FAILING, states, group(paths, current={12: 1})).wanted == ORIGINAL
+
+
+def balanced(carries, first):
+    policy = parse(POLICY.replace("{share: 0}", "{by: capacity}"))
+    known = group({1: [path(1)], 2: [path(2)]})
+    capacities = {f"rail{rail}": Estimate(bps, bps, NOW, True) for rail, bps in carries.items()}
+    paths = {path(1): first(policy), path(2): good(policy)}
+    (plan,) = decide(policy, paths, [known], NOW, capacities).groups
+    return plan
+
+
+def test_a_path_that_carries_as_much_as_any_is_not_taken_down():
+    plan = balanced({1: 9e6, 2: 6e6}, bad)
+    assert plan.wanted == ORIGINAL
+    assert plan.granted == ()
+    assert plan.held == ((path(1), "held: it carries as much as any"),)
+    assert balanced({1: 6e6, 2: 6e6 * 5 / 3}, bad).wanted == ((11, 6), (12, 10))
 
 
 def three(first, second, third, share=0.5):

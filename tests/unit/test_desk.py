@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from steering_kit import FIRST, MS, POLICY, SECOND, SECOND_HOP, TARGET, group, measured, path
@@ -44,16 +45,23 @@ class Made:
             pinned=list,
             stop=self.stopped.append,
             guardian=lambda: 7,
+            acts_lost=lambda: 0,
         )
         self.desk = Desk(site, deadline)
+        self.refuses, self.forgets = "", False  # why no change is made; whether its target turns out to be gone
 
     def _act(self, changes):
         for change in changes:
-            self.engine.carried_out(change, time.monotonic_ns(), change.after)
+            if self.forgets:
+                self.engine.groups.clear()
+            elif self.refuses:
+                self.engine.rejected(change, self.refuses)
+            else:
+                self.engine.carried_out(change, time.monotonic_ns(), change.after)
 
     def _take_back(self, change, name):
         self._act([change])
-        return ""
+        return self.refuses
 
     def weights(self):
         return dict(self.engine.groups[TARGET].current)
@@ -152,3 +160,107 @@ def test_too_many_orders_are_refused(made, monkeypatch):
     ask(made, requests.Hold())
     with pytest.raises(RefusedError, match="more than 1 orders"):
         ask(made, requests.Drain("rail1"))
+
+
+# ---- what cannot be carried out ----
+
+
+@pytest.mark.parametrize("request_", [requests.Drain("rail1"), requests.Undrain("rail1")])
+def test_a_target_may_go_while_an_order_about_it_is_carried_out(made, request_):
+    if isinstance(request_, requests.Undrain):
+        ask(made, requests.Drain("rail1"))
+    made.forgets = True
+    assert ask(made, request_) == requests.Reply(0, ["nexthop group 102 is gone"])
+
+
+def test_a_drain_that_is_not_carried_out_does_not_look_like_success(made):
+    made.refuses = "held: there is no live guardian"
+    reply = ask(made, requests.Drain("rail1"))
+    assert reply.code == 1 and made.refuses in reply.lines[0] and "the order stands" in reply.next_step
+    made.refuses = ""
+    assert ask(made, requests.Drain("rail1")).code == 0
+
+
+def test_a_failure_while_orders_are_kept_leaves_the_former_ones(made, tmp_path, monkeypatch):
+    ask(made, requests.Hold(why="first"))
+
+    def broken(_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(kept_orders, "sync_folder", broken)
+    with pytest.raises(SwerveError, match="not in force"):
+        ask(made, requests.Drain("rail1"))
+    assert kept_orders.load(tmp_path, 0) == made.engine.overrides
+    assert [order.kind for order in made.engine.overrides.orders] == ["hold"]
+
+
+def test_a_hold_of_what_went_with_its_link_can_be_ended(made):
+    ask(made, requests.Hold(TARGET))
+    made.engine.groups.clear()
+    assert "no more" in ask(made, requests.Unhold("102")).lines[0]
+    assert made.engine.overrides.orders == ()
+
+
+# ---- what only the controller knows ----
+
+
+def test_only_wanted_weights_that_are_not_so_yet_are_told(made):
+    ask(made, requests.Drain("rail1"))
+    assert ask(made, requests.Status()).facts["wanted"] == {}
+    made.refuses = "the kernel refuses"
+    ask(made, requests.Undrain("rail1"))
+    facts = ask(made, requests.Status()).facts
+    assert facts["wanted"] == {TARGET: {FIRST: 1, SECOND_HOP: 1}} and facts["signals_refused"] == 0
+
+
+# ---- taking back ----
+
+
+def _acted(made, tmp_path):
+    """The policy took rail 1 out, and said so in the journal."""
+    known, after = made.engine.groups[TARGET], ((SECOND_HOP, 1),)
+    with journal.Journal(tmp_path / journal.FILE) as log:
+        for kind in ("intent", "applied"):
+            log.write(
+                journal.entry_now(kind, "act", known, known.current, after, "congestion", "rule", journal.scope())
+            )
+    made.engine.groups[TARGET] = replace(known, current=after)
+
+
+def test_what_is_taken_back_is_held_and_the_reply_says_so(made, tmp_path):
+    _acted(made, tmp_path)
+    reply = ask(made, requests.Undo())
+    assert reply.code == 0 and made.weights() == {FIRST: 1, SECOND_HOP: 1}
+    assert "congestion" in reply.lines[0] and "the operator holds it" in reply.lines[1]
+    [order] = made.engine.overrides.orders
+    assert order.target == TARGET and order.until_unix_ns > time.time_ns()
+
+
+def test_a_longer_hold_is_not_cut_short(made, tmp_path):
+    _acted(made, tmp_path)
+    ask(made, requests.Hold(TARGET, why="mine"))
+    assert ask(made, requests.Undo()).code == 0
+    assert [order.why for order in made.engine.overrides.orders] == ["mine"]
+
+
+def test_what_could_not_be_taken_back_is_not_held(made, tmp_path):
+    _acted(made, tmp_path)
+    made.refuses = "held: there is no live guardian"
+    reply = ask(made, requests.Undo())
+    assert reply.code == 1 and len(reply.lines) == 1 and made.refuses in reply.lines[0]
+    assert made.engine.overrides.orders == ()
+
+
+def test_a_hold_that_cannot_be_kept_is_told(made, tmp_path, monkeypatch):
+    _acted(made, tmp_path)
+    monkeypatch.setattr(kept_orders, "MOST", 0)
+    reply = ask(made, requests.Undo())
+    assert reply.code == 1 and reply.lines[-1].startswith("not held")
+
+
+def test_taking_back_does_not_break_a_drain(made, tmp_path):
+    _acted(made, tmp_path)
+    ask(made, requests.Drain("rail1"))
+    reply = ask(made, requests.Undo())
+    assert reply.code == 1 and "undrain" in reply.lines[0]
+    assert made.weights() == {SECOND_HOP: 1}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 import msgspec
+import policy_kit as kit
 import pytest
 from msgspec.structs import replace
 from steering_kit import MS, POLICY, SECOND, facts, measured, path
 
 from steering.deciding import health
+from steering.deciding.measuring import Verdict
 from steering.policy import parse
 
 T0 = 10**12
@@ -17,12 +19,27 @@ STEP = 20 * MS
 RULES = POLICY.replace("step: 200ms", "step: 3s").replace("dwell: 1s", "dwell: 20s, max_dwell: 80s")
 
 
-def policy(**changes):
+def policy(more="", **changes):
     text = RULES
     for old, new in changes.values():
         assert old in text
         text = text.replace(old, new)
-    return parse(text)
+    return parse(text + more)
+
+
+STEPS = ("then: {shift: {share: 0}}", "then: {shift: {share: 0.2, step: 0.3, settle: 1s}}")
+SOFTEN = """\
+  - name: soften
+    when: {signal: queueing_delay, quantile: p50, above: 2ms, clear_below: 1ms}
+    then: {shift: {share: 0.3}}
+    return: {steps: [1.0]}
+"""
+SILENT = """\
+  - name: silent-path
+    when: {signal: silence, missed: 3}
+    then: {drain: {}}
+    return: {dwell: 2s, steps: [1.0]}
+"""
 
 
 class Watched:
@@ -43,6 +60,21 @@ class Watched:
             self._note()
         return self.health
 
+    def dead(self, for_ns, **measurement):
+        """No probe is answered for so long, while another path answers; the window may still have earlier answers."""
+        began = self.now
+        for _ in range(max(1, for_ns // STEP)):
+            self.now += STEP
+            missed = (self.now - began) // (10 * MS)
+            seen = replace(
+                facts(measured(path(), self.now, **measurement)),
+                liveness=kit.liveness(path(), self.now, missed),
+                siblings=(kit.liveness(path(2), self.now, answered_sent_ns=self.now),),
+            )
+            self.health = health.observe(self.policy, self.health, seen, self.now)
+            self._note()
+        return self.health
+
     def silence(self, for_ns):
         """Measure nothing for so long."""
         end = self.now + for_ns
@@ -55,6 +87,8 @@ class Watched:
     def _note(self):
         if self.grant and health.due(self.policy, self.health) is not None:
             self._lower()
+        if self.grant:
+            self.health = health.in_force(self.health, self.now)
         if not self.log or self.log[-1][1] != self.health.state:
             self.log.append((self.now, self.health.state))
 
@@ -115,23 +149,57 @@ def test_the_reason_has_the_measurement_the_threshold_and_the_time():
 
 
 def test_the_first_rule_that_holds_decides_and_a_later_one_changes_nothing():
-    two = (
-        RULES
-        + """\
-  - name: soften
-    when: {signal: queueing_delay, quantile: p50, above: 2ms, for: 40ms, clear_below: 1ms}
-    then: {shift: {share: 0.5}}
-    return: {steps: [1.0]}
-"""
-    )
-    watched = Watched(parse(two))
+    watched = Watched(policy(more=SOFTEN))
     watched.feel(SECOND, queueing_ns=3 * MS)
-    assert (watched.health.rule, health.share(watched.health)) == (1, 0.5)
+    assert (watched.health.rule, health.share(watched.health)) == (1, 0.3)
     watched.bad(SECOND)
     assert (watched.health.rule, health.share(watched.health)) == (0, 0.0)
     assert watched.health.strikes == 1, "one congestion, not a relapse"
     watched.feel(SECOND, queueing_ns=3 * MS)
     assert watched.health.rule == 0
+
+
+def test_a_failure_does_not_wait_behind_a_load_rule_that_waits():
+    """Each host of a herd draws its own time for load; a path that dies meanwhile is left at once."""
+    patient = policy(jitter=("safety: {", "safety: {herd: {jitter: 30s}, "), more=SILENT)
+    watched = Watched(patient)
+    watched.good(2 * SECOND)
+    watched.bad(SECOND)
+    assert watched.health.act_ns > watched.now + SECOND, "its time has not come"
+    watched.dead(100 * MS, queueing_ns=20 * MS)
+    assert (watched.health.state, watched.health.rule, health.share(watched.health)) == ("drained", 1, 0.0)
+
+
+def test_a_failure_takes_over_a_path_that_a_load_rule_lowered():
+    watched = Watched(policy(steps=(STEPS[0], "then: {shift: {share: 0, step: 0.3, settle: 1s}}"), more=SILENT))
+    watched.bad(SECOND)
+    assert (watched.health.rule, health.share(watched.health)) == (0, pytest.approx(0.7))
+    watched.dead(SECOND, queueing_ns=None, lost=5, received=0)
+    assert (watched.health.rule, health.share(watched.health)) == (1, 0.0)
+
+
+def test_a_bad_measurement_never_raises_a_share():
+    """Coming back at a tenth, it is bad under a rule that would leave it three tenths."""
+    watched = Watched(policy(more=SOFTEN))
+    watched.bad(2 * SECOND)
+    while watched.health.state != "returning":
+        watched.good(STEP)
+    assert health.share(watched.health) == 0.1
+    watched.feel(STEP, queueing_ns=3 * MS)
+    assert (watched.health.state, watched.health.rule, health.share(watched.health)) == ("drained", 1, 0.1)
+
+
+def test_ten_steps_of_a_tenth_lead_to_nothing_and_back_to_all():
+    watched = Watched(policy(steps=(STEPS[0], "then: {shift: {share: 0, step: 0.1, settle: 100ms}}")))
+    shares = set()
+    for _ in range(100):
+        shares.add(health.share(watched.bad(STEP)))
+    assert sorted(shares) == [round(0.1 * n, 1) for n in range(11)]
+    back = []
+    while watched.health.state != "healthy":
+        watched.good(STEP)
+        back.append(health.share(watched.health))
+    assert sorted(set(back)) == [round(0.1 * n, 1) for n in range(11)]
 
 
 # ---- coming back ----
@@ -200,6 +268,41 @@ def test_steady_congestion_that_hides_when_drained_shows_at_most_one_reversal_a_
     returns = [when for when, state in watched.log if state == "returning"]
     assert len(returns) >= 5, "it is tried again and again"
     assert min(later - earlier for earlier, later in pairwise(returns)) >= 60 * SECOND
+
+
+def test_a_path_that_answers_nothing_does_not_return():
+    """Its link is back, and nobody answers over it."""
+    rules = "    when: {any: [{signal: link, event: carrier_lost}, {signal: silence, missed: 3}]}\n"
+    failing = parse(RULES[: RULES.index("    when:")] + rules + RULES[RULES.index("    then:") :])
+    watched = Watched(failing)
+    watched.good(SECOND)
+
+    def feel(carrier, for_ns, **measurement):
+        for _ in range(for_ns // STEP):
+            watched.now += STEP
+            seen = facts(measured(path(), watched.now, **measurement))
+            seen = replace(seen, link=kit.link(path(), watched.now, carrier=carrier))
+            watched.health = health.observe(failing, watched.health, seen, watched.now)
+            watched._note()
+        return watched.health
+
+    unanswered = {"queueing_ns": None, "lost": 5, "received": 0}
+    assert feel(False, SECOND, **unanswered).state == "drained"
+    assert feel(True, 60 * SECOND, **unanswered).state == "drained"
+    assert feel(True, 19 * SECOND).state == "drained", "the dwell begins with the first answer"
+    assert feel(True, 2 * SECOND).state == "returning"
+
+
+def test_a_step_lasts_from_when_it_is_in_force():
+    watched = Watched(policy())
+    watched.bad(SECOND)
+    watched.grant = False  # nothing is carried out
+    assert watched.good(60 * SECOND).state == "returning"
+    assert health.share(watched.health) == 0.1
+    watched.grant = True
+    watched.good(STEP)
+    assert health.share(watched.good(2 * SECOND)) == 0.1
+    assert health.share(watched.good(2 * SECOND)) == 0.5
 
 
 # ---- silence ----
@@ -283,8 +386,6 @@ def test_a_path_that_got_its_weight_back_without_recovering_must_be_bad_again_to
 
 # ---- in steps, and in herds ----
 
-STEPS = ("then: {shift: {share: 0}}", "then: {shift: {share: 0.2, step: 0.3, settle: 1s}}")
-
 
 def test_a_rule_with_a_step_goes_down_in_steps_while_it_is_bad():
     watched = Watched(policy(steps=STEPS, back=("steps: [0.1, 0.5, 1.0]", "steps: [0.5, 1.0]")))
@@ -317,7 +418,7 @@ def test_a_relapse_goes_back_to_the_share_that_held():
     assert (watched.health.state, health.share(watched.health)) == ("drained", pytest.approx(0.5))
 
 
-def test_each_host_of_a_herd_waits_its_own_time_and_none_waits_with_a_failure():
+def test_each_host_of_a_herd_waits_its_own_time():
     jitter = ("safety: {", "safety: {herd: {jitter: 2s}, ")
     patient = policy(jitter=jitter)
     when = [health.drawn(patient, msgspec.structs.replace(path(), source=f"h{n}"), 1) for n in range(200)]
@@ -328,8 +429,29 @@ def test_each_host_of_a_herd_waits_its_own_time_and_none_waits_with_a_failure():
     began = watched.now
     while watched.health.state != "drained":
         watched.bad(STEP)
-    assert watched.now - began <= 2 * SECOND + 4 * STEP
+    bad_since = began + 3 * STEP  # for 40 ms
+    wait = health.drawn(patient, path(), bad_since)
+    assert wait > STEP
+    assert wait <= watched.now - bad_since < wait + STEP
     assert watched.health.lag > 0
+
+
+def test_the_time_to_wait_begins_with_what_moves_something():
+    """An alert that holds, and a failure, do not use up the time that a host waits before it acts on load."""
+    alert = """\
+  - name: say
+    when: {signal: queueing_delay, above: 1ms, clear_below: 500us}
+    then: {alert: {}}
+"""
+    jitter = ("safety: {", "safety: {herd: {jitter: 2s}, ")
+    watched = Watched(policy(jitter=jitter, more=alert))
+    watched.feel(11 * SECOND, queueing_ns=3 * MS)
+    assert watched.health.readings[1].verdict is Verdict.BAD
+    assert watched.health.act_ns is None
+    watched.bad(STEP)
+    watched.bad(2 * STEP)
+    assert watched.health.act_ns >= watched.now
+    assert watched.health.act_ns == watched.now + health.drawn(watched.policy, path(), watched.now)
 
 
 def test_several_good_measurements_in_a_row_before_the_first_step():
@@ -356,3 +478,6 @@ def test_what_the_kernel_took_away_comes_back_as_one_that_failed():
     assert (gone.state, gone.rule, health.share(gone)) == ("drained", 1, 0.0)
     assert health.taken_away(failing, path(), gone, watched.now) == gone
     assert health.taken_away(policy(), path(), watched.health, watched.now) == watched.health, "no rule asks for it"
+    lowered = replace(gone, rule=0, share=0.9)
+    gone = health.taken_away(failing, path(), lowered, watched.now)
+    assert (gone.rule, health.share(gone), gone.strikes) == (1, 0.0, lowered.strikes), "also what was down for load"

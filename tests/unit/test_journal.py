@@ -184,6 +184,16 @@ def test_a_full_disk_is_an_error_and_the_next_entry_is_whole_again(file, monkeyp
     assert found.torn == 1
 
 
+def test_a_line_that_another_process_left_torn_is_closed_off(file):
+    with Journal(file) as guardians, Journal(file) as controllers:
+        controllers.write(entry("intent"))
+        with file.open("ab") as dying:
+            dying.write(b'{"kind":"appl')
+        guardians.write(entry("undone"))
+    found = read(file)
+    assert [each.kind for each in found.entries] == ["intent", "undone"] and found.torn == 1
+
+
 def test_a_missing_journal_is_empty(file):
     assert read(file) == journal.Contents((), 0)
 

@@ -60,6 +60,34 @@ def test_a_drain_names_an_interface_or_a_gateway():
             orders.to_drain(groups, leaves_by, prefix, 0, "me", "")
 
 
+def test_nothing_is_no_interface():
+    drained = Overrides((Override("drain", "rail1"), Override("drain", "rail2")))
+    with pytest.raises(UsageError):
+        orders.without_drain(drained, [], "", "")
+    with pytest.raises(UsageError):
+        orders.to_drain([group({1: [], 2: []})], "", "", 0, "me", "")
+    for request in (b'{"type":"undrain","leaves_by":""}', b'{"type":"drain","leaves_by":""}'):
+        with pytest.raises(ValueError):
+            requests.decode(request)
+
+
+def test_a_hold_is_found_by_what_people_call_its_target():
+    held = Overrides((Override("drain", "rail1"), Override("hold", target=TARGET)))
+    for name in (TARGET, "102", "nexthop group 102"):
+        assert orders.hold_named(held, name) == TARGET
+    assert orders.hold_named(held, "") is None and orders.hold_named(held, "103") is None
+    assert orders.hold_named(Overrides((Override("hold"),)), "") == ""
+
+
+@pytest.mark.parametrize(
+    ("until", "target", "longer"),
+    [(0, TARGET, True), (0, "", True), (9, TARGET, True), (7, TARGET, False), (0, "another", False)],
+)
+def test_who_is_held_longer_already(until, target, longer):
+    held = Overrides((Override("hold", target=target, until_unix_ns=until), Override("drain", "rail1")))
+    assert orders.held_as_long(held, TARGET, 8) is longer
+
+
 def test_one_gateway_at_two_interfaces_is_two_orders():
     known = group({1: [], 2: []})
     known = replace(known, members=tuple(replace(member, gateway="fe80::1") for member in known.members))
@@ -167,7 +195,7 @@ def test_no_file_is_no_order(tmp_path):
 def test_a_file_that_others_could_write_is_refused(tmp_path, mode):
     kept_orders.save(tmp_path, NONE)
     (tmp_path / kept_orders.FILE).chmod(mode)
-    with pytest.raises(RefusedError, match="writable by others"):
+    with pytest.raises(RefusedError, match="writable by"):
         kept_orders.load(tmp_path, 0)
 
 
@@ -212,6 +240,21 @@ def test_the_stop_file_says_why(tmp_path):
     assert stop.why().endswith("; everything")
     assert stop_file.thaw(instance) and stop_file.thaw(whole_host) and not stop_file.thaw(instance)
     assert stop.why() == ""
+
+
+def test_a_stop_file_that_was_written_within_one_tick_of_the_clock_is_read_again(tmp_path):
+    stop, place = stop_file.StopFile(tmp_path), tmp_path / stop_file.FILE
+    place.touch()
+    os.utime(place, ns=(1, 1))
+    assert "exists" in stop.why()
+    place.write_text("noon")
+    os.utime(place, ns=(1, 1))
+    assert stop.why() == "noon"
+
+
+def test_a_reason_that_is_no_text_freezes_all_the_same(tmp_path):
+    stop_file.freeze(tmp_path / stop_file.FILE, "until \udcff noon")
+    assert stop_file.StopFile(tmp_path).why() == "until ? noon"
 
 
 def test_a_namespace_called_freeze_does_not_stop_the_host(tmp_path):
@@ -283,19 +326,58 @@ def _act(name, before, after, target=TARGET, kind="applied", scope="here"):
     return journal.Entry(kind, name, target, members, before, after, f"because of {name}", "rule", scope)
 
 
+def _done(name, before, after, target=TARGET):
+    return [_act(name, before, after, target, kind) for kind in ("intent", "applied")]
+
+
+def _last(acts):
+    return [act.act_id for act in taking_back.last_acts(acts, "here")]
+
+
 DOWN, HALF = weights_of({SECOND_HOP: 1}), weights_of({FIRST: 5, SECOND_HOP: 10})
 
 
 def test_the_last_acts_are_found_newest_first_and_each_once():
-    acts = [_act("a", ORIGINAL, DOWN), _act("b", DOWN, HALF), _act("c", HALF, ORIGINAL)]
-    names = [act.act_id for act in taking_back.last_acts(acts, "here", 9)]
-    assert names == ["c", "b", "a"]
-    acts.append(_act(taking_back.undo_name("c"), ORIGINAL, HALF))
-    assert [act.act_id for act in taking_back.last_acts(acts, "here", 1)] == ["b"]
-    assert taking_back.last_acts(acts, "elsewhere", 9) == []
+    acts = [*_done("a", ORIGINAL, DOWN), *_done("b", DOWN, HALF), *_done("c", HALF, ORIGINAL)]
+    assert _last(acts) == ["c", "b", "a"]
+    acts += _done(taking_back.undo_name("c"), ORIGINAL, HALF)
+    assert _last(acts) == ["b", "a"]
+    assert taking_back.last_acts(acts, "elsewhere") == []
     other = nexthop_group(103)
-    acts += [_act("d", ORIGINAL, DOWN, target=other), _act("e", HALF, HALF, kind="undone")]
-    assert [act.act_id for act in taking_back.last_acts(acts, "here", 9)] == ["d"]
+    acts += [*_done("d", ORIGINAL, DOWN, target=other), _act("e", HALF, HALF, kind="undone")]
+    assert _last(acts) == ["d"]
+
+
+def test_what_the_kernel_took_with_a_link_is_no_act():
+    acts = [*_done("a", ORIGINAL, DOWN), _act("taken", ORIGINAL, DOWN)]
+    assert _last(acts) == ["a"]
+
+
+def test_what_cannot_be_taken_back_does_not_hide_what_is_older():
+    acts = [_act(name, ORIGINAL, DOWN) for name in "abcd"]
+    gone, failed = {"a", "c"}, {"d"}
+
+    def one(act):
+        why = "gone" if act.act_id in gone else "failed" if act.act_id in failed else ""
+        return taking_back.TakenBack(act, why, tried=act.act_id not in gone)
+
+    def undone(acts, count):
+        done = taking_back.take_back(acts, count, one)
+        return "".join(each.act.act_id for each in done), taking_back.exit_code(done)
+
+    assert undone(acts, 1) == ("ab", 0)
+    assert undone(acts, 9) == ("abcd", 1)
+    assert undone(acts[:1], 1) == ("a", 1), "nothing was taken back"
+    assert undone([], 1) == ("", 0)
+
+
+def test_taking_back_leaves_out_what_an_order_drains():
+    act = _act("a", ORIGINAL, DOWN)
+    drained = group({1: [], 2: []}, current={FIRST: 5, SECOND_HOP: 10})
+    back = taking_back.change_back(act, drained, {}, {FIRST: "drained"})
+    assert back.after == DOWN
+    for current in (DOWN, weights_of({SECOND_HOP: 3})):
+        assert "undrain" in taking_back.change_back(act, replace(drained, current=current), {}, {FIRST: ""})
 
 
 def test_a_change_back_lifts_the_paths_that_get_their_whole_weight():
@@ -351,6 +433,11 @@ def test_acts_are_kept_within_bounds(tmp_path, monkeypatch):
         file.write(b'torn {"\n\xff\n')
     assert len(list(acts_file.read(tmp_path))) == len(numbers)
     assert kept.lost == 0
+    with (tmp_path / acts_file.FILE).open("ab") as file:
+        file.write(b'{"cut off')  # by a full disk, or with its writer
+    kept.write(_said(600))
+    assert [act.at_ns for act in acts_file.read(tmp_path)][-1] == 600
+    kept.close()
     gone = acts_file.ActsFile(tmp_path / "missing")
     gone.write(_said(1))
     assert gone.lost == 1
@@ -359,7 +446,7 @@ def test_acts_are_kept_within_bounds(tmp_path, monkeypatch):
 # ---- what crosses the socket, what is typed ----
 
 _requests = st.one_of(
-    st.builds(requests.Drain, leaves_by=st.text(max_size=20), why=st.text(max_size=50)),
+    st.builds(requests.Drain, leaves_by=st.text(min_size=1, max_size=20), why=st.text(max_size=50)),
     st.builds(requests.Undo, count=st.integers(1, 100), hold_ns=st.integers(0, 1 << 53)),
     st.just(requests.Status()),
 )
@@ -374,6 +461,26 @@ def test_requests_survive_the_way(request_):
 def test_rubbish_is_refused(data):
     with pytest.raises(ValueError):
         requests.decode(data)
+
+
+def test_a_reply_fits_into_a_packet_whatever_is_in_it():
+    wide = "\x01" * 200_000
+    for reply in (
+        requests.Reply(4, [wide], wide),
+        requests.Reply(0, ["short"] * 30_000),
+        requests.Reply(facts={"manual": wide}),
+    ):
+        data = requests.encode_reply(reply)
+        found = requests.decode_reply(data)
+        assert len(data) <= requests.REPLY_BYTES and found.code == reply.code
+        assert bool(found.lines) == bool(reply.lines) and bool(found.next_step) == bool(reply.next_step)
+    small = requests.Reply(1, ["why"], "what next", {"again": True})
+    assert requests.decode_reply(requests.encode_reply(small)) == small
+
+
+def test_what_is_no_text_is_an_error_in_one_line():
+    with pytest.raises(UsageError, match="UTF-8"):
+        requests.encode(requests.Drain("rail1", why="\udcff"))
 
 
 @pytest.mark.parametrize(

@@ -322,6 +322,34 @@ def test_check_says_valid_or_every_fault(file):
     assert isinstance(failed.exception, InvalidPolicyError) and failed.exception.exit_code == 3
 
 
+def noted(file, text):
+    file.write_text(text)
+    done = CliRunner().invoke(command, ["check", "-j", str(file)], standalone_mode=False)
+    assert done.return_value == 0
+    found = json.loads(done.output)["notes"]
+    plain = CliRunner().invoke(command, ["check", str(file)], standalone_mode=False).output
+    assert plain.splitlines() == [f"{file}: valid", *(f"note: {note}" for note in found)]
+    return found
+
+
+def test_check_notes_what_oscillates_where_many_hosts_do_it(file):
+    jitter = ("rules:", "safety: {herd: {jitter: 1s}}\nrules:")
+    step = ("share: 0}", "share: 0, step: 0.1, settle: 1s}")
+    (whole,) = noted(file, MINIMAL)
+    assert whole.startswith("leave: takes the whole weight in one act")
+    assert "step: 0.1, settle: 1s" in whole and "safety.herd.jitter: 1s" in whole
+    (part,) = noted(file, MINIMAL.replace("share: 0}", "share: 0.05}"))
+    assert part.startswith("leave: takes 95% of the weight in one act")
+    (drain,) = noted(file, MINIMAL.replace("shift: {share: 0}", "drain: {}"))
+    assert drain == whole
+    (together,) = noted(file, MINIMAL.replace(*step))
+    assert "at the same instant" in together and "safety.herd.jitter: 1s" in together
+    assert noted(file, MINIMAL.replace(*step).replace(*jitter)) == []
+    assert noted(file, MINIMAL.replace("shift: {share: 0}", "alert: {}")) == []
+    failure = MINIMAL.replace("{signal: queueing_delay, above: 5ms, clear_below: 1ms}", "{signal: silence}")
+    assert noted(file, failure) == [], "a failure is to be left at once"
+
+
 def test_check_refuses_what_is_valid_but_unsafe(file):
     file.chmod(0o666)
     done = CliRunner().invoke(command, ["check", str(file)], standalone_mode=False)

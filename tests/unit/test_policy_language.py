@@ -168,11 +168,13 @@ def test_a_fault_in_an_action_is_named_with_its_place(then, expected):
     assert faults(rule(SILENT, then)) == [f"p:6: rules[0].{expected}"]
 
 
-def test_a_way_back_is_for_what_takes_weight_away():
-    assert faults(rule(SILENT, "{alert: {}}", "    return: {dwell: 3s}\n")) == [
-        "p:7: rules[0].return: expected only with shift or drain: alert leaves the weights as they are"
+def test_a_way_back_is_for_what_moves_something():
+    back = "    return: {rise: 200}\n"
+    assert faults(rule(SILENT, "{alert: {}}", back)) == [
+        "p:7: rules[0].return: expected only with what moves something: from an alert nothing comes back"
     ]
-    assert one(more="    return: {rise: 200}\n").return_.rise == 200
+    for then in ("{drain: {}}", "{pin: {}}", "{relabel: {}}"):
+        assert one(SILENT, then, back).return_.rise == 200
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["bit", "kbit", "mbit", "gbit"]))
@@ -259,6 +261,9 @@ def test_which_flows_are_meant(scope, covered):
         ("{nexthops: [10.1.1.1/24]}",
          'scope.nexthops[0]: expected an address such as 10.1.1.1 or fd00::1, got "10.1.1.1/24"; '
          'did you mean "10.1.1.1"?'),
+        ("{nexthops: ['fe80::1%rail1']}",
+         'scope.nexthops[0]: expected an address such as 10.1.1.1 or fd00::1, got "fe80::1%rail1"; '
+         'did you mean "fe80::1"?'),
         ("{interface: [x]}",
          'scope.interface: unknown key "interface"; expected one of cgroups, destinations, flows, interfaces, '
          'nexthops, paths, processes; did you mean "interfaces"?'),
@@ -386,6 +391,34 @@ def test_the_explanation_says_who_moves_what():
     assert "moves nothing" in line_of("d")
     assert "at most 20% of the original weight in one act" in line_of("e")
     assert "Of the rules that move weights the first that holds decides" in explain(parse(text))
+
+
+def test_the_explanation_says_how_a_path_comes_back_in_steps():
+    stepped = "{shift: {share: 0, step: 0.2}}"
+    queueing = "{signal: queueing_delay, above: 5ms, clear_below: 1ms}"
+    text = rule(queueing, stepped)
+    words = explain(parse(text))
+    assert "it gets its weight back, at most 20% at a time, stopping at 10%, 50%, each step for 3 s" in words
+    assert "up to twice" not in words
+    words = explain(parse(rule(queueing, stepped, "    return: {steps: [1.0]}\n")))
+    assert "it gets its weight back, at most 20% at a time, each step for 3 s" in words
+    words = explain(parse(text.replace("rules:", "safety: {herd: {jitter: 1s}}\nrules:")))
+    assert "how long a path must be good before its first step, from the time named below up to twice that" in words
+
+
+@pytest.mark.parametrize("then", ["{pin: {}}", "{relabel: {}}"])
+def test_the_explanation_says_how_flows_come_back(then):
+    back = "    return: {dwell: 7s, rise: 9, retry_after: 11s}\n"
+    words = explain(parse(rule(SILENT, then, back)))
+    assert "After 7 s of that and 9 good measurements in a row 10%, 50%, 100% of the flows are let go" in words
+    assert "comes no sooner than 11 s after the last" in words
+    assert "weight back" not in words
+    words = explain(parse(rule(SILENT, then, "    return: {steps: [1.0]}\n")))
+    assert "all of the flows are let go, and it counts as healthy 3 s later" in words
+
+
+def test_the_explanation_says_that_the_limit_of_moves_is_one_of_pins():
+    assert "One flow is pinned at most once in 10 s" in explain(parse(rule(SILENT, "{relabel: {}}")))
 
 
 # ---- whatever is written ----

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from steering_kit import group, path
 
-from steering.actuators.reconcile import reconcile
+from steering.actuators.reconcile import is_part, reconcile
+from steering.plan import Member
 
 FIRST = group({1: [path(1)], 2: [path(2)]})
 ALL = group({rail: [] for rail in (1, 2, 3)})
@@ -71,6 +72,19 @@ def test_a_lost_member_that_is_put_back_beside_weights_of_ours_is_taken_up_again
 def test_all_that_was_in_force_is_lost_and_another_takes_its_place():
     known, why = reconcile(FIRST, DRAINED, as_found((11, 1)), frozenset({11}))
     assert why == "" and known.current == ((11, 1),)
+
+
+def test_all_that_was_in_force_is_lost_and_somebody_put_something_else_in_its_place():
+    foreign = replace(as_found((11, 1)), members=(Member(31, "10.3.1.1", "rail3", 1),), current=((31, 1),))
+    assert reconcile(FIRST, DRAINED, foreign, frozenset({11}))[1]
+
+
+def test_what_is_back_of_a_lost_target_is_part_of_it():
+    assert is_part(as_found((11, 1)), FIRST) and is_part(FIRST, FIRST)
+    assert not is_part(as_found((11, 1), (12, 2)), FIRST), "other weights"
+    assert not is_part(as_found((12, 1), (13, 1)), FIRST), "another member"
+    elsewhere = tuple(replace(member, gateway="10.2.1.77") for member in FIRST.members)
+    assert not is_part(replace(FIRST, members=elsewhere), FIRST), "another way under the same number"
 
 
 def test_the_weight_of_a_single_member_is_of_no_account():

@@ -12,12 +12,13 @@ from steering_kit import GROUP, TARGET, group
 
 from pytools.kernel.netlink import Link, Nexthop, NexthopGroup
 from pytools.kernel.netlink import Member as KernelMember
-from pytools.kernel.netlink_attributes import attributes
+from pytools.kernel.netlink_attributes import attribute, attributes
 from pytools.kernel.netlink_messages import group_body, nexthop_body
 from pytools.kernel.netlink_routes import by_nexthop, hop_of, route_of, routes_request, with_hops
 from pytools.kernel.netlink_watch import Heard
 from steering.actuators import restore
 from steering.actuators.backup import Ids, wanted
+from steering.actuators.memory_file import MemoryFile
 from steering.actuators.objects import Objects
 from steering.actuators.restore import Memory
 from steering.actuators.route_names import hop_member
@@ -28,8 +29,8 @@ KNOWN = group({rail: [] for rail in RAILS})
 STATIC, ZEBRA = 4, 11
 
 
-def link(rail, carrier=True, index=None):
-    return Link(index or 100 + rail, f"rail{rail}", True, carrier, carrier, 1, "veth", 1500, "")
+def link(rail, carrier=True, index=None, downs=0):
+    return Link(index or 100 + rail, f"rail{rail}", True, carrier, carrier, 1, "veth", 1500, "", downs)
 
 
 def nexthop(number, rail=None, protocol=STATIC, index=None):
@@ -43,9 +44,9 @@ def kernel_group(members=(11, 12, 13), protocol=STATIC):
     return NexthopGroup(GROUP, entries, "mpath", protocol, body=group_body(GROUP, entries, protocol))
 
 
-def group_route(prefix="10.9.0.0/24"):
+def group_route(prefix="10.9.0.0/24", number=GROUP, metric=0, protocol=STATIC):
     plain = with_hops(routes_request(4, 254), [hop_of("10.1.1.1", 101, 4)])
-    body = by_nexthop(plain, GROUP, 0, STATIC)
+    body = by_nexthop(plain, number, metric, protocol)
     return replace(route_of(body), destination=prefix)
 
 
@@ -54,9 +55,9 @@ def members_of(body):
     return [number for number, *_ in struct.iter_unpack("=IBBH", value)]
 
 
-def objects(links=RAILS, nexthops=(11, 12, 13), groups=None, routes=None):
+def objects(links=RAILS, nexthops=(11, 12, 13), groups=None, routes=None, flapped=()):
     groups = [kernel_group()] if groups is None else groups
-    found = {100 + rail: link(rail, rail in links) for rail in RAILS}
+    found = {100 + rail: link(rail, rail in links, downs=int(rail in flapped)) for rail in RAILS}
     routes = (group_route(),) if routes is None and groups else routes or ()
     by_id = {number: nexthop(number) for number in nexthops}
     return Objects(found, by_id, {g.id: g for g in groups}, tuple(routes), {each.name: each for each in found.values()})
@@ -151,6 +152,48 @@ def test_where_news_was_missed_only_a_link_that_is_down_explains_a_loss():
     assert restore.remember(remembered(WHOLE), [KNOWN], down, Heard(missed=True)).nexthops[11].lost
 
 
+def test_where_news_was_missed_a_link_that_was_away_meanwhile_explains_a_loss_too():
+    flapped = objects(RAILS, (12, 13), [kernel_group((12, 13))], flapped=(1,))
+    memory = restore.remember(remembered(WHOLE), [KNOWN], flapped, Heard(missed=True))
+    assert list(restore.restoration(memory, flapped).nexthops) == [11]
+    other = objects(RAILS, (12, 13), [kernel_group((12, 13))], flapped=(2,))
+    assert 11 not in restore.remember(remembered(WHOLE), [KNOWN], other, Heard(missed=True)).nexthops
+
+
+def test_where_news_was_missed_a_group_that_is_gone_with_its_nexthops_was_deleted_unless_links_went():
+    gone = objects(RAILS, (), [])
+    assert restore.remember(remembered(WHOLE), [KNOWN], gone, Heard(missed=True)).lost == {}
+    flapped = objects(RAILS, (), [], flapped=RAILS)
+    memory = restore.remember(remembered(WHOLE), [KNOWN], flapped, Heard(missed=True))
+    assert members_of(restore.restoration(memory, flapped).groups[TARGET]) == [11, 12, 13]
+
+
+def test_a_route_that_somebody_deleted_before_its_group_went_stays_deleted():
+    both = objects(routes=[group_route(), group_route("10.9.1.0/24")])
+    by_hand = Heard(routes=frozenset({(254, "10.9.1.0/24", 0)}))
+    nothing = objects((), (), [])
+    memory = restore.remember(remembered(both), [KNOWN], nothing, by_hand)
+    assert [route.destination for route in memory.groups[TARGET].routes] == ["10.9.0.0/24"]
+    memory = restore.remember(remembered(both, nothing), [KNOWN], nothing, by_hand)
+    assert [route.destination for route in memory.groups[TARGET].routes] == ["10.9.0.0/24"]
+
+
+def test_what_is_not_steered_any_more_is_not_inherited():
+    memory = remembered(WHOLE)
+    assert memory.narrowed(lambda first: first.target == TARGET) == memory
+    left = memory.narrowed(lambda _: False)
+    assert (left.nexthops, left.groups, left.lost) == ({}, {}, {})
+
+
+def test_what_could_not_be_written_is_written_the_next_time(tmp_path):
+    folder = tmp_path / "later"
+    file = MemoryFile(folder, "here")
+    file.save(remembered(WHOLE), 0)
+    folder.mkdir()
+    file.save(remembered(WHOLE), 1)
+    assert MemoryFile(folder, "here").load() == remembered(WHOLE)
+
+
 def test_what_is_not_ours_to_keep_any_more_is_forgotten():
     memory = restore.remember(remembered(WHOLE), [], WHOLE, Heard())
     assert memory == Memory()
@@ -159,21 +202,37 @@ def test_what_is_not_ours_to_keep_any_more_is_forgotten():
 # ---- a route of several hops ----
 
 
-def several_hops():
-    body = with_hops(routes_request(4, 254), [hop_of(f"10.{rail}.1.1", 100 + rail, 4) for rail in (1, 2)])
-    return route_of(body)
+def several_hops(rails=(1, 2), protocol=0):
+    body = with_hops(routes_request(4, 254), [hop_of(f"10.{rail}.1.1", 100 + rail, 4) for rail in rails])
+    return route_of(body[:5] + bytes([protocol]) + body[6:])
 
 
-def test_a_route_that_went_with_its_last_interface_is_made_over_what_is_up():
-    route = several_hops()
-    members = tuple(hop_member(f"10.{rail}.1.1", f"rail{rail}", 1) for rail in (1, 2))
-    first = Group(
+def as_target(route, rails=(1, 2)):
+    members = tuple(hop_member(f"10.{rail}.1.1", f"rail{rail}", 1) for rail in rails)
+    return Group(
         "multipath:main:0.0.0.0/0",
         ("0.0.0.0/0",),
         members,
         weights_of((m.nexthop_id, 1) for m in members),
         origin=route.body.hex(),
     )
+
+
+def test_a_route_is_kept_as_it_is_steered_and_not_as_a_predecessor_knew_it():
+    route, wider = several_hops(), several_hops(RAILS)
+    memory = restore.remember(Memory(), [as_target(route)], objects(groups=(), nexthops=(), routes=[route]), Heard())
+    there = objects(groups=(), nexthops=(), routes=[wider])
+    memory = restore.remember(memory, [as_target(wider, RAILS)], there, Heard(missed=True))
+    assert len(wanted(memory, there, Ids()).nexthops) == 3
+    gone = objects((2, 3), (), ())
+    memory = restore.remember(memory, [as_target(wider, RAILS)], gone, Heard())
+    (body,) = restore.restoration(memory, gone).routes[as_target(wider, RAILS).target]
+    assert [hop.gateway for hop in route_of(body).hops] == ["10.2.1.1", "10.3.1.1"]
+
+
+def test_a_route_that_went_with_its_last_interface_is_made_over_what_is_up():
+    route = several_hops()
+    first = as_target(route)
     there = objects(groups=(), nexthops=(), routes=[route])
     memory = restore.remember(Memory(), [first], there, Heard())
     gone = objects((2,), (), ())
@@ -183,7 +242,7 @@ def test_a_route_that_went_with_its_last_interface_is_made_over_what_is_up():
     assert [hop.gateway for hop in route_of(body).hops] == ["10.2.1.1"]
     assert not restore.restoration(memory, objects((), (), ()))
     by_hand = Heard(routes=frozenset({(254, "0.0.0.0/0", 0)}))
-    assert restore.remember(restore.remember(Memory(), [first], there, Heard()), [first], gone, by_hand) == Memory()
+    assert restore.remember(restore.remember(Memory(), [first], there, Heard()), [first], gone, by_hand).routes == {}
 
 
 # ---- backups ----
@@ -208,6 +267,44 @@ def test_without_a_link_there_is_no_backup_and_with_the_group_lost_there_still_i
     lost = objects((1, 3), (11, 13), [])
     want = wanted(remembered(WHOLE, lost), lost, Ids())
     assert [route for route, _ in want.routes] == ["10.9.0.0/24"]
+
+
+def test_what_a_daemon_took_back_has_no_backup():
+    zebras = objects(groups=[kernel_group(protocol=ZEBRA)])
+    memory = remembered(zebras)
+    assert wanted(memory, zebras, Ids()).routes
+    lost = objects((1, 2, 3), (), [])
+    assert not wanted(restore.remember(memory, [KNOWN], lost, Heard()), lost, Ids()).routes
+    mixed = objects(routes=[group_route(), group_route("10.9.1.0/24", protocol=ZEBRA)])
+    lost = objects((1, 3), (11, 13), [])
+    want = wanted(restore.remember(remembered(mixed), [KNOWN], lost, Heard()), lost, Ids())
+    assert [prefix for prefix, _ in want.routes] == ["10.9.0.0/24"]
+    route = several_hops(protocol=ZEBRA)
+    first, there = as_target(route), objects(groups=(), nexthops=(), routes=[route])
+    memory = restore.remember(Memory(), [first], there, Heard())
+    assert wanted(memory, there, Ids()).routes
+    lost = objects(RAILS, (), ())
+    assert not wanted(restore.remember(memory, [first], lost, Heard()), lost, Ids()).routes
+
+
+def test_two_targets_for_one_prefix_have_one_backup_that_of_the_better_metric():
+    other = replace(KNOWN, target="nexthop_group:103")
+    second = replace(kernel_group(), id=103)
+    routes = [group_route(metric=60), group_route(number=103, metric=50)]
+    found = objects(groups=[kernel_group(), second], routes=routes)
+    memory = restore.remember(Memory(), [KNOWN, other], found, Heard())
+    want = wanted(memory, found, Ids())
+    assert [(prefix, route.nexthop_id) for (prefix, _), route in want.routes.items()] == [("10.9.0.0/24", 103)]
+
+
+def test_a_hop_that_encapsulates_is_in_no_backup():
+    plain, tunnel = (hop_of(f"10.{rail}.1.1", 100 + rail, 4) for rail in (1, 2))
+    tunnel = replace(tunnel, body=tunnel.body + attribute(22, attribute(1, bytes(8))))
+    route = route_of(with_hops(routes_request(4, 254), [plain, tunnel]))
+    there = objects(groups=(), nexthops=(), routes=[route])
+    memory = restore.remember(Memory(), [as_target(route)], there, Heard())
+    (body,) = wanted(memory, there, Ids()).nexthops.values()
+    assert dict(attributes(body, 8))[5] == (101).to_bytes(4, "little")
 
 
 # ---- whatever happens ----

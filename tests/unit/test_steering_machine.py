@@ -7,6 +7,8 @@ process can die before and after each line of the journal and each request to th
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
 import shutil
 import tempfile
@@ -14,6 +16,7 @@ from pathlib import Path as File
 from types import SimpleNamespace
 from unittest import mock
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -21,6 +24,7 @@ from model_kernel import OTHERS, OURS, ModelKernel, ModelNetlink, ModelWatch
 from steering_kit import GROUP, MS, SECOND, TARGET, measured, path
 
 from pytools.kernel.leftovers import FIRST_ID, is_backup
+from pytools.kernel.netlink import NetlinkError
 from steering.acting import journal, weights
 from steering.acting.settle import settle
 from steering.acting.weights import Acting
@@ -91,8 +95,9 @@ class Controller:
             undo.pop_all()
 
     def refresh(self, now):
+        self.acting.read_back()
         view = self.keeper.refresh(self.engine.groups, self.engine.manual.keys())
-        self.acting.first = dict(view.first)
+        self.acting.first |= view.first
         for target, why in view.manual.items():
             self.engine.manual[target] = why
             self.acting.release(self.engine.groups[target], view.groups[target].current, why)
@@ -101,8 +106,7 @@ class Controller:
             self.engine.manual.pop(target, None)
             if known.current != known.original:
                 self.acting.settle("it is gone", target)
-        for target in view.groups.keys() - self.engine.manual.keys():
-            self.acting.adopt(view.groups[target])
+        self.acting.adopt(group for target, group in view.groups.items() if target not in self.engine.manual)
         self.engine.arrange(view.groups.values(), view.target_of, now, view.lost)
         self.refreshed = True
 
@@ -200,16 +204,17 @@ class Steering(RuleBasedStateMachine):
         def begin():
             self.controller = Controller(self.kernel, self.folder, self.now)
 
+        found = frozenset(self.kernel.nexthop_objects)
         if self.mortal(begin):
-            self.look_back()
+            self.look_back(found)
 
-    def look_back(self):
-        """What a controller finds when it begins is what it will leave."""
+    def look_back(self, found):
+        """What a controller finds when it begins is what it will leave; these nexthops were there before it did."""
         there = dict(self.kernel.weights(GROUP) or ())
         if self.theirs is not None or self.given_up:
             self.original = weights_of(there)
         elif self.meddled:
-            self.original = weights_of({n: w for n, w in self.original if n not in self.kernel.nexthop_objects} | there)
+            self.original = weights_of({n: w for n, w in self.original if n not in found} | there)
         self.theirs, self.meddled, self.given_up = None, False, False
         # Gone, and its link carries: a successor cannot tell that nobody deleted it.
         self.removed |= {number for number in self.dropped if self.kernel.carrier[number - 10]}
@@ -281,12 +286,12 @@ class Steering(RuleBasedStateMachine):
         if self.controller.refreshed:
             self.protect()
             self.given_up |= TARGET in self.controller.engine.manual
-            if not self.given_up:
+            if not self.given_up and self.controller.keeper.due_ns > self.now + TICK:
                 self.nothing_is_missing()
 
     def protect(self):
         self.dropped.clear()
-        self.protected = {number for number in self.kernel.nexthop_objects if number < FIRST_ID}
+        self.protected = dict(self.original).keys() & self.kernel.nexthop_objects.keys()
 
     def nothing_is_missing(self):
         members = {number for number, _ in self.original} - self.removed
@@ -438,6 +443,75 @@ def test_a_nexthop_made_again_joins_its_group_although_the_controller_died_in_be
 
 def test_a_stop_gives_back_what_the_kernel_took_and_a_rule_kept_out():
     machine = with_a_lost_and_found_link("dead", 30)
+    machine.stop()
+    assert machine.kernel.weights(GROUP) == ORIGINAL
+    machine.teardown()
+
+
+def with_a_flap(drained, steps_to_live=None):
+    """Rail 2 is away for a moment, and has no weight yet when it is back; rail 3 may be drained by a rule."""
+    machine = Steering()
+    machine.begin()
+    machine.time_passes(8)
+    if drained:
+        machine.condition[3] = "dead"
+        machine.time_passes(8)
+        assert machine.kernel.weights(GROUP) == ORIGINAL[:2]
+    machine.link(2, False)
+    machine.link(2, True)
+    machine.condition[2] = "silent"
+    machine.steps_to_live = steps_to_live
+    machine.time_passes(3)
+    return machine
+
+
+@pytest.mark.parametrize("end", [Steering.stop, lambda machine: machine.kill("undoes", 0)])
+def test_a_flap_while_another_rail_is_drained_is_undone_with_it(end):
+    machine = with_a_flap(drained=True)
+    assert 12 in machine.kernel.nexthop_objects and machine.kernel.weights(GROUP) == ORIGINAL[:1]
+    end(machine)
+    assert machine.kernel.weights(GROUP) == ORIGINAL
+    machine.teardown()
+
+
+@pytest.mark.parametrize("drained", [True, False])
+def test_whoever_dies_at_whatever_step_of_a_flap_it_is_undone(drained):
+    for steps in itertools.count():
+        machine = with_a_flap(drained, steps)
+        lives = machine.controller is not None
+        machine.steps_to_live = None
+        if not lives:
+            machine.guard()
+        machine.teardown()
+        if lives:
+            break
+    assert steps > 4, "it died at least in making the nexthop and in journalling its absence"
+
+
+def test_a_change_that_could_not_be_read_back_is_nobody_elses(monkeypatch):
+    machine = Steering()
+    machine.begin()
+    machine.time_passes(8)
+    replace_group, group, unreadable = ModelNetlink.replace_group, ModelNetlink.group, []
+
+    def replaced(netlink, *args, **kwargs):
+        replace_group(netlink, *args, **kwargs)
+        unreadable.append("once")
+
+    def read(netlink, *args):
+        if unreadable:
+            unreadable.pop()
+            raise NetlinkError("reading a group", errno.ENOBUFS, "there is no room")
+        return group(netlink, *args)
+
+    monkeypatch.setattr(ModelNetlink, "replace_group", replaced)
+    monkeypatch.setattr(ModelNetlink, "group", read)
+    machine.condition[3] = "dead"
+    machine.time_passes(8)
+    assert machine.kernel.weights(GROUP) == ORIGINAL[:2]
+    assert machine.controller.engine.manual == {}
+    assert [each.last.kind for each in machine.controller.acting.outstanding().values()] == ["applied"]
+    monkeypatch.setattr(ModelNetlink, "replace_group", replace_group)
     machine.stop()
     assert machine.kernel.weights(GROUP) == ORIGINAL
     machine.teardown()

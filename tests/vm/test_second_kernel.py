@@ -23,7 +23,7 @@ PLACES = ("tests/kernel", "tests/fabric", "tests/vm/guest_rdma.py")  # the last 
 
 @functools.cache
 def marked_tests() -> tuple[str, ...]:
-    """Node ids of all tests marked `guest`, as pytest itself finds them; a sample of alike cases (tests/conftest.py)."""
+    """Node ids of all tests marked `guest`, as pytest itself finds them; of alike ones a sample (tests/conftest.py)."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "guest", *PLACES]
     found = subprocess.run(
         [*command, "-p", "no:cacheprovider"], cwd=support.ROOT, capture_output=True, text=True, check=False

@@ -1,0 +1,242 @@
+"""The guardian and the controller's end of it, over real pipes and real processes that are made up otherwise."""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import subprocess
+import time
+
+import pytest
+import support
+from steering_kit import MS, SECOND
+
+from steering.acting import journal
+from steering.guarding import guardian, link
+from steering.guarding.guardian import LEAVE, READY, RENEW, watch
+from steering.guarding.link import GuardianLink
+
+# ---- the guardian ----
+
+
+class Watched:
+    """A process that stands for a controller, and the pipes between it and its guardian."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(["sleep", "100"])
+        self.pidfd = os.pidfd_open(self.process.pid)
+        self.renewals, self.theirs = os.pipe()
+        self.heard, self.echo = os.pipe()
+
+    def watch(self, lease_ns=SECOND, **deadline):
+        return watch(self.pidfd, self.renewals, self.echo, lease_ns, **deadline)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        for fd in (self.pidfd, self.renewals, self.theirs, self.heard, self.echo):
+            if fd >= 0:
+                os.close(fd)
+
+    def hang_up(self, name):
+        os.close(getattr(self, name))
+        setattr(self, name, -1)
+
+    def ended(self):
+        return self.process.wait(5) is not None
+
+
+@pytest.fixture
+def watched():
+    found = Watched()
+    yield found
+    found.close()
+
+
+def test_it_leaves_with_a_controller_that_leaves_in_order(watched):
+    os.write(watched.theirs, RENEW + LEAVE)
+    assert watched.watch() == ""
+    assert watched.process.poll() is None
+
+
+def test_a_controller_that_dies_is_noticed_at_once(watched):
+    watched.process.kill()
+    watched.hang_up("theirs")
+    assert watched.watch(lease_ns=1000 * SECOND) == "died"
+
+
+def test_a_controller_that_stops_renewing_is_killed_first(watched):
+    begun = time.monotonic_ns()
+    os.write(watched.theirs, RENEW)
+    assert "stopped renewing" in watched.watch(lease_ns=20 * MS)
+    assert time.monotonic_ns() - begun >= 20 * MS and watched.ended()
+    assert os.read(watched.heard, 9) == RENEW, "each renewal is echoed"
+
+
+def test_a_controller_that_died_between_renewal_and_echo_is_undone_all_the_same(watched):
+    """Its end of the echo is closed already: the answer fails, and must not be the guardian's end."""
+    os.write(watched.theirs, RENEW)
+    watched.hang_up("heard")
+    watched.hang_up("theirs")
+    watched.process.kill()
+    assert watched.watch() == "died"
+
+
+@pytest.mark.parametrize("expired", [True, False])
+def test_at_the_deadline_the_journal_decides(watched, expired):
+    asked = []
+
+    def overdue():
+        asked.append(True)
+        os.write(watched.theirs, LEAVE)
+        return expired
+
+    why = watched.watch(deadline_ns=time.monotonic_ns() + 5 * MS, overdue=overdue)
+    assert asked == [True] and ("not confirmed" in why) is expired
+    if expired:
+        assert watched.ended()
+
+
+class Sweeping:
+    """Actuators of which only the sweep counts."""
+
+    swept = 0
+
+    def sweep(self):
+        self.swept += 1
+
+
+def test_a_guardian_that_gives_up_leaves_no_backup_routes(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(guardian, "settle", full)
+    monkeypatch.setattr(guardian, "_TRIES", 2)
+    monkeypatch.setattr(guardian, "_RETRY_S", 0)
+    actuators = Sweeping()
+    with journal.Journal(tmp_path / journal.FILE) as log:
+        assert guardian._undo(log, actuators, "scope") == 1
+    assert actuators.swept == 1
+
+
+# ---- the controller's end ----
+
+_start = subprocess.Popen
+ECHOES = f"printf {READY.decode()}; exec cat"
+
+
+class Linked:
+    """A link whose guardians are shells that say `r` and then echo what they read."""
+
+    def __init__(self, lease_ns, begin):
+        self.said, self.lock, self.begin = [], os.open(os.devnull, os.O_RDONLY), begin
+        self.link = GuardianLink(None, lease_ns, self.lock, self.said.append)
+        self.selector = selectors.DefaultSelector()
+
+    def spawn(self, command, *, pass_fds, **_):
+        _, renewals, echo, _ = pass_fds
+        return _start(["sh", "-c", self.begin], stdin=renewals, stdout=echo, start_new_session=True)
+
+    def turn(self):
+        self.link.tick(time.monotonic_ns())
+        for key, events in self.selector.select(0):
+            key.data(events)
+
+    def ready(self):
+        def live():
+            self.turn()
+            return self.link.live()
+
+        support.wait_until(live, 10, "the guardian is ready", every_s=0.001)
+
+    def close(self):
+        self.link._forget()
+        self.selector.close()
+        os.close(self.lock)
+
+
+@pytest.fixture
+def linked(monkeypatch):
+    made = []
+
+    def make(lease_ns=100 * SECOND, begin=ECHOES):
+        made.append(Linked(lease_ns, begin))
+        monkeypatch.setattr(link.subprocess, "Popen", made[0].spawn)
+        made[0].link.register(made[0].selector)
+        return made[0]
+
+    yield make
+    made[0].close()
+
+
+def test_a_guardian_counts_from_the_moment_it_is_ready_until_it_dies(linked):
+    linked = linked()
+    assert not linked.link.live(), "it has not said that it is ready"
+    linked.ready()
+    first = linked.link.pid
+    os.kill(first, 9)
+    support.wait_until(lambda: not linked.link.live(), 5, "its death is known without a turn of the loop")
+    support.wait_until(lambda: linked.turn() or linked.link.pid not in (None, first), 5, "another is started")
+    linked.ready()
+    assert linked.link.starts == 2 and "died (exit status -9)" in linked.said[0]
+
+
+def test_after_a_stall_of_ours_its_answers_are_read_before_it_is_judged(linked):
+    linked = linked(lease_ns=150 * MS)
+    linked.ready()
+    first, over = linked.link.pid, time.monotonic_ns() + 160 * MS
+    linked.link._renew_ns = 0
+    linked.link.tick(time.monotonic_ns())
+    support.wait_until(lambda: select.select([linked.link._echo], [], [], 0)[0], 5, "it has answered")
+    support.wait_until(lambda: time.monotonic_ns() > over, 5, "the lease is over")
+    linked.link.tick(time.monotonic_ns())
+    assert linked.link.live() and linked.link.pid == first and linked.said == []
+
+
+def test_a_guardian_that_does_not_answer_is_replaced(linked):
+    linked = linked(lease_ns=20 * MS, begin=f"printf {READY.decode()}; exec sleep 100")
+    linked.ready()
+    first = linked.link.pid
+    support.wait_until(lambda: linked.turn() or linked.link.pid != first, 5, "it is given up")
+    assert "does not answer" in linked.said[0]
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+
+
+def test_late_news_of_a_guardian_that_was_replaced_is_not_about_the_next_one(linked):
+    linked = linked()
+    linked.ready()
+    there = linked.link.pid
+    linked.link._died(selectors.EVENT_READ)
+    assert linked.link.pid == there and linked.link.live() and linked.said == []
+
+
+def test_the_end_of_an_echo_may_be_read_twice(linked):
+    linked = linked(begin="exec >&-; exec sleep 100")
+    support.wait_until(lambda: select.select([linked.link._echo], [], [], 0)[0], 5, "its end is closed")
+    for _ in range(2):
+        linked.link._heard(selectors.EVENT_READ)
+    assert not linked.link.live()
+
+
+def test_a_guardian_that_cannot_be_started_is_tried_again_and_leaks_nothing(linked, monkeypatch):
+    linked = linked()
+    linked.ready()
+    before = len(os.listdir("/proc/self/fd"))
+
+    def none_left(*_, **__):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(link, "_RESPAWN_NS", 0)
+    monkeypatch.setattr(link.subprocess, "Popen", none_left)
+    os.kill(linked.link.pid, 9)
+    support.wait_until(lambda: linked.turn() or linked.link.pid is None, 5, "its death is noticed")
+    for _ in range(5):
+        linked.turn()
+    assert not linked.link.live()
+    assert [said for said in linked.said if "cannot be started" in said] == linked.said[1:2], "said once"
+    assert len(os.listdir("/proc/self/fd")) == before - 3
+    monkeypatch.setattr(link.subprocess, "Popen", linked.spawn)
+    linked.ready()
+    assert len(os.listdir("/proc/self/fd")) == before

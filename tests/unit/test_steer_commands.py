@@ -1,0 +1,166 @@
+"""`swerve steer` without a controller: orders and the lock on disk, and what the operator reads when a file fails."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+
+import pytest
+from steering_kit import TARGET
+
+from pytools import cli, places
+from pytools.errors import RefusedError
+from steering.acting import journal, lock, settle
+from steering.acting.lock import Lock
+from steering.cli import root
+from steering.commands import status, steer
+from steering.control import client, kept_orders, requests, stop_file
+from steering.deciding.overrides import Override, Overrides
+
+
+class Sweeping:
+    """Actuators of a namespace where a dead controller left something."""
+
+    def __init__(self):
+        self.left = ["2 backup routes"]
+
+    def sweep(self):
+        left, self.left = self.left, []
+        return left
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("SWERVE_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(steer, "Netlink", contextlib.nullcontext)
+    found = places.state_dir(None)
+    found.mkdir()
+    return found
+
+
+@pytest.fixture
+def actuators(monkeypatch):
+    found = Sweeping()
+    monkeypatch.setattr(steer, "Actuators", lambda _: found)
+    monkeypatch.setattr(steer.attach, "clean", lambda role: [f"filter of {role.name}"])
+    return found
+
+
+@pytest.fixture
+def say(capsys):
+    """Run a command: its exit code, and what it said on either stream."""
+
+    def run(*words):
+        code = cli.run(root, ["steer", *words])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return run
+
+
+def full(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+# ---- undo ----
+
+
+def test_where_nobody_ever_steered_there_is_nothing_to_undo(folder, actuators, say):
+    assert say("undo", "--stop") == (0, "nothing to undo\n")
+    assert actuators.left and list(folder.iterdir()) == []
+
+
+def test_a_controller_that_never_acted_is_stopped_and_its_backup_routes_are_swept(folder, actuators, say, monkeypatch):
+    stopped = []
+    monkeypatch.setattr(steer, "_stop_controller", lambda path: stopped.append(path) or True)
+    (folder / journal.LOCK_FILE).touch()
+    assert say("undo", "--stop") == (0, "removed 2 backup routes\nremoved filter of swerve-steer\n")
+    assert stopped == [folder / journal.LOCK_FILE]
+
+
+def test_a_full_disk_is_told_in_one_line_and_everything_is_swept_all_the_same(folder, actuators, say, monkeypatch):
+    (folder / journal.LOCK_FILE).touch()
+    monkeypatch.setattr(settle, "settle", full)
+    code, said = say("undo")
+    assert code == 1 and said == f"swerve: {folder}: No space left on device\n"
+    assert actuators.left == []
+
+
+def test_so_it_is_for_single_acts(folder, actuators, say, monkeypatch):
+    monkeypatch.setattr(steer.undoing, "undo_last", full)
+    assert say("undo", "1") == (1, f"swerve: {folder}: No space left on device\n")
+
+
+# ---- orders on disk ----
+
+
+def test_a_hold_of_a_group_is_forgotten_by_its_number(folder, say):
+    kept_orders.save(folder, Overrides((Override("hold", target=TARGET),)))
+    assert say("unhold", "102") == (0, f"forgotten: hold {TARGET}\n")
+    assert kept_orders.load(folder, 0).orders == ()
+
+
+def test_nothing_ends_no_drain(folder, say):
+    kept_orders.save(folder, Overrides((Override("drain", "rail1"),)))
+    assert say("undrain", "")[0] == 2
+    assert len(kept_orders.load(folder, 0).orders) == 1
+
+
+def test_orders_that_cannot_be_written_are_told_in_one_line(folder, say, monkeypatch):
+    kept_orders.save(folder, Overrides((Override("drain", "rail1"),)))
+    monkeypatch.setattr(kept_orders, "save", full)
+    assert say("undrain", "rail1") == (1, f"swerve: {folder}: No space left on device\n")
+
+
+def test_who_only_looks_at_the_lock_is_waited_for(folder, say, monkeypatch):
+    kept_orders.save(folder, Overrides((Override("drain", "rail1"),)))
+    looking = os.open(folder / journal.LOCK_FILE, os.O_RDONLY | os.O_CREAT)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr(lock.select, "select", lambda *_: os.close(looking))  # while we wait
+    assert say("undrain", "rail1")[0] == 0
+
+
+@pytest.mark.parametrize(("alive", "said"), [(True, "already runs"), (False, "being undone")])
+def test_who_holds_the_lock_is_not_called_a_controller_when_that_is_dead(tmp_path, alive, said):
+    path = tmp_path / journal.LOCK_FILE
+    with Lock(path) as held:
+        if not alive:
+            held.say({"pid": 1 << 30})  # no process has such a number
+        with pytest.raises(RefusedError, match=said):
+            Lock(path)
+
+
+# ---- the stop file ----
+
+
+def test_a_full_disk_is_no_lack_of_privileges(folder, say, monkeypatch):
+    monkeypatch.setattr(stop_file, "freeze", full)
+    code, said = say("freeze")
+    assert code == 1 and "as root" not in said and said.count("\n") == 1
+
+
+def test_a_reason_that_is_no_text_is_no_traceback(folder, say):
+    assert say("freeze", "--why", "\udcff")[0] == 0
+    assert say("drain", "rail1", "--why", "\udcff")[0] == 2
+
+
+# ---- status ----
+
+
+def test_a_controller_with_too_much_to_say_has_its_orders_told_from_disk(folder, monkeypatch):
+    kept_orders.save(folder, Overrides((Override("drain", "rail1"),)))
+    monkeypatch.setattr(client, "ask", lambda *_: requests.Reply())
+    facts = status._controller(folder)
+    assert facts["answers"] and [order["interface"] for order in facts["orders"]] == ["rail1"]
+
+
+def test_what_somebody_else_changed_is_not_called_original():
+    facts = {
+        **{"running": True, "policy_changed": False, "answers": True, "confirm": None, "frozen": "", "orders": []},
+        **{"in_force": [], "manual": {TARGET: "somebody changed it"}, "paths": [], "torn_lines": 0},
+    }
+    lines = list(status._lines(facts | {"signals_refused": 3}))
+    assert any(line.startswith("3 signals were refused") for line in lines)
+    assert "nothing of ours is in force" in lines and not any("original" in line for line in lines)
+    assert any("somebody changed it" in line for line in lines)
