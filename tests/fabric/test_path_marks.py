@@ -104,7 +104,6 @@ def told(watcher: Watcher, family: int, rail: str, packets: int) -> Callable[[],
     return ask
 
 
-@pytest.mark.guest(every=2)
 @pytest.mark.parametrize("family", [4, 6])
 def test_marks_are_told_within_a_second_and_counted_exactly(lab: Lab, hosts: list[Watcher], family: int) -> None:
     first, second = hosts

@@ -174,7 +174,7 @@ def without_checksums(node: Node, family: int) -> None:
             sock.setsockopt(socket.IPPROTO_UDP, NO_CHECK6_RECEIVE, 1)
 
 
-@pytest.mark.guest(every=5)
+@pytest.mark.guest(every=6)
 @pytest.mark.parametrize("how", ["plain", "offloads off", "no UDP checksum"])
 @pytest.mark.parametrize("family", [4, 6])
 def test_23_probes_leave_exactly_23_stamps_at_both_ends(

@@ -241,7 +241,7 @@ def test_undo_without_the_record_of_the_route_gives_the_weights_back(host, actua
     assert host.by_rail() == ALL
 
 
-@pytest.mark.guest
+@pytest.mark.guest(every=2)
 def test_a_hop_whose_interface_is_down_is_left_out_of_undo(host, actuators, route):
     drained = host.weights({2: 5, 3: 2})
     actuators.apply(route, [route.original], drained)
@@ -264,7 +264,6 @@ def test_an_interface_that_was_made_anew_is_found_by_its_name(host, actuators, r
     assert host.by_rail() == ALL
 
 
-@pytest.mark.guest
 def test_a_journal_alone_is_enough_to_put_a_route_back(host, netlink, actuators, tmp_path):
     last = ["onlink", "nexthop", "via", host.gateway(2), "dev", "rail2", "weight", "5"]
     place = [f"-{host.family}", "route", "add", PREFIX[host.family], "metric", "50"]

@@ -131,7 +131,7 @@ def watched(host, netlink):
 # ---- back with the link ----
 
 
-@pytest.mark.guest
+@pytest.mark.guest(every=2)
 @pytest.mark.parametrize("host", ["mpath", "resilient"], indirect=True)
 def test_a_nexthop_comes_back_with_its_link_as_it_was(host, watched):
     before = [host.nexthop(number) for number in (FIRST, 21)]
@@ -149,7 +149,6 @@ def test_a_nexthop_comes_back_with_its_link_as_it_was(host, watched):
     assert any("nexthop 11 (10.1.1.1 dev rail1) is made again" in line for line in watched.told)
 
 
-@pytest.mark.guest
 def test_its_weight_can_be_given_back(host, netlink, watched):
     before = host.theirs()
     host.cable(1, "down")
@@ -162,7 +161,7 @@ def test_its_weight_can_be_given_back(host, netlink, watched):
     assert watched.manual == {} and host.theirs() == before
 
 
-@pytest.mark.guest
+@pytest.mark.guest(every=2)
 @pytest.mark.parametrize("host", ["mpath", "resilient"], indirect=True)
 def test_a_group_comes_back_with_its_routes(host, watched):
     before = host.theirs()

@@ -14,8 +14,6 @@ import pytest
 from pytools.errors import SwerveError
 from pytools.kernel import attach, bpf, loader, netns
 
-pytestmark = pytest.mark.guest
-
 MAPS = """
 struct key { u32 a; u16 b; u16 pad; };
 struct value { u64 n; u8 name[6]; u16 pad; };
@@ -30,6 +28,7 @@ def program(directory: Path, name: str, text: str, *functions: str) -> loader.Pr
     return loader.Program(str(directory / name), functions)
 
 
+@pytest.mark.guest
 def test_a_program_that_fails_is_named_and_the_rest_go_on(tmp_path: Path) -> None:
     programs = [
         program(tmp_path, "syntax.c", "int broken(struct __sk_buff *skb) { return nosuch; }", "broken"),
@@ -49,6 +48,7 @@ def test_a_program_that_fails_is_named_and_the_rest_go_on(tmp_path: Path) -> Non
         assert "outside of the packet" in loaded.failed["unsafe"]
 
 
+@pytest.mark.guest
 def test_maps_are_arrays_of_the_compiled_types(tmp_path: Path) -> None:
     with loader.load([program(tmp_path, "maps.c", MAPS, "nothing")]) as loaded:
         table = loaded.map("table")
@@ -117,6 +117,7 @@ def filters(namespace: str, interface: str) -> str:
     )
 
 
+@pytest.mark.guest(every=2)
 @pytest.mark.parametrize("force_clsact", [False, True], ids=["best", "clsact"])
 def test_attached_programs_see_packets_and_go_without_trace(
     veth_pair: tuple[str, str], force_clsact: bool, require: Callable[..., None]
@@ -142,6 +143,7 @@ def test_attached_programs_see_packets_and_go_without_trace(
     assert filters(namespace, "v0") == untouched
 
 
+@pytest.mark.guest
 def test_clean_removes_what_a_crash_left_and_nothing_else(veth_pair: tuple[str, str]) -> None:
     from support import run
 

@@ -65,7 +65,7 @@ def offloads_off(rails: Rails) -> None:
 # ---- where packets go ----
 
 
-@pytest.mark.guest
+@pytest.mark.guest(every=3)
 @mechanisms
 @versions
 def test_a_pinned_packet_is_the_same_on_the_other_rail(rails: Rails, version: int, force_clsact: bool) -> None:

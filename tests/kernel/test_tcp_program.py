@@ -372,8 +372,8 @@ def test_fast_retransmission(hosts: Hosts, lost: int, family: int) -> None:
         assert agent.troubles() == {}
 
 
-@pytest.mark.parametrize("callbacks", [True, pytest.param(False, marks=pytest.mark.guest)], ids=["callbacks", "egress"])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("callbacks", [True, False], ids=["callbacks", "egress"])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.guest(every=2)), 2])
 def test_timeouts(hosts: Hosts, times: int, callbacks: bool) -> None:
     with (
         hosts.agent(callbacks=callbacks) as agent,
@@ -461,7 +461,7 @@ def test_syn(hosts: Hosts) -> None:
         assert row["counts"]["timeouts"] == agent.total()["timeouts"] == hosts.kernel("TcpExtTCPTimeouts") == 1
 
 
-@pytest.mark.parametrize("callbacks", [pytest.param(True, marks=pytest.mark.guest), False], ids=["callbacks", "egress"])
+@pytest.mark.parametrize("callbacks", [True, False], ids=["callbacks", "egress"])
 def test_synack(hosts: Hosts, callbacks: bool) -> None:
     """Counted where it is sent from, and not once more with the connection that the request becomes."""
     hosts.lose("syn", lose=1, towards="near")
@@ -481,7 +481,6 @@ def test_synack(hosts: Hosts, callbacks: bool) -> None:
         assert agent.counters()["met"] == 1
 
 
-@pytest.mark.guest
 def test_the_timeout_that_ends_a_connection(hosts: Hosts) -> None:
     with hosts.agent() as agent, hosts.listener() as server, hosts.connected(server) as (near, _):
         near.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, 700)
@@ -612,7 +611,6 @@ def test_a_short_connection_is_looked_at_once_it_ends(hosts: Hosts, family: int)
             assert each.troubles() == {}
 
 
-@pytest.mark.guest
 def test_a_loss_before_there_is_a_row(hosts: Hosts) -> None:
     """Its state was followed from the beginning."""
     with hosts.agent(refresh_ns=NEVER_NS) as agent, hosts.listener() as server, hosts.connected(server) as (near, far):

@@ -24,6 +24,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         return (yield)
     with contextlib.ExitStack() as stack:
         running = session.config.stash[_started] = []
+        guest.compile_sources()
         for share in guest.shares(chosen):
             shared = stack.enter_context(tempfile.TemporaryDirectory(prefix="swerve-guest-"))
             running.append(guest.Guest(share, Path(shared), guest.LIMIT_S))
