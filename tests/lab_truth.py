@@ -92,7 +92,7 @@ class Truth:
     def wrong(self, told: Sequence[PathDelay], samples: Sequence[ProbeSamples]) -> list[str]:
         """One-way delays that no probe has met: shorter than all of about that time, or longer than all.
 
-        A stated bound holds for almost all that is told (`Judged.share`), its double and the hard bound for all.
+        A stated bound holds for almost all that is told (`Judged.share`), its double for all.
         """
         found = []
         for path in {signal.path for signal in told}:
@@ -106,8 +106,7 @@ class Truth:
                     met = true[way].within(signal.at_ns - signal.window_ns - EARLIER_NS, signal.at_ns)
                     if facts(each) and len(met):
                         assert each.bound_ns is not None
-                        assert each.hard_bound_ns is not None
-                        error_ns = min(2 * each.bound_ns, each.hard_bound_ns) + slack_ns
+                        error_ns = 2 * each.bound_ns + slack_ns
                         low, high = int(met.min()) - error_ns, int(met.max()) + error_ns
                         if not all(low <= fact <= high for fact in facts(each)):
                             found.append(f"{path} {way} at {signal.at_ns}: {each}, not within {low} and {high}")

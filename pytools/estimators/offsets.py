@@ -47,7 +47,7 @@ class Offset:
         """The same line as it is to be judged when our clock reads `ours_ns`.
 
         The bound grows by what is not known of the drift and by how much the drift may have changed since; the hard
-        bound by what no oscillator exceeds. Past HOLDOVER_AGE_NS the state is holdover, and free running once the bound
+        bound by what no pair of oscillators exceeds, and by the line's own drift, which may be wrong. Past HOLDOVER_AGE_NS the state is holdover, and free running once the bound
         says nothing any more.
         """
         age_s = max(0, ours_ns - self.epoch_ns) * 1e-9
@@ -57,5 +57,5 @@ class Offset:
         if bound_ns > FREE_BOUND_NS:
             state = "free_running"
         sigma_ns = float(np.hypot(self.sigma_ns, self.drift_sigma_ppb * age_s))
-        hard_ns = self.hard_bound_ns + int(np.ceil(FREE_PPM * 1000 * age_s))
+        hard_ns = self.hard_bound_ns + int(np.ceil((FREE_PPM * 1000 + abs(self.drift_ppb)) * age_s))
         return replace(self, sigma_ns=sigma_ns, bound_ns=bound_ns, hard_bound_ns=hard_ns, state=state)
