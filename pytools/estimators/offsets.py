@@ -47,8 +47,8 @@ class Offset:
         """The same line as it is to be judged when our clock reads `ours_ns`.
 
         The bound grows by what is not known of the drift and by how much the drift may have changed since; the hard
-        bound by what no pair of oscillators exceeds, and by the line's own drift, which may be wrong. Past HOLDOVER_AGE_NS the state is holdover, and free running once the bound
-        says nothing any more.
+        bound by what no pair of oscillators exceeds, and by the line's own drift, which may be wrong. Past
+        HOLDOVER_AGE_NS the state is holdover, and free running once the bound says nothing any more.
         """
         age_s = max(0, ours_ns - self.epoch_ns) * 1e-9
         grown = (SIGMAS * self.drift_sigma_ppb + 0.5 * WANDER_PPB_PER_S * age_s) * age_s
