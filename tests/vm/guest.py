@@ -67,9 +67,9 @@ class Run:
 
 
 def shares(tests: Sequence[str]) -> list[list[str]]:
-    """Which tests run in one guest: an emulated processor is slow, and a guest uses one of ours at most."""
-    rdma = [test for test in tests if "rdma" in test.partition("::")[0]]
-    return [share for share in (rdma, [test for test in tests if test not in rdma]) if share]
+    """Which tests run in which guest, about half of the work in each: a guest uses one of our processors at most."""
+    first = [test for test in tests if "rdma" in test.partition("::")[0] or test.startswith("tests/fabric/")]
+    return [share for share in (first, [test for test in tests if test not in first]) if share]
 
 
 def compile_sources() -> None:
