@@ -68,6 +68,7 @@ class Engine:
         self.evidence = Evidence()
         self.ignored = 0  # signals about paths that no managed group has
         self._places: dict[Path, tuple[Target, int] | None] = {}
+        self._unprobed: tuple[tuple[Path, int], ...] = ()  # ways that nobody measures, and since when they are known
         self._lost: set[Path] = set()  # paths whose member the kernel took away with its link
         self._group_of: GroupOf = lambda _: None
         self._now = 0
@@ -236,10 +237,10 @@ class Engine:
         return [
             *there,
             *(Standing(path, known.state, known.since_ns, None, None, known.because, "") for path, known in lost),
-            *(Standing(path, "unmeasured", now, None, 0, "nobody measures it", "") for path in self._unprobed()),
+            *(Standing(way, "unmeasured", since, None, 0, "nobody measures it", "") for way, since in self._unprobed),
         ]
 
-    def _unprobed(self) -> Iterator[Path]:
+    def _never_probed(self) -> Iterator[Path]:
         """Ways to peers that were never measured, as over a route that stands by: from us the agent learns of them."""
         for group in self.groups.values():
             known = {(member, path.address) for member, path in group.paths}
@@ -283,6 +284,8 @@ class Engine:
         self.groups = {
             target: replace(self.groups[target], paths=tuple(sorted(pairs))) for target, pairs in found.items()
         }
+        before = dict(self._unprobed)
+        self._unprobed = tuple((way, before.get(way, self._now)) for way in self._never_probed())
 
 
 def _as_it_was(group: Group, plan: GroupPlan) -> bool:

@@ -460,3 +460,14 @@ def test_the_relapse_in_the_documentation_is_what_happens():
     assert after[:3] == [80, 29_000, 32_000]
     assert after[3] == 33_040, "drained again, as soon as it was bad for 40 ms"
     assert after[4] == 89_000, "60 s after the last try"
+
+
+def test_a_way_that_nobody_measures_is_told_of_as_one_fact():
+    engine = Engine(POLICY)
+    engine.arrange([group({1: [], 2: []})], {"10.9.0.2": TARGET}.get, kit.T0)
+    engine.take(measured(path(1), kit.T0), kit.T0)
+    told = [[each for each in engine.standings(now) if each.path == path(2)] for now in (kit.T0 + MS, kit.T0 + SECOND)]
+    assert told[0] == told[1], "else it would be published anew at each turn"
+    assert [(each.state, each.weight_actual, each.since_ns) for each in told[0]] == [("unmeasured", 0, kit.T0)]
+    engine.take(measured(path(2), kit.T0 + SECOND), kit.T0 + SECOND)
+    assert [each.state for each in engine.standings(kit.T0 + SECOND) if each.path == path(2)] != ["unmeasured"] * 2
