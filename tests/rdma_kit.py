@@ -102,7 +102,9 @@ def cable(name: str = "sw") -> Iterator[Cable]:
         End(f"rxe{name}{i}", f"{name}{i}", f"10.5.77.{i + 1}", f"02:00:00:00:77:0{i + 1}", _TABLES[i]) for i in (0, 1)
     )
     with contextlib.ExitStack() as undo:
-        _ip(undo, f"link add {ends[0].interface} type veth peer name {ends[1].interface}", "link delete")
+        # With addresses from the start: udev gives an interface that was made without one another, some time later.
+        first, second = (f"{end.interface} address {end.hardware_address}" for end in ends)
+        _ip(undo, f"link add {first} type veth peer name {second}", "link delete")
         _ip(undo, f"rule add priority {_LOCAL_RULE} lookup local", "rule delete")
         support.run(["ip", "rule", "delete", "priority", "0"])
         undo.callback(support.run, ["ip", "rule", "add", "priority", "0", "lookup", "local"])
@@ -120,7 +122,7 @@ def _lay(undo: contextlib.ExitStack, end: End, other: End) -> None:
     for setting, value in (("accept_local", 1), ("rp_filter", 0)):
         Path(f"/proc/sys/net/ipv4/conf/{end.interface}/{setting}").write_text(f"{value}\n")
     for line in (
-        f"link set {end.interface} address {end.hardware_address} mtu 4200 up",
+        f"link set {end.interface} mtu 4200 up",
         f"address add {end.address}/24 dev {end.interface}",
         f"neighbour replace {other.address} lladdr {other.hardware_address} dev {end.interface} nud permanent",
         f"route replace {other.address} dev {end.interface} src {end.address} table {end.table}",

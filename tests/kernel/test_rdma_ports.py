@@ -30,7 +30,7 @@ def soft_roce() -> Iterator[None]:
     if words := rdma_kit.missing():
         pytest.skip(f"missing: {words}")
     ip = ["ip", "link"]
-    support.run([*ip, "add", "vrdma0", "type", "veth", "peer", "name", "vrdma1"])
+    support.run([*ip, "add", "vrdma0", "address", "02:00:00:00:79:01", "type", "veth", "peer", "name", "vrdma1"])
     try:
         support.run(["ip", "address", "add", "10.77.9.1/24", "dev", "vrdma0"])
         for name in ("vrdma0", "vrdma1"):
