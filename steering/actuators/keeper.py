@@ -96,6 +96,7 @@ class Keeper:
         self._objects: Objects | None = None  # as last read
         self._requests = 0  # of ours that had changed routes by then
         self._again = False  # there was news while we read
+        self._told_lost: frozenset[int] = frozenset()  # nexthops that the caller knows to be gone
         self._due_ns = self._free_ns = 0
         self._complaints: frozenset[str] = frozenset()
         if keep:
@@ -158,13 +159,12 @@ class Keeper:
         groups, changed = self._compare(found, known, manual, heard.nexthops)
         told: list[str] = []
         complaints: list[str] = []
-        known_lost = self._memory.lost_nexthops
         if self._keep:
             self._remember(found, manual | changed.keys(), heard)
         if self._keep and not frozen:
-            # What is seen to be gone for the first time waits until the caller has been told, so that whoever undoes
-            # finds it noted that it is no member: it is not to look like somebody's act when it is there again.
-            news = self._memory.lost_nexthops - known_lost
+            # What the caller does not know to be gone, from us or a predecessor, waits until it has been told, so that
+            # whoever undoes finds it noted that it is no member: it is not to look like somebody's act later.
+            news = self._memory.lost_nexthops - self._told_lost
             self._again |= bool(news)
             told, complaints = self._restore(found.objects, news)
             if told:
@@ -179,6 +179,7 @@ class Keeper:
             self._file.save(self._memory, began)
         told += [each for each in complaints if each not in self._complaints]
         self._complaints = frozenset(complaints)
+        self._told_lost = self._memory.lost_nexthops
         view = self._view(found, groups, changed, told)
         self._first = {
             target: first for target, first in self._first.items() if target in groups or target in view.lost
