@@ -62,6 +62,7 @@ class FlowEngine:
         self._rules = [number for number, rule in enumerate(policy.rules) if rule.then.kind in FLOW_KINDS]
         self._avoided: dict[Trouble, Avoided] = {}
         self._settled_ns: dict[tuple[str, bool], int] = {}  # by destination and urgency: nothing is decided before
+        self._vain_ns: dict[tuple[str, bool], int] = {}  # the same, where the last search found nothing
         self._acted_ns: dict[str, int] = {}  # by address: when flows to it were last planned
         self._look_ns = 0  # not before this are all rates looked at
         self._to_check: set[str] = set()  # destinations where flows went to a rail that was never full
@@ -151,6 +152,8 @@ class FlowEngine:
                 if after is None:
                     continue
                 self._avoided[path, number] = after
+                if after.acting and not (known is not None and known.acting):
+                    self._vain_ns.pop((path.destination, False), None)
                 if after.acting and after.failure and not (known is not None and known.acting and known.failure):
                     self._look_ns = now
                 if after.state == "returning" and known is not None and known.state == "away":
@@ -237,8 +240,8 @@ class FlowEngine:
             return None
         self._to_check.discard(case.destination)
         act = pin_act(case, rails, self.held)
-        if act is None and case.urgent:
-            self._settled_ns[case.destination, True] = case.now + SETTLE_NS
+        if act is None:  # a moment later the same search would find no more
+            self._vain_ns[case.destination, case.urgent] = case.now + SETTLE_NS
         if act is not None and any(way.open and rails[place_of(way.path)].how == "assumed" for way in case.ways):
             self._to_check.add(case.destination)
         return act
@@ -246,8 +249,9 @@ class FlowEngine:
     # ---- damping ----
 
     def _settled(self, case: Case, urgent: bool = False) -> bool:
-        """Whether rates of after the last act are known; of urgent ones, whether the last was not in vain just now."""
-        return case.now >= self._settled_ns.get((case.destination, urgent), 0)
+        """Whether rates of after the last act are known, and whether the last search was not in vain just now."""
+        key = case.destination, urgent
+        return case.now >= max(self._settled_ns.get(key, 0), self._vain_ns.get(key, 0))
 
     def _patient(self, case: Case) -> bool:
         """Whether every bad path has waited the time that this host has drawn."""

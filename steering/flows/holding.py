@@ -70,19 +70,29 @@ class Holdings:
             case "pin":
                 for pin in act.pins:
                     if pin.flow not in refused:
-                        self._held["pin", pin.flow] = Holding(act.troubles[0], act.target, now, pin.expires_ns, pin=pin)
+                        trouble = self._trouble(act, pin.flow)
+                        self._held["pin", pin.flow] = Holding(trouble, act.target, now, pin.expires_ns, pin=pin)
                         times = self._moved.setdefault(pin.flow, deque(maxlen=self._limit.count))
                         times.append(now)
             case "relabel":
                 for change, tries in zip(act.labels, act.tries, strict=True):
                     if change.flow not in refused:
                         label = Relabelled(change, tries, now)
-                        held = Holding(act.troubles[0], act.target, now, change.expires_ns, label=label)
+                        trouble = self._trouble(act, change.flow)
+                        held = Holding(trouble, act.target, now, change.expires_ns, label=label)
                         self._held["relabel", change.flow] = held
             case "unpin":
                 self._drop("pin", act.flows)
             case "unlabel":
                 self._drop("relabel", act.flows)
+
+    def _trouble(self, act: FlowAct, key: FlowKey) -> Trouble:
+        """What a flow is held on account of: what it left first if that still holds, else what it leaves now."""
+        known = self._held.get(("relabel" if act.kind == "relabel" else "pin", key))
+        if known is not None and known.trouble in act.troubles:
+            return known.trouble
+        left = dict(zip(act.flows, act.left, strict=False)).get(key)
+        return next((trouble for trouble in act.troubles if trouble[0] == left), act.troubles[0])
 
     def renewed(self, renewal: Renewal, missing: Iterable[FlowKey]) -> None:
         """Leases were renewed, but for those that were there no more."""

@@ -115,6 +115,7 @@ def pin_act(case: Case, rails: Mapping[Place, RailRate], held: Holdings) -> Flow
         return flow.interface in dead or (not case.urgent and held.may_move(flow.key, case.now))
 
     members = {way.path.interface: way.member for way in case.ways}
+    paths = {way.path.interface: way.path for way in case.ways}
     wanted = balance(
         [
             Flow(flow.key, flow.interface, INFINITE if flow.interface in dead else flow.demand_bps, movable(flow))
@@ -148,6 +149,7 @@ def pin_act(case: Case, rails: Mapping[Place, RailRate], held: Holdings) -> Flow
         before=tuple(before.items()),
         after=tuple(after.items()),
         troubles=case.troubles,
+        left=tuple(paths[move.origin] for move in moves),
         urgent=case.urgent,
     )
 
@@ -180,6 +182,7 @@ def label_act(case: Case, held: Holdings, seed: str) -> FlowAct | None:
     chosen = chosen[: math.ceil(case.fraction * len(chosen))]
     if not chosen:
         return None
+    leaves = {flow.key: flow.path for flow in case.flows}
     return FlowAct(
         "relabel",
         case.group.target,
@@ -190,6 +193,7 @@ def label_act(case: Case, held: Holdings, seed: str) -> FlowAct | None:
         labels=tuple(each.change for each in chosen),
         tries=tuple(each.tries for each in chosen),
         troubles=case.troubles,
+        left=tuple(leaves[each.change.flow] for each in chosen),
     )
 
 

@@ -29,6 +29,7 @@ class FlowAct:
     before: tuple[tuple[str, int], ...] = ()  # flows by member, for people
     after: tuple[tuple[str, int], ...] = ()
     troubles: tuple[Trouble, ...] = ()
+    left: tuple[Path | None, ...] = ()  # by flow: the path that it is taken off
     urgent: bool = False  # off a dead path: no damping is in place
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import policy_kit
-from flow_world import MS, POLICY, SECOND, World
+import itertools
 
+import policy_kit
+import pytest
+from flow_world import MBIT, MS, POLICY, SECOND, World
+
+from steering.flows import placing
 from steering.flows.engine import LOOK_NS, SETTLE_NS
 
 SILENT = POLICY.replace(
@@ -115,3 +119,27 @@ def test_all_rates_are_looked_at_once_in_a_while_but_at_once_when_a_path_fails()
         world.engine.take(policy_kit.liveness(path, world.now, missed=missed), world.now)
     world.flows.decide(world.engine.paths, world.engine.groups.values(), world.now)
     assert len(looked) == before + 1
+
+
+def test_a_search_in_vain_is_not_repeated_at_every_look_but_at_once_when_another_path_is_bad(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World([1] + [2] * 5)
+    world.run(3)
+    searched: list[int] = []
+    searching = placing.balance
+
+    def counted(*given: object) -> object:
+        searched.append(world.now)
+        return searching(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(placing, "balance", counted)
+    world.cut(1, 30 * MBIT)  # the flow that is alone there has more than it would have elsewhere
+    assert world.run(4) == []
+    assert 4 <= len(searched) <= 10
+    assert min(later - earlier for earlier, later in itertools.pairwise(searched)) >= SETTLE_NS
+    while world.now - searched[-1] > 50 * MS:
+        world.run(0.05)
+    world.cut(2, 30 * MBIT)
+    world.run(0.2)
+    assert searched[-1] - searched[-2] < SETTLE_NS, "a rail that has just become bad"

@@ -158,3 +158,17 @@ def test_flows_come_back_after_so_many_good_measurements_in_a_row_as_the_rule_as
     known = watched.see(Verdict.CLEAR, 2)
     assert known is not None
     assert known.state == "returning"
+
+
+def test_each_flow_comes_back_when_the_path_that_it_left_is_good_again() -> None:
+    """One act leaves two bad paths; one of them is mended first."""
+    world = World([1] * 4 + [2] * 4 + [3], rails=4)
+    world.run(3)
+    world.cut(1, 4 * MBIT)
+    world.cut(2, 4 * MBIT)
+    (act,) = (act for act in world.run(2) if len(act.troubles) == 2)
+    assert {path.interface for path in act.left if path} == {"rail1", "rail2"}
+    world.cut(2, 100 * MBIT)
+    world.run(40)
+    away = {connection.routed for connection in world.connections if connection.rail(world.now) != connection.routed}
+    assert away == {1}, "those of the rail that is still cut"
