@@ -112,6 +112,7 @@ class Controller:
         self._actuators = Actuators(self._netlink)
         log = self._stack.enter_context(journal.Journal(folder / journal.FILE))
         self._acts_file = self._stack.enter_context(contextlib.closing(ActsFile(folder)))
+        self._guardian: GuardianLink | None = None
         self._acting = Acting(self._engine, self._actuators, log, lambda: self._host, self._say, self._send)
         if self._options.apply:  # before anything that can fail
             self._settle("it was left by a controller before this one")
@@ -119,7 +120,6 @@ class Controller:
         self.flows = FlowEngine(self._policy, places.instance(self._options.netns))
         acting = FlowActing(self.flows, self._engine, lambda: self._host, self._say, self._send)
         self._flow_acting = self._stack.enter_context(acting)
-        self._guardian: GuardianLink | None = None
         deadline = confirming.deadline_in(self._options.confirm_ns)
         self._lock.say(confirming.facts(deadline) | self._facts())
         self._desk = self._stack.enter_context(Desk(self._site(folder), deadline))  # the operator's requests
@@ -234,10 +234,12 @@ class Controller:
 
     def _guarded(self) -> bool:
         """Whether somebody would undo us now. Renews the lease: many changes may be due at once."""
-        if self._guardian is None:
-            return False
-        self._guardian.tick(time.monotonic_ns())
-        return self._guardian.live()
+        self._renew()
+        return self._guardian is not None and self._guardian.live()
+
+    def _renew(self) -> None:
+        if self._guardian is not None:
+            self._guardian.tick(time.monotonic_ns())
 
     def _send(self, act: Act) -> None:
         self._acts_file.write(act)
@@ -335,7 +337,7 @@ class Controller:
 
     def _settle(self, why: str, only: Target | None = None) -> None:
         try:
-            self._acting.settle(why, only)
+            self._acting.settle(why, only, self._renew)
         except OSError as error:  # what is done but could not be noted stays outstanding, which is the safe side
             self._say(f"the journal cannot be written: {error.strerror}")
 

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -82,13 +83,17 @@ class Contents:
     def outstanding(self, scope: str) -> dict[Target, Outstanding]:
         """What is still to be undone, by target."""
         found: dict[Target, Outstanding] = {}
-        for entry in self.entries:
-            if entry.scope == scope:
-                _follow(found, entry)
+        _follow(found, self.entries, scope)
         return found
 
 
-def _follow(found: dict[Target, Outstanding], entry: Entry) -> None:
+def _follow(found: dict[Target, Outstanding], entries: Iterable[Entry], scope: str) -> None:
+    for entry in entries:
+        if entry.scope == scope:
+            _follow_one(found, entry)
+
+
+def _follow_one(found: dict[Target, Outstanding], entry: Entry) -> None:
     known = found.get(entry.target)
     group = known.group if known else entry.group
     match entry.kind:
@@ -138,12 +143,16 @@ def _not_ours(path: Path, error: OSError) -> CapabilityError:
 def read(path: Path) -> Contents:
     """All that can be read of a journal; a missing one is empty."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        text = path.read_bytes()
     except FileNotFoundError:
         return Contents((), 0)
     except PermissionError as error:
         raise _not_ours(path, error) from None
-    found = [parse(line) for line in lines if line]
+    return _parse_all(text)
+
+
+def _parse_all(text: bytes) -> Contents:
+    found = [parse(line) for line in text.split(b"\n") if line]
     entries = tuple(entry for entry in found if entry is not None)
     return Contents(entries, len(found) - len(entries))
 
@@ -186,6 +195,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = _open_synced(path)
+        self._followed: tuple[str, int] = ("", 0)  # for which scope, and how much of the file
+        self._outstanding: dict[Target, Outstanding] = {}
 
     def write(self, entry: Entry) -> None:
         """Append one entry and wait until it is on disk."""
@@ -196,13 +207,28 @@ class Journal:
         """All that was written, by whomever."""
         return read(self.path)
 
+    def outstanding(self, scope: str) -> Mapping[Target, Outstanding]:
+        """What is still to be undone, by target; only what was appended since the last time is read."""
+        known, start = self._followed
+        size = os.fstat(self._fd).st_size
+        if known != scope or size < start:  # another namespace, or somebody cut the file
+            self._outstanding, start = {}, 0
+        text = os.pread(self._fd, size - start, start)
+        whole = text.rfind(b"\n") + 1
+        if parse(text[whole:]) is not None:  # what is torn is closed off by the next line
+            whole = len(text)
+        _follow(self._outstanding, _parse_all(text[:whole]).entries, scope)
+        self._followed = scope, start + whole
+        return self._outstanding
+
     def rotate(self, scope: str) -> None:
         """Put a long journal aside once nothing in it is outstanding."""
-        if os.fstat(self._fd).st_size < ROTATE_BYTES or self.read().outstanding(scope):
+        if os.fstat(self._fd).st_size < ROTATE_BYTES or self.outstanding(scope):
             return
         os.replace(self.path, self.path.with_suffix(".jsonl.1"))
         os.close(self._fd)
         self._fd = _open_synced(self.path)
+        self._followed = "", 0
 
     def close(self) -> None:
         """Close the file."""

@@ -42,10 +42,12 @@ def settle(
     scope: str,
     by: str,
     only: Callable[[Outstanding], bool] = lambda _: True,
+    alive: Callable[[], object] = lambda: None,
 ) -> list[Settled]:
     """Put the original weights back wherever ours may be in force, and journal each.
 
-    What the kernel refuses stays outstanding, for the next attempt.
+    What the kernel refuses stays outstanding, for the next attempt. `alive` is called before each target: many of them
+    take longer than a lease.
 
     Raises
     ------
@@ -54,9 +56,10 @@ def settle(
     """
     done = []
     unwritten: OSError | None = None
-    for outstanding in journal.read().outstanding(scope).values():
+    for outstanding in list(journal.outstanding(scope).values()):
         if not only(outstanding):
             continue
+        alive()
         try:
             outcome = actuators.undo(outstanding.group, outstanding.ours)
         except SwerveError as error:

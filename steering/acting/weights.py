@@ -6,7 +6,7 @@ One thread, in the namespace that is steered. Times are CLOCK_MONOTONIC nanoseco
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from pytools.errors import SwerveError
@@ -160,8 +160,8 @@ class Acting:
         except OSError as error:
             self._say(f"the journal cannot be written: {error.strerror}")
 
-    def settle(self, why: str, only: Target | None = None) -> None:
-        """Put the original weights back everywhere, or in one target."""
+    def settle(self, why: str, only: Target | None = None, alive: Callable[[], object] = lambda: None) -> None:
+        """Put the original weights back everywhere, or in one target; `alive` is called before each."""
         decided = time.monotonic_ns()
         settled = settle.settle(
             self._journal,
@@ -169,6 +169,7 @@ class Acting:
             self._scope,
             "controller",
             lambda each: only in (None, each.target),
+            alive,
         )
         for each in settled:
             self._say(f"{each.text}; {why}")
@@ -186,7 +187,7 @@ class Acting:
     def adopt(self, groups: Iterable[Group]) -> None:
         """Note what the kernel took with a link, of what others had or of ours: whoever undoes has to expect it."""
         reduced = [group for group in groups if group.current != self.first[group.target].original]
-        outstanding = self.outstanding() if reduced else {}
+        outstanding = self.outstanding()
         for group in reduced:
             known = outstanding.get(group.target)
             if known is None or not among(group.current, known.ours):
@@ -194,9 +195,9 @@ class Acting:
                 change = Change(group.target, before, group.current, "the kernel took it with its link", "")
                 self._log_quietly("applied", messages.act_id(group.target), change, group.current)
 
-    def outstanding(self) -> dict[Target, journal.Outstanding]:
+    def outstanding(self) -> Mapping[Target, journal.Outstanding]:
         """What of ours may be in force."""
-        return self._journal.read().outstanding(self._scope)
+        return self._journal.outstanding(self._scope)
 
     def rotate(self) -> None:
         """Put a long journal aside once nothing in it is outstanding."""

@@ -175,18 +175,20 @@ def test_a_full_disk_does_not_end_the_loop_when_a_target_goes(made, monkeypatch)
     assert any("cannot be written: No space" in said for said in made.said)
 
 
-def test_the_journal_is_read_once_a_refresh_however_many_targets_are_steered(made, monkeypatch):
+def test_no_line_of_the_journal_is_read_twice_however_often_the_kernel_is_looked_at(made, monkeypatch):
     made.start()
     made.controller._act(made.changes())
-    read, times = journal.Journal.read, []
+    parse, lines = journal.parse, []
 
-    def counted(log):
-        times.append(log)
-        return read(log)
+    def counted(line):
+        lines.append(line)
+        return parse(line)
 
-    monkeypatch.setattr(journal.Journal, "read", counted)
-    made.controller._refresh(time.monotonic_ns())
-    assert len(times) == 1
+    monkeypatch.setattr(journal, "parse", counted)
+    for _ in range(3):
+        made.controller._refresh(time.monotonic_ns())
+    asked = [line for line in lines if line]
+    assert asked and len(asked) == len(set(asked))
 
 
 def test_a_target_that_went_while_frozen_is_settled_after_the_thaw(made):
@@ -207,6 +209,16 @@ def test_a_target_that_went_while_frozen_is_settled_after_the_thaw(made):
 
 
 # ---- begin and end ----
+
+
+def test_the_lease_is_renewed_while_many_targets_are_put_back(made, monkeypatch):
+    made.start()
+    made.controller._act(made.changes())
+    ticks = []
+    undo = made.kernel.undo
+    monkeypatch.setattr(made.kernel, "undo", lambda *given: ticks.append(made.guardian.ticks) or undo(*given))
+    made.controller._finish()
+    assert len(ticks) == 3 and ticks == sorted(set(ticks))
 
 
 def test_what_was_left_behind_is_taken_back_before_anything_else_can_fail(made):

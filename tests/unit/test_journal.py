@@ -194,6 +194,40 @@ def test_a_line_that_another_process_left_torn_is_closed_off(file):
     assert [each.kind for each in found.entries] == ["intent", "undone"] and found.torn == 1
 
 
+KINDS_OF_LINES = st.sampled_from([*journal.KINDS, "foreign", "torn", "torn but whole", "elsewhere", "rotated", "cut"])
+
+
+@given(st.lists(KINDS_OF_LINES, max_size=12))
+def test_what_is_outstanding_is_the_same_whether_followed_or_read_anew(kinds):
+    """Also with lines of others, and of those that died while they wrote one."""
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "journal.jsonl")
+        with Journal(file) as followed, Journal(file) as others:
+            for kind in kinds:
+                match kind:
+                    case "foreign":
+                        others.write(entry("intent"))
+                        file.open("ab").write(b"{}\n")
+                    case "torn":
+                        file.open("ab").write(b'{"kind":"inte')
+                    case "torn but whole":
+                        others.write(entry("intent"))
+                        os.truncate(file, file.stat().st_size - 1)
+                    case "elsewhere":
+                        others.write(entry("intent", scope="elsewhere"))
+                    case "rotated":
+                        if not followed.outstanding(HERE) and file.stat().st_size:
+                            followed.rotate(HERE)
+                    case "cut":
+                        os.truncate(file, 0)
+                    case _:
+                        others.write(entry(kind))
+                assert followed.outstanding(HERE) == read(file).outstanding(HERE)
+
+
 def test_a_missing_journal_is_empty(file):
     assert read(file) == journal.Contents((), 0)
 
