@@ -24,9 +24,12 @@ def _prefix(value: object) -> str:
     if not isinstance(value, str):
         raise PydanticCustomError("prefix", "not a prefix", {"given": value})
     try:
-        return str(ipaddress.ip_network(value))
+        found = str(ipaddress.ip_network(value))
+        if "%" in found:  # no route has one
+            raise ValueError(f"{found} has a scope")
     except ValueError as error:
         raise PydanticCustomError("prefix", "not a prefix", {"given": value, "why": str(error)}) from None
+    return found
 
 
 def _address(value: object) -> str:

@@ -110,6 +110,12 @@ def test_a_policy_cannot_be_changed():
             '(10.9.0.1/16 has host bits set); did you mean "10.9.0.0/16"?',
         ),
         (
+            "[10.9.0.0/16]",
+            '["fe80::%rail1/64"]',
+            'p.yaml:2: manage.destinations[0]: expected a prefix such as 10.9.0.0/16, got "fe80::%rail1/64" '
+            "(fe80::%rail1/64 has a scope)",
+        ),
+        (
             "max_drained_share: 0.5",
             "max_drained_share: 50",
             "p.yaml:3: safety.max_drained_share: expected a number above 0 up to 1, got 50",
