@@ -27,7 +27,12 @@ class Published:
         self.signal = signal
         self._line: bytes | None = None
 
+    @property
+    def tag(self) -> str:
+        return TAGS[type(self.signal)]
+
     def line(self) -> bytes:
+        """The signal as JSON, and a newline."""
         if self._line is None:
             self._line = encode(self.signal) + b"\n"
         return self._line
@@ -65,6 +70,7 @@ class Bus:
 
     def __init__(self) -> None:
         self._readers: dict[object, tuple[frozenset[str] | None, Callable[[Published], None]]] = {}
+        self._asked: dict[object, frozenset[str] | None] = {}  # what is made for the sake of each
         self._by_type: dict[type, tuple[Callable[[Published], None], ...]] = {}
 
     def publish(self, signal: AnySignal) -> None:
@@ -78,7 +84,7 @@ class Bus:
 
     def wanted(self, type_tag: str) -> bool:
         """Whether anybody would receive a signal of this type now."""
-        return any(types is None or type_tag in types for types, _ in self._readers.values())
+        return any(types is None or type_tag in types for types in self._asked.values())
 
     def subscribe(self, types: frozenset[str] | None, capacity: int = 4096) -> Subscription:
         """Receive signals of these types (None: all) in this process; at most `capacity` wait to be read."""
@@ -87,13 +93,24 @@ class Bus:
         self.add(subscription, types, subscription.offer)
         return subscription
 
-    def add(self, reader: object, types: frozenset[str] | None, offer: Callable[[Published], None]) -> None:
-        """Offer this reader each signal of these types, in the call of whoever publishes it."""
-        self._readers[reader] = (types, offer)
+    def add(
+        self,
+        reader: object,
+        types: frozenset[str] | None,
+        offer: Callable[[Published], None],
+        besides: frozenset[str] = frozenset(),
+    ) -> None:
+        """Offer this reader each signal of these types, in the call of whoever publishes it.
+
+        Those of the types `besides` too, but only while somebody else wants them: they are not made for this reader.
+        """
+        self._asked[reader] = types
+        self._readers[reader] = (None if types is None else types | besides, offer)
         self._rebuild()
 
     def remove(self, reader: object) -> None:
         """Offer it no more."""
+        self._asked.pop(reader, None)
         if self._readers.pop(reader, None) is not None:
             self._rebuild()
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Final, Generic, Self, TypeVar
 
 import msgspec
 
@@ -20,13 +20,16 @@ from pytools.errors import SwerveError
 from pytools.signals import AnySignal, encode
 from pytools.wire import CHUNK_BYTES, QUEUE_BYTES, Dropped, Error, Lines, Subscribe, check_types, from_server
 
+_Told = TypeVar("_Told")
+_ITS_OWN: Final = (b'{"type":"dropped"', b'{"type":"error"')  # of the server, not signals (wire.py)
+
 
 class AgentGoneError(SwerveError):
     """The agent closed the connection."""
 
 
-class Client:
-    """Reads signals from a running agent, and publishes some.
+class Connection(Generic[_Told]):
+    """Reads what a running agent tells, and publishes signals.
 
     In a selector: register it (it has a `fileno`), and call `read` when it is readable — one event may stand
     for many signals. Otherwise iterate, or call `next`.
@@ -52,7 +55,7 @@ class Client:
         check_types(types)
         self._path = path
         self._lines = Lines()
-        self._ready: deque[AnySignal] = deque()
+        self._ready: deque[_Told] = deque()
         self._unsent = b""
         self._gone = False
         self.dropped = 0  # signals this client was too slow for, as told by the agent
@@ -66,7 +69,7 @@ class Client:
         """For selectors."""
         return self._sock.fileno()
 
-    def read(self) -> list[AnySignal]:
+    def read(self) -> list[_Told]:
         """What can be had without waiting, oldest first; possibly nothing.
 
         Raises
@@ -83,7 +86,7 @@ class Client:
             raise self._gone_error()
         return signals
 
-    def next(self, timeout_s: float | None = None) -> AnySignal | None:
+    def next(self, timeout_s: float | None = None) -> _Told | None:
         """The next signal, or None when none came in time.
 
         Raises
@@ -104,7 +107,7 @@ class Client:
             self._receive()
         return self._ready.popleft()
 
-    def __iter__(self) -> Iterator[AnySignal]:
+    def __iter__(self) -> Iterator[_Told]:
         while True:
             signal = self.next()
             assert signal is not None
@@ -171,18 +174,43 @@ class Client:
         return True
 
     def _take(self, line: bytes) -> None:
+        """Digest one line."""
+        raise NotImplementedError
+
+    def _note(self, line: bytes) -> AnySignal | None:
+        """The signal in a line; None where it was word of the agent itself, or nothing that can be read."""
         try:
             message = from_server.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             self.malformed += 1
-            return
+            return None
         if isinstance(message, Dropped):
             self.dropped += message.count
-        elif isinstance(message, Error):
+            return None
+        if isinstance(message, Error):
             self.errors.append(message.message)
-        else:
-            self._ready.append(message)
+            return None
+        return message
 
     def _gone_error(self) -> AgentGoneError:
         why = f"; it said: {self.errors[-1]}" if self.errors else ""
         return AgentGoneError(f"the agent at {self._path} closed the connection{why}", start_hint(self._path))
+
+
+class Client(Connection[AnySignal]):
+    """Reads signals."""
+
+    def _take(self, line: bytes) -> None:
+        signal = self._note(line)
+        if signal is not None:
+            self._ready.append(signal)
+
+
+class LineClient(Connection[bytes]):
+    """Reads signals as the lines that the agent sends, each one JSON object: for those who only hand them on."""
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(_ITS_OWN):
+            self._note(line)
+        else:
+            self._ready.append(line)

@@ -102,6 +102,15 @@ class Rdma(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dead_ms: float = 200.0  # outstanding and nothing completed for so long
 
 
+class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much of what was told is kept (docs/recording.md)."""
+
+    hours: float = 24.0  # older records go; 0: nothing is recorded
+    fine_mib: float = 64.0  # compressed: every record, for the last minutes or hours
+    coarse_mib: float = 192.0  # the same without short windows, which reaches further back
+    directory: str = ""  # empty: `recording` in the instance's state directory
+
+
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of it."""
 
@@ -115,6 +124,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tcp: Tcp = Tcp()
     links: Links = Links()
     rdma: Rdma = Rdma()
+    recording: Recording = Recording()
     virtual_clock: str = ""  # labs only: the file that says how this host's stamping clock runs
 
 
@@ -188,6 +198,9 @@ def checked(config: AgentConfig, where: str) -> AgentConfig:
         ("rdma.congested_backlog", config.rdma.congested_backlog, 1, 1000),
         ("rdma.mean_ms", config.rdma.mean_ms, 1, 60_000),
         ("rdma.dead_ms", config.rdma.dead_ms, 1, 600_000),
+        ("recording.hours", config.recording.hours, 0, 10_000),
+        ("recording.fine_mib", config.recording.fine_mib, 1, 1_000_000),
+        ("recording.coarse_mib", config.recording.coarse_mib, 1, 1_000_000),
     ):
         if not low <= value <= high:
             raise UsageError(f"{where}: {name} is {value}, must be within {low} and {high}")
@@ -204,6 +217,7 @@ def _check_texts(config: AgentConfig, where: str) -> None:
     for what, path, limit in (
         ("clocks.chrony_socket", config.clocks.chrony_socket, 107),
         ("bus.key_file", config.bus.key_file, 4095),
+        ("recording.directory", config.recording.directory, 4000),
     ):
         if path and not (path.startswith("/") and "\0" not in path and len(path.encode()) <= limit):
             raise UsageError(f"{where}: {what} is {path!r}", f"name an absolute path of at most {limit} bytes")

@@ -1,12 +1,23 @@
 """Where files live: one instance of swerve per network namespace, each with its own directories.
 
-An instance is called by the namespace's name, or `host` for the namespace the host itself lives in.
+An instance is called by the namespace's name, or `host` for the namespace the host itself lives in. Configurations and
+policies are searched for; what is found is obeyed as root, so nobody else may be able to write it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
+
+from pytools.errors import RefusedError
+
+CONFIG: Final = "agent.yaml"
+POLICY: Final = "policy.yaml"
+_SYSTEM: Final = Path("/etc/swerve")
 
 
 def instance(netns: str | None) -> str:
@@ -24,6 +35,11 @@ def state_dir(netns: str | None) -> Path:
     return Path(os.environ.get("SWERVE_STATE_DIR", "/var/lib/swerve")) / instance(netns)
 
 
+def recording(directory: str, netns: str | None) -> Path:
+    """The flight recorder's files: where the configuration says, else with the instance's state."""
+    return Path(directory) if directory else state_dir(netns) / "recording"
+
+
 def agent_socket(netns: str | None) -> Path:
     """The agent's control socket: signals out, requests and published signals in."""
     return runtime_dir(netns) / "agent.sock"
@@ -36,6 +52,79 @@ def tap_socket(netns: str | None) -> Path:
 
 
 def default_config(netns: str | None) -> Path:
-    """The agent's configuration when `--config` is not given: the instance's own, else the host's."""
-    own = runtime_dir(netns) / "agent.yaml"
-    return own if own.exists() else Path("/etc/swerve/agent.yaml")
+    """The agent's configuration when `--config` is not given: the instance's own (a lab's), else where one looks.
+
+    Raises
+    ------
+    RefusedError
+        If somebody else could have written the one that is there.
+    """
+    return _first([runtime_dir(netns) / CONFIG, *searched(CONFIG)], "--config")
+
+
+def default_policy() -> Path:
+    """The policy when `--policy` is not given.
+
+    Raises
+    ------
+    RefusedError
+        If somebody else could have written the one that is there.
+    """
+    return _first(searched(POLICY), "--policy")
+
+
+def searched(name: str) -> list[Path]:
+    """Where a file of this name is looked for: the working directory, the user's own, the system's."""
+    found = []
+    with contextlib.suppress(OSError):  # the working directory may be gone
+        found.append(Path.cwd() / name)
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
+    if home.is_absolute():  # a relative one is to be ignored, says XDG
+        found.append(home / "swerve" / name)
+    return [*found, _SYSTEM / name]
+
+
+def _first(places: Sequence[Path], option: str) -> Path:
+    """The first that exists; the last, the system's, when none does. One that cannot be trusted is not passed over.
+
+    Who looks would not know why another one is obeyed than the one in front of him.
+    """
+    for place in places:
+        try:
+            why = unsafe(place, place.stat())
+        except OSError:  # not there, or not for us
+            continue
+        if why:
+            raise RefusedError(
+                f"{place}: refused: {why}", f"make it root's alone (chown root, chmod go-w), or name one with {option}"
+            )
+        return place
+    return places[-1]
+
+
+def unsafe(path: Path, opened: os.stat_result) -> str:
+    """Why a file that is obeyed cannot be trusted; empty when it can.
+
+    The file and the directories that hold it (the one named, and the one it resolves to) must belong to root or
+    to us, and be writable by nobody else.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    opened : os.stat_result
+        What it is: of the descriptor where there is one, so that nobody can change it in between.
+    """
+    if not stat.S_ISREG(opened.st_mode):
+        return "it is not a regular file"
+    owners = (0, os.geteuid())
+    checked = [("the file", opened)]
+    for directory in sorted({path.absolute().parent, path.resolve().parent}):
+        checked.append((f"its directory {directory}", directory.stat()))
+    for what, found in checked:
+        if found.st_uid not in owners:
+            return f"{what} belongs to user {found.st_uid}, not to root"
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            whom = "everybody" if found.st_mode & stat.S_IWOTH else f"group {found.st_gid}"
+            return f"{what} is writable by {whom} (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""

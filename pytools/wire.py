@@ -15,7 +15,7 @@ import msgspec
 from pytools.errors import UsageError
 from pytools.signals import AnySignal
 
-QUEUE_BYTES: Final = 1 << 20  # what a client may leave unread before signals are dropped for it
+QUEUE_BYTES: Final = 4 << 20  # what a client may leave unread before signals are dropped for it
 LINE_BYTES: Final = 1 << 20  # the longest line accepted
 CHUNK_BYTES: Final = 1 << 16
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import selectors
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from support import wait_until
 
 from pytools.bus import Bus, Client, Server
+from pytools.bus_client import LineClient
+
+_Made = TypeVar("_Made")
 
 
 class Served:
@@ -32,8 +36,14 @@ class Served:
         wait_until(turned, 10, what, every_s=0)
 
     def client(self, types: frozenset[str] | None = None) -> Client:
+        return self._connected(lambda: Client(self.path, types), types)
+
+    def lines(self, types: frozenset[str] | None = None) -> LineClient:
+        return self._connected(lambda: LineClient(self.path, types), types)
+
+    def _connected(self, connect: Callable[[], _Made], types: frozenset[str] | None) -> _Made:
         before = self.server.clients
-        client = Client(self.path, types)
+        client = connect()
         self.until(lambda: self.server.clients > before, "the client is connected")
         wanted = sorted(types) if types else ["act"]
         if types is None or types:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import time
 from collections.abc import Callable, Iterable
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, TextIO, TypeVar
 
-from pytools.bus_client import AgentGoneError, Client
+from pytools.bus_client import AgentGoneError, Connection
 from pytools.signals import AnySignal, encode
 
-_LOT = 1024  # signals written at once
+_Told = TypeVar("_Told")
+_NOTE_S = 1.0  # between two words about the same
 _LOOK_S = 0.5  # how soon a closed pipe is noticed while there is nothing to write
 
 
@@ -32,19 +34,21 @@ def write(signals: Iterable[AnySignal], out: BinaryIO) -> None:
         out.flush()
 
 
-def watch(client: Client, out: BinaryIO, notes: TextIO, count: int | None = None) -> int:
-    """Write every signal as it comes, until `count` were written or the reader went away.
+def lines(
+    lots: Iterable[list[bytes]], out: BinaryIO, count: int | None = None, tell: Callable[[bool], object] = bool
+) -> int:
+    """Write lines as they come, until there are no more, `count` were written, or the reader went away.
 
     Parameters
     ----------
-    client : Client
-        Where signals come from.
+    lots : iterable of list of bytes
+        Lines without their ends; an empty lot now and then is the occasion to see whether anybody reads.
     out : BinaryIO
-        Where lines go; nothing but signals is written there.
-    notes : TextIO
-        Where it is said how many signals the agent had to drop for us.
+        Where lines go; nothing else is written there. Each lot is flushed.
     count : int, optional
         Stop after so many.
+    tell : callable
+        Called with False after each lot, with True at the end.
 
     Returns
     -------
@@ -52,45 +56,55 @@ def watch(client: Client, out: BinaryIO, notes: TextIO, count: int | None = None
         How many were written.
     """
     written = 0
-    tell = missed(client, notes)
     try:
-        while count is None or written < count:
-            signals = _some(client, None if count is None else count - written)
-            write(signals, out)
-            written += len(signals)
-            tell()
-            if not signals and _closed(out):
+        for lot in lots:
+            some = lot if count is None else lot[: count - written]
+            if some:
+                out.write(b"\n".join([*some, b""]))
+                out.flush()
+            written += len(some)
+            tell(False)
+            if written == count or (not some and _closed(out)):
                 break
     except BrokenPipeError:
         _disarm(out)
     finally:
-        tell()
+        tell(True)
     return written
 
 
-def missed(client: Client, notes: TextIO) -> Callable[[], None]:
-    """A function that says how many signals the agent dropped for us, whenever there are more."""
-    told = 0
+def missed(
+    client: Connection[_Told], notes: TextIO, clock: Callable[[], float] = time.monotonic
+) -> Callable[[bool], None]:
+    """A function that says how many signals the agent dropped for us, when there are more: once a second at most.
 
-    def tell() -> None:
-        nonlocal told
-        if client.dropped > told:
-            told = client.dropped
+    Called with True it is the last word, and waits for nothing.
+    """
+    told, due_s = 0, 0.0
+
+    def tell(last: bool) -> None:
+        nonlocal told, due_s
+        if client.dropped > told and (last or clock() >= due_s):
+            told, due_s = client.dropped, clock() + _NOTE_S
             print(f"swerve: {told} signals dropped so far: this reader is too slow", file=notes, flush=True)
 
     return tell
 
 
-def _some(client: Client, limit: int | None) -> list[AnySignal]:
-    """What is there, waiting a little for the first; at most `limit`."""
-    most = _LOT if limit is None else min(limit, _LOT)
-    signal = client.next(_LOOK_S)
-    signals: list[AnySignal] = []
-    with contextlib.suppress(AgentGoneError):  # raised again when there is nothing left to hand on
-        while signal is not None:
-            signals.append(signal)
-            signal = client.next(0) if len(signals) < most else None
-    return signals
+def some(client: Connection[_Told]) -> list[_Told]:
+    """What an agent has told, waiting a little for the first; possibly nothing.
+
+    Raises
+    ------
+    AgentGoneError
+        If the agent is gone and all that it told was handed on.
+    """
+    first = client.next(_LOOK_S)
+    told = [] if first is None else [first]
+    if told:
+        with contextlib.suppress(AgentGoneError):  # raised again when there is nothing left to hand on
+            told += client.read()
+    return told
 
 
 def _closed(out: BinaryIO) -> bool:

@@ -15,11 +15,16 @@ from typing import Final, NamedTuple, TypeVar, get_args
 from pytools.errors import UsageError
 from pytools.signals import (
     AnySignal,
+    ClockEdge,
     Link,
     LinkEvent,
     Path,
+    PathDelay,
     PathEcn,
+    PathLiveness,
     PathMtu,
+    PathState,
+    ProbeSamples,
     RdmaPort,
     RdmaQueuePair,
     RdmaVerdict,
@@ -135,7 +140,7 @@ def traits(signal: AnySignal) -> Traits:
             found = _of_paths(_known(signal.path), signal.interface)
         case Link() | LinkEvent():
             found = _of_paths(tuple(signal.paths), signal.interface)
-        case PathMtu() | PathEcn():
+        case PathMtu() | PathEcn() | PathDelay() | PathLiveness() | PathState() | ClockEdge() | ProbeSamples():
             found = _of_paths((signal.path,), signal.path.interface)
         case RdmaPort():
             found = Traits(interfaces=(signal.device, signal.interface))

@@ -116,9 +116,15 @@ def show(
     try:
         for model in frames(client, view, count, every_s, filters=asked.filters):
             draw(rows_of(kind, model, asked), model)
-            tell()
+            tell(False)
     finally:
-        tell()
+        tell(True)
+
+
+def show_model(kind: str, model: Model, as_json: bool, color: bool, asked: Query) -> None:
+    """Print one frame of what is known already."""
+    draw = _json(VIEWS[kind], asked) if as_json else _table(kind, color, asked)
+    draw(rows_of(kind, model, asked), model)
 
 
 def _json(view: View, asked: Query) -> Callable[[list[AnySignal], Model], None]:

@@ -62,3 +62,16 @@ def sort_word(kind: str, word: str) -> str:
 
     words = [each for listing in drawing.LISTINGS[kind].values() for each in listing(0).words()]
     return chosen(word, words, "column to sort by")
+
+
+def view_word(word: str) -> str:
+    """The table that a person means.
+
+    Raises
+    ------
+    UsageError
+        If there is no such table; names the nearest, and all there are.
+    """
+    from pytools.views import drawing
+
+    return chosen(word, drawing.TABLES, "view")

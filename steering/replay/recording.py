@@ -5,12 +5,18 @@ Reads one line at a time, and no more than a line may be long: a recording may b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, Final
+from pathlib import Path
+from typing import Final, Protocol
 
 import msgspec
 
+from pytools.errors import SwerveError, UsageError
+from pytools.recording import files, reader
+from pytools.recording.reader import FOR_EVER
 from pytools.signals import AnySignal, decode
 
 LINE_BYTES: Final = 1 << 20
@@ -39,12 +45,55 @@ class Counts:
     schemas: set[int] = field(default_factory=set)
 
 
+class Readable(Protocol):
+    """What a recording is read from: a file, or what looks like one."""
+
+    def readline(self, limit: int, /) -> bytes:
+        """The next line with its end, at most so many bytes of it; empty at the end."""
+
+
+class Lines:
+    """Lines that were taken apart already, as a file."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = iter(lines)
+
+    def readline(self, _limit: int, /) -> bytes:
+        """The next line; it is no longer than a line may be."""
+        line = next(self._lines, None)
+        return b"" if line is None else line + b"\n"
+
+
+@contextlib.contextmanager
+def opened(place: Path, since_ns: int = 0, until_ns: int = FOR_EVER) -> Iterator[Readable]:
+    """A recording that a person names: a file, plain or gzip, standard input (-), or the flight recorder's directory.
+
+    Raises
+    ------
+    SwerveError
+        If it cannot be read, or a time is asked of what is no directory.
+    """
+    if place.is_dir():
+        yield Lines(reader.lines(place, since_ns, until_ns))
+        return
+    if (since_ns, until_ns) != (0, FOR_EVER):
+        raise UsageError(f"{place} is read as a whole", "--since and --until are for what the agent has recorded")
+    if str(place) == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        with place.open("rb") as file:
+            yield Lines(files.lines(file, reader.Read())) if place.suffix == ".gz" else file
+    except OSError as error:
+        raise SwerveError(f"{place}: {error.strerror}", "name what `swerve watch` has written") from None
+
+
 class Recording:
     """The signals of one host in a recording, in the order of its lines.
 
     Parameters
     ----------
-    file : BinaryIO
+    file : Readable
         Is read once, from where it stands.
     kinds : frozenset of str
         The signals that are needed, by their tags.
@@ -52,7 +101,7 @@ class Recording:
         Whose signals; empty for the first host in it.
     """
 
-    def __init__(self, file: BinaryIO, kinds: frozenset[str], host: str = "") -> None:
+    def __init__(self, file: Readable, kinds: frozenset[str], host: str = "") -> None:
         self._file, self._kinds, self.host = file, kinds, host
         self.counts = Counts()
 

@@ -17,7 +17,7 @@ from support import ROOT
 from pytools import signals
 from pytools.bus import Client
 from pytools.errors import SwerveError
-from pytools.views import export
+from pytools.views import export, past
 
 
 @pytest.fixture
@@ -56,46 +56,66 @@ def test_lines_are_whole_when_they_are_flushed() -> None:
 
 
 def test_watch_takes_what_it_was_asked_for_and_no_more(served: Served) -> None:
-    client = served.client()
+    client = served.lines()
     for _ in range(3):
         for each in samples.one_of_each():
             served.bus.publish(each)
     served.turn(0.1)
     out, notes = io.BytesIO(), io.StringIO()
-    assert export.watch(client, out, notes, count=5) == 5
+    assert export.lines(past.live(client, past.Wanted(), past.Read()), out, 5, export.missed(client, notes)) == 5
     assert [signals.decode(line) for line in out.getvalue().splitlines()] == samples.one_of_each()[:5]
     assert notes.getvalue() == ""
 
 
 def test_watch_ends_without_a_word_when_nobody_reads(served: Served) -> None:
-    client = served.client()
+    client = served.lines()
     served.bus.publish(samples.act())
     served.turn(0.1)
-    assert export.watch(client, Broken(), io.StringIO()) == 0
+    assert export.lines(past.live(client, past.Wanted(), past.Read()), Broken()) == 0
 
 
 def test_watch_passes_on_that_the_agent_is_gone(served: Served) -> None:
-    client = served.client()
+    client = served.lines()
     served.bus.publish(samples.act())
     served.server.close()
     out = io.BytesIO()
     with pytest.raises(SwerveError, match="closed the connection"):
-        export.watch(client, out, io.StringIO())
+        export.lines(past.live(client, past.Wanted(), past.Read()), out)
     assert signals.decode(out.getvalue()) == samples.act()
 
 
-def test_drops_are_told_once_each_time_there_are_more(served: Served) -> None:
+def test_words_of_the_agent_itself_are_no_lines(tmp_path: Path) -> None:
+    served = Served(tmp_path / "y" / "agent.sock", queue_bytes=4096)
+    client = served.lines()
+    for _ in range(5000):
+        served.bus.publish(samples.act())
+    told: list[bytes] = []
+
+    def missed() -> bool:
+        told.extend(client.read())
+        return client.dropped > 0
+
+    served.until(missed, "it is told what it missed")
+    served.bus.publish(samples.act())
+    served.until(lambda: told.extend(client.read()) or told, "it is told what comes afterwards")  # type: ignore[func-returns-value]
+    assert told and all(signals.decode(line) == samples.act() for line in told)
+    assert client.malformed == 0
+    served.close()
+
+
+def test_drops_are_told_once_a_second_when_there_are_more_and_at_the_end(served: Served) -> None:
     client: Client = served.client()
-    notes = io.StringIO()
-    tell = export.missed(client, notes)
-    tell()
+    notes, now = io.StringIO(), [100.0]
+    tell = export.missed(client, notes, lambda: now[0])
+    tell(False)
     assert notes.getvalue() == ""
-    client.dropped = 3
-    tell()
-    tell()
-    client.dropped = 5
-    tell()
-    assert [line.split()[1] for line in notes.getvalue().splitlines()] == ["3", "5"]
+    for dropped, at in ((3, 100.0), (4, 100.5), (4, 101.0), (5, 101.5), (5, 102.5), (5, 109.0)):
+        client.dropped, now[0] = dropped, at
+        tell(False)
+    client.dropped = 6
+    tell(True)
+    tell(True)
+    assert [line.split()[1] for line in notes.getvalue().splitlines()] == ["3", "4", "5", "6"]
 
 
 @pytest.mark.parametrize("kind", typing.get_args(signals.AnySignal), ids=lambda kind: kind.__name__)

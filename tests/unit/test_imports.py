@@ -13,9 +13,11 @@ from support import ROOT
 
 # From the bottom up; a room may use its own modules and every layer below. `bus` matches bus.py and bus_client.py.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("pytools.errors", "pytools.signals", "pytools.places"),
-    ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.wire"),
-    ("pytools.bus", "pytools.lab", "pytools.rdma_tap"),
+    ("pytools.errors",),
+    ("pytools.signals", "pytools.places"),
+    ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.wire", "pytools.schema"),
+    ("pytools.log", "pytools.notify"),
+    ("pytools.bus", "pytools.lab", "pytools.rdma_tap", "pytools.recording"),
     ("pytools.sources", "pytools.views"),
     ("pytools.agent",),
     ("pytools.cli",),

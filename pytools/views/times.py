@@ -1,0 +1,61 @@
+"""Times as people type them: 03:10, 2026-11-20 03:10:30, 15m. Pure; results are CLOCK_REALTIME nanoseconds.
+
+A time without a date is the latest such time before now; one without a zone is in this host's. A duration is so long
+ago.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, tzinfo
+from typing import Final
+
+from pytools.errors import UsageError
+
+_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)")
+_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_CLOCK: Final = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d(?:\.\d+)?))?")
+
+
+def parse(text: str, now_ns: int, zone: tzinfo | None = None) -> int:
+    """The instant that was meant.
+
+    Parameters
+    ----------
+    text : str
+        A time of day, a date and time (ISO 8601), or a duration.
+    now_ns : int
+        CLOCK_REALTIME.
+    zone : tzinfo, optional
+        What a time without a zone is in; None for this host's.
+
+    Raises
+    ------
+    UsageError
+        If it is none of these.
+    """
+    given = text.strip()
+    if ago := _AGO.fullmatch(given):
+        return now_ns - round(float(ago[1]) * _UNIT_S[ago[2]] * 1e9)
+    now = datetime.fromtimestamp(now_ns // 1_000_000_000).astimezone(zone)
+    try:
+        found = _today(given, now) or datetime.fromisoformat(given)
+        if found.tzinfo is None:
+            found = found.replace(tzinfo=zone).astimezone() if zone is None else found.replace(tzinfo=zone)
+        instant_ns = round(found.timestamp() * 1e6) * 1000
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(
+            f"{text!r} is no time", "write it like 03:10, '2026-11-20 03:10', or 15m for 15 minutes ago"
+        ) from None
+    return instant_ns
+
+
+def _today(given: str, now: datetime) -> datetime | None:
+    """A time of day as the latest one before now; None when it is something else."""
+    clock = _CLOCK.fullmatch(given)
+    if clock is None:
+        return None
+    second = float(clock[3] or 0)
+    found = now.replace(hour=int(clock[1]), minute=int(clock[2]), second=int(second),
+                        microsecond=round(second % 1 * 1e6) % 1_000_000)  # fmt: skip
+    return found if found <= now else found - timedelta(days=1)

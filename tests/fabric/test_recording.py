@@ -1,0 +1,142 @@
+"""The flight recorder of a real agent: it has what watchers saw, also after a kill; policies are tried on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import support
+
+from pytools import places
+from pytools.lab import Lab
+from pytools.recording import reader
+from pytools.recording.reader import Read
+
+POLICY = """\
+version: 1
+manage: {destinations: [10.9.0.0/16]}
+rules:
+  - name: leave
+    when: {signal: queueing_delay, quantile: p50, above: 2ms, for: 40ms, clear_below: 500us}
+    then: {shift: {share: 0}}
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab.up(f"rec{os.getpid()}", hosts=2, rails=2, rate="100mbit") as made:
+        made.start(made.hosts[1], [*support.SWERVE, "agent", "-n", made.hosts[1].netns])  # who answers
+        yield made
+
+
+@contextlib.contextmanager
+def agent(lab: Lab) -> Iterator[subprocess.Popen[str]]:
+    """The agent of the first host."""
+    host = lab.hosts[0]
+    command = [*support.SWERVE, "agent", "-n", host.netns]
+    process = lab.start(host, command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        support.wait_until(lambda: places.agent_socket(host.netns).exists(), 30, "the agent serves")
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait(10)
+
+
+def swerve(lab: Lab, *words: str) -> list[str]:
+    return support.run([*support.SWERVE, *words, "-n", lab.hosts[0].netns]).stdout.splitlines()
+
+
+def watched(lab: Lab, seconds: float, file: Path) -> set[str]:
+    """What a watcher of everything that is recorded saw in its time."""
+    kinds = ["path_delay", "path_liveness", "path_mtu", "path_ecn", "tcp_path", "tcp_host", "link", "nexthop_group"]
+    words = [word for kind in kinds for word in ("--type", kind)]
+    with file.open("w") as out:
+        command = [*support.SWERVE, "watch", *words, "-n", lab.hosts[0].netns]
+        process = subprocess.Popen(command, stdout=out)
+        try:
+            support.wait_until(lambda: file.stat().st_size > 0, 20, "it sees something")
+            end = time.monotonic() + seconds
+            support.wait_until(lambda: time.monotonic() > end, seconds + 5, "it has seen enough")
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(10)
+    return set(file.read_text().splitlines())
+
+
+def test_all_that_a_watcher_saw_is_recorded_once_and_outlives_a_kill(lab: Lab, tmp_path: Path) -> None:
+    folder = places.recording("", lab.hosts[0].netns)
+    with agent(lab) as process:
+        saw = watched(lab, 3, tmp_path / "watched.jsonl")
+        last = max(json.loads(line)["unix_ns"] for line in saw)
+        support.wait_until(lambda: newest(folder) > last, 10, "all of it is on the disk")
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+    told = Read()
+    has = [line.decode() for line in reader.lines(folder, told=told)]
+    assert len(saw) > 100 and saw <= set(has)
+    assert len(has) == len(set(has)) and told.broken == 0
+    assert has == [line for line in swerve(lab, "replay")]
+    assert any("±" in line and "rail1" in line for line in swerve(lab, "replay", "--view", "delay"))
+
+
+def newest(folder: Path) -> int:
+    told = Read()
+    for _ in reader.lines(folder, time.time_ns() - 60 * 10**9, told=told):
+        pass
+    return told.last_unix_ns
+
+
+def test_a_policy_is_tried_on_what_was_recorded(lab: Lab, tmp_path: Path) -> None:
+    """Congestion while nobody steered: the replay says when and why it would have left the rail."""
+    file = tmp_path / "policy.yaml"
+    file.write_text(POLICY)
+    began = time.time_ns()
+    with agent(lab):
+        recorded = places.recording("", lab.hosts[0].netns)
+        support.wait_until(lambda: newest(recorded) > began, 20, "it records")
+        lab.load(1, "130mbit", toward=2)
+        support.wait_until(lambda: congested(recorded, began), 20, "congestion is recorded")
+        lab.heal()
+    since = f"{(time.time_ns() - began) / 1e9 + 1:.0f}s"
+    lines = [
+        json.loads(line) for line in swerve(lab, "policy", "replay", "--policy", str(file), "--since", since, "-j")
+    ]
+    acts = [line for line in lines if line["type"] == "act"]
+    assert acts and acts[0]["under"] == "leave" and "queueing delay" in acts[0]["because"]
+    assert acts[0]["after"]["10.1.1.1 dev rail1"] == 0
+    assert acts[0]["unix_ns"] > began
+    before = [
+        json.loads(line) for line in swerve(lab, "policy", "replay", "--policy", str(file), "--until", since, "-j")
+    ]
+    assert not [line for line in before if line["type"] == "act"], "before that there was none"
+
+
+def congested(folder: Path, since_ns: int) -> bool:
+    for line in reader.lines(folder, since_ns):
+        signal_ = json.loads(line)
+        if signal_["type"] == "path_delay" and (signal_["forward"]["queueing_p50_ns"] or 0) > 3_000_000:
+            return True
+    return False
+
+
+def test_a_lab_leaves_no_recording_behind(lab: Lab) -> None:
+    host = lab.hosts[0]
+    with agent(lab):
+        support.wait_until(lambda: newest_or_zero(places.recording("", host.netns)), 20, "it records")
+    with Lab.up(f"rec2{os.getpid()}", hosts=2, rails=1) as other:
+        places.recording("", other.hosts[0].netns).mkdir(parents=True)
+        left = places.state_dir(other.hosts[0].netns)
+    assert not left.exists()
+
+
+def newest_or_zero(folder: Path) -> int:
+    return newest(folder) if folder.exists() else 0

@@ -1,0 +1,154 @@
+"""Where configurations and policies are looked for, and which of them are not obeyed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from pytools import places
+from pytools.errors import RefusedError
+
+WHERE = ("own", "here", "home", "etc")  # in the order of the search
+
+
+@pytest.fixture
+def dirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Empty directories in place of the instance's, the working one, the user's and the system's."""
+    found = {
+        "own": tmp_path / "run" / "t1",
+        "here": tmp_path / "here",
+        "home": tmp_path / "config" / "swerve",
+        "etc": tmp_path / "etc",
+    }
+    for each in found.values():
+        each.mkdir(parents=True, mode=0o755)
+        each.chmod(0o755)
+    monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(places, "_SYSTEM", found["etc"])
+    monkeypatch.chdir(found["here"])
+    return found
+
+
+def put(directory: Path, name: str) -> Path:
+    place = directory / name
+    place.write_text("host: h1\npeers: []\n")
+    place.chmod(0o644)
+    return place
+
+
+@pytest.mark.parametrize("first", range(len(WHERE)))
+def test_the_nearest_configuration_is_taken(dirs: dict[str, Path], first: int) -> None:
+    expected, *_ = [put(dirs[where], "agent.yaml") for where in WHERE[first:]]
+    assert places.default_config("t1") == expected
+
+
+@pytest.mark.parametrize("first", range(1, len(WHERE)))
+def test_a_policy_is_no_instances_own(dirs: dict[str, Path], first: int) -> None:
+    put(dirs["own"], "policy.yaml")
+    expected, *_ = [put(dirs[where], "policy.yaml") for where in WHERE[first:]]
+    assert places.default_policy() == expected
+
+
+def test_without_any_it_is_the_systems_that_is_missing(dirs: dict[str, Path]) -> None:
+    assert places.default_config("t1") == dirs["etc"] / "agent.yaml"
+    assert places.default_policy() == dirs["etc"] / "policy.yaml"
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("writable", [stat.S_IWGRP, stat.S_IWOTH], ids=["group", "everybody"])
+@pytest.mark.parametrize("what", ["the file", "its directory"])
+def test_what_others_can_write_is_refused_and_not_passed_over(
+    dirs: dict[str, Path], where: str, writable: int, what: str
+) -> None:
+    for each in WHERE[WHERE.index(where) :]:
+        put(dirs[each], "agent.yaml")
+    harmed = dirs[where] / "agent.yaml" if what == "the file" else dirs[where]
+    harmed.chmod(stat.S_IMODE(harmed.stat().st_mode) | writable)
+    with pytest.raises(RefusedError, match=f"refused: {what}.* is writable by ") as said:
+        places.default_config("t1")
+    assert said.value.what.startswith(str(dirs[where] / "agent.yaml"))
+    assert "--config" in said.value.next_step
+
+
+def test_a_sticky_directory_does_not_do(dirs: dict[str, Path]) -> None:
+    put(dirs["here"], "policy.yaml")
+    dirs["here"].chmod(0o1777)
+    with pytest.raises(RefusedError, match="writable by everybody") as said:
+        places.default_policy()
+    assert "--policy" in said.value.next_step
+
+
+def test_a_link_does_not_hide_where_the_file_is(dirs: dict[str, Path], tmp_path: Path) -> None:
+    elsewhere = tmp_path / "open"
+    elsewhere.mkdir()
+    (dirs["here"] / "agent.yaml").symlink_to(put(elsewhere, "x.yaml"))
+    assert places.default_config("t1") == dirs["here"] / "agent.yaml"
+    elsewhere.chmod(0o777)
+    with pytest.raises(RefusedError, match=f"its directory {elsewhere} is writable by everybody"):
+        places.default_config("t1")
+
+
+@pytest.mark.parametrize("which", ["the file", "its directory"])
+def test_what_belongs_to_another_user_is_refused(
+    dirs: dict[str, Path], which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owned = put(dirs["here"], "agent.yaml") if which == "the file" else dirs["here"]
+    (dirs["here"] / "agent.yaml").touch()
+    real = Path.stat
+
+    def foreign(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        found = list(real(self, follow_symlinks=follow_symlinks))
+        found[4] = 4242 if self == owned else os.geteuid()
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "stat", foreign)
+    with pytest.raises(RefusedError, match=f"{which}.* belongs to user 4242, not to root"):
+        places.default_config("t1")
+
+
+def test_a_file_of_root_is_trusted_by_everybody(dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    place = put(dirs["etc"], "agent.yaml")
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    owner = place.stat().st_uid
+    assert (places.unsafe(place, place.stat()) == "") == (owner == 0)
+
+
+def test_a_directory_of_that_name_is_no_configuration(dirs: dict[str, Path]) -> None:
+    (dirs["here"] / "agent.yaml").mkdir()
+    with pytest.raises(RefusedError, match="not a regular file"):
+        places.default_config("t1")
+
+
+def test_a_relative_xdg_directory_is_ignored(dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
+    nested = dirs["here"] / "config" / "swerve"
+    nested.mkdir(parents=True)
+    put(nested, "agent.yaml")
+    assert places.default_config("t1") == dirs["etc"] / "agent.yaml"
+
+
+def test_without_xdg_it_is_in_the_home(dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert places.searched("agent.yaml") == [
+        dirs["here"] / "agent.yaml",
+        tmp_path / ".config/swerve/agent.yaml",
+        dirs["etc"] / "agent.yaml",
+    ]
+
+
+def test_a_working_directory_that_is_gone_is_no_error(dirs: dict[str, Path]) -> None:
+    dirs["here"].rmdir()
+    expected = put(dirs["home"], "agent.yaml")
+    assert places.default_config("t1") == expected
+
+
+def test_what_cannot_be_looked_at_is_passed_over(dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    (dirs["home"].parent / "swerve").rmdir()
+    dirs["home"].parent.joinpath("swerve").write_text("a file where a directory is looked for")
+    expected = put(dirs["etc"], "agent.yaml")
+    assert places.default_config("t1") == expected
