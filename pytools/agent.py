@@ -9,101 +9,39 @@ from __future__ import annotations
 import contextlib
 import selectors
 import signal
+import sys
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from pytools import places
+from pytools import agent_reload, log, places
+from pytools.agent_heartbeat import Heartbeat, Standing
+from pytools.agent_hooks import Hooks
+from pytools.agent_reload import Slot, Source
 from pytools.bus import Bus, Server
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.estimators.offsets import Offset
-from pytools.kernel import attach, bpf, loader, netns
+from pytools.kernel import attach, bpf, loader, low_ports, netns, privileges
 from pytools.kernel.netlink import Netlink
+from pytools.log import Level
+from pytools.notify import Manager
 from pytools.sources.cost import CostSource
 from pytools.sources.links.source import LinkSource
 from pytools.sources.nexthops import NexthopSource
 from pytools.sources.path_ecn import PathEcnSource
 from pytools.sources.path_mtu import PathMtuSource
+from pytools.sources.probing import repeering
 from pytools.sources.probing.mesh import ProbeMesh
-from pytools.sources.programs import SAMPLE_EGRESS, SAMPLE_INGRESS, TCP_EGRESS, TCP_INGRESS
+from pytools.sources.programs import SAMPLE_EGRESS, TCP_EGRESS
 from pytools.sources.rdma.waiting import RdmaWhenThere
+from pytools.sources.recording import RecordingSource
 from pytools.sources.tcp.source import TcpSource
 
 if TYPE_CHECKING:
     from pytools.bus_hosts import HostBus
-
-_HOOKS_INTERVAL_NS = 1_000_000_000
-_HOOKS: tuple[tuple[str, attach.Direction], ...] = (
-    ("stamp_ingress", "ingress"),
-    ("stamp_egress", "egress"),
-    (TCP_EGRESS, "egress"),
-    (TCP_INGRESS, "ingress"),
-    (SAMPLE_INGRESS, "ingress"),
-    (SAMPLE_EGRESS, "egress"),
-)
-
-
-class Source(Protocol):
-    """What the agent runs."""
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Register files; `key.data` is called with the event mask."""
-
-    def tick(self, now_ns: int) -> int:
-        """Do what is due; returns when to be called next."""
-
-    def drops(self) -> dict[str, int]:
-        """Everything lost so far, by name."""
-
-    def close(self) -> None:
-        """Give everything back."""
-
-
-class Hooks:
-    """Keeps our programs attached to the interfaces that carry paths, as these come and go."""
-
-    def __init__(self, programs: dict[str, int], interfaces: Callable[[], Iterable[str]]) -> None:
-        self._programs, self._interfaces = programs, interfaces
-        self._attached: dict[tuple[str, str], attach.Attachment] = {}
-        self.failed: dict[str, str] = {}
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for."""
-
-    def tick(self, now_ns: int) -> int:
-        """Attach what is missing; what cannot be attached is named in `failed` and tried again."""
-        indexes = attach.interfaces()
-        wanted = set(self._interfaces())
-        for (interface, hook), attachment in list(self._attached.items()):
-            if interface not in wanted or indexes.get(interface) != attachment.ifindex:
-                self._attached.pop((interface, hook)).close()
-        for interface in sorted(wanted & set(indexes)):
-            for hook, direction in _HOOKS:
-                if hook in self._programs and (interface, hook) not in self._attached:
-                    self._attach(interface, hook, direction)
-        return now_ns + _HOOKS_INTERVAL_NS
-
-    def _attach(self, interface: str, hook: str, direction: attach.Direction) -> None:
-        name = f"{hook} on {interface}"
-        try:
-            self._attached[interface, hook] = attach.attach_tc(self._programs[hook], interface, direction)
-            self.failed.pop(name, None)
-        except SwerveError as error:
-            self.failed[name] = str(error)
-
-    def drops(self) -> dict[str, int]:
-        """Nothing is lost here that `failed` does not name."""
-        return {}
-
-    def close(self) -> None:
-        """Detach everything."""
-        for attachment in self._attached.values():
-            with contextlib.suppress(SwerveError):
-                attachment.close()
-        self._attached.clear()
 
 
 class Agent:
@@ -117,10 +55,23 @@ class Agent:
         The name of the namespace, for the place of the control socket.
     compilation : Compilation
         Of `pytools.sources.programs.all_of(config)`, which may be under way since before this module was imported.
+    read : callable, optional
+        Reads the configuration again, for `reload`.
     """
 
-    def __init__(self, config: AgentConfig, namespace: str | None, compilation: loader.Compilation) -> None:
-        self._stop = False
+    def __init__(
+        self,
+        config: AgentConfig,
+        namespace: str | None,
+        compilation: loader.Compilation,
+        read: Callable[[], AgentConfig] | None = None,
+    ) -> None:
+        self._stop = self._reload_asked = False
+        self._config, self._read, self._manager = config, read, Manager()
+        self._began_ns = time.monotonic_ns()
+        self._waiting: Mapping[str, str] = {}  # fields of the configuration that wait for a restart, and why
+        self._slots: dict[str, Slot] = {}
+        self._due: dict[int, int] = {}
         self._closing = contextlib.ExitStack()
         try:
             self._build(config, namespace, compilation)
@@ -142,7 +93,8 @@ class Agent:
             from pytools.sources.clocks.virtual_clock import VirtualClockSource
 
             self._add(VirtualClockSource(config.virtual_clock, loaded))  # before anything is stamped
-        mesh = ProbeMesh(config, loaded, netlink, bus)
+        with low_ports.allowed(config.probe.port):
+            self._mesh = mesh = ProbeMesh(config, loaded, netlink, bus)
         hooks = Hooks(loaded.programs, mesh.interfaces)
         self._add(hooks)  # before the mesh: its first tick attaches, and the first probe is to be stamped
         self._add(mesh)
@@ -153,13 +105,16 @@ class Agent:
             connections = TcpSource(config, loaded, netlink, bus, mesh.path_of, mesh.all_paths)
             failed.append(connections.failed)
             self._add(connections)
-        self._add(NexthopSource(config.host, [peer.address for peer in config.peers], netlink, bus))
-        self._add(LinkSource(config, netlink, bus, mesh.interfaces, mesh.all_paths))
+        self._add_slot("peers", lambda now: NexthopSource(now.host, [each.address for each in now.peers], netlink, bus))
+        self._add_slot("links", lambda now: LinkSource(now, netlink, bus, mesh.interfaces, mesh.all_paths))
         if loaded.has_map("stamp_ecn"):
             self._add(PathEcnSource(config, loaded, bus, lambda: mesh.current))
         sizes = PathMtuSource(config, bus, lambda: mesh.current)
         self._add(sizes)
         self._add(rdma)
+        unwritten: dict[str, str] = {}
+        failed.append(unwritten)
+        self._add_slot("recording", lambda now: _recording(now, namespace, bus, unwritten))
         self._add(
             CostSource(
                 config.host,
@@ -170,6 +125,14 @@ class Agent:
                 bus=bus,
             )
         )
+
+        def standing() -> Standing:
+            wanted = len(mesh.interfaces())
+            named = dict(ChainMap(*failed))
+            peers = len(self._config.peers)
+            return Standing(len(mesh.current), peers, wanted, hooks.attached(), named, tuple(self._waiting))
+
+        self._add(Heartbeat(self._manager, standing, self.drops, self._began_ns))  # last: ready when all had a turn
 
     def _add_between_hosts(
         self, config: AgentConfig, loaded: loader.Loaded, netlink: Netlink, bus: Bus, mesh: ProbeMesh
@@ -198,14 +161,21 @@ class Agent:
         self._sources.append(source)
         source.register(self._selector)
 
+    def _add_slot(self, part: str, make: Callable[[AgentConfig], Source | None]) -> None:
+        self._slots[part] = Slot(make, self._config)
+        self._add(self._slots[part])
+
     def drops(self) -> dict[str, int]:
         """Everything that any source lost so far, by name."""
         return {name: count for source in self._sources for name, count in source.drops().items()}
 
     def run(self) -> None:
         """Work until `stop` is called."""
-        due = dict.fromkeys(range(len(self._sources)), 0)
+        due = self._due = dict.fromkeys(range(len(self._sources)), 0)
         while not self._stop:
+            if self._reload_asked:
+                self._reload_asked = False
+                self._reload()
             now_ns = time.monotonic_ns()
             for index, source in enumerate(self._sources):
                 if due[index] <= now_ns:
@@ -217,6 +187,37 @@ class Agent:
     def stop(self) -> None:
         """Have `run` return; safe in a signal handler."""
         self._stop = True
+
+    def reload(self) -> None:
+        """Have the configuration read again before the next turn; safe in a signal handler."""
+        self._reload_asked = True
+
+    def _reload(self) -> None:
+        self._manager.reloading()
+        try:
+            if self._read is not None:
+                self._take_up(agent_reload.plan(self._config, self._read()))
+        except SwerveError as error:
+            log.event(Level.ERROR, "configuration not taken up, the one before holds", why=error)
+        self._manager.ready()
+
+    def _take_up(self, plan: agent_reload.Plan) -> None:
+        """Make the parts anew that have changed; one that fails stays as it was, and does not keep the others."""
+        failed = {}
+        for part in plan.parts:
+            try:
+                if part == "peers":
+                    with low_ports.allowed(plan.config.probe.port):
+                        repeering.set_peers(self._mesh, plan.config, time.monotonic_ns())
+                self._slots[part].renew(plan.config)
+            except SwerveError as error:
+                failed[part] = str(error)
+        self._config = plan.holds(failed)
+        self._waiting = {**plan.waiting, **failed}
+        self._due.update(dict.fromkeys(self._due, 0))  # hooks first: what is new is to be stamped from the start
+        log.event(Level.INFO, "configuration read again", changed=",".join(plan.taken(failed)) or "nothing")
+        for field, why in self._waiting.items():
+            log.event(Level.WARNING, "not taken up", field=field, why=why, next="restart the agent")
 
     def close(self) -> None:
         """Remove everything from the kernel, last thing first."""
@@ -234,8 +235,24 @@ def _unknown(_peer: str) -> Offset | None:
     return None
 
 
-def run(config: AgentConfig, namespace: str | None, compilation: loader.Compilation) -> None:
-    """Run an agent in a namespace until SIGTERM or SIGINT.
+def _recording(config: AgentConfig, namespace: str | None, bus: Bus, failed: dict[str, str]) -> Source | None:
+    """The flight recorder that is configured, if one is; `failed` says why nothing is written."""
+    failed.clear()
+    if not config.recording.hours:
+        return None
+    directory = places.recording(config.recording.directory, namespace)
+    made = RecordingSource(config.recording, directory, int(config.windows.long_ms * 1e6), bus)
+    made.failed = failed
+    return made
+
+
+def run(
+    config: AgentConfig,
+    namespace: str | None,
+    compilation: loader.Compilation,
+    read: Callable[[], AgentConfig] | None = None,
+) -> None:
+    """Run an agent in a namespace until SIGTERM or SIGINT; at SIGHUP it reads its configuration again.
 
     Raises
     ------
@@ -244,16 +261,24 @@ def run(config: AgentConfig, namespace: str | None, compilation: loader.Compilat
     """
     if namespace is not None:
         netns.enter(namespace)
-    with Agent(config, namespace, compilation) as agent, _on_signals(agent.stop):
+    instance = places.instance(namespace)
+    log.event(Level.INFO, "agent starting", host=config.host, peers=len(config.peers), instance=instance)
+    for missing, lost in privileges.gaps():
+        log.event(Level.NOTICE, "agent runs without", missing=missing, lost=lost)
+    with Agent(config, namespace, compilation, read) as agent, _on_signals(agent.stop, agent.reload):
         agent.run()
 
 
 @contextlib.contextmanager
-def _on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        stop()
+def _on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> Iterator[None]:
+    handled = {signal.SIGTERM: stop, signal.SIGINT: stop}
+    if not sys.stderr.isatty():  # an agent at a terminal ends with it
+        handled[signal.SIGHUP] = reload
 
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    def handler(number: int, _frame: FrameType | None) -> None:
+        handled[signal.Signals(number)]()
+
+    before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from pytools.bus_client import Client
 from pytools.errors import SwerveError
 from pytools.kernel import features
 from pytools.kernel.features import Finding
-from pytools.views import checks_network
+from pytools.views import checks_agent, checks_network
 from pytools.views.check import Check
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def checks(name: str | None, config: Path | None, programs: Sequence[Program]) -
         *checks_network.tcp(),
         *checks_network.links(),
         *checks_network.rdma(name),
+        *checks_agent.checks(name, config),
         *_surroundings(name, config),
     ]
 
@@ -53,7 +54,6 @@ def _privileges() -> list[Check]:
         capability("CAP_BPF", True, "no program can be loaded: nothing is measured"),
         capability("CAP_PERFMON", True, "programs that read packets are refused: nothing is measured"),
         capability("CAP_NET_ADMIN", True, "no program can be attached, no route changed"),
-        capability("CAP_NET_RAW", True, "probes cannot be marked and bound: paths cannot be told apart"),
         capability("CAP_SYS_ADMIN", False, "no namespaces (lab, -n), no run-time statistics, no tracepoint formats"),
     ]
 

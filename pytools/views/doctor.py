@@ -18,6 +18,7 @@ import msgspec
 from pytools import places
 from pytools.errors import RefusedError
 from pytools.kernel import features, netns
+from pytools.views import versions
 from pytools.views.check import Check
 from pytools.views.checks import checks, served
 
@@ -52,6 +53,7 @@ class Report(msgspec.Struct, frozen=True, tag="doctor"):
     netns: str | None
     results: list[Result]
     cannot: tuple[str, ...]
+    versions: dict[str, str] = {}  # of what is at work here; empty where it is not there
 
     @property
     def sound(self) -> bool:
@@ -78,7 +80,7 @@ def examine(name: str | None, config: Path | None, programs: Sequence[Program]) 
     """
     with netns.inside(name):
         results = [_result(check) for check in checks(name, config, programs)]
-    return Report(os.uname().release, name, results, CANNOT)
+    return Report(os.uname().release, name, results, CANNOT, versions.found())
 
 
 def _result(check: Check) -> Result:
@@ -152,8 +154,37 @@ def run(name: str | None, config: Path | None, programs: Sequence[Program], as_j
         from pytools.views.follow import console
         from pytools.views.tables import diagnosis
 
-        console(color).print(diagnosis(report.results, report.cannot, report.kernel, name))
+        console(color).print(diagnosis(report.results, report.cannot, versions.text(report.versions), name))
     return 0 if report.sound else 5
+
+
+def bundle(
+    out: Path, name: str | None, config: Path | None, programs: Sequence[Program], redact: bool, as_json: bool
+) -> None:
+    """Write a support bundle, and say what is in it and what is not.
+
+    Raises
+    ------
+    UsageError
+        If the file exists, or cannot be made; or there is no such namespace.
+    """
+    from pytools.views import doctor_bundle
+
+    report = examine(name, config, programs)
+    with netns.inside(name):
+        manifest = doctor_bundle.write(out, name, config, report, redact)
+    if as_json:
+        _print_json(manifest)
+        return
+    print(f"{out}: {len(manifest.parts)} parts, {out.stat().st_size / 1000:.0f} kB; readable by its owner alone")
+    for part in manifest.parts:
+        print(f"  {part.name}: {part.bytes} bytes" + (f" ({part.note})" if part.note else ""))
+    for each in manifest.left_out:
+        print(f"  without {each.name}: {each.why}")
+    if manifest.addresses_hidden is not None:
+        shown = ", ".join(manifest.managed) or "none"
+        print(f"  {manifest.addresses_hidden} addresses are numbers now; shown as they are: {shown}")
+    print("never in it: " + "; ".join(manifest.never))
 
 
 def print_removed(removed: list[str], as_json: bool) -> None:

@@ -1,0 +1,72 @@
+"""Where the agent's programs are attached: to the interfaces that carry paths, as these come and go.
+
+Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's, in the namespace that it measures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+from collections.abc import Callable, Iterable
+
+from pytools.errors import SwerveError
+from pytools.kernel import attach
+from pytools.sources.programs import SAMPLE_EGRESS, SAMPLE_INGRESS, TCP_EGRESS, TCP_INGRESS
+
+_HOOKS_INTERVAL_NS = 1_000_000_000
+_HOOKS: tuple[tuple[str, attach.Direction], ...] = (
+    ("stamp_ingress", "ingress"),
+    ("stamp_egress", "egress"),
+    (TCP_EGRESS, "egress"),
+    (TCP_INGRESS, "ingress"),
+    (SAMPLE_INGRESS, "ingress"),
+    (SAMPLE_EGRESS, "egress"),
+)
+
+
+class Hooks:
+    """Keeps our programs attached to the interfaces that carry paths, as these come and go."""
+
+    def __init__(self, programs: dict[str, int], interfaces: Callable[[], Iterable[str]]) -> None:
+        self._programs, self._interfaces = programs, interfaces
+        self._attached: dict[tuple[str, str], attach.Attachment] = {}
+        self.failed: dict[str, str] = {}
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Nothing to wait for."""
+
+    def tick(self, now_ns: int) -> int:
+        """Attach what is missing; what cannot be attached is named in `failed` and tried again."""
+        indexes = attach.interfaces()
+        wanted = set(self._interfaces())
+        for (interface, hook), attachment in list(self._attached.items()):
+            if interface not in wanted or indexes.get(interface) != attachment.ifindex:
+                self._attached.pop((interface, hook)).close()
+        for interface in sorted(wanted & set(indexes)):
+            for hook, direction in _HOOKS:
+                if hook in self._programs and (interface, hook) not in self._attached:
+                    self._attach(interface, hook, direction)
+        return now_ns + _HOOKS_INTERVAL_NS
+
+    def _attach(self, interface: str, hook: str, direction: attach.Direction) -> None:
+        name = f"{hook} on {interface}"
+        try:
+            self._attached[interface, hook] = attach.attach_tc(self._programs[hook], interface, direction)
+            self.failed.pop(name, None)
+        except SwerveError as error:
+            self.failed[name] = str(error)
+
+    def attached(self) -> int:
+        """How many interfaces have at least one of our programs."""
+        return len({interface for interface, _ in self._attached})
+
+    def drops(self) -> dict[str, int]:
+        """Nothing is lost here that `failed` does not name."""
+        return {}
+
+    def close(self) -> None:
+        """Detach everything."""
+        for attachment in self._attached.values():
+            with contextlib.suppress(SwerveError):
+                attachment.close()
+        self._attached.clear()

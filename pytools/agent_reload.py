@@ -1,0 +1,170 @@
+"""A configuration read again: what of it a running agent takes up, and what waits for a restart.
+
+Peers, and what belongs to one source alone, change live: that source is made anew, all others go on. Everything else is
+said by its name, and stays as it was. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from pytools.config import AgentConfig
+from pytools.sources.probing import repeering
+
+# Field of the configuration -> the part that is made anew for it.
+LIVE: Final[Mapping[str, str]] = {
+    "recording.hours": "recording",
+    "recording.fine_mib": "recording",
+    "recording.coarse_mib": "recording",
+    "recording.directory": "recording",
+    "links.interval_ms": "links",
+    "links.flap_window_s": "links",
+    "peers": "peers",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of a new configuration."""
+
+    config: AgentConfig  # what holds from now on: the old one, where it cannot change live
+    parts: tuple[str, ...]  # that are made anew
+    changed: tuple[str, ...]  # fields that are taken up
+    waiting: Mapping[str, str]  # fields that are not, and why
+    _both: tuple[AgentConfig, AgentConfig]
+
+    def taken(self, failed: Mapping[str, str]) -> list[str]:
+        """The fields that are taken up, when these parts could not be made anew."""
+        return [name for name in self.changed if LIVE[name] not in failed]
+
+    def holds(self, failed: Mapping[str, str]) -> AgentConfig:
+        """The configuration that holds then."""
+        return _merged(*self._both, self.taken(failed))
+
+
+def plan(old: AgentConfig, new: AgentConfig) -> Plan:
+    """Tell what can change live from what cannot."""
+    differing = [name for name, value in _fields(new).items() if _fields(old)[name] != value]
+    waiting = {name: "it is read at the start alone" for name in differing if name not in LIVE}
+    if "peers" in differing and (why := repeering.why_not(old, new.peers)):
+        waiting["peers"] = why
+    changed = [name for name in differing if name not in waiting]
+    parts = tuple(dict.fromkeys(LIVE[name] for name in changed))
+    return Plan(_merged(old, new, changed), parts, tuple(changed), waiting, (old, new))
+
+
+def _fields(config: AgentConfig) -> dict[str, Any]:
+    """By dotted name; peers as one, in whatever order."""
+    found: dict[str, Any] = {}
+    for name in config.__struct_fields__:
+        value = getattr(config, name)
+        if isinstance(value, msgspec.Struct):
+            found |= {f"{name}.{inner}": getattr(value, inner) for inner in value.__struct_fields__}
+        else:
+            found[name] = value
+    return found | {"peers": {peer.address: peer for peer in config.peers}}
+
+
+def _merged(old: AgentConfig, new: AgentConfig, changed: Sequence[str]) -> AgentConfig:
+    """The old one with these fields of the new."""
+    merged = old
+    for name in changed:
+        section, _, inner = name.partition(".")
+        value = getattr(new, section)
+        if inner:
+            value = msgspec.structs.replace(getattr(merged, section), **{inner: getattr(value, inner)})
+        merged = msgspec.structs.replace(merged, **{section: value})
+    return merged
+
+
+class Source(Protocol):
+    """What the agent runs."""
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Register files; `key.data` is called with the event mask."""
+
+    def tick(self, now_ns: int) -> int:
+        """Do what is due; returns when to be called next."""
+
+    def drops(self) -> dict[str, int]:
+        """Everything lost so far, by name."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+_NEVER_NS: Final = 1 << 62
+
+
+class Slot:
+    """A source that may be made anew while the others go on; what the earlier ones lost stays in the count.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the source for a configuration; None where it wants none.
+    """
+
+    def __init__(self, make: Callable[[AgentConfig], Source | None], config: AgentConfig) -> None:
+        self._make, self._config = make, config
+        self._selector: selectors.BaseSelector | None = None
+        self._files: set[Any] = set()
+        self._lost: Counter[str] = Counter()  # by those before
+        self._source = make(config)
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Keep the selector for those to come."""
+        self._selector = selector
+        before = set(selector.get_map())
+        if self._source is not None:
+            self._source.register(selector)
+        self._files = set(selector.get_map()) - before
+
+    def tick(self, now_ns: int) -> int:
+        """Let the source work."""
+        return now_ns + _NEVER_NS if self._source is None else self._source.tick(now_ns)
+
+    def drops(self) -> dict[str, int]:
+        """Of this source and of those before it."""
+        now = self._source.drops() if self._source is not None else {}
+        return {name: self._lost[name] + now.get(name, 0) for name in self._lost.keys() | now.keys()}
+
+    def renew(self, config: AgentConfig) -> None:
+        """Make the source for another configuration; if that fails, for the one before.
+
+        Raises
+        ------
+        SwerveError
+            If it failed.
+        """
+        self._end()
+        try:
+            self._source = self._make(config)
+            self._config = config
+        except BaseException:
+            self._source = self._make(self._config)
+            raise
+        finally:
+            if self._selector is not None:
+                self.register(self._selector)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._source is None:
+            return
+        source, self._source = self._source, None
+        if self._selector is not None:
+            for file in self._files & set(self._selector.get_map()):
+                self._selector.unregister(file)
+        self._files = set()
+        source.close()
+        self._lost.update(source.drops())

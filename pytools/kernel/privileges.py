@@ -1,0 +1,73 @@
+"""What an agent loses that runs without root, capability by capability; whom it concerns is found by its process.
+
+The three that it cannot do without are not here: without them nothing works (`swerve doctor` says so). Light to
+import; any thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pytools.kernel import tracefs
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What one capability more would bring."""
+
+    capability: str
+    bit: int
+    what: str  # is lost without it
+
+
+LOST: Final = (
+    Lost(
+        "CAP_SYS_PTRACE",
+        19,
+        "the processes behind other users' TCP connections are not named, and their RDMA processes cannot be tapped",
+    ),
+    Lost(
+        "CAP_DAC_READ_SEARCH",
+        2,
+        "the control group and the container of a TCP connection are not named",
+    ),
+    Lost(
+        "CAP_SYS_ADMIN",
+        21,
+        "what a kernel program costs per packet is not known, RDMA is not seen by probes in its providers (where the "
+        "kernel asks for it, as 6.18 does), and processes tapped before the agent began are not found",
+    ),
+)
+
+
+def effective(pid: int | None = None) -> int | None:
+    """The effective capabilities of a process, ours unless given, as a mask; None when there is no such process."""
+    try:
+        lines = Path("/proc", str(os.getpid() if pid is None else pid), "status").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("CapEff:")), 16)
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
+def lost(mask: int) -> list[Lost]:
+    """What a process with these capabilities goes without."""
+    return [each for each in LOST if not mask >> each.bit & 1]
+
+
+def gaps() -> Iterator[tuple[str, str]]:
+    """What this very process goes without: what is missing, and what is lost by that."""
+    for each in lost(effective() or 0):
+        yield each.capability, each.what
+    for (system, event), what in _EVENTS.items():
+        if not tracefs.fields(system, event):
+            yield f"the format of {system}:{event}", what
+
+
+_EVENTS: Final = {
+    ("tcp", "tcp_cong_state_set"): "retransmitted segments are counted, but fast, RTO, TLP and SYN are not told apart",
+    ("skb", "kfree_skb"): "packets that the kernel drops are not counted",
+}

@@ -1,0 +1,117 @@
+"""What `doctor` looks at around the agent: what the one that runs may do, who else is at TC, whether clocks are set.
+
+Run in the network namespace that is examined.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from pytools import config as configuration
+from pytools import places
+from pytools.bus_socket import connect, peer
+from pytools.errors import SwerveError
+from pytools.kernel import privileges, tc_programs
+from pytools.kernel.features import Finding
+from pytools.kernel.netlink import Netlink, NetlinkError
+from pytools.views.check import Check
+
+_MOST: Final = 16  # named; the rest is counted
+_TIMEX_BYTES, _TIME_ERROR = 208, 5
+
+
+def checks(name: str | None, config: Path | None) -> list[Check]:
+    """All of these."""
+    found = _privileges_found(name)
+    return [
+        Check(
+            "privileges of the agent",
+            False,
+            "; ".join(each.what for each in found[1]),
+            "nothing to mend if that can be spared; else add AmbientCapabilities= and CapabilityBoundingSet= with "
+            f"{', '.join(each.capability for each in found[1])} to its unit (docs/service.md)",
+            lambda: found[0],
+        ),
+        Check(
+            "no others at TC",
+            False,
+            "a program that decides about a packet before ours hides it from ours, and one that changes it changes "
+            "what is measured",
+            "`bpftool net show` has their order: let them return TCX_NEXT (TC_ACT_UNSPEC), or attach after swerve",
+            lambda: _others(name, config),
+        ),
+        Check(
+            "system clock",
+            False,
+            "the time of day in the records of several hosts cannot be laid side by side (delays do not rest on it)",
+            "apt-get install chrony, or another time service",
+            _system_clock,
+        ),
+    ]
+
+
+def _privileges_found(name: str | None) -> tuple[Finding, list[privileges.Lost]]:
+    """What the agent that runs goes without, by the process at the other end of its socket."""
+    try:
+        with connect(places.agent_socket(name)) as sock:
+            pid, uid, _ = peer(sock)
+    except (SwerveError, OSError):
+        return Finding(None, "no agent runs"), []
+    mask = privileges.effective(pid)
+    if mask is None:
+        return Finding(None, f"process {pid} cannot be seen from here"), []
+    lost = privileges.lost(mask)
+    whose = f"process {pid} of user {uid}"
+    return Finding(not lost, f"{whose}, without {', '.join(each.capability for each in lost)}" if lost else whose), lost
+
+
+def _others(name: str | None, config: Path | None) -> Finding:
+    wanted, why = _interfaces(name, config)
+    found = [each for interface, index in wanted for each in tc_programs.on(interface, index) if not each.ours]
+    said = [str(each) for each in found[:_MOST]]
+    if len(found) > _MOST:
+        said.append(f"and {len(found) - _MOST} more")
+    return Finding(not found, "; ".join(said) or f"on {why}")
+
+
+def _interfaces(name: str | None, config: Path | None) -> tuple[list[tuple[str, int]], str]:
+    """The interfaces that carry paths to the configured peers; every one where that is not known."""
+    all_of_them = {index: interface for index, interface in socket.if_nameindex() if interface != "lo"}
+    try:
+        peers = configuration.load(config or places.default_config(name)).peers
+        with Netlink() as netlink:
+            indexes = set(_carrying(netlink, [each.address for each in peers]))
+    except SwerveError:
+        indexes = set()
+    carrying = [(all_of_them[each], each) for each in sorted(indexes & all_of_them.keys())]
+    if carrying:
+        return carrying, ", ".join(interface for interface, _ in carrying)
+    return [(interface, index) for index, interface in sorted(all_of_them.items())], "any interface"
+
+
+def _carrying(netlink: Netlink, addresses: Iterable[str]) -> Iterator[int]:
+    """Indexes of the interfaces by which these addresses may be reached, whatever the weights."""
+    nexthops = {each.id: each.ifindex for each in netlink.nexthops()}
+    members = {group.id: tuple(group.weights) for group in netlink.groups()}
+    for address in addresses:
+        try:
+            route = netlink.route_get(address, matched=True)
+        except NetlinkError:
+            continue
+        objects = () if route.nexthop_id is None else members.get(route.nexthop_id, (route.nexthop_id,))
+        for index in (route.ifindex, *(hop.ifindex for hop in route.hops or ()), *(nexthops.get(o) for o in objects)):
+            if index:
+                yield index
+
+
+def _system_clock() -> Finding:
+    """The kernel's own word on whether somebody sets the clock; read only."""
+    state = int(ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))
+    if state < 0:
+        return Finding(None, os.strerror(ctypes.get_errno()))
+    return Finding(state != _TIME_ERROR, "nobody sets it" if state == _TIME_ERROR else "synchronised, says the kernel")

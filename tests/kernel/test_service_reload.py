@@ -1,0 +1,150 @@
+"""SIGHUP: other peers and a recorder of another size without a probe lost, and what waits for a restart is said."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import service_kit as kit
+import support
+from service_kit import CONFIG, Service, room
+
+from pytools.bus import Client
+from pytools.signals import PathDelay, ProbeSamples
+
+__all__ = ["room"]
+
+THIRD = CONFIG.replace("shared}]", "shared}, {name: three, address: 10.77.0.3, clock: shared}]")
+TURNED = """\
+host: two
+peers: [{name: one, address: 10.77.0.1, clock: shared}]
+recording: {hours: 0}
+"""
+
+
+class Watcher:
+    """Hears every probe of every path."""
+
+    def __init__(self, service: Service) -> None:
+        path = Path(service.env["SWERVE_RUNTIME_DIR"]) / "host/agent.sock"
+        self.client = Client(path, frozenset({"probe_samples", "path_delay"}))
+        self.seqs: dict[str, list[int]] = {}
+        self.delays: list[PathDelay] = []
+
+    def hear(self) -> Watcher:
+        for each in self.client.read():
+            if isinstance(each, ProbeSamples):
+                self.seqs.setdefault(each.path.destination, []).extend(each.seq)
+            elif isinstance(each, PathDelay):
+                self.delays.append(each)
+        return self
+
+    def gaps(self, destination: str) -> list[tuple[int, int]]:
+        """Where a probe is missing, or comes twice."""
+        seqs = self.seqs[destination]
+        return [(one, two) for one, two in itertools.pairwise(seqs) if two != one + 1]
+
+
+@pytest.fixture
+def measuring(veth_pair: tuple[str, str], room: Path) -> Iterator[tuple[Service, Watcher]]:
+    support.require("bcc", "tracefs", "ip")
+    first, second = veth_pair
+    support.run(["ip", "-n", second, "address", "add", "10.77.0.3/24", "dev", "v0"])
+    for name in ("a", "b"):
+        (room / name).mkdir(mode=0o755)
+    with kit.service(room / "a", first, CONFIG) as one, kit.service(room / "b", second, TURNED) as two:
+        one.manager.until("READY=1")
+        two.manager.until("READY=1")
+        watcher = Watcher(one)
+        support.wait_until(lambda: len(watcher.hear().seqs.get("two", [])) > 100, 30, "probes are answered")
+        yield one, watcher
+        watcher.client.close()
+
+
+def reload(service: Service, config: str) -> None:
+    service.config.write_text(config)
+    service.manager.forget()
+    service.process.send_signal(signal.SIGHUP)
+    service.manager.until("READY=1", 20)
+    heard = service.manager.heard
+    assert heard.index("RELOADING=1") < heard.index("READY=1")
+    assert any(line.startswith("MONOTONIC_USEC=") for line in heard)
+
+
+def more(watcher: Watcher, destination: str, count: int = 100) -> Callable[[], bool]:
+    before = len(watcher.hear().seqs.get(destination, []))
+    return lambda: len(watcher.hear().seqs.get(destination, [])) > before + count
+
+
+def test_a_peer_comes_and_goes_and_no_probe_of_the_other_is_lost(measuring: tuple[Service, Watcher]) -> None:
+    one, watcher = measuring
+    for _ in range(3):
+        reload(one, THIRD)
+        support.wait_until(more(watcher, "three"), 30, "the new peer is probed")
+        known = [each for each in watcher.delays if each.path.destination == "three"]
+        assert known[-1].forward.owd_p50_ns is not None and known[-1].reverse.owd_p50_ns is not None
+        reload(one, CONFIG)
+        support.wait_until(more(watcher, "two"), 30, "the old one is probed on")
+        seen = len(watcher.seqs["three"])
+        support.wait_until(more(watcher, "two"), 30, "and on")
+        assert len(watcher.seqs["three"]) <= seen + 60, "what was under way, and nothing more"
+        watcher.seqs["three"].clear()
+    assert watcher.gaps("two") == []
+    assert watcher.client.dropped == 0
+    assert not [each for each in watcher.delays if each.path.destination == "two" and each.lost]
+    assert one.said().count("configuration read again changed=peers") == 6
+
+
+def test_a_peer_of_another_family_is_taken_up(measuring: tuple[Service, Watcher]) -> None:
+    one, watcher = measuring
+    reload(one, CONFIG.replace("shared}]", "shared}, {name: six, address: 'fd77::2', clock: shared}]"))
+    support.wait_until(
+        lambda: any(each.path.destination == "six" for each in watcher.hear().delays), 30, "it is probed"
+    )
+    assert watcher.gaps("two") == []
+    rules = support.run(["ip", "-6", "-n", _netns(one), "rule"]).stdout
+    assert "fwmark" in rules
+    reload(one, CONFIG)
+    assert "fwmark" not in support.run(["ip", "-6", "-n", _netns(one), "rule"]).stdout
+
+
+def test_the_recorder_changes_and_nothing_is_lost(measuring: tuple[Service, Watcher]) -> None:
+    one, watcher = measuring
+    folder = Path(one.env["SWERVE_STATE_DIR"]) / "host/recording"
+    assert list(folder.iterdir())
+    reload(one, CONFIG.replace("fine_mib: 1", "hours: 0"))
+    files = sorted(folder.iterdir())
+    sizes = [each.stat().st_size for each in files]
+    support.wait_until(more(watcher, "two"), 30, "it measures on")
+    assert [each.stat().st_size for each in files] == sizes and sorted(folder.iterdir()) == files
+    reload(one, CONFIG)
+    support.wait_until(lambda: len(list(folder.iterdir())) > len(files), 20, "it records again")
+    assert watcher.hear().gaps("two") == []
+
+
+def test_what_cannot_change_live_is_said_and_stays(measuring: tuple[Service, Watcher]) -> None:
+    one, watcher = measuring
+    reload(one, CONFIG + "probe: {interval_ms: 5}\nlinks: {interval_ms: 100}\n")
+    one.manager.until("STATUS=probes 1 paths to 1 peers by 1 interfaces; waiting for a restart: probe.interval_ms", 20)
+    assert "<4>not taken up field=probe.interval_ms" in one.said()
+    assert "configuration read again changed=links.interval_ms" in one.said()
+    reload(one, CONFIG)
+    assert "changed=links.interval_ms\n" in one.said().rpartition("configuration read again ")[2]
+    assert watcher.hear().gaps("two") == []
+
+
+@pytest.mark.parametrize("config", ["host: [", "host: one\npeers: [{name: x, address: nowhere}]\n", "hosts: one\n"])
+def test_a_wrong_configuration_changes_nothing(measuring: tuple[Service, Watcher], config: str) -> None:
+    one, watcher = measuring
+    reload(one, config)
+    assert "<3>configuration not taken up" in one.said()
+    support.wait_until(more(watcher, "two"), 30, "it measures on")
+    assert watcher.gaps("two") == [] and one.process.poll() is None
+
+
+def _netns(service: Service) -> str:
+    found = support.run(["ip", "netns", "identify", str(service.process.pid)]).stdout.split()
+    return next(name for name in found if name.startswith("swerve-"))

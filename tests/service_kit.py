@@ -1,0 +1,190 @@
+"""An agent as the shipped unit runs it, for tests: a user without root, its own directories, a manager that listens."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import support
+
+from pytools import places
+
+UNITS = support.ROOT / "packaging/systemd"
+AGENT = UNITS / "swerve-agent.service"
+STEER = UNITS / "swerve-steer.service"
+UID = 61_862  # of nobody: what it can do, the unit gives it
+_RUNNER = support.ROOT / "tests/under_unit.py"
+
+
+CONFIG = """\
+host: one
+peers: [{name: two, address: 10.77.0.2, clock: shared}]
+recording: {fine_mib: 1, coarse_mib: 1}
+"""
+
+
+@pytest.fixture
+def room(unique_name: Callable[[], str]) -> Iterator[Path]:
+    """A directory whose name is short and that the service's user reaches."""
+    place = places.runtime_dir(None).parent.parent / unique_name()
+    place.mkdir()
+    own(place / "x")
+    yield place
+    shutil.rmtree(place)
+
+
+def command(
+    words: Sequence[str],
+    write: Sequence[Path],
+    netns: str | None = None,
+    formats: Path | None = None,
+    unit: Path = AGENT,
+) -> list[str]:
+    """A command line that runs `words` as the unit would."""
+    require_systemd()
+    line = [sys.executable, str(_RUNNER), str(unit), "--uid", str(UID)]
+    for each in write:
+        line += ["--write", str(each)]
+    if netns is not None:
+        line += ["--netns", netns]
+    if formats is not None:
+        line += ["--place", f"{formats}:/sys/kernel/tracing"]
+    return [*line, "--", *words]
+
+
+def require_systemd() -> None:
+    """Skip unless systemd's groups of system calls, and libseccomp, are there."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("missing: the command systemd-analyze (package systemd)")
+    if ctypes.util.find_library("seccomp") is None:
+        pytest.skip("missing: libseccomp (package libseccomp2)")
+
+
+def own(place: Path) -> Path:
+    """A directory that is the service's, with all in it; those above it let it pass."""
+    place.mkdir(parents=True, exist_ok=True)
+    for each in (place, *place.rglob("*")):
+        os.chown(each, UID, UID, follow_symlinks=False)
+    for above in place.parents:
+        if above in (Path("/"), Path("/tmp")):
+            break
+        above.chmod(above.stat().st_mode | 0o711)
+    return place
+
+
+@dataclass
+class Manager:
+    """What a service manager would hear: datagrams on a socket."""
+
+    address: str
+    sock: socket.socket
+    heard: list[str] = field(default_factory=list)
+
+    def listen(self) -> list[str]:
+        """Everything so far, line by line."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.heard += self.sock.recv(8192).decode().splitlines()
+        return self.heard
+
+    def forget(self) -> None:
+        """Hear anew."""
+        self.listen()
+        self.heard.clear()
+
+    def until(self, word: str, deadline_s: float = 60) -> None:
+        """Wait until a line begins so."""
+        support.wait_until(
+            lambda: any(line.startswith(word) for line in self.listen()), deadline_s, f"the manager hears {word}"
+        )
+
+
+@contextlib.contextmanager
+def manager(address: str) -> Iterator[Manager]:
+    """One that listens at a path, or at an abstract name that begins with @."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
+        sock.bind("\0" + address[1:] if address.startswith("@") else address)
+        if not address.startswith("@"):
+            Path(address).chmod(0o666)
+        yield Manager(address, sock)
+
+
+@dataclass
+class Service:
+    """A running agent."""
+
+    process: subprocess.Popen[str]
+    manager: Manager
+    env: Mapping[str, str]  # with which commands find it
+    config: Path
+    log: Path
+
+    def swerve(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A command of root's beside it."""
+        return support.run([*support.SWERVE, *words], env=dict(self.env), check=check)
+
+    def said(self) -> str:
+        """Its standard error so far."""
+        return self.log.read_text()
+
+
+@contextlib.contextmanager
+def service(
+    room: Path,
+    netns: str,
+    config: str,
+    *,
+    prepared: bool = True,
+    watchdog_s: float = 30,
+    abstract: bool = False,
+    unit: Path = AGENT,
+) -> Iterator[Service]:
+    """The agent in a namespace, ended at the end; `room` is its own."""
+    run, state = own(room / "run" / "swerve"), own(room / "state" / "swerve")
+    file = room / "agent.yaml"
+    file.write_text(config)
+    file.chmod(0o644)
+    env = {"SWERVE_RUNTIME_DIR": str(run), "SWERVE_STATE_DIR": str(state)}
+    formats = None
+    if prepared:
+        support.run([*support.SWERVE, "agent", "--prepare"], env=env)
+        formats = run.with_name("swerve-tracing")
+    log = room / "log"
+    address = f"@{netns}" if abstract else str(room / "notify")
+    with manager(address) as told, log.open("w") as errors:
+        line = command([*support.SWERVE, "agent", "--config", str(file)], [run, state], netns, formats, unit)
+        own_environment = {
+            **env,
+            "NOTIFY_SOCKET": address,
+            "WATCHDOG_USEC": str(int(watchdog_s * 1e6)),
+            "TMPDIR": str(run),
+            "JOURNAL_STREAM": f"{os.fstat(errors.fileno()).st_dev}:{os.fstat(errors.fileno()).st_ino}",
+        }
+        process = subprocess.Popen(
+            line, env={**os.environ, **own_environment}, stdin=subprocess.DEVNULL, stderr=errors, text=True
+        )
+        try:
+            yield Service(process, told, env, file, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(20 * support.slow_factor())
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def settle(seconds: float) -> None:
+    """Let time pass, to see what does not happen."""
+    end = time.monotonic() + seconds
+    support.wait_until(lambda: time.monotonic() > end, seconds + 10, "the time is over", every_s=0.05)

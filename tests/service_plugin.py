@@ -1,0 +1,82 @@
+"""Has the agents of labs run as the shipped unit runs one: `pytest -p service_plugin tests/fabric/test_recording.py`.
+
+What a test asks of an agent stays the same: its socket, state and configuration are where they would be, but belong to
+the unit's user, who has its capabilities, system calls and file system and no others. An agent that the test starts in
+another way than by its lab is not touched.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import service_kit as kit
+import support
+
+from pytools import places
+from pytools.lab import processes, state
+
+_start = processes.start
+started: list[str] = []
+
+
+def start(
+    lab: str,
+    netns: str,
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    stdout: int | IO[Any] | None = subprocess.DEVNULL,
+    stderr: int | IO[Any] | None = subprocess.DEVNULL,
+) -> subprocess.Popen[str]:
+    """In the place of `pytools.lab.processes.start`."""
+    if list(argv) != [*support.SWERVE, "agent", "-n", netns]:
+        return _start(lab, netns, argv, env, stdout, stderr)
+    started.append(netns)
+    # As in /etc: the configuration is root's, and not in a directory of the service's, where root would refuse it.
+    written, kept = places.runtime_dir(netns) / "agent.yaml", places.runtime_dir(None).parent.parent / f"{netns}.yaml"
+    if written.exists():
+        kept.write_text(written.read_text())
+        kept.chmod(0o644)
+        written.unlink()
+    words = ["agent", "--config", str(kept)]
+    return under_the_unit(kit.AGENT, lab, netns, words, env, stdout, stderr)
+
+
+def under_the_unit(
+    unit: Path,
+    lab: str,
+    netns: str,
+    words: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    stdout: int | IO[Any] | None = subprocess.DEVNULL,
+    stderr: int | IO[Any] | None = subprocess.DEVNULL,
+) -> subprocess.Popen[str]:
+    """A `swerve` command as the unit runs it: it takes itself for the host's instance, and is the namespace's."""
+    room = places.runtime_dir(None).parent.parent / "units" / netns
+    run, kept = kit.own(room / "run"), kit.own(room / "state")
+    shared = [kit.own(places.runtime_dir(netns)), kit.own(places.state_dir(netns))]
+    for link, target in zip((run / "host", kept / "host"), shared, strict=True):
+        if not link.is_symlink():
+            link.symlink_to(target)
+    key = state.key_file(lab)
+    if key.exists():
+        os.chown(key, kit.UID, kit.UID)
+        key.parent.chmod(0o711)
+    here = {"SWERVE_RUNTIME_DIR": str(run), "SWERVE_STATE_DIR": str(kept)}
+    support.run([*support.SWERVE, "agent", "--prepare"], env=here)
+    line = kit.command([*support.SWERVE, *words], [run, kept, *shared], netns, Path(f"{run}-tracing"), unit)
+    return _start(lab, netns, line, {**(env or {}), **here, "TMPDIR": str(run)}, stdout, stderr)
+
+
+def pytest_configure() -> None:
+    """From now on every lab of this session starts its agents so."""
+    processes.start = start
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many, so that a run in which none was can be told from one that shows something."""
+    terminalreporter.write_line(f"agents run by the unit: {len(started)}")
