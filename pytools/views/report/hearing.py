@@ -1,0 +1,274 @@
+"""What was heard of one path, group, clock, queue pair or host, as it comes in; `story` freezes it. No I/O."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pytools.signals import (
+    Clock,
+    Delay,
+    NexthopGroup,
+    PathDelay,
+    PathState,
+    RdmaQueuePair,
+    RdmaSight,
+    RdmaSuspects,
+    Retransmissions,
+    Self,
+    TcpPath,
+)
+from pytools.views.report.records import ClockStory, Direction, HostStory, PathStory, QueuePairStory, WeightStory
+from pytools.views.report.runs import Runs
+from pytools.views.report.series import SLOTS, Series, Spread, Sums
+from pytools.views.timing import supports_one_way
+
+SILENCE_NS: Final = 5_000_000_000  # of what is told about once a second
+_CAUSES: Final = ("fast", "timeout", "tail_probe", "syn", "unknown")
+_LONG_OVER: Final = 3  # windows
+_MESSAGES: Final = 8  # bandwidth over sliding windows of so many
+_MEMBERS: Final = 16
+
+
+class _Way:
+    """One direction."""
+
+    def __init__(self) -> None:
+        self.owd_p50, self.owd_p99, self.queueing_p50, self.queueing_p99 = Spread(), Spread(), Spread(), Spread()
+
+    def take(self, delay: Delay, one_way: bool) -> None:
+        for spread, value, bound in (
+            (self.owd_p50, delay.owd_p50_ns if one_way else None, delay.bound_ns),
+            (self.owd_p99, delay.owd_p99_ns if one_way else None, delay.bound_ns),
+            (self.queueing_p50, delay.queueing_p50_ns, delay.queueing_bound_ns),
+            (self.queueing_p99, delay.queueing_p99_ns, delay.queueing_bound_ns),
+        ):
+            if value is not None and value >= 0:
+                spread.add(value, bound)
+
+    def figures(self) -> Direction:
+        return Direction(
+            self.owd_p50.quantile(0.5),
+            self.owd_p99.quantile(0.99),
+            self.queueing_p50.quantile(0.5),
+            self.queueing_p99.quantile(0.99),
+        )
+
+
+def _over(old: PathDelay, new: PathDelay) -> bool:
+    """Whether nothing was heard of longer windows for a while."""
+    return new.unix_ns - old.unix_ns > _LONG_OVER * old.window_ns
+
+
+class HeardPath:
+    """One path."""
+
+    def __init__(self) -> None:
+        self._owd_p50, self._owd_p99 = Series(), Series()
+        self._queueing_p50, self._queueing_p99 = Series(), Series()
+        self._forward, self._reverse = _Way(), _Way()
+        self._clocks: dict[str, int] = {}
+        self._states, self._resent = Runs(SILENCE_NS), Sums()
+        self._last: PathDelay | None = None
+        self._any: PathDelay | PathState | TcpPath | None = None
+        self._tcp_ns = self._windows = self._lost = self._settled = self._segments_out = 0
+        self.late = 0
+
+    def take(self, signal: PathDelay | PathState | TcpPath) -> None:
+        """One more word of it."""
+        self._any = signal
+        match signal:
+            case PathDelay():
+                self._delay(signal)
+            case PathState():
+                note = f"{signal.reason} [{signal.under}]" if signal.under else signal.reason
+                self._states.add(signal.unix_ns, signal.state, note)
+            case TcpPath():
+                self._tcp(signal)
+
+    def _delay(self, new: PathDelay) -> None:
+        last = self._last
+        if last is not None and last.window_ns > new.window_ns and not _over(last, new):
+            return
+        self._last = new
+        self._windows += 1
+        self._clocks[new.clock] = self._clocks.get(new.clock, 0) + 1
+        self._lost += new.lost
+        self._settled += new.received + new.lost
+        one_way = supports_one_way(new.clock)
+        self._forward.take(new.forward, one_way)
+        self._reverse.take(new.reverse, one_way)
+        there = new.forward
+        for series, value, bound in (
+            (self._owd_p50, there.owd_p50_ns if one_way else None, there.bound_ns),
+            (self._owd_p99, there.owd_p99_ns if one_way else None, there.bound_ns),
+            (self._queueing_p50, there.queueing_p50_ns, there.queueing_bound_ns),
+            (self._queueing_p99, there.queueing_p99_ns, there.queueing_bound_ns),
+        ):
+            series.add(new.unix_ns, None if value is None or value < 0 else value, bound)
+
+    def _tcp(self, new: TcpPath) -> None:
+        if new.unix_ns <= self._tcp_ns:
+            self.late += 1
+            return
+        self._tcp_ns = new.unix_ns
+        self._segments_out += new.segments_out
+        self._resent.add(new.unix_ns, by_cause(new.retransmitted))
+
+    def story(self, until_ns: int, slots: int) -> PathStory:
+        """All of it."""
+        assert self._any is not None and self._any.path is not None
+        step_ns = self._last.window_ns if self._last is not None else SILENCE_NS
+        return PathStory(
+            self._any.host,
+            self._any.path,
+            step_ns if self._last is not None else 0,
+            self._windows,
+            self._forward.figures(),
+            self._reverse.figures(),
+            self._owd_p50.line(step_ns, slots),
+            self._owd_p99.line(step_ns, slots),
+            self._queueing_p50.line(step_ns, slots),
+            self._queueing_p99.line(step_ns, slots),
+            self._lost,
+            self._settled,
+            self._clocks,
+            self._states.bands(until_ns),
+            (),
+            self._resent.bars(slots),
+            self._segments_out,
+        )
+
+
+def by_cause(resent: Retransmissions) -> dict[str, int]:
+    """Segments by what made the kernel send them again."""
+    return {cause: getattr(resent, cause) for cause in _CAUSES}
+
+
+class HeardGroup:
+    """One nexthop group."""
+
+    def __init__(self) -> None:
+        self.last: NexthopGroup | None = None
+        self._members: dict[str, Series] = {}
+
+    def take(self, signal: NexthopGroup) -> None:
+        """Its weights now; a member that is gone has none."""
+        self.last = signal
+        weights = {
+            f"{each.gateway} dev {each.interface}" if each.gateway else f"dev {each.interface}": each.weight
+            for each in signal.members
+        }
+        for name, weight in weights.items():
+            if name in self._members or len(self._members) < _MEMBERS:
+                self._members.setdefault(name, Series()).add(signal.unix_ns, weight)
+        for name in self._members.keys() - weights.keys():
+            self._members[name].add(signal.unix_ns, 0)
+
+    def story(self, acts: tuple[int, ...]) -> WeightStory:
+        """All of it."""
+        assert self.last is not None
+        lines = {name: series.line(SILENCE_NS) for name, series in sorted(self._members.items())}
+        return WeightStory(self.last.host, self.last.group_id, tuple(self.last.destinations), lines, acts)
+
+
+class HeardClock:
+    """One clock against one reference, as the reference's host tells it where that is heard, else as the first does."""
+
+    def __init__(self) -> None:
+        self._last: Clock | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._bound, self._spread, self._states = Series(), Spread(), Runs(SILENCE_NS)
+
+    def take(self, signal: Clock) -> None:
+        """One more word of it."""
+        if self._last is not None and signal.host != self._last.host:
+            if signal.host != signal.reference:
+                return
+            self._begin()
+        self._last = signal
+        bound_ns = signal.bound_ns if supports_one_way(signal.state) else None
+        self._bound.add(signal.unix_ns, bound_ns)
+        if bound_ns is not None and bound_ns >= 0:
+            self._spread.add(bound_ns)
+        self._states.add(signal.unix_ns, signal.state)
+
+    def story(self, until_ns: int) -> ClockStory:
+        """All of it."""
+        last = self._last
+        assert last is not None
+        most = self._spread.quantile(1.0)
+        line, states = self._bound.line(SILENCE_NS, SLOTS), self._states.bands(until_ns)
+        return ClockStory(last.of, last.reference, last.host, last, line, states, most)
+
+
+class HeardQueuePair:
+    """One RDMA queue pair."""
+
+    def __init__(self) -> None:
+        self._last: RdmaQueuePair | None = None
+        self._bandwidth, self._verdicts = Series(), Runs(SILENCE_NS)
+
+    def take(self, signal: RdmaQueuePair) -> None:
+        """One more word of it."""
+        self._last = signal
+        of = next((each for each in signal.bandwidths if each.messages == _MESSAGES), None)
+        self._bandwidth.add(signal.unix_ns, of.mean_bps if of is not None else None)
+        self._verdicts.add(signal.unix_ns, signal.verdict, signal.reason)
+
+    def story(self, until_ns: int) -> QueuePairStory:
+        """All of it."""
+        assert self._last is not None
+        return QueuePairStory(self._last, self._bandwidth.line(SILENCE_NS), self._verdicts.bands(until_ns))
+
+
+class HeardHost:
+    """What an agent says of itself, and of RDMA on its host."""
+
+    def __init__(self) -> None:
+        self._first_ns = self._last_ns = self._silences = self._silent_ns = 0
+        self._host = ""
+        self._before: Self | None = None
+        self._now: Self | None = None
+        self._sight: RdmaSight | None = None
+        self._suspects: RdmaSuspects | None = None
+
+    def heard(self, host: str, unix_ns: int) -> None:
+        """Something was told by it."""
+        self._host = host
+        if self._last_ns and unix_ns - self._last_ns > SILENCE_NS:
+            self._silences += 1
+            self._silent_ns += unix_ns - self._last_ns
+        self._first_ns = min(self._first_ns or unix_ns, unix_ns)
+        self._last_ns = max(self._last_ns, unix_ns)
+
+    def take(self, signal: Self | RdmaSight | RdmaSuspects) -> None:
+        """One of these."""
+        match signal:
+            case Self():
+                self._before, self._now = self._before or signal, signal
+            case RdmaSight():
+                self._sight = signal
+            case RdmaSuspects():
+                self._suspects = signal
+
+    def story(self) -> HostStory:
+        """All of it."""
+        before, now = self._before, self._now
+        drops: dict[str, int] = {}
+        if before is not None and now is not None:
+            grown = {name: count - before.drops.get(name, 0) for name, count in now.drops.items()}
+            drops = {name: count for name, count in grown.items() if count > 0}
+        return HostStory(
+            self._host,
+            self._first_ns,
+            self._last_ns,
+            self._silences,
+            self._silent_ns,
+            drops,
+            now is not None,
+            now.failed if now is not None else {},
+            self._sight,
+            tuple(self._suspects.suspects) if self._suspects is not None else (),
+        )

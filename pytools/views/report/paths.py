@@ -1,0 +1,158 @@
+"""The paths: a table of all, states as bands, of the worst ones delay and queueing over time with every act. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pytools.signals import Path
+from pytools.views.report import chart, scales, tabled, words
+from pytools.views.report.chart import HEIGHT, Curve, Mark
+from pytools.views.report.markup import Markup, element
+from pytools.views.report.records import PathStory, Report
+from pytools.views.report.scales import Span
+from pytools.views.tables import duration
+
+DRAWN: Final = 48  # paths with charts, the worst first
+OPEN: Final = 2  # of these, shown without being asked for
+_STATES: Final = 64
+_CHANGES: Final = 300
+
+
+def anchors(report: Report) -> dict[tuple[str, Path], str]:
+    """Where each path is drawn."""
+    return {story.key: f"path-{number}" for number, story in enumerate(report.paths[:DRAWN], start=1)}
+
+
+def marks(report: Report) -> dict[int, Mark]:
+    """Every act as a mark on a chart, by its number."""
+    return {each.number: Mark(each.act.unix_ns, each.number, words.explained(each)) for each in report.acts}
+
+
+def drawn(report: Report, span: Span) -> Markup:
+    """The section."""
+    places, made = anchors(report), marks(report)
+    if not report.paths:
+        return tabled.section("paths", "Paths", tabled.paragraphs("No path was measured within this time."))
+    stories = [
+        _story(story, span, made, places[story.key], number <= OPEN)
+        for number, story in enumerate(report.paths[:DRAWN], start=1)
+    ]
+    left_out = len(report.paths) - DRAWN
+    note = (
+        f"Of the other {left_out} paths there is only the table: the {DRAWN} worst are drawn." if left_out > 0 else ""
+    )
+    how = (
+        "The worst path first. A line is broken where nothing is known; a shade is the error (±) of the line in it. "
+        "Flags are acts of steering on what carries the path: focus or point at one to read what was done and why."
+    )
+    return tabled.section("paths", "Paths", _table(report.paths, places), tabled.paragraphs(how, note), *stories)
+
+
+def _table(paths: Sequence[PathStory], places: Mapping[tuple[str, Path], str]) -> Markup:
+    headings = ["path", "OWD p50", "OWD p99", "queueing p50", "queueing p99", "lost", "sent again", "last state"]
+    rows = []
+    for story in paths:
+        anchor = places.get(story.key)
+        name = words.way(story.path)
+        there = story.forward
+        resent = sum(story.resent.totals.values())
+        rows.append(
+            [
+                element("a", name, href=f"#{anchor}") if anchor else name,
+                words.delay(there.owd_p50_ns),
+                words.delay(there.owd_p99_ns),
+                words.delay(there.queueing_p50_ns),
+                words.delay(there.queueing_p99_ns),
+                words.share(story.loss),
+                f"{resent:,} of {story.segments_out:,}" if story.segments_out or resent else "no TCP",
+                story.states.runs[-1].word if story.states.runs else words.UNKNOWN,
+            ]
+        )
+    return tabled.table(
+        "From source to destination, over the whole time; p50: median of the windows' medians; p99: no larger in all "
+        "windows but one in a hundred", headings, rows, left=("last state",),
+    )  # fmt: skip
+
+
+def _story(story: PathStory, span: Span, made: Mapping[int, Mark], anchor: str, opened: bool) -> Markup:
+    acts = [made[number] for number in story.acts if number in made]
+    name = words.way(story.path)
+    summary = f"{name}: p99 {words.delay(story.forward.owd_p99_ns)}, queueing p99 " + words.delay(
+        story.forward.queueing_p99_ns
+    )
+    if acts:
+        summary += f", {words.counted(len(acts), 'act')}"
+    return tabled.folded(
+        summary,
+        _chart("One-way delay", name, [Curve("p50", story.owd_p50), Curve("p99", story.owd_p99)], span, acts,
+               _why_unknown(story)),
+        _chart("Queueing", name, [Curve("p50", story.queueing_p50), Curve("p99", story.queueing_p99)], span, acts, ""),
+        tabled.paragraphs(_resolution(story)),
+        id_=anchor,
+        opened=opened,
+    )  # fmt: skip
+
+
+def _chart(title: str, name: str, curves: Sequence[Curve], span: Span, acts: Sequence[Mark], why: str) -> Markup:
+    values = [point.value for curve in curves for point in curve.line.points]
+    if not values:
+        return tabled.paragraphs(f"{title}: unknown within this time. {why}")
+    scale = scales.logarithmic(values, HEIGHT)
+    label = (
+        f"{title} of {name} over time: {duration(min(values))} to {duration(max(values))}. Arrow keys read values, "
+        "plus and minus look closer; a table follows."
+    )
+    return tabled.figure(
+        f"{title}, logarithmic",
+        chart.legend([curve.name for curve in curves]),
+        chart.lines(span, curves, scale, "ns", label, duration, acts),
+        tabled.lines_table(span, curves, duration),
+    )
+
+
+def _why_unknown(story: PathStory) -> str:
+    if story.settled and story.lost == story.settled:
+        return "All its probes were lost."
+    if set(story.clocks) == {"free_running"}:
+        return "The clocks of the two hosts were never compared (free_running), so only queueing is known."
+    return ""
+
+
+def _resolution(story: PathStory) -> str:
+    if not story.windows:
+        return "It was not probed within this time."
+    line = story.queueing_p99
+    kept = f"of each {duration(line.slot_ns)} the smallest and the largest are drawn" if line.values > len(
+        line.points) else "all are drawn"  # fmt: skip
+    clocks = ", ".join(f"{state} {count}" for state, count in sorted(story.clocks.items()))
+    return f"{story.windows:,} windows of {duration(story.window_ns)} by {story.host}; {kept}. Clocks: {clocks}."
+
+
+def states(report: Report, span: Span) -> Markup:
+    """What steering thought of the paths."""
+    told = [story for story in report.paths if story.states.runs]
+    if not told:
+        return tabled.section("states", "States of paths", tabled.paragraphs("No controller told any state."))
+    rows = [
+        [words.way(story.path), chart.strip(span, story.states, words.state), words.lasted(story.states.lasted_ns())]
+        for story in told[:_STATES]
+    ]
+    changes = sorted(
+        ((run.began_ns, words.way(story.path), run) for story in told for run in story.states.runs), reverse=True
+    )
+    listed = [
+        [f"{scales.clock(began, 3)}", name, run.word, duration(run.ended_ns - run.began_ns), run.note]
+        for began, name, run in reversed(changes[:_CHANGES])
+    ]
+    forgotten = sum(story.states.forgotten for story in told) + max(0, len(changes) - _CHANGES)
+    note = f"{forgotten:,} older changes are not listed." if forgotten else ""
+    return tabled.section(
+        "states",
+        "States of paths",
+        tabled.table("State over time: the higher the band, the worse", ["path", "state", "how long"], rows,
+                     left=("state", "how long")),
+        tabled.folded("All changes as a table", tabled.table("Changes of state, by time", [
+            "UTC", "path", "state", "lasted", "because [under]"], listed, left=("path", "state", "because [under]")),
+            tabled.paragraphs(note)),
+    )  # fmt: skip

@@ -1,0 +1,145 @@
+"""What TCP sent again and why, and what RDMA queue pairs went through. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pytools.views.report import chart, scales, tabled, words
+from pytools.views.report.chart import HEIGHT, Curve
+from pytools.views.report.markup import Markup, element
+from pytools.views.report.records import PathStory, QueuePairStory, Report
+from pytools.views.report.scales import Span
+from pytools.views.report.series import Bars, Sums
+from pytools.views.tables import bit_rate, duration
+
+CAUSES: Final = {  # as in signals -> as people say it
+    "fast": "fast",
+    "timeout": "RTO",
+    "tail_probe": "TLP",
+    "syn": "SYN",
+    "unknown": "unknown",
+}
+_DRAWN: Final = 16  # queue pairs with a chart
+
+
+def tcp(report: Report, span: Span) -> Markup:
+    """Segments sent again, by cause."""
+    told = [story for story in report.paths if story.segments_out or story.resent.slots]
+    if not told:
+        nothing = "No TCP on a measured path was told of."
+        return tabled.section("tcp", "Retransmissions by cause", tabled.paragraphs(nothing))
+    charts = [
+        _host(host, [story for story in told if story.host == host], span)
+        for host in sorted({story.host for story in told})
+    ]
+    rows = [
+        [words.way(story.path), *(f"{story.resent.totals.get(cause, 0):,}" for cause in CAUSES),
+         f"{story.segments_out:,}", words.share(_again(story))]
+        for story in sorted(told, key=lambda each: -sum(each.resent.totals.values()))
+    ]  # fmt: skip
+    how = (
+        "Fast: acknowledgements showed the loss, a queue that overflows. RTO: nothing came back, a way that was dead "
+        "or the end of a burst. TLP: the end of a burst, sent again as a probe. SYN: of a handshake."
+    )
+    headings = ["path", *CAUSES.values(), "segments sent", "share sent again"]
+    table = tabled.table("Segments sent again by path, over the whole time", headings, rows)
+    return tabled.section("tcp", "Retransmissions by cause", tabled.paragraphs(how), table, *charts)
+
+
+def _again(story: PathStory) -> float | None:
+    return sum(story.resent.totals.values()) / story.segments_out if story.segments_out else None
+
+
+def _host(host: str, stories: Sequence[PathStory], span: Span) -> Markup:
+    counts = together([story.resent for story in stories])
+    if not counts.slots:
+        return tabled.paragraphs(f"{host} sent nothing again.")
+    kinds = [cause for cause in CAUSES if counts.totals.get(cause)]
+    named = Bars(
+        tuple((at, {CAUSES[cause]: count for cause, count in slot.items()}) for at, slot in counts.slots),
+        counts.slot_ns,
+    )
+    names = [CAUSES[cause] for cause in kinds]
+    scale = scales.linear([sum(slot.values()) for _, slot in named.slots], HEIGHT / 2, whole=True)
+    label = f"Segments that {host} sent again, by cause, over time. Arrow keys read values; a table follows."
+    return tabled.figure(
+        f"{host}: segments sent again in each {duration(named.slot_ns)}",
+        chart.legend(names, "bar"),
+        chart.bars(span, named, names, scale, label, lambda value: f"{value:,.0f}"),
+        tabled.bars_table(span, named, names),
+    )
+
+
+def together(several: Sequence[Bars]) -> Bars:
+    """The bars of several, added up."""
+    sums = Sums()
+    widest_ns = max((each.slot_ns for each in several if each.slots), default=1)
+    for each in several:
+        for began_ns, counts in each.slots:
+            sums.add(began_ns, counts)
+    found = sums.bars()
+    if found.slot_ns >= widest_ns:
+        return found
+    wider: dict[int, dict[str, int]] = {}
+    for began_ns, counts in found.slots:
+        slot = wider.setdefault(began_ns // widest_ns * widest_ns, {})
+        for cause, count in counts.items():
+            slot[cause] = slot.get(cause, 0) + count
+    return Bars(tuple(sorted(wider.items())), widest_ns)
+
+
+def rdma(report: Report, span: Span) -> Markup:
+    """Queue pairs: verdicts over time, bandwidth, and who is suspected."""
+    title = "RDMA"
+    if not report.queue_pairs:
+        reasons = {
+            f"{host.host}: {host.sight.reason}" for host in report.hosts if host.sight and not host.sight.available
+        }
+        why = " ".join(sorted(reasons)) or "No queue pair was told of."
+        return tabled.section("rdma", title, tabled.paragraphs(f"No RDMA within this time. {why}"))
+    rows = [
+        [
+            _name(story),
+            chart.strip(span, story.verdicts, words.state),
+            words.lasted(story.verdicts.lasted_ns()),
+            story.last.verdict,
+            story.last.reason,
+        ]
+        for story in report.queue_pairs
+    ]
+    headings = ["queue pair", "verdict over time", "how long", "last verdict", "reason"]
+    table = tabled.table("The higher the band, the worse", headings, rows, left=headings)
+    charts = [_bandwidth(story, span) for story in report.queue_pairs[:_DRAWN] if story.bandwidth.points]
+    return tabled.section("rdma", title, table, _suspects(report), *charts)
+
+
+def _name(story: QueuePairStory) -> str:
+    last = story.last
+    remote = f" to {last.remote}" if last.remote else ""
+    return f"{last.host} {last.device} {last.qp_number}{remote} ({last.owner.command or 'unknown'})"
+
+
+def _suspects(report: Report) -> Markup:
+    rows = [
+        [f"{each.kind} {each.name}", words.share(each.slowness), f"{each.agreeing} of {each.queue_pairs}", host.host,
+         each.reason]
+        for host in report.hosts
+        for each in host.suspects
+    ]  # fmt: skip
+    if not rows:
+        return tabled.paragraphs("No host and no link was suspected to be slow at the end.")
+    headings = ["suspect", "bandwidth missing", "queue pairs agreeing", "told by", "reason"]
+    return tabled.table("Suspected to be slow, at the end", headings, rows, left=("told by", "reason"))
+
+
+def _bandwidth(story: QueuePairStory, span: Span) -> Markup:
+    curves = [Curve("mean of 8-message windows", story.bandwidth)]
+    scale = scales.linear([point.value for point in story.bandwidth.points], HEIGHT / 2)
+    label = f"Bandwidth of {_name(story)} over time. Arrow keys read values; a table follows."
+    figure = tabled.figure(
+        "Bandwidth over sliding windows of 8 messages, mean",
+        element("div", chart.lines(span, curves, scale, "bps", label, bit_rate)),
+        tabled.lines_table(span, curves, bit_rate),
+    )
+    return tabled.folded(_name(story), figure)
