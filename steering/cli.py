@@ -5,12 +5,15 @@ Heavy modules are imported by the command that needs them, so that `swerve --hel
 
 from __future__ import annotations
 
+import importlib
 import sys
+from typing import cast
 
 import click
 
 from pytools import cli as reading
 from pytools.cli_options import LazyCommand
+from pytools.views import actions
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog="Example: swerve doctor")
@@ -30,6 +33,12 @@ for _command in (
     LazyCommand("demo", "steering.demo.command", "demo", "The main job on a fabric in network namespaces."),
 ):
     root.add_command(_command)
+
+
+@actions.register
+def _steering(netns: str | None) -> actions.Steering:
+    """What `swerve top` may ask of the controller."""
+    return cast(actions.Steering, importlib.import_module("steering.commands.from_view").Orders(netns))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Clocks and application delays in the live view: the state of ours, one line for all, and as many rows as fit.
+"""Clocks in the live view: the state of ours, one line for all, and as many rows as fit.
 
 Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host.
 """
@@ -9,11 +9,11 @@ from typing import Final
 
 from rich.text import Text
 
-from pytools.signals import AppDelay, Clock
+from pytools.signals import Clock
 from pytools.views import tables
 from pytools.views.model import Model
 from pytools.views.sheet import Sheet
-from pytools.views.timing import is_silent, is_whole_path, references, supports_one_way
+from pytools.views.timing import is_silent, references, supports_one_way
 
 HEAD_LINES: Final = 2  # of the table: headings and rule
 _NAMED: Final = 3  # hosts called by name in one line
@@ -88,29 +88,3 @@ def table(model: Model, now_ns: int, most: int | None) -> Sheet:
             style="dim" if silent else None,
         )
     return sheet
-
-
-def applications(model: Model) -> Text | None:
-    """Delays of application packets in one line, the slowest paths first; None when none were timed."""
-    apps = [app for app in model.timing.apps.values() if is_whole_path(app)]
-    if not apps:
-        return None
-    slowest = sorted(apps, key=_slowness)
-    line = Text("application packets: ", style="bold")
-    said = [Text(_said(app), style="not bold") for app in slowest[:_NAMED]]
-    if len(slowest) > _NAMED:
-        said.append(Text("…", style="not bold"))
-    return line.append_text(Text(", ").join(said))
-
-
-def _slowness(app: AppDelay) -> tuple[int, int]:
-    return (-(app.queueing.p99_ns or 0), -app.sampled)
-
-
-def _said(app: AppDelay) -> str:
-    """The 99th percentile: of the one-way delay where that is known, else of queueing."""
-    place = tables.way(app.path, short=True) if app.path is not None else "no measured path"
-    owd = tables.one_way(app.owd.p99_ns, app.clock)
-    if owd == tables.UNKNOWN:
-        return f"{app.protocol} {place} queueing p99 {tables.duration(app.queueing.p99_ns)}"
-    return f"{app.protocol} {place} p99 {owd} {tables.bound(app.bound_ns)}"

@@ -33,7 +33,7 @@ def tcp(model: Model, now_ns: int) -> Text | None:
     """Paths that sent again in the last window, by cause; None when none did."""
     rows = [row for row in model.tcp.paths.values() if not is_silent(row, now_ns, row.window_ns)]
     troubled = sorted((row for row in rows if row.retransmitted_segments or row.zero_windows), key=_much_first)
-    return _line("TCP: ", [Text(_of_path(row)) for row in troubled])
+    return _line("TCP: ", [Text(_of_path(row)) for row in troubled[:_NAMED]], len(troubled))
 
 
 def _much_first(row: TcpPath) -> tuple[int, int, str]:
@@ -58,7 +58,7 @@ def links(model: Model, now_ns: int) -> Text | None:
         if now_ns - event.happened_ns <= _NEWS_NS:
             last[(event.interface, _TOPICS.get(event.what, event.what))] = event
     newest = sorted(last.values(), key=lambda each: -each.happened_ns)
-    return _line("links: ", [_of_event(event, now_ns) for event in newest])
+    return _line("links: ", [_of_event(event, now_ns) for event in newest[:_NAMED]], len(newest))
 
 
 def _of_event(event: LinkEvent, now_ns: int) -> Text:
@@ -87,7 +87,8 @@ def rdma(model: Model, now_ns: int) -> Text | None:
     if not said:
         return None
     well = sum(pair.verdict in _WELL for pair in pairs)
-    return _line("RDMA: ", [*said, *([Text(f"{well} well")] if well else [])], most=len(said) + 1)
+    said += [Text(f"{well} well")] if well else []
+    return _line("RDMA: ", said, len(said))
 
 
 def _pairs(pairs: list[RdmaQueuePair]) -> str:
@@ -95,10 +96,11 @@ def _pairs(pairs: list[RdmaQueuePair]) -> str:
     return ", ".join(names) + (", …" if len(pairs) > len(names) else "")
 
 
-def _line(start: str, said: list[Text], most: int = _NAMED) -> Text | None:
+def _line(start: str, said: list[Text], count: int) -> Text | None:
+    """The first of so many things there are to say; None when there is nothing."""
     if not said:
         return None
-    shown = said[:most] + ([Text(f"and {len(said) - most} more")] if len(said) > most else [])
+    shown = said + ([Text(f"and {count - len(said)} more")] if count > len(said) else [])
     line = Text(start, style="bold")
     for index, each in enumerate(shown):
         line.append("; " if index else "", style="not bold").append_text(_plain(each))

@@ -1,310 +1,352 @@
-"""The live view without a terminal: model in, lines out."""
+"""Frames of the live view: signals in, lines out, no terminal and no application."""
 
 from __future__ import annotations
-
-import io
-import re
 
 import msgspec
 import pytest
 import samples
-from rich.console import Console
+from samples import AT_NS, SECOND_NS
+from support import ROOT
+from top_kit import NOW_NS, around, known, story
 
-from pytools.views.model import Model, fold
+from pytools.errors import UsageError
+from pytools.views import top_lists, top_paths, top_plain
+from pytools.views.actions import Mode
 from pytools.views.tables import UNKNOWN
-from pytools.views.top import render
+from pytools.views.top_glyphs import ASCII, UNICODE, Glyphs
+from pytools.views.top_header import Around
+from pytools.views.top_known import Known
+from pytools.views.top_look import KEYS, Asked, Look, asked
+from pytools.views.top_page import Frame, draw
 
-NOW_NS = samples.AT_NS + samples.SECOND_NS // 2
+SIZES = [(80, 24), (100, 30), (132, 43), (200, 50), (400, 60)]
 
 
 def frame(
-    model: Model, now_ns: int = NOW_NS, width: int = 280, height: int | None = None, missed: int = 0
-) -> list[str]:
-    out = io.StringIO()
-    Console(file=out, width=width, no_color=True).print(render(model, now_ns, width, height, missed))
-    return [line.rstrip() for line in out.getvalue().splitlines()]
+    about: Known,
+    width: int = 400,
+    height: int = 40,
+    at: Around | None = None,
+    glyphs: Glyphs = UNICODE,
+    **look: object,
+) -> Frame:
+    return draw(about, Look(**look), at or around(), width, height, glyphs)  # type: ignore[arg-type]
+
+
+def text(made: Frame) -> list[str]:
+    return [line.plain.rstrip() for line in made.lines]
 
 
 def line(lines: list[str], start: str) -> str:
     return next(each.strip() for each in lines if each.strip().startswith(start))
 
 
-def whole() -> Model:
-    return fold(
-        Model(),
-        [
-            samples.path_delay(1),
-            samples.path_delay(2),
-            samples.tcp_path(1, in_window=3),
-            samples.nexthop_group(samples.AT_NS - samples.SECOND_NS, packets=(90, 800)),
-            samples.nexthop_group(samples.AT_NS, packets=(100, 900)),
-            samples.path_state(1, state="drained", wanted=0),
-            samples.path_state(2, state="healthy", wanted=9),
-            samples.self_cost(),
-            samples.act(),
-        ],
-    )
+def cells(about: Known, place: int = 0, **look: object) -> dict[str, str]:
+    """A row of paths by heading, uncut."""
+    view = Look(**look)  # type: ignore[arg-type]
+    rows = top_paths.rows(about, NOW_NS, view.horizon_s, UNICODE)
+    row = rows.ordered(view.sort, view.reverse)[place]
+    return {field.heading: str(field.show(row)) for field in rows.fields}
 
 
-def clocked() -> Model:
-    """As above, with clocks and application delays."""
-    known = [
-        samples.clock("h1"),
-        samples.clock("h2"),
-        samples.clock("h3", state="holdover", bound_ns=14_300),
-        samples.free_clock("h4"),
-        samples.app_delay(1),
-        samples.app_delay(1, local_port=40_000),
-    ]
-    return fold(whole(), known)
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("panel", ["paths", "flows", "links", "rdma", "events"])
+@pytest.mark.parametrize("page", ["list", "detail", "help"])
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["utf8", "ascii"])
+def test_every_frame_fits(width: int, height: int, panel: str, page: str, glyphs: Glyphs) -> None:
+    made = frame(known(*story()), width, height, glyphs=glyphs, panel=panel, page=page)
+    assert len(made.lines) == height
+    assert max(each.cell_len for each in made.lines) <= width
+    if glyphs is ASCII:
+        assert all(each.plain.isascii() for each in made.lines)
 
 
-def test_one_line_says_everything_about_a_path() -> None:
-    cells = re.split(r"\s{2,}", line(frame(whole()), "h2 rail1"))
-    assert cells[:14] == [
-        "h2 rail1 via 10.1.1.1",
-        "2.10 µs",
-        "8.40 µs",
-        "±450 ns",
-        "400 ns",
-        "6.70 µs",
-        "6.70 µs",
-        UNKNOWN,
-        UNKNOWN,
-        "0 % (0/50)",
-        "3",
-        "1→0",  # the kernel has 1, steering wants 0
-        "100",
-        "10",
-    ]
-    assert cells[14:] == ["drained 4.50 s", "queueing 41 ms > 5 ms for 60 ms [under drain-congested]"]
+def test_one_row_says_everything_about_a_path() -> None:
+    assert cells(known(*story())) == {
+        "path": "h2 rail1",
+        "state": "drained 4s",
+        "q p99": "40.00 ms",
+        "loss": "2.0 %",
+        "OWD p99": "41.00 ms",
+        "±": "±450 ns",
+        "trend 40 s": "▁▁▁▁▁▁████",
+        "retx/s": "12",
+        "CE": "1.0 %",
+        "weight": "1→0",  # the kernel has 1, steering wants 0
+        "wanted": "0 %",
+        "sent": "10.0 %",
+        "back p99": "8.40 µs",
+        "q back": "6.70 µs",
+        "OWD p50": "31.00 ms",
+        "back p50": "2.10 µs",
+        "± back": "±450 ns",
+        "q p50": "30.00 ms",
+        "CE back": "3.1 %",
+        "app p99": UNKNOWN,
+        "via": "10.1.1.1",
+        "reason": "queueing 41 ms > 5 ms for 60 ms [under drain-congested]",
+    }
 
 
-def test_a_weight_that_is_as_wanted_is_one_number() -> None:
-    cells = re.split(r"\s{2,}", line(frame(whole()), "h2 rail2"))
-    assert cells[10:14] == [UNKNOWN, "9", "900", "100"]
+def test_weights_that_are_as_wanted_are_one_number() -> None:
+    found = cells(known(*story()), 1)
+    assert (found["path"], found["weight"], found["wanted"], found["sent"]) == ("h2 rail2", "9", "100.0 %", "90.0 %")
+
+
+def test_a_horizon_reaches_as_far_back_as_it_says() -> None:
+    # 10 of 41 seconds are bad: within the last 2 and 10 all of them, within 40 a quarter.
+    about = known(*story())
+    by_horizon = {seconds: cells(about, horizon_s=seconds) for seconds in (2, 10, 40)}
+    assert [by_horizon[each]["retx/s"] for each in (2, 10, 40)] == ["12", "12", "3.0"]
+    assert [by_horizon[each]["OWD p50"] for each in (2, 10, 40)] == ["31.00 ms", "31.00 ms", "2.10 µs"]
+    assert {each["q p99"] for each in by_horizon.values()} == {"40.00 ms"}  # the largest of the windows'
+    assert [by_horizon[each]["loss"] for each in (2, 10, 40)] == ["2.0 %", "2.0 %", "0.50 %"]
+    assert "last 2 s" in text(frame(about, horizon_s=2))[1]
 
 
 def test_the_worst_path_comes_first() -> None:
-    lines = frame(whole())
-    paths = [each.split()[1] for each in lines if each.strip().startswith("h2 rail")]
-    assert paths == ["rail1", "rail2"]
-    swapped = fold(whole(), [samples.path_state(1, state="healthy"), samples.path_state(2, state="drained")])
-    assert [each.split()[1] for each in frame(swapped) if each.strip().startswith("h2 rail")] == ["rail2", "rail1"]
-
-
-def test_acts_explain_themselves() -> None:
-    shown = line(frame(whole()), "500 ms ago")
-    assert shown == (
-        "500 ms ago applied: nexthop group 102 11 5→1, 12 5→9 "
-        "because queueing 41 ms > 5 ms for 60 ms on rail1 [under drain-congested]"
+    lines = text(frame(known(*story())))
+    assert [each.split()[1] for each in lines if each.startswith("h2 rail")][:3] == ["rail1", "rail2", "rail3"]
+    better = known(
+        *story(), samples.path_state(1, AT_NS + 1, "healthy", 1), samples.path_state(2, AT_NS + 1, "drained")
     )
-
-
-def test_the_newest_act_is_the_first_and_old_ones_go() -> None:
-    acts = [samples.act(at_ns=samples.AT_NS + each, number=each, what=f"group {each}") for each in range(99)]
-    shown = [each for each in frame(fold(Model(), acts), height=40) if "because" in each]
-    assert [re.search(r"group (\d+)", each)[1] for each in shown] == ["98", "97", "96", "95", "94", "93"]
-
-
-def test_what_was_lost_is_said_in_the_first_line() -> None:
-    assert "lost" not in frame(whole())[0]
-    lossy = fold(whole(), [samples.self_cost(drops={"ring_full": 3, "bus_slow": 4}, failed={"tcp_egress": "no"})])
-    first = frame(lossy, missed=5)[0]
-    assert "7 lost while watching" in first
-    assert "not attached: tcp_egress" in first
-    assert "this view missed 5 signals" in first
-
-
-def test_a_path_that_fell_silent_is_called_so() -> None:
-    later = samples.AT_NS + 60 * samples.SECOND_NS
-    assert "not measured for 60.00 s" in line(frame(whole(), later), "h2 rail1")
-    assert "not measured" not in "\n".join(frame(whole()))
-
-
-def test_probes_that_were_overtaken_are_spoken_of_before_they_are_answered() -> None:
-    waiting = fold(Model(), [samples.path_delay(1, overtaken=40, overtaken_p50_ns=35_000_000)])
-    assert "half of the probes wait for at least 35.00 ms" in line(frame(waiting), "h2 rail1")
-
-
-def test_a_state_nobody_stands_for_any_more_is_called_so() -> None:
-    later = samples.AT_NS + 5 * samples.SECOND_NS
-    shown = line(frame(fold(whole(), [samples.path_delay(1, at_ns=later)]), later), "h2 rail1")
-    assert "drained?" in shown and "no controller for 5.00 s; queueing 41 ms" in shown
+    assert [each.split()[1] for each in text(frame(better)) if each.startswith("h2 rail")][:2] == ["rail2", "rail1"]
 
 
 def test_unknown_is_a_dash_and_never_a_number() -> None:
-    only_state = fold(Model(), [msgspec.structs.replace(samples.path_state(), weight_actual=None)])
-    cells = re.split(r"\s{2,}", line(frame(only_state), "h2 rail1"))
-    assert cells[1:14] == [UNKNOWN] * 10 + [f"{UNKNOWN}→1"] + [UNKNOWN] * 2
-    free = fold(Model(), [samples.path_delay(1, clock="free_running")])
-    assert re.split(r"\s{2,}", line(frame(free), "h2 rail1"))[1:4] == [UNKNOWN, UNKNOWN, UNKNOWN]
+    only_state = known(msgspec.structs.replace(samples.path_state(), weight_actual=None))
+    found = cells(only_state)
+    assert found.pop("weight") == f"{UNKNOWN}→1"
+    about = {name: found.pop(name) for name in ("path", "state", "via", "reason", "trend 40 s")}
+    assert about["trend 40 s"].strip() == "" and set(found.values()) == {UNKNOWN}
+    free = cells(known(samples.path_delay(1, clock="free_running")))
+    assert {free[name] for name in ("OWD p50", "OWD p99", "±", "back p50", "back p99", "± back")} == {UNKNOWN}
+    assert free["q p99"] == "6.70 µs"
 
 
-def test_more_paths_than_lines_are_counted() -> None:
-    many = fold(Model(), [samples.path_delay(rail) for rail in range(1, 101)])
-    shown = frame(many, height=30)
-    assert len(shown) <= 30
-    rows = sum(each.strip().startswith("h2 rail") for each in shown)
-    assert f"… and {100 - rows} paths that look better" in "\n".join(shown)
+def test_a_horizon_with_a_free_running_clock_in_it_shows_what_was_synchronised() -> None:
+    both = known(samples.path_delay(1), samples.path_delay(1, AT_NS + 1, clock="free_running"))
+    rows = top_paths.rows(both, NOW_NS, 10, UNICODE).rows
+    assert rows[0].figures.clock == "free_running" and rows[0].figures.forward.p99_ns == 8_400
 
 
-@pytest.mark.parametrize("model", [whole(), clocked()], ids=["paths", "clocks"])
-@pytest.mark.parametrize("width", [80, 96, 100, 118, 130, 140, 150, 160, 182, 200, 230, 252, 280])
-def test_every_figure_is_whole_at_every_width(width: int, model: Model) -> None:
-    shown = frame(model, width=width, height=24)
-    assert len(shown) <= 24
-    assert not any("…" in each for each in shown)
-    wide = re.split(r"\s{2,}", line(frame(model), "h2 rail1"))
-    cells = re.split(r"\s{2,}", line(shown, "h2 rail1"))
-    assert cells[0] == (wide[0] if width >= 96 else "h2 rail1")
-    assert [cell for cell in cells[1:] if cell not in wide] == ([] if width >= 96 else ["0 %"])
-    assert "queueing 41 ms > 5 ms for 60 ms" in " ".join(shown)
+def test_a_path_that_fell_silent_is_called_so_and_keeps_its_last_window() -> None:
+    later = around(AT_NS + 60 * SECOND_NS)
+    made = frame(known(*story()), at=later)
+    assert "not measured for 60.00 s" in " ".join(text(made))
+    assert "41.00 ms" in line(text(made), "h2 rail1")
+    assert "not measured" not in " ".join(text(frame(known(*story()))))
 
 
-def test_an_empty_model_says_so() -> None:
-    assert "no path has been measured yet" in "\n".join(frame(Model()))
+def test_a_state_nobody_stands_for_any_more_is_called_so() -> None:
+    later = around(AT_NS + 5 * SECOND_NS)
+    made = " ".join(text(frame(known(*story()), at=later)))
+    assert "drained?" in made and "no controller for 5.00 s" in made
 
 
-def test_the_first_line_says_how_far_our_clock_can_be_trusted() -> None:
-    assert "clock" not in frame(whole())[0]
-    assert "   clock synchronised ±430 ns to h2" in frame(clocked())[0]
-    held = fold(clocked(), [samples.clock("h1", state="holdover", bound_ns=21_000)])
-    assert "   clock holdover ±21.00 µs to h2" in frame(held)[0]
-    free = frame(fold(clocked(), [samples.free_clock("h1")]))[0]
-    assert free.endswith("   clock free_running")
-    chosen = fold(whole(), [samples.clock("h1", reference="h1"), samples.clock("h2", reference="h1")])
-    assert "   clock synchronised, the reference" in frame(chosen)[0]
-    assert "   clock synchronised?" in frame(clocked(), NOW_NS + 20 * samples.SECOND_NS)[0]
+def test_probes_that_were_overtaken_are_spoken_of_before_they_are_answered() -> None:
+    waiting = known(samples.path_delay(1, overtaken=40, overtaken_p50_ns=35_000_000))
+    assert "half of the probes wait for at least 35.00 ms" in " ".join(text(frame(waiting)))
 
 
-def test_clocks_are_one_line_and_a_row_each_where_there_is_room() -> None:
-    shown = frame(clocked())
-    assert line(shown, "clocks against") == (
-        "clocks against h2: 1 synchronised (h1 ±430 ns), 1 holdover (h3 ±14.30 µs), 1 free_running (h4)"
-    )
-    start = shown.index(next(each for each in shown if each.startswith("host  ")))
-    assert [each.split()[0] for each in shown[start + 2 : start + 6]] == ["h4", "h3", "h1", "h2"]  # the worst first
-    assert shown[start + 6] == "last acts"
+def test_two_paths_with_one_short_name_are_told_apart() -> None:
+    other = msgspec.structs.replace(samples.path(1), gateway="10.1.1.9")
+    made = text(frame(known(samples.path_delay(1), samples.path_delay(1, path=other))))
+    assert line(made, "h2 rail1 via 10.1.1.1") and line(made, "h2 rail1 via 10.1.1.9")
 
 
-def test_paths_come_before_clocks_when_lines_are_few() -> None:
-    many = fold(clocked(), [samples.path_delay(rail) for rail in range(1, 101)])
-    shown = frame(many, height=24)
-    assert len(shown) <= 24
-    assert not any(each.startswith("host  ") for each in shown)
-    assert any(each.startswith("clocks against h2") for each in shown)
+# ---- header ----
 
 
-def test_of_many_clocks_three_of_each_kind_are_named() -> None:
-    fleet = fold(Model(), [samples.clock(f"n{each}", reference="n0", bound_ns=each) for each in range(50)])
-    assert line(frame(fleet), "clocks against") == (
-        "clocks against n0: 49 synchronised (n49 ±49 ns, n48 ±48 ns, n47 ±47 ns, …)"
-    )
-    assert len(frame(fleet, width=80, height=24)) <= 24
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_first_line_has_all_that_was_asked_for(width: int) -> None:
+    first = text(frame(known(*story()), width, at=around(mode=Mode(True, True), own_share=0.021)))[0]
+    for part in ("swerve h1", "up 3d 04:12", "±430 ns", "steering", "agent 3.1 %", "lost 0"):
+        assert part in first
+    assert ("clock synchronised ±430 ns to h2" in first) == (width == 200)
 
 
-def test_application_delays_are_columns_or_a_line() -> None:
-    cells = re.split(r"\s{2,}", line(frame(clocked()), "h2 rail1"))
-    assert cells[7:9] == ["88.40 µs", "86.70 µs"]
-    assert not any(each.startswith("application") for each in frame(clocked()))
-    narrow = " ".join(frame(clocked(), width=80, height=24))
-    assert "application packets: tcp h2 rail1 p99 88.40 µs ±460 ns" in narrow
-    free = fold(clocked(), [samples.app_delay(1, clock="free_running")])
-    assert "application packets: tcp h2 rail1 queueing p99 86.70 µs" in " ".join(frame(free, width=80))
-    assert re.split(r"\s{2,}", line(frame(free), "h2 rail1"))[7:9] == [UNKNOWN, "86.70 µs"]
+@pytest.mark.parametrize(
+    ("mode", "word"),
+    [
+        (None, "a controller runs"),  # seen by its states, and nobody to ask
+        (Mode(), "observe"),
+        (Mode(True, False), "dry run"),
+        (Mode(True, True), "steering"),
+    ],
+)
+def test_the_mode_is_a_word(mode: Mode | None, word: str) -> None:
+    assert f"  {word}  " in text(frame(known(*story()), at=around(mode=mode)))[0]
 
 
-def test_holdover_is_shown_with_its_bound() -> None:
-    held = fold(Model(), [samples.path_delay(1, clock="holdover")])
-    assert re.split(r"\s{2,}", line(frame(held), "h2 rail1"))[1:4] == ["2.10 µs", "8.40 µs", "±450 ns"]
+def test_without_a_controller_the_mode_is_observe() -> None:
+    assert "  observe  " in text(frame(known(samples.path_delay())))[0]
 
 
-def test_a_small_terminal_keeps_its_newest_acts_and_leaves_clocks_to_the_first_line() -> None:
-    busy = fold(clocked(), [samples.act(at_ns=samples.AT_NS + each, number=each, what=f"g{each}") for each in range(9)])
-    shown = frame(busy, width=80, height=24)
-    assert len(shown) <= 24 and any("clocks against" in each for each in shown)
-    numbers = [int(found[1]) for each in shown if (found := re.search(r"applied: g(\d)", each))]
-    assert numbers == list(range(8, 8 - len(numbers), -1)) and len(numbers) >= 3
-    crowded = fold(busy, [samples.path_state(rail, state="drained") for rail in range(1, 9)])
-    shown = frame(crowded, width=80, height=24)
-    assert "clock synchronised ±430 ns to h2" in shown[0]
-    assert not any("clocks against" in each for each in shown)
-    assert sum("applied: g" in each for each in shown) == 3
+def test_what_must_not_be_overlooked_has_a_line() -> None:
+    lossy = samples.self_cost(AT_NS + 1, drops={"ring_full": 3, "bus_slow": 4}, failed={"tcp_egress": "no"})
+    at = around(mode=Mode(True, True, 41.6, "upgrade"), missed=5)
+    lines = text(frame(known(*story(), lossy), at=at, asked=Asked("rail")))
+    assert "lost 7" in lines[0]
+    for words in (
+        "CONFIRM within 42 s",
+        "swerve steer confirm",
+        "steering is frozen: upgrade",
+        "not attached: tcp_egress",
+        "this view missed 5 signals",
+        "filter: rail (3 of 3)",
+    ):
+        assert words in lines[2]
+    assert text(frame(known(*story())))[2].startswith("path ")  # otherwise there is none
 
 
-def troubled() -> Model:
-    """As `clocked`, with something to say about TCP, links and RDMA."""
-    trouble = [
-        samples.tcp_path(2, in_window=9),
-        samples.link_event(1, what="carrier_lost"),
-        samples.rdma_qp(18),
-        samples.rdma_qp(20, verdict="congested"),
-        samples.rdma_suspects(),
-    ]
-    return fold(clocked(), trouble)
+def test_the_clock_is_given_with_how_far_it_can_be_trusted() -> None:
+    held = known(samples.path_delay(), samples.clock("h1", state="holdover", bound_ns=21_000))
+    assert "clock holdover ±21.00 µs to h2" in text(frame(held))[0]
+    assert "clock free_running" in text(frame(known(samples.free_clock("h1"))))[0]
+    assert f"clock {UNKNOWN}" in text(frame(known(samples.path_delay())))[0]
 
 
-def test_tcp_links_and_rdma_have_a_line_each() -> None:
-    lines = frame(troubled())
-    assert line(lines, "TCP:") == (
-        "TCP: h2 rail2 9 sent again (fast 8, RTO 1), 3 needlessly; h2 rail1 3 sent again (fast 2, RTO 1), 1 needlessly"
-    )
-    assert line(lines, "links:") == "links: rail1 carrier lost 502 ms ago"
-    assert line(lines, "RDMA:") == "RDMA: 1 congested (rxe0 qp 20 ib_write_bw); slow host h2, 62.0 %; 1 well"
+# ---- below the list ----
 
 
-def test_there_is_no_line_when_all_is_well() -> None:
-    well = fold(
-        Model(),
-        [samples.path_delay(), samples.tcp_path(in_window=0), samples.rdma_qp(), samples.rdma_suspects(suspects=[])],
-    )
-    old = fold(well, [samples.link_event(at_ns=samples.AT_NS - 61 * samples.SECOND_NS)])
-    for each in (well, old):
-        assert not [text for text in frame(each) if text.startswith(("TCP:", "links:", "RDMA:"))]
-
-
-def test_what_nobody_stands_for_any_more_is_not_said() -> None:
-    later = NOW_NS + 20 * samples.SECOND_NS
-    said = [text for text in frame(troubled(), later) if text.startswith(("TCP:", "links:", "RDMA:"))]
-    assert said == ["links: rail1 carrier lost 20.50 s ago"]
-    closed = fold(Model(), [samples.rdma_qp(verdict="dead", closed=True)])
-    assert not any("RDMA" in text for text in frame(closed))
-
-
-def test_of_events_that_follow_upon_one_another_the_last_is_told() -> None:
-    events = [
-        samples.link_event(1, samples.AT_NS, "carrier_lost"),
-        samples.link_event(1, samples.AT_NS + 1, "carrier_found"),
-        samples.link_event(1, samples.AT_NS + 2, "neighbour_failed"),
-        samples.link_event(2, samples.AT_NS + 3, "queue_full"),
-        samples.link_event(3, samples.AT_NS + 4, "flap"),
-    ]
-    assert line(frame(fold(Model(), events)), "links:") == (
-        "links: rail3 flap 502 ms ago; rail2 queue full 502 ms ago; rail1 neighbour failed 502 ms ago; and 1 more"
+def test_the_selected_row_says_why_and_the_last_acts_explain_themselves() -> None:
+    lines = text(frame(known(*story())))
+    assert line(lines, "h2 rail1:") == "h2 rail1: queueing 41 ms > 5 ms for 60 ms [under drain-congested]"
+    assert line(lines, "TCP:") and line(lines, "links: rail1 queue full") and line(lines, "RDMA: 1 congested")
+    assert line(lines, "clocks against h2")
+    act = lines[lines.index("last acts") + 1]
+    assert act == (
+        "3.55 s ago nexthop group 102 applied: 11 5→1, 12 5→9 because queueing 41 ms > 5 ms for 60 ms on rail1 "
+        "[under drain-congested]"
     )
 
 
-def test_a_receiver_that_does_not_read_is_said_without_any_loss() -> None:
-    full = fold(Model(), [samples.tcp_path(in_window=0, zero_windows=4)])
-    assert line(frame(full), "TCP:") == "TCP: h2 rail1 4 zero windows"
+def test_rows_come_before_what_is_said_below_them() -> None:
+    many = known(*story(), *(samples.path_delay(rail) for rail in range(4, 101)))
+    lines = text(frame(many, 80, 24))
+    assert sum(each.startswith("h2 rail") and ":" not in each[:10] for each in lines) >= 13
+    assert " 1/100" in lines[1]
 
 
-def test_many_queue_pairs_are_a_line_by_verdict() -> None:
-    verdicts = ["congested"] * 40 + ["dead"] * 3 + ["slow_receiver", "no_demand", "unknown", "ok"]
-    pairs = [samples.rdma_qp(number, verdict=verdict) for number, verdict in enumerate(verdicts)]
-    assert line(frame(fold(Model(), pairs)), "RDMA:") == (
-        "RDMA: 3 dead (rxe0 qp 40 ib_write_bw, rxe0 qp 41 ib_write_bw, …); "
-        "40 congested (rxe0 qp 0 ib_write_bw, rxe0 qp 1 ib_write_bw, …); "
-        "1 slow receiver (rxe0 qp 43 ib_write_bw); 2 well"
-    )
+# ---- other lists ----
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 24), (200, 24), (80, 40)])
-def test_new_lines_leave_the_paths_and_the_acts_their_room(width: int, height: int) -> None:
-    shown = frame(troubled(), width=width, height=height)
-    assert len(shown) <= height
-    assert sum(each.strip().startswith("h2 rail") for each in shown) >= 2
-    assert "last acts" in shown and any(each.startswith("links:") for each in shown)
-    crowded = fold(troubled(), [samples.path_state(rail, state="drained") for rail in range(1, 9)])
-    assert len(frame(crowded, width=width, height=height)) <= height
+def test_flows_events_links_and_queue_pairs_have_a_row_each() -> None:
+    about = known(*story())
+    flows = text(frame(about, panel="flows"))
+    assert line(flows, "10.9.0.1:40029 → 10.9.0.2:5201").split()[3] == "29"  # the most retransmissions first
+    links = text(frame(about, panel="links"))
+    assert line(links, "rail1") and line(links, "rail2") and line(links, "RDMA: 1 congested").endswith("(3 again)")
+    assert line(text(frame(about, panel="rdma")), "rxe0 20").split()[2] == "congested"
+    events = text(frame(about, panel="events"))
+    assert [each.split()[2] for each in events[3:7]] == ["state", "act", "state", "link"]
+    assert "suspect → drained" in events[3] and "healthy → suspect" in events[5]
+
+
+def test_an_empty_list_says_why() -> None:
+    nothing = Known()
+    said = {
+        panel: " ".join(text(frame(nothing, panel=panel))) for panel in ("paths", "flows", "links", "rdma", "events")
+    }
+    assert "no path has been measured yet" in said["paths"]
+    assert all(re_word in said[panel] for panel, re_word in (("flows", "no TCP"), ("links", "no interface")))
+    assert "no queue pair" in said["rdma"] and "nothing has happened" in said["events"]
+    blind = known(samples.rdma_sight(available=False, reason="no RDMA device"))
+    assert "no RDMA device" in " ".join(text(frame(blind, panel="rdma")))
+
+
+def test_a_path_in_detail_has_its_histogram_and_its_log() -> None:
+    lines = text(frame(known(*story()), 80, 60, page="detail"))
+    whole = "\n".join(lines)
+    assert "last 10 s: 10 windows of 1.00 s, which cover 10.00 s" in whole
+    assert "weight 1 in the kernel, 0 wanted: 0 % of the group's packets, 10.0 % counted" in whole
+    assert line(lines, "queueing of single probes").endswith("11 there, 11 back")
+    assert line(lines, "from 20 ms").split()[3:5] == ["10", "█" * 22]
+    log = lines[lines.index("acts and states since this view was opened, the newest first") + 1 :]
+    kinds = [each.split()[1] for each in log if each[:2].isdigit()]
+    assert kinds == ["state", "act", "state", "link"]
+
+
+# ---- order, filters ----
+
+
+def test_sorting_puts_the_worst_of_a_column_first_and_what_is_unknown_last() -> None:
+    about = known(*story())
+    by_weight = [cells(about, place, sort="weight")["weight"] for place in range(3)]
+    assert by_weight == ["1→0", "9", UNKNOWN]
+    assert [cells(about, place, sort="weight", reverse=True)["weight"] for place in range(3)] == by_weight[::-1]
+    assert "weight↓" in " ".join(text(frame(about, sort="weight"))) or "weight" in text(frame(about, sort="weight"))[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "rails"),
+    [
+        ("rail2", {"rail2"}),
+        ("DRAINED", {"rail1"}),
+        ("--path rail2", {"rail2"}),
+        ("--interface rail1 --interface=rail3", {"rail1", "rail3"}),
+        ("--dst 10.9.0.0/16 --path 'dev rail3'", {"rail3"}),
+        ("--dst 10.10.0.0/16", set()),
+        ("", {"rail1", "rail2", "rail3"}),
+    ],
+)
+def test_filters_are_words_or_those_of_the_other_commands(typed: str, rails: set[str]) -> None:
+    lines = text(frame(known(*story()), asked=asked(typed)))
+    heading = next(index for index, each in enumerate(lines) if each.startswith("path "))
+    rows = [each for each in lines[heading + 1 : heading + 4] if each.startswith("h2 ")]
+    assert {each.split()[1] for each in rows} == rails
+    if not rails:
+        assert "nothing passes --dst 10.10.0.0/16" in " ".join(lines)
+
+
+@pytest.mark.parametrize(
+    "typed", ["--port x", "--dst nonsense", "--colour red", "--path", "--path 'a", "--verdict fine"]
+)
+def test_a_filter_that_makes_no_sense_is_refused(typed: str) -> None:
+    with pytest.raises(UsageError):
+        asked(typed)
+
+
+# ---- keys, glyphs, plain ----
+
+
+def test_the_help_names_every_key() -> None:
+    for width, height in ((80, 24), (200, 50)):
+        lines = text(frame(known(*story()), width, height, page="help"))
+        for key in KEYS:
+            assert any(f"{key.shown:<8}{key.words}" in each for each in lines), key
+
+
+def test_sparklines_share_one_scale() -> None:
+    assert UNICODE.spark(
+        [None, 0, 9_999, 10_000, 50_000, 200_000, 500_000, 2_000_000, 5_000_000, 10_000_000, 10**12]
+    ) == (" ▁▁▂▃▄▅▆▇██")
+    assert ASCII.spark([None, 0, 10_000_000]) == " _#"
+
+
+def test_the_report_has_everything_and_is_not_cut() -> None:
+    made = top_plain.text(top_plain.report(known(*story()), Look(), around(), UNICODE), UNICODE)
+    assert "…" not in made and "\x1b" not in made
+    for words in (
+        "swerve h1",
+        "h2 rail3",
+        "last acts",
+        "h2 rail1: queueing",
+        "clocks against",
+        "RDMA: 1 congested",
+        "41.00 ms",
+    ):
+        assert words in made
+    headings = next(each for each in made.splitlines() if each.startswith("path"))
+    assert all(name in headings for name in ("q back", "± back", "CE back", "trend 40 s", "via"))
+    assert top_plain.text(top_plain.report(known(*story()), Look(), around(), ASCII), ASCII).isascii()
+
+
+def test_the_page_names_every_column_and_every_key() -> None:
+    page = (ROOT / "docs" / "top.md").read_text()
+    lists = [panel(Known(), 0).fields for panel in top_lists.PANELS.values()]
+    for field in [*top_paths.fields(UNICODE), *(field for fields in lists for field in fields)]:
+        assert f"| {field.heading} | {field.meaning} |" in page
+    for key in KEYS:
+        assert f"| {key.shown} | {key.words}{' (`--allow-actions`)' if key.acts else ''} |" in page

@@ -1,0 +1,435 @@
+"""The live view as an application of textual: keys, a prompt, and when to draw; what is drawn comes from top_page.
+
+Lines are read ten times a second or more, so that none is dropped for us; a frame is drawn once per interval, and after
+each key. Orders are asked for on a thread of their own: an answer may take seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Protocol
+
+from rich.console import Console
+from rich.segment import Segment
+from rich.text import Text
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.driver import Driver
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from pytools.errors import SwerveError
+from pytools.views import top_feed, top_look, top_orders
+from pytools.views.actions import Mode, Steering
+from pytools.views.top_glyphs import UNICODE, Glyphs
+from pytools.views.top_header import Around
+from pytools.views.top_known import Known
+from pytools.views.top_look import KEYS, Look, Panel
+from pytools.views.top_page import Frame, draw
+
+_READ_S: Final = 0.1
+_MORE_S: Final = 0.03  # a socket holds 200 KiB: where much comes, it is read again so soon
+_MUCH: Final = 100  # lines
+_FIRST_S: Final = 0.3  # something to look at, soon
+_MODE_S: Final = 1.0
+_NOTICE_S: Final = 10.0
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+class Source(Protocol):
+    """Where lines come from."""
+
+    dropped: int
+
+    def read(self) -> list[bytes]:
+        """What has arrived."""
+
+    def want(self, types: frozenset[str]) -> None:
+        """Which types shall come."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the view was started with."""
+
+    count: int | None = None  # frames, then it ends
+    every_s: float = 1.0
+    color: bool = True
+    glyphs: Glyphs = UNICODE
+    allow_actions: bool = False
+    steering: Steering | None = None
+    child: bool = False  # the agent is our own
+    clock_ns: Callable[[], int] = time.monotonic_ns
+    up_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    is_gone: Callable[[], bool] = lambda: False  # nobody is at the terminal any more
+    timed: bool = True  # False: frames come only by `tick` (tests)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Something that is being typed in the last line."""
+
+    question: str
+    then: Callable[[str], None]  # what to do with it
+    typed: str = ""
+
+    def after(self, key: str, text: str | None) -> Prompt:
+        """As it is after a key, or some text."""
+        typed = {"backspace": self.typed[:-1], "ctrl+u": ""}.get(key, self.typed + (text or ""))
+        return replace(self, typed=typed)
+
+    def line(self, width: int) -> Text:
+        """As it is shown: of what is too long, the end."""
+        room = max(0, width - len(self.typed) - 3)
+        asked = self.question if len(self.question) <= room else self.question[: max(0, room - 1)] + "…"
+        return Text(f"{asked}: ", style="cyan").append(self.typed[-max(1, width - 3) :] + "_", "bold")
+
+
+class Canvas(Widget):
+    """Lines of text; only those that changed are drawn again."""
+
+    DEFAULT_CSS: ClassVar[str] = "Canvas { height: 1fr; width: 1fr; }"
+
+    def __init__(self, color: bool, resized: Callable[[], None]) -> None:
+        super().__init__()
+        self._resized = resized
+        self._shown: list[Text] = []
+        self._styles = Console(no_color=not color, color_system="standard", width=1, height=1)
+        self._color = color
+
+    def on_resize(self) -> None:
+        """Other lines are wanted now."""
+        self._resized()
+
+    def show(self, lines: list[Text]) -> None:
+        """Show these lines."""
+        before, self._shown = self._shown, lines
+        if len(before) != len(lines):
+            self.refresh()
+            return
+        for y, (old, new) in enumerate(zip(before, lines, strict=True)):
+            if old != new or old.style != new.style:
+                self.refresh(Region(0, y, self.size.width, 1))
+
+    def render_line(self, y: int) -> Strip:
+        """One line, as wide as the screen."""
+        width = self.size.width
+        if y >= len(self._shown):
+            return Strip.blank(width)
+        text = self._shown[y]
+        if text.spans:
+            segments = list(text.render(self._styles, end=""))
+        else:  # of a text in one style rich yields no style
+            segments = [Segment(text.plain, self._styles.get_style(text.style))]
+        if not self._color:
+            segments = [
+                segment._replace(style=segment.style.without_color if segment.style else None) for segment in segments
+            ]
+        return Strip(segments).adjust_cell_length(width)
+
+
+class Top(App[int]):
+    """The live view of one agent."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS: ClassVar[str] = """
+    Screen { layout: vertical; overflow: hidden; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(key.keys, key.action, key.words, show=False, priority=key.action == "interrupt") for key in KEYS
+    ]
+
+    def __init__(self, source: Source, given: Given, driver: type[Driver] | None = None) -> None:
+        super().__init__(driver_class=driver, ansi_color=True)
+        self._source, self._given = source, given
+        self.known = Known()
+        self.frozen: tuple[Known, int] | None = None  # what is shown instead, and since when
+        self.look = Look(every_s=given.every_s)
+        self.frame: Frame | None = None
+        self.frames = 0
+        self.failure: SwerveError | None = None  # why it ended
+        self._notice: tuple[Text, float] | None = None  # and until when
+        self._mode: Mode | None = None
+        self._prompt: Prompt | None = None
+        self._due_s = self._mode_due_s = 0.0
+        self._spent = time.monotonic(), time.process_time()
+        self._share: float | None = None
+
+    def compose(self) -> ComposeResult:
+        """Nothing but lines."""
+        yield Canvas(self._given.color, self.show)
+
+    def on_mount(self) -> None:
+        """Begin."""
+        self._source.want(top_feed.types_of(self.look.panel))
+        if not self._given.timed:
+            return
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._end, 128 + number)
+        self._due_s = time.monotonic() + _FIRST_S
+        self.run_worker(self._follow())
+
+    async def _follow(self) -> None:
+        """Read and draw until the end."""
+        while True:
+            await asyncio.sleep(_MORE_S if self._tick() > _MUCH else _READ_S)
+
+    def _end(self, code: int) -> None:
+        self.exit(code, code)
+
+    def _tick(self) -> int:
+        """Take what has come, draw when it is time; how many lines came."""
+        if self._given.is_gone():
+            self._end(128 + signal.SIGHUP)
+            return 0
+        try:
+            lines = self._source.read()
+        except SwerveError as error:
+            self.failure = error
+            self._end(error.exit_code)
+            return 0
+        self.known.take(lines)
+        now_s = time.monotonic()
+        if now_s >= self._due_s:
+            self._due_s = max(self._due_s + self.look.every_s, now_s)
+            self.tick()
+        return len(lines)
+
+    def tick(self) -> None:
+        """One frame."""
+        self.show()
+        self.frames += 1
+        if self.frames == self._given.count:
+            self._end(0)
+
+    # ---- drawing ----
+
+    def show(self) -> None:
+        """Draw what is known, or what is frozen."""
+        canvas = self.query_one(Canvas)
+        size = canvas.size
+        if not size.width or not size.height:
+            return
+        known = self.known if self.frozen is None else self.frozen[0]
+        self.frame = draw(
+            known,
+            self.look,
+            self._around(),
+            size.width,
+            size.height,
+            self._given.glyphs,
+            self._said(),
+            self._given.allow_actions,
+        )
+        self.look = self.frame.look
+        canvas.show(self.frame.lines)
+
+    def _around(self) -> Around:
+        now_ns = self._given.clock_ns()
+        self._look_around()
+        return Around(
+            now_ns if self.frozen is None else self.frozen[1],
+            int(self._given.up_s()),
+            self._source.dropped,
+            self._share,
+            self._mode,
+            None if self.frozen is None else now_ns - self.frozen[1],
+            self._given.child,
+        )
+
+    def _look_around(self) -> None:
+        """Once a second: who steers, and what this view costs."""
+        now_s = time.monotonic()
+        if not self._given.timed or now_s >= self._mode_due_s:
+            self._mode_due_s = now_s + _MODE_S
+            if self._given.steering is not None:
+                try:
+                    self._mode = self._given.steering.mode()
+                except SwerveError as error:
+                    self._mode = None
+                    self._tell(str(error), "red")
+            if self._given.timed and now_s - self._spent[0] >= _MODE_S:
+                spent = now_s, time.process_time()
+                self._share = (spent[1] - self._spent[1]) / (spent[0] - self._spent[0])
+                self._spent = spent
+
+    def _said(self) -> Text | None:
+        if self._prompt is not None:
+            return self._prompt.line(self.size.width)
+        if self._notice is not None and time.monotonic() > self._notice[1]:
+            self._notice = None
+        return self._notice[0] if self._notice is not None else None
+
+    def _tell(self, words: str, style: str = "bold") -> None:
+        """Say something in the last line, for a while."""
+        self._notice = Text(words.replace("\n", " "), style=style), time.monotonic() + _NOTICE_S
+
+    def _looks(self, **changes: Any) -> None:
+        self.look = replace(self.look, **changes)
+        self.show()
+
+    # ---- keys ----
+
+    def action_leave(self) -> None:
+        """Quit."""
+        self._end(0)
+
+    def action_interrupt(self) -> None:
+        """Quit as if interrupted."""
+        self._end(130)
+
+    def action_help(self) -> None:
+        """All keys; the same key again goes back."""
+        self._looks(page="list" if self.look.page == "help" else "help", scroll=0)
+
+    def action_panel(self, name: Panel) -> None:
+        """Another list."""
+        if name == "links" and self.look.panel == "links" and self.look.page == "list":
+            name = "rdma"
+        self._source.want(top_feed.types_of(name))
+        self.look = Look(name, "list", self.look.horizon_s, self.look.every_s, asked=self.look.asked)
+        self.show()
+
+    def action_move(self, step: int) -> None:
+        """Another row; in a page that is longer than the screen, lines."""
+        if self.look.page != "list":
+            self._looks(scroll=max(0, self.look.scroll + step))
+            return
+        self.look = replace(self.look, cursor=max(0, self.look.cursor + step), selected=None)
+        self.show()
+        self._select()
+
+    def action_page(self, step: int) -> None:
+        """As many rows as are seen at once."""
+        self.action_move(step * (self.frame.page if self.frame is not None else 1))
+
+    def _select(self) -> None:
+        """Hold on to the row under the cursor, wherever it goes."""
+        if self.frame is not None:
+            self.look = replace(self.look, selected=self.frame.key)
+
+    def action_shift(self, step: int) -> None:
+        """Columns further left or right."""
+        frame = self.frame
+        if frame is not None and self.look.page == "list" and (step < 0 or frame.more):
+            self._looks(shift=max(0, self.look.shift + step))
+
+    def action_detail(self) -> None:
+        """All about the selected row."""
+        if self.look.page == "list" and self.frame is not None and self.frame.row is not None:
+            self._select()
+            self._looks(page="detail", scroll=0)
+
+    async def action_back(self) -> None:
+        """Out of a page, or a filter."""
+        if self.look.page != "list":
+            self._looks(page="list", scroll=0)
+        else:
+            self._looks(asked=top_look.Asked())
+
+    def action_sort(self, step: int) -> None:
+        """By the next column."""
+        if self.frame is not None and self.look.page == "list":
+            self._looks(sort=self.look.other_sort(self.frame.sortable, step), reverse=False)
+
+    def action_reverse(self) -> None:
+        """The other way round."""
+        self._looks(reverse=not self.look.reverse)
+
+    def action_horizon(self) -> None:
+        """The next horizon."""
+        self._looks(horizon_s=self.look.next_horizon())
+
+    def action_freeze(self) -> None:
+        """Hold what is shown; everything is still taken in."""
+        self.frozen = (self.known.frozen(), self._given.clock_ns()) if self.frozen is None else None
+        self.show()
+
+    def action_interval(self, step: int) -> None:
+        """A longer or shorter interval."""
+        self._due_s = time.monotonic() + self.look.other_interval(step)
+        self._looks(every_s=self.look.other_interval(step))
+
+    def action_zero(self) -> None:
+        """Counters and horizons begin anew."""
+        self.frozen = None
+        self.known.zero(self._given.clock_ns(), self._source.dropped)
+        self.show()
+
+    # ---- what is typed ----
+
+    def action_filter(self) -> None:
+        """Ask what shall pass."""
+        self._prompt = Prompt("filter (a text, or --dst, --path, --interface ...)", self._filtered)
+        self.show()
+
+    def _filtered(self, typed: str) -> None:
+        self._looks(asked=top_look.asked(typed), page="list", cursor=0, selected=None)
+
+    def action_order(self, kind: top_orders.Kind) -> None:
+        """Ask for an order, word by word."""
+        if not self._given.allow_actions:
+            self._tell(f"to {kind} from here, start it with --allow-actions", "yellow")
+        elif self._given.steering is None:
+            self._tell("there is no steering to ask", "yellow")
+        elif self.frame is not None:
+            row = self.frame.row
+            try:
+                question = top_orders.question(kind, row)
+                self._prompt = Prompt(question, lambda typed: self._ordered(top_orders.order(kind, row, typed)))
+            except SwerveError as error:
+                self._tell(str(error), "yellow")
+        self.show()
+
+    def _ordered(self, order: top_orders.Order) -> None:
+        steering = self._given.steering
+        assert steering is not None
+        self._tell("asked …")
+
+        def ask() -> None:
+            try:
+                said, style = "; ".join(order(steering)) or "done", "bold green"
+            except SwerveError as error:
+                said, style = str(error), "bold red"
+            self.call_from_thread(self._answered, said, style)
+
+        self.run_worker(ask, thread=True)
+
+    def _answered(self, said: str, style: str) -> None:
+        self._tell(said, style)
+        self.show()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """While something is typed, keys are what is typed."""
+        return self._prompt is None or action == "interrupt"
+
+    def on_key(self, event: events.Key) -> None:
+        """What is typed."""
+        prompt = self._prompt
+        if prompt is None:
+            return
+        event.prevent_default()  # it is no key of the list
+        if event.key == "escape":
+            self._prompt = None
+        elif event.key == "enter":
+            self._prompt = None
+            try:
+                prompt.then(prompt.typed)
+            except SwerveError as error:
+                self._tell(str(error), "bold red")
+        else:
+            self._prompt = prompt.after(event.key, event.character if event.is_printable else None)
+        self.show()
+
+    def on_paste(self, event: events.Paste) -> None:
+        """What is pasted where something is typed; never more than that."""
+        if self._prompt is not None:
+            self._prompt = self._prompt.after("", " ".join(event.text.split()))
+            self.show()

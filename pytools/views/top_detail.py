@@ -1,0 +1,194 @@
+"""All about one row of the live view: of a path its figures, histograms, acts and states; of others every field.
+
+Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+from rich.text import Text
+
+from pytools.views import tables
+from pytools.views.tables import UNKNOWN, duration
+from pytools.views.top_glyphs import Glyphs
+from pytools.views.top_header import Around
+from pytools.views.top_known import Event, Known, since_ns
+from pytools.views.top_lists import clock_time
+from pytools.views.top_look import KEYS, Look
+from pytools.views.top_paths import STYLES, PathRow, short_time
+from pytools.views.top_rings import EDGES_NS, Direction
+
+_HEAD: Final = "bold"
+_LABEL: Final = 14
+
+
+def lines(row: Any, known: Known, look: Look, around: Around, width: int, glyphs: Glyphs) -> list[Text]:
+    """Everything about a row."""
+    if isinstance(row, PathRow):
+        return list(_path(row, known, look, around, width, glyphs))
+    if isinstance(row, Event):
+        head = [Text(f"{clock_time(row.unix_ns)} UTC  {row.kind}  {row.place}", style=_HEAD), Text(row.what)]
+        return [*head, *_wrapped(row.why, width), Text(""), *_fields(msgspec.to_builtins(row.signal), width)]
+    return _fields(msgspec.to_builtins(row), width)
+
+
+def _fields(value: dict[str, Any], width: int, indent: int = 0) -> list[Text]:
+    """Name and value, line by line."""
+    found: list[Text] = []
+    for name, each in value.items():
+        start = " " * indent + name.ljust(24 - indent)
+        if isinstance(each, dict) and each:
+            found += [Text(start.rstrip(), style="dim"), *_fields(each, width, indent + 2)]
+        elif isinstance(each, list) and each and isinstance(each[0], dict):
+            for part in each:
+                found += [Text(start.rstrip(), style="dim"), *_fields(part, width, indent + 2)]
+        else:
+            said = _value(name, each)
+            first, *more = textwrap.wrap(said, max(20, width - 26)) or [""]
+            found.append(Text(start, style="dim").append(f" {first}", "not dim"))
+            found += [Text(" " * 25 + part) for part in more]
+    return found
+
+
+def _value(name: str, value: Any) -> str:
+    """A value in words; large counts with commas."""
+    if value is None or value in ("", [], {}):
+        return UNKNOWN
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:,}" if type(value) is int and value >= 100_000 and name != "pid" else str(value)
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[Text]:
+    return [Text(part) for part in textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent)]
+
+
+def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, glyphs: Glyphs) -> Iterator[Text]:
+    path, figures = row.path, row.figures
+    yield Text(f"{path}  to {path.address}", style=_HEAD)
+    if row.state is not None:
+        since = short_time(around.now_ns - row.state.since_ns)
+        yield Text("state ").append(f"{row.state.state} for {since}", STYLES.get(row.state.state, ""))
+    yield from _wrapped(row.why(), width, "  ")
+    window = duration(row.ring.windows[-1].window_ns) if row.ring.windows else UNKNOWN
+    yield Text(
+        f"last {look.horizon_s} s: {figures.windows} windows of {window}, "
+        f"which cover {duration(figures.covered_ns)}; clock {figures.clock or UNKNOWN}"
+    )
+    head = "".join(f"{name:>11}" for name in ("OWD p50", "p99", "±", "queue p50", "p99", "±"))
+    yield Text(f"{'':6}{head}", style="dim")
+    for name, direction in (("there", figures.forward), ("back", figures.reverse)):
+        yield Text(f"{name:6}{_figures(direction)}")
+    yield Text("p50: the middle one of the windows'; p99 and ±: the largest of the windows'", style="dim")
+    yield Text(f"probes lost {figures.lost:,} of {figures.received + figures.lost:,}").append(
+        f"   TCP sent again {_number(figures.retransmitted_per_s)}/s, timeouts {_count(figures.timeouts)}"
+        f"   CE there {_percent(figures.marked_forward)}, back {_percent(figures.marked_reverse)}"
+    )
+    if row.share is not None:
+        wanted = row.share.wanted_weight
+        yield Text(
+            f"weight {row.share.member.weight} in the kernel, {UNKNOWN if wanted is None else wanted} wanted: "
+            f"{_percent(row.share.wanted)} of the group's packets, {_percent(row.share.sent)} counted"
+        )
+    yield Text("")
+    yield from _histogram(row, look, around, width, glyphs)
+    yield Text("")
+    yield Text("acts and states since this view was opened, the newest first", style=_HEAD)
+    log = known.about(path)
+    for event in log:
+        line = Text(f"{clock_time(event.unix_ns)} {event.kind:<5} ", style="dim").append(
+            event.what, event.style or "none"
+        )
+        yield line
+        yield from _wrapped(f"{event.place}: {event.why}" if event.kind == "act" else event.why, width, " " * 15)
+    if not log:
+        yield Text("none", style="dim")
+
+
+def _figures(of: Direction) -> str:
+    values = (
+        duration(of.p50_ns),
+        duration(of.p99_ns),
+        tables.bound(of.bound_ns),
+        duration(of.queue_p50_ns),
+        duration(of.queue_p99_ns),
+        tables.bound(of.queue_bound_ns),
+    )
+    return "".join(f"{each:>11}" for each in values)
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f}"
+
+
+def _count(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None else tables.share(value)
+
+
+def _histogram(row: PathRow, look: Look, around: Around, width: int, glyphs: Glyphs) -> Iterator[Text]:
+    """Queueing of single probes, there and back side by side."""
+    there, back = row.ring.waits.counts(since_ns(around.now_ns, look.horizon_s))
+    total = f"{sum(there):,} there, {sum(back):,} back"
+    yield Text(f"queueing of single probes, the newest of each short window: {total}", style=_HEAD)
+    used = [index for index, both in enumerate(zip(there, back, strict=True)) if any(both)]
+    if not used:
+        yield Text("none yet: they come with short windows (windows.short_ms)", style="dim")
+        return
+    room = max(4, (width - _LABEL - 2 * 9) // 2)
+    most = max(*there, *back)
+    for index in range(used[0], used[-1] + 1):
+        line = Text(f"{_class(index):<{_LABEL}}", style="dim")
+        for counts in (there, back):
+            bar = glyphs.bar * -(-counts[index] * room // most)
+            line.append(f"{counts[index]:>7} ", "not dim").append(f"{bar:<{room}} ", "cyan not dim")
+        yield line
+
+
+def _class(index: int) -> str:
+    if index == 0:
+        return f"below {_round(EDGES_NS[0])}"
+    return f"from {_round(EDGES_NS[index - 1])}"
+
+
+def _round(ns: int) -> str:
+    """An edge: they are round."""
+    for size, unit in ((10**9, "s"), (10**6, "ms"), (10**3, "µs")):
+        if ns >= size:
+            return f"{ns // size} {unit}"
+    return f"{ns} ns"
+
+
+def help_lines(width: int, allow_actions: bool) -> list[Text]:
+    """All keys, and what the figures of a horizon are."""
+    said: list[Text] = []
+    half = (len(KEYS) + 1) // 2
+    column = min(60, width // 2)
+    for index in range(half):
+        line = Text()
+        for key in (KEYS[index], *KEYS[half + index : half + index + 1]):
+            start = line.cell_len
+            line.append(f"{key.shown:<8}", "bold").append(key.words, "dim" if key.acts and not allow_actions else "")
+            line.append(" " * (column - (line.cell_len - start)))
+        said.append(line)
+    if not allow_actions:
+        said += _wrapped("d, u, p, n need `swerve top --allow-actions`; each is typed out before it is done.", width)
+    text = (
+        "Figures are of the horizon. Counts and shares are exact over it. Of percentiles of windows: p99 and ± are the "
+        "largest of the windows' (that of the whole horizon is no larger), p50 is the middle one of the windows'."
+    )
+    return [*said, *_wrapped(text, width)]
+
+
+def cut(found: Sequence[Text], scroll: int, room: int) -> tuple[list[Text], int]:
+    """So many lines from there; and how far it can be scrolled."""
+    furthest = max(0, len(found) - room)
+    start = min(max(0, scroll), furthest)
+    return list(found[start : start + room]), start

@@ -1,0 +1,94 @@
+"""Columns of the live view's lists: heading, width, what is shown, how it is sorted, and what it means. Pure.
+
+The first column stays where it is; the others come in the order of their importance, as many as there is room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+from rich.text import Span, Text
+
+from pytools.signals import AnySignal
+from pytools.views.columns import Order
+from pytools.views.top_glyphs import Glyphs
+
+Row = TypeVar("Row")
+Cell = str | Text
+_GAP: Final = 1
+
+
+@dataclass(frozen=True)
+class Field(Generic[Row]):
+    """One column."""
+
+    heading: str
+    width: int
+    show: Callable[[Row], Cell]
+    meaning: str
+    order: Order[Row] | None = None
+    left: bool = False
+    least: int = 0  # of the last one: it takes what room there is, if it is so much; 0: its width, no more, no less
+
+
+@dataclass(frozen=True)
+class Rows(Generic[Row]):
+    """A panel: its columns, its rows, and what they are about."""
+
+    fields: Sequence[Field[Row]]
+    rows: Sequence[Row]
+    key: Callable[[Row], object]
+    usual: Callable[[Row], Any]  # the order there is unless another is asked for
+    signals: Callable[[Row], Iterable[AnySignal]]
+    text: Callable[[Row], str]  # what a text filter looks at
+    dim: Callable[[Row], bool] = lambda _row: False
+    nothing: str = "nothing yet"
+    by: str = "worst first"  # the usual order, in words
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def sortable(self) -> list[str]:
+        """Headings that rows can be sorted by."""
+        return [each.heading for each in self.fields if each.order is not None]
+
+    def ordered(self, sort: str | None, reverse: bool) -> list[Row]:
+        """The rows in an order; those that are equal stay in the usual one."""
+        rows = sorted(self.rows, key=self.usual)
+        for each in self.fields:
+            if each.heading == sort and each.order is not None:
+                rows = each.order(rows)
+        return rows[::-1] if reverse else rows
+
+
+def shown_fields(fields: Sequence[Field[Row]], first_width: int, room: int, shift: int) -> tuple[list[Field[Row]], int]:
+    """The columns there is room for behind the first, `shift` left out; how many do not fit on the right."""
+    found, left = [], room - first_width
+    rest = fields[1 + shift :]
+    for each in rest:
+        if left < (each.least or each.width) + _GAP:
+            break
+        found.append(each)
+        left -= each.width + _GAP
+    return found, len(rest) - len(found)
+
+
+def line(cells: Sequence[tuple[Cell, int, bool]], glyphs: Glyphs, room: int, style: str = "") -> Text:
+    """A row: cells with their widths, and whether they are aligned to the left. What is too long is cut."""
+    parts: list[str] = []
+    spans: list[Span] = []
+    length = 0
+    for cell, width, left in cells:
+        own = cell.style if isinstance(cell, Text) else ""
+        words = glyphs.text(cell.plain if isinstance(cell, Text) else cell)
+        if len(words) > width:
+            cut = glyphs.text("…")
+            words = words[: max(0, width - len(cut))] + cut
+        padded = words.ljust(width) if left else words.rjust(width)
+        if own:
+            start = length + (0 if left else width - len(words))
+            spans.append(Span(start, start + len(words), own))
+        parts.append(padded)
+        length += width + _GAP
+    plain = " ".join(parts).replace("\n", " ")[:room]
+    return Text(plain, style=style, no_wrap=True, end="", spans=[span for span in spans if span.start < len(plain)])

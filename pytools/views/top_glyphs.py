@@ -1,0 +1,58 @@
+"""What is drawn with: Unicode where the terminal's locale has UTF-8, else plain ASCII. Pure, but for `of_locale`."""
+
+from __future__ import annotations
+
+import locale
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+# Queueing by half decades: below 10 µs, 30 µs, 100 µs … up to 10 ms and more. One scale for all paths, so that their
+# sparklines compare.
+STEPS_NS: Final = (10_000, 31_623, 100_000, 316_228, 1_000_000, 3_162_278, 10_000_000)
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """Characters for what a line of text cannot say."""
+
+    sparks: str  # one for each step, the lowest first
+    bar: str
+    rule: str
+    falling: str
+    rising: str
+    plain: dict[int, str] | None = None  # what other characters become
+
+    def text(self, text: str) -> str:
+        """A text as it can be shown."""
+        if self.plain is None or text.isascii():
+            return text
+        return text.translate(self.plain).encode("ascii", "replace").decode()
+
+    def spark(self, values_ns: Sequence[int | None]) -> str:
+        """A sparkline; a blank where nothing was measured."""
+        return "".join(
+            " " if value is None else self.sparks[sum(value >= step for step in STEPS_NS)] for value in values_ns
+        )
+
+
+UNICODE: Final = Glyphs("▁▂▃▄▅▆▇█", "█", "─", "↓", "↑")
+_PLAIN: Final = {
+    "µ": "u",
+    "±": "+-",
+    "→": "->",
+    "←": "<-",
+    "\u2013": "-",
+    "…": "...",
+    "↓": "v",
+    "↑": "^",
+    "≥": ">=",
+    "·": ".",
+}
+ASCII: Final = Glyphs("_.-:=+*#", "#", "-", "v", "^", str.maketrans(_PLAIN))
+
+
+def of_locale() -> Glyphs:
+    """What the locale can show. Python itself takes a locale that is not set for UTF-8 (PEP 538), and so do we."""
+    name = locale.getencoding().lower().replace("-", "").replace("_", "")
+    return UNICODE if name == "utf8" else ASCII

@@ -1,0 +1,233 @@
+"""The panels beside the paths: flows, links, RDMA queue pairs, events.
+
+Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host, but for the time of day of an event (UTC).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+from rich.text import Text
+
+from pytools.signals import Link, RdmaQueuePair, TcpFlow
+from pytools.views import link_tables, rdma_tables, tables, tcp_columns
+from pytools.views.columns import Column, Listing, Order, little, much, named
+from pytools.views.network import flow_key, is_silent
+from pytools.views.tables import UNKNOWN, alarm, number
+from pytools.views.top_fields import Cell, Field, Rows
+from pytools.views.top_known import Event, Known
+from pytools.views.top_paths import short_time
+
+Row = TypeVar("Row")
+_KINDS: Final = ("act", "state", "link", "clock")
+
+
+def _part(cell: Cell, index: int) -> Cell:
+    """One line of a cell that may have two."""
+    if isinstance(cell, Text):
+        lines = cell.split("\n")
+        found = lines[index] if index < len(lines) else Text(UNKNOWN)
+        return Text(found.plain.strip(), style=cell.style or (found.spans[0].style if found.spans else ""))
+    return (cell.split("\n") + [UNKNOWN] * index)[index].strip()
+
+
+def _of(listing: Listing[Row]) -> Callable[..., Field[Row]]:
+    """Makes a column of a list out of one of a table; of a cell of two lines, one of them."""
+    columns: dict[str, Column[Row]] = {column.heading: column for column in listing.columns}
+
+    def field(
+        name: str, heading: str, width: int, meaning: str, word: str = "", part: int = 0, left: bool = False
+    ) -> Field[Row]:
+        column = columns[name]
+        order: Order[Row] | None = column.orders.get(word)
+        return Field(heading, width, lambda row: _part(column.show(row), part), meaning, order, left or column.left)
+
+    return field
+
+
+def flows(known: Known, now_ns: int) -> Rows[TcpFlow]:
+    """TCP connections; counts since each began, or since all was zeroed."""
+    of, counts = _of(tcp_columns.flows(now_ns)), known.flow_counts
+
+    def ends(row: TcpFlow) -> str:
+        return f"{tables.endpoint(row.local, row.local_port)} → {tables.endpoint(row.remote, row.remote_port)}"
+
+    fields: tuple[Field[TcpFlow], ...] = (
+        Field("connection", 42, ends, "both ends", named(ends), True),
+        Field(
+            "retx",
+            7,
+            lambda row: alarm(counts(row).retransmitted),
+            "segments sent again, since the connection began or all was zeroed",
+            much(lambda row: counts(row).retransmitted),
+        ),
+        of("srtt\nmin", "srtt", 8, "smoothed round trip", "srtt"),
+        of("srtt\nmin", "min", 8, "smallest round trip the kernel remembers", "min", 1),
+        of("process", "process", 18, "who holds it", "command"),
+        Field(
+            "RTO",
+            5,
+            lambda row: alarm(counts(row).timeouts, "yellow"),
+            "retransmission timeouts",
+            much(lambda row: counts(row).timeouts),
+        ),
+        of("cwnd\nssthresh", "cwnd", 6, "congestion window, segments", "cwnd"),
+        of("rate\nsent", "rate", 12, "delivery rate as the kernel last measured it", "rate"),
+        Field(
+            "sent",
+            9,
+            lambda row: tables.size(counts(row).sent_bytes),
+            "handed to the network",
+            much(lambda row: counts(row).sent_bytes),
+        ),
+        of("CE", "CE", 6, "share acknowledged as marked", "ce"),
+        of("zero\nwin.", "zero", 5, "zero windows: the receiver does not read", "zero"),
+        of("path", "path", 18, "the measured path, or the interface", "path"),
+        of("state\nlast look", "state", 22, "of the connection, and of its congestion control", "state"),
+    )
+    return Rows(
+        fields,
+        list(known.model.tcp.flows.values()),
+        key=flow_key,
+        usual=lambda row: (-counts(row).retransmitted, -counts(row).sent_bytes, flow_key(row)),
+        signals=lambda row: (row,),
+        text=lambda row: f"{ends(row)} {tables.process(row.owner)} {row.interface} {row.path or ''} {row.state}",
+        dim=lambda row: row.state == "close" or is_silent(row, now_ns, 5_000_000_000),
+        nothing="no TCP connection has been reported yet",
+        by="most retx first",
+    )
+
+
+def links(known: Known, now_ns: int) -> Rows[Link]:
+    """Interfaces that carry paths."""
+    of = _of(link_tables.links(now_ns))
+    fields: tuple[Field[Link], ...] = (
+        of("interface", "interface", 16, "its name", "interface"),
+        of("state", "state", 12, "up, and its carrier", "state"),
+        of("out", "out", 12, "sent, of the last window", "out"),
+        of("in", "in", 12, "received, of the last window", "in"),
+        of("queue", "queue", 12, "waiting in the fullest queue", "queue"),
+        of("queue\ndrops", "q drops", 8, "dropped by its queues, since they were made", "queue-drops"),
+        of("drops\nin / out", "drops in/out", 12, "by the interface, of the last window", "drops"),
+        of("errors", "errors", 7, "of the last window", "errors"),
+        of("carrier\nchanges", "carrier", 7, "changes of carrier since it was made", "changes"),
+        Field(
+            "silent",
+            6,
+            lambda row: Text(str(len(row.failed_neighbours)), style="red" if row.failed_neighbours else ""),
+            "neighbours that do not answer",
+            much(lambda row: len(row.failed_neighbours)),
+        ),
+        of("pauses\nin / out", "pauses in/out", 16, "pause frames", "pauses"),
+        of("MTU", "MTU", 6, "largest packet", "mtu"),
+        of("speed", "speed", 12, "as the driver says", "speed"),
+        of("driver says", "driver says", 40, "counters of trouble that are not zero"),
+    )
+    return Rows(
+        fields,
+        list(known.model.links.links.values()),
+        key=lambda row: row.interface,
+        usual=lambda row: (row.up and row.carrier, row.interface),
+        signals=lambda row: (row,),
+        text=lambda row: f"{row.interface} {' '.join(map(str, row.paths))}",
+        dim=lambda row: is_silent(row, now_ns, row.window_ns),
+        nothing="no interface that carries a path has been reported yet",
+        by="down first",
+    )
+
+
+def queue_pairs(known: Known, now_ns: int) -> Rows[RdmaQueuePair]:
+    """RDMA queue pairs."""
+    of, model = _of(rdma_tables.queue_pairs(now_ns)), known.model
+    fields: tuple[Field[RdmaQueuePair], ...] = (
+        Field(
+            "queue pair",
+            20,
+            lambda row: f"{row.device} {row.qp_number}",
+            "device and number",
+            named(lambda row: f"{row.device} {row.qp_number:>9}"),
+            True,
+        ),
+        of("verdict", "verdict", 14, "what is wrong with it; `?`: not repeated for a while", "verdict"),
+        of("bandwidth\nmean", "bandwidth", 12, "over 8 messages, the last", "bandwidth"),
+        of("bandwidth\nmean", "mean", 12, "the same, the mean of the window", "mean", 1),
+        of("outstanding", "outst.", 7, "work requests outstanding", "outstanding"),
+        of("latency\np50, p99", "p50", 8, "from post to completion", "p50"),
+        of("latency\np50, p99", "p99", 8, "from post to completion", "p99", 1),
+        Field("remote", 16, lambda row: row.remote or UNKNOWN, "the peer", named(lambda row: row.remote), True),
+        of("process", "process", 20, "who holds it", "command"),
+        of("errors", "errors", 16, "completions that failed", "errors"),
+        Field("posted", 12, lambda row: number(row.posted), "work requests", much(lambda row: row.posted)),
+        Field("reason", 60, lambda row: row.reason, "the measurement behind the verdict", None, True, 16),
+    )
+    sight = model.rdma.sight
+    nothing = sight.reason if sight is not None and not sight.available else "no queue pair has been seen yet"
+    return Rows(
+        fields,
+        [row for row in model.rdma.queue_pairs.values() if not row.closed],
+        key=lambda row: (row.device, row.qp_number, row.owner.pid),
+        usual=lambda row: (
+            rdma_tables.WORST_FIRST.index(row.verdict),
+            -row.outstanding_bytes,
+            row.device,
+            row.qp_number,
+        ),
+        signals=lambda row: (row,),
+        text=lambda row: (
+            f"{row.device} {row.qp_number} {row.owner.command} {row.remote} {row.path or ''} {row.verdict}"
+        ),
+        dim=lambda row: is_silent(row, now_ns, row.window_ns),
+        nothing=nothing,
+    )
+
+
+def clock_time(unix_ns: int) -> str:
+    """Time of day, UTC."""
+    return datetime.fromtimestamp(unix_ns / 1e9, UTC).strftime("%H:%M:%S")
+
+
+def events(known: Known, now_ns: int) -> Rows[Event]:
+    """What happened, the newest first."""
+    fields: tuple[Field[Event], ...] = (
+        Field("UTC", 8, lambda row: clock_time(row.unix_ns), "time of day", little(lambda row: -row.at_ns), True),
+        Field(
+            "ago",
+            4,
+            lambda row: short_time(now_ns - row.at_ns),
+            "how long ago",
+            little(lambda row: -row.at_ns),
+        ),
+        Field(
+            "kind",
+            5,
+            lambda row: row.kind,
+            "act of steering, state of a path, link, clock",
+            little(lambda row: _KINDS.index(row.kind)),
+            True,
+        ),
+        Field(
+            "where", 20, lambda row: row.place, "path, target, interface or host", named(lambda row: row.place), True
+        ),
+        Field("what", 24, lambda row: Text(row.what, style=row.style), "from → to", named(lambda row: row.what), True),
+        Field("why", 120, lambda row: row.why, "the measurement, and the rule", None, True, 12),
+    )
+    return Rows(
+        fields,
+        list(known.events),
+        key=lambda row: (row.at_ns, row.kind, row.place, row.what),
+        usual=lambda row: -row.at_ns,
+        signals=lambda row: (row.signal,),
+        text=lambda row: f"{row.kind} {row.place} {row.what} {row.why}",
+        nothing="nothing has happened since this view was opened",
+        by="newest first",
+    )
+
+
+PANELS: Final[dict[str, Callable[[Known, int], Rows[Any]]]] = {
+    "flows": flows,
+    "links": links,
+    "rdma": queue_pairs,
+    "events": events,
+}

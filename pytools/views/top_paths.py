@@ -1,0 +1,284 @@
+"""The panel of paths: one row each over the horizon, the worst first.
+
+Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from rich.text import Text
+
+from pytools.signals import AnySignal, AppDelay, Path, PathDelay, PathState
+from pytools.views import tables
+from pytools.views.columns import little, much, named
+from pytools.views.tables import UNKNOWN, duration
+from pytools.views.timing import is_whole_path
+from pytools.views.top_fields import Cell, Field, Rows
+from pytools.views.top_glyphs import Glyphs
+from pytools.views.top_known import Known, said, since_ns
+from pytools.views.top_rings import Direction, Figures, Ring, figures, trend, trouble
+from pytools.views.top_shares import Share
+
+STYLES: Final = {
+    "healthy": "green",
+    "suspect": "yellow",
+    "drained": "red",
+    "returning": "cyan",
+    "unmeasured": "dim",
+    "manual": "magenta",
+}
+_URGENCY: Final = ("drained", "suspect", "returning", "unmeasured", "manual", "healthy")
+_SILENT_NS: Final = 3_000_000_000  # what was not heard of for so long (or three windows) is said to be silent
+SPARKS: Final = 10
+
+
+@dataclass(frozen=True)
+class PathRow:
+    """A path over the horizon, and the newest of what is known of it."""
+
+    path: Path
+    name: str
+    now_ns: int
+    since_ns: int
+    ring: Ring
+    delay: PathDelay | None
+    state: PathState | None
+    share: Share | None
+    app: AppDelay | None
+
+    @cached_property
+    def figures(self) -> Figures:
+        """It over the horizon; found when it is shown, or sorted by."""
+        return figures(self.ring, self.since_ns)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has not been measured for a while."""
+        delay = self.delay
+        return delay is None or self.now_ns - delay.at_ns > max(_SILENT_NS, 3 * delay.window_ns)
+
+    @property
+    def unsteered(self) -> bool:
+        """Whether nobody stands for its state any more."""
+        return self.state is not None and self.now_ns - self.state.at_ns > _SILENT_NS
+
+    def why(self) -> str:
+        """What there is to say about it; empty when nothing is."""
+        words = []
+        if self.delay is not None and self.silent:
+            words.append(f"not measured for {duration(self.now_ns - self.delay.at_ns)}")
+        elif self.delay is not None and self.delay.overtaken_p50_ns is not None:
+            words.append(f"half of the probes wait for at least {duration(self.delay.overtaken_p50_ns)}")
+        if self.state is not None:
+            if self.unsteered:
+                words.append(f"no controller for {duration(self.now_ns - self.state.at_ns)}")
+            if self.state.reason:
+                words.append(said(self.state.reason, self.state.under))
+        return "; ".join(words)
+
+
+def rows(known: Known, now_ns: int, horizon_s: int, glyphs: Glyphs) -> Rows[PathRow]:
+    """All paths."""
+    model, since = known.model, since_ns(now_ns, horizon_s)
+    paths = sorted({*known.rings, *model.delays, *model.states})
+    short = [tables.way(path, short=True) for path in paths]
+    names = short if len(set(short)) == len(short) else [tables.way(path) for path in paths]
+    shares = known.shares.of(model, paths, since)
+    apps: dict[Path | None, AppDelay] = {}
+    for app in model.timing.apps.values():  # of two protocols the one with more samples
+        if is_whole_path(app) and (app.path not in apps or app.sampled > apps[app.path].sampled):
+            apps[app.path] = app
+    nothing = Ring()
+    found = []
+    for path, name in zip(paths, names, strict=True):
+        ring = known.rings.get(path, nothing)
+        about = model.delays.get(path), model.states.get(path), shares.get(path), apps.get(path)
+        found.append(PathRow(path, name, now_ns, since, ring, *about))
+    return Rows(
+        fields(glyphs),
+        found,
+        key=lambda row: row.path,
+        usual=_rank,
+        signals=_signals,
+        text=lambda row: f"{row.path} {row.path.address} {row.state.state if row.state else ''} {row.why()}",
+        dim=lambda row: row.silent,
+        nothing="no path has been measured yet",
+    )
+
+
+def _signals(row: PathRow) -> list[AnySignal]:
+    return [each for each in (row.delay, row.state) if each is not None]
+
+
+def _rank(row: PathRow) -> tuple[int, float, int, Path]:
+    """Worst first: by state, then by loss and queueing."""
+    loss, queueing_ns = trouble(row.ring, row.since_ns)
+    return _urgency(row), -loss, -queueing_ns, row.path
+
+
+def _urgency(row: PathRow) -> int:
+    state = row.state.state if row.state is not None else ""
+    return _URGENCY.index(state) if state in _URGENCY else len(_URGENCY)
+
+
+def short_time(ns: int) -> str:
+    """A duration in three characters or so."""
+    seconds = max(0, ns) // 1_000_000_000
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def _state(row: PathRow) -> Cell:
+    if row.state is None:
+        return UNKNOWN
+    if row.unsteered:
+        return Text(f"{row.state.state}?", style="dim")
+    since = short_time(row.now_ns - row.state.since_ns)
+    return Text(f"{row.state.state} {since}", style=STYLES.get(row.state.state, ""))
+
+
+def _loss(row: PathRow) -> Cell:
+    loss = row.figures.loss
+    return UNKNOWN if loss is None else Text(tables.share(loss), style="red" if row.figures.lost else "")
+
+
+def _queue(value: int | None, bound: int | None) -> Cell:
+    """A queueing delay; dimmed while it is no larger than its own bound."""
+    small = value is None or (bound is not None and value <= bound)
+    return Text(duration(value), style="dim" if small else "")
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None else tables.share(value)
+
+
+def _weight(row: PathRow) -> Cell:
+    """Weight in the kernel, and the wanted one where it differs."""
+    state = row.state
+    wanted = state.weight_wanted if state is not None else None
+    actual = row.share.member.weight if row.share is not None else state.weight_actual if state is not None else None
+    shown = UNKNOWN if actual is None else str(actual)
+    return Text(f"{shown}→{wanted}", style="yellow") if wanted is not None and wanted != actual else shown
+
+
+def _per_s(value: float | None) -> Cell:
+    if value is None:
+        return UNKNOWN
+    return Text(f"{value:.1f}" if 0 < value < 10 else f"{value:.0f}", style="red" if value else "")
+
+
+def _app(row: PathRow) -> str:
+    return UNKNOWN if row.app is None else tables.one_way(row.app.owd.p99_ns, row.app.clock)
+
+
+def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
+    """The columns."""
+
+    def delay(
+        heading: str, of: Callable[[PathRow], Direction], name: str, meaning: str, width: int = 8
+    ) -> Field[PathRow]:
+        def value(row: PathRow) -> int | None:
+            found: int | None = getattr(of(row), name)
+            return found
+
+        def show(row: PathRow) -> Cell:
+            if name.startswith("queue"):
+                return _queue(value(row), of(row).queue_bound_ns)
+            text = tables.bound(value(row)) if name == "bound_ns" else duration(value(row))
+            return Text(text, style="yellow" if row.figures.clock == "holdover" else "")
+
+        return Field(heading, width, show, meaning, much(value))
+
+    def there(row: PathRow) -> Direction:
+        return row.figures.forward
+
+    def back(row: PathRow) -> Direction:
+        return row.figures.reverse
+
+    return (
+        Field("path", 24, lambda row: row.name, "destination and interface", named(lambda row: row.name), True),
+        Field(
+            "state",
+            13,
+            _state,
+            "what steering thinks of it, and since when; `?`: the controller has gone silent",
+            little(lambda row: None if row.state is None else _urgency(row)),
+            True,
+        ),
+        delay("q p99", there, "queue_p99_ns", "queueing there, p99; dimmed while no larger than its bound"),
+        Field("loss", 7, _loss, "probes lost, of those whose fate was settled", much(lambda row: row.figures.loss)),
+        delay("OWD p99", there, "p99_ns", "one-way delay there, p99"),
+        delay("±", there, "bound_ns", "bound of the one-way delays there", 9),
+        Field(
+            "trend 40 s",
+            SPARKS,
+            lambda row: glyphs.spark(trend(row.ring, row.now_ns, SPARKS)),
+            "queueing there (p99), the worst of every 4 s of the last 40 s, on one scale for all paths",
+            left=True,
+        ),
+        Field(
+            "retx/s",
+            6,
+            lambda row: _per_s(row.figures.retransmitted_per_s),
+            "TCP segments sent again, a second",
+            much(lambda row: row.figures.retransmitted_per_s),
+        ),
+        Field(
+            "CE",
+            7,
+            lambda row: _percent(row.figures.marked_forward),
+            "share of the segments that TCP had acknowledged as marked by a queue there",
+            much(lambda row: row.figures.marked_forward),
+        ),
+        Field(
+            "weight",
+            7,
+            _weight,
+            "weight in the kernel; `1→9`: and the one that steering wants",
+            little(lambda row: None if row.share is None else row.share.member.weight),
+        ),
+        Field(
+            "wanted",
+            7,
+            lambda row: _percent(row.share.wanted if row.share else None),
+            "share of its group's packets that the wanted weights give it",
+            little(lambda row: row.share.wanted if row.share else None),
+        ),
+        Field(
+            "sent",
+            7,
+            lambda row: _percent(row.share.sent if row.share else None),
+            "share of its group's packets that the kernel counted there",
+            little(lambda row: row.share.sent if row.share else None),
+        ),
+        delay("back p99", back, "p99_ns", "one-way delay back, p99"),
+        delay("q back", back, "queue_p99_ns", "queueing back, p99"),
+        delay("OWD p50", there, "p50_ns", "one-way delay there, p50"),
+        delay("back p50", back, "p50_ns", "one-way delay back, p50"),
+        delay("± back", back, "bound_ns", "bound of the one-way delays back", 9),
+        delay("q p50", there, "queue_p50_ns", "queueing there, p50"),
+        Field(
+            "CE back",
+            7,
+            lambda row: _percent(row.figures.marked_reverse),
+            "share of the packets that came in marked",
+            much(lambda row: row.figures.marked_reverse),
+        ),
+        Field(
+            "app p99",
+            8,
+            _app,
+            "one-way delay of application packets there, p99, of the last window",
+            much(lambda row: row.app.owd.p99_ns if row.app else None),
+        ),
+        Field("via", 16, lambda row: row.path.gateway or UNKNOWN, "gateway", named(lambda row: row.path.gateway), True),
+        Field(
+            "reason", 60, PathRow.why, "why it is in this state; the selected path's is below the list", None, True, 16
+        ),
+    )

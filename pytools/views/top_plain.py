@@ -1,0 +1,105 @@
+"""The live view where there is no terminal: a report of everything, as text, once or as often as asked for."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from pytools.errors import SwerveError
+from pytools.views import clock_panel, network_panel, top_header, top_paths
+from pytools.views.sheet import Sheet
+from pytools.views.top_feed import Feed
+from pytools.views.top_glyphs import Glyphs
+from pytools.views.top_header import Around
+from pytools.views.top_known import Known
+from pytools.views.top_lists import clock_time
+from pytools.views.top_look import Look
+
+_FIRST_S: Final = 1.2  # long enough for one long window of every path
+PATIENCE_S: Final = 5.0
+_LOT_S: Final = 0.2
+_WIDE: Final = 300
+_ACTS: Final = 20
+_REASONS: Final = 50
+
+
+def report(known: Known, look: Look, around: Around, glyphs: Glyphs) -> RenderableType:
+    """Header, all paths, why they are as they are, then clocks, TCP, links, RDMA, and the last acts."""
+    model, now = known.model, around.now_ns
+    rows = top_paths.rows(known, now, look.horizon_s, glyphs)
+    fields = [field for field in rows.fields if field.heading != "reason"]
+    names = [field.heading for field in fields]
+    sheet = Sheet(
+        "", names, left=[each.heading for each in fields if each.left], spare=[*reversed(names[5:])], bare=True
+    )
+    ordered = rows.ordered(look.sort, look.reverse)
+    for row in ordered:
+        sheet.add(*(field.show(row) for field in fields), style="dim" if rows.dim(row) else None)
+    parts: list[RenderableType] = [top_header.first(known, around, _WIDE)]
+    alerts = top_header.alerts(known, around, look, (len(ordered), len(ordered)))
+    parts += [alerts] if alerts is not None else []
+    parts.append(Text(f"figures over the last {look.horizon_s} s; p99 and ±: the largest of the windows'"))
+    parts.append(sheet if ordered else Text(rows.nothing))
+    parts += [Text(f"{row.name}: {row.why()}") for row in ordered[:_REASONS] if row.why()]
+    about = (network_panel.tcp, network_panel.links, network_panel.rdma, clock_panel.summary)
+    parts += [said for each in about if (said := each(model, now)) is not None]
+    if model.timing.clocks:
+        parts.append(clock_panel.table(model, now, None))
+    acts = [event for event in reversed(known.events) if event.kind == "act"][:_ACTS]
+    if acts:
+        parts.append(Text("last acts"))
+        parts += [Text(f"{clock_time(act.unix_ns)} {act.place} {act.what} because {act.why}") for act in acts]
+    return Group(*parts)
+
+
+def run(
+    feed: Feed,
+    look: Look,
+    count: int | None,
+    glyphs: Glyphs,
+    around: Callable[[Feed], Around],
+    patience_s: float = PATIENCE_S,
+    clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], None] = time.sleep,
+) -> None:
+    """Print reports on standard output: `count` of them, or until interrupted.
+
+    Raises
+    ------
+    SwerveError
+        If nothing was heard at all.
+    """
+    known, started_s = Known(), clock()
+    due_s, shown = started_s + _FIRST_S, 0
+    while True:
+        while (left_s := due_s - clock()) > 0:
+            wait(min(left_s, _LOT_S))
+            known.take(feed.read())
+        if not known.model.at_ns:
+            if clock() - started_s > patience_s:
+                raise SwerveError(
+                    f"the agent published nothing within {patience_s:g} s", "`swerve self` says which hooks failed"
+                )
+            due_s = clock() + _LOT_S
+            continue
+        sys.stdout.write(text(report(known, look, around(feed), glyphs), glyphs))
+        sys.stdout.flush()
+        shown += 1
+        if shown == count:
+            return
+        due_s = max(due_s + look.every_s, clock())
+
+
+def text(what: RenderableType, glyphs: Glyphs) -> str:
+    """As plain text; wide, where it is no terminal that is written to."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True, highlight=False).print(what)
+    return glyphs.text("\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n")

@@ -1,0 +1,278 @@
+"""The last 40 seconds of every path: windows as tuples, and how long its probes waited as counts by second.
+
+What is asked of them is a horizon: 2, 10 or 40 s back from now. Percentiles of windows cannot be put together: of the
+99th the largest is given (that of the whole horizon is no larger), of the 50th the middle one of the windows. Counts
+add up exactly. Nanoseconds of CLOCK_MONOTONIC of the agent's host; bounded by time and by number. One thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pytools.signals import ClockState, Delay, PathDelay, PathEcn, TcpPath
+from pytools.views.timing import supports_one_way
+
+SECOND_NS: Final = 1_000_000_000
+LONGEST_S: Final = 40
+HORIZONS_S: Final = (2, 10, LONGEST_S)
+WINDOWS: Final = 512  # of one path; more than that in 40 s: the horizon is as long as they reach
+# Upper ends of the classes of a histogram: 1, 2, 5 … from 1 µs to 1 s; one more class above.
+EDGES_NS: Final = (*(step * 10**power for power in range(3, 9) for step in (1, 2, 5)), 10**9)
+
+
+class Way(NamedTuple):
+    """One direction of one window."""
+
+    p50_ns: int | None
+    p99_ns: int | None
+    bound_ns: int | None
+    queue_p50_ns: int | None
+    queue_p99_ns: int | None
+    queue_bound_ns: int | None
+
+
+class Window(NamedTuple):
+    """One window of a path."""
+
+    at_ns: int
+    window_ns: int
+    clock: ClockState
+    forward: Way
+    reverse: Way
+    received: int
+    lost: int
+
+
+class TcpWindow(NamedTuple):
+    """What TCP went through on a path in one window."""
+
+    at_ns: int
+    window_ns: int
+    retransmitted: int
+    timeouts: int
+    delivered: int
+    marked: int
+
+
+def _way(delay: Delay, clock: ClockState) -> Way:
+    known = supports_one_way(clock)
+    return Way(
+        delay.owd_p50_ns if known else None,
+        delay.owd_p99_ns if known else None,
+        delay.bound_ns if known else None,
+        delay.queueing_p50_ns,
+        delay.queueing_p99_ns,
+        delay.queueing_bound_ns,
+    )
+
+
+class Waits:
+    """How long probes waited, counted by class and second; the newest probe of each window is one."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, array[int], array[int]]] = deque(maxlen=LONGEST_S + 1)
+
+    def add(self, at_ns: int, forward_ns: int | None, reverse_ns: int | None) -> None:
+        """Count one probe; what is not known is not counted."""
+        second = at_ns // SECOND_NS
+        if not self._seconds or self._seconds[-1][0] < second:
+            self._seconds.append((second, _classes(), _classes()))
+        _, forward, reverse = self._seconds[-1]
+        if forward_ns is not None:
+            forward[bisect_right(EDGES_NS, forward_ns)] += 1
+        if reverse_ns is not None:
+            reverse[bisect_right(EDGES_NS, reverse_ns)] += 1
+
+    def counts(self, since_ns: int) -> tuple[list[int], list[int]]:
+        """Probes by class since then (whole seconds): there, and back."""
+        recent = [each for each in self._seconds if (each[0] + 1) * SECOND_NS > since_ns]
+        return _summed([each[1] for each in recent]), _summed([each[2] for each in recent])
+
+    def copy(self) -> Waits:
+        """What it is now, whatever comes."""
+        other = Waits()
+        other._seconds.extend((second, forward[:], reverse[:]) for second, forward, reverse in self._seconds)
+        return other
+
+
+def _classes() -> array[int]:
+    return array("I", bytes(4 * (len(EDGES_NS) + 1)))
+
+
+def _summed(rows: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(each) for each in zip(*rows, strict=True)] if rows else [0] * (len(EDGES_NS) + 1)
+
+
+class Ring:
+    """What is remembered of one path."""
+
+    __slots__ = ("marks", "tcp", "waits", "windows")
+
+    def __init__(self) -> None:
+        self.windows: deque[Window] = deque(maxlen=WINDOWS)
+        self.tcp: deque[TcpWindow] = deque(maxlen=WINDOWS)
+        self.marks: deque[tuple[int, int, int]] = deque(maxlen=WINDOWS)  # at_ns, packets, of these marked: back
+        self.waits = Waits()
+
+    @property
+    def at_ns(self) -> int:
+        """When it was last heard of."""
+        return self.windows[-1].at_ns if self.windows else 0
+
+    def add(self, delay: PathDelay) -> None:
+        """Take a window; an older one, or the same again, is left out."""
+        if self.windows and delay.at_ns <= self.windows[-1].at_ns:
+            return
+        clock = delay.clock
+        ways = _way(delay.forward, clock), _way(delay.reverse, clock)
+        _forget(self.windows, delay.at_ns)
+        # The first to be heard may be short ones: they go when a long one comes, which covers what they cover.
+        while self.windows and self.windows[-1].window_ns < delay.window_ns:
+            self.windows.pop()
+        self.windows.append(Window(delay.at_ns, delay.window_ns, clock, *ways, delay.received, delay.lost))
+
+    def add_tcp(self, row: TcpPath) -> None:
+        """Take a window of TCP."""
+        if self.tcp and row.at_ns <= self.tcp[-1].at_ns:
+            return
+        _forget(self.tcp, row.at_ns)
+        counts = row.retransmitted_segments, row.timeouts, row.delivered_segments, row.delivered_ce_segments
+        self.tcp.append(TcpWindow(row.at_ns, row.window_ns, *counts))
+
+    def add_marks(self, row: PathEcn) -> None:
+        """Take a window of marks on what came back."""
+        if self.marks and row.at_ns <= self.marks[-1][0]:
+            return
+        while self.marks and self.marks[0][0] <= row.at_ns - LONGEST_S * SECOND_NS:
+            self.marks.popleft()
+        self.marks.append((row.at_ns, row.packets, row.ce_packets))
+
+    def copy(self) -> Ring:
+        """What it is now, whatever comes."""
+        other = Ring()
+        other.windows.extend(self.windows)
+        other.tcp.extend(self.tcp)
+        other.marks.extend(self.marks)
+        other.waits = self.waits.copy()
+        return other
+
+
+def _forget(rows: deque[Window] | deque[TcpWindow], now_ns: int) -> None:
+    """Without what is older than the longest horizon."""
+    while rows and rows[0].at_ns <= now_ns - LONGEST_S * SECOND_NS:
+        rows.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """One direction over a horizon."""
+
+    p50_ns: int | None = None  # the middle one of the windows' medians
+    p99_ns: int | None = None  # the largest of the windows'
+    bound_ns: int | None = None  # the largest
+    queue_p50_ns: int | None = None
+    queue_p99_ns: int | None = None
+    queue_bound_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A path over a horizon."""
+
+    forward: Direction = Direction()
+    reverse: Direction = Direction()
+    clock: ClockState | None = None  # the worst of the windows
+    received: int = 0
+    lost: int = 0
+    windows: int = 0
+    covered_ns: int = 0  # from the start of the first of these windows to the end of the last
+    retransmitted_per_s: float | None = None
+    timeouts: int | None = None
+    marked_forward: float | None = None  # share of CE, of what TCP had acknowledged
+    marked_reverse: float | None = None  # share of CE, of what came in
+
+    @property
+    def loss(self) -> float | None:
+        """Share of the probes whose fate was settled that were lost."""
+        settled = self.received + self.lost
+        return self.lost / settled if settled else None
+
+
+_WORST_CLOCK: Final = ("free_running", "holdover", "synchronised")
+
+
+def figures(ring: Ring, since_ns: int) -> Figures:
+    """A path since then: of the windows that ended later, or, where none did, of the last one."""
+    windows = [each for each in ring.windows if each.at_ns > since_ns] or list(ring.windows)[-1:]
+    tcp = [each for each in ring.tcp if each.at_ns > since_ns]
+    marks = [each for each in ring.marks if each[0] > since_ns]
+    tcp_ns = sum(each.window_ns for each in tcp)
+    return Figures(
+        forward=_over([each.forward for each in windows]),
+        reverse=_over([each.reverse for each in windows]),
+        clock=min((each.clock for each in windows), key=_WORST_CLOCK.index, default=None),
+        received=sum(each.received for each in windows),
+        lost=sum(each.lost for each in windows),
+        windows=len(windows),
+        covered_ns=windows[-1].at_ns - windows[0].at_ns + windows[0].window_ns if windows else 0,
+        retransmitted_per_s=sum(each.retransmitted for each in tcp) * 1e9 / tcp_ns if tcp_ns else None,
+        timeouts=sum(each.timeouts for each in tcp) if tcp else None,
+        marked_forward=_share(sum(each.marked for each in tcp), sum(each.delivered for each in tcp)),
+        marked_reverse=_share(sum(each[2] for each in marks), sum(each[1] for each in marks)),
+    )
+
+
+def trouble(ring: Ring, since_ns: int) -> tuple[float, int]:
+    """Of the same: the share of probes that were lost, and the largest queueing there; what paths are ranked by."""
+    received = lost = queueing_ns = 0
+    for each in reversed(ring.windows):
+        if each.at_ns <= since_ns and (received or lost or queueing_ns):
+            break
+        received += each.received
+        lost += each.lost
+        queueing_ns = max(queueing_ns, each.forward.queue_p99_ns or 0)
+        if each.at_ns <= since_ns:
+            break
+    return lost / (received + lost) if lost else 0.0, queueing_ns
+
+
+def _over(ways: Sequence[Way]) -> Direction:
+    if not ways:
+        return Direction()
+    p50, p99, bound, queue_p50, queue_p99, queue_bound = zip(*ways, strict=True)
+    return Direction(
+        _middle(p50), _largest(p99), _largest(bound), _middle(queue_p50), _largest(queue_p99), _largest(queue_bound)
+    )
+
+
+def _largest(values: Iterable[int | None]) -> int | None:
+    return max((each for each in values if each is not None), default=None)
+
+
+def _middle(values: Iterable[int | None]) -> int | None:
+    """The lower median: a value that was measured."""
+    known = sorted(each for each in values if each is not None)
+    return known[(len(known) - 1) // 2] if known else None
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def trend(ring: Ring, now_ns: int, cells: int) -> list[int | None]:
+    """The largest queueing (p99, there) in each of so many equal parts of the last 40 s, the newest last."""
+    part_ns = LONGEST_S * SECOND_NS // cells
+    last = now_ns // part_ns
+    found: list[int | None] = [None] * cells
+    for each in ring.windows:
+        place = cells - 1 - (last - each.at_ns // part_ns)
+        value = each.forward.queue_p99_ns
+        if 0 <= place < cells and value is not None:
+            before = found[place]
+            found[place] = value if before is None else max(before, value)
+    return found

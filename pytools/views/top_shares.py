@@ -1,0 +1,140 @@
+"""Weights against packets: what share of a nexthop group each path shall have, and what share the kernel sent by it.
+
+Nanoseconds of CLOCK_MONOTONIC of the agent's host. Bounded by time: 40 s of readings of every group. One thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pytools.signals import GroupMember, NexthopGroup, Path
+from pytools.views.model import Model, member_of
+from pytools.views.top_rings import LONGEST_S, SECOND_NS
+
+_READINGS: Final = 4 * LONGEST_S
+Carrier = tuple[int, int]  # group, nexthop
+
+
+class Packets(NamedTuple):
+    """What the kernel counted of a group between two readings."""
+
+    at_ns: int
+    by_nexthop: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A path's part in its group."""
+
+    member: GroupMember
+    wanted_weight: int | None  # by steering; None: nobody wants any
+    wanted: float | None  # share that the wanted weights give, or those of the kernel
+    sent: float | None  # share of the packets counted; None: none were, or the kernel does not count
+
+
+class Shares:
+    """Readings of groups, and which member carries which path."""
+
+    def __init__(self) -> None:
+        self._readings: dict[int, deque[Packets]] = {}
+        self._last: dict[int, NexthopGroup] = {}
+        self._routes: object = None
+        self._carriers: dict[Path, Carrier | None] = {}
+
+    def count(self, group: NexthopGroup) -> None:
+        """Packets since the last reading; the kernel counts afresh after each replacement of a group."""
+        before = self._last.get(group.group_id)
+        self._last[group.group_id] = group
+        if before is None or group.at_ns <= before.at_ns:
+            return
+        then = {member.nexthop_id: member.packets for member in before.members}
+        counted = {}
+        for member in group.members:
+            earlier = then.get(member.nexthop_id)
+            if member.packets is not None and earlier is not None:
+                counted[member.nexthop_id] = member.packets - (earlier if member.packets >= earlier else 0)
+        readings = self._readings.setdefault(group.group_id, deque(maxlen=_READINGS))
+        while readings and readings[0].at_ns <= group.at_ns - LONGEST_S * SECOND_NS:
+            readings.popleft()
+        readings.append(Packets(group.at_ns, counted))
+
+    def carrier(self, model: Model, path: Path) -> Carrier | None:
+        """The group and nexthop that carry a path; looked for once, until routes change."""
+        self._look_at_routes(model)
+        return self._carrier(model, path)
+
+    def _look_at_routes(self, model: Model) -> None:
+        routes = _routes(model)
+        if routes != self._routes:
+            self._routes, self._carriers = routes, {}
+
+    def _carrier(self, model: Model, path: Path) -> Carrier | None:
+        if path not in self._carriers:
+            found = member_of(model, path)
+            self._carriers[path] = None if found is None else (found[0], found[1].nexthop_id)
+        return self._carriers[path]
+
+    def of(self, model: Model, paths: Iterable[Path], since_ns: int) -> dict[Path, Share]:
+        """The part of each path in its group; without those that no group carries."""
+        self._look_at_routes(model)
+        members = {(group.group_id, each.nexthop_id): each for group in model.groups.values() for each in group.members}
+        wanted = {
+            carrier: state.weight_wanted
+            for path, state in model.states.items()
+            if state.weight_wanted is not None and (carrier := self._carrier(model, path)) is not None
+        }
+        whole: dict[int, int] = {}
+        for (group_id, nexthop_id), member in members.items():
+            weight = wanted.get((group_id, nexthop_id), member.weight)
+            whole[group_id] = whole.get(group_id, 0) + weight
+        sent = self._sent(since_ns)
+        found = {}
+        for path in paths:
+            carrier = self._carrier(model, path)
+            if carrier is not None:
+                member, total = members[carrier], whole[carrier[0]]
+                weight = wanted.get(carrier, member.weight)
+                share = weight / total if total else None
+                found[path] = Share(member, wanted.get(carrier), share, sent.get(carrier))
+        return found
+
+    def _sent(self, since_ns: int) -> dict[Carrier, float]:
+        """Share of its group's packets by member."""
+        found: dict[Carrier, float] = {}
+        for group_id, readings in self._readings.items():
+            counts: dict[int, int] = {}
+            for reading in reversed(readings):
+                if reading.at_ns <= since_ns:
+                    break
+                for nexthop_id, count in reading.by_nexthop.items():
+                    counts[nexthop_id] = counts.get(nexthop_id, 0) + count
+            total = sum(counts.values())
+            if total:
+                found |= {(group_id, nexthop_id): count / total for nexthop_id, count in counts.items()}
+        return found
+
+    def clear(self) -> None:
+        """Forget what was counted so far."""
+        self._readings = {}
+
+    def copy(self) -> Shares:
+        """What is known now, whatever comes."""
+        other = Shares()
+        other._last = dict(self._last)
+        other._readings = {group_id: readings.copy() for group_id, readings in self._readings.items()}
+        return other
+
+
+def _routes(model: Model) -> list[tuple[int, list[str], list[tuple[int, str, str]]]]:
+    """What decides which member carries a path."""
+    return [
+        (
+            group.group_id,
+            group.destinations,
+            [(each.nexthop_id, each.gateway, each.interface) for each in group.members],
+        )
+        for group in model.groups.values()
+    ]
