@@ -13,7 +13,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-check setup-vm tap demo test test-unit test-kernel test-fabric test-vm bench prove check \
+.PHONY: help setup setup-check setup-vm tap demo test test-unit test-kernel test-fabric test-vm bench prove deb check \
 	format clean uninstall
 
 help: ## This list
@@ -55,6 +55,9 @@ bench: setup-check ## All benchmarks as JSON Lines, or one: make bench NAME=ring
 
 prove: setup ## Proofs that take minutes, or one: make prove NAME=kill
 	@set -e; for proof in $(PROOFS); do echo "== $$proof" >&2; $(PYTHON) $$proof; done
+
+deb: setup ## Debian package with man pages and completion, dist/swerve_*.deb (docs/install.md)
+	@$(PYTHON) scripts/build_deb.py
 
 check: setup-check ## Format, lint, types, direction of imports, links, commands shown in the pages
 	$(PYTHON) -m ruff check .

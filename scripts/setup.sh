@@ -2,7 +2,7 @@
 # Set-up: what swerve needs on a Debian 12 machine. Usage: scripts/setup.sh [check] [vm]
 #
 # Distribution packages, a virtual environment in .venv, the mounts of tracefs and bpffs, the RDMA tap. `check` adds what `make check`
-# needs, `vm` the second kernel and its emulator; either adds the routing daemons of tests and benchmarks. A step that
+# needs, `vm` the second kernel and its emulator; either adds what tests and benchmarks run beside swerve. A step that
 # is done already is skipped, so every make target may call this. Root is needed only for a step that has something to do. Writes to standard error alone.
 set -euo pipefail
 exec </dev/null 1>&2
@@ -16,6 +16,9 @@ PACKAGES=(python3-bpfcc python3-venv linux-libc-dev iproute2 iperf3 iputils-ping
 	ibverbs-utils perftest rdmacm-utils bpfcc-tools)                       # what tests and benchmarks compare with
 CHECK_PACKAGES=(clang-format)
 ROUTING_PACKAGES=(frr bird2) # routing daemons that tests and benchmarks run beside swerve, in namespaces of their own
+TEST_PACKAGES=(prometheus             # a real one asks `swerve metrics`
+	chromium chromium-driver tmux # what the report is opened in, and `swerve top`
+	systemd libseccomp2)          # our units are checked and tried; nothing of it runs
 VM_PACKAGES=(linux-image-amd64 qemu-system-x86 busybox-static file) # file: virtme-ng reads the release with it
 
 mkdir -p .setup
@@ -27,8 +30,8 @@ flock 9 # two makes at once: the second waits, then finds everything done
 extras=dev
 for part in "$@"; do
 	case $part in
-	check) PACKAGES+=("${CHECK_PACKAGES[@]}" "${ROUTING_PACKAGES[@]}") ;;
-	vm) PACKAGES+=("${VM_PACKAGES[@]}" "${ROUTING_PACKAGES[@]}") extras=dev,vm ;;
+	check) PACKAGES+=("${CHECK_PACKAGES[@]}" "${ROUTING_PACKAGES[@]}" "${TEST_PACKAGES[@]}") ;;
+	vm) PACKAGES+=("${VM_PACKAGES[@]}" "${ROUTING_PACKAGES[@]}" "${TEST_PACKAGES[@]}") extras=dev,vm ;;
 	*) echo "set-up: unknown part '$part' (there are: check, vm)"; exit 2 ;;
 	esac
 done
@@ -117,7 +120,7 @@ if [ ${#missing[@]} -gt 0 ]; then
 	command -v apt-get >/dev/null || fail packages "install by hand what corresponds to: ${missing[*]}"
 	step packages "try 'apt-get update && apt-get install ${missing[*]}' by hand (network? package sources?)" \
 		install_packages "${missing[@]}"
-	for each in "chrony chrony chronyd" "frr frr zebra" "bird2 bird bird"; do # package, service, daemon
+	for each in "chrony chrony chronyd" "frr frr zebra" "bird2 bird bird" "prometheus prometheus prometheus"; do # package, service, daemon
 		read -r package service daemon <<<"$each"
 		if [[ " ${missing[*]} " == *" $package "* ]]; then
 			step "$package" "keep it from running by itself: systemctl disable --now $service" quiet "$service" "$daemon"

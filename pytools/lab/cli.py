@@ -19,12 +19,12 @@ _inner = click.option("--inner", type=int, help="One of the ways inside the rail
 _json = click.option("-j", "--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 
 
-@click.group()
+@click.group(epilog="Example: swerve lab up --hosts 4 --rails 2")
 def lab() -> None:
     """A leaf-spine fabric in network namespaces."""
 
 
-@lab.command()
+@lab.command(epilog="Example: swerve lab up --hosts 4 --rails 2")
 @_name
 @click.option("--hosts", type=int, default=4, show_default=True, help="How many hosts.")
 @click.option("--rails", type=int, default=2, show_default=True, help="How many rails.")
@@ -74,7 +74,7 @@ def up(
     _print(made.show(), as_json)
 
 
-@lab.command()
+@lab.command(epilog="Example: swerve lab congest --rail 1 --rate 10mbit")
 @_name
 @_rail
 @click.option("--rate", help="The rate that is left, like 10mbit.")
@@ -104,7 +104,7 @@ def congest(
         lab.load(rail, load, host)
 
 
-@lab.command()
+@lab.command(epilog="Example: swerve lab blackhole --rail 1")
 @_name
 @_rail
 @click.option("--direction", help="Only packets from one host to another, like h1:h2.")
@@ -114,7 +114,7 @@ def blackhole(name: str, rail: int, direction: str | None, inner: int | None) ->
     fabric.Lab.open(name).blackhole(rail, None if direction is None else _direction(direction), inner)
 
 
-@lab.command()
+@lab.command(epilog="Example: swerve lab delay --rail 1 --direction h1:h2 --us 500")
 @_name
 @_rail
 @click.option("--direction", required=True, help="From which host to which, like h1:h2.")
@@ -125,7 +125,7 @@ def delay(name: str, rail: int, direction: str, extra_us: float) -> None:
     fabric.Lab.open(name).delay(rail, source, destination, extra_us)
 
 
-@lab.command()
+@lab.command(epilog="Example: swerve lab bursts --rail 1 --share 0.4")
 @_name
 @_rail
 @click.option("--share", type=float, required=True, help="Of each port's rate, on average, like 0.4.")
@@ -135,7 +135,7 @@ def bursts(name: str, rail: int, share: float, seed: int) -> None:
     fabric.Lab.open(name).bursts(rail, share, seed)
 
 
-@lab.command()
+@lab.command(epilog="Example: swerve lab mark --rail 1 --every 10")
 @_name
 @_rail
 @click.option("--every", type=int, default=1, show_default=True, help="Every so manieth packet that can be marked.")
@@ -145,7 +145,7 @@ def mark(name: str, rail: int, every: int, toward: str | None) -> None:
     fabric.Lab.open(name).mark(rail, every, None if toward is None else _host_number(toward))
 
 
-@lab.command()
+@lab.command(epilog="Example: swerve lab mtu --rail 1 --bytes 1400")
 @_name
 @_rail
 @click.option("--bytes", "mtu_bytes", type=int, required=True, help="The longest IP packet that passes, like 1400.")
@@ -156,7 +156,7 @@ def mtu(name: str, rail: int, mtu_bytes: int, silent: bool, toward: str | None) 
     fabric.Lab.open(name).mtu(rail, mtu_bytes, silent, None if toward is None else _host_number(toward))
 
 
-@lab.command()
+@lab.command(epilog="Example: swerve lab cut --rail 1 --host h1 --carrier")
 @_name
 @_rail
 @click.option("--host", help="Only the cable to this host, like h1.")
@@ -167,7 +167,7 @@ def cut(name: str, rail: int, host: str | None, carrier: bool) -> None:
     fabric.Lab.open(name).cut(rail, number, carrier)
 
 
-@lab.command("kill-host")
+@lab.command("kill-host", epilog="Example: swerve lab kill-host --host h2")
 @_name
 @click.option("--host", required=True, help="Which one, like h2.")
 def kill_host(name: str, host: str) -> None:
@@ -177,7 +177,7 @@ def kill_host(name: str, host: str) -> None:
         click.echo(f"killed: {line}")
 
 
-@lab.command()
+@lab.command(epilog="Example: swerve lab heal --rail 1")
 @_name
 @click.option("--rail", type=int, help="Only this rail.")
 @click.option("--routes", is_flag=True, help="Give hosts back what the kernel dropped with a carrier, too.")
@@ -186,7 +186,7 @@ def heal(name: str, rail: int | None, routes: bool) -> None:
     fabric.Lab.open(name).heal(rail, routes)
 
 
-@lab.command()
+@lab.command(epilog="Example: swerve lab clock --host h3 --step 10ms")
 @_name
 @click.option("--host", help="Whose clock, like h3: only with --step.")
 @click.option("--step", "by", help="Step it by this much half a second from now, like 10ms or -250us.")
@@ -207,7 +207,7 @@ def clock(name: str, host: str | None, by: str | None, as_json: bool) -> None:
         click.echo(f"h{number} is stepped by {step_ns} ns when CLOCK_MONOTONIC is {at_ns} ns")
 
 
-@lab.command()
+@lab.command(epilog="Example: swerve lab show -j")
 @_name
 @_json
 def show(name: str, as_json: bool) -> None:
@@ -215,7 +215,7 @@ def show(name: str, as_json: bool) -> None:
     _print(fabric.Lab.open(name).show(), as_json)
 
 
-@lab.command()
+@lab.command(epilog="Example: swerve lab down")
 @_name
 def down(name: str) -> None:
     """Remove a lab and all that is left of it, also after a crash."""
