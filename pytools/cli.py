@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from pytools.cli_options import Asked, LazyCommand, Options, common, filtered
+from pytools.cli_options import SINCE, UNTIL, Asked, LazyCommand, Options, common, filtered, recording_of
 from pytools.errors import SwerveError
 
 if TYPE_CHECKING:
     from pytools.bus import Client
+    from pytools.recording.reader import Read
+    from pytools.views.past import Wanted
 
 
 def _client(options: Options, types: frozenset[str] | None) -> Client:
@@ -28,8 +31,9 @@ def _client(options: Options, types: frozenset[str] | None) -> Client:
 
 
 @click.command(epilog="Example: swerve agent -n swerve-x-h1 --config agent.yaml")
+@click.option("--prepare", is_flag=True, help="Only open, as root, what a service cannot (docs/service.md), and end.")
 @common(follows=False)
-def agent(options: Options) -> None:
+def agent(options: Options, prepare: bool) -> None:
     """Measure, and serve what was measured, until interrupted.
 
     Reads FILE, else agent.yaml of the instance, else /etc/swerve/agent.yaml.
@@ -38,11 +42,20 @@ def agent(options: Options) -> None:
     from pytools.kernel.compiling import Compilation
     from pytools.sources import programs
 
-    settings = config.load(options.config or places.default_config(options.netns))
+    if prepare:
+        from pytools.kernel import prepare as step
+
+        click.echo("\n".join(step.run()))
+        return
+
+    def read() -> config.AgentConfig:
+        return config.load(options.config or places.default_config(options.netns))
+
+    settings = read()
     with Compilation(programs.all_of(settings)) as compilation:
         from pytools import agent as daemon  # the child compiles meanwhile
 
-        daemon.run(settings, options.netns, compilation)
+        daemon.run(settings, options.netns, compilation, read)
 
 
 def _frames(options: Options, kind: str, asked: Asked | None = None) -> None:
@@ -176,41 +189,218 @@ def self_(options: Options) -> None:
     _frames(options, "self")
 
 
-@click.command(epilog="Example: swerve watch -n swerve-x-h1 --type act --type path_state")
-@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only this type (may be repeated).")
+@click.command(epilog="Example: swerve schema > signals.schema.json")
+def schema() -> None:
+    """JSON Schema of the signals: one line of `swerve watch`, and of every command with -j that shows signals.
+
+    What a program may rely on from one version to the next: docs/signals.md
+    """
+    import json
+
+    from pytools import schema as published
+
+    click.echo(json.dumps(published.json_schema(), indent=2))
+
+
+_TYPES = click.option("--type", "types", multiple=True, metavar="TYPE", help="Only this type (may be repeated).")
+
+
+@click.command(epilog="Example: swerve watch -n swerve-x-h1 --type act --type path_state --since 15m")
+@_TYPES
+@SINCE
+@UNTIL
+@filtered("dst", "src", "port", "pid", "command", "interface", "path", "verdict", sort=False)
 @common()
-def watch(options: Options, types: Sequence[str]) -> None:
+def watch(options: Options, types: Sequence[str], since: str | None, until: str | None, asked: Asked) -> None:
     """Print every signal as one line of JSON, as it comes.
 
-    The line is flushed at once. Signals missed because the reader was slow are counted on standard error.
+    The line is flushed at once. Signals missed because the reader was slow are counted on standard error. With --since
+    what the agent has recorded since then comes first; with --until there is nothing else, and no agent is needed.
     """
-    from pytools.views import export
+    from pytools import bus_client, places
+    from pytools.recording import kinds
+    from pytools.recording.reader import Read
+    from pytools.views import export, past
 
     if options.interval_s is not None:
         raise click.UsageError("watch prints as it comes: it has no interval")
-    with _client(options, frozenset(types) or None) as client:
-        export.watch(client, sys.stdout.buffer, sys.stderr, options.count)
+    if until is not None and since is None:
+        raise click.UsageError("--until needs --since: what comes is not known yet")
+    wanted, told = _wanted(types, asked, since, until), Read()
+    if since is not None and (lacking := sorted(kinds.NEVER & (wanted.types or frozenset()))):
+        click.echo(f"swerve: {', '.join(lacking)} is not recorded (docs/recording.md)", err=True)
+    if until is not None:
+        lots = past.lots(past.recorded(recording_of(options), wanted, told))
+        export.lines(lots, sys.stdout.buffer, options.count)
+    else:
+        with bus_client.LineClient(places.agent_socket(options.netns), wanted.types) as client:
+            if since is None:
+                live = past.live(client, wanted, told)
+            else:
+                live = past.recorded_and_on(recording_of(options), client, wanted, told)
+            export.lines(live, sys.stdout.buffer, options.count, export.missed(client, sys.stderr))
+    _tell_broken(told)
+
+
+@click.command(epilog="Example: swerve replay -n swerve-x-h1 --since 15m --path rail1 --view delay")
+@click.argument("file", metavar="[FILE]", type=click.Path(path_type=Path, allow_dash=True), required=False)
+@_TYPES
+@SINCE
+@UNTIL
+@click.option("--view", metavar="NAME", help="The table of this command instead, as it was at the end.")
+@filtered("dst", "src", "port", "pid", "command", "interface", "path", "verdict")
+@common(follows=False)
+def replay(
+    options: Options,
+    file: Path | None,
+    types: Sequence[str],
+    since: str | None,
+    until: str | None,
+    view: str | None,
+    asked: Asked,
+) -> None:
+    """Read back what `swerve watch` wrote, or what the agent has recorded, with the same filters.
+
+    FILE is JSON Lines, plain or gzip, or a recording's directory; - is standard input. Without it the recording of this
+    host's agent is read. Lines come out as they are in it; those that are none are counted on standard error.
+    """
+    from pytools.recording.reader import Read
+    from pytools.views import export, follow, past, query
+
+    wanted, told = _wanted(types, asked, since, until), Read()
+    found = past.of(file, recording_of(options) if file is None else None, wanted, told)
+    if view is None:
+        if asked.sort is not None:
+            raise click.UsageError("--sort is for a table: name one with --view")
+        export.lines(past.lots(found), sys.stdout.buffer)
+    else:
+        kind = query.view_word(view)
+        order = None if asked.sort is None else query.sort_word(kind, asked.sort)
+        follow.show_model(
+            kind, past.model(found, told), options.json, options.color, query.Query(wanted.filters, order)
+        )
+    _tell_broken(told)
+
+
+def _wanted(types: Sequence[str], asked: Asked, since: str | None, until: str | None) -> Wanted:
+    import time
+
+    from pytools.recording.reader import FOR_EVER
+    from pytools.views import filters, past, times
+    from pytools.wire import check_types
+
+    tags = frozenset(types) or None
+    check_types(tags)
+    now_ns = time.time_ns()
+    return past.Wanted(
+        tags,
+        filters.parse(**asked.filters),
+        0 if since is None else times.parse(since, now_ns),
+        FOR_EVER if until is None else times.parse(until, now_ns),
+    )
+
+
+def _tell_broken(told: Read) -> None:
+    if told.broken:
+        click.echo(f"swerve: {told.broken} lines were left out: they are no signals of this schema", err=True)
+
+
+@click.command(epilog="Example: swerve metrics -n swerve-x-h1 --listen 127.0.0.1:9762")
+@click.option("--listen", default="127.0.0.1:9762", show_default=True, metavar="ADDR:PORT", help="Where to serve.")
+@click.option("--allow-remote", is_flag=True, help="Listen even where other hosts can reach it.")
+@click.option("--once", is_flag=True, help="Print metrics once instead (exit code 1 when there is no agent).")
+@click.option("--openmetrics", is_flag=True, help="With --once: as OpenMetrics, not as Prometheus text.")
+@common(follows=False)
+def metrics(options: Options, listen: str, allow_remote: bool, once: bool, openmetrics: bool) -> int:
+    """Serve metrics for Prometheus, of an agent that may come and go.
+
+    http://127.0.0.1:9762/metrics, as Prometheus text or OpenMetrics, whichever is asked for. While there is no agent it
+    says `swerve_up 0`. Alert rules and a dashboard are in examples/. Details: docs/metrics.md
+    """
+    from pytools import places
+    from pytools.views import metrics as room
+    from pytools.views import metrics_server
+
+    if options.json or (openmetrics and not once):
+        raise click.UsageError("metrics are text: without --json, and --openmetrics goes with --once")
+    agent_socket, instance = places.agent_socket(options.netns), places.instance(options.netns)
+    if once:
+        return 0 if room.once(agent_socket, instance, sys.stdout.buffer, openmetrics) else 1
+    room.serve(agent_socket, instance, metrics_server.address_of(listen, allow_remote))
+    return 0
+
+
+@click.command(epilog="Example: swerve report -n swerve-x-h1 --since 03:10 --until 03:25 incident.html")
+@click.argument("out", metavar="OUT.html", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True))
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(path_type=Path, allow_dash=True))
+@SINCE
+@UNTIL
+@click.option("-c", "--count", "live_s", type=click.FloatRange(min=1), metavar="SECONDS", help="Of what comes now.")
+@common(follows=False)
+def report(
+    options: Options, out: Path, files: tuple[Path, ...], since: str | None, until: str | None, live_s: float | None
+) -> None:
+    """Write one page of what happened: delays between hosts, acts and why, weights, retransmissions, RDMA, clocks.
+
+    Of the agent's recording (the last ten minutes unless --since or --until say otherwise), of FILES (what `swerve
+    watch` wrote, plain or gzip, or directories of recordings, also of several hosts), or with -c of what the agent
+    tells from now on. The page needs no network. Details: docs/report.md
+    """
+    import time
+
+    from pytools.views.report import gathering, reading
+
+    reading.check_out(out)
+    asked = reading.asked(files, lambda: recording_of(options), since, until, live_s, time.time_ns())
+    if asked.live_s is None:
+        found = reading.recorded(asked)
+    else:
+        with _client(options, gathering.TYPES) as client:
+            found = reading.live(client, asked.live_s)
+    click.echo(reading.summary(found, out, reading.write(found, out), options.json), err=str(out) == "-")
 
 
 @click.command(epilog="Example: swerve top -n swerve-x-h1")
+@click.option("--allow-actions", is_flag=True, help="Let drains and pins be ordered from the view; each is typed out.")
 @common()
-def top(options: Options) -> None:
-    """Live view of paths: delay, queueing, loss, retransmissions, weights, clocks, and why (q quits)."""
-    from pytools.views import follow
+def top(options: Options, allow_actions: bool) -> int:
+    """Live view of paths, flows, links and events: delay, queueing, loss, weights, states, and why (? shows all keys).
+
+    Where no agent runs, root measures by itself while the view is open, with the configuration that the agent would
+    read. In a pipe it is a report, once, or as often as -c and -i say. Details: docs/top.md
+    """
+    from pytools.views import actions, follow, top_feed
     from pytools.views import top as live
     from pytools.views.kinds import VIEWS
 
-    with _client(options, VIEWS["top"].types) as client:
-        if options.json:
+    if options.json:
+        with _client(options, VIEWS["top"].types) as client:
             follow.show(client, "top", options.count, options.every_s, options.json, options.color)
-        else:
-            live.run(client, options.count, options.every_s, options.color)
+        return 0
+    steering = actions.steering(options.netns)
+    with top_feed.attached(options.netns, options.config) as (socket, child):
+        return live.run(
+            socket,
+            options.count,
+            options.interval_s,
+            options.color,
+            steering=steering,
+            allow_actions=allow_actions,
+            child=child,
+        )
 
 
 @click.command(epilog="Example: swerve doctor -n swerve-x-h1 --clean")
 @click.option("--clean", is_flag=True, help="Remove what a crashed agent left in the kernel.")
+@click.option(
+    "--bundle",
+    metavar="OUT.tar.gz",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a support bundle: what helps others to help, and no secrets.",
+)
+@click.option("--redact", is_flag=True, help="In the bundle, addresses outside the policy's prefixes become numbers.")
 @common(follows=False)
-def doctor(options: Options, clean: bool) -> int:
+def doctor(options: Options, clean: bool, bundle: Path | None, redact: bool) -> int:
     """What this host can do, what is missing, what each gap costs, and how to mend it.
 
     Exit code 5 when something essential is missing.
@@ -220,10 +410,17 @@ def doctor(options: Options, clean: bool) -> int:
     from pytools.sources.probing import paths
     from pytools.views import doctor as room
 
+    if clean and bundle is not None:
+        raise click.UsageError("--clean and --bundle are two things: make the bundle first")
+    if redact and bundle is None:
+        raise click.UsageError("--redact is for a bundle: name one with --bundle")
     if clean:
         room.print_removed(room.clean(options.netns, paths.clean), options.json)
         return 0
     wanted = programs.all_of(AgentConfig("", []))
+    if bundle is not None:
+        room.bundle(bundle, options.netns, options.config, wanted, redact, options.json)
+        return 0
     return room.run(options.netns, options.config, wanted, options.json, options.color)
 
 
@@ -237,6 +434,10 @@ commands: list[click.Command] = [
     rdma,
     self_,
     watch,
+    replay,
+    schema,
+    report,
+    metrics,
     top,
     doctor,
     LazyCommand("lab", "pytools.lab.cli", "lab", "A fabric in network namespaces, to try things on."),

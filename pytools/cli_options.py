@@ -92,6 +92,29 @@ def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[...,
     return decorate
 
 
+SINCE: Final = click.option(
+    "--since", metavar="TIME", help="From then on: 03:10, '2026-11-20 03:10', or 15m for 15 minutes ago."
+)
+UNTIL: Final = click.option("--until", metavar="TIME", help="Until then.")
+
+
+def recording_of(options: Options) -> Path:
+    """Where the flight recorder of an instance writes.
+
+    Raises
+    ------
+    UsageError
+        If the agent's configuration is there and wrong.
+    RefusedError
+        If somebody else could have written it.
+    """
+    from pytools import config, places
+
+    file = options.config or places.default_config(options.netns)
+    directory = config.load(file).recording.directory if options.config or file.exists() else ""
+    return places.recording(directory, options.netns)
+
+
 class LazyCommand(click.Command):
     """A command that lives in another module, which is imported when the command is used."""
 
@@ -127,12 +150,12 @@ _FILTERS: Final[Mapping[str, tuple[str, type, str]]] = {
 }
 
 
-def filtered(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command these filters and `--sort`, as one argument `asked`; each may be given several times."""
+def filtered(*names: str, sort: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command these filters and `--sort`, as one argument `asked`; each filter may be given several times."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def with_filters(*arguments: Any, sort: str | None, **rest: Any) -> Any:
+        def with_filters(*arguments: Any, sort: str | None = None, **rest: Any) -> Any:
             filters = {name: rest.pop(f"filter_{name}") for name in names}
             return function(*arguments, asked=Asked(sort, filters), **rest)
 
@@ -141,7 +164,7 @@ def filtered(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             metavar, kind, text = _FILTERS[name]
             option = click.option(f"--{name}", f"filter_{name}", metavar=metavar, type=kind, multiple=True, help=text)
             wrapped = option(wrapped)
-        sort = click.option("--sort", metavar="COLUMN", help="The worst of this column first; names from a to z.")
-        return sort(wrapped)
+        column = click.option("--sort", metavar="COLUMN", help="The worst of this column first; names from a to z.")
+        return column(wrapped) if sort else wrapped
 
     return decorate

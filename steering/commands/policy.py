@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
-from typing import BinaryIO
 
 import click
 
-from pytools.cli_options import Options, common
+from pytools.cli_options import SINCE, UNTIL, Options, common, recording_of
 from steering import policy as model
 from steering.policy import file as policy_file
 
@@ -68,7 +68,7 @@ def schema(options: Options) -> None:
 
 
 @policy.command(epilog="Example: swerve policy replay recording.jsonl --policy policy.yaml --only-changes")
-@click.argument("recording", type=click.File("rb"))
+@click.argument("recording", metavar="[RECORDING]", type=click.Path(path_type=Path, allow_dash=True), required=False)
 @click.option(
     "--policy",
     "file",
@@ -78,23 +78,42 @@ def schema(options: Options) -> None:
 )
 @click.option("--only-changes", is_flag=True, help="Acts and alerts, not every change of a path's state.")
 @click.option("--host", default="", metavar="NAME", help="Whose signals, if there are several hosts in it.")
+@SINCE
+@UNTIL
 @common(follows=False)
-def replay(options: Options, recording: BinaryIO, file: Path, only_changes: bool, host: str) -> None:
-    """Say what a policy would have done over RECORDING, the output of `swerve watch` (- for standard input).
+def replay(
+    options: Options,
+    recording: Path | None,
+    file: Path,
+    only_changes: bool,
+    host: str,
+    since: str | None,
+    until: str | None,
+) -> None:
+    """Say what a policy would have done over RECORDING: what `swerve watch` wrote (- for standard input).
+
+    Without it, over what the agent of this instance has recorded, or a stretch of that (--since, --until).
 
     The engine is the real one, its clock that of the records; the kernel is made up: recorded nexthop groups, or all
     paths to one address with weight 1 each. With -j states and acts are signals, and the last line is the summary.
     """
+    from pytools.recording.reader import FOR_EVER
+    from pytools.views import times
     from steering.policy.needs import signals_of
     from steering.replay import telling
     from steering.replay.player import Player
-    from steering.replay.recording import Recording
+    from steering.replay.recording import Recording, opened
 
     found = policy_file.load(file, guarded=False)
-    player, records = Player(found), Recording(recording, signals_of(found) | {"nexthop_group", "act"}, host)
-    for event in player.play(records):
-        if telling.changes_something(event) or not only_changes:
-            click.echo(telling.json_of(event) if options.json else telling.text_of(event))
+    player, now_ns = Player(found), time.time_ns()
+    low, high = (
+        limit if text is None else times.parse(text, now_ns) for text, limit in ((since, 0), (until, FOR_EVER))
+    )
+    with opened(recording_of(options) if recording is None else recording, low, high) as readable:
+        records = Recording(readable, signals_of(found) | {"nexthop_group", "act"}, host)
+        for event in player.play(records):
+            if telling.changes_something(event) or not only_changes:
+                click.echo(telling.json_of(event) if options.json else telling.text_of(event))
     if options.json:
         click.echo(json.dumps(telling.summary(records, player), ensure_ascii=False))
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import hashlib
 import json
 import time
@@ -14,11 +13,12 @@ from typing import Any, Final
 import click
 
 from pytools import places
-from pytools.cli_options import Options, common
+from pytools.cli_options import SINCE, Options, common
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act, PathState, encode
+from pytools.views import times
 from steering.acting import acts_file, journal
 from steering.acting.lock import holder
 from steering.actuators.registry import Actuators
@@ -28,7 +28,7 @@ from steering.control.stop_file import StopFile
 from steering.deciding.overrides import Override
 from steering.guarding import confirming
 from steering.plan import FlowKey, title
-from steering.words import Duration, act_line, clock, flow_text, weights_text
+from steering.words import act_line, clock, flow_text, weights_text
 
 _STATES_S: Final = 1.3  # a controller repeats every state once a second
 _ANSWER_S: Final = 2.0
@@ -138,15 +138,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"ordered by {order.by or '?'}: {orders.text_of(order)}{until}"
     if "orders_unreadable" in facts:
         yield f"orders: {facts['orders_unreadable']}"
-    for each in facts["in_force"]:
-        wanted = facts.get("wanted", {}).get(each["target"])
-        pending = f", wanted {weights_text(wanted)}" if wanted and wanted != _keys(each["kernel"]) else ""
-        yield (
-            f"{title(each['target'])}: {weights_text(each['kernel'])}{pending}"
-            f" (originally {weights_text(each['original'])}) because {each['because']} [{each['under']}]"
-        )
-    if not facts["in_force"]:
-        yield "nothing of ours is in force"
+    yield from _weights(facts)
     for target, why in facts.get("manual", {}).items():
         yield f"{title(target)}: left alone: {why}"
     for target, why in facts.get("flows_skipped", {}).items():
@@ -165,6 +157,21 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         name = f"{path['source']}>{path['destination']} dev {path['interface']}"
         yield f"{name}: {state['state']}, {weights}: {state['reason']}"
     yield from _left_out(facts)
+
+
+def _weights(facts: dict[str, Any]) -> Iterator[str]:
+    for each in facts["in_force"]:
+        wanted = facts.get("wanted", {}).get(each["target"])
+        pending = f", wanted {weights_text(wanted)}" if wanted and wanted != _keys(each["kernel"]) else ""
+        yield (
+            f"{title(each['target'])}: {weights_text(each['kernel'])}{pending}"
+            f" (originally {weights_text(each['original'])}) because {each['because']} [{each['under']}]"
+        )
+    if not facts["in_force"]:
+        yield "nothing of ours is in force"
+    if facts["running"] and not facts.get("apply"):
+        for target, wanted in facts.get("wanted", {}).items():
+            yield f"{title(target)}: {weights_text(wanted)} is wanted (dry run)"
 
 
 def _left_out(facts: dict[str, Any]) -> Iterator[str]:
@@ -198,25 +205,11 @@ def _about_the_controller(facts: dict[str, Any]) -> Iterator[str]:
 # ---- history ----
 
 
-class _Since(click.ParamType[int]):
-    """A time, or how long ago; CLOCK_REALTIME nanoseconds."""
-
-    name = "since"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Nanoseconds."""
-        try:
-            return int(datetime.datetime.fromisoformat(value).timestamp() * 1e9)
-        except ValueError:
-            ago: int = Duration().convert(value, param, ctx)
-            return time.time_ns() - ago
-
-
 @click.command(epilog="Example: swerve steer history -n swerve-x-h1 --since 1h --target nexthop_group:102 -c 20")
-@click.option("--since", type=_Since(), default=None, metavar="TIME|DURATION", help="Only later ones: 1h, 2026-11-22.")
+@SINCE
 @click.option("--target", default="", metavar="TEXT", help="Only about targets with this in their name.")
 @common()
-def history(options: Options, since: int | None, target: str) -> None:
+def history(options: Options, since: str | None, target: str) -> None:
     """What was done, when, by whom and why, oldest first; with --count only the last entries.
 
     Changes of weights come from the journal (objects with `kind`), pins, labels, alerts and orders from the record of
@@ -224,12 +217,13 @@ def history(options: Options, since: int | None, target: str) -> None:
     """
     if options.interval_s is not None:
         raise click.UsageError("history ends where the journal ends: it has no interval")
+    low_ns = 0 if since is None else times.parse(since, time.time_ns())
     folder = places.state_dir(options.netns)
     parts = [journal.read(folder / name) for name in (f"{journal.FILE}.1", journal.FILE)]
     entries = [entry for part in parts for entry in part.entries]
     both: list[journal.Entry | Act] = [*entries, *acts_file.read(folder)]
     both.sort(key=lambda each: each.unix_ns)
-    wanted = [each for each in both if each.unix_ns >= (since or 0) and _about(each, target)]
+    wanted = [each for each in both if each.unix_ns >= low_ns and _about(each, target)]
     for each in wanted[-(options.count or 0) :]:
         click.echo(_json(each) if options.json else _line(each))
     if torn := sum(part.torn for part in parts):

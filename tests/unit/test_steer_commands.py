@@ -164,3 +164,12 @@ def test_what_somebody_else_changed_is_not_called_original():
     assert any(line.startswith("3 signals were refused") for line in lines)
     assert "nothing of ours is in force" in lines and not any("original" in line for line in lines)
     assert any("somebody changed it" in line for line in lines)
+
+
+@pytest.mark.parametrize(("apply", "shown"), [(False, 1), (True, 0)])
+def test_a_dry_run_says_what_is_wanted(apply, shown):
+    facts = {"running": True, "answers": True, "apply": apply, "policy_changed": False, "confirm": None, "frozen": ""}
+    facts |= {"orders": [], "in_force": [], "paths": [], "torn_lines": 0}
+    facts["wanted"] = {"nexthop_group:102": {11: 0, 12: 1}}
+    lines = [line for line in status._lines(facts) if "wanted" in line]
+    assert lines == ["nexthop group 102: 11 weight 0, 12 weight 1 is wanted (dry run)"][:shown]
