@@ -36,7 +36,7 @@ def _client(options: Options, types: frozenset[str] | None) -> Client:
 def agent(options: Options, prepare: bool) -> None:
     """Measure, and serve what was measured, until interrupted.
 
-    Reads FILE, else agent.yaml of the instance, else /etc/swerve/agent.yaml.
+    Reads FILE, else the first agent.yaml of: the instance, the working directory, ~/.config/swerve, /etc/swerve.
     """
     from pytools import config, places
     from pytools.kernel.compiling import Compilation

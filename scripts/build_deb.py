@@ -181,11 +181,23 @@ def shared_libraries(tree: Path) -> str:
 
 
 def own_wheel(target: Path) -> Path:
-    """Ours, by way of the source distribution, so that nothing of an earlier build gets in."""
-    command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={target}", str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """Ours, by way of the source distribution; from a copy, so that neither an earlier build nor one beside gets in.
+
+    Raises
+    ------
+    SystemExit
+        If it cannot be built.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        for name in ("pytools", "steering", "bpf", "LICENSES"):
+            unwanted = shutil.ignore_patterns("__pycache__", rdma_tap.LIBRARY)
+            shutil.copytree(ROOT / name, Path(directory, name), symlinks=True, ignore=unwanted)
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, directory)
+        command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={target}", directory]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise SystemExit(f"the wheel cannot be built:\n{done.stdout}{done.stderr}")
+        raise SystemExit(f"the wheel cannot be built:\n{(done.stdout + done.stderr)[-1000:]}")
     (wheel,) = target.glob("swerve-*.whl")
     return wheel
 

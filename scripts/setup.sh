@@ -18,6 +18,7 @@ CHECK_PACKAGES=(clang-format)
 ROUTING_PACKAGES=(frr bird2) # routing daemons that tests and benchmarks run beside swerve, in namespaces of their own
 TEST_PACKAGES=(prometheus             # a real one asks `swerve metrics`
 	chromium chromium-driver tmux # what the report is opened in, and `swerve top`
+	debootstrap dpkg-dev          # the Debian package is made, and tried in a root of its own
 	systemd libseccomp2)          # our units are checked and tried; nothing of it runs
 VM_PACKAGES=(linux-image-amd64 qemu-system-x86 busybox-static file) # file: virtme-ng reads the release with it
 

@@ -201,7 +201,7 @@ class Lab:
             address = sink.interfaces[target.number - 1].address
             words = [source.netns, sink.netns, address, str(rate_bit_s)]
             mark = {processes.LOAD_MARK: str(rail)}
-            self.start(source, [sys.executable, "-m", "pytools.lab.load", *words], env=mark)
+            self.start(source, [sys.executable, "-P", "-m", "pytools.lab.load", *words], env=mark)
 
     def bursts(self, rail: int, share: float, seed: int = 1) -> None:
         """Fill a share of every port of a rail with bursty TCP between all hosts; `heal` ends it.
@@ -219,7 +219,7 @@ class Lab:
         bursts.check_share(share)
         if self.spec.rate_bit_s is None:
             raise UsageError("an unshaped port has no rate to take a share of", "make the lab with --rate")
-        words = [sys.executable, "-m", "pytools.lab.bursts", self.name, str(rail), str(share), str(seed)]
+        words = [sys.executable, "-P", "-m", "pytools.lab.bursts", self.name, str(rail), str(share), str(seed)]
         mark = {processes.LOAD_MARK: str(rail)}
         process = self.start(target, words, mark, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         processes.wait_until_ready(process)
@@ -253,7 +253,7 @@ class Lab:
             By how much.
         """
         device, extra_ns = faults.longer_way(self.spec, rail, source, destination, extra_us)
-        words = [sys.executable, "-m", "pytools.lab.holding", device, str(extra_ns)]
+        words = [sys.executable, "-P", "-m", "pytools.lab.holding", device, str(extra_ns)]
         mark = {processes.LOAD_MARK: str(rail)}
         process = self.start(self.rails[rail - 1], words, mark, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         processes.wait_until_ready(process)

@@ -86,7 +86,7 @@ def _own_agent(netns: str | None, config: Path, path: Path) -> Iterator[None]:
     with tempfile.TemporaryFile() as notes:
         # Not in our session: what a terminal sends to us is not for it.
         agent = subprocess.Popen(
-            [sys.executable, "-c", _AGENT, str(os.getpid()), *where, "--config", str(config)],
+            [sys.executable, "-P", "-c", _AGENT, str(os.getpid()), *where, "--config", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=notes,
             stderr=notes,

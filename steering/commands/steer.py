@@ -27,7 +27,6 @@ from steering.control import client
 from steering.control.requests import MOST_UNDONE, Undo
 from steering.words import Duration, act_line
 
-_DEFAULT_POLICY: Final = Path("/etc/swerve/policy.yaml")
 _STOP_S: Final = 10.0
 _SECOND_NS: Final = 1_000_000_000
 
@@ -52,12 +51,10 @@ def steer() -> None:
     "--policy",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
-    default=_DEFAULT_POLICY,
-    show_default=True,
-    help="The policy file.",
+    help="The policy file; else ./policy.yaml, ~/.config/swerve/policy.yaml or /etc/swerve/policy.yaml.",
 )
 @common(follows=False)
-def run(options: Options, apply: bool, confirm_ns: int, keep: bool, file: Path) -> int:
+def run(options: Options, apply: bool, confirm_ns: int, keep: bool, file: Path | None) -> int:
     """Steer until interrupted: move weights off bad paths, and back when they recover.
 
     Needs a running agent, and waits for one. Every act is journalled before it is made; a guardian process undoes
@@ -69,6 +66,7 @@ def run(options: Options, apply: bool, confirm_ns: int, keep: bool, file: Path) 
     from steering.controller import Options as How
     from steering.policy import file as policy_file
 
+    file = file or places.default_policy()
     policy = policy_file.load(file)
     if options.netns:
         netns.enter(options.netns)

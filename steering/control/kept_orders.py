@@ -13,9 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from pytools.errors import CapabilityError, RefusedError, SwerveError
+from pytools.places import unsafe
 from steering.acting.journal import sync_folder
 from steering.deciding.overrides import NONE, Override, Overrides
-from steering.policy.file import unsafe
 
 FILE: Final = "overrides.json"
 MOST: Final = 1000  # orders

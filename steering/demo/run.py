@@ -117,7 +117,7 @@ def _phases(
 
 
 def _swerve(*words: str) -> list[str]:
-    return [sys.executable, "-m", "steering.cli", *words]
+    return [sys.executable, "-P", "-m", "steering.cli", *words]
 
 
 def _start_agents(lab: Lab, logs: Path) -> None:

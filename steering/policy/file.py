@@ -1,12 +1,11 @@
 """A policy file: read safely, checked whole, and every fault named with its line.
 
-Does I/O only in `load` and `unsafe`; `parse` is pure. One thread.
+Does I/O only in `load`; `parse` is pure. One thread.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from pytools.errors import PolicyError, RefusedError, UsageError
+from pytools.places import unsafe
 from steering.policy.consistency import inconsistencies
 from steering.policy.model import Policy
 from steering.policy.words import follows, problem_of
@@ -70,27 +70,6 @@ def load(path: Path, *, guarded: bool = True) -> Policy:
 def _without_waiting(name: str, flags: int) -> int:
     """Open even a pipe at once; it is refused afterwards."""
     return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def unsafe(path: Path, opened: os.stat_result) -> str:
-    """Why a policy file, or another that is obeyed, cannot be trusted; empty when it can.
-
-    The file and the directories that hold it (the one named, and the one it resolves to) must belong to root or
-    to us, and be writable by nobody else.
-    """
-    if not stat.S_ISREG(opened.st_mode):
-        return "it is not a regular file"
-    owners = (0, os.geteuid())
-    checked = [("the file", opened)]
-    for directory in {path.absolute().parent, path.resolve().parent}:
-        checked.append((f"its directory {directory}", directory.stat()))
-    for what, found in checked:
-        if found.st_uid not in owners:
-            return f"{what} belongs to user {found.st_uid}, not to root"
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            whom = "everybody" if found.st_mode & stat.S_IWOTH else f"group {found.st_gid}"
-            return f"{what} is writable by {whom} (mode {stat.S_IMODE(found.st_mode):04o})"
-    return ""
 
 
 def parse(text: str, path: str = "policy") -> Policy:
