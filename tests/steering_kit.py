@@ -36,17 +36,22 @@ EVEN = dict(ORIGINAL)
 STEERED = {SECOND_HOP: 1}  # rail 1 is out
 
 LEASE_S = 2 * support.slow_factor()  # a guardian that is emulated takes its time to answer
+STALE_S = 0.5 * support.slow_factor()  # and so do those who measure
 
-POLICY = """\
+POLICY = (
+    """\
 version: 1
 manage: {destinations: [10.9.0.0/16]}
-safety: {lease: LEASE, max_drained_share: 0.5, stale_after: 500ms, baseline_after: 2s}
+safety: {lease: LEASE, max_drained_share: 0.5, stale_after: STALE, baseline_after: BASELINE}
 rules:
   - name: leave-congested-rail
     when: {signal: queueing_delay, quantile: p50, above: 5ms, for: 40ms, clear_below: 1ms}
     then: {shift: {share: 0}}
     return: {dwell: 1s, retry_after: 60s, steps: [0.1, 0.5, 1.0], step: 200ms}
 """.replace("LEASE", f"{LEASE_S:g}s")
+    .replace("STALE", f"{STALE_S:g}s")
+    .replace("BASELINE", f"{4 * STALE_S:g}s")
+)
 
 
 def policy_file(folder: File, text: str = POLICY) -> File:
