@@ -31,6 +31,11 @@ class Path(msgspec.Struct, frozen=True, order=True):
         )
 
 
+def nexthop_name(gateway: str, interface: str) -> str:
+    """What a person calls a nexthop; the gateway is empty when it is on-link."""
+    return f"{gateway} dev {interface}" if gateway else f"dev {interface}"
+
+
 class Delay(msgspec.Struct, frozen=True):
     """One direction of a path over one window.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from pytools.signals import Path
+from pytools.signals import Path, nexthop_name
 
 Target = str
 Weights = tuple[tuple[int, int], ...]
@@ -73,7 +73,7 @@ class Member:
     @property
     def name(self) -> str:
         """What a person calls it."""
-        return f"{self.gateway} dev {self.interface}" if self.gateway else f"dev {self.interface}"
+        return nexthop_name(self.gateway, self.interface)
 
 
 @dataclass(frozen=True, slots=True)

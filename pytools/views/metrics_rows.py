@@ -27,6 +27,7 @@ from pytools.signals import (
     TcpPath,
 )
 from pytools.views.metrics_parts import Histogram, Totals
+from pytools.views.windows import is_shown
 
 CAUSES: Final = ("fast", "timeout", "tail_probe", "syn", "unknown")
 DIRECTIONS: Final = ("forward", "reverse")
@@ -61,7 +62,7 @@ class PathRow:
             self._observe("forward", signal.forward)
             self._observe("reverse", signal.reverse)
         old = self.delay
-        if old is None or signal.window_ns >= old.window_ns or signal.at_ns - old.at_ns > 3 * old.window_ns:
+        if old is None or is_shown(signal.window_ns, old.window_ns, signal.at_ns - old.at_ns):
             self.delay = signal
 
     def _observe(self, direction: str, delay: Delay) -> None:

@@ -25,6 +25,7 @@ from pytools.signals import (
 from pytools.views import network, timing
 from pytools.views.network import Links, Rdma, Tcp
 from pytools.views.timing import Timing
+from pytools.views.windows import is_shown
 
 ACTS = 50
 
@@ -94,7 +95,7 @@ def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
 
 def _better(new: PathDelay, old: PathDelay | None) -> bool:
     """Whether the new window shall be shown: no shorter than the old one, or that one is long over."""
-    return old is None or new.window_ns >= old.window_ns or new.at_ns - old.at_ns > 3 * old.window_ns
+    return old is None or is_shown(new.window_ns, old.window_ns, new.at_ns - old.at_ns)
 
 
 def packet_rates(old: NexthopGroup | None, new: NexthopGroup) -> dict[tuple[int, int], float]:

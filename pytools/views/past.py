@@ -85,7 +85,8 @@ def recorded(directory: Path, wanted: Wanted, told: Read) -> Iterator[bytes]:
     SwerveError
         If there is no recording, or it may not be read.
     """
-    return passing(reader.lines(directory, wanted.since_ns, wanted.until_ns, told), wanted, told)
+    at_any_time = replace(wanted, since_ns=0, until_ns=FOR_EVER)  # the reader looks at the times
+    return passing(reader.lines(directory, wanted.since_ns, wanted.until_ns, told), at_any_time, told)
 
 
 def recorded_and_on(directory: Path, client: LineClient, wanted: Wanted, told: Read) -> Iterator[list[bytes]]:

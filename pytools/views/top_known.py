@@ -35,6 +35,7 @@ from pytools.views.model import Model, fold
 from pytools.views.network import FlowKey, flow_key
 from pytools.views.top_rings import SECOND_NS, Ring
 from pytools.views.top_shares import Shares
+from pytools.views.windows import is_shown
 
 EVENTS: Final = 500
 EVENTS_OF_PATH: Final = 50
@@ -48,7 +49,6 @@ _STYLES: Final = {
     "healthy": "green",
     "returning": "cyan",
 }
-_LATER: Final = 3  # so many long windows without one: the agent has shorter ones by now
 
 
 class Event(NamedTuple):
@@ -93,7 +93,7 @@ class Known:
         self._flows_then: dict[FlowKey, Counted] = {}
         self._written: dict[bytes, Ring] = {}  # by the path as it is written
         self._longest_ns = 0  # the window that people read
-        self._longest_until_ns = 0
+        self._longest_at_ns = 0
 
     @property
     def model(self) -> Model:
@@ -130,10 +130,9 @@ class Known:
 
     def _is_short(self, glance: top_lines.Glance) -> bool:
         """Whether it is shorter than the longest window heard of lately, which is the one that people read."""
-        if glance.window_ns < self._longest_ns and glance.at_ns <= self._longest_until_ns:
+        if not is_shown(glance.window_ns, self._longest_ns, glance.at_ns - self._longest_at_ns):
             return True
-        self._longest_ns = glance.window_ns
-        self._longest_until_ns = glance.at_ns + _LATER * glance.window_ns
+        self._longest_ns, self._longest_at_ns = glance.window_ns, glance.at_ns
         return False
 
     def take_signals(self, signals: Iterable[AnySignal]) -> None:

@@ -33,7 +33,7 @@ def _take_back(act: Entry, log: Journal, actuators: WeightActuator, scope: str) 
         change = taking_back.change_back(act, replace(group, current=now), {})
         if isinstance(change, str):
             return TakenBack(act, change, tried=False)
-        ours = log.read().outstanding(scope).get(act.target)
+        ours = log.outstanding(scope).get(act.target)
         if ours is None or now not in ours.ours:
             return TakenBack(act, "left alone: its weights are not ours", tried=False)
         _write(log, "intent", act, change, change.after, scope)

@@ -16,15 +16,16 @@ from pytools.signals import (
     Retransmissions,
     Self,
     TcpPath,
+    nexthop_name,
 )
 from pytools.views.report.records import ClockStory, Direction, HostStory, PathStory, QueuePairStory, WeightStory
 from pytools.views.report.runs import Runs
 from pytools.views.report.series import SLOTS, Series, Spread, Sums
 from pytools.views.timing import supports_one_way
+from pytools.views.windows import is_shown
 
 SILENCE_NS: Final = 5_000_000_000  # of what is told about once a second
 _CAUSES: Final = ("fast", "timeout", "tail_probe", "syn", "unknown")
-_LONG_OVER: Final = 3  # windows
 _MESSAGES: Final = 8  # bandwidth over sliding windows of so many
 _MEMBERS: Final = 16
 
@@ -52,11 +53,6 @@ class _Way:
             self.queueing_p50.quantile(0.5),
             self.queueing_p99.quantile(0.99),
         )
-
-
-def _over(old: PathDelay, new: PathDelay) -> bool:
-    """Whether nothing was heard of longer windows for a while."""
-    return new.unix_ns - old.unix_ns > _LONG_OVER * old.window_ns
 
 
 class HeardPath:
@@ -87,7 +83,7 @@ class HeardPath:
 
     def _delay(self, new: PathDelay) -> None:
         last = self._last
-        if last is not None and last.window_ns > new.window_ns and not _over(last, new):
+        if last is not None and not is_shown(new.window_ns, last.window_ns, new.unix_ns - last.unix_ns):
             return
         self._last = new
         self._windows += 1
@@ -154,10 +150,7 @@ class HeardGroup:
     def take(self, signal: NexthopGroup) -> None:
         """Its weights now; a member that is gone has none."""
         self.last = signal
-        weights = {
-            f"{each.gateway} dev {each.interface}" if each.gateway else f"dev {each.interface}": each.weight
-            for each in signal.members
-        }
+        weights = {nexthop_name(each.gateway, each.interface): each.weight for each in signal.members}
         for name, weight in weights.items():
             if name in self._members or len(self._members) < _MEMBERS:
                 self._members.setdefault(name, Series()).add(signal.unix_ns, weight)
