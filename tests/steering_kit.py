@@ -36,7 +36,7 @@ EVEN = dict(ORIGINAL)
 STEERED = {SECOND_HOP: 1}  # rail 1 is out
 
 LEASE_S = 2 * support.slow_factor()  # a guardian that is emulated takes its time to answer
-STALE_S = 0.5 * support.slow_factor()  # and so do those who measure
+STALE_MS = 500 * support.slow_factor()  # and so do those who measure
 
 POLICY = (
     """\
@@ -49,8 +49,8 @@ rules:
     then: {shift: {share: 0}}
     return: {dwell: 1s, retry_after: 60s, steps: [0.1, 0.5, 1.0], step: 200ms}
 """.replace("LEASE", f"{LEASE_S:g}s")
-    .replace("STALE", f"{STALE_S:g}s")
-    .replace("BASELINE", f"{4 * STALE_S:g}s")
+    .replace("STALE", f"{STALE_MS:g}ms")
+    .replace("BASELINE", f"{4 * STALE_MS / 1000:g}s")
 )
 
 
