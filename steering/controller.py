@@ -10,7 +10,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,7 +34,7 @@ from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
 from steering.guarding import confirming
 from steering.guarding.link import GuardianLink
-from steering.plan import Change, Group, Pin, Target, same, title
+from steering.plan import Change, Group, Pin, Target, Weights, same, title
 from steering.policy import Policy
 from steering.policy.needs import signals_of
 
@@ -106,7 +106,7 @@ class Controller:
 
     def _open(self) -> None:
         self._stack.callback(self._selector.close)
-        folder = journal.directory(self._options.netns)
+        folder = self._folder = journal.directory(self._options.netns)
         self._lock = self._stack.enter_context(Lock(folder / journal.LOCK_FILE, _LOCK_WAIT_S))
         self._netlink = self._stack.enter_context(Netlink())
         self._actuators = Actuators(self._netlink)
@@ -116,6 +116,8 @@ class Controller:
         self._acting = Acting(self._engine, self._actuators, log, lambda: self._host, self._say, self._send)
         if self._options.apply:  # before anything that can fail
             self._settle("it was left by a controller before this one")
+        left_with = journal.read(folder / journal.FILE).last_in_force(journal.scope())
+        if self._options.apply:
             self._acting.rotate()
         self.flows = FlowEngine(self._policy, places.instance(self._options.netns))
         acting = FlowActing(self.flows, self._engine, lambda: self._host, self._say, self._send)
@@ -123,7 +125,7 @@ class Controller:
         deadline = confirming.deadline_in(self._options.confirm_ns)
         self._lock.say(confirming.facts(deadline) | self._facts())
         self._desk = self._stack.enter_context(Desk(self._site(folder), deadline))  # the operator's requests
-        self._keeper = self._open_keeper(folder)
+        self._keeper = self._open_keeper(folder, left_with)
         self._stack.callback(lambda: self._keeper.close(remove=not self._keeps))
         if self._options.apply:
             if self.flows.needed:
@@ -133,7 +135,7 @@ class Controller:
         elif self._acting.outstanding():
             self._say("an earlier controller left changes behind; `swerve steer undo` takes them back")
 
-    def _open_keeper(self, folder: Path) -> Keeper:
+    def _open_keeper(self, folder: Path, left_with: Mapping[Target, Sequence[Weights]]) -> Keeper:
         manage = self._policy.manage
         return Keeper(
             self._netlink,
@@ -142,6 +144,7 @@ class Controller:
             file=MemoryFile(folder, journal.scope()),
             kinds=frozenset(kind.removesuffix("s") for kind in manage.objects),
             backup=manage.backup_route,
+            in_force=left_with,
         )
 
     def run(self) -> int:
@@ -343,6 +346,15 @@ class Controller:
 
     # ---- the end ----
 
+    def _regain(self) -> None:
+        """Make again what only our acts let go with its links, before the keeper removes the backup routes."""
+        try:
+            in_force = journal.read(self._folder / journal.FILE).last_in_force(journal.scope())
+            for text in self._actuators.regain(self._folder, journal.scope(), in_force):
+                self._say(text)
+        except (OSError, SwerveError) as error:
+            self._say(f"cannot see whether anything has to be made again: {error}")
+
     @property
     def _keeps(self) -> bool:
         """Whether what is in force stays when we end."""
@@ -354,6 +366,7 @@ class Controller:
         if self._options.apply and not self._keeps:
             self._settle("the controller was stopped")
             left = len(self._acting.outstanding())
+            self._regain()
         elif self._options.apply:
             self._say("the weights stay as they are; `swerve steer undo` puts the original ones back")
         if self._guardian is not None and not left:

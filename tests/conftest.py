@@ -63,9 +63,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _not_sampled(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The cases of a test marked `guest(every=n)` that are no n-th one: a guest is slow, and many cases are alike."""
+    """Tests marked `guest(thorough=True)`, and of `guest(every=n)` the cases that are no n-th one: a guest is slow."""
     left_out, seen = [], Counter[str]()
     for item in items:
+        if any(mark.kwargs.get("thorough") for mark in item.iter_markers("guest")):
+            left_out.append(item)
+            continue
         every = next((mark.kwargs["every"] for mark in item.iter_markers("guest") if "every" in mark.kwargs), 1)
         test = item.nodeid.partition("[")[0]
         if seen[test] % every:

@@ -194,6 +194,10 @@ class Host:
         """Run `ip` inside."""
         return support.run(["ip", "-n", self.netns, *words]).stdout
 
+    def groups(self) -> set[int]:
+        """The numbers of all groups."""
+        return {each["id"] for each in json.loads(self.ip("-j", "nexthop", "list")) if "group" in each}
+
     def weights(self, group_id: int = GROUP) -> dict[int, int]:
         """The group's weights according to iproute2."""
         found = json.loads(self.ip("-j", "nexthop", "list", "id", str(group_id)))

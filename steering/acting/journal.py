@@ -86,6 +86,20 @@ class Contents:
         _follow(found, self.entries, scope)
         return found
 
+    def last_in_force(self, scope: str) -> dict[Target, tuple[Weights, ...]]:
+        """Weights that the kernel may have had when a target was last there: of ours, or of one that is gone since."""
+        outstanding: dict[Target, Outstanding] = {}
+        found: dict[Target, tuple[Weights, ...]] = {}
+        for entry in self.entries:
+            if entry.scope != scope:
+                continue
+            before = outstanding.get(entry.target)
+            _follow_one(outstanding, entry)
+            found.pop(entry.target, None)
+            if entry.kind == "released" and before is not None and not entry.after:
+                found[entry.target] = before.ours
+        return found | {target: each.ours for target, each in outstanding.items()}
+
 
 def _follow(found: dict[Target, Outstanding], entries: Iterable[Entry], scope: str) -> None:
     for entry in entries:

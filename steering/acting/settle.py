@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pytools.errors import SwerveError
 from steering.acting.journal import Entry, Journal, Outstanding, entry_now
+from steering.actuators.registry import Actuators
 from steering.actuators.weighted import Outcome, WeightActuator
 from steering.plan import Target, title
 
@@ -74,6 +75,20 @@ def settle(
     if unwritten is not None:
         raise unwritten
     return done
+
+
+def leave(journal: Journal, actuators: Actuators, scope: str) -> list[str]:
+    """Make again what is gone only because of our acts, then remove all that is ours; what was done, in words.
+
+    To be called once everything is settled, by whoever leaves nobody behind who steers.
+
+    Raises
+    ------
+    SwerveError, OSError
+        If the kernel or the journal could not be read.
+    """
+    made = actuators.regain(journal.path.parent, scope, journal.read().last_in_force(scope))
+    return [*made, *actuators.sweep()]
 
 
 def _entry(settled: Settled, scope: str, by: str) -> Entry:

@@ -8,28 +8,27 @@ CLOCK_MONOTONIC nanoseconds; one thread, in the namespace that is steered.
 from __future__ import annotations
 
 import contextlib
-import errno
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from pytools.errors import SwerveError
 from pytools.kernel.leftovers import sweep
-from pytools.kernel.netlink import Netlink, NetlinkError
+from pytools.kernel.netlink import Netlink
 from pytools.kernel.netlink_watch import Heard, NetlinkWatch
-from steering.actuators import restore, topology
+from steering.actuators import remaking, restore, topology
 from steering.actuators.backup import Backups
 from steering.actuators.memory_file import MemoryFile
 from steering.actuators.objects import Objects, read
 from steering.actuators.prefixes import LongestPrefix, Within, key_of
-from steering.actuators.reconcile import is_part, reconcile
+from steering.actuators.reconcile import is_part, only_lost_members, reconcile
 from steering.actuators.restore import Memory
 from steering.actuators.route_names import group_number, route_of
 from steering.actuators.topology import Topology
 from steering.actuators.weighted import present
-from steering.plan import Group, Target, kind_of, same, title
+from steering.plan import Group, Target, Weights, kind_of, same
 
 KINDS: Final = frozenset({"nexthop_group", "multipath", "metric"})
 _MS: Final = 1_000_000
@@ -73,6 +72,8 @@ class Keeper:
         Of targets that may be steered.
     backup : bool
         Whether to have backup routes.
+    in_force : mapping of Target to sequence of Weights, optional
+        What a predecessor's acts may have left each target with.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Keeper:
         file: MemoryFile | None = None,
         kinds: AbstractSet[str] = KINDS,
         backup: bool = True,
+        in_force: Mapping[Target, Sequence[Weights]] | None = None,
     ) -> None:
         self._netlink, self._managed, self._keep = netlink, tuple(managed), keep
         self._kinds, self._backup = kinds, backup
@@ -90,6 +92,9 @@ class Keeper:
         self._backups = Backups(netlink)
         self._file = file if keep else None
         self._memory = self._file.load().narrowed(self._steers) if self._file else Memory()
+        self._guarded = self._memory  # what has backups: the same, and what somebody else has of our drains
+        self._drained: dict[Target, Weights] = {}  # those, as we left them
+        self._in_force = dict(in_force or {})
         self._inherited = self._memory.first  # not yet compared with what the kernel has
         self._first: dict[Target, Group] = dict(self._inherited)
         self._heard = Heard(changed=True, missed=True)
@@ -155,6 +160,7 @@ class Keeper:
         began = time.monotonic_ns()
         self._due_ns = began + _RETRY_NS
         self._again = False
+        self._in_force |= {target: (group.current,) for target, group in known.items()}
         found, heard = self._read()
         groups, changed = self._compare(found, known, manual, heard.nexthops)
         told: list[str] = []
@@ -166,7 +172,7 @@ class Keeper:
             # whoever undoes finds it noted that it is no member: it is not to look like somebody's act later.
             news = self._memory.lost_nexthops - self._told_lost
             self._again |= bool(news)
-            told, complaints = self._restore(found.objects, news)
+            told, complaints = remaking.make_again(self._netlink, self._memory, found.objects, news)
             if told:
                 found, heard = self._read()
                 known = {target: group for target, group in groups.items() if target in known}
@@ -174,7 +180,7 @@ class Keeper:
                 changed |= meanwhile
                 self._remember(found, manual | changed.keys(), heard)
             if self._backup:
-                complaints += self._backups.keep(self._memory, found.objects)
+                complaints += self._backups.keep(self._guarded, found.objects)
         if self._file is not None:
             self._file.save(self._memory, began)
         told += [each for each in complaints if each not in self._complaints]
@@ -182,8 +188,11 @@ class Keeper:
         self._told_lost = self._memory.lost_nexthops
         view = self._view(found, groups, changed, told)
         self._first = {
-            target: first for target, first in self._first.items() if target in groups or target in view.lost
+            target: first
+            for target, first in self._first.items()
+            if target in groups or target in view.lost or target in self._guarded.lost
         }
+        self._in_force.clear()
         self._plan(began)
         return view
 
@@ -230,9 +239,13 @@ class Keeper:
             usable = found.usable(first)
             inherited = self._inherited.pop(target, None)
             changed_unseen = inherited is not None and not same(group.current, present(first.original, usable))
-            if changed_unseen or (target in self._memory.lost and not is_part(group, first)):
+            made_by_hand = target in self._guarded.lost and (
+                target not in self._memory.lost or not is_part(group, first)  # we make no manual one again
+            )
+            if changed_unseen or made_by_hand:
                 first = self._first[target] = group  # somebody changed it while nobody watched, or made it himself
                 usable = found.usable(first)
+                self._drained.pop(target, None)
             if target not in known or target in manual:
                 members = tuple(member for member in first.members if member.nexthop_id in usable)
                 groups[target] = replace(group, members=members, origin=first.origin)
@@ -241,6 +254,14 @@ class Keeper:
             groups[target], why = reconcile(first, known[target], group, usable, acts)
             if why:
                 changed[target] = why
+                if kind_of(target) == "nexthop_group":
+                    self._drained[target] = known[target].current
+        nexthops = found.objects.nexthops.keys()
+        self._drained = {
+            target: left
+            for target, left in self._drained.items()
+            if target not in groups or only_lost_members(left, groups[target].current, nexthops)
+        }
         return groups, changed
 
     def _view(self, found: Topology, groups: dict[Target, Group], changed: dict[Target, str], told: list[str]) -> View:
@@ -261,49 +282,23 @@ class Keeper:
     # ---- keeping ----
 
     def _remember(self, found: Topology, manual: AbstractSet[Target], heard: Heard) -> None:
-        """Take note of what is ours to keep: what is there and not refused, or is not there at all."""
-        ours = [
+        """Take note of what is ours to keep: what is there and not refused, or is not there at all.
+
+        A target that is somebody else's is not, but if he only deleted a nexthop of it, its drained ones are still
+        out by our act: it keeps its backup.
+        """
+        there = [
             first
             for target, first in self._first.items()
-            if target not in manual and (target in found.groups or not _is_there(target, found.objects))
+            if target in found.groups or not _is_there(target, found.objects)
         ]
-        self._memory = restore.remember(self._memory, ours, found.objects, heard)
-
-    def _restore(self, objects: Objects, without: AbstractSet[int]) -> tuple[list[str], list[str]]:
-        """Make again what can be made, without some nexthops; what was done and what could not be, in words."""
-        want = restore.restoration(self._memory, objects, without)
-        told, failed, refused = [], [], set(without)
-        for number, body in want.nexthops.items():
-            kept = self._memory.nexthops[number]
-            name = f"nexthop {number} ({kept.nexthop.gateway or 'on-link'} dev {kept.interface})"
-            why = self._made(body)
-            if why:
-                refused.add(number)
-                failed.append(f"{name} cannot be made again: {why}")
-            else:
-                told.append(f"{name} is made again: its link is back")
-        if refused > without:
-            want = restore.restoration(self._memory, objects, refused)
-        for target, body in want.groups.items():
-            why = self._made(body)
-            if why:
-                failed.append(f"{title(target)} cannot be made again: {why}")
-            else:
-                told.append(f"{title(target)} is made again")
-        for target, bodies in want.routes.items():
-            errors = self._netlink.make_routes(bodies)
-            if None in errors:
-                told.append(f"{title(target)}: {errors.count(None)} routes are made again")
-            failed += [str(error) for error in errors if error is not None and error.code != errno.EEXIST][:1]
-        return told, failed
-
-    def _made(self, body: bytes) -> str:
-        """Make a nexthop or a group; why not, or empty. That somebody else made it meanwhile is as good."""
-        try:
-            self._netlink.make_nexthop(body)
-        except NetlinkError as refusal:
-            return "" if refusal.code == errno.EEXIST else refusal.sentence or str(refusal)
-        return ""
+        drained = [first for first in there if first.target in self._drained]
+        ours = [first for first in there if first.target not in manual | self._drained.keys()]
+        guarded_before = self._guarded
+        self._memory = self._guarded = restore.remember(self._memory, ours, found.objects, heard, self._in_force)
+        if drained:
+            guarded = [*ours, *drained]
+            self._guarded = restore.remember(guarded_before, guarded, found.objects, heard, self._in_force)
 
 
 def _is_there(target: Target, objects: Objects) -> bool:

@@ -54,6 +54,19 @@ def _explained(first: Group, known: Group, found: Group, answered_for: AbstractS
     return bool(returned) and (found.current == first.original or same(rest, known.current))
 
 
+def only_lost_members(known: Weights, found: Weights, nexthops: AbstractSet[int]) -> bool:
+    """Whether a group is as we left it but for nexthops that are gone, whoever deleted them: what we drained still is.
+
+    Parameters
+    ----------
+    known, found : Weights
+        As we believe it to be, and as the kernel has it.
+    nexthops : set of int
+        The nexthop objects that there are.
+    """
+    return bool(found) and same(found, tuple(pair for pair in known if pair[0] in nexthops))
+
+
 def is_part(found: Group, first: Group) -> bool:
     """Whether a target that was gone is what it was before us, or as much of it as is back."""
     there = frozenset(member.nexthop_id for member in found.members)

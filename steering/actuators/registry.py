@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from pytools.errors import UsageError
 from pytools.kernel.leftovers import sweep
@@ -11,6 +12,7 @@ from steering.actuators import topology
 from steering.actuators.metrics import RouteMetrics
 from steering.actuators.multipath import MultipathRoutes
 from steering.actuators.nexthops import NexthopGroups
+from steering.actuators.regain import regain
 from steering.actuators.topology import Topology
 from steering.actuators.weighted import Outcome, WeightActuator
 from steering.plan import Group, Target, Weights, kind_of
@@ -48,6 +50,10 @@ class Actuators:
     def undo(self, group: Group, ours: Iterable[Weights]) -> Outcome:
         """Give a target its original weights, provided that it has weights of ours."""
         return self._of(group.target).undo(group, ours)
+
+    def regain(self, folder: Path, scope: str, in_force: Mapping[Target, Sequence[Weights]]) -> list[str]:
+        """Make groups again that only our acts let go with their links; see `regain.regain`."""
+        return regain(self._netlink, folder, scope, in_force)
 
     def sweep(self) -> list[str]:
         """Remove backup routes and what else is ours alone, once nobody steers; what was removed, in words."""

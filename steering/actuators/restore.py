@@ -8,9 +8,10 @@ deleted, or made in its place, is theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from pytools.kernel.netlink import Member as KernelMember
 from pytools.kernel.netlink import Nexthop, NexthopGroup, Route
@@ -21,7 +22,7 @@ from pytools.kernel.netlink_watch import Heard
 from steering.actuators.objects import Objects
 from steering.actuators.route_names import group_number, route_of
 from steering.actuators.topology import DAEMONS
-from steering.plan import Group, Target, kind_of
+from steering.plan import Group, Target, Weights, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,13 @@ class Restoration:
         return bool(self.nexthops or self.groups or self.routes)
 
 
-def remember(before: Memory, steered: Iterable[Group], objects: Objects, heard: Heard) -> Memory:
+def remember(
+    before: Memory,
+    steered: Iterable[Group],
+    objects: Objects,
+    heard: Heard,
+    in_force: Mapping[Target, Sequence[Weights]] = MappingProxyType({}),
+) -> Memory:
     """What is known after another reading.
 
     Parameters
@@ -122,6 +129,8 @@ def remember(before: Memory, steered: Iterable[Group], objects: Objects, heard: 
         What the kernel has.
     heard : Heard
         What others deleted since the last reading.
+    in_force : mapping of Target to sequence of Weights
+        What each may have had since the last reading by our own acts.
     """
     using: dict[int, list[Route]] = {}
     nexthops: dict[int, KeptNexthop] = {}
@@ -135,7 +144,7 @@ def remember(before: Memory, steered: Iterable[Group], objects: Objects, heard: 
     for first in steered:
         if kind_of(first.target) == "nexthop_group":
             nexthops |= _nexthops(before, first, objects, heard)
-            group = _group(before, first, using.get(group_number(first.target), []), objects, heard)
+            group = _group(before, first, using.get(group_number(first.target), []), objects, heard, in_force)
             if group is not None:
                 groups[first.target] = group
         elif kind_of(first.target) == "multipath":
@@ -170,7 +179,14 @@ def _nexthops(before: Memory, first: Group, objects: Objects, heard: Heard) -> d
     return found
 
 
-def _group(before: Memory, first: Group, routes: list[Route], objects: Objects, heard: Heard) -> KeptGroup | None:
+def _group(
+    before: Memory,
+    first: Group,
+    routes: list[Route],
+    objects: Objects,
+    heard: Heard,
+    in_force: Mapping[Target, Sequence[Weights]],
+) -> KeptGroup | None:
     known, number = before.groups.get(first.target), group_number(first.target)
     there = objects.groups.get(number)
     if there is not None:
@@ -180,7 +196,9 @@ def _group(before: Memory, first: Group, routes: list[Route], objects: Objects, 
         return KeptGroup(there, first, tuple(routes), owed=_not_deleted(owed, heard))
     if known is None or number in heard.nexthops or number in objects.nexthops:
         return None
-    if heard.missed and not known.lost and not _went_with_links(before, known, objects):
+    had = [{member.nexthop_id for member in known.group.members}]
+    had += [{number for number, _ in weights} for weights in in_force.get(first.target, ())]
+    if heard.missed and not known.lost and not any(_went_with_links(before, known, objects, each) for each in had):
         return None
     return replace(known, lost=True, routes=_not_deleted(known.routes, heard))
 
@@ -189,9 +207,8 @@ def _not_deleted(routes: Iterable[Route], heard: Heard) -> tuple[Route, ...]:
     return tuple(route for route in routes if (route.table, route.destination, route.metric) not in heard.routes)
 
 
-def _went_with_links(before: Memory, known: KeptGroup, objects: Objects) -> bool:
-    """Whether links explain that a group is gone: the kernel deletes it with its last nexthop only."""
-    had = {member.nexthop_id for member in known.group.members}
+def _went_with_links(before: Memory, known: KeptGroup, objects: Objects, had: AbstractSet[int]) -> bool:
+    """Whether links explain that a group with these nexthops is gone: the kernel deletes it with the last one only."""
     went = any(_went(before, m.interface, objects) for m in known.first.members if m.nexthop_id in had)
     return went and not had & objects.nexthops.keys()
 

@@ -133,11 +133,12 @@ def _settle(folder: Path, wait_s: float) -> tuple[list[settle.Settled], list[str
         journal.Journal(folder / journal.FILE) as log,
         Netlink() as netlink,
     ):
-        actuators = Actuators(netlink)
+        actuators, swept = Actuators(netlink), list[str]()
         try:
             settled = settle.settle(log, actuators, journal.scope(), "command")
+            swept = settle.leave(log, actuators, journal.scope())
         finally:  # also when the disk is full: nobody keeps the backup routes up to date any more
-            swept = [*actuators.sweep(), *attach.clean(attach.STEERING)]
+            swept += [*actuators.sweep(), *attach.clean(attach.STEERING)]
     return settled, swept
 
 

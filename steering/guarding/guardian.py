@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pytools.errors import SwerveError
 from pytools.kernel.netlink import Netlink
 from steering.acting import journal
-from steering.acting.settle import settle
+from steering.acting.settle import leave, settle
 from steering.actuators.registry import Actuators
 from steering.guarding import confirming
 from steering.guarding.confirming import Deadline
@@ -121,20 +121,24 @@ def _undo(log: journal.Journal, actuators: Actuators, scope: str) -> int:
         else:
             for each in settled:
                 _say(each.text)
-            if not any(each.outcome.kind in ("failed", "uncertain") for each in settled) and _swept(actuators):
+            if not any(each.outcome.kind in ("failed", "uncertain") for each in settled) and _left(
+                log, actuators, scope
+            ):
                 return 0
         if attempt + 1 < _TRIES:
             time.sleep(_RETRY_S)
-    _swept(actuators)  # whatever could not be put back: nobody keeps the backup routes up to date any more
+    with contextlib.suppress(SwerveError):  # whatever could not be put back: nobody keeps the backup routes up to date
+        actuators.sweep()
     _say("gave up: `swerve steer undo` tries again")
     return 1
 
 
-def _swept(actuators: Actuators) -> bool:
-    """Remove the backup routes, which only a controller keeps up to date; whether that was possible."""
+def _left(log: journal.Journal, actuators: Actuators, scope: str) -> bool:
+    """Make again what only our acts let go, and remove the backup routes; whether that was possible."""
     try:
-        actuators.sweep()
-    except SwerveError as error:
+        for text in leave(log, actuators, scope):
+            _say(text)
+    except (OSError, SwerveError) as error:
         _say(f"could not remove the backup routes: {error}")
         return False
     return True

@@ -84,7 +84,7 @@ def test_keep_leaves_the_weights_until_they_are_undone(host, agent, policy):
     assert again.stdout == "nothing to undo\n"
 
 
-@pytest.mark.guest
+@pytest.mark.guest(thorough=True)
 def test_a_killed_controller_is_undone_by_its_guardian(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         steered(host, agent)
@@ -93,6 +93,28 @@ def test_a_killed_controller_is_undone_by_its_guardian(host, agent, policy):
         support.wait_until(controller.lock_is_free, 10, "the guardian has gone")
     last = controller.journal()[-1]
     assert (last.kind, last.by, last.after) == ("undone", "guardian", kit.ORIGINAL)
+
+
+@pytest.mark.parametrize("by", ["guardian", "command"])
+def test_a_group_whose_last_link_goes_after_its_controller_is_there_again_over_the_drained_one(host, agent, policy, by):
+    """Had nobody drained rail 1, its group and its route would have outlived rail 2."""
+    with controlled(host, policy, "--apply") as controller:
+        steered(host, agent)
+        guardian = controller.guardian()
+        os.kill(guardian, signal.SIGSTOP if by == "guardian" else signal.SIGKILL)
+        controller.kill()
+        controller.process.wait(10)
+        host.ip("link", "set", "rail2", "down")
+        assert GROUP not in host.groups() and not host.ip("route", "show", "10.9.0.2")
+        if by == "guardian":
+            os.kill(guardian, signal.SIGCONT)
+            support.wait_until(controller.lock_is_free, 20, "the guardian has gone")
+        else:
+            support.wait_until(controller.lock_is_free, 20, "both have gone")
+            done = support.run([*support.SWERVE, "steer", "undo", "-n", host.netns])
+            assert f"nexthop group {GROUP} is made again" in done.stdout
+    assert host.weights() == {FIRST: 1}
+    assert "nhid" in host.ip("route", "show", "10.9.0.2")
 
 
 @pytest.mark.parametrize("delay_ms", [0.0, 0.7, 2.0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -40,7 +41,7 @@ def lossy(unique_name: Callable[[], str]) -> Iterator[Lab]:
         yield lab
 
 
-@pytest.mark.guest
+@pytest.mark.guest(thorough=True)
 def test_mixed_transfers_equal_ss_and_the_kernel(lossy: Lab) -> None:
     """IPv4 and IPv6, one stream and several at once, large writes and small ones; every figure of each connection."""
     with kit.watching(sender(lossy)) as watch, contextlib.ExitStack() as open_ends:
@@ -217,14 +218,38 @@ def test_dropped_packets_have_the_kernels_reasons(lossy: Lab) -> None:
     rail = lossy.rails[0].netns
     with kit.watching(sender(lossy)) as watch, kit.listener(lossy) as server, kit.connected(lossy, server) as ends:
         kit.route_over(lossy, 1)
-        before = qdisc_drops(rail)
-        kit.transfer([ends], 10 * MEGABYTE)
-        dropped = qdisc_drops(rail) - before
+        with drops_during_init() as during_init:
+            before = qdisc_drops(rail)
+            kit.transfer([ends], 10 * MEGABYTE)
+            dropped = qdisc_drops(rail) - before
+            watch.source.read(time.monotonic_ns())
+        dropped -= sum("reason: QDISC_" in line for line in during_init)
         assert dropped > 0, "nothing was lost: the test shows nothing"
-        watch.source.read(time.monotonic_ns())
         told = {each.reason: each.total_packets for each in watch.newest(PacketDrops)[-1].reasons}
     assert set(told) <= {*names.values(), "other", *(name for name in told if "reason_" in name)}
-    assert sum(count for reason, count in told.items() if reason.startswith("QDISC_")) >= dropped
+    assert sum(count for reason, count in told.items() if reason.startswith("QDISC_")) >= dropped, told
+
+
+@contextlib.contextmanager
+def drops_during_init() -> Iterator[list[str]]:
+    """The kernel's own record of packets dropped while a thread of the machine's first process was interrupted.
+
+    On some virtual machines (a 6.18 kernel in Firecracker) programs on raw tracepoints are passed over just then, and
+    no counter of theirs says so.
+    """
+    trace = Path("/sys/kernel/tracing/instances") / f"swerve-test-{os.getpid()}"
+    lines: list[str] = []
+    trace.mkdir()
+    try:
+        (trace / "events/skb/kfree_skb/enable").write_text("1")
+        yield lines
+        (trace / "events/skb/kfree_skb/enable").write_text("0")
+        threads = set(os.listdir("/proc/1/task"))
+        events = re.findall(r"^ *\S.*?-(\d+) +\[.*kfree_skb: (.*)$", (trace / "trace").read_text(), re.MULTILINE)
+        assert events, "the kernel recorded nothing"
+        lines += [what for thread, what in events if thread in threads]
+    finally:
+        trace.rmdir()
 
 
 def qdisc_drops(namespace: str) -> int:

@@ -237,7 +237,7 @@ def test_nothing_stays(rails: Rails, force_clsact: bool) -> None:
     assert filters(rails) == untouched
 
 
-@pytest.mark.guest
+@pytest.mark.guest(thorough=True)
 def test_a_clsact_filter_that_a_crash_left_is_removed_by_the_next_start(rails: Rails) -> None:
     untouched = filters(rails)
     code = "import sys, time; sys.path[:0] = sys.argv[1:]; import pin_kit\n"

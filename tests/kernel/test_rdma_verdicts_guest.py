@@ -257,10 +257,10 @@ def busy(pair: Pair, watcher: Watcher, command: str) -> None:
 @pytest.mark.parametrize(
     ("seen", "load", "rate"),
     [
-        ("uprobe", "pace 12", "1500kbit"),
+        pytest.param("uprobe", "pace 12", "1500kbit", marks=pytest.mark.guest(thorough=True)),
         ("tap", "pace 12", "1500kbit"),
         # In 262 ms the queue is done once: readings that lie further apart than that cannot tell that it stays full.
-        ("tap", "full 16", "2mbit"),
+        pytest.param("tap", "full 16", "2mbit", marks=pytest.mark.guest(thorough=True)),
     ],
     indirect=["seen"],
 )

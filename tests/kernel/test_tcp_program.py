@@ -373,7 +373,7 @@ def test_fast_retransmission(hosts: Hosts, lost: int, family: int) -> None:
 
 
 @pytest.mark.parametrize("callbacks", [True, False], ids=["callbacks", "egress"])
-@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.guest(every=2)), 2])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.guest(thorough=True)), 2])
 def test_timeouts(hosts: Hosts, times: int, callbacks: bool) -> None:
     with (
         hosts.agent(callbacks=callbacks) as agent,
@@ -434,7 +434,7 @@ def test_everything_after_a_timeout_is_its_work(hosts: Hosts) -> None:
         assert row["counts"]["retransmitted_bytes"] == info.retransmitted_bytes
 
 
-@pytest.mark.guest
+@pytest.mark.guest(thorough=True)
 def test_tail_loss_probe(hosts: Hosts) -> None:
     setting(hosts.near, "ipv4/tcp_early_retrans", 3)
     with hosts.agent() as agent, hosts.listener() as server, hosts.connected(server) as (near, far):
@@ -511,7 +511,7 @@ def test_a_connection_that_never_comes_to_be(hosts: Hosts) -> None:
         assert agent.total()["sent_bytes"] == 0
 
 
-@pytest.mark.guest
+@pytest.mark.guest(thorough=True)
 def test_windows_that_close(hosts: Hosts) -> None:
     with (
         hosts.agent() as agent,

@@ -115,6 +115,17 @@ def test_what_is_outstanding(file, history, outstanding):
         assert found.group.members == KNOWN.members
 
 
+def test_what_was_last_in_force_outlives_that_its_target_is_gone(file):
+    applied = entry("intent"), entry("applied")
+    assert written(file, *applied).last_in_force(HERE) == {TARGET: (DRAINED,)}
+    file.unlink()
+    gone = entry("released", DRAINED, ())
+    assert written(file, *applied, gone).last_in_force(HERE) == {TARGET: (DRAINED,)}
+    assert written(file, gone).last_in_force(HERE) == {}, "nothing of ours was in force then"
+    assert written(file, *applied, entry("undone", DRAINED, ORIGINAL)).last_in_force(HERE) == {}
+    assert written(file, *applied, entry("released", DRAINED, STEP)).last_in_force(HERE) == {}, "somebody else's"
+
+
 def test_groups_are_kept_apart(file):
     other = "multipath:main:10.9.2.0/24"
     found = written(file, entry("intent"), entry("intent", target=other), entry("undone", target=other))

@@ -26,7 +26,7 @@ from steering_kit import GROUP, MS, SECOND, TARGET, measured, path
 from pytools.kernel.leftovers import FIRST_ID, is_backup
 from pytools.kernel.netlink import NetlinkError
 from steering.acting import journal, weights
-from steering.acting.settle import settle
+from steering.acting.settle import leave, settle
 from steering.acting.weights import Acting
 from steering.actuators import keeper
 from steering.actuators.keeper import Keeper
@@ -86,10 +86,11 @@ class Controller:
             undo.callback(self._stack.close)
             netlink = ModelNetlink(kernel, OURS)
             log = self._stack.enter_context(SteppedJournal(folder / journal.FILE, kernel.before_step))
-            actuators = Actuators(netlink)
-            self.acting = Acting(self.engine, actuators, log, lambda: "h1", lambda _: None, lambda _: None)
+            self.folder, self.actuators = folder, Actuators(netlink)
+            self.acting = Acting(self.engine, self.actuators, log, lambda: "h1", lambda _: None, lambda _: None)
             self.acting.settle("it was left by a controller before this one")
-            self.keeper = Keeper(netlink, ["10.9.0.0/16"], True, MemoryFile(folder, SCOPE))
+            in_force = journal.read(folder / journal.FILE).last_in_force(SCOPE)
+            self.keeper = Keeper(netlink, ["10.9.0.0/16"], True, MemoryFile(folder, SCOPE), in_force=in_force)
             self._stack.callback(lambda: self.keeper.close(remove=False))
             self.refresh(now)
             undo.pop_all()
@@ -123,6 +124,8 @@ class Controller:
 
     def stop(self):
         self.acting.settle("the controller was stopped")
+        in_force = journal.read(self.folder / journal.FILE).last_in_force(SCOPE)
+        self.actuators.regain(self.folder, SCOPE, in_force)
         self.keeper.close()
         self.die()
 
@@ -253,7 +256,7 @@ class Steering(RuleBasedStateMachine):
         actuators = Actuators(ModelNetlink(kernel, OTHERS))
         with SteppedJournal(file, step) as log:
             settle(log, actuators, SCOPE, "guardian")
-        actuators.sweep()
+            leave(log, actuators, SCOPE)
 
     @precondition(lambda self: self.controller is not None)
     @rule()
@@ -384,7 +387,7 @@ class Steering(RuleBasedStateMachine):
         if self.theirs is not None:
             right = [self.theirs]
         if self.meddled:
-            right.append(self.kernel.weights(GROUP))
+            right.append(self.kernel.weights(GROUP) or ())
         assert any(same(found, each) for each in right), f"{found} is none of {right}"
 
     @invariant()
@@ -393,6 +396,8 @@ class Steering(RuleBasedStateMachine):
 
     @invariant()
     def there_is_a_way_while_there_is_a_nexthop(self):
+        if self.given_up and self.controller is None:
+            return  # backups end with the controller, and what is somebody else's is not put back
         if self.protected & self.kernel.nexthop_objects.keys():
             assert self.kernel.reaches(DESTINATION)
 
@@ -513,5 +518,60 @@ def test_a_change_that_could_not_be_read_back_is_nobody_elses(monkeypatch):
     assert [each.last.kind for each in machine.controller.acting.outstanding().values()] == ["applied"]
     monkeypatch.setattr(ModelNetlink, "replace_group", replace_group)
     machine.stop()
+    assert machine.kernel.weights(GROUP) == ORIGINAL
+    machine.teardown()
+
+
+def with_a_drained_rail_of_somebody_elses():
+    """Rail 2 is drained when somebody deletes rail 3's nexthop: hands off, and rail 2 is still out."""
+    machine = Steering()
+    machine.begin()
+    machine.time_passes(8)
+    machine.becomes(2, "dead")
+    machine.time_passes(8)
+    machine.kernel.delete(13)
+    machine.removed.add(13)
+    machine.meddled = True
+    machine.time_passes(8)
+    assert machine.given_up and machine.kernel.weights(GROUP) == ORIGINAL[:1]
+    return machine
+
+
+def test_what_was_drained_before_somebody_deleted_a_nexthop_still_stands_in():
+    machine = with_a_drained_rail_of_somebody_elses()
+    machine.link(1, False)
+    for _ in range(3):
+        assert machine.kernel.weights(GROUP) is None and machine.kernel.reaches(DESTINATION)
+        machine.time_passes(8)
+    machine.stop()
+    machine.teardown()
+
+
+def test_a_backup_of_what_is_somebody_elses_goes_when_he_gives_other_weights():
+    machine = with_a_drained_rail_of_somebody_elses()
+    assert any(is_backup(route) for route in machine.kernel.route_objects.values())
+    machine.kernel.reweight(GROUP, ((11, 7), (12, 9)))
+    machine.time_passes(8)
+    assert not any(is_backup(route) for route in machine.kernel.route_objects.values())
+    machine.teardown()
+
+
+@pytest.mark.parametrize("guardian", ["undoes", "is dead"])
+def test_a_group_that_went_after_its_controller_is_made_again_although_a_drained_hop_of_it_is_left(guardian):
+    """All it had left went with links; that its drained nexthop is there does not mean that somebody deleted it."""
+    machine = Steering()
+    machine.begin()
+    machine.time_passes(8)
+    machine.link(2, False)
+    machine.time_passes(8)
+    machine.becomes(3, "dead")
+    machine.time_passes(8)
+    assert machine.kernel.weights(GROUP) == ORIGINAL[:1]
+    machine.kill("is dead", 0)
+    machine.link(1, False)
+    assert machine.kernel.weights(GROUP) is None and 13 in machine.kernel.nexthop_objects
+    if guardian == "undoes":
+        machine.guard()
+    machine.all_is_well_for_long()
     assert machine.kernel.weights(GROUP) == ORIGINAL
     machine.teardown()
