@@ -318,15 +318,14 @@ def metrics(options: Options, listen: str, allow_remote: bool, once: bool, openm
     says `swerve_up 0`. Alert rules and a dashboard are in examples/. Details: docs/metrics.md
     """
     from pytools import places
-    from pytools.views import metrics as room
-    from pytools.views import metrics_server
+    from pytools.views.metrics import server, serving
 
     if options.json or (openmetrics and not once):
         raise click.UsageError("metrics are text: without --json, and --openmetrics goes with --once")
     agent_socket, instance = places.agent_socket(options.netns), places.instance(options.netns)
     if once:
-        return 0 if room.once(agent_socket, instance, sys.stdout.buffer, openmetrics) else 1
-    room.serve(agent_socket, instance, metrics_server.address_of(listen, allow_remote))
+        return 0 if serving.once(agent_socket, instance, sys.stdout.buffer, openmetrics) else 1
+    serving.serve(agent_socket, instance, server.address_of(listen, allow_remote))
     return 0
 
 
@@ -369,16 +368,16 @@ def top(options: Options, allow_actions: bool) -> int:
     Where no agent runs, root measures by itself while the view is open, with the configuration that the agent would
     read. In a pipe it is a report, once, or as often as -c and -i say. Details: docs/top.md
     """
-    from pytools.views import actions, follow, top_feed
-    from pytools.views import top as live
+    from pytools.views import actions, follow
     from pytools.views.kinds import VIEWS
+    from pytools.views.top import feed, live
 
     if options.json:
         with _client(options, VIEWS["top"].types) as client:
             follow.show(client, "top", options.count, options.every_s, options.json, options.color)
         return 0
     steering = actions.steering(options.netns)
-    with top_feed.attached(options.netns, options.config) as (socket, child):
+    with feed.attached(options.netns, options.config) as (socket, child):
         return live.run(
             socket,
             options.count,

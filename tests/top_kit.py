@@ -10,8 +10,8 @@ import samples
 from samples import AT_NS, SECOND_NS
 
 from pytools.signals import AnySignal, encode
-from pytools.views.top_header import Around
-from pytools.views.top_known import Known
+from pytools.views.top.header import Around
+from pytools.views.top.known import Known
 
 NOW_NS = AT_NS + SECOND_NS // 2
 

@@ -28,15 +28,15 @@ NETNS = "swerve-t-top"
 SECOND_NS = samples.SECOND_NS
 CRASHING = """
 import sys
-from pytools.views import top_app
-drawn, draw = 0, top_app.draw
+from pytools.views.top import app
+drawn, draw = 0, app.draw
 def crash(*given, **named):
     global drawn
     drawn += 1
     if drawn > 3:
         raise ZeroDivisionError("made to crash")
     return draw(*given, **named)
-top_app.draw = crash
+app.draw = crash
 from steering.cli import main
 main()
 """

@@ -45,6 +45,9 @@ class Kernel:
     def undo(self, known, ours):
         return self.apply(known, ours, known.original)
 
+    def regain(self, folder, scope, in_force):
+        return []
+
 
 class Keeper:
     """Finds what the kernel has."""

@@ -10,7 +10,7 @@ import re
 import yaml
 from metrics_queries import CONFIG, RULES, dashboard, queries, rules
 
-from pytools.views.metrics_families import FAMILIES
+from pytools.views.metrics.families import FAMILIES
 
 SUFFIX = re.compile(r"_(bucket|count|sum)$")
 OURS = re.compile(r"\b(swerve_\w+)(?:\{([^}]*)\})?")

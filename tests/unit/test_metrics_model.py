@@ -31,11 +31,10 @@ from pytools.signals import (
     Retransmissions,
 )
 from pytools.signals import Path as NetworkPath
-from pytools.views import metrics_model
-from pytools.views.metrics_families import FAMILIES
-from pytools.views.metrics_model import FRESH_NS, Model
-from pytools.views.metrics_parts import BOUNDS_NS, Histogram, Total
-from pytools.views.metrics_series import SERIES_LIMIT, expose
+from pytools.views.metrics.families import FAMILIES
+from pytools.views.metrics.model import FORGOTTEN_NS, FRESH_NS, INTERFACES, PATHS, PORTS, Model
+from pytools.views.metrics.parts import BOUNDS_NS, Histogram, Total
+from pytools.views.metrics.series import SERIES_LIMIT, expose
 
 AT_NS, SECOND_NS, MS = samples.AT_NS, samples.SECOND_NS, 1_000_000
 PATH = {"source": "h1", "destination": "h2", "address": "10.9.0.2", "gateway": "10.1.1.1", "interface": "rail1"}
@@ -389,16 +388,16 @@ def test_the_number_of_series_has_a_limit_and_what_is_left_out_is_counted() -> N
     # Of each path come six signals, of each interface and port one. Of one_of_each: seven of a path (its probes, too),
     # rail1 and its event, and a port, for which there is no room either.
     assert left == {
-        "path": 6 * (MANY - metrics_model.PATHS) + 7,
-        "interface": MANY - metrics_model.INTERFACES + 2,
-        "port": MANY - metrics_model.PORTS + 1,
+        "path": 6 * (MANY - PATHS) + 7,
+        "interface": MANY - INTERFACES + 2,
+        "port": MANY - PORTS + 1,
     }
-    assert len({labels for name, labels in found if name == "swerve_path_loss_ratio"}) == metrics_model.PATHS
+    assert len({labels for name, labels in found if name == "swerve_path_loss_ratio"}) == PATHS
 
 
 def test_there_is_room_again_after_an_hour() -> None:
     model = known(*flood())
-    later = AT_NS + metrics_model.FORGOTTEN_NS + SECOND_NS
+    later = AT_NS + FORGOTTEN_NS + SECOND_NS
     model.take([samples.path_delay(at_ns=later)])
     assert value(unwritten(model, later), "swerve_path_loss_ratio", PATH) is None
     model.forget(later)

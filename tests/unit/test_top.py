@@ -10,14 +10,14 @@ from support import ROOT
 from top_kit import NOW_NS, around, known, story
 
 from pytools.errors import UsageError
-from pytools.views import top_lists, top_paths, top_plain
 from pytools.views.actions import Mode
 from pytools.views.tables import UNKNOWN
-from pytools.views.top_glyphs import ASCII, UNICODE, Glyphs
-from pytools.views.top_header import Around
-from pytools.views.top_known import Known
-from pytools.views.top_look import KEYS, Asked, Look, asked
-from pytools.views.top_page import Frame, draw
+from pytools.views.top import lists, paths, plain
+from pytools.views.top.glyphs import ASCII, UNICODE, Glyphs
+from pytools.views.top.header import Around
+from pytools.views.top.known import Known
+from pytools.views.top.look import KEYS, Asked, Look, asked
+from pytools.views.top.page import Frame, draw
 
 SIZES = [(80, 24), (100, 30), (132, 43), (200, 50), (400, 60)]
 
@@ -44,7 +44,7 @@ def line(lines: list[str], start: str) -> str:
 def cells(about: Known, place: int = 0, **look: object) -> dict[str, str]:
     """A row of paths by heading, uncut."""
     view = Look(**look)  # type: ignore[arg-type]
-    rows = top_paths.rows(about, NOW_NS, view.horizon_s, UNICODE)
+    rows = paths.rows(about, NOW_NS, view.horizon_s, UNICODE)
     row = rows.ordered(view.sort, view.reverse)[place]
     return {field.heading: str(field.show(row)) for field in rows.fields}
 
@@ -126,7 +126,7 @@ def test_unknown_is_a_dash_and_never_a_number() -> None:
 
 def test_a_horizon_with_a_free_running_clock_in_it_shows_what_was_synchronised() -> None:
     both = known(samples.path_delay(1), samples.path_delay(1, AT_NS + 1, clock="free_running"))
-    rows = top_paths.rows(both, NOW_NS, 10, UNICODE).rows
+    rows = paths.rows(both, NOW_NS, 10, UNICODE).rows
     assert rows[0].figures.clock == "free_running" and rows[0].figures.forward.p99_ns == 8_400
 
 
@@ -326,7 +326,7 @@ def test_sparklines_share_one_scale() -> None:
 
 
 def test_the_report_has_everything_and_is_not_cut() -> None:
-    made = top_plain.text(top_plain.report(known(*story()), Look(), around(), UNICODE), UNICODE)
+    made = plain.text(plain.report(known(*story()), Look(), around(), UNICODE), UNICODE)
     assert "…" not in made and "\x1b" not in made
     for words in (
         "swerve h1",
@@ -340,13 +340,13 @@ def test_the_report_has_everything_and_is_not_cut() -> None:
         assert words in made
     headings = next(each for each in made.splitlines() if each.startswith("path"))
     assert all(name in headings for name in ("q back", "± back", "CE back", "trend 40 s", "via"))
-    assert top_plain.text(top_plain.report(known(*story()), Look(), around(), ASCII), ASCII).isascii()
+    assert plain.text(plain.report(known(*story()), Look(), around(), ASCII), ASCII).isascii()
 
 
 def test_the_page_names_every_column_and_every_key() -> None:
     page = (ROOT / "docs" / "top.md").read_text()
-    lists = [panel(Known(), 0).fields for panel in top_lists.PANELS.values()]
-    for field in [*top_paths.fields(UNICODE), *(field for fields in lists for field in fields)]:
+    listed = [panel(Known(), 0).fields for panel in lists.PANELS.values()]
+    for field in [*paths.fields(UNICODE), *(field for fields in listed for field in fields)]:
         assert f"| {field.heading} | {field.meaning} |" in page
     for key in KEYS:
         assert f"| {key.shown} | {key.words}{' (`--allow-actions`)' if key.acts else ''} |" in page

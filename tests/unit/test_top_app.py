@@ -16,8 +16,8 @@ from top_pilot import Orders, Script, app, shown
 
 from pytools.errors import RefusedError
 from pytools.views.actions import Mode
-from pytools.views.top_app import Top
-from pytools.views.top_look import KEYS
+from pytools.views.top.app import Top
+from pytools.views.top.look import KEYS
 
 SIZES = [(80, 24), (200, 50)]
 Driven = Callable[[Top, Pilot[Any], Script], Awaitable[None]]

@@ -10,9 +10,9 @@ from top_kit import NOW_NS, known, story
 
 from pytools.errors import UsageError
 from pytools.signals import TcpFlow
-from pytools.views import top_orders, top_paths
 from pytools.views.actions import Mode
-from pytools.views.top_glyphs import UNICODE
+from pytools.views.top import orders, paths
+from pytools.views.top.glyphs import UNICODE
 
 
 class Noted:
@@ -38,7 +38,7 @@ FLOW = samples.tcp_flow()
 
 
 def path_row() -> Any:
-    return top_paths.rows(known(*story()), NOW_NS, 10, UNICODE).ordered(None, False)[0]
+    return paths.rows(known(*story()), NOW_NS, 10, UNICODE).ordered(None, False)[0]
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def path_row() -> Any:
         ("unpin", "unpin", "unpin 40000"),
     ],
 )
-def test_what_was_typed_in_full_is_asked_for(kind: top_orders.Kind, typed: str, done: str) -> None:
+def test_what_was_typed_in_full_is_asked_for(kind: orders.Kind, typed: str, done: str) -> None:
     row = path_row() if "drain" in kind else FLOW
-    assert top_orders.order(kind, row, typed)(Noted()) == [done]
+    assert orders.order(kind, row, typed)(Noted()) == [done]
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_what_was_typed_in_full_is_asked_for(kind: top_orders.Kind, typed: str, 
         *(("unpin", typed) for typed in ("", "y", "unpin rail2")),
     ],
 )
-def test_anything_else_does_nothing_and_says_what_to_type(kind: top_orders.Kind, typed: str) -> None:
+def test_anything_else_does_nothing_and_says_what_to_type(kind: orders.Kind, typed: str) -> None:
     with pytest.raises(UsageError, match=r"nothing was done; .*type"):
-        top_orders.order(kind, path_row() if "drain" in kind else FLOW, typed)
+        orders.order(kind, path_row() if "drain" in kind else FLOW, typed)
 
 
 @pytest.mark.parametrize(("kind", "row"), [("drain", FLOW), ("undrain", None), ("pin", None), ("unpin", "event")])
-def test_what_cannot_be_done_with_a_row_is_said(kind: top_orders.Kind, row: Any) -> None:
+def test_what_cannot_be_done_with_a_row_is_said(kind: orders.Kind, row: Any) -> None:
     with pytest.raises(UsageError, match="select"):
-        top_orders.question(kind, row)
+        orders.question(kind, row)

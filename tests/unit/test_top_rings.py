@@ -11,9 +11,9 @@ from samples import AT_NS, SECOND_NS
 from top_kit import NOW_NS, known, lines, story
 
 from pytools.signals import Delay, Path, PathDelay, decode, encode
-from pytools.views import top_lines
-from pytools.views.top_known import EVENTS, Known
-from pytools.views.top_rings import EDGES_NS, LONGEST_S, WINDOWS, Ring, Waits, figures, trend
+from pytools.views.top.known import EVENTS, Known
+from pytools.views.top.lines import glance, is_of_one_flow
+from pytools.views.top.rings import EDGES_NS, LONGEST_S, WINDOWS, Ring, Waits, figures, trend
 
 NS = st.one_of(st.none(), st.integers(0, 10**12))
 
@@ -32,7 +32,7 @@ def delays(draw: st.DrawFn) -> PathDelay:
 @given(delays())
 def test_a_glance_sees_what_decoding_finds(delay: PathDelay) -> None:
     line = encode(delay)
-    found = top_lines.glance(line)
+    found = glance(line)
     assert found is not None
     assert msgspec.json.decode(bytes(found.path), type=Path) == delay.path
     assert (found.at_ns, found.window_ns) == (delay.at_ns, delay.window_ns)
@@ -42,17 +42,17 @@ def test_a_glance_sees_what_decoding_finds(delay: PathDelay) -> None:
 
 @given(st.binary(max_size=200))
 def test_a_glance_at_anything_else_sees_nothing(junk: bytes) -> None:
-    assert top_lines.glance(junk) is None
-    top_lines.glance(b'{"type":"path_delay"' + junk)
+    assert glance(junk) is None
+    glance(b'{"type":"path_delay"' + junk)
     Known().take([junk, b'{"type":"path_delay"' + junk])
 
 
 def test_only_path_delays_are_glanced_at() -> None:
     for signal in samples.one_of_each():
-        assert (top_lines.glance(encode(signal)) is not None) == isinstance(signal, PathDelay)
-    assert top_lines.is_of_one_flow(encode(samples.app_delay(local_port=40_000)))
-    assert not top_lines.is_of_one_flow(encode(samples.app_delay()))
-    assert not top_lines.is_of_one_flow(encode(samples.tcp_flow()))
+        assert (glance(encode(signal)) is not None) == isinstance(signal, PathDelay)
+    assert is_of_one_flow(encode(samples.app_delay(local_port=40_000)))
+    assert not is_of_one_flow(encode(samples.app_delay()))
+    assert not is_of_one_flow(encode(samples.tcp_flow()))
 
 
 def test_a_line_in_another_order_is_decoded_like_any_other() -> None:
@@ -76,7 +76,7 @@ def test_short_windows_are_counted_and_not_decoded(monkeypatch: pytest.MonkeyPat
         decoded.append(line)
         return decode(line)
 
-    monkeypatch.setattr("pytools.views.top_known.decode", noted)
+    monkeypatch.setattr("pytools.views.top.known.decode", noted)
     about = Known()
     about.take(lines([samples.path_delay()]))
     about.take(lines([samples.path_delay(1, AT_NS + each, window_ns=80_000_000) for each in range(1, 100)]))

@@ -14,13 +14,13 @@ from rich.text import Text
 
 from pytools.views import tables
 from pytools.views.tables import UNKNOWN, duration
-from pytools.views.top_glyphs import Glyphs
-from pytools.views.top_header import Around
-from pytools.views.top_known import Event, Known, since_ns
-from pytools.views.top_lists import clock_time
-from pytools.views.top_look import KEYS, Look
-from pytools.views.top_paths import STYLES, PathRow, short_time
-from pytools.views.top_rings import EDGES_NS, Direction
+from pytools.views.top.glyphs import Glyphs
+from pytools.views.top.header import Around
+from pytools.views.top.known import Event, Known, since_ns
+from pytools.views.top.lists import clock_time
+from pytools.views.top.look import KEYS, Look
+from pytools.views.top.paths import STYLES, PathRow, short_time
+from pytools.views.top.rings import EDGES_NS, Direction
 
 _HEAD: Final = "bold"
 _LABEL: Final = 14

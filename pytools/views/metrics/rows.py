@@ -26,7 +26,7 @@ from pytools.signals import (
     RdmaQueuePair,
     TcpPath,
 )
-from pytools.views.metrics_parts import Histogram, Totals
+from pytools.views.metrics.parts import Histogram, Totals
 from pytools.views.windows import is_shown
 
 CAUSES: Final = ("fast", "timeout", "tail_probe", "syn", "unknown")

@@ -27,11 +27,11 @@ from pytools.bus_client import Client
 from pytools.bus_socket import peer
 from pytools.errors import SwerveError
 from pytools.signals import AnySignal, Self
-from pytools.views.metrics_exposition import empty
-from pytools.views.metrics_families import FAMILIES
-from pytools.views.metrics_model import TYPES, Model
-from pytools.views.metrics_series import expose
-from pytools.views.metrics_server import Address, MetricsServer
+from pytools.views.metrics.exposition import empty
+from pytools.views.metrics.families import FAMILIES
+from pytools.views.metrics.model import TYPES, Model
+from pytools.views.metrics.series import expose
+from pytools.views.metrics.server import Address, MetricsServer
 
 _MS: Final = 1_000_000
 _TURN_S: Final = 0.05  # the longest wait for signals

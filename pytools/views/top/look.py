@@ -14,7 +14,7 @@ from pytools.errors import UsageError
 from pytools.signals import AnySignal
 from pytools.views import filters
 from pytools.views.filters import Filters
-from pytools.views.top_rings import HORIZONS_S
+from pytools.views.top.rings import HORIZONS_S
 from pytools.views.words import chosen
 
 Panel = Literal["paths", "flows", "links", "rdma", "events"]

@@ -17,11 +17,11 @@ from pytools.views import tables
 from pytools.views.columns import little, much, named
 from pytools.views.tables import UNKNOWN, duration
 from pytools.views.timing import is_whole_path
-from pytools.views.top_fields import Cell, Field, Rows
-from pytools.views.top_glyphs import Glyphs
-from pytools.views.top_known import Known, said, since_ns
-from pytools.views.top_rings import Direction, Figures, Ring, figures, trend, trouble
-from pytools.views.top_shares import Share
+from pytools.views.top.fields import Cell, Field, Rows
+from pytools.views.top.glyphs import Glyphs
+from pytools.views.top.known import Known, said, since_ns
+from pytools.views.top.rings import Direction, Figures, Ring, figures, trend, trouble
+from pytools.views.top.shares import Share
 
 STYLES: Final = {
     "healthy": "green",

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from pytools.signals import GroupMember, NexthopGroup, Path
 from pytools.views.model import Model, member_of
-from pytools.views.top_rings import LONGEST_S, SECOND_NS
+from pytools.views.top.rings import LONGEST_S, SECOND_NS
 
 _READINGS: Final = 4 * LONGEST_S
 Carrier = tuple[int, int]  # group, nexthop

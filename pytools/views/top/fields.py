@@ -13,7 +13,7 @@ from rich.text import Span, Text
 
 from pytools.signals import AnySignal
 from pytools.views.columns import Order
-from pytools.views.top_glyphs import Glyphs
+from pytools.views.top.glyphs import Glyphs
 
 Row = TypeVar("Row")
 Cell = str | Text

@@ -1,4 +1,4 @@
-"""The live view as an application of textual: keys, a prompt, and when to draw; what is drawn comes from top_page.
+"""The live view as an application of textual: keys, a prompt, and when to draw; what is drawn comes from page.py.
 
 Lines are read ten times a second or more, so that none is dropped for us; a frame is drawn once per interval, and after
 each key. Orders are asked for on a thread of their own: an answer may take seconds.
@@ -25,13 +25,13 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from pytools.errors import SwerveError
-from pytools.views import top_feed, top_look, top_orders
 from pytools.views.actions import Mode, Steering
-from pytools.views.top_glyphs import UNICODE, Glyphs
-from pytools.views.top_header import Around
-from pytools.views.top_known import Known
-from pytools.views.top_look import KEYS, Look, Panel
-from pytools.views.top_page import Frame, draw
+from pytools.views.top import feed, look, orders
+from pytools.views.top.glyphs import UNICODE, Glyphs
+from pytools.views.top.header import Around
+from pytools.views.top.known import Known
+from pytools.views.top.look import KEYS, Look, Panel
+from pytools.views.top.page import Frame, draw
 
 _READ_S: Final = 0.1
 _MORE_S: Final = 0.03  # a socket holds 200 KiB: where much comes, it is read again so soon
@@ -167,7 +167,7 @@ class Top(App[int]):
 
     def on_mount(self) -> None:
         """Begin."""
-        self._source.want(top_feed.types_of(self.look.panel))
+        self._source.want(feed.types_of(self.look.panel))
         if not self._given.timed:
             return
         loop = asyncio.get_running_loop()
@@ -293,7 +293,7 @@ class Top(App[int]):
         """Another list."""
         if name == "links" and self.look.panel == "links" and self.look.page == "list":
             name = "rdma"
-        self._source.want(top_feed.types_of(name))
+        self._source.want(feed.types_of(name))
         self.look = Look(name, "list", self.look.horizon_s, self.look.every_s, asked=self.look.asked)
         self.show()
 
@@ -332,7 +332,7 @@ class Top(App[int]):
         if self.look.page != "list":
             self._looks(page="list", scroll=0)
         else:
-            self._looks(asked=top_look.Asked())
+            self._looks(asked=look.Asked())
 
     def action_sort(self, step: int) -> None:
         """By the next column."""
@@ -371,9 +371,9 @@ class Top(App[int]):
         self.show()
 
     def _filtered(self, typed: str) -> None:
-        self._looks(asked=top_look.asked(typed), page="list", cursor=0, selected=None)
+        self._looks(asked=look.asked(typed), page="list", cursor=0, selected=None)
 
-    def action_order(self, kind: top_orders.Kind) -> None:
+    def action_order(self, kind: orders.Kind) -> None:
         """Ask for an order, word by word."""
         if not self._given.allow_actions:
             self._tell(f"to {kind} from here, start it with --allow-actions", "yellow")
@@ -382,13 +382,13 @@ class Top(App[int]):
         elif self.frame is not None:
             row = self.frame.row
             try:
-                question = top_orders.question(kind, row)
-                self._prompt = Prompt(question, lambda typed: self._ordered(top_orders.order(kind, row, typed)))
+                question = orders.question(kind, row)
+                self._prompt = Prompt(question, lambda typed: self._ordered(orders.order(kind, row, typed)))
             except SwerveError as error:
                 self._tell(str(error), "yellow")
         self.show()
 
-    def _ordered(self, order: top_orders.Order) -> None:
+    def _ordered(self, order: orders.Order) -> None:
         steering = self._given.steering
         assert steering is not None
         self._tell("asked …")

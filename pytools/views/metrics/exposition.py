@@ -13,8 +13,8 @@ from prometheus_client.core import (
     InfoMetricFamily,
 )
 
-from pytools.views.metrics_families import FAMILIES
-from pytools.views.metrics_parts import Histogram, Totals
+from pytools.views.metrics.families import FAMILIES
+from pytools.views.metrics.parts import Histogram, Totals
 
 _UNITS: Final = ("seconds", "bytes", "ratio")
 

@@ -14,9 +14,9 @@ from typing import Final
 from prometheus_client import Metric
 
 from pytools.signals import ClockState, Delay, LinkEvent, RdmaVerdict
-from pytools.views.metrics_exposition import Exposition
-from pytools.views.metrics_model import COST_FRESH_NS, MEMBERS, NAMES, Model
-from pytools.views.metrics_rows import DIRECTIONS, AppRow, LinkRow, PathRow, PortRow
+from pytools.views.metrics.exposition import Exposition
+from pytools.views.metrics.model import COST_FRESH_NS, MEMBERS, NAMES, Model
+from pytools.views.metrics.rows import DIRECTIONS, AppRow, LinkRow, PathRow, PortRow
 
 SERIES_LIMIT: Final = 100_000  # more than the limits of the model's tables come to together
 _CLOCK_STATES: Final = typing.get_args(ClockState)

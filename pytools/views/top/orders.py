@@ -12,7 +12,7 @@ from pytools.errors import UsageError
 from pytools.signals import TcpFlow
 from pytools.views import tables
 from pytools.views.actions import Steering
-from pytools.views.top_paths import PathRow
+from pytools.views.top.paths import PathRow
 
 Kind = Literal["drain", "undrain", "pin", "unpin"]
 Order = Callable[[Steering], list[str]]

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from pytools.errors import SwerveError
-from pytools.views import top_glyphs, top_plain
 from pytools.views.actions import Mode, Steering
-from pytools.views.top_feed import Feed, types_of
-from pytools.views.top_glyphs import Glyphs
-from pytools.views.top_header import Around
-from pytools.views.top_look import Look
+from pytools.views.top import plain
+from pytools.views.top.feed import Feed, types_of
+from pytools.views.top.glyphs import Glyphs, of_locale
+from pytools.views.top.header import Around
+from pytools.views.top.look import Look
 
 _CHILD_S: Final = 30.0  # until an agent that has just been started publishes
 
@@ -60,7 +60,7 @@ def run(
     SwerveError
         If there is no agent, or it went.
     """
-    glyphs = top_glyphs.of_locale()
+    glyphs = of_locale()
     if not is_terminal():
         once = 1 if count is None and every_s is None else count
         with Feed(socket, types_of("paths")) as feed:
@@ -81,8 +81,8 @@ def _report(
         up_s = int(time.clock_gettime(time.CLOCK_BOOTTIME))
         return Around(time.monotonic_ns(), up_s, source.dropped, mode=mode, child=child)
 
-    patience_s = _CHILD_S if child else top_plain.PATIENCE_S
-    top_plain.run(feed, Look(every_s=every_s), count, glyphs, around, patience_s)
+    patience_s = _CHILD_S if child else plain.PATIENCE_S
+    plain.run(feed, Look(every_s=every_s), count, glyphs, around, patience_s)
 
 
 def _live(
@@ -95,9 +95,10 @@ def _live(
     allow_actions: bool,
     child: bool,
 ) -> int:
-    from pytools.views import top_app, top_terminal
+    from pytools.views.top import terminal
+    from pytools.views.top.app import Given, Top
 
-    given = top_app.Given(
+    given = Given(
         count=count,
         every_s=every_s,
         color=color,
@@ -105,12 +106,12 @@ def _live(
         allow_actions=allow_actions,
         steering=steering,
         child=child,
-        is_gone=top_terminal.is_gone,
+        is_gone=terminal.is_gone,
     )
-    app = top_app.Top(feed, given, top_terminal.Terminal)
+    app = Top(feed, given, terminal.Terminal)
     gc.freeze()  # what was loaded stays; and of what comes little is in cycles
     gc.set_threshold(20_000, 20, 50)
-    with _ended_by_signal(), top_terminal.given_back():
+    with _ended_by_signal(), terminal.given_back():
         app.run(mouse=False)
     if app.failure is not None:
         raise app.failure

@@ -16,9 +16,9 @@ from pytools.views import link_tables, rdma_tables, tables, tcp_columns
 from pytools.views.columns import Column, Listing, Order, little, much, named
 from pytools.views.network import flow_key, is_silent
 from pytools.views.tables import UNKNOWN, alarm, number
-from pytools.views.top_fields import Cell, Field, Rows
-from pytools.views.top_known import Event, Known
-from pytools.views.top_paths import short_time
+from pytools.views.top.fields import Cell, Field, Rows
+from pytools.views.top.known import Event, Known
+from pytools.views.top.paths import short_time
 
 Row = TypeVar("Row")
 _KINDS: Final = ("act", "state", "link", "clock")

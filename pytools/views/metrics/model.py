@@ -34,8 +34,8 @@ from pytools.signals import (
     TcpHost,
     TcpPath,
 )
-from pytools.views.metrics_parts import Histogram, Table, Totals
-from pytools.views.metrics_rows import CAUSES, AppRow, GroupRow, LinkRow, PairRow, PathRow, PortRow
+from pytools.views.metrics.parts import Histogram, Table, Totals
+from pytools.views.metrics.rows import CAUSES, AppRow, GroupRow, LinkRow, PairRow, PathRow, PortRow
 
 # `self` is not among them: it is asked for in short looks, because the kernel times every program meanwhile.
 TYPES: Final = frozenset(

@@ -13,14 +13,15 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from pytools.errors import SwerveError
-from pytools.views import clock_panel, network_panel, top_header, top_paths
+from pytools.views import clock_panel, network_panel
 from pytools.views.sheet import Sheet
-from pytools.views.top_feed import Feed
-from pytools.views.top_glyphs import Glyphs
-from pytools.views.top_header import Around
-from pytools.views.top_known import Known
-from pytools.views.top_lists import clock_time
-from pytools.views.top_look import Look
+from pytools.views.top import header, paths
+from pytools.views.top.feed import Feed
+from pytools.views.top.glyphs import Glyphs
+from pytools.views.top.header import Around
+from pytools.views.top.known import Known
+from pytools.views.top.lists import clock_time
+from pytools.views.top.look import Look
 
 _FIRST_S: Final = 1.2  # long enough for one long window of every path
 PATIENCE_S: Final = 5.0
@@ -33,7 +34,7 @@ _REASONS: Final = 50
 def report(known: Known, look: Look, around: Around, glyphs: Glyphs) -> RenderableType:
     """Header, all paths, why they are as they are, then clocks, TCP, links, RDMA, and the last acts."""
     model, now = known.model, around.now_ns
-    rows = top_paths.rows(known, now, look.horizon_s, glyphs)
+    rows = paths.rows(known, now, look.horizon_s, glyphs)
     fields = [field for field in rows.fields if field.heading != "reason"]
     names = [field.heading for field in fields]
     sheet = Sheet(
@@ -42,8 +43,8 @@ def report(known: Known, look: Look, around: Around, glyphs: Glyphs) -> Renderab
     ordered = rows.ordered(look.sort, look.reverse)
     for row in ordered:
         sheet.add(*(field.show(row) for field in fields), style="dim" if rows.dim(row) else None)
-    parts: list[RenderableType] = [top_header.first(known, around, _WIDE)]
-    alerts = top_header.alerts(known, around, look, (len(ordered), len(ordered)))
+    parts: list[RenderableType] = [header.first(known, around, _WIDE)]
+    alerts = header.alerts(known, around, look, (len(ordered), len(ordered)))
     parts += [alerts] if alerts is not None else []
     parts.append(Text(f"figures over the last {look.horizon_s} s; p99 and ±: the largest of the windows'"))
     parts.append(sheet if ordered else Text(rows.nothing))

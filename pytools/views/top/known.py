@@ -29,12 +29,13 @@ from pytools.signals import (
     TcpPath,
     decode,
 )
-from pytools.views import top_lines
 from pytools.views.link_tables import GOOD_NEWS
 from pytools.views.model import Model, fold
 from pytools.views.network import FlowKey, flow_key
-from pytools.views.top_rings import SECOND_NS, Ring
-from pytools.views.top_shares import Shares
+from pytools.views.top.lines import Glance, is_of_one_flow
+from pytools.views.top.lines import glance as glance_at
+from pytools.views.top.rings import SECOND_NS, Ring
+from pytools.views.top.shares import Shares
 from pytools.views.windows import is_shown
 
 EVENTS: Final = 500
@@ -107,7 +108,7 @@ class Known:
         """Take lines as they came, in their order."""
         signals = []
         for line in lines:
-            glance = top_lines.glance(line)
+            glance = glance_at(line)
             written = b""
             if glance is not None:
                 written = bytes(glance.path)
@@ -115,7 +116,7 @@ class Known:
                 if ring is not None and self._is_short(glance):
                     ring.waits.add(glance.at_ns, glance.forward.queueing_last_ns, glance.reverse.queueing_last_ns)
                     continue
-            elif top_lines.is_of_one_flow(line):
+            elif is_of_one_flow(line):
                 continue
             try:
                 signal = decode(line)
@@ -128,7 +129,7 @@ class Known:
                 self._written[written] = self._ring(signal.path)
         self.take_signals(signals)
 
-    def _is_short(self, glance: top_lines.Glance) -> bool:
+    def _is_short(self, glance: Glance) -> bool:
         """Whether it is shorter than the longest window heard of lately, which is the one that people read."""
         if not is_shown(glance.window_ns, self._longest_ns, glance.at_ns - self._longest_at_ns):
             return True

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from pytools.views import clock_panel, network_panel, tables, top_detail, top_header, top_lists, top_paths
-from pytools.views.top_fields import Cell, Field, Rows, line, shown_fields
-from pytools.views.top_glyphs import Glyphs
-from pytools.views.top_header import Around
-from pytools.views.top_known import Event, Known
-from pytools.views.top_look import Look
-from pytools.views.top_paths import PathRow
+from pytools.views import clock_panel, network_panel, tables
+from pytools.views.top import detail, header, lists, paths
+from pytools.views.top.fields import Cell, Field, Rows, line, shown_fields
+from pytools.views.top.glyphs import Glyphs
+from pytools.views.top.header import Around
+from pytools.views.top.known import Event, Known
+from pytools.views.top.look import Look
+from pytools.views.top.paths import PathRow
 
 _LEAST_ROWS: Final = 4
 _LEAST_NOTES: Final = 6
@@ -40,8 +41,8 @@ class Frame:
 def rows_of(known: Known, look: Look, around: Around, glyphs: Glyphs) -> Rows[Any]:
     """The rows of the panel."""
     if look.panel == "paths":
-        return top_paths.rows(known, around.now_ns, look.horizon_s, glyphs)
-    return top_lists.PANELS[look.panel](known, around.now_ns)
+        return paths.rows(known, around.now_ns, look.horizon_s, glyphs)
+    return lists.PANELS[look.panel](known, around.now_ns)
 
 
 def draw(
@@ -61,8 +62,8 @@ def draw(
     look = _on_a_row(look, rows, passing)
     row = passing[look.cursor] if passing else None
     arrow = glyphs.rising if look.reverse else glyphs.falling
-    alerts = top_header.alerts(known, around, look, (len(passing), len(found)))
-    head = [top_header.first(known, around, width), top_header.second(look, rows, len(passing), arrow, width)]
+    alerts = header.alerts(known, around, look, (len(passing), len(found)))
+    head = [header.first(known, around, width), header.second(look, rows, len(passing), arrow, width)]
     head += [alerts] if alerts is not None else []
     room = height - len(head) - 1
     columns, more = len(rows.fields) - 1, 0
@@ -70,13 +71,13 @@ def draw(
         body, more, seen = _list(rows, passing, look, known, around, width, room, glyphs)
     else:
         text = (
-            top_detail.help_lines(width, allow_actions)
+            detail.help_lines(width, allow_actions)
             if look.page == "help"
-            else top_detail.lines(row, known, look, around, width, glyphs)
+            else detail.lines(row, known, look, around, width, glyphs)
             if row is not None
             else [Text(rows.nothing, style="dim")]
         )
-        body, scroll = top_detail.cut(text, look.scroll, room)
+        body, scroll = detail.cut(text, look.scroll, room)
         look, seen = replace(look, scroll=scroll), room
     body += [Text("")] * (room - len(body))
     foot = notice or _hints(look, more)

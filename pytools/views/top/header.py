@@ -12,10 +12,10 @@ from rich.text import Text
 
 from pytools.views import clock_panel, tables
 from pytools.views.actions import Mode
-from pytools.views.top_fields import Rows
-from pytools.views.top_known import Known
-from pytools.views.top_look import Look
-from pytools.views.top_paths import short_time
+from pytools.views.top.fields import Rows
+from pytools.views.top.known import Known
+from pytools.views.top.look import Look
+from pytools.views.top.paths import short_time
 
 _FRESH_NS: Final = 3_000_000_000  # a controller repeats every state once a second
 _TABS: Final = (
