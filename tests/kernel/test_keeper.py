@@ -14,6 +14,7 @@ from steering_kit import FIRST, GROUP, ORIGINAL, SECOND_HOP, TARGET
 
 from pytools.kernel import leftovers, netns
 from pytools.kernel.netlink import Netlink
+from steering.actuators import remaking
 from steering.actuators.keeper import Keeper
 from steering.actuators.memory_file import MemoryFile
 from steering.actuators.registry import Actuators
@@ -522,15 +523,15 @@ def test_what_somebody_changes_while_we_make_something_again_is_his_act(host, ne
     watched = Watched(host, netlink)
     host.cable(1, "down")
     watched.until(lambda: watched.known[TARGET].current == ((SECOND_HOP, 1),), "the loss is noticed")
-    restore = watched.keeper._restore
+    make_again = remaking.make_again
 
-    def meanwhile(objects, without):
-        done = restore(objects, without)
+    def meanwhile(*given):
+        done = make_again(*given)
         if done[0]:
             host.ip("nexthop", "replace", "id", "103", "group", "31,77/32,5")
         return done
 
-    monkeypatch.setattr(watched.keeper, "_restore", meanwhile)
+    monkeypatch.setattr(remaking, "make_again", meanwhile)
     host.cable(1, "up")
     watched.until(lambda: host.nexthop(FIRST), "the nexthop is back")
     assert "weight 77" in watched.manual[nexthop_group(103)]
