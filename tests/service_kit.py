@@ -22,6 +22,7 @@ from pytools import places
 UNITS = support.ROOT / "packaging/systemd"
 AGENT = UNITS / "swerve-agent.service"
 STEER = UNITS / "swerve-steer.service"
+METRICS = UNITS / "swerve-metrics.service"
 UID = 61_862  # of nobody: what it can do, the unit gives it
 _RUNNER = support.ROOT / "tests/under_unit.py"
 

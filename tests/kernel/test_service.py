@@ -31,7 +31,8 @@ from steering.acting.lock import holder
 
 __all__ = ["room"]  # a fixture
 
-UNITS = [kit.AGENT, kit.STEER]
+UNITS = [kit.AGENT, kit.STEER]  # with three capabilities
+ALL = [*UNITS, kit.METRICS]
 
 
 def systemd_analyze(*words: str) -> subprocess.CompletedProcess[str]:
@@ -42,7 +43,11 @@ def systemd_analyze(*words: str) -> subprocess.CompletedProcess[str]:
 # ---- the units ----
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_every_unit_is_tried() -> None:
+    assert sorted(ALL) == sorted(kit.UNITS.glob("*.service"))
+
+
+@pytest.mark.parametrize("unit", ALL, ids=lambda unit: unit.stem)
 def test_exposure_is_low(unit: Path) -> None:
     done = systemd_analyze("security", "--offline=true", "--no-pager", "--threshold=25", str(unit))
     assert done.returncode == 0, done.stdout.splitlines()[-1]
@@ -61,7 +66,7 @@ def test_there_are_three_capabilities_and_no_root(unit: Path) -> None:
     assert (kit.UNITS / "swerve.sysusers").read_text().splitlines()[-1].startswith("u swerve - ")
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+@pytest.mark.parametrize("unit", ALL, ids=lambda unit: unit.stem)
 def test_systemd_understands_the_unit(unit: Path, tmp_path: Path) -> None:
     copy = tmp_path / unit.name
     copy.write_text(re.sub(r"/usr/bin/swerve", "/bin/true", unit.read_text()).replace("man:swerve(1)", "man:true(1)"))
@@ -353,6 +358,17 @@ def test_it_is_alive_only_while_its_loop_turns(veth_pair: tuple[str, str], room:
         assert "<6>agent starting host=one peers=1" in one.said() and "<6>agent stopping" in one.said()
     rules = support.run(["ip", "-n", veth_pair[0], "rule"]).stdout
     assert "fwmark" not in rules, "nothing stays behind"
+
+
+def test_metrics_are_served_without_any_capability(veth_pair: tuple[str, str], room: Path) -> None:
+    with kit.service(room, veth_pair[0], CONFIG) as one:
+        one.manager.until("READY=1")
+        line = kit.command([*support.SWERVE, "metrics", "--once"], [], unit=kit.METRICS)
+        said = support.run(line, env=dict(one.env)).stdout
+        assert re.search(r"^swerve_up(\{.*\})? 1(\.0)?$", said, re.MULTILINE), said
+    unit = under_unit.Unit(kit.METRICS)
+    assert unit.words("CapabilityBoundingSet") == unit.words("AmbientCapabilities") == []
+    assert unit.words("User") == ["swerve"] and "ExecStartPre" not in unit.values
 
 
 def test_it_waits_for_nobody_who_does_not_listen(veth_pair: tuple[str, str], room: Path) -> None:
