@@ -184,6 +184,8 @@ def unique_name() -> Callable[[], str]:
 def make_namespace(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]]:
     """Make network namespaces (loopback up) by the call; all are removed at the end, whatever happened."""
     support.require("netns")
+    from pytools.kernel.netns import inside
+
     made: list[str] = []
 
     def make() -> str:
@@ -191,6 +193,8 @@ def make_namespace(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]
         support.run(["ip", "netns", "add", name])
         made.append(name)
         support.run(["ip", "-n", name, "link", "set", "lo", "up"])
+        with inside(name):  # nobody else is on a cable that was just made: no second or two of looking for one
+            Path("/proc/sys/net/ipv6/conf/default/accept_dad").write_text("0")
         return name
 
     yield make
