@@ -169,9 +169,13 @@ class Connection(Generic[_Told]):
         if not data:
             self._gone = True
             return False
-        for line in self._lines.feed(data):
-            self._take(line)
+        self._take_all(data, self._lines.feed(data))
         return True
+
+    def _take_all(self, data: bytes, lines: list[bytes]) -> None:
+        """Digest lines, of which the last ones came with this data."""
+        for line in lines:
+            self._take(line)
 
     def _take(self, line: bytes) -> None:
         """Digest one line."""
@@ -208,6 +212,13 @@ class Client(Connection[AnySignal]):
 
 class LineClient(Connection[bytes]):
     """Reads signals as the lines that the agent sends, each one JSON object: for those who only hand them on."""
+
+    def _take_all(self, data: bytes, lines: list[bytes]) -> None:
+        begun_earlier = bool(lines) and lines[0].startswith(_ITS_OWN)
+        if begun_earlier or any(start in data for start in _ITS_OWN):
+            super()._take_all(data, lines)
+        else:
+            self._ready.extend(lines)
 
     def _take(self, line: bytes) -> None:
         if line.startswith(_ITS_OWN):

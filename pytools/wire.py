@@ -73,4 +73,4 @@ class Lines:
             self._partial = b""
             self._skipping = True
             self.oversized += 1
-        return [line for line in lines if line]
+        return [line for line in lines if line] if b"" in lines else lines

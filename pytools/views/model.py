@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pytools.signals import (
     Act,
@@ -52,30 +54,29 @@ class Model:
 def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
     """The model after these signals, in their order."""
     signals = list(signals)
-    delays, liveness, states = dict(model.delays), dict(model.liveness), dict(model.states)
-    groups, rates = dict(model.groups), dict(model.rates)
-    acts, cost, host, at_ns = list(model.acts), model.cost, model.host, model.at_ns
+    if not signals:
+        return model
+    of_type: defaultdict[type, list[Any]] = defaultdict(list)  # what is of one type never meets another's
     for signal in signals:
-        host, at_ns = signal.host, max(at_ns, signal.at_ns)
-        match signal:
-            case PathDelay():
-                if _better(signal, delays.get(signal.path)):
-                    delays[signal.path] = signal
-            case PathLiveness():
-                liveness[signal.path] = signal
-            case NexthopGroup():
-                rates = {key: rate for key, rate in rates.items() if key[0] != signal.group_id}
-                rates |= packet_rates(groups.get(signal.group_id), signal)
-                groups[signal.group_id] = signal
-            case PathState():
-                states[signal.path] = signal
-            case Act():
-                acts.append(signal)
-            case Self():
-                cost = signal
-            case _:
-                pass  # most of the others below; raw samples are for those who do their own statistics
-    return replace(
+        of_type[type(signal)].append(signal)
+
+    def of(types: Iterable[type]) -> list[AnySignal]:
+        return [signal for kind in types for signal in of_type[kind]]
+
+    host, at_ns = signals[-1].host, max(model.at_ns, *(signal.at_ns for signal in signals))
+    delays, groups, rates = dict(model.delays), dict(model.groups), dict(model.rates)
+    for delay in of_type[PathDelay]:
+        if _better(delay, delays.get(delay.path)):
+            delays[delay.path] = delay
+    for group in of_type[NexthopGroup]:
+        rates = {key: rate for key, rate in rates.items() if key[0] != group.group_id}
+        rates |= packet_rates(groups.get(group.group_id), group)
+        groups[group.group_id] = group
+    liveness = {**model.liveness, **{each.path: each for each in of_type[PathLiveness]}}
+    states = {**model.states, **{each.path: each for each in of_type[PathState]}}
+    acts = (*model.acts, *of_type[Act])
+    cost = of_type[Self][-1] if of_type[Self] else model.cost
+    return replace(  # raw samples are for those who do their own statistics
         model,
         host=host,
         at_ns=at_ns,
@@ -84,12 +85,12 @@ def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
         groups=groups,
         rates=rates,
         states=states,
-        acts=tuple(acts[-ACTS:]),
+        acts=acts[-ACTS:],
         cost=cost,
-        timing=timing.fold(model.timing, signals, at_ns),
-        tcp=network.fold_tcp(model.tcp, signals, at_ns),
-        links=network.fold_links(model.links, signals, at_ns),
-        rdma=network.fold_rdma(model.rdma, signals, at_ns),
+        timing=timing.fold(model.timing, of(timing.TYPES), at_ns),
+        tcp=network.fold_tcp(model.tcp, of(network.TCP_TYPES), at_ns),
+        links=network.fold_links(model.links, of(network.LINK_TYPES), at_ns),
+        rdma=network.fold_rdma(model.rdma, of(network.RDMA_TYPES), at_ns),
     )
 
 

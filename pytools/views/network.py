@@ -81,6 +81,12 @@ class Rdma:
     sight: RdmaSight | None = None
 
 
+# What is folded here.
+TCP_TYPES: Final = (TcpPath, TcpFlow, TcpHost, PacketDrops)
+LINK_TYPES: Final = (Link, LinkEvent, PathMtu, PathEcn)
+RDMA_TYPES: Final = (RdmaPort, RdmaQueuePair, RdmaSuspects, RdmaSight)
+
+
 def fold_tcp(tcp: Tcp, signals: Iterable[AnySignal], now_ns: int) -> Tcp:
     """What is known of TCP after these signals, in their order."""
     paths, flows, host, drops = dict(tcp.paths), dict(tcp.flows), tcp.host, tcp.drops

@@ -28,6 +28,9 @@ class Timing:
     apps: Mapping[AppKey, AppDelay] = field(default_factory=dict)
 
 
+TYPES: Final = (Clock, ClockEdge, Collocation, AppDelay)  # what is folded here
+
+
 def fold(timing: Timing, signals: Iterable[AnySignal], now_ns: int) -> Timing:
     """What is known after these signals, in their order; what was not heard of for long is forgotten.
 

@@ -33,9 +33,7 @@ from pytools.views.top.known import Known
 from pytools.views.top.look import KEYS, Look, Panel
 from pytools.views.top.page import Frame, draw
 
-_READ_S: Final = 0.1
-_MORE_S: Final = 0.03  # a socket holds 200 KiB: where much comes, it is read again so soon
-_MUCH: Final = 100  # lines
+_READ_S: Final = 0.1  # the agent's socket holds so much of what it tells, and more (bus_server.py)
 _FIRST_S: Final = 0.3  # something to look at, soon
 _MODE_S: Final = 1.0
 _NOTICE_S: Final = 10.0
@@ -179,28 +177,28 @@ class Top(App[int]):
     async def _follow(self) -> None:
         """Read and draw until the end."""
         while True:
-            await asyncio.sleep(_MORE_S if self._tick() > _MUCH else _READ_S)
+            self._tick()
+            await asyncio.sleep(_READ_S)
 
     def _end(self, code: int) -> None:
         self.exit(code, code)
 
-    def _tick(self) -> int:
-        """Take what has come, draw when it is time; how many lines came."""
+    def _tick(self) -> None:
+        """Take what has come, draw when it is time."""
         if self._given.is_gone():
             self._end(128 + signal.SIGHUP)
-            return 0
+            return
         try:
             lines = self._source.read()
         except SwerveError as error:
             self.failure = error
             self._end(error.exit_code)
-            return 0
+            return
         self.known.take(lines)
         now_s = time.monotonic()
         if now_s >= self._due_s:
             self._due_s = max(self._due_s + self.look.every_s, now_s)
             self.tick()
-        return len(lines)
 
     def tick(self) -> None:
         """One frame."""

@@ -32,7 +32,7 @@ from pytools.signals import (
 from pytools.views.link_tables import GOOD_NEWS
 from pytools.views.model import Model, fold
 from pytools.views.network import FlowKey, flow_key
-from pytools.views.top.lines import Glance, is_of_one_flow
+from pytools.views.top.lines import OF_A_PATH, Glance, is_of_one_flow
 from pytools.views.top.lines import glance as glance_at
 from pytools.views.top.rings import SECOND_NS, Ring
 from pytools.views.top.shares import Shares
@@ -107,12 +107,13 @@ class Known:
     def take(self, lines: Iterable[bytes]) -> None:
         """Take lines as they came, in their order."""
         signals = []
+        known = self._written
         for line in lines:
-            glance = glance_at(line)
+            glance = glance_at(line) if line.startswith(OF_A_PATH) else None
             written = b""
             if glance is not None:
                 written = bytes(glance.path)
-                ring = self._written.get(written)
+                ring = known.get(written)
                 if ring is not None and self._is_short(glance):
                     ring.waits.add(glance.at_ns, glance.forward.queueing_last_ns, glance.reverse.queueing_last_ns)
                     continue

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-_START: Final = b'{"type":"path_delay"'
+OF_A_PATH: Final = b'{"type":"path_delay"'
 _FLOW_DELAY: Final = b'{"type":"app_delay"'
 _OF_ALL_FLOWS: Final = b'"local":"",'
 
@@ -32,9 +32,7 @@ _decode: Final = msgspec.json.Decoder(Glance).decode
 
 
 def glance(line: bytes) -> Glance | None:
-    """What can be seen at a glance; None where the line is no `path_delay`."""
-    if not line.startswith(_START):
-        return None
+    """What can be seen at a glance; None where the line is no `path_delay`, which begins as `OF_A_PATH` does."""
     try:
         return _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -145,13 +145,15 @@ def _state(row: PathRow) -> Cell:
 
 def _loss(row: PathRow) -> Cell:
     loss = row.figures.loss
-    return UNKNOWN if loss is None else Text(tables.share(loss), style="red" if row.figures.lost else "")
+    if loss is None:
+        return UNKNOWN
+    return Text(tables.share(loss), style="red") if row.figures.lost else tables.share(loss)
 
 
 def _queue(value: int | None, bound: int | None) -> Cell:
     """A queueing delay; dimmed while it is no larger than its own bound."""
     small = value is None or (bound is not None and value <= bound)
-    return Text(duration(value), style="dim" if small else "")
+    return Text(duration(value), style="dim") if small else duration(value)
 
 
 def _percent(value: float | None) -> str:
@@ -170,7 +172,8 @@ def _weight(row: PathRow) -> Cell:
 def _per_s(value: float | None) -> Cell:
     if value is None:
         return UNKNOWN
-    return Text(f"{value:.1f}" if 0 < value < 10 else f"{value:.0f}", style="red" if value else "")
+    text = f"{value:.1f}" if 0 < value < 10 else f"{value:.0f}"
+    return Text(text, style="red") if value else text
 
 
 def _app(row: PathRow) -> str:
@@ -191,7 +194,7 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
             if name.startswith("queue"):
                 return _queue(value(row), of(row).queue_bound_ns)
             text = tables.bound(value(row)) if name == "bound_ns" else duration(value(row))
-            return Text(text, style="yellow" if row.figures.clock == "holdover" else "")
+            return Text(text, style="yellow") if row.figures.clock == "holdover" else text
 
         return Field(heading, width, show, meaning, much(value))
 

@@ -21,6 +21,8 @@ SECOND_NS: Final = 1_000_000_000
 LONGEST_S: Final = 40
 HORIZONS_S: Final = (2, 10, LONGEST_S)
 WINDOWS: Final = 512  # of one path; more than that in 40 s: the horizon is as long as they reach
+_MOST_OF_A_SECOND: Final = 4000  # of one path: windows as short as 0.5 ms, there and back
+_UNKNOWN: Final = -(2**63)
 # Upper ends of the classes of a histogram: 1, 2, 5 … from 1 µs to 1 s; one more class above.
 EDGES_NS: Final = (*(step * 10**power for power in range(3, 9) for step in (1, 2, 5)), 10**9)
 
@@ -72,40 +74,42 @@ def _way(delay: Delay, clock: ClockState) -> Way:
 
 
 class Waits:
-    """How long probes waited, counted by class and second; the newest probe of each window is one."""
+    """How long probes waited, by second; the newest probe of each window is one. Put into classes when asked for."""
+
+    __slots__ = ("_seconds",)
 
     def __init__(self) -> None:
-        self._seconds: deque[tuple[int, array[int], array[int]]] = deque(maxlen=LONGEST_S + 1)
+        self._seconds: deque[tuple[int, array[int]]] = deque(maxlen=LONGEST_S + 1)  # there, back, there, back, …
 
     def add(self, at_ns: int, forward_ns: int | None, reverse_ns: int | None) -> None:
         """Count one probe; what is not known is not counted."""
-        second = at_ns // SECOND_NS
-        if not self._seconds or self._seconds[-1][0] < second:
-            self._seconds.append((second, _classes(), _classes()))
-        _, forward, reverse = self._seconds[-1]
-        if forward_ns is not None:
-            forward[bisect_right(EDGES_NS, forward_ns)] += 1
-        if reverse_ns is not None:
-            reverse[bisect_right(EDGES_NS, reverse_ns)] += 1
+        second, seconds = at_ns // SECOND_NS, self._seconds
+        if not seconds or seconds[-1][0] < second:
+            seconds.append((second, array("q")))
+        pairs = seconds[-1][1]
+        if len(pairs) < _MOST_OF_A_SECOND:
+            pairs.append(_UNKNOWN if forward_ns is None else forward_ns)
+            pairs.append(_UNKNOWN if reverse_ns is None else reverse_ns)
 
     def counts(self, since_ns: int) -> tuple[list[int], list[int]]:
         """Probes by class since then (whole seconds): there, and back."""
-        recent = [each for each in self._seconds if (each[0] + 1) * SECOND_NS > since_ns]
-        return _summed([each[1] for each in recent]), _summed([each[2] for each in recent])
+        recent = [pairs for second, pairs in self._seconds if (second + 1) * SECOND_NS > since_ns]
+        return _classes(pairs[::2] for pairs in recent), _classes(pairs[1::2] for pairs in recent)
 
     def copy(self) -> Waits:
         """What it is now, whatever comes."""
         other = Waits()
-        other._seconds.extend((second, forward[:], reverse[:]) for second, forward, reverse in self._seconds)
+        other._seconds.extend((second, pairs[:]) for second, pairs in self._seconds)
         return other
 
 
-def _classes() -> array[int]:
-    return array("I", bytes(4 * (len(EDGES_NS) + 1)))
-
-
-def _summed(rows: Sequence[Sequence[int]]) -> list[int]:
-    return [sum(each) for each in zip(*rows, strict=True)] if rows else [0] * (len(EDGES_NS) + 1)
+def _classes(parts: Iterable[array[int]]) -> list[int]:
+    counts = [0] * (len(EDGES_NS) + 1)
+    for part in parts:
+        for value in part:
+            if value != _UNKNOWN:
+                counts[bisect_right(EDGES_NS, value)] += 1
+    return counts
 
 
 class Ring:
