@@ -25,6 +25,11 @@ def instance(netns: str | None) -> str:
     return netns if netns else "host"
 
 
+def option_of(name: str) -> str:
+    """What a command needs behind it to reach the instance of this name, with the blank before it."""
+    return "" if name == instance(None) else f" -n {name}"
+
+
 def runtime_dir(netns: str | None) -> Path:
     """Sockets, leases and lab configurations: gone after a reboot."""
     return Path(os.environ.get("SWERVE_RUNTIME_DIR", "/run/swerve")) / instance(netns)

@@ -161,6 +161,8 @@ class Controller:
             self._desk.register(self._selector)
             if self._guardian is not None:
                 self._guardian.register(self._selector)
+            if not self._options.apply:
+                self._say("dry run: nothing is changed, until it is run with --apply; Ctrl-C ends it")
             try:
                 while self._stop is None:
                     self._turn()

@@ -23,6 +23,7 @@ class Mode:
     applies: bool = False  # and changes something: no dry run
     confirm_left_s: float | None = None  # everything is taken back then, unless somebody confirms
     frozen: str = ""  # why nothing is changed; empty: it may be
+    confirm: str = "swerve steer confirm"  # the command that does
 
 
 class Steering(Protocol):

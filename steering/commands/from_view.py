@@ -41,7 +41,8 @@ class Orders:
         left_s = None
         if deadline is not None and confirming.verdict(self._folder / journal.FILE, deadline.run) == "open":
             left_s = max(0.0, (deadline.at_ns - time.monotonic_ns()) / 1e9)
-        return Mode(True, bool(held.get("apply")), left_s, self._stop_file.why())
+        confirm = f"{Mode.confirm}{places.option_of(self._folder.name)}"
+        return Mode(True, bool(held.get("apply")), left_s, self._stop_file.why(), confirm)
 
     def drain(self, interface: str, lasting: str) -> list[str]:
         """Take an interface out of use."""

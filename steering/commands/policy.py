@@ -8,7 +8,9 @@ from pathlib import Path
 
 import click
 
+from pytools import places
 from pytools.cli_options import SINCE, UNTIL, Options, common, recording_of
+from pytools.errors import SwerveError
 from steering import policy as model
 from steering.policy import file as policy_file
 
@@ -109,7 +111,11 @@ def replay(
     low, high = (
         limit if text is None else times.parse(text, now_ns) for text, limit in ((since, 0), (until, FOR_EVER))
     )
-    with opened(recording_of(options) if recording is None else recording, low, high) as readable:
+    place = recording_of(options) if recording is None else recording
+    if recording is None and not place.is_dir():
+        hint = "name its instance with -n, or give what `swerve watch` has written"
+        raise SwerveError(f"no agent of instance {places.instance(options.netns)} has recorded anything: {place}", hint)
+    with opened(place, low, high) as readable:
         records = Recording(readable, signals_of(found) | {"nexthop_group", "act"}, host)
         for event in player.play(records):
             if telling.changes_something(event) or not only_changes:

@@ -51,6 +51,7 @@ def _facts(name: str | None) -> dict[str, Any]:
     held = holder(folder / journal.LOCK_FILE)
     facts: dict[str, Any] = {"instance": places.instance(name), "running": held is not None}
     facts |= {key: held[key] for key in ("pid", "apply", "policy", "policy_hash") if held and key in held}
+    facts["running_elsewhere"] = [] if held else _running(folder.parent)
     if held:
         facts["policy_changed"] = _changed(held)
         facts["confirm"] = _confirm(folder, held)
@@ -181,13 +182,19 @@ def _left_out(facts: dict[str, Any]) -> Iterator[str]:
         yield f"{facts['torn_lines']} torn lines in the journal"
 
 
+def _running(folder: Path) -> list[str]:
+    """The instances whose controllers run."""
+    return sorted(lock.parent.name for lock in folder.glob(f"*/{journal.LOCK_FILE}") if holder(lock) is not None)
+
+
 def _keys(weights: dict[int, int]) -> dict[str, int]:
     return {str(nexthop): weight for nexthop, weight in weights.items()}
 
 
 def _about_the_controller(facts: dict[str, Any]) -> Iterator[str]:
     if not facts["running"]:
-        yield "not running"
+        beside = ", ".join(f"swerve steer status{places.option_of(name)}" for name in facts["running_elsewhere"])
+        yield f"not running (instance {facts['instance']}" + (f"; but see: {beside})" if beside else ")")
         return
     mode = "applies" if facts.get("apply") else "dry run"
     changed = ", which has changed since: restart to use it" if facts["policy_changed"] else ""
@@ -197,7 +204,8 @@ def _about_the_controller(facts: dict[str, Any]) -> Iterator[str]:
         yield f"it does not answer: {facts['silence']}"
     confirm = facts["confirm"]
     if confirm and confirm["state"] == "open":
-        yield f"TO BE CONFIRMED within {confirm['left_s']:g} s, or everything is taken back: swerve steer confirm"
+        by = f"swerve steer confirm{places.option_of(facts['instance'])}"
+        yield f"TO BE CONFIRMED within {confirm['left_s']:g} s, or everything is taken back: {by}"
     elif confirm:
         yield f"this run was {confirm['state']}"
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from pytools import places
 from pytools.errors import RefusedError, SwerveError, UsageError
 from steering.acting import journal, messages, taking_back
 from steering.acting.taking_back import TakenBack
@@ -76,7 +77,8 @@ class Desk:
             site.say(f"an order is in force: {orders.text_of(order)}")
         if deadline is not None:
             left = duration_text(max(0, deadline.at_ns - time.monotonic_ns()))
-            site.say(f"everything is taken back after {left}, unless: swerve steer confirm")
+            confirm = f"swerve steer confirm{places.option_of(site.folder.name)}"
+            site.say(f"everything is taken back after {left}, unless: {confirm}")
         self._server = ControlServer(site.folder / SOCKET, self._answer)
         self.register = self._server.register
 

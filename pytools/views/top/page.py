@@ -24,6 +24,10 @@ _HINTS: Final = "? help  Enter detail  / filter  s sort  t horizon  q quit"
 _ACTS: Final = 5
 
 
+_JUDGED: Final = "nothing is wrong with it"
+_NOT_JUDGED: Final = "nobody steers, so no policy has judged it"
+
+
 @dataclass(frozen=True)
 class Frame:
     """What is shown, and what was looked at."""
@@ -170,7 +174,7 @@ def _notes(row: Any, known: Known, look: Look, around: Around, width: int) -> li
         return [said.append("  (3 again)", "dim")] if said is not None else []
     found: list[Text] = []
     if isinstance(row, PathRow):
-        why = row.why() or ("nothing is wrong with it" if row.delay is not None else "not measured")
+        why = row.why() or ("not measured" if row.delay is None else _JUDGED if row.state else _NOT_JUDGED)
         text = Text(f"{row.name}: ", style="bold").append(why, "not bold")
         found.extend(_two_lines(text, width))
     model, now = known.model, around.now_ns
