@@ -193,7 +193,9 @@ def _keys(weights: dict[int, int]) -> dict[str, int]:
 
 def _about_the_controller(facts: dict[str, Any]) -> Iterator[str]:
     if not facts["running"]:
-        beside = ", ".join(f"swerve steer status{places.option_of(name)}" for name in facts["running_elsewhere"])
+        beside = ", ".join(
+            f"swerve steer status{places.option_of(name)}" for name in facts.get("running_elsewhere", ())
+        )
         yield f"not running (instance {facts['instance']}" + (f"; but see: {beside})" if beside else ")")
         return
     mode = "applies" if facts.get("apply") else "dry run"

@@ -5,6 +5,7 @@ The agent is a stand-in on a real socket, but for the tests in which the view br
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -42,11 +43,15 @@ main()
 """
 
 
+_servers = itertools.count(1)
+
+
 class Tmux:
     """A terminal with a shell in it, and the agent that is attached to."""
 
     def __init__(self, served: Served, size: tuple[int, int], **environment: str) -> None:
-        self.served, self._name = served, f"swerve-test-{os.getpid()}"
+        # A server that ends takes a moment: the next test has one of another name.
+        self.served, self._name = served, f"swerve-test-{os.getpid()}-{next(_servers)}"
         self._told_ns = 0
         width, height = size
         shell = ["env", *(f"{name}={value}" for name, value in environment.items()), "sh"]

@@ -158,7 +158,15 @@ def test_targets_whose_flows_cannot_be_told_apart_are_said_once() -> None:
 
 
 def test_status_says_what_rules_about_flows_left_out() -> None:
-    facts = {"running": False, "frozen": "", "orders": [], "in_force": [], "paths": [], "torn_lines": 0}
+    facts = {
+        "instance": "host",
+        "running": False,
+        "frozen": "",
+        "orders": [],
+        "in_force": [],
+        "paths": [],
+        "torn_lines": 0,
+    }
     world = World([1])
     world.flows.skipped, world.flows.flows.forgotten = {kit.TARGET: "two members leave by rail1"}, 3
     told, plain = (list(status._lines(facts | more)) for more in (world.flows.facts(), {}))
