@@ -198,7 +198,7 @@ def test_the_owner_is_the_process_in_its_container(lossy: Lab, unique_name: Call
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
             end = time.monotonic() + 20 * support.slow_factor()
             owners = set()
-            while not any(owner.pid for owner in owners) and time.monotonic() < end:
+            while not (owners and all(owner.pid for owner in owners)) and time.monotonic() < end:
                 owners = {flow.owner for flow in watch.flows(0.6).values()}
             assert {(owner.pid, owner.command) for owner in owners} == {(child.pid, "iperf3")}
             assert {owner.container for owner in owners} == {CONTAINER}

@@ -50,7 +50,6 @@ class Tmux:
     """A terminal with a shell in it, and the agent that is attached to."""
 
     def __init__(self, served: Served, size: tuple[int, int], **environment: str) -> None:
-        # A server that ends takes a moment: the next test has one of another name.
         self.served, self._name = served, f"swerve-test-{os.getpid()}-{next(_servers)}"
         self._told_ns = 0
         width, height = size
@@ -120,7 +119,10 @@ class Tmux:
         return self.text()
 
     def close(self) -> None:
+        done = run(["tmux", "-L", self._name, "display-message", "-p", "#{pid} #{pane_pid}"], check=False)
         run(["tmux", "-L", self._name, "kill-server"], check=False)
+        ended = [Path("/proc", pid) for pid in done.stdout.split()]
+        wait_until(lambda: not any(each.exists() for each in ended), 10, "the terminal's server and its shell are gone")
 
 
 def now(told: list[AnySignal]) -> list[AnySignal]:

@@ -171,6 +171,7 @@ class Top(App[int]):
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._end, 128 + number)
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))  # the terminal has forgotten it all
         self._due_s = time.monotonic() + _FIRST_S
         self.run_worker(self._follow())
 
