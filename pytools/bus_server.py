@@ -281,7 +281,8 @@ class Server:
         elif len(self._connections) >= CLIENTS:
             why = f"{CLIENTS} clients are connected already"
         sock.setblocking(False)
-        _enlarge(sock)
+        if self.queue_bytes >= _HELD_BYTES:
+            _enlarge(sock)
         if why:
             self._refused += 1
             with contextlib.suppress(OSError):
