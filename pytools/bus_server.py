@@ -281,14 +281,14 @@ class Server:
         elif len(self._connections) >= CLIENTS:
             why = f"{CLIENTS} clients are connected already"
         sock.setblocking(False)
-        if self.queue_bytes >= _HELD_BYTES:
-            _enlarge(sock)
         if why:
             self._refused += 1
             with contextlib.suppress(OSError):
                 sock.send(msgspec.json.encode(Error(why)) + b"\n")
             sock.close()
             return
+        if self.queue_bytes >= _HELD_BYTES:
+            _enlarge(sock)
         connection = _Connection(self, sock)
         self._connections.add(connection)
         assert self._selector is not None

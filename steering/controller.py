@@ -106,7 +106,7 @@ class Controller:
 
     def _open(self) -> None:
         self._stack.callback(self._selector.close)
-        folder = self._folder = journal.directory(self._options.netns)
+        folder = journal.directory(self._options.netns)
         self._lock = self._stack.enter_context(Lock(folder / journal.LOCK_FILE, _LOCK_WAIT_S))
         self._netlink = self._stack.enter_context(Netlink())
         self._actuators = Actuators(self._netlink)
@@ -351,9 +351,7 @@ class Controller:
     def _regain(self) -> None:
         """Make again what only our acts let go with its links, before the keeper removes the backup routes."""
         try:
-            in_force = journal.read(self._folder / journal.FILE).last_in_force(journal.scope())
-            for text in self._actuators.regain(self._folder, journal.scope(), in_force):
-                self._say(text)
+            self._acting.regain()
         except (OSError, SwerveError) as error:
             self._say(f"cannot see whether anything has to be made again: {error}")
 

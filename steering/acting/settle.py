@@ -77,18 +77,17 @@ def settle(
     return done
 
 
-def leave(journal: Journal, actuators: Actuators, scope: str) -> list[str]:
-    """Make again what is gone only because of our acts, then remove all that is ours; what was done, in words.
+def regain(journal: Journal, actuators: Actuators, scope: str) -> list[str]:
+    """Make again what is gone only because of our acts; what was done, in words.
 
-    To be called once everything is settled, by whoever leaves nobody behind who steers.
+    To be called once everything is settled, by whoever leaves nobody behind who steers, before the backup routes go.
 
     Raises
     ------
     SwerveError, OSError
         If the kernel or the journal could not be read.
     """
-    made = actuators.regain(journal.path.parent, scope, journal.read().last_in_force(scope))
-    return [*made, *actuators.sweep()]
+    return actuators.regain(journal.path.parent, scope, journal.read().last_in_force(scope))
 
 
 def _entry(settled: Settled, scope: str, by: str) -> Entry:

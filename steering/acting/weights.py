@@ -12,7 +12,8 @@ from typing import Final
 from pytools.errors import SwerveError
 from pytools.signals import Act
 from steering.acting import journal, messages, settle
-from steering.actuators.weighted import Outcome, WeightActuator, among
+from steering.actuators.registry import Actuators
+from steering.actuators.weighted import Outcome, among
 from steering.deciding.engine import Engine
 from steering.plan import Change, Group, Target, Weights, same, title
 
@@ -28,7 +29,7 @@ class Acting:
     ----------
     engine : Engine
         Is told what became of each change.
-    actuators : WeightActuator
+    actuators : Actuators
         Changes the kernel.
     log : Journal
         Has each intent on disk before the kernel is asked.
@@ -43,7 +44,7 @@ class Acting:
     def __init__(
         self,
         engine: Engine,
-        actuators: WeightActuator,
+        actuators: Actuators,
         log: journal.Journal,
         host: Callable[[], str],
         say: Callable[[str], None],
@@ -175,6 +176,11 @@ class Acting:
             self._say(f"{each.text}; {why}")
             if each.outcome.kind == "applied":
                 self._send(messages.undone(self._host(), each, why, decided))
+
+    def regain(self) -> None:
+        """Make again what is gone only because of our acts; see `settle.regain`."""
+        for text in settle.regain(self._journal, self._actuators, self._scope):
+            self._say(text)
 
     def release(self, known: Group, weights: Weights, why: str) -> None:
         """Tell the guardian, through the journal, that this target is not ours to undo."""

@@ -136,7 +136,7 @@ def _settle(folder: Path, wait_s: float) -> tuple[list[settle.Settled], list[str
         actuators, swept = Actuators(netlink), list[str]()
         try:
             settled = settle.settle(log, actuators, journal.scope(), "command")
-            swept = settle.leave(log, actuators, journal.scope())
+            swept = settle.regain(log, actuators, journal.scope())
         finally:  # also when the disk is full: nobody keeps the backup routes up to date any more
             swept += [*actuators.sweep(), *attach.clean(attach.STEERING)]
     return settled, swept

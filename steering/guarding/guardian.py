@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pytools.errors import SwerveError
 from pytools.kernel.netlink import Netlink
 from steering.acting import journal
-from steering.acting.settle import leave, settle
+from steering.acting.settle import regain, settle
 from steering.actuators.registry import Actuators
 from steering.guarding import confirming
 from steering.guarding.confirming import Deadline
@@ -136,7 +136,7 @@ def _undo(log: journal.Journal, actuators: Actuators, scope: str) -> int:
 def _left(log: journal.Journal, actuators: Actuators, scope: str) -> bool:
     """Make again what only our acts let go, and remove the backup routes; whether that was possible."""
     try:
-        for text in leave(log, actuators, scope):
+        for text in [*regain(log, actuators, scope), *actuators.sweep()]:
             _say(text)
     except (OSError, SwerveError) as error:
         _say(f"could not remove the backup routes: {error}")

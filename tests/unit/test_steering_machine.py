@@ -26,7 +26,7 @@ from steering_kit import GROUP, MS, SECOND, TARGET, measured, path
 from pytools.kernel.leftovers import FIRST_ID, is_backup
 from pytools.kernel.netlink import NetlinkError
 from steering.acting import journal, weights
-from steering.acting.settle import leave, settle
+from steering.acting.settle import regain, settle
 from steering.acting.weights import Acting
 from steering.actuators import keeper
 from steering.actuators.keeper import Keeper
@@ -86,8 +86,8 @@ class Controller:
             undo.callback(self._stack.close)
             netlink = ModelNetlink(kernel, OURS)
             log = self._stack.enter_context(SteppedJournal(folder / journal.FILE, kernel.before_step))
-            self.folder, self.actuators = folder, Actuators(netlink)
-            self.acting = Acting(self.engine, self.actuators, log, lambda: "h1", lambda _: None, lambda _: None)
+            actuators = Actuators(netlink)
+            self.acting = Acting(self.engine, actuators, log, lambda: "h1", lambda _: None, lambda _: None)
             self.acting.settle("it was left by a controller before this one")
             in_force = journal.read(folder / journal.FILE).last_in_force(SCOPE)
             self.keeper = Keeper(netlink, ["10.9.0.0/16"], True, MemoryFile(folder, SCOPE), in_force=in_force)
@@ -124,8 +124,7 @@ class Controller:
 
     def stop(self):
         self.acting.settle("the controller was stopped")
-        in_force = journal.read(self.folder / journal.FILE).last_in_force(SCOPE)
-        self.actuators.regain(self.folder, SCOPE, in_force)
+        self.acting.regain()
         self.keeper.close()
         self.die()
 
@@ -256,7 +255,8 @@ class Steering(RuleBasedStateMachine):
         actuators = Actuators(ModelNetlink(kernel, OTHERS))
         with SteppedJournal(file, step) as log:
             settle(log, actuators, SCOPE, "guardian")
-            leave(log, actuators, SCOPE)
+            regain(log, actuators, SCOPE)
+        actuators.sweep()
 
     @precondition(lambda self: self.controller is not None)
     @rule()

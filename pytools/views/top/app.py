@@ -1,6 +1,6 @@
 """The live view as an application of textual: keys, a prompt, and when to draw; what is drawn comes from page.py.
 
-Lines are read ten times a second or more, so that none is dropped for us; a frame is drawn once per interval, and after
+Lines are read ten times a second, so that none is dropped for us; a frame is drawn once per interval, and after
 each key. Orders are asked for on a thread of their own: an answer may take seconds.
 """
 
