@@ -142,7 +142,7 @@ class Screen:
 
     def __init__(self, directory: str, color: str = "xterm-256color") -> None:
         self._bus = Bus()
-        self._server = Server(self._bus, Path(directory) / NETNS / "agent.sock")
+        self._server = Server(self._bus, Path(directory) / NETNS / "agent.sock", long_window_ns=SECOND_NS)
         self._selector = selectors.DefaultSelector()
         self._server.register(self._selector)
         self.agent = Agent(self._bus)

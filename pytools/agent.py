@@ -84,7 +84,8 @@ class Agent:
         self._selector = keep(contextlib.closing(selectors.DefaultSelector()))  # first in, so last to go
         self._sources: list[Source] = []
         bus = Bus()
-        self._add(Server(bus, places.agent_socket(namespace)))
+        long_window_ns = int(config.windows.long_ms * 1e6)
+        self._add(Server(bus, places.agent_socket(namespace), long_window_ns=long_window_ns))
         netlink = keep(contextlib.closing(Netlink()))
         loaded = keep(loader.collect(compilation))
         if not bpf.has_tcx(next(iter(loaded.programs.values()), -1)):

@@ -21,20 +21,24 @@ __all__ = ["TYPES", "AgentGoneError", "Bus", "Client", "Server", "Subscription"]
 class Published:
     """One signal on its way to several readers: encoded at most once."""
 
-    __slots__ = ("_line", "signal")
+    __slots__ = ("_line", "_signal")
 
     def __init__(self, signal: AnySignal) -> None:
-        self.signal = signal
+        self._signal = signal
         self._line: bytes | None = None
 
     @property
+    def signal(self) -> AnySignal:
+        return self._signal
+
+    @property
     def tag(self) -> str:
-        return TAGS[type(self.signal)]
+        return TAGS[type(self._signal)]
 
     def line(self) -> bytes:
         """The signal as JSON, and a newline."""
         if self._line is None:
-            self._line = encode(self.signal) + b"\n"
+            self._line = encode(self._signal) + b"\n"
         return self._line
 
 

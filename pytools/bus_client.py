@@ -40,6 +40,8 @@ class Connection(Generic[_Told]):
         The agent's socket.
     types : frozenset[str] | None
         Types wanted; None for all, an empty set for one that only publishes.
+    coarse : bool
+        Without details: short windows of a path, delays of single connections.
 
     Raises
     ------
@@ -51,9 +53,8 @@ class Connection(Generic[_Told]):
         If this user may not talk to it.
     """
 
-    def __init__(self, path: Path, types: frozenset[str] | None = None) -> None:
-        check_types(types)
-        self._path = path
+    def __init__(self, path: Path, types: frozenset[str] | None = None, coarse: bool = False) -> None:
+        self._path, self._coarse = path, coarse
         self._lines = Lines()
         self._ready: deque[_Told] = deque()
         self._unsent = b""
@@ -62,8 +63,21 @@ class Connection(Generic[_Told]):
         self.malformed = 0  # lines that were no signal of this schema
         self.unpublished = 0  # own signals dropped because the agent did not read
         self.errors: deque[str] = deque(maxlen=16)  # what the agent complained about
+        check_types(types)
         self._sock = connect(path)
-        self._send(msgspec.json.encode(Subscribe(None if types is None else sorted(types))) + b"\n")
+        self.want(types)
+
+    def want(self, types: frozenset[str] | None) -> None:
+        """From now on these types.
+
+        Raises
+        ------
+        UsageError
+            If a type does not exist.
+        """
+        check_types(types)
+        asked = Subscribe(None if types is None else sorted(types), self._coarse)
+        self._send(msgspec.json.encode(asked) + b"\n")
 
     def fileno(self) -> int:
         """For selectors."""

@@ -19,7 +19,7 @@ import msgspec
 
 from pytools.bus_socket import listen, peer
 from pytools.errors import CapabilityError, SwerveError, UsageError
-from pytools.signals import AnySignal
+from pytools.signals import AnySignal, PathDelay
 from pytools.wire import (
     CHUNK_BYTES,
     LINE_BYTES,
@@ -30,6 +30,7 @@ from pytools.wire import (
     Subscribe,
     check_types,
     from_client,
+    is_detail,
 )
 
 CLIENTS: Final = 64
@@ -40,6 +41,10 @@ _NEVER_NS: Final = 1 << 62
 
 class Encoded(Protocol):
     """One published signal, encoded once however many clients want it."""
+
+    @property
+    def signal(self) -> AnySignal:
+        """As it was published."""
 
     def line(self) -> bytes:
         """The signal as one line, newline included."""
@@ -68,10 +73,12 @@ class _Connection:
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._missed = 0  # dropped and not yet told
+        self._had_long = False  # whether a path's long window was offered
         self._writing = False
         self._closed = False
 
     def offer(self, published: Encoded) -> None:
+        """Send a signal, or count it as missed."""
         line = published.line()
         # Once it has missed something a client is served again when half its queue is empty: a few long gaps,
         # told once each, are easier to live with than a sieve.
@@ -86,6 +93,16 @@ class _Connection:
         if self._missed:
             self._tell_missed()
         self._enqueue(line)
+
+    def offer_coarse(self, published: Encoded) -> None:
+        """The same, but for details; until the first long window short ones pass, which are there sooner."""
+        signal = published.signal
+        if is_detail(signal, self._server.long_window_ns):
+            if self._had_long or not isinstance(signal, PathDelay):
+                return
+        elif isinstance(signal, PathDelay):
+            self._had_long = True
+        self.offer(published)
 
     def on_event(self, mask: int) -> None:
         """What the selector calls."""
@@ -181,7 +198,7 @@ class _Connection:
                 types = None if message.types is None else frozenset(message.types)
                 check_types(types)
                 self._server._bus.remove(self)
-                self._server._bus.add(self, types, self.offer)
+                self._server._bus.add(self, types, self.offer_coarse if message.coarse else self.offer)
                 return
         except (msgspec.MsgspecError, UnicodeDecodeError, UsageError) as error:
             self._reject(str(error))
@@ -206,6 +223,8 @@ class Server:
         The socket; its directory is made, 0700, when it is missing.
     queue_bytes : int
         How much one client may leave unread before signals are dropped for it.
+    long_window_ns : int
+        Shorter windows of a path are details.
 
     Raises
     ------
@@ -215,10 +234,10 @@ class Server:
         If this user may not make the socket.
     """
 
-    def __init__(self, bus: Publisher, path: Path, queue_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(self, bus: Publisher, path: Path, queue_bytes: int = QUEUE_BYTES, long_window_ns: int = 0) -> None:
         self._bus = bus
         self._path = path
-        self.queue_bytes = queue_bytes
+        self.queue_bytes, self.long_window_ns = queue_bytes, long_window_ns
         self._dropped = 0
         self._malformed = 0
         self._refused = 0

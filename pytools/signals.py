@@ -7,13 +7,16 @@ its CLOCK_REALTIME at the same instant, for people and logs only. Encoded, a sig
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 SCHEMA_VERSION = 3
 
 ClockState = Literal["synchronised", "holdover", "free_running"]
+
+# Upper ends of the classes of a histogram of delays: 1, 2, 5 … from 1 µs to 1 s; one more class above.
+DELAY_BOUNDS_NS: Final = (*(step * 10**power for power in range(3, 9) for step in (1, 2, 5)), 10**9)
 
 
 class Path(msgspec.Struct, frozen=True, order=True):
@@ -36,6 +39,16 @@ def nexthop_name(gateway: str, interface: str) -> str:
     return f"{gateway} dev {interface}" if gateway else f"dev {interface}"
 
 
+class Histogram(msgspec.Struct, frozen=True):
+    """Delays by size. Each was counted once, so what windows counted adds up.
+
+    Class i has what is no larger than `DELAY_BOUNDS_NS[i]` and larger than the bound before it.
+    """
+
+    counts: list[int]  # by class; those behind the last one that has any are left out
+    sum_ns: int
+
+
 class Delay(msgspec.Struct, frozen=True):
     """One direction of a path over one window.
 
@@ -53,6 +66,8 @@ class Delay(msgspec.Struct, frozen=True):
     queueing_p99_ns: int | None = None
     queueing_last_ns: int | None = None
     queueing_bound_ns: int | None = None
+    # Of long windows: queueing of each probe that was settled since the last one, below zero as zero.
+    queueing_histogram: Histogram | None = None
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,9 @@
 """What crosses the agent's socket: JSON Lines, and how they are taken apart.
 
-The first line of a client says what it wants, `{"type":"subscribe","types":["path_delay"]}` (null: all);
-each later line is a signal to publish. The server also sends `{"type":"dropped","count":n}` where a slow
-client missed n signals, and `{"type":"error","message":…}` for a line it could not read. Pure.
+The first line of a client says what it wants, `{"type":"subscribe","types":["path_delay"]}` (null: all), and with
+`"coarse":true` that it wants no details (`is_detail`); each later line is a signal to publish. The server also sends
+`{"type":"dropped","count":n}` where a slow client missed n signals, and `{"type":"error","message":…}` for a line it
+could not read. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 import msgspec
 
 from pytools.errors import UsageError
-from pytools.signals import AnySignal
+from pytools.signals import AnySignal, AppDelay, PathDelay
 
 QUEUE_BYTES: Final = 4 << 20  # what a client may leave unread before signals are dropped for it
 LINE_BYTES: Final = 1 << 20  # the longest line accepted
@@ -21,9 +22,10 @@ CHUNK_BYTES: Final = 1 << 16
 
 
 class Subscribe(msgspec.Struct, frozen=True, tag="subscribe"):
-    """A client's first line: the types it wants, None for all."""
+    """A client's first line: the types it wants, None for all; whether without details."""
 
     types: list[str] | None
+    coarse: bool = False
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
@@ -52,6 +54,16 @@ def check_types(types: frozenset[str] | None) -> None:
     unknown = sorted((types or frozenset()) - TYPES)
     if unknown:
         raise UsageError(f"no such signal type: {', '.join(unknown)}", f"one of {', '.join(sorted(TYPES))}")
+
+
+def is_detail(signal: AnySignal, long_window_ns: int) -> bool:
+    """Whether what people read is in another signal, too: a short window of a path, or a single connection's delays."""
+    match signal:
+        case PathDelay():
+            return signal.window_ns < long_window_ns
+        case AppDelay():
+            return bool(signal.local)
+    return False
 
 
 class Lines:

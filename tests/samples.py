@@ -17,6 +17,7 @@ from pytools.signals import (
     Delay,
     DropReason,
     GroupMember,
+    Histogram,
     Link,
     LinkCounters,
     LinkEvent,
@@ -76,6 +77,7 @@ def path_delay(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathDelay:
         queueing_p99_ns=6_700,
         queueing_last_ns=300,
         queueing_bound_ns=200,
+        queueing_histogram=Histogram([44, 0, 4, 2], 50_000),
     )
     fields: dict[str, Any] = {
         "path": path(rail),

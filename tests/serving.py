@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import samples
 from support import wait_until
 
 from pytools.bus import Bus, Client, Server
@@ -20,7 +21,7 @@ class Served:
 
     def __init__(self, path: Path, queue_bytes: int = 1 << 16) -> None:
         self.path, self.bus = path, Bus()
-        self.server = Server(self.bus, path, queue_bytes)
+        self.server = Server(self.bus, path, queue_bytes, long_window_ns=samples.SECOND_NS)
         self.selector = selectors.DefaultSelector()
         self.server.register(self.selector)
 
@@ -35,8 +36,8 @@ class Served:
 
         wait_until(turned, 10, what, every_s=0)
 
-    def client(self, types: frozenset[str] | None = None) -> Client:
-        return self._connected(lambda: Client(self.path, types), types)
+    def client(self, types: frozenset[str] | None = None, coarse: bool = False) -> Client:
+        return self._connected(lambda: Client(self.path, types, coarse), types)
 
     def lines(self, types: frozenset[str] | None = None) -> LineClient:
         return self._connected(lambda: LineClient(self.path, types), types)

@@ -9,7 +9,7 @@ import msgspec
 import samples
 from samples import AT_NS, SECOND_NS
 
-from pytools.signals import AnySignal, encode
+from pytools.signals import AnySignal, Histogram, encode
 from pytools.views.top.header import Around
 from pytools.views.top.known import Known
 
@@ -75,5 +75,6 @@ def _window(rail: int, at_ns: int, bad: bool, **changes: Any) -> AnySignal:
         queueing_p50_ns=30_000_000,
         queueing_p99_ns=40_000_000,
         queueing_last_ns=33_000_000,
+        queueing_histogram=Histogram([0] * 14 + [50], 50 * 33_000_000),
     )
     return msgspec.structs.replace(delay, forward=slow, lost=1, received=49)

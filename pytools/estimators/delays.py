@@ -7,6 +7,7 @@ grows with the age of the minimum.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from pytools.estimators.offsets import UNBOUNDED_NS
 from pytools.estimators.windows import MISSING, Rows, Samples, SlidingMinimum, Times, nearest_rank
-from pytools.signals import Delay
+from pytools.signals import Delay, Histogram
 
 # Stated allowances, each for one end.
 STAMP_BOUND_NS: Final = 100  # reading one clock in a kernel hook, on whichever CPU
@@ -176,6 +177,7 @@ def delays(
     clocks: Clocks,
     foreign: NDArray[np.bool_],
     now_ns: int,
+    queueing: Sequence[Histogram | None],
 ) -> list[Delay]:
     """The public records of one direction, one per path.
 
@@ -187,12 +189,14 @@ def delays(
         Smallest round trip in the same window; half of it bounds a one-way delay whatever the clocks do.
     foreign : ndarray of bool
         Whether the peer's stamps are taken in user space.
+    queueing : sequence of Histogram
+        Of single probes, one per path; None where there is none.
     """
     stamps = stamp_bound(foreign)
     measured = figures.samples > 0
     absolute = measured & clocks.absolute
-    queueing = measured & (figures.base != MISSING)
-    age = np.where(queueing, now_ns - figures.base_at, 0)
+    compared = measured & (figures.base != MISSING)
+    age = np.where(compared, now_ns - figures.base_at, 0)
     hard_known = absolute & (round_trip_min_ns != MISSING) & (clocks.hard_bound_ns < UNBOUNDED_NS)
     hard = np.where(clocks.hard_bound_ns > 0, clocks.hard_bound_ns + stamps, round_trip_min_ns // 2)
     columns = zip(
@@ -202,10 +206,11 @@ def delays(
         _or_none(np.maximum(figures.p99, 0), absolute),
         _or_none(stamps + clocks.bound_ns, absolute),
         _or_none(hard, hard_known),
-        _or_none(figures.p50 - figures.base, queueing),
-        _or_none(figures.p99 - figures.base, queueing),
-        _or_none(figures.last - figures.base, queueing),
-        _or_none(queueing_bound(stamps, age, clocks), queueing),
+        _or_none(figures.p50 - figures.base, compared),
+        _or_none(figures.p99 - figures.base, compared),
+        _or_none(figures.last - figures.base, compared),
+        _or_none(queueing_bound(stamps, age, clocks), compared),
+        queueing,
         strict=True,
     )
     return [Delay(*column) for column in columns]

@@ -91,6 +91,20 @@ class Samples:
         """Hold nothing of these rows any more."""
         self.times[rows] = MISSING
 
+    def newest(self, rows: Rows, counts: NDArray[np.int64]) -> tuple[Times, NDArray[np.bool_]]:
+        """The newest samples of some rows, so many of each, as far as they are held, whatever their time.
+
+        Returns
+        -------
+        values : ndarray of int64, shape (len(rows), k)
+        are_samples : ndarray of bool, shape (len(rows), k)
+            Which of them were asked for and are held.
+        """
+        width = min(int(counts.max(initial=0)), self.depth)
+        places = (self.counts[rows, None] - 1 - np.arange(width)) & (self.depth - 1)
+        held = self.times[rows[:, None], places] != MISSING
+        return self.values[rows[:, None], places], held & (np.arange(width) < counts[:, None])
+
     def since(self, rows: Rows, begin_ns: int, at_most: int) -> tuple[Times, NDArray[np.int64], Times]:
         """The samples of some rows that are not older than `begin_ns`, ascending.
 

@@ -21,8 +21,7 @@ from pytools.errors import CapabilityError
 from pytools.recording.kinds import ASIDE, FINE_ONLY, NEVER
 from pytools.recording.segments import TRACKS, Track
 from pytools.recording.writer import TrackWriter
-from pytools.signals import PathDelay
-from pytools.wire import TYPES
+from pytools.wire import TYPES, is_detail
 
 _LOT_NS: Final = 250_000_000
 _FLUSH_S: Final = 1.0
@@ -41,7 +40,7 @@ class RecordingSource:
     directory : Path
         Where; made with mode 0700 when missing.
     long_window_ns : int
-        Shorter windows of a path's delay go to the fine track alone.
+        Shorter windows are details: they go to the fine track alone.
     bus : Bus
         Whose signals.
 
@@ -80,9 +79,7 @@ class RecordingSource:
     def _offer(self, published: Published) -> None:
         line = published.line()
         self._lots["fine"].append(line)
-        signal = published.signal
-        short = isinstance(signal, PathDelay) and signal.window_ns < self._long_ns
-        if not short and published.tag not in FINE_ONLY:
+        if published.tag not in FINE_ONLY and not is_detail(published.signal, self._long_ns):
             self._lots["coarse"].append(line)
 
     def tick(self, now_ns: int) -> int:

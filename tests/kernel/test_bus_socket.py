@@ -52,6 +52,25 @@ def test_only_wanted_types_are_sent(served: Served) -> None:
     assert client.next(0) is None
 
 
+def test_who_wants_no_details_has_short_windows_only_until_long_ones_come(served: Served) -> None:
+    client, other = served.client(frozenset({"path_delay", "app_delay", "act"}), coarse=True), served.client()
+    short, long = samples.path_delay(window_ns=80_000_000), samples.path_delay()
+    of_one_flow, of_all = samples.app_delay(local="10.9.0.1", local_port=40_000), samples.app_delay()
+    published = [short, of_one_flow, long, short, of_all, samples.act(), long]
+    for signal in published:
+        served.bus.publish(signal)
+    served.turn(0.1)
+    got, all_of_it = ([one.next(5) for _ in range(count)] for one, count in ((client, 5), (other, 7)))
+    assert got == [short, long, of_all, samples.act(), long] and client.next(0) is None
+    assert all_of_it == published
+    client.want(frozenset({"path_delay"}))  # a second subscription: nothing is sent that was told before
+    served.turn(0.1)
+    for signal in (short, long, samples.act()):
+        served.bus.publish(signal)
+    served.turn(0.1)
+    assert client.next(5) == long and client.next(0) is None
+
+
 def test_what_a_client_publishes_reaches_the_others(served: Served) -> None:
     viewer = served.client(frozenset({"path_state", "act"}))
     controller = served.client(frozenset())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -13,13 +14,19 @@ from pytools.config import Peer, Probe, Windows
 from pytools.estimators import delays as d
 from pytools.estimators.offsets import SIGMAS, UNBOUNDED_NS, Offset
 from pytools.estimators.windows import MISSING
-from pytools.signals import Path, PathDelay
+from pytools.signals import DELAY_BOUNDS_NS, Path, PathDelay
 from pytools.sources.probing.measurements import FORWARD, LOST, RECEIVED, REVERSE, ROUND_TRIP, SENT, Measurements
 from pytools.sources.probing.paths import PinnedPath
 
 END_NS = 50_000_000_000
 NONE_OVERTAKEN = (np.zeros(0, np.intp), np.zeros(0, np.int64))
 ONE = np.array([0])
+
+
+def pinned(clock: str = "shared") -> PinnedPath:
+    """The path that is measured."""
+    path = Path("h1", "h2", "10.9.0.2", "10.1.1.1", "rail1")
+    return PinnedPath(0, path, Peer("h2", "10.9.0.2", clock), 4, 2, "10.9.0.1", None, False)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -36,9 +43,7 @@ class Probing:
     def signal(self) -> PathDelay:
         """What is published of it after a second."""
         measured = Measurements("h1", Windows(), Probe())
-        peer = Peer("h2", "10.9.0.2", self.clock)  # type: ignore[arg-type]
-        path = Path("h1", "h2", "10.9.0.2", "10.1.1.1", "rail1")
-        measured.set_paths([PinnedPath(0, path, peer, 4, 2, "10.9.0.1", None, False)])
+        measured.set_paths([pinned(self.clock)])
         if self.known is not None:
             measured.set_offset(0, self.known, 0)
         begin = END_NS - 20_000_000 * len(self.there)
@@ -116,6 +121,47 @@ def test_half_the_round_trip_bounds_the_asymmetry_whatever_the_clocks(
     assert abs(there - (there + back) / 2) <= signal.forward.hard_bound_ns + 1
 
 
+@given(both_ways)
+def test_a_histogram_has_each_probe_by_its_queueing(both: tuple[list[int], list[int]]) -> None:
+    signal = Probing(*both).signal()
+    for figures, true in ((signal.forward, both[0]), (signal.reverse, both[1])):
+        waited, told = [each - min(true) for each in true], figures.queueing_histogram
+        assert told is not None and told.counts[-1] > 0
+        counts = [*told.counts, *[0] * (len(DELAY_BOUNDS_NS) + 1 - len(told.counts))]
+        assert [*accumulate(counts)][:-1] == [sum(each <= bound for each in waited) for bound in DELAY_BOUNDS_NS]
+        assert (sum(counts), told.sum_ns) == (len(true), sum(waited))
+
+
+@given(st.lists(st.lists(st.integers(0, 10**9), max_size=30), max_size=8), st.integers(0, 8))
+def test_each_probe_is_counted_once_however_windows_fall(lots: list[list[int]], unheard: int) -> None:
+    """Windows are told at uneven times, and nobody listens at one of them."""
+    measured = Measurements("h1", Windows(), Probe())
+    measured.set_paths([pinned()])
+    told, now_ns = 0, END_NS
+    for turn, lot in enumerate(lots):
+        values, at = np.array(lot, np.int64), np.full(len(lot), now_ns)
+        measured.add(np.full(len(lot), FORWARD), np.zeros(len(lot), np.intp), values, at, at)
+        now_ns += 10_000_000 * (1 + len(lot))
+        if turn == unheard:
+            measured.skip(measured.long, now_ns)
+            continue
+        measured.signals(measured.short, now_ns, 0, True, NONE_OVERTAKEN)
+        (signal,) = measured.signals(measured.long, now_ns, 0, False, NONE_OVERTAKEN)
+        counted = signal.forward.queueing_histogram
+        told += 0 if counted is None else sum(counted.counts)
+        assert signal.reverse.queueing_histogram is None
+    assert told == sum(len(lot) for turn, lot in enumerate(lots) if turn != unheard)
+
+
+def test_short_windows_have_no_histogram() -> None:
+    measured = Measurements("h1", Windows(), Probe())
+    measured.set_paths([pinned()])
+    at = np.array([END_NS])
+    measured.add(np.array([FORWARD]), ONE, np.array([5]), at, at)
+    (signal,) = measured.signals(measured.short, END_NS + 1, 0, True, NONE_OVERTAKEN)
+    assert signal.forward.samples == 1 and signal.forward.queueing_histogram is None
+
+
 def test_free_clocks_give_no_one_way_delay_but_a_queueing_delay_with_the_drift_in_its_bound() -> None:
     signal = Probing([2_000, 9_000], [3_000, 3_000], theirs_ns=10**15, clock="free_running").signal()
     figures = signal.forward
@@ -152,9 +198,7 @@ def test_what_is_missing_stays_missing(known: int) -> None:
 
 def test_a_path_without_samples_has_no_figures_but_its_loss() -> None:
     measured = Measurements("h1", Windows(), Probe())
-    path = Path("h1", "h2", "10.9.0.2", "", "rail1")
-    pinned = PinnedPath(0, path, Peer("h2", "10.9.0.2", "shared"), 4, 2, "10.9.0.1", None, False)
-    measured.set_paths([pinned])
+    measured.set_paths([pinned()])
     measured.count(SENT, np.array([0, 0, 0]))
     measured.count(LOST, ONE)
     (signal,) = measured.signals(measured.short, END_NS, 0, True, NONE_OVERTAKEN)

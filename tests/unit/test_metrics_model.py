@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -20,10 +20,12 @@ from prometheus_client.utils import floatToGoString
 from support import ROOT
 
 from pytools.signals import (
+    DELAY_BOUNDS_NS,
     AnySignal,
     Delay,
     DropReason,
     GroupMember,
+    Histogram,
     Owner,
     Pause,
     ProbeSamples,
@@ -33,7 +35,8 @@ from pytools.signals import (
 from pytools.signals import Path as NetworkPath
 from pytools.views.metrics.families import FAMILIES
 from pytools.views.metrics.model import FORGOTTEN_NS, FRESH_NS, INTERFACES, PATHS, PORTS, Model
-from pytools.views.metrics.parts import BOUNDS_NS, Histogram, Total
+from pytools.views.metrics.parts import Histogram as Buckets
+from pytools.views.metrics.parts import Total
 from pytools.views.metrics.series import SERIES_LIMIT, expose
 
 AT_NS, SECOND_NS, MS = samples.AT_NS, samples.SECOND_NS, 1_000_000
@@ -110,15 +113,15 @@ def test_a_reading_that_is_smaller_began_anew() -> None:
         assert total.value == expected
 
 
-@given(st.lists(st.integers(0, 3 * BOUNDS_NS[-1])))
+@given(st.lists(st.integers(0, 3 * DELAY_BOUNDS_NS[-1])))
 def test_buckets_hold_what_is_no_larger_than_their_bound(delays: list[int]) -> None:
-    histogram = Histogram()
+    histogram = Buckets()
     for each in delays:
         histogram.observe(each)
     rows = histogram.cumulative()
-    assert [count for _, count in rows[:-1]] == [sum(each <= bound for each in delays) for bound in BOUNDS_NS]
+    assert [count for _, count in rows[:-1]] == [sum(each <= bound for each in delays) for bound in DELAY_BOUNDS_NS]
     assert rows[-1] == ("+Inf", len(delays))
-    assert [le for le, _ in rows[:-1]] == [floatToGoString(bound / 1e9) for bound in BOUNDS_NS]
+    assert [le for le, _ in rows[:-1]] == [floatToGoString(bound / 1e9) for bound in DELAY_BOUNDS_NS]
     assert histogram.sum_ns == sum(delays)
 
 
@@ -301,21 +304,27 @@ def test_each_answered_probe_is_in_the_histogram_of_round_trips_once() -> None:
     assert value(found, "swerve_metrics_left_out_total", kind="round_trip") == 1
 
 
-def window(length_ms: int, at_ms: int, queueing_us: int | None) -> AnySignal:
-    last = None if queueing_us is None else queueing_us * 1000
-    delay = Delay(samples=1, queueing_last_ns=last, queueing_p50_ns=last)
+def window(length_ms: int, at_ms: int, queueing_us: int, counts: Sequence[int] = ()) -> AnySignal:
+    counted = Histogram([*counts], sum(counts) * queueing_us * 1000) if counts else None
+    delay = Delay(samples=1, queueing_p50_ns=queueing_us * 1000, queueing_histogram=counted)
     return samples.path_delay(
         at_ns=AT_NS + at_ms * MS, window_ns=length_ms * MS, forward=delay, reverse=Delay(samples=0)
     )
 
 
-def test_the_newest_probe_of_each_short_window_is_in_the_histogram_of_queueing() -> None:
-    signals = [window(80, 20 * n, queueing) for n, queueing in enumerate((1, 3, 30, None, 300))]
-    model = known(*signals[:3], window(1000, 61, 70_000), *signals[3:])
-    found = series(model, AT_NS + 100 * MS)
-    assert value(found, "swerve_path_queueing_delay_seconds_count", PATH, direction="forward") == 4
+def test_histograms_of_windows_add_up() -> None:
+    many = [0] * len(DELAY_BOUNDS_NS)
+    long = [window(1000, 1000 * n, 70_000, counts) for n, counts in enumerate(([1, 2], [0, 3, 0, 4], [*many, 5, 6]))]
+    model = known(*long, window(80, 2080, 90_000))
+    found = series(model, AT_NS + 2100 * MS)
+    assert value(found, "swerve_path_queueing_delay_seconds_count", PATH, direction="forward") == 21
     assert value(found, "swerve_path_queueing_delay_seconds_count", PATH, direction="reverse") == 0
-    assert value(found, "swerve_path_queueing_delay_seconds_sum", PATH, direction="forward") == pytest.approx(334e-6)
+    assert value(found, "swerve_path_queueing_delay_seconds_sum", PATH, direction="forward") == pytest.approx(21 * 0.07)
+    below = {
+        le: value(found, "swerve_path_queueing_delay_seconds_bucket", PATH, direction="forward", le=le)
+        for le in ("1e-06", "2e-06", "5e-06", "1e-05", "1.0", "+Inf")
+    }
+    assert below == {"1e-06": 1, "2e-06": 6, "5e-06": 6, "1e-05": 10, "1.0": 10, "+Inf": 21}
     # What is shown is of the long window, also after short ones that are newer.
     labels = {**PATH, "direction": "forward", "figure": "p50"}
     assert value(found, "swerve_path_queueing_delay_window_seconds", labels) == 0.07

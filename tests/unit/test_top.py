@@ -261,8 +261,8 @@ def test_a_path_in_detail_has_its_histogram_and_its_log() -> None:
     whole = "\n".join(lines)
     assert "last 10 s: 10 windows of 1.00 s, which cover 10.00 s" in whole
     assert "weight 1 in the kernel, 0 wanted: 0 % of the group's packets, 10.0 % counted" in whole
-    assert line(lines, "queueing of single probes").endswith("11 there, 11 back")
-    assert line(lines, "from 20 ms").split()[3:5] == ["10", "█" * 22]
+    assert line(lines, "queueing of single probes").endswith("500 there, 500 back")
+    assert line(lines, "up to 50 ms").split()[4:6] == ["500", "█" * 24]
     log = lines[lines.index("acts and states since this view was opened, the newest first") + 1 :]
     kinds = [each.split()[1] for each in log if each[:2].isdigit()]
     assert kinds == ["state", "act", "state", "link"]

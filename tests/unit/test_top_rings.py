@@ -1,4 +1,4 @@
-"""What the live view remembers of paths: horizons, counts, glances at lines, and how little it keeps."""
+"""What the live view remembers of paths: horizons, counts, and how little it keeps."""
 
 from __future__ import annotations
 
@@ -10,49 +10,9 @@ from hypothesis import strategies as st
 from samples import AT_NS, SECOND_NS
 from top_kit import NOW_NS, known, lines, story
 
-from pytools.signals import Delay, Path, PathDelay, decode, encode
+from pytools.signals import DELAY_BOUNDS_NS, Delay, Histogram, encode
 from pytools.views.top.known import EVENTS, Known
-from pytools.views.top.lines import glance, is_of_one_flow
-from pytools.views.top.rings import EDGES_NS, LONGEST_S, WINDOWS, Ring, Waits, figures, trend
-
-NS = st.one_of(st.none(), st.integers(0, 10**12))
-
-
-@st.composite
-def delays(draw: st.DrawFn) -> PathDelay:
-    def way() -> Delay:
-        return msgspec.structs.replace(samples.path_delay().forward, queueing_last_ns=draw(NS), owd_p99_ns=draw(NS))
-
-    path = Path(*(draw(st.text(max_size=12)) for _ in range(5)))
-    at_ns, window_ns = draw(st.integers(0, 1 << 62)), draw(st.integers(1, 1 << 40))
-    made = samples.path_delay(path=path, window_ns=window_ns, forward=way(), reverse=way())
-    return msgspec.structs.replace(made, at_ns=at_ns, host=draw(st.text(max_size=12)))
-
-
-@given(delays())
-def test_a_glance_sees_what_decoding_finds(delay: PathDelay) -> None:
-    line = encode(delay)
-    found = glance(line)
-    assert found is not None
-    assert msgspec.json.decode(bytes(found.path), type=Path) == delay.path
-    assert (found.at_ns, found.window_ns) == (delay.at_ns, delay.window_ns)
-    assert found.forward.queueing_last_ns == delay.forward.queueing_last_ns
-    assert found.reverse.queueing_last_ns == delay.reverse.queueing_last_ns
-
-
-@given(st.binary(max_size=200))
-def test_a_glance_at_anything_else_sees_nothing(junk: bytes) -> None:
-    assert glance(junk) is None
-    glance(b'{"type":"path_delay"' + junk)
-    Known().take([junk, b'{"type":"path_delay"' + junk])
-
-
-def test_only_path_delays_are_glanced_at() -> None:
-    for signal in samples.one_of_each():
-        assert (glance(encode(signal)) is not None) == isinstance(signal, PathDelay)
-    assert is_of_one_flow(encode(samples.app_delay(local_port=40_000)))
-    assert not is_of_one_flow(encode(samples.app_delay()))
-    assert not is_of_one_flow(encode(samples.tcp_flow()))
+from pytools.views.top.rings import LONGEST_S, WINDOWS, Ring, figures, queued, trend
 
 
 def test_a_line_in_another_order_is_decoded_like_any_other() -> None:
@@ -69,19 +29,10 @@ def test_what_is_no_signal_is_counted() -> None:
     assert about.malformed == 3 and len(about.events) == 1
 
 
-def test_short_windows_are_counted_and_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded = []
-
-    def noted(line: bytes) -> object:
-        decoded.append(line)
-        return decode(line)
-
-    monkeypatch.setattr("pytools.views.top.known.decode", noted)
+def test_short_windows_are_left_out_where_there_are_long_ones() -> None:
     about = Known()
     about.take(lines([samples.path_delay()]))
     about.take(lines([samples.path_delay(1, AT_NS + each, window_ns=80_000_000) for each in range(1, 100)]))
-    assert len(decoded) == 1
-    assert sum(about.rings[samples.path()].waits.counts(0)[0]) == 99
     assert [each.window_ns for each in about.rings[samples.path()].windows] == [SECOND_NS]
 
 
@@ -135,9 +86,7 @@ def test_a_ring_holds_forty_seconds_and_never_more_than_so_many_windows() -> Non
         ring.add(samples.path_delay(at_ns=AT_NS + tick * SECOND_NS))
         ring.add_tcp(samples.tcp_path(at_ns=AT_NS + tick * SECOND_NS))
         ring.add_marks(samples.path_ecn(at_ns=AT_NS + tick * SECOND_NS))
-        ring.waits.add(AT_NS + tick * SECOND_NS, 1, 1)
     assert len(ring.windows) == len(ring.tcp) == len(ring.marks) == LONGEST_S
-    assert sum(ring.waits.counts(0)[0]) == LONGEST_S + 1
     for tick in range(2 * WINDOWS):
         ring.add(samples.path_delay(at_ns=AT_NS + 200 * SECOND_NS + tick, window_ns=SECOND_NS))
     assert len(ring.windows) == WINDOWS
@@ -153,16 +102,18 @@ def test_events_are_bounded_and_links_told_twice_are_one() -> None:
     assert len(about.events) == 1
 
 
-@given(st.lists(NS, max_size=200))
-def test_a_histogram_counts_every_probe_in_its_class(values: list[int | None]) -> None:
-    waits = Waits()
-    for value in values:
-        waits.add(AT_NS, value, None)
-    there, back = waits.counts(0)
-    seen = [value for value in values if value is not None]
-    assert sum(there) == len(seen) and not any(back)
-    for index, edge in enumerate(EDGES_NS):
-        assert sum(there[: index + 1]) == sum(value < edge for value in seen)
+@given(st.lists(st.lists(st.integers(0, 10**6), max_size=len(DELAY_BOUNDS_NS) + 1), max_size=40), st.integers(0, 39))
+def test_histograms_of_the_windows_in_the_horizon_add_up(counted: list[list[int]], since: int) -> None:
+    ring = Ring()
+    for second, counts in enumerate(counted):
+        told = Histogram(counts, 0) if counts else None
+        way = msgspec.structs.replace(samples.path_delay().forward, queueing_histogram=told)
+        ring.add(samples.path_delay(at_ns=AT_NS + second * SECOND_NS, forward=way, reverse=Delay(0)))
+    there, back = queued(ring, AT_NS + (since - 1) * SECOND_NS)
+    assert there == [
+        sum(each[place] for each in counted[since:] if place < len(each)) for place in range(len(DELAY_BOUNDS_NS) + 1)
+    ]
+    assert not any(back)
 
 
 def test_a_trend_has_its_worst_of_each_part_and_blanks() -> None:

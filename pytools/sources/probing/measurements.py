@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from pytools.config import Probe, Windows
 from pytools.errors import UsageError
 from pytools.estimators.delays import asymmetry, delays, half_waited, summarise
+from pytools.estimators.distributions import histograms
 from pytools.estimators.offsets import Offset
 from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, SlidingMinimum, Times, how_many
-from pytools.signals import Path, PathDelay
+from pytools.signals import Histogram, Path, PathDelay
 from pytools.sources.probing.liveness import Liveness
 from pytools.sources.probing.path_clocks import PathClocks
 from pytools.sources.probing.paths import PinnedPath
@@ -30,13 +31,20 @@ _MS: Final = 1_000_000
 
 
 class Window:
-    """One length of time over which figures are given, and the counters at its beginning."""
+    """One length of time over which figures are given, and the counters at its beginning.
 
-    def __init__(self, length_ms: float, probe: Probe) -> None:
+    Attributes
+    ----------
+    counted : ndarray of int64, optional
+        How many samples of each row have been put into a histogram; None: this window gives none.
+    """
+
+    def __init__(self, length_ms: float, probe: Probe, with_histograms: bool) -> None:
         self.length_ns = int(length_ms * _MS)
         # Twice what is expected: after a pause of the network replies come in a burst.
         self.at_most = int(2 * length_ms / probe.interval_ms * probe.flows) + 8
         self.history = CountHistory(self.length_ns)
+        self.counted = np.zeros(0, np.int64) if with_histograms else None
 
 
 class Measurements:
@@ -50,7 +58,8 @@ class Measurements:
 
     def __init__(self, host: str, windows: Windows, probe: Probe) -> None:
         self._host = host
-        self.short, self.long = Window(windows.short_ms, probe), Window(windows.long_ms, probe)
+        self.short = Window(windows.short_ms, probe, with_histograms=False)
+        self.long = Window(windows.long_ms, probe, with_histograms=True)
         depth = max(self.short.at_most, self.long.at_most)
         if depth > _MOST_SAMPLES:
             raise UsageError(
@@ -141,6 +150,11 @@ class Measurements:
         self._base.add(rows, delays_ns, seen_ns)
         self.news[paths] = True
 
+    def skip(self, window: Window, now_ns: int) -> None:
+        """Nobody wants to know: the next window begins where it should."""
+        window.history.growth(now_ns, self.counts)
+        self._uncounted(window)
+
     def signals(
         self, window: Window, now_ns: int, unix_ns: int, only_news: bool, overtaken: tuple[Rows, Times]
     ) -> list[PathDelay]:
@@ -167,8 +181,13 @@ class Measurements:
         round_trips = np.where(counts > 0, ordered[:, 0], MISSING)
         foreign = self.foreign[rows]
         overtakes, waited = half_waited(*overtaken, figures.samples[: len(rows)], rows)
-        twice = np.tile(rows, 2)
-        told = delays(figures, np.tile(round_trips, 2), self.clocks.clocks(twice), np.tile(foreign, 2), now_ns)
+        twice, fresh = np.tile(rows, 2), self._uncounted(window)
+        queueing: Sequence[Histogram | None] = [None] * len(both_ways)
+        if fresh is not None:
+            queueing = self._histograms(both_ways, fresh[both_ways], figures.base)
+        told = delays(
+            figures, np.tile(round_trips, 2), self.clocks.clocks(twice), np.tile(foreign, 2), now_ns, queueing
+        )
         differing = asymmetry(figures.half(0), figures.half(1), self.clocks.clocks(rows), foreign)
         columns = zip(
             indexes,
@@ -206,3 +225,20 @@ class Measurements:
             )
             for index, there, back, round_trip, clock, numbers, behind, lead, asymmetric, asymmetric_bound in columns
         ]
+
+    def _uncounted(self, window: Window) -> Times | None:
+        """How many samples of each row no histogram has counted yet; from now on they are counted."""
+        before, now = window.counted, self._samples.counts
+        if before is None:
+            return None
+        window.counted = now.copy()
+        grown = now.copy()
+        grown[: len(before)] -= before
+        return grown
+
+    def _histograms(self, rows: Rows, fresh: Times, base: Times) -> Sequence[Histogram | None]:
+        """Queueing of the newest samples of these rows, so many of each; None where there is no minimum."""
+        values, known = self._samples.newest(rows, fresh)
+        known &= base[:, None] != MISSING
+        found = histograms(np.where(known, values - base[:, None], 0), known)
+        return [each if each.counts else None for each in found]

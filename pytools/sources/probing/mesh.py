@@ -168,7 +168,7 @@ class ProbeMesh:
 
     def _publish_delays(self, window: Window, now_ns: int, only_news: bool) -> None:
         if not self._bus.wanted("path_delay"):
-            window.history.growth(now_ns, self._measurements.counts)  # so that the next window begins where it should
+            self._measurements.skip(window, now_ns)
             return
         overtaken = self.sender.overtaken(now_ns - window.length_ns)
         for signal in self._measurements.signals(window, now_ns, time.time_ns(), only_news, overtaken):

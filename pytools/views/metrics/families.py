@@ -55,7 +55,7 @@ FAMILIES: Final[dict[str, Family]] = {
         "histogram", PATH, "Forward plus reverse delay of each answered probe; needs no common clock."
     ),
     "swerve_path_queueing_delay_seconds": Family(
-        "histogram", _WAY, "One-way delay above its recent minimum, of the newest probe of each short window."
+        "histogram", _WAY, "One-way delay above its recent minimum, of each answered probe."
     ),
     "swerve_path_queueing_delay_window_seconds": Family("gauge", _FIGURE, "The same over the last long window."),
     "swerve_path_queueing_delay_bound_seconds": Family("gauge", _WAY, "The error of queueing delays, either way."),

@@ -97,7 +97,6 @@ class Model:
         self.pair_errors: Counter[str] = Counter()
         self.suspects: RdmaSuspects | None = None
         self.sight: RdmaSight | None = None
-        self._shortest_ns: int | None = None  # the short window, as this agent is configured
         of_paths = (PathDelay, PathLiveness, ProbeSamples, PathMtu, PathEcn, TcpPath, PathState)
         self._takers: dict[type, Callable[[Any], None]] = dict.fromkeys(of_paths, self._take_path) | {
             AppDelay: self._take_app,
@@ -123,7 +122,6 @@ class Model:
         self.connects += 1
         if not same_agent:
             self.epoch += 1
-            self._shortest_ns = None
 
     def disconnect(self) -> None:
         """There is none: what it said is no fact any more, what it counted stays counted."""
@@ -182,9 +180,7 @@ class Model:
             return
         match signal:
             case PathDelay():
-                if self._shortest_ns is None or signal.window_ns < self._shortest_ns:
-                    self._shortest_ns = signal.window_ns
-                row.take_delay(signal, newest_probe=signal.window_ns == self._shortest_ns)
+                row.take_delay(signal)
             case PathLiveness():
                 row.liveness = signal
             case ProbeSamples():

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator
+from itertools import accumulate
 from typing import Final, Generic, Protocol, TypeVar
 
-# From the way through an idle rack to what nobody waits for: 1, 2 and 5 of each decade, in nanoseconds.
-BOUNDS_NS: Final = tuple(
-    digit * 10**power for power in range(3, 10) for digit in (1, 2, 5) if 2_000 <= digit * 10**power <= 1_000_000_000
-)
-_LE: Final = (*(repr(bound / 1e9) for bound in BOUNDS_NS), "+Inf")  # a bound is written in one way only
+from pytools import signals
+from pytools.signals import DELAY_BOUNDS_NS
+
+_LE: Final = (*(repr(bound / 1e9) for bound in DELAY_BOUNDS_NS), "+Inf")  # a bound is written in one way only
 BUCKETS: Final = len(_LE)
 
 
@@ -58,16 +58,18 @@ class Histogram:
 
     def observe(self, value_ns: int) -> None:
         """One delay more."""
-        self._counts[bisect_left(BOUNDS_NS, value_ns)] += 1
+        self._counts[bisect_left(DELAY_BOUNDS_NS, value_ns)] += 1
         self.sum_ns += value_ns
+
+    def add(self, counted: signals.Histogram) -> None:
+        """Delays that were counted elsewhere; classes that are not known here count as the last one."""
+        for place, count in enumerate(counted.counts):
+            self._counts[min(place, BUCKETS - 1)] += count
+        self.sum_ns += counted.sum_ns
 
     def cumulative(self) -> list[tuple[str, int]]:
         """For each bound in seconds, as it is written, how many were no larger."""
-        total, rows = 0, []
-        for le, count in zip(_LE, self._counts, strict=True):
-            total += count
-            rows.append((le, total))
-        return rows
+        return list(zip(_LE, accumulate(self._counts), strict=True))
 
 
 class Heard(Protocol):

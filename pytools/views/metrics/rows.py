@@ -11,7 +11,6 @@ from typing import Final
 
 from pytools.signals import (
     AppDelay,
-    Delay,
     Link,
     LinkEvent,
     NexthopGroup,
@@ -56,18 +55,14 @@ class PathRow:
     tcp: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TCP_COUNTS, 0))
     marks: Totals = field(default_factory=Totals)
 
-    def take_delay(self, signal: PathDelay, newest_probe: bool) -> None:
-        """A window; of a short one the newest probe counts, of the longest one everything is shown."""
-        if newest_probe:
-            self._observe("forward", signal.forward)
-            self._observe("reverse", signal.reverse)
+    def take_delay(self, signal: PathDelay) -> None:
+        """A window; the longest one is shown."""
+        for direction, delay in zip(DIRECTIONS, (signal.forward, signal.reverse), strict=True):
+            if delay.queueing_histogram is not None:
+                self.queueing[direction].add(delay.queueing_histogram)
         old = self.delay
         if old is None or is_shown(signal.window_ns, old.window_ns, signal.at_ns - old.at_ns):
             self.delay = signal
-
-    def _observe(self, direction: str, delay: Delay) -> None:
-        if delay.queueing_last_ns is not None:
-            self.queueing[direction].observe(max(delay.queueing_last_ns, 0))
 
     def take_samples(self, signal: ProbeSamples) -> int:
         """Probes whose fate is settled, each once; how many round trips are below zero: a clock was stepped."""

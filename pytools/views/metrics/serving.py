@@ -106,7 +106,7 @@ class Feed:
     def _connect(self, now_ns: int) -> None:
         self._connect_ns = now_ns + _CONNECT_NS
         try:
-            client = Client(self._path, TYPES)
+            client = Client(self._path, TYPES, coarse=True)
         except SwerveError as error:
             self._say_once(f"waiting for the agent: {error}")
             return

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 from rich.text import Text
 
+from pytools.signals import DELAY_BOUNDS_NS
 from pytools.views import tables
 from pytools.views.tables import UNKNOWN, duration
 from pytools.views.top.glyphs import Glyphs
@@ -20,7 +21,7 @@ from pytools.views.top.known import Event, Known, since_ns
 from pytools.views.top.lists import clock_time
 from pytools.views.top.look import KEYS, Look
 from pytools.views.top.paths import STYLES, PathRow, short_time
-from pytools.views.top.rings import EDGES_NS, Direction
+from pytools.views.top.rings import Direction, queued
 
 _HEAD: Final = "bold"
 _LABEL: Final = 14
@@ -135,12 +136,12 @@ def _percent(value: float | None) -> str:
 
 def _histogram(row: PathRow, look: Look, around: Around, width: int, glyphs: Glyphs) -> Iterator[Text]:
     """Queueing of single probes, there and back side by side."""
-    there, back = row.ring.waits.counts(since_ns(around.now_ns, look.horizon_s))
+    there, back = queued(row.ring, since_ns(around.now_ns, look.horizon_s))
     total = f"{sum(there):,} there, {sum(back):,} back"
-    yield Text(f"queueing of single probes, the newest of each short window: {total}", style=_HEAD)
+    yield Text(f"queueing of single probes: {total}", style=_HEAD)
     used = [index for index, both in enumerate(zip(there, back, strict=True)) if any(both)]
     if not used:
-        yield Text("none yet: they come with short windows (windows.short_ms)", style="dim")
+        yield Text("none yet: they come with each window", style="dim")
         return
     room = max(4, (width - _LABEL - 2 * 9) // 2)
     most = max(*there, *back)
@@ -153,9 +154,9 @@ def _histogram(row: PathRow, look: Look, around: Around, width: int, glyphs: Gly
 
 
 def _class(index: int) -> str:
-    if index == 0:
-        return f"below {_round(EDGES_NS[0])}"
-    return f"from {_round(EDGES_NS[index - 1])}"
+    if index < len(DELAY_BOUNDS_NS):
+        return f"up to {_round(DELAY_BOUNDS_NS[index])}"
+    return f"above {_round(DELAY_BOUNDS_NS[-1])}"
 
 
 def _round(ns: int) -> str:

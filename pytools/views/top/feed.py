@@ -15,13 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-import msgspec
-
 from pytools import places
-from pytools.bus_client import LineClient
 from pytools.bus_socket import connect
 from pytools.errors import SwerveError
-from pytools.wire import Subscribe, check_types
 
 _ALWAYS: Final = frozenset(
     {
@@ -43,15 +39,6 @@ _AGENT: Final = (
 def types_of(panel: str) -> frozenset[str]:
     """What a panel asks the agent for."""
     return _ALWAYS | _OF_PANEL.get(panel, frozenset())
-
-
-class Feed(LineClient):
-    """Lines of a running agent, of types that may change."""
-
-    def want(self, types: frozenset[str]) -> None:
-        """From now on these types."""
-        check_types(types)
-        self._send(msgspec.json.encode(Subscribe(sorted(types))) + b"\n")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What the live view knows: the newest of everything, the last 40 seconds of every path, and what happened.
 
-Takes lines as the agent sends them, and decodes only those of which something is shown. Nanoseconds of CLOCK_MONOTONIC
-of the agent's host, but for `unix_ns`. Bounded: paths, flows, queue pairs, events. One thread.
+Takes lines as the agent sends them. Nanoseconds of CLOCK_MONOTONIC of the agent's host, but for `unix_ns`. Bounded:
+paths, flows, queue pairs, events. One thread.
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ from pytools.signals import (
 from pytools.views.link_tables import GOOD_NEWS
 from pytools.views.model import Model, fold
 from pytools.views.network import FlowKey, flow_key
-from pytools.views.top.lines import OF_A_PATH, Glance, is_of_one_flow
-from pytools.views.top.lines import glance as glance_at
 from pytools.views.top.rings import SECOND_NS, Ring
 from pytools.views.top.shares import Shares
-from pytools.views.windows import is_shown
 
 EVENTS: Final = 500
 EVENTS_OF_PATH: Final = 50
@@ -92,9 +89,6 @@ class Known:
         self._drops_then: Mapping[str, int] = {}
         self._missed_then = 0
         self._flows_then: dict[FlowKey, Counted] = {}
-        self._written: dict[bytes, Ring] = {}  # by the path as it is written
-        self._longest_ns = 0  # the window that people read
-        self._longest_at_ns = 0
 
     @property
     def model(self) -> Model:
@@ -107,35 +101,12 @@ class Known:
     def take(self, lines: Iterable[bytes]) -> None:
         """Take lines as they came, in their order."""
         signals = []
-        known = self._written
         for line in lines:
-            glance = glance_at(line) if line.startswith(OF_A_PATH) else None
-            written = b""
-            if glance is not None:
-                written = bytes(glance.path)
-                ring = known.get(written)
-                if ring is not None and self._is_short(glance):
-                    ring.waits.add(glance.at_ns, glance.forward.queueing_last_ns, glance.reverse.queueing_last_ns)
-                    continue
-            elif is_of_one_flow(line):
-                continue
             try:
-                signal = decode(line)
+                signals.append(decode(line))
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 self.malformed += 1
-                continue
-            signals.append(signal)
-            if glance is not None and isinstance(signal, PathDelay):
-                self._is_short(glance)
-                self._written[written] = self._ring(signal.path)
         self.take_signals(signals)
-
-    def _is_short(self, glance: Glance) -> bool:
-        """Whether it is shorter than the longest window heard of lately, which is the one that people read."""
-        if not is_shown(glance.window_ns, self._longest_ns, glance.at_ns - self._longest_at_ns):
-            return True
-        self._longest_ns, self._longest_at_ns = glance.window_ns, glance.at_ns
-        return False
 
     def take_signals(self, signals: Iterable[AnySignal]) -> None:
         """Take signals, in their order."""
@@ -169,8 +140,7 @@ class Known:
         if ring is None:
             if len(self.rings) >= PATHS:  # the one heard of longest ago goes
                 oldest = min(self.rings, key=lambda each: self.rings[each].at_ns)
-                gone = self.rings.pop(oldest)
-                self._written = {key: each for key, each in self._written.items() if each is not gone}
+                del self.rings[oldest]
             ring = self.rings[path] = Ring()
         return ring
 
@@ -239,7 +209,6 @@ class Known:
         """From now on: horizons and counters begin anew; what is known of the present stays, and what happened."""
         self.zeroed_ns = now_ns
         self.rings = {path: Ring() for path in self.rings}
-        self._written = {}
         self.shares.clear()
         self._drops_then = dict(self.model.cost.drops) if self.model.cost is not None else {}
         self._missed_then = missed

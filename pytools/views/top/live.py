@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from pytools.bus_client import LineClient
 from pytools.errors import SwerveError
 from pytools.views.actions import Mode, Steering
 from pytools.views.top import plain
-from pytools.views.top.feed import Feed, types_of
+from pytools.views.top.feed import types_of
 from pytools.views.top.glyphs import Glyphs, of_locale
 from pytools.views.top.header import Around
 from pytools.views.top.look import Look
@@ -63,17 +64,18 @@ def run(
     glyphs = of_locale()
     if not is_terminal():
         once = 1 if count is None and every_s is None else count
-        with Feed(socket, types_of("paths")) as feed:
+        with LineClient(socket, types_of("paths"), coarse=True) as feed:
             _report(feed, once, every_s or 1.0, glyphs, steering, child)
         return 0
-    with Feed(socket, frozenset()) as feed:  # nothing until the application reads: it takes half a second to load
+    # Nothing until the application reads: it takes half a second to load.
+    with LineClient(socket, frozenset(), coarse=True) as feed:
         return _live(feed, count, every_s or 1.0, color, glyphs, steering, allow_actions, child)
 
 
 def _report(
-    feed: Feed, count: int | None, every_s: float, glyphs: Glyphs, steering: Steering | None, child: bool
+    feed: LineClient, count: int | None, every_s: float, glyphs: Glyphs, steering: Steering | None, child: bool
 ) -> None:
-    def around(source: Feed) -> Around:
+    def around(source: LineClient) -> Around:
         mode: Mode | None = None
         if steering is not None:
             with contextlib.suppress(SwerveError):
@@ -86,7 +88,7 @@ def _report(
 
 
 def _live(
-    feed: Feed,
+    feed: LineClient,
     count: int | None,
     every_s: float,
     color: bool,

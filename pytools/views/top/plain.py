@@ -12,11 +12,11 @@ from typing import Final
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from pytools.bus_client import LineClient
 from pytools.errors import SwerveError
 from pytools.views import clock_panel, network_panel
 from pytools.views.sheet import Sheet
 from pytools.views.top import header, paths
-from pytools.views.top.feed import Feed
 from pytools.views.top.glyphs import Glyphs
 from pytools.views.top.header import Around
 from pytools.views.top.known import Known
@@ -61,11 +61,11 @@ def report(known: Known, look: Look, around: Around, glyphs: Glyphs) -> Renderab
 
 
 def run(
-    feed: Feed,
+    feed: LineClient,
     look: Look,
     count: int | None,
     glyphs: Glyphs,
-    around: Callable[[Feed], Around],
+    around: Callable[[LineClient], Around],
     patience_s: float = PATIENCE_S,
     clock: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,

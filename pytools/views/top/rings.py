@@ -1,4 +1,4 @@
-"""The last 40 seconds of every path: windows as tuples, and how long its probes waited as counts by second.
+"""The last 40 seconds of every path: its windows as tuples, each with how many of its probes waited how long.
 
 What is asked of them is a horizon: 2, 10 or 40 s back from now. Percentiles of windows cannot be put together: of the
 99th the largest is given (that of the whole horizon is no larger), of the 50th the middle one of the windows. Counts
@@ -7,24 +7,20 @@ add up exactly. Nanoseconds of CLOCK_MONOTONIC of the agent's host; bounded by t
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
-from pytools.signals import ClockState, Delay, PathDelay, PathEcn, TcpPath
+from pytools.signals import DELAY_BOUNDS_NS, ClockState, Delay, PathDelay, PathEcn, TcpPath
 from pytools.views.timing import supports_one_way
+from pytools.views.windows import is_shown
 
 SECOND_NS: Final = 1_000_000_000
 LONGEST_S: Final = 40
 HORIZONS_S: Final = (2, 10, LONGEST_S)
 WINDOWS: Final = 512  # of one path; more than that in 40 s: the horizon is as long as they reach
-_MOST_OF_A_SECOND: Final = 4000  # of one path: windows as short as 0.5 ms, there and back
-_UNKNOWN: Final = -(2**63)
-# Upper ends of the classes of a histogram: 1, 2, 5 … from 1 µs to 1 s; one more class above.
-EDGES_NS: Final = (*(step * 10**power for power in range(3, 9) for step in (1, 2, 5)), 10**9)
 
 
 class Way(NamedTuple):
@@ -36,6 +32,7 @@ class Way(NamedTuple):
     queue_p50_ns: int | None
     queue_p99_ns: int | None
     queue_bound_ns: int | None
+    queued: Sequence[int]  # probes by class of queueing (DELAY_BOUNDS_NS)
 
 
 class Window(NamedTuple):
@@ -70,58 +67,19 @@ def _way(delay: Delay, clock: ClockState) -> Way:
         delay.queueing_p50_ns,
         delay.queueing_p99_ns,
         delay.queueing_bound_ns,
+        () if delay.queueing_histogram is None else delay.queueing_histogram.counts,
     )
-
-
-class Waits:
-    """How long probes waited, by second; the newest probe of each window is one. Put into classes when asked for."""
-
-    __slots__ = ("_seconds",)
-
-    def __init__(self) -> None:
-        self._seconds: deque[tuple[int, array[int]]] = deque(maxlen=LONGEST_S + 1)  # there, back, there, back, …
-
-    def add(self, at_ns: int, forward_ns: int | None, reverse_ns: int | None) -> None:
-        """Count one probe; what is not known is not counted."""
-        second, seconds = at_ns // SECOND_NS, self._seconds
-        if not seconds or seconds[-1][0] < second:
-            seconds.append((second, array("q")))
-        pairs = seconds[-1][1]
-        if len(pairs) < _MOST_OF_A_SECOND:
-            pairs.append(_UNKNOWN if forward_ns is None else forward_ns)
-            pairs.append(_UNKNOWN if reverse_ns is None else reverse_ns)
-
-    def counts(self, since_ns: int) -> tuple[list[int], list[int]]:
-        """Probes by class since then (whole seconds): there, and back."""
-        recent = [pairs for second, pairs in self._seconds if (second + 1) * SECOND_NS > since_ns]
-        return _classes(pairs[::2] for pairs in recent), _classes(pairs[1::2] for pairs in recent)
-
-    def copy(self) -> Waits:
-        """What it is now, whatever comes."""
-        other = Waits()
-        other._seconds.extend((second, pairs[:]) for second, pairs in self._seconds)
-        return other
-
-
-def _classes(parts: Iterable[array[int]]) -> list[int]:
-    counts = [0] * (len(EDGES_NS) + 1)
-    for part in parts:
-        for value in part:
-            if value != _UNKNOWN:
-                counts[bisect_right(EDGES_NS, value)] += 1
-    return counts
 
 
 class Ring:
     """What is remembered of one path."""
 
-    __slots__ = ("marks", "tcp", "waits", "windows")
+    __slots__ = ("marks", "tcp", "windows")
 
     def __init__(self) -> None:
         self.windows: deque[Window] = deque(maxlen=WINDOWS)
         self.tcp: deque[TcpWindow] = deque(maxlen=WINDOWS)
         self.marks: deque[tuple[int, int, int]] = deque(maxlen=WINDOWS)  # at_ns, packets, of these marked: back
-        self.waits = Waits()
 
     @property
     def at_ns(self) -> int:
@@ -129,9 +87,11 @@ class Ring:
         return self.windows[-1].at_ns if self.windows else 0
 
     def add(self, delay: PathDelay) -> None:
-        """Take a window; an older one, or the same again, is left out."""
-        if self.windows and delay.at_ns <= self.windows[-1].at_ns:
-            return
+        """Take a window; an older one, the same again, or one shorter than those that people are shown is left out."""
+        if self.windows:
+            last = self.windows[-1]
+            if delay.at_ns <= last.at_ns or not is_shown(delay.window_ns, last.window_ns, delay.at_ns - last.at_ns):
+                return
         clock = delay.clock
         ways = _way(delay.forward, clock), _way(delay.reverse, clock)
         _forget(self.windows, delay.at_ns)
@@ -162,7 +122,6 @@ class Ring:
         other.windows.extend(self.windows)
         other.tcp.extend(self.tcp)
         other.marks.extend(self.marks)
-        other.waits = self.waits.copy()
         return other
 
 
@@ -245,10 +204,21 @@ def trouble(ring: Ring, since_ns: int) -> tuple[float, int]:
     return lost / (received + lost) if lost else 0.0, queueing_ns
 
 
+def queued(ring: Ring, since_ns: int) -> tuple[list[int], list[int]]:
+    """Of the windows that ended since then: probes by class of queueing, there and back."""
+    windows = [each for each in ring.windows if each.at_ns > since_ns]
+    return _summed(each.forward.queued for each in windows), _summed(each.reverse.queued for each in windows)
+
+
+def _summed(parts: Iterable[Sequence[int]]) -> list[int]:
+    counts = [sum(column) for column in zip_longest(*parts, fillvalue=0)]
+    return counts + [0] * (len(DELAY_BOUNDS_NS) + 1 - len(counts))
+
+
 def _over(ways: Sequence[Way]) -> Direction:
     if not ways:
         return Direction()
-    p50, p99, bound, queue_p50, queue_p99, queue_bound = zip(*ways, strict=True)
+    p50, p99, bound, queue_p50, queue_p99, queue_bound, _ = zip(*ways, strict=True)
     return Direction(
         _middle(p50), _largest(p99), _largest(bound), _middle(queue_p50), _largest(queue_p99), _largest(queue_bound)
     )
