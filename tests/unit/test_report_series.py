@@ -232,6 +232,14 @@ def test_every_value_has_a_place_on_the_chart(values: list[float], other: float)
             assert scale.y(low) >= scale.y(high), "more is higher"
 
 
+def test_times_have_a_date_where_the_day_is_in_doubt() -> None:
+    midnight = 1_795_305_600 * 1_000_000_000
+    second = 1_000_000_000
+    within, across = Span(midnight, midnight + 86_399 * second), Span(midnight - second, midnight + second)
+    assert within.clock(midnight + 3_661 * second + 5_000_000, 3) == "01:01:01.005"
+    assert [across.clock(each) for each in (midnight - second, midnight)] == ["11-21 23:59:59", "11-22 00:00:00"]
+
+
 @given(TIMES, st.integers(0, 1 << 58))
 def test_ticks_lie_within_the_span_and_are_few(since: int, length: int) -> None:
     span = Span(since, since + length)

@@ -11,7 +11,7 @@ from pytools.views.report.records import Report, WeightStory
 from pytools.views.report.scales import Span
 
 
-def drawn(report: Report) -> Markup:
+def drawn(report: Report, span: Span) -> Markup:
     """Every act, explained."""
     if not report.acts:
         nothing = "Nothing was done or wanted within this time: no controller told of an act."
@@ -19,7 +19,7 @@ def drawn(report: Report) -> Markup:
     rows = [
         [
             str(each.number),
-            scales.clock(each.act.unix_ns, 3),
+            span.clock(each.act.unix_ns, 3),
             each.act.host,
             each.act.what,
             words.moved(each.act),
@@ -42,13 +42,13 @@ def drawn(report: Report) -> Markup:
     return tabled.section("acts", "Acts", table, tabled.paragraphs(_older(report, "acts")))
 
 
-def events(report: Report) -> Markup:
+def events(report: Report, span: Span) -> Markup:
     """What happened to links, and alerts."""
     if not report.events:
         return tabled.section("events", "Events", tabled.paragraphs("No link event and no alert within this time."))
     headings = ["UTC", "host", "where", "what", "detail", "under"]
     rows = [
-        [scales.clock(each.unix_ns, 3), each.host, each.where, each.what, each.detail, each.under]
+        [span.clock(each.unix_ns, 3), each.host, each.where, each.what, each.detail, each.under]
         for each in report.events
     ]
     table = tabled.table("Events of links and paths, and alerts, by time", headings, rows, left=headings)

@@ -14,7 +14,7 @@ from typing import Final
 
 from pytools.views.report.markup import Markup, element, joined
 from pytools.views.report.runs import Bands
-from pytools.views.report.scales import WIDTH, Scale, Span, clock
+from pytools.views.report.scales import WIDTH, Scale, Span
 from pytools.views.report.series import Bars, Line, Point
 
 HEIGHT: Final = 150.0
@@ -97,14 +97,14 @@ def bars(span: Span, counts: Bars, kinds: Sequence[str], scale: Scale, label: st
     return _framed(span, scale, drawn, "count", label, said, marks)
 
 
-def strip(span: Span, bands: Bands, said: Callable[[str, int, int, str], str]) -> Markup:
+def strip(span: Span, bands: Bands, said: Callable[[Span, str, int, int, str], str]) -> Markup:
     """States over time as one row; each state has its height besides its colour."""
     drawn = []
     for run in bands.runs:
         known = run.word in _LEVELS
         height = _LEVELS.get(run.word, 9)
         x, end = span.x(run.began_ns), span.x(run.ended_ns)
-        title = element("title", said(run.word, run.began_ns, run.ended_ns, run.note))
+        title = element("title", said(span, run.word, run.began_ns, run.ended_ns, run.note))
         drawn.append(
             element(
                 "rect", title, class_=f"b-{run.word}" if known else "b-other",
@@ -160,7 +160,7 @@ def _framed(
     ]
     below = _TOP + height + 15
     times = [
-        element("text", clock(at, 0 if span.length_ns > 10_000_000_000 else 3), class_="tick",
+        element("text", span.clock(at, 0 if span.length_ns > 10_000_000_000 else 3), class_="tick",
                 x=round(_LEFT + span.x(at), 1), y=below, text_anchor="middle")
         for at in span.ticks()
     ]  # fmt: skip

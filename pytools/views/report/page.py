@@ -83,7 +83,7 @@ def _item(anchor: str, name: str) -> Markup:
 
 
 def _sections(report: Report, span: Span) -> list[Markup]:
-    made = paths.marks(report)
+    made = paths.marks(report, span)
     if not report.told.records:
         return [tabled.section("matrix", "Nothing to show", tabled.paragraphs(
             "There was no signal within this time. Look at another time with --since and --until, or whether the agent "
@@ -92,15 +92,15 @@ def _sections(report: Report, span: Span) -> list[Markup]:
         matrix.drawn(report, paths.anchors(report)),
         paths.drawn(report, span),
         paths.states(report, span),
-        acts.drawn(report),
+        acts.drawn(report, span),
         acts.weights(report, span, made),
         transport.tcp(report, span),
         transport.rdma(report, span),
         clocks.drawn(report, span),
         tabled.section("rings", "Rings of collective communication", tabled.paragraphs(
             "The bottleneck of a ring is not known: this version does not look for rings.")),
-        acts.events(report),
-        _agents(report),
+        acts.events(report, span),
+        _agents(report, span),
     ]  # fmt: skip
 
 
@@ -163,11 +163,11 @@ def _losses(report: Report) -> list[Markup]:
     return [*(said or [text(" Nothing was lost or broken in what was read.")]), text(cut if told.cut else "")]
 
 
-def _agents(report: Report) -> Markup:
+def _agents(report: Report, span: Span) -> Markup:
     rows = [
         [
             host.host,
-            f"{scales.clock(host.first_unix_ns, 1)} to {scales.clock(host.last_unix_ns, 1)}",
+            f"{span.clock(host.first_unix_ns, 1)} to {span.clock(host.last_unix_ns, 1)}",
             _lost(host),
             "; ".join(f"{hook}: {why}" for hook, why in host.failed.items())
             or ("none" if host.drops_known else "unknown"),

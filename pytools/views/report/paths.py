@@ -24,14 +24,14 @@ def anchors(report: Report) -> dict[tuple[str, Path], str]:
     return {story.key: f"path-{number}" for number, story in enumerate(report.paths[:DRAWN], start=1)}
 
 
-def marks(report: Report) -> dict[int, Mark]:
+def marks(report: Report, span: Span) -> dict[int, Mark]:
     """Every act as a mark on a chart, by its number."""
-    return {each.number: Mark(each.act.unix_ns, each.number, words.explained(each)) for each in report.acts}
+    return {each.number: Mark(each.act.unix_ns, each.number, words.explained(each, span)) for each in report.acts}
 
 
 def drawn(report: Report, span: Span) -> Markup:
     """The section."""
-    places, made = anchors(report), marks(report)
+    places, made = anchors(report), marks(report, span)
     if not report.paths:
         return tabled.section("paths", "Paths", tabled.paragraphs("No path was measured within this time."))
     stories = [
@@ -142,7 +142,7 @@ def states(report: Report, span: Span) -> Markup:
         ((run.began_ns, words.way(story.path), run) for story in told for run in story.states.runs), reverse=True
     )
     listed = [
-        [f"{scales.clock(began, 3)}", name, run.word, duration(run.ended_ns - run.began_ns), run.note]
+        [span.clock(began, 3), name, run.word, duration(run.ended_ns - run.began_ns), run.note]
         for began, name, run in reversed(changes[:_CHANGES])
     ]
     forgotten = sum(story.states.forgotten for story in told) + max(0, len(changes) - _CHANGES)

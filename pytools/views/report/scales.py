@@ -40,6 +40,16 @@ class Span:
         """A time as scripts have it: milliseconds since the beginning."""
         return (unix_ns - self.since_ns) // 1_000_000
 
+    @property
+    def dated(self) -> bool:
+        """Whether a time of day alone does not say when: it lies on more than one day of UTC."""
+        return moment(self.since_ns).date() != moment(self.until_ns).date()
+
+    def clock(self, unix_ns: int, digits: int = 0) -> str:
+        """A time within it in UTC."""
+        words = moment(unix_ns).strftime("%m-%d %H:%M:%S" if self.dated else "%H:%M:%S")
+        return words + (f".{unix_ns % _SECOND:09d}"[: digits + 1] if digits else "")
+
     def ticks(self) -> list[int]:
         """Round times to write below the chart."""
         step_s = next((step for step in STEPS_S if self.length_ns / _TICKS <= step * _SECOND), STEPS_S[-1])
@@ -92,11 +102,6 @@ def linear(values: Iterable[float], height: float, whole: bool = False) -> Scale
 def _round_step(least: float) -> float:
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * each for each in (1, 2, 5, 10) if power * each >= least * (1 - 1e-9))
-
-
-def clock(unix_ns: int, digits: int = 0) -> str:
-    """A time of day in UTC."""
-    return moment(unix_ns).strftime("%H:%M:%S") + (f".{unix_ns % _SECOND:09d}"[: digits + 1] if digits else "")
 
 
 def moment(unix_ns: int) -> datetime:

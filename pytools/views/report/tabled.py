@@ -7,7 +7,7 @@ from typing import Final
 
 from pytools.views.report.chart import Curve
 from pytools.views.report.markup import Markup, element, joined
-from pytools.views.report.scales import Span, clock, slots
+from pytools.views.report.scales import Span, slots
 from pytools.views.report.series import Bars, Point
 from pytools.views.report.words import UNKNOWN
 
@@ -58,7 +58,7 @@ def lines_table(span: Span, curves: Sequence[Curve], said: Callable[[float], str
     parts = slots(span, ROWS)
     columns = [_by_slot(span, curve, len(parts)) for curve in curves]
     rows = [
-        [f"{clock(began, 1)} to {clock(ended, 1)}", *(_range(column[number], said) for column in columns)]
+        [f"{span.clock(began, 1)} to {span.clock(ended, 1)}", *(_range(column[number], said) for column in columns)]
         for number, (began, ended) in enumerate(parts)
     ]
     headings = ["UTC", *(curve.name for curve in curves)]
@@ -92,7 +92,7 @@ def bars_table(span: Span, counts: Bars, kinds: Sequence[str]) -> Markup:
         for kind, count in slot.items():
             sums[number][kind] = sums[number].get(kind, 0) + count
     rows = [
-        [f"{clock(began, 1)} to {clock(ended, 1)}", *(f"{found.get(kind, 0):,}" for kind in kinds)]
+        [f"{span.clock(began, 1)} to {span.clock(ended, 1)}", *(f"{found.get(kind, 0):,}" for kind in kinds)]
         for found, (began, ended) in zip(sums, parts, strict=True)
     ]
     return folded("As a table", table("Segments of each stretch of time", ["UTC", *kinds], rows))

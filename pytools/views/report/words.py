@@ -7,7 +7,7 @@ from typing import Final
 
 from pytools.signals import Act, Path
 from pytools.views.report.records import NumberedAct
-from pytools.views.report.scales import clock
+from pytools.views.report.scales import Span
 from pytools.views.report.series import Measured
 from pytools.views.tables import duration
 
@@ -58,19 +58,19 @@ def took(act: Act) -> str:
     return UNKNOWN if act.acknowledged_ns is None else duration(act.acknowledged_ns - act.seen_ns)
 
 
-def explained(numbered: NumberedAct) -> str:
+def explained(numbered: NumberedAct, span: Span) -> str:
     """An act on one line: what, from → to, because, under."""
     act = numbered.act
     under = f", under {act.under}" if act.under else ""
     return (
-        f"act {numbered.number}, {clock(act.unix_ns, 3)} UTC, {act.host}: {act.what} ({outcome(act)}): {moved(act)}, "
-        f"because {act.because}{under}"
+        f"act {numbered.number}, {span.clock(act.unix_ns, 3)} UTC, {act.host}: {act.what} ({outcome(act)}): "
+        f"{moved(act)}, because {act.because}{under}"
     )
 
 
-def state(word: str, began_ns: int, ended_ns: int, note: str) -> str:
+def state(span: Span, word: str, began_ns: int, ended_ns: int, note: str) -> str:
     """A state that lasted."""
-    return f"{word}, {clock(began_ns, 1)} to {clock(ended_ns, 1)} UTC ({duration(ended_ns - began_ns)})" + (
+    return f"{word}, {span.clock(began_ns, 1)} to {span.clock(ended_ns, 1)} UTC ({duration(ended_ns - began_ns)})" + (
         f": {note}" if note else ""
     )
 

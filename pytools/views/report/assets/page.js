@@ -19,7 +19,10 @@
     bps: (v) => scaled(v, [[1e9, "Gbit/s"], [1e6, "Mbit/s"], [1e3, "kbit/s"]]) || `${v} bit/s`,
     number: (v) => String(v), count: (v) => String(v),
   };
-  const clock = (ms, digits) => new Date(since + ms).toISOString().slice(11, digits ? 20 + digits : 19);
+  const iso = (ms) => new Date(since + ms).toISOString();
+  const dated = iso(0).slice(0, 10) !== iso(length).slice(0, 10); // a time of day alone does not say when
+  const clock = (ms, digits) =>
+    (dated ? `${iso(ms).slice(5, 10)} ` : "") + iso(ms).slice(11, digits ? 20 + digits : 19);
 
   // ---- what is said beside an element ----
   const show = (words, x, y) => {
