@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from pytools.signals import Link, Path, Signal
-from steering.deciding import capacity, health
+from steering.deciding import capacity, health, waiting
 from steering.deciding.capacity import Estimate
 from steering.deciding.decide import decide
 from steering.deciding.evidence import Evidence
@@ -259,9 +259,9 @@ class Engine:
         if group.target in self.manual:
             why = f"{frozen}{self.manual[group.target]}"
             return Standing(path, "manual", known.since_ns, None, actual, why, "")
-        why = known.because
+        why = waiting.reason(self.policy, known, now)
         if health.stale(self.policy, known, now) and known.state != "unmeasured":
-            why = f"hold: stale; before: {why}"
+            why = f"hold: stale; before: {known.because}"
         elif plan and dict(plan.held).get(path):
             why = f"{why}; {dict(plan.held)[path]}"
         if group.target in self._rejected:

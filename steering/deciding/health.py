@@ -300,6 +300,12 @@ def dwell(rule: Rule, strikes: int) -> int:
     return min(rule.return_.dwell << doublings, rule.return_.max_dwell)
 
 
+def dwell_of(policy: Policy, path: PathHealth) -> int:
+    """How long a drained path must look good before it returns: its rule's dwell, and its own part of a herd's."""
+    assert path.rule is not None
+    return int(dwell(policy.rules[path.rule], path.strikes) * (1 + path.lag))
+
+
 def share(path: PathHealth) -> float:
     """The share of its original weight that its state gives the path."""
     return path.share if path.down else 1.0
@@ -311,7 +317,7 @@ def _return_when_clear(policy: Policy, path: PathHealth, now: int) -> PathHealth
     reading = path.readings[path.rule]
     if path.clear_since is None or not reading.over or (reading.run < rule.return_.rise and not reading.idle):
         return path
-    if path.seen_ns - path.clear_since < dwell(rule, path.strikes) * (1 + path.lag):
+    if path.seen_ns - path.clear_since < dwell_of(policy, path):
         return path
     # However short the dwell: steady congestion must not become many tries.
     if path.tried_ns is not None and now - path.tried_ns < rule.return_.retry_after:

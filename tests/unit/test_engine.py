@@ -232,6 +232,15 @@ def drained_and_good_again():
     return fabric
 
 
+def test_a_standing_says_how_far_a_drained_path_is_while_it_is_measured():
+    fabric = drained_and_good_again()
+    (standing,) = [each for each in fabric.engine.standings(fabric.now) if each.path == path(1)]
+    assert re.fullmatch(r"good for 1\.4 s of 2 s; before: queueing delay p50 20 ms .* above 5 ms .*", standing.reason)
+    fabric.now += 600 * MS
+    (standing,) = [each for each in fabric.engine.standings(fabric.now) if each.path == path(1)]
+    assert standing.reason.startswith("hold: stale; before: queueing delay")
+
+
 def came_back_in_steps(fabric):
     steps = [weights for _, weights in fabric.log[-3:]]
     return steps == [((11, 1), (12, 10), (13, 10)), ((11, 5), (12, 10), (13, 10)), ORIGINAL]

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from steering_kit import MS, POLICY, SECOND, facts, measured, path
 
-from steering.deciding import health
+from steering.deciding import health, waiting
 from steering.deciding.measuring import Verdict
 from steering.policy import parse
 
@@ -460,6 +460,54 @@ def test_several_good_measurements_in_a_row_before_the_first_step():
     watched.bad(SECOND)
     assert watched.good(30 * SECOND).state == "drained", "1500 of 2000"
     assert watched.good(11 * SECOND).state == "returning"
+
+
+def told(watched):
+    return waiting.reason(watched.policy, watched.health, watched.now)
+
+
+def test_while_it_waits_to_return_it_says_for_how_long_it_has_been_good():
+    watched = Watched(policy())
+    watched.bad(3 * STEP)
+    left = watched.health.because
+    assert told(watched) == left, "nothing was measured since it was left"
+    watched.bad(SECOND)
+    assert told(watched) == f"{left}; not good yet"
+    watched.good(12 * SECOND + STEP)
+    assert told(watched) == f"good for 12 s of 20 s; before: {left}"
+    watched.feel(STEP, queueing_ns=3 * MS)  # between the thresholds the time runs on
+    assert told(watched).startswith("good for 12 s of 20 s; ")
+    watched.bad(STEP)
+    assert told(watched) == f"{left}; not good yet", "a bad measurement starts it again"
+    assert watched.good(21 * SECOND).state == "returning"
+    assert told(watched) == watched.health.because
+
+
+def test_what_is_said_of_the_wait_is_what_is_waited_for():
+    """Whatever keeps a path that was good for its dwell from returning, it says; and when nothing does it returns."""
+    again = Watched(policy(retry=("dwell: 20s, max_dwell: 80s, retry_after: 60s", "dwell: 1s, retry_after: 60s")))
+    again.bad(SECOND)
+    again.good(2 * SECOND)
+    assert again.health.state == "returning"
+    again.bad(SECOND)
+    again.good(10 * SECOND + STEP)
+    assert told(again).startswith("good for 10 s of 2 s, not tried again for 4"), "a relapse doubles the dwell"
+    again.good(50 * SECOND)
+    assert again.health.state != "drained"
+
+    rising = Watched(policy(back=("return: {dwell: 20s", "return: {rise: 2000, dwell: 20s")))
+    rising.bad(SECOND)
+    rising.good(30 * SECOND)
+    assert told(rising).startswith("good for 30 s of 20 s, 1500 of 2000 measurements in a row; before: ")
+    rising.feel(STEP, queueing_ns=3 * MS)
+    assert told(rising).startswith("good for 30 s of 20 s, not clear now; ")
+
+    herd = Watched(policy(herd=("safety: {", "safety: {herd: {jitter: 1s}, ")))
+    herd.bad(5 * SECOND)
+    herd.good(STEP)
+    lag = herd.health.lag
+    assert lag > 0
+    assert told(herd).startswith(f"good for 0 ns of {20 * (1 + lag):.3g} s; ")
 
 
 def test_what_the_kernel_took_away_comes_back_as_one_that_failed():

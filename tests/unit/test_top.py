@@ -10,6 +10,7 @@ from support import ROOT
 from top_kit import NOW_NS, around, known, story
 
 from pytools.errors import UsageError
+from pytools.signals import PathState
 from pytools.views.actions import Mode
 from pytools.views.tables import UNKNOWN
 from pytools.views.top import lists, paths, plain
@@ -230,6 +231,16 @@ def test_rows_come_before_what_is_said_below_them() -> None:
 
 
 # ---- other lists ----
+
+
+def test_a_reason_that_counts_seconds_is_no_event_and_the_newest_is_shown() -> None:
+    def waits(second: int) -> PathState:
+        state = samples.path_state(1, AT_NS - (12 - second) * SECOND_NS)
+        return msgspec.structs.replace(state, reason=f"good for {second} s of 30 s; before: queueing")
+
+    about = known(samples.path_delay(1), *map(waits, range(13)))
+    assert len(about.events) == 1
+    assert cells(about)["reason"].startswith("good for 12 s of 30 s; before: queueing")
 
 
 def test_flows_events_links_and_queue_pairs_have_a_row_each() -> None:

@@ -1,0 +1,32 @@
+"""What the controller tells the agent of paths: each once a second, and at once when more than its reason changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import samples
+
+from steering import agent_link
+from steering.agent_link import AgentLink
+
+SECOND = 1_000_000_000
+
+
+def test_a_reason_that_counts_seconds_is_told_once_a_second(monkeypatch):
+    told, clock = [], [10**12]
+    agent = SimpleNamespace(publish=told.append, fileno=lambda: 0, close=lambda: None)
+    monkeypatch.setattr(agent_link, "Client", lambda *_: agent)
+    monkeypatch.setattr(agent_link.time, "monotonic_ns", lambda: clock[0])
+    link = AgentLink(Path("/none"), frozenset(), lambda _: None, lambda: None, lambda _: None)
+    link.register(SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))  # type: ignore[arg-type]
+    link.tick(clock[0])
+    state = samples.path_state(state="drained")
+    for turn in range(100):  # five seconds of turns
+        link.publish_states([msgspec.structs.replace(state, reason=f"good for {turn * 50} ms of 30 s")])
+        clock[0] += SECOND // 20
+    assert len(told) == 5
+    link.publish_states([msgspec.structs.replace(state, weight_actual=7)])
+    link.publish_states([msgspec.structs.replace(state, state="returning", weight_actual=7)])
+    assert [each.state for each in told[5:]] == ["drained", "returning"]
