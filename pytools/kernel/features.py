@@ -28,8 +28,11 @@ CAPABILITIES: Final = {
 ARRAY, RING_BUFFER = 2, 27  # enum bpf_map_type
 _PROG_LOAD, _SCHED_CLS = 5, 3
 _CLONE_NEWNET, _NEW_NEXTHOP = 0x40000000, 104
+_NO_WAY_6: Final = 0xC0000200  # RTF_LOCAL, RTF_ANYCAST, RTF_REJECT
+_ON_LINK_6: Final = ("fe8", "ff")  # prefixes that every interface has: link-local and multicast
 _libc = ctypes.CDLL(None, use_errno=True)
 
+Family = Literal["ipv4", "ipv6"]  # as settings name them
 Instruction = tuple[int, int, int, int, int]  # code, destination, source, offset, immediate
 _EXIT: Final[Instruction] = (0x95, 0, 0, 0, 0)
 _ZERO: Final[Instruction] = (0xB7, 0, 0, 0, 0)  # r0 = 0
@@ -250,6 +253,28 @@ def clock_source() -> str:
 def setting(name: str) -> str:
     """A kernel setting (sysctl) of the calling thread's namespace; empty when there is none of this name."""
     return _read(Path("/proc/sys", name.replace(".", "/")))
+
+
+def routed(family: Family) -> bool:
+    """Whether the calling thread's namespace has a route of this family that leads out of the host, and off one link.
+
+    Of IPv4 only the main table is looked at. The lists are read no further than to the first that does.
+    """
+    leads, name = (_leads_4, "route") if family == "ipv4" else (_leads_6, "ipv6_route")
+    try:
+        with Path("/proc/thread-self/net", name).open() as lines:
+            return any(leads(line.split()) for line in lines)
+    except FileNotFoundError:  # a kernel without this family
+        return False
+
+
+def _leads_4(row: list[str]) -> bool:
+    return row[0] not in ("Iface", "lo", "*")
+
+
+def _leads_6(row: list[str]) -> bool:
+    destination, flags, interface = row[0], int(row[8], 16), row[9]
+    return interface != "lo" and not flags & _NO_WAY_6 and not destination.startswith(_ON_LINK_6)
 
 
 def _read(path: Path) -> str:

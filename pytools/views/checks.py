@@ -220,13 +220,7 @@ def _surroundings(name: str | None, config: Path | None) -> list[Check]:
             "echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource, if the host offers it",
             lambda: Finding(features.clock_source() in _GOOD_CLOCKS, features.clock_source() or "unknown"),
         ),
-        Check(
-            "ECMP by ports",
-            False,
-            "the kernel picks a path per pair of hosts: all flows between two hosts share one",
-            "sysctl -w net.ipv4.fib_multipath_hash_policy=1 net.ipv6.fib_multipath_hash_policy=1",
-            _hash_policy,
-        ),
+        *checks_network.hashing(name),
         Check(
             "RDMA through TC",
             False,
@@ -249,11 +243,6 @@ def _surroundings(name: str | None, config: Path | None) -> list[Check]:
             lambda: features.attempt(lambda: served(name)),
         ),
     ]
-
-
-def _hash_policy() -> Finding:
-    found = {family: features.setting(f"net.{family}.fib_multipath_hash_policy") for family in ("ipv4", "ipv6")}
-    return Finding("0" not in found.values(), ", ".join(f"{key} {value or '-'}" for key, value in found.items()))
 
 
 def _rdma() -> Finding:

@@ -1,4 +1,4 @@
-"""What `doctor` looks at for TCP, links and RDMA: what each gap costs, and how to mend it.
+"""What `doctor` looks at for TCP, links, the spreading of flows, and RDMA: what each gap costs, and how to mend it.
 
 Run in the network namespace that is examined. Everything is found out by trying, never by a version number.
 """
@@ -17,13 +17,15 @@ from pytools.bus_client import Client
 from pytools.errors import SwerveError
 from pytools.kernel import cgroups, drop_reasons, features, rdma_class, tracefs, uprobes
 from pytools.kernel.compiling import bpf_dir
-from pytools.kernel.features import Finding
+from pytools.kernel.features import Family, Finding
 from pytools.signals import RdmaSight
 from pytools.views.check import Check
 
 _TRACEFS: Final = "mount -t tracefs tracefs /sys/kernel/tracing; if it is mounted, another kernel has the event"
 _STATES: Final = (("tcp", "tcp_cong_state_set"), ("sock", "inet_sock_set_state"))
 _PROVIDER_ROOMS: Final = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/opt")
+_CUSTOM: Final = "3"  # fib_multipath_hash_policy: by the fields that another setting names
+_PORTS: Final = 0x30  # of these, both ports
 _ASKED_S: Final = 2.5  # an agent says once a second what it sees
 
 
@@ -105,6 +107,39 @@ def _driver_statistics() -> Finding:
         asked.close()
     said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
     return Finding(bool(said), said or f"none of {', '.join(names)}")
+
+
+def hashing(name: str | None) -> list[Check]:
+    """What the kernel spreads flows by, where a route has several ways; each family has a setting of its own."""
+
+    def check(family: Family, called: str) -> Check:
+        return Check(
+            f"ECMP by ports, {called}",
+            False,
+            f"the kernel picks a way per pair of {called} addresses: all flows between two hosts share one",
+            (f"ip netns exec {name} " if name else "") + f"sysctl -w {_hash_policy(family)}=1",
+            lambda: _by_ports(family, called),
+        )
+
+    return [check("ipv4", "IPv4"), check("ipv6", "IPv6")]
+
+
+def _hash_policy(family: str) -> str:
+    return f"net.{family}.fib_multipath_hash_policy"
+
+
+def _by_ports(family: Family, called: str) -> Finding:
+    """Whether ports count; cannot be said of a family that has no routes."""
+    policy = features.setting(_hash_policy(family))
+    if not policy:
+        return Finding(None, f"this kernel has no {_hash_policy(family)}")
+    said = f"{_hash_policy(family)} is {policy}"
+    fields = features.setting(f"net.{family}.fib_multipath_hash_fields") if policy == _CUSTOM else ""
+    if policy == "1" or (fields and int(fields, 0) & _PORTS == _PORTS):
+        return Finding(True, said)
+    if not features.routed(family):
+        return Finding(None, f"{said}, but there is no {called} route")
+    return Finding(False, said + (f", with fields {fields}" if fields else ""))
 
 
 def rdma(name: str | None) -> list[Check]:

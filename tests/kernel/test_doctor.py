@@ -189,18 +189,26 @@ def test_looking_leaves_nothing_behind(namespace: str) -> None:
     assert len(os.listdir("/proc/self/fd")) == fds
 
 
-def test_settings_are_those_of_the_namespace(namespace: str) -> None:
-    for value, expected in (("0", False), ("1", True)):
+def test_each_family_spreads_flows_by_a_setting_of_its_own(veth_pair: tuple[str, str]) -> None:
+    """Its mend, run as it is written, mends it; of the namespace that is examined and of this family alone."""
+    name, _ = veth_pair
+    with inside(name):
         for family in ("ipv4", "ipv6"):
-            setting = f"net.{family}.fib_multipath_hash_policy={value}"
-            run(["ip", "netns", "exec", namespace, sys.executable, "-c", _SET, setting])
-        assert found(doctor.examine(namespace, None, PROGRAMS), "ECMP by ports").present is expected
+            assert features.routed(family)
+            Path(f"/proc/sys/net/{family}/fib_multipath_hash_policy").write_text("0")
+        first, second = checks_network.hashing(name)
+        assert (first.find().present, second.find().present) == (False, False)
+    run(first.mend.split())
+    with inside(name):
+        assert (first.find().present, second.find().present) == (True, False)
+        Path("/proc/sys/net/ipv6/conf/v0/disable_ipv6").write_text("1")
+        assert not features.routed("ipv6"), "with the loopback alone nothing leads anywhere"
+        assert second.find().present is None
 
 
-_SET = (
-    "import sys; name, _, value = sys.argv[1].partition('=');"
-    "open('/proc/sys/' + name.replace('.', '/'), 'w').write(value)"
-)
+def test_a_namespace_without_routes_has_none_of_either_family(namespace: str) -> None:
+    with inside(namespace):
+        assert [features.routed("ipv4"), features.routed("ipv6")] == [False, False]
 
 
 def test_a_program_that_the_verifier_rejects_is_missing_not_fatal() -> None:
