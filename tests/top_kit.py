@@ -41,8 +41,8 @@ def story() -> list[AnySignal]:
             told.append(_window(rail, at_ns + SECOND_NS // 3, bad and rail == 1, window_ns=80_000_000))
         drained = second > -4
         told += [
-            samples.tcp_path(1, at_ns, in_window=12 if bad else 0),
-            samples.tcp_path(2, at_ns, in_window=0),
+            samples.tcp_path(1, at_ns, in_window=12 if bad else 0, **_acknowledged(1_000)),
+            samples.tcp_path(2, at_ns, in_window=0, **_acknowledged(9_000)),
             samples.path_ecn(1, at_ns),
             samples.nexthop_group(at_ns, packets=(1_000 + (40 + second) * 100, 9_000 + (40 + second) * 900)),
             samples.self_cost(at_ns),
@@ -58,6 +58,10 @@ def story() -> list[AnySignal]:
     told += [samples.link(1), samples.link(2)]
     told += [samples.rdma_qp(18), samples.rdma_qp(20, verdict="congested", reason="a third of its usual bandwidth")]
     return told
+
+
+def _acknowledged(segments: int) -> dict[str, int]:
+    return {"segments_out": segments, "delivered_segments": segments, "delivered_ce_segments": segments // 100}
 
 
 def _state(bad: bool, drained: bool) -> str:

@@ -271,7 +271,8 @@ def test_a_path_in_detail_has_its_histogram_and_its_log() -> None:
     lines = text(frame(known(*story()), 80, 60, page="detail"))
     whole = "\n".join(lines)
     assert "last 10 s: 10 windows of 1.00 s, which cover 10.00 s" in whole
-    assert "weight 1 in the kernel, 0 wanted: 0 % of the group's packets, 10.0 % counted" in whole
+    assert "weight 1 in the kernel, 0 wanted: 0 % of the group's packets, 10.0 % sent" in whole
+    assert "sent here: 10,000 TCP segments, and 1,000 that the kernel counted where" in whole
     assert line(lines, "queueing of single probes").endswith("500 there, 500 back")
     assert line(lines, "up to 50 ms").split()[4:6] == ["500", "█" * 24]
     log = lines[lines.index("acts and states since this view was opened, the newest first") + 1 :]

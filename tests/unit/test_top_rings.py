@@ -11,6 +11,8 @@ from samples import AT_NS, SECOND_NS
 from top_kit import NOW_NS, known, lines, story
 
 from pytools.signals import DELAY_BOUNDS_NS, Delay, Histogram, encode
+from pytools.views.top import paths
+from pytools.views.top.glyphs import UNICODE
 from pytools.views.top.known import EVENTS, Known
 from pytools.views.top.rings import LONGEST_S, WINDOWS, Ring, figures, queued, trend
 
@@ -193,10 +195,26 @@ def test_packets_are_counted_between_readings_whatever_comes_together() -> None:
     for each in (*readings, replaced):
         by_one.take(lines([each]))
     for about in (one, by_one):
-        shares = about.shares.of(about.model, [samples.path(1), samples.path(9)], 0)
+        shares = about.shares.of(about.model, [samples.path(1), samples.path(9)], 0, {})
         assert list(shares) == [samples.path(1)]
         assert shares[samples.path(1)].sent == pytest.approx((30 + 50) / (300 + 100))
-        recent = about.shares.of(about.model, [samples.path(1)], AT_NS + 3 * SECOND_NS)
+        recent = about.shares.of(about.model, [samples.path(1)], AT_NS + 3 * SECOND_NS, {})
         assert recent[samples.path(1)].sent == pytest.approx(0.5)
     uncounted = known(samples.nexthop_group(packets=(None, None)), samples.nexthop_group(AT_NS + 1, (None, None)))
-    assert uncounted.shares.of(uncounted.model, [samples.path(1)], 0)[samples.path(1)].sent is None
+    assert uncounted.shares.of(uncounted.model, [samples.path(1)], 0, {})[samples.path(1)].sent is None
+
+
+def test_connections_that_the_kernel_counts_once_are_counted_by_their_segments() -> None:
+    """Of connections that were there before, the kernel of this group counts nothing more."""
+    still = [samples.nexthop_group(AT_NS + each * SECOND_NS, (3, 0)) for each in range(4)]
+    tcp = [
+        samples.tcp_path(rail, AT_NS + each * SECOND_NS, destination=to, segments_out=segments)
+        for each in range(4)
+        for rail, to, segments in ((1, "h2", 100), (2, "h2", 250), (2, "h3", 50))
+    ]
+    group = msgspec.structs.replace(still[-1], destinations=["10.9.0.0/16"])  # it carries the paths to both
+    about = known(*still, group, *tcp)
+    assert about.shares.of(about.model, [samples.path(1)], 0, {})[samples.path(1)].sent is None
+    found = {row.name: row.share for row in paths.rows(about, NOW_NS + 3 * SECOND_NS, 2, UNICODE).rows}
+    assert {name: share.sent for name, share in found.items()} == {"h2 rail1": 0.25, "h2 rail2": 0.75, "h3 rail2": 0.75}
+    assert (found["h2 rail1"].segments, found["h2 rail1"].chosen) == (2 * 100, 0), "of the last two seconds"

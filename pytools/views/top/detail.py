@@ -22,6 +22,7 @@ from pytools.views.top.lists import clock_time
 from pytools.views.top.look import KEYS, Look
 from pytools.views.top.paths import STYLES, PathRow, short_time
 from pytools.views.top.rings import Direction, queued
+from pytools.views.top.shares import Share
 
 _HEAD: Final = "bold"
 _LABEL: Final = 14
@@ -64,8 +65,10 @@ def _value(name: str, value: Any) -> str:
     return f"{value:,}" if type(value) is int and value >= 100_000 and name != "pid" else str(value)
 
 
-def _wrapped(text: str, width: int, indent: str = "") -> list[Text]:
-    return [Text(part) for part in textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent)]
+def _wrapped(text: str, width: int, indent: str = "", style: str = "") -> list[Text]:
+    return [
+        Text(part, style=style) for part in textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent)
+    ]
 
 
 def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, glyphs: Glyphs) -> Iterator[Text]:
@@ -93,8 +96,9 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
         wanted = row.share.wanted_weight
         yield Text(
             f"weight {row.share.member.weight} in the kernel, {UNKNOWN if wanted is None else wanted} wanted: "
-            f"{_percent(row.share.wanted)} of the group's packets, {_percent(row.share.sent)} counted"
+            f"{_percent(row.share.wanted)} of the group's packets, {_percent(row.share.sent)} sent"
         )
+        yield from _wrapped(_counted(row.share), width, "  ", "dim")
     yield Text("")
     yield from _histogram(row, look, around, width, glyphs)
     yield Text("")
@@ -108,6 +112,15 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
         yield from _wrapped(f"{event.place}: {event.why}" if event.kind == "act" else event.why, width, " " * 15)
     if not log:
         yield Text("none", style="dim")
+
+
+def _counted(share: Share) -> str:
+    """What the share that was sent rests on."""
+    kernel = "the kernel counts none" if share.member.packets is None else f"{share.chosen:,} that the kernel counted"
+    return (
+        f"sent here: {share.segments:,} TCP segments, and {kernel} where it chooses the way: "
+        "each forwarded packet, but a connected socket once; so of connected UDP sockets nothing is known"
+    )
 
 
 def _figures(of: Direction) -> str:

@@ -20,7 +20,7 @@ from pytools.views.timing import is_whole_path
 from pytools.views.top.fields import Cell, Field, Rows
 from pytools.views.top.glyphs import Glyphs
 from pytools.views.top.known import Known, said, since_ns
-from pytools.views.top.rings import Direction, Figures, Ring, figures, trend, trouble
+from pytools.views.top.rings import Direction, Figures, Ring, figures, segments, trend, trouble
 from pytools.views.top.shares import Share
 
 STYLES: Final = {
@@ -87,7 +87,8 @@ def rows(known: Known, now_ns: int, horizon_s: int, glyphs: Glyphs) -> Rows[Path
     paths = sorted({*known.rings, *model.delays, *model.states})
     short = [tables.way(path, short=True) for path in paths]
     names = short if len(set(short)) == len(short) else [tables.way(path) for path in paths]
-    shares = known.shares.of(model, paths, since)
+    sent = {path: segments(ring, since) for path, ring in known.rings.items()}
+    shares = known.shares.of(model, paths, since, sent)
     apps: dict[Path | None, AppDelay] = {}
     for app in model.timing.apps.values():  # of two protocols the one with more samples
         if is_whole_path(app) and (app.path not in apps or app.sampled > apps[app.path].sampled):
@@ -257,7 +258,7 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
             "sent",
             7,
             lambda row: _percent(row.share.sent if row.share else None),
-            "share of its group's packets that the kernel counted there",
+            "share of its group's packets that left there: TCP segments, and what the kernel counts where it chooses",
             little(lambda row: row.share.sent if row.share else None),
         ),
         delay("back p99", back, "p99_ns", "one-way delay back, p99"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import Final, NamedTuple
 
 from pytools.signals import DELAY_BOUNDS_NS, ClockState, Delay, PathDelay, PathEcn, TcpPath
@@ -56,6 +56,7 @@ class TcpWindow(NamedTuple):
     timeouts: int
     delivered: int
     marked: int
+    sent: int
 
 
 def _way(delay: Delay, clock: ClockState) -> Way:
@@ -106,7 +107,7 @@ class Ring:
             return
         _forget(self.tcp, row.at_ns)
         counts = row.retransmitted_segments, row.timeouts, row.delivered_segments, row.delivered_ce_segments
-        self.tcp.append(TcpWindow(row.at_ns, row.window_ns, *counts))
+        self.tcp.append(TcpWindow(row.at_ns, row.window_ns, *counts, row.segments_out))
 
     def add_marks(self, row: PathEcn) -> None:
         """Take a window of marks on what came back."""
@@ -188,6 +189,11 @@ def figures(ring: Ring, since_ns: int) -> Figures:
         marked_forward=_share(sum(each.marked for each in tcp), sum(each.delivered for each in tcp)),
         marked_reverse=_share(sum(each[2] for each in marks), sum(each[1] for each in marks)),
     )
+
+
+def segments(ring: Ring, since_ns: int) -> int:
+    """TCP segments that left by a path since then."""
+    return sum(each.sent for each in takewhile(lambda each: each.at_ns > since_ns, reversed(ring.tcp)))
 
 
 def trouble(ring: Ring, since_ns: int) -> tuple[float, int]:

@@ -1,4 +1,7 @@
-"""Weights against packets: what share of a nexthop group each path shall have, and what share the kernel sent by it.
+"""Weights against packets: what share of a nexthop group each path shall have, and what share was sent by it.
+
+The kernel counts packets where it chooses a member: each forwarded one, but a connected socket of this host once for
+all that it sends. TCP is therefore counted by its segments; what a connected UDP socket sends is counted by nobody.
 
 Nanoseconds of CLOCK_MONOTONIC of the agent's host. Bounded by time: 40 s of readings of every group. One thread.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from pytools.signals import GroupMember, NexthopGroup, Path
@@ -32,7 +36,9 @@ class Share:
     member: GroupMember
     wanted_weight: int | None  # by steering; None: nobody wants any
     wanted: float | None  # share that the wanted weights give, or those of the kernel
-    sent: float | None  # share of the packets counted; None: none were, or the kernel does not count
+    segments: int  # of TCP connections of this host, by this member
+    chosen: int  # packets that the kernel counted when it chose this member
+    sent: float | None  # share of both together; None: there were none
 
 
 class Shares:
@@ -77,8 +83,16 @@ class Shares:
             self._carriers[path] = None if found is None else (found[0], found[1].nexthop_id)
         return self._carriers[path]
 
-    def of(self, model: Model, paths: Iterable[Path], since_ns: int) -> dict[Path, Share]:
-        """The part of each path in its group; without those that no group carries."""
+    def of(self, model: Model, paths: Iterable[Path], since_ns: int, segments: Mapping[Path, int]) -> dict[Path, Share]:
+        """The part of each path in its group; without those that no group carries.
+
+        Parameters
+        ----------
+        since_ns : int
+            Where the horizon begins.
+        segments : mapping
+            TCP segments that left by each path within it.
+        """
         self._look_at_routes(model)
         members = {(group.group_id, each.nexthop_id): each for group in model.groups.values() for each in group.members}
         wanted = {
@@ -90,7 +104,10 @@ class Shares:
         for (group_id, nexthop_id), member in members.items():
             weight = wanted.get((group_id, nexthop_id), member.weight)
             whole[group_id] = whole.get(group_id, 0) + weight
-        sent = self._sent(since_ns)
+        chosen, by_tcp = self._chosen(since_ns), self._by_carrier(model, segments)
+        counted: dict[int, int] = {}
+        for (group_id, _), count in (*chosen.items(), *by_tcp.items()):
+            counted[group_id] = counted.get(group_id, 0) + count
         found = {}
         for path in paths:
             carrier = self._carrier(model, path)
@@ -98,23 +115,28 @@ class Shares:
                 member, total = members[carrier], whole[carrier[0]]
                 weight = wanted.get(carrier, member.weight)
                 share = weight / total if total else None
-                found[path] = Share(member, wanted.get(carrier), share, sent.get(carrier))
+                here, all_of_it = (by_tcp.get(carrier, 0), chosen.get(carrier, 0)), counted.get(carrier[0], 0)
+                sent = sum(here) / all_of_it if all_of_it else None
+                found[path] = Share(member, wanted.get(carrier), share, *here, sent)
         return found
 
-    def _sent(self, since_ns: int) -> dict[Carrier, float]:
-        """Share of its group's packets by member."""
-        found: dict[Carrier, float] = {}
+    def _chosen(self, since_ns: int) -> dict[Carrier, int]:
+        """Packets that the kernel counted, by member."""
+        counts: dict[Carrier, int] = {}
         for group_id, readings in self._readings.items():
-            counts: dict[int, int] = {}
-            for reading in reversed(readings):
-                if reading.at_ns <= since_ns:
-                    break
+            for reading in takewhile(lambda each: each.at_ns > since_ns, reversed(readings)):
                 for nexthop_id, count in reading.by_nexthop.items():
-                    counts[nexthop_id] = counts.get(nexthop_id, 0) + count
-            total = sum(counts.values())
-            if total:
-                found |= {(group_id, nexthop_id): count / total for nexthop_id, count in counts.items()}
-        return found
+                    counts[group_id, nexthop_id] = counts.get((group_id, nexthop_id), 0) + count
+        return counts
+
+    def _by_carrier(self, model: Model, segments: Mapping[Path, int]) -> dict[Carrier, int]:
+        """The same of TCP: a member carries the paths to several destinations."""
+        counts: dict[Carrier, int] = {}
+        for path, count in segments.items():
+            carrier = self._carrier(model, path)
+            if carrier is not None:
+                counts[carrier] = counts.get(carrier, 0) + count
+        return counts
 
     def clear(self) -> None:
         """Forget what was counted so far."""
