@@ -1,4 +1,4 @@
-"""`swerve steer status|history`: what is in force and why; what was done, when, by whom. Changes nothing."""
+"""`swerve steer status`: what is in force and why. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from typing import Any, Final
 import click
 
 from pytools import places
-from pytools.cli_options import SINCE, Options, common
+from pytools.cli_options import Options, common
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.kernel.netlink import Netlink
-from pytools.signals import Act, PathState, encode
-from pytools.views import times
-from steering.acting import acts_file, journal
+from pytools.signals import PathState, encode
+from steering.acting import journal
 from steering.acting.lock import holder
 from steering.actuators.registry import Actuators
 from steering.control import client, kept_orders, orders
@@ -28,7 +27,7 @@ from steering.control.stop_file import StopFile
 from steering.deciding.overrides import Override
 from steering.guarding import confirming
 from steering.plan import FlowKey, title
-from steering.words import act_line, clock, flow_text, weights_text
+from steering.words import clock, flow_text, weights_text
 
 _STATES_S: Final = 1.3  # a controller repeats every state once a second
 _ANSWER_S: Final = 2.0
@@ -210,53 +209,3 @@ def _about_the_controller(facts: dict[str, Any]) -> Iterator[str]:
         yield f"TO BE CONFIRMED within {confirm['left_s']:g} s, or everything is taken back: {by}"
     elif confirm:
         yield f"this run was {confirm['state']}"
-
-
-# ---- history ----
-
-
-@click.command(epilog="Example: swerve steer history -n swerve-x-h1 --since 1h --target nexthop_group:102 -c 20")
-@SINCE
-@click.option("--target", default="", metavar="TEXT", help="Only about targets with this in their name.")
-@common()
-def history(options: Options, since: str | None, target: str) -> None:
-    """What was done, when, by whom and why, oldest first; with --count only the last entries.
-
-    Changes of weights come from the journal (objects with `kind`), pins, labels, alerts and orders from the record of
-    acts (objects with `type`).
-    """
-    if options.interval_s is not None:
-        raise click.UsageError("history ends where the journal ends: it has no interval")
-    low_ns = 0 if since is None else times.parse(since, time.time_ns())
-    folder = places.state_dir(options.netns)
-    parts = [journal.read(folder / name) for name in (f"{journal.FILE}.1", journal.FILE)]
-    entries = [entry for part in parts for entry in part.entries]
-    both: list[journal.Entry | Act] = [*entries, *acts_file.read(folder)]
-    both.sort(key=lambda each: each.unix_ns)
-    wanted = [each for each in both if each.unix_ns >= low_ns and _about(each, target)]
-    for each in wanted[-(options.count or 0) :]:
-        click.echo(_json(each) if options.json else _line(each))
-    if torn := sum(part.torn for part in parts):
-        click.echo(f"swerve steer: {torn} torn lines were left out", err=True)
-
-
-def _about(each: journal.Entry | Act, text: str) -> bool:
-    return text in each.target or text in title(each.target)
-
-
-def _json(each: journal.Entry | Act) -> str:
-    if isinstance(each, Act):
-        return encode(each).decode()
-    return json.dumps(journal.as_json(each), ensure_ascii=False)
-
-
-def _line(each: journal.Entry | Act) -> str:
-    if isinstance(each, Act):
-        return act_line(each)
-    if each.kind in ("confirmed", "expired"):
-        return f"{clock(each.unix_ns)} {each.kind} by {each.by}: {each.act_id}: {each.because}"
-    moved = f"{weights_text(dict(each.before))} → {weights_text(dict(each.after))}"
-    under = f" [{each.under}]" if each.under else ""
-    return (
-        f"{clock(each.unix_ns)} {each.kind} by {each.by}: {title(each.target)}: {moved} because {each.because}{under}"
-    )

@@ -23,6 +23,7 @@ from steering.acting import journal, settle, taking_back, undoing
 from steering.acting.lock import Lock, holder, holder_pidfd
 from steering.actuators.registry import Actuators
 from steering.commands import disk, orders, status
+from steering.commands.history import history
 from steering.control import client
 from steering.control.requests import MOST_UNDONE, Undo
 from steering.words import Duration, act_line
@@ -193,5 +194,5 @@ def _say_undone(options: Options, settled: list[settle.Settled], swept: list[str
         click.echo("nothing to undo")
 
 
-for _command in (status.status, status.history, *orders.commands):
+for _command in (status.status, history, *orders.commands):
     steer.add_command(_command)

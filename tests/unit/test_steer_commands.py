@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
+from dataclasses import replace
 
 import pytest
-from steering_kit import TARGET
+from steering_kit import ORIGINAL, SECOND, TARGET, group
 
 from pytools import cli, places
 from pytools.errors import RefusedError
@@ -146,6 +148,46 @@ def test_a_full_disk_is_no_lack_of_privileges(folder, say, monkeypatch):
 def test_a_reason_that_is_no_text_is_no_traceback(folder, say):
     assert say("freeze", "--why", "\udcff")[0] == 0
     assert say("drain", "rail1", "--why", "\udcff")[0] == 2
+
+
+# ---- history ----
+
+
+def remember(folder, *entries):
+    """Journal these (kind, act), a second apart."""
+    with journal.Journal(folder / journal.FILE) as log:
+        for second, (kind, act_id) in enumerate(entries):
+            entry = journal.entry_now(kind, act_id, group({1: [], 2: []}), ORIGINAL, ((12, 1),), act_id, "rule", "here")
+            log.write(replace(entry, unix_ns=second * SECOND))
+
+
+def shown(said):
+    """Kind and act of each line for people."""
+    return [(line.split()[1], line.split(" because ")[1].split()[0]) for line in said.splitlines()]
+
+
+ENTRIES = (("intent", "a"), ("applied", "a"), ("intent", "b"), ("failed", "b"), ("intent", "c"), ("undone", "c"))
+
+
+def test_an_act_is_one_line_with_its_outcome_and_an_intent_without_one_says_so(folder, say):
+    remember(folder, *ENTRIES)
+    code, said = say("history")
+    assert (code, shown(said)) == (0, [("applied", "a"), ("failed", "b"), ("intent", "c"), ("undone", "c")])
+    assert [line.endswith("no outcome was noted") for line in said.splitlines()] == [False, False, True, False]
+    assert shown(say("history", "-c", "2")[1]) == [("intent", "c"), ("undone", "c")], "lines are counted"
+    assert shown(say("history", "--since", "1970-01-01T00:00:03Z")[1])[0] == ("failed", "b")
+
+
+def test_a_program_is_told_every_entry(folder, say):
+    remember(folder, *ENTRIES)
+    told = [json.loads(line) for line in say("history", "-j")[1].splitlines()]
+    assert [(each["kind"], each["act_id"]) for each in told] == list(ENTRIES)
+
+
+def test_an_act_that_was_tried_again_under_its_name_is_known_by_its_last_outcome(folder, say):
+    """What is taken back keeps its name from one try to the next; the second one was cut off."""
+    remember(folder, ("intent", "undo-a"), ("failed", "undo-a"), ("intent", "undo-a"))
+    assert shown(say("history")[1]) == [("failed", "undo-a"), ("intent", "undo-a")]
 
 
 # ---- status ----
