@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pytools import config
+from pytools import config, places
 from pytools.bus_sealed import MAX_BYTES, MAX_NAME, MAX_PAYLOAD, Sealer, derived
 from pytools.errors import SwerveError, UsageError
 
@@ -76,7 +76,9 @@ class HostBus:
     ) -> None:
         names = dict.fromkeys(peer.name for peer in peers)
         if host in names:
-            raise UsageError(f"host {host}: a peer has the same name", "give each host its own (docs/config.md)")
+            raise UsageError(
+                f"host {host}: a peer has the same name", f"give each host its own ({places.page('config.md')})"
+            )
         secret = read_key(Path(settings.key_file))
         self._host, self._names, self._port, self._now = host, tuple(names), settings.port, now
         self._addresses = tuple(peer.address for peer in peers)
@@ -224,7 +226,7 @@ class HostBus:
             self.close()
             raise SwerveError(
                 f"bus: port {self._port} on {', '.join(sorted(addresses))}: {error}",
-                "is another program using it? bus.port names another (docs/config.md)",
+                f"is another program using it? bus.port names another ({places.page('config.md')})",
             ) from None
         self._listening = addresses
 

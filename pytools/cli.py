@@ -228,7 +228,7 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
         raise click.UsageError("--until needs --since: what comes is not known yet")
     wanted, told = _wanted(types, asked, since, until), Read()
     if since is not None and (lacking := sorted(kinds.NEVER & (wanted.types or frozenset()))):
-        click.echo(f"swerve: {', '.join(lacking)} is not recorded (docs/recording.md)", err=True)
+        click.echo(f"swerve: {', '.join(lacking)} is not recorded ({places.page('recording.md')})", err=True)
     if until is not None:
         lots = past.lots(past.recorded(recording_of(options), wanted, told))
         export.lines(lots, sys.stdout.buffer, options.count)

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 import yaml
 
+from pytools import places
 from pytools.errors import UsageError
 
 
@@ -141,10 +142,10 @@ def load(path: Path) -> AgentConfig:
         config = msgspec.convert(raw, AgentConfig)
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror}", "write it, or name another with --config (docs/config.md)"
+            f"{path}: {error.strerror}", f"write it, or name another with --config ({places.page('config.md')})"
         ) from None
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise UsageError(f"{path}: {error}", "correct it (docs/config.md)") from None
+        raise UsageError(f"{path}: {error}", f"correct it ({places.page('config.md')})") from None
     return checked(config, str(path))
 
 

@@ -7,6 +7,7 @@ policies are searched for; what is found is obeyed as root, so nobody else may b
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from pytools.errors import RefusedError
 CONFIG: Final = "agent.yaml"
 POLICY: Final = "policy.yaml"
 _SYSTEM: Final = Path("/etc/swerve")
+_PAGES: Final = (Path(__file__).resolve().parents[1] / "docs", Path("/usr/share/doc/swerve/docs"))  # checkout, package
 
 
 def instance(netns: str | None) -> str:
@@ -87,6 +89,16 @@ def searched(name: str) -> list[Path]:
     if home.is_absolute():  # a relative one is to be ignored, says XDG
         found.append(home / "swerve" / name)
     return [*found, _SYSTEM / name]
+
+
+@functools.cache
+def page(name: str) -> str:
+    """Where a page of docs/ is on this host: in the checkout that runs, or with the Debian package's documents.
+
+    A wheel brings none, and many an image leaves documents out: then it is in the sources.
+    """
+    found = (directory / name for directory in _PAGES)
+    return next((str(place) for place in found if place.exists()), f"docs/{name} in swerve's sources")
 
 
 def _first(places: Sequence[Path], option: str) -> Path:

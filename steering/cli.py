@@ -23,6 +23,8 @@ def root() -> None:
 
     Exit codes: 0 ok, 1 failed, 2 usage, 3 policy invalid, 4 refused by a safety guard, 5 privilege or kernel feature
     missing, 130 interrupted.
+
+    Pages that are named like docs/tcp.md are in the sources, and with the Debian package in /usr/share/doc/swerve.
     """
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from pytools import places
 from pytools.errors import CapabilityError
 from pytools.kernel import bpf, cgroups
 
@@ -51,7 +52,8 @@ def allowed(port: int) -> Iterator[None]:
         except OSError as error:
             raise CapabilityError(
                 f"port {port} may not be used: {error.strerror}",
-                "grant CAP_NET_BIND_SERVICE, or set probe.port to 1024 or more on every host (docs/service.md)",
+                "grant CAP_NET_BIND_SERVICE, or set probe.port to 1024 or more on every host "
+                f"({places.page('service.md')})",
             ) from None
         yield
 

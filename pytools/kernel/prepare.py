@@ -35,7 +35,7 @@ def run() -> list[str]:
         If the caller is not root.
     """
     if os.geteuid() != 0:
-        raise CapabilityError("only root can prepare the service", "let its unit do it (docs/service.md)")
+        raise CapabilityError("only root can prepare the service", f"let its unit do it ({places.page('service.md')})")
     return [*copy_formats(formats_dir()), *give_back(places.state_dir(None).parent)]
 
 

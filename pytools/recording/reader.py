@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from pytools import places
 from pytools.errors import CapabilityError, SwerveError
 from pytools.recording import segments
 from pytools.recording.segments import Segment, Track
@@ -104,7 +105,7 @@ def _listed(directory: Path) -> list[Segment]:
     if not found:
         raise SwerveError(
             f"there is no recording in {directory}",
-            "an agent writes it unless recording.hours is 0 (docs/recording.md)",
+            f"an agent writes it unless recording.hours is 0 ({places.page('recording.md')})",
         )
     return found
 

@@ -232,7 +232,7 @@ def _surroundings(name: str | None, config: Path | None) -> list[Check]:
             "configuration",
             False,
             "`swerve agent` does not start",
-            "write it (docs/config.md), or name one with --config",
+            f"write it ({places.page('config.md')}), or name one with --config",
             lambda: features.attempt(lambda: _configured(name, config)),
         ),
         Check(

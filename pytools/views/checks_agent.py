@@ -34,7 +34,7 @@ def checks(name: str | None, config: Path | None) -> list[Check]:
             False,
             "; ".join(each.what for each in found[1]),
             "nothing to mend if that can be spared; else add AmbientCapabilities= and CapabilityBoundingSet= with "
-            f"{', '.join(each.capability for each in found[1])} to its unit (docs/service.md)",
+            f"{', '.join(each.capability for each in found[1])} to its unit ({places.page('service.md')})",
             lambda: found[0],
         ),
         Check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytools import places
 from pytools.views.model import Model
 
 _WINDOW = "a first result takes a window (clocks.window_ms, 2 s by default) after the agents at both ends have started"
@@ -58,7 +59,7 @@ def no_app_delays(model: Model) -> str:
     """Why no application packet was timed."""
     return (
         f"{model.host}: no application packet was timed at both ends: it takes TCP or UDP traffic from here to a peer, "
-        "samples.enabled at both ends, and agents that talk to each other (bus.key_file, docs/config.md)"
+        f"samples.enabled at both ends, and agents that talk to each other (bus.key_file; {places.page('config.md')})"
     )
 
 

@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from pytools.errors import PolicyError, RefusedError, UsageError
-from pytools.places import unsafe
+from pytools.places import page, unsafe
 from steering.policy.consistency import inconsistencies
 from steering.policy.model import Policy
 from steering.policy.words import follows, problem_of
@@ -55,7 +55,7 @@ def load(path: Path, *, guarded: bool = True) -> Policy:
             why = unsafe(path, os.fstat(file.fileno())) if guarded else ""
             data = b"" if why else file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", "name a policy file (docs/policy.md)") from None
+        raise UsageError(f"{path}: {error.strerror}", f"name a policy file ({page('policy.md')})") from None
     if why:
         raise RefusedError(f"{path}: refused: {why}", "make it root's alone: chown root, chmod go-w")
     if len(data) > MAX_BYTES:

@@ -1,9 +1,10 @@
-"""What is valid in a policy, and does harm where many hosts share the rails (docs/herd.md). Pure."""
+"""What is valid in a policy, and does harm where many hosts share the rails (docs/herd.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pytools import places
 from steering.policy.actions import WEIGHT_KINDS
 from steering.policy.conditions import leaves
 from steering.policy.model import Policy, Rule
@@ -20,12 +21,12 @@ def _notes(policy: Policy, rule: Rule) -> Iterator[str]:
     if rule.then.shift is None or rule.then.shift.step == 1:
         yield (
             f"{rule.name}: takes {_what(rule)} in one act; with many hosts on the same rails that oscillates "
-            "(docs/herd.md): shift: {share: 0, step: 0.1, settle: 1s} and safety.herd.jitter: 1s"
+            f"({places.page('herd.md')}): shift: {{share: 0, step: 0.1, settle: 1s}} and safety.herd.jitter: 1s"
         )
     elif not policy.safety.herd.jitter:
         yield (
             f"{rule.name}: goes down in steps, but many hosts on the same rails take each of them at the same instant "
-            "(docs/herd.md): safety.herd.jitter: 1s"
+            f"({places.page('herd.md')}): safety.herd.jitter: 1s"
         )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import ROOT
 
 from pytools import places
 from pytools.errors import RefusedError
@@ -152,3 +156,45 @@ def test_what_cannot_be_looked_at_is_passed_over(dirs: dict[str, Path], monkeypa
     dirs["home"].parent.joinpath("swerve").write_text("a file where a directory is looked for")
     expected = put(dirs["etc"], "agent.yaml")
     assert places.default_config("t1") == expected
+
+
+# ---- pages ----
+
+
+@pytest.fixture
+def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
+    """Directories in place of a checkout's pages and the package's."""
+    found = tmp_path / "checkout/docs", tmp_path / "usr/share/doc/swerve/docs"
+    monkeypatch.setattr(places, "_PAGES", found)
+    places.page.cache_clear()
+    yield found
+    places.page.cache_clear()
+
+
+@pytest.mark.parametrize("there", [(0, 1), (0,), (1,)])
+def test_a_page_is_named_where_it_is(pages: tuple[Path, Path], there: tuple[int, ...]) -> None:
+    for each in there:
+        pages[each].mkdir(parents=True)
+        (pages[each] / "config.md").touch()
+    assert places.page("config.md") == f"{pages[there[0]]}/config.md"
+
+
+def test_where_no_page_was_installed_it_is_in_the_sources(pages: tuple[Path, Path]) -> None:
+    assert places.page("config.md") == "docs/config.md in swerve's sources"
+
+
+def test_every_page_that_is_named_is_there_and_none_is_named_without_its_place() -> None:
+    """Docstrings and help are for the sources' readers; all else that names a page is read wherever swerve runs."""
+    named = []
+    for source in (file for package in ("pytools", "steering") for file in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(source.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            inside = [each for argument in node.args for each in ast.walk(argument)]
+            said = [str(each.value) for each in inside if isinstance(each, ast.Constant)]
+            assert not [each for each in said if re.search(r"docs/\w", each)], f"{source}: say places.page(...)"
+            if ast.unparse(node.func) in ("page", "places.page"):
+                named += said
+    assert len(named) > 10
+    for name in named:
+        assert Path(places.page(name)) == ROOT / "docs" / name and (ROOT / "docs" / name).exists(), name
