@@ -74,19 +74,18 @@ class Stage:
             time.sleep(max(0.0, (load.measured_from_ns - time.monotonic_ns()) / 1e9))
             self.observer.take()
             before = self._counters()
-            received = load.received_bytes()
+            received = load.received()
             if onset is not None:
                 onset()
             from_ns = time.monotonic_ns()
             time.sleep(duration_s)
             to_ns = time.monotonic_ns()
-            received = load.received_bytes() - received
+            goodput_bit_s = traffic.bit_rate(received, load.received())
             counted = self._counters()
             counted.subtract(before)
             broken = load.broken()
         record = self.observer.take()
         delays = in_use(record, idle_interface, from_ns, to_ns)
-        goodput_bit_s = received * 8e9 / (to_ns - from_ns)
         phase = Phase(
             name=name,
             duration_s=(to_ns - from_ns) / 1e9,

@@ -11,6 +11,7 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pytools.errors import SwerveError
 from pytools.kernel import netns
@@ -23,6 +24,20 @@ _STREAMS = 16  # enough that the hash puts some on every rail
 _WRITE_BYTES = 8192  # small writes: the rate is held by pacing them, and bursts would queue
 _LONG_S = 3600
 _RECEIVED = re.compile(r"bytes_received:(\d+)")
+
+
+class Received(NamedTuple):
+    """What one pair has received until then."""
+
+    at_ns: int
+    bytes: int
+
+
+def bit_rate(before: Sequence[Received], after: Sequence[Received]) -> float:
+    """What all pairs received a second: each between its own two readings, as one is read after the other."""
+    return sum(
+        (end.bytes - start.bytes) * 8e9 / (end.at_ns - start.at_ns) for start, end in zip(before, after, strict=True)
+    )
 
 
 class Load:
@@ -68,13 +83,13 @@ class Load:
         """What all pairs offer together."""
         return float(self._rate_bit_s * len(self._pairs))
 
-    def received_bytes(self) -> int:
-        """What the receiving applications' connections have received so far, by the kernel's own count."""
-        total = 0
+    def received(self) -> list[Received]:
+        """What each pair's connections have received so far, by the kernel's own count, and when that was read."""
+        found = []
         for _, to in self._pairs:
             report = self._lab.run(to, ["ss", "--tcp", "--info", "--no-header", "sport", "=", f":{_PORT}"])
-            total += sum(int(count) for count in _RECEIVED.findall(report))
-        return total
+            found.append(Received(time.monotonic_ns(), sum(int(count) for count in _RECEIVED.findall(report))))
+        return found
 
     def broken(self) -> tuple[str, ...]:
         """Pairs whose traffic ended before its time, with iperf3's reason."""

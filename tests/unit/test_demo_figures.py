@@ -1,14 +1,18 @@
-"""The figures of the demo: what counts as in use, as the 99th percentile, as a reversal."""
+"""The figures of the demo: what arrived of what was offered, what is in use, the 99th percentile, a reversal."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pytools.signals import Act, Path, PathState
+from steering.demo import phases, traffic
 from steering.demo.observe import Record, idle_spans, in_use
 from steering.demo.phases import first_act_ns, p99, reversals
 
+SECOND = 1_000_000_000
 PATH = Path("h1", "h2", "10.9.0.2", "10.1.1.1", "rail1")
 OTHER = Path("h1", "h2", "10.9.0.2", "10.2.1.1", "rail2")
 
@@ -45,6 +49,61 @@ def act(rail1: tuple[int, int], acknowledged_ns: int | None = 1, outcome: str = 
         decided_ns=0,
         acknowledged_ns=acknowledged_ns,
     )
+
+
+class Offered:
+    """A load of which every byte arrives: 60 Mbit/s a pair, read pair by pair, which takes 40 ms each."""
+
+    offered_bit_s = 120e6
+
+    def __init__(self, clock: Clock) -> None:
+        self.measured_from_ns, self._clock = clock.now_ns + SECOND, clock
+
+    def __enter__(self) -> Offered:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def broken(self) -> tuple[str, ...]:
+        return ()
+
+    def received(self) -> list[traffic.Received]:
+        found = []
+        for _ in range(2):
+            self._clock.sleep(0.04)
+            found.append(traffic.Received(self._clock.now_ns, self._clock.now_ns * 60_000_000 // (8 * SECOND)))
+        return found
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ns = 10**12
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ns += round(seconds * SECOND)
+
+
+def test_of_what_is_offered_all_has_arrived_however_long_the_readings_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(phases, "time", clock)
+    monkeypatch.setattr(traffic, "Load", lambda *_: Offered(clock))
+    monkeypatch.setattr(traffic, "transmitted_packets", lambda _: {})
+    monkeypatch.setattr(traffic, "established_resets", lambda _: 0)
+    lab, observer = SimpleNamespace(hosts=["h1"]), SimpleNamespace(take=Record)
+    stage = phases.Stage(lab, observer, 60_000_000, 0)  # type: ignore[arg-type]
+    phase = stage.play("congested", 8, onset=lambda: clock.sleep(0.1))
+    assert phase.goodput_share == pytest.approx(1.0, abs=1e-6)
+    assert phase.duration_s == 8.0
+
+
+def test_each_pair_counts_between_its_own_readings() -> None:
+    before = [traffic.Received(0, 1_000), traffic.Received(SECOND, 5_000)]
+    after = [traffic.Received(2 * SECOND, 3_000), traffic.Received(2 * SECOND, 5_500)]
+    assert traffic.bit_rate(before, after) == 8 * (1_000 + 500)
 
 
 def test_a_path_is_idle_from_its_drain_to_its_return() -> None:
