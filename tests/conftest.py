@@ -215,7 +215,7 @@ def namespace(make_namespace: Callable[[], str]) -> str:
 def veth_pair(make_namespace: Callable[[], str]) -> tuple[str, str]:
     """Two fresh namespaces joined by a veth pair: `v0` in each, up, 10.77.0.{1,2}/24 and fd77::{1,2}/64."""
     first, second = make_namespace(), make_namespace()
-    support.run(["ip", "-n", first, "link", "add", "v0", "type", "veth", "peer", "name", "v0", "netns", second])
+    support.join(first, second, "v0")
     for host, name in enumerate((first, second), start=1):
         support.run(["ip", "-n", name, "address", "add", f"10.77.0.{host}/24", "dev", "v0"])
         support.run(["ip", "-n", name, "address", "add", f"fd77::{host}/64", "dev", "v0", "nodad"])

@@ -92,7 +92,7 @@ def join(near: str, far: str, count: int = 2) -> Rails:
             support.run(["ip", "-n", netns, "address", "add", f"{address}/{length}", "dev", "lo"])
     for rail in range(1, count + 1):
         name = f"rail{rail}"
-        support.run(["ip", "-n", near, "link", "add", name, "type", "veth", "peer", "name", name, "netns", far])
+        support.join(near, far, name)
         for netns, host in ((near, 2), (far, 1)):
             support.run(["ip", "-n", netns, "address", "add", f"10.{rail}.1.{host}/24", "dev", name])
             support.run(["ip", "-n", netns, "address", "add", f"fd00:{rail}:1::{host}/64", "dev", name, "nodad"])

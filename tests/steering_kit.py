@@ -208,8 +208,7 @@ def two_rails(first: str, second: str, kind: str = "mpath") -> Host:
     """Give a namespace two rails to another and the group that spreads over them."""
     for rail in (1, 2):
         name = f"rail{rail}"
-        peer = ["peer", "name", name, "netns", second]
-        support.run(["ip", "-n", first, "link", "add", name, "type", "veth", *peer])
+        support.join(first, second, name)
         for host, address in ((first, "2"), (second, "1")):
             support.run(["ip", "-n", host, "address", "add", f"10.{rail}.1.{address}/24", "dev", name])
             support.run(["ip", "-n", host, "link", "set", name, "up"])

@@ -7,6 +7,7 @@ by SWERVE_SLOW_FACTOR, which is set where a processor is emulated.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
@@ -19,6 +20,8 @@ from typing import TypeVar
 import pytest
 
 T = TypeVar("T")
+
+_near_indexes = itertools.count(1001)  # above those that the kernel gives
 
 ROOT = Path(__file__).resolve().parent.parent
 SWERVE = [sys.executable, "-m", "steering.cli"]  # the command, as a list of arguments, from this checkout
@@ -158,3 +161,14 @@ def run(
         words = " ".join(os.fspath(part) for part in command)
         pytest.fail(f"{words}: exit code {done.returncode}\n{done.stdout}{done.stderr}", pytrace=True)
     return done
+
+
+def join(near: str, far: str, name: str, index: int | None = None) -> None:
+    """Join two namespaces by a veth pair, the interface of the same name in each.
+
+    The near one has an index that is given, or that no far one gets: the kernel takes an end whose index is its peer's
+    for a plain interface, and looks at its carrier only once a second.
+    """
+    peer = ["peer", "name", name, "netns", far]
+    chosen = str(next(_near_indexes) if index is None else index)
+    run(["ip", "-n", near, "link", "add", name, "index", chosen, "type", "veth", *peer])

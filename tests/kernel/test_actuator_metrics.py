@@ -26,8 +26,7 @@ class Host(kit.Host):
         super().__init__(first)
         self.family = family
         for rail in (1, 2, 3):
-            peer = ["peer", "name", f"rail{rail}", "netns", second]
-            self.ip("link", "add", f"rail{rail}", "type", "veth", *peer)
+            support.join(first, second, f"rail{rail}")
             self.ip("address", "add", f"10.{rail}.1.2/24", "dev", f"rail{rail}")
             self.ip("address", "add", f"fd00:{rail}:1::2/64", "dev", f"rail{rail}", "nodad")
             support.run(["ip", "-n", second, "link", "set", f"rail{rail}", "up"])

@@ -34,8 +34,7 @@ class Host(kit.Host):
         super().__init__(first)
         self.family, self.peer = family, second
         for rail in (1, 2, 3):
-            peer = ["peer", "name", f"rail{rail}", "netns", second]
-            self.ip("link", "add", f"rail{rail}", "type", "veth", *peer)
+            support.join(first, second, f"rail{rail}")
             for netns, end in ((first, 2), (second, 1)):
                 dev = ["dev", f"rail{rail}"]
                 support.run(["ip", "-n", netns, "address", "add", f"10.{rail}.1.{end}/24", *dev])
@@ -255,7 +254,7 @@ def test_an_interface_that_was_made_anew_is_found_by_its_name(host, actuators, r
     drained = host.weights({2: 5, 3: 2})
     actuators.apply(route, [route.original], drained)
     host.ip("link", "delete", "rail1")
-    host.ip("link", "add", "rail1", "type", "veth", "peer", "name", "rail1", "netns", host.peer)
+    support.join(host.netns, host.peer, "rail1")
     support.run(["ip", "-n", host.peer, "link", "set", "rail1", "up"])
     host.ip("address", "add", "10.1.1.2/24", "dev", "rail1")
     host.ip("address", "add", "fd00:1:1::2/64", "dev", "rail1", "nodad")

@@ -202,7 +202,7 @@ def test_an_interface_that_is_made_anew_is_as_good(host, watched):
     before = host.nexthop(FIRST)
     host.ip("link", "delete", "rail1")
     watched.until(lambda: len(watched.known[TARGET].members) == 1, "the loss is noticed")
-    host.ip("link", "add", "rail1", "type", "veth", "peer", "name", "rail1", "netns", host.peer)
+    support.join(host.netns, host.peer, "rail1")
     support.run(["ip", "-n", host.peer, "link", "set", "rail1", "up"])
     host.ip("address", "add", "10.1.1.2/24", "dev", "rail1")
     host.ip("link", "set", "rail1", "up")

@@ -191,7 +191,7 @@ def test_an_interface_that_comes_back_under_its_name_is_watched_anew(veth_pair: 
     with watching(first, lambda: ["v0"], lambda: [PATH], Links(interval_ms=20)) as work:
         support.run(["ip", "-n", first, "link", "del", "v0"])
         work.event("removed", "v0")
-        support.run(["ip", "-n", first, "link", "add", "v0", "type", "veth", "peer", "name", "v0", "netns", second])
+        support.join(first, second, "v0")
         assert work.link("v0").up is False
         for name in (first, second):
             support.run(["ip", "-n", name, "link", "set", "v0", "up"])

@@ -362,8 +362,7 @@ def test_an_interface_that_comes_back_under_its_index_is_steered_again(rails: Ra
         assert wire.send()[0] == 2
         rails.ip("link", "delete", "rail1")
         support.wait_until(lambda: not is_alive(pins, 1), 5, "its target is dead")
-        peer = ["peer", "name", "rail1", "netns", rails.far]
-        rails.ip("link", "add", "rail1", "index", str(index), "type", "veth", *peer)
+        support.join(rails.near, rails.far, "rail1", index)
         for netns, host in ((rails.near, 2), (rails.far, 1)):
             support.run(["ip", "-n", netns, "address", "add", f"10.1.1.{host}/24", "dev", "rail1"])
             support.run(["ip", "-n", netns, "link", "set", "rail1", "up"])
