@@ -42,6 +42,11 @@ def state_dir(netns: str | None) -> Path:
     return Path(os.environ.get("SWERVE_STATE_DIR", "/var/lib/swerve")) / instance(netns)
 
 
+def compiled_dir() -> Path:
+    """Kernel programs as this user compiled them: a cache, which nobody misses."""
+    return Path(os.environ.get("SWERVE_CACHE_DIR", "/var/cache/swerve")) / f"compiled.{os.geteuid()}"
+
+
 def recording(directory: str, netns: str | None) -> Path:
     """The flight recorder's files: where the configuration says, else with the instance's state."""
     return Path(directory) if directory else state_dir(netns) / "recording"

@@ -41,6 +41,7 @@ _PLACES: Final = (
     ),
     ("/run/swerve/INSTANCE", "sockets; the instance is the network namespace's name, or host"),
     ("/var/lib/swerve/INSTANCE", "the journal of what was changed"),
+    ("/var/cache/swerve", "kernel programs as they were compiled; may go at any time"),
     ("/usr/share/doc/swerve", "examples, and in docs/ the pages that help and errors name"),
 )
 _ENVIRONMENT: Final = (
@@ -48,6 +49,7 @@ _ENVIRONMENT: Final = (
     ("XDG_CONFIG_HOME", "where the user's own files are (~/.config)"),
     ("SWERVE_RUNTIME_DIR", "in place of /run/swerve"),
     ("SWERVE_STATE_DIR", "in place of /var/lib/swerve"),
+    ("SWERVE_CACHE_DIR", "in place of /var/cache/swerve"),
 )
 
 

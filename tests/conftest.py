@@ -42,6 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_directory] = directory
     os.environ["SWERVE_RUNTIME_DIR"] = str(directory / "run")
     os.environ["SWERVE_STATE_DIR"] = str(directory / "state")
+    os.environ["SWERVE_CACHE_DIR"] = str(directory / "cache")
+    (directory / "cache").mkdir()
+    (directory / "cache").chmod(0o1777)  # agents that run as another user keep there as well what they compile
     if os.geteuid() == 0:
         try:
             _own_namespaces()

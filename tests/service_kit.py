@@ -54,7 +54,8 @@ def command(
     """A command line that runs `words` as the unit would."""
     require_systemd()
     line = [sys.executable, str(_RUNNER), str(unit), "--uid", str(UID)]
-    for each in write:
+    cache = Path(os.environ["SWERVE_CACHE_DIR"]) if "SWERVE_CACHE_DIR" in os.environ else None
+    for each in (*write, *([cache] if cache else [])):
         line += ["--write", str(each)]
     if netns is not None:
         line += ["--netns", netns]

@@ -35,7 +35,7 @@ OF_THE_MANAGER: Final = frozenset(
 PLACES: Final = frozenset(
     {
         *("RuntimeDirectory", "RuntimeDirectoryPreserve", "StateDirectory", "StateDirectoryMode"),
-        *("ConfigurationDirectory", "BindReadOnlyPaths"),
+        *("ConfigurationDirectory", "CacheDirectory", "BindReadOnlyPaths"),
     }
 )
 IGNORED: Final = {

@@ -18,7 +18,8 @@ _SYSCALL: Final = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361
 _libc = ctypes.CDLL(None, use_errno=True)
 
 MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_GET_NEXT_KEY = 0, 1, 2, 3, 4
-PROG_TEST_RUN, PROG_GET_FD_BY_ID, OBJ_GET_INFO_BY_FD = 10, 13, 15
+PROG_LOAD, PROG_TEST_RUN, PROG_GET_FD_BY_ID, OBJ_GET_INFO_BY_FD = 5, 10, 13, 15
+RAW_TRACEPOINT_OPEN, BTF_LOAD = 17, 18
 MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, LINK_CREATE, ENABLE_STATS = 24, 26, 28, 32
 
 TCX_INGRESS, TCX_EGRESS = 46, 47
@@ -61,7 +62,8 @@ class MapInfo:
 
     def __init__(self, fd: int) -> None:
         raw = _object_info(fd, _MAP_INFO_BYTES)
-        self.type, self.id, self.key_bytes, self.value_bytes, self.max_entries = struct.unpack_from("<5I", raw)
+        self.type, self.id, self.key_bytes, self.value_bytes, self.max_entries, flags = struct.unpack_from("<6I", raw)
+        self.made_with = (self.type, self.key_bytes, self.value_bytes, self.max_entries, flags)
 
 
 def program_run_time(fd: int) -> tuple[int, int]:

@@ -1,9 +1,10 @@
 """The child process that holds bcc and LLVM: compiles, loads, attaches tracepoints, hands the descriptors over, exits.
 
 bcc costs 75 MB for its import and 125-230 MB a program; here that ends with the child. Runs as a script under any
-interpreter that can import bcc, hence the standard library only. One request, one reply per program:
+interpreter that can import bcc, hence the standard library only. What was compiled before is loaded as it was kept
+(compiled.py). One request, one reply per program:
 
-request   JSON: {"bpf_dir", "programs": [{"source", "defines", "functions": [[name, kind]]}]}
+request   JSON: {"bpf_dir", "kept", "programs": [{"source", "defines", "functions": [[name, kind]]}]}
 reply     JSON: {"source", "error", "descriptors": [name, ...], "maps": {name: {"key", "value"}}, "failed": {...}},
           with the descriptors in the same order as ancillary data
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import socket
@@ -72,9 +74,13 @@ def maps_of(module: Any, lib: Any, decode: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def build(request: dict[str, Any], bpf_dir: str, flags: list[str]) -> tuple[dict[str, Any], list[int]]:
-    """Compile and load one program file; what fails is said in the reply, never raised."""
+def build(
+    request: dict[str, Any], bpf_dir: str, flags: list[str], keep: Callable[..., None]
+) -> tuple[dict[str, Any], list[int]]:
+    """Compile and load one program file, and keep it; what fails is said in the reply, never raised."""
     from bcc import BPF, lib
+
+    from pytools.kernel.compiled import Function
 
     defines = [f"-D{name}={value}" for name, value in request["defines"].items()]
     reply: dict[str, Any] = {
@@ -85,6 +91,7 @@ def build(request: dict[str, Any], bpf_dir: str, flags: list[str]) -> tuple[dict
         "failed": {},
     }
     descriptors: list[int] = []
+    made: list[Function] = []
     with captured_stderr() as said:
 
         def reason(error: Exception) -> str:
@@ -100,15 +107,24 @@ def build(request: dict[str, Any], bpf_dir: str, flags: list[str]) -> tuple[dict
             try:
                 descriptors.append(program.load_func(name, types[kind]).fd)
                 reply["descriptors"].append(f"program:{name}")
+                code = program.dump_func(name)
+                made.append(Function(f"program:{name}", name, types[kind], code))
             except Exception as error:
                 reply["failed"][name] = reason(error)
     for tracepoint, fd in [*program.tracepoint_fds.items(), *program.raw_tracepoint_fds.items()]:
         descriptors.append(fd)
         reply["descriptors"].append(f"tracepoint:{tracepoint.decode()}")
+    for event in map(bytes.decode, program.raw_tracepoint_fds):
+        code = program.dump_func(f"raw_tracepoint__{event}")
+        made.append(Function(f"tracepoint:{event}", event, BPF.RAW_TRACEPOINT, code, event))
+    maps: dict[str, int] = {}
     for name, table in maps_of(program.module, lib, BPF._decode_table_type).items():
-        descriptors.append(table.pop("fd"))
+        maps[name] = table.pop("fd")
+        descriptors.append(maps[name])
         reply["descriptors"].append(f"map:{name}")
         reply["maps"][name] = table
+    if not reply["failed"] and not program.tracepoint_fds:  # the others have numbers of this boot's
+        keep(reply, maps, made)
     _keep.append(program)  # bcc closes everything when the object goes
     return reply, descriptors
 
@@ -146,12 +162,20 @@ def explain(log: str, error: str) -> str:
 
 def main(fd: int) -> None:
     """Serve one request on the socket `fd`."""
+    here = os.path.abspath(__file__)
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(here)))  # of a script it is where the script lies
+    from pytools.kernel import compiled
+
+    del sys.path[0]  # another interpreter's packages may be there
     with socket.socket(fileno=fd) as sock:
         size = struct.unpack("<I", _exactly(sock, 4))[0]
         request = json.loads(_exactly(sock, size))
         flags = use_headers(request["bpf_dir"])
+        shelf = compiled.Shelf(request["kept"])
         for program in request["programs"]:
-            reply, descriptors = build(program, request["bpf_dir"], flags)
+            name = compiled.name_of(program, request["bpf_dir"])
+            keep = functools.partial(shelf.keep, name)
+            reply, descriptors = shelf.load(name) or build(program, request["bpf_dir"], flags, keep)
             body = json.dumps(reply).encode()
             socket.send_fds(sock, [struct.pack("<II", len(body), len(descriptors))], descriptors)
             sock.sendall(body)

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from pytools import places
 from pytools.errors import CapabilityError, SwerveError
 
 _DEADLINE_S = 300.0  # emulated processors need minutes; a child that dies is noticed at once
@@ -89,6 +90,8 @@ class Compilation:
     ----------
     programs : sequence of Program
         What to compile and load, in this order.
+    anew : bool
+        Compile them even if they were compiled before.
 
     Raises
     ------
@@ -96,7 +99,7 @@ class Compilation:
         If bcc cannot be imported at all.
     """
 
-    def __init__(self, programs: Sequence[Program]) -> None:
+    def __init__(self, programs: Sequence[Program], anew: bool = False) -> None:
         self._expected = len(programs)
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.settimeout(_DEADLINE_S)
@@ -114,6 +117,7 @@ class Compilation:
             raise
         request = {
             "bpf_dir": str(bpf_dir()),
+            "kept": "" if anew else str(places.compiled_dir()),
             "programs": [
                 {
                     "source": each.source,

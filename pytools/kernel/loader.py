@@ -104,8 +104,10 @@ def _formats(described: Any) -> Any:
     return described
 
 
-def load(programs: Sequence[Program]) -> Loaded:
+def load(programs: Sequence[Program], anew: bool = False) -> Loaded:
     """Compile and load in a child process; what cannot be loaded is named in `failed`, and the rest goes on.
+
+    What was compiled before is not compiled again, unless `anew`.
 
     Raises
     ------
@@ -114,7 +116,7 @@ def load(programs: Sequence[Program]) -> Loaded:
     SwerveError
         If the child dies before it has answered.
     """
-    with Compilation(programs) as compilation:
+    with Compilation(programs, anew) as compilation:
         return collect(compilation)
 
 

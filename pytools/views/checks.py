@@ -153,7 +153,7 @@ def _kernel(programs: Sequence[Program]) -> list[Check]:
 
 
 def _loaded(programs: Sequence[Program]) -> str:
-    """Compile and load what the agent loads, attach nothing.
+    """Compile anew and load what the agent loads, attach nothing.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def _loaded(programs: Sequence[Program]) -> str:
     """
     from pytools.kernel.loader import load
 
-    with load(programs) as loaded:
+    with load(programs, anew=True) as loaded:
         if loaded.failed:
             raise SwerveError("; ".join(f"{name}: {why}" for name, why in sorted(loaded.failed.items())))
         return ", ".join(sorted(loaded.programs))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pytools.errors import SwerveError
-from pytools.kernel import attach, bpf, loader, netns
+from pytools.kernel import attach, bpf, compiled, loader, netns
 
 MAPS = """
 struct key { u32 a; u16 b; u16 pad; };
@@ -94,6 +94,94 @@ def test_nothing_stays_open_after_close(tmp_path: Path) -> None:
         loaded.ring("stamps", "stamp")
         assert "nosuch.c" in loaded.failed
     assert descriptors() == before
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of compiled programs: the directory of this user's entries, once there is one."""
+    monkeypatch.setenv("SWERVE_CACHE_DIR", str(tmp_path))
+    return tmp_path / f"compiled.{os.geteuid()}"
+
+
+def ours() -> list[loader.Program]:
+    """Programs of every kind that there is: TC, socket callbacks, tracepoints; every kind of map, a ring."""
+    callbacks = {"tcp_callbacks": "sock_ops"}
+    tcp = loader.Program("tcp.c", ("tcp_egress", "tcp_callbacks"), {"SWERVE_TCP_CONGESTION": 1}, callbacks)
+    return [loader.Program("stamp.c", ("stamp_egress",)), tcp, loader.Program("rdma.c", ())]
+
+
+def described(loaded: loader.Loaded) -> dict[str, object]:
+    """What was loaded, as the kernel and we describe it."""
+    maps = {name: (bpf.MapInfo(fd).made_with, key, value) for name, (fd, key, value) in loaded._maps.items()}
+    return {"maps": maps, "programs": set(loaded.programs), "at": set(loaded.tracepoints), "failed": loaded.failed}
+
+
+def type_and_tag(fd: int) -> tuple[bytes, bytes]:
+    """A program's type, and the kernel's digest of its instructions, maps left out."""
+    raw = bpf._object_info(fd, bpf._PROG_INFO_BYTES)
+    return raw[:4], raw[8:16]
+
+
+@pytest.mark.guest(thorough=True)
+def test_what_was_compiled_once_is_loaded_the_same(cache: Path) -> None:
+    with loader.load(ours()) as first, loader.load([*ours(), loader.Program("nosuch.c", ())]) as again:
+        assert described(first) == {**described(again), "failed": {}}
+        assert first.failed == {} and set(again.failed) == {"nosuch.c"}
+        assert described(first)["at"] == {"tcp_cong_state_set", "inet_sock_set_state"}
+        for name, fd in first.programs.items():
+            assert type_and_tag(fd) == type_and_tag(again.programs[name]), name
+
+
+def test_the_compiler_is_not_asked_twice(cache: Path) -> None:
+    loader.load(ours()[:1]).close()
+    (entry,) = cache.iterdir()
+    entry.write_text(entry.read_text().replace('"program:stamp_egress"', '"program:as_it_was_kept"'))
+    with loader.load(ours()[:1]) as kept, loader.load(ours()[:1], anew=True) as anew:
+        assert (set(kept.programs), set(anew.programs)) == ({"as_it_was_kept"}, {"stamp_egress"})
+    other = loader.Program("stamp.c", ("stamp_egress",), {"SWERVE_PROBE_PORT": 8620})
+    with loader.load([other]) as loaded:
+        assert set(loaded.programs) == {"stamp_egress"} and len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", ["torn", "refused", "writable", "another's", "a link", "open"])
+def test_an_entry_that_is_not_as_it_should_be_is_not_used(cache: Path, damage: str) -> None:
+    loader.load(ours()[:1]).close()
+    (entry,) = cache.iterdir()
+    whole = entry.read_text()
+    entry.write_text(whole.replace('"program:stamp_egress"', '"program:as_it_was_kept"'))
+    if damage == "torn":
+        entry.write_text(whole[: len(whole) // 2])
+    elif damage == "refused":
+        entry.write_text(whole.replace('"stamp_egress", 3, ""', '"stamp_egress", 13, ""'))  # another type of program
+    elif damage == "writable":
+        entry.chmod(0o620)
+    elif damage == "another's":
+        os.chown(entry, 4711, 4711)
+    elif damage == "a link":
+        entry.symlink_to(entry.rename(cache.parent / "elsewhere"))
+    else:
+        cache.chmod(0o777)
+    with loader.load(ours()[:1]) as loaded:
+        assert set(loaded.programs) == {"stamp_egress"} and loaded.failed == {}
+    if damage != "open":
+        assert entry.read_text() == whole and entry.stat().st_uid == os.geteuid(), "it is kept anew"
+
+
+def test_without_a_place_nothing_is_kept(cache: Path) -> None:
+    cache.parent.joinpath("file").touch()
+    os.environ["SWERVE_CACHE_DIR"] = str(cache.parent / "file")  # put back by the fixture
+    with loader.load(ours()[:1]) as loaded:
+        assert set(loaded.programs) == {"stamp_egress"} and loaded.failed == {}
+
+
+def test_only_so_many_entries_are_kept(cache: Path) -> None:
+    cache.mkdir(0o700)
+    for number in range(70):
+        (cache / f"{number}").touch()
+        os.utime(cache / f"{number}", (number, number))
+    loader.load(ours()[:1]).close()
+    left = {each.name for each in cache.iterdir()}
+    assert len(left) == compiled.MOST_ENTRIES and {"69"} < left and "6" not in left
 
 
 def test_the_parent_never_loads_llvm() -> None:

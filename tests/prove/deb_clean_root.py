@@ -213,10 +213,11 @@ def lint(root: Path) -> dict[str, object]:
 
 
 def remove(root: Path) -> dict[str, object]:
-    (root / "var/lib/swerve").mkdir(exist_ok=True)
+    for name in ("var/lib/swerve", "var/cache/swerve"):
+        (root / name).mkdir(exist_ok=True)
     done = apt(root, "purge", "swerve")
     left = [str(path.relative_to(root)) for path in root.glob("usr/**/*swerve*")]
-    left += [name for name in ("var/lib/swerve",) if (root / name).exists()]
+    left += [name for name in ("var/lib/swerve", "var/cache/swerve") if (root / name).exists()]
     return {"ok": done.returncode == 0 and not left, "left": left[:20], "said": tail(done) if done.returncode else ""}
 
 
