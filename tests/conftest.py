@@ -8,6 +8,7 @@ machine, and the namespaces of a killed session vanish with it. At the end nothi
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -177,7 +178,7 @@ def wait_until() -> Callable[..., object]:
     return support.wait_until
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def unique_name() -> Callable[[], str]:
     """Names that no other running session uses, short enough for an interface or a lab."""
     return lambda: f"t{os.getpid()}x{next(_numbers)}"
@@ -186,6 +187,12 @@ def unique_name() -> Callable[[], str]:
 @pytest.fixture
 def make_namespace(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]]:
     """Make network namespaces (loopback up) by the call; all are removed at the end, whatever happened."""
+    with _namespaces(unique_name) as make:
+        yield make
+
+
+@contextlib.contextmanager
+def _namespaces(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]]:
     support.require("netns")
     from pytools.kernel.netns import inside
 
@@ -200,10 +207,12 @@ def make_namespace(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]
             Path("/proc/sys/net/ipv6/conf/default/accept_dad").write_text("0")
         return name
 
-    yield make
-    stayed = {name: _kill_inside(name) for name in made}
-    for name in made:
-        support.run(["ip", "netns", "delete", name])
+    try:
+        yield make
+    finally:
+        stayed = {name: _kill_inside(name) for name in made}
+        for name in made:
+            support.run(["ip", "netns", "delete", name])
     left = {name: pids for name, pids in stayed.items() if pids}
     assert not left, f"processes still ran in the test's namespaces (killed now): {left}"
 
@@ -217,7 +226,17 @@ def namespace(make_namespace: Callable[[], str]) -> str:
 @pytest.fixture
 def veth_pair(make_namespace: Callable[[], str]) -> tuple[str, str]:
     """Two fresh namespaces joined by a veth pair: `v0` in each, up, 10.77.0.{1,2}/24 and fd77::{1,2}/64."""
-    first, second = make_namespace(), make_namespace()
+    return _joined(make_namespace(), make_namespace())
+
+
+@pytest.fixture(scope="module")
+def lasting_veth_pair(unique_name: Callable[[], str]) -> Iterator[tuple[str, str]]:
+    """The same, for all tests of a module."""
+    with _namespaces(unique_name) as make:
+        yield _joined(make(), make())
+
+
+def _joined(first: str, second: str) -> tuple[str, str]:
     support.join(first, second, "v0")
     for host, name in enumerate((first, second), start=1):
         support.run(["ip", "-n", name, "address", "add", f"10.77.0.{host}/24", "dev", "v0"])

@@ -37,11 +37,20 @@ recording: {fine_mib: 1, coarse_mib: 1}
 @pytest.fixture
 def room(unique_name: Callable[[], str]) -> Iterator[Path]:
     """A directory whose name is short and that the service's user reaches."""
-    place = places.runtime_dir(None).parent.parent / unique_name()
+    with make_room(unique_name()) as place:
+        yield place
+
+
+@contextlib.contextmanager
+def make_room(name: str) -> Iterator[Path]:
+    """The same, of this name."""
+    place = places.runtime_dir(None).parent.parent / name
     place.mkdir()
     own(place / "x")
-    yield place
-    shutil.rmtree(place)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place)
 
 
 def command(
@@ -130,6 +139,7 @@ class Service:
     env: Mapping[str, str]  # with which commands find it
     config: Path
     log: Path
+    forgotten: int = 0  # characters of the log
 
     def swerve(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A command of root's beside it."""
@@ -137,7 +147,11 @@ class Service:
 
     def said(self) -> str:
         """Its standard error so far."""
-        return self.log.read_text()
+        return self.log.read_text()[self.forgotten :]
+
+    def forget(self) -> None:
+        """Hear anew what it says."""
+        self.forgotten += len(self.said())
 
 
 @contextlib.contextmanager

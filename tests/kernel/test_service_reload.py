@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
 import time
@@ -11,14 +12,13 @@ from pathlib import Path
 import pytest
 import service_kit as kit
 import support
-from service_kit import CONFIG, Service, room
+from service_kit import Service
 
 from pytools.bus import Client
 from pytools.config import Probe, Windows
 from pytools.signals import PathDelay, ProbeSamples
 
-__all__ = ["room"]
-
+CONFIG = kit.CONFIG + "probe: {interval_ms: 5}\n"  # many probes in a short time
 THIRD = CONFIG.replace("shared}]", "shared}, {name: three, address: 10.77.0.3, clock: shared}]")
 TURNED = """\
 host: two
@@ -44,30 +44,47 @@ class Watcher:
                 self.delays.append(each)
         return self
 
+    def close(self) -> None:
+        self.client.close()
+
     def gaps(self, destination: str) -> list[tuple[int, int]]:
         """Where a probe is missing, or comes twice."""
         seqs = self.seqs[destination]
         return [(one, two) for one, two in itertools.pairwise(seqs) if two != one + 1]
 
 
-@pytest.fixture
-def measuring(veth_pair: tuple[str, str], room: Path) -> Iterator[tuple[Service, Watcher]]:
+@pytest.fixture(scope="module")
+def settled(lasting_veth_pair: tuple[str, str], unique_name: Callable[[], str]) -> Iterator[Service]:
+    """An agent that has probed another for a while, the same for all tests."""
     support.require("bcc", "tracefs", "ip")
-    first, second = veth_pair
+    first, second = lasting_veth_pair
     support.run(["ip", "-n", second, "address", "add", "10.77.0.3/24", "dev", "v0"])
-    for name in ("a", "b"):
-        (room / name).mkdir(mode=0o755)
-    with kit.service(room / "a", first, CONFIG) as one, kit.service(room / "b", second, TURNED) as two:
+    with contextlib.ExitStack() as stack:
+        room = stack.enter_context(kit.make_room(unique_name()))
+        for name in ("a", "b"):
+            (room / name).mkdir(mode=0o755)
+        one = stack.enter_context(kit.service(room / "a", first, CONFIG))
+        two = stack.enter_context(kit.service(room / "b", second, TURNED))
         one.manager.until("READY=1")
         two.manager.until("READY=1")
-        watcher = Watcher(one)
-        support.wait_until(lambda: len(watcher.hear().seqs.get("two", [])) > 100, 30, "probes are answered")
-        # The first were sent before the other was there: the windows in which they time out are no concern of ours.
-        settled_ns = time.monotonic_ns() + int((Probe().timeout_ms + Windows().long_ms) * 1e6)
-        support.wait_until(lambda: watcher.hear().delays[-1].at_ns > settled_ns, 30, "what was lost by then is counted")
-        watcher.delays.clear()
-        yield one, watcher
-        watcher.client.close()
+        with contextlib.closing(Watcher(one)) as watcher:
+            support.wait_until(lambda: len(watcher.hear().seqs.get("two", [])) > 100, 30, "probes are answered")
+            # The first were sent before the other was there: the windows in which they time out are no concern of ours.
+            until_ns = time.monotonic_ns() + int((Probe().timeout_ms + Windows().long_ms) * 1e6)
+            support.wait_until(
+                lambda: watcher.hear().delays[-1].at_ns > until_ns, 30, "what was lost by then is counted"
+            )
+        yield one
+
+
+@pytest.fixture
+def measuring(settled: Service) -> Iterator[tuple[Service, Watcher]]:
+    """It, with its first configuration, and whatever it says from now on."""
+    reload(settled, CONFIG)
+    settled.forget()
+    with contextlib.closing(Watcher(settled)) as watcher:
+        support.wait_until(more(watcher, "two", 0), 30, "it measures")
+        yield settled, watcher
 
 
 def reload(service: Service, config: str) -> None:
@@ -96,7 +113,7 @@ def test_a_peer_comes_and_goes_and_no_probe_of_the_other_is_lost(measuring: tupl
         support.wait_until(more(watcher, "two"), 30, "the old one is probed on")
         seen = len(watcher.seqs["three"])
         support.wait_until(more(watcher, "two"), 30, "and on")
-        assert len(watcher.seqs["three"]) <= seen + 60, "what was under way, and nothing more"
+        assert len(watcher.seqs["three"]) <= seen + 240, "what was under way, and nothing more"
         watcher.seqs["three"].clear()
     assert watcher.gaps("two") == []
     assert watcher.client.dropped == 0
@@ -133,7 +150,7 @@ def test_the_recorder_changes_and_nothing_is_lost(measuring: tuple[Service, Watc
 
 def test_what_cannot_change_live_is_said_and_stays(measuring: tuple[Service, Watcher]) -> None:
     one, watcher = measuring
-    reload(one, CONFIG + "probe: {interval_ms: 5}\nlinks: {interval_ms: 100}\n")
+    reload(one, CONFIG.replace("interval_ms: 5", "interval_ms: 4") + "links: {interval_ms: 100}\n")
     one.manager.until("STATUS=probes 1 paths to 1 peers by 1 interfaces; waiting for a restart: probe.interval_ms", 20)
     assert "<4>not taken up field=probe.interval_ms" in one.said()
     assert "configuration read again changed=links.interval_ms" in one.said()
