@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 import yaml
 
 from pytools import places
 from pytools.errors import UsageError
+from pytools.places import read_obeyed
+
+_MAX_BYTES: Final = 1 << 22  # some 60,000 peers
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,9 +139,14 @@ def load(path: Path) -> AgentConfig:
     ------
     UsageError
         If the file is missing, is not YAML, or has a field that does not fit; names the field.
+    RefusedError
+        If somebody else could have written it: it says whom to probe and where a key is.
     """
     try:
-        raw = yaml.safe_load(path.read_text())
+        text = read_obeyed(path, _MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise UsageError(f"{path}: larger than {_MAX_BYTES} bytes", f"is it the right file? ({places.page('config.md')})")
+        raw = yaml.safe_load(text)
         config = msgspec.convert(raw, AgentConfig)
     except OSError as error:
         raise UsageError(

@@ -20,6 +20,7 @@ CONFIG: Final = "agent.yaml"
 POLICY: Final = "policy.yaml"
 _SYSTEM: Final = Path("/etc/swerve")
 _PAGES: Final = (Path(__file__).resolve().parents[1] / "docs", Path("/usr/share/doc/swerve/docs"))  # checkout, package
+_MEND: Final = "make it root's alone (chown root, chmod go-w)"
 
 
 def instance(netns: str | None) -> str:
@@ -117,11 +118,39 @@ def _first(places: Sequence[Path], option: str) -> Path:
         except OSError:  # not there, or not for us
             continue
         if why:
-            raise RefusedError(
-                f"{place}: refused: {why}", f"make it root's alone (chown root, chmod go-w), or name one with {option}"
-            )
+            raise RefusedError(f"{place}: refused: {why}", f"{_MEND}, or name one with {option}")
         return place
     return places[-1]
+
+
+def read_obeyed(path: Path, limit: int, *, guarded: bool = True) -> bytes:
+    """What is in a file that will be obeyed, as configuration or policy.
+
+    Parameters
+    ----------
+    path : Path
+        The file, however it was found: who names one knows its name, not who else may write it.
+    limit : int
+        Read no more bytes than this.
+    guarded : bool
+        Refuse a file that somebody else could have written. Only for explaining is this not needed.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    RefusedError
+        If somebody else could have written it.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        if guarded and (why := unsafe(path, os.fstat(file.fileno()))):
+            raise RefusedError(f"{path}: refused: {why}", _MEND)
+        return file.read(limit)
+
+
+def _without_waiting(name: str, flags: int) -> int:
+    """Open even a pipe at once; it is refused afterwards."""
+    return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def unsafe(path: Path, opened: os.stat_result) -> str:

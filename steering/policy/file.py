@@ -5,7 +5,6 @@ Does I/O only in `load`; `parse` is pure. One thread.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -13,8 +12,8 @@ from typing import Final
 import yaml
 from pydantic import ValidationError
 
-from pytools.errors import PolicyError, RefusedError, UsageError
-from pytools.places import page, unsafe
+from pytools.errors import PolicyError, UsageError
+from pytools.places import page, read_obeyed
 from steering.policy.consistency import inconsistencies
 from steering.policy.model import Policy
 from steering.policy.words import follows, problem_of
@@ -51,13 +50,9 @@ def load(path: Path, *, guarded: bool = True) -> Policy:
         If others could write it.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            why = unsafe(path, os.fstat(file.fileno())) if guarded else ""
-            data = b"" if why else file.read(MAX_BYTES + 1)
+        data = read_obeyed(path, MAX_BYTES + 1, guarded=guarded)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", f"name a policy file ({page('policy.md')})") from None
-    if why:
-        raise RefusedError(f"{path}: refused: {why}", "make it root's alone: chown root, chmod go-w")
     if len(data) > MAX_BYTES:
         raise PolicyError(f"{path}: larger than {MAX_BYTES} bytes", "a policy is a page of text")
     try:
@@ -65,11 +60,6 @@ def load(path: Path, *, guarded: bool = True) -> Policy:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise InvalidPolicyError(str(path), [Problem(line, "", "not UTF-8 text")]) from None
-
-
-def _without_waiting(name: str, flags: int) -> int:
-    """Open even a pipe at once; it is refused afterwards."""
-    return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def parse(text: str, path: str = "policy") -> Policy:

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from support import ROOT
 
-from pytools import places
+from pytools import config, places
 from pytools.errors import RefusedError
+from steering.cli import root
 
 WHERE = ("own", "here", "home", "etc")  # in the order of the search
 
@@ -112,6 +114,39 @@ def test_what_belongs_to_another_user_is_refused(
     monkeypatch.setattr(Path, "stat", foreign)
     with pytest.raises(RefusedError, match=f"{which}.* belongs to user 4242, not to root"):
         places.default_config("t1")
+
+
+def test_a_file_of_another_user_is_no_more_trusted_when_it_is_open(dirs: dict[str, Path]) -> None:
+    opened = list(os.stat(put(dirs["here"], "agent.yaml")))
+    opened[stat.ST_UID] = 4242
+    assert "user 4242" in places.unsafe(dirs["here"] / "agent.yaml", os.stat_result(opened))
+
+
+@pytest.mark.parametrize("writable", [stat.S_IWGRP, stat.S_IWOTH], ids=["group", "everybody"])
+@pytest.mark.parametrize("what", ["the file", "its directory"])
+def test_a_configuration_that_is_named_is_no_more_trusted(dirs: dict[str, Path], writable: int, what: str) -> None:
+    named = put(dirs["here"], "other.yaml")
+    assert config.load(named).host == "h1"
+    harmed = named if what == "the file" else dirs["here"]
+    harmed.chmod(stat.S_IMODE(harmed.stat().st_mode) | writable)
+    with pytest.raises(RefusedError, match=f"refused: {what}.* is writable by "):
+        config.load(named)
+    assert harmed.stat().st_uid == os.geteuid()  # who owns it does not matter: who else may write it does
+
+
+@pytest.mark.parametrize("command", ["agent", "replay", "report x.html"])
+def test_whatever_command_it_is_named_to_refuses_it(dirs: dict[str, Path], command: str) -> None:
+    named = put(dirs["here"], "other.yaml")
+    named.chmod(0o666)
+    done = CliRunner().invoke(root, [*command.split(), "--config", str(named)])
+    assert isinstance(done.exception, RefusedError)
+    assert "other.yaml: refused: the file is writable by everybody" in str(done.exception)
+
+
+def test_a_pipe_is_no_configuration_and_not_waited_for(dirs: dict[str, Path]) -> None:
+    os.mkfifo(dirs["here"] / "agent.yaml", 0o600)
+    with pytest.raises(RefusedError, match="not a regular file"):
+        config.load(dirs["here"] / "agent.yaml")
 
 
 def test_a_file_of_root_is_trusted_by_everybody(dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

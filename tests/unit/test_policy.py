@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 
 import pytest
 from click.testing import CliRunner
@@ -296,12 +295,6 @@ def test_a_link_out_of_a_safe_directory_is_followed_and_judged_where_it_leads(fi
     loose.chmod(0o777)
     with pytest.raises(RefusedError, match="loose"):
         policy_file.load(link)
-
-
-def test_a_file_of_another_user_is_refused(file):
-    found = list(os.stat(file))
-    found[stat.ST_UID] = 4242
-    assert "user 4242" in policy_file.unsafe(file, os.stat_result(found))
 
 
 def test_something_that_is_no_file_is_refused(tmp_path):
