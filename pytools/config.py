@@ -145,7 +145,8 @@ def load(path: Path) -> AgentConfig:
     try:
         text = read_obeyed(path, _MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:
-            raise UsageError(f"{path}: larger than {_MAX_BYTES} bytes", f"is it the right file? ({places.page('config.md')})")
+            hint = f"is it the right file? ({places.page('config.md')})"
+            raise UsageError(f"{path}: larger than {_MAX_BYTES} bytes", hint)
         raw = yaml.safe_load(text)
         config = msgspec.convert(raw, AgentConfig)
     except OSError as error:

@@ -101,8 +101,8 @@ class Shelf:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._fd)
             with open(fd, "rb") as file:
                 return _loaded(json.loads(file.read())) if _is_ours(fd) else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, struct.error):
+            return None  # not there, or nothing that can be loaded: bcc is asked
 
     def keep(self, name: str, reply: Mapping[str, Any], maps: Mapping[str, int], made: Sequence[Function]) -> None:
         """Put down what was compiled, if it can be; too many of the oldest go.
