@@ -18,6 +18,7 @@ from pytools.views.model import Model
 from pytools.views.timing import supports_one_way
 
 UNKNOWN = "\u2013"
+NO_PATH: Final = "no measured path"
 _CLOCK_STYLES: Final[dict[ClockState, str]] = {"synchronised": "green", "holdover": "yellow", "free_running": "red"}
 
 
@@ -157,7 +158,7 @@ def failed_hooks(model: Model, word: str = "") -> list[str]:
 
 def place(path: Path | None, interface: str) -> str:
     """A path, or where there is none, the interface."""
-    return way(path) if path is not None else f"{interface} (no measured path)"
+    return way(path) if path is not None else f"{interface} ({NO_PATH})"
 
 
 def endpoint(address: str, port: int) -> str:

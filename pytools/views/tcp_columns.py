@@ -215,6 +215,6 @@ def _state(row: TcpFlow) -> str:
 
 def _two_lines(row: TcpFlow) -> str:
     if row.path is None:
-        return f"{row.interface}\n  no measured path"
+        return f"{row.interface}\n  {tables.NO_PATH}"
     rest = f"via {row.path.gateway}" if row.path.gateway else f"to {row.path.address}"
     return f"{tables.way(row.path, short=True)}\n  {rest}"

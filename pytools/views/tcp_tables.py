@@ -20,6 +20,10 @@ from pytools.views.tables import duration
 from pytools.views.tcp_columns import CAUSES, flows, paths, reasons
 
 _SHOWN_FLOWS: Final = 20  # under the paths; --flows shows all
+_NO_PATH_IS: Final = (
+    "connections to addresses that are not probed by this interface: of hosts that are no peers, or other addresses of "
+    "a peer than the one in the agent's configuration"
+)
 # Of the kernel's counters, those that stand beside ours; the others are in the JSON.
 _COMPARED: Final = (
     *("TcpRetransSegs", "TcpExtTCPTimeouts", "TcpExtTCPLossProbes", "TcpExtTCPSynRetrans", "TcpExtTCPDSACKRecv"),
@@ -40,14 +44,14 @@ def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> Render
         parts.append(_flow_sheet(model, by_flow[:_SHOWN_FLOWS], asked))
         if len(by_flow) > _SHOWN_FLOWS:
             parts.append(Text(f"and {len(by_flow) - _SHOWN_FLOWS} more connections: swerve tcp --flows", style="dim"))
-    return Group(*parts, *_remarks(model, bool(by_path or by_flow), asked))
+    return Group(*parts, *_remarks(model, [*by_path, *by_flow[:_SHOWN_FLOWS]], asked))
 
 
 def connections(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
     """All connections."""
     rows = flows(model.at_ns).ordered([each for each in signals if isinstance(each, TcpFlow)], asked.sort)
     parts: list[RenderableType] = [_flow_sheet(model, rows, asked)] if rows else []
-    return Group(*parts, *_remarks(model, bool(rows), asked))
+    return Group(*parts, *_remarks(model, rows, asked))
 
 
 def _flow_sheet(model: Model, rows: Sequence[TcpFlow], asked: Query) -> RenderableType:
@@ -55,9 +59,11 @@ def _flow_sheet(model: Model, rows: Sequence[TcpFlow], asked: Query) -> Renderab
     return flows(model.at_ns).sheet(title, rows)
 
 
-def _remarks(model: Model, any_row: bool, asked: Query) -> list[Text]:
+def _remarks(model: Model, shown: Sequence[TcpPath | TcpFlow], asked: Query) -> list[Text]:
     said = []
-    if not any_row:
+    if any(row.path is None for row in shown):
+        said.append(Text(f"{tables.NO_PATH}: {_NO_PATH_IS}", style="dim"))
+    if not shown:
         nothing = f"nothing passes {asked.filters}" if asked.filters else "no TCP connection has been reported"
         said.append(Text(f"{model.host}: {nothing}"))
     if model.tcp.flows_left_out:

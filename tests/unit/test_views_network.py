@@ -82,6 +82,15 @@ def test_what_is_not_known_of_a_connection_is_a_dash() -> None:
     assert "off" in shown("flows", known(samples.tcp_flow(ecn="off")))
 
 
+def test_what_is_on_no_measured_path_is_explained_where_it_is_shown() -> None:
+    elsewhere = {"path": None, "interface": "rail1"}
+    path, flow = samples.tcp_path(**elsewhere), samples.tcp_flow(**elsewhere)
+    for kind, signals in (("tcp", [path]), ("tcp", [flow]), ("flows", [flow])):
+        table = shown(kind, known(*signals))
+        assert "\nno measured path: connections to addresses that are not probed" in table, (kind, signals)
+    assert "no measured path" not in shown("tcp", known(samples.tcp_path(), samples.tcp_flow()))
+
+
 def test_the_host_says_what_was_counted_here_and_by_the_kernel() -> None:
     host = samples.tcp_host(evicted=20, kernel={"TcpRetransSegs": 31, "TcpInSegs": 999_999})
     table = shown("tcp", known(host))
