@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -176,6 +177,39 @@ def test_a_count_seen_at_the_path_before_its_interface_is_no_count_of_the_rest()
     kernel.interfaces.update(7, counts(6, sent_bytes=100))
     made.read(2 * SECOND)
     assert windows(subscription) == {("rail1", MEASURED): (0, 5), ("rail1", None): (1, 1)}
+
+
+def test_what_is_sent_while_the_sums_are_read_is_no_count_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it is on a measured path; it goes on between the look at one map and the look at the other."""
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    sent = 0
+
+    def sends_on(look: Callable[[], object]) -> Callable[[], object]:
+        def read() -> object:
+            nonlocal sent
+            found, sent = look(), sent + 7
+            kernel.paths.update(path_key(), counts(sent, sent_bytes=100 * sent))
+            kernel.interfaces.update(7, counts(sent, sent_bytes=100 * sent))
+            return found
+
+        return read
+
+    for each in (kernel.paths, kernel.interfaces):
+        monkeypatch.setattr(each, "read", sends_on(each.read))
+    for second in range(1, 6):
+        made.read(second * SECOND)
+        assert set(windows(subscription)) <= {("rail1", MEASURED)}
+    assert made._totals.retransmitted == {("rail1", MEASURED): sent - 7}
+
+
+def test_interfaces_beyond_the_table_are_counted_once() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    kernel.paths.update(path_key(ifindex=99), counts(4))
+    kernel.interfaces.update(0, counts(5))  # one of them found tcp_paths full, too
+    made.read(SECOND)
+    assert windows(subscription) == {("if99", None): (4, 4), ("others", None): (1, 1)}
 
 
 def test_a_path_over_which_nothing_is_sent_says_so() -> None:

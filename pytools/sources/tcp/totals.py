@@ -21,6 +21,7 @@ PathOf = Callable[[str, str], Path | None]  # (remote address, interface) -> the
 Counts = NDArray[np.int64]
 
 OTHERS: Final = 0  # the interface that stands for all that found no row of their own
+_OTHERS: Final = "others"  # what it is called
 _PRUNED_AT_ONCE: Final = 1024  # bounds the time that one reading takes
 
 
@@ -91,7 +92,7 @@ class Totals:
         self._addresses, self._name, self._path_of = addresses, name, path_of
         self.columns = Columns(interfaces.value)
         self._path_growth, self._interface_growth = Growth(), Growth()
-        self._owed: dict[str, Counts] = {}  # of paths, not yet seen in the counts of their interface
+        self._owed: dict[str, Counts] = {}  # of rows, not yet seen in the counts of their interface; negative
         self.retransmitted: dict[Where, int] = {}  # since the start
         self.host: Counts = np.zeros(self.columns.width, np.int64)
 
@@ -101,8 +102,8 @@ class Totals:
         for path in known:
             measured = self._path_of(path.address, path.interface)
             window.setdefault((path.interface, path if measured is None else measured), self._nothing())
-        measured_by_interface = self._read_paths(window)
-        self._read_interfaces(window, measured_by_interface)
+        grown = self._read_interfaces()  # first: what is counted meanwhile is seen at its path only, and owed
+        self._add_rest(window, grown, self._read_paths(window))
         for where, counts in window.items():
             segments = self.columns.retransmitted(counts).segments
             self.retransmitted[where] = self.retransmitted.get(where, 0) + segments
@@ -118,9 +119,8 @@ class Totals:
         busy = grown.any(axis=1)
         by_interface: dict[str, Counts] = {}
         for (interface, path), more in zip(self._wheres(keys[busy]), grown[busy], strict=True):
-            if path is not None:
-                window[interface, path] = window.get((interface, path), self._nothing()) + more
-                by_interface[interface] = by_interface.get(interface, self._nothing()) + more
+            window[interface, path] = window.get((interface, path), self._nothing()) + more
+            by_interface[interface] = by_interface.get(interface, self._nothing()) + more
         if len(keys) > self._paths.max_entries * 3 // 4:
             self._prune(keys[~busy][:_PRUNED_AT_ONCE], plain[~busy][:_PRUNED_AT_ONCE])
         return by_interface
@@ -130,23 +130,33 @@ class Totals:
         remotes = self._addresses.texts(keys["remote"]["bytes"])
         return [(name, self._path_of(remote, name)) for name, remote in zip(interfaces, remotes, strict=True)]
 
-    def _read_interfaces(self, window: dict[Where, Counts], measured: dict[str, Counts]) -> None:
-        """What an interface has counted beyond its measured paths; these are read first, so they are never ahead."""
+    def _read_interfaces(self) -> dict[str, Counts]:
+        """By how much the sum of each interface grew."""
         keys, values = self._interfaces.read()
         counts = self.columns.flat(values).sum(axis=1)
         self.host = counts.sum(axis=0, dtype=np.int64) if len(keys) else self.host
-        grown = self._interface_growth.since_last(_plain(keys), counts)
-        for ifindex, more in zip(keys.tolist(), grown, strict=True):
-            interface = "others" if ifindex == OTHERS else self._name(ifindex)
-            left = more - measured.pop(interface, self._nothing()) + self._owed.pop(interface, self._nothing())
+        grown: dict[str, Counts] = {}
+        for ifindex, more in zip(keys.tolist(), self._interface_growth.since_last(_plain(keys), counts), strict=True):
+            interface = _OTHERS if ifindex == OTHERS else self._name(ifindex)
+            grown[interface] = grown.get(interface, self._nothing()) + more
+        return grown
+
+    def _add_rest(self, window: dict[Where, Counts], grown: dict[str, Counts], told: dict[str, Counts]) -> None:
+        """What an interface has counted that no row of `tcp_paths` has: they were full, or the row is gone."""
+        crowded = grown.get(_OTHERS, self._nothing()).any()
+        for interface, counts in told.items():
+            where = _OTHERS if crowded and interface not in grown else interface
+            self._owed[where] = self._owed.get(where, self._nothing()) - counts
+        for interface, more in grown.items():
+            left = more + self._owed.pop(interface, self._nothing())
             rest = np.maximum(left, 0)
-            if (left < 0).any():  # a count that was being made just then
+            if (left < 0).any():
                 self._owed[interface] = left - rest
             if rest.any():
                 window[interface, None] = window.get((interface, None), self._nothing()) + rest
 
     def _prune(self, keys: NDArray[Any], plain: NDArray[np.bytes_]) -> None:
-        """Make room: rows of no measured path only serve to find one; what they counted is in their interface's."""
+        """Make room: idle rows of no measured path; what one counts before it goes is in its interface's sum."""
         gone = np.array([path is None for _, path in self._wheres(keys)], bool)
         for key in keys[gone]:
             self._paths.delete(key)
