@@ -163,6 +163,14 @@ def run(
     return done
 
 
+def lives(pid: int) -> bool:
+    """Whether a process runs still; one that has ended stays listed until its parent asks, which may take seconds."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def join(near: str, far: str, name: str, index: int | None = None) -> None:
     """Join two namespaces by a veth pair, the interface of the same name in each.
 

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 import samples
 from serving import Served
-from support import ROOT, SWERVE, require, run, wait_until
+from support import ROOT, SWERVE, lives, require, run, wait_until
 from top_kit import story
 
 from pytools.signals import AnySignal
@@ -121,8 +121,8 @@ class Tmux:
     def close(self) -> None:
         done = run(["tmux", "-L", self._name, "display-message", "-p", "#{pid} #{pane_pid}"], check=False)
         run(["tmux", "-L", self._name, "kill-server"], check=False)
-        ended = [Path("/proc", pid) for pid in done.stdout.split()]
-        wait_until(lambda: not any(each.exists() for each in ended), 10, "the terminal's server and its shell are gone")
+        ended = [int(pid) for pid in done.stdout.split()]
+        wait_until(lambda: not any(map(lives, ended)), 10, "the terminal's server and its shell are gone")
 
 
 def now(told: list[AnySignal]) -> list[AnySignal]:
@@ -342,7 +342,7 @@ def test_its_agent_ends_with_it_however_it_ends(veth_pair: tuple[str, str], conf
         wait_until((config.parent / "run" / veth_pair[0] / "agent.sock").exists, 60, "the agent serves")
         view.send_signal(number)
         view.wait(30)
-    wait_until(lambda: not Path(f"/proc/{agent}").exists(), 30, "the agent has ended")
+    wait_until(lambda: not lives(agent), 30, "the agent has ended")
 
 
 def test_an_agent_that_cannot_start_is_said_in_one_line(namespace: str, config: Path) -> None:
