@@ -45,6 +45,7 @@ DEPENDS: Final = (
     *vendored.FROM_DEBIAN.values(),
     "linux-libc-dev",  # the kernel programs are compiled on the host they run on
     "iproute2",
+    "procps",  # /bin/kill, by which systemd reloads the agent
 )
 LAUNCHER: Final = f"""#!/{HOME}/bin/python3 -I
 from steering.cli import main

@@ -114,6 +114,16 @@ def test_what_dpkg_reads(package: Path) -> None:
     assert summed == {each for each in there if not each.startswith("DEBIAN/") and not (package / each).is_symlink()}
 
 
+def test_what_the_units_run_comes_with_the_package(package: Path) -> None:
+    depends = set(fields(package)["Depends"].split(", "))
+    units = [path.read_text() for path in (package / "usr/lib/systemd/system").glob("*.service")]
+    programs = {found for text in units for found in re.findall(r"^Exec\w+=[-+]*(/\S+)", text, re.MULTILINE)}
+    assert {"/usr/bin/swerve", "/bin/kill"} <= programs
+    for program in programs - {"/usr/bin/swerve"}:
+        owner = run(["dpkg-query", "--search", program]).stdout.partition(":")[0]
+        assert owner in depends, f"{program} is of {owner}, which a small Debian lacks"
+
+
 @pytest.mark.parametrize("name", build_deb.SCRIPTS)
 def test_scripts_are_shell_and_start_nothing(package: Path, name: str) -> None:
     script = package / "DEBIAN" / name
