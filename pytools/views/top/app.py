@@ -1,4 +1,4 @@
-"""The live view as an application of textual: keys, a prompt, and when to draw; what is drawn comes from page.py.
+"""The live view as an application of textual: keys, and when to draw; what is drawn comes from page.py.
 
 Lines are read ten times a second, so that none is dropped for us; a frame is drawn once per interval, and after
 each key. Orders are asked for on a thread of their own: an answer may take seconds.
@@ -13,25 +13,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Protocol
 
-from rich.console import Console
-from rich.segment import Segment
 from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
-from textual.geometry import Region
-from textual.strip import Strip
-from textual.widget import Widget
 
 from pytools.errors import SwerveError
 from pytools.views.actions import Mode, Steering
 from pytools.views.top import feed, look, orders
+from pytools.views.top.canvas import Canvas
 from pytools.views.top.glyphs import UNICODE, Glyphs
 from pytools.views.top.header import Around
 from pytools.views.top.known import Known
 from pytools.views.top.look import KEYS, Look, Panel
 from pytools.views.top.page import Frame, draw
+from pytools.views.top.prompt import Prompt
 
 _READ_S: Final = 0.1  # the agent's socket holds so much of what it tells, and more (bus_server.py)
 _FIRST_S: Final = 0.3  # something to look at, soon
@@ -67,69 +64,6 @@ class Given:
     up_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     is_gone: Callable[[], bool] = lambda: False  # nobody is at the terminal any more
     timed: bool = True  # False: frames come only by `tick` (tests)
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """Something that is being typed in the last line."""
-
-    question: str
-    then: Callable[[str], None]  # what to do with it
-    typed: str = ""
-
-    def after(self, key: str, text: str | None) -> Prompt:
-        """As it is after a key, or some text."""
-        typed = {"backspace": self.typed[:-1], "ctrl+u": ""}.get(key, self.typed + (text or ""))
-        return replace(self, typed=typed)
-
-    def line(self, width: int) -> Text:
-        """As it is shown: of what is too long, the end."""
-        room = max(0, width - len(self.typed) - 3)
-        asked = self.question if len(self.question) <= room else self.question[: max(0, room - 1)] + "…"
-        return Text(f"{asked}: ", style="cyan").append(self.typed[-max(1, width - 3) :] + "_", "bold")
-
-
-class Canvas(Widget):
-    """Lines of text; only those that changed are drawn again."""
-
-    DEFAULT_CSS: ClassVar[str] = "Canvas { height: 1fr; width: 1fr; }"
-
-    def __init__(self, color: bool, resized: Callable[[], None]) -> None:
-        super().__init__()
-        self._resized = resized
-        self._shown: list[Text] = []
-        self._styles = Console(no_color=not color, color_system="standard", width=1, height=1)
-        self._color = color
-
-    def on_resize(self) -> None:
-        """Other lines are wanted now."""
-        self._resized()
-
-    def show(self, lines: list[Text]) -> None:
-        """Show these lines."""
-        before, self._shown = self._shown, lines
-        if len(before) != len(lines):
-            self.refresh()
-            return
-        for y, (old, new) in enumerate(zip(before, lines, strict=True)):
-            if old != new or old.style != new.style:
-                self.refresh(Region(0, y, self.size.width, 1))
-
-    def render_line(self, y: int) -> Strip:
-        """One line, as wide as the screen."""
-        width = self.size.width
-        if y >= len(self._shown):
-            return Strip.blank(width)
-        text = self._shown[y]
-        if text.spans:
-            segments = list(text.render(self._styles, end=""))
-        else:  # of a text in one style rich yields no style
-            segments = [Segment(text.plain, self._styles.get_style(text.style))]
-        if not self._color:
-            segments = [
-                segment._replace(style=segment.style.without_color if segment.style else None) for segment in segments
-            ]
-        return Strip(segments).adjust_cell_length(width)
 
 
 class Top(App[int]):
