@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import support
+import yaml
 
 from pytools import places
 from pytools.bus import Client
@@ -36,8 +37,17 @@ def running(name: str, **how: Any) -> Iterator[Lab]:
     settings = {"hosts": 2, "rails": 1, "rate": "400mbit", "queue_bytes": 1 << 20, "bus": True} | how
     with Lab.up(name, **settings) as lab:
         for host in lab.hosts:
+            tell_often(host)
             lab.start(host, [*support.SWERVE, "agent", "-n", host.netns])
         yield lab
+
+
+def tell_often(host: Host) -> None:
+    """Have its agent tell four times a second what it has joined."""
+    file = places.default_config(host.netns)
+    settings = yaml.safe_load(file.read_text())
+    settings["windows"]["long_ms"] = 250.0
+    file.write_text(yaml.safe_dump(settings))
 
 
 @pytest.fixture(scope="module")
