@@ -20,7 +20,7 @@ from steering.control import kept_orders
 from steering.control.requests import SOCKET
 from steering.guarding import confirming
 
-CONFIRM_S = 10 * support.slow_factor()  # the first act has to come within
+CONFIRM_S = 6 * support.slow_factor()  # the first act has to come within
 OTHER = {FIRST: 1}
 
 

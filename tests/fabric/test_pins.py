@@ -100,7 +100,7 @@ def iperf3(lab: Lab, version: int) -> Iterator[tuple[FlowKey, Callable[[], dict[
     server = lab.start(lab.hosts[1], ["iperf3", "-s", "-1", "--forceflush"], stdout=subprocess.PIPE)
     assert server.stdout is not None
     support.wait_until(lambda: "listening" in server.stdout.readline(), 10, "the server listens")
-    seconds = str(int(6 * support.slow_factor()))
+    seconds = str(int(3 * support.slow_factor()))
     command = ["iperf3", "-J", "-c", far, "-B", near, "--cport", str(PORT), "-t", seconds]
     client = lab.start(lab.hosts[0], command, stdout=subprocess.PIPE)
 
