@@ -6,7 +6,7 @@ import time
 from typing import Final, Literal
 
 from pytools.signals import Act, PathState
-from steering.acting.settle import Settled
+from steering.acting.settle import Regained, Settled
 from steering.deciding.engine import Alert, Standing
 from steering.flows.plan import FlowAct
 from steering.plan import Change, Group, Target, kind_of, title
@@ -90,6 +90,29 @@ def undone(host: str, settled: Settled, why: str, decided_ns: int) -> Act:
         seen_ns=decided_ns,
         decided_ns=decided_ns,
         acknowledged_ns=settled.outcome.acknowledged_ns,
+    )
+
+
+def regained(host: str, found: Regained, decided_ns: int) -> Act:
+    """A target that was made again at the end, because only our acts had let it go."""
+    group = found.group
+    return Act(
+        host=host,
+        at_ns=time.monotonic_ns(),
+        unix_ns=time.time_ns(),
+        act_id=found.last.act_id,
+        what=title(group.target),
+        target=group.target,
+        actuator=kind_of(group.target),
+        moves=group.moves or moves(group.target),
+        before={},
+        after=group.named(group.current),
+        because=found.why,
+        under=found.last.under,
+        outcome="undone",
+        seen_ns=decided_ns,
+        decided_ns=decided_ns,
+        acknowledged_ns=found.acknowledged_ns,
     )
 
 

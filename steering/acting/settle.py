@@ -5,6 +5,7 @@ Safe to repeat and to interrupt: undoing twice gives the original weights, and a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,21 @@ from pytools.errors import SwerveError
 from steering.acting.journal import Entry, Journal, Outstanding, entry_now
 from steering.actuators.registry import Actuators
 from steering.actuators.weighted import Outcome, WeightActuator
-from steering.plan import Target, title
+from steering.plan import Group, Target, title
+
+
+@dataclass(frozen=True, slots=True)
+class Regained:
+    """A target that went with its last link, and is there again."""
+
+    group: Group  # with the weights that were read back
+    last: Entry  # what the journal had of it before
+    acknowledged_ns: int
+
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return "made again over the nexthops that are left: without our acts it would not have gone with its links"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +92,27 @@ def settle(
     return done
 
 
-def regain(journal: Journal, actuators: Actuators, scope: str) -> list[str]:
-    """Make again what is gone only because of our acts; what was done, in words.
+def regain(journal: Journal, actuators: Actuators, scope: str, by: str) -> tuple[list[Regained], list[str]]:
+    """Make again what is gone only because of our acts, and journal each; what was done and could not be, in words too.
 
     To be called once everything is settled, by whoever leaves nobody behind who steers, before the backup routes go.
 
     Raises
     ------
     SwerveError, OSError
-        If the kernel or the journal could not be read.
+        If the kernel or the journal could not be read, or the journal not be written.
     """
-    return actuators.regain(journal.path.parent, scope, journal.read().last_in_force(scope))
+    contents = journal.read()
+    groups, told = actuators.regain(journal.path.parent, scope, contents.last_in_force(scope))
+    now = time.monotonic_ns()
+    last = {entry.target: entry for entry in contents.entries if entry.scope == scope}
+    done = [Regained(group, last[group.target], now) for group in groups]
+    for each in done:
+        entry = each.last
+        journal.write(
+            entry_now("undone", entry.act_id, each.group, (), each.group.current, each.why, entry.under, scope, by)
+        )
+    return done, told
 
 
 def _entry(settled: Settled, scope: str, by: str) -> Entry:

@@ -179,8 +179,12 @@ class Acting:
 
     def regain(self) -> None:
         """Make again what is gone only because of our acts; see `settle.regain`."""
-        for text in settle.regain(self._journal, self._actuators, self._scope):
+        decided = time.monotonic_ns()
+        done, told = settle.regain(self._journal, self._actuators, self._scope, "controller")
+        for text in told:
             self._say(text)
+        for each in done:
+            self._send(messages.regained(self._host(), each, decided))
 
     def release(self, known: Group, weights: Weights, why: str) -> None:
         """Tell the guardian, through the journal, that this target is not ours to undo."""

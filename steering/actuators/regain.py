@@ -7,6 +7,7 @@ that are left, and so would its routes: whoever undoes makes it so, before the b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pytools.kernel.netlink import Netlink
@@ -14,11 +15,14 @@ from pytools.kernel.netlink_watch import Heard
 from steering.actuators import remaking, restore
 from steering.actuators.memory_file import MemoryFile
 from steering.actuators.objects import read
-from steering.plan import Target, Weights, kind_of
+from steering.actuators.route_names import group_number
+from steering.plan import Group, Target, Weights, kind_of, weights_of
 
 
-def regain(netlink: Netlink, folder: Path, scope: str, in_force: Mapping[Target, Sequence[Weights]]) -> list[str]:
-    """Make such groups and their routes again; what was done, in words.
+def regain(
+    netlink: Netlink, folder: Path, scope: str, in_force: Mapping[Target, Sequence[Weights]]
+) -> tuple[list[Group], list[str]]:
+    """Make such groups and their routes again.
 
     Parameters
     ----------
@@ -29,6 +33,13 @@ def regain(netlink: Netlink, folder: Path, scope: str, in_force: Mapping[Target,
     in_force : mapping of Target to sequence of Weights
         What each target may have had of ours when it was last there (`journal.Contents.last_in_force`).
 
+    Returns
+    -------
+    list of Group
+        Those that are there again, with their weights as they were read back.
+    list of str
+        What was done, and what could not be, in words.
+
     Raises
     ------
     SwerveError
@@ -36,8 +47,15 @@ def regain(netlink: Netlink, folder: Path, scope: str, in_force: Mapping[Target,
     """
     groups = {target: weights for target, weights in in_force.items() if kind_of(target) == "nexthop_group"}
     if not groups:
-        return []
+        return [], []
     before = MemoryFile(folder, scope).load().narrowed(lambda first: first.target in groups)
     objects = read(netlink, None)
     memory = restore.remember(before, before.first.values(), objects, Heard(changed=True, missed=True), groups)
-    return remaking.make_again(netlink, memory, objects, memory.lost_nexthops)[0]
+    told, failed = remaking.make_again(netlink, memory, objects, memory.lost_nexthops)
+    there = read(netlink, None).groups if told else {}
+    again = [
+        replace(first, current=weights_of((member.nexthop_id, member.weight) for member in there[number].members))
+        for target, first in memory.lost.items()
+        if (number := group_number(target)) in there
+    ]
+    return again, told + failed

@@ -51,7 +51,9 @@ class Actuators:
         """Give a target its original weights, provided that it has weights of ours."""
         return self._of(group.target).undo(group, ours)
 
-    def regain(self, folder: Path, scope: str, in_force: Mapping[Target, Sequence[Weights]]) -> list[str]:
+    def regain(
+        self, folder: Path, scope: str, in_force: Mapping[Target, Sequence[Weights]]
+    ) -> tuple[list[Group], list[str]]:
         """Make groups again that only our acts let go with their links; see `regain.regain`."""
         return regain(self._netlink, folder, scope, in_force)
 

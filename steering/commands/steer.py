@@ -8,6 +8,8 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -117,30 +119,38 @@ def undo(options: Options, number: int | None, hold_ns: int, stop: bool) -> int:
         return _undo_last(options, folder, number, hold_ns)
     if options.netns:
         netns.enter(options.netns)
-    settled: list[settle.Settled] = []
-    swept: list[str] = []
+    done = Undone()
     with disk.told(folder):
         if (folder / journal.LOCK_FILE).exists():  # else nobody ever steered here
             stopped = stop and _stop_controller(folder / journal.LOCK_FILE)
-            settled, swept = _settle(folder, _STOP_S if stopped else orders.LOCK_S)
-    _say_undone(options, settled, swept)
-    return 1 if any(each.outcome.kind in ("failed", "uncertain") for each in settled) else 0
+            _settle(done, folder, _STOP_S if stopped else orders.LOCK_S)
+    _say_undone(options, done)
+    return 1 if any(each.outcome.kind in ("failed", "uncertain") for each in done.settled) else 0
 
 
-def _settle(folder: Path, wait_s: float) -> tuple[list[settle.Settled], list[str]]:
-    """Put original weights back, and remove what else is ours; both in words."""
+@dataclass(slots=True)
+class Undone:
+    """What `steer undo` did."""
+
+    settled: Sequence[settle.Settled] = ()
+    regained: Sequence[settle.Regained] = ()
+    told: Sequence[str] = ()  # of those, in words
+    swept: Sequence[str] = ()
+
+
+def _settle(done: Undone, folder: Path, wait_s: float) -> None:
+    """Put original weights back, make again what our acts let go, and remove what else is ours."""
     with (
         Lock(folder / journal.LOCK_FILE, wait_s),
         journal.Journal(folder / journal.FILE) as log,
         Netlink() as netlink,
     ):
-        actuators, swept = Actuators(netlink), list[str]()
+        actuators = Actuators(netlink)
         try:
-            settled = settle.settle(log, actuators, journal.scope(), "command")
-            swept = settle.regain(log, actuators, journal.scope())
+            done.settled = settle.settle(log, actuators, journal.scope(), "command")
+            done.regained, done.told = settle.regain(log, actuators, journal.scope(), "command")
         finally:  # also when the disk is full: nobody keeps the backup routes up to date any more
-            swept += [*actuators.sweep(), *attach.clean(attach.STEERING)]
-    return settled, swept
+            done.swept = [*actuators.sweep(), *attach.clean(attach.STEERING)]
 
 
 def _undo_last(options: Options, folder: Path, number: int, hold_ns: int) -> int:
@@ -178,20 +188,19 @@ def _stop_controller(lock: Path) -> bool:
     return True
 
 
-def _say_undone(options: Options, settled: list[settle.Settled], swept: list[str]) -> None:
+def _say_undone(options: Options, done: Undone) -> None:
     if options.json:
-        for what in swept:
+        for what in done.swept:
             click.echo(json.dumps({"removed": what}))
-        for each in settled:
+        for each in done.settled:
             facts = {"target": each.target, "outcome": each.outcome.kind, "why": each.outcome.why}
             click.echo(json.dumps(facts | {"weights": dict(each.outcome.weights)}))
+        for again in done.regained:
+            facts = {"target": again.group.target, "outcome": "made_again", "why": again.why}
+            click.echo(json.dumps(facts | {"weights": dict(again.group.current)}))
         return
-    for each in settled:
-        click.echo(each.text)
-    for what in swept:
-        click.echo(f"removed {what}")
-    if not settled and not swept:
-        click.echo("nothing to undo")
+    lines = [*(each.text for each in done.settled), *done.told, *(f"removed {what}" for what in done.swept)]
+    click.echo("\n".join(lines) or "nothing to undo")
 
 
 for _command in (status.status, history, *orders.commands):

@@ -136,7 +136,7 @@ def _undo(log: journal.Journal, actuators: Actuators, scope: str) -> int:
 def _left(log: journal.Journal, actuators: Actuators, scope: str) -> bool:
     """Make again what only our acts let go, and remove the backup routes; whether that was possible."""
     try:
-        for text in [*regain(log, actuators, scope), *actuators.sweep()]:
+        for text in [*regain(log, actuators, scope, "guardian")[1], *actuators.sweep()]:
             _say(text)
     except (OSError, SwerveError) as error:
         _say(f"could not remove the backup routes: {error}")

@@ -114,6 +114,10 @@ def test_a_group_whose_last_link_goes_after_its_controller_is_there_again_over_t
             done = support.run([*support.SWERVE, "steer", "undo", "-n", host.netns])
             assert f"nexthop group {GROUP} is made again" in done.stdout
     assert host.weights() == {FIRST: 1}
+    last = controller.journal()[-1]
+    assert (last.kind, last.by, last.before, last.after) == ("undone", by, (), ((FIRST, 1),))
+    said = support.run([*support.SWERVE, "steer", "history", "-n", host.netns]).stdout.splitlines()[-1]
+    assert f"undone by {by}: nexthop group {GROUP}: gone → " in said and "made again over the nexthops" in said
     assert "nhid" in host.ip("route", "show", "10.9.0.2")
 
 

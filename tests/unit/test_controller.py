@@ -31,7 +31,7 @@ class Kernel:
 
     def __init__(self, *numbers):
         self.groups = {nexthop_group(n): replace(group({1: [], 2: []}), target=nexthop_group(n)) for n in numbers}
-        self.refuses, self.asked = "", []
+        self.refuses, self.asked, self.again = "", [], []
 
     def apply(self, known, expected, wanted):
         self.asked.append(known.target)
@@ -46,7 +46,7 @@ class Kernel:
         return self.apply(known, ours, known.original)
 
     def regain(self, folder, scope, in_force):
-        return []
+        return self.again, [f"{each.target} is made again" for each in self.again]
 
 
 class Keeper:
@@ -141,6 +141,27 @@ def test_targets_that_vanish_together_cost_nothing_but_themselves(made):
     made.controller._act(changes)
     assert made.kernel.asked == [nexthop_group(101), nexthop_group(103)], "the second was not asked for any more"
     assert made.kernel.groups[nexthop_group(103)].current == AFTER
+
+
+def test_what_is_made_again_at_the_end_is_an_act_like_any_other(made):
+    made.start()
+    made.controller._act(made.changes())
+    gone = made.kernel.groups.pop(nexthop_group(102))
+    made.kernel.again = [replace(gone, current=gone.original[:1])]
+    sent = []
+    made.controller._acting._send = sent.append
+    made.controller._finish()
+    told = {act.target: act for act in sent if act.outcome == "undone"}
+    assert told.keys() == {nexthop_group(number) for number in (101, 102, 103)}
+    again = told[nexthop_group(102)]
+    assert again.before == {} and list(again.after.values()) == [1, 0]
+    assert again.because.startswith("made again over the nexthops that are left") and again.under == "rule"
+    assert again.decided_ns <= again.acknowledged_ns <= again.at_ns
+    entry = journal.read(places.state_dir(None) / journal.FILE).entries[-1]
+    assert (entry.kind, entry.by, entry.target, entry.before) == ("undone", "controller", again.target, ())
+    assert entry.after == gone.original[:1] and entry.because == again.because
+    assert any("is made again" in said for said in made.said)
+    assert again.target not in journal.read(places.state_dir(None) / journal.FILE).last_in_force(journal.scope())
 
 
 def test_what_turned_out_to_be_somebody_elses_meanwhile_is_not_touched(made):

@@ -25,10 +25,10 @@ class Sweeping:
     """Actuators of a namespace where a dead controller left something."""
 
     def __init__(self):
-        self.left = ["2 backup routes"]
+        self.left, self.again = ["2 backup routes"], []
 
     def regain(self, folder, scope, in_force):
-        return []
+        return self.again, [f"{each.target} is made again" for each in self.again]
 
     def sweep(self):
         left, self.left = self.left, []
@@ -90,6 +90,25 @@ def test_a_full_disk_is_told_in_one_line_and_everything_is_swept_all_the_same(fo
     code, said = say("undo")
     assert code == 1 and said == f"swerve: {folder}: No space left on device\n"
     assert actuators.left == []
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_what_was_made_again_is_told_as_such_and_in_the_history(folder, actuators, say, json):
+    known = group({1: [], 2: []})
+    with journal.Journal(folder / journal.FILE) as log:
+        for kind in ("intent", "released"):  # it went with its last link
+            log.write(journal.entry_now(kind, "a", known, known.current, (), "", "rule", journal.scope()))
+    (folder / journal.LOCK_FILE).touch()
+    actuators.again = [known]
+    code, said = say("undo", *(["-j"] if json else []))
+    assert code == 0
+    if json:
+        assert f'{{"target": "{known.target}", "outcome": "made_again"' in said
+    else:
+        assert said.startswith(f"{known.target} is made again\nremoved 2 backup routes\n")
+    code, said = say("history")
+    assert "undone by command" in said.splitlines()[-1]
+    assert ": gone → " in said.splitlines()[-1] and "because made again over the nexthops that are left" in said
 
 
 def test_so_it_is_for_single_acts(folder, actuators, say, monkeypatch):

@@ -255,7 +255,7 @@ class Steering(RuleBasedStateMachine):
         actuators = Actuators(ModelNetlink(kernel, OTHERS))
         with SteppedJournal(file, step) as log:
             settle(log, actuators, SCOPE, "guardian")
-            regain(log, actuators, SCOPE)
+            regain(log, actuators, SCOPE, "guardian")
         actuators.sweep()
 
     @precondition(lambda self: self.controller is not None)
