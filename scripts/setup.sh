@@ -19,7 +19,8 @@ ROUTING_PACKAGES=(frr bird2) # routing daemons that tests and benchmarks run bes
 TEST_PACKAGES=(prometheus             # a real one asks `swerve metrics`
 	chromium chromium-driver tmux # what the report is opened in, and `swerve top`
 	debootstrap dpkg-dev          # the Debian package is made, and tried in a root of its own
-	systemd libseccomp2)          # our units are checked and tried; nothing of it runs
+	systemd libseccomp2           # our units are checked and tried; nothing of it runs
+	systemd-container)            # `make prove NAME=systemd_units` boots a root of its own
 VM_PACKAGES=(linux-image-amd64 qemu-system-x86 busybox-static file) # file: virtme-ng reads the release with it
 
 mkdir -p .setup

@@ -1,96 +1,38 @@
 """Proof: the Debian package installed in a clean root gives a working command, man pages and completion.
 
-    python tests/prove/deb_clean_root.py [--deb FILE] [--no-demo] [--keep]
+    python tests/prove/deb_clean_root.py [--deb FILE] [--without demo] [--keep]
 
 Builds the package unless one is named, makes the smallest Debian 12 with debootstrap in a temporary directory, and does
 there what a user would: installs the package with its dependencies from Debian, asks for its version, runs `doctor`,
 reads every man page through groff with all warnings, presses TAB in bash, zsh and fish, runs the demo, has lintian look
 at the package, and removes it. Prints JSON Lines, one per part; exits with 1 if one fails. Run as root, from the
 checkout.
-
-All of it happens in a mount and a PID namespace of its own: its mounts are never seen by whoever removes the directory,
-and nothing that runs there outlives it, however this ends.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pty
 import re
 import select
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-SUITE, MIRROR = "bookworm", "http://deb.debian.org/debian"
+from _clean_root import ENVIRONMENT, Proof, apt, bootstrap, install, main, tail, there
+
 SHELLS = ("bash-completion", "zsh", "fish")
-ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8", "TERM": "xterm"}
-QUIETLY = {"DEBIAN_FRONTEND": "noninteractive"}
-WARNED = ("dpkg: warning", "Traceback", "error:")
 KEYS_S = 60.0
 UNSEEN = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[=>])|[\x07\r]")
 
 Part = Callable[[Path], dict[str, object]]
 
 
-def say(**line: object) -> None:
-    print(json.dumps({"proof": "deb_clean_root", **line}), flush=True)
-
-
-def run(command: Sequence[str | Path], **rest: object) -> subprocess.CompletedProcess[str]:
-    """A command to its end, on this side of the root."""
-    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **rest)  # type: ignore[call-overload,no-any-return]
-
-
-def there(root: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """A command to its end, in the clean root, without anything of our environment."""
-    return run(["chroot", root, *command], env=ENVIRONMENT | QUIETLY, timeout=1200)
-
-
-def apt(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return there(root, "apt-get", "-q", "-y", "--no-install-recommends", *words)
-
-
-def tail(done: subprocess.CompletedProcess[str]) -> str:
-    return (done.stdout + done.stderr)[-600:]
-
-
 # The parts, in their order. Each returns what it found; `ok` says whether that is as it should be.
-
-
-def bootstrap(root: Path) -> dict[str, object]:
-    done = run(["debootstrap", "--variant=minbase", SUITE, root, MIRROR])
-    if done.returncode != 0:
-        return {"ok": False, "said": tail(done)}
-    for name in ("proc", "sys", "dev", "run"):
-        (root / name).mkdir(exist_ok=True)
-    mounts = (
-        ("-t", "proc", "proc", root / "proc"),
-        ("--rbind", "/sys", root / "sys"),
-        ("--rbind", "/dev", root / "dev"),
-        ("-t", "tmpfs", "tmpfs", root / "run"),
-    )
-    failed = [tail(done) for words in mounts if (done := run(["mount", *words])).returncode != 0]
-    return {"ok": not failed, "said": failed}
-
-
-def install(root: Path) -> dict[str, object]:
-    (package,) = root.glob("swerve_*.deb")
-    apt(root, "update")
-    done = apt(root, "install", f"./{package.name}")
-    after = there(root, "dpkg-query", "-W", "-f", "${db:Status-Status} ${Installed-Size}", "swerve").stdout
-    noise = [line for line in done.stderr.splitlines() if any(word in line for word in WARNED)]
-    if done.returncode != 0 or noise or not after.startswith("installed"):
-        return {"ok": False, "said": noise or tail(done)}
-    return {"ok": True, "package_bytes": package.stat().st_size, "installed_kib": int(after.split()[1])}
 
 
 def nothing_runs(root: Path) -> dict[str, object]:
@@ -226,73 +168,13 @@ PARTS: tuple[Part, ...] = (
 )
 
 
-def inside(root: Path, with_demo: bool) -> int:
+def inside(proof: Proof, root: Path, without: Sequence[str]) -> int:
     """All parts, in the namespaces; the first that fails to build the root ends it."""
-    good = True
     for part in PARTS:
-        if part is demo and not with_demo:
-            continue
-        started = time.monotonic()
-        try:
-            found = part(root)
-        except (OSError, ValueError, KeyError, IndexError, StopIteration, subprocess.TimeoutExpired) as error:
-            found = {"ok": False, "said": f"{type(error).__name__}: {error}"}
-        say(part=part.__name__, seconds=round(time.monotonic() - started, 1), **found)
-        good &= bool(found["ok"])
-        if not good and part in (bootstrap, install):
+        if part.__name__ not in without and not proof.part(part, root) and part in (bootstrap, install):
             break
-    say(part="all", ok=good)
-    return 0 if good else 1
-
-
-def needs() -> str:
-    """What is missing here, in words; empty when all is there."""
-    if os.geteuid() != 0:
-        return "root privileges"
-    absent = [name for name in ("debootstrap", "unshare", "chroot") if shutil.which(name) is None]
-    return f"{', '.join(absent)}; apt-get install debootstrap" if absent else ""
-
-
-def remove_root(directory: Path) -> None:
-    """Remove the root, unless something is mounted there after all: what is mounted is not ours to remove."""
-    mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    if inner := [each for each in mounted if each.startswith(f"{directory}/")]:
-        raise SystemExit(f"{directory} is left: there are mounts in it: {' '.join(inner)}")
-    shutil.rmtree(directory)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--deb", type=Path, help="This package, instead of building one.")
-    parser.add_argument("--no-demo", action="store_true", help="Leave out the demo, which takes two minutes.")
-    parser.add_argument("--keep", action="store_true", help="Leave the root where it is.")
-    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.inside:
-        return inside(options.inside, not options.no_demo)
-    if missing := needs():
-        say(part="all", ok=False, said=f"missing: {missing}")
-        return 1
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))  # so that `finally` runs
-    directory = Path(tempfile.mkdtemp(prefix="swerve-root-"))
-    try:
-        directory.chmod(0o755)  # apt reads the package as a user of its own
-        started = time.monotonic()
-        built = options.deb or run([sys.executable, ROOT / "scripts/build_deb.py", "--out", directory])
-        if not options.deb:
-            say(part="build", ok=built.returncode == 0, seconds=round(time.monotonic() - started, 1), said=tail(built))
-            if built.returncode != 0:
-                return 1
-        else:
-            shutil.copy(options.deb, directory)
-        alone = ("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child")
-        again = [sys.executable, __file__, "--inside", directory, *(["--no-demo"] if options.no_demo else [])]
-        return subprocess.run([*alone, *again], cwd="/", check=False).returncode
-    finally:
-        if not options.keep:
-            remove_root(directory)
+    return proof.end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__file__, __doc__ or "", inside))
