@@ -14,7 +14,7 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytools import agent_reload, log, places
 from pytools.agent_heartbeat import Heartbeat, Standing
@@ -43,6 +43,8 @@ from pytools.sources.tcp.source import TcpSource
 if TYPE_CHECKING:
     from pytools.bus_hosts import HostBus
 
+_S = TypeVar("_S", bound=Source)
+
 
 class Agent:
     """All sources of one namespace, wired; enter the namespace before making one.
@@ -70,7 +72,7 @@ class Agent:
         self._config, self._read, self._manager = config, read, Manager()
         self._began_ns = time.monotonic_ns()
         self._waiting: Mapping[str, str] = {}  # fields of the configuration that wait for a restart, and why
-        self._slots: dict[str, Slot] = {}
+        self._slots: dict[str, Slot[Any]] = {}
         self._due: dict[int, int] = {}
         self._closing = contextlib.ExitStack()
         try:
@@ -113,15 +115,17 @@ class Agent:
         sizes = PathMtuSource(config, bus, lambda: mesh.current)
         self._add(sizes)
         self._add(rdma)
-        unwritten: dict[str, str] = {}
-        failed.append(unwritten)
-        self._add_slot("recording", lambda now: _recording(now, namespace, bus, unwritten))
+        recorder = self._add_slot("recording", lambda now: _recording(now, namespace, bus))
+
+        def named() -> dict[str, str]:
+            return dict(ChainMap(*failed, recorder.source.failed if recorder.source is not None else {}))
+
         self._add(
             CostSource(
                 config.host,
                 ChainMap(loaded.programs, rdma.programs),
                 drops=self.drops,
-                failed=lambda: dict(ChainMap(*failed)),
+                failed=named,
                 wire_bytes=lambda: mesh.wire_bytes() + sizes.wire_bytes(),
                 bus=bus,
             )
@@ -129,9 +133,8 @@ class Agent:
 
         def standing() -> Standing:
             wanted = len(mesh.interfaces())
-            named = dict(ChainMap(*failed))
             peers = len(self._config.peers)
-            return Standing(len(mesh.current), peers, wanted, hooks.attached(), named, tuple(self._waiting))
+            return Standing(len(mesh.current), peers, wanted, hooks.attached(), named(), tuple(self._waiting))
 
         self._add(Heartbeat(self._manager, standing, self.drops, self._began_ns))  # last: ready when all had a turn
 
@@ -162,9 +165,10 @@ class Agent:
         self._sources.append(source)
         source.register(self._selector)
 
-    def _add_slot(self, part: str, make: Callable[[AgentConfig], Source | None]) -> None:
-        self._slots[part] = Slot(make, self._config)
-        self._add(self._slots[part])
+    def _add_slot(self, part: str, make: Callable[[AgentConfig], _S | None]) -> Slot[_S]:
+        self._slots[part] = made = Slot(make, self._config)
+        self._add(made)
+        return made
 
     def drops(self) -> dict[str, int]:
         """Everything that any source lost so far, by name."""
@@ -236,15 +240,12 @@ def _unknown(_peer: str) -> Offset | None:
     return None
 
 
-def _recording(config: AgentConfig, namespace: str | None, bus: Bus, failed: dict[str, str]) -> Source | None:
-    """The flight recorder that is configured, if one is; `failed` says why nothing is written."""
-    failed.clear()
+def _recording(config: AgentConfig, namespace: str | None, bus: Bus) -> RecordingSource | None:
+    """The flight recorder that is configured, if one is."""
     if not config.recording.hours:
         return None
     directory = places.recording(config.recording.directory, namespace)
-    made = RecordingSource(config.recording, directory, int(config.windows.long_ms * 1e6), bus)
-    made.failed = failed
-    return made
+    return RecordingSource(config.recording, directory, int(config.windows.long_ms * 1e6), bus)
 
 
 def run(

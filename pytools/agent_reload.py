@@ -10,7 +10,7 @@ import selectors
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -100,39 +100,45 @@ class Source(Protocol):
 
 
 _NEVER_NS: Final = 1 << 62
+_S = TypeVar("_S", bound=Source)
 
 
-class Slot:
+class Slot(Generic[_S]):
     """A source that may be made anew while the others go on; what the earlier ones lost stays in the count.
 
     Parameters
     ----------
     make : callable
         Makes the source for a configuration; None where it wants none.
+
+    Attributes
+    ----------
+    source : Source, optional
+        The one that works now; None where none is wanted.
     """
 
-    def __init__(self, make: Callable[[AgentConfig], Source | None], config: AgentConfig) -> None:
+    def __init__(self, make: Callable[[AgentConfig], _S | None], config: AgentConfig) -> None:
         self._make, self._config = make, config
         self._selector: selectors.BaseSelector | None = None
         self._files: set[Any] = set()
         self._lost: Counter[str] = Counter()  # by those before
-        self._source = make(config)
+        self.source = make(config)
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Keep the selector for those to come."""
         self._selector = selector
         before = set(selector.get_map())
-        if self._source is not None:
-            self._source.register(selector)
+        if self.source is not None:
+            self.source.register(selector)
         self._files = set(selector.get_map()) - before
 
     def tick(self, now_ns: int) -> int:
         """Let the source work."""
-        return now_ns + _NEVER_NS if self._source is None else self._source.tick(now_ns)
+        return now_ns + _NEVER_NS if self.source is None else self.source.tick(now_ns)
 
     def drops(self) -> dict[str, int]:
         """Of this source and of those before it."""
-        now = self._source.drops() if self._source is not None else {}
+        now = self.source.drops() if self.source is not None else {}
         return {name: self._lost[name] + now.get(name, 0) for name in self._lost.keys() | now.keys()}
 
     def renew(self, config: AgentConfig) -> None:
@@ -145,10 +151,10 @@ class Slot:
         """
         self._end()
         try:
-            self._source = self._make(config)
+            self.source = self._make(config)
             self._config = config
         except BaseException:
-            self._source = self._make(self._config)
+            self.source = self._make(self._config)
             raise
         finally:
             if self._selector is not None:
@@ -159,9 +165,9 @@ class Slot:
         self._end()
 
     def _end(self) -> None:
-        if self._source is None:
+        if self.source is None:
             return
-        source, self._source = self._source, None
+        source, self.source = self.source, None
         if self._selector is not None:
             for file in self._files & set(self._selector.get_map()):
                 self._selector.unregister(file)

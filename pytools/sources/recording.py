@@ -47,7 +47,7 @@ class RecordingSource:
     Attributes
     ----------
     failed : dict
-        Why nothing is written now, by track.
+        Why nothing is written now, by track; another one after each tick.
 
     Raises
     ------
@@ -88,8 +88,7 @@ class RecordingSource:
             if lines and not self._thread.hand_over(track, b"".join(lines)):
                 self._dropped += len(lines)
             lines.clear()
-        self.failed.clear()
-        self.failed |= self._thread.errors()
+        self.failed = self._thread.errors()
         return now_ns + _LOT_NS
 
     def drops(self) -> dict[str, int]:

@@ -340,6 +340,17 @@ def test_records_are_on_the_disk_a_second_later_without_a_close(tmp_path: Path) 
     source.close()
 
 
+def test_what_the_disk_refuses_is_named_until_it_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = recorded(tmp_path, [])
+    monkeypatch.setattr(source._thread, "errors", lambda: {"recording (fine)": "No space left on device"})
+    source.tick(0)
+    assert source.failed == {"recording (fine)": "No space left on device"}
+    monkeypatch.undo()
+    source.tick(1)
+    assert source.failed == {}
+    source.close()
+
+
 def test_a_writer_that_is_behind_costs_counted_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pytools.sources import recording
 

@@ -146,11 +146,11 @@ def test_a_slot_may_be_empty() -> None:
     slot = Slot(make, replace(OLD, recording=Recording(hours=0)))
     with selectors.DefaultSelector() as selector:
         slot.register(selector)
-        assert slot.tick(7) > 1 << 60 and slot.drops() == {}
+        assert slot.tick(7) > 1 << 60 and slot.drops() == {} and slot.source is None
         slot.renew(OLD)
-        assert slot.tick(7) == 12
+        assert slot.tick(7) == 12 and slot.source is not None and slot.source.lost == 1
         slot.renew(replace(OLD, recording=Recording(hours=0)))
-        assert Source.alive == 0 and slot.drops() == {"lost": 11, "never": 0}
+        assert Source.alive == 0 and slot.source is None and slot.drops() == {"lost": 11, "never": 0}
         slot.close()
 
 
