@@ -5,7 +5,6 @@ The agent is a stand-in on a real socket, but for the tests in which the view br
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import samples
+import tmux
 from serving import Served
 from support import ROOT, SWERVE, lives, require, run, wait_until
 from top_kit import story
@@ -43,86 +43,30 @@ main()
 """
 
 
-_servers = itertools.count(1)
-
-
-class Tmux:
-    """A terminal with a shell in it, and the agent that is attached to."""
+class Tmux(tmux.Tmux):
+    """A terminal, and the agent that is attached to."""
 
     def __init__(self, served: Served, size: tuple[int, int], **environment: str) -> None:
-        self.served, self._name = served, f"swerve-test-{os.getpid()}-{next(_servers)}"
+        self.served = served
         self._told_ns = 0
-        width, height = size
-        shell = ["env", *(f"{name}={value}" for name, value in environment.items()), "sh"]
-        self._tmux("-f", "/dev/null", "-u", "new-session", "-d", "-x", str(width), "-y", str(height), *shell)
-        self._tmux("set-option", "-g", "status", "off")
-        self._tmux("resize-window", "-x", str(width), "-y", str(height))
-        self.press("PS1='$ '; clear", "Enter")
-        self.until(lambda: self.text() == "$", "the shell is ready")
-        self.before = self._state()
+        super().__init__(size, **environment)
 
-    def _tmux(self, *words: str) -> str:
-        return run(["tmux", "-L", self._name, *words]).stdout
-
-    def press(self, *keys: str) -> None:
-        self._tmux("send-keys", *keys)
-
-    def lines(self, *options: str) -> list[str]:
-        return [line.rstrip() for line in self._tmux("capture-pane", "-p", *options).splitlines()]
-
-    def text(self) -> str:
-        return "\n".join(self.lines()).strip()
-
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        """Let the agent go on telling until something is so."""
-
-        def turned() -> object:
-            self.served.turn(0.02)
-            if self.served.server.clients and time.monotonic_ns() - self._told_ns > SECOND_NS // 5:
-                self._told_ns = time.monotonic_ns()
-                for signal_ in now(story()):
-                    self.served.bus.publish(signal_)
-                self.served.turn()
-            return condition()
-
-        wait_until(turned, 40, f"{what}; the screen is\n{self.text()}", every_s=0.02)
-
-    def shows(self, words: str) -> None:
-        self.until(lambda: words in self.text(), f"{words!r} is shown")
+    def meanwhile(self) -> None:
+        """Let the agent go on telling."""
+        self.served.turn(0.02)
+        if self.served.server.clients and time.monotonic_ns() - self._told_ns > SECOND_NS // 5:
+            self._told_ns = time.monotonic_ns()
+            for signal_ in now(story()):
+                self.served.bus.publish(signal_)
+            self.served.turn()
 
     def top(self, *words: str, start: tuple[str, ...] = tuple(SWERVE)) -> None:
-        quoted = " ".join(f"'{word}'" for word in (*start, "top", "-n", NETNS, *words))
-        self.press(f"cd {ROOT}; clear; {quoted}; echo ended $?", "Enter")
+        self.enter(*start, "top", "-n", NETNS, *words)
 
     def open(self, *words: str, start: tuple[str, ...] = tuple(SWERVE)) -> None:
         self.top(*words, start=start)
         self.shows("swerve h1")
-        assert self._state() != self.before
-
-    def pid(self) -> int:
-        """The process in the foreground of the shell."""
-        shell = self._tmux("display-message", "-p", "#{pane_pid}").strip()
-        children = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
-        assert len(children) == 1
-        return int(children[0])
-
-    def _state(self) -> tuple[str, str]:
-        """How the terminal is set, and what modes its emulator is in."""
-        place = self._tmux("display-message", "-p", "#{pane_tty}").strip()
-        modes = "#{alternate_on} #{cursor_flag} #{mouse_any_flag} #{keypad_flag} #{wrap_flag} #{bracket_paste_flag}"
-        return run(["stty", "-a", "-F", place]).stdout, self._tmux("display-message", "-p", modes)
-
-    def ended(self, code: int) -> str:
-        """Wait for the end; what stands on the screen after it."""
-        self.shows(f"ended {code}")
-        self.until(lambda: self._state() == self.before, "the terminal is as it was")
-        return self.text()
-
-    def close(self) -> None:
-        done = run(["tmux", "-L", self._name, "display-message", "-p", "#{pid} #{pane_pid}"], check=False)
-        run(["tmux", "-L", self._name, "kill-server"], check=False)
-        ended = [int(pid) for pid in done.stdout.split()]
-        wait_until(lambda: not any(map(lives, ended)), 10, "the terminal's server and its shell are gone")
+        assert self.state() != self.before
 
 
 def now(told: list[AnySignal]) -> list[AnySignal]:
@@ -240,12 +184,12 @@ def test_it_can_be_put_aside_and_come_back(terminal: Callable[..., Tmux]) -> Non
     screen.open()
     pid = screen.pid()
     os.kill(pid, signal.SIGTSTP)
-    screen.until(lambda: screen._state() == screen.before, "the terminal is as it was")
+    screen.until(lambda: screen.state() == screen.before, "the terminal is as it was")
     screen.press("fg", "Enter")
     screen.shows("swerve h1")
     screen.press("q")
     screen.until(lambda: not Path(f"/proc/{pid}").exists(), "it ends")
-    screen.until(lambda: screen._state() == screen.before, "the terminal is as it was")
+    screen.until(lambda: screen.state() == screen.before, "the terminal is as it was")
 
 
 def test_without_utf8_all_is_ascii(terminal: Callable[..., Tmux]) -> None:
