@@ -5,9 +5,7 @@ A line that passes is handed on as it was written, byte for byte. Times are CLOC
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,7 +15,6 @@ from typing import Final
 import msgspec
 
 from pytools.bus_client import LineClient
-from pytools.errors import SwerveError
 from pytools.recording import files, reader
 from pytools.recording.reader import FOR_EVER, Read
 from pytools.signals import AnySignal, decode
@@ -142,17 +139,11 @@ def of(file: Path | None, directory: Path | None, wanted: Wanted, told: Read) ->
     SwerveError
         If it cannot be read.
     """
-    if file is None or file.is_dir():
-        place = file or directory
-        assert place is not None
-        yield from recorded(place, wanted, told)
-        return
-    try:
-        with contextlib.ExitStack() as kept:
-            source = sys.stdin.buffer if str(file) == "-" else kept.enter_context(file.open("rb"))
-            yield from passing(files.lines(source, told), wanted, told)
-    except OSError as error:
-        raise SwerveError(f"{file}: {error.strerror}", "name what `swerve watch` has written") from None
+    place = file or directory
+    assert place is not None
+    if file is None or place.is_dir():  # of which the reader looks at the times
+        return recorded(place, wanted, told)
+    return passing(files.opened(place, told), wanted, told)
 
 
 def _held(directory: Path, client: LineClient, join_ns: int) -> list[bytes]:

@@ -10,7 +10,7 @@ import click
 
 from pytools import places
 from pytools.cli_options import SINCE, UNTIL, Options, common, recording_of
-from pytools.errors import SwerveError
+from pytools.errors import SwerveError, UsageError
 from steering import policy as model
 from steering.policy import file as policy_file
 
@@ -99,12 +99,13 @@ def replay(
     The engine is the real one, its clock that of the records; the kernel is made up: recorded nexthop groups, or all
     paths to one address with weight 1 each. With -j states and acts are signals, and the last line is the summary.
     """
-    from pytools.recording.reader import FOR_EVER
+    from pytools.recording import files
+    from pytools.recording.reader import FOR_EVER, Read
     from pytools.views import times
     from steering.policy.needs import signals_of
     from steering.replay import telling
     from steering.replay.player import Player
-    from steering.replay.recording import Recording, opened
+    from steering.replay.recording import Recording
 
     found = policy_file.load(file, guarded=False)
     player, now_ns = Player(found), time.time_ns()
@@ -115,11 +116,14 @@ def replay(
     if recording is None and not place.is_dir():
         hint = "name its instance with -n, or give what `swerve watch` has written"
         raise SwerveError(f"no agent of instance {places.instance(options.netns)} has recorded anything: {place}", hint)
-    with opened(place, low, high) as readable:
-        records = Recording(readable, signals_of(found) | {"nexthop_group", "act"}, host)
-        for event in player.play(records):
-            if telling.changes_something(event) or not only_changes:
-                click.echo(telling.json_of(event) if options.json else telling.text_of(event))
+    if (low, high) != (0, FOR_EVER) and not place.is_dir():
+        raise UsageError(f"{place} is read as a whole", "--since and --until are for what the agent has recorded")
+    told = Read()
+    lines = files.opened(place, told, low, high)
+    records = Recording(lines, told, signals_of(found) | {"nexthop_group", "act"}, host)
+    for event in player.play(records):
+        if telling.changes_something(event) or not only_changes:
+            click.echo(telling.json_of(event) if options.json else telling.text_of(event))
     if options.json:
         click.echo(json.dumps(telling.summary(records, player), ensure_ascii=False))
         return

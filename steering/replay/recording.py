@@ -1,25 +1,19 @@
-"""A recording (`swerve watch`, JSON Lines) as signals: what is not needed is skipped, what is broken is counted.
+"""The lines of a recording as signals: what is not needed is skipped, what is broken is counted.
 
-Reads one line at a time, and no more than a line may be long: a recording may be larger than memory, or no recording.
+One line at a time: a recording may be larger than memory, or no recording.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from pytools.errors import SwerveError, UsageError
-from pytools.recording import files, reader
-from pytools.recording.reader import FOR_EVER
+from pytools.recording.reader import Read
 from pytools.signals import AnySignal, decode
 
-LINE_BYTES: Final = 1 << 20
 _LATEST_NS: Final = 1 << 62  # times beyond are none; sums of two still fit 64 bits
 
 
@@ -40,52 +34,9 @@ class Counts:
     not_needed: int = 0  # of kinds that the policy does not look at
     other_hosts: dict[str, int] = field(default_factory=dict)
     broken: int = 0  # no signal of this schema
-    first_broken: int = 0  # its line
+    first_broken: int = 0  # its number among the lines that were handed on; 0: it was not
     why_broken: str = ""
     schemas: set[int] = field(default_factory=set)
-
-
-class Readable(Protocol):
-    """What a recording is read from: a file, or what looks like one."""
-
-    def readline(self, limit: int, /) -> bytes:
-        """The next line with its end, at most so many bytes of it; empty at the end."""
-
-
-class Lines:
-    """Lines that were taken apart already, as a file."""
-
-    def __init__(self, lines: Iterable[bytes]) -> None:
-        self._lines = iter(lines)
-
-    def readline(self, _limit: int, /) -> bytes:
-        """The next line; it is no longer than a line may be."""
-        line = next(self._lines, None)
-        return b"" if line is None else line + b"\n"
-
-
-@contextlib.contextmanager
-def opened(place: Path, since_ns: int = 0, until_ns: int = FOR_EVER) -> Iterator[Readable]:
-    """A recording that a person names: a file, plain or gzip, standard input (-), or the flight recorder's directory.
-
-    Raises
-    ------
-    SwerveError
-        If it cannot be read, or a time is asked of what is no directory.
-    """
-    if place.is_dir():
-        yield Lines(reader.lines(place, since_ns, until_ns))
-        return
-    if (since_ns, until_ns) != (0, FOR_EVER):
-        raise UsageError(f"{place} is read as a whole", "--since and --until are for what the agent has recorded")
-    if str(place) == "-":
-        yield sys.stdin.buffer
-        return
-    try:
-        with place.open("rb") as file:
-            yield Lines(files.lines(file, reader.Read())) if place.suffix == ".gz" else file
-    except OSError as error:
-        raise SwerveError(f"{place}: {error.strerror}", "name what `swerve watch` has written") from None
 
 
 class Recording:
@@ -93,32 +44,32 @@ class Recording:
 
     Parameters
     ----------
-    file : Readable
-        Is read once, from where it stands.
+    lines : iterable of bytes
+        Is read once.
+    told : Read
+        What whoever takes the lines apart counts meanwhile.
     kinds : frozenset of str
         The signals that are needed, by their tags.
     host : str
         Whose signals; empty for the first host in it.
     """
 
-    def __init__(self, file: Readable, kinds: frozenset[str], host: str = "") -> None:
-        self._file, self._kinds, self.host = file, kinds, host
+    def __init__(self, lines: Iterable[bytes], told: Read, kinds: frozenset[str], host: str = "") -> None:
+        self._lines, self._told, self._kinds, self.host = lines, told, kinds, host
         self.counts = Counts()
 
     def __iter__(self) -> Iterator[AnySignal]:
         counts = self.counts
-        while line := self._file.readline(LINE_BYTES + 1):
+        for line in self._lines:
             counts.lines += 1
-            if len(line) > LINE_BYTES:
-                self._break("a line longer than a MiB")
-                while line and not line.endswith(b"\n"):
-                    line = self._file.readline(LINE_BYTES)
-                continue
             signal = self._signal(line)
             if signal is not None:
                 counts.used += 1
                 counts.schemas.add(signal.schema)
                 yield signal
+        counts.broken += self._told.broken
+        if self._told.broken and not counts.why_broken:
+            counts.why_broken = "too long for a line, or cannot be unpacked"
 
     def _signal(self, line: bytes) -> AnySignal | None:
         try:

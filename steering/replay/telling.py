@@ -94,7 +94,8 @@ def summary_lines(recording: Recording, player: Player) -> list[str]:
 def _notes(counts: Counts, tally: Tally, player: Player) -> list[str]:
     notes = []
     if counts.broken:
-        why = f"line {counts.first_broken} is the first: {counts.why_broken}"
+        which = f"line {counts.first_broken} is the first: " if counts.first_broken else ""
+        why = which + counts.why_broken
         notes.append(f"{counts.broken} lines are no signals and were left out ({why})")
     if counts.other_hosts:
         listed = ", ".join(f"{name or 'no name'} {number}" for name, number in sorted(counts.other_hosts.items()))

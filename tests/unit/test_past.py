@@ -79,6 +79,15 @@ def test_gzip_that_is_cut_is_read_as_far_as_it_goes(cut: int) -> None:
     assert not found or whole[len(found) - 1].startswith(found[-1]), "of the last one as much as there is"
 
 
+def test_what_a_pipe_has_is_read_before_it_ends() -> None:
+    near, far = os.pipe()
+    with open(near, "rb") as reading, open(far, "wb", buffering=0) as writing:
+        found = files.lines(reading, Read())
+        for number in (b"1", b"22", b"333"):
+            writing.write(number + b"\n")
+            assert next(found) == number
+
+
 def test_a_line_without_an_end_takes_no_memory_and_is_counted() -> None:
     found, told = lines_of(b"1\n" + b"x" * (3 << 20) + b"\n2\n")
     assert found == [b"1", b"2"] and told.broken == 1

@@ -12,13 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from steering_kit import MS, POLICY, SECOND, measured, path
 
+from pytools.recording import files
+from pytools.recording.reader import Read
 from pytools.signals import Act, GroupMember, NexthopGroup, PathState, encode
+from pytools.wire import LINE_BYTES
 from steering.cli import root
 from steering.policy import parse
 from steering.policy.needs import signals_of
 from steering.replay import telling
 from steering.replay.player import Note, Player
-from steering.replay.recording import LINE_BYTES, Recording
+from steering.replay.recording import Recording
 from steering.replay.virtual_kernel import VirtualKernel
 
 START = 10**12
@@ -46,7 +49,8 @@ def played(signals, policy=POLICY, host=""):
     data = b"".join(each if isinstance(each, bytes) else encode(each) + b"\n" for each in signals)
     found = parse(policy)
     player = Player(found)
-    recording = Recording(io.BytesIO(data), signals_of(found) | {"nexthop_group", "act"}, host)
+    told = Read()
+    recording = Recording(files.lines(io.BytesIO(data), told), told, signals_of(found) | {"nexthop_group", "act"}, host)
     return list(player.play(recording)), player, recording
 
 
@@ -145,15 +149,18 @@ def test_what_is_left_out_is_said():
     long = b'{"type":"path_delay",' + b" " * (2 * LINE_BYTES) + b"}\n"
     _, player, recording = played([*records(1), *broken, long, foreign, *records(1, start=START + SECOND)])
     counts = recording.counts
-    assert (counts.used, counts.broken, counts.other_hosts) == (200, 6, {"h9": 1})
+    assert (counts.used, counts.broken, counts.other_hosts) == (200, 5, {"h9": 1})
     assert counts.first_broken == 101
     assert counts.not_needed == 1
     lines = telling.summary_lines(recording, player)
-    assert any("6 lines are no signals" in line and "line 101" in line for line in lines)
+    assert any("5 lines are no signals" in line and "line 101" in line for line in lines)
     assert any("h9 1" in line for line in lines)
     assert any("no traffic moved" in line for line in lines)
     _, _, other = played([*records(1), foreign], host="h9")
     assert other.counts.used == 1
+    _, player, oversized = played([*records(1), long])
+    (note,) = [line for line in telling.summary_lines(oversized, player) if "no signals" in line]
+    assert note == "note: 1 lines are no signals and were left out (too long for a line, or cannot be unpacked)"
 
 
 def test_a_clock_that_goes_back_is_another_run():
