@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +23,9 @@ BPF_HASH(table, struct key, struct value, 10000);
 BPF_PERCPU_ARRAY(percpu, u64, 3);
 int nothing(struct __sk_buff *skb) { u32 i = 1; percpu.atomic_increment(i); return -1; }
 """
+
+
+EMPTY = loader.Program("empty.c", ("empty",))
 
 
 def program(directory: Path, name: str, text: str, *functions: str) -> loader.Program:
@@ -133,26 +138,29 @@ def test_what_was_compiled_once_is_loaded_the_same(cache: Path) -> None:
 
 
 def test_the_compiler_is_not_asked_twice(cache: Path) -> None:
-    loader.load(ours()[:1]).close()
+    loader.load([EMPTY]).close()
     (entry,) = cache.iterdir()
-    entry.write_text(entry.read_text().replace('"program:stamp_egress"', '"program:as_it_was_kept"'))
-    with loader.load(ours()[:1]) as kept, loader.load(ours()[:1], anew=True) as anew:
-        assert (set(kept.programs), set(anew.programs)) == ({"as_it_was_kept"}, {"stamp_egress"})
-    other = loader.Program("stamp.c", ("stamp_egress",), {"SWERVE_PROBE_PORT": 8620})
+    entry.write_text(entry.read_text().replace('"program:empty"', '"program:as_it_was_kept"'))
+    with loader.load([EMPTY]) as kept, loader.load([EMPTY], anew=True) as anew:
+        assert (set(kept.programs), set(anew.programs)) == ({"as_it_was_kept"}, {"empty"})
+    other = dataclasses.replace(EMPTY, defines={"SWERVE_PROBE_PORT": 8620})
     with loader.load([other]) as loaded:
-        assert set(loaded.programs) == {"stamp_egress"} and len(list(cache.iterdir())) == 2
+        assert set(loaded.programs) == {"empty"} and len(list(cache.iterdir())) == 2
 
 
-@pytest.mark.parametrize("damage", ["torn", "refused", "writable", "another's", "a link", "open"])
+@pytest.mark.parametrize("damage", ["torn", "refused", "rubbish", "writable", "another's", "a link", "open"])
 def test_an_entry_that_is_not_as_it_should_be_is_not_used(cache: Path, damage: str) -> None:
-    loader.load(ours()[:1]).close()
+    loader.load([EMPTY]).close()
     (entry,) = cache.iterdir()
     whole = entry.read_text()
-    entry.write_text(whole.replace('"program:stamp_egress"', '"program:as_it_was_kept"'))
+    entry.write_text(whole.replace('"program:empty"', '"program:as_it_was_kept"'))
     if damage == "torn":
         entry.write_text(whole[: len(whole) // 2])
     elif damage == "refused":
-        entry.write_text(whole.replace('"stamp_egress", 3, ""', '"stamp_egress", 13, ""'))  # another type of program
+        entry.write_text(whole.replace('"empty", 3, ""', '"empty", 13, ""'))  # another type of program
+    elif damage == "rubbish":  # seven bytes are no instruction
+        entry.write_text(re.sub(r'"[^"]*"(?=\]\]\})', '"AAAAAAAAAA=="', whole))
+        assert "AAAAAAAAAA==" in entry.read_text()
     elif damage == "writable":
         entry.chmod(0o620)
     elif damage == "another's":
@@ -161,8 +169,8 @@ def test_an_entry_that_is_not_as_it_should_be_is_not_used(cache: Path, damage: s
         entry.symlink_to(entry.rename(cache.parent / "elsewhere"))
     else:
         cache.chmod(0o777)
-    with loader.load(ours()[:1]) as loaded:
-        assert set(loaded.programs) == {"stamp_egress"} and loaded.failed == {}
+    with loader.load([EMPTY]) as loaded:
+        assert set(loaded.programs) == {"empty"} and loaded.failed == {}
     if damage != "open":
         assert entry.read_text() == whole and entry.stat().st_uid == os.geteuid(), "it is kept anew"
 
@@ -170,8 +178,8 @@ def test_an_entry_that_is_not_as_it_should_be_is_not_used(cache: Path, damage: s
 def test_without_a_place_nothing_is_kept(cache: Path) -> None:
     cache.parent.joinpath("file").touch()
     os.environ["SWERVE_CACHE_DIR"] = str(cache.parent / "file")  # put back by the fixture
-    with loader.load(ours()[:1]) as loaded:
-        assert set(loaded.programs) == {"stamp_egress"} and loaded.failed == {}
+    with loader.load([EMPTY]) as loaded:
+        assert set(loaded.programs) == {"empty"} and loaded.failed == {}
 
 
 def test_only_so_many_entries_are_kept(cache: Path) -> None:
@@ -179,7 +187,7 @@ def test_only_so_many_entries_are_kept(cache: Path) -> None:
     for number in range(70):
         (cache / f"{number}").touch()
         os.utime(cache / f"{number}", (number, number))
-    loader.load(ours()[:1]).close()
+    loader.load([EMPTY]).close()
     left = {each.name for each in cache.iterdir()}
     assert len(left) == compiled.MOST_ENTRIES and {"69"} < left and "6" not in left
 
