@@ -7,11 +7,13 @@ add up exactly. Nanoseconds of CLOCK_MONOTONIC of the agent's host; bounded by t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile, zip_longest
-from typing import Final, NamedTuple
+from itertools import islice, zip_longest
+from operator import itemgetter
+from typing import Final, NamedTuple, TypeVar
 
 from pytools.signals import DELAY_BOUNDS_NS, ClockState, Delay, PathDelay, PathEcn, TcpPath
 from pytools.views.timing import supports_one_way
@@ -167,14 +169,22 @@ class Figures:
         return self.lost / settled if settled else None
 
 
+_Row = TypeVar("_Row", bound=tuple[object, ...])
+_at: Final = itemgetter(0)
+
+
+def recent(rows: deque[_Row], since_ns: int) -> list[_Row]:
+    """Those that ended later; their times, which come first in each, ascend."""
+    return list(islice(rows, bisect_right(rows, since_ns, key=_at), None))
+
+
 _WORST_CLOCK: Final = ("free_running", "holdover", "synchronised")
 
 
 def figures(ring: Ring, since_ns: int) -> Figures:
     """A path since then: of the windows that ended later, or, where none did, of the last one."""
-    windows = [each for each in ring.windows if each.at_ns > since_ns] or list(ring.windows)[-1:]
-    tcp = [each for each in ring.tcp if each.at_ns > since_ns]
-    marks = [each for each in ring.marks if each[0] > since_ns]
+    windows = recent(ring.windows, since_ns) or list(ring.windows)[-1:]
+    tcp, marks = recent(ring.tcp, since_ns), recent(ring.marks, since_ns)
     tcp_ns = sum(each.window_ns for each in tcp)
     return Figures(
         forward=_over([each.forward for each in windows]),
@@ -193,26 +203,20 @@ def figures(ring: Ring, since_ns: int) -> Figures:
 
 def segments(ring: Ring, since_ns: int) -> int:
     """TCP segments that left by a path since then."""
-    return sum(each.sent for each in takewhile(lambda each: each.at_ns > since_ns, reversed(ring.tcp)))
+    return sum([each.sent for each in recent(ring.tcp, since_ns)])
 
 
 def trouble(ring: Ring, since_ns: int) -> tuple[float, int]:
     """Of the same: the share of probes that were lost, and the largest queueing there; what paths are ranked by."""
-    received = lost = queueing_ns = 0
-    for each in reversed(ring.windows):
-        if each.at_ns <= since_ns and (received or lost or queueing_ns):
-            break
-        received += each.received
-        lost += each.lost
-        queueing_ns = max(queueing_ns, each.forward.queue_p99_ns or 0)
-        if each.at_ns <= since_ns:
-            break
-    return lost / (received + lost) if lost else 0.0, queueing_ns
+    windows = recent(ring.windows, since_ns) or list(ring.windows)[-1:]
+    lost = sum([each.lost for each in windows])
+    settled = lost + sum([each.received for each in windows]) if lost else 1
+    return lost / settled, max([each.forward.queue_p99_ns or 0 for each in windows], default=0)
 
 
 def queued(ring: Ring, since_ns: int) -> tuple[list[int], list[int]]:
     """Of the windows that ended since then: probes by class of queueing, there and back."""
-    windows = [each for each in ring.windows if each.at_ns > since_ns]
+    windows = recent(ring.windows, since_ns)
     return _summed(each.forward.queued for each in windows), _summed(each.reverse.queued for each in windows)
 
 

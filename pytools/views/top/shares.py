@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Final, NamedTuple
 
 from pytools.signals import GroupMember, NexthopGroup, Path
 from pytools.views.model import Model, member_of
-from pytools.views.top.rings import LONGEST_S, SECOND_NS
+from pytools.views.top.rings import LONGEST_S, SECOND_NS, recent
 
 _READINGS: Final = 4 * LONGEST_S
 Carrier = tuple[int, int]  # group, nexthop
@@ -122,12 +121,14 @@ class Shares:
 
     def _chosen(self, since_ns: int) -> dict[Carrier, int]:
         """Packets that the kernel counted, by member."""
-        counts: dict[Carrier, int] = {}
+        found: dict[Carrier, int] = {}
         for group_id, readings in self._readings.items():
-            for reading in takewhile(lambda each: each.at_ns > since_ns, reversed(readings)):
-                for nexthop_id, count in reading.by_nexthop.items():
-                    counts[group_id, nexthop_id] = counts.get((group_id, nexthop_id), 0) + count
-        return counts
+            counts: dict[int, int] = {}
+            for _, by_nexthop in recent(readings, since_ns):
+                for nexthop_id, count in by_nexthop.items():
+                    counts[nexthop_id] = counts.get(nexthop_id, 0) + count
+            found |= {(group_id, nexthop_id): count for nexthop_id, count in counts.items()}
+        return found
 
     def _by_carrier(self, model: Model, segments: Mapping[Path, int]) -> dict[Carrier, int]:
         """The same of TCP: a member carries the paths to several destinations."""
