@@ -218,3 +218,20 @@ def test_connections_that_the_kernel_counts_once_are_counted_by_their_segments()
     found = {row.name: row.share for row in paths.rows(about, NOW_NS + 3 * SECOND_NS, 2, UNICODE).rows}
     assert {name: share.sent for name, share in found.items()} == {"h2 rail1": 0.25, "h2 rail2": 0.75, "h3 rail2": 0.75}
     assert (found["h2 rail1"].segments, found["h2 rail1"].chosen) == (2 * 100, 0), "of the last two seconds"
+
+
+def test_packets_of_a_horizon_are_those_however_long_it_was_watched_and_whoever_came_and_went() -> None:
+    packets, told = [0, 0], []
+    for second in range(120):
+        packets = [packets[0] + 10, packets[1] + 30]
+        reading = samples.nexthop_group(AT_NS + second * SECOND_NS, (packets[0], packets[1]))
+        if 100 <= second < 105:  # the second member is out for a while, and is counted afresh then
+            reading = msgspec.structs.replace(reading, members=reading.members[:1])
+            packets[1] = 0
+        told.append(reading)
+    about = known(*told)
+    for horizon_s, others in ((2, 2 * 30), (10, 10 * 30), (40, 34 * 30)):  # nothing is known of the first after it
+        since = AT_NS + (119 - horizon_s) * SECOND_NS
+        share = about.shares.of(about.model, [samples.path(1)], since, {})[samples.path(1)]
+        assert share.chosen == 10 * horizon_s
+        assert share.sent == pytest.approx(10 * horizon_s / (10 * horizon_s + others))

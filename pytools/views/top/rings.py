@@ -47,6 +47,7 @@ class Window(NamedTuple):
     reverse: Way
     received: int
     lost: int
+    queueing_ns: int  # there, p99; 0 where it is not known
 
 
 class TcpWindow(NamedTuple):
@@ -101,7 +102,8 @@ class Ring:
         # The first to be heard may be short ones: they go when a long one comes, which covers what they cover.
         while self.windows and self.windows[-1].window_ns < delay.window_ns:
             self.windows.pop()
-        self.windows.append(Window(delay.at_ns, delay.window_ns, clock, *ways, delay.received, delay.lost))
+        queueing_ns = ways[0].queue_p99_ns or 0
+        self.windows.append(Window(delay.at_ns, delay.window_ns, clock, *ways, delay.received, delay.lost, queueing_ns))
 
     def add_tcp(self, row: TcpPath) -> None:
         """Take a window of TCP."""
@@ -171,6 +173,11 @@ class Figures:
 
 _Row = TypeVar("_Row", bound=tuple[object, ...])
 _at: Final = itemgetter(0)
+# For all paths each frame: by place they are found without Python's help.
+_received, _lost, _queueing_ns = (
+    itemgetter(Window._fields.index(name)) for name in ("received", "lost", "queueing_ns")
+)
+_sent: Final = itemgetter(TcpWindow._fields.index("sent"))
 
 
 def recent(rows: deque[_Row], since_ns: int) -> list[_Row]:
@@ -203,15 +210,15 @@ def figures(ring: Ring, since_ns: int) -> Figures:
 
 def segments(ring: Ring, since_ns: int) -> int:
     """TCP segments that left by a path since then."""
-    return sum([each.sent for each in recent(ring.tcp, since_ns)])
+    return sum(map(_sent, recent(ring.tcp, since_ns)))
 
 
 def trouble(ring: Ring, since_ns: int) -> tuple[float, int]:
     """Of the same: the share of probes that were lost, and the largest queueing there; what paths are ranked by."""
     windows = recent(ring.windows, since_ns) or list(ring.windows)[-1:]
-    lost = sum([each.lost for each in windows])
-    settled = lost + sum([each.received for each in windows]) if lost else 1
-    return lost / settled, max([each.forward.queue_p99_ns or 0 for each in windows], default=0)
+    lost = sum(map(_lost, windows))
+    settled = lost + sum(map(_received, windows)) if lost else 1
+    return lost / settled, max(map(_queueing_ns, windows), default=0)
 
 
 def queued(ring: Ring, since_ns: int) -> tuple[list[int], list[int]]:

@@ -8,21 +8,25 @@ Nanoseconds of CLOCK_MONOTONIC of the agent's host. Bounded by time: 40 s of rea
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from pytools.signals import GroupMember, NexthopGroup, Path
 from pytools.views.model import Model, member_of
-from pytools.views.top.rings import LONGEST_S, SECOND_NS, recent
+from pytools.views.top.rings import LONGEST_S, SECOND_NS
 
 _READINGS: Final = 4 * LONGEST_S
+_MEMBERS: Final = 1024
+_at: Final = itemgetter(0)
 Carrier = tuple[int, int]  # group, nexthop
 
 
 class Packets(NamedTuple):
-    """What the kernel counted of a group between two readings."""
+    """What the kernel had counted of a group at a reading, since the first."""
 
     at_ns: int
     by_nexthop: Mapping[int, int]
@@ -56,14 +60,19 @@ class Shares:
         if before is None or group.at_ns <= before.at_ns:
             return
         then = {member.nexthop_id: member.packets for member in before.members}
-        counted = {}
+        first = Packets(before.at_ns, {})
+        readings = self._readings.setdefault(group.group_id, deque([first], maxlen=_READINGS))
+        counted = readings[-1].by_nexthop
+        if len(counted) > _MEMBERS:  # of nexthops that came and went
+            counted = {each.nexthop_id: counted.get(each.nexthop_id, 0) for each in group.members}
+        counted = dict(counted)
         for member in group.members:
             earlier = then.get(member.nexthop_id)
             if member.packets is not None and earlier is not None:
-                counted[member.nexthop_id] = member.packets - (earlier if member.packets >= earlier else 0)
-        readings = self._readings.setdefault(group.group_id, deque(maxlen=_READINGS))
-        while readings and readings[0].at_ns <= group.at_ns - LONGEST_S * SECOND_NS:
-            readings.popleft()
+                more = member.packets - (earlier if member.packets >= earlier else 0)
+                counted[member.nexthop_id] = counted.get(member.nexthop_id, 0) + more
+        while len(readings) > 1 and readings[1].at_ns <= group.at_ns - LONGEST_S * SECOND_NS:
+            readings.popleft()  # the one before the longest horizon stays: what is in that is the difference
         readings.append(Packets(group.at_ns, counted))
 
     def carrier(self, model: Model, path: Path) -> Carrier | None:
@@ -123,11 +132,9 @@ class Shares:
         """Packets that the kernel counted, by member."""
         found: dict[Carrier, int] = {}
         for group_id, readings in self._readings.items():
-            counts: dict[int, int] = {}
-            for _, by_nexthop in recent(readings, since_ns):
-                for nexthop_id, count in by_nexthop.items():
-                    counts[nexthop_id] = counts.get(nexthop_id, 0) + count
-            found |= {(group_id, nexthop_id): count for nexthop_id, count in counts.items()}
+            before = readings[max(0, bisect_right(readings, since_ns, key=_at) - 1)].by_nexthop
+            for nexthop_id, count in readings[-1].by_nexthop.items():
+                found[group_id, nexthop_id] = count - before.get(nexthop_id, 0)
         return found
 
     def _by_carrier(self, model: Model, segments: Mapping[Path, int]) -> dict[Carrier, int]:
