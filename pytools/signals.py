@@ -48,6 +48,13 @@ class Histogram(msgspec.Struct, frozen=True):
     counts: list[int]  # by class; those behind the last one that has any are left out
     sum_ns: int
 
+    def by_class(self) -> list[int]:
+        """Counts of all classes; what a publisher has in more than these is in the last."""
+        classes = len(DELAY_BOUNDS_NS) + 1
+        counts = self.counts[:classes] + [0] * (classes - len(self.counts))
+        counts[-1] += sum(self.counts[classes:])
+        return counts
+
 
 class Delay(msgspec.Struct, frozen=True):
     """One direction of a path over one window.

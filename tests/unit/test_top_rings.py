@@ -118,6 +118,14 @@ def test_histograms_of_the_windows_in_the_horizon_add_up(counted: list[list[int]
     assert not any(back)
 
 
+def test_a_histogram_of_more_classes_than_are_known_is_shown() -> None:
+    many = Histogram([1] * (len(DELAY_BOUNDS_NS) + 3), 0)
+    way = msgspec.structs.replace(samples.path_delay().forward, queueing_histogram=many)
+    ring = Ring()
+    ring.add(samples.path_delay(forward=way, reverse=Delay(0)))
+    assert queued(ring, 0) == ([1] * len(DELAY_BOUNDS_NS) + [3], [0] * (len(DELAY_BOUNDS_NS) + 1))
+
+
 def test_a_trend_has_its_worst_of_each_part_and_blanks() -> None:
     ring = Ring()
     for second in (0, 1, 2, 9):

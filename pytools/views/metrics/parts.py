@@ -62,9 +62,9 @@ class Histogram:
         self.sum_ns += value_ns
 
     def add(self, counted: signals.Histogram) -> None:
-        """Delays that were counted elsewhere; classes that are not known here count as the last one."""
-        for place, count in enumerate(counted.counts):
-            self._counts[min(place, BUCKETS - 1)] += count
+        """Delays that were counted elsewhere."""
+        for place, count in enumerate(counted.by_class()):
+            self._counts[place] += count
         self.sum_ns += counted.sum_ns
 
     def cumulative(self) -> list[tuple[str, int]]:

@@ -11,11 +11,11 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeVar
 
-from pytools.signals import DELAY_BOUNDS_NS, ClockState, Delay, PathDelay, PathEcn, TcpPath
+from pytools.signals import ClockState, Delay, Histogram, PathDelay, PathEcn, TcpPath
 from pytools.views.timing import supports_one_way
 from pytools.views.windows import is_shown
 
@@ -34,7 +34,7 @@ class Way(NamedTuple):
     queue_p50_ns: int | None
     queue_p99_ns: int | None
     queue_bound_ns: int | None
-    queued: Sequence[int]  # probes by class of queueing (DELAY_BOUNDS_NS)
+    queued: Histogram | None
 
 
 class Window(NamedTuple):
@@ -71,7 +71,7 @@ def _way(delay: Delay, clock: ClockState) -> Way:
         delay.queueing_p50_ns,
         delay.queueing_p99_ns,
         delay.queueing_bound_ns,
-        () if delay.queueing_histogram is None else delay.queueing_histogram.counts,
+        delay.queueing_histogram,
     )
 
 
@@ -227,9 +227,9 @@ def queued(ring: Ring, since_ns: int) -> tuple[list[int], list[int]]:
     return _summed(each.forward.queued for each in windows), _summed(each.reverse.queued for each in windows)
 
 
-def _summed(parts: Iterable[Sequence[int]]) -> list[int]:
-    counts = [sum(column) for column in zip_longest(*parts, fillvalue=0)]
-    return counts + [0] * (len(DELAY_BOUNDS_NS) + 1 - len(counts))
+def _summed(parts: Iterable[Histogram | None]) -> list[int]:
+    nothing = Histogram([], 0).by_class()
+    return [sum(column) for column in zip(nothing, *(each.by_class() for each in parts if each), strict=True)]
 
 
 def _over(ways: Sequence[Way]) -> Direction:
