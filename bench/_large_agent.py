@@ -7,6 +7,8 @@ weights and states; for each connection its counters and its delays. Delays and 
 from __future__ import annotations
 
 import random
+import selectors
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests")]
 import samples  # noqa: E402
 
-from pytools.bus import Bus  # noqa: E402
+from pytools.bus import Bus, Server  # noqa: E402
+from pytools.errors import SwerveError  # noqa: E402
 from pytools.signals import (  # noqa: E402
     AnySignal,
     GroupMember,
@@ -136,3 +139,41 @@ class Group:
         prefixes = [f"{self._members[0].address}/32"]
         about = {"host": "h1", "at_ns": now_ns, "unix_ns": time.time_ns()}
         return NexthopGroup(**about, group_id=100 + self._number, destinations=prefixes, members=members)
+
+
+class Served:
+    """Such an agent on a socket, and the command that is attached to it."""
+
+    def __init__(self, directory: str, netns: str) -> None:
+        bus = Bus()
+        self._server = Server(bus, Path(directory) / netns / "agent.sock", long_window_ns=SECOND_NS)
+        self._selector = selectors.DefaultSelector()
+        self._server.register(self._selector)
+        self.agent = Agent(bus)
+        self.places = {"SWERVE_RUNTIME_DIR": directory, "SWERVE_STATE_DIR": directory}  # for its environment
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def work(self, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Let the agent publish, and do something every 10 ms or so."""
+        assert self.process is not None
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            for key, mask in self._selector.select(min(SLOT_S, left)):
+                key.data(mask)
+            self.agent.work()
+            meanwhile()
+            if self.process.poll() is not None:
+                raise SwerveError(f"{self.process.args!r} ended with exit code {self.process.returncode}")
+
+    @property
+    def dropped(self) -> int:
+        """Signals that the command was too slow for."""
+        return self._server.drops()["bus_slow"]
+
+    def close(self) -> None:
+        """End both."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(20)
+        self._server.close()
+        self._selector.close()

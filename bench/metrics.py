@@ -7,7 +7,6 @@ over two rails would publish (_large_agent.py).
 from __future__ import annotations
 
 import os
-import selectors
 import socket
 import subprocess
 import sys
@@ -15,65 +14,35 @@ import tempfile
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from _common import cpu_s, emit, median, note, resident_bytes
-from _large_agent import FLOWS, HOSTS, RAILS, ROOT, SECOND_NS, SLOT_S, Agent
-
-from pytools.bus import Bus, Server
-from pytools.errors import SwerveError
+from _large_agent import FLOWS, HOSTS, RAILS, ROOT, Served
 
 SETTLING_S, SCRAPE_EVERY_S, SCRAPES = 10.0, 5.0, 7
 NETNS = "bench-metrics"
 CASE = f"paths{HOSTS * RAILS}_flows{FLOWS}"
 
 
-class Fed:
+class Fed(Served):
     """An agent, and `swerve metrics` attached to it."""
 
     def __init__(self, directory: str) -> None:
-        bus = Bus()
-        self._server = Server(bus, Path(directory) / NETNS / "agent.sock", long_window_ns=SECOND_NS)
-        self._selector = selectors.DefaultSelector()
-        self._server.register(self._selector)
-        self.agent = Agent(bus)
+        super().__init__(directory, NETNS)
         with socket.create_server(("127.0.0.1", 0)) as free:
             address = f"127.0.0.1:{free.getsockname()[1]}"
         self._url = f"http://{address}/metrics"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "steering.cli", "metrics", "-n", NETNS, "--listen", address],
             cwd=ROOT,
-            env={**os.environ, "SWERVE_RUNTIME_DIR": directory, "SWERVE_STATE_DIR": directory},
+            env={**os.environ, **self.places},
         )
-
-    def work(self, seconds: float) -> None:
-        """Let the agent publish."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            for key, mask in self._selector.select(min(SLOT_S, left)):
-                key.data(mask)
-            self.agent.work()
-            if self.process.poll() is not None:
-                raise SwerveError(f"swerve metrics ended with exit code {self.process.returncode}")
+        self.pid = self.process.pid
 
     def scrape(self) -> bytes:
         """All metrics, as Prometheus asks for them."""
         with urllib.request.urlopen(self._url, timeout=30) as answer:
             body: bytes = answer.read()
         return body
-
-    @property
-    def dropped(self) -> int:
-        """Signals that it was too slow for."""
-        return self._server.drops()["bus_slow"]
-
-    def close(self) -> None:
-        """End both."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(20)
-        self._server.close()
-        self._selector.close()
 
 
 def main() -> None:
@@ -83,18 +52,18 @@ def main() -> None:
             fed.work(SETTLING_S)
             shares, bodies = [], []
             for _ in range(SCRAPES):
-                before, began = cpu_s(fed.process.pid), time.monotonic()
+                before, began = cpu_s(fed.pid), time.monotonic()
                 published = fed.agent.published
                 scrape = reader.submit(fed.scrape)
                 fed.work(SCRAPE_EVERY_S)
                 took = time.monotonic() - began
-                shares.append((cpu_s(fed.process.pid) - before) / took)
+                shares.append((cpu_s(fed.pid) - before) / took)
                 bodies.append(scrape.result(30))
                 rate = (fed.agent.published - published) / took
             note(f"shares {[round(each, 3) for each in shares]}; {rate:,.0f} signals/s published")
             lines = bodies[-1].splitlines()
             emit("metrics", "cpu", median(shares), "share", "lower", case=CASE, n=SCRAPES)
-            emit("metrics", "resident", resident_bytes(fed.process.pid) / 1e6, "MB", "lower", case=CASE)
+            emit("metrics", "resident", resident_bytes(fed.pid) / 1e6, "MB", "lower", case=CASE)
             emit("metrics", "series", sum(not line.startswith(b"#") for line in lines), "series", "lower", case=CASE)
             emit("metrics", "scrape", len(bodies[-1]) / 1e6, "MB", "lower", case=CASE)
             emit("metrics", "lost", fed.dropped, "signals", "lower", case=CASE)

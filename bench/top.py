@@ -9,19 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
-import selectors
 import subprocess
 import sys
 import tempfile
 import termios
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from _common import cpu_s, emit, note, resident_bytes
-from _large_agent import FLOWS, HOSTS, RAILS, ROOT, SECOND_NS, SLOT_S, Agent
+from _large_agent import FLOWS, HOSTS, RAILS, ROOT, Served
 
-from pytools.bus import Bus, Server
 from pytools.errors import SwerveError
 
 SIZE = (50, 200)  # lines, columns
@@ -32,15 +29,11 @@ LOOKS = {"paths": b"", "paths_40s": b"t", "detail_40s": b"\r", "flows": b"\x1b2"
 CASE = f"paths{HOSTS * RAILS}_flows{FLOWS}_1hz"
 
 
-class Screen:
+class Screen(Served):
     """`swerve top` on a pseudo-terminal of its own, and the agent that it is attached to."""
 
     def __init__(self, directory: str, color: str = "xterm-256color") -> None:
-        self._bus = Bus()
-        self._server = Server(self._bus, Path(directory) / NETNS / "agent.sock", long_window_ns=SECOND_NS)
-        self._selector = selectors.DefaultSelector()
-        self._server.register(self._selector)
-        self.agent = Agent(self._bus)
+        super().__init__(directory, NETNS)
         self._main, sub = pty.openpty()
         termios.tcsetwinsize(sub, SIZE)
         os.set_blocking(self._main, False)
@@ -50,46 +43,37 @@ class Screen:
             stdin=sub,
             stdout=sub,
             stderr=sub,
-            env={**os.environ, "SWERVE_RUNTIME_DIR": directory, "SWERVE_STATE_DIR": directory, "TERM": color},
+            env={**os.environ, **self.places, "TERM": color},
             start_new_session=True,
         )
+        self.pid = self.process.pid
         os.close(sub)
         self.written = 0
         self.tail = b""
 
-    def work(self, seconds: float) -> None:
+    def look(self, seconds: float) -> None:
         """Let the agent publish, and read what is drawn."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            for key, mask in self._selector.select(min(SLOT_S, left)):
-                key.data(mask)
-            self.agent.work()
-            with contextlib.suppress(BlockingIOError):
-                drawn = os.read(self._main, 1 << 16)
-                self.written += len(drawn)
-                self.tail = (self.tail + drawn)[-1 << 16 :]
-            if self.process.poll() is not None:
-                raise SwerveError(f"swerve top ended with exit code {self.process.returncode}: {self.tail[-2000:]!r}")
+        try:
+            self.work(seconds, self._read)
+        except SwerveError as error:
+            raise SwerveError(f"{error}: {self.tail[-2000:]!r}") from None
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            drawn = os.read(self._main, 1 << 16)
+            self.written += len(drawn)
+            self.tail = (self.tail + drawn)[-1 << 16 :]
 
     def press(self, keys: bytes) -> None:
         """Press keys, a moment apart: an Esc followed at once by something is another key."""
         for key in keys:
             os.write(self._main, bytes([key]))
-            self.work(0.5)
-
-    @property
-    def dropped(self) -> int:
-        """Signals that the view was too slow for."""
-        return self._server.drops()["bus_slow"]
+            self.look(0.5)
 
     def close(self) -> None:
         """End the view, and the agent."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(20)
+        super().close()
         os.close(self._main)
-        self._server.close()
-        self._selector.close()
 
 
 @contextlib.contextmanager
@@ -104,21 +88,21 @@ def opened() -> Iterator[Screen]:
 
 def main() -> None:
     with opened() as screen:
-        screen.work(SETTLING_S)
+        screen.look(SETTLING_S)
         for name, keys in LOOKS.items():
             screen.press(keys)
-            screen.work(SHORT_SETTLING_S)
-            before, began = cpu_s(screen.process.pid), time.monotonic()
+            screen.look(SHORT_SETTLING_S)
+            before, began = cpu_s(screen.pid), time.monotonic()
             published, written = screen.agent.published, screen.written
-            screen.work(WINDOW_S)
+            screen.look(WINDOW_S)
             took = time.monotonic() - began
-            share = (cpu_s(screen.process.pid) - before) / took
+            share = (cpu_s(screen.pid) - before) / took
             emit("top", "cpu", share, "share", "lower", case=f"{CASE}_{name}")
             note(
                 f"{name}: {(screen.agent.published - published) / took:,.0f} signals/s published, "
                 f"{(screen.written - written) / took:,.0f} bytes/s drawn, {screen.dropped} dropped"
             )
-        emit("top", "resident", resident_bytes(screen.process.pid) / 1e6, "MB", "lower", case=CASE)
+        emit("top", "resident", resident_bytes(screen.pid) / 1e6, "MB", "lower", case=CASE)
         emit("top", "lost", screen.dropped, "signals", "lower", case=CASE)
 
 
