@@ -86,8 +86,7 @@ class Agent:
         self._selector = keep(contextlib.closing(selectors.DefaultSelector()))  # first in, so last to go
         self._sources: list[Source] = []
         bus = Bus()
-        long_window_ns = int(config.windows.long_ms * 1e6)
-        self._add(Server(bus, places.agent_socket(namespace), long_window_ns=long_window_ns))
+        self._add(Server(bus, places.agent_socket(namespace), long_window_ns=config.windows.long_ns))
         netlink = keep(contextlib.closing(Netlink()))
         loaded = keep(loader.collect(compilation))
         if not bpf.has_tcx(next(iter(loaded.programs.values()), -1)):
@@ -245,7 +244,7 @@ def _recording(config: AgentConfig, namespace: str | None, bus: Bus) -> Recordin
     if not config.recording.hours:
         return None
     directory = places.recording(config.recording.directory, namespace)
-    return RecordingSource(config.recording, directory, int(config.windows.long_ms * 1e6), bus)
+    return RecordingSource(config.recording, directory, config.windows.long_ns, bus)
 
 
 def run(

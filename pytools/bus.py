@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from pytools.bus_client import AgentGoneError, Client
 from pytools.bus_server import Server
@@ -21,24 +22,20 @@ __all__ = ["TYPES", "AgentGoneError", "Bus", "Client", "Server", "Subscription"]
 class Published:
     """One signal on its way to several readers: encoded at most once."""
 
-    __slots__ = ("_line", "_signal")
+    __slots__ = ("_line", "signal")
 
     def __init__(self, signal: AnySignal) -> None:
-        self._signal = signal
+        self.signal: Final = signal
         self._line: bytes | None = None
 
     @property
-    def signal(self) -> AnySignal:
-        return self._signal
-
-    @property
     def tag(self) -> str:
-        return TAGS[type(self._signal)]
+        return TAGS[type(self.signal)]
 
     def line(self) -> bytes:
         """The signal as JSON, and a newline."""
         if self._line is None:
-            self._line = encode(self._signal) + b"\n"
+            self._line = encode(self.signal) + b"\n"
         return self._line
 
 

@@ -44,6 +44,11 @@ class Windows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     long_ms: float = 1000.0  # what people read
     base_s: float = 30.0  # how far back the minimum behind a queueing delay reaches
 
+    @property
+    def long_ns(self) -> int:
+        """The long window, which is also how often most signals are told."""
+        return int(self.long_ms * 1e6)
+
 
 class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How clocks are compared. A coded pair is two probes a set spacing apart, behind a third that leads them."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import functools
 import hashlib
 import importlib.util
 import json
@@ -50,9 +51,16 @@ def name_of(program: Mapping[str, Any], bpf_dir: str) -> str:
     program : mapping
         As in the request to the child: source, defines, functions.
     """
-    ours = Path(bpf_dir)
-    if not (ours / program["source"]).is_relative_to(ours):
+    made_from = _made_from(bpf_dir)
+    if not made_from or not Path(bpf_dir, program["source"]).is_relative_to(bpf_dir):
         return ""
+    return hashlib.sha256(json.dumps([made_from, dict(program)]).encode()).hexdigest()
+
+
+@functools.cache
+def _made_from(bpf_dir: str) -> str:
+    """A digest of what all programs are made from; empty if not all of that is known."""
+    ours = Path(bpf_dir)
     spec = importlib.util.find_spec("bcc")
     library = Path(f"/usr/lib/{sysconfig.get_config_var('MULTIARCH') or ''}", "libbcc.so.0")
     made_by = [Path(spec.origin) if spec and spec.origin else library, library, Path("/usr/include/linux/version.h")]
@@ -60,7 +68,7 @@ def name_of(program: Mapping[str, Any], bpf_dir: str) -> str:
         versions = [_state(each) for each in made_by]
     except OSError:
         return ""
-    digest = hashlib.sha256(json.dumps([dict(program), os.uname()[2:], versions]).encode())
+    digest = hashlib.sha256(json.dumps([os.uname()[2:], versions]).encode())
     for file in sorted([*ours.rglob("*.[ch]"), *Path(__file__).parent.glob("comp*.py")]):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()

@@ -42,7 +42,7 @@ class PathEcnSource:
     ) -> None:
         self._host, self._bus, self._paths = config.host, bus, paths
         self._map = loaded.map("stamp_ecn")
-        self._window_ns = int(config.windows.long_ms * _MS)
+        self._window_ns = config.windows.long_ns
         self._window_end_ns = 0
         self._at_window: dict[Key, Marks] = {}
         self._told: dict[Key, tuple[int, int]] = {}  # when a path's marks were last told of, and how many there were

@@ -85,7 +85,7 @@ class PathMtuSource:
         self._config, self._bus, self._paths = config, bus, paths
         self._interval_ns = int(config.links.mtu_interval_s * 1e9)
         self._timeout_ns = int(config.probe.timeout_ms * _MS)
-        self._window_ns = int(config.windows.long_ms * _MS)
+        self._window_ns = config.windows.long_ns
         self._window_end_ns = 0
         self._known: Sequence[PinnedPath] = ()
         self._try_again_ns = _NEVER_NS  # to open sockets that could not be had

@@ -65,7 +65,7 @@ class LinkSource:
         self._host, self._bus = config.host, bus
         self._wanted, self._all_paths = interfaces, all_paths
         self._poll_ns = int(config.links.interval_ms * _MS)
-        self._window_ns = int(config.windows.long_ms * _MS)
+        self._window_ns = config.windows.long_ns
         self._flap_window_ns = int(config.links.flap_window_s * _S)
         self._tables = Tables(netlink)
         self._watched: dict[int, Interface] = {}

@@ -72,7 +72,7 @@ class RdmaSource:
         self._watch = Watch(config.rdma, self._describe, NotReady(sysfs))
         self._reports = Reports(config.host, self._watch)
         self._interval_ns = int(config.rdma.interval_ms * _MS)
-        self._window_ns = int(config.windows.long_ms * _MS)
+        self._window_ns = config.windows.long_ns
         self._way_due = [0] * len(ways)
         self._tables: list[Table] = []
         self._processes: dict[int, _Process] = {}

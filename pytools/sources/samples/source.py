@@ -110,7 +110,7 @@ class SampleSource:
             path_of,
             self._interfaces.name,
         )
-        self._window_ns = int(config.windows.long_ms * _MS)
+        self._window_ns = config.windows.long_ns
         self._settled: list[NDArray[Any]] = []
         self._askers: dict[int, _Asker] = {}
         self._talked_ns: dict[int, int] = {}

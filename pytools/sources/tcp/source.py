@@ -76,7 +76,7 @@ class TcpSource:
         known: Callable[[], Iterable[Path]] = tuple,
     ) -> None:
         self._host, self._bus, self._known = config.host, bus, known
-        self._interval_ns = int(config.windows.long_ms * 1e6)
+        self._interval_ns = config.windows.long_ns
         self.failed: dict[str, str] = {}
         with contextlib.ExitStack() as undo:
             self._diagnostics: Diagnostics | None = None

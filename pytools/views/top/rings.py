@@ -180,9 +180,19 @@ _received, _lost, _queueing_ns = (
 _sent: Final = itemgetter(TcpWindow._fields.index("sent"))
 
 
+def first_after(rows: deque[_Row], since_ns: int) -> int:
+    """The place of the first that ended later; their times, which come first in each, ascend."""
+    return bisect_right(rows, since_ns, key=_at)
+
+
 def recent(rows: deque[_Row], since_ns: int) -> list[_Row]:
-    """Those that ended later; their times, which come first in each, ascend."""
-    return list(islice(rows, bisect_right(rows, since_ns, key=_at), None))
+    """Those that ended later."""
+    return list(islice(rows, first_after(rows, since_ns), None))
+
+
+def _shown(ring: Ring, since_ns: int) -> list[Window]:
+    """The windows that ended later, or, where none did, the last one."""
+    return recent(ring.windows, since_ns) or list(ring.windows)[-1:]
 
 
 _WORST_CLOCK: Final = ("free_running", "holdover", "synchronised")
@@ -190,7 +200,7 @@ _WORST_CLOCK: Final = ("free_running", "holdover", "synchronised")
 
 def figures(ring: Ring, since_ns: int) -> Figures:
     """A path since then: of the windows that ended later, or, where none did, of the last one."""
-    windows = recent(ring.windows, since_ns) or list(ring.windows)[-1:]
+    windows = _shown(ring, since_ns)
     tcp, marks = recent(ring.tcp, since_ns), recent(ring.marks, since_ns)
     tcp_ns = sum(each.window_ns for each in tcp)
     return Figures(
@@ -215,7 +225,7 @@ def segments(ring: Ring, since_ns: int) -> int:
 
 def trouble(ring: Ring, since_ns: int) -> tuple[float, int]:
     """Of the same: the share of probes that were lost, and the largest queueing there; what paths are ranked by."""
-    windows = recent(ring.windows, since_ns) or list(ring.windows)[-1:]
+    windows = _shown(ring, since_ns)
     lost = sum(map(_lost, windows))
     settled = lost + sum(map(_received, windows)) if lost else 1
     return lost / settled, max(map(_queueing_ns, windows), default=0)

@@ -8,20 +8,17 @@ Nanoseconds of CLOCK_MONOTONIC of the agent's host. Bounded by time: 40 s of rea
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Final, NamedTuple
 
 from pytools.signals import GroupMember, NexthopGroup, Path
 from pytools.views.model import Model, member_of
-from pytools.views.top.rings import LONGEST_S, SECOND_NS
+from pytools.views.top.rings import LONGEST_S, SECOND_NS, first_after
 
 _READINGS: Final = 4 * LONGEST_S
 _MEMBERS: Final = 1024
-_at: Final = itemgetter(0)
 Carrier = tuple[int, int]  # group, nexthop
 
 
@@ -132,7 +129,7 @@ class Shares:
         """Packets that the kernel counted, by member."""
         found: dict[Carrier, int] = {}
         for group_id, readings in self._readings.items():
-            before = readings[max(0, bisect_right(readings, since_ns, key=_at) - 1)].by_nexthop
+            before = readings[max(0, first_after(readings, since_ns) - 1)].by_nexthop
             for nexthop_id, count in readings[-1].by_nexthop.items():
                 found[group_id, nexthop_id] = count - before.get(nexthop_id, 0)
         return found
