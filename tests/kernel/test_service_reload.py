@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,10 +14,10 @@ import support
 from service_kit import Service
 
 from pytools.bus import Client
-from pytools.config import Probe, Windows
 from pytools.signals import PathDelay, ProbeSamples
 
-CONFIG = kit.CONFIG + "probe: {interval_ms: 5}\n"  # many probes in a short time
+# Many probes in a short time. Without a processor for a second, the other agent answers late: that is no loss by ours.
+CONFIG = kit.CONFIG + "probe: {interval_ms: 5, timeout_ms: 10000}\n"
 THIRD = CONFIG.replace("shared}]", "shared}, {name: three, address: 10.77.0.3, clock: shared}]")
 TURNED = """\
 host: two
@@ -33,13 +32,14 @@ class Watcher:
     def __init__(self, service: Service) -> None:
         path = Path(service.env["SWERVE_RUNTIME_DIR"]) / "host/agent.sock"
         self.client = Client(path, frozenset({"probe_samples", "path_delay"}))
-        self.seqs: dict[str, list[int]] = {}
+        self.seqs: dict[str, list[int]] = {}  # of those that were answered
         self.delays: list[PathDelay] = []
 
     def hear(self) -> Watcher:
         for each in self.client.read():
             if isinstance(each, ProbeSamples):
-                self.seqs.setdefault(each.path.destination, []).extend(each.seq)
+                answered = [seq for seq, ns in zip(each.seq, each.forward_ns, strict=True) if ns is not None]
+                self.seqs.setdefault(each.path.destination, []).extend(answered)
             elif isinstance(each, PathDelay):
                 self.delays.append(each)
         return self
@@ -48,7 +48,7 @@ class Watcher:
         self.client.close()
 
     def gaps(self, destination: str) -> list[tuple[int, int]]:
-        """Where a probe is missing, or comes twice."""
+        """Where a probe is missing, was not answered, or comes twice."""
         seqs = self.seqs[destination]
         return [(one, two) for one, two in itertools.pairwise(seqs) if two != one + 1]
 
@@ -69,11 +69,6 @@ def settled(lasting_veth_pair: tuple[str, str], unique_name: Callable[[], str]) 
         two.manager.until("READY=1")
         with contextlib.closing(Watcher(one)) as watcher:
             support.wait_until(lambda: len(watcher.hear().seqs.get("two", [])) > 100, 30, "probes are answered")
-            # The first were sent before the other was there: the windows in which they time out are no concern of ours.
-            until_ns = time.monotonic_ns() + int((Probe().timeout_ms + Windows().long_ms) * 1e6)
-            support.wait_until(
-                lambda: watcher.hear().delays[-1].at_ns > until_ns, 30, "what was lost by then is counted"
-            )
         yield one
 
 
@@ -117,7 +112,6 @@ def test_a_peer_comes_and_goes_and_no_probe_of_the_other_is_lost(measuring: tupl
         watcher.seqs["three"].clear()
     assert watcher.gaps("two") == []
     assert watcher.client.dropped == 0
-    assert not [each for each in watcher.delays if each.path.destination == "two" and each.lost]
     assert one.said().count("configuration read again changed=peers") == 6
 
 
