@@ -23,11 +23,16 @@ from pathlib import Path
 import leaks
 import pytest
 import support
+from hypothesis import HealthCheck, settings
 
 ROOT_TIERS = ("kernel", "fabric", "vm")
 DEADLINE_S, CLEAN_UP_S = 120.0, 30.0
 CLONE_NEWNS = 0x0002_0000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
+
+# An example that waits for the disk, or for a processor, is no failure: by itself Hypothesis allows each 200 ms.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 _numbers = itertools.count(1)
 _directory = pytest.StashKey[Path]()

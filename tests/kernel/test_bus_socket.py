@@ -120,7 +120,7 @@ def test_a_slow_client_loses_only_what_is_counted(served: Served) -> None:
     assert seen == list(range(published)) and quick.dropped == 0
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(["publish", "burst", "turn", "read"]), max_size=80))
 def test_published_is_received_plus_dropped_in_any_order_of_events(tmp_path: Path, steps: list[str]) -> None:
     served = Served(tmp_path / "agent.sock", queue_bytes=4000)

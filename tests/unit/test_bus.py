@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import samples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytools import bus as buses
@@ -98,7 +98,6 @@ def test_nothing_is_encoded_unless_somebody_wants_bytes(monkeypatch: pytest.Monk
     assert lines == [signals.encode(samples.act()) + b"\n"] * 3
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=40).map(lambda line: line.replace(b"\n", b"")), max_size=8), st.data())
 def test_lines_survive_any_cut(lines: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(line + b"\n" for line in lines)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import support
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -295,7 +295,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(STEPS)
 def test_whatever_an_eavesdropper_repeats_nothing_is_heard_twice_or_by_others(steps: list[tuple]) -> None:
     world = World("a", "b", "c")

@@ -8,7 +8,7 @@ import re
 import msgspec
 import pytest
 import samples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -146,7 +146,6 @@ def test_application_delays_by_path_then_by_flow_the_busiest_first() -> None:
     assert "→ [fd00:9::2]:5201" in shown and row(shown, "tcp [fd00")[-1] == "no measured"
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["synchronised", "holdover", "free_running"]), st.integers(-(10**9), 10**9))
 def test_no_application_delay_is_a_fact_between_free_clocks_or_below_zero(clock: str, ns: int) -> None:
     owd = Quantiles(samples=9, p50_ns=ns, p90_ns=ns, p99_ns=ns, max_ns=ns)

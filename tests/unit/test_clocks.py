@@ -20,7 +20,7 @@ from pytools.estimators.windows import MISSING
 
 DAY_NS = 86_400 * 10**9
 seeds = st.integers(0, 2**32 - 1)
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=25)
 
 
 def error(fit: EdgeFit, case: Case) -> float:
@@ -244,7 +244,7 @@ def test_a_pair_with_days_between_its_differences_does_not_overflow() -> None:
 times = st.lists(st.floats(-1, 1), min_size=2, max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(times, times, seeds)
 def test_the_corridor_is_the_linear_programmes(first: list[float], second: list[float], seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -270,7 +270,7 @@ def test_the_corridor_is_the_linear_programmes(first: list[float], second: list[
     assert (reverse + found.drift * reverse_s >= found.reverse_ns - 1e-6).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(times, seeds)
 def test_the_ceiling_is_the_linear_programmes(given_times: list[float], seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -19,7 +19,7 @@ S = 10**9
 DAY_NS = 86_400 * S
 NOW = 1_000 * S  # true time that is asked for
 seeds = st.integers(0, 2**32 - 1)
-few = settings(max_examples=20, deadline=None)
+few = settings(max_examples=20)
 Ints = NDArray[np.int64]
 
 

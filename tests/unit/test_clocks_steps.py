@@ -15,7 +15,7 @@ from pytools.estimators.windows import MISSING
 MS = 1_000_000
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([-1, 1]), st.floats(0.05, 0.97), st.booleans(), st.booleans())
 def test_a_step_of_10_ms_is_noticed_and_left_behind(
     seed: int, sign: int, step_at: float, busy: bool, with_prior: bool
@@ -72,7 +72,7 @@ def test_a_step_between_two_windows_is_noticed(step_ns: int) -> None:
     assert abs(fit.offset_ns - moved.truth(fit.epoch_ns)) < 40
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.floats(0, 3_000))
 def test_load_that_comes_and_goes_is_no_step(seed: int, standing_ns: float) -> None:
     case = Case(empty_share=0.3)

@@ -93,14 +93,14 @@ def test_confidence_grows_with_the_span() -> None:
     assert short.groups[0].confidence < long.groups[0].confidence
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(order=st.permutations(range(len(FLEET))))
 def test_the_order_of_hosts_does_not_matter(order: list[int]) -> None:
     given_order, other = groups(solves(FLEET).history()), groups(solves(FLEET).history(order))
     assert verdicts(given_order) == verdicts(other)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(ppb=st.floats(-1e5, 1e5), growth=st.floats(-1e3, 1e3), seed=st.integers(0, 5))
 def test_what_the_reference_does_to_all_does_not_matter(ppb: float, growth: float, seed: int) -> None:
     plain = solves(FLEET, seed=seed)
@@ -109,7 +109,7 @@ def test_what_the_reference_does_to_all_does_not_matter(ppb: float, growth: floa
     assert verdicts(shifted.verdict()) == verdicts(plain.verdict())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(slew=st.lists(st.floats(-1e5, 1e5), min_size=len(FLEET), max_size=len(FLEET)))
 def test_a_slew_of_the_hosts_own_time_service_is_taken_out(slew: list[float]) -> None:
     plain, slewed = solves(FLEET), solves(FLEET)
@@ -127,7 +127,7 @@ def test_a_slew_that_changes_within_a_window_does_not_part_a_pair() -> None:
     assert frozenset({"A0", "A1", "A2"}) in together(found.verdict())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     hosts=st.text("ABCDE", min_size=1, max_size=9),
     seconds=st.sampled_from([1, 5, 40, 100]),

@@ -194,7 +194,7 @@ class Steering(RuleBasedStateMachine):
         return found
 
 
-Steering.TestCase.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)
+Steering.TestCase.settings = settings(max_examples=15, stateful_step_count=15)
 TestSteering = Steering.TestCase
 
 

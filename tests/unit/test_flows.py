@@ -386,7 +386,7 @@ def test_two_members_on_one_interface_cannot_be_told_apart() -> None:
     assert world.acts == []
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.integers(1, 3), min_size=3, max_size=10), st.sampled_from([5, 10, 30]), st.integers(1, 3))
 def test_whatever_is_cut_moves_are_few_and_settle(routed: list[int], to: int, rail: int) -> None:
     """Never a move to a bad rail, none after it has settled, and each flow once."""

@@ -7,7 +7,7 @@ import functools
 import msgspec
 import policy_kit as kit
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from policy_kit import MS, SECOND, T0, condition
@@ -412,7 +412,6 @@ def any_facts(draw: st.DrawFn) -> Facts:
     )
 
 
-@settings(deadline=None)
 @given(TREES, st.lists(st.tuples(any_facts(), NUMBERS), max_size=4))
 def test_whatever_is_published_the_answer_is_a_reading(tree, told):
     memory: Memory = ()
@@ -458,7 +457,6 @@ MEASURED = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(MEASURED, min_size=1, max_size=3), FRESH)
 def test_de_morgan_where_everything_is_measured(parts, facts):
     """not (a and b) is (not a) or (not b), and the other way round, in verdict and in since when."""
@@ -471,7 +469,6 @@ def test_de_morgan_where_everything_is_measured(parts, facts):
             assert (left.since_ns, left.run) == (right.since_ns, right.run)
 
 
-@settings(deadline=None)
 @given(TREES, any_facts(), st.integers(T0 - SECOND, T0 + SECOND))
 def test_one_part_alone_and_twice_is_that_part(tree, facts, now):
     alone = judge(tree, facts, (), now)[0].verdict
@@ -481,7 +478,6 @@ def test_one_part_alone_and_twice_is_that_part(tree, facts, now):
     assert twice is (BETWEEN if alone is PENDING else alone)
 
 
-@settings(deadline=None)
 @given(st.lists(MEASURED, min_size=1, max_size=3), MEASURED, FRESH)
 def test_more_parts_never_make_all_worse_nor_any_better(parts, more, facts):
     """Ranked from clear to bad: `all` can only fall with another part, `any` only rise (all of them measured)."""
@@ -491,7 +487,6 @@ def test_more_parts_never_make_all_worse_nor_any_better(parts, more, facts):
     assert rank(reading_of(AnyOf(any=many), facts).verdict) >= rank(reading_of(AnyOf(any=few), facts).verdict)
 
 
-@settings(deadline=None)
 @given(MEASURED, FRESH, st.integers(0, 20 * MS), st.integers(0, 10))
 def test_worse_measurements_never_clear(tree, facts, slower, again):
     """Without `not`: what gets worse in every figure moves no verdict toward clear."""

@@ -130,7 +130,7 @@ def greedy(draw: st.DrawFn) -> tuple[list[Flow[int]], list[Rail]]:
     return [Flow(key, name) for key, name in enumerate(where)], rails
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(greedy())
 def test_greedy_flows_come_within_the_threshold_of_the_optimum_by_few_moves(
     case: tuple[list[Flow[int]], list[Rail]],
@@ -149,7 +149,7 @@ def test_greedy_flows_come_within_the_threshold_of_the_optimum_by_few_moves(
         assert len(wanted.moves) <= 1.5 * fewest
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(greedy(), st.data())
 def test_closed_rails_and_fixed_flows_are_respected(
     case: tuple[list[Flow[int]], list[Rail]], data: st.DataObject

@@ -562,7 +562,7 @@ SIGNALS = st.sampled_from(samples.one_of_each())
 
 
 @given(st.lists(st.one_of(SIGNALS, st.sampled_from(["connect", "reconnect", "disconnect", "forget"])), max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_total_ever_goes_back(script: list[AnySignal | str]) -> None:
     model, before = Model(), Series()
     for step in itertools.chain(script, ["disconnect"]):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from steering_kit import FIRST, MS, ORIGINAL, POLICY, SECOND, SECOND_HOP, TARGET, group, measured, path
 
@@ -176,7 +176,6 @@ _orders = st.builds(
 )
 
 
-@settings(deadline=None)  # it waits for the disk
 @given(st.lists(_orders, max_size=5), st.integers(0, 2**62))
 def test_orders_come_back_from_disk_but_for_those_that_ran_out(tmp_path_factory, listed, now):
     folder = tmp_path_factory.mktemp("orders")
@@ -211,7 +210,6 @@ def test_a_link_or_a_directory_that_others_could_write_is_refused(tmp_path):
         kept_orders.load(tmp_path, 0)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=80) | st.sampled_from([b'{"version":2,"orders":[]}', b'{"version":1}', b"[" * 100_000]))
 def test_a_senseless_file_is_an_error_and_not_ignored(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("orders")

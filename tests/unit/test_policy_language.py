@@ -7,7 +7,7 @@ import json
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import HEAD, MS, SECOND, rule
 from steering_kit import path
@@ -458,7 +458,6 @@ def nearly(draw: st.DrawFn):
     return good
 
 
-@settings(deadline=None)
 @given(nearly())
 def test_whatever_is_wrong_is_named_and_what_is_right_passes_the_schema(value):
     text = json.dumps(value)

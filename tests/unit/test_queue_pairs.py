@@ -60,7 +60,7 @@ def stream(rng: np.random.Generator, row: int) -> list[Request]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_windows_are_those_of_consecutive_messages_however_they_arrive(seed: int) -> None:
     rng = np.random.default_rng(seed)

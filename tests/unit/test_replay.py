@@ -221,7 +221,7 @@ def almost_signals(draw):
         return b"\n"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.binary(max_size=60) | almost_signals(), max_size=40), st.sampled_from([POLICY, WITH_ALERT]))
 def test_no_byte_soup_crashes_a_replay(lines, policy):
     events, player, recording = played(lines, policy)

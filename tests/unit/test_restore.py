@@ -450,5 +450,5 @@ class Links(RuleBasedStateMachine):
             assert self.kernel.members is None
 
 
-Links.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Links.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 TestLinks = Links.TestCase

@@ -421,7 +421,7 @@ class Steering(RuleBasedStateMachine):
         self.is_undone(copied)
 
 
-Steering.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+Steering.TestCase.settings = settings(max_examples=30, stateful_step_count=25)
 TestSteering = Steering.TestCase
 
 

@@ -8,7 +8,7 @@ import re
 import msgspec
 import pytest
 import samples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
@@ -112,7 +112,6 @@ def test_windows_that_differ_are_said_to() -> None:
     assert "over windows from 80.00 ms to 1.00 s" in shown
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["synchronised", "holdover", "free_running"]),
     st.integers(-(10**9), 10**9),
@@ -154,7 +153,6 @@ def test_the_longest_window_is_kept_until_it_is_long_over() -> None:
     assert fold(Model(), [long, late]).delays[samples.path()] == late
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(samples.one_of_each(5) + samples.one_of_each(9)), max_size=20), st.integers(0, 20))
 def test_folding_in_two_steps_is_folding_in_one(signals: list[AnySignal], cut: int) -> None:
     assert fold(fold(Model(), signals[:cut]), signals[cut:]) == fold(Model(), signals)

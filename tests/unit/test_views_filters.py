@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import samples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytools.errors import UsageError
@@ -67,7 +67,6 @@ def prefix_of(address: str, bits: int) -> str:
     return str(ipaddress.ip_network(f"{plain(address)}/{min(bits, most)}", strict=False))
 
 
-@settings(deadline=None)
 @given(flows(), st.integers(0, 128))
 def test_a_connection_passes_what_it_has_and_nothing_else(flow: TcpFlow, bits: int) -> None:
     own: dict[str, Any] = {
@@ -98,7 +97,6 @@ def test_a_connection_passes_what_it_has_and_nothing_else(flow: TcpFlow, bits: i
         assert not parse(**{name: values}).passes(flow), name
 
 
-@settings(deadline=None)
 @given(flows(), ADDRESSES, st.integers(0, 128))
 def test_prefixes_hold_what_the_standard_library_says(flow: TcpFlow, address: Any, bits: int) -> None:
     text = prefix_of(str(address), bits)
@@ -108,7 +106,6 @@ def test_prefixes_hold_what_the_standard_library_says(flow: TcpFlow, address: An
     assert parse(dst=[text, "0.0.0.0/0", "::/0"]).passes(flow)
 
 
-@settings(deadline=None)
 @given(SIGNALS, st.lists(COMMANDS.filter(bool), max_size=2), st.lists(NAMES, max_size=2), st.lists(PORTS, max_size=2))
 def test_more_kinds_narrow_and_more_values_widen(
     signals: list[AnySignal], commands: list[str], interfaces: list[str], ports: list[int]
@@ -127,7 +124,6 @@ def test_more_kinds_narrow_and_more_values_widen(
         assert not both.passes(signal) or both.lasting().passes(signal)
 
 
-@settings(deadline=None)
 @given(SIGNALS, st.sampled_from(VERDICTS))
 def test_only_queue_pairs_have_verdicts(signals: list[AnySignal], verdict: str) -> None:
     wanted = parse(verdict=[verdict])
@@ -236,7 +232,6 @@ NUMBERED: Listing[tuple[int | None, str]] = Listing(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.none() | st.integers(-5, 5), st.text("abC", max_size=2)), max_size=12))
 def test_the_worst_comes_first_and_the_unknown_last(rows: list[tuple[int | None, str]]) -> None:
     usual = NUMBERED.ordered(rows, None)
@@ -250,7 +245,6 @@ def test_the_worst_comes_first_and_the_unknown_last(rows: list[tuple[int | None,
     assert names == sorted(filter(None, names)) + [""] * names.count("")
 
 
-@settings(deadline=None)
 @given(st.lists(queue_pairs(), max_size=12), st.sampled_from(["bandwidth", "verdict", "outstanding", "qp", "command"]))
 def test_sorting_keeps_every_row_and_other_kinds_where_they_were(rows: list[RdmaQueuePair], word: str) -> None:
     signals: list[AnySignal] = [samples.rdma_sight(), *rows, samples.rdma_suspects()]

@@ -8,7 +8,7 @@ import re
 import msgspec
 import pytest
 import samples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -297,7 +297,6 @@ def test_what_is_not_heard_of_goes_dim_and_is_then_forgotten() -> None:
     assert not gone.rdma.queue_pairs and not gone.rdma.ports
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(samples.one_of_each(5) + samples.one_of_each(9)), max_size=20), st.integers(0, 20))
 def test_folding_in_two_steps_is_folding_in_one(signals: list[AnySignal], cut: int) -> None:
     assert fold(fold(Model(), signals[:cut]), signals[cut:]) == fold(Model(), signals)
