@@ -26,11 +26,14 @@ class Judged:
 
     errors_ns: list[int] = field(default_factory=list)
     bounds_ns: list[int] = field(default_factory=list)
+    impossible: list[tuple[int, int]] = field(default_factory=list)  # (error, hard bound) of those beyond it
 
-    def add(self, error_ns: int, bound_ns: int | None) -> None:
+    def add(self, error_ns: int, bound_ns: int | None, hard_bound_ns: int | None = None) -> None:
         assert bound_ns is not None, "told without a bound"
         self.errors_ns.append(error_ns)
         self.bounds_ns.append(bound_ns)
+        if hard_bound_ns is not None and abs(error_ns) > hard_bound_ns:
+            self.impossible.append((error_ns, hard_bound_ns))
 
     def share(self, slack_ns: int = 0) -> float:
         """How many of the errors are within their bounds."""
@@ -62,7 +65,7 @@ class Truth:
             for true_ns in (int(of.when(each.epoch_ns)), each.at_ns):
                 reading = int(of.at(true_ns))
                 line = each.offset_ns + round((reading - each.epoch_ns) * each.drift_ppb * 1e-9)
-                found.add(line - (reading - int(reference.at(true_ns))), each.bound_ns)
+                found.add(line - (reading - int(reference.at(true_ns))), each.bound_ns, each.hard_bound_ns)
         return found
 
     def delays(self, path: Path, samples: Iterable[ProbeSamples]) -> dict[str, TrueDelays]:

@@ -199,6 +199,7 @@ def assert_true(judged: Judged, least: int) -> None:
     assert len(judged.errors_ns) >= least
     assert judged.share() >= 0.99, str(judged)
     assert judged.largest() <= FEW_US, str(judged)
+    assert judged.impossible == []
 
 
 def test_all_clocks_are_told_within_their_bounds(agents: Agents) -> None:
@@ -327,6 +328,7 @@ def test_on_loaded_links_the_bounds_still_cover_the_truth(agents: Agents) -> Non
         judged = Truth(agents.lab).clocks(agents.clocks())
         assert len(judged.errors_ns) >= 4 * 12 * 3
         assert judged.share() >= 0.99, str(judged)
+        assert judged.impossible == []
         assert agents.wrong_delays() == []
         assert agents.impossible_delays() == []
         queueing = [
