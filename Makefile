@@ -63,7 +63,7 @@ check: setup-check ## Format, lint, types, direction of imports, links, commands
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
-	clang-format --dry-run -Werror $(wildcard bpf/*.c bpf/*.h)
+	clang-format --dry-run -Werror $(wildcard bpf/*.c bpf/*.h bpf/*/*.h)
 	$(PYTEST) -q tests/unit/test_imports.py
 	$(PYTHON) scripts/check_licences.py
 	$(PYTHON) scripts/check_links.py
@@ -72,7 +72,7 @@ check: setup-check ## Format, lint, types, direction of imports, links, commands
 format: setup-check ## Bring Python and C into the house format
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
-	clang-format -i $(wildcard bpf/*.c bpf/*.h)
+	clang-format -i $(wildcard bpf/*.c bpf/*.h bpf/*/*.h)
 
 clean: ## Remove what was built, not the environment
 	rm -rf build dist bpf/swerve-tap.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -35,7 +35,7 @@ _LIBC: Final = (2, 35)  # earlier dynamic linkers slow all calls down where an a
 
 def sources() -> list[Path]:
     """What the library is made of."""
-    return [bpf_dir() / "tap.c", bpf_dir() / "swerve.h", *sorted(bpf_dir().glob("tap_*.h"))]
+    return [bpf_dir() / "tap.c", bpf_dir() / "swerve.h", *sorted((bpf_dir() / "tap").glob("*.h"))]
 
 
 def is_built() -> bool:
@@ -67,7 +67,8 @@ def build(target: Path | None = None) -> Path:
         ) from None
     os.close(made)
     try:
-        command = [compiler, *_FLAGS, f"-Wl,-soname,{LIBRARY}", str(bpf_dir() / "tap.c"), "-o", name]
+        where = [f"-I{bpf_dir()}", f"-Wl,-soname,{LIBRARY}", "-o", name]
+        command = [compiler, *_FLAGS, *where, str(bpf_dir() / "tap.c")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])

@@ -151,8 +151,7 @@ if ! mounted bpf /sys/fs/bpf; then
 fi
 
 # The RDMA tap: a small library, made anew when its sources are newer.
-if [ ! -f bpf/swerve-tap.so ] || [ -n "$(find bpf -name 'tap*.[ch]' -newer bpf/swerve-tap.so -print -quit)" ] ||
-	[ bpf/swerve.h -nt bpf/swerve-tap.so ]; then
+if [ ! -f bpf/swerve-tap.so ] || [ -n "$(find bpf/tap bpf/tap.c bpf/swerve.h -newer bpf/swerve-tap.so -print -quit)" ]; then
 	step tap "it needs a C compiler and libibverbs' headers (gcc libc6-dev libibverbs-dev)" \
 		.venv/bin/python -m pytools.rdma_tap
 fi

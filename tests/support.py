@@ -41,6 +41,7 @@ COMMANDS = {
     "chromedriver": "chromium-driver",
     "chromium": "chromium",
     "ethtool": "ethtool",
+    "gcc": "gcc",
     "ip": "iproute2",
     "iperf3": "iperf3",
     "nstat": "iproute2",

@@ -3,7 +3,7 @@
 #ifndef SWERVE_RDMA_STATE_H
 #define SWERVE_RDMA_STATE_H
 
-#include "rdma_verbs.h"
+#include "rdma/verbs.h"
 #include "swerve.h"
 
 #define DEPTH 1024 /* signalled requests remembered per queue pair */

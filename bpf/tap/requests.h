@@ -5,7 +5,7 @@
 #ifndef SWERVE_TAP_REQUESTS_H
 #define SWERVE_TAP_REQUESTS_H
 
-#include "tap_follow.h"
+#include "tap/follow.h"
 
 /* ---- requests: struct ibv_context ------------------------------------------------------------------------------ */
 

@@ -16,6 +16,7 @@ import ctypes
 import functools
 import json
 import os
+import re
 import socket
 import struct
 import sys
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _NUMPY_CODE = {"c": "S1", "?": "?"}
+_PART = re.compile(r'#include "(\w+/\w+\.h)"')
 
 
 def use_headers(bpf_dir: str) -> list[str]:
@@ -35,6 +37,23 @@ def use_headers(bpf_dir: str) -> list[str]:
     os.environ["BCC_KERNEL_SOURCE"] = bpf_dir
     multiarch = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
     return ["-I/usr/include", f"-I/usr/include/{multiarch}", f"-I{bpf_dir}", "-Wno-macro-redefined"]
+
+
+def whole(source: str, bpf_dir: str) -> Iterator[str]:
+    """The lines of a program file with those of its parts in their places: of the headers in a directory of ours.
+
+    bcc rewrites the operations on maps in the main file alone: so they may stand in its parts.
+    """
+    with open(os.path.join(bpf_dir, source)) as file:
+        lines = file.read().splitlines()
+    yield f'#line 1 "{source}"'
+    for number, line in enumerate(lines, 1):
+        part = _PART.match(line)
+        if part:
+            yield from whole(part[1], bpf_dir)
+            yield f'#line {number + 1} "{source}"'
+        else:
+            yield line
 
 
 def layout(kind: Any) -> Any:
@@ -95,10 +114,11 @@ def build(
     with captured_stderr() as said:
 
         def reason(error: Exception) -> str:
-            return explain(said().replace("/virtual/main.c", request["source"]), str(error))
+            return explain(said(), str(error))
 
         try:
-            program = BPF(src_file=os.path.join(bpf_dir, request["source"]), cflags=[*flags, *defines])
+            text = "\n".join(whole(request["source"], bpf_dir))
+            program = BPF(text=text, cflags=[*flags, *defines])
         except Exception as error:  # bcc raises bare Exception
             reply["error"] = reason(error)
             return reply, descriptors

@@ -27,7 +27,7 @@ from pytools.errors import CapabilityError, RefusedError, SwerveError
 from pytools.kernel import mapped
 from pytools.sources.rdma.table import CLOSED, FREE, LIVE, Sight
 
-MAGIC: Final = 0x50415453  # bpf/tap_share.h
+MAGIC: Final = 0x50415453  # bpf/tap/share.h
 VERSION: Final = 1
 HELLO: Final = struct.Struct("=5I")  # magic, version, bytes of a row, rows, tables it has
 REPLY: Final = struct.Struct("=3I")  # magic, version, why refused (0: it is not)
