@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import selectors
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from pytools.bus import Client
 from pytools.errors import SwerveError
-from pytools.signals import AnySignal, PathState
+from pytools.signals import Act, AnySignal, PathState
 
 _CONNECT_NS: Final = 500_000_000
 _REPEAT_NS: Final = 1_000_000_000
+_MOST_WAITING: Final = 1024  # acts; more than a policy lets happen in minutes
 
 
 class AgentLink:
@@ -49,6 +51,7 @@ class AgentLink:
         self._client: Client | None = None
         self._connect_ns = self._repeat_ns = 0
         self._told: dict[object, tuple[object, ...]] = {}
+        self._waiting: deque[Act] = deque(maxlen=_MOST_WAITING)  # the oldest go; the journal has all
         self._last_said = ""
 
     def register(self, selector: selectors.BaseSelector) -> None:
@@ -69,15 +72,19 @@ class AgentLink:
         self._told.clear()
         self._selector.register(self._client, selectors.EVENT_READ, self._readable)
         self._connected()
+        while self._waiting and self._client is not None:
+            self.publish(self._waiting.popleft())
 
     def publish(self, signal: AnySignal) -> None:
-        """Publish a signal, if there is an agent."""
-        if self._client is None:
-            return
+        """Publish a signal; without an agent an act waits for the next, all else is as good as old."""
         try:
-            self._client.publish(signal)
+            if self._client is not None:
+                self._client.publish(signal)
+                return
         except SwerveError as error:
             self._disconnect(error)
+        if isinstance(signal, Act):
+            self._waiting.append(signal)
 
     def publish_states(self, states: Iterable[PathState]) -> None:
         """Publish every path's state once a second, and at once when it changed."""

@@ -47,6 +47,7 @@ class Entry:
     at_ns: int = 0
     unix_ns: int = 0
     origin: str = ""  # of the target; see `Group.origin`
+    host: str = ""  # as the agent calls it: for whoever tells of this act later
 
     @property
     def group(self) -> Group:
@@ -304,6 +305,7 @@ def entry_now(  # the two clocks are read here, so that no caller forgets one
     under: str,
     scope: str,
     by: str = "controller",
+    host: str = "",
 ) -> Entry:
     """An entry with the present time; `group` is the target before anything of ours."""
     return Entry(
@@ -320,6 +322,7 @@ def entry_now(  # the two clocks are read here, so that no caller forgets one
         time.monotonic_ns(),
         time.time_ns(),
         group.origin,
+        host,
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from pytools.signals import Act, PathState
 from steering.acting.settle import Regained, Settled
-from steering.deciding.engine import Alert, Standing
-from steering.flows.plan import FlowAct
 from steering.plan import Change, Group, Target, kind_of, title
+
+if TYPE_CHECKING:  # a guardian needs neither
+    from steering.deciding.engine import Alert, Standing
+    from steering.flows.plan import FlowAct
 
 Outcome = Literal["dry_run", "applied", "failed", "undone"]
 
@@ -71,10 +73,10 @@ def act(
 
 
 def undone(host: str, settled: Settled, why: str, decided_ns: int) -> Act:
-    """An act that was taken back."""
+    """An act that was taken back; `host` where the journal does not name it."""
     last, group = settled.outstanding.last, settled.outstanding.group
     return Act(
-        host=host,
+        host=last.host or host,
         at_ns=time.monotonic_ns(),
         unix_ns=time.time_ns(),
         act_id=last.act_id,
@@ -94,10 +96,10 @@ def undone(host: str, settled: Settled, why: str, decided_ns: int) -> Act:
 
 
 def regained(host: str, found: Regained, decided_ns: int) -> Act:
-    """A target that was made again at the end, because only our acts had let it go."""
+    """A target that was made again at the end, because only our acts had let it go; `host` as in `undone`."""
     group = found.group
     return Act(
-        host=host,
+        host=found.last.host or host,
         at_ns=time.monotonic_ns(),
         unix_ns=time.time_ns(),
         act_id=found.last.act_id,

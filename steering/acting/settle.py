@@ -110,7 +110,10 @@ def regain(journal: Journal, actuators: Actuators, scope: str, by: str) -> tuple
     for each in done:
         entry = each.last
         journal.write(
-            entry_now("undone", entry.act_id, each.group, (), each.group.current, each.why, entry.under, scope, by)
+            entry_now(
+                *("undone", entry.act_id, each.group, (), each.group.current, each.why, entry.under, scope, by),
+                host=entry.host,
+            )
         )
     return done, told
 
@@ -127,4 +130,5 @@ def _entry(settled: Settled, scope: str, by: str) -> Entry:
         last.under,
         scope,
         by,
+        last.host,
     )

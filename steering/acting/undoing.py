@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from pytools.errors import SwerveError
-from steering.acting import taking_back
+from pytools.signals import Act
+from steering.acting import messages, taking_back
 from steering.acting.journal import Entry, Journal, Kind, entry_now
 from steering.acting.taking_back import TakenBack
 from steering.actuators.weighted import Outcome, WeightActuator
 from steering.plan import Change, Weights
 
 
-def undo_last(log: Journal, actuators: WeightActuator, scope: str, count: int) -> list[TakenBack]:
-    """Take the last acts in force back, the newest first. The instance's lock must be held.
+def undo_last(
+    log: Journal, actuators: WeightActuator, scope: str, count: int, send: Callable[[Act], None]
+) -> list[TakenBack]:
+    """Take the last acts in force back, the newest first, and send what was done. The instance's lock must be held.
 
     Raises
     ------
@@ -21,11 +26,13 @@ def undo_last(log: Journal, actuators: WeightActuator, scope: str, count: int) -
         If the journal cannot be written; the act at hand was not taken back then.
     """
     acts = taking_back.last_acts(log.read().entries, scope)
-    return taking_back.take_back(acts, count, lambda act: _take_back(act, log, actuators, scope))
+    return taking_back.take_back(acts, count, lambda act: _take_back(act, log, actuators, scope, send))
 
 
-def _take_back(act: Entry, log: Journal, actuators: WeightActuator, scope: str) -> TakenBack:
-    group = act.group
+def _take_back(
+    act: Entry, log: Journal, actuators: WeightActuator, scope: str, send: Callable[[Act], None]
+) -> TakenBack:
+    group, began_ns = act.group, time.monotonic_ns()
     try:
         now = actuators.weights(group)
         if now is None:
@@ -41,6 +48,9 @@ def _take_back(act: Entry, log: Journal, actuators: WeightActuator, scope: str) 
     except SwerveError as error:
         return TakenBack(act, str(error))
     applied = outcome.kind == "applied"
+    if applied:
+        name, acknowledged_ns = taking_back.undo_name(act.act_id), outcome.acknowledged_ns
+        send(messages.act(act.host, group, change, "applied", began_ns, began_ns, acknowledged_ns, name))
     _write(log, "applied" if applied else "failed", act, change, _weights(outcome, change), scope)
     return TakenBack(act, "" if applied else outcome.why)
 
@@ -51,4 +61,5 @@ def _weights(outcome: Outcome, change: Change) -> Weights:
 
 def _write(log: Journal, kind: Kind, act: Entry, change: Change, after: Weights, scope: str) -> None:
     name = taking_back.undo_name(act.act_id)
-    log.write(entry_now(kind, name, act.group, change.before, after, change.because, change.under, scope, "command"))
+    facts = (change.before, after, change.because, change.under, scope, "command", act.host)
+    log.write(entry_now(kind, name, act.group, *facts))

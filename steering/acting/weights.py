@@ -151,6 +151,7 @@ class Acting:
                 change.because,
                 change.under,
                 self._scope,
+                host=self._host(),
             )
         )
 

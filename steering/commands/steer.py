@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from pytools.errors import RefusedError
 from pytools.kernel import attach, netns
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act, encode
-from steering.acting import journal, settle, taking_back, undoing
+from steering.acting import journal, settle, taking_back, telling, undoing
 from steering.acting.lock import Lock, holder, holder_pidfd
 from steering.actuators.registry import Actuators
 from steering.commands import disk, orders, status
@@ -119,12 +120,14 @@ def undo(options: Options, number: int | None, hold_ns: int, stop: bool) -> int:
         return _undo_last(options, folder, number, hold_ns)
     if options.netns:
         netns.enter(options.netns)
-    done = Undone()
+    done, began_ns = Undone(), time.monotonic_ns()
     with disk.told(folder):
         if (folder / journal.LOCK_FILE).exists():  # else nobody ever steered here
             stopped = stop and _stop_controller(folder / journal.LOCK_FILE)
             _settle(done, folder, _STOP_S if stopped else orders.LOCK_S)
     _say_undone(options, done)
+    why = "the operator took everything back"
+    telling.tell(options.netns, telling.taken_back([*done.settled, *done.regained], why, began_ns))
     return 1 if any(each.outcome.kind in ("failed", "uncertain") for each in done.settled) else 0
 
 
@@ -160,13 +163,17 @@ def _undo_last(options: Options, folder: Path, number: int, hold_ns: int) -> int
     except client.NotRunningError:
         if options.netns:
             netns.enter(options.netns)
-        with (
-            disk.told(folder),
-            Lock(journal.directory(options.netns) / journal.LOCK_FILE, orders.LOCK_S),
-            journal.Journal(folder / journal.FILE) as log,
-            Netlink() as netlink,
-        ):
-            done = undoing.undo_last(log, Actuators(netlink), journal.scope(), number)
+        acts: list[Act] = []
+        try:
+            with (
+                disk.told(folder),
+                Lock(journal.directory(options.netns) / journal.LOCK_FILE, orders.LOCK_S),
+                journal.Journal(folder / journal.FILE) as log,
+                Netlink() as netlink,
+            ):
+                done = undoing.undo_last(log, Actuators(netlink), journal.scope(), number, acts.append)
+        finally:
+            telling.tell(options.netns, acts)
         lines, code = [each.text for each in done] or ["nothing to undo"], taking_back.exit_code(done)
     orders.say(options, lines)
     return code

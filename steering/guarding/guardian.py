@@ -15,12 +15,13 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pytools.errors import SwerveError
 from pytools.kernel.netlink import Netlink
-from steering.acting import journal
-from steering.acting.settle import regain, settle
+from pytools.signals import Act
+from steering.acting import journal, telling
+from steering.acting.settle import Regained, Settled, regain, settle
 from steering.actuators.registry import Actuators
 from steering.guarding import confirming
 from steering.guarding.confirming import Deadline
@@ -54,7 +55,11 @@ def main(arguments: list[str]) -> int:
         if not why:
             return 0
         _say(f"the controller {why}: undoing what it left")
-        return _undo(log, Actuators(netlink), scope)
+        undoing = Undoing(log, Actuators(netlink), scope, f"the controller {why}")
+        try:
+            return undoing.run()
+        finally:  # last: who hears of it must not keep it waiting
+            telling.tell(netns, undoing.acts)
 
 
 def _overdue(log: journal.Journal, scope: str, deadline: Deadline | None) -> bool:
@@ -111,37 +116,58 @@ def _kill(pidfd: int) -> None:
     poll.poll()
 
 
-def _undo(log: journal.Journal, actuators: Actuators, scope: str) -> int:
-    for attempt in range(_TRIES):
+class Undoing:
+    """Undoes what a controller left, and tries again where it cannot.
+
+    Attributes
+    ----------
+    acts : list of Act
+        What was done, for whoever watches.
+    """
+
+    def __init__(self, log: journal.Journal, actuators: Actuators, scope: str, why: str) -> None:
+        self._log, self._actuators, self._scope, self._why = log, actuators, scope, why
+        self._began_ns = time.monotonic_ns()
+        self.acts: list[Act] = []
+
+    def run(self) -> int:
+        """Do it; the exit code."""
+        for attempt in range(_TRIES):
+            if self._settled() and self._left():
+                return 0
+            if attempt + 1 < _TRIES:
+                time.sleep(_RETRY_S)
+        with contextlib.suppress(SwerveError):  # what could not be put back: nobody keeps the backup routes up to date
+            self._actuators.sweep()
+        _say("gave up: `swerve steer undo` tries again")
+        return 1
+
+    def _settled(self) -> bool:
+        """Put the original weights back; whether nothing is left to try."""
         try:
-            settled = settle(log, actuators, scope, "guardian")
+            settled = settle(self._log, self._actuators, self._scope, "guardian")
         except (OSError, SwerveError) as error:  # e.g. the disk is full: the weights matter more than the note
             _say(f"could not settle the journal: {error}")
-            settled = []
-        else:
-            for each in settled:
-                _say(each.text)
-            if not any(each.outcome.kind in ("failed", "uncertain") for each in settled) and _left(
-                log, actuators, scope
-            ):
-                return 0
-        if attempt + 1 < _TRIES:
-            time.sleep(_RETRY_S)
-    with contextlib.suppress(SwerveError):  # whatever could not be put back: nobody keeps the backup routes up to date
-        actuators.sweep()
-    _say("gave up: `swerve steer undo` tries again")
-    return 1
+            return False
+        for each in settled:
+            _say(each.text)
+        self._note(settled)
+        return not any(each.outcome.kind in ("failed", "uncertain") for each in settled)
 
+    def _left(self) -> bool:
+        """Make again what only our acts let go, and remove the backup routes; whether that was possible."""
+        try:
+            regained, told = regain(self._log, self._actuators, self._scope, "guardian")
+            self._note(regained)
+            for text in [*told, *self._actuators.sweep()]:
+                _say(text)
+        except (OSError, SwerveError) as error:
+            _say(f"could not remove the backup routes: {error}")
+            return False
+        return True
 
-def _left(log: journal.Journal, actuators: Actuators, scope: str) -> bool:
-    """Make again what only our acts let go, and remove the backup routes; whether that was possible."""
-    try:
-        for text in [*regain(log, actuators, scope, "guardian")[1], *actuators.sweep()]:
-            _say(text)
-    except (OSError, SwerveError) as error:
-        _say(f"could not remove the backup routes: {error}")
-        return False
-    return True
+    def _note(self, done: Iterable[Settled | Regained]) -> None:
+        self.acts += telling.taken_back(done, self._why, self._began_ns)
 
 
 def _say(text: str) -> None:

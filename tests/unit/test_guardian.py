@@ -116,7 +116,7 @@ def test_a_guardian_that_gives_up_leaves_no_backup_routes(tmp_path, monkeypatch)
     monkeypatch.setattr(guardian, "_RETRY_S", 0)
     actuators = Sweeping()
     with journal.Journal(tmp_path / journal.FILE) as log:
-        assert guardian._undo(log, actuators, "scope") == 1
+        assert guardian.Undoing(log, actuators, "scope", "died").run() == 1
     assert actuators.swept == 1
 
 

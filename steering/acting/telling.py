@@ -1,0 +1,39 @@
+"""Tell of acts where no controller does: a guardian's and a command's, through the agent, to its watchers and recorder.
+
+Each says so once, at its end; where no agent runs, the journal alone has them. `decided_ns` is CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+import msgspec
+
+from pytools import places
+from pytools.bus_client import Client
+from pytools.errors import SwerveError
+from pytools.signals import Act
+from steering.acting import messages
+from steering.acting.settle import Regained, Settled
+
+
+def taken_back(done: Iterable[Settled | Regained], why: str, decided_ns: int) -> list[Act]:
+    """What was put back or made again, as acts."""
+    return [
+        messages.regained("", each, decided_ns)
+        if isinstance(each, Regained)
+        else messages.undone("", each, why, decided_ns)
+        for each in done
+        if isinstance(each, Regained) or each.outcome.kind == "applied"
+    ]
+
+
+def tell(netns: str | None, acts: Iterable[Act]) -> None:
+    """Hand acts over, if an agent runs that takes them within a second. In its network namespace or outside."""
+    named = [act if act.host else msgspec.structs.replace(act, host=places.instance(netns)) for act in acts]
+    if not named:
+        return
+    with contextlib.suppress(SwerveError), Client(places.agent_socket(netns), frozenset()) as agent:
+        for act in named:
+            agent.publish(act)
