@@ -33,7 +33,6 @@ from pytools.sources.links.source import LinkSource
 from pytools.sources.nexthops import NexthopSource
 from pytools.sources.path_ecn import PathEcnSource
 from pytools.sources.path_mtu import PathMtuSource
-from pytools.sources.probing import repeering
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.programs import SAMPLE_EGRESS, TCP_EGRESS
 from pytools.sources.rdma.waiting import RdmaWhenThere
@@ -212,7 +211,7 @@ class Agent:
             try:
                 if part == "peers":
                     with low_ports.allowed(plan.config.probe.port):
-                        repeering.set_peers(self._mesh, plan.config, time.monotonic_ns())
+                        self._mesh.set_peers(plan.config, time.monotonic_ns())
                 self._slots[part].renew(plan.config)
             except SwerveError as error:
                 failed[part] = str(error)

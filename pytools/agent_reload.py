@@ -14,8 +14,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from pytools.config import AgentConfig
-from pytools.sources.probing import repeering
+from pytools.config import AgentConfig, Peer
 
 # Field of the configuration -> the part that is made anew for it.
 LIVE: Final[Mapping[str, str]] = {
@@ -52,11 +51,21 @@ def plan(old: AgentConfig, new: AgentConfig) -> Plan:
     """Tell what can change live from what cannot."""
     differing = [name for name, value in _fields(new).items() if _fields(old)[name] != value]
     waiting = {name: "it is read at the start alone" for name in differing if name not in LIVE}
-    if "peers" in differing and (why := repeering.why_not(old, new.peers)):
+    if "peers" in differing and (why := _why_not(old, new.peers)):
         waiting["peers"] = why
     changed = [name for name in differing if name not in waiting]
     parts = tuple(dict.fromkeys(LIVE[name] for name in changed))
     return Plan(_merged(old, new, changed), parts, tuple(changed), waiting, (old, new))
+
+
+def _why_not(before: AgentConfig, after: Sequence[Peer]) -> str:
+    """Why a running agent cannot take these peers; empty when it can."""
+    had, has = (any(peer.clock != "shared" for peer in peers) for peers in (before.peers, after))
+    if has and not had:
+        return "the first peer with a clock of its own: clocks are not compared yet"
+    if before.bus.key_file:
+        return "the bus between hosts is opened for the peers that it began with"
+    return ""
 
 
 def _fields(config: AgentConfig) -> dict[str, Any]:

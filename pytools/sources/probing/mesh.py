@@ -67,17 +67,14 @@ class ProbeMesh:
         # All that has arrived is worked on at once: what a wake-up costs is mostly the same for one packet or twenty.
         self._serve_ns = min(interval_ns, _MOST_WAIT_NS)
         self._measurements = Measurements(config.host, config.windows, config.probe)
-        families: list[udp.Family] = sorted({6 if ":" in peer.address else 4 for peer in config.peers})
         self._ring = loaded.ring("stamps", "stamp") if loaded.has_map("stamps") else None
         self._counters = loaded.map("stamp_counters") if loaded.has_map("stamp_counters") else None
-        if loaded.has_map("stamp_peers"):
-            peers = loaded.map("stamp_peers")
-            for peer in config.peers:
-                peers.update(np.frombuffer(udp.mapped(peer.address).tobytes(), peers.key)[0], 1)
+        self._stamp(set(), {peer.address for peer in config.peers})
         with contextlib.ExitStack() as undo:
             self.reflector = Reflector(config.probe.port, config.probe.dscp, config.peers)
             undo.callback(self.reflector.close)
             clocks = config.clocks if any(peer.clock != "shared" for peer in config.peers) else None
+            families = udp.families(peer.address for peer in config.peers)
             self.sender = Sender(config.probe, clocks, families, self._groups, self._measurements)
             undo.callback(self.sender.close)
             self._changes = pinning.Changes()
@@ -103,6 +100,37 @@ class ProbeMesh:
     def register(self, selector: selectors.BaseSelector) -> None:
         """Be woken when routes change; everything else goes by ticks."""
         selector.register(self._changes.fileno(), selectors.EVENT_READ, self._routes_changed)
+
+    def set_peers(self, config: AgentConfig, now_ns: int) -> None:
+        """Probe these peers from now on, and answer them alone; of those that stay nothing measured is touched.
+
+        Raises
+        ------
+        SwerveError
+            If the first peer of an address family needs a socket that cannot be had; then nothing has changed.
+        """
+        families = udp.families(peer.address for peer in config.peers)
+        self.reflector.open(families)
+        self.sender.open(families)
+        before, after = ({peer.address for peer in each.peers} for each in (self._config, config))
+        self._stamp(before, after)
+        self.paths.set_peers(config.peers)
+        self.reflector.set_peers(config.peers)
+        self._config = config
+        self._discover(now_ns)
+        self._take_paths()  # a peer that only went is no news to a discovery
+
+    def _stamp(self, before: set[str], after: set[str]) -> None:
+        """Have the kernel stamp what goes to these addresses and comes from them, instead of those before."""
+        if not self._loaded.has_map("stamp_peers"):
+            return
+        stamped = self._loaded.map("stamp_peers")
+        for address in sorted(before ^ after):
+            key = np.frombuffer(udp.mapped(address).tobytes(), stamped.key)[0]
+            if address in after:
+                stamped.update(key, 1)
+            else:
+                stamped.delete(key)
 
     def _routes_changed(self, _mask: int) -> None:
         if self._changes.happened():
@@ -220,13 +248,15 @@ class ProbeMesh:
         # Where routes change all the time, looking must not take more than a fiftieth of it.
         self._look_again_ns = max(_PATHS_AFTER_CHANGE_NS, 50 * (time.monotonic_ns() - now_ns))
         if changed:
-            self._measurements.set_paths(self.paths.current)
-            self.sender.set_paths(self.paths.current)
-            self.reflector.set_paths(self.paths.current)
-            self._path_by_end = {
-                (str(ipaddress.ip_address(pinned.path.address)), pinned.path.interface): pinned.path
-                for pinned in reversed(self.paths.current)
-            }
+            self._take_paths()
+
+    def _take_paths(self) -> None:
+        for part in (self._measurements, self.sender, self.reflector):
+            part.set_paths(self.paths.current)
+        self._path_by_end = {
+            (str(ipaddress.ip_address(pinned.path.address)), pinned.path.interface): pinned.path
+            for pinned in reversed(self.paths.current)
+        }
 
     def interfaces(self) -> set[str]:
         """Where stamps are wanted: the interfaces of the paths, and those by which probes have come in."""

@@ -120,6 +120,22 @@ class PinnedPaths:
         self._spoken_ns: dict[Path, int] = {}  # path -> when a controller last spoke of it
         self._taken = _foreign_indexes(netlink)
 
+    def set_peers(self, peers: Sequence[Peer]) -> None:
+        """From now on the paths to these; a path that goes keeps its index to itself, so none is taken for another."""
+        self._peers, self._ends = peers, {(peer.name, peer.address) for peer in peers}
+        gone = [pinned for pinned in self.current if not self._is_wanted(pinned.path)]
+        for pinned in gone:
+            self._remove(pinned)
+        self.current = tuple(pinned for pinned in self.current if pinned not in gone)
+        for path in [path for path in self._index if not self._is_wanted(path)]:
+            self._taken.add(self._index.pop(path))
+            self._spoken_ns.pop(path, None)
+        addresses = {peer.address for peer in peers}
+        self.unreachable = {address: why for address, why in self.unreachable.items() if address in addresses}
+
+    def _is_wanted(self, path: Path) -> bool:
+        return (path.destination, path.address) in self._ends
+
     def refresh(self, now_ns: int) -> bool:
         """Look at the routes again; returns whether `current` is another than before."""
         self._forget(now_ns)
@@ -147,7 +163,7 @@ class PinnedPaths:
         bool
             Whether it is news, so that `refresh` may find more than before.
         """
-        known = path.source == self._host and (path.destination, path.address) in self._ends
+        known = path.source == self._host and self._is_wanted(path)
         if not known or (path not in self._spoken_ns and len(self._spoken_ns) >= MOST_PATHS):
             return False
         before_ns = self._spoken_ns.get(path)

@@ -8,7 +8,7 @@ CLOCK_MONOTONIC nanoseconds. One thread.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -67,14 +67,10 @@ class Reflector:
         self.ifindexes: set[int] = set()  # by which requests have come in
         self.answered = 0
         self.wire_bytes = 0  # of requests taken and replies sent, headers included
-        self._port = port
-        self._peers = {udp.mapped(peer.address).tobytes(): place for place, peer in enumerate(peers)}
-        shared = np.array([peer.clock == "shared" for peer in peers], np.bool_)
-        self._precise_error, self._imprecise_error = (
-            np.where(shared, wire.error_estimate(bound, True), wire.error_estimate(bound, False))
-            for bound in (STAMP_BOUND_NS, _IMPRECISE_NS)
-        )
-        self._tokens = np.full(len(peers), _BURST)
+        self._port, self._dscp = port, dscp
+        self._peers: dict[bytes, int] = {}  # by address: its place in the arrays, which is nobody else's ever
+        self._precise_error, self._imprecise_error = np.zeros((2, 0), np.int64)
+        self._tokens = np.zeros(0)
         self._tokens_at_ns = 0
         self._marks: dict[tuple[int, int], int] = {}
         self._rows: dict[bytes, int] = {}  # sender port, padding and remote address as in the stamps, then SSID
@@ -85,15 +81,43 @@ class Reflector:
         self._requests: dict[udp.Family, udp.Datagrams] = {}
         self._packets: dict[udp.Family, NDArray[Any]] = {}  # the same bytes, seen as replies
         self._waiting: list[tuple[udp.Family, int]] = []
-        families: list[udp.Family] = sorted({6 if ":" in peer.address else 4 for peer in peers})
         try:
-            for family in families:
-                self._sockets[family] = udp.open_socket(family, port, dscp)
-                self._requests[family] = udp.Datagrams(family, _BATCH, _ROOM)
-                self._packets[family] = wire.replies(self._requests[family].payload)
+            self.open(udp.families(peer.address for peer in peers))
         except BaseException:
             self.close()
             raise
+        self.set_peers(peers)
+
+    def open(self, families: Iterable[udp.Family]) -> None:
+        """Listen for requests of these address families too.
+
+        Raises
+        ------
+        SwerveError
+            If the port cannot be had.
+        """
+        for family in families:
+            if family not in self._sockets:
+                self._sockets[family] = udp.open_socket(family, self._port, self._dscp)
+                self._requests[family] = udp.Datagrams(family, _BATCH, _ROOM)
+                self._packets[family] = wire.replies(self._requests[family].payload)
+
+    def set_peers(self, peers: Sequence[Peer]) -> None:
+        """Answer these alone; one that stays keeps its place, and with it its sessions."""
+        wanted = {udp.mapped(peer.address).tobytes(): peer for peer in peers}
+        for key in self._peers.keys() - wanted.keys():
+            del self._peers[key]
+        for session in [session for session in self._rows if session[4:20] not in wanted]:
+            self._free.append(self._rows.pop(session))
+        for key, peer in wanted.items():
+            place = self._peers.setdefault(key, len(self._tokens))
+            if place == len(self._tokens):
+                self._tokens = np.append(self._tokens, _BURST)
+                self._precise_error = np.append(self._precise_error, 0)
+                self._imprecise_error = np.append(self._imprecise_error, 0)
+            shared = peer.clock == "shared"
+            self._precise_error[place] = wire.error_estimate(STAMP_BOUND_NS, shared)
+            self._imprecise_error[place] = wire.error_estimate(_IMPRECISE_NS, shared)
 
     def set_paths(self, paths: Sequence[PinnedPath]) -> None:
         """Send replies along these: to a peer, by the interface its request came in by."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -110,10 +110,7 @@ class Sender(Sessions):
         self._sockets: dict[tuple[udp.Family, int], socket.socket] = {}
         self._arrivals: dict[tuple[udp.Family, int], udp.Datagrams] = {}
         try:
-            for family in families:
-                for flow in range(probe.flows):
-                    self._sockets[family, flow] = udp.open_socket(family, 0, probe.dscp)
-                    self._arrivals[family, flow] = udp.Datagrams(family, _BATCH, _REPLY_ROOM)
+            self.open(families)
         except BaseException:
             self.close()
             raise
@@ -125,6 +122,20 @@ class Sender(Sessions):
         self._pairs: list[list[Salvo]] = [[] for _ in range(groups)]
         self._waiting: list[tuple[int, udp.Datagrams, int]] = []
         self._received_ns = 0
+
+    def open(self, families: Iterable[udp.Family]) -> None:
+        """Have sockets of these address families.
+
+        Raises
+        ------
+        SwerveError
+            If no socket can be had.
+        """
+        for family in families:
+            for flow in range(self._probe.flows):
+                if (family, flow) not in self._sockets:
+                    self._sockets[family, flow] = udp.open_socket(family, 0, self._probe.dscp)
+                    self._arrivals[family, flow] = udp.Datagrams(family, _BATCH, _REPLY_ROOM)
 
     # ---- sessions ----
 

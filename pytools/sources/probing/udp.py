@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -151,6 +152,11 @@ def dropped(sock: socket.socket) -> int:
     """Datagrams that the kernel dropped because this socket's receive buffer was full."""
     info = sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 36)
     return int(struct.unpack("9I", info)[_MEMINFO_DROPS]) if len(info) == 36 else 0
+
+
+def families(addresses: Iterable[str]) -> list[Family]:
+    """Of which families these are."""
+    return sorted({6 if ":" in address else 4 for address in addresses})
 
 
 def mapped(address: str) -> NDArray[np.uint8]:
