@@ -24,7 +24,7 @@ MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, LINK_CREATE, ENABLE_STATS = 24, 26, 28, 32
 
 TCX_INGRESS, TCX_EGRESS = 46, 47
 _BEFORE = 1 << 3  # BPF_F_BEFORE; with no other program named: all of them
-_MAP_INFO_BYTES, _PROG_INFO_BYTES, _LINK_INFO_BYTES = 80, 232, 16
+_MAP_INFO_BYTES, PROG_INFO_BYTES, _LINK_INFO_BYTES = 80, 232, 16
 _SKB_BYTES, _SKB_GSO_SEGS, _SKB_GSO_SIZE = 192, 164, 176  # struct __sk_buff
 _RUN_TIME_OFFSET = 192  # of run_time_ns, run_cnt in struct bpf_prog_info
 
@@ -38,10 +38,19 @@ def bpf(command: int, attributes: bytes) -> int:
         With the kernel's errno.
     """
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    return _call(command, buffer, len(attributes))
+    return call(command, buffer, len(attributes))
 
 
-def _call(command: int, buffer: ctypes.Array[ctypes.c_char], size: int) -> int:
+def call(command: int, buffer: ctypes.Array[ctypes.c_char], size: int) -> int:
+    """bpf(2) with attributes of so many bytes in a buffer, which the kernel may write to.
+
+    Raises
+    ------
+    OSError
+        If the kernel refuses.
+    CapabilityError
+        If the system call's number is not known for this machine.
+    """
     number = _SYSCALL.get(platform.machine())
     if number is None:
         raise CapabilityError(f"bpf(2) is not known for the machine type {platform.machine()}")
@@ -61,7 +70,7 @@ class MapInfo:
     """What the kernel says about a map: type, sizes, capacity."""
 
     def __init__(self, fd: int) -> None:
-        raw = _object_info(fd, _MAP_INFO_BYTES)
+        raw = object_info(fd, _MAP_INFO_BYTES)
         self.type, self.id, self.key_bytes, self.value_bytes, self.max_entries, flags = struct.unpack_from("<6I", raw)
         self.made_with = (self.type, self.key_bytes, self.value_bytes, self.max_entries, flags)
 
@@ -74,17 +83,24 @@ def program_run_time(fd: int) -> tuple[int, int]:
     -------
     run_time_ns, runs : int
     """
-    run_time_ns, runs = struct.unpack_from("<QQ", _object_info(fd, _PROG_INFO_BYTES), _RUN_TIME_OFFSET)
+    run_time_ns, runs = struct.unpack_from("<QQ", object_info(fd, PROG_INFO_BYTES), _RUN_TIME_OFFSET)
     return run_time_ns, runs
 
 
 def program_of_link(link_fd: int) -> int:
     """A descriptor, the caller's, of the program that a link attaches."""
-    _, _, prog_id = struct.unpack_from("<3I", _object_info(link_fd, _LINK_INFO_BYTES))
+    _, _, prog_id = struct.unpack_from("<3I", object_info(link_fd, _LINK_INFO_BYTES))
     return bpf(PROG_GET_FD_BY_ID, struct.pack("<3I", prog_id, 0, 0))
 
 
-def _object_info(fd: int, size: int) -> bytes:
+def object_info(fd: int, size: int) -> bytes:
+    """The first bytes of what the kernel says about a map, a program or a link.
+
+    Raises
+    ------
+    OSError
+        If it is none of these.
+    """
     info = ctypes.create_string_buffer(size)
     bpf(OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, size, address(info)))
     return info.raw
@@ -165,6 +181,6 @@ def _test_run(prog_fd: int, packet: bytes, repeat: int, segments: int, segment_b
     attributes = struct.pack("<4IQQ2I", prog_fd, 0, len(packet), len(packet), address(data), address(left), repeat, 0)
     attributes = (attributes + struct.pack("<IIQ", _SKB_BYTES, 0, address(context))).ljust(80, b"\0")
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    _call(PROG_TEST_RUN, buffer, len(attributes))
+    call(PROG_TEST_RUN, buffer, len(attributes))
     _, verdict, _, _, _, _, _, duration_ns = struct.unpack_from("<4IQQ2I", buffer.raw)
     return verdict, duration_ns, left.raw

@@ -124,7 +124,7 @@ def named(prefix: str) -> Iterator[tuple[str, int]]:
     while True:
         buffer = ctypes.create_string_buffer(struct.pack("<3I", previous, 0, 0), 12)
         try:
-            bpf._call(_GET_NEXT_ID, buffer, 12)
+            bpf.call(_GET_NEXT_ID, buffer, 12)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.EPERM):
                 return

@@ -116,7 +116,7 @@ class Map:
             attributes = struct.pack("<QQQQIIQQ", *where, len(keys), self.fd, 0, 0)
             buffer = ctypes.create_string_buffer(attributes, len(attributes))
             try:
-                bpf._call(bpf.MAP_UPDATE_BATCH, buffer, len(attributes))
+                bpf.call(bpf.MAP_UPDATE_BATCH, buffer, len(attributes))
                 return 0
             except OSError as error:
                 if error.errno == errno.E2BIG:  # stopped there
@@ -192,7 +192,7 @@ class Map:
             attributes = struct.pack("<QQQQIIQQ", *where, size, self.fd, 0, 0)
             buffer = ctypes.create_string_buffer(attributes, len(attributes))
             try:
-                bpf._call(bpf.MAP_LOOKUP_BATCH, buffer, len(attributes))
+                bpf.call(bpf.MAP_LOOKUP_BATCH, buffer, len(attributes))
             except OSError as error:
                 if error.errno == errno.ENOSPC:  # one hash bucket holds more than fits: ask for more at once
                     size *= 2

@@ -71,7 +71,7 @@ def _tcx(ifindex: int, kind: int) -> list[int]:
     attributes = struct.pack("<4IQ2I4Q", ifindex, kind, 0, 0, address, _MOST, 0, 0, 0, 0, 0)
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     try:
-        bpf._call(_PROG_QUERY, buffer, len(attributes))
+        bpf.call(_PROG_QUERY, buffer, len(attributes))
     except OSError:
         return []
     count: int = struct.unpack_from("<I", buffer.raw, 24)[0]
@@ -84,7 +84,7 @@ def _name(program: int) -> str:
     except OSError:  # gone, or we are not root
         return ""
     try:
-        raw = bpf._object_info(fd, bpf._PROG_INFO_BYTES)
+        raw = bpf.object_info(fd, bpf.PROG_INFO_BYTES)
     except OSError:
         return ""
     finally:

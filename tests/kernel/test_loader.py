@@ -123,7 +123,7 @@ def described(loaded: loader.Loaded) -> dict[str, object]:
 
 def type_and_tag(fd: int) -> tuple[bytes, bytes]:
     """A program's type, and the kernel's digest of its instructions, maps left out."""
-    raw = bpf._object_info(fd, bpf._PROG_INFO_BYTES)
+    raw = bpf.object_info(fd, bpf.PROG_INFO_BYTES)
     return raw[:4], raw[8:16]
 
 

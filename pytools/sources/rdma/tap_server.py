@@ -51,7 +51,7 @@ class TapTable:
     seen_by: Literal["tap"] = "tap"
 
     def __init__(self, array: mapped.MappedArray, pid: int, uid: int) -> None:
-        self._array, self.pid, self.uid = array, pid, uid
+        self.array, self.pid, self.uid = array, pid, uid
         self.left_ns = 0  # when the process had no more use of it
         self.records: NDArray[Any] = array.records
         self._counters = [name for name in self.records.dtype.names or () if name != "state"]
@@ -78,7 +78,7 @@ class TapTable:
     def close(self) -> None:
         """Let go of the map."""
         self.records = self.records[:0].copy()
-        self._array.close()
+        self.array.close()
 
 
 class _Process:
@@ -297,7 +297,7 @@ class TapServer:
             else:
                 conversation.given = table
                 conversation.until_ns = time.monotonic_ns() + _TAKE_NS
-                socket.send_fds(conversation.sock, [reply], [table._array.fd])
+                socket.send_fds(conversation.sock, [reply], [table.array.fd])
         except OSError:
             self._end(conversation)
             return
