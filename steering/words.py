@@ -8,11 +8,10 @@ import os
 from typing import Any, Final
 
 import click
-from pydantic_core import PydanticCustomError
 
 from pytools.signals import Act
+from steering.durations import parse_duration
 from steering.plan import FlowKey, canonical
-from steering.policy.durations import parse_duration
 
 _PROTOCOLS: Final = {"tcp": 6, "udp": 17}
 
@@ -31,7 +30,7 @@ class Duration(click.ParamType[int]):
             return value
         try:
             found = parse_duration(value)
-        except PydanticCustomError:
+        except ValueError:
             self.fail(f"{value} is no duration: like 90s, 10m, 1h", param, ctx)
         if not self._least_ns <= found <= self._most_ns:
             self.fail(f"{value} is too {'short' if found < self._least_ns else 'long'}", param, ctx)

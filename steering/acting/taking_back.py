@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pytools.signals import Path
 from steering.acting.journal import Entry
-from steering.deciding.health import PathHealth
 from steering.plan import Change, Group, Weights, same, title
+
+if TYPE_CHECKING:
+    from steering.deciding.health import PathHealth
 
 _MARK = "undo:"
 

@@ -17,8 +17,8 @@ from steering.acting.lock import holder
 from steering.control import client
 from steering.control.requests import AnyRequest, Drain, PinFlow, Undrain, UnpinFlow
 from steering.control.stop_file import StopFile
+from steering.durations import parse_duration
 from steering.guarding import confirming
-from steering.policy.durations import parse_duration
 
 _TCP: Final = 6
 _PIN_S: Final = 10.0  # until the first pin's kernel program is loaded, and a neighbour has answered

@@ -18,7 +18,7 @@ from pytools import places
 from pytools.errors import RefusedError, SwerveError, UsageError
 from steering.acting import journal, messages, taking_back
 from steering.acting.taking_back import TakenBack
-from steering.control import kept_orders, orders
+from steering.control import kept_orders, objections, orders
 from steering.control.pins import PinDesk
 from steering.control.requests import (
     SOCKET,
@@ -153,7 +153,7 @@ class Desk:
         wanted = orders.with_orders(engine.overrides, fresh)
         touched = [group for group in groups if Overrides(fresh).drained(group)]
         for group in touched:
-            why = orders.objection(engine.policy, engine.paths, group, wanted, now)
+            why = objections.objection(engine.policy, engine.paths, group, wanted, now)
             if group.target in engine.manual:
                 why = f"{title(group.target)} is left alone: {engine.manual[group.target]}"
             if why:

@@ -1,20 +1,13 @@
-"""From what an operator says to orders, and whether they may be given. Pure.
-
-`now` is CLOCK_MONOTONIC nanoseconds; `until_unix_ns` CLOCK_REALTIME.
-"""
+"""From what an operator says to orders. Pure; `until_unix_ns` is CLOCK_REALTIME."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from pytools.errors import UsageError
-from pytools.signals import Path
-from steering.deciding import health
-from steering.deciding.health import PathHealth
 from steering.deciding.overrides import Override, Overrides
 from steering.plan import Group, Member, Target, canonical, title
-from steering.policy import Policy
 
 
 def _place(leaves_by: str) -> tuple[str, str]:
@@ -158,25 +151,6 @@ def target_named(groups: Iterable[Group], name: str) -> Target:
     return found[0]
 
 
-def objection(policy: Policy, paths: Mapping[Path, PathHealth], group: Group, overrides: Overrides, now: int) -> str:
-    """Why a target must not be left with what these orders leave it; empty when it may."""
-    ordered = overrides.drained(group)
-    left = [member for member in group.members if member.nexthop_id not in ordered]
-    if not left:
-        return f"{title(group.target)} would be left without a nexthop"
-    usable = [member for member in left if all(health.share(paths[path]) > 0 for path in _over(group, member, paths))]
-    if not usable:
-        bad = "; ".join(f"{path}: {paths[path].because}" for member in left for path in _over(group, member, paths))
-        return f"all others of {title(group.target)} are drained ({bad})"
-    measured = {path.address for m in usable for path in _over(group, m, paths) if _fresh(policy, paths[path], now)}
-    wanted = {path.address for _, path in group.paths if path in paths and paths[path].state != "unmeasured"}
-    if not measured:
-        names = ", ".join(member.name for member in usable)
-        return f"what is left of {title(group.target)} is not measured ({names}), or no longer"
-    unheard = sorted(wanted - measured)
-    return f"no other path to {unheard[0]} is measured" if unheard else ""
-
-
 def member_for(groups: Iterable[Group], remote: str, via: str) -> tuple[Group, Member]:
     """The target that carries routes to an address, and its member at an interface or gateway.
 
@@ -201,25 +175,6 @@ def member_for(groups: Iterable[Group], remote: str, via: str) -> tuple[Group, M
         there = ", ".join(member.name for member in best[1].members)
         raise UsageError(f"{title(best[1].target)} has {len(found)} nexthops by {via}", f"it has: {there}")
     return best[1], found[0]
-
-
-def pin_objection(
-    policy: Policy, paths: Mapping[Path, PathHealth], group: Group, member: Member, remote: str, now: int
-) -> str:
-    """Why a flow must not be pinned to a member; empty when it may."""
-    over = [path for path in _over(group, member, paths) if path.address == remote] or _over(group, member, paths)
-    if not any(_fresh(policy, paths[path], now) for path in over):
-        return f"{member.name} is not measured, or no longer"
-    failed = next((path for path in over if paths[path].failed), None)
-    return f"{failed}: {paths[failed].because}" if failed else ""
-
-
-def _over(group: Group, member: Member, paths: Mapping[Path, PathHealth]) -> list[Path]:
-    return [path for nexthop, path in group.paths if nexthop == member.nexthop_id and path in paths]
-
-
-def _fresh(policy: Policy, path: PathHealth, now: int) -> bool:
-    return path.measured and path.state != "unmeasured" and not health.stale(policy, path, now)
 
 
 def text_of(order: Override) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from pytools.errors import RefusedError, UsageError
 from steering.acting import messages
-from steering.control import manual_pins, orders
+from steering.control import manual_pins, objections, orders
 from steering.control.manual_pins import ManualPins
 from steering.control.requests import AGAIN, PinFlow, Reply, UnpinFlow
 from steering.control.server import Peer
@@ -60,7 +60,7 @@ class PinDesk:
         engine, now = self._site.engine, time.monotonic_ns()
         group, member = orders.member_for(engine.groups.values(), flow.remote, request.via)
         pin = Pin(flow, group.target, member.nexthop_id, now + request.for_ns)
-        why = orders.pin_objection(engine.policy, engine.paths, group, member, flow.remote, now)
+        why = objections.pin_objection(engine.policy, engine.paths, group, member, flow.remote, now)
         if self._pins.full(flow, now):
             why = f"{manual_pins.MOST} flows are pinned by hand already"
         if why:

@@ -13,8 +13,8 @@ import msgspec
 
 from steering.deciding.evidence import Facts
 from steering.deciding.measuring import Measurement, Said, Verdict, measure, words
+from steering.durations import SECOND, duration_text
 from steering.policy.conditions import All, AnyLeaf, AnyOf, Condition, Not, leaves
-from steering.policy.durations import SECOND, duration_text
 
 STALE_AFTER: Final = SECOND // 2
 

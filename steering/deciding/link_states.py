@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from steering.deciding.evidence import Facts
+from steering.durations import duration_text
 from steering.policy.conditions import OPPOSITES, LinkWord
 from steering.policy.conditions_text import LINK_WORDS
-from steering.policy.durations import duration_text
 
 REPORT_LIVES_NS: Final = 5_000_000_000  # reports come once per long window of the agent, a second unless configured
 

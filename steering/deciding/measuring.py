@@ -15,6 +15,7 @@ import msgspec
 from steering.deciding.evidence import Facts
 from steering.deciding.link_states import REPORT_LIVES_NS, link_state
 from steering.deciding.silence import classify
+from steering.durations import SECOND, duration_text
 from steering.policy.conditions import (
     AnyLeaf,
     CeShare,
@@ -26,7 +27,6 @@ from steering.policy.conditions import (
     Retransmits,
     Silence,
 )
-from steering.policy.durations import SECOND, duration_text
 
 _LONGEST_WINDOW: Final = 60 * SECOND  # a window that claims to be longer makes no fact live longer
 

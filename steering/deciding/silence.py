@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytools.signals import PathLiveness
-from steering.policy.durations import duration_text
+from steering.durations import duration_text
 
 Cause = Literal["answers", "waiting", "path_dead", "peer_dead", "probe_broken", "unknown"]
 Way = Literal["there", "back or both", "unknown"]

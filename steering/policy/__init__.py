@@ -3,6 +3,14 @@
 `file` alone does I/O. docs/policy.md explains every key.
 """
 
+from steering.durations import (
+    UNITS,
+    duration_text,
+    duration_yaml,
+    parse_duration,
+    parse_rate,
+    rate_text,
+)
 from steering.policy.actions import (
     FLOW_KINDS,
     KINDS,
@@ -36,14 +44,6 @@ from steering.policy.conditions import (
     leaves,
 )
 from steering.policy.conditions_text import clear_text, condition_text
-from steering.policy.durations import (
-    UNITS,
-    duration_text,
-    duration_yaml,
-    parse_duration,
-    parse_rate,
-    rate_text,
-)
 from steering.policy.explanation import explain
 from steering.policy.file import InvalidPolicyError, load, parse
 from steering.policy.model import Herd, Manage, Moves, Policy, Rule, Safety

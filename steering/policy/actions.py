@@ -9,8 +9,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from steering.policy.base import Count, Model, NotNull, ShareAboveZero, ShareBelowOne, bad
-from steering.policy.durations import SECOND, Duration, Rate, duration_text
+from steering.durations import SECOND, duration_text
+from steering.policy.base import Count, Duration, Model, NotNull, Rate, ShareAboveZero, ShareBelowOne, bad
 
 Kind = Literal["shift", "drain", "pin", "relabel", "alert"]
 KINDS: Final[tuple[Kind, ...]] = ("shift", "drain", "pin", "relabel", "alert")

@@ -8,6 +8,8 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from steering.durations import SCHEMA_DURATION, SCHEMA_RATE, parse_duration, parse_rate
+
 
 class Model(BaseModel):
     """A mapping of the file: frozen, and no key beyond those that are known."""
@@ -42,6 +44,30 @@ def _address(value: object) -> str:
     return str(found)
 
 
+def _duration(value: object) -> int:
+    try:
+        return parse_duration(value)
+    except ValueError:
+        raise PydanticCustomError("duration", "not a duration", {"given": value}) from None
+
+
+def _rate(value: object) -> int:
+    try:
+        return parse_rate(value)
+    except ValueError:
+        raise PydanticCustomError("rate", "not a rate", {"given": value}) from None
+
+
+Duration = Annotated[
+    int,
+    BeforeValidator(_duration),
+    WithJsonSchema({"type": "string", "pattern": SCHEMA_DURATION, "examples": ["40ms", "3s", "1m"]}),
+]
+Rate = Annotated[
+    int,
+    BeforeValidator(_rate),
+    WithJsonSchema({"type": "string", "pattern": SCHEMA_RATE, "examples": ["10mbit", "1gbit"]}),
+]
 Prefix = Annotated[
     str,
     BeforeValidator(_prefix),

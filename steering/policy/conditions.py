@@ -12,8 +12,8 @@ from pydantic import Discriminator, Field, Tag, field_validator
 from pydantic_core.core_schema import ValidationInfo
 from typing_extensions import TypeAliasType
 
-from steering.policy.base import Count, Model, Share, ShareAboveZero, ShareBelowOne, bad
-from steering.policy.durations import SECOND, Duration, duration_text
+from steering.durations import SECOND, duration_text
+from steering.policy.base import Count, Duration, Model, Share, ShareAboveZero, ShareBelowOne, bad
 
 Quantile = Literal["p50", "p99", "last"]
 Cause = Literal["any", "fast", "timeout", "tail_probe", "syn"]

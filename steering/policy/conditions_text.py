@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from steering.durations import duration_text
 from steering.policy.conditions import (
     All,
     AnyLeaf,
@@ -19,7 +20,6 @@ from steering.policy.conditions import (
     Retransmits,
     Silence,
 )
-from steering.policy.durations import duration_text
 
 LINK_WORDS: Final = {
     "carrier_lost": "its link has no carrier",

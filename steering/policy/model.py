@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
+from steering.durations import SECOND, duration_text
 from steering.policy.actions import Return, Then
-from steering.policy.base import Count, Model, NotNull, Prefix, ShareAboveZero, Some, bad
+from steering.policy.base import Count, Duration, Model, NotNull, Prefix, ShareAboveZero, Some, bad
 from steering.policy.conditions import Condition
-from steering.policy.durations import SECOND, Duration, duration_text
 from steering.policy.scope import Scope
 
 Kind = Literal["nexthop_groups", "multipath", "metric"]

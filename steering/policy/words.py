@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from steering.durations import RATE_UNITS, UNITS
 from steering.policy.conditions import SIGNALS, TREES
-from steering.policy.durations import RATE_UNITS, UNITS
 from steering.policy.schema import described
 from steering.policy.yaml import Location, Problem, Reader, dotted
 

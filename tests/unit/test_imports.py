@@ -21,7 +21,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.sources", "pytools.views"),
     ("pytools.agent",),
     ("pytools.cli",),
-    ("steering.plan", "steering.policy"),
+    ("steering.plan", "steering.durations"),
+    ("steering.policy",),
     ("steering.deciding", "steering.words"),
     ("steering.flows", "steering.actuators"),
     ("steering.acting",),
@@ -33,9 +34,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("steering.demo",),
 )
 VOCABULARY = ("pytools.errors", "pytools.signals", "pytools.places")
-DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan")
+DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan", "steering.durations")
 ACTUATORS = ("steering.actuators",)
-PURE = ("pytools.estimators", "steering.deciding", "steering.flows", "steering.plan", "steering.actuators.reconcile")
+PURE = (
+    "pytools.estimators",
+    "steering.deciding",
+    "steering.flows",
+    "steering.plan",
+    "steering.durations",
+    "steering.actuators.reconcile",
+)
 DOES_IO = frozenset(
     {
         *("asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "selectors", "shutil"),

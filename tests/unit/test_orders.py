@@ -15,7 +15,7 @@ from steering_kit import FIRST, MS, ORIGINAL, POLICY, SECOND, SECOND_HOP, TARGET
 from pytools.errors import RefusedError, SwerveError, UsageError
 from pytools.signals import Act
 from steering.acting import acts_file, journal, taking_back
-from steering.control import kept_orders, orders, requests, stop_file
+from steering.control import kept_orders, objections, orders, requests, stop_file
 from steering.control.manual_pins import MOST, ManualPins
 from steering.deciding.engine import Engine
 from steering.deciding.overrides import NONE, Override, Overrides
@@ -41,7 +41,7 @@ def host(queueing=(0, 0), ticks=5):
 
 
 def objection(engine, now, *fresh):
-    return orders.objection(RULES, engine.paths, engine.groups[TARGET], Overrides(fresh), now)
+    return objections.objection(RULES, engine.paths, engine.groups[TARGET], Overrides(fresh), now)
 
 
 # ---- what may be ordered ----
@@ -144,9 +144,9 @@ def test_a_pin_goes_where_its_remote_address_is_routed_and_something_is_measured
     engine, now = host(queueing=(0, None))
     found, member = orders.member_for(engine.groups.values(), "10.9.0.2", "rail1")
     assert (found.target, member.nexthop_id) == (TARGET, FIRST)
-    assert orders.pin_objection(RULES, engine.paths, found, member, "10.9.0.2", now) == ""
+    assert objections.pin_objection(RULES, engine.paths, found, member, "10.9.0.2", now) == ""
     found, member = orders.member_for(engine.groups.values(), "10.9.0.2", "10.2.1.1")
-    assert "not measured" in orders.pin_objection(RULES, engine.paths, found, member, "10.9.0.2", now)
+    assert "not measured" in objections.pin_objection(RULES, engine.paths, found, member, "10.9.0.2", now)
     for remote, via in (("10.9.0.3", "rail1"), ("10.9.0.2", "rail3"), ("nonsense", "rail1")):
         with pytest.raises(UsageError):
             orders.member_for(engine.groups.values(), remote, via)

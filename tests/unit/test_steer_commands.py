@@ -6,9 +6,11 @@ import contextlib
 import fcntl
 import json
 import os
+import sys
 from dataclasses import replace
 
 import pytest
+import support
 from steering_kit import ORIGINAL, SECOND, TARGET, group
 
 from pytools import cli, places
@@ -16,7 +18,7 @@ from pytools.errors import RefusedError
 from steering.acting import journal, lock, settle
 from steering.acting.lock import Lock
 from steering.cli import root
-from steering.commands import status, steer
+from steering.commands import status, undo
 from steering.control import client, kept_orders, requests, stop_file
 from steering.deciding.overrides import Override, Overrides
 
@@ -38,7 +40,7 @@ class Sweeping:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SWERVE_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr(steer, "Netlink", contextlib.nullcontext)
+    monkeypatch.setattr(undo, "Netlink", contextlib.nullcontext)
     found = places.state_dir(None)
     found.mkdir()
     return found
@@ -47,8 +49,8 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def actuators(monkeypatch):
     found = Sweeping()
-    monkeypatch.setattr(steer, "Actuators", lambda _: found)
-    monkeypatch.setattr(steer.attach, "clean", lambda role: [f"filter of {role.name}"])
+    monkeypatch.setattr(undo, "Actuators", lambda _: found)
+    monkeypatch.setattr(undo.attach, "clean", lambda role: [f"filter of {role.name}"])
     return found
 
 
@@ -78,7 +80,7 @@ def test_where_nobody_ever_steered_there_is_nothing_to_undo(folder, actuators, s
 
 def test_a_controller_that_never_acted_is_stopped_and_its_backup_routes_are_swept(folder, actuators, say, monkeypatch):
     stopped = []
-    monkeypatch.setattr(steer, "_stop_controller", lambda path: stopped.append(path) or True)
+    monkeypatch.setattr(undo, "_stop_controller", lambda path: stopped.append(path) or True)
     (folder / journal.LOCK_FILE).touch()
     assert say("undo", "--stop") == (0, "removed 2 backup routes\nremoved filter of swerve-steer\n")
     assert stopped == [folder / journal.LOCK_FILE]
@@ -112,7 +114,7 @@ def test_what_was_made_again_is_told_as_such_and_in_the_history(folder, actuator
 
 
 def test_so_it_is_for_single_acts(folder, actuators, say, monkeypatch):
-    monkeypatch.setattr(steer.undoing, "undo_last", full)
+    monkeypatch.setattr(undo.undoing, "undo_last", full)
     assert say("undo", "1") == (1, f"swerve: {folder}: No space left on device\n")
 
 
@@ -237,3 +239,20 @@ def test_a_dry_run_says_what_is_wanted(apply, shown):
     facts["wanted"] = {"nexthop_group:102": {11: 0, 12: 1}}
     lines = [line for line in status._lines(facts) if "wanted" in line]
     assert lines == ["nexthop group 102: 11 weight 0, 12 weight 1 is wanted (dry run)"][:shown]
+
+
+# ---- starting ----
+
+
+@pytest.mark.parametrize("words", [["--help"], ["confirm"], ["freeze"], ["drain", "rail1"], ["history"]])
+def test_what_an_operator_types_in_a_hurry_starts_without_the_policy_language_and_netlink(tmp_path, words):
+    """Those are most of half a second, in which a run may be taken back that is just being confirmed."""
+    script = (
+        "import sys; from pytools import cli; from steering.cli import root;"
+        "cli.run(root); print(*sys.modules, file=sys.stderr)"
+    )
+    folders = {"SWERVE_STATE_DIR": str(tmp_path), "SWERVE_RUNTIME_DIR": str(tmp_path)}
+    done = support.run([sys.executable, "-c", script, "steer", *words], env=folders)
+    loaded = set(done.stderr.split())
+    assert "steering.commands.steer" in loaded
+    assert not loaded & {"pydantic", "pydantic_core", "yaml", "pyroute2", "numpy", "rich", "asyncio"}

@@ -1,12 +1,12 @@
-"""Durations and rates as they are written in a policy: `40ms` in `int` nanoseconds, `10mbit` in `int` bit/s. Pure."""
+"""Durations and rates as they are written in a policy: `40ms` in `int` nanoseconds, `10mbit` in `int` bit/s. Pure.
+
+Commands read durations as well, and start sooner without pydantic: what the model makes of these is in `policy.base`.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final
-
-from pydantic import BeforeValidator, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from typing import Final
 
 UNITS: Final = {
     "ns": 1,
@@ -39,12 +39,12 @@ def parse_duration(text: object) -> int:
 
     Raises
     ------
-    PydanticCustomError
+    ValueError
         If it is not a string of a number and a unit, or more than a century.
     """
     found = _parse(text, SCHEMA_DURATION, UNITS)
     if found is None or found > LONGEST:
-        raise PydanticCustomError("duration", "not a duration", {"given": text})
+        raise ValueError("not a duration")
     return found
 
 
@@ -67,12 +67,12 @@ def parse_rate(text: object) -> int:
 
     Raises
     ------
-    PydanticCustomError
+    ValueError
         If it is not a string of a number and a unit.
     """
     found = _parse(text, SCHEMA_RATE, RATE_UNITS)
     if found is None:
-        raise PydanticCustomError("rate", "not a rate", {"given": text})
+        raise ValueError("not a rate")
     return found
 
 
@@ -88,15 +88,3 @@ def rate_yaml(bps: int) -> str:
     """A rate exactly, as it is written in a file."""
     units = ("gbit", "mbit", "kbit", "bit")
     return next(f"{bps // RATE_UNITS[unit]}{unit}" for unit in units if bps % RATE_UNITS[unit] == 0)
-
-
-Duration = Annotated[
-    int,
-    BeforeValidator(parse_duration),
-    WithJsonSchema({"type": "string", "pattern": SCHEMA_DURATION, "examples": ["40ms", "3s", "1m"]}),
-]
-Rate = Annotated[
-    int,
-    BeforeValidator(parse_rate),
-    WithJsonSchema({"type": "string", "pattern": SCHEMA_RATE, "examples": ["10mbit", "1gbit"]}),
-]
