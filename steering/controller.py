@@ -273,6 +273,7 @@ class Controller:
             pinned=self._flow_acting.pinned,
             stop=self._stopping,
             guardian=lambda: self._guardian.pid if self._guardian is not None else None,
+            guarded=lambda: self._guardian is not None and self._guardian.live(),
             acts_lost=lambda: self._acts_file.lost,
             flow_facts=self.flows.facts,
         )

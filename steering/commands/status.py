@@ -16,11 +16,10 @@ from pytools import places
 from pytools.cli_options import Options, common
 from pytools.errors import SwerveError
 from pytools.kernel import netns
-from pytools.kernel.netlink import Netlink
 from pytools.signals import PathState, encode
 from steering.acting import journal
+from steering.acting.journal import Outstanding
 from steering.acting.lock import holder
-from steering.actuators.registry import Actuators
 from steering.control import client, kept_orders, orders
 from steering.control.requests import Status
 from steering.control.stop_file import StopFile
@@ -29,7 +28,7 @@ from steering.guarding import confirming
 from steering.plan import FlowKey, title
 from steering.words import clock, flow_text, weights_text
 
-_STATES_S: Final = 1.3  # a controller repeats every state once a second
+_STATES_S: Final = 1.3  # at most: a controller repeats every state once a second, and says of how many paths
 _ANSWER_S: Final = 2.0
 
 
@@ -57,9 +56,23 @@ def _facts(name: str | None) -> dict[str, Any]:
     facts["frozen"] = StopFile(folder).why()
     facts |= _controller(folder) if held else _stored(folder)
     contents = journal.read(folder / journal.FILE)
-    with netns.inside(name), Netlink() as netlink:
+    with netns.inside(name):
+        facts["in_force"] = _in_force(list(contents.outstanding(journal.scope()).values()))
+    facts["torn_lines"] = contents.torn
+    facts["paths"] = _states(name, facts.pop("path_count", None)) if held else []
+    return facts
+
+
+def _in_force(acts: list[Outstanding]) -> list[dict[str, Any]]:
+    """What of ours is in force in the namespace that we are in."""
+    if not acts:
+        return []
+    from pytools.kernel.netlink import Netlink
+    from steering.actuators.registry import Actuators
+
+    with Netlink() as netlink:
         actuators = Actuators(netlink)
-        facts["in_force"] = [
+        return [
             {
                 "target": each.target,
                 "original": dict(each.group.original),
@@ -69,11 +82,8 @@ def _facts(name: str | None) -> dict[str, Any]:
                 "under": each.last.under,
                 "since_unix_ns": each.last.unix_ns,
             }
-            for each in contents.outstanding(journal.scope()).values()
+            for each in acts
         ]
-    facts["torn_lines"] = contents.torn
-    facts["paths"] = _states(name) if held else []
-    return facts
 
 
 def _changed(held: dict[str, Any]) -> bool | None:
@@ -111,15 +121,15 @@ def _stored(folder: Path) -> dict[str, Any]:
     return {"orders": [kept_orders.as_json(order) for order in found.orders]}
 
 
-def _states(name: str | None) -> list[dict[str, Any]]:
-    """What the controller thinks of each path; empty when there is no agent to ask."""
+def _states(name: str | None, count: int | None) -> list[dict[str, Any]]:
+    """What the controller thinks of each path, of so many if it is known; empty when there is no agent to ask."""
     from pytools.bus_client import Client
 
     found: dict[str, dict[str, Any]] = {}
     try:
         with Client(places.agent_socket(name), frozenset({"path_state"})) as agent:
             deadline = time.monotonic() + _STATES_S
-            while (left := deadline - time.monotonic()) > 0:
+            while len(found) != count and (left := deadline - time.monotonic()) > 0:
                 state = agent.next(left)
                 if isinstance(state, PathState):
                     found[str(state.path)] = json.loads(encode(state))
@@ -200,6 +210,8 @@ def _about_the_controller(facts: dict[str, Any]) -> Iterator[str]:
     mode = "applies" if facts.get("apply") else "dry run"
     changed = ", which has changed since: restart to use it" if facts["policy_changed"] else ""
     guardian = f", guardian process {facts['guardian_pid']}" if facts.get("guardian_pid") else ""
+    if guardian and not facts.get("guarded", True):
+        guardian += ", which is not ready: until then nothing is changed"
     yield f"running: process {facts.get('pid', '?')}, {mode}, policy {facts.get('policy', '?')}{changed}{guardian}"
     if not facts["answers"]:
         yield f"it does not answer: {facts['silence']}"

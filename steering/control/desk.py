@@ -298,8 +298,10 @@ class Desk:
         engine = self._site.engine
         return self._pins.facts() | {
             "guardian_pid": self._site.guardian(),
+            "guarded": self._site.guarded(),
             "frozen": self.frozen,
             "orders": [msgspec.to_builtins(order) for order in engine.overrides.orders],
+            "path_count": len({str(each.path) for each in engine.standings(time.monotonic_ns())}),
             "manual": engine.manual,
             "wanted": {
                 target: dict(weights)

@@ -30,4 +30,5 @@ class Site:
     stop: Callable[[int], None]
     guardian: Callable[[], int | None]
     acts_lost: Callable[[], int]  # acts that could not be kept for the history
+    guarded: Callable[[], bool] = bool  # whether the guardian would undo us now
     flow_facts: Callable[[], dict[str, Any]] = dict  # what rules about flows left out

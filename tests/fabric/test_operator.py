@@ -16,7 +16,7 @@ from steering_kit import EVEN, FIRST, GROUP, MS, SECOND_HOP, STEERED, TARGET, co
 from pytools import places
 from pytools.kernel import netns
 from steering.acting import acts_file
-from steering.control import kept_orders
+from steering.control import client, kept_orders, requests
 from steering.control.requests import SOCKET
 from steering.guarding import confirming
 
@@ -33,10 +33,18 @@ def status(host):
     return json.loads(steer(host, "status", "-j").stdout)
 
 
-def settled(agent):
+def settled(agent, host=None):
+    """Both paths are healthy, and the host's controller would carry out an order."""
     healthy = {"healthy"}
     support.wait_until(lambda: {s.state for s in agent.states.values()} == healthy, 20, "both paths are healthy")
     support.wait_until(lambda: len(agent.states) == 2, 20, "both paths are known")
+    if host is not None:
+        support.wait_until(lambda: asked(host)["guarded"], 20, "the guardian is ready")
+
+
+def asked(host):
+    """What the controller says of itself when a program asks."""
+    return client.ask(places.state_dir(host.netns), requests.Status()).facts
 
 
 # ---- confirmation ----
@@ -108,7 +116,7 @@ def test_while_the_stop_file_exists_nothing_is_changed(host, agent, policy, wher
     folder = places.state_dir(host.netns)
     option = ["--host"] if where == "host" else []
     with controlled(host, policy, "--apply") as controller:
-        settled(agent)
+        settled(agent, host)
         steer(host, "freeze", "--why", "switch upgrade", *option)
         place = folder.parent / "freeze" if option else folder / "freeze"
         assert place.read_text() == "switch upgrade\n"
@@ -116,15 +124,14 @@ def test_while_the_stop_file_exists_nothing_is_changed(host, agent, policy, wher
         agent.queueing_ns[1] = 20 * MS
         support.wait_until(lambda: agent.states[kit.path(1)].state == "suspect", 10, "rail 1 is suspect")
         lease_over = time.monotonic() + 1.5 * kit.LEASE_S
-        support.wait_until(lambda: time.monotonic() > lease_over, 60, "the lease would be over")
-        assert host.weights() == EVEN and agent.acts_of("applied") == []
         assert status(host)["frozen"] == "switch upgrade"
         assert "FROZEN" in steer(host, "status").stdout
         refused = steer(host, "undo", "1", check=False)
         assert refused.returncode == 4 and "frozen" in refused.stderr
         waits = steer(host, "drain", "rail2", check=False)
         assert waits.returncode == 1 and "frozen" in waits.stderr and "the order stands" in waits.stderr
-        assert host.weights() == EVEN
+        support.wait_until(lambda: time.monotonic() > lease_over, 60, "the lease would be over")
+        assert host.weights() == EVEN and agent.acts_of("applied") == []
         steer(host, "undrain", "rail2")
         steer(host, "thaw", *option)
         support.wait_until(lambda: host.weights() == STEERED, 10, "steering goes on")
@@ -151,7 +158,7 @@ def test_what_is_in_force_stays_while_frozen_and_ends_with_the_controller(host, 
 
 def test_a_drain_for_maintenance_and_its_end(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
-        settled(agent)
+        settled(agent, host)
         done = steer(host, "drain", "rail1", "--why", "new optics", "--for", "1h").stdout
         assert "10.1.1.1 dev rail1 weight 0" in done
         assert host.weights() == STEERED
@@ -174,7 +181,7 @@ def test_a_drain_for_maintenance_and_its_end(host, agent, policy):
 
 def test_an_order_outlives_the_controller(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
-        settled(agent)
+        settled(agent, host)
         steer(host, "drain", "10.2.1.1", "--to", "10.9.0.0/24", "--for", "1h")
         assert host.weights() == OTHER
         controller.kill()
@@ -191,7 +198,7 @@ def test_an_order_outlives_the_controller(host, agent, policy):
 
 def test_a_drain_that_would_leave_nothing_is_refused(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
-        settled(agent)
+        settled(agent, host)
         steer(host, "drain", "rail1")
         for words, why in ((("rail2",), "without a nexthop"), (("10.2.1.1", "--to", "10.9.0.2"), "without a nexthop")):
             refused = steer(host, "drain", *words, check=False)
@@ -274,7 +281,7 @@ def test_no_client_holds_the_controller_up(host, agent, policy):
     """Rubbish is answered, silence is put out, and steering goes on meanwhile."""
     path = str(places.state_dir(host.netns) / SOCKET)
     with controlled(host, policy, "--apply") as controller:
-        settled(agent)
+        settled(agent, host)
         silent = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(40)]
         for each in silent:
             each.connect(path)  # without a timeout: it waits while the queue is full
@@ -342,7 +349,7 @@ def test_a_flow_is_pinned_by_hand_and_let_go(host, agent, policy, require):
     require("bcc")
     flow = "udp:10.1.1.2:40000-10.9.0.2:5201"
     with controlled(host, policy, "--apply") as controller:
-        settled(agent)
+        settled(agent, host)
         routed = _send(host)
         other = 3 - routed
         steer(host, "pin", flow, "--via", f"rail{other}", "--for", "10m", "--why", "by hand")

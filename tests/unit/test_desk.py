@@ -213,6 +213,10 @@ def test_only_wanted_weights_that_are_not_so_yet_are_told(made):
     assert facts["wanted"] == {TARGET: {FIRST: 1, SECOND_HOP: 1}} and facts["signals_refused"] == 0
 
 
+def test_it_is_told_how_many_paths_are_spoken_of(made):
+    assert ask(made, requests.Status()).facts["path_count"] == len(made.engine.standings(0)) == 2
+
+
 # ---- taking back ----
 
 

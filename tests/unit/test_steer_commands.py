@@ -7,10 +7,13 @@ import fcntl
 import json
 import os
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
+import samples
 import support
+from serving import Served
 from steering_kit import ORIGINAL, SECOND, TARGET, group
 
 from pytools import cli, places
@@ -239,6 +242,36 @@ def test_a_dry_run_says_what_is_wanted(apply, shown):
     facts["wanted"] = {"nexthop_group:102": {11: 0, 12: 1}}
     lines = [line for line in status._lines(facts) if "wanted" in line]
     assert lines == ["nexthop group 102: 11 weight 0, 12 weight 1 is wanted (dry run)"][:shown]
+
+
+@pytest.mark.parametrize(("guarded", "said"), [(True, "process 7\n"), (False, "process 7, which is not ready: until")])
+def test_a_guardian_that_is_not_ready_is_told_as_such(guarded, said):
+    facts = {"running": True, "answers": True, "apply": True, "policy_changed": False, "confirm": None}
+    facts |= {"guardian_pid": 7, "guarded": guarded}
+    assert f"guardian {said}" in "".join(f"{line}\n" for line in status._about_the_controller(facts))
+
+
+@pytest.mark.deadline(60)
+def test_once_every_path_was_heard_of_nothing_more_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(status, "_STATES_S", 1e6)
+    served = Served(places.agent_socket(None))
+    heard = []
+    asking = threading.Thread(target=lambda: heard.extend(status._states(None, 2)), daemon=True)
+    asking.start()
+    served.until(lambda: served.bus.wanted("path_state"), "it listens")
+    for rail in (1, 1, 2):
+        served.bus.publish(samples.path_state(rail))
+    served.until(lambda: not asking.is_alive(), "it has heard enough")
+    served.close()
+    assert [each["path"]["interface"] for each in heard] == ["rail1", "rail2"]
+
+
+def test_where_no_path_is_known_none_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(status, "_STATES_S", 1e6)
+    with contextlib.closing(Served(places.agent_socket(None))):
+        assert status._states(None, 0) == []
 
 
 # ---- starting ----
