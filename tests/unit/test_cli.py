@@ -8,8 +8,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pytest
 import samples
@@ -36,6 +38,24 @@ def publish_all(served: Served) -> None:
         served.bus.publish(each)
 
 
+@dataclass(frozen=True)
+class Command:
+    """A command line, the agent that it meets, and what that tells whenever somebody listens."""
+
+    served: Served
+    words: str
+    publish: Callable[[Served], None] = publish_all
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+
 def feed(served: Served, process: subprocess.Popen[bytes], publish: Callable[[Served], None]) -> None:
     """Turn the agent's loop, publishing whenever somebody listens, until the process ends."""
 
@@ -48,18 +68,47 @@ def feed(served: Served, process: subprocess.Popen[bytes], publish: Callable[[Se
     wait_until(ended, 30, "the command ends", every_s=0)
 
 
+def run_together(commands: Sequence[Command]) -> list[Ended]:
+    """Run them side by side until all have ended: most of their time is waiting for one another."""
+    agents = {each.served: each.publish for each in commands}
+    with contextlib.ExitStack() as stack:
+        outs, errs = ([stack.enter_context(tempfile.TemporaryFile()) for _ in commands] for _ in range(2))
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*SWERVE, *each.words.split(), "-n", NETNS],
+                    cwd=ROOT,
+                    env={**os.environ, "SWERVE_RUNTIME_DIR": str(each.served.path.parent.parent)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                )
+            )
+            for each, out, err in zip(commands, outs, errs, strict=True)
+        ]
+
+        def ended() -> bool:
+            for served, publish in agents.items():
+                served.turn(0.02 / len(agents))
+                if served.server.clients:
+                    publish(served)
+            return all(process.poll() is not None for process in processes)
+
+        wait_until(ended, 60, "the commands end", every_s=0)
+
+        def written(file: IO[bytes]) -> bytes:
+            file.seek(0)
+            return file.read()
+
+        return [
+            Ended(process.returncode, written(out), written(err))
+            for process, out, err in zip(processes, outs, errs, strict=True)
+        ]
+
+
 def run(served: Served, *arguments: str, publish: Callable[[Served], None] = publish_all) -> tuple[int, bytes, bytes]:
-    with (
-        tempfile.TemporaryFile() as out,
-        tempfile.TemporaryFile() as err,
-        subprocess.Popen(
-            [*SWERVE, *arguments, "-n", NETNS], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err
-        ) as process,
-    ):
-        feed(served, process, publish)
-        out.seek(0)
-        err.seek(0)
-        return process.returncode, out.read(), err.read()
+    (ended,) = run_together([Command(served, " ".join(arguments), publish)])
+    return ended.code, ended.out, ended.err
 
 
 def decoded(out: bytes) -> list[signals.AnySignal]:
@@ -126,43 +175,75 @@ def test_watch_says_on_standard_error_what_it_missed(tmp_path: Path, monkeypatch
     assert code == 1 and b"closed the connection" in err
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        ("delay", [samples.path_delay(), samples.path_liveness()]),
-        ("delay --app", [samples.app_delay()]),
-        ("clocks", [samples.clock()]),
-        ("clocks --edges", [samples.clock_edge()]),
-        ("clocks --collocation", [samples.collocation()]),
-        ("tcp", [samples.tcp_host(), samples.tcp_path(), samples.tcp_flow()]),
-        ("tcp --flows", [samples.tcp_flow()]),
-        ("tcp --port 5201", [samples.tcp_flow()]),
-        ("tcp --dst 10.9.0.0/16", [samples.tcp_path(), samples.tcp_flow()]),
-        ("drops", [samples.packet_drops()]),
-        ("links", [samples.link(), samples.path_mtu(), samples.path_ecn(), samples.link_event()]),
-        ("links --events", [samples.link_event()]),
-        ("rdma", [samples.rdma_sight(), samples.rdma_qp(), samples.rdma_suspects()]),
-        ("rdma --verdict ok --sort bandwidth", [samples.rdma_qp()]),
-        ("rdma --ports", [samples.rdma_port()]),
-        ("rdma --suspects", [samples.rdma_suspects()]),
-        ("self", [samples.self_cost()]),
-        (
-            "top",
-            [
-                samples.path_delay(),
-                samples.tcp_path(),
-                samples.nexthop_group(),
-                samples.path_state(),
-            ],
-        ),
-    ],
-)
+VIEWS = [
+    ("delay", [samples.path_delay(), samples.path_liveness()]),
+    ("delay --app", [samples.app_delay()]),
+    ("clocks", [samples.clock()]),
+    ("clocks --edges", [samples.clock_edge()]),
+    ("clocks --collocation", [samples.collocation()]),
+    ("tcp", [samples.tcp_host(), samples.tcp_path(), samples.tcp_flow()]),
+    ("tcp --flows", [samples.tcp_flow()]),
+    ("tcp --port 5201", [samples.tcp_flow()]),
+    ("tcp --dst 10.9.0.0/16", [samples.tcp_path(), samples.tcp_flow()]),
+    ("drops", [samples.packet_drops()]),
+    ("links", [samples.link(), samples.path_mtu(), samples.path_ecn(), samples.link_event()]),
+    ("links --events", [samples.link_event()]),
+    ("rdma", [samples.rdma_sight(), samples.rdma_qp(), samples.rdma_suspects()]),
+    ("rdma --verdict ok --sort bandwidth", [samples.rdma_qp()]),
+    ("rdma --ports", [samples.rdma_port()]),
+    ("rdma --suspects", [samples.rdma_suspects()]),
+    ("self", [samples.self_cost()]),
+    (
+        "top",
+        [
+            samples.path_delay(),
+            samples.tcp_path(),
+            samples.nexthop_group(),
+            samples.path_state(),
+        ],
+    ),
+]
+
+
+def nothing(_served: Served) -> None:
+    pass
+
+
+def shared(served: Served) -> None:
+    served.bus.publish(samples.path_delay())
+
+
+def young(served: Served) -> None:
+    served.bus.publish(samples.path_delay(clock="free_running"))
+
+
+# A command that waits in vain waits for five seconds, and most views wait for one: they all do so at the same time.
+PATIENT = {"silent": ("delay", nothing), "shared": ("clocks", shared), "young": ("clocks --edges -j", young)}
+
+
+@pytest.fixture(scope="module")
+def views(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ended]]:
+    """What each view told as JSON, and what those said whose agent had little to tell."""
+    with contextlib.ExitStack() as stack:
+
+        def agent() -> Served:
+            return stack.enter_context(
+                contextlib.closing(Served(tmp_path_factory.mktemp("agent") / NETNS / "agent.sock"))
+            )
+
+        telling = agent()
+        wanted = {words: Command(telling, f"{words} -j -c 1") for words, _ in VIEWS}
+        wanted |= {name: Command(agent(), words, publish) for name, (words, publish) in PATIENT.items()}
+        yield dict(zip(wanted, run_together(list(wanted.values())), strict=True))
+
+
+@pytest.mark.parametrize(("command", "expected"), VIEWS)
 def test_json_of_each_view_is_the_signals_behind_it(
-    served: Served, command: str, expected: list[signals.AnySignal]
+    views: dict[str, Ended], command: str, expected: list[signals.AnySignal]
 ) -> None:
-    code, out, err = run(served, *command.split(), "-j", "-c", "1")
-    assert (code, err) == (0, b"")
-    got = decoded(out)
+    ended = views[command]
+    assert (ended.code, ended.err) == (0, b"")
+    got = decoded(ended.out)
     assert got[: len(expected)] == expected
     assert command == "top" or len(got) == len(expected)
 
@@ -178,49 +259,26 @@ def test_a_table_in_a_pipe_is_plain_text_and_not_cut(served: Served) -> None:
         *("delay", "delay --app", "clocks", "clocks --edges", "clocks --collocation", "tcp", "tcp --flows", "drops"),
         *("links", "links --events", "rdma", "rdma --ports", "rdma --suspects", "self", "top -c 1"),
     )
-    with contextlib.ExitStack() as stack:  # all at once: most of their time is waiting for one another
-        outs = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [*SWERVE, *command.split(), "-n", NETNS], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out
-                )
-            )
-            for command, out in zip(commands, outs, strict=True)
-        ]
-        for process in processes:
-            feed(served, process, publish_all)
-        for process, out in zip(processes, outs, strict=True):
-            out.seek(0)
-            text = out.read()
-            assert process.returncode == 0
-            assert text and b"\x1b" not in text
-            assert "…".encode() not in text or process is processes[-1]
+    for words, ended in zip(commands, run_together([Command(served, words) for words in commands]), strict=True):
+        text = ended.out
+        assert ended.code == 0
+        assert text and b"\x1b" not in text
+        assert "…".encode() not in text or words is commands[-1]
     assert text.count(b"swerve h1") == 1
     assert b"rail1" in text
 
 
-def test_a_silent_agent_is_an_error_with_a_next_step(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, err = run(served, "delay", publish=lambda _: None)
-    assert (code, out) == (1, b"")
-    assert err.startswith(b"swerve: the agent published no path_delay or path_liveness within 5 s; ")
+def test_a_silent_agent_is_an_error_with_a_next_step(views: dict[str, Ended]) -> None:
+    ended = views["silent"]
+    assert (ended.code, ended.out) == (1, b"")
+    assert ended.err.startswith(b"swerve: the agent published no path_delay or path_liveness within 5 s; ")
 
 
-SHARED = (b"(clock: shared)", lambda served: served.bus.publish(samples.path_delay()))
-YOUNG = (b"takes a window", lambda served: served.bus.publish(samples.path_delay(clock="free_running")))
-
-
-@pytest.mark.parametrize(
-    ("command", "said", "publish"),
-    [("clocks", *SHARED), ("clocks --edges -j", *YOUNG)],
-    ids=["shared", "young"],
-)
-def test_an_agent_with_nothing_to_tell_is_explained(
-    served: Served, command: str, said: bytes, publish: Callable[[Served], None]
-) -> None:
-    code, out, err = run(served, *command.split(), publish=publish)
-    assert code == 0
-    shown, other = (err, out) if "-j" in command else (out, err)
+@pytest.mark.parametrize(("agent", "said"), [("shared", b"(clock: shared)"), ("young", b"takes a window")])
+def test_an_agent_with_nothing_to_tell_is_explained(views: dict[str, Ended], agent: str, said: bytes) -> None:
+    ended = views[agent]
+    assert ended.code == 0
+    shown, other = (ended.err, ended.out) if "-j" in PATIENT[agent][0] else (ended.out, ended.err)
     assert said in shown and other == b""
 
 
@@ -240,12 +298,11 @@ def many(served: Served) -> None:
 
 
 def test_filters_and_order_are_alike_in_json_and_in_the_table(served: Served) -> None:
-    wanted = ["rdma", "--verdict", "ok", "--verdict", "dead", "--sort", "verdict", "--dst", "10.9.0.0/16"]
-    code, out, _ = run(served, *wanted, "-j", publish=many)
-    assert code == 0 and decoded(out) == [samples.rdma_qp(1, verdict="dead"), samples.rdma_qp(0)]
-    code, out, _ = run(served, *wanted, publish=many)
-    text = out.decode()
-    assert code == 0 and text.index("qp 1 ") < text.index("qp 0 ") and "qp 2 " not in text
+    wanted = "rdma --verdict ok --verdict dead --sort verdict --dst 10.9.0.0/16"
+    machine, person = run_together([Command(served, f"{wanted} -j", many), Command(served, wanted, many)])
+    assert machine.code == 0 and decoded(machine.out) == [samples.rdma_qp(1, verdict="dead"), samples.rdma_qp(0)]
+    text = person.out.decode()
+    assert person.code == 0 and text.index("qp 1 ") < text.index("qp 0 ") and "qp 2 " not in text
 
 
 def test_that_nothing_passes_is_said_apart_from_the_json(served: Served) -> None:
