@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
+import support
 from top_kit import NOW_NS, around, lines
 
 from pytools.errors import SwerveError
@@ -69,6 +74,51 @@ def app(script: Script | None = None, **given: Any) -> Top:
     )
     made.known.take(made._source.read())
     return made
+
+
+@contextlib.contextmanager
+def without_looking_at_the_clock(app: Top) -> Iterator[None]:
+    """After a key wait until all that it led to has been handled.
+
+    Textual's pilot waits until the process has used little processor time for 20 ms, twice a key: long where nothing is
+    to be done, and too short where the processor is somebody else's.
+    """
+
+    async def idle(*_: float) -> None:
+        await handled(app)
+
+    with mock.patch("textual.app.wait_for_idle", idle), mock.patch("textual.pilot.wait_for_idle", idle):
+        yield
+
+
+async def handled(app: Top) -> None:
+    """Return once no message waits anywhere: twice in a row, for the last one may have been the cause of another."""
+    loop, quiet = asyncio.get_running_loop(), 0
+
+    async def sent_before() -> None:
+        """Keys are sent from what may be another thread, in this order."""
+
+    while quiet < 2 and app.is_running:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sent_before(), loop))
+        pumps = [app, *(app.screen.walk_children(with_self=True) if app.screen_stack else ())]
+        reached = [asyncio.Event() for _ in pumps]
+        waiting = [event.wait() for pump, event in zip(pumps, reached, strict=True) if pump.call_later(event.set)]
+        ended = asyncio.create_task(app._exception_event.wait())
+        all_reached = asyncio.gather(*waiting)
+        await asyncio.wait([all_reached, ended], timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            all_reached.cancel()
+            return
+        ended.cancel()
+        quiet = 0 if any(pump.message_queue_size for pump in pumps) else quiet + 1
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+    """Let the application go on until this holds: what a timer or another thread does is not waited for otherwise."""
+    end = time.monotonic() + deadline_s * support.slow_factor()
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.01)
 
 
 def shown(app: Top) -> list[str]:

@@ -12,7 +12,7 @@ from samples import AT_NS, SECOND_NS
 from textual import events
 from textual.pilot import Pilot
 from top_kit import story
-from top_pilot import Orders, Script, app, shown
+from top_pilot import Orders, Script, app, shown, until, without_looking_at_the_clock
 
 from pytools.errors import RefusedError
 from pytools.views.actions import Mode
@@ -29,9 +29,10 @@ def drive(steps: Driven, size: tuple[int, int] = (80, 24), script: Script | None
     made = app(script, **given)
 
     async def session() -> None:
-        async with made.run_test(size=size) as pilot:
-            await pilot.pause()
-            await steps(made, pilot, script)
+        with without_looking_at_the_clock(made):
+            async with made.run_test(size=size) as pilot:
+                await pilot.pause()
+                await steps(made, pilot, script)
 
     run: Coroutine[Any, Any, None] = session()
     asyncio.run(run)
@@ -207,15 +208,15 @@ def test_what_is_typed_at_once_is_typed_and_what_is_pasted_only_where_something_
     async def steps(view: Top, pilot: Pilot[Any], _: Script) -> None:
         for char in "/rail3\rt":
             view.post_message(events.Key({"/": "slash", "\r": "enter"}.get(char, char), char))
-        await pilot.pause(0.1)
+        await pilot.pause()
         assert view.look.asked.text == "rail3" and view.look.page == "list" and view.look.horizon_s == 40
         view.post_message(events.Paste("qd2"))
-        await pilot.pause(0.1)
+        await pilot.pause()
         assert view.look.panel == "paths" and view.return_code is None
         await pilot.press("slash", "x", "ctrl+u")
         view.post_message(events.Paste("rail1\nq"))
         await pilot.press("backspace", "backspace", "enter")
-        await pilot.pause(0.1)
+        await pilot.pause()
         assert view.look.asked.text == "rail1"
 
     drive(steps)
@@ -346,11 +347,8 @@ def test_nothing_can_be_ordered_unless_it_was_allowed(key: str) -> None:
     assert orders.asked == []
 
 
-async def _answered(view: Top, pilot: Pilot[Any]) -> str:
-    for _turn in range(200):
-        await pilot.pause(0.01)
-        if "asked" not in shown(view)[-1]:
-            break
+async def _answered(view: Top) -> str:
+    await until(lambda: "asked" not in shown(view)[-1])
     return shown(view)[-1]
 
 
@@ -359,13 +357,13 @@ def test_a_drain_is_typed_out_asked_for_and_its_answer_shown() -> None:
 
     async def steps(view: Top, pilot: Pilot[Any], _: Script) -> None:
         await pilot.press("d", *"drain", "space", *"rail1", "space", *"1h", "enter")
-        assert await _answered(view, pilot) == "drain rail1 1h"
+        assert await _answered(view) == "drain rail1 1h"
         await pilot.press("u", *"undrain", "space", *"rail1", "enter")
-        assert await _answered(view, pilot) == "undrain rail1"
+        assert await _answered(view) == "undrain rail1"
         await pilot.press("2", "p", *"pin", "space", *"rail2", "space", *"10m", "enter")
-        assert await _answered(view, pilot) == "pin 40029 rail2 10m"
+        assert await _answered(view) == "pin 40029 rail2 10m"
         await pilot.press("n", *"unpin", "enter")
-        assert await _answered(view, pilot) == "unpin 40029"
+        assert await _answered(view) == "unpin 40029"
 
     drive(steps, steering=orders, allow_actions=True)
     assert [each[0] for each in orders.asked] == ["drain", "undrain", "pin", "unpin"]
@@ -376,7 +374,7 @@ def test_an_order_that_was_not_typed_in_full_is_none() -> None:
 
     async def steps(view: Top, pilot: Pilot[Any], _: Script) -> None:
         await pilot.press("d", *"yes", "enter")
-        assert "nothing was done; type `drain rail1`" in await _answered(view, pilot)
+        assert "nothing was done; type `drain rail1`" in await _answered(view)
         await pilot.press("d", *"drain", "space", *"rail1", "escape")
         await pilot.press("d", "enter")
         await pilot.press("4", "d")
@@ -391,7 +389,7 @@ def test_a_refusal_is_shown_and_the_view_goes_on() -> None:
 
     async def steps(view: Top, pilot: Pilot[Any], _: Script) -> None:
         await pilot.press("d", *"drain", "space", *"rail1", "enter")
-        assert await _answered(view, pilot) == "nothing measured would be left; drain another"
+        assert await _answered(view) == "nothing measured would be left; drain another"
         await pilot.press("2")
         assert view.look.panel == "flows"
 
@@ -439,8 +437,7 @@ def test_another_size_is_another_frame() -> None:
     async def steps(view: Top, pilot: Pilot[Any], _: Script) -> None:
         for size in ((200, 50), (80, 24), (30, 6), (120, 40)):
             await pilot.resize_terminal(*size)
-            await pilot.pause()
-            assert view.frame is not None and len(view.frame.lines) == size[1]
+            await until(lambda size=size: view.frame is not None and len(view.frame.lines) == size[1])
 
     drive(steps)
 
