@@ -235,10 +235,16 @@ def veth_pair(make_namespace: Callable[[], str]) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def lasting_veth_pair(unique_name: Callable[[], str]) -> Iterator[tuple[str, str]]:
-    """The same, for all tests of a module."""
+def make_lasting_namespace(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]]:
+    """As `make_namespace`, for all tests of a module."""
     with _namespaces(unique_name) as make:
-        yield _joined(make(), make())
+        yield make
+
+
+@pytest.fixture(scope="module")
+def lasting_veth_pair(make_lasting_namespace: Callable[[], str]) -> tuple[str, str]:
+    """As `veth_pair`, for all tests of a module."""
+    return _joined(make_lasting_namespace(), make_lasting_namespace())
 
 
 def _joined(first: str, second: str) -> tuple[str, str]:

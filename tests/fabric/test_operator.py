@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import time
+from dataclasses import dataclass
 
 import pytest
 import steering_kit as kit
@@ -20,7 +22,7 @@ from steering.control import client, kept_orders, requests
 from steering.control.requests import SOCKET
 from steering.guarding import confirming
 
-CONFIRM_S = 6 * support.slow_factor()  # the first act has to come within
+CONFIRM_S = 7 * support.slow_factor()  # the first acts of three have to come within
 OTHER = {FIRST: 1}
 
 
@@ -50,47 +52,81 @@ def asked(host):
 # ---- confirmation ----
 
 
-def test_what_nobody_confirms_is_taken_back(host, agent, policy):
-    with controlled(host, policy, "--apply", "--confirm", f"{CONFIRM_S:g}s") as controller:
-        steered(host, agent)
-        assert controller.process.wait(2 * CONFIRM_S) == -signal.SIGKILL
-        support.wait_until(controller.lock_is_free, 10, "the guardian has gone")
-        assert host.weights() == EVEN
-        late = steer(host, "confirm", check=False)
-        assert late.returncode == 4 and late.stderr.count("\n") == 1
+@dataclass
+class Run:
+    """A controller that has steered and is to be confirmed, its host, and until when it may be."""
+
+    host: kit.Host
+    agent: kit.FakeAgent
+    controller: kit.Controller
+    deadline: float
+
+
+@pytest.fixture(scope="module")
+def unconfirmed(make_lasting_namespace, tmp_path_factory):
+    """Three of them, so that the tests wait for their deadlines at the same time: one hangs, one is confirmed."""
+    runs = {}
+    with contextlib.ExitStack() as stack:
+        for what in ("confirmed", "hangs", "forgotten"):
+            host = kit.two_rails(make_lasting_namespace(), make_lasting_namespace())
+            agent = stack.enter_context(contextlib.closing(kit.FakeAgent(host.netns)))
+            agent.queueing_ns[1] = 20 * MS
+            lease = "lease: 60s" if what == "hangs" else f"lease: {kit.LEASE_S:g}s"
+            text = kit.POLICY.replace(f"lease: {kit.LEASE_S:g}s", lease)
+            policy = kit.policy_file(tmp_path_factory.mktemp(what), text)
+            confirm = "--confirm", f"{CONFIRM_S:g}s"
+            controller = stack.enter_context(controlled(host, policy, "--apply", *confirm))
+            runs[what] = Run(host, agent, controller, time.monotonic() + CONFIRM_S)
+        for what, run in runs.items():
+            steered(run.host, run.agent)
+            if what == "hangs":
+                run.controller.kill(signal.SIGSTOP)
+            elif what == "confirmed":  # a command takes its time to start
+                assert "goes on" in confirming.confirm(run.controller.folder, "the test")
+                run.deadline = time.monotonic() + CONFIRM_S
+        yield runs
+
+
+def test_what_is_confirmed_in_time_stays(unconfirmed):
+    run = unconfirmed["confirmed"]
+    host, agent, controller = run.host, run.agent, run.controller
+    assert "already" in steer(host, "confirm").stdout
+    assert status(host)["confirm"]["state"] == "confirmed"
+    first = controller.guardian()
+    support.wait_until(lambda: time.monotonic() > run.deadline, 30, "the time to confirm is over")
+    assert host.weights() == STEERED and controller.process.poll() is None
+    os.kill(first, signal.SIGKILL)  # the next guardian has the same deadline, and finds the confirmation
+    support.wait_until(lambda: controller.guardian() not in (None, first), 10, "another guardian runs")
+    seen = len(agent.state_log)
+    support.wait_until(lambda: len(agent.state_log) > seen + 4, 20, "time passes")
+    assert host.weights() == STEERED and controller.process.poll() is None
+    assert controller.end() == 0
+    assert [e.kind for e in controller.journal()] == ["intent", "applied", "confirmed", "undone"]
+    agent.close()
+
+
+def test_a_run_that_hangs_unconfirmed_is_taken_back_and_cannot_be_confirmed(unconfirmed):
+    run = unconfirmed["hangs"]
+    assert run.controller.process.wait(2 * CONFIRM_S) == -signal.SIGKILL
+    support.wait_until(lambda: run.host.weights() == EVEN, 5, "the weights are back")
+    assert steer(run.host, "confirm", check=False).returncode == 4
+    run.agent.close()
+
+
+def test_what_nobody_confirms_is_taken_back(unconfirmed):
+    run = unconfirmed["forgotten"]
+    host, controller = run.host, run.controller
+    assert controller.process.wait(2 * CONFIRM_S) == -signal.SIGKILL
+    support.wait_until(controller.lock_is_free, 10, "the guardian has gone")
+    assert host.weights() == EVEN
+    late = steer(host, "confirm", check=False)
+    assert late.returncode == 4 and late.stderr.count("\n") == 1
+    controller.end()
     assert "was not confirmed in time" in controller.errors
     last = controller.journal()[-2:]
     assert [(entry.kind, entry.by) for entry in last] == [("expired", "guardian"), ("undone", "guardian")]
     assert "expired by guardian" in steer(host, "history").stdout
-
-
-def test_what_is_confirmed_in_time_stays(host, agent, policy):
-    with controlled(host, policy, "--apply", "--confirm", f"{CONFIRM_S:g}s") as controller:
-        steered(host, agent)
-        assert "goes on" in confirming.confirm(controller.folder, "the test")  # a command takes its time to start
-        deadline = time.monotonic() + CONFIRM_S
-        assert "already" in steer(host, "confirm").stdout
-        assert status(host)["confirm"]["state"] == "confirmed"
-        first = controller.guardian()
-        support.wait_until(lambda: time.monotonic() > deadline, 30, "the time to confirm is over")
-        assert host.weights() == STEERED and controller.process.poll() is None
-        os.kill(first, signal.SIGKILL)  # the next guardian has the same deadline, and finds the confirmation
-        support.wait_until(lambda: controller.guardian() not in (None, first), 10, "another guardian runs")
-        seen = len(agent.state_log)
-        support.wait_until(lambda: len(agent.state_log) > seen + 4, 20, "time passes")
-        assert host.weights() == STEERED and controller.process.poll() is None
-        assert controller.end() == 0
-    assert [e.kind for e in controller.journal()] == ["intent", "applied", "confirmed", "undone"]
-
-
-def test_a_run_that_hangs_unconfirmed_is_taken_back_and_cannot_be_confirmed(host, agent, policy):
-    policy.write_text(kit.POLICY.replace(f"lease: {kit.LEASE_S:g}s", "lease: 60s"))
-    with controlled(host, policy, "--apply", "--confirm", f"{CONFIRM_S:g}s") as controller:
-        steered(host, agent)
-        controller.kill(signal.SIGSTOP)
-        assert controller.process.wait(2 * CONFIRM_S) == -signal.SIGKILL
-        support.wait_until(lambda: host.weights() == EVEN, 5, "the weights are back")
-        assert steer(host, "confirm", check=False).returncode == 4
+    run.agent.close()
 
 
 def test_a_stop_before_the_confirmation_takes_back_even_what_was_to_be_kept(host, agent, policy):
