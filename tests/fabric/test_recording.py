@@ -19,19 +19,20 @@ from pytools.lab import Lab
 from pytools.recording import reader
 from pytools.recording.reader import Read
 
+# Far above what a machine without a free processor makes of idle rails, and well below their full queues: 80 ms.
 POLICY = """\
 version: 1
 manage: {destinations: [10.9.0.0/16]}
 rules:
   - name: leave
-    when: {signal: queueing_delay, quantile: p50, above: 2ms, for: 40ms, clear_below: 500us}
+    when: {signal: queueing_delay, quantile: p50, above: 20ms, for: 40ms, clear_below: 5ms}
     then: {shift: {share: 0}}
 """
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with Lab.up(f"rec{os.getpid()}", hosts=2, rails=2, rate="100mbit") as made:
+    with Lab.up(f"rec{os.getpid()}", hosts=2, rails=2, rate="100mbit", queue_bytes=1_000_000) as made:
         made.start(made.hosts[1], [*support.SWERVE, "agent", "-n", made.hosts[1].netns])  # who answers
         yield made
 
@@ -123,7 +124,7 @@ def test_a_policy_is_tried_on_what_was_recorded(lab: Lab, tmp_path: Path) -> Non
 def congested(folder: Path, since_ns: int) -> bool:
     for line in reader.lines(folder, since_ns):
         signal_ = json.loads(line)
-        if signal_["type"] == "path_delay" and (signal_["forward"]["queueing_p50_ns"] or 0) > 3_000_000:
+        if signal_["type"] == "path_delay" and (signal_["forward"]["queueing_p50_ns"] or 0) > 30_000_000:
             return True
     return False
 

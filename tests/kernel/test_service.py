@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -382,24 +383,52 @@ def test_it_waits_for_nobody_who_does_not_listen(veth_pair: tuple[str, str], roo
 # ---- tests that were written for an agent of root's ----
 
 
-@pytest.mark.deadline(400)
-@pytest.mark.parametrize(
-    ("file", "which"),
-    [
-        ("tests/fabric/test_recording.py", ""),  # the flight recorder, killed and read back
-        # Messages between hosts, samples of application packets, clocks that disagree.
-        ("tests/fabric/test_app_delay.py", "ipv4-merged or clocks_that_disagree"),
-    ],
-    ids=["recording", "between hosts"],
-)
-def test_agent_tests_pass_under_the_unit(file: str, which: str) -> None:
+OF_ROOT = {
+    "recording": ("tests/fabric/test_recording.py", ""),  # the flight recorder, killed and read back
+    # Messages between hosts, samples of application packets, clocks that disagree.
+    "between hosts": ("tests/fabric/test_app_delay.py", "ipv4-merged or clocks_that_disagree"),
+}
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[subprocess.Popen[bytes], Path]]]:
+    """Sessions of tests that run side by side, agents by the unit, and what each writes."""
     support.require("bcc", "tracefs", "ethtool", "iperf3")
-    line = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "service_plugin", "-p", "no:cacheprovider", file]
-    line += ["-k", which] if which else []
-    env = {"PYTHONPATH": str(support.ROOT / "tests")}
-    done = support.run(line, cwd=support.ROOT, env=env, timeout_s=380, check=False)
-    assert done.returncode == 0, done.stdout[-4000:]
-    count = re.search(r"agents run by the unit: (\d+)", done.stdout)
+    started = {}
+    with contextlib.ExitStack() as stack:
+        for name, (file, which) in OF_ROOT.items():
+            line = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "service_plugin", "-p", "no:cacheprovider", file]
+            line += ["-k", which] if which else []
+            env = os.environ | {"PYTHONPATH": str(support.ROOT / "tests")}
+            said = tmp_path_factory.mktemp("session") / "said"
+            process = subprocess.Popen(
+                line,
+                cwd=support.ROOT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=stack.enter_context(said.open("wb")),
+                stderr=subprocess.STDOUT,
+            )
+            stack.enter_context(process)
+            stack.callback(_interrupt, process)
+            started[name] = process, said
+        yield started
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
+    """End a session that still runs as Ctrl-C does: it takes down what it has made."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+
+
+@pytest.mark.deadline(400)
+@pytest.mark.parametrize("name", OF_ROOT)
+def test_agent_tests_pass_under_the_unit(sessions: dict[str, tuple[subprocess.Popen[bytes], Path]], name: str) -> None:
+    process, place = sessions[name]
+    support.wait_until(lambda: process.poll() is not None, 380, "the session has ended", every_s=0.1)
+    said = place.read_text()
+    assert process.returncode == 0, said[-4000:]
+    count = re.search(r"agents run by the unit: (\d+)", said)
     assert count and int(count[1]) >= 2
 
 
