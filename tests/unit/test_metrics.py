@@ -178,14 +178,40 @@ def test_without_an_agent_once_says_so(place: Path) -> None:
     assert done.stderr == f"swerve: no agent serves {place}; start it with: swerve agent -n {NETNS}\n"
 
 
-@pytest.mark.parametrize(("option", "parse"), [("", parse_text), ("--openmetrics", parse_openmetrics)])
-def test_once_prints_everything(place: Path, option: str, parse: Callable[[str], Iterator[object]]) -> None:
-    with turning(place):
-        done = run([*SWERVE, "metrics", "--once", "-n", NETNS, *option.split()])
-    assert done.stderr == ""
-    names = {family.name for family in parse(done.stdout)}  # type: ignore[attr-defined]
+PARSERS = {"text": ("", parse_text), "openmetrics": ("--openmetrics", parse_openmetrics)}
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """What `--once` prints in each format, on either stream: both wait for the agent at the same time."""
+    folder = tmp_path_factory.mktemp("once")
+    with turning(folder / NETNS / "agent.sock"), contextlib.ExitStack() as stack:
+        processes = {
+            name: stack.enter_context(
+                subprocess.Popen(
+                    [*SWERVE, "metrics", "--once", "-n", NETNS, *option.split()],
+                    cwd=ROOT,
+                    env=os.environ | {"SWERVE_RUNTIME_DIR": str(folder)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for name, (option, _) in PARSERS.items()
+        }
+        said = {name: process.communicate(timeout=60) for name, process in processes.items()}
+        assert {process.returncode for process in processes.values()} == {0}, said
+    return said
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_once_prints_everything(once: dict[str, tuple[str, str]], name: str) -> None:
+    out, err = once[name]
+    assert err == ""
+    names = {family.name for family in PARSERS[name][1](out)}
     assert {"swerve_up", "swerve_agent_cpu_ratio", "swerve_path_round_trip_seconds", "swerve_link_bytes"} <= names
-    assert "\nswerve_up 1.0\n" in done.stdout
+    assert "\nswerve_up 1.0\n" in out
 
 
 @pytest.mark.parametrize(
