@@ -17,7 +17,7 @@ import msgspec
 
 from pytools.bus_socket import connect, start_hint
 from pytools.errors import SwerveError
-from pytools.signals import AnySignal, encode
+from pytools.signals import UNREADABLE, AnySignal, encode
 from pytools.wire import CHUNK_BYTES, QUEUE_BYTES, Dropped, Error, Lines, Subscribe, check_types, from_server
 
 _Told = TypeVar("_Told")
@@ -199,7 +199,7 @@ class Connection(Generic[_Told]):
         """The signal in a line; None where it was word of the agent itself, or nothing that can be read."""
         try:
             message = from_server.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNREADABLE:
             self.malformed += 1
             return None
         if isinstance(message, Dropped):

@@ -19,7 +19,7 @@ import msgspec
 
 from pytools.bus_socket import listen, peer
 from pytools.errors import CapabilityError, SwerveError, UsageError
-from pytools.signals import AnySignal, PathDelay
+from pytools.signals import UNREADABLE, AnySignal, PathDelay
 from pytools.wire import (
     CHUNK_BYTES,
     LINE_BYTES,
@@ -200,7 +200,7 @@ class _Connection:
                 self._server._bus.remove(self)
                 self._server._bus.add(self, types, self.offer_coarse if message.coarse else self.offer)
                 return
-        except (msgspec.MsgspecError, UnicodeDecodeError, UsageError) as error:
+        except (*UNREADABLE, UsageError) as error:
             self._reject(str(error))
             return
         self._server._bus.publish(message)

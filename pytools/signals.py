@@ -674,6 +674,9 @@ AnySignal = (
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnySignal)
 
+# What a decoder raises for bytes that are no message. Of half a megabyte of brackets it says so with the last one.
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 
 def encode(signal: AnySignal) -> bytes:
     """One signal as one JSON object, without a newline."""
@@ -685,8 +688,8 @@ def decode(line: bytes | str) -> AnySignal:
 
     Raises
     ------
-    msgspec.MsgspecError
-        If the line is not JSON, or not one of the signals of this schema.
+    msgspec.MsgspecError, UnicodeDecodeError, RecursionError
+        `UNREADABLE`: if the line is not JSON, or not one of the signals of this schema.
     """
     signal: AnySignal = _decoder.decode(line)
     return signal

@@ -18,6 +18,7 @@ from pytools import places
 from pytools.errors import CapabilityError, SwerveError
 from pytools.recording import segments
 from pytools.recording.segments import Segment, Track
+from pytools.signals import UNREADABLE
 from pytools.wire import LINE_BYTES
 
 _CHUNK: Final = 1 << 16
@@ -142,7 +143,7 @@ def _records(segment: Segment, told: Read) -> Iterator[tuple[Head, bytes]]:
     for line in unpacked(segment.path, told):
         try:
             yield head_of.decode(line), line
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNREADABLE:
             told.broken += 1
 
 

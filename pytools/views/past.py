@@ -12,12 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from pytools.bus_client import LineClient
 from pytools.recording import files, reader
 from pytools.recording.reader import FOR_EVER, Read
-from pytools.signals import AnySignal, decode
+from pytools.signals import UNREADABLE, AnySignal, decode
 from pytools.views import export
 from pytools.views.filters import Filters
 from pytools.views.model import Model, fold
@@ -53,7 +51,7 @@ class Wanted:
             if not self.since_ns <= head.unix_ns < self.until_ns or (self.host and head.host != self.host):
                 return False
             return not self.filters or self.filters.passes(decode(line))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNREADABLE:
             told.broken += 1
             return False
 
@@ -70,7 +68,7 @@ def signals(lines: Iterable[bytes], told: Read) -> Iterator[AnySignal]:
     for line in lines:
         try:
             yield decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNREADABLE:
             told.broken += 1
 
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from pytools.estimators.offsets import UNBOUNDED_NS
-from pytools.signals import ClockState
+from pytools.signals import UNREADABLE, ClockState
 
 VERSION: Final = 1
 EDGES, CLOCKS = "edges", "clocks"  # topics
@@ -110,7 +110,7 @@ def decode_clocks(payload: bytes) -> Clocks | None:
 def _decoded(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -> _Message | None:
     try:
         return decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 

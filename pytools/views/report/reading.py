@@ -22,6 +22,7 @@ from pytools.bus_client import Client
 from pytools.errors import SwerveError, UsageError
 from pytools.recording import reader
 from pytools.recording.reader import FOR_EVER, Read
+from pytools.signals import UNREADABLE
 from pytools.views import past
 from pytools.views.past import Wanted
 from pytools.views.report import page
@@ -112,7 +113,7 @@ def _in_order(sources: Sequence[Iterator[bytes]]) -> list[Iterator[bytes]]:
 
 
 def _time(line: bytes) -> int:
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+    with contextlib.suppress(*UNREADABLE):
         return reader.head_of.decode(line).unix_ns
     return 0
 

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-import msgspec
-
 from pytools.signals import (
+    UNREADABLE,
     Act,
     AnySignal,
     Clock,
@@ -104,7 +103,7 @@ class Known:
         for line in lines:
             try:
                 signals.append(decode(line))
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except UNREADABLE:
                 self.malformed += 1
         self.take_signals(signals)
 
