@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
-import yaml
 
-from pytools import places
+from pytools import places, yaml_text
 from pytools.errors import UsageError
 from pytools.places import read_obeyed
 
@@ -152,13 +151,12 @@ def load(path: Path) -> AgentConfig:
         if len(text) > _MAX_BYTES:
             hint = f"is it the right file? ({places.page('config.md')})"
             raise UsageError(f"{path}: larger than {_MAX_BYTES} bytes", hint)
-        raw = yaml.safe_load(text)
-        config = msgspec.convert(raw, AgentConfig)
+        config = msgspec.convert(yaml_text.values(text), AgentConfig)
     except OSError as error:
         raise UsageError(
             f"{path}: {error.strerror}", f"write it, or name another with --config ({places.page('config.md')})"
         ) from None
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
+    except (yaml_text.NotYamlError, msgspec.ValidationError) as error:
         raise UsageError(f"{path}: {error}", f"correct it ({places.page('config.md')})") from None
     return checked(config, str(path))
 
@@ -234,5 +232,7 @@ def _check_texts(config: AgentConfig, where: str) -> None:
         ("bus.key_file", config.bus.key_file, 4095),
         ("recording.directory", config.recording.directory, 4000),
     ):
-        if path and not (path.startswith("/") and "\0" not in path and len(path.encode()) <= limit):
-            raise UsageError(f"{where}: {what} is {path!r}", f"name an absolute path of at most {limit} bytes")
+        if path and not (path.startswith("/") and path.isprintable() and len(path.encode()) <= limit):
+            raise UsageError(
+                f"{where}: {what} is {path!r}", f"name an absolute path of at most {limit} printable bytes"
+            )

@@ -72,7 +72,7 @@ class Reader:
         try:
             value = self._loader.construct_object(node)
             return _encodable(value) if isinstance(value, str) else value
-        except (yaml.YAMLError, ValueError) as error:
+        except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # the last two of "!!bool maybe"
             self.problems.append(Problem(node.start_mark.line + 1, dotted(at), f"not a value: {error}"))
             return None
 
