@@ -37,11 +37,11 @@ def parse(text: str, now_ns: int, zone: tzinfo | None = None) -> int:
     given = text.strip()
     if ago := _AGO.fullmatch(given):
         return now_ns - round(float(ago[1]) * _UNIT_S[ago[2]] * 1e9)
-    now = datetime.fromtimestamp(now_ns // 1_000_000_000).astimezone(zone)
+    now = datetime.fromtimestamp(now_ns // 1_000_000_000, zone)
     try:
-        found = _today(given, now) or datetime.fromisoformat(given)
+        found = _latest(given, now) or datetime.fromisoformat(given)
         if found.tzinfo is None:
-            found = found.replace(tzinfo=zone).astimezone() if zone is None else found.replace(tzinfo=zone)
+            found = found.replace(tzinfo=zone)  # None: what such a time is in this host's zone, on that day
         instant_ns = round(found.timestamp() * 1e6) * 1000
     except (ValueError, OverflowError, OSError):
         raise UsageError(
@@ -50,12 +50,14 @@ def parse(text: str, now_ns: int, zone: tzinfo | None = None) -> int:
     return instant_ns
 
 
-def _today(given: str, now: datetime) -> datetime | None:
+def _latest(given: str, now: datetime) -> datetime | None:
     """A time of day as the latest one before now; None when it is something else."""
     clock = _CLOCK.fullmatch(given)
     if clock is None:
         return None
     second = float(clock[3] or 0)
-    found = now.replace(hour=int(clock[1]), minute=int(clock[2]), second=int(second),
+    today = now.replace(hour=int(clock[1]), minute=int(clock[2]), second=int(second),
                         microsecond=round(second % 1 * 1e6) % 1_000_000)  # fmt: skip
-    return found if found <= now else found - timedelta(days=1)
+    # fold: when summer ends, an hour comes twice
+    each = (day.replace(fold=fold) for day in (today, today - timedelta(days=1)) for fold in (1, 0))
+    return next(found for found in each if found.timestamp() <= now.timestamp())

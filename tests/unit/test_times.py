@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -66,3 +68,34 @@ def test_anything_typed_is_a_time_or_an_error(text: str) -> None:
     except UsageError:
         return
     assert isinstance(found, int)
+
+
+SUMMER, WINTER = timezone(timedelta(hours=2)), timezone(timedelta(hours=1))
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+@pytest.mark.parametrize(
+    ("now", "text", "meant"),
+    [
+        (datetime(2026, 3, 29, 10, 0, tzinfo=SUMMER), "01:30", datetime(2026, 3, 29, 1, 30, tzinfo=WINTER)),
+        (datetime(2026, 3, 29, 10, 0, tzinfo=SUMMER), "23:00", datetime(2026, 3, 28, 23, 0, tzinfo=WINTER)),
+        (datetime(2026, 10, 25, 10, 0, tzinfo=WINTER), "01:30", datetime(2026, 10, 25, 1, 30, tzinfo=SUMMER)),
+        (datetime(2026, 10, 25, 10, 0, tzinfo=WINTER), "23:00", datetime(2026, 10, 24, 23, 0, tzinfo=SUMMER)),
+        (datetime(2026, 10, 25, 10, 0, tzinfo=WINTER), "02:30", datetime(2026, 10, 25, 2, 30, tzinfo=WINTER)),
+        (datetime(2026, 10, 25, 2, 15, tzinfo=WINTER), "02:30", datetime(2026, 10, 25, 2, 30, tzinfo=SUMMER)),
+        (
+            datetime(2026, 10, 25, 10, 0, tzinfo=WINTER),
+            "2026-10-25 01:30",
+            datetime(2026, 10, 25, 1, 30, tzinfo=SUMMER),
+        ),
+    ],
+)
+def test_a_time_before_the_clocks_were_changed(
+    monkeypatch: pytest.MonkeyPatch, zone: str | None, now: datetime, text: str, meant: datetime
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        found = times.parse(text, int(now.timestamp()) * SECOND, ZoneInfo(zone) if zone else None)
+    time.tzset()
+    assert found == int(meant.timestamp()) * SECOND
