@@ -7,7 +7,7 @@ its CLOCK_REALTIME at the same instant, for people and logs only. Encoded, a sig
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -83,7 +83,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     at_ns: int
     unix_ns: int
-    schema: int = SCHEMA_VERSION
+    schema: Annotated[int, msgspec.Meta(le=SCHEMA_VERSION)] = SCHEMA_VERSION  # a later one may mean something else
 
 
 class PathDelay(Signal, frozen=True, kw_only=True, tag="path_delay"):

@@ -110,6 +110,14 @@ def test_fields_of_later_programs_are_passed_over() -> None:
         assert decode(json.dumps(later)) == each
 
 
+def test_a_later_version_may_mean_something_else_and_is_no_signal() -> None:
+    for each in samples.one_of_each():
+        stored = json.loads(encode(each))
+        with pytest.raises(msgspec.ValidationError, match="schema"):
+            decode(json.dumps(stored | {"schema": SCHEMA_VERSION + 1}))
+        assert decode(json.dumps(stored | {"schema": SCHEMA_VERSION - 1})), "recordings outlive an upgrade"
+
+
 def test_types_of_later_programs_are_no_signals_and_nothing_worse() -> None:
     with pytest.raises(msgspec.ValidationError):
         decode(b'{"type":"comes_later","host":"h1","at_ns":1,"unix_ns":1,"schema":3}')
