@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytools.bus import Client
     from pytools.recording.reader import Read
     from pytools.views.past import Wanted
+    from pytools.views.report.records import Told
 
 
 def _client(options: Options, types: frozenset[str] | None) -> Client:
@@ -229,8 +230,9 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
     wanted, told = _wanted(types, asked, since, until), Read()
     if since is not None and (lacking := sorted(kinds.NEVER & (wanted.types or frozenset()))):
         click.echo(f"swerve: {', '.join(lacking)} is not recorded ({places.page('recording.md')})", err=True)
-    if until is not None:
-        lots = past.lots(past.recorded(recording_of(options), wanted, told))
+    recording = None if until is None else recording_of(options)
+    if recording is not None:
+        lots = past.lots(past.recorded(recording, wanted, told))
         export.lines(lots, sys.stdout.buffer, options.count)
     else:
         with bus_client.LineClient(places.agent_socket(options.netns), wanted.types) as client:
@@ -239,7 +241,7 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
             else:
                 live = past.recorded_and_on(recording_of(options), client, wanted, told)
             export.lines(live, sys.stdout.buffer, options.count, export.missed(client, sys.stderr))
-    _tell_broken(told)
+    _tell_of(told, recording)
 
 
 @click.command(epilog="Example: swerve replay -n swerve-x-h1 --since 15m --path rail1 --view delay")
@@ -268,7 +270,8 @@ def replay(
     from pytools.views import export, follow, past, query
 
     wanted, told = _wanted(types, asked, since, until), Read()
-    found = past.of(file, recording_of(options) if file is None else None, wanted, told)
+    recording = recording_of(options) if file is None else None
+    found = past.of(file, recording, wanted, told)
     if view is None:
         if asked.sort is not None:
             raise click.UsageError("--sort is for a table: name one with --view")
@@ -276,10 +279,12 @@ def replay(
     else:
         kind = query.view_word(view)
         order = None if asked.sort is None else query.sort_word(kind, asked.sort)
-        follow.show_model(
-            kind, past.model(found, told), options.json, options.color, query.Query(wanted.filters, order)
-        )
-    _tell_broken(told)
+        known = past.model(found, told)
+        if known.host:  # else there is nothing to be seen of anybody
+            follow.show_model(kind, known, options.json, options.color, query.Query(wanted.filters, order))
+        elif file is not None:
+            click.echo(f"swerve: {file}: no signal in it that was asked for", err=True)
+    _tell_of(told, recording)
 
 
 def _wanted(types: Sequence[str], asked: Asked, since: str | None, until: str | None) -> Wanted:
@@ -292,17 +297,19 @@ def _wanted(types: Sequence[str], asked: Asked, since: str | None, until: str | 
     tags = frozenset(types) or None
     check_types(tags)
     now_ns = time.time_ns()
-    return past.Wanted(
-        tags,
-        filters.parse(**asked.filters),
-        0 if since is None else times.parse(since, now_ns),
-        FOR_EVER if until is None else times.parse(until, now_ns),
-    )
+    since_ns = 0 if since is None else times.parse(since, now_ns)
+    until_ns = FOR_EVER if until is None else times.parse(until, now_ns)
+    times.check_order(since_ns, until_ns)
+    return past.Wanted(tags, filters.parse(**asked.filters), since_ns, until_ns)
 
 
-def _tell_broken(told: Read) -> None:
+def _tell_of(told: Read | Told, recording: Path | None) -> None:
+    from pytools.views import past
+
     if told.broken:
         click.echo(f"swerve: {told.broken} lines were left out: they are no signals of this schema", err=True)
+    elif recording is not None and not told.records:
+        click.echo(f"swerve: {past.nothing_then(recording)}", err=True)
 
 
 @click.command(epilog="Example: swerve metrics -n swerve-x-h1 --listen 127.0.0.1:9762")
@@ -357,6 +364,7 @@ def report(
         with _client(options, gathering.TYPES) as client:
             found = reading.live(client, asked.live_s)
     click.echo(reading.summary(found, out, reading.write(found, out), options.json), err=str(out) == "-")
+    _tell_of(found.told, None if files or asked.live_s else asked.recording)
 
 
 @click.command(epilog="Example: swerve top -n swerve-x-h1")

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -30,7 +30,7 @@ class Head(msgspec.Struct):
     """What is needed of a record to place it."""
 
     type: str
-    unix_ns: int
+    unix_ns: Annotated[int, msgspec.Meta(ge=0, lt=FOR_EVER)]
     host: str = ""
 
 

@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -141,7 +142,21 @@ def of(file: Path | None, directory: Path | None, wanted: Wanted, told: Read) ->
     assert place is not None
     if file is None or place.is_dir():  # of which the reader looks at the times
         return recorded(place, wanted, told)
-    return passing(files.opened(place, told), wanted, told)
+    return (line for line in files.opened(place, told) if wanted.takes(line, told))  # anybody's file: look at each line
+
+
+def nothing_then(directory: Path) -> str:
+    """What to say where a recording has nothing of the time that was asked for: from when to when it reaches.
+
+    Raises
+    ------
+    SwerveError
+        If there is no recording.
+    """
+    reaches = reader.covered(directory).values()
+    began, ended = (datetime.fromtimestamp(each / 1e9).astimezone().isoformat(" ", "seconds") for each in (
+        min(began_ns for began_ns, _ in reaches), max(ended_ns for _, ended_ns in reaches)))  # fmt: skip
+    return f"nothing was recorded then; {directory} reaches from {began} to {ended}"
 
 
 def _held(directory: Path, client: LineClient, join_ns: int) -> list[bytes]:

@@ -50,6 +50,12 @@ def parse(text: str, now_ns: int, zone: tzinfo | None = None) -> int:
     return instant_ns
 
 
+def check_order(since_ns: int, until_ns: int) -> None:
+    """Raise UsageError where a stretch of time ends before it begins."""
+    if until_ns <= since_ns:
+        raise UsageError("--until is before --since", "a time without a date is the latest such time before now")
+
+
 def _latest(given: str, now: datetime) -> datetime | None:
     """A time of day as the latest one before now; None when it is something else."""
     clock = _CLOCK.fullmatch(given)

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -248,6 +249,36 @@ def test_replay_reads_a_file_and_a_pipe_and_says_what_it_left_out(tmp_path: Path
     assert all("rail1" in line for line in piped.stdout.splitlines())
 
 
+@pytest.mark.parametrize("words", [(), ("--path", "rail1")])
+def test_a_line_that_a_kill_cut_off_is_left_out_and_counted(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """So are lines of something else, and times that are none; types of later programs are handed on."""
+    good = encode(samples.path_delay(1))
+    later = good.replace(b'"path_delay"', b'"comes_later"', 1)
+    file = tmp_path / "watched.jsonl"
+    endless = good.replace(b'"unix_ns":', b'"unix_ns":9223372036854775807', 1)
+    file.write_bytes(b"\n".join([good, b"hello", endless, *([] if words else [later]), good[:-30]]))
+    done = run("replay", str(file), *words)
+    assert done.stdout.encode().splitlines() == [good, *([] if words else [later])]
+    assert "swerve: 3 lines were left out" in done.stderr
+
+
+def test_a_time_of_which_nothing_is_recorded_is_told(state: Path) -> None:
+    recorded(state, samples.one_of_each())
+    for words in (("watch", "--since", "400d", "--until", "300d"), ("replay", "--until", "300d", "--view", "delay")):
+        done = run(*words, "-n", "x")
+        assert done.stdout == ""
+        assert re.search(r"^swerve: nothing was recorded then; .* reaches from 20\d\d-.* to 20\d\d-", done.stderr)
+        assert len(done.stderr.splitlines()) == 1
+    quiet = run("replay", "-n", "x", "--verdict", "dead")
+    assert quiet.stdout == "" == quiet.stderr, "there is something, of another kind"
+
+
+def test_a_file_without_signals_has_no_table(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    done = run("replay", str(tmp_path / "empty.jsonl"), "--view", "delay")
+    assert done.stdout == "" and done.stderr == f"swerve: {tmp_path}/empty.jsonl: no signal in it that was asked for\n"
+
+
 @pytest.mark.parametrize("view", ["delay", "tcp", "links", "rdma", "clocks", "drops"])
 def test_replay_shows_a_table_of_how_it_was_at_the_end(tmp_path: Path, view: str) -> None:
     file = tmp_path / "watched.jsonl"
@@ -269,6 +300,8 @@ def test_replay_shows_a_table_of_how_it_was_at_the_end(tmp_path: Path, view: str
         (("replay", "-", "--since", "noon"), "is no time"),
         (("replay", "-", "--sort", "x"), "--view"),
         (("watch", "-n", "x", "--since", "1h", "--until", "1m"), "there is no recording"),
+        (("watch", "-n", "x", "--since", "1m", "--until", "1h"), "--until is before --since"),
+        (("replay", "-", "--since", "1m", "--until", "1h"), "--until is before --since"),
     ],
 )
 def test_errors_say_what_to_do_next(state: Path, words: tuple[str, ...], said: str) -> None:

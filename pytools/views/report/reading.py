@@ -28,7 +28,7 @@ from pytools.views.past import Wanted
 from pytools.views.report import page
 from pytools.views.report.gathering import TYPES, Gathering
 from pytools.views.report.records import Report, Told
-from pytools.views.times import parse
+from pytools.views.times import check_order, parse
 
 LATELY_NS: Final = 600_000_000_000  # what is shown of the flight recorder unless more is asked for
 _LOT_S: Final = 0.2
@@ -71,8 +71,7 @@ def asked(
     if since is None and until is not None and not files:
         lately_ns = until_ns - LATELY_NS
     since_ns = lately_ns if since is None else parse(since, now_ns)
-    if until_ns <= since_ns:
-        raise UsageError("--until is before --since", "a time without a date is the latest such time before now")
+    check_order(since_ns, until_ns)
     return Asked(tuple(files), Path() if files or live_s is not None else recording(), since_ns, until_ns, live_s)
 
 
