@@ -34,7 +34,7 @@ _READ_S: Final = 0.1  # the agent's socket holds so much of what it tells, and m
 _FIRST_S: Final = 0.3  # something to look at, soon
 _MODE_S: Final = 1.0
 _NOTICE_S: Final = 10.0
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 class Source(Protocol):

@@ -124,12 +124,12 @@ def _live(
 
 @contextlib.contextmanager
 def _ended_by_signal() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception while no application runs that takes them: all is put back."""
+    """Turn SIGTERM, SIGHUP and SIGQUIT into an exception while no application runs that takes them: all is put back."""
 
     def end(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
     try:
         yield
     finally:
