@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pytools import streams
 from pytools.cli_options import SINCE, UNTIL, Asked, LazyCommand, Options, common, filtered, recording_of
 from pytools.errors import SwerveError
-
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 if TYPE_CHECKING:
     from pytools.bus import Client
@@ -460,7 +457,7 @@ def run(root: click.Command, arguments: Sequence[str] | None = None) -> int:
     0 ok, 1 failed at run time, 2 usage, 3 policy invalid, 4 refused, 5 privilege or kernel feature missing,
     130 interrupted.
     """
-    _open_streams()
+    streams.prepare()
     try:
         given = None if arguments is None else list(arguments)
         result = root.main(args=given, prog_name="swerve", standalone_mode=False)
@@ -475,23 +472,11 @@ def run(root: click.Command, arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return 130
     except BrokenPipeError:  # whoever read us has seen enough
-        _write_no_more()
+        streams.write_no_more()
         return 0
     except OSError as error:
-        if error.errno not in _UNWRITABLE or error.filename is not None:
+        if error.errno not in streams.UNWRITABLE or error.filename is not None:
             raise
-        _write_no_more()
+        streams.write_no_more()
         click.echo(f"swerve: writing the output failed: {error.strerror}; make room, or write it elsewhere", err=True)
         return 1
-
-
-def _open_streams() -> None:
-    """Standard streams that our starter has closed (`>&-`) lead nowhere, and their numbers to no file of ours."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-
-
-def _write_no_more() -> None:
-    """What is buffered still goes nowhere, instead of failing once more at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -147,7 +147,9 @@ def test_keys_do_in_a_terminal_what_the_help_says(terminal: Callable[..., Tmux],
     screen.ended(0)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGQUIT, 131)]
+)
 def test_a_signal_leaves_the_terminal_as_it_was(terminal: Callable[..., Tmux], number: int, code: int) -> None:
     screen = terminal()
     screen.open()
@@ -192,8 +194,9 @@ def test_it_can_be_put_aside_and_come_back(terminal: Callable[..., Tmux]) -> Non
     screen.until(lambda: screen.state() == screen.before, "the terminal is as it was")
 
 
-def test_without_utf8_all_is_ascii(terminal: Callable[..., Tmux]) -> None:
-    screen = terminal(LC_ALL="C")
+@pytest.mark.parametrize("variable", [("LC_ALL", "C"), ("PYTHONIOENCODING", "ascii")])
+def test_without_utf8_all_is_ascii(terminal: Callable[..., Tmux], variable: tuple[str, str]) -> None:
+    screen = terminal((80, 24), **dict([variable]))
     screen.open()
     screen.shows("trend 40 s")
     screen.shows("+-450 ns")

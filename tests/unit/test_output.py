@@ -1,11 +1,16 @@
-"""A full disk, or no output at all, is one line or none: never a traceback."""
+"""A full disk, no output at all, or one that lacks our characters: one line or none, never a traceback."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+from pathlib import Path
 
 import pytest
+import samples
 from support import ROOT, SWERVE
+
+from pytools.signals import encode
 
 WORDS = [("schema",), ("--help",), ("policy", "schema")]
 
@@ -34,3 +39,17 @@ def test_standard_input_that_is_closed_has_nothing_in_it() -> None:
         ["bash", "-c", f"{command} replay - <&-"], capture_output=True, cwd=ROOT, check=False, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_characters_that_are_lacking_become_plain_ones(tmp_path: Path, encoding: str) -> None:
+    """As in a locale of that encoding; a µs must not become what could be an ms."""
+    file = tmp_path / "watched.jsonl"
+    file.write_bytes(b"".join(encode(each) + b"\n" for each in samples.one_of_each()))
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    words = [*SWERVE, "replay", str(file), "--view", "delay"]
+    done = subprocess.run(words, capture_output=True, cwd=ROOT, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    text = done.stdout.decode(encoding)
+    assert ("us" in text) == (encoding == "ascii") and "?" not in text
+    assert ("->" in text) == (encoding != "utf-8")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import locale
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from pytools.streams import PLAIN
 
 # Queueing by half decades: below 10 µs, 30 µs, 100 µs … up to 10 ms and more. One scale for all paths, so that their
 # sparklines compare.
@@ -37,22 +40,15 @@ class Glyphs:
 
 
 UNICODE: Final = Glyphs("▁▂▃▄▅▆▇█", "█", "─", "↓", "↑")
-_PLAIN: Final = {
-    "µ": "u",
-    "±": "+-",
-    "→": "->",
-    "←": "<-",
-    "\u2013": "-",
-    "…": "...",
-    "↓": "v",
-    "↑": "^",
-    "≥": ">=",
-    "·": ".",
-}
-ASCII: Final = Glyphs("_.-:=+*#", "#", "-", "v", "^", str.maketrans(_PLAIN))
+ASCII: Final = Glyphs("_.-:=+*#", "#", "-", "v", "^", str.maketrans(PLAIN))
 
 
 def of_locale() -> Glyphs:
-    """What the locale can show. Python itself takes a locale that is not set for UTF-8 (PEP 538), and so do we."""
-    name = locale.getencoding().lower().replace("-", "").replace("_", "")
-    return UNICODE if name == "utf8" else ASCII
+    """What the locale can show, and standard output takes (PYTHONIOENCODING).
+
+    Python itself takes a locale that is not set for UTF-8 (PEP 538), and so do we.
+    """
+    names = {
+        name.lower().replace("-", "").replace("_", "") for name in (locale.getencoding(), sys.stdout.encoding or "")
+    }
+    return UNICODE if names == {"utf8"} else ASCII
