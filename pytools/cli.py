@@ -15,7 +15,7 @@ import click
 
 from pytools import streams
 from pytools.cli_options import SINCE, UNTIL, Asked, LazyCommand, Options, common, filtered, recording_of
-from pytools.errors import SwerveError
+from pytools.errors import CapabilityError, SwerveError
 
 if TYPE_CHECKING:
     from pytools.bus import Client
@@ -466,17 +466,23 @@ def run(root: click.Command, arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except SwerveError as error:
-        click.echo(f"swerve: {error}", err=True)
-        return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return 130
     except BrokenPipeError:  # whoever read us has seen enough
         streams.write_no_more()
         return 0
-    except OSError as error:
-        if error.errno not in streams.UNWRITABLE or error.filename is not None:
-            raise
-        streams.write_no_more()
-        click.echo(f"swerve: writing the output failed: {error.strerror}; make room, or write it elsewhere", err=True)
-        return 1
+    except (SwerveError, OSError) as error:
+        said = error if isinstance(error, SwerveError) else _in_words(error)
+        click.echo(f"swerve: {said}", err=True)
+        return said.exit_code
+
+
+def _in_words(error: OSError) -> SwerveError:
+    """What of the system's errors is nobody's fault here; another one is, and is raised again."""
+    if isinstance(error, PermissionError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return CapabilityError(f"{where}{error.strerror}", "run as root, or as the user whose it is")
+    if error.errno not in streams.UNWRITABLE or error.filename is not None:
+        raise error
+    streams.write_no_more()
+    return SwerveError(f"writing the output failed: {error.strerror}", "make room, or write it elsewhere")

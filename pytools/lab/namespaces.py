@@ -55,7 +55,8 @@ def delete(name: str) -> None:
         errno.EINVAL,  # not mounted: its making was interrupted
         errno.ENOENT,
     ):
-        raise SwerveError(f"removing network namespace {name}: {os.strerror(ctypes.get_errno())}")
+        what = f"removing network namespace {name}: {os.strerror(ctypes.get_errno())}"
+        raise CapabilityError(what, "run as root (CAP_SYS_ADMIN)")
     place.unlink(missing_ok=True)
 
 
