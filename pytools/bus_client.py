@@ -211,8 +211,10 @@ class Connection(Generic[_Told]):
         return message
 
     def _gone_error(self) -> AgentGoneError:
-        why = f"; it said: {self.errors[-1]}" if self.errors else ""
-        return AgentGoneError(f"the agent at {self._path} closed the connection{why}", start_hint(self._path))
+        what = f"the agent at {self._path} closed the connection"
+        if self.errors:  # it runs
+            return AgentGoneError(f"{what}; it said: {self.errors[-1]}")
+        return AgentGoneError(what, start_hint(self._path))
 
 
 class Client(Connection[AnySignal]):

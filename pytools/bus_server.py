@@ -298,7 +298,7 @@ class Server:
         if uid not in (0, os.geteuid()):
             why = f"only root and user {os.geteuid()} may connect"
         elif len(self._connections) >= CLIENTS:
-            why = f"{CLIENTS} clients are connected already"
+            why = f"{CLIENTS} clients are connected already; end one of them (ss -xp names their processes)"
         sock.setblocking(False)
         if why:
             self._refused += 1

@@ -57,7 +57,7 @@ def tcp() -> list[Check]:
             "drops by connection",
             False,
             "received packets that are dropped are counted by reason, but mostly without their connection",
-            "Linux 6.11 and later name the receiving socket",
+            f"Linux 6.11 and later name the receiving socket; {_TRACEFS}",
             lambda: Finding("rx_sk" in tracefs.fields("skb", "kfree_skb")),
         ),
     ]

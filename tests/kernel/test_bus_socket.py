@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from serving import Served
 from support import AS_NOBODY
 
+from pytools import bus_server
 from pytools.bus import AgentGoneError, Bus, Client, Server
 from pytools.errors import CapabilityError, RefusedError, SwerveError, UsageError
 from pytools.signals import encode
@@ -211,6 +212,15 @@ def test_another_user_is_refused_even_through_an_open_door(served: Served) -> No
         assert stranger.stdout is not None
         assert "only root and user 0 may connect" in stranger.stdout.read()
     assert served.server.drops()["bus_refused"] == 1
+
+
+def test_one_client_too_many_is_not_told_to_start_an_agent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_server, "CLIENTS", 1)
+    with served.client(), Client(served.path, None) as late:
+        served.until(lambda: served.server.drops()["bus_refused"] == 1, "it is shown out")
+        with pytest.raises(AgentGoneError, match="it said: 1 clients are connected already; end one of them") as raised:
+            served.until(late.read, "never")
+    assert "start it" not in str(raised.value)
 
 
 def test_a_live_agent_is_not_replaced(served: Served) -> None:
