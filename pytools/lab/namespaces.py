@@ -51,12 +51,10 @@ def create(name: str) -> None:
 def delete(name: str) -> None:
     """Take the name away; the kernel removes the namespace with its last process. No name, no error."""
     place = NAMED / name
-    if _libc.umount2(os.fsencode(place), _DETACH) != 0 and ctypes.get_errno() not in (
-        errno.EINVAL,  # not mounted: its making was interrupted
-        errno.ENOENT,
-    ):
-        what = f"removing network namespace {name}: {os.strerror(ctypes.get_errno())}"
-        raise CapabilityError(what, "run as root (CAP_SYS_ADMIN)")
+    code = 0 if _libc.umount2(os.fsencode(place), _DETACH) == 0 else ctypes.get_errno()
+    if code not in (0, errno.EINVAL, errno.ENOENT):  # the first of the two: its making was interrupted
+        what = f"removing network namespace {name}: {os.strerror(code)}"
+        raise CapabilityError(what, "run as root (CAP_SYS_ADMIN)") if code == errno.EPERM else SwerveError(what)
     place.unlink(missing_ok=True)
 
 

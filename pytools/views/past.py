@@ -153,10 +153,12 @@ def nothing_then(directory: Path) -> str:
     SwerveError
         If there is no recording.
     """
-    reaches = reader.covered(directory).values()
-    began, ended = (datetime.fromtimestamp(each / 1e9).astimezone().isoformat(" ", "seconds") for each in (
-        min(began_ns for began_ns, _ in reaches), max(ended_ns for _, ended_ns in reaches)))  # fmt: skip
-    return f"nothing was recorded then; {directory} reaches from {began} to {ended}"
+    begins_ns, ends_ns = zip(*reader.covered(directory).values(), strict=True)
+    return f"nothing was recorded then; {directory} reaches from {_moment(min(begins_ns))} to {_moment(max(ends_ns))}"
+
+
+def _moment(unix_ns: int) -> str:
+    return datetime.fromtimestamp(unix_ns / 1e9).astimezone().isoformat(" ", "seconds")
 
 
 def _held(directory: Path, client: LineClient, join_ns: int) -> list[bytes]:
