@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING
 import click
 
 from pytools import streams
-from pytools.cli_options import SINCE, UNTIL, Asked, LazyCommand, Options, common, filtered, recording_of
+from pytools.cli_options import (
+    NETNS,
+    SINCE,
+    UNTIL,
+    Asked,
+    LazyCommand,
+    Options,
+    common,
+    filtered,
+    finite,
+    recording_of,
+)
 from pytools.errors import CapabilityError, SwerveError
 
 if TYPE_CHECKING:
@@ -167,7 +178,7 @@ def rdma(context: click.Context, options: Options, asked: Asked, ports: bool, su
     epilog="Example: swerve rdma tap -- ib_write_bw -d mlx5_0 10.9.0.2",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option("-n", "--netns", metavar="NAME", help="The instance of this network namespace.")
+@NETNS
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def tap(netns: str | None, command: Sequence[str]) -> int:
     """Run COMMAND with the tap: its queue pairs are counted without a breakpoint.
@@ -341,7 +352,15 @@ def metrics(options: Options, listen: str, allow_remote: bool, once: bool, openm
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(path_type=Path, allow_dash=True))
 @SINCE
 @UNTIL
-@click.option("-c", "--count", "live_s", type=click.FloatRange(min=1), metavar="SECONDS", help="Of what comes now.")
+@click.option(
+    "-c",
+    "--count",
+    "live_s",
+    type=click.FloatRange(min=1),
+    callback=finite,
+    metavar="SECONDS",
+    help="Of what comes now.",
+)
 @common(follows=False)
 def report(
     options: Options, out: Path, files: tuple[Path, ...], since: str | None, until: str | None, live_s: float | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, Final
 import click
 
 _DEFAULT_INTERVAL_S: Final = 1.0
+_NAME_MAX: Final = 80  # bytes; the path of a socket has room for 107
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,27 @@ class Options:
         return _DEFAULT_INTERVAL_S if self.interval_s is None else self.interval_s
 
 
+def finite(_context: click.Context, _option: click.Parameter, seconds: float | None) -> float | None:
+    """A time that ends: a range alone takes nan, which is outside of none."""
+    if seconds is not None and not math.isfinite(seconds):
+        raise click.BadParameter(f"{seconds} is no number of seconds")
+    return seconds
+
+
+def _instance(_context: click.Context, _option: click.Parameter, name: str | None) -> str | None:
+    """The name of a network namespace, which is one of a directory, too."""
+    if name is not None and (
+        name in (".", "..") or "/" in name or not name.isprintable() or not 1 <= len(name.encode()) <= _NAME_MAX
+    ):
+        raise click.BadParameter(f"{name!r} names no network namespace; `ip netns` lists them")
+    return name
+
+
+NETNS: Final = click.option(
+    "-n", "--netns", metavar="NAME", callback=_instance, help="The instance of this network namespace."
+)
+
+
 def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options that all commands share, as one argument `options`.
 
@@ -49,12 +72,12 @@ def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[...,
     """
     listed = [
         click.option("-j", "--json", is_flag=True, help="JSON, one object per line."),
-        click.option("-n", "--netns", metavar="NAME", help="The instance of this network namespace."),
+        NETNS,
         click.option(
             "--config",
             metavar="FILE",
             type=click.Path(dir_okay=False, path_type=Path),
-            help="Configuration of the agent (read by agent and doctor).",
+            help="Configuration of the agent (read by agent, doctor, and what reads its recording).",
         ),
         click.option("--no-color", is_flag=True, help="No colour (also: environment NO_COLOR)."),
     ]
@@ -64,6 +87,7 @@ def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[...,
                 "-i",
                 "--interval",
                 type=click.FloatRange(min=0.05),
+                callback=finite,
                 metavar="SECONDS",
                 help="Show again every so often, until interrupted.",
             ),
