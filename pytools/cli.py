@@ -482,8 +482,13 @@ def run(root: click.Command, arguments: Sequence[str] | None = None) -> int:
         result = root.main(args=given, prog_name="swerve", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        asked = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "swerve"
+        what = " ".join(error.format_message().split()).rstrip(".")
+        click.echo(f"swerve: {what}; `{asked} --help` says what there is", err=True)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return 130

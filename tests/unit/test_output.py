@@ -53,3 +53,16 @@ def test_characters_that_are_lacking_become_plain_ones(tmp_path: Path, encoding:
     text = done.stdout.decode(encoding)
     assert ("us" in text) == (encoding == "ascii") and "?" not in text
     assert ("->" in text) == (encoding != "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("self", "--bogus"), "No such option '--bogus'; `swerve self --help` says what there is"),
+        (("bogus",), "No such command 'bogus'; `swerve --help` says what there is"),
+        (("steer", "drain"), "Missing argument 'INTERFACE|GATEWAY'; `swerve steer drain --help` says what there is"),
+    ],
+)
+def test_what_was_typed_wrongly_is_one_line(words: tuple[str, ...], says: str) -> None:
+    done = subprocess.run([*SWERVE, *words], capture_output=True, cwd=ROOT, check=False, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"swerve: {says}\n")
