@@ -32,7 +32,7 @@ class TrackWriter:
     track : str
         Which one.
     limit_bytes : int
-        For all its segments together; exceeded by no more than what one `write` and `flush` add.
+        For all its segments together; only one that is being written alone exceeds it, by what one `write` adds.
     age_ns : int
         What is older goes.
 
@@ -49,7 +49,7 @@ class TrackWriter:
         self._limit_bytes, self._age_ns = limit_bytes, age_ns
         self._number = max((each.number for each in self._segments()), default=0)
         self._fd = -1
-        self._size = self._began = 0
+        self._size = self._total = self._began = 0  # bytes of this segment, and of all
         self._unflushed = 0  # records
         self._deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
         self.lost = 0
@@ -90,10 +90,13 @@ class TrackWriter:
         self._fd = -1
 
     def _put(self, data: bytes) -> None:
+        if self._total + len(data) > self._limit_bytes:
+            self._make_room(self._limit_bytes - len(data), 0)
         view = memoryview(data)
         while view:
             done = os.write(self._fd, view)
             self._size += done
+            self._total += done
             view = view[done:]
 
     def _fail(self, error: OSError) -> None:
@@ -111,15 +114,21 @@ class TrackWriter:
         if self._fd >= 0 and not full and self._began <= now_ns < self._began + _SEGMENT_NS:
             return
         self.close()
-        for each in segments.surplus(self._segments(), self._limit_bytes * (_SEGMENTS - 1) // _SEGMENTS,
-                                     now_ns - self._age_ns):  # fmt: skip
-            each.path.unlink(missing_ok=True)
+        self._make_room(self._limit_bytes * (_SEGMENTS - 1) // _SEGMENTS, now_ns - self._age_ns)
         self._refuse_when_full()
         self._number += 1
         path = self._directory / segments.name(self._track, self._number, now_ns)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
         self._size, self._began, self.error = 0, now_ns, ""
+
+    def _make_room(self, limit_bytes: int, oldest_unix_ns: int) -> None:
+        """Remove the oldest segments until the rest is no larger and no older; the newest stays."""
+        found = self._segments()
+        surplus = segments.surplus(found, limit_bytes, oldest_unix_ns)
+        for each in surplus:
+            each.path.unlink(missing_ok=True)
+        self._total = sum(each.size_bytes for each in found[len(surplus) :])
 
     def _refuse_when_full(self) -> None:
         room = os.statvfs(self._directory)

@@ -73,18 +73,19 @@ def test_what_was_written_is_read_in_its_order(tmp_path: Path) -> None:
     assert len(segments.listed(tmp_path)) == 4, "one for ten minutes"
 
 
-def test_a_recording_is_no_larger_than_it_may_be_and_keeps_the_newest(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "padding"), [(3000, 100), (300, 3000), (30, 40_000)])
+def test_a_recording_is_no_larger_than_it_may_be_and_keeps_the_newest(tmp_path: Path, count: int, padding: int) -> None:
+    """Also where one record is as large as a segment should be, or as a third of all."""
     limit = 1 << 17
     writer = TrackWriter(tmp_path, "fine", limit, DAY)
-    for number in range(3000):
-        writer.write(record(number, NOON + number, 100) + b"\n", NOON + number)
+    for number in range(count):
+        writer.write(record(number, NOON + number, padding) + b"\n", NOON + number)
         writer.flush()
-        if number % 20 == 0:
-            assert sum(each.size_bytes for each in segments.listed(tmp_path)) <= limit
-    assert limit * 0.9 < sum(each.size_bytes for each in segments.listed(tmp_path)) <= limit
+        assert sum(each.size_bytes for each in segments.listed(tmp_path)) <= limit
+    assert limit * 0.9 < sum(each.size_bytes for each in segments.listed(tmp_path)) + padding
     writer.close()
     kept = numbers(reader.lines(tmp_path))
-    assert kept == list(range(kept[0], 3000)), "the newest, without a hole"
+    assert kept == list(range(kept[0], count)), "the newest, without a hole"
     assert writer.lost == 0
 
 
