@@ -310,7 +310,7 @@ def _wanted(types: Sequence[str], asked: Asked, since: str | None, until: str | 
     now_ns = time.time_ns()
     since_ns = 0 if since is None else times.parse(since, now_ns)
     until_ns = FOR_EVER if until is None else times.parse(until, now_ns)
-    times.check_order(since_ns, until_ns)
+    times.check_order(since_ns, until_ns, now_ns)
     return past.Wanted(tags, filters.parse(**asked.filters), since_ns, until_ns)
 
 

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from pytools import places, yaml_text
-from pytools.errors import UsageError
+from pytools.errors import CapabilityError, UsageError
 from pytools.places import read_obeyed
 
 _MAX_BYTES: Final = 1 << 22  # some 60,000 peers
@@ -145,6 +145,8 @@ def load(path: Path) -> AgentConfig:
         If the file is missing, is not YAML, or has a field that does not fit; names the field.
     RefusedError
         If somebody else could have written it: it says whom to probe and where a key is.
+    CapabilityError
+        If this user may not read it.
     """
     try:
         text = read_obeyed(path, _MAX_BYTES + 1)
@@ -152,6 +154,8 @@ def load(path: Path) -> AgentConfig:
             hint = f"is it the right file? ({places.page('config.md')})"
             raise UsageError(f"{path}: larger than {_MAX_BYTES} bytes", hint)
         config = msgspec.convert(yaml_text.values(text), AgentConfig)
+    except PermissionError as error:
+        raise CapabilityError(f"{path}: {error.strerror}", "run as root, or as the user whose it is") from None
     except OSError as error:
         raise UsageError(
             f"{path}: {error.strerror}", f"write it, or name another with --config ({places.page('config.md')})"
@@ -170,10 +174,8 @@ def checked(config: AgentConfig, where: str) -> AgentConfig:
         If an address is no address, a name or address is used twice, or a number is out of its range.
     """
     for peer in config.peers:
-        try:
-            ipaddress.ip_address(peer.address)
-        except ValueError:
-            raise UsageError(f"{where}: peer {peer.name}: {peer.address!r} is not an IP address") from None
+        if why := _no_hosts_address(peer.address):
+            raise UsageError(f"{where}: peer {peer.name}: {peer.address!r} is {why}", "name an address of that host")
     for what, values in (
         ("address", [ipaddress.ip_address(peer.address) for peer in config.peers]),
         ("name", [(peer.name, ":" in peer.address) for peer in config.peers]),
@@ -219,6 +221,19 @@ def checked(config: AgentConfig, where: str) -> AgentConfig:
             raise UsageError(f"{where}: {name} is {value}, must be within {low} and {high}")
     _check_texts(config, where)
     return config
+
+
+def _no_hosts_address(text: str) -> str:
+    """Why a text cannot be the address by which a host is reached from everywhere; empty when it can."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return "not an IP address"
+    if isinstance(address, ipaddress.IPv6Address) and (address.ipv4_mapped or address.is_link_local):
+        return "an IPv4 address in the clothes of IPv6" if address.ipv4_mapped else "of one link alone"
+    if address.is_unspecified or address.is_multicast or address == ipaddress.IPv4Address("255.255.255.255"):
+        return "not of one host"
+    return ""
 
 
 def _check_texts(config: AgentConfig, where: str) -> None:

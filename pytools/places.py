@@ -113,12 +113,15 @@ def _first(places: Sequence[Path], option: str) -> Path:
     Who looks would not know why another one is obeyed than the one in front of him.
     """
     for place in places:
+        why, mend = "", _MEND
         try:
             why = unsafe(place, place.stat())
         except OSError:  # not there, or not for us
-            continue
+            if not place.is_symlink():
+                continue
+            why, mend = "it is a link that cannot be followed", "mend or remove it"
         if why:
-            raise RefusedError(f"{place}: refused: {why}", f"{_MEND}, or name one with {option}")
+            raise RefusedError(f"{place}: refused: {why}", f"{mend}, or name one with {option}")
         return place
     return places[-1]
 

@@ -50,8 +50,10 @@ def parse(text: str, now_ns: int, zone: tzinfo | None = None) -> int:
     return instant_ns
 
 
-def check_order(since_ns: int, until_ns: int) -> None:
-    """Raise UsageError where a stretch of time ends before it begins."""
+def check_order(since_ns: int, until_ns: int, now_ns: int) -> None:
+    """Raise UsageError where a stretch of time ends before it begins, or is still to come."""
+    if since_ns > now_ns:
+        raise UsageError("--since is still to come", "name a time that has been, like 10m or 14:30")
     if until_ns <= since_ns:
         raise UsageError("--until is before --since", "a time without a date is the latest such time before now")
 

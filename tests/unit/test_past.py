@@ -302,6 +302,7 @@ def test_replay_shows_a_table_of_how_it_was_at_the_end(tmp_path: Path, view: str
         (("watch", "-n", "x", "--since", "1h", "--until", "1m"), "there is no recording"),
         (("watch", "-n", "x", "--since", "1m", "--until", "1h"), "--until is before --since"),
         (("replay", "-", "--since", "1m", "--until", "1h"), "--until is before --since"),
+        (("watch", "-n", "x", "--since", "2999-01-01"), "--since is still to come"),
     ],
 )
 def test_errors_say_what_to_do_next(state: Path, words: tuple[str, ...], said: str) -> None:

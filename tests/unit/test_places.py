@@ -64,6 +64,14 @@ def test_without_any_it_is_the_systems_that_is_missing(dirs: dict[str, Path]) ->
     assert places.default_policy() == dirs["etc"] / "policy.yaml"
 
 
+@pytest.mark.parametrize("target", ["agent.yaml", "nowhere"], ids=["itself", "nothing"])
+def test_a_link_that_leads_nowhere_is_not_passed_over(dirs: dict[str, Path], target: str) -> None:
+    put(dirs["etc"], "agent.yaml")
+    (dirs["here"] / "agent.yaml").symlink_to(target)
+    with pytest.raises(RefusedError, match=r"here/agent\.yaml: refused: it is a link that cannot be followed"):
+        places.default_config("t1")
+
+
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("writable", [stat.S_IWGRP, stat.S_IWOTH], ids=["group", "everybody"])
 @pytest.mark.parametrize("what", ["the file", "its directory"])

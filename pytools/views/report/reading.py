@@ -71,7 +71,7 @@ def asked(
     if since is None and until is not None and not files:
         lately_ns = until_ns - LATELY_NS
     since_ns = lately_ns if since is None else parse(since, now_ns)
-    check_order(since_ns, until_ns)
+    check_order(since_ns, until_ns, now_ns)
     return Asked(tuple(files), Path() if files or live_s is not None else recording(), since_ns, until_ns, live_s)
 
 
