@@ -24,6 +24,7 @@ from pytools.lab.namespaces import NAMED
 MARK = "SWERVE_LAB"
 LOAD_MARK = "SWERVE_LAB_LOAD"  # beside the lab's: which rail a process loads
 
+_SHOWN_S = 1.0
 _GRACE_S = 3.0
 _READY_S = 20.0
 _ROUNDS = 20  # two processes that respawn each other may need more than one
@@ -37,11 +38,11 @@ def start(
     stdout: int | IO[Any] | None = subprocess.DEVNULL,
     stderr: int | IO[Any] | None = subprocess.DEVNULL,
 ) -> subprocess.Popen[str]:
-    """Start a process inside a namespace; it carries the lab's mark."""
+    """Start a process inside a namespace; it carries the lab's mark, and is found by it from now on."""
     environment = {**os.environ, **(env or {}), MARK: lab}
     try:
         with inside(netns):
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 list(argv),
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -52,6 +53,11 @@ def start(
             )
     except OSError as error:
         raise CapabilityError(f"{argv[0]}: {error.strerror}", "install it") from None
+    # The kernel says that a program is executed a moment before it shows its environment.
+    place, end = Path(f"/proc/{process.pid}"), time.monotonic() + _SHOWN_S
+    while not _carries(place, _marks(lab, None)) and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.0005)
+    return process
 
 
 def wait_until_ready(process: subprocess.Popen[str]) -> None:
