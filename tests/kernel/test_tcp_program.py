@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import support
+import tcp_kit as kit
 
 from pytools.kernel import cgroups
 from pytools.kernel.attach import attach_tc
@@ -849,6 +850,13 @@ def test_twenty_transfers_equal_ss(hosts: Hosts, offload: str) -> None:
     setting(hosts.near, "ipv4/tcp_early_retrans", 3)
     for word in ("tso", "gso"):
         support.run(["ip", "netns", "exec", hosts.near, "ethtool", "-K", "v0", word, offload])
+    kit.causes_agree(lambda: twenty_transfers(hosts))
+
+
+def twenty_transfers(hosts: Hosts) -> tuple[object, object]:
+    """Compare all but the causes: these are returned."""
+    names = ("TcpRetransSegs", "TcpExtTCPFastRetrans", "TcpExtTCPTimeouts")
+    before = {name: hosts.kernel(name) for name in names}
     with hosts.agent() as agent, contextlib.ExitStack() as stack:
         servers = [stack.enter_context(hosts.listener(family)) for family in (0, 1)]
         ends = [stack.enter_context(hosts.connected(servers[n % 2])) for n in range(20)]
@@ -865,11 +873,12 @@ def test_twenty_transfers_equal_ss(hosts: Hosts, offload: str) -> None:
         assert ours == {port: kernel[port] for port in ours}
         assert len(ours) == 20
         total = agent.total()
-        assert total["segments"] == hosts.kernel("TcpRetransSegs")
-        assert total["fast"] == hosts.kernel("TcpExtTCPFastRetrans")
-        assert total["timeouts"] == hosts.kernel("TcpExtTCPTimeouts")
+        grown = {name: hosts.kernel(name) - before[name] for name in names}
+        assert total["segments"] == grown["TcpRetransSegs"]
+        assert total["timeouts"] == grown["TcpExtTCPTimeouts"]
         assert total["unknown"] == total["syn"] == 0
         for near, _ in ends:
             timeouts = Info.of(near).timeouts
             assert timeouts in (None, int(agent.flow(near)["counts"]["timeouts"]))
-        assert agent.troubles() == {}
+        assert agent.troubles().keys() <= {"congestion_missed"}
+        return total["fast"], grown["TcpExtTCPFastRetrans"]
