@@ -51,7 +51,8 @@ class AgentLink:
         self._client: Client | None = None
         self._connect_ns = self._repeat_ns = 0
         self._told: dict[object, tuple[object, ...]] = {}
-        self._waiting: deque[Act] = deque(maxlen=_MOST_WAITING)  # the oldest go; the journal has all
+        self._waiting: deque[Act] = deque(maxlen=_MOST_WAITING)  # the oldest go
+        self._untold = 0  # acts that went so
         self._last_said = ""
 
     def register(self, selector: selectors.BaseSelector) -> None:
@@ -74,9 +75,12 @@ class AgentLink:
         self._connected()
         while self._waiting and self._client is not None:
             self.publish(self._waiting.popleft())
+        if self._untold:
+            self._say(f"{self._untold} acts that were made without an agent are in `swerve steer history` alone")
+            self._untold = 0
 
     def publish(self, signal: AnySignal) -> None:
-        """Publish a signal; without an agent an act waits for the next, all else is as good as old."""
+        """Publish a signal; without an agent an act waits for the next, all else is dropped: it will be told anew."""
         try:
             if self._client is not None:
                 self._client.publish(signal)
@@ -84,6 +88,7 @@ class AgentLink:
         except SwerveError as error:
             self._disconnect(error)
         if isinstance(signal, Act):
+            self._untold += len(self._waiting) == _MOST_WAITING
             self._waiting.append(signal)
 
     def publish_states(self, states: Iterable[PathState]) -> None:

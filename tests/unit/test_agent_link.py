@@ -30,3 +30,21 @@ def test_a_reason_that_counts_seconds_is_told_once_a_second(monkeypatch):
     link.publish_states([msgspec.structs.replace(state, weight_actual=7)])
     link.publish_states([msgspec.structs.replace(state, state="returning", weight_actual=7)])
     assert [each.state for each in told[5:]] == ["drained", "returning"]
+
+
+def test_acts_wait_for_the_agent_and_those_for_which_there_is_no_room_are_counted(monkeypatch):
+    told, said = [], []
+    agent = SimpleNamespace(publish=told.append, fileno=lambda: 0, close=lambda: None)
+    monkeypatch.setattr(agent_link, "Client", lambda *_: agent)
+    link = AgentLink(Path("/none"), frozenset(), lambda _: None, lambda: None, said.append)
+    link.register(SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))  # type: ignore[arg-type]
+    acts = [msgspec.structs.replace(samples.act(), act_id=str(n)) for n in range(agent_link._MOST_WAITING + 3)]
+    for act in acts:
+        link.publish(act)
+    link.publish(samples.path_state())
+    link.tick(10**12)
+    assert told == acts[3:]
+    assert said == [
+        "connected to the agent",
+        "3 acts that were made without an agent are in `swerve steer history` alone",
+    ]
