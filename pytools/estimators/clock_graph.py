@@ -127,8 +127,10 @@ def _filled(blank: Clocks, edges: Edges, used: Places, graph: Graph, ground: int
     drifts = fit(graph, np.log1p(edges.drift_ppb * 1e-9), np.maximum(edges.drift_sigma_ppb, _LEAST) * 1e-9, ground)
     rates = np.expm1(graph.along(drifts.values))  # ns of offset per ns of the owner's clock
     readings = blank.epoch_ns[known]
+    most = np.maximum(edges.hard_high_ns - edges.offset_ns, edges.offset_ns - edges.hard_low_ns)
     for _ in range(_PASSES):  # clocks that are moved far read their edges' lines elsewhere
-        offsets = fit(graph, _surplus(edges, graph, readings, rates), np.maximum(edges.sigma_ns, _LEAST), ground)
+        surplus = _surplus(edges, graph, readings, rates)
+        offsets = fit(graph, surplus, np.maximum(edges.sigma_ns, _LEAST), ground, most)
         shifts = np.rint(offsets.values).astype(np.int64)
         readings = readings + shifts
         if np.abs(shifts).max() < _NEAR_NS:

@@ -2,8 +2,9 @@
 
 Weighted least squares on the graph; besides the stated error of each edge, an excess error common to all is estimated
 from the median disagreement (paths that are a little asymmetric, whatever the reason), and edges that disagree by
-much more than both lose their weight. A tree has no disagreement, and a single loop cannot tell which of its edges is
-to blame: then nothing is down-weighted.
+much more than both lose their weight. In that median no edge counts for more than it can be off by for such a reason:
+one clock that was just stepped may have half of the edges of a small graph. A tree has no disagreement, and a single
+loop cannot tell which of its edges is to blame: then nothing is down-weighted.
 """
 
 from __future__ import annotations
@@ -39,11 +40,18 @@ class Potentials:
     outlier: NDArray[np.bool_]  # per edge
 
 
-def fit(graph: Graph, measured: Floats, sigma: Floats, ground: int) -> Potentials:
-    """Fit potentials to differences (head less tail) with their standard deviations."""
+def fit(graph: Graph, measured: Floats, sigma: Floats, ground: int, most: Floats | float = np.inf) -> Potentials:
+    """Fit potentials to differences (head less tail) with their standard deviations.
+
+    Parameters
+    ----------
+    most : ndarray or float
+        How far each edge can be off for a reason that is common to all; one that is off by more is wrong in itself.
+    """
     # The share of the edges beyond a tree: by so much are disagreements smaller than errors, on average.
     spare = max(1.0 - (graph.vertices - 1) / len(measured), 1e-3)
     variance = sigma * sigma
+    most_squares = np.maximum(most, sigma) ** 2 / spare
     factor = np.ones(len(measured))
     excess = 0.0
     values = np.zeros(graph.vertices)
@@ -51,7 +59,7 @@ def fit(graph: Graph, measured: Floats, sigma: Floats, ground: int) -> Potential
         weights = factor / (variance + excess)
         values = graph.solve(weights, graph.divergence(weights * measured), _PRECISE, values)
         squares = (measured - graph.along(values)) ** 2 / spare
-        excess = _excess(squares, variance)
+        excess = _excess(np.minimum(squares, most_squares), variance)
         disagreement = np.sqrt(squares / (variance + excess))
         # First least absolute deviations, which have a single minimum; then what is far off is left out altogether.
         new = (

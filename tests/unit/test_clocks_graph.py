@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -265,6 +266,27 @@ def test_many_wrong_edges_among_many_are_outvoted() -> None:
     assert np.abs(made.errors(clocks)).max() < 60
     assert (clocks.is_outlier[wrong]).mean() > 0.99
     assert (clocks.is_outlier[~wrong]).mean() < 0.02
+
+
+@pytest.mark.parametrize("step_ns", [10_000_000, -10_000_000, 300_000, -50_000])
+@pytest.mark.parametrize("hosts", [3, 4, 5])
+def test_a_clock_just_stepped_moves_no_other(hosts: int, step_ns: int) -> None:
+    """Its edges are told one after the other: whichever of them are of after the step, the rest of before it."""
+    everybody = [(a, b) for a in range(hosts) for b in range(hosts) if a != b]
+    its = [number for number, pair in enumerate(everybody) if hosts - 1 in pair]
+    for seed, after in enumerate(itertools.product([False, True], repeat=len(its))):
+        made = fleet(seed, everybody, hosts, noise_ns=1.0)
+        edges, moved = made.edges, np.zeros(len(everybody), np.int64)
+        moved[its] = np.where(edges.peer[its] == hosts - 1, step_ns, -step_ns) * np.array(after)
+        made = made.with_edges(
+            offset_ns=edges.offset_ns + moved,
+            hard_low_ns=edges.hard_low_ns + moved,
+            hard_high_ns=edges.hard_high_ns + moved,
+        )
+        clocks = made.solve()
+        errors, bounds = np.abs(made.errors(clocks))[:-1], clocks.bound_ns[:-1]
+        assert (errors <= bounds).all()
+        assert bounds.max() <= 5_000, "no more than what their own round trips leave open"
 
 
 def test_edges_that_are_all_a_little_off_widen_the_error() -> None:
