@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping
 
@@ -149,6 +150,34 @@ def test_hosts_in_doubt_are_free_running_though_their_edges_are_there() -> None:
     found = solved("h1", crystals["h1"].at(AT_NS), told_by(crystals), slews, {"h3"})
     assert [each.state for each in found] == ["synchronised", "synchronised", "free_running", *["synchronised"] * 2]
     assert [each.slew_ppb for each in found] == [5.0, None, None, None, None]
+
+
+@pytest.mark.parametrize("step_ns", [3_000, 10_000, 100_000])
+def test_nobody_is_compared_by_way_of_a_host_in_doubt(step_ns: int) -> None:
+    """Whichever of its edges are of after the step."""
+    crystals = {name: Crystal(10**8 * place, 1_000 * place) for place, name in enumerate(NAMES[:4])}
+    others = {name: crystals[name] for name in ("h1", "h2", "h4")}
+    at_ns, told = crystals["h1"].at(AT_NS), told_by(crystals, errors=1)
+    apart = {
+        each.host: each for each in solved("h1", at_ns, [t for t in told if "h3" not in (t[0], t[1].peer)], {}, set())
+    }
+    assert set(apart) == set(others)
+    for after in itertools.product([0, 1], repeat=6):
+        turn = iter(after)
+        mixed = []
+        for host, each in told:
+            sign = {"h3": -1}.get(host, 1) * next(turn) if "h3" in (host, each.peer) else 0
+            offset_ns = each.offset_ns + sign * step_ns
+            mixed.append((host, edge(crystals[host], each.peer, crystals[each.peer], AT_NS, offset_ns=offset_ns)))
+        found = {each.host: each for each in solved("h1", at_ns, mixed, {}, {"h3"})}
+        assert found.pop("h3").state == "free_running"
+        assert found == apart
+
+
+def test_a_reference_in_doubt_still_is_what_the_others_are_compared_by() -> None:
+    crystals = {name: Crystal(10**8 * place, 1_000 * place) for place, name in enumerate(NAMES)}
+    found = solved("h1", crystals["h1"].at(AT_NS), told_by(crystals), {}, {"h1"})
+    assert [each.state for each in found] == ["free_running", *["synchronised"] * 4]
 
 
 def test_a_longer_way_on_one_edge_of_many_moves_nothing_and_is_counted() -> None:

@@ -34,10 +34,13 @@ def solved(
     slews_ppb : mapping
         What each host said its time service adds.
     doubtful : set of str
-        Hosts whose clock may have been stepped a moment ago: they are free running.
+        Hosts whose clock may have been stepped a moment ago: they are free running, and nobody is compared by way of
+        them, for some of their edges are of before the step and some of after it. The reference's own edges stay:
+        without them nobody has a clock.
     """
     names = sorted({reference, *(owner for owner, _ in edges), *(edge.peer for _, edge in edges)})
     place = {name: number for number, name in enumerate(names)}
+    edges = [(owner, edge) for owner, edge in edges if not {owner, edge.peer} & (doubtful - {reference})]
     told = [edge for _, edge in edges]
 
     def times(name: str) -> Times:
