@@ -14,10 +14,10 @@ from textual.pilot import Pilot
 from top_kit import story
 from top_pilot import Orders, Script, app, shown, until, without_looking_at_the_clock
 
-from pytools.errors import RefusedError
+from pytools.errors import RefusedError, UsageError
 from pytools.views.actions import Mode
 from pytools.views.top.app import Top
-from pytools.views.top.look import KEYS
+from pytools.views.top.look import KEYS, asked
 
 SIZES = [(80, 24), (200, 50)]
 Driven = Callable[[Top, Pilot[Any], Script], Awaitable[None]]
@@ -193,7 +193,11 @@ def test_a_slash_asks_for_a_filter_and_escape_takes_it_away() -> None:
         assert first_words(view, 1) == ["h2 rail3"]
         await pilot.press("slash", *"--color", "space", *"red", "enter")
         await pilot.pause()
-        assert "there is no filter" in shown(view)[-1] and first_words(view, 1) == ["h2 rail3"]
+        with pytest.raises(UsageError) as refused:
+            asked("--color red")
+        error = str(refused.value)
+        assert len(error) > 80 and " ".join(shown(view)[-4:]).endswith(" ".join(error.split())), "it is cut off"
+        assert len(shown(view)) == 24 and first_words(view, 1) == ["h2 rail3"]
         await pilot.press("slash", *"rail1", "escape")
         await pilot.pause()
         assert first_words(view, 1) == ["h2 rail3"], "what was not entered counts"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -22,6 +23,7 @@ _LEAST_NOTES: Final = 6
 _FIRST: Final = (8, 42)  # width of the first column: at least, at most
 _HINTS: Final = "? help  Enter detail  / filter  s sort  t horizon  q quit"
 _ACTS: Final = 5
+_SAID_SHARE: Final = 3  # of the screen, at most, is what is said below
 
 
 _JUDGED: Final = "nothing is wrong with it"
@@ -69,7 +71,8 @@ def draw(
     alerts = header.alerts(known, around, look, (len(passing), len(found)))
     head = [header.first(known, around, width), header.second(look, rows, len(passing), arrow, width)]
     head += [alerts] if alerts is not None else []
-    room = height - len(head) - 1
+    said = _wrapped(notice, width, height // _SAID_SHARE) if notice is not None else []
+    room = max(0, height - len(head) - max(1, len(said)))
     columns, more = len(rows.fields) - 1, 0
     if look.page == "list":
         body, more, seen = _list(rows, passing, look, known, around, width, room, glyphs)
@@ -84,10 +87,20 @@ def draw(
         body, scroll = detail.cut(text, look.scroll, room)
         look, seen = replace(look, scroll=scroll), room
     body += [Text("")] * (room - len(body))
-    foot = notice or _hints(look, more)
-    shown = [_fitted(each, width, glyphs) for each in (*head, *body[:room], foot)]
+    foot = said or [_hints(look, more)]
+    shown = [_fitted(each, width, glyphs) for each in (*head, *body[:room], *foot)]
     key = None if row is None else rows.key(row)
     return Frame(shown[:height], look, row, key, rows.sortable(), columns, more, max(1, seen))
+
+
+def _wrapped(notice: Text, width: int, lines: int) -> list[Text]:
+    """What is said below, in as many lines as it needs; the last of those there are is cut."""
+    if notice.cell_len <= width:
+        return [notice]
+    parts = textwrap.wrap(notice.plain, max(1, width))
+    if len(parts) > (kept := max(1, lines)):
+        parts[kept - 1 :] = [" ".join(parts[kept - 1 :])]
+    return [Text(part, style=notice.style) for part in parts]
 
 
 def _hints(look: Look, more: int) -> Text:
