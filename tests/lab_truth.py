@@ -16,8 +16,10 @@ Times = NDArray[np.int64]
 
 # A window's figures come from probes that left within the window or this long before it: an agent may be late.
 EARLIER_NS = 3_000_000_000
-RESIDENCE_NS = 25_000_000  # a peer answers what has arrived every 20 ms
-RESIDENCE_SLACK_NS = 60_000 * RESIDENCE_NS // 10**9  # 60 ppm, the most that two clocks of a lab differ by
+ANYTHING_NS = 2**61
+RESIDENCE_NS = 25_000_000  # a peer answers what has arrived every 20 ms, when it has a processor
+APART_PPM = 60  # the most that the rates of two clocks of a lab differ by
+UNLIKELY_SHARE = 0.05
 
 
 @dataclass
@@ -71,17 +73,18 @@ class Truth:
     def delays(self, path: Path, samples: Iterable[ProbeSamples]) -> dict[str, TrueDelays]:
         """What the probes of a path have met each way as our clock counts, from their stamps and the true clocks.
 
-        Forward is exact. When a reply left is not told, only that it was before the peer answered the next probe: its
-        delay is good to what the clocks drift apart meanwhile, which is `RESIDENCE_SLACK_NS`.
+        Forward is exact. When a reply left is not told: as a rule before the peer answered the next probes, in truth
+        some time between the probe's arrival and the signal. Its delay is good to what the clocks may drift apart
+        meanwhile; that of a reply whose departure was learnt after the signal, or never, may have been anything.
         """
         probes = [
-            probe
+            (sent, there, back or 0, back is not None, signal.at_ns)
             for signal in samples
             if signal.path == path
-            for probe in zip(signal.sent_ns, signal.forward_ns, signal.reverse_ns, strict=True)
-            if None not in probe
+            for sent, there, back in zip(signal.sent_ns, signal.forward_ns, signal.reverse_ns, strict=True)
+            if there is not None
         ]
-        sent, there, back = np.array(probes, np.int64).reshape(-1, 3).T
+        sent, there, back, learnt, told = np.array(probes, np.int64).reshape(-1, 5).T
         ours, theirs = self.tables[path.source], self.tables[path.destination]
         left = ours.when(sent)
         came = theirs.when(sent + there)
@@ -90,42 +93,54 @@ class Truth:
         moments = np.stack([came, came + RESIDENCE_NS])
         either = back + theirs.at(moments) - ours.at(moments)
         reverse = np.take_along_axis(either, np.abs(either).argmin(axis=0)[None], axis=0)[0]
-        return {"forward": TrueDelays(left, forward), "reverse": TrueDelays(left, reverse)}
+        none = np.zeros_like(forward)
+        late = np.where(learnt, np.maximum(told - came, RESIDENCE_NS) * APART_PPM // 10**6, ANYTHING_NS)
+        return {
+            "forward": TrueDelays(left, forward, none, none),
+            "reverse": TrueDelays(left, reverse, none + RESIDENCE_NS * APART_PPM // 10**6, late),
+        }
 
     def wrong(self, told: Sequence[PathDelay], samples: Sequence[ProbeSamples]) -> list[str]:
         """One-way delays that no probe has met: shorter than all of about that time, or longer than all.
 
-        A stated bound holds for almost all that is told (`Judged.share`), its double for all.
+        A stated bound holds for almost all that is told (`Judged.share`), its double for all. That peers answer in time
+        may be taken for granted for almost all as well, as it is for none.
         """
-        found = []
+        impossible, unlikely, judged = [], [], 0
         for path in {signal.path for signal in told}:
             true = self.delays(path, samples)
             left = true["forward"].left_ns
             for signal in (each for each in told if each.path == path):
                 if not len(left) or signal.at_ns - signal.window_ns < left.min() or signal.at_ns > left.max():
                     continue  # its probes are not all here
-                for way, slack_ns in (("forward", 0), ("reverse", RESIDENCE_SLACK_NS)):
+                for way, met in true.items():
                     each: Delay = getattr(signal, way)
-                    met = true[way].within(signal.at_ns - signal.window_ns - EARLIER_NS, signal.at_ns)
-                    if facts(each) and len(met):
-                        assert each.bound_ns is not None
-                        error_ns = 2 * each.bound_ns + slack_ns
-                        low, high = int(met.min()) - error_ns, int(met.max()) + error_ns
+                    then = met.within(signal.at_ns - signal.window_ns - EARLIER_NS, signal.at_ns)
+                    if not facts(each) or not len(then.left_ns):
+                        continue
+                    assert each.bound_ns is not None
+                    judged += 1
+                    for slack_ns, found in ((then.usual_ns, unlikely), (then.most_ns, impossible)):
+                        low = int((then.delay_ns - slack_ns).min()) - 2 * each.bound_ns
+                        high = int((then.delay_ns + slack_ns).max()) + 2 * each.bound_ns
                         if not all(low <= fact <= high for fact in facts(each)):
                             found.append(f"{path} {way} at {signal.at_ns}: {each}, not within {low} and {high}")
-        return found
+        return impossible if len(unlikely) <= judged * UNLIKELY_SHARE else unlikely
 
 
 @dataclass(frozen=True)
 class TrueDelays:
-    """One direction: when each probe left, and how long it took."""
+    """One direction: when each probe left, how long it took, and how wrong that may be."""
 
     left_ns: Times
     delay_ns: Times
+    usual_ns: Times  # if the peer answered as it does
+    most_ns: Times
 
-    def within(self, begin_ns: int, end_ns: int) -> Times:
-        found: Times = self.delay_ns[(self.left_ns >= begin_ns) & (self.left_ns <= end_ns)]
-        return found
+    def within(self, begin_ns: int, end_ns: int) -> TrueDelays:
+        """Of the probes that left then."""
+        then = (self.left_ns >= begin_ns) & (self.left_ns <= end_ns)
+        return TrueDelays(self.left_ns[then], self.delay_ns[then], self.usual_ns[then], self.most_ns[then])
 
 
 def facts(delay: Delay) -> list[int]:
