@@ -26,7 +26,7 @@ from pytools.cli_options import (
     finite,
     recording_of,
 )
-from pytools.errors import CapabilityError, SwerveError
+from pytools.errors import SwerveError, not_permitted
 
 if TYPE_CHECKING:
     from pytools.bus import Client
@@ -504,8 +504,7 @@ def run(root: click.Command, arguments: Sequence[str] | None = None) -> int:
 def _in_words(error: OSError) -> SwerveError:
     """What of the system's errors is nobody's fault here; another one is, and is raised again."""
     if isinstance(error, PermissionError):
-        where = f"{error.filename}: " if error.filename is not None else ""
-        return CapabilityError(f"{where}{error.strerror}", "run as root, or as the user whose it is")
+        return not_permitted(error, error.filename)
     if error.errno not in streams.UNWRITABLE or error.filename is not None:
         raise error
     streams.write_no_more()

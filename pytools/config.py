@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from pytools import places, yaml_text
-from pytools.errors import CapabilityError, UsageError
+from pytools.errors import UsageError, not_permitted
 from pytools.places import read_obeyed
 
 _MAX_BYTES: Final = 1 << 22  # some 60,000 peers
@@ -155,7 +155,7 @@ def load(path: Path) -> AgentConfig:
             raise UsageError(f"{path}: larger than {_MAX_BYTES} bytes", hint)
         config = msgspec.convert(yaml_text.values(text), AgentConfig)
     except PermissionError as error:
-        raise CapabilityError(f"{path}: {error.strerror}", "run as root, or as the user whose it is") from None
+        raise not_permitted(error, path) from None
     except OSError as error:
         raise UsageError(
             f"{path}: {error.strerror}", f"write it, or name another with --config ({places.page('config.md')})"

@@ -50,3 +50,9 @@ class CapabilityError(SwerveError):
     """A privilege or a kernel feature is missing (exit code 5)."""
 
     exit_code = 5
+
+
+def not_permitted(error: OSError, file: object = None) -> CapabilityError:
+    """What to tell of a file that this user may not use."""
+    where = f"{file}: " if file is not None else ""
+    return CapabilityError(f"{where}{error.strerror}", "run as root, or as the user whose it is")

@@ -41,6 +41,7 @@ _shared = pytest.StashKey[str]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give the session its own directories and, as root, its own list of named namespaces."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, it cleans up as when it is interrupted
     os.environ[leaks.SESSION_VARIABLE] = uuid.uuid4().hex
     if os.environ.get("SWERVE_TEST_ISOLATION") == "0":
         return

@@ -111,11 +111,12 @@ class Truth:
             true = self.delays(path, samples)
             left = true["forward"].left_ns
             for signal in (each for each in told if each.path == path):
-                if not len(left) or signal.at_ns - signal.window_ns < left.min() or signal.at_ns > left.max():
+                begin_ns = signal.at_ns - signal.window_ns - EARLIER_NS
+                if not len(left) or begin_ns < left.min() or signal.at_ns > left.max():
                     continue  # its probes are not all here
                 for way, met in true.items():
                     each: Delay = getattr(signal, way)
-                    then = met.within(signal.at_ns - signal.window_ns - EARLIER_NS, signal.at_ns)
+                    then = met.within(begin_ns, signal.at_ns)
                     if not facts(each) or not len(then.left_ns):
                         continue
                     assert each.bound_ns is not None

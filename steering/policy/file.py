@@ -12,7 +12,7 @@ from typing import Final
 import yaml
 from pydantic import ValidationError
 
-from pytools.errors import CapabilityError, PolicyError, UsageError
+from pytools.errors import PolicyError, UsageError, not_permitted
 from pytools.places import page, read_obeyed
 from steering.policy.consistency import inconsistencies
 from steering.policy.model import Policy
@@ -54,7 +54,7 @@ def load(path: Path, *, guarded: bool = True) -> Policy:
     try:
         data = read_obeyed(path, MAX_BYTES + 1, guarded=guarded)
     except PermissionError as error:
-        raise CapabilityError(f"{path}: {error.strerror}", "run as root, or as the user whose it is") from None
+        raise not_permitted(error, path) from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", f"name a policy file ({page('policy.md')})") from None
     if len(data) > MAX_BYTES:
