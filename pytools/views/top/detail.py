@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
+from rich.style import Style
 from rich.text import Text
 
 from pytools.signals import DELAY_BOUNDS_NS
@@ -34,7 +35,7 @@ def lines(row: Any, known: Known, look: Look, around: Around, width: int, glyphs
         return list(_path(row, known, look, around, width, glyphs))
     if isinstance(row, Event):
         head = [Text(f"{clock_time(row.unix_ns)} UTC  {row.kind}  {row.place}", style=_HEAD), Text(row.what)]
-        return [*head, *_wrapped(row.why, width), Text(""), *_fields(msgspec.to_builtins(row.signal), width)]
+        return [*head, *wrapped(row.why, width), Text(""), *_fields(msgspec.to_builtins(row.signal), width)]
     return _fields(msgspec.to_builtins(row), width)
 
 
@@ -65,7 +66,8 @@ def _value(name: str, value: Any) -> str:
     return f"{value:,}" if type(value) is int and value >= 100_000 and name != "pid" else str(value)
 
 
-def _wrapped(text: str, width: int, indent: str = "", style: str = "") -> list[Text]:
+def wrapped(text: str, width: int, indent: str = "", style: str | Style = "") -> list[Text]:
+    """Text in lines that fit."""
     return [
         Text(part, style=style) for part in textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent)
     ]
@@ -77,7 +79,7 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
     if row.state is not None:
         since = short_time(around.now_ns - row.state.since_ns)
         yield Text("state ").append(f"{row.state.state} for {since}", STYLES.get(row.state.state, ""))
-    yield from _wrapped(row.why(), width, "  ")
+    yield from wrapped(row.why(), width, "  ")
     window = duration(row.ring.windows[-1].window_ns) if row.ring.windows else UNKNOWN
     yield Text(
         f"last {look.horizon_s} s: {figures.windows} windows of {window}, "
@@ -98,7 +100,7 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
             f"weight {row.share.member.weight} in the kernel, {UNKNOWN if wanted is None else wanted} wanted: "
             f"{_percent(row.share.wanted)} of the group's packets, {_percent(row.share.sent)} sent"
         )
-        yield from _wrapped(_counted(row.share), width, "  ", "dim")
+        yield from wrapped(_counted(row.share), width, "  ", "dim")
     yield Text("")
     yield from _histogram(row, look, around, width, glyphs)
     yield Text("")
@@ -109,7 +111,7 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
             event.what, event.style or "none"
         )
         yield line
-        yield from _wrapped(f"{event.place}: {event.why}" if event.kind == "act" else event.why, width, " " * 15)
+        yield from wrapped(f"{event.place}: {event.why}" if event.kind == "act" else event.why, width, " " * 15)
     if not log:
         yield Text("none", style="dim")
 
@@ -193,12 +195,12 @@ def help_lines(width: int, allow_actions: bool) -> list[Text]:
             line.append(" " * (column - (line.cell_len - start)))
         said.append(line)
     if not allow_actions:
-        said += _wrapped("d, u, p, n need `swerve top --allow-actions`; each is typed out before it is done.", width)
+        said += wrapped("d, u, p, n need `swerve top --allow-actions`; each is typed out before it is done.", width)
     text = (
         "Figures are of the horizon. Counts and shares are exact over it. Of percentiles of windows: p99 and ± are the "
         "largest of the windows' (that of the whole horizon is no larger), p50 is the middle one of the windows'."
     )
-    return [*said, *_wrapped(text, width)]
+    return [*said, *wrapped(text, width)]
 
 
 def cut(found: Sequence[Text], scroll: int, room: int) -> tuple[list[Text], int]:

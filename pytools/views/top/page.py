@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -71,7 +70,7 @@ def draw(
     alerts = header.alerts(known, around, look, (len(passing), len(found)))
     head = [header.first(known, around, width), header.second(look, rows, len(passing), arrow, width)]
     head += [alerts] if alerts is not None else []
-    said = _wrapped(notice, width, height // _SAID_SHARE) if notice is not None else []
+    said = _in_lines(notice, width, height // _SAID_SHARE) if notice is not None else []
     room = max(0, height - len(head) - max(1, len(said)))
     columns, more = len(rows.fields) - 1, 0
     if look.page == "list":
@@ -93,14 +92,14 @@ def draw(
     return Frame(shown[:height], look, row, key, rows.sortable(), columns, more, max(1, seen))
 
 
-def _wrapped(notice: Text, width: int, lines: int) -> list[Text]:
+def _in_lines(notice: Text, width: int, lines: int) -> list[Text]:
     """What is said below, in as many lines as it needs; the last of those there are is cut."""
     if notice.cell_len <= width:
         return [notice]
-    parts = textwrap.wrap(notice.plain, max(1, width))
+    parts = detail.wrapped(notice.plain, max(1, width), style=notice.style)
     if len(parts) > (kept := max(1, lines)):
-        parts[kept - 1 :] = [" ".join(parts[kept - 1 :])]
-    return [Text(part, style=notice.style) for part in parts]
+        parts[kept - 1 :] = [Text(" ").join(parts[kept - 1 :])]
+    return parts
 
 
 def _hints(look: Look, more: int) -> Text:
