@@ -16,10 +16,9 @@ Times = NDArray[np.int64]
 
 # A window's figures come from probes that left within the window or this long before it: an agent may be late.
 EARLIER_NS = 3_000_000_000
-ANYTHING_NS = 2**61
 RESIDENCE_NS = 25_000_000  # a peer answers what has arrived every 20 ms, when it has a processor
 APART_PPM = 60  # the most that the rates of two clocks of a lab differ by
-UNLIKELY_SHARE = 0.05
+UNLIKELY_SHARE = 0.01
 
 
 @dataclass
@@ -70,12 +69,13 @@ class Truth:
                 found.add(line - (reading - int(reference.at(true_ns))), each.bound_ns, each.hard_bound_ns)
         return found
 
-    def delays(self, path: Path, samples: Iterable[ProbeSamples]) -> dict[str, TrueDelays]:
-        """What the probes of a path have met each way as our clock counts, from their stamps and the true clocks.
+    def delays(self, path: Path, samples: Iterable[ProbeSamples]) -> dict[str, tuple[TrueDelays, TrueDelays]]:
+        """What the probes of a path have met each way: if peers answered in time, and whatever they did.
 
-        Forward is exact. When a reply left is not told: as a rule before the peer answered the next probes, in truth
-        some time between the probe's arrival and the signal. Its delay is good to what the clocks may drift apart
-        meanwhile; that of a reply whose departure was learnt after the signal, or never, may have been anything.
+        As our clock counts, from their stamps and the true clocks. Forward is exact. When a reply left is not told: as
+        a rule before the peer answered the next probes, in truth some time between the probe's arrival and the signal.
+        Its delay is good to what the clocks may drift apart meanwhile; that of a reply whose departure was learnt after
+        the signal, or never, was no longer than that time.
         """
         probes = [
             (sent, there, back or 0, back is not None, signal.at_ns)
@@ -84,21 +84,26 @@ class Truth:
             for sent, there, back in zip(signal.sent_ns, signal.forward_ns, signal.reverse_ns, strict=True)
             if there is not None
         ]
-        sent, there, back, learnt, told = np.array(probes, np.int64).reshape(-1, 5).T
+        columns = np.array(probes, np.int64).reshape(-1, 5).T
+        sent, there, back, told = columns[[0, 1, 2, 4]]
+        learnt = columns[3] != 0
         ours, theirs = self.tables[path.source], self.tables[path.destination]
         left = ours.when(sent)
         came = theirs.when(sent + there)
         forward = ours.at(came) - sent
+        exact = TrueDelays(left, forward, forward)
         # The clock may have been stepped while the probe was at the peer: take the offset that makes sense.
         moments = np.stack([came, came + RESIDENCE_NS])
         either = back + theirs.at(moments) - ours.at(moments)
         reverse = np.take_along_axis(either, np.abs(either).argmin(axis=0)[None], axis=0)[0]
-        none = np.zeros_like(forward)
-        late = np.where(learnt, np.maximum(told - came, RESIDENCE_NS) * APART_PPM // 10**6, ANYTHING_NS)
-        return {
-            "forward": TrueDelays(left, forward, none, none),
-            "reverse": TrueDelays(left, reverse, none + RESIDENCE_NS * APART_PPM // 10**6, late),
-        }
+        slack = RESIDENCE_NS * APART_PPM // 10**6
+        usual = TrueDelays(left[learnt], reverse[learnt] - slack, reverse[learnt] + slack)
+        at_peer = np.maximum(told - came, RESIDENCE_NS)
+        slacks = at_peer * APART_PPM // 10**6
+        certain = TrueDelays(
+            left, np.where(learnt, reverse - slacks, 0), np.where(learnt, reverse + slacks, at_peer + slacks)
+        )
+        return {"forward": (exact, exact), "reverse": (usual, certain)}
 
     def wrong(self, told: Sequence[PathDelay], samples: Sequence[ProbeSamples]) -> list[str]:
         """One-way delays that no probe has met: shorter than all of about that time, or longer than all.
@@ -106,24 +111,26 @@ class Truth:
         A stated bound holds for almost all that is told (`Judged.share`), its double for all. That peers answer in time
         may be taken for granted for almost all as well, as it is for none.
         """
-        impossible, unlikely, judged = [], [], 0
+        unlikely: list[str] = []
+        impossible: list[str] = []
+        judged = 0
         for path in {signal.path for signal in told}:
             true = self.delays(path, samples)
-            left = true["forward"].left_ns
+            left = true["forward"][0].left_ns
             for signal in (each for each in told if each.path == path):
                 begin_ns = signal.at_ns - signal.window_ns - EARLIER_NS
                 if not len(left) or begin_ns < left.min() or signal.at_ns > left.max():
                     continue  # its probes are not all here
-                for way, met in true.items():
+                for way, usual_and_certain in true.items():
                     each: Delay = getattr(signal, way)
-                    then = met.within(begin_ns, signal.at_ns)
-                    if not facts(each) or not len(then.left_ns):
-                        continue
-                    assert each.bound_ns is not None
-                    judged += 1
-                    for slack_ns, found in ((then.usual_ns, unlikely), (then.most_ns, impossible)):
-                        low = int((then.delay_ns - slack_ns).min()) - 2 * each.bound_ns
-                        high = int((then.delay_ns + slack_ns).max()) + 2 * each.bound_ns
+                    judged += bool(facts(each))
+                    for met, found in zip(usual_and_certain, (unlikely, impossible), strict=True):
+                        then = met.within(begin_ns, signal.at_ns)
+                        if not facts(each) or not len(then.left_ns):
+                            continue
+                        assert each.bound_ns is not None
+                        low = int(then.least_ns.min()) - 2 * each.bound_ns
+                        high = int(then.most_ns.max()) + 2 * each.bound_ns
                         if not all(low <= fact <= high for fact in facts(each)):
                             found.append(f"{path} {way} at {signal.at_ns}: {each}, not within {low} and {high}")
         return impossible if len(unlikely) <= judged * UNLIKELY_SHARE else unlikely
@@ -131,17 +138,16 @@ class Truth:
 
 @dataclass(frozen=True)
 class TrueDelays:
-    """One direction: when each probe left, how long it took, and how wrong that may be."""
+    """One direction: when each probe left, and how long it took at least and at most."""
 
     left_ns: Times
-    delay_ns: Times
-    usual_ns: Times  # if the peer answered as it does
+    least_ns: Times
     most_ns: Times
 
     def within(self, begin_ns: int, end_ns: int) -> TrueDelays:
         """Of the probes that left then."""
         then = (self.left_ns >= begin_ns) & (self.left_ns <= end_ns)
-        return TrueDelays(self.left_ns[then], self.delay_ns[then], self.usual_ns[then], self.most_ns[then])
+        return TrueDelays(self.left_ns[then], self.least_ns[then], self.most_ns[then])
 
 
 def facts(delay: Delay) -> list[int]:

@@ -45,6 +45,15 @@ class Fleet:
     def with_edges(self, **columns: object) -> Fleet:
         return replace(self, edges=replace(self.edges, **columns))
 
+    def shifted(self, by_ns: Ints) -> Fleet:
+        """With other offsets of the edges, and hard intervals around these."""
+        edges = self.edges
+        return self.with_edges(
+            offset_ns=edges.offset_ns + by_ns,
+            hard_low_ns=edges.hard_low_ns + by_ns,
+            hard_high_ns=edges.hard_high_ns + by_ns,
+        )
+
 
 def fleet(seed: int, pairs: list[tuple[int, int]], hosts: int, noise_ns: float = 0.0, drift_ppm: float = 50.0) -> Fleet:
     rng = np.random.default_rng(seed)
@@ -278,11 +287,7 @@ def test_a_clock_just_stepped_moves_no_other(hosts: int, step_ns: int) -> None:
         made = fleet(seed, everybody, hosts, noise_ns=1.0)
         edges, moved = made.edges, np.zeros(len(everybody), np.int64)
         moved[its] = np.where(edges.peer[its] == hosts - 1, step_ns, -step_ns) * np.array(after)
-        made = made.with_edges(
-            offset_ns=edges.offset_ns + moved,
-            hard_low_ns=edges.hard_low_ns + moved,
-            hard_high_ns=edges.hard_high_ns + moved,
-        )
+        made = made.shifted(moved)
         clocks = made.solve()
         errors, bounds = np.abs(made.errors(clocks))[:-1], clocks.bound_ns[:-1]
         assert (errors <= bounds).all()
@@ -333,11 +338,7 @@ def test_a_bound_holds_when_all_edges_of_a_port_err_alike(shift_ns: int) -> None
 def test_a_stale_hard_interval_is_not_believed() -> None:
     made = fleet(2, rings(2, 8, 3), 8)
     stale = np.arange(len(made.edges.owner)) == 0
-    clocks = made.with_edges(
-        offset_ns=made.edges.offset_ns + stale * 10_000_000,
-        hard_low_ns=made.edges.hard_low_ns + stale * 10_000_000,
-        hard_high_ns=made.edges.hard_high_ns + stale * 10_000_000,
-    ).solve()
+    clocks = made.shifted(stale * 10_000_000).solve()
     assert (np.abs(made.errors(clocks)) <= clocks.hard_bound_ns).all()
     assert clocks.hard_bound_ns.max() < 20_000
 
