@@ -66,6 +66,135 @@ enum swerve_stamp_counter {
 	SWERVE_STAMP_COUNTERS = 6,
 };
 
+/* ---- probe.c ------------------------------------------------------------------------------------------------ */
+
+#define SWERVE_PROBE_PATHS 4096
+#define SWERVE_PROBE_SESSIONS 4096 /* a path and a source port each */
+#define SWERVE_PROBE_PORTS 16
+#define SWERVE_PROBE_FAMILY_IPV4 2
+#define SWERVE_PROBE_FAMILY_IPV6 10
+
+/*
+ * Firewall marks of packets on their way between two hooks of ours; no packet leaves the host with one. User space
+ * gives the first to the frames it sends: the low half of the destination MAC address is then the path's number, and
+ * the byte before it says whether the probe counts for silence.
+ */
+#define SWERVE_MARK_SEND 0x5e770001  /* to be pinned to its path */
+#define SWERVE_MARK_STAMP 0x5e770002 /* pinned; to be stamped on its way out */
+#define SWERVE_MARK_REPLY 0x5e770003 /* reflected; to be stamped on its way out */
+
+/*
+ * The sequence number of a session's n-th probe is base + session * 2^20 + n, n modulo 2^20: so a reflector that sends
+ * no session identifier back still names the session. The base is random.
+ */
+#define SWERVE_PROBE_SEQ_BITS 20
+#define SWERVE_SSID_SIZE 0xffff /* of probes that ask how large a packet may be: not recorded */
+
+/* The only entry of probe_settings, written by user space. */
+struct swerve_probe_settings {
+	u64 beat_ns; /* when the agent last showed that it works */
+	u32 seq_base;
+	u32 slots;		       /* probes of one session that are remembered: a power of two, at most 2^16 */
+	u16 ports[SWERVE_PROBE_PORTS]; /* of the sender's sockets; 0: none */
+};
+
+/* A host whose probes are answered, by its address. */
+struct swerve_probe_peer {
+	u64 due_ns;	    /* kernel: when its next reply would be due at the rate allowed */
+	u16 error_estimate; /* of our timestamps, as replies carry it */
+	u16 pad[3];
+};
+
+/* Where the probes of a path go, and whether answers come back. User space writes the first half. */
+struct swerve_probe_path {
+	struct swerve_addr gateway; /* or the peer's own address */
+	u32 ifindex;		    /* 0: none */
+	u32 family;		    /* of the gateway: SWERVE_PROBE_FAMILY_* */
+	u64 grace_ns;		    /* how late the answer to a probe may be */
+	u32 limit;		    /* unanswered probes in a row that make the path silent; 0: never */
+	u32 unanswered;		    /* kernel, and the following: probes sent since the last answer came */
+	u64 first_ns;		    /* when the first of these was sent */
+	u64 silent_at_ns;	    /* from when on the path is silent unless an answer comes; 0: not known */
+	u64 answered_ns;	    /* when the last answer came; 0: none yet */
+};
+
+enum swerve_probe_session_flag {
+	SWERVE_SESSION_SHARED = 1, /* both ends read one clock */
+};
+
+/* A path and a source port. User space writes all but the last. */
+struct swerve_probe_session {
+	struct swerve_addr remote;
+	u32 path;
+	u16 port; /* of ours; 0: no session */
+	u16 pad;
+	u32 flags; /* enum swerve_probe_session_flag */
+	u32 ours;  /* kernel: 1 once the peer is known to run swerve, so that a reply without our TLV is forged */
+};
+
+enum swerve_probe_state {
+	SWERVE_PROBE_PENDING = 1,     /* handed over, not seen to leave */
+	SWERVE_PROBE_OUTSTANDING = 2, /* left */
+	SWERVE_PROBE_ANSWERED = 3,
+};
+
+/* A probe under way, by session * 2^16 + number modulo slots. */
+struct swerve_probe_slot {
+	u64 t1_ns;   /* stamping clock when it left */
+	u64 sent_ns; /* CLOCK_MONOTONIC of the same instant */
+	u64 nonce;
+	u32 seq;   /* as on the wire */
+	u32 state; /* enum swerve_probe_state */
+};
+
+enum swerve_probe_flag {
+	SWERVE_PROBE_DUPLICATE = 1, /* another reply to this probe was accepted before */
+	SWERVE_PROBE_OURS = 2,	    /* the reflector took its stamps in the kernel, as swerve does */
+};
+
+/* A reply that was accepted: the four stamps of a probe. */
+struct swerve_probe {
+	u64 t1_ns;   /* request left; our stamping clock */
+	u64 t2_ns;   /* request came in; the peer's */
+	u64 t3_ns;   /* reply left; the peer's */
+	u64 t4_ns;   /* reply came in; ours */
+	u64 seen_ns; /* CLOCK_MONOTONIC of t4 */
+	u32 number;  /* of the probe in its session, modulo 2^20 */
+	u16 session;
+	u8 ttl;		  /* TTL or hop limit of the reply on arrival */
+	u8 flags;	  /* enum swerve_probe_flag */
+	u32 bytes;	  /* of the reply's UDP payload */
+	u32 agent_age_ms; /* how long ago the peer's agent last showed that it works; all ones: not known */
+};
+
+/* When a peer's requests came in by an interface. */
+struct swerve_probe_requests {
+	u64 last_ns;
+	u64 count;
+};
+
+/* Per-CPU counters of probe.c, by index. Names in user space are these, in lower case, without the prefix. */
+enum swerve_probe_counter {
+	SWERVE_PROBE_RECORDED = 0,     /* replies accepted and written to the ring */
+	SWERVE_PROBE_REFLECTED = 1,    /* requests answered */
+	SWERVE_PROBE_WIRE_BYTES = 2,   /* of requests answered, their replies, and replies taken: whole frames */
+	SWERVE_PROBE_RING_FULL = 3,    /* replies accepted, but lost because the ring was full */
+	SWERVE_PROBE_SLOTS_FULL = 4,   /* probes not sent: probe_slots is full */
+	SWERVE_PROBE_UNPINNED = 5,     /* probes not sent: their path is gone */
+	SWERVE_PROBE_MALFORMED = 6,    /* this and the following: taken in on the probe port and dropped */
+	SWERVE_PROBE_NO_PEER = 7,      /* requests of an address that is no configured peer */
+	SWERVE_PROBE_REFUSED_PORT = 8, /* requests from a port that might answer a reply */
+	SWERVE_PROBE_OVER_RATE = 9,    /* requests beyond the rate allowed to one peer */
+	SWERVE_PROBE_MERGED = 10,      /* several probes merged into one buffer by GRO or GSO */
+	SWERVE_PROBE_STRAY = 11,       /* replies to no probe that is remembered */
+	SWERVE_PROBE_FORGED = 12,      /* replies with another timestamp or nonce than the probe had */
+	SWERVE_PROBE_OTHER_PATH = 13,  /* replies by another interface than the probe's path */
+	SWERVE_PROBE_IMPOSSIBLE = 14,  /* replies whose times cannot be true */
+	SWERVE_PROBE_FAILED = 15,      /* the kernel refused to change or redirect a probe */
+	SWERVE_PROBE_ECN_FULL = 16,    /* packets of peers not counted in path_ecn: it was full */
+	SWERVE_PROBE_COUNTERS = 17,
+};
+
 #define SWERVE_ECN_PATHS 4096 /* as many as there may be paths */
 
 /* Packets of one peer that came in by one interface: the way back of a path. */

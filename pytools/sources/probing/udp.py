@@ -33,8 +33,8 @@ _MAPPED: Final = np.frombuffer(bytes(10) + b"\xff\xff", np.uint8)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_VECTOR = np.dtype([("base", "u8"), ("length", "u8")])
-_HEADER = np.dtype(
+VECTOR = np.dtype([("base", "u8"), ("length", "u8")])
+HEADER = np.dtype(
     [
         ("name", "u8"),
         ("name_bytes", "u4"),
@@ -192,22 +192,22 @@ class Datagrams:
         self.payload = np.zeros((capacity, payload_bytes), np.uint8)
         self.names = np.zeros(capacity, _NAME[family])
         self.names["family"] = socket.AF_INET if family == 4 else socket.AF_INET6
-        self._vectors = np.zeros(capacity, _VECTOR)
-        self._vectors["base"] = _addresses(self.payload)
+        self._vectors = np.zeros(capacity, VECTOR)
+        self._vectors["base"] = addresses(self.payload)
         self._arrivals = np.zeros(capacity, _ARRIVAL[family])
         self._departures = np.zeros(capacity, _DEPARTURE[family])
         self._departures["head"], self._departures["kind"] = 20, _kind(socket.SOL_SOCKET, _SO_MARK)
         self._departures["info_head"] = 28 if family == 4 else 36
         self._departures["info"] = _INFO[family]
         # Sets of headers over the same payloads: as the kernel left them, as they were made, as they go out.
-        self._received = np.zeros(capacity, _HEADER)
-        self._received["name"] = _addresses(self.names)
+        self._received = np.zeros(capacity, HEADER)
+        self._received["name"] = addresses(self.names)
         self._received["name_bytes"] = _NAME_BYTES[family]
-        self._received["vectors"], self._received["vector_count"] = _addresses(self._vectors), 1
+        self._received["vectors"], self._received["vector_count"] = addresses(self._vectors), 1
         self._outgoing = self._received.copy()
-        self._outgoing["control"] = _addresses(self._departures)
+        self._outgoing["control"] = addresses(self._departures)
         self._outgoing["control_bytes"] = self._departures.itemsize
-        self._received["control"] = _addresses(self._arrivals)
+        self._received["control"] = addresses(self._arrivals)
         self._received["control_bytes"] = self._arrivals.itemsize
         self._pristine = self._received.copy()
         self._vectors["length"] = payload_bytes
@@ -308,27 +308,39 @@ class Datagrams:
             Place -> errno, of each that the kernel refused. When the socket's buffer is full, all that were still
             to go carry EAGAIN.
         """
-        start, total, base, refused = 0, count, self._outgoing.ctypes.data, {}
-        while start < total:
-            count = _libc.sendmmsg(
-                sock.fileno(),
-                ctypes.c_void_p(base + start * _HEADER.itemsize),
-                total - start,
-                socket.MSG_DONTWAIT,
-            )
-            if count > 0:
-                start += count
-                continue
-            code = ctypes.get_errno()
-            if code == errno.EAGAIN:
-                refused.update(dict.fromkeys(range(start, total), code))
-                break
-            refused[start] = code  # sendmmsg stops at the first that fails, and says why only when it is the first
-            start += 1
-        return refused
+        return send_messages(sock, self._outgoing, count)
 
 
-def _addresses(array: NDArray[Any]) -> NDArray[np.uint64]:
+def send_messages(sock: socket.socket, headers: NDArray[Any], count: int) -> dict[int, int]:
+    """Send the first `count` messages that these headers describe, in as few system calls as can be.
+
+    Returns
+    -------
+    dict
+        Place -> errno, of each that the kernel refused. When the socket's buffer is full, all that were still to go
+        carry EAGAIN.
+    """
+    start, base, refused = 0, headers.ctypes.data, {}
+    while start < count:
+        sent = _libc.sendmmsg(
+            sock.fileno(),
+            ctypes.c_void_p(base + start * HEADER.itemsize),
+            count - start,
+            socket.MSG_DONTWAIT,
+        )
+        if sent > 0:
+            start += sent
+            continue
+        code = ctypes.get_errno()
+        if code == errno.EAGAIN:
+            refused.update(dict.fromkeys(range(start, count), code))
+            break
+        refused[start] = code  # sendmmsg stops at the first that fails, and says why only when it is the first
+        start += 1
+    return refused
+
+
+def addresses(array: NDArray[Any]) -> NDArray[np.uint64]:
     """Where in memory each row of an array lies."""
     stride = array.strides[0]
     return (array.ctypes.data + np.arange(len(array), dtype=np.uint64) * np.uint64(stride)).astype(np.uint64)

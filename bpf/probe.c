@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * STAMP (RFC 8762) at TC: probes are pinned to their path, stamped, reflected and matched here, so no delay of a
+ * process is in any figure. Counts congestion marks of peers' packets on the way in. Alters no packet but probes.
+ *
+ * Egress   a frame of ours that user space sent is handed to its path's gateway, then gets its Timestamp as it leaves
+ *          (t1); so does a reply (t3). At egress the hook runs before the queue discipline, so a stamp includes the
+ *          time queued on this interface.
+ * Ingress  a request of a configured peer becomes its reply (t2) and leaves where it came in; a reply to a probe of
+ *          ours becomes one record with four stamps (t4). Everything else on the probe port ends here, counted.
+ *
+ * SWERVE_PROBE_PORT: the UDP port of reflectors. SWERVE_VIRTUAL_CLOCK: stamp by a lab's clock.
+ */
+#include "probe/tables.h"
+#include "probe/stamp.h"
+#include "probe/ecn.h"
+#include "probe/reflect.h"
+#include "probe/match.h"
+
+/* The frame that user space made: no VLAN tag, no IP option, a STAMP packet with our TLV or a size probe. */
+struct frame {
+	u32 udp;
+	struct stamp_base base;
+};
+
+static __always_inline bool read_frame(struct __sk_buff *skb, struct frame *frame)
+{
+	frame->udp =
+		ETH_HLEN + (skb->protocol == bpf_htons(ETH_P_IPV6) ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
+	return !bpf_skb_load_bytes(skb, frame->udp + sizeof(struct udphdr), &frame->base, sizeof(frame->base));
+}
+
+/* Where the probe's numbers are kept; NULL: it is of no session. */
+static __always_inline struct swerve_probe_slot *slot_of(const struct frame *frame, u32 *key)
+{
+	struct swerve_probe_settings *known = settings();
+	u32 number;
+
+	if (!known)
+		return NULL;
+	number = bpf_ntohl(frame->base.seq) - known->seq_base;
+	*key = slot_key(number >> SWERVE_PROBE_SEQ_BITS, number & NUMBER_MASK, known->slots);
+	return probe_slots.lookup(key);
+}
+
+/* Remember a probe before it leaves: while its gateway's address is looked for, it is on its way all the same. */
+static __always_inline bool remember(struct __sk_buff *skb, const struct frame *frame)
+{
+	u32 at = frame->udp + sizeof(struct udphdr) + sizeof(struct stamp_base) + sizeof(struct tlv_header), key = 0;
+	struct swerve_probe_slot fresh = { .seq = bpf_ntohl(frame->base.seq), .state = SWERVE_PROBE_PENDING };
+	struct swerve_probe_slot *slot;
+
+	if (bpf_skb_load_bytes(skb, at, &fresh.nonce, sizeof(fresh.nonce)))
+		return false;
+	slot = slot_of(frame, &key);
+	if (!slot)
+		return !probe_slots.update(&key, &fresh);
+	slot->state = 0; /* between two probes, so that a reply finds either or none */
+	slot->nonce = fresh.nonce;
+	slot->seq = fresh.seq;
+	slot->state = SWERVE_PROBE_PENDING;
+	return true;
+}
+
+/* One more probe without an answer; when the last that is allowed is overdue, the path is silent. */
+static __always_inline void note_sent(struct swerve_probe_path *path, u64 now)
+{
+	u32 unanswered = path->unanswered + 1;
+
+	if (unanswered == 1)
+		path->first_ns = now;
+	path->unanswered = unanswered;
+	if (path->limit && unanswered == path->limit)
+		path->silent_at_ns = now + path->grace_ns;
+}
+
+/* Pin a probe to its path: by that path's gateway, whatever the routes say. */
+static __always_inline int send_probe(struct __sk_buff *skb)
+{
+	struct bpf_redir_neigh hop = {};
+	struct swerve_probe_path *path;
+	struct frame frame;
+	u8 pin[3];
+	u32 index;
+
+	if (bpf_skb_load_bytes(skb, 3, pin, sizeof(pin)) || !read_frame(skb, &frame))
+		return drop(SWERVE_PROBE_FAILED);
+	index = pin[1] << 8 | pin[2];
+	path = probe_paths.lookup(&index);
+	if (!path || !path->ifindex)
+		return drop(SWERVE_PROBE_UNPINNED);
+	skb->mark = 0;
+	if (frame.base.ssid != bpf_htons(SWERVE_SSID_SIZE)) {
+		if (!remember(skb, &frame))
+			return drop(SWERVE_PROBE_SLOTS_FULL);
+		skb->mark = SWERVE_MARK_STAMP;
+		if (pin[0])
+			note_sent(path, bpf_ktime_get_ns());
+	}
+	hop.nh_family = path->family;
+	if (hop.nh_family == SWERVE_PROBE_FAMILY_IPV4)
+		__builtin_memcpy(&hop.ipv4_nh, path->gateway.bytes + 12, sizeof(hop.ipv4_nh));
+	else
+		__builtin_memcpy(hop.ipv6_nh, path->gateway.bytes, sizeof(hop.ipv6_nh));
+	if (redirect_neigh(path->ifindex, &hop, sizeof(hop), 0) != TC_ACT_REDIRECT)
+		return drop(SWERVE_PROBE_FAILED);
+	return TC_ACT_REDIRECT;
+}
+
+static __always_inline int stamp_probe(struct __sk_buff *skb)
+{
+	struct swerve_probe_slot *slot;
+	struct frame frame;
+	u32 key = 0;
+	u64 now;
+
+	skb->mark = 0;
+	if (!read_frame(skb, &frame))
+		return drop(SWERVE_PROBE_FAILED);
+	slot = slot_of(&frame, &key);
+	if (!slot || slot->seq != bpf_ntohl(frame.base.seq) || slot->state != SWERVE_PROBE_PENDING)
+		return drop(SWERVE_PROBE_FAILED); /* kept so long that its slot is another probe's */
+	now = bpf_ktime_get_ns();
+	slot->sent_ns = now;
+	slot->t1_ns = stamping_clock(now);
+	slot->state = SWERVE_PROBE_OUTSTANDING;
+	if (write_time(skb, frame.udp, &frame.base.at, slot->t1_ns))
+		return drop(SWERVE_PROBE_FAILED);
+	return TC_ACT_UNSPEC;
+}
+
+static __always_inline int stamp_reply(struct __sk_buff *skb)
+{
+	struct udp_packet *packet;
+	struct stamp_base base;
+	u32 only = 0;
+
+	packet = probe_packet.lookup(&only);
+	if (!packet)
+		return TC_ACT_SHOT;
+	skb->mark = 0;
+	if (!find_udp(skb, packet) || bpf_skb_load_bytes(skb, packet->payload, &base, sizeof(base)) ||
+	    write_time(skb, packet->udp, &base.at, stamping_clock(bpf_ktime_get_ns())))
+		return drop(SWERVE_PROBE_FAILED);
+	return TC_ACT_UNSPEC;
+}
+
+int probe_egress(struct __sk_buff *skb)
+{
+	switch (skb->mark) {
+	case SWERVE_MARK_SEND:
+		return send_probe(skb);
+	case SWERVE_MARK_STAMP:
+		return stamp_probe(skb);
+	case SWERVE_MARK_REPLY:
+		return stamp_reply(skb);
+	}
+	return TC_ACT_UNSPEC;
+}
+
+/*
+ * The way out for everything that is no probe must be short: direct access decides, without a helper call. False means
+ * "look closer": a probe, or headers that are tagged, have options or do not lie in the linear part. Sets the packet's
+ * ECN field if it has come upon it.
+ */
+static __always_inline bool ordinary(struct __sk_buff *skb, u8 *ecn)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct iphdr *ip = data + ETH_HLEN;
+	struct ipv6hdr *ip6 = data + ETH_HLEN;
+	__be16 *ports;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if ((void *)(ip + 1) > end || ip->version != 4)
+			return false;
+		*ecn = ip->tos & ECN_BITS;
+		if (ip->protocol != IPPROTO_UDP)
+			return true;
+		if (ip->ihl != 5)
+			return false;
+		ports = (__be16 *)(ip + 1);
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		if ((void *)(ip6 + 1) > end || ip6->version != 6)
+			return false;
+		*ecn = ipv6_ecn(ip6);
+		if (ip6->nexthdr != IPPROTO_UDP)
+			return true;
+		ports = (__be16 *)(ip6 + 1);
+	} else {
+		return !is_tag(skb->protocol);
+	}
+	if ((void *)(ports + 2) > end)
+		return false;
+	return ports[0] != bpf_htons(SWERVE_PROBE_PORT) && ports[1] != bpf_htons(SWERVE_PROBE_PORT);
+}
+
+/* A packet that is tagged, has options, or is on the probe port. */
+static __always_inline int look_closer(struct __sk_buff *skb, bool count_ecn)
+{
+	struct udp_packet *packet;
+	u32 only = 0;
+	u64 now;
+
+	now = bpf_ktime_get_ns();
+	packet = probe_packet.lookup(&only);
+	if (!packet)
+		return TC_ACT_UNSPEC;
+	if (count_ecn)
+		count_hidden_marks(skb);
+	if (!find_udp(skb, packet))
+		return TC_ACT_UNSPEC;
+	if (packet->header.dest == bpf_htons(SWERVE_PROBE_PORT))
+		return reflect(skb, packet, now);
+	return match_reply(skb, packet, now);
+}
+
+int probe_ingress(struct __sk_buff *skb)
+{
+	u8 ecn = ECN_UNKNOWN;
+	bool no_probe;
+
+	no_probe = ordinary(skb, &ecn);
+	if (ecn && ecn != ECN_UNKNOWN)
+		count_marks_of(skb, ecn);
+	if (no_probe)
+		return TC_ACT_UNSPEC;
+	return look_closer(skb, ecn == ECN_UNKNOWN);
+}

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The Session-Sender's way in: a reply is matched against the probe that it answers, and becomes one record. */
+#ifndef SWERVE_PROBE_MATCH_H
+#define SWERVE_PROBE_MATCH_H
+
+#include "probe/stamp.h"
+
+#define NUMBER_MASK ((1 << SWERVE_PROBE_SEQ_BITS) - 1)
+#define READING_NS 1000		   /* two readings of one clock, taken in the kernel, agree to this */
+#define FOREIGN_READING_NS 1000000 /* the same for a reflector that reads its clock in user space */
+
+static __always_inline u32 slot_key(u32 session, u32 number, u32 slots)
+{
+	return session << 16 | (number & (slots - 1) & 0xffff);
+}
+
+static __always_inline bool same_address(const struct swerve_addr *one, const struct swerve_addr *other)
+{
+	const u32 *a = (const u32 *)one, *b = (const u32 *)other;
+
+	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3];
+}
+
+/* Whether a packet to this port is to one of the sender's sockets; without branches, which the verifier would follow. */
+static __always_inline bool is_ours(struct swerve_probe_settings *known, u16 port)
+{
+	u32 equal = 0;
+
+#pragma unroll
+	for (int i = 0; i < SWERVE_PROBE_PORTS; i++)
+		equal |= (u32)(known->ports[i] ^ port) - 1; /* only of zero is the highest bit set */
+	return port && equal >> 31;
+}
+
+/*
+ * Whether the times that a reply carries can be true: the peer cannot have kept it longer than it was away. With one
+ * clock at both ends neither direction may be shorter than nothing, or longer than the round trip.
+ */
+static __always_inline bool possible(const struct swerve_probe *record, u64 sent_ns, bool shared)
+{
+	s64 away = record->seen_ns - sent_ns, kept = record->t3_ns - record->t2_ns;
+	s64 slack = record->flags & SWERVE_PROBE_OURS ? READING_NS : FOREIGN_READING_NS;
+	s64 there, back;
+
+	slack += away >> 12; /* clocks may run apart by 244 ppm */
+	if (kept < -slack || kept > away + slack)
+		return false;
+	if (!shared)
+		return true;
+	there = record->t2_ns - record->t1_ns;
+	back = record->t4_ns - record->t3_ns;
+	return there >= -slack && back >= -slack && there <= away + slack && back <= away + slack;
+}
+
+/* The path answers: nothing that was sent before this moment counts as silence any more. */
+static __always_inline void note_answer(struct swerve_probe_path *path, u64 now)
+{
+	path->unanswered = 0;
+	path->first_ns = 0;
+	path->silent_at_ns = 0;
+	path->answered_ns = now;
+}
+
+/* What our TLV in a reply says. False: the reply cannot be from the reflector that got the probe. */
+static __always_inline bool read_tlv(struct __sk_buff *skb, struct udp_packet *packet, u64 nonce, bool must,
+				     struct swerve_probe *record)
+{
+	struct swerve_tlv tlv;
+	bool ours;
+
+	if (packet->bytes < sizeof(struct stamp_base) + sizeof(tlv) ||
+	    bpf_skb_load_bytes(skb, packet->payload + sizeof(struct stamp_base), &tlv, sizeof(tlv)))
+		return !must;
+	if (tlv.header.type != TLV_SWERVE || tlv.header.bytes != bpf_htons(SWERVE_TLV_BYTES))
+		return !must;
+	if (((u64)tlv.nonce[1] << 32 | tlv.nonce[0]) != nonce)
+		return false;
+	ours = !(tlv.header.flags & (TLV_UNRECOGNISED | TLV_MALFORMED));
+	if (ours) {
+		record->flags |= SWERVE_PROBE_OURS;
+		record->agent_age_ms = bpf_ntohl(tlv.agent_age_ms);
+	}
+	return ours || !must;
+}
+
+static __always_inline int accept(struct swerve_probe_slot *slot, struct swerve_probe_path *path,
+				  struct swerve_probe_session *session, const struct swerve_probe *found)
+{
+	struct swerve_probe *record;
+
+	record = probes.ringbuf_reserve(sizeof(*record));
+	if (record)
+		*record = *found;
+	if (slot->state != SWERVE_PROBE_ANSWERED) {
+		slot->state = SWERVE_PROBE_ANSWERED;
+		note_answer(path, found->seen_ns);
+		if (found->flags & SWERVE_PROBE_OURS)
+			session->ours = 1;
+	}
+	if (!record)
+		return drop(SWERVE_PROBE_RING_FULL);
+	probes.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+	count_more(SWERVE_PROBE_WIRE_BYTES, ETH_HLEN + found->bytes);
+	return drop(SWERVE_PROBE_RECORDED);
+}
+
+static __always_inline int match_reply(struct __sk_buff *skb, struct udp_packet *packet, u64 now)
+{
+	struct swerve_probe_settings *known = settings();
+	u16 port = bpf_ntohs(packet->header.dest);
+	struct swerve_probe_session *session;
+	struct swerve_probe record = {};
+	struct swerve_probe_path *path;
+	struct swerve_probe_slot *slot;
+	struct stamp_base base;
+	u32 row, number, key;
+	__be16 error;
+
+	if (!known || !is_ours(known, port))
+		return TC_ACT_UNSPEC; /* anybody may speak from the probe port */
+	if (packet->malformed)
+		return drop(SWERVE_PROBE_MALFORMED);
+	if (bpf_skb_load_bytes(skb, packet->payload, &base, sizeof(base)))
+		return drop(SWERVE_PROBE_MALFORMED);
+	error = base.error;
+	if (skb->gso_segs > 1)
+		return drop(SWERVE_PROBE_MERGED);
+	if (!(error & ERROR_MULTIPLIER)) /* RFC 4656, section 4.1.2: corrupt */
+		return drop(SWERVE_PROBE_MALFORMED);
+	number = bpf_ntohl(base.sender_seq) - known->seq_base;
+	row = number >> SWERVE_PROBE_SEQ_BITS;
+	number &= NUMBER_MASK;
+	session = probe_sessions.lookup(&row);
+	if (!session || session->port != port || !same_address(&session->remote, &packet->source) ||
+	    (base.ssid && bpf_ntohs(base.ssid) != row + 1))
+		return drop(SWERVE_PROBE_STRAY);
+	key = session->path;
+	path = probe_paths.lookup(&key);
+	key = slot_key(row, number, known->slots);
+	slot = probe_slots.lookup(&key);
+	if (!path || !slot || slot->seq != bpf_ntohl(base.sender_seq) || slot->state < SWERVE_PROBE_OUTSTANDING)
+		return drop(SWERVE_PROBE_STRAY);
+	if (joined(&base.sent, ERROR_PTP) != slot->t1_ns || !read_tlv(skb, packet, slot->nonce, session->ours, &record))
+		return drop(SWERVE_PROBE_FORGED);
+	if (path->ifindex != skb->ifindex)
+		return drop(SWERVE_PROBE_OTHER_PATH);
+	record.t1_ns = slot->t1_ns;
+	record.t2_ns = joined(&base.received, error);
+	record.t3_ns = joined(&base.at, error);
+	record.t4_ns = stamping_clock(now);
+	record.seen_ns = now;
+	record.number = number;
+	record.session = row;
+	record.ttl = packet->ttl;
+	record.bytes = packet->bytes;
+	if (!(record.flags & SWERVE_PROBE_OURS))
+		record.agent_age_ms = ~0;
+	if (!possible(&record, slot->sent_ns, session->flags & SWERVE_SESSION_SHARED))
+		return drop(SWERVE_PROBE_IMPOSSIBLE);
+	if (slot->state == SWERVE_PROBE_ANSWERED)
+		record.flags |= SWERVE_PROBE_DUPLICATE;
+	return accept(slot, path, session, &record);
+}
+
+#endif /* SWERVE_PROBE_MATCH_H */

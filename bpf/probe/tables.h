@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The maps of probe.c, its counters and its clock. */
+#ifndef SWERVE_PROBE_TABLES_H
+#define SWERVE_PROBE_TABLES_H
+
+#include <linux/udp.h>
+
+#include "clock.h"
+#include "packet.h"
+#include "swerve.h"
+
+#ifndef SWERVE_PROBE_PORT
+#define SWERVE_PROBE_PORT 862
+#endif
+
+#ifndef SWERVE_PROBE_SLOTS
+#define SWERVE_PROBE_SLOTS 65536 /* probes under way, of all sessions */
+#endif
+
+#ifndef NULL
+#define NULL ((void *)0)
+#endif
+
+#define ECN_BITS 3    /* of the TOS or traffic class; zero: cannot be marked */
+#define MAPPABLE 1024 /* BPF_F_MMAPABLE */
+
+BPF_RINGBUF_OUTPUT(probes, 128); /* pages: 7281 records */
+SWERVE_RECORD(probe, struct swerve_probe);
+BPF_PERCPU_ARRAY(probe_counters, u64, SWERVE_PROBE_COUNTERS);
+BPF_HASH(probe_peers, struct swerve_addr, struct swerve_probe_peer, 4096);
+BPF_F_TABLE("array", u32, struct swerve_probe_settings, probe_settings, 1, MAPPABLE);
+BPF_F_TABLE("array", u32, struct swerve_probe_path, probe_paths, SWERVE_PROBE_PATHS, MAPPABLE);
+BPF_F_TABLE("array", u32, struct swerve_probe_session, probe_sessions, SWERVE_PROBE_SESSIONS, MAPPABLE);
+/* Room is taken when it is first used: most of it never is. */
+BPF_F_TABLE("hash", u32, struct swerve_probe_slot, probe_slots, SWERVE_PROBE_SLOTS, BPF_F_NO_PREALLOC);
+BPF_F_TABLE("lru_hash", struct swerve_ecn_key, struct swerve_probe_requests, probe_requests, SWERVE_PROBE_PATHS, 0);
+BPF_F_TABLE("percpu_hash", struct swerve_ecn_key, struct swerve_ecn, path_ecn, SWERVE_ECN_PATHS, BPF_F_NO_PREALLOC);
+#ifdef SWERVE_VIRTUAL_CLOCK
+BPF_ARRAY(probe_clock, struct swerve_virtual_clock, 1);
+#endif
+
+/* bcc 0.26 declares the helper with a parameter less than it has. */
+static long (*redirect_neigh)(u32 ifindex, struct bpf_redir_neigh *hop, int bytes,
+			      u64 flags) = (void *)BPF_FUNC_redirect_neigh;
+
+static __always_inline void count_more(u32 counter, u64 more)
+{
+	u64 *value = probe_counters.lookup(&counter);
+
+	if (value)
+		*value += more;
+}
+
+/* Count a packet that ends here. */
+static __always_inline int drop(u32 counter)
+{
+	count_more(counter, 1);
+	return TC_ACT_SHOT;
+}
+
+static __always_inline struct swerve_probe_settings *settings(void)
+{
+	u32 only = 0;
+
+	return probe_settings.lookup(&only);
+}
+
+/* What the stamping clock shows at a moment of CLOCK_MONOTONIC. */
+static __always_inline u64 stamping_clock(u64 now)
+{
+#ifdef SWERVE_VIRTUAL_CLOCK
+	struct swerve_virtual_clock *clock;
+	u32 only = 0;
+
+	clock = probe_clock.lookup(&only);
+	if (clock)
+		return virtual_time(now, clock);
+#endif
+	return now;
+}
+
+#endif /* SWERVE_PROBE_TABLES_H */

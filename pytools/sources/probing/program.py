@@ -1,0 +1,165 @@
+"""`bpf/probe.c` from user space: what it is told, and what it says. Layouts are those of swerve.h.
+
+Addresses are texts, times CLOCK_MONOTONIC nanoseconds unless a record says otherwise. One thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.errors import UsageError
+from pytools.kernel.loader import Loaded
+from pytools.sources.probing import udp
+
+MOST_PATHS: Final = 4096
+MOST_SESSIONS: Final = 4096
+MOST_PORTS: Final = 16
+NUMBERS: Final = 1 << 20  # probes of a session before their numbers begin again
+SEQ_WRAP: Final = 1 << 32
+DUPLICATE, OURS = 1, 2  # flags of a record
+_SHARED = 1
+_FAMILIES: Final = {4: 2, 6: 10}
+
+# In the order of enum swerve_probe_counter.
+COUNTERS: Final = (
+    "recorded",
+    "reflected",
+    "wire_bytes",
+    "ring_full",
+    "slots_full",
+    "unpinned",
+    "malformed",
+    "no_peer",
+    "refused_port",
+    "over_rate",
+    "merged",
+    "stray",
+    "forged",
+    "other_path",
+    "impossible",
+    "failed",
+    "ecn_full",
+)
+
+
+class Requests(NamedTuple):
+    """The requests of one peer that came in by one interface."""
+
+    last_ns: int
+    requests: int
+
+
+class ProbeProgram:
+    """The maps of one loaded `probe.c`.
+
+    Parameters
+    ----------
+    slots : int
+        Probes of one session that are remembered; a power of two, at most 65,536.
+
+    Attributes
+    ----------
+    seq_base : int
+        Random; with it a sequence number on the wire is `(seq_base + session * NUMBERS + number % NUMBERS) % 2^32`.
+    """
+
+    def __init__(self, loaded: Loaded, slots: int) -> None:
+        if slots & (slots - 1) or not 1 <= slots <= 1 << 16:
+            raise UsageError(f"{slots} probes per session cannot be remembered", "use a power of two up to 65536")
+        self.seq_base, self.slots = secrets.randbits(32), slots
+        self._ring = loaded.ring("probes", "probe")
+        self._counters, self._peers = loaded.map("probe_counters"), loaded.map("probe_peers")
+        self._requests = loaded.map("probe_requests")
+        self._known: dict[str, int] = {}
+        with contextlib.ExitStack() as undo:
+            mapped = [undo.enter_context(loaded.mapped(f"probe_{name}")) for name in ("settings", "paths", "sessions")]
+            self._close = undo.pop_all().close
+        self._settings, self.paths, self.sessions = (each.records for each in mapped)
+        self._settings["seq_base"], self._settings["slots"] = self.seq_base, slots
+
+    def set_peers(self, error_estimates: Mapping[str, int]) -> None:
+        """Answer these hosts alone, by address; each reply carries the error estimate given here."""
+        for address in self._known.keys() - error_estimates.keys():
+            self._peers.delete(self._address(address))
+        for address, estimate in error_estimates.items():
+            if self._known.get(address) != estimate:
+                value = np.zeros((), self._peers.value)
+                value["error_estimate"] = estimate
+                self._peers.update(self._address(address), value)
+        self._known = dict(error_estimates)
+
+    def _address(self, address: str) -> Any:
+        return np.frombuffer(udp.mapped(address).tobytes(), self._peers.key)[0]
+
+    def set_ports(self, ports: Iterable[int]) -> None:
+        """Say which UDP ports the sender holds: replies to them end in the kernel."""
+        wanted = sorted(set(ports))
+        self._settings["ports"] = np.pad(np.array(wanted, np.uint16), (0, MOST_PORTS - len(wanted)))
+
+    def set_path(self, path: int, ifindex: int, gateway: str) -> None:
+        """Lead the probes of a path to a gateway; an on-link peer is its own."""
+        record = self.paths[path : path + 1]
+        record["ifindex"] = 0
+        record["gateway"]["bytes"] = udp.mapped(gateway)
+        record["family"] = _FAMILIES[6 if ":" in gateway else 4]
+        record["ifindex"] = ifindex
+
+    def forget_path(self, path: int) -> None:
+        """Send no probe along this path any more."""
+        self.paths[path] = np.zeros((), self.paths.dtype)
+
+    def set_session(self, session: int, path: int, remote: str, port: int, shared: bool) -> None:
+        """Take replies of this peer to this port of ours; `shared`: both ends read one clock."""
+        record = self.sessions[session : session + 1]
+        record["port"] = 0
+        record["remote"]["bytes"], record["path"] = udp.mapped(remote), path
+        record["flags"], record["ours"] = _SHARED if shared else 0, 0
+        record["port"] = port
+
+    def forget_session(self, session: int) -> None:
+        """Take no reply for this session any more."""
+        self.sessions[session] = np.zeros((), self.sessions.dtype)
+
+    def seq(self, sessions: NDArray[Any], numbers: NDArray[Any]) -> NDArray[np.int64]:
+        """Sequence numbers on the wire of the probes with these numbers."""
+        seq: NDArray[np.int64] = (self.seq_base + sessions * NUMBERS + numbers % NUMBERS) % SEQ_WRAP
+        return seq
+
+    def beat(self, now_ns: int) -> None:
+        """Show that the agent works: the age of the last beat travels in every reply."""
+        self._settings["beat_ns"] = now_ns
+
+    def read(self) -> NDArray[Any]:
+        """The records (struct swerve_probe) since the last call."""
+        return self._ring.read()
+
+    def requests(self) -> dict[tuple[bytes, int], Requests]:
+        """By peer's address (16 bytes, IPv4-mapped) and interface index, what came in from it."""
+        keys, values = self._requests.read()
+        remotes, interfaces = keys["remote"]["bytes"], keys["ifindex"].tolist()
+        columns = zip(remotes, interfaces, values["last_ns"].tolist(), values["count"].tolist(), strict=True)
+        return {(remote.tobytes(), ifindex): Requests(last, count) for remote, ifindex, last, count in columns}
+
+    def counters(self) -> dict[str, int]:
+        """All counters by name, since the program was loaded."""
+        return dict(zip(COUNTERS, self._counters.read_percpu_sum().tolist(), strict=True))
+
+    def close(self) -> None:
+        """Unmap the maps; they are the loader's."""
+        del self._settings, self.paths, self.sessions
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,477 @@
+"""probe.c on real traffic between two namespaces: pinned, stamped, reflected and matched in the kernel, exactly."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import packets as p
+import pytest
+import support
+from numpy.typing import NDArray
+
+from pytools.kernel import attach, loader, netns
+from pytools.sources.probing import frames, program
+from pytools.sources.probing.frames import Frames, Lane
+from pytools.sources.probing.program import DUPLICATE, OURS, ProbeProgram
+
+pytestmark = pytest.mark.guest
+
+PORT = 862
+ADDRESSES = {4: ("10.77.0.1", "10.77.0.2"), 6: ("fd77::1", "fd77::2")}
+SWERVE_TLV, SIZE_TLV, PADDING = 253, 252, 1
+ESTIMATE = 0xC001
+PROBES = 23
+
+
+class Host:
+    """One end: the programs at its interface, the sender's port, and a socket that shows what reaches processes."""
+
+    def __init__(self, namespace: str, interface: str, force_clsact: bool = False) -> None:
+        self.namespace, self.interface = namespace, interface
+        self._closing = contextlib.ExitStack()
+        keep = self._closing.enter_context
+        try:
+            with netns.inside(namespace):
+                loaded = keep(
+                    loader.load(
+                        [loader.Program("probe.c", ("probe_egress", "probe_ingress"), {"SWERVE_PROBE_PORT": PORT})]
+                    )
+                )
+                assert loaded.failed == {}
+                self.program = keep(ProbeProgram(loaded, 64))
+                self.slots = loaded.map("probe_slots")
+                for direction in ("egress", "ingress"):
+                    hook = loaded.programs[f"probe_{direction}"]
+                    keep(attach.attach_tc(hook, interface, direction, force_clsact))  # type: ignore[arg-type]
+                self.ifindex = socket.if_nametoindex(interface)
+                self._packet = keep(frames.open_socket())
+                self.reflector = {4: keep(_udp(socket.AF_INET, PORT)), 6: keep(_udp(socket.AF_INET6, PORT))}
+                self.held = {4: keep(_udp(socket.AF_INET)), 6: keep(_udp(socket.AF_INET6))}
+        except BaseException:
+            self._closing.close()
+            raise
+        self.ports = {family: int(sock.getsockname()[1]) for family, sock in self.held.items()}
+        self.program.set_ports(self.ports.values())
+        self._frames: dict[int, Frames] = {}
+        self.sent = 0
+
+    def probe(self, family: int, source: str, destination: str, gateway: str = "", shared: bool = True) -> None:
+        """Have one path to a peer; session and path are number 0."""
+        self.program.set_path(0, self.ifindex, gateway or destination)
+        self.program.set_session(0, 0, destination, self.ports[family], shared)
+        lane = Lane(0, 0, self.ifindex, source, destination, self.ports[family], ESTIMATE)
+        self._frames[family] = Frames(family, [lane], PORT, 0)  # type: ignore[arg-type]
+
+    def send(self, family: int, count: int = 1) -> None:
+        assert self.try_to_send(family, count) == 0
+
+    def try_to_send(self, family: int, count: int = 1) -> int:
+        """How many the kernel refused."""
+        refused = 0
+        for _ in range(count):
+            seq = self.program.seq(np.zeros(1, np.int64), np.array([self.sent]))
+            refused += len(self._frames[family].send(self._packet, seq))
+            self.sent += 1
+        return refused
+
+    def records(self, count: int) -> NDArray[Any]:
+        """The next records, once there are so many."""
+        got: list[NDArray[Any]] = []
+
+        def enough() -> bool:
+            got.append(self.program.read())
+            return sum(map(len, got)) >= count
+
+        support.wait_until(enough, 10, f"{count} records", every_s=0.001)
+        return np.concatenate(got)
+
+    def counted(self) -> dict[str, int]:
+        """The counters that are not zero, but for bytes."""
+        return {name: value for name, value in self.program.counters().items() if value and name != "wire_bytes"}
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def _udp(family: int, port: int = 0, address: str = "") -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    if family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    sock.bind((address, port))
+    return sock
+
+
+Hosts = Callable[..., Host]
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    support.require("bcc", "netns")
+    made: list[Host] = []
+
+    def make(namespace: str, interface: str = "v0", force_clsact: bool = False) -> Host:
+        made.append(Host(namespace, interface, force_clsact))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def two(hosts: Hosts, ends: tuple[str, str], family: int, **how: object) -> tuple[Host, Host]:
+    ours, theirs = ADDRESSES[family]
+    first, second = (hosts(end, **how) for end in ends)
+    first.probe(family, ours, theirs)
+    second.program.set_peers({ours: ESTIMATE})
+    return first, second
+
+
+def assert_nothing_reached(host: Host) -> None:
+    for sock in (*host.reflector.values(), *host.held.values()):
+        with pytest.raises(BlockingIOError):
+            sock.recv(2048)
+
+
+@pytest.mark.guest(every=3)
+@pytest.mark.parametrize("how", ["plain", "offloads off", "clsact"])
+@pytest.mark.parametrize("family", [4, 6])
+def test_23_probes_are_23_records_with_four_stamps_in_order(
+    hosts: Hosts, veth_pair: tuple[str, str], family: int, how: str
+) -> None:
+    if how == "offloads off":
+        support.require("ethtool")
+        for namespace in veth_pair:
+            off = ["tx", "off", "rx", "off", "gso", "off", "gro", "off"]
+            support.run(["ip", "netns", "exec", namespace, "ethtool", "-K", "v0", *off])
+    first, second = two(hosts, veth_pair, family, force_clsact=how == "clsact")
+    first.send(family, PROBES)
+    records = first.records(PROBES)
+    assert records["number"].tolist() == list(range(PROBES))
+    assert set(records["session"]) == {0}
+    stamps = np.stack([records[name] for name in ("t1_ns", "t2_ns", "t3_ns", "t4_ns")]).astype(np.int64)
+    assert (np.diff(stamps, axis=0) > 0).all(), "left, came in, left, came back"
+    assert (records["seen_ns"] == records["t4_ns"]).all()
+    assert set(records["flags"]) == {OURS}
+    assert set(records["ttl"]) == {255}
+    assert first.counted() == {"recorded": PROBES}
+    assert second.counted() == {"reflected": PROBES}
+    assert_nothing_reached(first)
+    assert_nothing_reached(second)
+    path = first.program.paths[0]
+    assert (path["unanswered"], path["silent_at_ns"]) == (0, 0)
+    assert path["answered_ns"] == records["seen_ns"][-1]
+    ((remote, _), requests), *others = second.program.requests().items()
+    assert (remote, requests.requests, others) == (p.mapped(ADDRESSES[family][0]), PROBES, [])
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_probe_goes_by_its_paths_gateway_without_any_route(
+    hosts: Hosts, veth_pair: tuple[str, str], family: int
+) -> None:
+    """No route leads to the peer: what decides is the path alone."""
+    service, width = ("10.99.0.2", 32) if family == 4 else ("fd99::2", 128)
+    support.run(["ip", "-n", veth_pair[1], "address", "add", f"{service}/{width}", "dev", "lo"])
+    ours, gateway = ADDRESSES[family]
+    first, second = (hosts(end) for end in veth_pair)
+    first.probe(family, ours, service, gateway)
+    second.program.set_peers({ours: ESTIMATE})
+    first.send(family, PROBES)
+    first.records(PROBES)
+    assert first.counted() == {"recorded": PROBES}
+    assert second.counted() == {"reflected": PROBES}
+
+
+def test_what_waits_for_a_dead_gateway_counts_as_unanswered(hosts: Hosts, veth_pair: tuple[str, str]) -> None:
+    first = hosts(veth_pair[0])
+    first.probe(4, "10.77.0.1", "10.77.0.2", gateway="10.77.0.99")
+    path = first.program.paths[0:1]
+    path["grace_ns"], path["limit"] = 5_000_000, 3
+    first.send(4, 2)
+    assert (path["unanswered"][0], path["silent_at_ns"][0]) == (2, 0)
+    first.send(4, 2)
+    assert path["unanswered"][0] == 4
+    assert path["silent_at_ns"][0] >= path["first_ns"][0] + 5_000_000 > 5_000_000
+    assert first.counted() == {}
+    first.program.forget_path(0)
+    assert first.try_to_send(4) == 1, "the sender learns of it at once"
+    assert first.counted() == {"unpinned": 1}
+
+
+# ---- the reflector, asked by others ----
+
+
+def ask(host: Host, peer: tuple[str, str], family: int, payload: bytes, port: int = 0) -> bytes:
+    """A request from an ordinary socket, as another implementation would send it; the reply."""
+    kind = socket.AF_INET if family == 4 else socket.AF_INET6
+    with netns.inside(host.namespace):
+        sock = socket.socket(kind, socket.SOCK_DGRAM)
+    with sock:
+        sock.settimeout(10)
+        sock.bind((peer[0], port))
+        sock.sendto(payload, (peer[1], PORT))
+        reply, source = sock.recvfrom(9300)
+        assert source[:2] == (peer[1], PORT)
+    return reply
+
+
+def request(*tlvs: tuple[int, bytes]) -> bytes:
+    """A request of another STAMP sender: its flags are U, as RFC 8972 has it."""
+    base = struct.pack("!III", 7, 11, 13) + struct.pack("!HH", 0x4001, 9) + bytes(28)
+    return base + b"".join(struct.pack("!BBH", 0x80, kind, len(value)) + value for kind, value in tlvs)
+
+
+@pytest.mark.guest(every=2)
+@pytest.mark.parametrize("offloads", ["on", "off"])
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_foreign_sender_gets_a_reply_as_rfc_8762_has_it(
+    hosts: Hosts, veth_pair: tuple[str, str], family: int, offloads: str
+) -> None:
+    """That a socket takes the reply shows its checksum."""
+    support.require("ethtool")
+    for namespace in veth_pair:
+        support.run(["ip", "netns", "exec", namespace, "ethtool", "-K", "v0", "tx", offloads, "rx", offloads])
+    first, second = two(hosts, veth_pair, family)
+    unknown, odd = (99, b"abcd"), (98, b"abc")
+    asked = request(odd, unknown, (PADDING, bytes(5)), unknown)
+    reply = ask(first, ADDRESSES[family], family, asked)
+    assert len(reply) == len(asked)
+    seq, seconds, fraction, error, ssid = struct.unpack_from("!IIIHH", reply)
+    assert (seq, error, ssid) == (7, ESTIMATE, 9), "a stateless reflector repeats the sender's number"
+    came = struct.unpack_from("!II", reply, 16)
+    assert (seconds, fraction) >= came > (0, 0)
+    assert reply[24:38] == asked[:14], "what the sender wrote"
+    assert reply[38:40] == bytes(2)
+    assert reply[40] == 64, "the sender's TTL on arrival"
+    tlvs = reply[44:]
+    assert [tlvs[0], tlvs[7], tlvs[15], tlvs[24]] == [0x80, 0x80, 0, 0x80]
+    assert tlvs[4:7] == b"abc"
+    assert second.counted() == {"reflected": 1}
+
+
+def test_tlvs_that_do_not_fit_come_back_malformed(hosts: Hosts, veth_pair: tuple[str, str]) -> None:
+    first, _ = two(hosts, veth_pair, 4)
+    reply = ask(first, ADDRESSES[4], 4, request() + struct.pack("!BBH", 0x80, PADDING, 1000) + bytes(8))
+    assert reply[44] == 0x40
+    reply = ask(first, ADDRESSES[4], 4, request((SWERVE_TLV, bytes(8))))
+    assert reply[44] == 0x40
+
+
+@pytest.mark.guest(every=2)
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("size", [56, 400, 1400])
+def test_a_size_probe_is_answered_whole_or_short(
+    hosts: Hosts, veth_pair: tuple[str, str], family: int, size: int, short: bool
+) -> None:
+    first, _ = two(hosts, veth_pair, family)
+    tlv = (SIZE_TLV, struct.pack("!HH", short, 0))
+    asked = request(tlv, (PADDING, bytes(size - 56)))
+    assert len(asked) == size
+    reply = ask(first, ADDRESSES[family], family, asked)
+    assert len(reply) == (52 if short else size)
+    assert reply[44] == 0
+    assert struct.unpack_from("!H", reply, 50)[0] == 9188
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_junk_on_the_probe_port_reaches_no_socket(hosts: Hosts, veth_pair: tuple[str, str], family: int) -> None:
+    _, second = two(hosts, veth_pair, family)
+    kind = socket.AF_INET if family == 4 else socket.AF_INET6
+    address = "10.77.0.55/24" if family == 4 else "fd77::55/64"
+    support.run(["ip", "-n", veth_pair[0], "address", "add", address, "dev", "v0", "nodad"])
+    destination = (ADDRESSES[family][1], PORT)
+    with netns.inside(veth_pair[0]):
+        peer, low_port = _udp(kind, 0, ADDRESSES[family][0]), _udp(kind, 962, ADDRESSES[family][0])
+        stranger = _udp(kind, 0, address.split("/", maxsplit=1)[0])
+    with peer, low_port, stranger:
+        for _ in range(5):
+            stranger.sendto(request(), destination)
+        for _ in range(4):
+            low_port.sendto(request(), destination)
+        for _ in range(3):
+            peer.sendto(request()[:43], destination)
+        peer.sendto(request(), destination)
+        support.wait_until(lambda: second.counted().get("reflected") == 1, 10, "the request itself is answered")
+    assert second.counted() == {"no_peer": 5, "refused_port": 4, "malformed": 3, "reflected": 1}
+    assert_nothing_reached(second)
+
+
+def test_one_peer_gets_no_more_replies_than_its_share(hosts: Hosts, veth_pair: tuple[str, str]) -> None:
+    """2,000 at once and 20,000 a second: of what comes faster, every request is answered or counted."""
+    _, second = two(hosts, veth_pair, 4)
+    asked = 30_000
+    with netns.inside(veth_pair[0]):
+        sock = _udp(socket.AF_INET)
+    with sock:
+        for _ in range(asked):
+            with contextlib.suppress(BlockingIOError):
+                sock.sendto(request(), (ADDRESSES[4][1], PORT))
+    counted = second.counted()
+    assert counted.keys() <= {"reflected", "over_rate"}
+    assert counted["over_rate"] > 0
+    assert sum(counted.values()) <= asked
+
+
+# ---- replies ----
+
+
+class Replies:
+    """A reflector in user space, which lets the test answer."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+
+    def take(self) -> tuple[bytes, Any]:
+        got: list[tuple[bytes, Any]] = []
+
+        def came() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                got.append(self.socket.recvfrom(2048))
+            return bool(got)
+
+        support.wait_until(came, 10, "the request is there", every_s=0.001)
+        return got[0]
+
+
+def reply_to(asked: bytes, ours: bool = False, ssid: bool = True) -> bytes:
+    """What a reflector sends that got this request."""
+    sent = struct.unpack_from("!II", asked, 4)
+    stamp = struct.pack("!II", *sent)
+    head = asked[:4] + stamp + struct.pack("!H", 0x4001) + (asked[14:16] if ssid else bytes(2)) + stamp
+    base = (head + asked[:14]).ljust(40, b"\0") + b"\xff" + bytes(3)
+    tlv = bytes([0 if ours else 0x80]) + asked[45:]
+    return base + tlv
+
+
+@pytest.fixture
+def one_sided(hosts: Hosts, veth_pair: tuple[str, str]) -> tuple[Host, Replies]:
+    """A sender with our programs, and a peer without: its reflector is the test."""
+    first = hosts(veth_pair[0])
+    first.probe(4, *ADDRESSES[4])
+    with netns.inside(veth_pair[1]):
+        sock = _udp(socket.AF_INET, PORT)
+    first._closing.callback(sock.close)
+    return first, Replies(sock)
+
+
+@pytest.mark.parametrize("how", ["STAMP", "TWAMP Light"])
+def test_a_foreign_reflector_gives_records_that_say_so(one_sided: tuple[Host, Replies], how: str) -> None:
+    first, reflector = one_sided
+    for _ in range(5):
+        first.send(4)
+        asked, back = reflector.take()
+        reply = reply_to(asked, ssid=how == "STAMP")
+        reflector.socket.sendto(reply if how == "STAMP" else reply[:44], back)
+    records = first.records(5)
+    assert records["number"].tolist() == list(range(5))
+    assert set(records["flags"]) == {0}
+    assert set(records["agent_age_ms"]) == {0xFFFFFFFF}
+    assert (records["t1_ns"] == records["t2_ns"]).all(), "the test's reflector repeats the sender's time"
+    assert first.counted() == {"recorded": 5}
+
+
+def test_a_second_reply_is_a_duplicate_and_a_strangers_is_none(one_sided: tuple[Host, Replies]) -> None:
+    first, reflector = one_sided
+    first.send(4)
+    asked, back = reflector.take()
+    for _ in range(3):
+        reflector.socket.sendto(reply_to(asked), back)
+    assert first.records(3)["flags"].tolist() == [0, DUPLICATE, DUPLICATE]
+    assert first.counted() == {"recorded": 3}
+
+
+def test_each_kind_of_forged_reply_is_refused_and_counted(one_sided: tuple[Host, Replies]) -> None:
+    """Each differs from the true reply in one thing; the true one is accepted afterwards all the same."""
+    first, reflector = one_sided
+    first.send(4)
+    asked, back = reflector.take()
+    true = reply_to(asked, ours=True)
+
+    def changed(at: int, data: bytes) -> bytes:
+        return true[:at] + data + true[at + len(data) :]
+
+    later = struct.pack("!I", struct.unpack_from("!I", true, 24)[0] + 1)
+    minute = struct.pack("!I", struct.unpack_from("!I", true, 4)[0] + 60)
+    lies = {
+        "sequence number": (changed(24, later), "stray"),
+        "session": (changed(14, b"\x00\x09"), "stray"),
+        "timestamp": (changed(32, bytes([true[32] ^ 1])), "forged"),
+        "nonce": (changed(48, bytes([true[48] ^ 1])), "forged"),
+        "kept longer than it was away": (changed(4, minute), "impossible"),
+        "came before it left": (changed(16, struct.pack("!I", 0)), "impossible"),
+        "corrupt": (changed(12, b"\x40\x00"), "malformed"),
+        "too short": (true[:43], "malformed"),
+    }
+    expected: dict[str, int] = {}
+    for lie, counter in lies.values():
+        reflector.socket.sendto(lie, back)
+        expected[counter] = expected.get(counter, 0) + 1
+    support.wait_until(lambda: first.counted() == expected, 10, f"all are counted: {first.counted()}")
+    assert first.program.paths[0]["answered_ns"] == 0, "none of them is an answer"
+    reflector.socket.sendto(true, back)
+    (record,) = first.records(1)
+    assert record["flags"] == OURS
+    # From now on the peer is known to run swerve: a reply without its TLV can only be made up.
+    first.send(4)
+    asked, back = reflector.take()
+    reflector.socket.sendto(reply_to(asked), back)
+    reflector.socket.sendto(reply_to(asked)[:44], back)
+    expected |= {"forged": expected["forged"] + 2, "recorded": 1}
+    support.wait_until(lambda: first.counted() == expected, 10, "both are refused")
+    assert_nothing_reached(first)
+
+
+def test_a_reply_by_another_interface_is_not_the_paths(
+    hosts: Hosts, veth_pair: tuple[str, str], one_sided: tuple[Host, Replies]
+) -> None:
+    first, reflector = one_sided
+    first.send(4)
+    asked, back = reflector.take()
+    first.program.paths[0:1]["ifindex"] = first.ifindex + 1000
+    reflector.socket.sendto(reply_to(asked), back)
+    support.wait_until(lambda: first.counted() == {"other_path": 1}, 10, "it is refused")
+
+
+def test_the_agents_heartbeat_travels_in_replies(hosts: Hosts, veth_pair: tuple[str, str]) -> None:
+    first, second = two(hosts, veth_pair, 4)
+    first.send(4)
+    (record,) = first.records(1)
+    assert record["agent_age_ms"] == 0xFFFFFFFF, "no agent has shown that it works"
+    second.program.beat(int(record["seen_ns"]) - 5_000_000_000)
+    first.send(4)
+    (record,) = first.records(1)
+    assert 5_000 <= record["agent_age_ms"] < 65_000
+
+
+@pytest.mark.parametrize("number", [program.NUMBERS - 2, 63])
+def test_numbers_begin_again_without_a_gap(hosts: Hosts, veth_pair: tuple[str, str], number: int) -> None:
+    first, _ = two(hosts, veth_pair, 4)
+    first.sent = number
+    first.send(4, 4)
+    assert first.records(4)["number"].tolist() == [(number + each) % program.NUMBERS for each in range(4)]
+
+
+def test_random_mutations_of_a_reply_are_never_believed(one_sided: tuple[Host, Replies]) -> None:
+    """Seeded: whatever bits of what names the probe are flipped, no record comes of it."""
+    first, reflector = one_sided
+    random = np.random.default_rng(862)
+    first.send(4)
+    asked, back = reflector.take()
+    true = np.frombuffer(reply_to(asked, ours=True), np.uint8)
+    naming = [*range(24, 36), *range(48, 56)]  # sequence number, timestamp, nonce
+    tries = 3000
+    for turn in range(tries):
+        lie = true.copy()
+        for at in random.choice(naming, random.integers(1, 4), replace=False):
+            lie[at] ^= random.integers(1, 256)
+        reflector.socket.sendto(lie.tobytes(), back)
+        if turn % 100 == 99:  # the receiver's queue is finite
+            support.wait_until(lambda done=turn + 1: sum(first.counted().values()) == done, 10, "all are counted")
+    assert first.counted().keys() <= {"stray", "forged"}
+    assert len(first.program.read()) == 0
+    assert_nothing_reached(first)
