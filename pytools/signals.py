@@ -128,6 +128,9 @@ class PathLiveness(Signal, frozen=True, kw_only=True, tag="path_liveness"):
     last_request_ns: int | None  # when the last probe of the peer's came in by the same interface: the way back works
     interval_ns: int  # between the probes of a path
     answered_sent_ns: int | None = None  # when the latest probe that was answered had left
+    limit: int | None = None  # probes in a row that must be unanswered before the path counts as dead
+    recent_loss: float | None = None  # share of the recent probes that are unanswered, 0 to 1
+    longest_rtt_ns: int | None = None  # the longest recent round trip
 
 
 class ProbeSamples(Signal, frozen=True, kw_only=True, tag="probe_samples"):

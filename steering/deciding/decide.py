@@ -77,12 +77,19 @@ def _decide_group(
     ordered = overrides.drained(group)
     # A destination of which nothing is heard at all (a peer that was removed) has no say about the others'.
     live = {vote.path.address for vote in votes if vote.health.state != "unmeasured"}
-    unmeasured = next((v for v in votes if v.health.state == "unmeasured" and v.path.address in live), None)
+    never = [v for v in votes if health.unanswered(policy, v.health, now)]
+    unmeasured = next(
+        (v for v in votes if v.health.state == "unmeasured" and v.path.address in live and v not in never), None
+    )
     if not live or unmeasured is not None:
         which = "no path of it is measured" if unmeasured is None else f"{unmeasured.path} is not measured"
         return _back_to_original(policy, group, votes, f"original weights: {which}", ordered, now)
     votes = [vote for vote in votes if vote.path.address in live]
     why = _not_to_be_told(policy, group, votes, live, now)
+    # Weight taken from another path would reach this one, unless the operator drained it.
+    dark = next((v for v in never if v.path.address in live and v.member not in ordered), None)
+    if not why and dark is not None:
+        why = f"{dark.path}: {health.NEVER_ANSWERED}"
     if why:
         return _ordered(group, _hold(group, votes, f"hold: {why}"), ordered)
     return _decide_measured(policy, group, votes, now, capacities, ordered)

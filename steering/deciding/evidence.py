@@ -24,6 +24,7 @@ from pytools.signals import (
     Signal,
     TcpPath,
 )
+from steering.deciding.silence import has_answered
 
 FORGET_NS: Final = 300_000_000_000  # a subject not heard of for so long is forgotten
 FUTURE_NS: Final = 1_000_000_000  # a fact may be this far ahead of our own look at the clock
@@ -50,6 +51,12 @@ class Facts(msgspec.Struct, frozen=True):
     ports: tuple[RdmaPort, ...] = ()
     queue_pairs: tuple[RdmaQueuePair, ...] = ()
     events: tuple[LinkEvent, ...] = ()  # of the path and its interface, the newest of each word
+
+    @property
+    def answered(self) -> bool:
+        """Whether any probe of the path is known to have been answered, however long ago."""
+        known = self.liveness is not None and has_answered(self.liveness)
+        return known or (self.delay is not None and self.delay.received > 0)
 
     def event(self, *words: str) -> LinkEvent | None:
         """The newest event of these words."""

@@ -7,7 +7,7 @@
 A path that is due stays suspect until `decide` grants the change and it was carried out: the state never claims what
 was not done. A drained path keeps `share` of its weight: a rule that goes down in steps lowers it again after each
 settle time while the path is still bad. Silence moves nothing (stale: hold); after long silence the path is
-unmeasured again.
+unmeasured again. A path of which no probe was ever answered stays unmeasured.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from steering.policy.actions import WEIGHT_KINDS
 
 State = Literal["unmeasured", "healthy", "suspect", "drained", "returning"]
 
+NEVER_ANSWERED: Final = "no probe of it was answered yet"
 _OUT_OF_SCOPE: Final[tuple[Reading, Memory]] = Reading(Verdict.NONE, "out of the rule's scope"), ()
 _DIGITS: Final = 9  # of a share: ten steps of 0.1 lead to 0
 
@@ -41,6 +42,7 @@ class PathHealth(msgspec.Struct, frozen=True):
     memories: tuple[Memory, ...] = ()
     covered: tuple[bool, ...] = ()  # whether it is in the scope of each rule
     seen_ns: int = 0  # end of the latest measurement
+    answered: bool = False  # whether any of its probes was answered, since it was last unmeasured
     measured: bool = False  # whether the latest measurement had an answer with a value
     bad: bool = False  # whether it was bad under a rule that moves something, for however short a time
     clear_since: int | None = None  # start of the time without a bad measurement, while drained
@@ -72,6 +74,11 @@ def unknown(now: int) -> PathHealth:
     return PathHealth("unmeasured", now, because="not measured")
 
 
+def unanswered(policy: Policy, path: PathHealth, now: int) -> bool:
+    """Whether a path is probed, and not one of its probes was answered yet."""
+    return path.state == "unmeasured" and path.seen_ns > 0 and not stale(policy, path, now)
+
+
 def stale(policy: Policy, path: PathHealth, now: int) -> bool:
     """Whether the latest measurement is too old to act on."""
     return now - path.seen_ns > policy.safety.stale_after
@@ -98,6 +105,7 @@ def observe(policy: Policy, path: PathHealth, facts: Facts, now: int) -> PathHea
         readings=tuple(reading for reading, _ in judged),
         memories=tuple(memory for _, memory in judged),
         seen_ns=at,
+        answered=path.answered or facts.answered,
         measured=_measured(facts),
         bad=any(_bad(rule, reading) for rule, (reading, _) in zip(policy.rules, judged, strict=True)),
         act_ns=_patience(policy, path, [reading for reading, _ in judged], facts, at),
@@ -140,11 +148,13 @@ def advance(  # noqa: PLR0911 (one return per state)
         if path.state == "unmeasured":
             return path
         why = f"not measured for {duration_text(silent)}"
-        return replace(_whole(path, "unmeasured", now, why), clear_since=None)
+        return replace(_whole(path, "unmeasured", now, why), answered=False, clear_since=None)
     if silent > policy.safety.stale_after:
         return path
     match path.state:
         case "unmeasured":
+            if not path.answered:
+                return replace(path, because=NEVER_ANSWERED)
             return _settle(policy, _healthy(policy, path, now, "measured"), now)
         case "healthy" | "suspect":
             return _settle(policy, path, now)

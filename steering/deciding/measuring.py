@@ -197,9 +197,16 @@ def _silence(leaf: Silence, facts: Facts, stale_after: int) -> Measurement:
         run = max(signal.answered_run, 0)
         verdict = Verdict.CLEAR if run else Verdict.BETWEEN
         return Measurement(signal.at_ns, lives, verdict, found.text, run=max(run, 1))
-    verdict = _between(found.cause == "path_dead" and signal.missed >= leaf.missed, False)
+    if found.cause == "unmeasured":
+        return Measurement(signal.at_ns, lives, Verdict.NONE, found.text)
+    needed = max(leaf.missed, signal.limit or 0)
+    verdict = _between(found.cause == "path_dead" and signal.missed >= needed, False)
     since_ns = signal.at_ns - max(signal.silent_ns, 0)
-    return Measurement(signal.at_ns, lives, verdict, found.text, "silent", since_ns=since_ns)
+    said = found.text
+    if signal.missed < needed and needed > leaf.missed:
+        loss = "" if signal.recent_loss is None else f" at a recent loss of {signal.recent_loss:.0%}"
+        said += f", {needed} needed{loss}"
+    return Measurement(signal.at_ns, lives, verdict, said, "silent", since_ns=since_ns)
 
 
 def _share(part: int, total: int, units: str, done: str, leaf: Retransmits | CeShare) -> tuple[Verdict, str, bool]:

@@ -11,6 +11,7 @@ from steering_kit import MS, ORIGINAL, POLICY, SECOND, TARGET, facts, group, mea
 from steering.deciding import health
 from steering.deciding.capacity import Estimate
 from steering.deciding.decide import decide
+from steering.deciding.overrides import Override, Overrides
 from steering.policy import parse
 
 NOW = 10**12
@@ -91,10 +92,30 @@ def test_nothing_is_shifted_toward_a_path_that_is_only_coming_back():
 
 
 def test_nothing_is_shifted_toward_a_path_that_answers_nothing():
-    dead = state(POLICY_OF_TWO, None, received=0, lost=5)
+    dead = replace(state(POLICY_OF_TWO, None, received=0, lost=5), state="healthy", answered=True)
     plan = two_rails(bad(), dead)
     assert plan.wanted == ORIGINAL
     assert "there is no measurement" in plan.held[0][1]
+
+
+def test_a_path_that_never_answered_freezes_the_group():
+    """Its weight would grow; what was taken from another path stays where it is."""
+    never = state(POLICY_OF_TWO, None, received=0, lost=5)
+    plan = two_rails(bad(), never, current={11: 5, 12: 10})
+    assert plan.wanted == ((11, 5), (12, 10)) and not plan.lifted
+    assert plan.because == f"hold: {path(2)}: no probe of it was answered yet"
+
+
+def test_a_path_that_never_answered_does_not_count_where_the_operator_drained_it():
+    never = state(POLICY_OF_TWO, None, received=0, lost=5)
+    known = group({rail: [path(rail)] for rail in (1, 2, 3)})
+    paths = {path(1): bad(), path(2): good(), path(3): never}
+    order = Overrides((Override("drain", interface="rail3"),))
+    policy = parse(POLICY.replace("max_drained_share: 0.5", "max_drained_share: 0.7"))
+    (free,) = decide(policy, paths, [known], NOW).groups
+    (ordered,) = decide(policy, paths, [known], NOW, overrides=order).groups
+    assert free.wanted == known.original
+    assert ordered.wanted == ((12, 1),)
 
 
 def test_nothing_is_shifted_toward_a_path_that_was_never_measured():

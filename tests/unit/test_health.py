@@ -7,6 +7,8 @@ from itertools import pairwise
 import msgspec
 import policy_kit as kit
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from steering_kit import MS, POLICY, SECOND, facts, measured, path
 
@@ -359,9 +361,48 @@ def test_an_older_measurement_changes_nothing():
 
 def test_a_path_that_answers_nothing_is_not_measured_but_not_silent():
     watched = Watched(policy())
+    watched.feel(STEP)
     watched.feel(SECOND, queueing_ns=None, received=0, lost=5)
     assert watched.health.state == "healthy" and not watched.health.measured
     assert not health.stale(watched.policy, watched.health, watched.now)
+
+
+def never_answered(at):
+    """What is known of a path whose probes were never answered, while those of another are."""
+    return replace(
+        facts(measured(path(), at, None, received=0, lost=5)),
+        liveness=kit.liveness(path(), at, 100, last_answer_ns=None),
+        siblings=(kit.liveness(path(2), at),),
+    )
+
+
+def test_a_path_that_never_answered_is_neither_healthy_nor_dead():
+    watched = Watched(policy(SILENT))
+    for watched.now in range(T0, T0 + 10 * SECOND, STEP):
+        watched.health = health.observe(watched.policy, watched.health, never_answered(watched.now), watched.now)
+        assert (watched.health.state, watched.health.because) == ("unmeasured", health.NEVER_ANSWERED)
+        assert health.due(watched.policy, watched.health) is None and not watched.health.failed
+    assert watched.feel(STEP).state == "healthy"
+
+
+@given(st.lists(st.sampled_from(["answer", "nothing", "never", "pause"]), max_size=40))
+def test_no_path_is_healthy_before_its_first_answer(events):
+    watched, answered = Watched(policy(SILENT)), False
+    for event in events:
+        if event == "pause":
+            watched.silence(watched.policy.safety.baseline_after + SECOND)
+            answered = False
+        elif event == "answer":
+            watched.feel(STEP)
+            answered = True
+        elif event == "nothing":
+            watched.feel(STEP, queueing_ns=None, received=0, lost=5)
+        else:
+            watched.now += STEP
+            seen = never_answered(watched.now)
+            watched.health = health.observe(watched.policy, watched.health, seen, watched.now)
+        assert (watched.health.state == "healthy") is answered
+        assert watched.health.state in ("healthy", "unmeasured")
 
 
 def test_never_heard_of_stays_unmeasured():

@@ -200,6 +200,33 @@ def test_events_of_one_path_are_not_those_of_another_over_the_same_interface():
 SILENT = "{signal: silence, missed: 3}"
 
 
+@pytest.mark.parametrize(
+    ("asked", "limit", "missed", "verdict"),
+    [
+        (3, None, 2, BETWEEN),
+        (3, None, 3, BAD),
+        (3, 2, 2, BETWEEN),  # the rule asks for more
+        (3, 3, 3, BAD),
+        (3, 10, 9, BETWEEN),
+        (3, 10, 10, BAD),
+        (12, 10, 11, BETWEEN),
+        (12, 10, 12, BAD),
+    ],
+)
+def test_a_path_is_dead_at_the_larger_of_the_limits_of_rule_and_path(asked, limit, missed, verdict):
+    silent = kit.liveness(A, T0, missed, limit=limit, recent_loss=0.2)
+    reading = Judge(f"{{signal: silence, missed: {asked}}}").hear(kit.liveness(B, T0), silent)
+    assert reading.verdict is verdict
+    assert ("10 needed at a recent loss of 20%" in reading.text) is (limit == 10 and asked == 3 and missed < 10)
+
+
+def test_the_silence_of_a_path_that_never_answered_says_nothing():
+    never = kit.liveness(A, T0, 50, last_answer_ns=None)
+    reading = Judge(SILENT).hear(kit.liveness(B, T0), never)
+    assert (reading.verdict, reading.idle) == (NONE, False)
+    assert reading.text == "50 probes missed; no probe was ever answered"
+
+
 def test_silence_counts_when_another_path_answers():
     when = Judge(SILENT)
     assert when.hear(kit.liveness(B, T0), kit.liveness(A, T0)).verdict is CLEAR

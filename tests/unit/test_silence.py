@@ -112,6 +112,48 @@ def test_paths_to_the_same_address_count_before_those_to_another_of_the_peer():
     assert classify(silent(A), [answering(other_family)]).cause == "path_dead"
 
 
+@pytest.mark.parametrize(
+    ("loss", "run", "cause"),
+    [
+        (0.0, 0, "path_dead"),
+        (0.25, 0, "path_dead"),
+        (0.26, 0, "waiting"),
+        (0.26, 2, "waiting"),
+        (0.26, 3, "path_dead"),  # three of the four probes that the other path missed
+        (None, 2, "waiting"),
+        (None, 3, "path_dead"),
+        (-0.1, 0, "waiting"),  # no share of anything
+    ],
+)
+def test_the_other_path_must_have_answered_nearly_all_of_its_probes(loss, run, cause):
+    found = classify(silent(), [answering(recent_loss=loss, answered_run=run)])
+    assert found.cause == cause
+    if loss is not None and loss > 0 and cause == "waiting":
+        assert found.text == f"4 probes missed; {B} answers 74% of its probes, too few to tell"
+
+
+def test_one_reliable_path_is_enough():
+    lossy = answering(B, recent_loss=0.5, answered_run=1)
+    assert classify(silent(), [lossy, answering(C, recent_loss=0.0)]).cause == "path_dead"
+
+
+@pytest.mark.parametrize(
+    ("longest_ns", "cause"), [(40 * MS - 1, "path_dead"), (40 * MS, "waiting"), (None, "path_dead")]
+)
+def test_a_silence_no_longer_than_a_round_trip_is_a_queue(longest_ns, cause):
+    found = classify(silent(longest_rtt_ns=longest_ns), [answering()])
+    assert found.cause == cause
+    if cause == "waiting":
+        assert found.text == "4 probes missed within 40 ms; a round trip took up to 40 ms"
+
+
+@pytest.mark.parametrize("missed", [0, 4, 1000])
+def test_a_path_that_never_answered_is_not_measured(missed):
+    never = kit.liveness(A, T0, missed, last_answer_ns=None, interval_ns=INTERVAL)
+    assert classify(never, [answering()]).cause == "unmeasured"
+    assert classify(never, ()).cause == "unmeasured"
+
+
 PEER_DIES, NEVER = "peer dies", 10**18
 
 
@@ -151,3 +193,55 @@ def test_the_death_of_a_peer_is_never_taken_for_that_of_a_path(phase_a, phase_b,
     else:
         assert causes[1] == "answers"
         assert told[0].missed < 3 or causes[0] == "path_dead"
+
+
+TIMES = st.none() | st.integers(T0 - 200 * MS, T0 + 10 * MS)
+SHARES = st.none() | st.floats(0, 1)
+
+
+@given(
+    st.integers(0, 20),
+    st.integers(0, 200 * MS),
+    st.tuples(TIMES, TIMES, st.none() | st.integers(0, 200 * MS)),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20), SHARES, TIMES, TIMES), max_size=3),
+)
+def test_a_verdict_against_a_path_always_rests_on_all_of_its_conditions(missed, silent_ns, own, others):
+    last_ns, sent_ns, longest_ns = own
+    path_ = kit.liveness(
+        A,
+        T0,
+        missed,
+        silent_ns=silent_ns,
+        interval_ns=INTERVAL,
+        last_answer_ns=last_ns,
+        answered_sent_ns=sent_ns,
+        longest_rtt_ns=longest_ns,
+    )
+    siblings = [
+        kit.liveness(
+            over,
+            T0,
+            theirs,
+            answered_run=run,
+            recent_loss=loss,
+            last_answer_ns=at_ns,
+            answered_sent_ns=left_ns,
+            interval_ns=INTERVAL,
+        )
+        for over, (theirs, run, loss, at_ns, left_ns) in zip((B, C, path(4)), others, strict=False)
+    ]
+    second_ns = max(T0 - silent_ns, last_ns or 0) + INTERVAL
+
+    def testifies(run, loss, at_ns, left_ns):
+        answered_ns = left_ns if left_ns is not None else None if at_ns is None else at_ns - INTERVAL
+        after = answered_ns is not None and answered_ns > second_ns and (left_ns or at_ns) <= T0
+        return after and (run >= 0.75 * missed or (loss is not None and loss <= 0.25))
+
+    dead = (
+        (last_ns is not None or sent_ns is not None)
+        and missed > 0
+        and silent_ns >= (missed - 1) * INTERVAL
+        and (longest_ns is None or silent_ns > longest_ns)
+        and any(testifies(*each[1:]) for each in others)
+    )
+    assert (classify(path_, siblings).cause == "path_dead") is dead
