@@ -1,6 +1,7 @@
 """Whether a rule's condition holds: leaf by leaf with memory, then up the tree. Pure.
 
-A measurement counts once. What is remembered of a leaf (since when, how many in a row) is lost when measurements pause.
+A measurement counts once. What is remembered of a leaf (since when, how many in a row) is lost when measurements pause;
+a window without samples is none.
 Of the tree, `since_ns` and `run` are those of the leaves that made the verdict. Times are CLOCK_MONOTONIC nanoseconds.
 """
 
@@ -53,6 +54,7 @@ class LeafMemory(msgspec.Struct, frozen=True):
     measurement: Measurement
     since_ns: int
     run: int
+    empty: bool = False  # whether windows without samples came since
 
 
 Memory = tuple[LeafMemory | None, ...]  # by leaf, in the order of the tree; empty at first
@@ -95,6 +97,8 @@ def _remember(new: Measurement, known: LeafMemory | None) -> LeafMemory:
         old = known.measurement
         if new.at_ns < old.at_ns and new.at_ns + new.lives_ns > old.at_ns:
             return known  # told later, but older
+        if new.empty and old.verdict is not Verdict.NONE:
+            return msgspec.structs.replace(known, empty=True)
         same = new.verdict is old.verdict and 0 <= new.at_ns - old.at_ns <= new.lives_ns
         if same:
             since_ns, run = known.since_ns, known.run + (new.at_ns > old.at_ns)
@@ -112,8 +116,10 @@ def _read(leaf: AnyLeaf, known: LeafMemory, now: int) -> Reading:
         return Reading(Verdict.NONE, (_ago, made, now - made.at_ns), made.at_ns, made.at_ns)
     lasted = max(made.at_ns - known.since_ns, 0)
     verdict, said = made.verdict, made.said
+    if known.empty and verdict is not Verdict.BAD:
+        return Reading(Verdict.NONE, said, made.at_ns, known.since_ns, known.run)
     if verdict is Verdict.BAD:
-        if lasted < leaf.for_ or known.run < leaf.fall:
+        if lasted < leaf.for_ or known.run < leaf.fall or known.empty:  # no act without a sample
             verdict = Verdict.PENDING
         said = _with_time, leaf, made, lasted, known.run, verdict is Verdict.PENDING
     return Reading(verdict, said, made.at_ns, known.since_ns, known.run, made.idle, leaf.failure, (leaf.signal,))
@@ -134,7 +140,7 @@ def _with_time(leaf: AnyLeaf, made: Measurement, lasted: int, run: int, pending:
         wanted = ([f"for {duration_text(leaf.for_)}"] if lasted < leaf.for_ else []) + (
             [f"{leaf.fall} in a row"] if run < leaf.fall else []
         )
-        text += f", not yet {' and '.join(wanted)}"
+        text += f", not yet {' and '.join(wanted)}" if wanted else ", no sample since"
     return text
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from pytools.signals import PathDelay
 from steering.deciding.evidence import Facts
 from steering.deciding.link_states import REPORT_LIVES_NS, link_state
 from steering.deciding.silence import classify
@@ -60,6 +61,7 @@ class Measurement(msgspec.Struct, frozen=True):
     since_ns: int | None = None  # since when, where the fact itself says so
     run: int | None = None  # how many in a row, where the fact itself says so
     idle: bool = False  # nothing measured for want of traffic
+    empty: bool = False  # nothing measured for want of samples: what is remembered stands
 
     @property
     def text(self) -> str:
@@ -125,8 +127,7 @@ def _queueing(leaf: QueueingDelay, facts: Facts, stale_after: int) -> Measuremen
         return Measurement(signal.at_ns, lives, verdict, (_overtaken, signal.overtaken_p50_ns, *counts), beyond)
     delay = signal.forward
     value = {"p50": delay.queueing_p50_ns, "p99": delay.queueing_p99_ns, "last": delay.queueing_last_ns}[leaf.quantile]
-    known = value if delay.samples > 0 else None
-    return _delay("queueing delay", leaf, known, delay.queueing_bound_ns, signal.at_ns, lives)
+    return _delay("queueing delay", leaf, signal, value, delay.queueing_bound_ns, lives)
 
 
 def _one_way(leaf: OneWayDelay, facts: Facts, stale_after: int) -> Measurement:
@@ -139,15 +140,16 @@ def _one_way(leaf: OneWayDelay, facts: Facts, stale_after: int) -> Measurement:
         return Measurement(signal.at_ns, lives, Verdict.NONE, why)
     delay = signal.forward
     value = {"min": delay.owd_min_ns, "p50": delay.owd_p50_ns, "p99": delay.owd_p99_ns}[leaf.quantile]
-    known = value if delay.samples > 0 else None
-    return _delay("one-way delay", leaf, known, delay.bound_ns, signal.at_ns, lives)
+    return _delay("one-way delay", leaf, signal, value, delay.bound_ns, lives)
 
 
 def _delay(
-    what: str, leaf: QueueingDelay | OneWayDelay, value: int | None, bound: int | None, at_ns: int, lives: int
+    what: str, leaf: QueueingDelay | OneWayDelay, signal: PathDelay, value: int | None, bound: int | None, lives: int
 ) -> Measurement:
-    if value is None:
-        return Measurement(at_ns, lives, Verdict.NONE, f"no {what} was measured")
+    at_ns, samples = signal.at_ns, signal.forward.samples
+    if samples <= 0 or value is None:
+        empty = samples <= 0 and signal.received <= 0
+        return Measurement(at_ns, lives, Verdict.NONE, f"no {what} was measured", empty=empty)
     if bound is None or bound < 0:
         return Measurement(at_ns, lives, Verdict.NONE, f"the {what} came without its error")
     verdict = _between(value - bound > leaf.above, value + bound < leaf.clear_below)
@@ -177,7 +179,7 @@ def _loss(leaf: Loss, facts: Facts, stale_after: int) -> Measurement:
         return nothing("no loss was measured")
     lives, settled = _lives(signal.window_ns, stale_after), signal.received + signal.lost
     if signal.received < 0 or signal.lost < 0 or settled == 0:
-        return Measurement(signal.at_ns, lives, Verdict.NONE, "no probe was due")
+        return Measurement(signal.at_ns, lives, Verdict.NONE, "no probe was due", empty=settled == 0)
     verdict = _between(signal.loss > leaf.above, signal.loss < leaf.clear_below or signal.lost == 0)
     said = _lost, signal.lost, settled, signal.loss
     return Measurement(signal.at_ns, lives, verdict, said, (_above_share, leaf.above, 0))

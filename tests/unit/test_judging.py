@@ -277,6 +277,52 @@ def test_one_measurement_that_is_not_bad_starts_it_again(between):
         assert when.hear(measured(A, T0 + i * 20 * MS, value)).verdict is not BAD
 
 
+def no_samples(at_ns):
+    """A window in which no probe was answered."""
+    return measured(A, at_ns, None, received=0)
+
+
+def test_a_window_without_samples_starts_nothing_again():
+    when = Judge(LASTING)
+    assert when.hear(measured(A, T0, 9 * MS)).verdict is PENDING
+    assert when.hear(no_samples(T0 + 20 * MS)).verdict is PENDING
+    assert when.hear(measured(A, T0 + 40 * MS, 9 * MS)).verdict is BAD
+    reading = when.hear(no_samples(T0 + 60 * MS))
+    assert (reading.verdict, reading.since_ns, reading.run) == (PENDING, T0, 2), "no act without a sample"
+    assert reading.text == "queueing delay p50 9 ms ± 1 us, above 5 ms for 40 ms, no sample since"
+    assert when.hear(measured(A, T0 + 80 * MS, 9 * MS)).verdict is BAD
+
+
+def test_a_window_without_samples_is_no_measurement():
+    """It neither makes what is remembered last longer, nor counts."""
+    when = Judge("{signal: queueing_delay, above: 5ms, clear_below: 1ms, fall: 3}")
+    when.hear(measured(A, T0, 9 * MS))
+    for at in range(T0, T0 + 500 * MS, 20 * MS):
+        assert when.hear(no_samples(at + 20 * MS)).run == 1
+    assert when.hear(no_samples(T0 + 501 * MS)).verdict is NONE
+    assert when.hear(measured(A, T0 + 502 * MS, 9 * MS)).run == 1
+
+
+def test_a_window_in_which_no_probe_was_due_does_not_end_a_loss():
+    when = Judge("{signal: loss, above: 0.5, clear_below: 0.1, for: 40ms}")
+    assert when.hear(measured(A, T0, lost=9, received=1)).verdict is PENDING
+    assert when.hear(measured(A, T0 + 20 * MS, None, lost=0, received=0)).verdict is PENDING
+    assert when.hear(measured(A, T0 + 40 * MS, lost=9, received=1)).verdict is BAD
+
+
+@given(st.lists(st.sampled_from([0, 3 * MS, 9 * MS, "empty"]), max_size=60))
+def test_what_is_said_after_windows_without_samples_is_as_if_they_had_not_come(values):
+    when, without = Judge(LASTING), Judge(LASTING)
+    for i, value in enumerate(values):
+        now = T0 + i * 20 * MS
+        if value == "empty":
+            before = without.at(now).verdict
+            assert when.hear(no_samples(now)).verdict is (PENDING if before in (BAD, PENDING) else NONE)
+        else:
+            got, expected = (judge.hear(measured(A, now, value)) for judge in (when, without))
+            assert got == expected
+
+
 def test_a_pause_starts_it_again():
     when = Judge(LASTING)
     when.hear(measured(A, T0, 9 * MS))
