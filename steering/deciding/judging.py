@@ -15,7 +15,7 @@ import msgspec
 from steering.deciding.evidence import Facts
 from steering.deciding.measuring import Measurement, Said, Verdict, measure, words
 from steering.durations import SECOND, duration_text
-from steering.policy.conditions import All, AnyLeaf, AnyOf, Condition, Not, leaves
+from steering.policy.conditions import All, AnyLeaf, AnyOf, Condition, Not, leaves, samples_of
 
 STALE_AFTER: Final = SECOND // 2
 
@@ -54,7 +54,14 @@ class LeafMemory(msgspec.Struct, frozen=True):
     measurement: Measurement
     since_ns: int
     run: int
+    earlier: int = 0  # samples behind the verdict, from before the window that was counted last
+    counted: Measurement | None = None  # that window
     empty: bool = False  # whether windows without samples came since
+
+    @property
+    def samples(self) -> int:
+        """At least so many probes in a row bear the verdict out; each counts once."""
+        return self.earlier + (self.counted.samples if self.counted else 0)
 
 
 Memory = tuple[LeafMemory | None, ...]  # by leaf, in the order of the tree; empty at first
@@ -92,7 +99,7 @@ def judge(
 
 def _remember(new: Measurement, known: LeafMemory | None) -> LeafMemory:
     """The memory of a leaf after a measurement, which may be the one that it knows already."""
-    since_ns, run = new.at_ns, 1
+    since_ns, run, earlier, counted = new.at_ns, 1, 0, new
     if known is not None:
         old = known.measurement
         if new.at_ns < old.at_ns and new.at_ns + new.lives_ns > old.at_ns:
@@ -102,11 +109,28 @@ def _remember(new: Measurement, known: LeafMemory | None) -> LeafMemory:
         same = new.verdict is old.verdict and 0 <= new.at_ns - old.at_ns <= new.lives_ns
         if same:
             since_ns, run = known.since_ns, known.run + (new.at_ns > old.at_ns)
+            earlier, counted = _count(new, known)
     return LeafMemory(
         new,
         since_ns if new.since_ns is None else min(new.since_ns, new.at_ns),
         run if new.run is None else new.run,
+        earlier,
+        counted,
     )
+
+
+def _count(new: Measurement, known: LeafMemory) -> tuple[int, Measurement]:
+    """The samples so far and the window that was counted last, after one more that says the same.
+
+    Of windows that overlap, the one with more samples counts: the same probes may be in both. A last sample that has
+    the same value is the same one.
+    """
+    last = known.counted
+    if last is None or (new.last_ns is not None and new.last_ns == last.last_ns):
+        return known.earlier, last or new
+    if new.at_ns - new.window_ns >= last.at_ns and new.at_ns > last.at_ns:
+        return known.samples, new
+    return known.earlier, new if new.samples > last.samples else last
 
 
 def _read(leaf: AnyLeaf, known: LeafMemory, now: int) -> Reading:
@@ -119,9 +143,10 @@ def _read(leaf: AnyLeaf, known: LeafMemory, now: int) -> Reading:
     if known.empty and verdict is not Verdict.BAD:
         return Reading(Verdict.NONE, said, made.at_ns, known.since_ns, known.run)
     if verdict is Verdict.BAD:
-        if lasted < leaf.for_ or known.run < leaf.fall or known.empty:  # no act without a sample
+        few = known.samples < samples_of(leaf)
+        if lasted < leaf.for_ or known.run < leaf.fall or few or known.empty:  # no act without a sample
             verdict = Verdict.PENDING
-        said = _with_time, leaf, made, lasted, known.run, verdict is Verdict.PENDING
+        said = _with_time, leaf, made, lasted, known.run, known.samples, verdict is Verdict.PENDING
     return Reading(verdict, said, made.at_ns, known.since_ns, known.run, made.idle, leaf.failure, (leaf.signal,))
 
 
@@ -129,17 +154,20 @@ def _ago(made: Measurement, ago: int) -> str:
     return f"{made.text}, but {duration_text(ago)} ago"
 
 
-def _with_time(leaf: AnyLeaf, made: Measurement, lasted: int, run: int, pending: bool) -> str:
+def _with_time(leaf: AnyLeaf, made: Measurement, lasted: int, run: int, samples: int, pending: bool) -> str:
     """A bad measurement in words: what, beyond which threshold, for how long and how often, of what is asked."""
     text = f"{made.text}, {words(made.beyond)}" if made.beyond else made.text
     if lasted:
         text += f" for {duration_text(lasted)}"
+    asked = samples_of(leaf)
+    if asked > 1:
+        text += f" in {samples} sample{'s' if samples > 1 else ''}"
     if leaf.fall > 1:
         text += f", {run} in a row"
     if pending:
-        wanted = ([f"for {duration_text(leaf.for_)}"] if lasted < leaf.for_ else []) + (
-            [f"{leaf.fall} in a row"] if run < leaf.fall else []
-        )
+        wanted = [f"for {duration_text(leaf.for_)}"] if lasted < leaf.for_ else []
+        wanted += [f"in {asked} samples"] if samples < asked else []
+        wanted += [f"{leaf.fall} in a row"] if run < leaf.fall else []
         text += f", not yet {' and '.join(wanted)}" if wanted else ", no sample since"
     return text
 

@@ -62,6 +62,9 @@ class Measurement(msgspec.Struct, frozen=True):
     run: int | None = None  # how many in a row, where the fact itself says so
     idle: bool = False  # nothing measured for want of traffic
     empty: bool = False  # nothing measured for want of samples: what is remembered stands
+    samples: int = 1  # at least so many probes bear the verdict out
+    window_ns: int = 0  # they came within so long before `at_ns`
+    last_ns: int | None = None  # the value of the only sample that counts, where it is the last one
 
     @property
     def text(self) -> str:
@@ -124,7 +127,9 @@ def _queueing(leaf: QueueingDelay, facts: Facts, stale_after: int) -> Measuremen
         # Neither clear nor a value: a lower bound, of both directions together, from probes that are still under way.
         verdict = _between(signal.overtaken_p50_ns > leaf.above, False)
         counts = signal.overtaken, signal.forward.samples
-        return Measurement(signal.at_ns, lives, verdict, (_overtaken, signal.overtaken_p50_ns, *counts), beyond)
+        said = _overtaken, signal.overtaken_p50_ns, *counts
+        half = _half(sum(counts))
+        return Measurement(signal.at_ns, lives, verdict, said, beyond, samples=half, window_ns=signal.window_ns)
     delay = signal.forward
     value = {"p50": delay.queueing_p50_ns, "p99": delay.queueing_p99_ns, "last": delay.queueing_last_ns}[leaf.quantile]
     return _delay("queueing delay", leaf, signal, value, delay.queueing_bound_ns, lives)
@@ -153,7 +158,16 @@ def _delay(
     if bound is None or bound < 0:
         return Measurement(at_ns, lives, Verdict.NONE, f"the {what} came without its error")
     verdict = _between(value - bound > leaf.above, value + bound < leaf.clear_below)
-    return Measurement(at_ns, lives, verdict, (_value, what, leaf.quantile, value, bound), (_above_time, leaf.above))
+    said, beyond = (_value, what, leaf.quantile, value, bound), (_above_time, leaf.above)
+    if leaf.quantile == "last":
+        return Measurement(at_ns, lives, verdict, said, beyond, last_ns=value)
+    least = {"min": samples, "p50": _half(samples), "p99": 1}[leaf.quantile]
+    return Measurement(at_ns, lives, verdict, said, beyond, samples=least, window_ns=signal.window_ns)
+
+
+def _half(samples: int) -> int:
+    """How many samples are at or beyond their median."""
+    return (max(samples, 0) + 1) // 2
 
 
 def _value(what: str, quantile: str, value: int, bound: int) -> str:

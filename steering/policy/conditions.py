@@ -56,6 +56,7 @@ class Leaf(Model):
 class _Delay(Leaf):
     above: Duration
     clear_below: Duration = Field(description="only below this does the path count as good again")
+    samples: Count = Field(default=1, description="in place of for: how many probes beyond above before the rule acts")
 
     @field_validator("above")
     @classmethod
@@ -266,3 +267,8 @@ def leaves(condition: Condition) -> Iterator[AnyLeaf]:
             yield from leaves(condition.not_)
         case _:
             yield condition
+
+
+def samples_of(leaf: AnyLeaf) -> int:
+    """How many samples must be beyond the threshold before a leaf holds."""
+    return leaf.samples if isinstance(leaf, QueueingDelay | OneWayDelay) else 1

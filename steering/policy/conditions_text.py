@@ -19,6 +19,7 @@ from steering.policy.conditions import (
     Rdma,
     Retransmits,
     Silence,
+    samples_of,
 )
 
 LINK_WORDS: Final = {
@@ -58,7 +59,7 @@ def condition_text(condition: Condition) -> str:
         case _:
             lasting = f" for {duration_text(condition.for_)}" if condition.for_ else ""
             often = f" {condition.fall} times in a row" if condition.fall > 1 else ""
-            return f"{_holds(condition)}{lasting}{often}"
+            return f"{_holds(condition)}{_counted(condition)}{lasting}{often}"
 
 
 def clear_text(condition: Condition) -> str:
@@ -72,6 +73,11 @@ def clear_text(condition: Condition) -> str:
             return condition_text(condition.not_)
         case _:
             return _clears(condition)
+
+
+def _counted(leaf: AnyLeaf) -> str:
+    many = samples_of(leaf)
+    return f" in {many} samples at least" if many > 1 else ""
 
 
 def _joined(word: str, parts: list[str]) -> str:

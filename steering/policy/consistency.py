@@ -22,6 +22,7 @@ def inconsistencies(raw: Any, reader: Reader) -> Iterator[Problem]:
     yield from _priorities(rules, reader)
     for i, rule in enumerate(rules):
         if isinstance(rule, dict):
+            yield from _for_or_samples(rule.get("when"), ("rules", i, "when"), reader)
             yield from _actions(rule, ("rules", i), reader)
 
 
@@ -61,6 +62,18 @@ def _priorities(rules: list[Any], reader: Reader) -> Iterator[Problem]:
             what = f"{priority} is the priority of the rule in line {first[priority]} already; expected another"
             yield _problem(at, what, reader)
         first.setdefault(priority, reader.lines[at])
+
+
+def _for_or_samples(when: Any, at: Location, reader: Reader) -> Iterator[Problem]:
+    """Leaves that count both time and samples."""
+    if isinstance(when, list):
+        for i, part in enumerate(when):
+            yield from _for_or_samples(part, (*at, i), reader)
+    elif isinstance(when, dict):
+        for key in ("all", "any", "not"):
+            yield from _for_or_samples(when.get(key), (*at, key), reader)
+        if "for" in when and "samples" in when:
+            yield _problem((*at, "samples"), "expected either for or samples, not both", reader)
 
 
 def _actions(rule: dict[str, Any], at: Location, reader: Reader) -> Iterator[Problem]:

@@ -262,6 +262,98 @@ def test_bad_often_enough_is_bad():
     assert readings[1].text == "queueing delay p50 9 ms ± 1 us, above 5 ms for 20 ms, 2 in a row, not yet 3 in a row"
 
 
+# ---- samples ----
+
+COUNTED = "{signal: queueing_delay, quantile: QUANTILE, above: 5ms, clear_below: 1ms, samples: 3}"
+
+
+def windows(when, readings, every_ns=20 * MS):
+    """What is said after each of these windows of 100 ms: delay and number of samples."""
+    return [
+        when.hear(measured(A, T0 + i * every_ns, value, received=samples))
+        for i, (value, samples) in enumerate(readings)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("quantile", "samples", "verdict"),
+    [("p50", 4, PENDING), ("p50", 5, BAD), ("p99", 100, PENDING), ("last", 100, PENDING)],
+)
+def test_one_window_shows_as_many_samples_as_its_quantile_says(quantile, samples, verdict):
+    (reading,) = windows(Judge(COUNTED.replace("QUANTILE", quantile)), [(9 * MS, samples)])
+    assert reading.verdict is verdict
+
+
+@pytest.mark.parametrize(("samples", "verdict"), [(2, PENDING), (3, BAD)])
+def test_at_the_least_delay_all_samples_count(samples, verdict):
+    when = Judge("{signal: one_way_delay, quantile: min, above: 5ms, clear_below: 1ms, samples: 3}")
+    delay = Delay(samples=samples, owd_min_ns=9 * MS, bound_ns=0)
+    assert when.hear(replace(measured(A, T0), forward=delay)).verdict is verdict
+
+
+def test_samples_of_windows_that_overlap_count_once():
+    readings = windows(Judge(COUNTED.replace("QUANTILE", "p50")), [(9 * MS, 2)] * 11)
+    assert [each.verdict for each in readings] == [PENDING] * 10 + [BAD]  # one each at 0, 100 and 200 ms
+    assert (
+        readings[9].text == "queueing delay p50 9 ms ± 1 us, above 5 ms for 180 ms in 2 samples, not yet in 3 samples"
+    )
+
+
+def test_of_windows_that_overlap_the_one_with_more_samples_counts():
+    readings = windows(Judge(COUNTED.replace("QUANTILE", "p50")), [(9 * MS, 1), (9 * MS, 3), (9 * MS, 5), (9 * MS, 1)])
+    assert [each.verdict for each in readings] == [PENDING, PENDING, BAD, BAD]
+
+
+def test_last_samples_count_each_and_the_same_one_once():
+    when = Judge(COUNTED.replace("QUANTILE", "last"))
+    readings = windows(when, [(9 * MS, 5), (9 * MS, 5), (8 * MS, 5), (8 * MS, 5), (7 * MS, 5)])
+    assert [each.verdict for each in readings] == [PENDING] * 4 + [BAD]
+    assert readings[-1].text == "queueing delay last 7 ms ± 1 us, above 5 ms for 80 ms in 3 samples"
+
+
+@pytest.mark.parametrize("between", [0, 3 * MS])
+def test_samples_are_counted_without_a_break(between):
+    when = Judge(COUNTED.replace("QUANTILE", "last"))
+    readings = windows(when, [(9 * MS, 5), (8 * MS, 5), (between, 5), (9 * MS, 5), (8 * MS, 5)])
+    assert all(each.verdict is not BAD for each in readings)
+    again = windows(Judge(COUNTED.replace("QUANTILE", "last")), [(9 * MS, 5), (8 * MS, 5), (None, 0), (7 * MS, 5)])
+    assert again[-1].verdict is BAD, "a window without samples is no break"
+
+
+def test_overtaken_probes_are_samples():
+    def late(overtaken):
+        signal = replace(measured(A, T0, None, received=0), overtaken=overtaken, overtaken_p50_ns=9 * MS)
+        return verdict_of(COUNTED.replace("QUANTILE", "p50"), signal)
+
+    assert (late(4), late(5)) == (PENDING, BAD)
+
+
+@given(
+    st.lists(st.sampled_from([0, 9]), max_size=40),
+    st.lists(st.integers(1, 3), min_size=40, max_size=40),
+    st.sampled_from(["p50", "p99", "last"]),
+    st.integers(1, 8),
+)
+def test_no_more_samples_are_counted_than_there_were_probes_beyond(probes, every, quantile, asked):
+    """A probe every 20 ms; windows of 100 ms that end at some of them."""
+    when = Judge(COUNTED.replace("QUANTILE", quantile).replace("3", str(asked)))
+    at, began = 0, None
+    for step in every:
+        at += step
+        if at > len(probes):
+            break
+        window = [ms * MS + i for i, ms in enumerate(probes)][max(0, at - 5) : at]  # each has a value of its own
+        ranked = sorted(window)
+        figure = {"p50": ranked[len(ranked) // 2], "p99": ranked[-1], "last": window[-1]}[quantile]
+        verdict = when.hear(measured(A, T0 + at * 20 * MS, figure, received=len(window))).verdict
+        if verdict in (BAD, PENDING):
+            began = max(0, at - 5) if began is None else began
+            beyond = sum(ms == 9 for ms in probes[began:at])
+            assert verdict is not BAD or beyond >= asked
+        else:
+            began = None
+
+
 def test_a_measurement_counts_once():
     when = Judge("{signal: queueing_delay, above: 5ms, clear_below: 1ms, fall: 2}")
     first = when.hear(measured(A, T0, 9 * MS))

@@ -27,6 +27,7 @@ from steering.policy import (
     Relabel,
     Scope,
     Shift,
+    condition_text,
     explain,
     json_schema,
     leaves,
@@ -141,6 +142,34 @@ def test_what_a_rule_does():
     assert (pin.action.flows.min_rate, pin.action.flows.at_most, pin.action.gain) == (1_500_000_000, 3, 0.2)
     assert isinstance(one(then="{relabel: {}}").then.action, Relabel)
     assert one(then="{alert: {}}").then.kind == "alert"
+
+
+DELAY = "{signal: queueing_delay, above: 5ms, clear_below: 1ms"
+
+
+@pytest.mark.parametrize(
+    ("when", "at"),
+    [
+        (f"{DELAY}, for: 40ms, samples: 3}}", "when.samples"),
+        (f"{{all: [{{not: {DELAY}, for: 40ms, samples: 3}}}}]}}", "when.all[0].not.samples"),
+    ],
+)
+def test_time_and_samples_are_mutually_exclusive(when, at):
+    (fault,) = faults(rule(when))
+    assert fault.endswith(f"rules[0].{at}: expected either for or samples, not both")
+
+
+@pytest.mark.parametrize("when", [f"{DELAY}, samples: 0}}", "{signal: loss, above: 0.5, clear_below: 0.1, samples: 3}"])
+def test_samples_are_of_delays_and_one_at_least(when):
+    (fault,) = faults(rule(when))
+    assert "rules[0].when.samples: " in fault
+
+
+def test_samples_in_words():
+    found = parse(rule(f"{DELAY}, samples: 3}}")).rules[0].when
+    assert isinstance(found, QueueingDelay) and (found.samples, found.for_) == (3, 0)
+    text = "the p50 queueing delay is above 5 ms by more than its error in 3 samples at least"
+    assert condition_text(found) == text
 
 
 @pytest.mark.parametrize(
