@@ -220,17 +220,24 @@ class Controller:
     # ---- acts out ----
 
     def _act(self, changes: list[Change]) -> None:
-        for change in changes:
-            if not self._stands(change):
-                continue
-            if self._desk.frozen:
-                self._engine.rejected(change, "nothing is changed while frozen")
-            elif not self._options.apply:
-                self._acting.pretend(change)
-            elif not self._guarded():
-                self._engine.rejected(change, "held: there is no live guardian")
-            elif not self._acting.carry_out(change):
+        while changes := [change for change in changes if self._stands(change)]:
+            why = self._refusal()
+            if why or not self._options.apply:
+                for change in changes:
+                    self._engine.rejected(change, why) if why else self._acting.pretend(change)
+                return
+            done = self._acting.carry_out_all(changes, self._guarded)
+            if not done.as_thought:
                 self._refresh(time.monotonic_ns())
+            changes = list(done.left)
+
+    def _refusal(self) -> str:
+        """Why nothing may be changed now; empty when it may."""
+        if self._desk.frozen:
+            return "nothing is changed while frozen"
+        if self._options.apply and not self._guarded():
+            return "held: there is no live guardian"
+        return ""
 
     def _stands(self, change: Change) -> bool:
         """Whether a target is still as it was when its change was decided: another one's may have shown otherwise."""

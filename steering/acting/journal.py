@@ -213,10 +213,18 @@ class Journal:
         self._followed: tuple[str, int] = ("", 0)  # for which scope, and how much of the file
         self._outstanding: dict[Target, Outstanding] = {}
 
-    def write(self, entry: Entry) -> None:
-        """Append one entry and wait until it is on disk."""
-        append_line(self._fd, json.dumps(_as_line(entry), separators=(",", ":")).encode(), self.path)
-        os.fdatasync(self._fd)
+    def write(self, *entries: Entry) -> None:
+        """Append entries, in one write, and wait until they are on disk.
+
+        Raises
+        ------
+        OSError
+            If not all of them are.
+        """
+        lines = [json.dumps(_as_line(entry), separators=(",", ":")).encode() for entry in entries]
+        if lines:
+            append_line(self._fd, b"\n".join(lines), self.path)
+            os.fdatasync(self._fd)
 
     def read(self) -> Contents:
         """All that was written, by whomever."""
@@ -261,7 +269,7 @@ def _as_line(entry: Entry) -> dict[str, Any]:
 
 
 def append_line(fd: int, line: bytes, path: Path) -> None:
-    """Append a line; one that somebody, or a full disk, left torn before it is closed off.
+    """Append a line, or several; one that somebody, or a full disk, left torn before it is closed off.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Changing weights: the intent on disk first, then the kernel, then the read-back; every outcome told.
+"""Changing weights: the intents on disk first, then the kernel, then the read-back; every outcome told.
 
 One thread, in the namespace that is steered. Times are CLOCK_MONOTONIC nanoseconds.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from pytools.errors import SwerveError
@@ -20,6 +21,14 @@ from steering.plan import Change, Group, Target, Weights, same, title
 _SECOND_NS: Final = 1_000_000_000
 _RETRY_NS: Final = _SECOND_NS
 _RETRY_MAX_NS: Final = 30 * _SECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedOut:
+    """What became of the changes of one decision."""
+
+    as_thought: bool  # False when one failed: the kernel is not as it was thought to be
+    left: tuple[Change, ...]  # not tried
 
 
 class Acting:
@@ -73,15 +82,42 @@ class Acting:
 
         The act gets a new name unless it has one already.
         """
+        return self.carry_out_all([change], name=name).as_thought
+
+    def carry_out_all(
+        self, changes: Iterable[Change], guarded: Callable[[], bool] = lambda: True, name: str = ""
+    ) -> CarriedOut:
+        """Make the changes of one decision: all intents in one write to disk, the kernel, all outcomes in one write.
+
+        It stops at a change that fails, and where `guarded`, which is called between two changes, says no. The intents
+        of the rest are withdrawn. A change that failed a moment ago is left out.
+        """
         now = time.monotonic_ns()
-        if now < self._retry.get(change.target, (0, 0))[0]:
-            return True
-        act_id = name or messages.act_id(change.target)
+        acts = [
+            (change, name or messages.act_id(change.target))
+            for change in changes
+            if now >= self._retry.get(change.target, (0, 0))[0]
+        ]
         try:
-            self._log("intent", act_id, change, change.after)
+            self._journal.write(*(self._entry("intent", act_id, change, change.after) for change, act_id in acts))
         except OSError as error:
-            self._failed(change, now, f"the journal cannot be written: {error.strerror}", act_id)
-            return True
+            for change, act_id in acts:
+                self._failed(change, now, f"the journal cannot be written: {error.strerror}", act_id)
+            return CarriedOut(True, ())
+        outcomes: list[journal.Entry] = []
+        as_thought, tried = True, 0
+        for change, act_id in acts:
+            if not as_thought or (tried and not guarded()):
+                break
+            tried += 1
+            as_thought = self._carry_out(change, act_id, now, outcomes)
+        left = acts[tried:]
+        outcomes += [self._entry("failed", act_id, change, change.before) for change, act_id in left]
+        self._write_quietly(*outcomes)
+        return CarriedOut(as_thought, tuple(change for change, _ in left))
+
+    def _carry_out(self, change: Change, act_id: str, now: int, outcomes: list[journal.Entry]) -> bool:
+        """Have the kernel make a change whose intent is on disk; its outcome is added to those to be written."""
         try:
             outcome = self._actuators.apply(self.first[change.target], [change.before], change.after)
         except SwerveError as error:
@@ -90,10 +126,10 @@ class Acting:
             self._engine.carried_out(change, time.monotonic_ns(), outcome.weights)
             self._retry.pop(change.target, None)
             self._tell(change, "applied", now, outcome.acknowledged_ns, act_id)
-            self._log_quietly("applied", act_id, change, outcome.weights)
+            outcomes.append(self._entry("applied", act_id, change, outcome.weights))
             return True
         if outcome.kind in ("failed", "manual"):
-            self._log_quietly("failed", act_id, change, change.before)
+            outcomes.append(self._entry("failed", act_id, change, change.before))
         if outcome.kind == "uncertain":
             self._unread[change.target] = change, act_id
         self._failed(change, now, outcome.why, act_id)
@@ -140,25 +176,26 @@ class Acting:
 
     # ---- the journal ----
 
-    def _log(self, kind: journal.Kind, act_id: str, change: Change, weights: Weights) -> None:
-        self._journal.write(
-            journal.entry_now(
-                kind,
-                act_id,
-                self.first[change.target],
-                change.before,
-                weights if kind == "applied" else change.after,
-                change.because,
-                change.under,
-                self._scope,
-                host=self._host(),
-            )
+    def _entry(self, kind: journal.Kind, act_id: str, change: Change, weights: Weights) -> journal.Entry:
+        return journal.entry_now(
+            kind,
+            act_id,
+            self.first[change.target],
+            change.before,
+            weights if kind == "applied" else change.after,
+            change.because,
+            change.under,
+            self._scope,
+            host=self._host(),
         )
 
     def _log_quietly(self, kind: journal.Kind, act_id: str, change: Change, weights: Weights) -> None:
+        self._write_quietly(self._entry(kind, act_id, change, weights))
+
+    def _write_quietly(self, *entries: journal.Entry) -> None:
         """What is only history: without it the intent stays outstanding, which is the safe side."""
         try:
-            self._log(kind, act_id, change, weights)
+            self._journal.write(*entries)
         except OSError as error:
             self._say(f"the journal cannot be written: {error.strerror}")
 

@@ -69,10 +69,11 @@ class SteppedJournal(journal.Journal):
         super().__init__(file)
         self._step = step
 
-    def write(self, entry):
+    def write(self, *entries):
         self._step()
-        super().write(entry)
-        self._step()
+        for each in entries:
+            super().write(each)
+            self._step()
 
 
 class Controller:
@@ -116,9 +117,8 @@ class Controller:
         self.keeper.heard()
         for each in signals:
             self.engine.take(each, now)
-        for change in self.engine.changes(now):
-            if not self.acting.carry_out(change):
-                self.refresh(now)
+        if not self.acting.carry_out_all(self.engine.changes(now)).as_thought:
+            self.refresh(now)
         if now >= self.keeper.due_ns:
             self.refresh(now)
 
