@@ -14,7 +14,7 @@ from typing import Final
 from pytools.bus_client import AgentGoneError, Client
 from pytools.bus_server import Server
 from pytools.signals import AnySignal, encode
-from pytools.wire import TAGS, TYPES, check_types
+from pytools.wire import TAGS, TYPES, URGENT, check_types
 
 __all__ = ["TYPES", "AgentGoneError", "Bus", "Client", "Server", "Subscription"]
 
@@ -40,25 +40,33 @@ class Published:
 
 
 class Subscription:
-    """A bounded queue of signals in this process; when it is full the newest are dropped, and counted."""
+    """A bounded queue of signals in this process; when it is full the newest are dropped, and counted.
+
+    Urgent signals have a bound of their own: no others keep them out.
+    """
 
     def __init__(self, capacity: int, leave: Callable[[Subscription], None]) -> None:
         self._queue: deque[AnySignal] = deque()
         self._capacity = capacity
         self._leave = leave
-        self.dropped = 0
+        self._urgent = 0  # how many wait
+        self.dropped = self.dropped_urgent = 0  # urgent ones are in both
 
     def offer(self, published: Published) -> None:
         """Take a signal, or count it as dropped."""
-        if len(self._queue) >= self._capacity:
+        urgent = published.tag in URGENT
+        if (self._urgent if urgent else len(self._queue) - self._urgent) >= self._capacity:
             self.dropped += 1
+            self.dropped_urgent += urgent
             return
+        self._urgent += urgent
         self._queue.append(published.signal)
 
     def read(self) -> list[AnySignal]:
         """What has arrived since the last call, oldest first."""
         signals = list(self._queue)
         self._queue.clear()
+        self._urgent = 0
         return signals
 
     def close(self) -> None:

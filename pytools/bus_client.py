@@ -60,6 +60,7 @@ class Connection(Generic[_Told]):
         self._unsent = b""
         self._gone = False
         self.dropped = 0  # signals this client was too slow for, as told by the agent
+        self.dropped_urgent = 0  # of them
         self.malformed = 0  # lines that were no signal of this schema
         self.unpublished = 0  # own signals dropped because the agent did not read
         self.errors: deque[str] = deque(maxlen=16)  # what the agent complained about
@@ -204,6 +205,7 @@ class Connection(Generic[_Told]):
             return None
         if isinstance(message, Dropped):
             self.dropped += message.count
+            self.dropped_urgent += message.urgent
             return None
         if isinstance(message, Error):
             self.errors.append(message.message)

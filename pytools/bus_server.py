@@ -1,7 +1,8 @@
 """The bus on a Unix socket: the agent's end.
 
-Non-blocking; runs in the agent's one thread, on its selector. Each client has a queue bounded in bytes;
-signals that do not fit are dropped for that client, counted, and the client is told how many it missed.
+Non-blocking; runs in the agent's one thread, on its selector. Each client has two queues bounded in bytes, one for
+urgent signals, which overtake the others once the client is behind. Signals that do not fit are dropped for that
+client, counted, and the client is told how many it missed.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import contextlib
 import os
 import selectors
 import socket
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol, Self
 
 import msgspec
 
+from pytools.bus_outbox import Outbox
 from pytools.bus_socket import listen, peer
 from pytools.errors import CapabilityError, SwerveError, UsageError
 from pytools.signals import UNREADABLE, AnySignal, PathDelay
@@ -24,6 +25,7 @@ from pytools.wire import (
     CHUNK_BYTES,
     LINE_BYTES,
     QUEUE_BYTES,
+    URGENT,
     Dropped,
     Error,
     Lines,
@@ -31,6 +33,7 @@ from pytools.wire import (
     check_types,
     from_client,
     is_detail,
+    is_pressing,
 )
 
 CLIENTS: Final = 64
@@ -45,6 +48,10 @@ class Encoded(Protocol):
     @property
     def signal(self) -> AnySignal:
         """As it was published."""
+
+    @property
+    def tag(self) -> str:
+        """Its type."""
 
     def line(self) -> bytes:
         """The signal as one line, newline included."""
@@ -70,29 +77,30 @@ class _Connection:
         self._server = server
         self._sock = sock
         self._lines = Lines()
-        self._queue: deque[bytes] = deque()
-        self._queued_bytes = 0
-        self._missed = 0  # dropped and not yet told
+        self._out = Outbox(server.queue_bytes, CHUNK_BYTES)
+        self._missed = self._missed_urgent = 0  # dropped and not yet told; urgent ones are in both
         self._had_long = False  # whether a path's long window was offered
         self._writing = False
         self._closed = False
 
     def offer(self, published: Encoded) -> None:
         """Send a signal, or count it as missed."""
-        line = published.line()
+        line, urgent = published.line(), published.tag in URGENT
         # Once it has missed something a client is served again when half its queue is empty: a few long gaps,
         # told once each, are easier to live with than a sieve.
-        if self._missed and not self._resumes():
-            self._miss()
+        if self._missed and not urgent and not self._resumes():
+            self._miss(urgent)
             return
-        if not self._fits(line):
+        if not self._out.fits(line, urgent):
             self.flush()  # a burst within one turn of the loop: the socket may still take it
-        if not self._fits(line):
-            self._miss()
+        if not self._out.fits(line, urgent):
+            self._miss(urgent)
             return
-        if self._missed:
+        if self._missed and self._resumes():
             self._tell_missed()
-        self._enqueue(line)
+        self._enqueue(line, urgent)
+        if urgent and is_pressing(published.signal):
+            self.flush(urgent_only=self._out.behind)
 
     def offer_coarse(self, published: Encoded) -> None:
         """The same, but for details; until the first long window short ones pass, which are there sooner."""
@@ -111,23 +119,15 @@ class _Connection:
         if mask & selectors.EVENT_WRITE:
             self.flush()
 
-    def flush(self) -> None:
+    def flush(self, urgent_only: bool = False) -> None:
         """Write as much as the socket takes now."""
         try:
-            while self._queue and not self._closed:
-                size = 0
-                parts = []
-                while self._queue and size < CHUNK_BYTES:
-                    parts.append(self._queue.popleft())
-                    size += len(parts[-1])
-                chunk = b"".join(parts)
+            while not self._closed and (chunk := self._out.take(urgent_only)):
                 sent = 0
                 try:
                     sent = self._sock.send(chunk)
                 finally:
-                    self._queued_bytes -= sent
-                    if sent < len(chunk):
-                        self._queue.appendleft(chunk[sent:])
+                    self._out.sent(sent)
                 if self._missed and self._resumes():
                     self._tell_missed()
         except BlockingIOError:
@@ -135,7 +135,8 @@ class _Connection:
         except OSError:
             self.close()
             return
-        self._want_write(False)
+        if not self._out:
+            self._want_write(False)
 
     def close(self) -> None:
         if self._closed:
@@ -148,25 +149,24 @@ class _Connection:
     def sock(self) -> socket.socket:
         return self._sock
 
-    def _fits(self, line: bytes) -> bool:
-        return self._queued_bytes + len(line) <= self._server.queue_bytes
-
-    def _miss(self) -> None:
+    def _miss(self, urgent: bool) -> None:
         self._missed += 1
+        self._missed_urgent += urgent
         self._server._dropped += 1
-        if not self._queue:  # one signal larger than the whole queue: nothing will drain and tell
+        self._server._dropped_urgent += urgent
+        if not self._out:  # one signal larger than the whole queue: nothing will drain and tell
             self._tell_missed()
 
     def _resumes(self) -> bool:
-        return self._queued_bytes <= self._server.queue_bytes // 2
+        return self._out.bulk_bytes <= self._server.queue_bytes // 2
 
     def _tell_missed(self) -> None:
-        missed, self._missed = self._missed, 0
-        self._enqueue(msgspec.json.encode(Dropped(missed)) + b"\n")
+        told = Dropped(self._missed, self._missed_urgent)
+        self._missed = self._missed_urgent = 0
+        self._enqueue(msgspec.json.encode(told) + b"\n")
 
-    def _enqueue(self, line: bytes) -> None:
-        self._queue.append(line)
-        self._queued_bytes += len(line)
+    def _enqueue(self, line: bytes, urgent: bool = False) -> None:
+        self._out.put(line, urgent)
         self._want_write(True)
 
     def _want_write(self, wanted: bool) -> None:
@@ -208,7 +208,7 @@ class _Connection:
     def _reject(self, message: str) -> None:
         self._server._malformed += 1
         line = msgspec.json.encode(Error(message)) + b"\n"
-        if self._fits(line):
+        if self._out.fits(line, urgent=False):
             self._enqueue(line)
 
 
@@ -238,7 +238,7 @@ class Server:
         self._bus = bus
         self._path = path
         self.queue_bytes, self.long_window_ns = queue_bytes, long_window_ns
-        self._dropped = 0
+        self._dropped = self._dropped_urgent = 0  # urgent ones are in both
         self._malformed = 0
         self._refused = 0
         self._connections: set[_Connection] = set()
@@ -261,8 +261,13 @@ class Server:
         return now_ns + _NEVER_NS
 
     def drops(self) -> dict[str, int]:
-        """Signals dropped for slow clients, lines not understood, connections refused."""
-        return {"bus_slow": self._dropped, "bus_malformed": self._malformed, "bus_refused": self._refused}
+        """Signals dropped for slow clients, and urgent ones of them; lines not understood; connections refused."""
+        return {
+            "bus_slow": self._dropped,
+            "bus_slow_urgent": self._dropped_urgent,
+            "bus_malformed": self._malformed,
+            "bus_refused": self._refused,
+        }
 
     @property
     def clients(self) -> int:

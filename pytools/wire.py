@@ -2,8 +2,8 @@
 
 The first line of a client says what it wants, `{"type":"subscribe","types":["path_delay"]}` (null: all), and with
 `"coarse":true` that it wants no details (`is_detail`); each later line is a signal to publish. The server also sends
-`{"type":"dropped","count":n}` where a slow client missed n signals, and `{"type":"error","message":…}` for a line it
-could not read. Pure.
+`{"type":"dropped","count":n,"urgent":m}` where a slow client missed n signals, m of them urgent, and
+`{"type":"error","message":…}` for a line it could not read. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from pytools.errors import UsageError
-from pytools.signals import AnySignal, AppDelay, PathDelay
+from pytools.signals import Act, AnySignal, AppDelay, LinkEvent, PathDelay, PathLiveness
 
 QUEUE_BYTES: Final = 4 << 20  # what a client may leave unread before signals are dropped for it
 LINE_BYTES: Final = 1 << 20  # the longest line accepted
@@ -32,6 +32,7 @@ class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
     """The server's word that so many signals are missing at this place of the stream."""
 
     count: int
+    urgent: int = 0  # of them
 
 
 class Error(msgspec.Struct, frozen=True, tag="error"):
@@ -45,6 +46,8 @@ TYPES: Final = frozenset(TAGS.values())
 
 FromClient = Subscribe | AnySignal
 FromServer = Dropped | Error | AnySignal
+URGENT: Final = frozenset({"path_liveness", "link_event", "act", "path_state"})  # do not wait behind others
+
 from_client: msgspec.json.Decoder[FromClient] = msgspec.json.Decoder(FromClient)
 from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
 
@@ -54,6 +57,16 @@ def check_types(types: frozenset[str] | None) -> None:
     unknown = sorted((types or frozenset()) - TYPES)
     if unknown:
         raise UsageError(f"no such signal type: {', '.join(unknown)}", f"one of {', '.join(sorted(TYPES))}")
+
+
+def is_pressing(signal: AnySignal) -> bool:
+    """Whether an urgent signal is sent at once: it tells of a change, and is no repetition."""
+    match signal:
+        case PathLiveness():
+            return signal.missed > 0
+        case Act() | LinkEvent():
+            return True
+    return False
 
 
 def is_detail(signal: AnySignal, long_window_ns: int) -> bool:

@@ -54,6 +54,14 @@ class AgentLink:
         self._waiting: deque[Act] = deque(maxlen=_MOST_WAITING)  # the oldest go
         self._untold = 0  # acts that went so
         self._last_said = ""
+        self._missed = (0, 0)  # over earlier connections
+
+    @property
+    def missed(self) -> tuple[int, int]:
+        """Signals that we read too slowly for, and how many of them were urgent."""
+        client = self._client
+        now = (client.dropped, client.dropped_urgent) if client is not None else (0, 0)
+        return self._missed[0] + now[0], self._missed[1] + now[1]
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Use this selector."""
@@ -120,6 +128,7 @@ class AgentLink:
 
     def _disconnect(self, error: SwerveError) -> None:
         self._say_once(f"holding: {error}")
+        self._missed = self.missed
         if self._client is not None and self._selector is not None:
             self._selector.unregister(self._client)
             self._client.close()

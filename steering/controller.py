@@ -282,6 +282,7 @@ class Controller:
             guardian=lambda: self._guardian.pid if self._guardian is not None else None,
             guarded=lambda: self._guardian is not None and self._guardian.live(),
             acts_lost=lambda: self._acts_file.lost,
+            missed=lambda: self._agent.missed,
             flow_facts=self.flows.facts,
         )
 

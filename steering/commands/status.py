@@ -187,6 +187,9 @@ def _weights(facts: dict[str, Any]) -> Iterator[str]:
 def _left_out(facts: dict[str, Any]) -> Iterator[str]:
     if facts.get("signals_refused"):
         yield f"{facts['signals_refused']} signals were refused: senseless, late, or of one path too many"
+    if facts.get("signals_missed"):
+        urgent = facts["signals_missed_urgent"]
+        yield f"{facts['signals_missed']} signals were missed, {urgent} of them urgent: it reads too slowly"
     if facts["torn_lines"]:
         yield f"{facts['torn_lines']} torn lines in the journal"
 

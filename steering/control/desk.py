@@ -296,6 +296,7 @@ class Desk:
 
     def _facts(self) -> dict[str, Any]:
         engine = self._site.engine
+        missed, missed_urgent = self._site.missed()
         return self._pins.facts() | {
             "guardian_pid": self._site.guardian(),
             "guarded": self._site.guarded(),
@@ -310,6 +311,8 @@ class Desk:
             },
             "acts_lost": self._site.acts_lost(),
             "signals_refused": engine.evidence.refused,
+            "signals_missed": missed,
+            "signals_missed_urgent": missed_urgent,
             "control": self._server.counts,
         }
 

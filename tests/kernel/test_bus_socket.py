@@ -121,6 +121,53 @@ def test_a_slow_client_loses_only_what_is_counted(served: Served) -> None:
     assert seen == list(range(published)) and quick.dropped == 0
 
 
+def test_urgent_signals_do_not_wait_behind_others_of_a_slow_client(served: Served) -> None:
+    """What the kernel holds already is read in order; nothing that waits with us is read before the urgent ones."""
+    slow = served.client()
+    while served.server.drops()["bus_slow"] == 0:
+        served.bus.publish(samples.tcp_path())
+    lost = served.server.drops()["bus_slow"]
+    urgent = [samples.path_liveness(missed=3), samples.act(), samples.link_event(), samples.path_state()]
+    for signal in urgent:
+        served.bus.publish(signal)
+    assert served.server.drops()["bus_slow"] == lost, "none of them is dropped"
+    got: list[object] = []
+    served.until(lambda: got.extend(slow.read()) or all(each in got for each in urgent), "they have arrived")
+    places = [got.index(each) for each in urgent]
+    assert places == list(range(places[0], places[0] + 4)), "in order, one behind the other"
+    served.until(lambda: not (got.extend(slow.read()) or slow.dropped == 0), "the rest has arrived")
+    behind = sum(len(encode(each)) for each in got[places[-1] :])  # type: ignore[arg-type]
+    assert behind > served.server.queue_bytes // 2
+    assert (slow.dropped, slow.dropped_urgent) == (lost, 0)
+
+
+def test_what_presses_is_sent_at_once(served: Served) -> None:
+    client = served.client()
+    for signal in (samples.path_liveness(missed=2), samples.act(), samples.link_event()):
+        served.bus.publish(samples.tcp_path())
+        served.bus.publish(signal)
+        assert [client.next(5), client.next(5)] == [samples.tcp_path(), signal], "no turn of the loop was needed"
+    served.bus.publish(samples.path_liveness())
+    assert client.next(0.05) is None, "a repetition waits for the turn's end"
+
+
+def test_urgent_signals_that_do_not_fit_are_counted_apart(tmp_path: Path) -> None:
+    served = Served(tmp_path / "agent.sock", queue_bytes=4000)
+    try:
+        client = served.client()
+        next(iter(served.server._connections)).sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+        for _ in range(100):
+            served.bus.publish(samples.act())
+        drops = served.server.drops()
+        assert 0 < drops["bus_slow_urgent"] == drops["bus_slow"] < 100
+        got: list[object] = []
+        served.until(lambda: got.extend(client.read()) or len(got) + client.dropped >= 100, "all is accounted for")
+        assert client.dropped_urgent == client.dropped == drops["bus_slow"]
+    finally:
+        served.server.close()
+        served.selector.close()
+
+
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(["publish", "burst", "turn", "read"]), max_size=80))
 def test_published_is_received_plus_dropped_in_any_order_of_events(tmp_path: Path, steps: list[str]) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import samples
 
+from pytools.errors import SwerveError
 from steering import agent_link
 from steering.agent_link import AgentLink
 
@@ -48,3 +49,24 @@ def test_acts_wait_for_the_agent_and_those_for_which_there_is_no_room_are_counte
         "connected to the agent",
         "3 acts that were made without an agent are in `swerve steer history` alone",
     ]
+
+
+def test_what_was_missed_is_counted_over_all_connections(monkeypatch):
+    clients = [SimpleNamespace(fileno=lambda: 0, close=lambda: None, dropped=n, dropped_urgent=n // 2) for n in (4, 10)]
+    waiting = list(clients)
+    monkeypatch.setattr(agent_link, "Client", lambda *_: waiting.pop(0))
+    link = AgentLink(Path("/none"), frozenset(), lambda _: None, lambda: None, lambda _: None)
+    link.register(SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))  # type: ignore[arg-type]
+    assert link.missed == (0, 0)
+    link.tick(SECOND)
+    assert link.missed == (4, 2)
+
+    def gone():
+        raise SwerveError("gone")
+
+    clients[0].read = gone
+    link._readable(0)
+    assert link.missed == (4, 2)
+    link.tick(2 * SECOND)
+    clients[1].dropped = 11
+    assert link.missed == (15, 7)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pytools import bus as buses
 from pytools import signals
 from pytools.bus import TYPES, Bus
+from pytools.bus_outbox import Outbox
 from pytools.errors import UsageError
-from pytools.wire import LINE_BYTES, Lines
+from pytools.wire import LINE_BYTES, URGENT, Lines, is_pressing
 
 
 def test_every_type_of_signal_has_a_sample_and_a_tag() -> None:
@@ -60,6 +61,105 @@ def test_a_full_subscription_drops_the_newest_and_counts() -> None:
     assert subscription.dropped == 7
     bus.publish(samples.tcp_path(at_ns=10))
     assert [each.at_ns for each in subscription.read()] == [10]
+
+
+def test_others_do_not_keep_urgent_signals_out() -> None:
+    bus = Bus()
+    subscription = bus.subscribe(None, capacity=3)
+    for at_ns in range(5):
+        bus.publish(samples.tcp_path(at_ns=at_ns))
+        bus.publish(samples.path_liveness(at_ns=at_ns))
+    got = [(type(each).__name__, each.at_ns) for each in subscription.read()]
+    assert got == [(name, at_ns) for at_ns in range(3) for name in ("TcpPath", "PathLiveness")]
+    assert (subscription.dropped, subscription.dropped_urgent) == (4, 2)
+    for at_ns in range(3):
+        bus.publish(samples.act(at_ns=at_ns))
+    assert len(subscription.read()) == 3
+
+
+def test_urgent_signals_are_what_the_pages_say() -> None:
+    assert URGENT <= TYPES
+    missing = samples.path_liveness(missed=2)
+    pressing = [type(each).__name__ for each in [*samples.one_of_each(), missing] if is_pressing(each)]
+    assert pressing == ["LinkEvent", "Act", "PathLiveness"]
+
+
+# ---- what waits for one client ----
+
+
+def test_a_client_that_keeps_up_gets_all_in_order() -> None:
+    box = Outbox(1000, 100)
+    for number, urgent in enumerate([False, True, False, False, True]):
+        box.put(b"%d\n" % number, urgent)
+    assert box.take() == b"0\n1\n2\n3\n4\n"
+    box.sent(10)
+    assert not box
+
+
+def test_urgent_lines_overtake_those_of_a_client_that_is_behind() -> None:
+    box = Outbox(1000, 8)
+    for number in range(6):
+        box.put(b"b%d\n" % number, urgent=False)
+    box.put(b"u1\n", urgent=True)
+    box.put(b"u2\n", urgent=True)
+    assert box.behind
+    assert box.take(urgent_only=True) == b"u1\nu2\n"
+    box.sent(4)
+    box.put(b"u3\n", urgent=True)
+    assert box.take(urgent_only=True) == b"2\nu3\n", "a line that was begun is ended first"
+    box.sent(5)
+    assert box.take() == b"b0\nb1\nb2\n"
+    box.sent(4)
+    box.put(b"u4\n", urgent=True)
+    assert box.take() == b"1\nu4\nb2\n"
+
+
+def test_a_blocked_client_is_behind_however_little_waits() -> None:
+    box = Outbox(1000, 100)
+    box.put(b"b1\n", urgent=False)
+    box.take()
+    box.sent(0)
+    box.put(b"u1\n", urgent=True)
+    assert box.behind and box.take() == b"u1\nb1\n"
+    box.sent(6)
+    assert not box.behind and not box
+
+
+def test_each_kind_has_its_own_bound() -> None:
+    box = Outbox(10, 100)
+    box.put(b"123456789\n", urgent=False)
+    assert not box.fits(b"\n", urgent=False) and box.fits(b"123456789\n", urgent=True)
+    box.put(b"123456789\n", urgent=True)
+    assert not box.fits(b"\n", urgent=True)
+
+
+@given(st.lists(st.booleans() | st.tuples(st.booleans(), st.integers(0, 60)), max_size=120))
+def test_lines_arrive_whole_and_once_and_urgent_ones_overtake_only(steps: list[bool | tuple[bool, int]]) -> None:
+    box, stream, put = Outbox(10_000, 40), b"", dict[bytes, bool]()
+    behind_at: dict[bytes, int] = {}  # of an urgent line that was put while behind: how much had been sent
+    for step in [*steps, *[(False, 60)] * 200]:
+        if isinstance(step, bool):
+            line = b"%s%d" % (b"u" if step else b"b", len(put))
+            put[line] = step
+            if step and box.behind:
+                behind_at[line] = len(stream)
+            box.put(line + b"\n", step)
+        else:
+            urgent_only, room = step
+            chunk = box.take(urgent_only)
+            stream += chunk[:room]
+            box.sent(min(room, len(chunk)))
+    got = stream.split(b"\n")[:-1]
+    assert sorted(got) == sorted(put) and not box
+    for urgent in (True, False):
+        assert [each for each in got if put[each] is urgent] == [each for each in put if put[each] is urgent]
+    if not behind_at:
+        return
+    for line, sent in behind_at.items():
+        between = stream[sent : stream.index(line + b"\n")].split(b"\n")[
+            1 if sent and stream[sent - 1 : sent] != b"\n" else 0 :
+        ]
+        assert all(each.startswith(b"u") for each in between if each), "no line that was not begun is ahead of it"
 
 
 def test_closing_while_a_signal_is_handed_on_disturbs_nobody() -> None:

@@ -46,6 +46,7 @@ class Made:
             stop=self.stopped.append,
             guardian=lambda: 7,
             acts_lost=lambda: 0,
+            missed=lambda: (7, 2),
         )
         self.desk = Desk(site, deadline)
         self.refuses, self.forgets = "", False  # why no change is made; whether its target turns out to be gone
@@ -211,6 +212,7 @@ def test_only_wanted_weights_that_are_not_so_yet_are_told(made):
     ask(made, requests.Undrain("rail1"))
     facts = ask(made, requests.Status()).facts
     assert facts["wanted"] == {TARGET: {FIRST: 1, SECOND_HOP: 1}} and facts["signals_refused"] == 0
+    assert (facts["signals_missed"], facts["signals_missed_urgent"]) == (7, 2)
 
 
 def test_it_is_told_how_many_paths_are_spoken_of(made):

@@ -231,6 +231,8 @@ def test_what_somebody_else_changed_is_not_called_original():
     }
     lines = list(status._lines(facts | {"signals_refused": 3}))
     assert any(line.startswith("3 signals were refused") for line in lines)
+    missed = {"signals_missed": 7, "signals_missed_urgent": 2}
+    assert "7 signals were missed, 2 of them urgent: it reads too slowly" in status._lines(facts | missed)
     assert "nothing of ours is in force" in lines and not any("original" in line for line in lines)
     assert any("somebody changed it" in line for line in lines)
 
