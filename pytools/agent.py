@@ -24,7 +24,7 @@ from pytools.bus import Bus, Server
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.estimators.offsets import Offset
-from pytools.kernel import attach, bpf, loader, low_ports, netns, privileges
+from pytools.kernel import attach, bpf, loader, low_ports, netns, priority, privileges
 from pytools.kernel.netlink import Netlink
 from pytools.log import Level
 from pytools.notify import Manager
@@ -263,6 +263,8 @@ def run(
         netns.enter(namespace)
     instance = places.instance(namespace)
     log.event(Level.INFO, "agent starting", host=config.host, peers=len(config.peers), instance=instance)
+    if refused := priority.raise_own():
+        log.event(Level.NOTICE, "agent runs at the usual CPU priority", why=refused)
     for missing, lost in privileges.gaps():
         log.event(Level.NOTICE, "agent runs without", missing=missing, lost=lost)
     with Agent(config, namespace, compilation, read) as agent, _on_signals(agent.stop, agent.reload):

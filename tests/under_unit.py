@@ -39,6 +39,7 @@ PLACES: Final = frozenset(
     }
 )
 IGNORED: Final = {
+    "CPUWeight": "of the unit's own control group",
     "KeyringMode": "no key ring is used",
     "RemoveIPC": "acts when the user's last process ends",
     "PrivateTmp": "the caller's directories lie in /tmp",
@@ -111,7 +112,7 @@ _CARRIED_OUT: Final = frozenset(
     {
         *("AmbientCapabilities", "CapabilityBoundingSet", "NoNewPrivileges", "UMask", "SystemCallArchitectures"),
         *("SystemCallFilter", "SystemCallErrorNumber", "RestrictAddressFamilies", "RestrictNamespaces"),
-        *("MemoryDenyWriteExecute", "ProtectSystem", "ProtectControlGroups", "ProtectKernelTunables"),
+        *("MemoryDenyWriteExecute", "Nice", "ProtectSystem", "ProtectControlGroups", "ProtectKernelTunables"),
     }
 )
 
@@ -287,6 +288,8 @@ def main(arguments: Sequence[str]) -> None:
     os.chdir("/")
     os.umask(int(unit.words("UMask")[0], 8))
     program = shutil.which(command[0]) or command[0]
+    if nice := unit.words("Nice"):
+        os.setpriority(os.PRIO_PROCESS, 0, int(nice[-1]))
     drop(unit, given.uid)
     restrict(unit, calls)
     os.execv(program, command)

@@ -16,7 +16,7 @@ from pytools import config as configuration
 from pytools import places
 from pytools.bus_socket import connect, peer
 from pytools.errors import SwerveError
-from pytools.kernel import privileges, tc_programs
+from pytools.kernel import priority, privileges, tc_programs
 from pytools.kernel.features import Finding
 from pytools.kernel.netlink import Netlink, NetlinkError
 from pytools.views.check import Check
@@ -38,6 +38,13 @@ def checks(name: str | None, config: Path | None) -> list[Check]:
             lambda: found[0],
         ),
         Check(
+            "priority of the agent",
+            False,
+            "where applications take all processors its probes are read late, and failover takes longer",
+            f"start it as root, or with Nice={priority.NICE} in its unit ({places.page('service.md')})",
+            lambda: _priority(name),
+        ),
+        Check(
             "no others at TC",
             False,
             "a program that decides about a packet before ours hides it from ours, and one that changes it changes "
@@ -55,19 +62,38 @@ def checks(name: str | None, config: Path | None) -> list[Check]:
     ]
 
 
-def _privileges_found(name: str | None) -> tuple[Finding, list[privileges.Lost]]:
-    """What the agent that runs goes without, by the process at the other end of its socket."""
+def _agent(name: str | None) -> tuple[int, int] | None:
+    """Process and user of the agent that runs, by the other end of its socket."""
     try:
         with connect(places.agent_socket(name)) as sock:
             pid, uid, _ = peer(sock)
     except (SwerveError, OSError):
+        return None
+    return pid, uid
+
+
+def _privileges_found(name: str | None) -> tuple[Finding, list[privileges.Lost]]:
+    """What the agent that runs goes without."""
+    agent = _agent(name)
+    if agent is None:
         return Finding(None, "no agent runs"), []
+    pid, uid = agent
     mask = privileges.effective(pid)
     if mask is None:
         return Finding(None, f"process {pid} cannot be seen from here"), []
     lost = privileges.lost(mask)
     whose = f"process {pid} of user {uid}"
     return Finding(not lost, f"{whose}, without {', '.join(each.capability for each in lost)}" if lost else whose), lost
+
+
+def _priority(name: str | None) -> Finding:
+    agent = _agent(name)
+    if agent is None:
+        return Finding(None, "no agent runs")
+    nice = priority.of(agent[0])
+    if nice is None:
+        return Finding(None, f"process {agent[0]} cannot be seen from here")
+    return Finding(nice <= priority.NICE, f"process {agent[0]} at nice {nice}")
 
 
 def _others(name: str | None, config: Path | None) -> Finding:
