@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pytools.errors import SwerveError
 from pytools.kernel import bpf
@@ -31,6 +31,7 @@ from pytools.lab import namespaces, processes, wiring
 DEVICE = "v0"
 ADDRESSES = (("10.77.0.1", "fd77::1"), ("10.77.0.2", "fd77::2"))
 _DEADLINE_S = 20.0
+_Result = TypeVar("_Result")
 
 
 def emit(
@@ -72,15 +73,15 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def alternating(rounds: int, *sides: Callable[[], float]) -> list[list[float]]:
+def alternating(rounds: int, *sides: Callable[[], _Result]) -> list[list[_Result]]:
     """Run each side once as a warm-up, then all of them in turn; every other round runs them in reverse.
 
     Returns
     -------
-    list of list of float
+    list of list
         What each side returned, one per round.
     """
-    results: list[list[float]] = [[] for _ in sides]
+    results: list[list[_Result]] = [[] for _ in sides]
     for side in sides:
         side()
     for turn in range(rounds):
