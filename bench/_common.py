@@ -56,8 +56,8 @@ def emit(
         "better": better,
     }
     if peer is not None and peer_value is not None:
-        ratio = value / peer_value if peer_value else float("inf")
-        figure |= {"peer": peer, "peer_value": _rounded(peer_value), "ratio": _rounded(ratio)}
+        ratio = _rounded(value / peer_value) if peer_value else None  # JSON has no infinity
+        figure |= {"peer": peer, "peer_value": _rounded(peer_value), "ratio": ratio}
     if n is not None:
         figure["n"] = n
     print(json.dumps(figure), flush=True)

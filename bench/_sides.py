@@ -5,35 +5,35 @@ Times are CLOCK_MONOTONIC nanoseconds.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import _frr
-import yaml
+from _agents import SWERVE, configure, start_agent, wait_serving
 from _common import note, wait_until
 
 from pytools import places
 from pytools.bus import Client
-from pytools.errors import SwerveError
 from pytools.kernel.netlink import Netlink
 from pytools.lab import Host, Lab
 from pytools.signals import Act, PathState, decode
+from pytools.signals import Path as NetworkPath
 from steering.acting import journal
 
 RAILS: Final = 2
-PROBE_MS: Final = 10
+PROBE_MS: Final = 20  # as shipped
 SIDES: Final = ("swerve", "frr_bfd_default", "frr_bfd_fastest")
 READY_S: Final = 60.0
 _STATES = frozenset({"path_state"})
-_SWERVE = [sys.executable, "-m", "steering.cli"]
+_SHORTEST_WINDOW_MS = 10
 
 SIGNALS = {
     "silence": "{signal: silence, missed: 3}",
@@ -62,26 +62,41 @@ class Side:
     heal: Callable[[int], None]  # a rail
     acts: Callable[[], int]  # changes so far, on all hosts
     explain: Callable[[int], None]  # say what it did since then
+    agents: Sequence[subprocess.Popen[str]] = ()  # one per host, in their order; of swerve alone
+    controllers: Sequence[subprocess.Popen[str]] = ()
+    revive: Callable[[], None] = lambda: None  # start what has ended again
 
 
 @contextlib.contextmanager
-def swerve(lab: Lab, signal: str) -> Iterator[Side]:
+def swerve(lab: Lab, signal: str, probe_ms: int) -> Iterator[Side]:
     """An agent and a controller on every host."""
+    agents: list[subprocess.Popen[str]] = []
+    controllers: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         policy = Path(folder) / "policy.yaml"
         policy.write_text(POLICY.format(condition=SIGNALS[signal]))
         policy.chmod(0o600)
         for host in lab.hosts:
-            _probe_often(host)
+            configure(host, functools.partial(_probe_every, probe_ms))
             log = stack.enter_context((Path(folder) / f"{host.name}.log").open("w"))
-            lab.start(host, [*_SWERVE, "agent", "-n", host.netns], stdout=log, stderr=log)
+            agents.append(start_agent(lab, host, stderr=log))
         for host in lab.hosts:
-            wait_until(functools.partial(_serves, host), f"the agent of {host.name} serves", READY_S)
+            wait_serving(host)
         states = States(stack, lab.hosts)
-        for host in lab.hosts:
-            words = [*_SWERVE, "steer", "run", "--apply", "--policy", str(policy), "-j", "-n", host.netns]
-            acts = stack.enter_context((Path(folder) / f"{host.name}.acts").open("w"))
-            lab.start(host, words, stdout=acts, stderr=sys.stderr)
+
+        def control(host: Host) -> subprocess.Popen[str]:
+            words = [*SWERVE, "steer", "run", "--apply", "--policy", str(policy), "-j", "-n", host.netns]
+            acts = stack.enter_context((Path(folder) / f"{host.name}.acts").open("a"))
+            return lab.start(host, words, stdout=acts, stderr=sys.stderr)
+
+        def revive() -> None:
+            for index, host in enumerate(lab.hosts):
+                if controllers[index].poll() is not None:
+                    note(f"the controller of {host.name} has ended: started again")
+                    states.forget(host.name)
+                    controllers[index] = control(host)
+
+        controllers += [control(host) for host in lab.hosts]
         before = {host.name: weights_of(host) for host in lab.hosts}
 
         def whole() -> bool:
@@ -95,23 +110,15 @@ def swerve(lab: Lab, signal: str) -> Iterator[Side]:
                     words = f"seen {seen:.1f}, decided {decided:.1f}, acknowledged {acknowledged:.1f} ms later"
                     note(f"  {each.host} {each.what} {each.outcome}: {words}; {each.because}")
 
-        yield Side("swerve", lab, whole, lab.heal, lambda: sum(_applied(host) for host in lab.hosts), explain)
+        def acts_so_far() -> int:
+            return sum(_applied(host) for host in lab.hosts)
+
+        yield Side("swerve", lab, whole, lab.heal, acts_so_far, explain, agents, controllers, revive)
 
 
-def _probe_often(host: Host) -> None:
-    file = places.default_config(host.netns)
-    told = yaml.safe_load(file.read_text())
-    told["probe"]["interval_ms"] = PROBE_MS
-    told["windows"]["short_ms"] = 4 * PROBE_MS
-    file.write_text(yaml.safe_dump(told))
-
-
-def _serves(host: Host) -> bool:
-    try:
-        Client(places.agent_socket(host.netns), _STATES).close()
-    except SwerveError:
-        return False
-    return True
+def _probe_every(interval_ms: int, config: dict[str, Any]) -> None:
+    config["probe"]["interval_ms"] = interval_ms
+    config["windows"]["short_ms"] = max(_SHORTEST_WINDOW_MS, 4 * interval_ms)
 
 
 class States:
@@ -120,7 +127,7 @@ class States:
     def __init__(self, stack: contextlib.ExitStack, hosts: Sequence[Host]) -> None:
         self._clients = [stack.enter_context(Client(places.agent_socket(host.netns), _STATES)) for host in hosts]
         self._paths = len(hosts) * (len(hosts) - 1) * RAILS
-        self._latest: dict[object, str] = {}
+        self._latest: dict[NetworkPath, str] = {}
 
     def healthy(self) -> bool:
         """Whether every path of every host is."""
@@ -129,6 +136,11 @@ class States:
                 if isinstance(each, PathState):
                     self._latest[each.path] = each.state
         return len(self._latest) == self._paths and set(self._latest.values()) == {"healthy"}
+
+    def forget(self, host: str) -> None:
+        """Wait for the word of a new controller."""
+        self.healthy()  # reads what the old one left
+        self._latest = {path: state for path, state in self._latest.items() if path.source != host}
 
 
 def weights_of(host: Host) -> dict[int, dict[int, int]]:
@@ -153,12 +165,12 @@ def frr(lab: Lab, name: str, bfd: _frr.Bfd) -> Iterator[Side]:
 
 
 @contextlib.contextmanager
-def routing(name: str, options: argparse.Namespace, hosts: int = 2) -> Iterator[Side]:
-    """A lab with somebody who routes."""
+def routing(name: str, signal: str, hosts: int = 2, probe_ms: int = PROBE_MS) -> Iterator[Side]:
+    """A lab with somebody who routes; `signal` and `probe_ms` are for swerve alone."""
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(Lab.up(f"fo{os.getpid()}", hosts=hosts, rails=RAILS))
         if name == "swerve":
-            made = stack.enter_context(swerve(lab, options.signal))
+            made = stack.enter_context(swerve(lab, signal, probe_ms))
         else:
             bfd = {"frr_bfd_default": _frr.DEFAULT, "frr_bfd_fastest": _frr.FASTEST}[name]
             made = stack.enter_context(frr(lab, name, bfd))
