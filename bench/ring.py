@@ -1,7 +1,7 @@
 """Reading a ring as numpy arrays against bcc's callback: the same ring of the same program, in turn, warm.
 
-The program is stamp.c; its ring is filled by running it on a probe that goes nowhere. Both readers end up with the time
-of each record, which is what any use of it starts with.
+The program is probe.c; its ring is filled by running it on a reply to one probe, again and again. Both readers end up
+with the time of each record, which is what any use of it starts with.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from _common import alternating, emit, median
 
 from pytools.errors import CapabilityError
 from pytools.kernel import bpf
-from pytools.kernel.compiler import maps_of, use_headers
+from pytools.kernel.compiler import maps_of, use_headers, whole
 from pytools.kernel.loader import bpf_dir, dtype
 from pytools.kernel.maps import Map
 from pytools.kernel.rings import Ring
 
-PORT = 862
-RECORDS = 3000  # as many as the ring holds, and a margin
+PORT, SENDER_PORT = 862, 40000
+PEER = "10.77.0.2"
+LOOPBACK = 1  # interface index that a test run's packets come in by
+OUTSTANDING, SECOND = 2, 10**9
+RECORDS = 3000  # fewer than the ring holds
 ROUNDS = 101
 
 
@@ -34,18 +37,18 @@ def main() -> None:
     def as_array() -> float:
         fill(descriptor)
         start = time.perf_counter()
-        times = ring.read()["ts_ns"]
+        times = ring.read()["t4_ns"]
         took = time.perf_counter() - start
         return checked(len(times)) / took
 
     stamps: list[int] = []
     # bcc's own event() knows no nested types and asks for a ctypes type instead: this one is bcc's, too.
-    pointer = ctypes.POINTER(program["layout_stamp"].Leaf)
+    pointer = ctypes.POINTER(program["layout_probe"].Leaf)
 
     def on_record(_context: object, data: int, _size: int) -> None:
-        stamps.append(ctypes.cast(data, pointer).contents.ts_ns)
+        stamps.append(ctypes.cast(data, pointer).contents.t4_ns)
 
-    program["stamps"].open_ring_buffer(on_record)
+    program["probes"].open_ring_buffer(on_record)
 
     def by_callback() -> float:
         fill(descriptor)
@@ -62,7 +65,7 @@ def main() -> None:
         median(ours),
         "1/s",
         "higher",
-        case="stamps",
+        case="probes",
         peer="bcc_callback",
         peer_value=median(theirs),
         n=ROUNDS,
@@ -70,32 +73,45 @@ def main() -> None:
 
 
 def loaded() -> tuple[Any, int, Ring]:
-    """stamp.c loaded by bcc in this process, and our reader on its ring."""
+    """probe.c loaded by bcc in this process and waiting for one reply, and our reader on its ring."""
     sources = bpf_dir()
     try:
         from bcc import BPF, lib
     except ImportError:
         raise CapabilityError("this Python cannot import bcc", "apt-get install python3-bpfcc") from None
     flags = [*use_headers(str(sources)), f"-DSWERVE_PROBE_PORT={PORT}"]
-    program = BPF(src_file=str(sources / "stamp.c"), cflags=flags)
-    descriptor = program.load_func("stamp_egress", BPF.SCHED_CLS).fd
+    program = BPF(text="\n".join(whole("probe.c", str(sources))), cflags=flags)
+    descriptor = program.load_func("probe_ingress", BPF.SCHED_CLS).fd
     maps = maps_of(program.module, lib, BPF._decode_table_type)
-    described = maps["stamp_peers"]
-    peers = Map("stamp_peers", described["fd"], dtype(described["key"]), dtype(described["value"]))
-    peers.update(np.frombuffer(ipaddress.IPv6Address("::ffff:10.77.0.2").packed, peers.key)[0], 1)
-    return program, descriptor, Ring(maps["stamps"]["fd"], dtype(maps["layout_stamp"]["value"]))
+
+    def set_first(name: str, **fields: object) -> None:
+        described = maps[name]
+        table = Map(name, described["fd"], dtype(described["key"]), dtype(described["value"]))
+        value = np.zeros((), table.value)
+        for field, content in fields.items():
+            value[field] = content
+        table.update(0, value)
+
+    remote = np.zeros((), dtype(maps["probe_sessions"]["value"]))["remote"]
+    remote["bytes"] = np.frombuffer(ipaddress.IPv6Address(f"::ffff:{PEER}").packed, np.uint8)
+    set_first("probe_settings", slots=1, ports=[SENDER_PORT] + [0] * 15)
+    set_first("probe_paths", ifindex=LOOPBACK)
+    set_first("probe_sessions", port=SENDER_PORT, remote=remote)
+    set_first("probe_slots", state=OUTSTANDING, sent_ns=time.monotonic_ns(), t1_ns=SECOND)
+    return program, descriptor, Ring(maps["probes"]["fd"], dtype(maps["layout_probe"]["value"]))
 
 
-def probe() -> bytes:
-    """An Ethernet frame that carries a STAMP probe to the peer."""
-    stamp = struct.pack("!I40x", 1)
-    udp = struct.pack("!4H", 40000, PORT, 8 + len(stamp), 0) + stamp
-    addresses = ipaddress.IPv4Address("10.77.0.1").packed + ipaddress.IPv4Address("10.77.0.2").packed
+def reply() -> bytes:
+    """An Ethernet frame that carries the peer's reply to the probe that is remembered."""
+    stamp = struct.pack("!II", 1, 0)
+    payload = struct.pack("!I8sHH8sI8s8x", 0, stamp, 0x4001, 1, stamp, 0, stamp)
+    udp = struct.pack("!4H", PORT, SENDER_PORT, 8 + len(payload), 0) + payload
+    addresses = ipaddress.IPv4Address(PEER).packed + ipaddress.IPv4Address("10.77.0.1").packed
     ip = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(udp), 0, 0, 64, 17, 0) + addresses
     return bytes(12) + b"\x08\x00" + ip + udp
 
 
-FRAME = probe()
+FRAME = reply()
 
 
 def fill(descriptor: int) -> None:

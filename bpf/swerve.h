@@ -30,42 +30,6 @@ struct swerve_virtual_clock {
 	s64 knots[SWERVE_KNOTS];
 };
 
-/* ---- stamp.c ------------------------------------------------------------------------------------------------ */
-
-/* The four places on a probe's way, in the order in which it passes them. */
-enum swerve_stamp_kind {
-	SWERVE_REQUEST_EGRESS = 1,  /* the sender's hook, on the way out */
-	SWERVE_REQUEST_INGRESS = 2, /* the reflector's hook, on the way in */
-	SWERVE_REPLY_EGRESS = 3,    /* the reflector's hook, on the way out */
-	SWERVE_REPLY_INGRESS = 4,   /* the sender's hook, on the way in */
-};
-
-/* One probe seen at one hook. (remote, ssid, seq, kind) names it; seq is always the Session-Sender's. */
-struct swerve_stamp {
-	u64 ts_ns;   /* stamping clock: what delays are computed from */
-	u64 seen_ns; /* CLOCK_MONOTONIC of the same instant: what windows are made of */
-	u32 seq;
-	u16 ssid;
-	u8 kind;
-	u8 ttl; /* TTL or hop limit as seen at this hook */
-	u32 ifindex;
-	u16 sender_port; /* UDP port of the Session-Sender, whichever way the packet goes */
-	u16 pad;
-	struct swerve_addr remote; /* the peer's address, whichever way the packet goes */
-	struct swerve_addr local;
-};
-
-/* Per-CPU counters of stamp.c, by index. Names in user space are these, in lower case, without the prefix. */
-enum swerve_stamp_counter {
-	SWERVE_STAMP_RECORDED = 0,  /* stamps written to the ring */
-	SWERVE_STAMP_RING_FULL = 1, /* stamps lost because the ring was full */
-	SWERVE_STAMP_MALFORMED = 2, /* packets to or from the probe port that are not a whole STAMP packet */
-	SWERVE_STAMP_FOREIGN = 3,   /* well-formed probes to or from an address that is no configured peer */
-	SWERVE_STAMP_MERGED = 4,    /* several probes merged into one buffer by GRO or GSO: cannot be told apart */
-	SWERVE_STAMP_ECN_FULL = 5,  /* packets of peers not counted in stamp_ecn: it was full */
-	SWERVE_STAMP_COUNTERS = 6,
-};
-
 /* ---- probe.c ------------------------------------------------------------------------------------------------ */
 
 #define SWERVE_PROBE_PATHS 4096
@@ -192,7 +156,8 @@ enum swerve_probe_counter {
 	SWERVE_PROBE_IMPOSSIBLE = 14,  /* replies whose times cannot be true */
 	SWERVE_PROBE_FAILED = 15,      /* the kernel refused to change or redirect a probe */
 	SWERVE_PROBE_ECN_FULL = 16,    /* packets of peers not counted in path_ecn: it was full */
-	SWERVE_PROBE_COUNTERS = 17,
+	SWERVE_PROBE_TOO_LONG = 17,    /* requests whose reply is longer than the interface takes */
+	SWERVE_PROBE_COUNTERS = 18,
 };
 
 #define SWERVE_ECN_PATHS 4096 /* as many as there may be paths */

@@ -108,7 +108,7 @@ class Agent:
             self._add(connections)
         self._add_slot("peers", lambda now: NexthopSource(now.host, [each.address for each in now.peers], netlink, bus))
         self._add_slot("links", lambda now: LinkSource(now, netlink, bus, mesh.interfaces, mesh.all_paths))
-        if loaded.has_map("stamp_ecn"):
+        if loaded.has_map("path_ecn"):
             self._add(PathEcnSource(config, loaded, bus, lambda: mesh.current))
         sizes = PathMtuSource(config, bus, lambda: mesh.current)
         self._add(sizes)

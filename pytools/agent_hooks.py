@@ -11,12 +11,19 @@ from collections.abc import Callable, Iterable
 
 from pytools.errors import SwerveError
 from pytools.kernel import attach
-from pytools.sources.programs import SAMPLE_EGRESS, SAMPLE_INGRESS, TCP_EGRESS, TCP_INGRESS
+from pytools.sources.programs import (
+    PROBE_EGRESS,
+    PROBE_INGRESS,
+    SAMPLE_EGRESS,
+    SAMPLE_INGRESS,
+    TCP_EGRESS,
+    TCP_INGRESS,
+)
 
 _HOOKS_INTERVAL_NS = 1_000_000_000
 _HOOKS: tuple[tuple[str, attach.Direction], ...] = (
-    ("stamp_ingress", "ingress"),
-    ("stamp_egress", "egress"),
+    (PROBE_INGRESS, "ingress"),
+    (PROBE_EGRESS, "egress"),
     (TCP_EGRESS, "egress"),
     (TCP_INGRESS, "ingress"),
     (SAMPLE_INGRESS, "ingress"),

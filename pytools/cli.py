@@ -433,7 +433,6 @@ def doctor(options: Options, clean: bool, bundle: Path | None, redact: bool) -> 
     """
     from pytools.config import AgentConfig
     from pytools.sources import programs
-    from pytools.sources.probing import paths
     from pytools.views import doctor as room
 
     if clean and bundle is not None:
@@ -441,7 +440,7 @@ def doctor(options: Options, clean: bool, bundle: Path | None, redact: bool) -> 
     if redact and bundle is None:
         raise click.UsageError("--redact is for a bundle: name one with --bundle")
     if clean:
-        room.print_removed(room.clean(options.netns, paths.clean), options.json)
+        room.print_removed(room.clean(options.netns), options.json)
         return 0
     wanted = programs.all_of(AgentConfig("", []))
     if bundle is not None:

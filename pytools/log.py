@@ -38,8 +38,8 @@ def event(level: Level, what: str, /, **fields: object) -> None:
 def text(what: str, fields: Mapping[str, object]) -> str:
     """The line, without level and newline.
 
-    >>> text("hook failed", {"hook": "stamp_egress on rail0", "tries": 3, "since": None})
-    'hook failed hook="stamp_egress on rail0" tries=3'
+    >>> text("hook failed", {"hook": "probe_egress on rail0", "tries": 3, "since": None})
+    'hook failed hook="probe_egress on rail0" tries=3'
     """
     parts = [_clean(what), *(f"{name}={_value(value)}" for name, value in fields.items() if value is not None)]
     return " ".join(parts)[:_LONGEST]

@@ -493,7 +493,7 @@ def self_cost(at_ns: int = AT_NS, **changes: Any) -> Self:
         "window_ns": SECOND_NS,
         "resident_bytes": 41 << 20,
         "probe_bytes_per_s": 8_600.0,
-        "programs": [ProgramCost(name="stamp_egress", runs=1000, run_time_ns=52_000)],
+        "programs": [ProgramCost(name="probe_egress", runs=1000, run_time_ns=52_000)],
         "drops": {"ring_full": 0, "bus_slow": 0},
         "failed": {},
     }

@@ -59,6 +59,7 @@ IGNORED: Final = {
 CAPABILITIES: Final = {
     "CAP_DAC_READ_SEARCH": 2,
     "CAP_NET_ADMIN": 12,
+    "CAP_NET_RAW": 13,
     "CAP_SYS_PTRACE": 19,
     "CAP_SYS_ADMIN": 21,
     "CAP_PERFMON": 38,

@@ -15,14 +15,13 @@ import support
 from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.kernel import attach, loader, netns
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink import PROTOCOL, Netlink
 from pytools.lab.building import agent_config
 from pytools.lab.fabric import Lab
 from pytools.signals import LinkEvent, PathEcn, PathMtu
 from pytools.sources import programs
 from pytools.sources.path_ecn import PathEcnSource
 from pytools.sources.path_mtu import PathMtuSource
-from pytools.sources.probing import paths as pinning
 from pytools.sources.probing.mesh import ProbeMesh
 
 T = TypeVar("T")
@@ -50,8 +49,8 @@ class Watcher:
                 self.ecn = PathEcnSource(config, loaded, self.bus, lambda: self.mesh.current)
                 self.mtu = keep(contextlib.closing(PathMtuSource(config, self.bus, lambda: self.mesh.current)))
                 for interface in self.mesh.interfaces():
-                    keep(attach.attach_tc(loaded.programs["stamp_egress"], interface, "egress"))
-                    keep(attach.attach_tc(loaded.programs["stamp_ingress"], interface, "ingress"))
+                    keep(attach.attach_tc(loaded.programs["probe_egress"], interface, "egress"))
+                    keep(attach.attach_tc(loaded.programs["probe_ingress"], interface, "ingress"))
         except BaseException:
             self._closing.close()
             raise
@@ -82,10 +81,9 @@ class Watcher:
     def close(self) -> list[str]:
         """Close all; what is left in the kernel."""
         with netns.inside(self.namespace):
-            self.mesh.close()
-            left = pinning.clean(self.netlink)
+            rules = [rule for family in (4, 6) for rule in self.netlink.rules(family) if rule.protocol == PROTOCOL]
             self._closing.close()
-        return left
+        return [str(rule) for rule in rules]
 
 
 def watchers(lab: Lab, **changes: object) -> list[Watcher]:

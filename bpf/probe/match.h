@@ -88,19 +88,18 @@ static __always_inline int accept(struct swerve_probe_slot *slot, struct swerve_
 {
 	struct swerve_probe *record;
 
-	record = probes.ringbuf_reserve(sizeof(*record));
-	if (record)
-		*record = *found;
 	if (slot->state != SWERVE_PROBE_ANSWERED) {
 		slot->state = SWERVE_PROBE_ANSWERED;
 		note_answer(path, found->seen_ns);
 		if (found->flags & SWERVE_PROBE_OURS)
 			session->ours = 1;
 	}
+	count_more(SWERVE_PROBE_WIRE_BYTES, ETH_HLEN + found->bytes);
+	record = probes.ringbuf_reserve(sizeof(*record));
 	if (!record)
 		return drop(SWERVE_PROBE_RING_FULL);
+	*record = *found;
 	probes.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
-	count_more(SWERVE_PROBE_WIRE_BYTES, ETH_HLEN + found->bytes);
 	return drop(SWERVE_PROBE_RECORDED);
 }
 

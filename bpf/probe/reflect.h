@@ -249,7 +249,8 @@ static __always_inline long turn_ends(struct __sk_buff *skb, struct udp_packet *
 }
 
 /* The base packet of the reply, over that of the request; its Timestamp is written when it leaves. */
-static __always_inline s64 answer_base(struct __sk_buff *skb, struct udp_packet *packet, __be16 error, u64 now)
+static __always_inline long answer_base(struct __sk_buff *skb, struct udp_packet *packet, __be16 error, u64 now,
+					s64 *difference)
 {
 	struct stamp_base old, new = {};
 
@@ -266,14 +267,16 @@ static __always_inline s64 answer_base(struct __sk_buff *skb, struct udp_packet 
 	new.sender_ttl = packet->ttl;
 	if (bpf_skb_store_bytes(skb, packet->payload, &new, sizeof(new), 0))
 		return -1;
-	return bpf_csum_diff((void *)&old, sizeof(old), (void *)&new, sizeof(new), 0);
+	/* before commit 6a4794d5a3e2 of 6.13 a difference has 32 bits, and may look negative */
+	*difference = bpf_csum_diff((void *)&old, sizeof(old), (void *)&new, sizeof(new), 0);
+	return 0;
 }
 
 static __always_inline int reflect(struct __sk_buff *skb, struct udp_packet *packet, u64 now)
 {
 	u16 port = bpf_ntohs(packet->header.source);
 	struct swerve_probe_peer *peer;
-	u32 bytes = skb->len;
+	u32 bytes = skb->len, mtu = 0;
 	bool shorten = false;
 	s64 difference;
 
@@ -291,12 +294,13 @@ static __always_inline int reflect(struct __sk_buff *skb, struct udp_packet *pac
 	if (!within_rate(peer, now))
 		return drop(SWERVE_PROBE_OVER_RATE);
 	note_request(skb, &packet->source, now);
-	difference = answer_base(skb, packet, bpf_htons(peer->error_estimate), now);
-	if (difference < 0)
+	if (answer_base(skb, packet, bpf_htons(peer->error_estimate), now, &difference))
 		return drop(SWERVE_PROBE_FAILED);
 	difference = answer_tlvs(skb, packet, now, &shorten, difference);
 	if (shorten ? cut_padding(skb, packet, difference) : mend_checksum(skb, packet->udp, difference))
 		return drop(SWERVE_PROBE_FAILED);
+	if (bpf_check_mtu(skb, skb->ifindex, &mtu, 0, 0))
+		return drop(SWERVE_PROBE_TOO_LONG);
 	if (turn_ends(skb, packet))
 		return drop(SWERVE_PROBE_FAILED);
 	count_more(SWERVE_PROBE_REFLECTED, 1);

@@ -24,7 +24,7 @@
 #define ECN_BITS 3    /* of the TOS or traffic class; zero: cannot be marked */
 #define MAPPABLE 1024 /* BPF_F_MMAPABLE */
 
-BPF_RINGBUF_OUTPUT(probes, 128); /* pages: 7281 records */
+BPF_RINGBUF_OUTPUT(probes, 128); /* pages: 8192 records */
 SWERVE_RECORD(probe, struct swerve_probe);
 BPF_PERCPU_ARRAY(probe_counters, u64, SWERVE_PROBE_COUNTERS);
 BPF_HASH(probe_peers, struct swerve_addr, struct swerve_probe_peer, 4096);

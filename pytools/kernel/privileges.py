@@ -1,6 +1,6 @@
 """What an agent loses that runs without root, capability by capability; whom it concerns is found by its process.
 
-The three that it cannot do without are not here: without them nothing works (`swerve doctor` says so). Light to
+The four that it cannot do without are not here: without them nothing works (`swerve doctor` says so). Light to
 import; any thread.
 """
 

@@ -1,4 +1,4 @@
-"""Congestion marks per path: what the packets that a peer sent us carried when they arrived, counted by stamp.c.
+"""Congestion marks per path: what the packets that a peer sent us carried when they arrived, counted by probe.c.
 
 They came back along the path, so a mark belongs to a queue on the way from the peer to us. Times are CLOCK_MONOTONIC
 nanoseconds. One thread: the agent's.
@@ -32,7 +32,7 @@ class PathEcnSource:
     Parameters
     ----------
     loaded : Loaded
-        With stamp.c; stays the caller's.
+        With probe.c; stays the caller's.
     paths : callable
         The paths that are measured now.
     """
@@ -41,7 +41,7 @@ class PathEcnSource:
         self, config: AgentConfig, loaded: Loaded, bus: Bus, paths: Callable[[], Sequence[PinnedPath]]
     ) -> None:
         self._host, self._bus, self._paths = config.host, bus, paths
-        self._map = loaded.map("stamp_ecn")
+        self._map = loaded.map("path_ecn")
         self._window_ns = config.windows.long_ns
         self._window_end_ns = 0
         self._at_window: dict[Key, Marks] = {}
@@ -114,7 +114,7 @@ class PathEcnSource:
         self._at_window = dict(marks)
 
     def drops(self) -> dict[str, int]:
-        """Packets not counted for want of room are in `stamp_ecn_full`, with the other counters of stamp.c."""
+        """Packets not counted for want of room are in `probe_ecn_full`, with the other counters of probe.c."""
         return {}
 
     def close(self) -> None:

@@ -8,6 +8,8 @@ from pytools.config import AgentConfig, Tcp
 from pytools.kernel import tracefs
 from pytools.kernel.compiling import Program
 
+PROBE_EGRESS: Final = "probe_egress"
+PROBE_INGRESS: Final = "probe_ingress"
 TCP_EGRESS: Final = "tcp_egress"
 TCP_INGRESS: Final = "tcp_ingress"
 TCP_CALLBACKS: Final = "tcp_callbacks"
@@ -16,9 +18,9 @@ SAMPLE_INGRESS: Final = "sample_ingress"
 
 
 def probes(config: AgentConfig) -> Program:
-    """Stamps of probes."""
+    """Probes: pinned, stamped, reflected and matched."""
     defines = {"SWERVE_PROBE_PORT": config.probe.port, **virtual_clock(config)}
-    return Program("stamp.c", ("stamp_egress", "stamp_ingress"), defines)
+    return Program("probe.c", (PROBE_EGRESS, PROBE_INGRESS), defines)
 
 
 def samples(config: AgentConfig) -> Program:

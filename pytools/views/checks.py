@@ -54,6 +54,7 @@ def _privileges() -> list[Check]:
         capability("CAP_BPF", True, "no program can be loaded: nothing is measured"),
         capability("CAP_PERFMON", True, "programs that read packets are refused: nothing is measured"),
         capability("CAP_NET_ADMIN", True, "no program can be attached, no route changed"),
+        capability("CAP_NET_RAW", True, "no probe can be sent"),
         capability("CAP_SYS_ADMIN", False, "no namespaces (lab, -n), no run-time statistics, no tracepoint formats"),
     ]
 
@@ -117,14 +118,14 @@ def _kernel(programs: Sequence[Program]) -> list[Check]:
         Check(
             "ring buffer",
             True,
-            "no stamps reach user space: nothing is measured",
+            "no probe's record reaches user space: nothing is measured",
             _OTHER_KERNEL,
             lambda: features.map_of(features.RING_BUFFER, 0, 0, os.sysconf("SC_PAGE_SIZE")),
         ),
         Check(
             "TC programs",
             True,
-            "probes cannot be stamped",
+            "no probe can be sent, answered or stamped",
             _OTHER_KERNEL,
             lambda: features.program(features.NOTHING),
         ),

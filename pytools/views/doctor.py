@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +24,6 @@ from pytools.views.checks import checks, served
 
 if TYPE_CHECKING:
     from pytools.kernel.loader import Program
-    from pytools.kernel.netlink import Netlink
 
 CANNOT: Final = (
     "RDMA on hardware (RoCE, InfiniBand) bypasses TC: queue pairs are counted and timed, its packets neither timed "
@@ -96,15 +95,13 @@ def _result(check: Check) -> Result:
     )
 
 
-def clean(name: str | None, sweep_routes: Callable[[Netlink], list[str]]) -> list[str]:
+def clean(name: str | None) -> list[str]:
     """Remove what a crashed agent or controller left in a namespace.
 
     Parameters
     ----------
     name : str, optional
         The namespace; the thread's own unless given.
-    sweep_routes : callable
-        Removes the rules and tables of probes; says what it removed.
 
     Returns
     -------
@@ -126,7 +123,7 @@ def clean(name: str | None, sweep_routes: Callable[[Netlink], list[str]]) -> lis
         raise RefusedError(f"a controller steers {places.instance(name)}", "stop it first: it takes back what it did")
     with netns.inside(name), Netlink() as netlink:
         hooks = [*attach.clean(), *attach.clean(attach.STEERING)]
-        removed = [*hooks, *sweep_routes(netlink), *leftovers.sweep(netlink)]
+        removed = [*hooks, *leftovers.sweep(netlink)]
     if socket.exists():
         socket.unlink()
         removed.append(f"stale socket {socket}")

@@ -21,6 +21,7 @@ from pytools.lab import Host, Lab, filters
 from pytools.signals import PathEcn
 
 SO_MARK, TCLASS = 36, 67
+MARKS = {"rail1": 501, "rail2": 502}  # also the numbers of the tables of the tests
 ECT0, ECT1 = 2, 1
 ADDRESSES = {4: ("10.9.0.1", "10.9.0.2"), 6: ("fd00:9::1", "fd00:9::2")}
 INET = {4: socket.AF_INET, 6: socket.AF_INET6}
@@ -65,19 +66,24 @@ def kernel_counts(host: Host, family: int) -> tuple[int, int]:
     return sum(known[name] for name in names), known[names[-1]]
 
 
-def mark_of(watcher: Watcher, family: int, rail: str) -> int:
-    """What leads packets along a path."""
-    address = ADDRESSES[family][1 if watcher.config.host == "h1" else 0]
-    (mark,) = [p.mark for p in watcher.mesh.current if (p.path.address, p.path.interface) == (address, rail)]
-    return mark
-
-
 def sending(watcher: Watcher, family: int, rail: str, kind: int = socket.SOCK_DGRAM) -> socket.socket:
     """A socket of a host whose packets take a rail."""
     with netns.inside(watcher.namespace):
         made = socket.socket(INET[family], kind)
-    made.setsockopt(socket.SOL_SOCKET, SO_MARK, mark_of(watcher, family, rail))
+    lead_along(watcher, family, rail)
+    made.setsockopt(socket.SOL_SOCKET, SO_MARK, MARKS[rail])
     return made
+
+
+def lead_along(watcher: Watcher, family: int, rail: str) -> None:
+    """Have marked packets take a rail, by a rule and a table of the test's own."""
+    address = ADDRESSES[family][1 if watcher.config.host == "h1" else 0]
+    (path,) = [p.path for p in watcher.mesh.current if (p.path.address, p.path.interface) == (address, rail)]
+    mark = str(MARKS[rail])
+    ip = ["ip", "-n", watcher.namespace, f"-{family}"]
+    if f"lookup {mark}" not in support.run([*ip, "rule"]).stdout:
+        support.run([*ip, "rule", "add", "fwmark", mark, "table", mark])
+    support.run([*ip, "route", "replace", "default", "via", path.gateway, "dev", rail, "table", mark])
 
 
 def send_able(watcher: Watcher, family: int, rail: str, count: int, ecn: int = ECT0) -> None:

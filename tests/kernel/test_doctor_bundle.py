@@ -52,10 +52,10 @@ def test_programs_of_others_are_named_and_ours_are_not(host: str) -> None:
     with (
         inside(host),
         loader.load([programs.probes(AgentConfig("", []))]) as ours,
-        attach.attach_tc(ours.programs["stamp_egress"], "v0", "egress"),
+        attach.attach_tc(ours.programs["probe_egress"], "v0", "egress"),
     ):
         assert others(host) == features.Finding(True, "on v0")
-        assert at_tc(host, "v0") == [("egress", "tcx", "stamp_egress", True)]
+        assert at_tc(host, "v0") == [("egress", "tcx", "probe_egress", True)]
         with (
             features.loaded(features.NOTHING) as theirs,
             attach.attach_tc(theirs, "v0", "ingress"),

@@ -45,10 +45,10 @@ def test_a_program_that_fails_is_named_and_the_rest_go_on(tmp_path: Path) -> Non
             "unsafe",
             "safe",
         ),
-        loader.Program("stamp.c", ("stamp_egress",)),
+        loader.Program("probe.c", ("probe_egress",)),
     ]
     with loader.load(programs) as loaded:
-        assert set(loaded.programs) == {"safe", "stamp_egress"}
+        assert set(loaded.programs) == {"safe", "probe_egress"}
         assert "nosuch" in loaded.failed[str(tmp_path / "syntax.c")]
         assert "outside of the packet" in loaded.failed["unsafe"]
 
@@ -93,10 +93,10 @@ def test_nothing_stays_open_after_close(tmp_path: Path) -> None:
     def descriptors() -> set[str]:
         return set(os.listdir("/proc/self/fd"))
 
-    loader.load([loader.Program("stamp.c", ("stamp_egress",))]).close()
+    loader.load([loader.Program("probe.c", ("probe_egress",))]).close()
     before = descriptors()
-    with loader.load([loader.Program("stamp.c", ("stamp_egress",)), loader.Program("nosuch.c", ("f",))]) as loaded:
-        loaded.ring("stamps", "stamp")
+    with loader.load([loader.Program("probe.c", ("probe_egress",)), loader.Program("nosuch.c", ("f",))]) as loaded:
+        loaded.ring("probes", "probe")
         assert "nosuch.c" in loaded.failed
     assert descriptors() == before
 
@@ -112,7 +112,7 @@ def ours() -> list[loader.Program]:
     """Programs of every kind that there is: TC, socket callbacks, tracepoints; every kind of map, a ring."""
     callbacks = {"tcp_callbacks": "sock_ops"}
     tcp = loader.Program("tcp.c", ("tcp_egress", "tcp_callbacks"), {"SWERVE_TCP_CONGESTION": 1}, callbacks)
-    return [loader.Program("stamp.c", ("stamp_egress",)), tcp, loader.Program("rdma.c", ())]
+    return [loader.Program("probe.c", ("probe_egress",)), tcp, loader.Program("rdma.c", ())]
 
 
 def described(loaded: loader.Loaded) -> dict[str, object]:
@@ -195,7 +195,7 @@ def test_only_so_many_entries_are_kept(cache: Path) -> None:
 def test_the_parent_never_loads_llvm() -> None:
     text = (
         "from pytools.kernel import loader\n"
-        "loaded = loader.load([loader.Program('stamp.c', ('stamp_egress',))])\n"
+        "loaded = loader.load([loader.Program('probe.c', ('probe_egress',))])\n"
         "assert loaded.programs and 'libbcc' not in open('/proc/self/maps').read()\n"
     )
     subprocess.run([sys.executable, "-c", text], check=True)
@@ -222,10 +222,10 @@ def test_attached_programs_see_packets_and_go_without_trace(
 
     namespace, _ = veth_pair
     untouched = filters(namespace, "v0")
-    with netns.inside(namespace), loader.load([loader.Program("stamp.c", ("stamp_egress", "stamp_ingress"))]) as loaded:
+    with netns.inside(namespace), loader.load([loader.Program("probe.c", ("probe_egress", "probe_ingress"))]) as loaded:
         attachments = [
-            attach.attach_tc(loaded.programs["stamp_egress"], "v0", "egress", force_clsact),
-            attach.attach_tc(loaded.programs["stamp_ingress"], "v0", "ingress", force_clsact),
+            attach.attach_tc(loaded.programs["probe_egress"], "v0", "egress", force_clsact),
+            attach.attach_tc(loaded.programs["probe_ingress"], "v0", "ingress", force_clsact),
         ]
         fd = bpf.enable_stats()
         run(["ip", "netns", "exec", namespace, "ping", "-c", "3", "-i", "0.01", "10.77.0.2"])

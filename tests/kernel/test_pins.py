@@ -186,11 +186,11 @@ def test_a_packet_with_its_tag_beside_it_stays(rails: Rails) -> None:
 @mechanisms
 def test_observers_see_a_moved_packet_once_where_it_leaves(rails: Rails, force_clsact: bool) -> None:
     """Whether they were attached before or after. Any four programs do."""
-    names = {"stamp.c": ("stamp_egress", "stamp_ingress"), "sample.c": ("sample_egress", "sample_ingress")}
+    names = {"probe.c": ("probe_egress", "probe_ingress"), "sample.c": ("sample_egress", "sample_ingress")}
     with contextlib.ExitStack() as stack:
         programs = [loader.Program(source, functions) for source, functions in names.items()]
         loaded = stack.enter_context(loader.load(programs)).programs
-        observers = {("before", 1): loaded["stamp_egress"], ("before", 2): loaded["stamp_ingress"]}
+        observers = {("before", 1): loaded["probe_egress"], ("before", 2): loaded["probe_ingress"]}
         observers |= {("after", 1): loaded["sample_egress"], ("after", 2): loaded["sample_ingress"]}
 
         def observe(when: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +13,11 @@ import numpy as np
 import packets as p
 import pytest
 import support
+from probe_kit import REDIRECTED, SENDER_PORT, TestRun, request
 
 from pytools.config import AgentConfig
 from pytools.errors import UsageError
-from pytools.kernel import bpf, loader
-from pytools.kernel.rings import Ring
+from pytools.kernel import loader
 from pytools.lab import clocks
 from pytools.lab.clocks import VirtualClock, Wander
 from pytools.sources.clocks.virtual_clock import VirtualClockSource
@@ -29,19 +30,26 @@ SLOW = {"drift_ppb": -49_999.3, "wander": Wander(amplitude_ppb=450, seed=4)}
 
 
 class Stamping:
-    """The lab build of stamp.c, and the file of its clock."""
+    """The lab build of probe.c, and the file of its clock."""
 
-    def __init__(self, loaded: loader.Loaded, path: Path) -> None:
-        self.loaded, self.path = loaded, path
-        self._ring: Ring = loaded.ring("stamps", "stamp")
+    def __init__(self, loaded: loader.Loaded, probes: TestRun, path: Path) -> None:
+        self.loaded, self.path, self._probes = loaded, path, probes
 
     def stamp(self, count: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """So many stamps: when the packets passed, and what was stamped on them."""
-        self._ring.read()
-        bpf.test_run(self.loaded.programs["stamp_egress"], p.ipv4(p.udp(p.stamp_request(7, 9))), count)
-        records = self._ring.read()
+        """So many stamps: when the replies came in (t4) by the machine's clock, and by the one that stamps."""
+        self._probes.program.read()
+        reply = self._probes.remember_probe()
+        self._probes.repeat("probe_ingress", p.ipv4(p.udp(reply, p.PORT, SENDER_PORT)), count)
+        records = self._probes.program.read()
         assert len(records) == count
-        return records["seen_ns"].astype(np.int64), records["ts_ns"].astype(np.int64)
+        return records["seen_ns"].astype(np.int64), records["t4_ns"].astype(np.int64)
+
+    def reflected(self) -> int:
+        """The Receive Timestamp (t2) of a request that is answered now."""
+        verdict, left = self._probes.run("probe_ingress", p.ipv4(p.udp(request())))
+        assert verdict == REDIRECTED
+        seconds, nanoseconds = struct.unpack_from("!II", left, 42 + 16)
+        return int(seconds * SECOND + nanoseconds)
 
     def source(self, clock: VirtualClock) -> VirtualClockSource:
         """What loads this clock."""
@@ -60,26 +68,29 @@ def loaded(require: Callable[..., None]) -> Iterator[loader.Loaded]:
     told = AgentConfig(host="h1", peers=[], virtual_clock="somewhere")
     with loader.load([probes(told)]) as programs:
         assert programs.failed == {}
-        peers = programs.map("stamp_peers")
-        key = np.zeros((), peers.key)
-        key["bytes"] = np.frombuffer(p.mapped("10.9.0.2"), np.uint8)
-        peers.update(key, 1)
         yield programs
 
 
+@pytest.fixture(scope="module")
+def run(loaded: loader.Loaded, make_lasting_namespace: Callable[[], str]) -> Iterator[TestRun]:
+    made = TestRun(loaded, make_lasting_namespace())
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def stamping(loaded: loader.Loaded, tmp_path: Path) -> Stamping:
-    return Stamping(loaded, tmp_path / clocks.FILE)
+def stamping(loaded: loader.Loaded, run: TestRun, tmp_path: Path) -> Stamping:
+    return Stamping(loaded, run, tmp_path / clocks.FILE)
 
 
 def test_the_kernel_has_as_many_knots_as_the_lab(loaded: loader.Loaded) -> None:
-    assert loaded.map("stamp_clock").value["knots"].shape == (clocks.KNOTS,)
+    assert loaded.map("probe_clock").value["knots"].shape == (clocks.KNOTS,)
 
 
 def test_an_agent_without_a_clock_stamps_with_the_machines(require: Callable[..., None]) -> None:
     require("root", "bcc")
     with loader.load([probes(AgentConfig(host="h1", peers=[]))]) as programs:
-        assert not programs.has_map("stamp_clock")
+        assert not programs.has_map("probe_clock")
 
 
 @pytest.mark.parametrize("steps", [(), ((-10, 3_000_007),), ((-10, -9_999_999), (-7, 5), (60, 77))], ids=len)
@@ -100,6 +111,16 @@ def test_stamps_are_what_the_lab_says(
     seen, stamped = stamping.stamp(2000)
     assert stamped.tolist() == clock.at(seen).tolist()
     assert len(set((stamped - seen).tolist())) >= (2 if age_ns == 700 * SECOND else 1)
+
+
+@pytest.mark.parametrize("offset_ns", [0, 7, clocks.MAX_OFFSET_NS])
+def test_replies_carry_the_clock_too(stamping: Stamping, offset_ns: int) -> None:
+    clock = VirtualClock(offset_ns=offset_ns)
+    stamping.source(clock)
+    before_ns = time.monotonic_ns()
+    received_ns = stamping.reflected()
+    between = clock.at(np.array([before_ns, time.monotonic_ns()]))
+    assert between[0] <= received_ns <= between[1]
 
 
 @pytest.mark.guest

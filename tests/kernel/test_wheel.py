@@ -16,8 +16,8 @@ import pathlib, sys
 import pytools, steering
 from pytools.kernel import loader
 assert str(pathlib.Path(sys.prefix)) in pytools.__file__, pytools.__file__
-names = ("stamp_egress", "stamp_ingress")
-with loader.load([loader.Program("stamp.c", names)]) as loaded:
+names = ("probe_egress", "probe_ingress")
+with loader.load([loader.Program("probe.c", names)]) as loaded:
     assert set(loaded.programs) == set(names) and not loaded.failed, loaded.failed
 print(loader.bpf_dir())
 """

@@ -28,7 +28,7 @@ from _clean_root import Proof, apt, bootstrap, install, main, tail
 from _host_of_two import CONFIGURATION, RELOADED, inventory, measured, network, said_of, steering, weights
 
 AGENT, STEER, METRICS = UNITS = ("swerve-agent.service", "swerve-steer.service", "swerve-metrics.service")
-CAPABILITIES = {"cap_net_admin": 12, "cap_perfmon": 38, "cap_bpf": 39}
+CAPABILITIES = {"cap_net_admin": 12, "cap_net_raw": 13, "cap_perfmon": 38, "cap_bpf": 39}
 MOST_EXPOSED = 2.5
 LINK = "http://127.0.0.1:9762/metrics"
 FETCH = f"import urllib.request; print(urllib.request.urlopen({LINK!r}, timeout=10).read().decode())"

@@ -444,7 +444,7 @@ def worked_example(bad_again_ms=None):
         elif at >= 80:
             value = 14 * MS if at < 1_000 else 12 * MS
         else:
-            value = 6 * MS if at >= 40 else 300_000
+            value = 6 * MS if at >= 60 else 300_000
         if bad_again_ms is not None and bad_again_ms <= at < bad_again_ms + 200:
             value = 14 * MS
         engine.take(measured(path(1), now, value), now)
@@ -457,7 +457,7 @@ def worked_example(bad_again_ms=None):
 
 def test_the_worked_example_of_the_documentation_is_what_happens():
     assert worked_example() == [
-        (80, ((12, 1),)),
+        (60, ((12, 1),)),
         (29_000, ((11, 1), (12, 10))),
         (32_000, ((11, 5), (12, 10))),
         (35_000, ((11, 1), (12, 1))),
@@ -466,8 +466,8 @@ def test_the_worked_example_of_the_documentation_is_what_happens():
 
 def test_the_relapse_in_the_documentation_is_what_happens():
     after = [when for when, _ in worked_example(bad_again_ms=33_000)]
-    assert after[:3] == [80, 29_000, 32_000]
-    assert after[3] == 33_040, "drained again, as soon as it was bad for 40 ms"
+    assert after[:3] == [60, 29_000, 32_000]
+    assert after[3] == 33_000, "drained again, as soon as three probes of a window were above the threshold"
     assert after[4] == 89_000, "60 s after the last try"
 
 

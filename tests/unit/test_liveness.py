@@ -22,7 +22,6 @@ from pytools.sources.probing.liveness import (
     SendLog,
 )
 from pytools.sources.probing.paths import PinnedPath
-from pytools.sources.probing.stamps import REQUEST_EGRESS, REQUEST_INGRESS
 
 MS = 1_000_000
 INTERVAL_NS = 10 * MS
@@ -57,7 +56,7 @@ class World:
     ) -> None:
         at_ns = self.now_ns if arrived_ns is None else arrived_ns
         where, sent = np.array([path]), np.array([sent_ns])
-        self.liveness.arrived(where, sent, np.array([at_ns]))
+        self.liveness.arrived(where, sent, np.array([at_ns]), np.array([at_ns]) - sent)
         self.liveness.answered(where, sent, np.array([counting]), np.array([passed]))
 
     def look(self) -> int | None:
@@ -251,18 +250,14 @@ def test_when_the_next_miss_falls_due_is_known_while_a_silence_is_young() -> Non
 
 def test_requests_of_the_peer_are_told_by_interface() -> None:
     world = World(2)
-    records = np.zeros(4, [("kind", "u1"), ("ifindex", "<u4"), ("remote", [("bytes", "u1", 16)]), ("seen_ns", "<u8")])
-    records["kind"] = (REQUEST_INGRESS, REQUEST_INGRESS, REQUEST_INGRESS, REQUEST_EGRESS)
-    records["ifindex"] = (100, 100, 7, 101)
-    records["remote"]["bytes"] = udp.mapped("10.9.0.2")
-    records["seen_ns"] = (5, 9, 11, 12)
-    world.liveness.take_stamps(records)
-    world.liveness.take_stamps(records[3:])
+    peer, other = (udp.mapped(address).tobytes() for address in ("10.9.0.2", "10.9.0.3"))
+    assert world.now(0).last_request_ns is None
+    world.liveness.requested({(peer, 100): 9, (peer, 7): 11})
     assert (world.now(0).last_request_ns, world.now(1).last_request_ns) == (9, None)
-    records["remote"]["bytes"] = udp.mapped("10.9.0.3")
-    records["seen_ns"] = 99
-    world.liveness.take_stamps(records)
-    assert world.now(0).last_request_ns == 9, "another peer"
+    world.liveness.requested({(peer, 100): 9, (peer, 7): 11, (other, 100): 99, (other, 101): 99})
+    assert (world.now(0).last_request_ns, world.now(1).last_request_ns) == (9, None), "another peer"
+    world.liveness.requested({(peer, 100): 12, (peer, 101): 13})
+    assert (world.now(0).last_request_ns, world.now(1).last_request_ns) == (12, 13)
 
 
 def test_what_is_counted_of_a_path_survives_more_paths_and_its_absence() -> None:

@@ -135,8 +135,8 @@ def test_one_of_each_gives_the_values_it_has() -> None:
         ("swerve_agent_info", {"host": "h1", "instance_name": "swerve-t-h1"}, 1),
         ("swerve_agent_cpu_ratio", {}, 0.031),
         ("swerve_agent_resident_memory_bytes", {}, 41 << 20),
-        ("swerve_program_runs_total", {"program": "stamp_egress"}, 1000),
-        ("swerve_program_run_time_seconds_total", {"program": "stamp_egress"}, 52e-6),
+        ("swerve_program_runs_total", {"program": "probe_egress"}, 1000),
+        ("swerve_program_run_time_seconds_total", {"program": "probe_egress"}, 52e-6),
         ("swerve_drops_total", {"counter": "ring_full"}, 0),
         ("swerve_path_one_way_delay_seconds", {**PATH, "direction": "forward", "figure": "p99"}, 8.4e-6),
         ("swerve_path_one_way_delay_bound_seconds", {**PATH, "direction": "reverse"}, 450e-9),
@@ -216,7 +216,7 @@ def test_one_of_each_gives_the_values_it_has() -> None:
 
 
 def test_every_family_is_used_and_no_series_is_of_another() -> None:
-    cost = samples.self_cost(failed={"stamp_egress on rail1": "no"})
+    cost = samples.self_cost(failed={"probe_egress on rail1": "no"})
     pair = samples.rdma_qp(errors={"retry_exc_err": 2}, number=19)
     delay = samples.path_delay(asymmetry_ns=-5, asymmetry_bound_ns=7)
     slewed = samples.clock(slew_ppb=3.0)

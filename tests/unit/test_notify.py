@@ -114,7 +114,7 @@ def test_ready_is_said_once_something_is_attached(
     listener: Listener, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     agent = Agent()
-    agent.now = Standing(2, 1, 1, 0, {"stamp_egress on rail0": "no room"})
+    agent.now = Standing(2, 1, 1, 0, {"probe_egress on rail0": "no room"})
     heart = Heartbeat(Manager({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "900000"}), agent.standing, lambda: {}, 0)
     assert heart.tick(0) == 300_000_000
     assert listener.heard() == [
@@ -127,8 +127,8 @@ def test_ready_is_said_once_something_is_attached(
     heart.tick(2)
     assert listener.heard() == ["WATCHDOG=1"]
     said = capsys.readouterr().err
-    assert 'hook failed hook="stamp_egress on rail0" why="no room"\n' in said
-    assert 'hook works hook="stamp_egress on rail0"\n' in said and "agent ready paths=2 interfaces=1" in said
+    assert 'hook failed hook="probe_egress on rail0" why="no room"\n' in said
+    assert 'hook works hook="probe_egress on rail0"\n' in said and "agent ready paths=2 interfaces=1" in said
 
 
 def test_nothing_to_attach_to_is_ready_too(listener: Listener, address: str) -> None:

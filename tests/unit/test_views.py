@@ -139,7 +139,7 @@ def test_an_unprobed_direction_has_no_figures_and_no_loss() -> None:
 def test_cost_shows_every_counter_and_every_failed_hook() -> None:
     own = samples.self_cost(drops={"ring_full": 7, "bus_slow": 0}, failed={"tcp_egress on rail1": "no TCX"})
     shown = text(tables.cost(fold(Model(), [own])))
-    assert row(shown, "stamp_egress") == ["stamp_egress", "1000", "52 ns"]
+    assert row(shown, "probe_egress") == ["probe_egress", "1000", "52 ns"]
     assert row(shown, "ring_full") == ["ring_full", "7"]
     assert row(shown, "bus_slow") == ["bus_slow", "0"]
     assert row(shown, "tcp_egress on rail1") == ["tcp_egress on rail1", "no TCX"]

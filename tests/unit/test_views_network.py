@@ -128,8 +128,10 @@ def test_filters_and_order_are_those_of_the_json() -> None:
 def test_hooks_that_are_missing_are_said_beside_an_empty_table() -> None:
     alive = known(samples.self_cost())
     assert "no TCP connection has been reported" in shown("tcp", alive) and "not attached" not in shown("tcp", alive)
-    deaf = known(samples.self_cost(failed={"tcp_egress on rail1": "no TCX", "stamp_egress on rail1": "x"}))
-    assert "not attached: tcp_egress on rail1: no TCX" in shown("tcp", deaf) and "stamp" not in shown("tcp", deaf)
+    deaf = known(samples.self_cost(failed={"tcp_egress on rail1": "no TCX", "probe_egress on rail1": "x"}))
+    assert "not attached: tcp_egress on rail1: no TCX" in shown("tcp", deaf) and "probe_egress" not in shown(
+        "tcp", deaf
+    )
 
 
 def test_addresses_in_brackets_stay_whole() -> None:

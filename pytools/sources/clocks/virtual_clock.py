@@ -16,7 +16,7 @@ from pytools.errors import SwerveError
 from pytools.kernel.loader import Loaded
 from pytools.lab import clocks
 
-_MAPS = ("stamp_clock", "sample_clock")
+_MAPS = ("probe_clock", "sample_clock")
 _INTERVAL_NS = 50_000_000
 
 

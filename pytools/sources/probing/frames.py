@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from pytools.errors import CapabilityError
 from pytools.sources.probing import udp
+from pytools.sources.probing.paths import PinnedPath
 
 SEND_MARK: Final = 0x5E770001  # SWERVE_MARK_SEND
 PROBE_BYTES: Final = 72  # UDP payload: the base packet and swerve's TLV
@@ -119,26 +120,55 @@ def open_socket() -> socket.socket:
     CapabilityError
         If this process may not have one.
     """
+    sock = None
     try:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, 0)
         sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, SEND_MARK)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     except OSError as error:
+        if sock is not None:
+            sock.close()
         raise CapabilityError(
             f"a packet socket for probes: {error.strerror}", "run as root, or grant CAP_NET_RAW and CAP_NET_ADMIN"
         ) from None
     return sock
 
 
+class Frame:
+    """One packet at a time along one path, of whatever size; probe.c sends it to the path's gateway, and no more.
+
+    Attributes
+    ----------
+    address : tuple
+        Where a packet socket sends it.
+    """
+
+    def __init__(self, pinned: PinnedPath, source_port: int, port: int, dscp: int) -> None:
+        self._lane = Lane(0, pinned.index, pinned.ifindex, pinned.source, pinned.path.address, source_port, 0, False)
+        self._family, self._port, self._dscp = pinned.family, port, dscp
+        self.address = (pinned.path.interface, _ETHERTYPE[pinned.family])
+
+    def around(self, payload: bytes) -> bytes:
+        """The frame with this UDP payload."""
+        frame = _headers(self._family, self._lane, self._port, self._dscp, len(payload)) + payload
+        checksum = int(_folded(np.array([_checked_sum(self._family, frame)]))[0])
+        at = len(frame) - len(payload) - 2
+        return frame[:at] + struct.pack("!H", checksum) + frame[at + 2 :]
+
+
 def _frame(family: udp.Family, lane: Lane, port: int, dscp: int) -> bytes:
     """One probe with everything but sequence number, timestamp, nonce and UDP checksum."""
-    # The destination says which path and whether it counts; probe.c replaces both addresses by those of the link.
-    ethernet = struct.pack("!3xBH6xH", lane.counts, lane.path, _ETHERTYPE[family])
     base = struct.pack("!I8xHH28x", 0, lane.error_estimate, lane.session + 1)
     tlv = struct.pack("!BBH24x", _UNRECOGNISED, TLV_TYPE, TLV_BYTES)
-    transport = struct.pack("!HHHH", lane.source_port, port, _UDP_BYTES + PROBE_BYTES, 0)
+    return _headers(family, lane, port, dscp, PROBE_BYTES) + base + tlv
+
+
+def _headers(family: udp.Family, lane: Lane, port: int, dscp: int, payload_bytes: int) -> bytes:
+    # The destination says which path and whether it counts; probe.c replaces both addresses by those of the link.
+    ethernet = struct.pack("!3xBH6xH", lane.counts, lane.path, _ETHERTYPE[family])
+    length = _UDP_BYTES + payload_bytes
+    transport = struct.pack("!HHHH", lane.source_port, port, length, 0)
     source, destination = (ipaddress.ip_address(each).packed for each in (lane.source, lane.destination))
-    length = _UDP_BYTES + PROBE_BYTES
     if family == 6:
         network = struct.pack("!IHBB", 6 << 28 | dscp << 22, length, socket.IPPROTO_UDP, _TTL) + source + destination
     else:
@@ -146,7 +176,7 @@ def _frame(family: udp.Family, lane: Lane, port: int, dscp: int) -> bytes:
         network = struct.pack("!BBHHHBBH", *fields, 0) + source + destination
         checksum = int(_folded(np.array([_sum(network)]))[0])
         network = network[:10] + struct.pack("!H", checksum) + network[12:]
-    return ethernet + network + transport + base + tlv
+    return ethernet + network + transport
 
 
 def _sum(data: bytes) -> int:
@@ -158,7 +188,8 @@ def _checked_sum(family: udp.Family, frame: bytes) -> int:
     addresses = 8 if family == 4 else 32
     udp_at = _ETHERNET_BYTES + _IP_BYTES[family]
     length = len(frame) - udp_at
-    return _sum(frame[udp_at - addresses :]) + socket.IPPROTO_UDP + length
+    padding = b"\0" * (len(frame) % 2)
+    return _sum(frame[udp_at - addresses :] + padding) + socket.IPPROTO_UDP + length
 
 
 def _folded(sums: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -12,8 +12,9 @@ Pure counting in arrays, one row per path. Times are CLOCK_MONOTONIC nanoseconds
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,6 @@ from pytools.estimators.windows import Rows, Times
 from pytools.signals import Path, PathLiveness
 from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
-from pytools.sources.probing.stamps import REQUEST_INGRESS
 
 LEAST_GRACE_NS: Final = 2_000_000
 MOST_RUN: Final = 1_000_000
@@ -32,8 +32,12 @@ TOLD_SINGLY: Final = 32
 TOLD_SILENT_EVERY_NS: Final = 100_000_000
 _ALERT_INTERVALS: Final = 8  # for so long after the first miss, the next ones are looked for when they fall due
 
+_BLOCK: Final = 200  # probes; loss is that of the block under way and the one before
+_SUDDEN_WEIGHT: Final = 1 / 16
+_BY_CHANCE: Final = 1e-6
+_LEAST_LOSS, _MOST_LOSS = 0.005, 0.75  # assumed, whatever was seen
+
 _Counts = NDArray[np.int64]
-_REQUEST = np.dtype([("ifindex", "<u4"), ("remote", "V16")])
 
 
 class SendLog:
@@ -88,9 +92,9 @@ class Liveness:
         self._interval_ns = interval_ns
         self._log = SendLog()
         self._paths: dict[int, Path] = {}
-        self._request_keys: dict[int, bytes] = {}
-        self._requests: dict[bytes, int] = {}  # interface and peer's address -> when its latest request came in
-        self._any_silent = False
+        self._request_keys: dict[int, tuple[bytes, int]] = {}
+        self._requests: Mapping[tuple[bytes, int], int] = {}
+        self.any_silent = False
         self._allocate(0)
 
     def _allocate(self, paths: int) -> None:
@@ -108,6 +112,11 @@ class Liveness:
         self._run = np.zeros(paths, np.int64)
         self._run_began_ns = np.zeros(paths, np.int64)  # when the first probe of that run was sent
         self._told = np.zeros(paths, np.int64)  # missed, as last published
+        self._answered = np.zeros(paths, np.int64)  # probes that count and were answered, in all
+        self._longest_ns = np.zeros(paths, np.int64)  # longest recent round trip
+        self._blocks = np.zeros((paths, 4), np.int64)  # sent and answered: when this block began, and the one before
+        self._seen = np.zeros((paths, 2), np.int64)  # sent and answered, as of the latest look
+        self._sudden = np.zeros(paths)  # share lost, of the last few probes
         self._tell_ns = np.zeros(paths, np.int64)  # when to publish again if nothing happens
 
     def grow(self, paths: int) -> None:
@@ -128,11 +137,8 @@ class Liveness:
         for index, path in self._paths.items():
             self._peers[index] = peers[path.destination]
         self._request_keys = {
-            pinned.index: pinned.ifindex.to_bytes(4, "little") + udp.mapped(pinned.path.address).tobytes()
-            for pinned in paths
+            pinned.index: (udp.mapped(pinned.path.address).tobytes(), pinned.ifindex) for pinned in paths
         }
-        kept = set(self._request_keys.values())
-        self._requests = {key: at_ns for key, at_ns in self._requests.items() if key in kept}
 
     # ---- what happens ----
 
@@ -141,8 +147,11 @@ class Liveness:
         np.add.at(self._sent, paths, 1)
         self._log.note(at_ns, self._sent)
 
-    def arrived(self, paths: Rows, sent_ns: Times, arrived_ns: Times) -> None:
+    def arrived(self, paths: Rows, sent_ns: Times, arrived_ns: Times, round_trips_ns: Times) -> None:
         """Take note of answers, to whatever probes."""
+        longest = self._longest_ns
+        longest[paths] -= longest[paths] >> 9  # half of it is forgotten after some 350 answers
+        np.maximum.at(longest, paths, round_trips_ns)
         turnaround = self._turnaround_ns
         turnaround[paths] -= turnaround[paths] >> 6  # so that what was long ago is forgotten
         np.maximum.at(turnaround, paths, arrived_ns - sent_ns)
@@ -150,7 +159,7 @@ class Liveness:
         np.maximum.at(self._arrived_ns, paths, arrived_ns)
         np.maximum.at(self._answered_sent_ns, paths, sent_ns)
         self._sent_before[paths] = self._log.sent_by(self._arrived_ns[paths], paths)
-        if self._any_silent:
+        if self.any_silent:
             self._silent_since_ns[paths] = 0
 
     def answered(self, paths: Rows, sent_ns: Times, counting: NDArray[np.bool_], passed: NDArray[np.bool_]) -> None:
@@ -160,6 +169,7 @@ class Liveness:
             self._run[broken] = 0
             np.maximum.at(self._run_began_ns, broken, sent_ns[passed])
         np.add.at(self._run, paths, counting & (sent_ns >= self._run_began_ns[paths]))
+        np.add.at(self._answered, paths, counting)
 
     def lost(self, paths: Rows, sent_ns: Times) -> None:
         """Take note of probes that were not answered in time."""
@@ -167,15 +177,9 @@ class Liveness:
         self._run[paths[within]] = 0
         np.maximum.at(self._run_began_ns, paths[within], sent_ns[within] + 1)
 
-    def take_stamps(self, records: NDArray[Any]) -> None:
-        """Note when requests of the peers came in, and by which interface."""
-        chosen = np.flatnonzero(records["kind"] == REQUEST_INGRESS)
-        if not len(chosen):
-            return
-        keys = np.empty(len(chosen), _REQUEST)
-        keys["ifindex"] = records["ifindex"][chosen]
-        keys["remote"] = records["remote"]["bytes"][chosen].view("V16").ravel()
-        self._requests.update(zip(keys.view("V20").tolist(), records["seen_ns"][chosen].tolist(), strict=True))
+    def requested(self, requests: Mapping[tuple[bytes, int], int]) -> None:
+        """Take note of when the peers' requests last came in, by address (IPv4-mapped) and interface."""
+        self._requests = requests
 
     # ---- what it means ----
 
@@ -188,8 +192,9 @@ class Liveness:
             When the next miss in a row falls due, where one has just begun.
         """
         self.missed = np.maximum(self._log.sent_by(now_ns - self._grace_ns, self._rows) - self._sent_before, 0)
-        self._any_silent = bool(np.count_nonzero(self.missed))
-        if not self._any_silent:
+        self._measure_loss()
+        self.any_silent = bool(np.count_nonzero(self.missed))
+        if not self.any_silent:
             return None
         self._run[self.missed > 1] = 0
         begins = np.flatnonzero((self.missed > 0) & (self._silent_since_ns == 0))
@@ -197,6 +202,35 @@ class Liveness:
         young = now_ns - self._silent_since_ns < _ALERT_INTERVALS * self._interval_ns
         alert = np.flatnonzero((self.missed > 0) & young & self._probed)
         return self._next_miss(alert, now_ns) if len(alert) else None
+
+    def _measure_loss(self) -> None:
+        """Of the probes sent until the latest answer: those since are the silence that is to be judged."""
+        sent = self._sent_before - self._seen[:, 0]
+        grown = np.flatnonzero(sent > 0)
+        if not len(grown):
+            return
+        answered = self._answered[grown] - self._seen[grown, 1]
+        forgotten = (1.0 - _SUDDEN_WEIGHT) ** sent[grown]
+        lost = np.clip(1.0 - answered / sent[grown], 0.0, 1.0)
+        self._sudden[grown] = self._sudden[grown] * forgotten + lost * (1.0 - forgotten)
+        self._seen[grown, 0], self._seen[grown, 1] = self._sent_before[grown], self._answered[grown]
+        full = grown[self._seen[grown, 0] - self._blocks[grown, 0] >= _BLOCK]
+        self._blocks[full, 2:] = self._blocks[full, :2]
+        self._blocks[full, :2] = self._seen[full]
+
+    def _loss(self, path: int) -> tuple[float, int]:
+        """The share of recent probes that were lost, and how many in a row must be for the path to be dead.
+
+        A sequential test: as many as would all be lost by chance once in 10^6, if the loss is as large as it may be
+        by what was seen (1.5 standard deviations above).
+        """
+        sent, answered = (self._seen[path] - self._blocks[path, 2:]).tolist()
+        share = min(max(1.0 - answered / sent, 0.0), 1.0) if sent > 0 else 0.0
+        may_be = share + 1.5 * math.sqrt(share * (1.0 - share) / sent) if sent > 0 else share
+        sudden = float(self._sudden[path])
+        if sudden > 2 * share:  # it has just begun
+            share, may_be = sudden, max(may_be, sudden)
+        return share, math.ceil(math.log(_BY_CHANCE) / math.log(min(max(may_be, _LEAST_LOSS), _MOST_LOSS)))
 
     def _next_miss(self, paths: Rows, now_ns: int) -> int:
         """When the first of these paths has left one more probe unanswered for its grace."""
@@ -209,7 +243,7 @@ class Liveness:
         """What is to be told now: misses that have just grown or ended, and every path from time to time."""
         missed, told = self.missed, self._told
         news = now_ns >= self._tell_ns
-        if self._any_silent:
+        if self.any_silent:
             grown = (missed > told) & (missed > 1) & (told < TOLD_SINGLY) & self._probed
             # Whether the path is dead, or the peer, only its other paths tell: they are told in the same round.
             news |= np.isin(self._peers, self._peers[grown])
@@ -224,6 +258,7 @@ class Liveness:
 
     def _signal(self, index: int, host: str, now_ns: int, unix_ns: int) -> PathLiveness:
         missed, since_ns = int(self.missed[index]), int(self._silent_since_ns[index])
+        recent_loss, limit = self._loss(index)
         return PathLiveness(
             host=host,
             at_ns=now_ns,
@@ -236,4 +271,7 @@ class Liveness:
             last_request_ns=self._requests.get(self._request_keys[index]),
             interval_ns=self._interval_ns,
             answered_sent_ns=int(self._answered_sent_ns[index]) or None,
+            limit=limit,
+            recent_loss=round(recent_loss, 4),
+            longest_rtt_ns=int(self._longest_ns[index]) or None,
         )

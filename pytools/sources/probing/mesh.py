@@ -1,9 +1,8 @@
-"""The probe mesh: probes every path to every peer, answers the peers' probes, and publishes what they show.
+"""The probe mesh: probes every path to every peer, and publishes what the replies show.
 
-Works in ticks, not per packet: one tick takes what has arrived, reads the kernel's stamps, joins the two, answers,
-sends the group of probes that is due, and publishes. That a reply waits for a tick does not enter a delay: all
-times that count are taken in the kernel. Times are CLOCK_MONOTONIC nanoseconds. One thread; made and used in the
-network namespace it measures.
+The peers' probes are answered by probe.c, which stamps and matches ours as well; a tick sends the probes that are due
+and reads one ring. Times are CLOCK_MONOTONIC nanoseconds. One thread; made and used in the network namespace it
+measures.
 """
 
 from __future__ import annotations
@@ -20,16 +19,17 @@ import numpy as np
 
 from pytools.bus import Bus
 from pytools.config import AgentConfig
-from pytools.errors import SwerveError
+from pytools.errors import CapabilityError, SwerveError
+from pytools.estimators.delays import STAMP_BOUND_NS
 from pytools.estimators.offsets import Offset
 from pytools.kernel.loader import Loaded
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Path, PathState, ProbeSamples
-from pytools.sources.probing import paths as pinning
-from pytools.sources.probing import udp
+from pytools.sources.probing import stamp_packet, udp
 from pytools.sources.probing.measurements import Measurements, Window
-from pytools.sources.probing.paths import PinnedPath, PinnedPaths
-from pytools.sources.probing.reflector import Reflector
+from pytools.sources.probing.paths import Changes, PinnedPath, PinnedPaths
+from pytools.sources.probing.probe_port import ProbePort
+from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.sender import Sender
 
 _MS: Final = 1_000_000
@@ -37,29 +37,34 @@ _MOST_WAIT_NS: Final = 20 * _MS
 _SAMPLES_EVERY_NS: Final = 200 * _MS
 _PATHS_EVERY_NS: Final = 30_000 * _MS  # besides whenever routes change
 _PATHS_AFTER_CHANGE_NS: Final = 250 * _MS
-_COUNTERS = ("recorded", "ring_full", "malformed", "foreign", "merged", "ecn_full")
+_REQUESTS_EVERY_NS: Final = 200 * _MS  # besides whenever a path is silent
+_NO_LOSS: Final = ("recorded", "reflected", "wire_bytes")  # counters that count what went well
 
 
 class ProbeMesh:
-    """Sender and reflector of one host.
+    """All probes of one host.
 
     Parameters
     ----------
     loaded : Loaded
-        With stamp.c. When that is missing, without stamps there is loss, but no delay.
+        With probe.c.
     netlink : Netlink
         In the namespace of the calling thread; stays the caller's.
 
     Raises
     ------
+    CapabilityError
+        If probe.c was not loaded, or this process may not send by a packet socket.
     SwerveError
         If the probe port is taken or the routes cannot be read.
     """
 
     def __init__(self, config: AgentConfig, loaded: Loaded, netlink: Netlink, bus: Bus) -> None:
-        self.stamps = np.zeros(5, np.int64)  # read from the ring, by kind
-        self._ahead_ns = 0  # stamping clock minus CLOCK_MONOTONIC, at the newest stamp
-        self._config, self._loaded, self._bus = config, loaded, bus
+        if not loaded.has_map("probe_settings"):
+            why = loaded.failed.get("probe.c", "it is missing")
+            raise CapabilityError(f"the probe program was not loaded: {why}", "`swerve doctor` says what is missing")
+        self._ahead_ns = 0  # stamping clock minus CLOCK_MONOTONIC, at the newest record
+        self._config, self._bus = config, bus
         interval_ns = int(config.probe.interval_ms * _MS)
         # Two groups: fewer wake-ups cost less, more groups would make smaller bursts.
         self._groups = 2 if interval_ns >= 2 * _MS else 1
@@ -67,27 +72,26 @@ class ProbeMesh:
         # All that has arrived is worked on at once: what a wake-up costs is mostly the same for one packet or twenty.
         self._serve_ns = min(interval_ns, _MOST_WAIT_NS)
         self._measurements = Measurements(config.host, config.windows, config.probe)
-        self._ring = loaded.ring("stamps", "stamp") if loaded.has_map("stamps") else None
-        self._counters = loaded.map("stamp_counters") if loaded.has_map("stamp_counters") else None
-        self._stamp(set(), {peer.address for peer in config.peers})
         with contextlib.ExitStack() as undo:
-            self.reflector = Reflector(config.probe.port, config.probe.dscp, config.peers)
-            undo.callback(self.reflector.close)
             clocks = config.clocks if any(peer.clock != "shared" for peer in config.peers) else None
             families = udp.families(peer.address for peer in config.peers)
-            self.sender = Sender(config.probe, clocks, families, self._groups, self._measurements)
+            self._port = ProbePort(config.probe.port)
+            undo.callback(self._port.close)
+            self._port.open(families)
+            slots = Sender.slots_for(config.probe, clocks)
+            self.program = undo.enter_context(ProbeProgram(loaded, slots))
+            self._set_peers(config)
+            self.sender = Sender(config.probe, clocks, families, self._groups, self._measurements, self.program)
             undo.callback(self.sender.close)
-            self._changes = pinning.Changes()
+            self._changes = Changes()
             undo.callback(self._changes.close)
-            pinning.clean(netlink)  # the port is ours, so what is there is of an agent that died
             self._states = bus.subscribe(frozenset({"path_state"}))
             undo.callback(self._states.close)
             self.paths = PinnedPaths(netlink, config.host, config.peers)
-            undo.callback(self.paths.close)
             self._discovery_failed = 0
             self._look_again_ns = _PATHS_AFTER_CHANGE_NS
             now_ns = time.monotonic_ns()
-            self._due = dict.fromkeys(("send", "serve", "long", "samples", "paths"), now_ns)
+            self._due = dict.fromkeys(("send", "serve", "long", "samples", "paths", "requests"), now_ns)
             self._miss_ns: int | None = None  # when a path that has just fallen silent misses its next answer
             self._started = False
             self._next_group = 0
@@ -110,27 +114,20 @@ class ProbeMesh:
             If the first peer of an address family needs a socket that cannot be had; then nothing has changed.
         """
         families = udp.families(peer.address for peer in config.peers)
-        self.reflector.open(families)
+        self._port.open(families)
         self.sender.open(families)
-        before, after = ({peer.address for peer in each.peers} for each in (self._config, config))
-        self._stamp(before, after)
+        self._set_peers(config)
         self.paths.set_peers(config.peers)
-        self.reflector.set_peers(config.peers)
         self._config = config
         self._discover(now_ns)
         self._take_paths()  # a peer that only went is no news to a discovery
 
-    def _stamp(self, before: set[str], after: set[str]) -> None:
-        """Have the kernel stamp what goes to these addresses and comes from them, instead of those before."""
-        if not self._loaded.has_map("stamp_peers"):
-            return
-        stamped = self._loaded.map("stamp_peers")
-        for address in sorted(before ^ after):
-            key = np.frombuffer(udp.mapped(address).tobytes(), stamped.key)[0]
-            if address in after:
-                stamped.update(key, 1)
-            else:
-                stamped.delete(key)
+    def _set_peers(self, config: AgentConfig) -> None:
+        """Have the kernel answer these peers alone."""
+        self.program.set_peers(
+            {peer.address: stamp_packet.error_estimate(STAMP_BOUND_NS, peer.clock == "shared") for peer in config.peers}
+        )
+        self._port.set_peers(peer.address for peer in config.peers)
 
     def _routes_changed(self, _mask: int) -> None:
         if self._changes.happened():
@@ -153,19 +150,18 @@ class ProbeMesh:
         return due_ns if self._miss_ns is None else min(due_ns, self._miss_ns)
 
     def serve(self, now_ns: int) -> None:
-        """Answer the requests that have arrived, and measure by the replies."""
-        self.sender.receive()
-        self.reflector.receive()
-        stamps = None if self._ring is None else self._ring.read()
-        if stamps is not None and len(stamps):  # after the sockets: those of all that was taken from them are there
-            self.stamps += np.bincount(stamps["kind"], minlength=5)[:5]
-            self._ahead_ns = int(stamps["ts_ns"][-1]) - int(stamps["seen_ns"][-1])
-            self.reflector.take_stamps(stamps, now_ns)
-            self._measurements.liveness.take_stamps(stamps)
-        self.reflector.answer(time.monotonic_ns())
-        if stamps is not None and len(stamps):
-            self.sender.take_stamps(stamps)
-        self.sender.join()
+        """Show that this agent works, and measure by the replies that have come in."""
+        self.program.beat(now_ns)
+        records = self.program.read()
+        if len(records):
+            self._ahead_ns = int(records["t4_ns"][-1]) - int(records["seen_ns"][-1])
+            self.sender.take(records)
+        liveness = self._measurements.liveness
+        if liveness.any_silent or now_ns >= self._due["requests"]:
+            self._due["requests"] = now_ns + _REQUESTS_EVERY_NS
+            liveness.requested({key: seen.last_ns for key, seen in self.program.requests().items()})
+            self._port.look()
+            self.sender.look()
 
     def _send(self, now_ns: int) -> None:
         """Send the groups that are due; of those missed in a pause, each once at most."""
@@ -212,7 +208,7 @@ class ProbeMesh:
             return
         by_index = {pinned.index: pinned for pinned in self.paths.current}
         unix_ns = time.time_ns()
-        for index, entries in self.sender.results(now_ns):
+        for index, entries in self.sender.results():
             if index not in by_index:
                 continue
             seq, sent_ns, forward_ns, reverse_ns = zip(*entries, strict=True)
@@ -251,17 +247,17 @@ class ProbeMesh:
             self._take_paths()
 
     def _take_paths(self) -> None:
-        for part in (self._measurements, self.sender, self.reflector):
-            part.set_paths(self.paths.current)
+        self._measurements.set_paths(self.paths.current)
+        self.sender.set_paths(self.paths.current)
         self._path_by_end = {
             (str(ipaddress.ip_address(pinned.path.address)), pinned.path.interface): pinned.path
             for pinned in reversed(self.paths.current)
         }
 
     def interfaces(self) -> set[str]:
-        """Where stamps are wanted: the interfaces of the paths, and those by which probes have come in."""
+        """Where the program is wanted: at the interfaces of the paths, and those by which probes have come in."""
         names = {pinned.path.interface for pinned in self.paths.current}
-        for ifindex in self.reflector.ifindexes:
+        for ifindex in self._port.ifindexes:
             with contextlib.suppress(OSError):  # gone by now
                 names.add(socket.if_indextoname(ifindex))
         return names
@@ -297,7 +293,7 @@ class ProbeMesh:
 
     def wire_bytes(self) -> int:
         """Bytes of probes and replies so far, both directions, with Ethernet, IP and UDP headers."""
-        return self.sender.wire_bytes + self.reflector.wire_bytes
+        return self.sender.wire_bytes + self.program.counters()["wire_bytes"]
 
     @property
     def current(self) -> Sequence[PinnedPath]:
@@ -306,19 +302,16 @@ class ProbeMesh:
 
     def drops(self) -> dict[str, int]:
         """Everything that was lost, refused or not understood, by name."""
-        counted = {f"probe_{name}": count for name, count in (self.sender.drops | self.reflector.drops).items()}
-        counted["probe_replies_in_full_socket"] = self.sender.socket_drops()
-        counted["probe_requests_in_full_socket"] = self.reflector.socket_drops()
+        counted = {f"probe_{name}": count for name, count in self.sender.drops.items()}
         counted["probe_missed_sends"] = self._missed_sends
         counted["probe_discovery_failed"] = self._discovery_failed
-        if self._counters is not None:
-            values = self._counters.read_percpu_sum().tolist()
-            named = zip(_COUNTERS[1:], values[1:], strict=False)  # the first counts what was not lost
-            counted.update((f"stamp_{name}", value) for name, value in named)
+        counted["probe_requests_without_program"] = self._port.unanswered
+        kernel = self.program.counters()
+        counted.update((f"probe_{name}", count) for name, count in kernel.items() if name not in _NO_LOSS)
         return counted
 
     def close(self) -> None:
-        """Remove every rule, table and socket."""
+        """Close every socket."""
         self._close()
 
 

@@ -1,47 +1,24 @@
-"""The paths to the peers, and how a probe is pinned to each whatever the current weights are.
+"""The paths to the peers: every nexthop of every route to them, whatever its weight.
 
-A path is a nexthop of the route to a peer. Each gets an index k, and with it the firewall mark MARK + k, the rule
-RULE + k and the table TABLE + k, which holds that nexthop alone. All of it carries our protocol number, is removed
-by `close`, and what a crashed agent left is swept by `clean`. One thread; the netlink socket's namespace decides.
+A path is a nexthop of the route to a peer, and keeps its index for as long as the agent lives. Nothing is put into the
+kernel here: probe.c hands each probe to its path's gateway. One thread; the netlink socket's namespace decides.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from pytools.config import Peer
-from pytools.errors import SwerveError
-from pytools.kernel.netlink import (
-    LOCAL,
-    PROTOCOL,
-    UNICAST,
-    Family,
-    Link,
-    Netlink,
-    NetlinkError,
-    Nexthop,
-    Route,
-    Rule,
-)
+from pytools.kernel.netlink import LOCAL, UNICAST, Family, Link, Netlink, NetlinkError, Nexthop, Route
 from pytools.signals import Path
 
-MARK: Final = 0x5E00_0000
-MARK_MASK: Final = 0xFF00_0FFF
-TABLE: Final = 20100
-RULE: Final = 5000
-MOST_PATHS: Final = 4096  # what the mask leaves room for
+MOST_PATHS: Final = 4096  # as many as probe.c has room for
 SPOKEN_FOR_NS: Final = 10_000_000_000  # a controller speaks of every path once a second
 
-_UNREACHABLE: Final = 7  # RTN_UNREACHABLE
-_LAST_METRIC: Final = 65000
-_FAMILIES: tuple[Family, ...] = (4, 6)
-_ANYWHERE: Final = {4: "0.0.0.0/0", 6: "::/0"}
 _ONLINK: Final = 4  # RTNH_F_ONLINK
 # Multicast groups of routing netlink: links, IPv4 and IPv6 routes, nexthops.
 _GROUPS: Final = (1, 7, 11, 32)
@@ -50,7 +27,7 @@ _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 
 @dataclass(frozen=True, slots=True)
 class PinnedPath:
-    """A path with what pins probes to it."""
+    """A path with what leads probes along it."""
 
     index: int
     path: Path
@@ -61,48 +38,9 @@ class PinnedPath:
     nexthop_id: int | None
     onlink: bool
 
-    @property
-    def mark(self) -> int:
-        """Firewall mark of packets that shall take this path."""
-        return MARK + self.index
-
-    @property
-    def table(self) -> int:
-        """The routing table that holds this path's nexthop alone."""
-        return TABLE + self.index
-
-    def rule(self) -> Rule:
-        """What leads packets with the mark to the table."""
-        return Rule(
-            priority=RULE + self.index,
-            family=self.family,
-            table=self.table,
-            mark=self.mark,
-            mask=MARK_MASK,
-            protocol=PROTOCOL,
-        )
-
-    def routes(self) -> tuple[Route, Route]:
-        """The way along this path, and behind it the refusal: a dead path must not be probed over another."""
-        anywhere = _ANYWHERE[self.family]
-        way = Route(
-            anywhere,
-            self.family,
-            self.table,
-            # A gateway outside every local prefix is only accepted as part of its own nexthop object.
-            nexthop_id=self.nexthop_id if self.onlink else None,
-            gateway=None if self.onlink else self.path.gateway or None,
-            ifindex=None if self.onlink else self.ifindex,
-            metric=1,
-            protocol=PROTOCOL,
-            prefsrc=self.source,
-        )
-        refusal = Route(anywhere, self.family, self.table, metric=_LAST_METRIC, protocol=PROTOCOL, kind=_UNREACHABLE)
-        return way, refusal
-
 
 class PinnedPaths:
-    """The paths to all peers, as the kernel has them now, each with its table and rule.
+    """The paths to all peers, as the kernel has them now.
 
     Parameters
     ----------
@@ -113,20 +51,17 @@ class PinnedPaths:
     def __init__(self, netlink: Netlink, host: str, peers: Sequence[Peer]) -> None:
         self.current: tuple[PinnedPath, ...] = ()
         self.unreachable: dict[str, str] = {}  # peer's address -> why it has no path
-        self.refused: dict[str, str] = {}  # path -> why it could not be pinned
+        self.refused: dict[str, str] = {}  # path -> why it is not probed
         self._netlink, self._host, self._peers = netlink, host, peers
         self._index: dict[Path, int] = {}
         self._ends = {(peer.name, peer.address) for peer in peers}
         self._spoken_ns: dict[Path, int] = {}  # path -> when a controller last spoke of it
-        self._taken = _foreign_indexes(netlink)
+        self._taken: set[int] = set()  # by paths that are gone
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
         """From now on the paths to these; a path that goes keeps its index to itself, so none is taken for another."""
         self._peers, self._ends = peers, {(peer.name, peer.address) for peer in peers}
-        gone = [pinned for pinned in self.current if not self._is_wanted(pinned.path)]
-        for pinned in gone:
-            self._remove(pinned)
-        self.current = tuple(pinned for pinned in self.current if pinned not in gone)
+        self.current = tuple(pinned for pinned in self.current if self._is_wanted(pinned.path))
         for path in [path for path in self._index if not self._is_wanted(path)]:
             self._taken.add(self._index.pop(path))
             self._spoken_ns.pop(path, None)
@@ -153,7 +88,8 @@ class PinnedPaths:
             index = self._index_of(hop.path)
             if index is not None:
                 wanted.append(replace(hop, index=index))
-        return self._install(sorted(wanted, key=lambda pinned: pinned.index))
+        before, self.current = self.current, tuple(sorted(wanted, key=lambda pinned: pinned.index))
+        return before != self.current
 
     def remember(self, path: Path, now_ns: int) -> bool:
         """Look for a path that no route may show: a controller that keeps it drained, or standing by, speaks of it.
@@ -220,42 +156,6 @@ class PinnedPaths:
             nexthop is not None and nexthop.ifindex == pinned.ifindex and (nexthop.gateway or "") == pinned.path.gateway
         )
 
-    def _install(self, wanted: Iterable[PinnedPath]) -> bool:
-        """Bring the kernel's rules and tables to what is wanted."""
-        wanted = tuple(wanted)
-        before = {pinned.index: pinned for pinned in self.current}
-        for pinned in self.current:
-            if all(pinned.index != other.index for other in wanted):
-                self._remove(pinned)
-        installed = []
-        for pinned in wanted:
-            try:
-                if pinned.index not in before:
-                    self._netlink.add_rule(pinned.rule())  # first: who sweeps finds the table by its rule
-                if before.get(pinned.index) != pinned or not self._in_place(pinned):
-                    for route in pinned.routes():
-                        self._netlink.replace_route(route)
-            except SwerveError as error:
-                self.refused[str(pinned.path)] = str(error)
-                self._remove(pinned)
-            else:
-                installed.append(pinned)
-        changed = self.current != tuple(installed)
-        self.current = tuple(installed)
-        return changed
-
-    def _in_place(self, pinned: PinnedPath) -> bool:
-        """Whether the table still has its way; the kernel takes routes away with an interface's carrier."""
-        return any(route.kind == UNICAST for route in self._netlink.routes(pinned.family, pinned.table))
-
-    def _remove(self, pinned: PinnedPath) -> None:
-        for route in self._netlink.routes(pinned.family, pinned.table):
-            if route.protocol == PROTOCOL:
-                with contextlib.suppress(NetlinkError):  # gone already, with its interface
-                    self._netlink.del_route(route)
-        with contextlib.suppress(NetlinkError):
-            self._netlink.del_rule(pinned.rule())
-
     def _index_of(self, path: Path) -> int | None:
         """The index that a path keeps for as long as the agent lives; None when there are no more."""
         if path not in self._index:
@@ -293,20 +193,6 @@ class PinnedPaths:
             source = route.prefsrc or self._source_by(path, link.index) or any_source
             yield PinnedPath(-1, path, peer, route.family, link.index, source, nexthop_id, onlink)
 
-    def close(self) -> None:
-        """Remove every rule and table of ours."""
-        for pinned in self.current:
-            self._remove(pinned)
-        self.current = ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _ways(
     route: Route, nexthops: dict[int, Nexthop], members: dict[int, tuple[int, ...]]
@@ -322,53 +208,6 @@ def _ways(
         for nexthop in objects
         if nexthop is not None and not nexthop.blackhole
     ]
-
-
-def _is_ours(rule: Rule) -> bool:
-    index = rule.table - TABLE
-    return (
-        rule.protocol == PROTOCOL
-        and 0 <= index < MOST_PATHS
-        and rule.mark == MARK + index
-        and rule.priority == RULE + index
-    )
-
-
-def _foreign_indexes(netlink: Netlink) -> set[int]:
-    """Indexes whose mark, rule or table somebody else uses."""
-    taken = set()
-    for family in _FAMILIES:
-        for rule in netlink.rules(family):
-            if _is_ours(rule):
-                continue
-            taken.add(rule.table - TABLE)
-            taken.add(rule.priority - RULE)
-            if rule.mark is not None:
-                taken.add(rule.mark - MARK)
-    return {index for index in taken if 0 <= index < MOST_PATHS}
-
-
-def clean(netlink: Netlink) -> list[str]:
-    """Remove the rules and tables that a crashed agent left.
-
-    Returns
-    -------
-    list of str
-        What was removed, one line each.
-    """
-    removed = []
-    for family in _FAMILIES:
-        for rule in netlink.rules(family):
-            if not _is_ours(rule):
-                continue
-            for route in netlink.routes(family, rule.table):
-                if route.protocol == PROTOCOL:
-                    with contextlib.suppress(NetlinkError):
-                        netlink.del_route(route)
-            with contextlib.suppress(NetlinkError):
-                netlink.del_rule(rule)
-            removed.append(f"IPv{family} rule {rule.priority} and table {rule.table}")
-    return removed
 
 
 class Changes:

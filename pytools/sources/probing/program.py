@@ -46,6 +46,7 @@ COUNTERS: Final = (
     "impossible",
     "failed",
     "ecn_full",
+    "too_long",
 )
 
 
@@ -104,11 +105,13 @@ class ProbeProgram:
         self._settings["ports"] = np.pad(np.array(wanted, np.uint16), (0, MOST_PORTS - len(wanted)))
 
     def set_path(self, path: int, ifindex: int, gateway: str) -> None:
-        """Lead the probes of a path to a gateway; an on-link peer is its own."""
-        record = self.paths[path : path + 1]
+        """Lead the probes of a path to a gateway; an on-link peer is its own. What stays as it was is left alone."""
+        record, family = self.paths[path : path + 1], _FAMILIES[6 if ":" in gateway else 4]
+        same = (record["gateway"]["bytes"][0] == udp.mapped(gateway)).all()
+        if same and (record["ifindex"][0], record["family"][0]) == (ifindex, family):
+            return
         record["ifindex"] = 0
-        record["gateway"]["bytes"] = udp.mapped(gateway)
-        record["family"] = _FAMILIES[6 if ":" in gateway else 4]
+        record["gateway"]["bytes"], record["family"] = udp.mapped(gateway), family
         record["ifindex"] = ifindex
 
     def forget_path(self, path: int) -> None:
@@ -116,11 +119,17 @@ class ProbeProgram:
         self.paths[path] = np.zeros((), self.paths.dtype)
 
     def set_session(self, session: int, path: int, remote: str, port: int, shared: bool) -> None:
-        """Take replies of this peer to this port of ours; `shared`: both ends read one clock."""
-        record = self.sessions[session : session + 1]
+        """Take replies of this peer to this port of ours; `shared`: both ends read one clock.
+
+        What the kernel has learnt of a session stays, unless it is another one now.
+        """
+        record, flags = self.sessions[session : session + 1], _SHARED if shared else 0
+        same = (record["remote"]["bytes"][0] == udp.mapped(remote)).all()
+        if same and (record["path"][0], record["port"][0], record["flags"][0]) == (path, port, flags):
+            return
         record["port"] = 0
         record["remote"]["bytes"], record["path"] = udp.mapped(remote), path
-        record["flags"], record["ours"] = _SHARED if shared else 0, 0
+        record["flags"], record["ours"] = flags, 0
         record["port"] = port
 
     def forget_session(self, session: int) -> None:

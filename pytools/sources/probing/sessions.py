@@ -1,7 +1,7 @@
 """The sessions of a sender: what is known of each probe under way, and what the passing of time says about them.
 
 A session is one path and one source port. Its row in the arrays is `path index * flows + flow`, its SSID the row
-plus one. What is known of a probe lies in the row's slot `sequence number mod slots`. Stamps and the differences of
+plus one. What is known of a probe lies in the row's slot `number mod slots`. Stamps and the differences of
 stamps are nanoseconds of the stamping clock, all other times of CLOCK_MONOTONIC. One thread.
 """
 
@@ -16,13 +16,12 @@ from pytools.config import Clocks, Probe
 from pytools.errors import UsageError
 from pytools.estimators.windows import MISSING, power_of_two
 from pytools.sources.probing.measurements import LOST, Measurements
-from pytools.sources.probing.volleys import FIRST, PROBES, SECOND, SINGLE
+
+SINGLE, FIRST, SECOND = range(3)  # a probe's part in a coded pair
+PROBES: Final = 3  # to a pair: the one that leads it included
 
 FREE, OUTSTANDING, ANSWERED, TIMED_OUT, LATE = range(5)  # what has become of the probe in a slot
 SEQ_WRAP: Final = 1 << 32
-# Sequence numbers of different sessions start this far apart, so that a reflector that knows no SSID (it sends back
-# zero) still says with the sequence number which session it answers.
-_SEQ_STRIDE: Final = 1 << 20
 _MOST_SLOTS: Final = 65_536
 
 Result = tuple[int, int, int | None, int | None]  # sequence number, sent, forward, reverse
@@ -54,19 +53,31 @@ class Sessions:
     def __init__(self, probe: Probe, clocks: Clocks | None, measurements: Measurements) -> None:
         self._probe, self._measurements = probe, measurements
         self._timeout_ns = int(probe.timeout_ms * 1e6)
+        self._slots = self.slots_for(probe, clocks)
+        self._allocate(0)
+        self._grow(64)
+
+    @staticmethod
+    def slots_for(probe: Probe, clocks: Clocks | None) -> int:
+        """How many probes of one session are remembered: a power of two.
+
+        Raises
+        ------
+        UsageError
+            If that is more than there is room for.
+        """
         remembered_ms, per_interval = probe.timeout_ms + 1000, 1.0
         if clocks is not None:
             remembered_ms = max(remembered_ms, clocks.window_ms + 500)
             per_interval += (PROBES - 1) / clocks.pair_every(probe)
-        self._slots = max(64, power_of_two(remembered_ms / probe.interval_ms * per_interval + 8))
-        if self._slots > _MOST_SLOTS:
+        slots = max(64, power_of_two(remembered_ms / probe.interval_ms * per_interval + 8))
+        if slots > _MOST_SLOTS:
             raise UsageError(
                 f"with a timeout of {probe.timeout_ms:g} ms and an interval of {probe.interval_ms:g} ms too many "
                 "probes are under way",
                 "shorten probe.timeout_ms or probe less often",
             )
-        self._allocate(0)
-        self._grow(64)
+        return slots
 
     def _allocate(self, rows: int) -> None:
         """The arrays, [row] and [row, slot], for no session yet."""
@@ -75,22 +86,17 @@ class Sessions:
         self._answered_ns = np.zeros(rows, np.int64)  # when the latest probe that was answered had been sent
         self._peer = np.full(rows, -1, np.intp)  # sessions with the same address have the same number
         self._told = np.zeros(rows, np.int64)  # raw results were given out up to here
-        self._remotes = np.zeros((rows, 2), np.uint64)  # zero: no session
         self._own_clock = np.zeros(rows, np.bool_)  # whether the peer does not read the same clock as we do
         grid = (rows, self._slots)
         self._state = np.full(grid, FREE, np.uint8)
         self._seq = np.full(grid, -1, np.int64)
         self._sent_ns = np.zeros(grid, np.int64)
         self._part = np.full(grid, SINGLE, np.uint8)
-        # Exact egress of the request, exact ingress of the reply; one array, and each of them by name.
-        self._times = np.full((2, *grid), MISSING, np.int64)
-        self._left, self._back = self._times
+        self._left = np.full(grid, MISSING, np.int64)  # the request, and the following: the reply came back
+        self._back = np.full(grid, MISSING, np.int64)
         self._seen = np.full(grid, MISSING, np.int64)  # the latter in CLOCK_MONOTONIC
         self._forward = np.full(grid, MISSING, np.int64)
         self._reverse = np.full(grid, MISSING, np.int64)
-        # By the reflector's sequence number: which of ours it answered.
-        self._reflected_seq = np.full(grid, -1, np.int64)
-        self._reflected_slot = np.zeros(grid, np.int64)
 
     def _grow(self, rows: int) -> None:
         """Have at least this many rows; doubles, so that it is rare."""
@@ -99,33 +105,8 @@ class Sessions:
             return
         old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         self._allocate(max(rows, 2 * have))
-        self._next_seq[:] = np.arange(len(self._next_seq)) % 4096 * _SEQ_STRIDE
         for name, value in old.items():
-            vars(self)[name][(slice(None), slice(have)) if value.ndim == 3 else slice(have)] = value
-
-    def _sessions(
-        self, ssids: NDArray[np.int64], remotes: NDArray[np.uint64], seq: NDArray[np.int64], flow: int | None
-    ) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.bool_]]:
-        """Row and slot of each packet, and whether it belongs to a probe that we remember."""
-        rows = ssids - 1
-        without = ssids == 0
-        if without.any():
-            rows[without] = self._rows_by_sequence(remotes[without], seq[without])
-        known = (rows >= 0) & (rows < len(self._next_seq))
-        rows = np.where(known, rows, 0)
-        slots = seq & (self._slots - 1)
-        known &= (self._seq[rows, slots] & (SEQ_WRAP - 1)) == seq
-        known &= self._state[rows, slots] != FREE
-        known &= _same(self._remotes[rows], remotes)
-        if flow is not None:
-            known &= rows % self._probe.flows == flow
-        return rows, slots, known
-
-    def _rows_by_sequence(self, remotes: NDArray[np.uint64], seq: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sessions of packets without SSID: the one with this peer that is near this number; -1 if not just one."""
-        behind = (self._next_seq[None, :] - 1 - seq[:, None]) & (SEQ_WRAP - 1)
-        fits = (behind < self._slots) & (self._remotes[None, :, :] == remotes[:, None, :]).all(axis=2)
-        return np.where(fits.sum(axis=1) == 1, fits.argmax(axis=1), -1)
+            vars(self)[name][:have] = value
 
     def expire(self, now_ns: int) -> None:
         """Count probes as lost that were not answered within the timeout."""
@@ -171,28 +152,26 @@ class Sessions:
 
         return Pairs(known(self._left), known(self._forward), known(self._back), known(self._reverse))
 
-    def results(self, now_ns: int) -> list[tuple[int, list[Result]]]:
+    def results(self) -> list[tuple[int, list[Result]]]:
         """Raw results since the last call: per session its path index, and (seq, sent, forward, reverse) per probe.
 
         A probe is given out once nothing more is to be learnt about it.
         """
-        patience_ns = int(3 * self._probe.interval_ms * 1e6) + 50_000_000  # for the follow-up of a reply
         told = []
         for row in range(len(self._next_seq)):
-            entries = self._results_of(row, now_ns - patience_ns)
+            entries = self._results_of(row)
             if entries:
                 told.append((row // self._probe.flows, entries))
         return told
 
-    def _results_of(self, row: int, hopeless_ns: int) -> list[Result]:
+    def _results_of(self, row: int) -> list[Result]:
         entries: list[Result] = []
         next_seq = int(self._next_seq[row])
         for seq in range(max(int(self._told[row]), next_seq - self._slots), next_seq):
             slot = seq & (self._slots - 1)
             state = self._state[row, slot]
             forward, reverse = _value(self._forward[row, slot]), _value(self._reverse[row, slot])
-            waits = state == ANSWERED and reverse is None and self._sent_ns[row, slot] > hopeless_ns
-            if state == OUTSTANDING or waits:
+            if state == OUTSTANDING:
                 break
             self._told[row] = seq + 1
             if self._seq[row, slot] == seq and state != FREE:
@@ -228,12 +207,6 @@ def latest_of_others(times_ns: NDArray[np.int64], peers: NDArray[np.intp], flows
     np.maximum.at(second, peers[elsewhere], times_ns[elsewhere])
     found: NDArray[np.int64] = np.where(peers < 0, 0, np.where(elsewhere, best[peers], second[peers]))
     return found
-
-
-def _same(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Row by row, whether two lists of addresses agree."""
-    equal: NDArray[np.bool_] = (one[:, 0] == other[:, 0]) & (one[:, 1] == other[:, 1])
-    return equal
 
 
 def _value(time_ns: Any) -> int | None:

@@ -1,8 +1,8 @@
 """Probes of a chosen size along one path, never in fragments, and what routers answer to those that are too large.
 
-A socket per path: what the kernel learns of the path's MTU from such an answer it files under the socket's mark, that
-is, in the path's own table, where no other traffic looks. A bidirectional STAMP packet as any other, with a session
-identifier of its own (`stamp_packet.SIZE_SSID`). Sizes are bytes of IP packets. Non-blocking; one thread.
+A socket per path, bound to its interface, takes replies and answers; the probes themselves leave as frames, which
+probe.c hands to the path's gateway. A STAMP packet as any other, with a session identifier of its own
+(`stamp_packet.SIZE_SSID`). Sizes are bytes of IP packets. Non-blocking; one thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from pytools.errors import SwerveError
+from pytools.sources.probing import frames
 from pytools.sources.probing import stamp_packet as wire
+from pytools.sources.probing.frames import Frame
 from pytools.sources.probing.paths import PinnedPath
 
 HEADER_BYTES: Final = {4: 28, 6: 48}  # IP and UDP
@@ -24,9 +26,10 @@ SMALLEST: Final = {family: header + wire.SMALLEST_SIZED_BYTES for family, header
 LARGEST: Final = 9216  # what Ethernet's longest frames carry; interfaces that take more are not probed beyond
 
 _ETHERNET_BYTES: Final = 14
-_SO_MARK, _SO_SNDBUFFORCE = 36, 32
+_SO_BINDTODEVICE = 25
+_ACCEPTS_ANSWERS = 4  # IP_PMTUDISC_INTERFACE: what routers say is told, and changes no route
 _IP_RECVERR, _IP_MTU_DISCOVER = 11, 10
-_IPV6_RECVERR, _IPV6_MTU_DISCOVER, _IPV6_DONTFRAG = 25, 23, 62
+_IPV6_RECVERR, _IPV6_MTU_DISCOVER = 25, 23
 _PMTUDISC_PROBE = 3
 _BUFFER_BYTES: Final = 1 << 20
 _GET_MTU = 0x8921  # SIOCGIFMTU
@@ -72,31 +75,32 @@ class SizeProbes:
         except OSError as error:
             raise SwerveError(f"a socket for probes of {pinned.path}: {error.strerror}") from None
         try:
+            self._packet = frames.open_socket()
+        except SwerveError:
+            self._socket.close()
+            raise
+        try:
             self._prepare(pinned, dscp)
+            self._frame = Frame(pinned, int(self._socket.getsockname()[1]), port, dscp)
         except OSError as error:
             self.close()
             raise SwerveError(f"a socket for probes of {pinned.path}: {error.strerror}") from None
 
     def _prepare(self, pinned: PinnedPath, dscp: int) -> None:
-        options = [(socket.SOL_SOCKET, _SO_MARK, pinned.mark), (socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER_BYTES)]
         if pinned.family == 4:
-            options += [
-                (socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE),
+            options = [
+                (socket.IPPROTO_IP, _IP_MTU_DISCOVER, _ACCEPTS_ANSWERS),
                 (socket.IPPROTO_IP, _IP_RECVERR, 1),
-                (socket.IPPROTO_IP, socket.IP_TTL, 255),
-                (socket.IPPROTO_IP, socket.IP_TOS, dscp << 2),
             ]
         else:
-            options += [
+            options = [
                 (socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1),
-                (socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE),
-                (socket.IPPROTO_IPV6, _IPV6_DONTFRAG, 1),
+                (socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE),  # others keep the answers to themselves
                 (socket.IPPROTO_IPV6, _IPV6_RECVERR, 1),
-                (socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 255),
-                (socket.IPPROTO_IPV6, socket.IPV6_TCLASS, dscp << 2),
             ]
         for level, option, value in options:
             self._socket.setsockopt(level, option, value)
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_BINDTODEVICE, self._interface.encode() + b"\0")
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
         self._socket.bind((pinned.source, 0))
 
@@ -110,19 +114,12 @@ class SizeProbes:
 
     def send(self, size: int, seq: int, now_ns: int, short_reply: bool) -> int:
         """Send one; 0, or the errno of the refusal."""
-        payload = wire.size_request(size - self._header, seq, now_ns, short_reply)
-        code = self._send(payload)
-        if code not in (0, errno.EAGAIN):  # perhaps the answer to an earlier one, which the kernel reports but once
-            code = self._send(payload)
-        if not code:
-            self.wire_bytes += size + _ETHERNET_BYTES
-        return code
-
-    def _send(self, payload: bytes) -> int:
+        frame = self._frame.around(wire.size_request(size - self._header, seq, now_ns, short_reply))
         try:
-            self._socket.sendto(payload, self._remote)
+            self._packet.sendto(frame, self._frame.address)
         except OSError as error:
             return error.errno or errno.EIO
+        self.wire_bytes += len(frame)
         return 0
 
     def replies(self) -> Iterator[Reply]:
@@ -155,8 +152,9 @@ class SizeProbes:
         return least
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the sockets."""
         self._socket.close()
+        self._packet.close()
 
 
 def _told(level: int, kind: int, content: bytes) -> Told | None:

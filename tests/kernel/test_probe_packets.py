@@ -1,0 +1,234 @@
+"""probe_ingress on packets made by hand: what it answers, what it takes, what it counts and drops, what it leaves."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import packets as p
+import pytest
+import support
+from probe_kit import DROPPED, ESTIMATE, LOOPBACK, REDIRECTED, SENDER_PORT, UNSPEC, TestRun, request
+
+from pytools.kernel import loader
+
+pytestmark = pytest.mark.guest
+
+OUT, IN = "probe_egress", "probe_ingress"
+
+
+@pytest.fixture(scope="module")
+def probes(make_lasting_namespace: Callable[[], str]) -> Iterator[TestRun]:
+    support.require("root", "bcc", "netns")
+    with loader.load([loader.Program("probe.c", (OUT, IN), {"SWERVE_PROBE_PORT": p.PORT})]) as loaded:
+        assert loaded.failed == {}
+        made = TestRun(loaded, make_lasting_namespace())
+        yield made
+        made.close()
+
+
+@pytest.fixture(autouse=True)
+def _from_zero(probes: TestRun) -> None:
+    probes.program.read()
+    probes.program.forget_session(0)
+    probes.counted()
+
+
+FAMILIES = {"ipv4": (p.ipv4, "10.9.0.1", "10.9.0.2"), "ipv6": (p.ipv6, "fd00:9::1", "fd00:9::2")}
+TAGS = {"untagged": (), "802.1Q": (p.TAG_8021Q,), "802.1ad over 802.1Q": (p.TAG_8021AD, p.TAG_8021Q)}
+REQUEST = p.udp(request(), SENDER_PORT)
+
+
+def turned(left: bytes, network_at: int, ipv6: bool) -> tuple[bytes, bytes, int]:
+    """Source and destination address, and the TTL, of the packet that was left."""
+    if ipv6:
+        return left[network_at + 8 : network_at + 24], left[network_at + 24 : network_at + 40], left[network_at + 7]
+    return left[network_at + 12 : network_at + 16], left[network_at + 16 : network_at + 20], left[network_at + 8]
+
+
+@pytest.mark.guest(every=3)
+@pytest.mark.parametrize("tags", TAGS.values(), ids=TAGS.keys())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_request_becomes_its_reply_behind_any_tags(probes: TestRun, family: str, tags: tuple[int, ...]) -> None:
+    build, source, destination = FAMILIES[family]
+    before_ns = time.monotonic_ns()
+    asked = build(REQUEST, tags=tags)
+    verdict, left = probes.run(IN, asked)
+    assert (verdict, len(left)) == (REDIRECTED, len(asked))
+    assert probes.counted() == {"reflected": 1}
+    network_at = 14 + 4 * len(tags)
+    assert left[12:network_at] == asked[12:network_at], "the tags go back with it"
+    width = 12 if family == "ipv4" else 0
+    ends = p.mapped(destination)[width:], p.mapped(source)[width:]
+    assert turned(left, network_at, family == "ipv6") == (*ends, 255)
+    transport = network_at + (20 if family == "ipv4" else 40)
+    assert struct.unpack_from("!HH", left, transport) == (p.PORT, SENDER_PORT)
+    reply = left[transport + 8 :]
+    seq, _, _, error, ssid = struct.unpack_from("!IIIHH", reply)
+    assert (seq, error, ssid) == (7, ESTIMATE, 9)
+    seconds, nanoseconds = struct.unpack_from("!II", reply, 16)
+    assert before_ns <= seconds * 10**9 + nanoseconds <= time.monotonic_ns()
+    assert reply[24:38] == request()[:14]
+    assert reply[40] == 61, "the sender's TTL on arrival"
+
+
+@pytest.mark.guest(every=3)
+@pytest.mark.parametrize("tags", TAGS.values(), ids=TAGS.keys())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reply_is_recorded_with_everything_that_names_it(probes: TestRun, family: str, tags: tuple[int, ...]) -> None:
+    build, source, _ = FAMILIES[family]
+    reply = probes.remember_probe(source)
+    verdict, _ = probes.run(IN, build(p.udp(reply, p.PORT, SENDER_PORT), tags=tags))
+    assert verdict == DROPPED, "it ends in the kernel"
+    (record,) = probes.program.read()
+    assert (record["number"], record["session"], record["ttl"], record["bytes"]) == (7, 0, 61, 44)
+    assert (record["flags"], record["agent_age_ms"]) == (0, 0xFFFFFFFF)
+    assert {int(record[name]) for name in ("t1_ns", "t2_ns", "t3_ns")} == {3_000_000_004}
+    assert record["t4_ns"] == record["seen_ns"] <= time.monotonic_ns()
+    assert probes.counted() == {"recorded": 1}
+
+
+@pytest.mark.guest(every=3)
+@pytest.mark.parametrize("kind", ["request", "reply"])
+@pytest.mark.parametrize(
+    "frame",
+    [
+        lambda whole, ports: p.ipv4(p.udp(whole[:43], *ports)),
+        lambda whole, ports: p.ipv4(p.udp(whole, *ports, length=51)),
+        lambda whole, ports: p.ipv4(p.udp(whole, *ports, length=600)),
+        lambda whole, ports: p.ipv4(p.udp(whole, *ports), fragment=0x2000),
+        lambda whole, ports: p.ipv6(p.udp(b"", *ports)),
+    ],
+    ids=["short", "length too small", "length too large", "first fragment", "empty"],
+)
+def test_what_is_no_whole_probe_is_counted_malformed_and_ends_here(
+    probes: TestRun, frame: Callable[[bytes, tuple[int, int]], bytes], kind: str
+) -> None:
+    reply = probes.remember_probe()
+    whole, ports = (request(), (SENDER_PORT, p.PORT)) if kind == "request" else (reply, (p.PORT, SENDER_PORT))
+    assert probes.run(IN, frame(whole, ports))[0] == DROPPED
+    assert len(probes.program.read()) == 0
+    assert probes.counted() == {"malformed": 1}
+
+
+@pytest.mark.guest(every=2)
+@pytest.mark.parametrize("kind", ["request", "reply"])
+def test_merged_probes_are_counted_and_not_taken_for_one(probes: TestRun, kind: str) -> None:
+    reply = probes.remember_probe()
+    frame = p.ipv4(REQUEST if kind == "request" else p.udp(reply, p.PORT, SENDER_PORT))
+    single = "reflected" if kind == "request" else "recorded"
+    probes.run(IN, frame, segments=1)
+    assert probes.counted() == {single: 1}
+    assert probes.run(IN, frame, segments=2)[0] == DROPPED
+    assert probes.counted() == {"merged": 1}
+
+
+def test_a_stranger_gets_no_answer_and_is_counted(probes: TestRun) -> None:
+    assert probes.run(IN, p.ipv4(REQUEST, source="10.9.0.77"))[0] == DROPPED
+    assert probes.run(IN, p.ipv6(REQUEST, source="fd00:9::77"))[0] == DROPPED
+    assert probes.counted() == {"no_peer": 2}
+    assert probes.run(IN, p.ipv4(p.udp(b"short"), source="10.9.0.77"))[0] == DROPPED
+    assert probes.counted() == {"no_peer": 1}, "whether it is well-formed does not matter"
+    reply = p.udp(probes.remember_probe(), p.PORT, SENDER_PORT)
+    assert probes.run(IN, p.ipv4(reply, source="10.9.0.77"))[0] == DROPPED
+    assert probes.counted() == {"stray": 1}
+
+
+@pytest.mark.parametrize("port", [7, p.PORT, 1023])
+@pytest.mark.parametrize("build", [p.ipv4, p.ipv6])
+def test_a_source_port_that_might_answer_a_reply_gets_none(
+    probes: TestRun, build: Callable[[bytes], bytes], port: int
+) -> None:
+    assert probes.run(IN, build(p.udp(request(), port)))[0] == DROPPED
+    assert probes.counted() == {"refused_port": 1}
+    assert probes.run(IN, build(p.udp(request(), 1024)))[0] == REDIRECTED
+    assert probes.counted() == {"reflected": 1}
+
+
+def test_a_port_that_is_not_the_senders_is_left_alone(probes: TestRun) -> None:
+    frame = p.ipv4(p.udp(probes.remember_probe(), p.PORT, SENDER_PORT + 1))
+    assert probes.run(IN, frame) == (UNSPEC, frame)
+    assert probes.counted() == {}
+
+
+@pytest.mark.guest(every=4)
+@pytest.mark.parametrize("hook", [OUT, IN])
+@pytest.mark.parametrize(
+    "frame",
+    [
+        p.ipv4(p.udp(p.stamp_request(1, 1), 5000, 5001)),
+        p.ipv4(p.udp(p.stamp_request(1, 1)), protocol=p.TCP),
+        p.ipv6(p.udp(p.stamp_request(1, 1)), protocol=p.TCP),
+        p.ipv4(p.udp(p.stamp_request(1, 1)), fragment=5),
+        p.ethernet(0x0806, bytes(60)),
+        p.ethernet(0x0800, bytes(60), (p.TAG_8021Q,)),
+        p.ethernet(0x0800, b"\x4f" + bytes(20)),
+        p.ethernet(0x0800, b"\x45" + bytes(5), (p.TAG_8021Q,)),
+        bytes(14),
+    ],
+    ids=["ports", "tcp", "tcp6", "fragment", "arp", "zeros", "cut options", "cut header", "no payload"],
+)
+def test_ordinary_packets_leave_no_trace(probes: TestRun, frame: bytes, hook: str) -> None:
+    assert probes.run(hook, frame) == (UNSPEC, frame), "an observer must let other programs decide"
+    assert probes.counted() == {}
+
+
+@pytest.mark.parametrize("payload", [REQUEST, p.udp(request(), p.PORT, SENDER_PORT)], ids=["request", "reply"])
+def test_a_probe_of_another_program_leaves_as_it_is(probes: TestRun, payload: bytes) -> None:
+    """Only our marks name our own: a packet on the probe port that another program sends is not touched."""
+    frame = p.ipv4(payload)
+    assert probes.run(OUT, frame) == (UNSPEC, frame)
+    assert probes.counted() == {}
+
+
+def test_ip_options_do_not_hide_a_probe(probes: TestRun) -> None:
+    verdict, left = probes.run(IN, p.ipv4(REQUEST, options=b"\x01" * 12))
+    assert verdict == REDIRECTED
+    assert struct.unpack_from("!HH", left, 14 + 32) == (p.PORT, SENDER_PORT)
+    reply = p.udp(probes.remember_probe(), p.PORT, SENDER_PORT)
+    probes.run(IN, p.ipv4(reply, options=b"\x01" * 12))
+    assert probes.program.read()["number"].tolist() == [7]
+    assert probes.counted() == {"reflected": 1, "recorded": 1}
+
+
+def test_a_full_ring_is_counted_and_nothing_is_torn(probes: TestRun) -> None:
+    frame = p.ipv4(p.udp(probes.remember_probe(), p.PORT, SENDER_PORT))
+    record_bytes = 8 + probes.program.read().dtype.itemsize
+    sent = 128 * 4096 // record_bytes + 100
+    probes.repeat(IN, frame, sent)
+    records = probes.program.read()
+    counted = probes.counted()
+    assert counted["recorded"] == len(records)
+    assert counted["recorded"] + counted["ring_full"] == sent
+    assert counted["ring_full"] >= 100
+    assert set(records["number"].tolist()) == {7}
+    assert (np.diff(records["seen_ns"].astype(np.int64)) >= 0).all()
+    probes.run(IN, frame)
+    assert probes.program.read()["number"].tolist() == [7], "a ring that was full works again"
+
+
+def test_requests_are_remembered_by_peer_and_interface(probes: TestRun) -> None:
+    key = p.mapped("10.9.0.2"), LOOPBACK
+    before = probes.program.requests()[key].requests if key in probes.program.requests() else 0
+    for _ in range(3):
+        probes.run(IN, p.ipv4(REQUEST, source="10.9.0.2", destination="10.9.0.1"))
+    seen = probes.program.requests()[key]
+    assert seen.requests == before + 3
+    assert 0 <= time.monotonic_ns() - seen.last_ns < 10**10
+
+
+def test_each_peer_has_its_own_share_of_replies_and_gets_it_back_with_time(probes: TestRun) -> None:
+    frame = p.ipv4(REQUEST)
+    key = np.frombuffer(p.mapped("10.9.0.1"), probes.peers.key)[0]
+    value = np.zeros((), probes.peers.value)
+    value["error_estimate"], value["due_ns"] = ESTIMATE, time.monotonic_ns() + 10**11
+    probes.peers.update(key, value)
+    assert probes.run(IN, frame)[0] == DROPPED
+    assert probes.run(IN, p.ipv6(REQUEST))[0] == REDIRECTED
+    assert probes.counted() == {"over_rate": 1, "reflected": 1}
+    value["due_ns"] = time.monotonic_ns() + 10**8
+    probes.peers.update(key, value)
+    assert probes.run(IN, frame)[0] == REDIRECTED, "a tenth of a second's worth may come at once"
+    assert probes.counted() == {"reflected": 1}
