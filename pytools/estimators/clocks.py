@@ -17,12 +17,19 @@ from pytools.estimators.corridor import Corridor, Floats, ceiling, corridor
 from pytools.estimators.delays import DRIFT_PPM, STAMP_BOUND_NS
 from pytools.estimators.lower_edges import LowerEdges, lower_edges
 from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S
-from pytools.estimators.pairs import Probes, sift
+from pytools.estimators.pairs import Probes, sift, with_singles
 from pytools.estimators.windows import Times
 
 STAMP_NOISE_NS: Final = 20.0  # standard deviation of one stamp
 MOST_DRIFT_PPB: Final = 2 * 2 * DRIFT_PPM * 1000.0  # two free oscillators, and each may be slewed by as much again
+LEAST_FOUND: Final = 0.01  # a line that no unqueued probe carries still has this share of its weight
+_ENOUGH_FOUND: Final = 0.9  # below this probability, or with fewer kept pairs, all probes are fitted as well
+_ENOUGH_KEPT: Final = 8
+_WRONG_SHARE: Final = 0.01  # of the stamps may be wrong and thus lie below the line
 _TRUSTED_SHARE: Final = 0.25  # of the pairs kept: then the kept ones alone say where to start
+
+
+Singles = tuple[Times, Times, Times, Times]  # forward_at, forward, reverse_at, reverse of single probes
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class EdgeFit:
     epoch_ns: int  # of our clock: where offset and drift are known independently of each other
     offset_ns: int
     drift_ppb: float
-    sigma_ns: float  # standard deviation of the offset at the epoch, by statistics alone
+    sigma_ns: float  # standard deviation of the offset at the epoch, by statistics alone: what its weight rests on
     drift_sigma_ppb: float
     bound_ns: int  # of the offset at the epoch: statistics and the stated allowance for asymmetry
     hard_low_ns: int  # the offset at the epoch lies between these as long as no delay is negative
@@ -41,6 +48,13 @@ class EdgeFit:
     kept: int  # pairs, of both directions
     rejected: int
     stepped: bool  # the newest samples contradict the older ones, in this window or in the prior
+    wait_ns: float = 0.0  # root mean square of what the offset is off by besides, in case no probe was unqueued
+    found: float = 1.0  # probability that unqueued probes carry both lines
+
+    @property
+    def spread_ns(self) -> float:
+        """What the offset may be off by at the epoch, all in all (root mean square)."""
+        return math.hypot(self.sigma_ns * math.sqrt(max(self.found, LEAST_FOUND)), self.wait_ns)
 
     def at(self, clock_ns: int) -> int:
         """The offset when our clock reads `clock_ns`."""
@@ -49,7 +63,8 @@ class EdgeFit:
     def sigma_at(self, clock_ns: int) -> float:
         """Its standard deviation then, the wander of the oscillators included."""
         seconds = abs(clock_ns - self.epoch_ns) * 1e-9
-        return math.hypot(self.sigma_ns, self.drift_sigma_ppb * seconds, WANDER_PPB_PER_S * seconds * seconds / 2)
+        wandered = WANDER_PPB_PER_S * seconds * seconds / 2
+        return math.hypot(self.sigma_ns, self.wait_ns, self.drift_sigma_ppb * seconds, wandered)
 
 
 def fit_edge(
@@ -62,6 +77,7 @@ def fit_edge(
     asymmetry_share: float,
     prior: EdgeFit | None = None,
     noise_ns: float = STAMP_NOISE_NS,
+    singles: Singles | None = None,
 ) -> EdgeFit | None:
     """Offset and drift of a peer's clock over one window.
 
@@ -79,6 +95,8 @@ def fit_edge(
         What an earlier window gave. Its drift, let loose by WANDER_PPB_PER_S, guides this one; its offset never does.
     noise_ns : float
         Standard deviation of one stamp.
+    singles : tuple of four ndarray of int64, shape (n,), optional
+        All answered probes, as the first four. They are looked at where the pairs do not tell enough.
 
     Returns
     -------
@@ -89,17 +107,27 @@ def fit_edge(
     reverse = sift(reverse_at_ns, reverse_ns, tolerance_ns)
     if not len(forward.at_ns) or not len(reverse.at_ns):
         return None
-    return _fit(_Window.over(forward, reverse), asymmetry_share, prior, math.sqrt(2) * noise_ns)
+    noise_ns *= math.sqrt(2)
+    fit = _fit(_Window.over(forward, reverse), asymmetry_share, prior, noise_ns)
+    if singles is None or (fit.found > _ENOUGH_FOUND and fit.kept >= _ENOUGH_KEPT):
+        return fit
+    forward = with_singles(forward, singles[0], singles[1], forward_at_ns)
+    reverse = with_singles(reverse, singles[2], singles[3], reverse_at_ns)
+    everything = _Window.over(forward, reverse)
+    other = _fit(everything, asymmetry_share, prior, noise_ns, trusted=False)
+    return min(other, fit, key=lambda each: (everything.unexplained(each, noise_ns), each.spread_ns))
 
 
-def _fit(window: _Window, asymmetry_share: float, prior: EdgeFit | None, noise_ns: float) -> EdgeFit:
+def _fit(
+    window: _Window, asymmetry_share: float, prior: EdgeFit | None, noise_ns: float, trusted: bool = True
+) -> EdgeFit:
     """Fit what lies behind the last step."""
     rest, stepped = window, False
-    first = rest.first(prior)
+    first = rest.first(prior, trusted)
     if impossible(first):
         odd = stray(rest.times_s, rest.values_ns, MOST_DRIFT_PPB, first)
         if odd is not None:
-            return _fit(window.without(*odd), asymmetry_share, prior, noise_ns)
+            return _fit(window.without(*odd), asymmetry_share, prior, noise_ns, trusted)
         stepped = True
         before, after = rest.split(consistent_since(rest.times_s, rest.values_ns, MOST_DRIFT_PPB))
         if prior is None and before is not None:  # its drift still holds, and its round trip
@@ -111,14 +139,25 @@ def _fit(window: _Window, asymmetry_share: float, prior: EdgeFit | None, noise_n
             stepped = True
             rest = rest.split(begin_s)[1] or rest
     if rest is not window:
-        first = rest.first(prior)
-    fit = rest.fit(first, prior, asymmetry_share, noise_ns)
+        first = rest.first(prior, trusted)
+    fit = _steadied(rest.fit(first, prior, asymmetry_share, noise_ns), prior)
     return replace(
         fit,
         stepped=stepped or (prior is not None and _contradict(fit, prior, noise_ns)),
         kept=window.forward.kept + window.reverse.kept,
         rejected=window.forward.rejected + window.reverse.rejected,
     )
+
+
+def _steadied(fit: EdgeFit, prior: EdgeFit | None) -> EdgeFit:
+    """The fit, with the prior's drift where that is known better."""
+    if prior is None:
+        return fit
+    apart_s = abs(fit.epoch_ns - prior.epoch_ns) * 1e-9
+    known_ppb = math.hypot(prior.drift_sigma_ppb, WANDER_PPB_PER_S * apart_s)
+    if known_ppb >= fit.drift_sigma_ppb:
+        return fit
+    return replace(fit, drift_ppb=prior.drift_ppb, drift_sigma_ppb=known_ppb)
 
 
 def _contradict(fit: EdgeFit, prior: EdgeFit, noise_ns: float) -> bool:
@@ -181,20 +220,32 @@ class _Window:
 
     def fit(self, first: Corridor, prior: EdgeFit | None, asymmetry_share: float, noise_ns: float) -> EdgeFit:
         """Fit all probes, whatever they say."""
+        guess = self._guess(first, prior)
         edges = lower_edges(
-            self.times_s,
-            self.values_ns,
-            (self.forward.means, self.reverse.means),
-            first,
-            noise_ns,
-            self._guess(first, prior),
+            self.times_s, self.values_ns, (self.forward.means, self.reverse.means), first, noise_ns, guess
         )
-        return self._result(edges, asymmetry_share)
+        return self._result(edges, asymmetry_share, guess[1])
 
-    def first(self, prior: EdgeFit | None) -> Corridor:
+    def unexplained(self, fit: EdgeFit, noise_ns: float) -> float:
+        """How many more probes lie below a line than wrong stamps explain, of the direction where it is worse."""
+        edges = self.edges(fit)
+        most = 0.0
+        for direction, sign in ((0, 1.0), (1, -1.0)):
+            times, values = self.times_s[direction], self.values_ns[direction]
+            below = np.count_nonzero(values - edges[direction] - sign * fit.drift_ppb * times < -3 * noise_ns)
+            wrong = len(times) * _WRONG_SHARE
+            most = max(most, float(below) - wrong - math.sqrt(wrong))
+        return most
+
+    def edges(self, fit: EdgeFit) -> tuple[float, float]:
+        """Where a fit's lines lie at our origin."""
+        middle = float(fit.at(self.origin_ns) - self.offset_ns)
+        return middle + fit.round_trip_min_ns / 2, fit.round_trip_min_ns / 2 - middle
+
+    def first(self, prior: EdgeFit | None, trusted: bool = True) -> Corridor:
         """The widest corridor, of the kept pairs alone where these are many (wrong stamps are mostly in others)."""
         chosen = [
-            slice(probes.means if probes.means > _TRUSTED_SHARE * len(probes.at_ns) else None)
+            slice(probes.means if trusted and probes.means > _TRUSTED_SHARE * len(probes.at_ns) else None)
             for probes in (self.forward, self.reverse)
         ]
         return corridor(
@@ -217,14 +268,21 @@ class _Window:
         fresh = min(max(apart_s / span_s, 0.05), 1.0) if span_s > 0 else 1.0  # windows overlap: no probe counts twice
         return prior.drift_ppb, math.hypot(prior.drift_sigma_ppb / math.sqrt(fresh), WANDER_PPB_PER_S * apart_s)
 
-    def _result(self, edges: LowerEdges, asymmetry_share: float) -> EdgeFit:
+    def _result(self, edges: LowerEdges, asymmetry_share: float, loose_ppb: float) -> EdgeFit:
         half = np.array([0.5, -0.5, 0.0])
         variance = float(half @ edges.covariance @ half)
         shared = float(half @ edges.covariance[:, 2])
         drift_variance = float(edges.covariance[2, 2])
+        wait = math.hypot(*edges.waits_ns) / 2
         span = [float(bound) for bound in (min(t.min() for t in self.times_s), max(t.max() for t in self.times_s))]
         epoch_s = min(max(-shared / drift_variance, span[0]), span[1])
-        sigma = math.sqrt(max(variance + 2 * epoch_s * shared + epoch_s**2 * drift_variance, 1e-6))
+        noise = math.sqrt(max(variance + 2 * epoch_s * shared + epoch_s**2 * drift_variance, 1e-6))
+        certain = max(edges.found, LEAST_FOUND)
+        sigma = noise / math.sqrt(certain)
+        # A line through queued probes has a slope as uncertain as its height, but no more so than the guess.
+        turned = wait**2 / max(float(np.var(np.concatenate(self.times_s))), 1e-9)
+        turned = drift_variance / certain if certain > LEAST_FOUND else drift_variance + turned
+        drift_variance = min(turned, max(loose_ppb**2, drift_variance))
         epoch = round(epoch_s * 1e9)
         offset = (edges.forward_ns - edges.reverse_ns) / 2 + edges.drift * (epoch * 1e-9)
         round_trip = max(edges.forward_ns + edges.reverse_ns, 0.0)
@@ -235,8 +293,10 @@ class _Window:
             offset_ns=self.offset_ns + round(offset),
             drift_ppb=edges.drift,
             sigma_ns=sigma,
+            wait_ns=wait,
+            found=edges.found,
             drift_sigma_ppb=math.sqrt(drift_variance),
-            bound_ns=math.ceil(SIGMAS * sigma + asymmetry_share * round_trip / 2),
+            bound_ns=math.ceil(SIGMAS * noise + sum(edges.most_ns) / 2 + asymmetry_share * round_trip / 2),
             hard_low_ns=self.offset_ns + math.floor(low) - 2 * STAMP_BOUND_NS,
             hard_high_ns=self.offset_ns + math.ceil(high) + 2 * STAMP_BOUND_NS,
             round_trip_min_ns=round(round_trip),

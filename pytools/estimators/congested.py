@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Final
 
-from pytools.estimators.clocks import EdgeFit
+from pytools.estimators.clocks import LEAST_FOUND, EdgeFit
 from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S
 
 FLOOR_S: Final = 60.0
@@ -80,8 +80,12 @@ class Floor:
 
 
 def noise_ns(fit: EdgeFit) -> float:
-    """By how much a window's round trip may be off."""
-    return 2 * _NOISE_SIGMAS * fit.sigma_ns
+    """By how much a window's round trip may be off by noise; what waited can only make it longer."""
+    return 2 * _NOISE_SIGMAS * _sigma_of_noise(fit)
+
+
+def _sigma_of_noise(fit: EdgeFit) -> float:
+    return fit.sigma_ns * math.sqrt(max(fit.found, LEAST_FOUND))
 
 
 def doubted(fit: EdgeFit) -> EdgeFit:
@@ -100,8 +104,10 @@ def _open(fit: EdgeFit, half_ns: float, allowance_ns: float) -> EdgeFit:
     It is an allowance on top of the statistics, for it does not average out: edges of a host share its port's queue.
     Sigma takes it in as well, so that an edge that knows better weighs more.
     """
-    sigma_ns = math.hypot(fit.sigma_ns, half_ns / SIGMAS)
-    return replace(fit, sigma_ns=sigma_ns, bound_ns=math.ceil(SIGMAS * sigma_ns + half_ns + allowance_ns))
+    sigma_ns = math.hypot(_sigma_of_noise(fit), half_ns / SIGMAS)
+    return replace(
+        fit, sigma_ns=sigma_ns, wait_ns=0.0, found=1.0, bound_ns=math.ceil(SIGMAS * sigma_ns + half_ns + allowance_ns)
+    )
 
 
 def tempered(fit: EdgeFit, prior: EdgeFit | None, floor_ns: int, asymmetry_share: float) -> EdgeFit:
@@ -126,7 +132,7 @@ def tempered(fit: EdgeFit, prior: EdgeFit | None, floor_ns: int, asymmetry_share
     excess_ns = fit.round_trip_min_ns - floor_ns
     allowance_ns = asymmetry_share * floor_ns / 2
     if excess_ns <= noise_ns(fit) + asymmetry_share * floor_ns:  # half of it is allowed for already
-        return fit
+        return fit if fit.wait_ns <= _sigma_of_noise(fit) else _weighed(fit, prior, max(excess_ns, 0) / 2, allowance_ns)
     half_ns = excess_ns / 2
     if prior is None or fit.stepped:
         return _open(fit, half_ns, allowance_ns)
@@ -139,4 +145,27 @@ def tempered(fit: EdgeFit, prior: EdgeFit | None, floor_ns: int, asymmetry_share
         offset_ns=fit.offset_ns + round(moved_ns),
         drift_ppb=prior.drift_ppb,
         drift_sigma_ppb=math.hypot(prior.drift_sigma_ppb, WANDER_PPB_PER_S * apart_s),
+    )
+
+
+def _weighed(fit: EdgeFit, prior: EdgeFit | None, half_ns: float, allowance_ns: float) -> EdgeFit:
+    """A line that may run through queued probes, weighed against the earlier line."""
+    sure_ns = _sigma_of_noise(fit)
+    wait_ns = min(fit.wait_ns, half_ns + sure_ns)  # no more waited than the round trip shows
+    offset_ns = fit.offset_ns
+    if prior is not None and not fit.stepped:
+        most_ns = half_ns + 2 * sure_ns
+        past_ns = prior.sigma_at(fit.epoch_ns)
+        trust = wait_ns**2 / (wait_ns**2 + past_ns**2)
+        offset_ns += round(trust * min(max(prior.at(fit.epoch_ns) - fit.offset_ns, -most_ns), most_ns))
+        # Windows overlap, so both may err alike: their errors add up.
+        wait_ns = (1 - trust) * wait_ns + trust * past_ns
+    spread_ns = math.hypot(sure_ns, wait_ns)
+    return replace(
+        fit,
+        offset_ns=offset_ns,
+        sigma_ns=min(fit.sigma_ns, spread_ns),
+        wait_ns=wait_ns,
+        found=1.0,
+        bound_ns=math.ceil(SIGMAS * spread_ns + allowance_ns),
     )

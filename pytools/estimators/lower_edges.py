@@ -12,6 +12,7 @@ widens its error as far as they are likely.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +32,9 @@ _WRONG_SHARE: Final = 0.02  # stated: differences of stamps that are wrong,
 _WRONG_NS: Final = 1000.0  # anywhere within this width
 _TINY: Final = 1e-6
 _MIXING: Final = 4.0  # how much of the variance a queued probe beside each unqueued one adds (from simulation)
+
+# log-likelihood ratio that the lowest of queued probes alone would reach
+_BEYOND: Final = 1e-4
 _ROOT_TWO_PI: Final = 2.5066282746310002
 
 
@@ -43,6 +47,9 @@ class LowerEdges:
     drift: float  # ns/s
     covariance: NDArray[np.float64]  # of the three above, in this order
     unqueued: float  # probes that carry the fit, of the direction that has fewer
+    waits_ns: tuple[float, float]  # how far each line may lie above the true edge (root mean square)
+    most_ns: tuple[float, float]  # it lies no further above it, but with probability _BEYOND
+    found: float  # probability that unqueued probes carry both lines
 
 
 @dataclass(frozen=True)
@@ -120,13 +127,48 @@ def lower_edges(
     chances /= chances.sum()
     covariance += np.einsum("s,si,sj->ij", chances, apart, apart)
     counts = unqueued[best]
+    free = _free(cloud, drift_guess[1], noise_ns)
+    waits, most, carried = _waits(cloud, peak[best], (plateau + floor)[best], counts, queued[best], free)
     return LowerEdges(
         forward_ns=float(edges[best, 0]),
         reverse_ns=float(edges[best, 1]),
         drift=float(drift[best, 0]),
         covariance=covariance,
         unqueued=float(min(counts[0] + counts[1], counts[2] + counts[3])),
+        waits_ns=waits,
+        most_ns=most,
+        found=carried,
     )
+
+
+def _free(cloud: _Cloud, drift_sigma: float, noise_ns: float) -> float:
+    """Free parameters of the line in one direction: its height, and its slope unless a good guess fixes it."""
+    spread = float(np.sqrt(cloud.moments[:, 4].mean()))
+    turns = (drift_sigma * spread / (2 * noise_ns)) ** 2
+    return 1 + turns / (1 + turns)
+
+
+def _waits(
+    cloud: _Cloud, peak: Floats, others: Floats, unqueued: Floats, queued: Floats, free: float
+) -> tuple[tuple[float, float], tuple[float, float], float]:
+    """How far each line may lie above the true edge: root mean square and limit; the probability that neither does.
+
+    Without unqueued probes the line follows the lowest queued ones, and lies above the edge by about the distance of
+    queued probes from each other: 1 / density. The likelihood ratio against a model without unqueued probes says how
+    probable that is; as many probes as the line has free parameters are no evidence.
+    """
+    gains = np.log1p(peak / others) @ cloud.moments[:, :2]
+    waits, most, both = [], [], 1.0
+    for direction in range(2):
+        classes = slice(2 * direction, 2 * direction + 2)
+        found = float(unqueued[classes].sum())
+        evidence = float(gains[direction]) * max(1 - free / found, 0.0) - found
+        none = 1 / (1 + math.exp(min(max(evidence, -50.0), 50.0)))
+        apart = 1 / float(queued[classes].sum())
+        waits.append(math.sqrt(2 * none) * apart)
+        most.append(max(math.log(none / _BEYOND), 0.0) * apart)
+        both *= 1 - none
+    return (waits[0], waits[1]), (most[0], most[1]), both
 
 
 def _believable(cloud: _Cloud, residuals: Floats, noise_ns: float) -> NDArray[np.bool_]:

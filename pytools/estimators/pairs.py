@@ -61,3 +61,23 @@ def sift(at_ns: Times, difference_ns: Times, tolerance_ns: int) -> Probes:
         kept=count,
         rejected=int(np.count_nonzero(both)) - count,
     )
+
+
+def with_singles(probes: Probes, at_ns: Times, difference_ns: Times, paired_ns: Times) -> Probes:
+    """The same, and all single probes beside them: those that passed here when no probe of a pair did.
+
+    Parameters
+    ----------
+    at_ns, difference_ns : ndarray of int64, shape (n,)
+        All probes of this direction, those of pairs included; MISSING where lost.
+    paired_ns : ndarray of int64
+        When the probes of pairs passed here.
+    """
+    single = (at_ns != MISSING) & (difference_ns != MISSING) & ~np.isin(at_ns, paired_ns)
+    return Probes(
+        at_ns=np.concatenate([probes.at_ns, at_ns[single]]),
+        difference_ns=np.concatenate([probes.difference_ns, difference_ns[single]]),
+        means=probes.means,
+        kept=probes.kept,
+        rejected=probes.rejected,
+    )

@@ -15,7 +15,7 @@ from scipy.optimize import linprog
 from pytools.estimators.clocks import MOST_DRIFT_PPB, EdgeFit, fit_edge
 from pytools.estimators.corridor import ceiling, corridor
 from pytools.estimators.offsets import SIGMAS
-from pytools.estimators.pairs import sift
+from pytools.estimators.pairs import sift, with_singles
 from pytools.estimators.windows import MISSING
 
 DAY_NS = 86_400 * 10**9
@@ -284,3 +284,74 @@ def test_the_ceiling_is_the_linear_programmes(given_times: list[float], seed: in
         method="highs",
     )
     assert ceiling(times_s, values, -2_000, 2_000) == pytest.approx(-solved.fun, abs=0.05)
+
+
+# ---- few unqueued probes ----
+
+
+def alone(window: Window) -> tuple[NDArray[np.int64], ...]:
+    """The first probes of all pairs, as single probes."""
+    return tuple(times[:, 0] for times in window)
+
+
+def busy(case: Case, seed: int, empty_share: float) -> Window:
+    """A window in which all but a few pairs wait, for some 20 us."""
+    rng = np.random.default_rng(seed + 5_000)
+    forward_at, forward, reverse_at, reverse = case.window(seed)
+    shape = (2, case.pairs, 1)
+    waits = (rng.pareto(1.5, shape) * 20_000 * (rng.random(shape) > empty_share)).astype(np.int64)
+    return forward_at, forward + waits[0], reverse_at, reverse + waits[1]
+
+
+def test_few_unqueued_probes_widen_sigma_and_bound() -> None:
+    case, widths = Case(empty_share=1.0, pairs=60), []
+    for share in (0.3, 0.03, 0.0):
+        fits = [fit_edge(*busy(case, seed, share), tolerance_ns=150, asymmetry_share=0.0) for seed in range(60)]
+        within = [abs(error(fit, case)) <= fit.bound_ns for fit in fits if fit]
+        assert all(within), "the truth stays within the bound"
+        widths.append(float(np.median([fit.bound_ns for fit in fits if fit])))
+    assert widths[0] < 60
+    assert 500 < widths[1] < widths[2]
+
+
+def test_all_probes_are_fitted_where_no_pair_met_an_empty_queue() -> None:
+    case, lucky = Case(empty_share=1.0, pairs=40), Case(empty_share=0.3, pairs=60)
+    alone_ns, together_ns = [], []
+    for seed in range(15):
+        window, singles = busy(case, seed, 0.0), alone(lucky.window(1000 + seed))
+        for known, errors in ((None, alone_ns), (singles, together_ns)):
+            fit = fit_edge(*window, tolerance_ns=150, asymmetry_share=0.0, singles=known)
+            assert fit is not None
+            assert abs(error(fit, case)) <= fit.bound_ns
+            errors.append(abs(error(fit, case)))
+    assert max(together_ns) < 40
+    assert np.median(together_ns) < np.median(alone_ns) / 5
+
+
+def test_single_probes_change_nothing_where_pairs_tell_enough() -> None:
+    window = Case(empty_share=0.3).window(1)
+    late = tuple(times + 5_000 * place for times, place in zip(alone(window), (0, 1, 0, 1), strict=True))
+    assert fit_edge(*window, tolerance_ns=150, asymmetry_share=0.1, singles=late) == fitted(window)
+
+
+@few
+@given(seeds, st.integers(-DAY_NS, DAY_NS), st.integers(-DAY_NS, DAY_NS))
+def test_shifting_clocks_shifts_the_offset_from_single_probes_too(seed: int, ours: int, theirs: int) -> None:
+    found = []
+    for ahead, behind in ((0, 0), (ours, theirs)):
+        moves = (ahead, behind - ahead, ahead, ahead - behind)
+        poor, lucky = busy(Case(pairs=20), seed, 0.0), alone(Case(pairs=60).window(seed + 1))
+        shifted = [tuple(times + move for times, move in zip(window, moves, strict=True)) for window in (poor, lucky)]
+        fit = fit_edge(*shifted[0], tolerance_ns=150, asymmetry_share=0.1, singles=shifted[1])
+        assert fit is not None
+        found.append(fit)
+    assert found[1].epoch_ns - found[0].epoch_ns == pytest.approx(ours, abs=1)
+    assert abs(found[1].offset_ns - found[0].offset_ns - (theirs - ours)) <= 1
+
+
+def test_probes_of_pairs_are_not_counted_twice() -> None:
+    at, values = np.array([[0, 10], [100, 110]]), np.array([[1_000, 1_010], [1_000, 5_000]])
+    probes = with_singles(sift(at, values, 150), np.array([0, 10, 50, 60]), np.array([1_000, 1_010, 7, MISSING]), at)
+    assert probes.at_ns.tolist() == [5, 100, 50]
+    assert probes.difference_ns.tolist() == [1_005, 1_000, 7]
+    assert probes.means == 1

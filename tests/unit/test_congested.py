@@ -194,3 +194,21 @@ def test_what_a_queue_may_hide_is_allowed_for_on_top_of_the_statistics(excess: i
     result = tempered(fit, prior, FLOOR_NS, SHARE)
     hidden = min(SIGMAS * prior.sigma_at(fit.epoch_ns), excess / 2)
     assert result.bound_ns - SIGMAS * result.sigma_ns >= hidden
+
+
+@given(st.floats(50, 400), st.integers(0, 300), st.integers(-100, 100))
+def test_a_line_through_queued_probes_is_weighed_against_the_earlier_one(
+    wait: float, excess: int, prior_error: int
+) -> None:
+    fit = fitted(excess // 2, excess, wait_ns=wait, found=0.3)
+    result = tempered(fit, earlier(prior_error), FLOOR_NS, SHARE)
+    low, high = sorted((fit.offset_ns, TRUTH_NS + prior_error))
+    assert low - 1 <= result.offset_ns <= high + 1
+    assert abs(result.offset_ns - fit.offset_ns) <= excess / 2 + 2 * fit.sigma_ns + 1, "no more waited than is seen"
+    assert result.wait_ns <= max(excess / 2 + fit.sigma_ns, earlier().sigma_at(EPOCH_NS))
+    assert abs(result.offset_ns - TRUTH_NS) <= result.bound_ns + abs(prior_error)
+
+
+def test_a_line_through_queued_probes_keeps_its_offset_after_a_step() -> None:
+    fit = fitted(100, 200, wait_ns=200.0, found=0.3, stepped=True)
+    assert tempered(fit, earlier(5_000), FLOOR_NS, SHARE).offset_ns == fit.offset_ns

@@ -113,12 +113,14 @@ class ClockSource:
     def _fit(self, pinned: PinnedPath, now_ns: int) -> None:
         """Fit the line of one path, and let its delays rest on what is known now."""
         before = self._fitted.get(pinned.index)
-        pairs = self._mesh.sender.pairs(pinned.index, now_ns - self._window_ns)
+        since_ns = now_ns - self._window_ns
+        pairs = self._mesh.sender.pairs(pinned.index, since_ns)
         fit = fit_edge(
             *pairs,
             tolerance_ns=self._settings.tolerance_ns,
             asymmetry_share=self._settings.asymmetry_share,
             prior=None if before is None else before.fit,
+            singles=self._mesh.sender.singles(pinned.index, since_ns),
         )
         if fit is not None and not tells_round_trip(fit):
             self._unclear += 1

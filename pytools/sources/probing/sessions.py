@@ -36,6 +36,15 @@ class Pairs(NamedTuple):
     reverse: NDArray[np.int64]  # that minus the peer's clock at the reply's egress
 
 
+class Singles(NamedTuple):
+    """All answered probes of one path, shape (n,), those of pairs included; MISSING what is not known."""
+
+    forward_at: NDArray[np.int64]  # as in Pairs
+    forward: NDArray[np.int64]
+    reverse_at: NDArray[np.int64]
+    reverse: NDArray[np.int64]
+
+
 class Sessions:
     """Arrays over all sessions and their most recent probes.
 
@@ -151,6 +160,14 @@ class Sessions:
             return np.where(answered, times[row, both], MISSING)
 
         return Pairs(known(self._left), known(self._forward), known(self._back), known(self._reverse))
+
+    def singles(self, path: int, since_ns: int) -> Singles:
+        """All answered probes of a path that were sent since then, in no order."""
+        row = path * self._probe.flows
+        answered = (self._state[row] == ANSWERED) | (self._state[row] == LATE)
+        chosen = np.flatnonzero(answered & (self._sent_ns[row] >= since_ns))
+        times = (self._left, self._forward, self._back, self._reverse)
+        return Singles(*(each[row, chosen] for each in times))
 
     def results(self) -> list[tuple[int, list[Result]]]:
         """Raw results since the last call: per session its path index, and (seq, sent, forward, reverse) per probe.
