@@ -41,18 +41,29 @@ class Network:
 
 @dataclass(frozen=True)
 class Clocks:
-    """Clocks of all hosts as lines over true time: host clock = true time + offset + drift * true time."""
+    """Clocks of all hosts: host clock = true time + offset + drift * true time + a sinusoidal wander of the rate."""
 
     offset_ns: Ints
     drift: Floats
+    wander_ppb_per_s: float = 0.0  # the rate changes no faster
+    wander_period_s: float = 10.0
+    phase: Floats | None = None  # of each host's wander; None: no wander
 
     def reading(self, host: int, true_ns: Ints) -> Ints:
         """What a host's clock shows."""
-        return true_ns + self.offset_ns[host] + np.rint(self.drift[host] * true_ns).astype(np.int64)
+        wandered = 0.0 if self.phase is None else self._wandered(true_ns, float(self.phase[host]))
+        return true_ns + self.offset_ns[host] + np.rint(self.drift[host] * true_ns + wandered).astype(np.int64)
 
     def readings(self, true_ns: int) -> Ints:
         """What all clocks show at one instant."""
-        return true_ns + self.offset_ns + np.rint(self.drift * true_ns).astype(np.int64)
+        wandered = 0.0 if self.phase is None else self._wandered(true_ns, self.phase)
+        return true_ns + self.offset_ns + np.rint(self.drift * true_ns + wandered).astype(np.int64)
+
+    def _wandered(self, true_ns: Ints | int, phase: Floats | float) -> Floats:
+        """Nanoseconds that the changes of the rate add up to."""
+        angular = 2 * np.pi / self.wander_period_s
+        moved: Floats = -self.wander_ppb_per_s / angular**2 * np.sin(angular * 1e-9 * true_ns + phase)
+        return moved
 
 
 def draw_clocks(rng: np.random.Generator, hosts: int, offset_ns: int = 10**9, drift_ppm: float = 30.0) -> Clocks:
@@ -128,14 +139,17 @@ def later_workload(rng: np.random.Generator, work: Floats, gap_ns: Floats, netwo
     return work
 
 
-def queueing(rng: np.random.Generator, pairs: int, network: Network) -> Floats:
-    """Waiting times of both probes of independent pairs over two links, shape (pairs, 2)."""
-    first = stationary_workload(rng, pairs, network)
-    second = later_workload(rng, first, np.full(pairs, network.spacing_ns), network)
-    gap = network.spacing_ns + second - first
-    first_behind = stationary_workload(rng, pairs, network)
-    second_behind = later_workload(rng, first_behind, gap, network)
-    return np.stack([first + first_behind, second + second_behind], axis=1)
+def queueing(rng: np.random.Generator, trains: int, network: Network, length: int = 2) -> Floats:
+    """Waiting times of all probes of independent trains over two links, shape (trains, length)."""
+    gaps = [np.full(trains, network.spacing_ns)] * (length - 1)
+    total = np.zeros((trains, length))
+    for _ in range(2):  # what leaves the first link a gap apart comes to the second one a longer or shorter gap apart
+        waits = [stationary_workload(rng, trains, network)]
+        for gap in gaps:
+            waits.append(later_workload(rng, waits[-1], gap, network))
+        gaps = [gap + later - earlier for gap, earlier, later in zip(gaps, waits[:-1], waits[1:], strict=True)]
+        total += np.stack(waits, axis=1)
+    return total
 
 
 def _noise(rng: np.random.Generator, shape: tuple[int, ...], network: Network) -> Floats:
@@ -145,25 +159,31 @@ def _noise(rng: np.random.Generator, shape: tuple[int, ...], network: Network) -
     return noise
 
 
-def _one_way(
+def _stamped(
     rng: np.random.Generator,
-    begin_ns: int,
-    span_ns: int,
+    sent: Ints,
     delay_ns: float,
     network: Network,
     clocks: Clocks,
     ends: tuple[int, int],
 ) -> tuple[Ints, Ints]:
-    """Stamps of all probes at the sender and at the receiver, each of its own clock, shape (pairs, 2)."""
-    pairs = network.pairs_per_s * span_ns // 10**9
-    starts = np.sort(rng.integers(0, span_ns, pairs)) + begin_ns
-    waited = queueing(rng, pairs, network)
+    """Stamps of trains of probes at the sender and at the receiver, each of its own clock, shape of `sent`."""
+    waited = queueing(rng, len(sent), network, sent.shape[1])
     lost = waited > network.buffer_ns
-    sent = starts[:, None] + np.array([0, int(network.spacing_ns)])
-    arrived = sent + np.rint(waited + delay_ns).astype(np.int64)
+    arrived = sent + np.rint(np.minimum(waited, 2 * network.buffer_ns) + delay_ns).astype(np.int64)
     out = clocks.reading(ends[0], sent) + np.rint(_noise(rng, sent.shape, network)).astype(np.int64)
     into = clocks.reading(ends[1], arrived) + np.rint(_noise(rng, sent.shape, network)).astype(np.int64)
     return np.where(lost, MISSING, out), np.where(lost, MISSING, into)
+
+
+def _window(out: Ints, into: Ints, back_out: Ints, back_into: Ints) -> Window:
+    """Stamps of both directions as `fit_edge` takes them."""
+    return (
+        out,
+        np.where(out == MISSING, MISSING, into - np.where(out == MISSING, 0, out)),
+        back_into,
+        np.where(back_into == MISSING, MISSING, back_into - np.where(back_into == MISSING, 0, back_out)),
+    )
 
 
 def edge_window(
@@ -176,12 +196,55 @@ def edge_window(
     peer: int,
     delay_ns: float,
 ) -> Window:
-    """One window of one edge."""
-    out, into = _one_way(rng, begin_ns, span_ns, delay_ns, network, clocks, (owner, peer))
-    back_out, back_into = _one_way(rng, begin_ns, span_ns, delay_ns, network, clocks, (peer, owner))
-    return (
-        out,
-        np.where(out == MISSING, MISSING, into - np.where(out == MISSING, 0, out)),
-        back_into,
-        np.where(back_into == MISSING, MISSING, back_into - np.where(back_into == MISSING, 0, back_out)),
-    )
+    """One window of one edge: pairs at random moments, the directions independent of each other."""
+    pairs = network.pairs_per_s * span_ns // 10**9
+    stamps: list[Ints] = []
+    for ends in ((owner, peer), (peer, owner)):
+        starts = np.sort(rng.integers(0, span_ns, pairs)) + begin_ns
+        sent = starts[:, None] + np.array([0, int(network.spacing_ns)])
+        stamps += _stamped(rng, sent, delay_ns, network, clocks, ends)
+    return _window(stamps[0], stamps[1], stamps[2], stamps[3])
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Probes of one edge as an agent sends them: trains of three (one that leads a pair), and single ones."""
+
+    train_ns: Ints  # when each train leaves, in true time
+    single_ns: Ints
+    trains: Window  # shape (trains, 3)
+    singles: Window  # shape (singles, 1)
+
+    def window(self, begin_ns: int, end_ns: int) -> tuple[Window, Window]:
+        """The pairs of a window and all of its probes, as `fit_edge` takes them."""
+        trains = (self.train_ns >= begin_ns) & (self.train_ns < end_ns)
+        singles = (self.single_ns >= begin_ns) & (self.single_ns < end_ns)
+        a, b, c, d = (times[trains, 1:] for times in self.trains)
+        every = [
+            np.concatenate([train[trains].ravel(), single[singles].ravel()])
+            for train, single in zip(self.trains, self.singles, strict=True)
+        ]
+        return (a, b, c, d), (every[0], every[1], every[2], every[3])
+
+
+def edge_stream(
+    rng: np.random.Generator,
+    span_ns: tuple[int, int],
+    network: Network,
+    clocks: Clocks,
+    ends: tuple[int, int],
+    delay_ns: float,
+    interval_ns: int,
+    pair_every: int,
+) -> Stream:
+    """Probes of one edge, one train or single probe an interval, every `pair_every`th a train."""
+    begin_ns = span_ns[0] + int(rng.integers(0, interval_ns))
+    starts = np.arange(begin_ns, span_ns[1], interval_ns)
+    is_train = np.arange(len(starts)) % pair_every == 0
+    parts: list[Window] = []
+    for sent_ns, length in ((starts[is_train], 3), (starts[~is_train], 1)):
+        sent = sent_ns[:, None] + np.arange(length) * int(network.spacing_ns)
+        out, into = _stamped(rng, sent, delay_ns, network, clocks, ends)
+        back_out, back_into = _stamped(rng, sent, delay_ns, network, clocks, ends[::-1])
+        parts.append(_window(out, into, back_out, back_into))
+    return Stream(starts[is_train], starts[~is_train], parts[0], parts[1])

@@ -7,6 +7,10 @@ offset against the reference less the true one when the window ends, for every h
 is taken out. `_middle` is the same in the middle of the window, where offsets do not hang on drifts. Every window has
 new clocks, a new graph, and no prior.
 
+`default` and `load97` are told as an agent tells them, every 500 ms from a window of 2 s, with what was known before
+(20 hosts; both ends of an edge measure it). `default` probes as shipped, `load97` with 200 trains per second through
+links at 97 % load. An error counts once 8 s have passed.
+
 `pairwise` is the error of single edges at the window's end, before the loop step. The other methods stand for the edge
 step only (_clock_methods.py) and are given the same loop step, but `plain`: a linear programme per edge and
 unweighted least squares over the graph. Seeded; `--quick` runs fewer windows, `--plot FILE` draws the error over K.
@@ -16,17 +20,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import _plot
 import numpy as np
 from _clock_methods import METHODS, Method
 from _common import emit, note
-from _fleet import Clocks, Network, Window, draw_clocks, edge_window, regular_graph
+from _fleet import Clocks, Network, Window, draw_clocks, edge_stream, edge_window, regular_graph
 
+from pytools.config import Clocks as ShippedClocks
+from pytools.config import Probe
 from pytools.estimators.clock_graph import Edges, solve
 from pytools.estimators.clocks import EdgeFit, fit_edge
+from pytools.estimators.congested import Floor, doubted, noise_ns, tells_round_trip, tempered
 
 HOSTS = 40
 SPAN_NS = 2 * 10**9
@@ -77,7 +84,20 @@ def ours(window: Window) -> EdgeFit | None:
 
 def solved(made: Fleet, method: Method, tally: Tally) -> None:
     """Fit every edge, solve the graph, and add what it is off by."""
-    fits = [(edge, fit) for edge, window in zip(made.edges, made.windows, strict=True) if (fit := method(window))]
+    add(made.clocks, made.edges, [method(window) for window in made.windows], MIDDLE, END, tally)
+
+
+def add(
+    clocks: Clocks,
+    pairs: list[tuple[int, int]],
+    lines: list[EdgeFit | None],
+    middle_ns: int,
+    end_ns: int,
+    tally: Tally,
+) -> None:
+    """Solve the graph, and add what it is off by at two instants."""
+    fits = [(edge, fit) for edge, fit in zip(pairs, lines, strict=True) if fit]
+    hosts = len(clocks.offset_ns)
 
     def column(name: str, kind: type) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.array([getattr(fit, name) for _, fit in fits], kind)
@@ -94,16 +114,16 @@ def solved(made: Fleet, method: Method, tally: Tally) -> None:
         hard_low_ns=column("hard_low_ns", np.int64),
         hard_high_ns=column("hard_high_ns", np.int64),
     )
-    for true_ns, errors in ((MIDDLE, tally.middle), (END, tally.end)):
-        readings = made.clocks.readings(true_ns)
-        clocks = solve(edges, HOSTS, 0, int(readings[0]))
-        off = clocks.offset_ns[1:] - (readings[1:] - readings[0])
+    for true_ns, errors in ((middle_ns, tally.middle), (end_ns, tally.end)):
+        readings = clocks.readings(true_ns)
+        result = solve(edges, hosts, 0, int(readings[0]))
+        off = result.offset_ns[1:] - (readings[1:] - readings[0])
         errors.extend(off.tolist())
-        if true_ns == END:
-            tally.bounds += clocks.bound_ns[1:].tolist()
-            tally.within += (np.abs(off) <= clocks.bound_ns[1:]).tolist()
-            tally.within_statistics += (np.abs(off) <= 4.5 * clocks.sigma_ns[1:]).tolist()
-            tally.within_hard += (np.abs(off) <= clocks.hard_bound_ns[1:]).tolist()
+        if true_ns == end_ns:
+            tally.bounds += result.bound_ns[1:].tolist()
+            tally.within += (np.abs(off) <= result.bound_ns[1:]).tolist()
+            tally.within_statistics += (np.abs(off) <= 4.5 * result.sigma_ns[1:]).tolist()
+            tally.within_hard += (np.abs(off) <= result.hard_bound_ns[1:]).tolist()
 
 
 def pairwise(made: Fleet) -> list[float]:
@@ -180,6 +200,79 @@ def k10(case: str, network: Network, count: int, alternatives: int) -> None:
     emit("clock_sim", "coverage", float(np.mean(tally.within_hard)), "share", "higher", case=f"{case}_hard", n=n)
 
 
+@dataclass(frozen=True)
+class Running:
+    """How agents that have been running for a while probe."""
+
+    interval_ms: float
+    pair_every: int
+    network: Network = QUIET
+    wander_ppb_per_s: float = 0.0
+
+
+SHIPPED = Running(Probe().interval_ms, ShippedClocks().pair_every(Probe()))
+RUNNING_HOSTS, WARM_ROUNDS, JUDGED_ROUNDS = 20, 16, 4
+ROUND_NS = int(ShippedClocks().interval_ms * 1e6)
+
+
+def running(seed: int, how: Running, tally: Tally) -> None:
+    """Let agents run, and add what the last of their results are off by."""
+    rng = np.random.default_rng(seed)
+    clocks = draw_clocks(rng, RUNNING_HOSTS)
+    if how.wander_ppb_per_s:
+        phase = rng.uniform(0, 2 * np.pi, RUNNING_HOSTS)
+        clocks = replace(clocks, wander_ppb_per_s=how.wander_ppb_per_s, phase=phase)
+    edges = [(int(a), int(b)) for a, b in regular_graph(rng, RUNNING_HOSTS, 10)]
+    edges += [(b, a) for a, b in edges]
+    delays = {frozenset(edge): rng.uniform(*how.network.propagation_ns) for edge in edges}
+    rounds = WARM_ROUNDS + JUDGED_ROUNDS
+    span_ns = (BEGIN_NS, BEGIN_NS + SPAN_NS + rounds * ROUND_NS)
+    interval_ns = int(how.interval_ms * 1e6)
+    streams = [
+        edge_stream(rng, span_ns, how.network, clocks, edge, delays[frozenset(edge)], interval_ns, how.pair_every)
+        for edge in edges
+    ]
+    floors = [Floor() for _ in edges]
+    known: list[EdgeFit | None] = [None] * len(edges)
+    for turn in range(rounds):
+        begin_ns = BEGIN_NS + turn * ROUND_NS
+        end_ns = begin_ns + SPAN_NS
+        fits: list[EdgeFit | None] = []
+        for place, stream in enumerate(streams):
+            pairs, singles = stream.window(begin_ns, end_ns)
+            fit = fit_edge(
+                *pairs,
+                tolerance_ns=TOLERANCE_NS,
+                asymmetry_share=ASYMMETRY_SHARE,
+                prior=known[place],
+                singles=singles,
+            )
+            fits.append(told(fit, known[place], floors[place], end_ns))
+            known[place] = fits[-1] or known[place]
+        if turn >= WARM_ROUNDS:
+            add(clocks, edges, fits, begin_ns + SPAN_NS // 2, end_ns, tally)
+
+
+def told(fit: EdgeFit | None, before: EdgeFit | None, floor: Floor, end_ns: int) -> EdgeFit | None:
+    """What an agent makes of a window."""
+    if fit is None or not tells_round_trip(fit):
+        return None
+    floor_ns = floor.add(end_ns, fit.round_trip_min_ns, noise_ns(fit), ASYMMETRY_SHARE)
+    return tempered(fit, before, floor_ns, ASYMMETRY_SHARE) if floor.settled else doubted(fit)
+
+
+def agents(case: str, how: Running, count: int) -> None:
+    """Errors of agents that have been running for a while."""
+    tally = Tally()
+    for seed in range(count):
+        note(f"{case}: fleet {seed + 1} of {count}")
+        running(2000 + seed, how, tally)
+    n = len(tally.end)
+    emit("clock_sim", "offset_error_p99", p99(tally.end), "ns", "lower", case=case, n=n)
+    emit("clock_sim", "bound_p50", float(np.median(tally.bounds)), "ns", "lower", case=case, n=n)
+    emit("clock_sim", "coverage", float(np.mean(tally.within_statistics)), "share", "higher", case=case, n=n)
+
+
 def _variant(name: str, case: str) -> str:
     return name + case.removeprefix("k10")
 
@@ -200,6 +293,8 @@ def main() -> None:
     k10("k10", QUIET, 3 if quick else 12, 1 if quick else 2)
     k10("k10_wild", WILD, 3 if quick else 12, 1 if quick else 2)
     k10("k10_fine_wild", FINE, 2 if quick else 6, 0)
+    agents("default", SHIPPED, 1 if quick else 4)
+    agents("load97", Running(5.0, 1, Network(load=0.97)), 1 if quick else 3)
     curves: dict[str, list[tuple[float, float]]] = {"when the window ends": [], "in its middle": []}
     for neighbours in (2, 4, 6, 10, 14, 20):
         note(f"k{neighbours}")
