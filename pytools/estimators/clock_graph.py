@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.estimators.laplacian import Floats, Graph, Places, spanning_levels
-from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S
+from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S, WANDER_SIGMAS
 from pytools.estimators.potentials import fit, variances
 from pytools.estimators.windows import MISSING, Times
 
@@ -61,7 +61,7 @@ class Clocks:
     is_outlier: NDArray[np.bool_]  # per edge
 
 
-def solve(edges: Edges, hosts: int, reference: int, at_ns: int) -> Clocks:
+def solve(edges: Edges, hosts: int, reference: int, at_ns: int, wander_ppb_per_s: Floats | None = None) -> Clocks:
     """Offsets and drifts of all hosts against one.
 
     Parameters
@@ -74,6 +74,8 @@ def solve(edges: Edges, hosts: int, reference: int, at_ns: int) -> Clocks:
         The host whose clock is the common one.
     at_ns : int
         What its clock reads at the instant that is asked for.
+    wander_ppb_per_s : ndarray, shape (hosts,), optional
+        How fast each host's drift changes at most; WANDER_PPB_PER_S where nothing is known.
     """
     readings, known = _coarse(edges, hosts, reference, at_ns)
     used = np.flatnonzero(known[edges.owner] & (edges.owner != edges.peer))
@@ -83,7 +85,8 @@ def solve(edges: Edges, hosts: int, reference: int, at_ns: int) -> Clocks:
     places = np.cumsum(known) - 1
     part = edges.take(used)
     graph = Graph(places[part.owner], places[part.peer], int(known.sum()))
-    return _filled(blank, part, used, graph, int(places[reference]), at_ns)
+    wanders = np.full(hosts, WANDER_PPB_PER_S) if wander_ppb_per_s is None else wander_ppb_per_s
+    return _filled(blank, part, used, graph, int(places[reference]), at_ns, wanders[known])
 
 
 def _coarse(edges: Edges, hosts: int, reference: int, at_ns: int) -> tuple[Times, NDArray[np.bool_]]:
@@ -121,7 +124,9 @@ def _blank(hosts: int, edges: int, readings: Times, known: NDArray[np.bool_], at
     )
 
 
-def _filled(blank: Clocks, edges: Edges, used: Places, graph: Graph, ground: int, at_ns: int) -> Clocks:
+def _filled(
+    blank: Clocks, edges: Edges, used: Places, graph: Graph, ground: int, at_ns: int, wanders: Floats
+) -> Clocks:
     """The result for the hosts connected to the reference, numbered as in `graph`."""
     known = blank.known
     drifts = fit(graph, np.log1p(edges.drift_ppb * 1e-9), np.maximum(edges.drift_sigma_ppb, _LEAST) * 1e-9, ground)
@@ -141,12 +146,17 @@ def _filled(blank: Clocks, edges: Edges, used: Places, graph: Graph, ground: int
     age = graph.degrees(np.square(since_s).astype(np.float64)) / graph.counts
     sigma = np.sqrt(variances(graph, offsets.weights, ground) + age * drift_variance * 1e18)
     drift_sigma = np.sqrt(drift_variance) * 1e9
+    # All edges of a host bend with its clock, so this does not average out. A line through a window lies as far off
+    # the parabola at its middle as at its end, a third of what the parabola has risen by there.
+    bend = np.where(np.arange(graph.vertices) == ground, 0.0, wanders / WANDER_SIGMAS)
+    sigma = np.hypot(sigma, bend * age * (2 / 3))
+    drift_sigma = np.hypot(drift_sigma, bend * np.sqrt(age))
 
     surplus = _surplus(edges, graph, readings, rates)
     # What an edge is off by from the result belongs to the way over it: edges that share a port share one error.
     allowance = np.maximum(edges.bound_ns - SIGMAS * edges.sigma_ns, 0.0) + np.abs(surplus)
     carried = SIGMAS * np.hypot(drift_sigma[graph.tails], drift_sigma[graph.heads]) * np.abs(since_s)
-    carried += WANDER_PPB_PER_S * since_s**2 / 2
+    carried += np.maximum(wanders[graph.tails], wanders[graph.heads]) * since_s**2 / 2
     above = surplus + (edges.hard_high_ns - edges.offset_ns) + carried
     below = -surplus + (edges.offset_ns - edges.hard_low_ns) + carried
     contradicts = (above < 0) | (below < 0)  # the clock was stepped since, or the edge's line is wrong

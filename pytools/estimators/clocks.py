@@ -16,7 +16,7 @@ from pytools.estimators.clock_steps import BLATANT_NS, consistent_since, impossi
 from pytools.estimators.corridor import Corridor, Floats, ceiling, corridor
 from pytools.estimators.delays import DRIFT_PPM, STAMP_BOUND_NS
 from pytools.estimators.lower_edges import LowerEdges, lower_edges
-from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S
+from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S, WANDER_SIGMAS
 from pytools.estimators.pairs import Probes, sift, with_singles
 from pytools.estimators.windows import Times
 
@@ -50,6 +50,7 @@ class EdgeFit:
     stepped: bool  # the newest samples contradict the older ones, in this window or in the prior
     wait_ns: float = 0.0  # root mean square of what the offset is off by besides, in case no probe was unqueued
     found: float = 1.0  # probability that unqueued probes carry both lines
+    wander_ppb_per_s: float = WANDER_PPB_PER_S  # the drift changes no faster, as was known then
 
     @property
     def spread_ns(self) -> float:
@@ -63,7 +64,7 @@ class EdgeFit:
     def sigma_at(self, clock_ns: int) -> float:
         """Its standard deviation then, the wander of the oscillators included."""
         seconds = abs(clock_ns - self.epoch_ns) * 1e-9
-        wandered = WANDER_PPB_PER_S * seconds * seconds / 2
+        wandered = self.wander_ppb_per_s * seconds * seconds / 2
         return math.hypot(self.sigma_ns, self.wait_ns, self.drift_sigma_ppb * seconds, wandered)
 
 
@@ -78,6 +79,7 @@ def fit_edge(
     prior: EdgeFit | None = None,
     noise_ns: float = STAMP_NOISE_NS,
     singles: Singles | None = None,
+    wander_ppb_per_s: float = WANDER_PPB_PER_S,
 ) -> EdgeFit | None:
     """Offset and drift of a peer's clock over one window.
 
@@ -92,11 +94,13 @@ def fit_edge(
     asymmetry_share : float
         Stated allowance: the smallest delays of the directions differ by no more than this share of the round trip.
     prior : EdgeFit, optional
-        What an earlier window gave. Its drift, let loose by WANDER_PPB_PER_S, guides this one; its offset never does.
+        What an earlier window gave. Its drift, let loose by the wander, guides this one; its offset never does.
     noise_ns : float
         Standard deviation of one stamp.
     singles : tuple of four ndarray of int64, shape (n,), optional
         All answered probes, as the first four. They are looked at where the pairs do not tell enough.
+    wander_ppb_per_s : float
+        How fast the drift changes at most.
 
     Returns
     -------
@@ -108,12 +112,14 @@ def fit_edge(
     if not len(forward.at_ns) or not len(reverse.at_ns):
         return None
     noise_ns *= math.sqrt(2)
-    fit = _fit(_Window.over(forward, reverse), asymmetry_share, prior, noise_ns)
+    if prior is not None:
+        prior = replace(prior, wander_ppb_per_s=wander_ppb_per_s)
+    fit = _fit(_Window.over(forward, reverse, wander_ppb_per_s), asymmetry_share, prior, noise_ns)
     if singles is None or (fit.found > _ENOUGH_FOUND and fit.kept >= _ENOUGH_KEPT):
         return fit
     forward = with_singles(forward, singles[0], singles[1], forward_at_ns)
     reverse = with_singles(reverse, singles[2], singles[3], reverse_at_ns)
-    everything = _Window.over(forward, reverse)
+    everything = _Window.over(forward, reverse, wander_ppb_per_s)
     other = _fit(everything, asymmetry_share, prior, noise_ns, trusted=False)
     return min(other, fit, key=lambda each: (everything.unexplained(each, noise_ns), each.spread_ns))
 
@@ -154,7 +160,7 @@ def _steadied(fit: EdgeFit, prior: EdgeFit | None) -> EdgeFit:
     if prior is None:
         return fit
     apart_s = abs(fit.epoch_ns - prior.epoch_ns) * 1e-9
-    known_ppb = math.hypot(prior.drift_sigma_ppb, WANDER_PPB_PER_S * apart_s)
+    known_ppb = math.hypot(prior.drift_sigma_ppb, prior.wander_ppb_per_s * apart_s)
     if known_ppb >= fit.drift_sigma_ppb:
         return fit
     return replace(fit, drift_ppb=prior.drift_ppb, drift_sigma_ppb=known_ppb)
@@ -183,9 +189,10 @@ class _Window:
     offset_ns: int
     times_s: tuple[Floats, Floats]
     values_ns: tuple[Floats, Floats]
+    wander_ppb_per_s: float
 
     @classmethod
-    def over(cls, forward: Probes, reverse: Probes) -> _Window:
+    def over(cls, forward: Probes, reverse: Probes, wander_ppb_per_s: float) -> _Window:
         oldest = min(int(forward.at_ns.min()), int(reverse.at_ns.min()))
         newest = max(int(forward.at_ns.max()), int(reverse.at_ns.max()))
         origin = oldest + (newest - oldest) // 2
@@ -197,6 +204,7 @@ class _Window:
             offset,
             ((forward.at_ns - origin).astype(np.float64) * 1e-9, (reverse.at_ns - origin).astype(np.float64) * 1e-9),
             ((forward.difference_ns - offset).astype(np.float64), (reverse.difference_ns + offset).astype(np.float64)),
+            wander_ppb_per_s,
         )
 
     def split(self, begin_s: float) -> tuple[_Window | None, _Window | None]:
@@ -208,7 +216,7 @@ class _Window:
                 for probes, times in zip((self.forward, self.reverse), self.times_s, strict=True)
             )
             whole = len(forward.at_ns) and len(reverse.at_ns)
-            parts.append(_Window.over(forward, reverse) if whole else None)
+            parts.append(_Window.over(forward, reverse, self.wander_ppb_per_s) if whole else None)
         return parts[0], parts[1]
 
     def without(self, direction: int, place: int) -> _Window:
@@ -216,7 +224,7 @@ class _Window:
         probes = [self.forward, self.reverse]
         mask = np.arange(len(probes[direction].at_ns)) != place
         probes[direction] = probes[direction].take(mask)
-        return _Window.over(probes[0], probes[1])
+        return _Window.over(probes[0], probes[1], self.wander_ppb_per_s)
 
     def fit(self, first: Corridor, prior: EdgeFit | None, asymmetry_share: float, noise_ns: float) -> EdgeFit:
         """Fit all probes, whatever they say."""
@@ -266,7 +274,7 @@ class _Window:
             return first.drift, loose
         apart_s = abs(self.origin_ns - prior.epoch_ns) * 1e-9
         fresh = min(max(apart_s / span_s, 0.05), 1.0) if span_s > 0 else 1.0  # windows overlap: no probe counts twice
-        return prior.drift_ppb, math.hypot(prior.drift_sigma_ppb / math.sqrt(fresh), WANDER_PPB_PER_S * apart_s)
+        return prior.drift_ppb, math.hypot(prior.drift_sigma_ppb / math.sqrt(fresh), prior.wander_ppb_per_s * apart_s)
 
     def _result(self, edges: LowerEdges, asymmetry_share: float, loose_ppb: float) -> EdgeFit:
         half = np.array([0.5, -0.5, 0.0])
@@ -277,10 +285,13 @@ class _Window:
         span = [float(bound) for bound in (min(t.min() for t in self.times_s), max(t.max() for t in self.times_s))]
         epoch_s = min(max(-shared / drift_variance, span[0]), span[1])
         noise = math.sqrt(max(variance + 2 * epoch_s * shared + epoch_s**2 * drift_variance, 1e-6))
+        # The line lies this far off a parabola's vertex.
+        spread = float(np.var(np.concatenate(self.times_s)))
+        noise = math.hypot(noise, self.wander_ppb_per_s / WANDER_SIGMAS * spread / 2)
         certain = max(edges.found, LEAST_FOUND)
         sigma = noise / math.sqrt(certain)
         # A line through queued probes has a slope as uncertain as its height, but no more so than the guess.
-        turned = wait**2 / max(float(np.var(np.concatenate(self.times_s))), 1e-9)
+        turned = wait**2 / max(spread, 1e-9)
         turned = drift_variance / certain if certain > LEAST_FOUND else drift_variance + turned
         drift_variance = min(turned, max(loose_ppb**2, drift_variance))
         epoch = round(epoch_s * 1e9)
@@ -295,6 +306,7 @@ class _Window:
             sigma_ns=sigma,
             wait_ns=wait,
             found=edges.found,
+            wander_ppb_per_s=self.wander_ppb_per_s,
             drift_sigma_ppb=math.sqrt(drift_variance),
             bound_ns=math.ceil(SIGMAS * noise + sum(edges.most_ns) / 2 + asymmetry_share * round_trip / 2),
             hard_low_ns=self.offset_ns + math.floor(low) - 2 * STAMP_BOUND_NS,

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Final
 
 from pytools.estimators.clocks import LEAST_FOUND, EdgeFit
-from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S
+from pytools.estimators.offsets import SIGMAS
 
 FLOOR_S: Final = 60.0
 # So many windows in a row with the same round trip are a new floor: few where it is at most twice the old one, for half
@@ -144,7 +144,7 @@ def tempered(fit: EdgeFit, prior: EdgeFit | None, floor_ns: int, asymmetry_share
         _open(fit, min(SIGMAS * past_ns, half_ns), allowance_ns),
         offset_ns=fit.offset_ns + round(moved_ns),
         drift_ppb=prior.drift_ppb,
-        drift_sigma_ppb=math.hypot(prior.drift_sigma_ppb, WANDER_PPB_PER_S * apart_s),
+        drift_sigma_ppb=math.hypot(prior.drift_sigma_ppb, prior.wander_ppb_per_s * apart_s),
     )
 
 

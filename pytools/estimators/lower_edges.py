@@ -34,7 +34,7 @@ _TINY: Final = 1e-6
 _MIXING: Final = 4.0  # how much of the variance a queued probe beside each unqueued one adds (from simulation)
 
 # log-likelihood ratio that the lowest of queued probes alone would reach
-_BEYOND: Final = 1e-4
+_BEYOND: Final = 1e-3  # probability that a line lies further above the edge than its limit
 _ROOT_TWO_PI: Final = 2.5066282746310002
 
 

@@ -14,7 +14,10 @@ from pytools.estimators.windows import Times
 from pytools.signals import ClockState
 
 SIGMAS: Final = 4.5  # how many standard deviations a bound takes in
-WANDER_PPB_PER_S: Final = 20.0  # stated allowance: two oscillators change their rates against each other no faster
+WANDER_PPB_PER_S: Final = (
+    20.0  # stated allowance, the least: two oscillators' rates change against each other no faster
+)
+WANDER_SIGMAS: Final = 3.0  # a wander stands for so many standard deviations
 FREE_PPM: Final = 100.0  # stated allowance without any assumption: 50 ppm for each of the two
 HOLDOVER_AGE_NS: Final = 3_000_000_000  # a line older than this is no longer called synchronised
 UNBOUNDED_NS: Final = 2**61  # a hard bound so large means that there is none
@@ -37,6 +40,7 @@ class Offset:
     bound_ns: int
     hard_bound_ns: int
     state: ClockState = "synchronised"
+    wander_ppb_per_s: float = WANDER_PPB_PER_S  # as estimated: the drift changes no faster
 
     def at(self, ours_ns: Times) -> Times:
         """The offset when our clock read this; a line, so also beyond the window it comes from."""
@@ -51,7 +55,7 @@ class Offset:
         HOLDOVER_AGE_NS the state is holdover, and free running once the bound says nothing any more.
         """
         age_s = max(0, ours_ns - self.epoch_ns) * 1e-9
-        grown = (SIGMAS * self.drift_sigma_ppb + 0.5 * WANDER_PPB_PER_S * age_s) * age_s
+        grown = (SIGMAS * self.drift_sigma_ppb + 0.5 * self.wander_ppb_per_s * age_s) * age_s
         bound_ns = self.bound_ns + int(np.ceil(grown))
         state: ClockState = "synchronised" if age_s * 1e9 <= HOLDOVER_AGE_NS else "holdover"
         if bound_ns > FREE_BOUND_NS:
