@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytools.estimators.clock_graph import Clocks, Edges, solve
-from pytools.estimators.offsets import UNBOUNDED_NS
+from pytools.estimators.offsets import UNBOUNDED_NS, WANDER_PPB_PER_S
 from pytools.estimators.windows import MISSING, Times
 from pytools.signals import ClockState
 from pytools.sources.clocks.messages import MOST_NS, MOST_PAIRS, Edge, HostClock
@@ -20,6 +21,7 @@ def solved(
     edges: Sequence[tuple[str, Edge]],
     slews_ppb: Mapping[str, float | None],
     doubtful: Set[str],
+    wanders_ppb_per_s: Mapping[str, float] = MappingProxyType({}),
 ) -> list[HostClock]:
     """Every host's clock against the reference's, in the order of their names.
 
@@ -36,7 +38,9 @@ def solved(
     doubtful : set of str
         Hosts whose clock may have been stepped a moment ago: they are free running, and nobody is compared by way of
         them, for some of their edges are of before the step and some of after it. The reference's own edges stay:
-        without them nobody has a clock.
+        without them nobody has a clock. But when the reference itself was stepped, everybody is free running.
+    wanders_ppb_per_s : mapping
+        How fast the drift of a host changes at most; WANDER_PPB_PER_S for those that are not listed.
     """
     names = sorted({reference, *(owner for owner, _ in edges), *(edge.peer for _, edge in edges)})
     place = {name: number for number, name in enumerate(names)}
@@ -61,8 +65,9 @@ def solved(
         hard_low_ns=times("hard_low_ns"),
         hard_high_ns=times("hard_high_ns"),
     )
+    wanders = np.array([wanders_ppb_per_s.get(name, WANDER_PPB_PER_S) for name in names], np.float64)
     try:
-        clocks = solve(columns, len(names), place[reference], at_ns)
+        clocks = solve(columns, len(names), place[reference], at_ns, wanders)
     except np.linalg.LinAlgError:  # nothing that was measured is like that: somebody told nonsense, so nobody is known
         clocks = solve(columns.take(np.zeros(0, np.intp)), len(names), place[reference], at_ns)
     known_rows = clocks.known & _tellable(clocks)
@@ -74,7 +79,7 @@ def solved(
     found = []
     for name, number in place.items():
         known = bool(known_rows[number])
-        state: ClockState = "synchronised" if known and name not in doubtful else "free_running"
+        state: ClockState = "synchronised" if known and not doubtful & {name, reference} else "free_running"
         found.append(
             HostClock(
                 host=name,

@@ -121,11 +121,12 @@ class ClockSource:
             asymmetry_share=self._settings.asymmetry_share,
             prior=None if before is None else before.fit,
             singles=self._mesh.sender.singles(pinned.index, since_ns),
+            wander_ppb_per_s=self._timescale.wander_between(pinned.peer.name),
         )
         if fit is not None and not tells_round_trip(fit):
             self._unclear += 1
             if fit.stepped:
-                self._doubted_ns[pinned.peer.name] = now_ns
+                self._doubt(pinned.peer.name, now_ns)
             fit = None
         if fit is not None:
             share = self._settings.asymmetry_share
@@ -138,7 +139,7 @@ class ClockSource:
                 self._bus.publish(self._edge_signal(fitted, now_ns))
         peer = pinned.peer.name
         if self._mesh.in_doubt(pinned.index) or (fit is not None and fit.stepped):
-            self._doubted_ns[peer] = now_ns
+            self._doubt(peer, now_ns)
         self._mesh.set_offset(pinned.index, self.between(peer, now_ns), now_ns)
 
     def _forget(self, current: set[int]) -> None:
@@ -170,18 +171,27 @@ class ClockSource:
         One line cannot hold for packets from before and from after a step.
         """
         now_ns = time.monotonic_ns()
-        for pinned in self._mesh.current:
-            if pinned.peer.name == peer and self._mesh.in_doubt(pinned.index):
-                self._doubted_ns[peer] = now_ns
+        self._notice_doubts(now_ns)
         if now_ns - self._doubted_ns.get(peer, -_DOUBT_NS) < _DOUBT_NS:
             return None
         return self.between(peer, now_ns)
+
+    def _notice_doubts(self, now_ns: int) -> None:
+        """Remember whose probes contradict what is known of their clocks."""
+        for pinned in self._mesh.current:
+            if self._mesh.in_doubt(pinned.index):
+                self._doubt(pinned.peer.name, now_ns)
+
+    def _doubt(self, peer: str, now_ns: int) -> None:
+        self._doubted_ns[peer] = now_ns
+        self._timescale.doubt(peer, now_ns)
 
     # ---- all hosts together ----
 
     def _tell(self, now_ns: int) -> None:
         """A round is over: say what we measured, and solve if we are the reference."""
         self._slew_ppb = slew.host_slew_ppb()
+        self._notice_doubts(now_ns)
         patience_ns = FRESH_ROUNDS * self._interval_ns
         fresh = [fitted.edge() for fitted in self._fitted.values() if now_ns - fitted.at_ns <= patience_ns]
         edges = Edges(messages.VERSION, self._slew_ppb, fresh)
@@ -257,9 +267,13 @@ class ClockSource:
                 )
             )
 
+    def _own_clocks(self) -> set[str]:
+        """Peers with a clock of their own."""
+        return {pinned.peer.name for pinned in self._mesh.current if self._mesh.has_own_clock(pinned)}
+
     def _clock_signal(self, clock: HostClock, now_ns: int) -> Clock:
         """One host's clock, judged as of now."""
-        age_ns = now_ns - self._timescale.told_ns
+        age_ns, reference = now_ns - self._timescale.told_ns, self._timescale.reference
         offset = Offset(
             clock.epoch_ns,
             clock.offset_ns,
@@ -268,8 +282,12 @@ class ClockSource:
             clock.drift_sigma_ppb,
             clock.bound_ns,
             clock.hard_bound_ns,
+            wander_ppb_per_s=self._timescale.wander(clock.host),
         ).aged(clock.epoch_ns + age_ns)
-        state = clock.state if clock.state == "free_running" else offset.state
+        # What was solved before a step was seen, or told by hosts that had not seen it yet, is the old offset.
+        stepped = self._timescale.seen_stepped(self._own_clocks(), now_ns)
+        moved = clock.host != reference and not stepped.isdisjoint((clock.host, reference))
+        state = "free_running" if moved or clock.state == "free_running" else offset.state
         known = state != "free_running"
         return Clock(
             host=self._config.host,

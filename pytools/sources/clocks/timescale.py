@@ -8,13 +8,16 @@ Two hosts are compared by one result only, so a change of the reference changes 
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from pytools.estimators.offsets import Offset
+from pytools.estimators.offsets import WANDER_PPB_PER_S, Offset
+from pytools.estimators.wander import MEMORY_S, wander
 from pytools.sources.clocks.messages import VERSION, Clocks, Edge, Edges, HostClock
 
 FRESH_ROUNDS: Final = 3  # what is older than so many intervals no longer counts
@@ -52,6 +55,8 @@ class Timescale:
         self.clocks: dict[str, HostClock] = {}
         self.unix_ahead_ns: int | None = None
         self.told_ns = 0  # when
+        self._drifts: deque[tuple[int, dict[str, tuple[float, float]]]] = deque()  # of one reference's results
+        self._wanders: dict[str, float] = {}
 
     def hear(self, host: str, edges: Edges, now_ns: int) -> None:
         """Take note of a host's edges; our own as well."""
@@ -61,6 +66,24 @@ class Timescale:
         for edge in edges.edges:
             if edge.stepped:
                 self._stepped_ns[frozenset((host, edge.peer))] = now_ns
+
+    def doubt(self, peer: str, now_ns: int) -> None:
+        """Note that a probe between us and a peer contradicts what is known of the two clocks."""
+        self._stepped_ns[frozenset((self._host, peer))] = now_ns
+
+    def seen_stepped(self, peers: Iterable[str], now_ns: int) -> set[str]:
+        """The hosts whose clock was stepped a moment ago, by what we alone have seen."""
+        recent = {pair for pair, at_ns in self._stepped_ns.items() if now_ns - at_ns <= _STEPPED_NS}
+        return stepped(((self._host, peer) for peer in peers), recent)
+
+    def wander(self, host: str) -> float:
+        """How fast a host's drift against the reference changes at most, in ppb per second."""
+        return self._wanders.get(host, WANDER_PPB_PER_S)
+
+    def wander_between(self, peer: str) -> float:
+        """The same for the drift between a peer and us."""
+        beyond = sum(self.wander(host) ** 2 - WANDER_PPB_PER_S**2 for host in (self._host, peer))
+        return math.sqrt(WANDER_PPB_PER_S**2 + beyond)
 
     def elected(self, now_ns: int) -> str:
         """Whose clock is to be the common one now."""
@@ -81,9 +104,27 @@ class Timescale:
         """Take the reference's word; our own, cut off and with nobody to compare, does not replace the last one."""
         if reference == self._host and len(told.hosts) == 1 and self.clocks:
             return  # what was known of the others is held over
+        if reference != self.reference:
+            self._drifts.clear()
         self.reference, self.told_ns = reference, now_ns
         self.unix_ahead_ns = told.unix_ahead_ns
         self.clocks = {clock.host: clock for clock in told.hosts}
+        self._note_drifts(now_ns)
+
+    def _note_drifts(self, now_ns: int) -> None:
+        known = {
+            clock.host: (clock.drift_ppb, clock.drift_sigma_ppb)
+            for clock in self.clocks.values()
+            if clock.state == "synchronised"
+        }
+        self._drifts.append((now_ns, known))
+        while now_ns - self._drifts[0][0] > MEMORY_S * 1e9:
+            self._drifts.popleft()
+        self._wanders = {}
+        for host in known:
+            rows = [((at - now_ns) * 1e-9, *drifts[host]) for at, drifts in self._drifts if host in drifts]
+            times, drifts_ppb, sigmas_ppb = np.array(rows).T
+            self._wanders[host] = wander(times, drifts_ppb, sigmas_ppb)
 
     def solve(self, clock_ns: int, now_ns: int, unix_ahead_ns: int) -> Clocks:
         """All clocks against ours, from every edge that is fresh."""
@@ -95,7 +136,7 @@ class Timescale:
         slews = {host: heard.edges.slew_ppb for host, heard in fresh.items()}
         self._stepped_ns = {pair: at for pair, at in self._stepped_ns.items() if now_ns - at <= _STEPPED_NS}
         doubtful = stepped(((host, edge.peer) for host, edge in edges), self._stepped_ns)
-        return Clocks(VERSION, unix_ahead_ns, solved(self._host, clock_ns, edges, slews, doubtful))
+        return Clocks(VERSION, unix_ahead_ns, solved(self._host, clock_ns, edges, slews, doubtful, self._wanders))
 
     def between(self, peer: str, clock_ns: int, own: Edge | None) -> Offset | None:
         """The peer's clock against ours, as well as it is known.
@@ -111,7 +152,7 @@ class Timescale:
         common = self._common(peer)
         if own is None:
             return None if common is None else common.aged(clock_ns)
-        edge = as_offset(own)
+        edge = replace(as_offset(own), wander_ppb_per_s=self.wander_between(peer))
         if common is None or clock_ns - common.epoch_ns > FRESH_ROUNDS * self._interval_ns:
             return edge.aged(clock_ns)
         now = np.array([clock_ns])
@@ -128,6 +169,7 @@ class Timescale:
             common.drift_sigma_ppb,
             bound_ns=min(common.bound_ns, edge.bound_ns + apart_ns),
             hard_bound_ns=min(common.hard_bound_ns, edge.hard_bound_ns + apart_ns),
+            wander_ppb_per_s=common.wander_ppb_per_s,
         ).aged(clock_ns)
 
     def _common(self, peer: str) -> Offset | None:
@@ -145,6 +187,7 @@ class Timescale:
             drift_sigma_ppb=float(np.hypot(theirs.drift_sigma_ppb, ours.drift_sigma_ppb)),
             bound_ns=theirs.bound_ns + ours.bound_ns,
             hard_bound_ns=theirs.hard_bound_ns + ours.hard_bound_ns,
+            wander_ppb_per_s=self.wander_between(peer),
         )
 
 

@@ -1,0 +1,98 @@
+"""What an agent publishes of clocks when one of them was stepped: never the old offset as synchronised."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from crystals import SECOND_NS, Crystal, edges_of
+
+from pytools.bus import Bus
+from pytools.config import AgentConfig
+from pytools.signals import Clock
+from pytools.sources.clocks import messages
+from pytools.sources.clocks.source import ClockSource
+from pytools.sources.clocks.timescale import Timescale
+from pytools.sources.probing.mesh import ProbeMesh
+
+NOW_NS = 1_000 * SECOND_NS
+CRYSTALS = {"h1": Crystal(0, 0), "h2": Crystal(9_000, 3_000), "h3": Crystal(-7_000, -2_500)}
+
+
+class Agent:
+    """The clock source of h2, which has just been told the clocks of all; no probe is under way."""
+
+    def __init__(self, reference: str) -> None:
+        self.published: list[Clock] = []
+        self.in_doubt: set[str] = set()
+        self.paths = [SimpleNamespace(index=place, peer=SimpleNamespace(name=name)) for place, name in enumerate(PEERS)]
+        mesh = SimpleNamespace(
+            current=self.paths,
+            has_own_clock=lambda _: True,
+            stamping_clock=lambda now_ns: now_ns,
+            in_doubt=lambda index: PEERS[index] in self.in_doubt,
+        )
+        bus = SimpleNamespace(wanted=lambda tag: tag == "clock", publish=self.published.append)
+        self.source = ClockSource(AgentConfig(host="h2", peers=[]), cast(ProbeMesh, mesh), None, cast(Bus, bus))
+        scale = Timescale(reference, SECOND_NS // 2, reference)
+        for name in CRYSTALS:
+            scale.hear(name, edges_of(name, CRYSTALS, NOW_NS), NOW_NS)
+        self.told = scale.solve(CRYSTALS[reference].at(NOW_NS), NOW_NS, 0)
+        self.reference = reference
+        self.adopt(NOW_NS)
+
+    def adopt(self, now_ns: int) -> None:
+        self.source._timescale.adopt(self.reference, self.told, now_ns)
+
+    def states(self, now_ns: int) -> dict[str, Any]:
+        """What is published of each clock at the end of a round."""
+        self.published.clear()
+        self.source._notice_doubts(now_ns)
+        self.source._publish(now_ns)
+        for clock in self.published:
+            assert (clock.offset_ns is None) == (clock.state == "free_running")
+        return {clock.of: clock.state for clock in self.published}
+
+
+PEERS = ["h1", "h3"]
+FREE, SYNCHRONISED = "free_running", "synchronised"
+
+
+@pytest.mark.parametrize(
+    ("doubted", "reference", "states"),
+    [
+        ([], "h1", {"h1": SYNCHRONISED, "h2": SYNCHRONISED, "h3": SYNCHRONISED}),
+        (["h3"], "h1", {"h1": SYNCHRONISED, "h2": SYNCHRONISED, "h3": FREE}),
+        (["h1"], "h1", {"h1": SYNCHRONISED, "h2": FREE, "h3": FREE}),  # the reference: all offsets are old
+        (["h1", "h3"], "h1", {"h1": SYNCHRONISED, "h2": FREE, "h3": FREE}),  # our own clock
+        (["h1"], "h3", {"h1": FREE, "h2": SYNCHRONISED, "h3": SYNCHRONISED}),
+    ],
+)
+def test_an_offset_of_before_a_step_is_not_called_synchronised(
+    doubted: list[str], reference: str, states: dict[str, str]
+) -> None:
+    agent = Agent(reference)
+    agent.in_doubt = set(doubted)
+    assert agent.states(NOW_NS) == states
+
+
+def test_a_result_of_hosts_that_had_not_seen_the_step_is_not_believed_either() -> None:
+    agent = Agent("h1")
+    agent.in_doubt = {"h1"}
+    agent.states(NOW_NS)
+    agent.in_doubt = set()
+    for after_ns, state in ((SECOND_NS, FREE), (2 * SECOND_NS, SYNCHRONISED)):
+        agent.adopt(NOW_NS + after_ns)
+        assert agent.states(NOW_NS + after_ns)["h3"] == state
+
+
+def test_the_messages_of_a_reference_that_was_stepped_call_nobody_synchronised() -> None:
+    scale = Timescale("h1", SECOND_NS // 2, "h1")
+    for name in CRYSTALS:
+        scale.hear(name, edges_of(name, CRYSTALS, NOW_NS), NOW_NS)
+    for peer in ("h2", "h3"):
+        scale.doubt(peer, NOW_NS)
+    told = scale.solve(NOW_NS, NOW_NS, 0)
+    assert messages.decode_clocks(messages.encode(told)) == told
+    assert {clock.state for clock in told.hosts} == {FREE}
