@@ -7,9 +7,10 @@ offset against the reference less the true one when the window ends, for every h
 is taken out. `_middle` is the same in the middle of the window, where offsets do not hang on drifts. Every window has
 new clocks, a new graph, and no prior.
 
-`default` and `load97` are told as an agent tells them, every 500 ms from a window of 2 s, with what was known before
-(20 hosts; both ends of an edge measure it). `default` probes as shipped, `load97` with 200 trains per second through
-links at 97 % load. An error counts once 8 s have passed.
+`default`, `load97` and `wander100` are running agents: a result every 500 ms from a window of 2 s, with what was known
+before. 20 hosts, both ends of an edge measure it; errors count once 8 s have passed. `default` probes as shipped.
+`load97` sends 200 trains per second through links at 97 % load. `wander100` sends 100, and each rate changes by
+up to 0.1 ppm/s, a sinusoid of 10 s. Their `coverage` is that of 4.5 standard deviations, without any allowance.
 
 `pairwise` is the error of single edges at the window's end, before the loop step. The other methods stand for the edge
 step only (_clock_methods.py) and are given the same loop step, but `plain`: a linear programme per edge and
@@ -18,6 +19,7 @@ unweighted least squares over the graph. Seeded; `--quick` runs fewer windows, `
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -27,18 +29,21 @@ import _plot
 import numpy as np
 from _clock_methods import METHODS, Method
 from _common import emit, note
-from _fleet import Clocks, Network, Window, draw_clocks, edge_stream, edge_window, regular_graph
+from _fleet import Clocks, Floats, Network, Window, draw_clocks, edge_stream, edge_window, regular_graph
 
 from pytools.config import Clocks as ShippedClocks
 from pytools.config import Probe
+from pytools.estimators.clock_graph import Clocks as Solved
 from pytools.estimators.clock_graph import Edges, solve
 from pytools.estimators.clocks import EdgeFit, fit_edge
 from pytools.estimators.congested import Floor, doubted, noise_ns, tells_round_trip, tempered
+from pytools.estimators.offsets import WANDER_PPB_PER_S
+from pytools.estimators.wander import MEMORY_S, wander
 
 HOSTS = 40
 SPAN_NS = 2 * 10**9
 BEGIN_NS = 10**12
-MIDDLE, END = BEGIN_NS + SPAN_NS // 2, BEGIN_NS + SPAN_NS
+END = BEGIN_NS + SPAN_NS
 TOLERANCE_NS = 150
 ASYMMETRY_SHARE = 0.1
 QUIET = Network()
@@ -84,18 +89,20 @@ def ours(window: Window) -> EdgeFit | None:
 
 def solved(made: Fleet, method: Method, tally: Tally) -> None:
     """Fit every edge, solve the graph, and add what it is off by."""
-    add(made.clocks, made.edges, [method(window) for window in made.windows], MIDDLE, END, tally)
+    fits = [method(window) for window in made.windows]
+    wanders = np.full(HOSTS, WANDER_PPB_PER_S)
+    add(made.clocks, made.edges, fits, END, wanders, tally)
 
 
 def add(
     clocks: Clocks,
     pairs: list[tuple[int, int]],
     lines: list[EdgeFit | None],
-    middle_ns: int,
     end_ns: int,
+    wanders: Floats,
     tally: Tally,
-) -> None:
-    """Solve the graph, and add what it is off by at two instants."""
+) -> Solved:
+    """Solve the graph, and add what it is off by in the middle and at the end of a window."""
     fits = [(edge, fit) for edge, fit in zip(pairs, lines, strict=True) if fit]
     hosts = len(clocks.offset_ns)
 
@@ -114,9 +121,9 @@ def add(
         hard_low_ns=column("hard_low_ns", np.int64),
         hard_high_ns=column("hard_high_ns", np.int64),
     )
-    for true_ns, errors in ((middle_ns, tally.middle), (end_ns, tally.end)):
+    for true_ns, errors in ((end_ns - SPAN_NS // 2, tally.middle), (end_ns, tally.end)):
         readings = clocks.readings(true_ns)
-        result = solve(edges, hosts, 0, int(readings[0]))
+        result = solve(edges, hosts, 0, int(readings[0]), wanders)
         off = result.offset_ns[1:] - (readings[1:] - readings[0])
         errors.extend(off.tolist())
         if true_ns == end_ns:
@@ -124,6 +131,7 @@ def add(
             tally.within += (np.abs(off) <= result.bound_ns[1:]).tolist()
             tally.within_statistics += (np.abs(off) <= 4.5 * result.sigma_ns[1:]).tolist()
             tally.within_hard += (np.abs(off) <= result.hard_bound_ns[1:]).tolist()
+    return result
 
 
 def pairwise(made: Fleet) -> list[float]:
@@ -234,6 +242,8 @@ def running(seed: int, how: Running, tally: Tally) -> None:
     ]
     floors = [Floor() for _ in edges]
     known: list[EdgeFit | None] = [None] * len(edges)
+    drifts: list[tuple[Floats, Floats]] = []
+    wanders = np.full(RUNNING_HOSTS, WANDER_PPB_PER_S)
     for turn in range(rounds):
         begin_ns = BEGIN_NS + turn * ROUND_NS
         end_ns = begin_ns + SPAN_NS
@@ -246,11 +256,21 @@ def running(seed: int, how: Running, tally: Tally) -> None:
                 asymmetry_share=ASYMMETRY_SHARE,
                 prior=known[place],
                 singles=singles,
+                wander_ppb_per_s=math.hypot(*wanders[list(edges[place])]),
             )
             fits.append(told(fit, known[place], floors[place], end_ns))
             known[place] = fits[-1] or known[place]
-        if turn >= WARM_ROUNDS:
-            add(clocks, edges, fits, begin_ns + SPAN_NS // 2, end_ns, tally)
+        result = add(clocks, edges, fits, end_ns, wanders, tally if turn >= WARM_ROUNDS else Tally())
+        drifts.append((result.drift_ppb, result.drift_sigma_ppb))
+        wanders = estimated(drifts)
+
+
+def estimated(results: list[tuple[Floats, Floats]]) -> Floats:
+    """How fast each host's drift changes, from the results so far."""
+    times_s = np.arange(len(results)) * (ROUND_NS * 1e-9)
+    recent = times_s > times_s[-1] - MEMORY_S
+    drifts, sigmas = (np.array(each)[recent] for each in zip(*results, strict=True))
+    return np.array([wander(times_s[recent], *rows) for rows in zip(drifts.T, sigmas.T, strict=True)])
 
 
 def told(fit: EdgeFit | None, before: EdgeFit | None, floor: Floor, end_ns: int) -> EdgeFit | None:
@@ -295,6 +315,7 @@ def main() -> None:
     k10("k10_fine_wild", FINE, 2 if quick else 6, 0)
     agents("default", SHIPPED, 1 if quick else 4)
     agents("load97", Running(5.0, 1, Network(load=0.97)), 1 if quick else 3)
+    agents("wander100", Running(5.0, 2, wander_ppb_per_s=100.0), 1 if quick else 3)
     curves: dict[str, list[tuple[float, float]]] = {"when the window ends": [], "in its middle": []}
     for neighbours in (2, 4, 6, 10, 14, 20):
         note(f"k{neighbours}")
