@@ -83,14 +83,21 @@ def pings(lab, host, address):
 
 
 def goodput(lab, address, seconds=1):
-    """What TCP brings from host 1 to an address of host 2, in bit/s."""
+    """What TCP brings host 2 from host 1, in bit/s; now and then iperf3 loses its control connection."""
     support.require("iperf3")
-    server = lab.start(lab.hosts[1], ["iperf3", "-s", "-1", "--forceflush", "-B", address], stdout=subprocess.PIPE)
-    for line in server.stdout:
-        if "listening" in line:
-            break
-    words = ["iperf3", "-J", "-t", str(seconds), "-c", address]
-    return json.loads(lab.run(lab.hosts[0], words))["end"]["sum_received"]["bits_per_second"]
+    found = {}
+    for _ in range(3):
+        server = lab.start(lab.hosts[1], ["iperf3", "-s", "-1", "--forceflush", "-B", address], stdout=subprocess.PIPE)
+        for line in server.stdout:
+            if "listening" in line:
+                break
+        words = ["iperf3", "-J", "-t", str(seconds), "-c", address]
+        found = json.loads(lab.run(lab.hosts[0], words))
+        if "sum_received" in found["end"]:
+            return found["end"]["sum_received"]["bits_per_second"]
+        server.kill()
+        server.wait()
+    raise AssertionError(f"iperf3: {found}")
 
 
 def transmitted(netns):
@@ -205,8 +212,7 @@ def test_a_short_queue_loses_packets_and_counts_them(lab):
     send(lab, lab.hosts[0], receiver.address, 1)  # the neighbours know each other: nothing is lost there
     receiver.wait_for(1)
     lab.congest(1, "400kbit", queue_bytes=4000)
-    send(lab, lab.hosts[0], receiver.address, 2000)
-    arrived = dropped = 0
+    sent = arrived = dropped = 0
 
     def settled():
         nonlocal arrived, dropped
@@ -214,10 +220,15 @@ def test_a_short_queue_loses_packets_and_counts_them(lab):
         assert port["queue_bytes"] == 4000
         dropped = port["dropped_packets"]
         arrived = receiver.count() - 1
-        return arrived + dropped >= 2000
+        return arrived + dropped >= sent
 
-    support.wait_until(settled, 10, "every packet has arrived or was counted as lost")
-    assert arrived + dropped <= 2010  # a few packets of neighbour and multicast discovery may be lost as well
+    # The queue holds some 90 of these. A burst of 200 fits a processor's backlog (1,000 packets) and a socket's buffer
+    # (277), which lose packets too, and count them elsewhere, while their process or softirq does not run.
+    for _ in range(5):
+        send(lab, lab.hosts[0], receiver.address, 200)
+        sent += 200
+        support.wait_until(settled, 10, "every packet has arrived or was counted as lost")
+    assert arrived + dropped <= sent + 10  # a few packets of neighbour and multicast discovery may be lost as well
     assert arrived > 0 < dropped
 
 
