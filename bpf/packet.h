@@ -18,6 +18,16 @@
 #define IPV4_OFFSET bpf_htons(0x1fff)	/* where in its packet a fragment lies */
 #define IPV4_FRAGMENT bpf_htons(0x3fff) /* more fragments, or an offset */
 
+/*
+ * Leave the program here. The kernel's compiler puts what ends a program where it meets the first exit, which in a large
+ * one is pages away from the few instructions that nearly every packet takes: a cache miss for each of them.
+ */
+#define LEAVE(verdict)                                            \
+	do {                                                      \
+		asm volatile("r0 = %0\n\texit" : : "i"(verdict)); \
+		__builtin_unreachable();                          \
+	} while (0)
+
 struct vlan_tag {
 	__be16 tci;
 	__be16 protocol;

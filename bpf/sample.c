@@ -151,10 +151,10 @@ static __always_inline int sample(struct __sk_buff *skb, u8 direction)
 
 	settings = sample_settings.lookup(&only);
 	if (!settings || !(settings->directions & direction))
-		return TC_ACT_UNSPEC;
+		LEAVE(TC_ACT_UNSPEC);
 	switch (quick(skb, settings, &plain, &key)) {
 	case NOTHING:
-		break;
+		LEAVE(TC_ACT_UNSPEC);
 	case SAMPLE:
 		record_plain(skb, &plain, settings, key, direction);
 		break;

@@ -65,30 +65,36 @@ static __always_inline void observe(struct __sk_buff *skb, struct bpf_sock *sk, 
 
 int tcp_egress(struct __sk_buff *skb)
 {
-	struct bpf_sock *sk = skb->sk;
+	struct bpf_tcp_sock *tp = 0;
+	u32 word = tcp_word(skb);
 	struct tcp_truth *truth;
-	struct bpf_tcp_sock *tp;
-	u32 word;
+	struct bpf_sock *sk;
+	struct fresh *row;
 
-	if (!sk) {
-		if (tcp_word(skb) & WORD_RST)
-			count_refused(skb);
-		return TC_ACT_UNSPEC;
-	}
-	tp = bpf_tcp_sock(sk);
-	if (!tp) {
-		if (sk->state == BPF_TCP_NEW_SYN_RECV)
+	if (!word)
+		LEAVE(TC_ACT_UNSPEC);
+	sk = skb->sk;
+	if (sk)
+		tp = bpf_tcp_sock(sk);
+	if (tp) { /* first what nearly every packet comes to: the compiler keeps this order */
+		row = fresh_row(sk);
+		if (row && !(word & (WORD_FIN | WORD_RST)) && is_still_fresh(row, sk, tp))
+			LEAVE(TC_ACT_UNSPEC);
+		truth = tcp_truths.sk_storage_get(tp, 0, 0);
+		if (truth && !(word & (WORD_FIN | WORD_RST)) && is_fresh(truth, sk, tp)) {
+			if (row)
+				keep_fresh(row, sk, truth);
+			return TC_ACT_UNSPEC;
+		}
+		if (truth && is_young(skb, truth, tp, word))
+			return TC_ACT_UNSPEC;
+	} else {
+		if (sk && sk->state == BPF_TCP_NEW_SYN_RECV)
 			count_synack(skb, sk);
-		if (tcp_word(skb) & WORD_RST)
+		if (word & WORD_RST)
 			count_refused(skb);
 		return TC_ACT_UNSPEC;
 	}
-	word = tcp_word(skb);
-	truth = tcp_truths.sk_storage_get(tp, 0, 0);
-	if (truth && !(word & (WORD_FIN | WORD_RST)) && is_fresh(truth, sk, tp))
-		return TC_ACT_UNSPEC;
-	if (truth && is_young(skb, truth, tp, word))
-		return TC_ACT_UNSPEC;
 
 	/* A raw socket that speaks TCP passes for one on kernels before 6.6, and has no total. */
 	sk = bpf_sk_fullsock(sk);
@@ -183,8 +189,9 @@ int tcp_ingress(struct __sk_buff *skb)
 {
 	u32 word = tcp_word(skb);
 
-	if (word && tells_something(word >> 16, word))
-		receive(skb);
+	if (!word || !tells_something(word >> 16, word))
+		LEAVE(TC_ACT_UNSPEC);
+	receive(skb);
 	return TC_ACT_UNSPEC;
 }
 

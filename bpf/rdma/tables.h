@@ -3,15 +3,10 @@
 #ifndef SWERVE_RDMA_TABLES_H
 #define SWERVE_RDMA_TABLES_H
 
+#include "bcc.h"
 #include "rdma/state.h"
 #include "rdma/verbs.h"
 #include "swerve.h"
-
-#ifndef NULL
-#define NULL ((void *)0)
-#endif
-
-#define MAPPABLE 1024 /* BPF_F_MMAPABLE */
 
 BPF_TABLE("array", u32, struct queue, rdma_queues, SWERVE_QPS);
 BPF_F_TABLE("array", u32, struct swerve_qp, rdma_table, SWERVE_QPS, MAPPABLE);

@@ -45,6 +45,31 @@ static __always_inline bool is_fresh(struct tcp_truth *truth, struct bpf_sock *s
 }
 
 /*
+ * Where this CPU remembers that a connection was fresh: that is in the caches while a connection sends, unlike what is
+ * kept with its socket. Another socket at the same address is taken for it until the next tick at most.
+ */
+static __always_inline struct fresh *fresh_row(struct bpf_sock *sk)
+{
+	u32 row = (sk->src_port ^ sk->dst_port ^ sk->dst_port >> 8) & (FRESH_ROWS - 1);
+
+	return tcp_fresh.lookup(&row);
+}
+
+static __always_inline bool is_still_fresh(struct fresh *row, struct bpf_sock *sk, struct bpf_tcp_sock *tp)
+{
+	return row->skaddr == (u64)sk && row->total == tp->total_retrans && row->state == sk->state &&
+	       row->tick == ticks();
+}
+
+static __always_inline void keep_fresh(struct fresh *row, struct bpf_sock *sk, struct tcp_truth *truth)
+{
+	row->skaddr = (u64)sk;
+	row->tick = truth->tick;
+	row->total = truth->total;
+	row->state = truth->state;
+}
+
+/*
  * Whether a connection can be left alone for now: it has sent nothing again, and another look comes for sure, if only
  * when it ends. Most have ended by then, so that nothing but that last look is paid for them.
  */

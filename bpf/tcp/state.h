@@ -83,6 +83,17 @@ struct sight {
 	u8 state;
 };
 
+/* A connection of which nothing was new at this tick, when this CPU last looked. */
+struct fresh {
+	u64 skaddr;
+	u64 tick;
+	u32 total;
+	u32 state;
+};
+
+#define FRESH_ROWS 64 /* per CPU; a power of two */
+
+BPF_PERCPU_ARRAY(tcp_fresh, struct fresh, FRESH_ROWS);
 BPF_SK_STORAGE(tcp_truths, struct tcp_truth);
 BPF_TABLE("lru_hash", struct swerve_tcp_key, struct swerve_tcp_flow, tcp_flows, SWERVE_TCP_FLOWS);
 BPF_HASH(tcp_paths, struct swerve_tcp_path_key, struct swerve_tcp_counts, SWERVE_TCP_PATHS);

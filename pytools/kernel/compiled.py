@@ -28,6 +28,8 @@ from pytools.kernel import bpf
 MOST_ENTRIES: Final = 64  # of other kernels and other constants; the newest stay
 _NAME_BYTES: Final = 16
 _SK_STORAGE: Final = 24  # the one type of map that the kernel wants described
+_ARRAY_OF_MAPS: Final = 12
+_LENT: Final = "lent_"  # a map of maps is called so and by the name of the map that shows what it holds
 _LOAD_64: Final = 0x18  # an instruction that loads 64 bits
 _MAP_FD: Final = 1  # what they are: a map
 
@@ -158,9 +160,9 @@ def _loaded(entry: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
     """Make the maps and load the functions; the descriptors are the caller's."""
     found: dict[str, int] = {}
     try:
-        for name, *made_with in entry["maps"]:
-            found[f"map:{name}"] = _map(name, *made_with)
-        maps = dict(enumerate(found.values()))
+        for name, *made_with in sorted(entry["maps"], key=lambda each: each[1] == _ARRAY_OF_MAPS):
+            found[f"map:{name}"] = _map(name, made_with, found.get(f"map:{name.removeprefix(_LENT)}", 0))
+        maps = {place: found[f"map:{name}"] for place, (name, *_) in enumerate(entry["maps"])}
         for descriptor, name, kind, tracepoint, text in entry["functions"]:
             fd = _program(name, kind, _with_maps(base64.b64decode(text), maps))
             found[descriptor] = fd
@@ -196,8 +198,11 @@ def _with_maps(code: bytes, numbers: Mapping[int, int]) -> bytes:
     return bytes(changed)
 
 
-def _map(name: str, kind: int, key_bytes: int, value_bytes: int, entries: int, flags: int) -> int:
-    sizes = struct.pack("<7I", kind, key_bytes, value_bytes, entries, flags, 0, 0)
+def _map(name: str, made_with: Sequence[int], shown: int) -> int:
+    """Make a map; `shown` is one like those that a map of maps holds."""
+    kind, key_bytes, value_bytes, entries, flags = made_with
+    inner = shown if kind == _ARRAY_OF_MAPS else 0
+    sizes = struct.pack("<7I", kind, key_bytes, value_bytes, entries, flags, inner, 0)
     with _described(value_bytes) if kind == _SK_STORAGE else contextlib.nullcontext(b"") as types:
         return bpf.bpf(bpf.MAP_CREATE, (sizes + _short(name) + bytes(4) + types).ljust(72, b"\0"))
 

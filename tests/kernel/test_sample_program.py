@@ -97,9 +97,8 @@ FAMILIES: dict[str, tuple[Build, str, str]] = {
     "ipv4": (p.ipv4, "10.9.0.1", "10.9.0.2"),
     "ipv6": (p.ipv6, "fd00:9::1", "fd00:9::2"),
 }
-TAGS = {"untagged": (), "802.1Q": (p.TAG_8021Q,), "802.1ad over 802.1Q": (p.TAG_8021AD, p.TAG_8021Q)}
 families = pytest.mark.parametrize("family", FAMILIES)
-tagging = pytest.mark.parametrize("tags", TAGS.values(), ids=TAGS.keys())
+tagging = pytest.mark.parametrize("tags", p.TAGS.values(), ids=p.TAGS.keys())
 hooks = pytest.mark.parametrize("hook", [OUT, IN])
 DATAGRAM = bytes(range(100, 200))
 

@@ -5,7 +5,6 @@ Names are those that `nstat` prints: `TcpRetransSegs`, `TcpExtTCPTimeouts`. One 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -13,7 +12,6 @@ from typing import Final
 # Not /proc/net: that is the namespace of the process, and a thread may be in another.
 _PROC: Final = Path("/proc/thread-self/net")
 _FILES: Final = (("snmp", ("Tcp",)), ("netstat", ("TcpExt",)))
-_NUMBER: Final = re.compile("-?[0-9]+")
 _STATES: Final = frozenset({"TcpRtoAlgorithm", "TcpRtoMin", "TcpRtoMax", "TcpMaxConn", "TcpCurrEstab"})  # do not count
 
 
@@ -42,10 +40,13 @@ def parsed(text: str, groups: Iterable[str]) -> dict[str, int]:
         if group not in groups:
             continue
         words, known = rest.split(), names.get(group, [])
-        if not all(_NUMBER.fullmatch(word) for word in words):
-            names[group] = words
-        elif len(words) == len(known):
-            found |= {f"{group}{name}": int(word) for name, word in zip(known, words, strict=True)}
+        try:
+            values = list(map(int, words))
+        except ValueError:
+            names[group] = [group + word for word in words]
+            continue
+        if len(values) == len(known):
+            found |= zip(known, values, strict=True)
     return {name: value for name, value in found.items() if name not in _STATES}
 
 
