@@ -34,6 +34,8 @@ from pytools.kernel.netlink_messages import (
     family_of,
     group_message,
     group_of,
+    group_of_body,
+    groups_request,
     is_group,
     nexthop_message,
     nexthop_of,
@@ -139,7 +141,7 @@ class Netlink:
 
     def nexthops(self) -> list[Nexthop]:
         """All nexthop objects that are not groups."""
-        found = self._dump_nexthops([], "reading nexthops")
+        found: list[Any] = self.socket.dump(NexthopMessage(), _GET_NEXTHOP, "reading nexthops")
         return [nexthop_of(each) for each in found if not is_group(each)]
 
     def groups(self, stats: bool = False) -> list[NexthopGroup]:
@@ -150,16 +152,18 @@ class Netlink:
         stats : bool
             Ask for packets per member as well (Linux 6.9 and later; else they stay None).
         """
-        attributes: list[tuple[str, Any]] = [("NHA_GROUPS", None)]
         if stats and self._counts:
             try:
-                counted = [*attributes, ("NHA_OP_FLAGS", _COUNT_PACKETS)]
-                return [group_of(each) for each in self._dump_nexthops(counted, "reading nexthop groups")]
+                return self._dump_groups(_COUNT_PACKETS)
             except NetlinkError as refusal:
                 if refusal.code != errno.EINVAL:
                     raise
                 self._counts = False
-        return [group_of(each) for each in self._dump_nexthops(attributes, "reading nexthop groups")]
+        return self._dump_groups()
+
+    def _dump_groups(self, op_flags: int = 0) -> list[NexthopGroup]:
+        found = self.socket.dump_bodies(groups_request(op_flags), _GET_NEXTHOP, "reading nexthop groups")
+        return [group_of_body(each) for each in found]
 
     def group(self, group_id: int, stats: bool = False) -> NexthopGroup | None:
         """One group, or None when there is none of this id."""
@@ -233,12 +237,6 @@ class Netlink:
 
     def _change_nexthop(self, message: NexthopMessage, flags: int, what: str) -> None:
         self.socket.change(message, _NEW_NEXTHOP, flags, what)
-
-    def _dump_nexthops(self, attributes: list[tuple[str, Any]], what: str) -> list[Any]:
-        message = NexthopMessage()
-        message["attrs"] = attributes
-        found: list[Any] = self.socket.dump(message, _GET_NEXTHOP, what)
-        return found
 
     def _get_nexthop(self, nexthop_id: int, stats: bool, what: str) -> Any:
         message = NexthopMessage()

@@ -42,6 +42,7 @@ _ID, _GROUP, _GROUP_TYPE, _BLACKHOLE, _OIF, _GATEWAY, _ENCAP_TYPE, _ENCAP, _FDB,
     11,
     12,
 )
+_GROUPS, _OP_FLAGS, _GROUP_STATS = 9, 14, 15
 _NEXTHOP_KEPT = frozenset({_BLACKHOLE, _GATEWAY, _ENCAP_TYPE, _ENCAP, _FDB})
 _GROUP_KEPT = frozenset({_ID, _GROUP_TYPE, _FDB})
 _RES_GROUP_KEPT = frozenset({1, 2, 3})  # buckets, idle timer, unbalanced timer
@@ -240,26 +241,43 @@ def is_group(message: NexthopMessage) -> bool:
 
 def group_of(message: NexthopMessage) -> NexthopGroup:
     """The group in a decoded message."""
-    packets = _packets(message)
+    return group_of_body(_body(message))
+
+
+def group_of_body(body: bytes) -> NexthopGroup:
+    """The group in a message without its netlink header: they are read every second, and pyroute2 takes half a ms."""
+    found = dict(attributes(body, _HEADER.size))
+    packets = _packets(found.get(_GROUP_STATS, b""))
     members = tuple(
         Member(nexthop_id, weight + 1 + (high << 8), packets.get(nexthop_id))
-        for nexthop_id, weight, high, _ in _GROUP_ENTRY.iter_unpack(bytes(message.get_attr("NHA_GROUP")))
+        for nexthop_id, weight, high, _ in _GROUP_ENTRY.iter_unpack(found[_GROUP])
     )
-    kind = _GROUP_KINDS[message.get_attr("NHA_GROUP_TYPE") or 0]
-    return NexthopGroup(
-        message.get_attr("NHA_ID"), members, kind, message["protocol"], _resilience(message), _body(message)
-    )
+    kind = _GROUP_KINDS[_integer(found.get(_GROUP_TYPE, b""))]
+    protocol = _HEADER.unpack_from(body)[2]
+    return NexthopGroup(_integer(found[_ID]), members, kind, protocol, _resilience(found.get(_RES_GROUP)), body)
 
 
-def _resilience(message: NexthopMessage) -> Resilience | None:
-    told = message.get_attr("NHA_RES_GROUP")
+def groups_request(op_flags: int = 0) -> bytes:
+    """What asks for all groups, and for packets per member if the flags say so."""
+    flags = attribute(_OP_FLAGS, _NUMBER.pack(op_flags)) if op_flags else b""
+    return bytes(_HEADER.size) + attribute(_GROUPS, b"") + flags
+
+
+def _packets(statistics: bytes) -> dict[int, int]:
+    """Packets by member; the counter is 4 or 8 bytes long, as large as its value asks."""
+    entries = [dict(attributes(entry)) for _, entry in attributes(statistics)]
+    return {_integer(entry[1]): _integer(entry[2]) for entry in entries if 2 in entry}
+
+
+def _resilience(told: bytes | None) -> Resilience | None:
     if told is None:
         return None
-    return Resilience(
-        told.get_attr("NHA_RES_GROUP_BUCKETS"),
-        told.get_attr("NHA_RES_GROUP_IDLE_TIMER") / _TICKS_PER_S,
-        told.get_attr("NHA_RES_GROUP_UNBALANCED_TIMER") / _TICKS_PER_S,
-    )
+    found = {name: _integer(value) for name, value in attributes(told)}
+    return Resilience(found[1], found[2] / _TICKS_PER_S, found[3] / _TICKS_PER_S)
+
+
+def _integer(value: bytes) -> int:
+    return int.from_bytes(value, sys.byteorder)
 
 
 def _body(message: NexthopMessage) -> bytes:
@@ -314,19 +332,6 @@ def group_body(group_id: int, members: Sequence[Member], protocol: int) -> bytes
 
 def _entries(members: Sequence[Member]) -> bytes:
     return b"".join(_GROUP_ENTRY.pack(member.nexthop_id, member.weight - 1, 0, 0) for member in members)
-
-
-def _packets(message: NexthopMessage) -> dict[int, int]:
-    """Packets by nexthop; empty where the kernel sent no counts."""
-    statistics = message.get_attr("NHA_GROUP_STATS")
-    if statistics is None:
-        return {}
-    return {
-        entry.get_attr("NHA_GROUP_STATS_ENTRY_ID"): int.from_bytes(
-            entry.get_attr("NHA_GROUP_STATS_ENTRY_PACKETS"), sys.byteorder
-        )
-        for entry in statistics.get_attrs("NHA_GROUP_STATS_ENTRY")
-    }
 
 
 def _has(message: nlmsg, name: str) -> bool:

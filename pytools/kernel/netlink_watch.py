@@ -6,7 +6,6 @@ worth reading. News of changes made by sockets of ours are left out by the kerne
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import socket
 import struct
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from pytools.kernel import netns as namespaces
+from pytools.kernel import socket_filter as bpf
 from pytools.kernel.netlink_attributes import attributes
 from pytools.kernel.netlink_routes import route_of
 from pytools.kernel.netlink_socket import messages
@@ -27,9 +27,7 @@ _GROUPS = (1, 7, 11, 32)  # RTNLGRP_LINK, _IPV4_ROUTE, _IPV6_ROUTE, _NEXTHOP
 _NEW_ROUTE, _DEL_ROUTE, _NEW_NEXTHOP, _DEL_NEXTHOP = 24, 25, 104, 105
 _NHA_ID = 1
 _ROOM_BYTES = 64 << 10
-_SO_ATTACH_FILTER = 26
 _HEADER = struct.Struct("=IHHII")
-_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # classic BPF: ld [k], jeq #k, ret #k
 _PORT_AT = 12  # nlmsg_pid
 
 
@@ -127,8 +125,6 @@ def _told(kind: int, body: bytes, port: int) -> Heard:
 def _leave_out(sock: socket.socket, ports: list[int]) -> None:
     """Have the kernel drop what it would tell of changes that these sockets made."""
     swapped = [int.from_bytes(port.to_bytes(4, sys.byteorder), "big") for port in ports]
-    code = [(_LOAD, 0, 0, _PORT_AT)]
-    code += [(_EQUAL, len(swapped) - place, 0, port) for place, port in enumerate(swapped)]
-    code += [(_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)]
-    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in code))
-    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(code), ctypes.addressof(program)))
+    code = [(bpf.LOAD_WORD, 0, 0, _PORT_AT)]
+    code += [(bpf.EQUAL, len(swapped) - place, 0, port) for place, port in enumerate(swapped)]
+    bpf.attach(sock, [*code, (bpf.RETURN, 0, 0, bpf.ALL), (bpf.RETURN, 0, 0, 0)])

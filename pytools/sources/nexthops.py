@@ -1,22 +1,26 @@
 """Nexthop groups that carry routes to peers: their weights, and the packets the kernel counted per member.
 
-Read over netlink once a second, and only while somebody subscribes. Counts restart when a group is replaced. Runs in
+Read over netlink once a second, and only while somebody subscribes; which routes lead to which group, and the members'
+gateways, every five seconds and when there is another group or member. Counts restart when a group is replaced. Runs in
 the agent's thread; times are CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
 
 import selectors
+import socket
 import time
 from collections.abc import Sequence
 
 from pytools.bus import Bus
 from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink_messages import Nexthop
 from pytools.kernel.netlink_messages import NexthopGroup as KernelGroup
 from pytools.kernel.netlink_socket import NetlinkError
 from pytools.signals import GroupMember, NexthopGroup
 
 _INTERVAL_NS = 1_000_000_000
+_ROUTES_NS = 5_000_000_000
 
 
 class NexthopSource:
@@ -34,6 +38,11 @@ class NexthopSource:
         self._host, self._addresses = host, addresses
         self._netlink, self._bus = netlink, bus
         self._failed_reads = 0
+        self._routes_due_ns = 0
+        self._members: set[tuple[int, int]] = set()  # group and nexthop, as of the latest look at the routes
+        self._destinations: dict[int, list[str]] = {}  # by group
+        self._hops: dict[int, Nexthop] = {}
+        self._names: dict[int, str] = {}  # of interfaces
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Nothing to wait for: the kernel is asked."""
@@ -55,26 +64,29 @@ class NexthopSource:
         """Nothing is held."""
 
     def _publish(self, now_ns: int) -> None:
-        destinations = self._destinations()
-        if not destinations:
-            return
-        names = {link.index: link.name for link in self._netlink.links()}
-        hops = {hop.id: hop for hop in self._netlink.nexthops()}
-        for group in self._netlink.groups(stats=True):
-            if group.id not in destinations:
+        groups = self._netlink.groups(stats=True)
+        present = {(group.id, member.nexthop_id) for group in groups for member in group.members}
+        if now_ns >= self._routes_due_ns or present != self._members:
+            self._destinations = self._look_up()
+            self._hops = {hop.id: hop for hop in self._netlink.nexthops()} if self._destinations else {}
+            self._names = dict(socket.if_nameindex())
+            self._members, self._routes_due_ns = present, now_ns + _ROUTES_NS
+        hops = self._hops
+        for group in groups:
+            if group.id not in self._destinations:
                 continue
             members = [
                 GroupMember(
                     nexthop_id=member.nexthop_id,
                     gateway=hops[member.nexthop_id].gateway or "",
-                    interface=names.get(hops[member.nexthop_id].ifindex or 0, ""),
+                    interface=self._names.get(hops[member.nexthop_id].ifindex or 0, ""),
                     weight=member.weight,
                     packets=member.packets,
                 )
                 for member in group.members
                 if member.nexthop_id in hops
             ]
-            self._bus.publish(self._signal(group, destinations[group.id], members, now_ns))
+            self._bus.publish(self._signal(group, self._destinations[group.id], members, now_ns))
 
     def _signal(
         self, group: KernelGroup, destinations: list[str], members: list[GroupMember], now_ns: int
@@ -88,7 +100,7 @@ class NexthopSource:
             members=members,
         )
 
-    def _destinations(self) -> dict[int, list[str]]:
+    def _look_up(self) -> dict[int, list[str]]:
         found: dict[int, list[str]] = {}
         for address in self._addresses:
             try:

@@ -95,7 +95,10 @@ class MultipathRoutes:
         left = self.weights(group)
         if left != before and (left is not None or refusal.code != errno.ENOENT):
             # IPv6 adds one hop after the other, and may delete those again: what is half done is taken back.
-            self._netlink.make_routes([remade(route.body)], replace=left is not None)
+            body = remade(route.body)
+            if route.family == 6:  # a look-up names the hop first that it has chosen, by a hash of this boot
+                body = with_hops(route.body, _hops(group, route, links, dict(before), original_order=True))
+            self._netlink.make_routes([body], replace=left is not None)
         return judged(before, lambda: self.weights(group), wanted, str(refusal))
 
     def _links(self) -> dict[int, Link]:
