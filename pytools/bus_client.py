@@ -122,6 +122,20 @@ class Connection(Generic[_Told]):
             self._receive()
         return self._ready.popleft()
 
+    def within(self, timeout_s: float) -> Iterator[_Told]:
+        """Signals as they arrive, until the time is over.
+
+        Raises
+        ------
+        AgentGoneError
+            If the agent closed the connection.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            signal = self.next(left_s)
+            if signal is not None:
+                yield signal
+
     def __iter__(self) -> Iterator[_Told]:
         while True:
             signal = self.next()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import zenoh
 
 _KEY_BYTES: Final = 32  # at least
+_PROBE_KEY_BYTES: Final = 16  # of SipHash
 _ARRIVED: Final = 512  # messages that wait for the agent; older ones give way, and count as lost
 _QUEUE_BYTES: Final = 8 << 20  # that wait to be read, of each topic
 _LEAVE_S: Final = 0.5
@@ -65,6 +66,11 @@ class HostBus:
         If there is no key, or our own name is a peer's.
     SwerveError
         If the key is not ours alone, or the port cannot be had.
+
+    Attributes
+    ----------
+    probe_key : bytes
+        What probes are signed with.
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class HostBus:
                 f"host {host}: a peer has the same name", f"give each host its own ({places.page('config.md')})"
             )
         secret = read_key(Path(settings.key_file))
+        self.probe_key = derived(secret, "probes")[:_PROBE_KEY_BYTES]
         self._host, self._names, self._port, self._now = host, tuple(names), settings.port, now
         self._addresses = tuple(peer.address for peer in peers)
         # One connection a pair: the name that sorts first connects, to the first address. zenoh would try any other

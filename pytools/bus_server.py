@@ -18,8 +18,8 @@ from typing import Final, Protocol, Self
 import msgspec
 
 from pytools.bus_outbox import Outbox
-from pytools.bus_socket import listen, peer
-from pytools.errors import CapabilityError, SwerveError, UsageError
+from pytools.bus_socket import Listener, peer
+from pytools.errors import UsageError
 from pytools.signals import UNREADABLE, AnySignal, PathDelay
 from pytools.wire import (
     CHUNK_BYTES,
@@ -228,33 +228,24 @@ class Server:
 
     Raises
     ------
-    RefusedError
-        If a live process serves this socket already, or others may write to its directory.
-    CapabilityError
-        If this user may not make the socket.
+    SwerveError
+        As `Listener` does.
     """
 
     def __init__(self, bus: Publisher, path: Path, queue_bytes: int = QUEUE_BYTES, long_window_ns: int = 0) -> None:
         self._bus = bus
-        self._path = path
         self.queue_bytes, self.long_window_ns = queue_bytes, long_window_ns
         self._dropped = self._dropped_urgent = 0  # urgent ones are in both
         self._malformed = 0
         self._refused = 0
         self._connections: set[_Connection] = set()
         self._selector: selectors.BaseSelector | None = None
-        try:
-            self._sock = listen(path)
-        except PermissionError as error:
-            raise CapabilityError(f"{path}: {error.strerror}", "run the agent as root") from None
-        except OSError as error:
-            raise SwerveError(f"{path}: {error.strerror or error}") from None
-        self._inode = path.stat().st_ino
+        self._listener = Listener(path, self._admit)
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Serve from this selector; `key.data` is a callable taking the event mask."""
         self._selector = selector
-        selector.register(self._sock, selectors.EVENT_READ, self._accept)
+        self._listener.register(selector)
 
     def tick(self, now_ns: int) -> int:
         """Nothing is ever due: all work hangs on the selector."""
@@ -279,13 +270,7 @@ class Server:
         for connection in list(self._connections):
             connection.flush()
             connection.close()
-        if self._sock.fileno() >= 0:
-            if self._selector is not None:
-                self._selector.unregister(self._sock)
-            self._sock.close()
-            with contextlib.suppress(OSError):
-                if self._path.stat().st_ino == self._inode:
-                    self._path.unlink()
+        self._listener.close()
 
     def __enter__(self) -> Self:
         return self
@@ -293,18 +278,13 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _accept(self, _mask: int) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except OSError:
-            return  # gone again before we looked
+    def _admit(self, sock: socket.socket) -> None:
         _, uid, _ = peer(sock)
         why = ""
         if uid not in (0, os.geteuid()):
             why = f"only root and user {os.geteuid()} may connect"
         elif len(self._connections) >= CLIENTS:
             why = f"{CLIENTS} clients are connected already; end one of them (ss -xp names their processes)"
-        sock.setblocking(False)
         if why:
             self._refused += 1
             with contextlib.suppress(OSError):

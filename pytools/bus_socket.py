@@ -1,16 +1,19 @@
-"""The agent's socket file: who may make it, who serves it, who may talk to it.
+"""The agent's socket files: who may make them, who serves them, who may talk to them.
 
 A stale file of a dead agent is replaced; a live one never is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import selectors
 import socket
 import stat
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,16 +23,59 @@ _BACKLOG: Final = 64
 _NEW: Final = ".new"  # what a socket is called until it listens; short, for the kernel limits the length
 
 
-def listen(path: Path) -> socket.socket:
-    """A listening socket (0600), its directory made (0700) when it is missing.
+class Listener:
+    """A listening socket (0600), in a directory that is made (0700) when it is missing.
+
+    Each connection is handed to `admit`, non-blocking, and is then its own.
 
     Raises
     ------
     RefusedError
         If a live process serves it already, or others may write to its directory.
-    OSError
+    CapabilityError
+        If this user may not make it.
+    SwerveError
         If it cannot be made.
     """
+
+    def __init__(self, path: Path, admit: Callable[[socket.socket], None]) -> None:
+        self._path, self._admit = path, admit
+        self._selector: selectors.BaseSelector | None = None
+        try:
+            self._sock = _listen(path)
+        except PermissionError as error:
+            raise CapabilityError(f"{path}: {error.strerror}", "run the agent as root") from None
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise SwerveError(f"{path}: {why}", "choose another directory with SWERVE_RUNTIME_DIR") from None
+        self._inode = path.stat().st_ino
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Listen from this selector; `key.data` is a callable taking the event mask."""
+        self._selector = selector
+        selector.register(self._sock, selectors.EVENT_READ, self._accept)
+
+    def close(self) -> None:
+        """Let nobody in any more, and remove the file unless another has taken its place."""
+        if self._sock.fileno() < 0:
+            return
+        if self._selector is not None:
+            self._selector.unregister(self._sock)
+        self._sock.close()
+        with contextlib.suppress(OSError):
+            if self._path.stat().st_ino == self._inode:
+                self._path.unlink()
+
+    def _accept(self, _mask: int) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return  # gone again before we looked
+        sock.setblocking(False)
+        self._admit(sock)
+
+
+def _listen(path: Path) -> socket.socket:
     if not path.parent.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -58,6 +58,11 @@ def agent_socket(netns: str | None) -> Path:
     return runtime_dir(netns) / "agent.sock"
 
 
+def maps_socket(netns: str | None) -> Path:
+    """Where the agent lends its kernel maps to a controller."""
+    return runtime_dir(netns) / "maps.sock"
+
+
 def tap_socket(netns: str | None) -> Path:
     """Where tapped RDMA processes, of any user, ask the agent for the table that they count in."""
     directory = runtime_dir(netns)  # itself for its owner alone
