@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Faults of a lab's rail that the kernel has no queue discipline for, at TC egress of the rail's ports, before their
- * queues: congestion marks on every n-th packet that can be marked, and the silent loss of packets that are too long.
+ * queues: congestion marks on every n-th packet that can be marked, and the silent loss of packets that are too long,
+ * or of a random share.
  * At egress and ingress: a cable that carries nothing, although both its ends believe in it.
  *
  * SWERVE_LAB_EVERY: which packets lab_mark marks. SWERVE_LAB_BYTES: the longest IP packet that lab_narrow lets pass.
+ * SWERVE_LAB_SHARE: how many of 2^32 packets lab_random loses.
  */
 #include <linux/tcp.h>
 #include <linux/udp.h>
@@ -17,6 +19,10 @@
 #endif
 #ifndef SWERVE_LAB_BYTES
 #define SWERVE_LAB_BYTES 1280
+#endif
+
+#ifndef SWERVE_LAB_SHARE
+#define SWERVE_LAB_SHARE 0
 #endif
 
 #define ECN_BITS 3
@@ -110,5 +116,14 @@ int lab_narrow(struct __sk_buff *skb)
 int lab_lose(struct __sk_buff *skb)
 {
 	count(SWERVE_LAB_LOST, skb->gso_segs ?: 1);
+	return TC_ACT_SHOT;
+}
+
+/* Whatever it is, independently of all others. A buffer that is to become several packets is lost as a whole. */
+int lab_random(struct __sk_buff *skb)
+{
+	if (bpf_get_prandom_u32() >= SWERVE_LAB_SHARE)
+		return TC_ACT_UNSPEC;
+	count(SWERVE_LAB_RANDOM, skb->gso_segs ?: 1);
 	return TC_ACT_SHOT;
 }

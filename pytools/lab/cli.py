@@ -156,6 +156,16 @@ def mtu(name: str, rail: int, mtu_bytes: int, silent: bool, toward: str | None) 
     fabric.Lab.open(name).mtu(rail, mtu_bytes, silent, None if toward is None else _host_number(toward))
 
 
+@lab.command(epilog="Example: swerve lab lose --rail 1 --share 0.2")
+@_name
+@_rail
+@click.option("--share", type=float, required=True, help="Share of all packets that is lost, like 0.2.")
+@click.option("--toward", help="Only packets towards this host, like h2.")
+def lose(name: str, rail: int, share: float, toward: str | None) -> None:
+    """Let a rail lose packets at random, without a word."""
+    fabric.Lab.open(name).lose(rail, share, None if toward is None else _host_number(toward))
+
+
 @lab.command(epilog="Example: swerve lab cut --rail 1 --host h1 --carrier")
 @_name
 @_rail
@@ -182,7 +192,7 @@ def kill_host(name: str, host: str) -> None:
 @click.option("--rail", type=int, help="Only this rail.")
 @click.option("--routes", is_flag=True, help="Give hosts back what the kernel dropped with a carrier, too.")
 def heal(name: str, rail: int | None, routes: bool) -> None:
-    """Undo congest, blackhole, cut, delay, mark and mtu, and end other traffic."""
+    """Undo congest, blackhole, cut, delay, mark, mtu and lose, and end other traffic."""
     fabric.Lab.open(name).heal(rail, routes)
 
 

@@ -289,6 +289,20 @@ class Lab:
         """
         faults.narrow(self.spec, rail, mtu_bytes, silent, toward)
 
+    def lose(self, rail: int, share: float, toward: int | None = None) -> None:
+        """Let a rail lose packets at random; `counts` tells how many.
+
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        share : float
+            Of all packets that its ports send, each independently: 0.2 is 20 %. Both ways of a round trip lose.
+        toward : int, optional
+            Only packets towards this host.
+        """
+        faults.lose(self.spec, rail, share, toward)
+
     def cut(self, rail: int, host: int | None = None, carrier: bool = False) -> None:
         """Let the cables between a rail and its hosts carry nothing, for the rail's own packets neither.
 
@@ -317,11 +331,14 @@ class Lab:
         return killed
 
     def counts(self, rail: int) -> dict[str, int]:
-        """Packets that a rail's faults touched: `able` to be marked, `marked`, `too_long`, `lost` on a cut cable."""
+        """Packets that a rail's faults touched: `able` to be marked, `marked`, `too_long`, `lost`, `lost_at_random`.
+
+        `lost` counts those on a cut cable.
+        """
         return filters.counts(rail_of(self.spec, rail))
 
     def heal(self, rail: int | None = None, routes: bool = False) -> None:
-        """Give a rail (all of them unless given) its cables, rate, queue and MTU back; end its load and its marks.
+        """Give a rail (all of them unless given) its cables, rate, queue and MTU back; end its load, marks and loss.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Faults in a rail, and their end: fewer bits per second, shorter queues, silent loss, a longer way, marks, small MTUs.
+"""Faults in a rail, and their end: rate, queue, silent or random loss, a longer way, marks, small MTUs.
 
 All are made in the rail's namespace, so that a host sees them as it would see a fault in the network.
 """
@@ -96,6 +96,14 @@ def narrow(spec: Spec, rail: int, mtu_bytes: int, silent: bool, toward: int | No
             host = host_of(spec, port.host)
             for route in building.ways_to(host, target) + _own_ways(host, target):
                 wiring.replace_narrow_route(netlink, route, mtu_bytes)
+
+
+def lose(spec: Spec, rail: int, share: float, toward: int | None) -> None:
+    """Let a rail's ports lose this share of all packets at random."""
+    if not 0 < share < 1:
+        raise UsageError(f"a share of {share:g} cannot be lost", "give more than 0 and less than 1; `cut` loses all")
+    wanted = {"SWERVE_LAB_SHARE": max(1, round(share * (1 << 32)))}
+    filters.install(rail_of(spec, rail), _ports(spec, rail, toward), filters.RANDOM, wanted)
 
 
 def _widen(netlink: Netlink, spec: Spec, rail: Rail) -> None:

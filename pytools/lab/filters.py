@@ -26,7 +26,13 @@ from pytools.lab.topology import Port, Rail
 MARK: Final = "lab_mark"
 NARROW: Final = "lab_narrow"
 LOSE: Final = "lab_lose"
-COUNTERS: Final = {MARK: {"able": 0, "marked": 1}, NARROW: {"too_long": 2}, LOSE: {"lost": 3}}  # swerve_lab_counter
+RANDOM: Final = "lab_random"
+COUNTERS: Final = {  # by enum swerve_lab_counter
+    MARK: {"able": 0, "marked": 1},
+    NARROW: {"too_long": 2},
+    LOSE: {"lost": 3},
+    RANDOM: {"lost_at_random": 4},
+}
 
 _GET_FILTER = 46
 _EGRESS = 0xFFFFFFF3

@@ -23,11 +23,13 @@ import time
 from collections import deque
 from pathlib import Path
 
+from pytools.kernel import socket_filter as bpf
+
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 _ETH_P_ALL = 3
 _SOL_PACKET, _PACKET_OUTGOING = 263, 4
-_SO_TIMESTAMPNS, _SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 35, 26, 33
+_SO_TIMESTAMPNS, _SO_RCVBUFFORCE = 35, 33
 _TIMESPEC = struct.Struct("=qq")
 _PR_SET_TIMERSLACK = 29
 _BUFFER_BYTES = 8 << 20
@@ -51,11 +53,13 @@ def open_tap(name: str) -> socket.socket:
     tap = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, 0)
     tap.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
     tap.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
-    # Classic BPF: the packet's type into A; keep it whole if it is outgoing, else none of it.
-    code = [(0x28, 0, 0, 0xFFFFF004), (0x15, 0, 1, _PACKET_OUTGOING), (0x06, 0, 0, _PACKET_BYTES), (0x06, 0, 0, 0)]
-    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in code))
-    filter_ = struct.pack("HxxxxxxQ", len(code), ctypes.addressof(program))
-    tap.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
+    outgoing_only = (
+        (bpf.LOAD_HALF, 0, 0, bpf.PACKET_TYPE),
+        (bpf.EQUAL, 0, 1, _PACKET_OUTGOING),
+        (bpf.RETURN, 0, 0, _PACKET_BYTES),
+        (bpf.RETURN, 0, 0, 0),
+    )
+    bpf.attach(tap, outgoing_only)
     tap.bind((name, _ETH_P_ALL))
     return tap
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -89,6 +90,25 @@ def test_every_packet_on_a_cut_cable_is_counted_once(lab):
     assert 50 <= lab.counts(1)["lost"] - before <= 60  # and what neighbour discovery adds
 
 
+def test_a_random_share_is_lost_towards_one_host_and_counted(lab):
+    first, second, third = lab.hosts
+    assert pings(lab, first, first.interfaces[0].gateway)  # the neighbours know each other for the next seconds
+    lab.lose(1, 0.3, toward=1)
+    many = ["ping", "-n", "-q", "-i0.002", "-c400", "-W0.2"]
+    said = lab.run(first, [*many, first.interfaces[0].gateway])
+    received, lost = int(re.search(r"(\d+) received", said)[1]), lab.counts(1)["lost_at_random"]
+    assert 400 <= received + lost <= 410, "and what neighbour discovery adds"
+    assert 60 <= lost <= 180, "30 % of 400: outside once in 10^9 runs"
+    assert "400 received" in lab.run(second, [*many, third.interfaces[0].address]), "other ports lose nothing"
+    with pytest.raises(UsageError, match="already"):
+        lab.lose(1, 0.1, toward=1)
+    lab.cut(1, host=1)
+    assert not pings(lab, first, first.interfaces[0].gateway), "a cut cable loses all, whatever it lost before"
+    lab.heal()
+    assert lab.counts(1) == {}
+    wait_for_ping(lab, first, first.interfaces[0].gateway)
+
+
 def test_a_whole_rail_is_cut_and_a_second_cut_changes_nothing(lab):
     lab.cut(1, host=2)
     lab.cut(1)
@@ -148,9 +168,11 @@ def test_a_dead_host_is_silent_on_every_rail_and_its_processes_are_gone(lab):
         lambda lab: lab.cut(1, host=4),
         lambda lab: lab.cut(1, host=0, carrier=True),
         lambda lab: lab.kill_host(4),
+        lambda lab: lab.lose(3, 0.5),
+        lambda lab: lab.lose(1, 1.0),
     ],
 )
-def test_what_is_not_there_is_not_cut(lab, act):
+def test_what_cannot_be_is_refused(lab, act):
     with pytest.raises(UsageError) as caught:
         act(lab)
     assert caught.value.next_step
@@ -167,6 +189,8 @@ def test_the_commands_cut_kill_and_heal(lab):
     command("cut", "--rail", "1", "--host", "h1")
     assert " packets lost" in command("show")
     command("cut", "--rail", "2", "--host", "h1", "--carrier")
+    command("lose", "--rail", "2", "--share", "0.5", "--toward", "h3")
+    assert " lost at random" in command("show")
     assert "no carrier" in command("show")
     assert f"killed: {sleeper.pid} " in command("kill-host", "--host", "h2")
     command("heal", "--routes")
