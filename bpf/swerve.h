@@ -45,7 +45,8 @@ struct swerve_virtual_clock {
  */
 #define SWERVE_MARK_SEND 0x5e770001  /* to be pinned to its path */
 #define SWERVE_MARK_STAMP 0x5e770002 /* pinned; to be stamped on its way out */
-#define SWERVE_MARK_REPLY 0x5e770003 /* reflected; to be stamped on its way out */
+#define SWERVE_MARK_REPLY 0x5e770100 /* reflected; to be stamped on its way out; lowest byte: where its UDP header is */
+#define SWERVE_MARK_BITS 0xffff0000  /* which all of them share */
 
 /*
  * The sequence number of a session's n-th probe is base + session * 2^20 + n, n modulo 2^20: so a reflector that sends
@@ -54,12 +55,16 @@ struct swerve_virtual_clock {
 #define SWERVE_PROBE_SEQ_BITS 20
 #define SWERVE_SSID_SIZE 0xffff /* of probes that ask how large a packet may be: not recorded */
 
-/* The only entry of probe_settings, written by user space. */
+/* The only entry of probe_settings, written by user space but for `silence_ns`. */
 struct swerve_probe_settings {
-	u64 beat_ns; /* when the agent last showed that it works */
+	u64 beat_ns;	/* when the agent last showed that it works */
+	u64 silence_ns; /* kernel: when a probe was last sent along a path that leaves its limit unanswered; 0: never */
 	u32 seq_base;
 	u32 slots;		       /* probes of one session that are remembered: a power of two, at most 2^16 */
 	u16 ports[SWERVE_PROBE_PORTS]; /* of the sender's sockets; 0: none */
+	u64 key[2];		       /* of SipHash */
+	u32 keyed;		       /* 1: probes and replies carry a tag, and are to carry it */
+	u32 pad;
 };
 
 /* A host whose probes are answered, by its address. */
@@ -67,19 +72,28 @@ struct swerve_probe_peer {
 	u64 due_ns;	    /* kernel: when its next reply would be due at the rate allowed */
 	u16 error_estimate; /* of our timestamps, as replies carry it */
 	u16 pad[3];
+	u64 unsigned_due_ns; /* kernel: with a key, the same as due_ns of requests that are no probes of swerve */
 };
 
 /* Where the probes of a path go, and whether answers come back. User space writes the first half. */
 struct swerve_probe_path {
-	struct swerve_addr gateway; /* or the peer's own address */
+	struct swerve_addr remote;  /* the peer's address */
+	struct swerve_addr gateway; /* or the same */
 	u32 ifindex;		    /* 0: none */
-	u32 family;		    /* of the gateway: SWERVE_PROBE_FAMILY_* */
+	u16 family;		    /* of the gateway: SWERVE_PROBE_FAMILY_* */
+	u16 generation;		    /* another one for each path that has this row */
 	u64 grace_ns;		    /* how late the answer to a probe may be */
+	s64 slow_ns;		    /* a sample is slow when its t2 - t1 is longer than this, whatever the clocks */
 	u32 limit;		    /* unanswered probes in a row that make the path silent; 0: never */
+	u32 slow_limit;		    /* slow samples in a row that wake the agent; 0: never */
 	u32 unanswered;		    /* kernel, and the following: probes sent since the last answer came */
-	u64 first_ns;		    /* when the first of these was sent */
+	u32 slow;		    /* slow samples in a row */
+	u64 first_ns;		    /* when the first of the unanswered was sent; 0: there is none */
 	u64 silent_at_ns;	    /* from when on the path is silent unless an answer comes; 0: not known */
 	u64 answered_ns;	    /* when the last answer came; 0: none yet */
+	u64 back_ns;		    /* when the answer came that ended the last silence; 0: there was none */
+	u32 overdue;		    /* 1: the agent was woken because the first of the unanswered is overdue */
+	u32 pad;
 };
 
 enum swerve_probe_session_flag {
@@ -139,25 +153,28 @@ struct swerve_probe_requests {
 
 /* Per-CPU counters of probe.c, by index. Names in user space are these, in lower case, without the prefix. */
 enum swerve_probe_counter {
-	SWERVE_PROBE_RECORDED = 0,     /* replies accepted and written to the ring */
-	SWERVE_PROBE_REFLECTED = 1,    /* requests answered */
-	SWERVE_PROBE_WIRE_BYTES = 2,   /* of requests answered, their replies, and replies taken: whole frames */
-	SWERVE_PROBE_RING_FULL = 3,    /* replies accepted, but lost because the ring was full */
-	SWERVE_PROBE_SLOTS_FULL = 4,   /* probes not sent: probe_slots is full */
-	SWERVE_PROBE_UNPINNED = 5,     /* probes not sent: their path is gone */
-	SWERVE_PROBE_MALFORMED = 6,    /* this and the following: taken in on the probe port and dropped */
-	SWERVE_PROBE_NO_PEER = 7,      /* requests of an address that is no configured peer */
-	SWERVE_PROBE_REFUSED_PORT = 8, /* requests from a port that might answer a reply */
-	SWERVE_PROBE_OVER_RATE = 9,    /* requests beyond the rate allowed to one peer */
-	SWERVE_PROBE_MERGED = 10,      /* several probes merged into one buffer by GRO or GSO */
-	SWERVE_PROBE_STRAY = 11,       /* replies to no probe that is remembered */
-	SWERVE_PROBE_FORGED = 12,      /* replies with another timestamp or nonce than the probe had */
-	SWERVE_PROBE_OTHER_PATH = 13,  /* replies by another interface than the probe's path */
-	SWERVE_PROBE_IMPOSSIBLE = 14,  /* replies whose times cannot be true */
-	SWERVE_PROBE_FAILED = 15,      /* the kernel refused to change or redirect a probe */
-	SWERVE_PROBE_ECN_FULL = 16,    /* packets of peers not counted in path_ecn: it was full */
-	SWERVE_PROBE_TOO_LONG = 17,    /* requests whose reply is longer than the interface takes */
-	SWERVE_PROBE_COUNTERS = 18,
+	SWERVE_PROBE_RECORDED = 0,	    /* replies accepted and written to the ring */
+	SWERVE_PROBE_REFLECTED = 1,	    /* requests answered */
+	SWERVE_PROBE_WIRE_BYTES = 2,	    /* of requests answered, their replies, and replies taken: whole frames */
+	SWERVE_PROBE_RING_FULL = 3,	    /* replies accepted, but lost because the ring was full */
+	SWERVE_PROBE_SLOTS_FULL = 4,	    /* probes not sent: probe_slots is full */
+	SWERVE_PROBE_UNPINNED = 5,	    /* probes not sent: their path is gone */
+	SWERVE_PROBE_MALFORMED = 6,	    /* this and the following: taken in on the probe port and dropped */
+	SWERVE_PROBE_NO_PEER = 7,	    /* requests of an address that is no configured peer */
+	SWERVE_PROBE_REFUSED_PORT = 8,	    /* requests from a port that might answer a reply */
+	SWERVE_PROBE_OVER_RATE = 9,	    /* requests beyond the rate allowed to one peer */
+	SWERVE_PROBE_MERGED = 10,	    /* several probes merged into one buffer by GRO or GSO */
+	SWERVE_PROBE_STRAY = 11,	    /* replies to no probe that is remembered */
+	SWERVE_PROBE_FORGED = 12,	    /* replies with another timestamp or nonce than the probe had */
+	SWERVE_PROBE_OTHER_PATH = 13,	    /* replies by another interface than the probe's path */
+	SWERVE_PROBE_IMPOSSIBLE = 14,	    /* replies whose times cannot be true */
+	SWERVE_PROBE_FAILED = 15,	    /* the kernel refused to change or redirect a probe */
+	SWERVE_PROBE_ECN_FULL = 16,	    /* packets of peers not counted in path_ecn: it was full */
+	SWERVE_PROBE_TOO_LONG = 17,	    /* requests whose reply is longer than the interface takes */
+	SWERVE_PROBE_UNSIGNED_REQUEST = 18, /* with a key: probes of a swerve that has none */
+	SWERVE_PROBE_FORGED_REQUEST = 19,   /* with a key: probes with a wrong tag */
+	SWERVE_PROBE_UNSIGNED_REPLY = 20,   /* with a key: replies without a tag */
+	SWERVE_PROBE_COUNTERS = 21,
 };
 
 #define SWERVE_ECN_PATHS 4096 /* as many as there may be paths */
@@ -420,10 +437,38 @@ struct swerve_steer_target {
 	u32 tick;
 };
 
+#define SWERVE_STANDBYS 4096
+#define SWERVE_STANDBY_PREFIXES 65536
+
+/* Packets to a prefix that leave by an interface, and which stand-by they have. The prefix is of both fields. */
+struct swerve_standby_key {
+	u32 bits;    /* 32, and those of the prefix: of an IPv4 prefix 96 more than it has */
+	u32 ifindex; /* in network byte order, as a prefix wants it */
+	struct swerve_addr to;
+};
+
+/*
+ * Where packets go while the path that they are routed along is silent. User space writes the first half, and writes
+ * it anew under another row when something in it changes: the kernel may be reading it.
+ */
+struct swerve_standby {
+	u32 path;	/* row of probe_paths */
+	u32 other;	/* the same of the path that stands by */
+	u16 generation; /* of the rows' paths: with another one in the row, nothing is moved */
+	u16 other_generation;
+	u32 target;   /* row of steer_targets */
+	u64 packets;  /* kernel, and the following: moved so far; segments, not buffers */
+	u64 bytes;    /* the same, with the headers of each segment */
+	u64 first_ns; /* the first packet of the present or last move */
+	u64 last_ns;  /* and the last */
+};
+
 /* The only entry of steer_settings. */
 struct swerve_steer_settings {
-	u64 flows; /* how many there are; 0: look at nothing */
-	u64 seed;  /* of the hash */
+	u64 flows;	      /* how many are pinned or relabelled; 0: look for none */
+	u64 seed;	      /* of the hash */
+	u64 standby_until_ns; /* the lease of all stand-bys; 0: there are none */
+	u64 hold_ns;	      /* for so long after a silent path answers again its packets stay on the stand-by */
 };
 
 /* Per-CPU counters of steer.c, by index; of packets, not of the buffers that they travel in. */
@@ -440,7 +485,10 @@ enum swerve_steer_counter {
 	SWERVE_STEER_UNREADABLE = 9, /* headers that are cut off */
 	SWERVE_STEER_RELABELLED = 10,
 	SWERVE_STEER_LABEL_EXPIRED = 11, /* of a relabelled flow, but left as they are */
-	SWERVE_STEER_COUNTERS = 12,
+	SWERVE_STEER_REROUTED = 12,	 /* to a stand-by */
+	SWERVE_STEER_NO_STANDBY = 13,	 /* this and the next: routed along a silent path; its stand-by is no better */
+	SWERVE_STEER_UNLEASED = 14,	 /* nobody has renewed the lease */
+	SWERVE_STEER_COUNTERS = 15,
 };
 
 /* ---- lab_faults.c -------------------------------------------------------------------------------------------- */
@@ -451,7 +499,8 @@ enum swerve_lab_counter {
 	SWERVE_LAB_MARKED = 1,	 /* of these, marked here */
 	SWERVE_LAB_TOO_LONG = 2, /* lost because they were too long */
 	SWERVE_LAB_LOST = 3,	 /* lost on a cut cable */
-	SWERVE_LAB_COUNTERS = 4,
+	SWERVE_LAB_RANDOM = 4,	 /* lost at random */
+	SWERVE_LAB_COUNTERS = 5,
 };
 
 /* ---- rdma.c and tap.c ---------------------------------------------------------------------------------------- */

@@ -3,7 +3,7 @@
 #ifndef SWERVE_PROBE_MATCH_H
 #define SWERVE_PROBE_MATCH_H
 
-#include "probe/stamp.h"
+#include "probe/tag.h"
 
 #define NUMBER_MASK ((1 << SWERVE_PROBE_SEQ_BITS) - 1)
 #define READING_NS 1000		   /* two readings of one clock, taken in the kernel, agree to this */
@@ -12,13 +12,6 @@
 static __always_inline u32 slot_key(u32 session, u32 number, u32 slots)
 {
 	return session << 16 | (number & (slots - 1) & 0xffff);
-}
-
-static __always_inline bool same_address(const struct swerve_addr *one, const struct swerve_addr *other)
-{
-	const u32 *a = (const u32 *)one, *b = (const u32 *)other;
-
-	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3];
 }
 
 /* Whether a packet to this port is to one of the sender's sockets; without branches, which the verifier would follow. */
@@ -52,33 +45,53 @@ static __always_inline bool possible(const struct swerve_probe *record, u64 sent
 	return there >= -slack && back >= -slack && there <= away + slack && back <= away + slack;
 }
 
-/* The path answers: nothing that was sent before this moment counts as silence any more. */
-static __always_inline void note_answer(struct swerve_probe_path *path, u64 now)
+/*
+ * The path answers: nothing that was sent before this moment counts as silence any more. True: the agent must know at
+ * once, because it is the path's first answer, or one was overdue.
+ */
+static __always_inline bool note_answer(struct swerve_probe_path *path, u64 now)
 {
+	bool news = !path->answered_ns || (path->first_ns && now > path->first_ns + path->grace_ns);
+
+	if (path->silent_at_ns && now >= path->silent_at_ns)
+		path->back_ns = now;
 	path->unanswered = 0;
+	path->overdue = 0;
 	path->first_ns = 0;
 	path->silent_at_ns = 0;
 	path->answered_ns = now;
+	return news;
+}
+
+/* Count slow samples in a row. True: the agent must know at once, because this one is the limit, or ends such a run. */
+static __always_inline bool note_delay(struct swerve_probe_path *path, s64 forward_ns)
+{
+	u32 before = path->slow, limit = path->slow_limit;
+
+	if (!limit)
+		return false;
+	if (forward_ns <= path->slow_ns) {
+		path->slow = 0;
+		return before >= limit;
+	}
+	path->slow = before + 1;
+	return before + 1 == limit;
 }
 
 /* What our TLV in a reply says. False: the reply cannot be from the reflector that got the probe. */
-static __always_inline bool read_tlv(struct __sk_buff *skb, struct udp_packet *packet, u64 nonce, bool must,
-				     struct swerve_probe *record)
+static __always_inline bool read_tlv(struct udp_packet *packet, u64 nonce, bool must, struct swerve_probe *record)
 {
-	struct swerve_tlv tlv;
+	struct swerve_tlv *tlv = tlv_of(packet);
 	bool ours;
 
-	if (packet->bytes < sizeof(struct stamp_base) + sizeof(tlv) ||
-	    bpf_skb_load_bytes(skb, packet->payload + sizeof(struct stamp_base), &tlv, sizeof(tlv)))
+	if (!has_tlv(packet))
 		return !must;
-	if (tlv.header.type != TLV_SWERVE || tlv.header.bytes != bpf_htons(SWERVE_TLV_BYTES))
-		return !must;
-	if (((u64)tlv.nonce[1] << 32 | tlv.nonce[0]) != nonce)
+	if (((u64)tlv->nonce[1] << 32 | tlv->nonce[0]) != nonce)
 		return false;
-	ours = !(tlv.header.flags & (TLV_UNRECOGNISED | TLV_MALFORMED));
+	ours = !(tlv->header.flags & (TLV_UNRECOGNISED | TLV_MALFORMED));
 	if (ours) {
 		record->flags |= SWERVE_PROBE_OURS;
-		record->agent_age_ms = bpf_ntohl(tlv.agent_age_ms);
+		record->agent_age_ms = bpf_ntohl(tlv->agent_age_ms);
 	}
 	return ours || !must;
 }
@@ -86,11 +99,15 @@ static __always_inline bool read_tlv(struct __sk_buff *skb, struct udp_packet *p
 static __always_inline int accept(struct swerve_probe_slot *slot, struct swerve_probe_path *path,
 				  struct swerve_probe_session *session, const struct swerve_probe *found)
 {
+	u64 wake = BPF_RB_NO_WAKEUP; /* the agent looks by itself ten times a second */
 	struct swerve_probe *record;
 
 	if (slot->state != SWERVE_PROBE_ANSWERED) {
 		slot->state = SWERVE_PROBE_ANSWERED;
-		note_answer(path, found->seen_ns);
+		if (note_answer(path, found->seen_ns))
+			wake = BPF_RB_FORCE_WAKEUP;
+		if (note_delay(path, found->t2_ns - found->t1_ns))
+			wake = BPF_RB_FORCE_WAKEUP;
 		if (found->flags & SWERVE_PROBE_OURS)
 			session->ours = 1;
 	}
@@ -99,53 +116,58 @@ static __always_inline int accept(struct swerve_probe_slot *slot, struct swerve_
 	if (!record)
 		return drop(SWERVE_PROBE_RING_FULL);
 	*record = *found;
-	probes.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+	probes.ringbuf_submit(record, wake);
 	return drop(SWERVE_PROBE_RECORDED);
 }
 
 static __always_inline int match_reply(struct __sk_buff *skb, struct udp_packet *packet, u64 now)
 {
 	struct swerve_probe_settings *known = settings();
-	u16 port = bpf_ntohs(packet->header.dest);
+	struct stamp_base *base = base_of(packet);
+	u16 port = packet->destination_port;
 	struct swerve_probe_session *session;
 	struct swerve_probe record = {};
 	struct swerve_probe_path *path;
 	struct swerve_probe_slot *slot;
-	struct stamp_base base;
 	u32 row, number, key;
-	__be16 error;
+	__be16 error = base->error;
 
 	if (!known || !is_ours(known, port))
 		return TC_ACT_UNSPEC; /* anybody may speak from the probe port */
 	if (packet->malformed)
 		return drop(SWERVE_PROBE_MALFORMED);
-	if (bpf_skb_load_bytes(skb, packet->payload, &base, sizeof(base)))
-		return drop(SWERVE_PROBE_MALFORMED);
-	error = base.error;
 	if (skb->gso_segs > 1)
 		return drop(SWERVE_PROBE_MERGED);
 	if (!(error & ERROR_MULTIPLIER)) /* RFC 4656, section 4.1.2: corrupt */
 		return drop(SWERVE_PROBE_MALFORMED);
-	number = bpf_ntohl(base.sender_seq) - known->seq_base;
+	number = bpf_ntohl(base->sender_seq) - known->seq_base;
 	row = number >> SWERVE_PROBE_SEQ_BITS;
 	number &= NUMBER_MASK;
 	session = probe_sessions.lookup(&row);
 	if (!session || session->port != port || !same_address(&session->remote, &packet->source) ||
-	    (base.ssid && bpf_ntohs(base.ssid) != row + 1))
+	    (base->ssid && bpf_ntohs(base->ssid) != row + 1))
 		return drop(SWERVE_PROBE_STRAY);
 	key = session->path;
 	path = probe_paths.lookup(&key);
 	key = slot_key(row, number, known->slots);
 	slot = probe_slots.lookup(&key);
-	if (!path || !slot || slot->seq != bpf_ntohl(base.sender_seq) || slot->state < SWERVE_PROBE_OUTSTANDING)
+	if (!path || !slot || slot->seq != bpf_ntohl(base->sender_seq) || slot->state < SWERVE_PROBE_OUTSTANDING)
 		return drop(SWERVE_PROBE_STRAY);
-	if (joined(&base.sent, ERROR_PTP) != slot->t1_ns || !read_tlv(skb, packet, slot->nonce, session->ours, &record))
+	if (joined(&base->sent, ERROR_PTP) != slot->t1_ns || !read_tlv(packet, slot->nonce, session->ours, &record))
 		return drop(SWERVE_PROBE_FORGED);
+	if (has_key(known)) {
+		if (!(record.flags & SWERVE_PROBE_OURS) || !tag_in(packet))
+			return drop(SWERVE_PROBE_UNSIGNED_REPLY);
+		if (tag_in(packet) ^ tag_of(known, packet, TAG_REPLY))
+			return drop(SWERVE_PROBE_FORGED);
+	}
+	if (!is_whole(skb, packet))
+		return drop(SWERVE_PROBE_MALFORMED);
 	if (path->ifindex != skb->ifindex)
 		return drop(SWERVE_PROBE_OTHER_PATH);
 	record.t1_ns = slot->t1_ns;
-	record.t2_ns = joined(&base.received, error);
-	record.t3_ns = joined(&base.at, error);
+	record.t2_ns = joined(&base->received, error);
+	record.t3_ns = joined(&base->at, error);
 	record.t4_ns = stamping_clock(now);
 	record.seen_ns = now;
 	record.number = number;

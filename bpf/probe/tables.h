@@ -9,6 +9,8 @@
 #include "packet.h"
 #include "swerve.h"
 
+#include "probe/lent.h"
+
 #ifndef SWERVE_PROBE_PORT
 #define SWERVE_PROBE_PORT 862
 #endif
@@ -17,19 +19,13 @@
 #define SWERVE_PROBE_SLOTS 65536 /* probes under way, of all sessions */
 #endif
 
-#ifndef NULL
-#define NULL ((void *)0)
-#endif
-
-#define ECN_BITS 3    /* of the TOS or traffic class; zero: cannot be marked */
-#define MAPPABLE 1024 /* BPF_F_MMAPABLE */
+#define ECN_BITS 3 /* of the TOS or traffic class; zero: cannot be marked */
 
 BPF_RINGBUF_OUTPUT(probes, 128); /* pages: 8192 records */
 SWERVE_RECORD(probe, struct swerve_probe);
 BPF_PERCPU_ARRAY(probe_counters, u64, SWERVE_PROBE_COUNTERS);
 BPF_HASH(probe_peers, struct swerve_addr, struct swerve_probe_peer, 4096);
-BPF_F_TABLE("array", u32, struct swerve_probe_settings, probe_settings, 1, MAPPABLE);
-BPF_F_TABLE("array", u32, struct swerve_probe_path, probe_paths, SWERVE_PROBE_PATHS, MAPPABLE);
+BPF_HASH(probe_locals, struct swerve_addr, u8, 4096); /* this host's addresses */
 BPF_F_TABLE("array", u32, struct swerve_probe_session, probe_sessions, SWERVE_PROBE_SESSIONS, MAPPABLE);
 /* Room is taken when it is first used: most of it never is. */
 BPF_F_TABLE("hash", u32, struct swerve_probe_slot, probe_slots, SWERVE_PROBE_SLOTS, BPF_F_NO_PREALLOC);
@@ -38,10 +34,6 @@ BPF_F_TABLE("percpu_hash", struct swerve_ecn_key, struct swerve_ecn, path_ecn, S
 #ifdef SWERVE_VIRTUAL_CLOCK
 BPF_ARRAY(probe_clock, struct swerve_virtual_clock, 1);
 #endif
-
-/* bcc 0.26 declares the helper with a parameter less than it has. */
-static long (*redirect_neigh)(u32 ifindex, struct bpf_redir_neigh *hop, int bytes,
-			      u64 flags) = (void *)BPF_FUNC_redirect_neigh;
 
 static __always_inline void count_more(u32 counter, u64 more)
 {

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import packets as p
 import pytest
-import support
-from probe_kit import DROPPED, ESTIMATE, LOOPBACK, REDIRECTED, SENDER_PORT, UNSPEC, TestRun, request
+from probe_kit import (
+    DROPPED,
+    ESTIMATE,
+    IN,
+    LOOPBACK,
+    MARK_REPLY,
+    OUT,
+    PEERS,
+    REDIRECTED,
+    SENDER_PORT,
+    UNSPEC,
+    TestRun,
+    probes,
+    request,
+)
 
-from pytools.kernel import loader
+__all__ = ["probes"]  # fixtures
 
 pytestmark = pytest.mark.guest
 
-OUT, IN = "probe_egress", "probe_ingress"
-
-
-@pytest.fixture(scope="module")
-def probes(make_lasting_namespace: Callable[[], str]) -> Iterator[TestRun]:
-    support.require("root", "bcc", "netns")
-    with loader.load([loader.Program("probe.c", (OUT, IN), {"SWERVE_PROBE_PORT": p.PORT})]) as loaded:
-        assert loaded.failed == {}
-        made = TestRun(loaded, make_lasting_namespace())
-        yield made
-        made.close()
+PADDING, SIZE = 1, 252
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +40,6 @@ def _from_zero(probes: TestRun) -> None:
 
 
 FAMILIES = {"ipv4": (p.ipv4, "10.9.0.1", "10.9.0.2"), "ipv6": (p.ipv6, "fd00:9::1", "fd00:9::2")}
-TAGS = {"untagged": (), "802.1Q": (p.TAG_8021Q,), "802.1ad over 802.1Q": (p.TAG_8021AD, p.TAG_8021Q)}
 REQUEST = p.udp(request(), SENDER_PORT)
 
 
@@ -49,7 +51,7 @@ def turned(left: bytes, network_at: int, ipv6: bool) -> tuple[bytes, bytes, int]
 
 
 @pytest.mark.guest(every=3)
-@pytest.mark.parametrize("tags", TAGS.values(), ids=TAGS.keys())
+@pytest.mark.parametrize("tags", p.TAGS.values(), ids=p.TAGS.keys())
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_request_becomes_its_reply_behind_any_tags(probes: TestRun, family: str, tags: tuple[int, ...]) -> None:
     build, source, destination = FAMILIES[family]
@@ -74,8 +76,36 @@ def test_a_request_becomes_its_reply_behind_any_tags(probes: TestRun, family: st
     assert reply[40] == 61, "the sender's TTL on arrival"
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_checksums_of_replies_are_right_whatever_their_requests_held(probes: TestRun, family: str) -> None:
+    """Seeded: any base packet and any TLVs, sound ones and others; through both hooks."""
+    random = np.random.default_rng(8762)
+    build, *_ = FAMILIES[family]
+    for _ in range(400):
+        base = random.bytes(44)
+        tlvs = b""
+        for _ in range(random.integers(0, 4)):
+            kind = int(random.choice([PADDING, 99, 252, 253]))
+            known = {252: 4, 253: 24}.get(kind, 0)
+            length = known if known and random.random() < 0.8 else int(random.integers(0, 40))
+            value = bytearray(random.bytes(length))
+            if kind == SIZE:  # short replies leave out zeros only
+                value[1:2] = bytes(len(value[1:2]))
+            tlvs += struct.pack("!BBH", 0x80, kind, length if random.random() < 0.9 else 1000) + value
+        asked = p.with_checksums(build(p.udp(base + tlvs, SENDER_PORT)))
+        verdict, reply = probes.run(IN, asked)
+        assert verdict == REDIRECTED
+        assert len(reply) <= len(asked)
+        transport = 14 + (20 if family == "ipv4" else 40)
+        verdict, left = probes.run(OUT, reply, mark=MARK_REPLY | transport)
+        assert verdict == UNSPEC
+        assert p.with_checksums(left) == left
+        assert left[transport + 8 + 4 : transport + 8 + 12] != bytes(8), "it has its Timestamp"
+    assert probes.counted() == {"reflected": 400}
+
+
 @pytest.mark.guest(every=3)
-@pytest.mark.parametrize("tags", TAGS.values(), ids=TAGS.keys())
+@pytest.mark.parametrize("tags", p.TAGS.values(), ids=p.TAGS.keys())
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reply_is_recorded_with_everything_that_names_it(probes: TestRun, family: str, tags: tuple[int, ...]) -> None:
     build, source, _ = FAMILIES[family]
@@ -217,6 +247,79 @@ def test_requests_are_remembered_by_peer_and_interface(probes: TestRun) -> None:
     seen = probes.program.requests()[key]
     assert seen.requests == before + 3
     assert 0 <= time.monotonic_ns() - seen.last_ns < 10**10
+
+
+def test_only_requests_to_addresses_of_this_host_are_answered(probes: TestRun) -> None:
+    """Whether or not the host forwards: the test run's namespace does not."""
+    frame = p.ipv4(REQUEST, source="10.9.0.2", destination="10.9.0.50")
+    assert probes.run(IN, frame)[0] == UNSPEC, "it is somebody else's"
+    probes.program.set_locals(["10.9.0.50", "fd00:9::2"])
+    assert probes.run(IN, frame)[0] == REDIRECTED
+    assert probes.run(IN, p.ipv4(REQUEST))[0] == UNSPEC
+    assert probes.run(IN, p.ipv6(REQUEST))[0] == REDIRECTED
+    probes.program.set_locals([])
+    assert probes.run(IN, frame)[0] == UNSPEC
+    assert probes.counted() == {"reflected": 2}
+    probes.program.set_locals(PEERS)
+
+
+def pseudo_sum(frame: bytes, at: int) -> bytes:
+    """What an offload leaves in the checksum of a UDP packet at this offset until it computes the rest."""
+    whole = bytearray(frame)
+    length = struct.unpack_from("!H", frame, at + 4)[0]
+    ends = frame[26:34] if at == 34 else frame[22:54]
+    words = struct.unpack(f"!{len(ends) // 2}H", ends)
+    total = sum(words) + p.UDP + length
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    whole[at + 6 : at + 8] = struct.pack("!H", total)
+    return bytes(whole)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 2, 3, 40, 460, 500, 511, 1453, 3000])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_packet_with_a_wrong_checksum_is_not_believed(probes: TestRun, family: str, padding: int) -> None:
+    payload = request((1, bytes(range(256)) * 40))[: 48 + padding] if padding else request()
+    payload = payload[:46] + struct.pack("!H", padding) + payload[48:] if padding else payload
+    frame = p.with_checksums(FAMILIES[family][0](p.udp(payload)))
+    at = 34 if family == "ipv4" else 54
+    assert probes.run(IN, frame)[0] == REDIRECTED
+    assert probes.counted() == {"reflected": 1}
+    for where in (at + 1, at + 12, len(frame) - 1):
+        wrong = bytearray(frame)
+        wrong[where] ^= 0x10
+        assert probes.run(IN, bytes(wrong))[0] == DROPPED, where
+        assert probes.counted() == {"malformed": 1}
+    assert probes.run(IN, pseudo_sum(frame, at))[0] == REDIRECTED, "an offload has yet to compute it"
+    none = frame[: at + 6] + b"\0\0" + frame[at + 8 :]
+    assert probes.run(IN, none)[0] == (REDIRECTED if family == "ipv4" else DROPPED)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reply_with_a_wrong_checksum_is_not_believed(probes: TestRun, family: str) -> None:
+    peer = PEERS[0] if family == "ipv4" else PEERS[2]
+    reply = probes.remember_probe(remote=peer)
+    make = FAMILIES[family][0]
+    frame = p.with_checksums(make(p.udp(reply, p.PORT, SENDER_PORT)))
+    wrong = bytearray(frame)
+    wrong[-1] ^= 1
+    assert probes.run(IN, bytes(wrong))[0] == DROPPED
+    assert probes.counted() == {"malformed": 1}
+    assert probes.run(IN, frame)[0] == DROPPED
+    assert probes.counted() == {"recorded": 1}
+
+
+@pytest.mark.parametrize("filling", [0, 0xA5])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reply_without_its_padding_has_a_right_checksum(probes: TestRun, family: str, filling: int) -> None:
+    """Whatever the padding was."""
+    payload = request((252, b"\0\1\0\0"), (1, bytes([filling]) * 1001))
+    verdict, left = probes.run(IN, p.with_checksums(FAMILIES[family][0](p.udp(payload))))
+    assert verdict == REDIRECTED
+    at = 34 if family == "ipv4" else 54
+    left = left[: at + 8 + 52]
+    assert struct.unpack_from("!H", left, at + 4)[0] == 60
+    assert left == p.with_checksums(left)
 
 
 def test_each_peer_has_its_own_share_of_replies_and_gets_it_back_with_time(probes: TestRun) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import time
@@ -94,6 +95,73 @@ def test_what_waits_for_a_dead_gateway_counts_as_unanswered(hosts: Hosts, veth_p
     first.program.forget_path(0)
     assert first.try_to_send(4) == 1, "the sender learns of it at once"
     assert first.counted() == {"unpinned": 1}
+
+
+def test_the_agent_is_woken_by_what_is_news_and_by_nothing_else(hosts: Hosts, veth_pair: tuple[str, str]) -> None:
+    first, _ = two(hosts, veth_pair, 4)
+    program, never = first.program, 10**18
+    with select.epoll() as poll:
+        poll.register(program.fileno(), select.EPOLLIN)
+
+        def wakes() -> bool:
+            """Whether the answer to one more probe does."""
+            recorded = program.counters()["recorded"]
+            first.send(4)
+            support.wait_until(lambda: program.counters()["recorded"] > recorded, 10, "the answer", every_s=0.001)
+            woken = bool(poll.poll(0))
+            assert len(program.read()) == 1, "there it is, woken or not"
+            assert not poll.poll(0)
+            return woken
+
+        def limits(slow_ns: int, grace_ns: int) -> None:
+            program.set_limits(np.array([5]), np.array([grace_ns]))
+            program.set_slow(np.array([slow_ns]), np.array([3]))
+
+        assert wakes(), "the first answer of a path"
+        limits(slow_ns=-never, grace_ns=never)
+        assert [wakes() for _ in range(5)] == [False, False, True, False, False], "the third slow sample in a row"
+        assert program.slow[0] == 5
+        limits(slow_ns=never, grace_ns=never)
+        assert [wakes() for _ in range(3)] == [True, False, False], "the first that is not slow any more"
+        limits(slow_ns=-never, grace_ns=never)
+        assert not wakes()
+        limits(slow_ns=never, grace_ns=never)
+        assert not wakes(), "one was not a run"
+        limits(slow_ns=never, grace_ns=0)
+        assert wakes(), "an answer that was overdue"
+        program.set_slow(np.array([-never]), np.array([0]))
+        program.set_limits(np.array([5]), np.array([never]))
+        assert not any([wakes() for _ in range(4)]), "without a limit nothing is slow"
+
+
+def test_the_agent_is_woken_once_when_the_first_unanswered_probe_is_overdue(
+    hosts: Hosts, veth_pair: tuple[str, str]
+) -> None:
+    first, second = two(hosts, veth_pair, 4)
+    program, never = first.program, 10**18
+    first.send(4)
+    assert len(first.records(1)) == 1
+    second.program.set_peers({})  # nobody answers any more
+    with select.epoll() as poll:
+        poll.register(program.fileno(), select.EPOLLIN)
+
+        def wakes(grace_ns: int, limit: int = 3) -> bool:
+            """Whether sending one more probe does."""
+            program.set_limits(np.array([limit]), np.array([grace_ns]))
+            first.send(4)
+            woken = bool(poll.poll(0))
+            assert len(program.read()) == 0, "there is nothing to read"
+            return woken
+
+        assert not wakes(0), "the first unanswered one has only just left"
+        assert not wakes(never)
+        assert not wakes(0, limit=0), "of a path that is not judged"
+        assert [wakes(0) for _ in range(3)] == [True, False, False]
+        second.program.set_peers({ADDRESSES[4][0]: ESTIMATE})
+        first.send(4)
+        assert len(first.records(1)) == 1
+        second.program.set_peers({})
+        assert [wakes(0) for _ in range(3)] == [False, True, False], "after an answer anew"
 
 
 # ---- the reflector, asked by others ----

@@ -113,7 +113,7 @@ def test_scapy_reads_our_reply(asked: Asked) -> None:
         assert packet.ts >= packet.ts_rx > 0
         (tlv,) = packet.tlv_objects
         assert (tlv.type, tlv.len, reply[44]) == (frames.TLV_TYPE, frames.TLV_BYTES, 0)
-        assert tlv.value == bytes(range(8)) + b"\xff" * 4 + bytes(range(12, 24)), "nonce; no agent was heard of; rest"
+        assert tlv.value == bytes(range(8)) + b"\xff" * 4 + bytes(8) + bytes(range(20, 24)), "nonce, age, tag, rest"
         assert bytes(packet) == reply
     assert asked.host.counted() == {"reflected": 2}
 

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Where the hosts share a key, probes and replies carry a SipHash-2-4 tag in our TLV. It covers what a figure is made
+ * of and whom it is about, and differs by direction, so that no request can be sent back as a reply.
+ */
+#ifndef SWERVE_PROBE_TAG_H
+#define SWERVE_PROBE_TAG_H
+
+#include "probe/siphash.h"
+#include "probe/stamp.h"
+
+#define TAG_REQUEST 1 /* the direction, as the first word of what is hashed has it */
+#define TAG_REPLY 2
+#define TAG_REQUEST_WORDS 8
+#define TAG_REPLY_WORDS 12
+
+static __always_inline bool has_key(const struct swerve_probe_settings *known)
+{
+	return known && known->keyed;
+}
+
+/* The TLV of ours that a packet begins with; what follows it in the frame is the packet's only if this is true. */
+static __always_inline bool has_tlv(struct udp_packet *packet)
+{
+	struct swerve_tlv *tlv = tlv_of(packet);
+
+	return packet->bytes >= sizeof(struct stamp_base) + sizeof(*tlv) && tlv->header.type == TLV_SWERVE &&
+	       tlv->header.bytes == bpf_htons(SWERVE_TLV_BYTES);
+}
+
+/*
+ * In order: direction and ports, source and destination address, the base packet up to the session identifier; of a
+ * reply up to the sender's Error Estimate; the nonce; of a reply the age of the agent.
+ */
+static __always_inline u64 tag_of(const struct swerve_probe_settings *known, struct udp_packet *packet, u64 direction)
+{
+	u8 *base = (u8 *)base_of(packet);
+	struct swerve_tlv *tlv = tlv_of(packet);
+	struct siphash hash;
+
+	sip_start(&hash, known->key);
+	sip_number(&hash, direction << 32 | (u32)packet->source_port << 16 | packet->destination_port);
+	sip_bytes(&hash, packet->source.bytes);
+	sip_bytes(&hash, packet->source.bytes + 8);
+	sip_bytes(&hash, packet->destination.bytes);
+	sip_bytes(&hash, packet->destination.bytes + 8);
+	sip_bytes(&hash, base);
+	sip_bytes(&hash, base + 8);
+	if (direction == TAG_REPLY) {
+		sip_bytes(&hash, base + 16);
+		sip_bytes(&hash, base + 24);
+		sip_bytes(&hash, base + 32);
+	}
+	sip_bytes(&hash, tlv->nonce);
+	if (direction == TAG_REPLY)
+		sip_number(&hash, bpf_ntohl(tlv->agent_age_ms));
+	return SIP_LITTLE(sip_end(&hash, direction == TAG_REPLY ? TAG_REPLY_WORDS : TAG_REQUEST_WORDS));
+}
+
+static __always_inline u64 tag_in(struct udp_packet *packet)
+{
+	struct swerve_tlv *tlv = tlv_of(packet);
+
+	return (u64)tlv->tag[1] << 32 | tlv->tag[0];
+}
+
+/* Write the time into the Timestamp field of a probe or reply that leaves, and the tag that this makes. */
+static __always_inline long write_signed(struct __sk_buff *skb, const struct swerve_probe_settings *known, u64 ns,
+					 u64 direction)
+{
+	struct udp_packet *packet;
+	struct stamp_base *base;
+	struct swerve_tlv *tlv;
+	struct stamp_time time;
+	u64 difference, tag;
+	u32 only = 0, after[2];
+
+	packet = probe_packet.lookup(&only);
+	if (!packet || !find_udp(skb, packet) || packet->malformed)
+		return -1;
+	base = base_of(packet);
+	tlv = tlv_of(packet);
+	time = split(ns);
+	if (!has_tlv(packet) || tlv->header.flags & TLV_MALFORMED)
+		return write_time(skb, packet->udp, &base->at, ns);
+	difference = words_difference((u32 *)&base->at, (u32 *)&time, sizeof(time) / sizeof(u32), 0);
+	base->at = time;
+	tag = tag_of(known, packet, direction);
+	after[0] = tag;
+	after[1] = tag >> 32;
+	difference = words_difference(tlv->tag, after, 2, difference);
+	tlv->tag[0] = after[0];
+	tlv->tag[1] = after[1];
+	if (bpf_skb_store_bytes(skb, packet->payload, base, sizeof(*base) + sizeof(*tlv), 0))
+		return -1;
+	return mend_checksum(skb, packet->udp, folded(difference));
+}
+
+#endif /* SWERVE_PROBE_TAG_H */
