@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Flow pins and IPv6 flow labels at TC egress: leases, whose end is looked at here for every packet.
+ * Flow pins, IPv6 flow labels and fast reroute at TC egress: leases, whose end is looked at here for every packet.
  *
  * A pin sends a flow's packets to another nexthop than routing has chosen, between two packets and without a reset. It
  * holds only while its target is alive, as user space is told by the kernel, and takes packets of the target's size;
  * in every other case the packet goes as it is routed, and the reason is counted. A label makes the fabric's own ECMP
- * choose again. Neither touches a port, an address, the TTL or a checksum.
+ * choose again. A stand-by takes the packets to a destination while the path that they are routed along is silent, as
+ * probe.c has found it. None of these touches a port, an address, the TTL or a checksum.
  *
  * A redirected packet passes the egress hooks of its target too, this one included: there it is where it shall be, and
  * is counted. So this program comes before those that observe: they see a packet once, on the interface it leaves by.
@@ -15,7 +16,9 @@
 #include "packet.h"
 #include "swerve.h"
 
+#include "steer/tables.h"
 #include "steer/flows.h"
+#include "steer/standby.h"
 
 /* Packets that stay where they are, whatever a pin says: moved, a probe would measure another path than it names. */
 static __always_inline bool exempt(struct __sk_buff *skb, const struct swerve_flow *flow)
@@ -108,7 +111,8 @@ static __always_inline int redirect(struct __sk_buff *skb, struct swerve_steer_t
 	return TC_ACT_REDIRECT;
 }
 
-static __always_inline int follow_pin(struct __sk_buff *skb, struct swerve_steer_row *row, u64 now)
+static __always_inline int follow_pin(struct __sk_buff *skb, struct swerve_steer_settings *settings,
+				      struct swerve_steer_row *row, u64 now)
 {
 	struct swerve_steer_target *target;
 	u32 index = row->target;
@@ -131,6 +135,11 @@ static __always_inline int follow_pin(struct __sk_buff *skb, struct swerve_steer
 		count(skb, SWERVE_STEER_ON_TARGET);
 		return TC_ACT_UNSPEC;
 	}
+	/* there it would be sent back here, or elsewhere: the path behind the pin's target is silent */
+	if (settings->standby_until_ns && alarmed() && standby_of(skb, target->ifindex, settings, bpf_ktime_get_ns())) {
+		count(skb, SWERVE_STEER_DEAD);
+		return TC_ACT_UNSPEC;
+	}
 	return redirect(skb, target, row->tick);
 }
 
@@ -146,18 +155,13 @@ static __always_inline u64 now_of(struct swerve_steer_row *row)
 	return row->now_ns;
 }
 
-int steer_egress(struct __sk_buff *skb)
+static __always_inline int steer_flow(struct __sk_buff *skb, struct swerve_steer_settings *settings)
 {
-	struct swerve_steer_settings *settings;
 	struct swerve_steer_row *row;
 	enum found found;
 	union key key;
-	u32 only = 0;
 	u64 now;
 
-	settings = steer_settings.lookup(&only);
-	if (!settings || !settings->flows)
-		return TC_ACT_UNSPEC;
 	found = find_flow(skb, &key);
 	if (found == CUT) {
 		bpf_skb_pull_data(skb, skb->len < HEADERS_BYTES ? skb->len : HEADERS_BYTES);
@@ -178,5 +182,55 @@ int steer_egress(struct __sk_buff *skb)
 	}
 	now = now_of(row);
 	relabel(skb, row, now);
-	return follow_pin(skb, row, now);
+	return follow_pin(skb, settings, row, now);
+}
+
+/* Probes find out whether a path answers again: they are not moved away from it. */
+static __always_inline bool stays(struct __sk_buff *skb)
+{
+	union key key;
+
+	return skb->vlan_present || (find_flow(skb, &key) == FLOW && exempt(skb, &key.flow));
+}
+
+/* Packets of a silent path, while its stand-by is heard of. */
+static __always_inline int reroute(struct __sk_buff *skb, struct swerve_steer_settings *settings)
+{
+	struct swerve_steer_target *target;
+	struct swerve_standby *standby;
+	u64 now = bpf_ktime_get_ns();
+	u32 index;
+	int verdict;
+
+	standby = standby_of(skb, skb->ifindex, settings, now);
+	if (!standby || stays(skb))
+		return TC_ACT_UNSPEC;
+	index = standby->target;
+	target = steer_targets.lookup(&index);
+	if (!target || !target->ifindex || target->ifindex == skb->ifindex) {
+		count(skb, SWERVE_STEER_NO_STANDBY);
+		return TC_ACT_UNSPEC;
+	}
+	verdict = redirect(skb, target, bpf_jiffies64());
+	if (verdict != TC_ACT_REDIRECT)
+		return verdict;
+	note_moved(skb, standby, now, settings->hold_ns);
+	count(skb, SWERVE_STEER_REROUTED);
+	return verdict;
+}
+
+int steer_egress(struct __sk_buff *skb)
+{
+	struct swerve_steer_settings *settings;
+	int verdict = TC_ACT_UNSPEC;
+	u32 only = 0;
+
+	settings = steer_settings.lookup(&only);
+	if (!settings)
+		return TC_ACT_UNSPEC;
+	if (settings->flows)
+		verdict = steer_flow(skb, settings);
+	if (verdict != TC_ACT_UNSPEC || !settings->standby_until_ns || !alarmed())
+		return verdict;
+	return reroute(skb, settings);
 }

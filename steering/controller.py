@@ -23,6 +23,7 @@ from steering.acting import journal, messages
 from steering.acting.acts_file import ActsFile
 from steering.acting.flows import FlowActing
 from steering.acting.lock import Lock
+from steering.acting.standbys import StandByActing
 from steering.acting.weights import Acting
 from steering.actuators.keeper import Keeper
 from steering.actuators.memory_file import MemoryFile
@@ -91,7 +92,7 @@ class Controller:
         self._selector = selectors.DefaultSelector()
         self._stop: int | None = None  # the signal that ends us
         self._look_ns = 0  # when all targets are looked at again
-        self._unreadable = ""
+        self._unreadable = self._no_reroute = ""
         socket_path = places.agent_socket(options.netns)
         kinds = signals_of(policy)
         self._agent = AgentLink(socket_path, kinds, self._received, self._engine.forget_windows, say)
@@ -122,6 +123,9 @@ class Controller:
         self.flows = FlowEngine(self._policy, places.instance(self._options.netns))
         acting = FlowActing(self.flows, self._engine, lambda: self._host, self._say, self._send)
         self._flow_acting = self._stack.enter_context(acting)
+        lender = places.maps_socket(self._options.netns)
+        self._standbys = StandByActing(self._policy, self._engine, lender, lambda: self._host, self._say, self._send)
+        self._stack.callback(self._standbys.close)
         deadline = confirming.deadline_in(self._options.confirm_ns)
         self._lock.say(confirming.facts(deadline) | self._facts())
         self._desk = self._stack.enter_context(Desk(self._site(folder), deadline))  # the operator's requests
@@ -157,6 +161,7 @@ class Controller:
         """
         with _signals(self._selector, self._stopping), self._stack:
             self._agent.register(self._selector)
+            self._standbys.register(self._selector)
             self._selector.register(self._keeper, selectors.EVENT_READ, lambda _: self._keeper.heard())
             self._desk.register(self._selector)
             if self._guardian is not None:
@@ -187,6 +192,7 @@ class Controller:
             self._look_around()
         wake = min(wake, self._look_ns)
         self._act_on_flows(time.monotonic_ns())
+        self._stand_by(time.monotonic_ns())
         for key, events in self._selector.select(max(0, wake - time.monotonic_ns()) / 1e9):
             key.data(events)
 
@@ -217,6 +223,19 @@ class Controller:
         if self.flows.needed or self._flow_acting.is_open:
             self._flow_acting.turn(now, bool(self._desk.frozen))
 
+    def _stand_by(self, now: int) -> None:
+        """Keep the kernel's fast reroute armed; its program is loaded beside us, and may be late or missing."""
+        if not self._options.apply or not self._standbys.needed or self._no_reroute:
+            return
+        try:
+            self._flow_acting.prepare(self._options.probe_port)
+        except SwerveError as error:
+            self._no_reroute = str(error)
+            self._say(f"no fast reroute: {error}")
+            return
+        may_act = not self._desk.frozen and self._guardian_lives
+        self._standbys.turn(now, self._flow_acting.standbys, may_act)
+
     # ---- acts out ----
 
     def _act(self, changes: list[Change]) -> None:
@@ -244,10 +263,14 @@ class Controller:
         group = self._engine.groups.get(change.target)
         return group is not None and change.target not in self._engine.manual and same(group.current, change.before)
 
+    @property
+    def _guardian_lives(self) -> bool:
+        return self._guardian is not None and self._guardian.live()
+
     def _guarded(self) -> bool:
         """Whether somebody would undo us now. Renews the lease: many changes may be due at once."""
         self._renew()
-        return self._guardian is not None and self._guardian.live()
+        return self._guardian_lives
 
     def _renew(self) -> None:
         if self._guardian is not None:
@@ -280,10 +303,10 @@ class Controller:
             pinned=self._flow_acting.pinned,
             stop=self._stopping,
             guardian=lambda: self._guardian.pid if self._guardian is not None else None,
-            guarded=lambda: self._guardian is not None and self._guardian.live(),
+            guarded=lambda: self._guardian_lives,
             acts_lost=lambda: self._acts_file.lost,
             missed=lambda: self._agent.missed,
-            flow_facts=self.flows.facts,
+            flow_facts=lambda: self.flows.facts() | self._standbys.facts(),
         )
 
     def _take_back(self, change: Change, name: str) -> str:

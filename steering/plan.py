@@ -136,6 +136,18 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
+class StandBy:
+    """Where the kernel sends the packets that are routed along a path, while that path is silent."""
+
+    path: Path
+    prefixes: tuple[str, ...]  # destinations that the path speaks for
+    other: Path
+    target: Target  # of which the other's nexthop is a member
+    nexthop_id: int
+    under: str  # name of the rule about silence
+
+
+@dataclass(frozen=True, slots=True)
 class LabelChange:
     """Another IPv6 flow label for one flow, until its lease ends."""
 

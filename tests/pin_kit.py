@@ -10,10 +10,11 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import support
 
 from pytools.kernel import loader
@@ -28,6 +29,7 @@ SECOND = 1_000_000_000
 SO_RCVBUFFORCE = 33  # Python has no name for it
 NEAR, FAR = ("10.9.0.1", "fd00:9::1"), ("10.9.0.2", "fd00:9::2")
 GROUPS = (nexthop_group(102), nexthop_group(202))
+versions = pytest.mark.parametrize("version", [4, 6], ids=["ipv4", "ipv6"])
 _SETTINGS = {
     "ipv4/conf/all/rp_filter": 0,
     "ipv4/conf/default/rp_filter": 0,
@@ -220,7 +222,7 @@ def pinning(rails: Rails, force_clsact: bool = False) -> Iterator[Pins]:
 def pinning_in(netns: str, targets: list[PinTarget], force_clsact: bool = False) -> Iterator[Pins]:
     """The same in any namespace.
 
-    The program is compiled once for all tests of a module, which ends with `forget`; each finds it as new.
+    The program is compiled once for all tests of a module, which imports `compiled_once`; each finds it as new.
     """
     with inside(netns):
         if force_clsact not in _compiled:
@@ -239,8 +241,16 @@ def pinning_in(netns: str, targets: list[PinTarget], force_clsact: bool = False)
             assert made.read() == []
 
 
-def forget() -> None:
-    """Take away what was compiled."""
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """Take away, after a module, what was compiled for it."""
+    yield
     for made in _compiled.values():
         made.close()
     _compiled.clear()
+
+
+@pytest.fixture
+def rails(make_namespace: Callable[[], str]) -> Rails:
+    support.require("bcc", "tc")
+    return join(make_namespace(), make_namespace())

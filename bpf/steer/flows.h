@@ -3,18 +3,7 @@
 #ifndef SWERVE_STEER_FLOWS_H
 #define SWERVE_STEER_FLOWS_H
 
-#include "packet.h"
-#include "swerve.h"
-
-#ifndef SWERVE_PROBE_PORT
-#define SWERVE_PROBE_PORT 862
-#endif
-
-#ifndef NULL
-#define NULL ((void *)0)
-#endif
-
-#define MAPPABLE 1024 /* BPF_F_MMAPABLE */
+#include "steer/tables.h"
 
 #define HEADERS_BYTES 128 /* more than Ethernet, IP with all options and the ports take */
 #define NEXT_FRAGMENT 44
@@ -23,16 +12,6 @@
 #define LABEL_BITS 0x000fffff
 #define FLOW_WORDS 5
 #define GOLDEN_RATIO 0x9e3779b97f4a7c15ULL /* 2^64 over it */
-
-BPF_ARRAY(steer_settings, struct swerve_steer_settings, 1);
-BPF_F_TABLE("array", u32, struct swerve_steer_set, steer_sets, SWERVE_STEER_SETS, MAPPABLE);
-BPF_F_TABLE("array", u32, struct swerve_steer_row, steer_rows, SWERVE_STEER_FLOWS, MAPPABLE);
-BPF_F_TABLE("array", u32, struct swerve_steer_target, steer_targets, SWERVE_STEER_TARGETS, MAPPABLE);
-BPF_PERCPU_ARRAY(steer_counters, u64, SWERVE_STEER_COUNTERS);
-
-/* bcc 0.26 declares the helper with a parameter less than it has. */
-static long (*redirect_neigh)(u32 ifindex, struct bpf_redir_neigh *hop, int bytes,
-			      u64 flags) = (void *)BPF_FUNC_redirect_neigh;
 
 enum found {
 	FLOW,
@@ -54,14 +33,6 @@ struct jumbo_header {
 	u8 option_bytes;
 	__be32 bytes;
 };
-
-static __always_inline void count(struct __sk_buff *skb, u32 counter)
-{
-	u64 *value = steer_counters.lookup(&counter);
-
-	if (value)
-		*value += skb->gso_segs ?: 1;
-}
 
 /* ---- which flow a packet is of ------------------------------------------------------------------------------ */
 

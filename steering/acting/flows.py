@@ -21,6 +21,7 @@ from steering.actuators import flow_table
 from steering.actuators.flow_table import FlowTable
 from steering.actuators.labels import Labels
 from steering.actuators.pins import Pins, PinTarget
+from steering.actuators.standbys import StandBys
 from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
 from steering.flows.plan import FlowAct, Renewal
@@ -60,6 +61,7 @@ class FlowActing:
         self._host, self._say, self._send = host, say, send
         self._stack = contextlib.ExitStack()
         self._table: FlowTable | None = None
+        self.standbys: StandBys | None = None
         self._loading: Background[loader.Loaded] | None = None
         self._members: tuple[_Wanted, ...] = ()
         self._refused: Mapping[tuple[Target, int], str] = {}
@@ -99,6 +101,8 @@ class FlowActing:
         self._stack.callback(table.close)
         self._pins = self._stack.enter_context(Pins(table))
         self._labels = self._stack.enter_context(Labels(table))
+        self.standbys = StandBys(table, self._pins)
+        self._stack.callback(self.standbys.close)
 
     @property
     def is_open(self) -> bool:
@@ -108,7 +112,7 @@ class FlowActing:
     def close(self) -> None:
         """Let all flows go as they are routed."""
         self._stack.close()
-        self._table = None
+        self._table = self.standbys = None
 
     def __enter__(self) -> Self:
         return self

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, Literal
 
-from pytools.signals import Act, PathState
+import msgspec
+
+from pytools.signals import Act, PathState, nexthop_name
 from steering.acting.settle import Regained, Settled
 from steering.plan import Change, Group, Target, kind_of, title
 
 if TYPE_CHECKING:  # a guardian needs neither
+    from steering.actuators.standbys import Moved
     from steering.deciding.engine import Alert, Standing
     from steering.flows.plan import FlowAct
 
@@ -175,6 +178,51 @@ def order(host: str, what: str, why: str, begins: bool) -> Act:
         acknowledged_ns=None,
         actuator="operator",
     )
+
+
+def rerouted(host: str, moved: Moved, now: int) -> Act:
+    """The kernel has begun to move packets off a silent path, by itself."""
+    standby, so_far = moved.standby, _packets(moved.packets)
+    why = f"silent while {standby.other} answers" if moved.silent else "it answers again, but not for long enough yet"
+    names = [nexthop_name(each.gateway, each.interface) for each in (standby.path, standby.other)]
+    return Act(
+        host=host,
+        at_ns=now,
+        unix_ns=time.time_ns(),
+        act_id=act_id(standby.target),
+        what=f"fast reroute to {standby.path.destination}",
+        target=standby.target,
+        actuator="reroute",
+        moves="every packet that is routed along the silent path",
+        before={names[0]: 1, names[1]: 0},
+        after={names[0]: 0, names[1]: 1},
+        because=f"{standby.path}: {why}; the kernel moved {so_far} so far",
+        under=standby.under,
+        outcome="applied",
+        seen_ns=moved.first_ns,
+        decided_ns=moved.first_ns,
+        acknowledged_ns=moved.first_ns,
+    )
+
+
+def reroute_over(act: Act, packets: int, size_bytes: int, lasted_ns: int, now: int) -> Act:
+    """The end of such a move: the path answers again, or nothing is routed along it any more."""
+    lasted = f"{_packets(packets)} ({size_bytes:,} bytes) in {lasted_ns / 1e6:,.0f} ms"
+    return msgspec.structs.replace(
+        act,
+        at_ns=now,
+        unix_ns=time.time_ns(),
+        before=act.after,
+        after=act.before,
+        because=f"the kernel moved {lasted}; none any more",
+        outcome="undone",
+        decided_ns=now,
+        acknowledged_ns=now,
+    )
+
+
+def _packets(count: int) -> str:
+    return "1 packet" if count == 1 else f"{count:,} packets"
 
 
 def flow_act(

@@ -33,8 +33,9 @@ Lease = Literal["pin_until_ns", "label_until_ns"]
 
 COUNTERS: Final = (  # enum swerve_steer_counter
     *("redirected", "on_target", "expired", "dead", "missing", "too_large", "exempt", "refused"),
-    *("fragments", "unreadable", "relabelled", "label_expired"),
+    *("fragments", "unreadable", "relabelled", "label_expired", "rerouted", "no_standby", "unleased"),
 )
+LENT: Final = ("probe_settings", "probe_paths")  # the agent's maps that the kernel's part reads
 _FUNCTION = "steer_egress"
 
 
@@ -89,15 +90,20 @@ class FlowTable:
             if force_clsact or not bpf.has_tcx(self.program_fd):
                 clean(STEERING)  # what a killed predecessor left
             self._counters = loaded.map("steer_counters")
-            self._settings = loaded.map("steer_settings")
-            self._sets, self._rows, self.targets = (
+            self.settings, self._sets, self._rows, self.targets, self.standbys = (
                 self._closing.enter_context(loaded.mapped(f"steer_{name}")).records
-                for name in ("sets", "rows", "targets")
+                for name in ("settings", "sets", "rows", "targets", "standbys")
             )
+            self.prefixes = loaded.map("steer_prefixes")
+            self.path_record, self.settings_record = (
+                loaded.map(name).value for name in ("probe_paths", "probe_settings")
+            )
+            self.lent = [loaded.map(f"lent_{name}") for name in LENT]
         except BaseException:
             self._closing.close()
             raise
         self._seed = int.from_bytes(os.urandom(8))  # so that nobody can fill a set on purpose
+        self.settings["seed"] = self._seed
         self._places = Places(len(self._rows), *self._sets["entries"].shape)
 
     @property
@@ -193,7 +199,7 @@ class FlowTable:
             self._rows[name][rows] = each
         self._rows[lease][rows] = until_ns
         if made:
-            self._settings.update(0, (len(self._places), self._seed))
+            self.settings["flows"] = len(self._places)
             self._show(made, [place.entry for place in made])
 
     def _show(self, places: Sequence[Place], entries: Sequence[int] | int) -> None:
@@ -244,7 +250,7 @@ class FlowTable:
         if flows:
             self._show([self._places[flow] for flow in flows], 0)
             self._places.give_back(flows)
-            self._settings.update(0, (len(self._places), self._seed))
+            self.settings["flows"] = len(self._places)
 
     # ---- what the kernel has ----
 

@@ -115,6 +115,11 @@ class Pins(Leases[Pin]):
         self._neighbours.watch({each.hop for each in self._targets.values()})
         return refused
 
+    def row(self, target: Target, nexthop_id: int) -> int | None:
+        """The kernel's row of a member; None while nothing can be sent to it."""
+        name = target, nexthop_id
+        return self._rows.get(name) if name in self._targets else None
+
     def alive(self, target: Target, nexthop_id: int) -> bool:
         """Whether pins to this member act."""
         row = self._rows.get((target, nexthop_id))

@@ -149,6 +149,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     if "orders_unreadable" in facts:
         yield f"orders: {facts['orders_unreadable']}"
     yield from _weights(facts)
+    if "standbys" in facts:
+        yield f"fast reroute: {facts['standbys']} paths have a stand-by"
     for target, why in facts.get("manual", {}).items():
         yield f"{title(target)}: left alone: {why}"
     for target, why in facts.get("flows_skipped", {}).items():

@@ -32,4 +32,4 @@ class Site:
     acts_lost: Callable[[], int]  # acts that could not be kept for the history
     missed: Callable[[], tuple[int, int]] = lambda: (0, 0)  # signals read too slowly for, and urgent ones of them
     guarded: Callable[[], bool] = bool  # whether the guardian would undo us now
-    flow_facts: Callable[[], dict[str, Any]] = dict  # what rules about flows left out
+    flow_facts: Callable[[], dict[str, Any]] = dict  # what rules about flows left out; stand-bys

@@ -153,7 +153,7 @@ def _delay(
 ) -> Measurement:
     at_ns, samples = signal.at_ns, signal.forward.samples
     if samples <= 0 or value is None:
-        empty = samples <= 0 and signal.received <= 0
+        empty = samples <= 0  # answers without a value, as of probes before a pause of the host, say nothing either
         return Measurement(at_ns, lives, Verdict.NONE, f"no {what} was measured", empty=empty)
     if bound is None or bound < 0:
         return Measurement(at_ns, lives, Verdict.NONE, f"the {what} came without its error")
@@ -216,9 +216,12 @@ def _silence(leaf: Silence, facts: Facts, stale_after: int) -> Measurement:
     if found.cause == "unmeasured":
         return Measurement(signal.at_ns, lives, Verdict.NONE, found.text)
     needed = max(leaf.missed, signal.limit or 0)
-    verdict = _between(found.cause == "path_dead" and signal.missed >= needed, False)
+    lasted = signal.silent_ns >= leaf.lasting
+    verdict = _between(found.cause == "path_dead" and signal.missed >= needed and lasted, False)
     since_ns = signal.at_ns - max(signal.silent_ns, 0)
     said = found.text
+    if found.cause == "path_dead" and not lasted:
+        said += f"; silent for {duration_text(signal.silent_ns)}, a queue may hold {duration_text(leaf.lasting)}"
     if signal.missed < needed and needed > leaf.missed:
         loss = "" if signal.recent_loss is None else f" at a recent loss of {signal.recent_loss:.0%}"
         said += f", {needed} needed{loss}"

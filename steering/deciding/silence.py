@@ -2,9 +2,10 @@
 
 Only a dead path is a reason to leave it, and only its siblings can tell: the other paths to the same peer. One of them
 must have answered a probe that left after the second missed one did: answers may still be under way when a peer dies,
-and one probe may be lost by chance just before. It must also answer nearly all of its probes: where every path loses
-many, the peer is overloaded. A silence no longer than a recent round trip is a queue. A path that never answered is not
-measured. Times are CLOCK_MONOTONIC nanoseconds.
+and one probe may be lost by chance just before. It must also answer nearly all of its probes, or the silence must be
+one that a path as lossy as it would show once in a million times: where every path loses many, the peer is overloaded.
+A silence no longer than a recent round trip is a queue. A path that never answered is not measured.
+Times are CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from steering.durations import duration_text
 Cause = Literal["answers", "waiting", "path_dead", "peer_dead", "probe_broken", "unknown", "unmeasured"]
 Way = Literal["there", "back or both", "unknown"]
 
-_NEARLY_ALL: Final = 0.75  # share of its probes that a path must answer to testify against a sibling
+_NEARLY_ALL: Final = 0.75  # share of its probes that a path must answer to testify against a sibling at once
+_MOST_LOSS: Final = 0.75  # a path that loses more says nothing about another
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,10 @@ def has_answered(path: PathLiveness) -> bool:
 
 def _reliable(other: PathLiveness, probes: int) -> bool:
     """Whether a path answered nearly all of its probes while another one missed so many."""
-    if other.recent_loss is not None and 0 <= other.recent_loss <= 1 - _NEARLY_ALL:
+    loss = other.recent_loss
+    if loss is not None and 0 <= loss <= 1 - _NEARLY_ALL:
+        return True
+    if loss is not None and 0 <= loss <= _MOST_LOSS and other.limit is not None and probes >= other.limit > 0:
         return True
     return other.answered_run >= _NEARLY_ALL * probes
 

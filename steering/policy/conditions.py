@@ -116,6 +116,9 @@ class Silence(Leaf):
     missed: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = Field(
         default=3, description="so many probes in a row without an answer"
     )
+    lasting: Duration = Field(
+        default=400_000_000, description="and none for so long: a queue that has just grown may hold as much"
+    )
 
     @property
     def failure(self) -> bool:

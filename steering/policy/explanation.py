@@ -44,6 +44,13 @@ def _manage(manage: Manage) -> list[str]:
     return lines
 
 
+def _reroute(safety: Safety) -> str:
+    if not safety.reroute_hold:
+        return "The kernel moves no packets by itself when a path falls silent."
+    hold = duration_text(safety.reroute_hold)
+    return f"Packets leave a silent path at once, by the kernel itself, until it has answered for {hold}."
+
+
 def _safety(safety: Safety) -> list[str]:
     moves = safety.max_moves_per_flow
     lines = [
@@ -51,6 +58,7 @@ def _safety(safety: Safety) -> list[str]:
         "a group keeps at least one healthy path; when every path looks bad nothing is changed.",
         f"A path not heard of for {duration_text(safety.stale_after)} freezes its group; after "
         f"{duration_text(safety.baseline_after)} the group gets its original weights back.",
+        _reroute(safety),
         f"If the controller dies or hangs for {duration_text(safety.lease)}, everything is undone.",
         f"One flow is pinned at most {_times(moves.count)} in {duration_text(moves.per)}; off a failed path at once.",
     ]

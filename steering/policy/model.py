@@ -80,6 +80,11 @@ class Safety(Model):
     baseline_after: Duration = Field(
         default=5 * SECOND, description="a path not heard of for so long is unmeasured: back to the original weights"
     )
+    reroute_hold: Duration = Field(
+        default=SECOND,
+        description="packets that the kernel moved off a silent path stay away for so long after it answers again; "
+        "0: the kernel moves none by itself",
+    )
     herd: Herd = Field(default_factory=Herd)
     max_moves_per_flow: Moves = Field(default_factory=Moves)
 
@@ -89,6 +94,13 @@ class Safety(Model):
         if not 2 * SECOND <= lease <= 60 * SECOND:
             raise bad("between 2s and 1m")
         return lease
+
+    @field_validator("reroute_hold")
+    @classmethod
+    def _hold_within_reason(cls, hold: int) -> int:
+        if hold > 5 * SECOND:
+            raise bad("at most 5s")
+        return hold
 
     @field_validator("stale_after")
     @classmethod

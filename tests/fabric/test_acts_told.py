@@ -38,7 +38,9 @@ def left_behind(host, agent, policy):
     """What a controller and its guardian leave that die at once."""
     with controlled(host, policy, "--apply") as controller:
         steered(host, agent)
-        os.kill(controller.guardian(), signal.SIGKILL)
+        guardian = controller.guardian()
+        controller.process.send_signal(signal.SIGSTOP)  # or it replaces its guardian
+        os.kill(guardian, signal.SIGKILL)
         controller.kill()
     agent.queueing_ns[1] = 0
 

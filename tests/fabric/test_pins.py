@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import pin_kit as kit
 import pytest
 import support
+from pin_kit import compiled_once, versions
 
 from pytools.kernel import attach
 from pytools.kernel.netns import inside
@@ -29,16 +30,11 @@ from steering.actuators.labels import Labels
 from steering.actuators.pins import PinTarget
 from steering.plan import FlowKey, LabelChange, Pin, nexthop_group
 
+__all__ = ["compiled_once"]  # fixtures
+
 TCP, UDP = 6, 17
 PORT = 7777
 TICKS_NS = 30_000_000  # a lease ends within two ticks of the slowest clock, and a packet on its way is on its way
-versions = pytest.mark.parametrize("version", [4, 6], ids=["ipv4", "ipv6"])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_once() -> Iterator[None]:
-    yield
-    kit.forget()
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pin_kit as kit
 import pytest
 import support
-from pin_kit import Rails, Wire
+from pin_kit import Rails, Wire, compiled_once, rails, versions
 
 from pytools.errors import RefusedError
 from pytools.kernel import attach, bpf, loader
@@ -28,21 +28,10 @@ from steering.actuators.neighbours import Neighbours
 from steering.actuators.pins import Pins, PinTarget
 from steering.plan import FlowKey, Pin
 
+__all__ = ["compiled_once", "rails"]  # fixtures
+
 UDP_SEGMENT = 103  # SOL_UDP
-versions = pytest.mark.parametrize("version", [4, 6], ids=["ipv4", "ipv6"])
 mechanisms = pytest.mark.parametrize("force_clsact", [False, True], ids=["first choice", "clsact"])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_once() -> Iterator[None]:
-    yield
-    kit.forget()
-
-
-@pytest.fixture
-def rails(make_namespace: Callable[[], str]) -> Rails:
-    support.require("bcc", "tc")
-    return kit.join(make_namespace(), make_namespace())
 
 
 def other(rail: int) -> int:

@@ -20,7 +20,7 @@ FAILING = parse(
     POLICY
     + """\
   - name: silent-path
-    when: {signal: silence, missed: 3}
+    when: {signal: silence, missed: 3, lasting: 0ms}
     then: {drain: {}}
 """
 )

@@ -19,7 +19,7 @@ from steering.plan import FlowKey, Group, Pin
 
 DRAINED_WHERE_SILENT = """\
   - name: silent
-    when: {signal: silence, missed: 3}
+    when: {signal: silence, missed: 3, lasting: 0ms}
     then: {drain: {}}
 """
 

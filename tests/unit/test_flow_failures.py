@@ -13,7 +13,8 @@ from steering.flows.engine import LOOK_NS, SETTLE_NS
 
 SILENT = POLICY.replace(
     "{signal: queueing_delay, above: 15ms, for: 20ms, clear_below: 8ms}",
-    "{any: [{signal: queueing_delay, above: 15ms, for: 20ms, clear_below: 8ms}, {signal: silence, missed: 3}]}",
+    "{any: [{signal: queueing_delay, above: 15ms, for: 20ms, clear_below: 8ms}, "
+    "{signal: silence, missed: 3, lasting: 0ms}]}",
 )
 HERD = SILENT.replace("safety: {", "safety: {herd: {fraction: 0.5}, ")
 

@@ -110,7 +110,7 @@ def test_what_a_leaf_stands_for(when, failure, by_traffic):
         ("{signal: rdma, verdict: dead, share: 0.1, clear_below: 0.5}",
          "when.clear_below: expected at most share (0.1), got 0.5"),
         ("{signal: silence, above: 3}",
-         'when.above: unknown key "above"; expected one of fall, for, missed, signal'),
+         'when.above: unknown key "above"; expected one of fall, for, lasting, missed, signal'),
         ("{signl: silence}", 'when.signal: "signal" is missing; expected one of queueing_delay, one_way_delay, loss, '
          'silence, retransmits, ce_share, link, rdma; or all, any or not in its place; did you mean "signal"?'),
         ("{nto: {signal: silence}}", 'when.signal: "signal" is missing; expected one of queueing_delay, one_way_delay, '

@@ -132,6 +132,21 @@ def test_the_other_path_must_have_answered_nearly_all_of_its_probes(loss, run, c
         assert found.text == f"4 probes missed; {B} answers 74% of its probes, too few to tell"
 
 
+@pytest.mark.parametrize(
+    ("missed", "loss", "limit", "cause"),
+    [
+        (13, 0.36, 14, "waiting"),
+        (14, 0.36, 14, "path_dead"),
+        (14, 0.36, None, "waiting"),
+        (48, 0.75, 48, "path_dead"),
+        (100, 0.76, 48, "waiting"),  # whoever loses so much says nothing
+    ],
+)
+def test_a_lossy_path_testifies_against_a_silence_that_its_own_loss_does_not_explain(missed, loss, limit, cause):
+    long = kit.liveness(A, T0, missed, silent_ns=missed * INTERVAL, interval_ns=INTERVAL)
+    assert classify(long, [answering(recent_loss=loss, limit=limit, answered_run=1)]).cause == cause
+
+
 def test_one_reliable_path_is_enough():
     lossy = answering(B, recent_loss=0.5, answered_run=1)
     assert classify(silent(), [lossy, answering(C, recent_loss=0.0)]).cause == "path_dead"

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Fast reroute: whether the path that a packet is routed along is silent, and where it goes instead.
+ *
+ * Packets stay on their stand-by for a hold time after the path answers again. Two paths that are each other's
+ * stand-by never pass a packet to and fro: whoever is silent or on hold takes none.
+ */
+#ifndef SWERVE_STEER_STANDBY_H
+#define SWERVE_STEER_STANDBY_H
+
+#include "steer/tables.h"
+
+/* After the last probe along a silent path; longer than its hold time, and than any interval of probes. */
+#define ALARM_NS 10000000000ULL
+
+/* What a packet is compared by: where it goes, and by which interface. False: it has no stand-by. */
+static __always_inline bool find_destination(struct __sk_buff *skb, u32 ifindex, struct swerve_standby_key *key)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct ipv6hdr *ip6 = data + ETH_HLEN;
+	struct iphdr *ip = data + ETH_HLEN;
+
+	key->bits = 32 + 128;
+	key->ifindex = bpf_htonl(ifindex);
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if ((void *)(ip + 1) > end)
+			return false;
+		map_ipv4(&key->to, ip->daddr);
+		return true;
+	}
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || (void *)(ip6 + 1) > end)
+		return false;
+	__builtin_memcpy(&key->to, &ip6->daddr, sizeof(key->to));
+	return true;
+}
+
+/* Whether any path has been silent of late: nothing else is looked at while none was. */
+static __always_inline bool alarmed(void)
+{
+	struct swerve_probe_settings *agent;
+	u32 only = 0;
+	void *lent;
+
+	lent = lent_probe_settings.lookup((int *)&only);
+	if (!lent)
+		return false;
+	agent = bpf_map_lookup_elem(lent, &only);
+	return agent && agent->silence_ns && bpf_ktime_get_coarse_ns() < agent->silence_ns + ALARM_NS;
+}
+
+static __always_inline struct swerve_probe_path *path_of(u32 row, u16 generation)
+{
+	struct swerve_probe_path *path;
+	u32 only = 0;
+	void *lent;
+
+	lent = lent_probe_paths.lookup((int *)&only);
+	if (!lent)
+		return NULL;
+	path = bpf_map_lookup_elem(lent, &row);
+	return path && path->ifindex && path->generation == generation ? path : NULL;
+}
+
+/* Silent, or answering again for less than the hold time. */
+static __always_inline bool avoided(struct swerve_probe_path *path, u64 now, u64 hold_ns)
+{
+	if (!path->limit)
+		return false;
+	if (path->silent_at_ns && now >= path->silent_at_ns)
+		return true;
+	return path->back_ns && now < path->back_ns + hold_ns;
+}
+
+/*
+ * Whether a path that stands by is heard of while the other is not: it has answered a probe since the other's silence
+ * began, and leaves fewer than half as many unanswered. Else the peer itself may be gone.
+ */
+static __always_inline bool better(struct swerve_probe_path *other, struct swerve_probe_path *path)
+{
+	return !path->silent_at_ns || (other->answered_ns > path->first_ns && other->unanswered * 2 < path->unanswered);
+}
+
+/* The stand-by of a packet that would leave by this interface; NULL: it goes as it is routed. */
+static __always_inline struct swerve_standby *standby_of(struct __sk_buff *skb, u32 ifindex,
+							 struct swerve_steer_settings *settings, u64 now)
+{
+	struct swerve_probe_path *path, *other;
+	struct swerve_standby_key key = {};
+	struct swerve_standby *standby;
+	u32 *row;
+
+	if (!find_destination(skb, ifindex, &key))
+		return NULL;
+	row = steer_prefixes.lookup(&key);
+	if (!row)
+		return NULL;
+	standby = steer_standbys.lookup(row);
+	if (!standby)
+		return NULL;
+	path = path_of(standby->path, standby->generation);
+	if (!path || path->ifindex != ifindex || !avoided(path, now, settings->hold_ns))
+		return NULL;
+	if (settings->standby_until_ns <= now) {
+		count(skb, SWERVE_STEER_UNLEASED);
+		return NULL;
+	}
+	other = path_of(standby->other, standby->other_generation);
+	if (!other || !other->answered_ns || avoided(other, now, settings->hold_ns) || !better(other, path)) {
+		count(skb, SWERVE_STEER_NO_STANDBY);
+		return NULL;
+	}
+	return standby;
+}
+
+static __always_inline void note_moved(struct __sk_buff *skb, struct swerve_standby *standby, u64 now, u64 hold_ns)
+{
+	if (!standby->last_ns || now > standby->last_ns + hold_ns)
+		standby->first_ns = now;
+	standby->last_ns = now;
+	__sync_fetch_and_add(&standby->packets, skb->gso_segs ?: 1);
+	__sync_fetch_and_add(&standby->bytes, skb->wire_len);
+}
+
+#endif /* SWERVE_STEER_STANDBY_H */

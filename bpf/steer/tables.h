@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The maps of steer.c and its counters. */
+#ifndef SWERVE_STEER_TABLES_H
+#define SWERVE_STEER_TABLES_H
+
+#include "packet.h"
+#include "swerve.h"
+
+#include "probe/lent.h"
+
+#ifndef SWERVE_PROBE_PORT
+#define SWERVE_PROBE_PORT 862
+#endif
+
+BPF_F_TABLE("array", u32, struct swerve_steer_settings, steer_settings, 1, MAPPABLE);
+BPF_F_TABLE("array", u32, struct swerve_steer_set, steer_sets, SWERVE_STEER_SETS, MAPPABLE);
+BPF_F_TABLE("array", u32, struct swerve_steer_row, steer_rows, SWERVE_STEER_FLOWS, MAPPABLE);
+BPF_F_TABLE("array", u32, struct swerve_steer_target, steer_targets, SWERVE_STEER_TARGETS, MAPPABLE);
+BPF_PERCPU_ARRAY(steer_counters, u64, SWERVE_STEER_COUNTERS);
+BPF_F_TABLE("array", u32, struct swerve_standby, steer_standbys, SWERVE_STANDBYS, MAPPABLE);
+BPF_F_TABLE("lpm_trie", struct swerve_standby_key, u32, steer_prefixes, SWERVE_STANDBY_PREFIXES, BPF_F_NO_PREALLOC);
+/* The agent's own, while there is one: this program's stay empty, and show what may be lent. */
+BPF_ARRAY_OF_MAPS(lent_probe_settings, "probe_settings", 1);
+BPF_ARRAY_OF_MAPS(lent_probe_paths, "probe_paths", 1);
+
+static __always_inline void count(struct __sk_buff *skb, u32 counter)
+{
+	u64 *value = steer_counters.lookup(&counter);
+
+	if (value)
+		*value += skb->gso_segs ?: 1;
+}
+
+#endif /* SWERVE_STEER_TABLES_H */

@@ -1,0 +1,178 @@
+"""Fast reroute: stand-bys armed in the kernel, their lease renewed, and what the kernel moved told as acts.
+
+The kernel acts by itself and at once; we only hear of it. One thread, in the namespace that is steered. Times are
+CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path as File
+from typing import Final
+
+from pytools.errors import SwerveError
+from pytools.lending import Loan
+from pytools.signals import Act, Path
+from steering.acting import messages
+from steering.actuators.standbys import Moved, StandBys
+from steering.deciding.engine import Engine
+from steering.deciding.standbys import needed, standbys
+from steering.plan import Target
+from steering.policy import Policy
+
+_PLAN_EVERY_NS: Final = 200_000_000
+_BORROW_EVERY_NS: Final = 500_000_000
+_OVER_NS: Final = 500_000_000  # without a packet for so long beyond the hold time: the move is over
+
+
+@dataclass
+class _Move:
+    """A move that has been told of, and is not over."""
+
+    act: Act
+    before: int  # packets and bytes that the stand-by had taken earlier
+    bytes_before: int
+    first_ns: int
+    latest: Moved
+
+
+class StandByActing:
+    """Keeps the stand-bys of one namespace.
+
+    Parameters
+    ----------
+    policy : Policy
+        The policy.
+    engine : Engine
+        What is known of the paths and the targets.
+    lender : pathlib.Path
+        The socket where the agent lends its maps.
+    host : callable
+        Name of this host.
+    say : callable
+        Takes a line for the log.
+    send : callable
+        Takes each act, for whoever watches.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        engine: Engine,
+        lender: File,
+        host: Callable[[], str],
+        say: Callable[[str], None],
+        send: Callable[[Act], None],
+    ) -> None:
+        self._policy, self._engine, self._lender = policy, engine, lender
+        self._host, self._say, self._send = host, say, send
+        self._selector: selectors.BaseSelector | None = None
+        self._loan: Loan | None = None
+        self._kernel: StandBys | None = None
+        self._borrow_ns = self._plan_ns = 0
+        self._refused: Mapping[Path, str] = {}
+        self._armed = 0
+        self._seen: dict[tuple[Path, Target], tuple[int, int]] = {}  # packets and bytes, after the last move was over
+        self._moves: dict[tuple[Path, Target], _Move] = {}
+
+    @property
+    def needed(self) -> bool:
+        """Whether the policy wants any."""
+        return needed(self._policy)
+
+    def facts(self) -> dict[str, int]:
+        """How many paths have a stand-by, for the operator."""
+        return {"standbys": self._armed} if self.needed else {}
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Use this selector."""
+        self._selector = selector
+
+    def close(self) -> None:
+        """Give the agent's maps back; the kernel's part is closed by who opened it."""
+        if self._loan is not None:
+            self._loan.close()
+            self._loan = None
+
+    def turn(self, now: int, kernel: StandBys | None, may_act: bool) -> None:
+        """Arm what is wanted, renew the lease if we may act, and tell what was moved."""
+        if kernel is None or not self.needed:
+            return
+        self._kernel = kernel
+        self._borrow(now)
+        safety = self._policy.safety
+        kernel.renew(now + safety.lease if may_act else 0, safety.reroute_hold)
+        self._tell(kernel.moved(), now)  # first: who is armed anew counts from zero
+        if now >= self._plan_ns:
+            self._plan_ns = now + _PLAN_EVERY_NS
+            self._plan(kernel)
+
+    # ---- the agent's maps ----
+
+    def _borrow(self, now: int) -> None:
+        if self._loan is not None or now < self._borrow_ns or self._selector is None:
+            return
+        self._borrow_ns = now + _BORROW_EVERY_NS
+        try:
+            self._loan = Loan(self._lender, self._selector, self._lent, self._returned)
+        except SwerveError:
+            return  # no agent: the link to it says so already
+
+    def _lent(self, maps: dict[str, int]) -> None:
+        assert self._kernel is not None
+        try:
+            self._kernel.lend(maps)
+        except (SwerveError, KeyError) as error:
+            self._say(f"no fast reroute: the agent's maps cannot be used: {error}")
+        self._plan_ns = 0
+
+    def _returned(self) -> None:
+        self._loan = None
+        if self._kernel is not None:
+            self._kernel.take_back()
+
+    # ---- what is wanted ----
+
+    def _plan(self, kernel: StandBys) -> None:
+        engine = self._engine
+        groups = [group for target, group in engine.groups.items() if target not in engine.manual]
+        wanted = standbys(self._policy, engine.paths, groups, engine.overrides)
+        try:
+            refused = kernel.arm(wanted)
+        except SwerveError as error:
+            refused = {each.path: str(error) for each in wanted}
+        self._armed = sum(each.path not in refused for each in wanted)
+        if kernel.lent:
+            for path, why in refused.items():
+                if self._refused.get(path) != why:
+                    self._say(f"no fast reroute past {path}: {why}")
+            self._refused = refused
+
+    # ---- what the kernel did ----
+
+    def _tell(self, moved: list[Moved], now: int) -> None:
+        for each in moved:
+            name = each.standby.path, each.standby.target
+            known = self._moves.get(name)
+            before = self._seen.get(name, (0, 0))
+            if known is None and each.packets > before[0]:
+                act = messages.rerouted(self._host(), each, now)
+                self._moves[name] = _Move(act, *before, each.first_ns, each)
+                self._send(act)
+            elif known is not None:
+                known.latest = each
+                if now - each.last_ns > self._policy.safety.reroute_hold + _OVER_NS:
+                    self._end(name, now)
+        present = {(each.standby.path, each.standby.target) for each in moved}
+        for name in self._moves.keys() - present:
+            self._end(name, now)
+        self._seen = {name: seen for name, seen in self._seen.items() if name in present}
+
+    def _end(self, name: tuple[Path, Target], now: int) -> None:
+        known = self._moves.pop(name)
+        moved = known.latest
+        self._seen[name] = moved.packets, moved.bytes
+        packets, size = moved.packets - known.before, moved.bytes - known.bytes_before
+        self._send(messages.reroute_over(known.act, packets, size, moved.last_ns - known.first_ns, now))

@@ -1,0 +1,178 @@
+"""Fast reroute with real agents and controllers: the kernel leaves a silent rail while both are stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path as File
+
+import pytest
+import steering_kit as kit
+import support
+from steering_kit import controlled
+
+from pytools import places
+from pytools.kernel.netns import inside
+from pytools.lab import Lab
+from pytools.signals import Act
+from steering.acting import acts_file
+
+PORT = 7100
+POLICY = """\
+version: 1
+manage: {destinations: [10.9.0.0/16]}
+safety: {lease: LEASE, reroute_hold: 500ms}
+rules:
+  - name: leave-dead-rail
+    when: {signal: silence, missed: 3, lasting: 60s}
+    then: {drain: {}}
+""".replace("LEASE", f"{5 * support.slow_factor():g}s")
+
+
+@pytest.fixture
+def lab(unique_name):
+    with Lab.up(unique_name(), hosts=2, rails=2, rate="none") as made:
+        yield made
+
+
+@pytest.fixture
+def agents(lab):
+    found = [lab.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns]) for host in lab.hosts]
+    for host in lab.hosts:
+        support.wait_until(places.maps_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+    return found
+
+
+def standbys(netns: str) -> int:
+    """How many paths have one, as the controller says."""
+    words = [sys.executable, "-m", "steering.cli", "steer", "status", "-j", "-n", netns]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    with contextlib.suppress(ValueError):
+        return int(json.loads(done.stdout).get("standbys", 0))
+    return 0
+
+
+def reroutes(controller: kit.Controller) -> list[Act]:
+    """What it has told of the kernel's moves."""
+    return [act for act in acts_file.read(controller.folder) if act.actuator == "reroute"]
+
+
+class Stream:
+    """Numbered datagrams from the first host to the second, over the rail that routing has chosen for them."""
+
+    def __init__(self, lab: Lab) -> None:
+        near, far = lab.hosts
+        with inside(near.netns):
+            self._near = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with inside(far.netns):
+            self._far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._far.bind((far.service, PORT))
+        self._far.setblocking(False)
+        self._near.bind((near.service, 0))
+        self._near.connect((far.service, PORT))
+        self._lab, self._sent = lab, 0
+
+    def send(self) -> int:
+        """Send one; its number."""
+        self._sent += 1
+        with contextlib.suppress(OSError):
+            self._near.send(self._sent.to_bytes(8))
+        return self._sent
+
+    def arrived(self) -> int:
+        """The highest number that has arrived since the last call; 0 for none."""
+        highest = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                highest = max(highest, int.from_bytes(self._far.recv(64)))
+        return highest
+
+    def passes(self, after: int = 0) -> bool:
+        """Whether anything that was sent after a number arrives now."""
+        self.send()
+        time.sleep(0.002)
+        return self.arrived() > after
+
+    def rail(self) -> int:
+        """The rail that it goes by."""
+        before = self._counts()
+        for _ in range(50):
+            self.send()
+        grown = {rail: count - before[rail] for rail, count in self._counts().items()}
+        return max(grown, key=lambda rail: grown[rail])
+
+    def _counts(self) -> dict[int, int]:
+        with inside(self._lab.hosts[0].netns):
+            lines = File("/proc/thread-self/net/dev").read_text().splitlines()
+        columns = {line.split(":")[0].strip(): line.split(":")[1].split() for line in lines if ":" in line}
+        return {rail: int(columns[f"rail{rail}"][9]) for rail in (1, 2)}
+
+    def close(self) -> None:
+        self._near.close()
+        self._far.close()
+
+
+@contextlib.contextmanager
+def stopped(*processes: int) -> Iterator[None]:
+    """Keep processes from running."""
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in processes:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_the_kernel_leaves_a_silent_rail_by_itself(lab, agents, tmp_path):
+    """The rule itself would wait for a minute; the controllers are stopped before the fault."""
+    policy = kit.policy_file(tmp_path, POLICY)
+    near, far = (kit.Host(host.netns) for host in lab.hosts)
+    with (
+        controlled(near, policy, "--apply") as first,
+        controlled(far, policy, "--apply") as second,
+        contextlib.closing(Stream(lab)) as stream,
+    ):
+        for host in lab.hosts:
+            support.wait_until(lambda host=host: standbys(host.netns) == 2, 60, f"{host.name} has its stand-bys")
+        support.wait_until(stream.passes, 30, "the stream passes")
+        rail = stream.rail()
+        with stopped(first.process.pid, second.process.pid):
+            lab.cut(rail)
+            last = stream.send()
+            support.wait_until(lambda: stream.passes(last), 4 * support.slow_factor(), "the stream goes on")
+            with stopped(agents[0].pid):
+                support.wait_until(lambda: stream.passes(last), 4 * support.slow_factor(), "without an agent as well")
+        lab.heal(rail)
+
+        support.wait_until(
+            lambda: [act.outcome for act in reroutes(first)] == ["applied", "undone"], 30, "both ends are told"
+        )
+        begun, over = reroutes(first)
+        assert begun.under == "leave-dead-rail"
+        assert begun.act_id == over.act_id
+        assert begun.before == over.after
+        assert "the kernel moved" in over.because
+        support.wait_until(lambda: stream.passes() and stream.rail() == rail, 30, "the rail is used again")
+
+
+def test_a_dead_peer_moves_nothing(lab, agents, tmp_path):
+    policy = kit.policy_file(tmp_path, POLICY)
+    near = kit.Host(lab.hosts[0].netns)
+    with controlled(near, policy, "--apply") as first, contextlib.closing(Stream(lab)) as stream:
+        support.wait_until(lambda: standbys(lab.hosts[0].netns) == 2, 60, "the stand-bys are armed")
+        rail = stream.rail()
+        lab.kill_host(2)
+        until = time.monotonic() + 2 * support.slow_factor()
+        while time.monotonic() < until:
+            stream.send()
+            time.sleep(0.001)
+        assert stream.rail() == rail
+        assert reroutes(first) == []

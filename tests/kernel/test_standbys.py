@@ -1,0 +1,348 @@
+"""Fast reroute between two hosts: packets leave a path that the agent's table calls silent, and only those that may.
+
+The table is a map like the agent's own, written by the test; the packets, the rails and the program are real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pin_kit as kit
+import pytest
+from pin_kit import FAR, Rails, Wire, compiled_once, rails, versions
+
+from pytools.errors import SwerveError
+from pytools.kernel import mapped
+from pytools.kernel.netns import inside
+from pytools.signals import Path
+from steering.actuators import flow_keys
+from steering.actuators.pins import Pins
+from steering.actuators.standbys import StandBys
+from steering.plan import StandBy
+
+__all__ = ["compiled_once", "rails"]  # fixtures
+
+LIMIT = 3
+HOLD_NS = kit.SECOND
+
+
+def way(rails: Rails, rail: int, version: int = 4) -> Path:
+    """The path over a rail to the far host."""
+    return Path("near", "far", FAR[version == 6], rails.gateway(rail, version), f"rail{rail}")
+
+
+@dataclass
+class Agent:
+    """The maps of an agent, as it lends them."""
+
+    settings: mapped.MappedArray
+    paths: mapped.MappedArray
+
+    def row(self, rail: int, version: int = 4) -> int:
+        """Where a path is; not where a careless reader would look for it."""
+        return 7 + 2 * rail + (version == 6)
+
+    def knows(self, rails: Rails, rail: int, version: int = 4) -> None:
+        """A path that answers."""
+        path, record = way(rails, rail, version), self.record(rail, version)
+        for field, address in (("remote", path.address), ("gateway", path.gateway)):
+            record[field]["bytes"] = list(flow_keys.address(address).mapped)
+        record["ifindex"], record["generation"] = rails.index(rail), 40 + rail
+        record["limit"], record["answered_ns"] = LIMIT, time.monotonic_ns()
+
+    def record(self, rail: int, version: int = 4):  # type: ignore[no-untyped-def]
+        row = self.row(rail, version)
+        return self.paths.records[row : row + 1]
+
+    def silence(self, rail: int, version: int = 4) -> None:
+        """Probes of a path were left unanswered, as probe.c notes it; those of the others were answered since."""
+        now, record = time.monotonic_ns(), self.record(rail, version)
+        record["unanswered"], record["first_ns"], record["silent_at_ns"] = LIMIT, now - 30_000_000, now - 1
+        self.settings.records["silence_ns"] = now
+        for other in {1, 2} - {rail}:
+            self.answers(other, version)
+
+    def answers(self, rail: int, version: int = 4) -> None:
+        """A probe of a path was answered."""
+        record = self.record(rail, version)
+        if record["silent_at_ns"][0]:
+            record["back_ns"] = time.monotonic_ns()
+        record["unanswered"] = record["first_ns"] = record["silent_at_ns"] = 0
+        record["answered_ns"] = time.monotonic_ns()
+
+    def lent(self) -> dict[str, int]:
+        return {"probe_settings": os.dup(self.settings.fd), "probe_paths": os.dup(self.paths.fd)}
+
+
+@dataclass
+class World:
+    rails: Rails
+    pins: Pins
+    agent: Agent
+    standbys: StandBys
+
+    def arm(self, *rails: int, version: int = 4, prefix: str = "") -> None:
+        """Have the other rail stand by for each of these."""
+        to = prefix or f"{FAR[version == 6]}/{128 if version == 6 else 32}"
+        wanted = [
+            StandBy(
+                way(self.rails, rail, version),
+                (to,),
+                way(self.rails, 3 - rail, version),
+                kit.GROUPS[version == 6],
+                (20 if version == 6 else 10) + 3 - rail,
+                "leave-dead-rail",
+            )
+            for rail in rails
+        ]
+        assert self.standbys.arm(wanted) == {}
+        self.standbys.renew(kit.soon(), HOLD_NS)
+
+    def counted(self) -> dict[str, int]:
+        return {name: count for name, count in self.pins.drops().items() if count}
+
+
+@pytest.fixture
+def world(rails: Rails) -> Iterator[World]:
+    with kit.pinning(rails) as pins, contextlib.ExitStack() as stack:
+        table = pins._table
+        layouts = table.path_record, table.settings_record
+        paths = stack.enter_context(mapped.create("probe_paths", layouts[0], 4096))
+        settings = stack.enter_context(mapped.create("probe_settings", layouts[1], 1))
+        standbys = StandBys(table, pins)
+        stack.callback(standbys.close)
+        agent = Agent(settings, paths)
+        for rail in (1, 2):
+            for version in (4, 6):
+                agent.knows(rails, rail, version)
+        standbys.lend(agent.lent())
+        yield World(rails, pins, agent, standbys)
+        assert standbys.arm(()) == {}
+
+
+@pytest.mark.guest(every=2)
+@versions
+def test_packets_leave_a_silent_path_unchanged(world: World, version: int) -> None:
+    with Wire(world.rails, version) as wire:
+        routed, before = wire.send()
+        world.arm(routed, version=version)
+        assert wire.send()[0] == routed, "while all is well"
+        assert world.counted() == {}
+        world.agent.silence(routed, version)
+        rail, after = wire.send()
+        assert rail == 3 - routed
+        ip = 14 if version == 6 else 14 + 12  # IPv4: behind identifier and header checksum
+        assert (after[ip:], len(after)) == (before[ip:], len(before))
+        assert [wire.send()[0] for _ in range(9)] == [3 - routed] * 9
+        assert world.counted() == {"redirected": 10, "rerouted": 10}
+        (moved,) = world.standbys.moved()
+        assert (moved.packets, moved.bytes) == (10, 10 * len(after))
+        assert 0 < moved.first_ns <= moved.last_ns <= time.monotonic_ns()
+        assert moved.standby.path == way(world.rails, routed, version)
+
+
+def test_a_large_buffer_moves_as_the_segments_it_becomes(world: World) -> None:
+    with Wire(world.rails) as wire:
+        routed, _ = wire.send()
+        world.arm(routed)
+        world.agent.silence(routed)
+        wire.socket.setsockopt(socket.SOL_UDP, 103, 1000)  # UDP_SEGMENT
+        wire.socket.send(bytes(10_000))
+        assert [len(wire.far.recv(1 << 16)) for _ in range(10)] == [1000] * 10
+        assert wire.arrived()[routed] == []
+        assert world.standbys.moved()[0].packets == 10
+
+
+def routed_along(world: World, wire: Wire, armed: int) -> bool:
+    """Whether a packet goes the way that routing has chosen for it."""
+    return wire.send()[0] == armed
+
+
+@pytest.mark.parametrize(
+    ("why", "counted"),
+    [
+        ("not silent yet", {}),
+        ("no alarm", {}),
+        ("an alarm of long ago", {}),
+        ("another path in the row", {}),
+        ("a path of another interface", {}),
+        ("judged no more", {}),
+        ("no agent", {}),
+        ("disarmed", {}),
+        ("another destination", {}),
+        ("the lease is over", {"unleased": 1}),
+        ("both silent", {"no_standby": 1}),
+        ("the other has not answered since", {"no_standby": 1}),
+        ("the other leaves as many unanswered", {"no_standby": 1}),
+        ("the other never answered", {"no_standby": 1}),
+        ("another path in the other's row", {"no_standby": 1}),
+        ("the other's neighbour is dead", {"dead": 1}),
+    ],
+)
+def test_packets_go_as_they_are_routed(world: World, why: str, counted: dict[str, int]) -> None:  # noqa: PLR0912
+    """Everything that must hold, one after the other left out."""
+    with Wire(world.rails) as wire:
+        routed, _ = wire.send()
+        other = 3 - routed
+        world.arm(routed, prefix="10.9.0.99/32" if why == "another destination" else "")
+        world.agent.silence(routed)
+        path, second = world.agent.record(routed), world.agent.record(other)
+        match why:
+            case "not silent yet":
+                path["silent_at_ns"] = kit.soon()
+            case "no alarm":
+                world.agent.settings.records["silence_ns"] = 0
+            case "an alarm of long ago":
+                world.agent.settings.records["silence_ns"] = time.monotonic_ns() - 11 * kit.SECOND
+            case "another path in the row":
+                path["generation"] += 1
+            case "a path of another interface":
+                path["ifindex"] = world.rails.index(other)
+            case "judged no more":
+                path["limit"] = 0
+            case "no agent":
+                world.standbys.take_back()
+            case "disarmed":
+                world.standbys.arm(())
+            case "the lease is over":
+                world.standbys.renew(time.monotonic_ns(), HOLD_NS)
+            case "both silent":
+                world.agent.silence(other)
+                world.agent.record(routed)["unanswered"] = 9 * LIMIT
+                path["silent_at_ns"], path["first_ns"] = time.monotonic_ns() - 1, 1
+            case "the other has not answered since":
+                second["answered_ns"] = int(path["first_ns"][0])
+            case "the other leaves as many unanswered":
+                second["unanswered"] = 2
+            case "the other never answered":
+                second["answered_ns"] = 0
+            case "another path in the other's row":
+                second["generation"] += 1
+            case "the other's neighbour is dead":
+                world.pins._table.targets["alive"] = 0
+        assert wire.send()[0] == routed
+        assert world.counted() == counted
+        assert world.standbys.moved() == []
+
+
+def test_packets_stay_away_for_the_hold_time(world: World) -> None:
+    with Wire(world.rails) as wire:
+        routed, _ = wire.send()
+        world.arm(routed)
+        world.agent.silence(routed)
+        assert wire.send()[0] == 3 - routed
+        world.agent.answers(routed)
+        assert wire.send()[0] == 3 - routed, "on hold"
+        world.agent.record(routed)["back_ns"] -= HOLD_NS
+        assert wire.send()[0] == routed
+
+
+def test_paths_that_stand_by_for_each_other_pass_no_packet_to_and_fro(world: World) -> None:
+    with Wire(world.rails) as wire:
+        routed, _ = wire.send()
+        world.arm(1, 2)
+        for rail in (1, 2):
+            world.agent.silence(rail)
+        for rail in (1, 2):
+            world.agent.answers(rail)
+        assert wire.send()[0] == routed, "both on hold"
+        world.agent.silence(3 - routed)
+        assert wire.send()[0] == routed
+        world.agent.record(routed)["back_ns"] = 0
+        world.agent.silence(routed)
+        world.agent.answers(3 - routed)
+        world.agent.record(3 - routed)["back_ns"] = 0
+        assert wire.send()[0] == 3 - routed
+
+
+def test_a_flow_pinned_to_a_silent_path_goes_as_it_is_routed(world: World) -> None:
+    """Sent to the pin's target it would be sent back, and so on for ever."""
+    with Wire(world.rails) as wire:
+        routed, _ = wire.send()
+        other = 3 - routed
+        world.arm(1, 2)
+        assert world.pins.install([kit.pin(wire.flow, other)]) == {}
+        assert wire.send()[0] == other
+        world.agent.silence(other)
+        assert wire.send()[0] == routed
+        assert world.counted() == {"redirected": 1, "on_target": 1, "dead": 1}
+        world.pins.remove([wire.flow])
+
+
+def test_a_flow_that_is_pinned_where_it_is_routed_leaves_a_silent_path(world: World) -> None:
+    with Wire(world.rails) as wire:
+        routed, _ = wire.send()
+        world.arm(1, 2)
+        assert world.pins.install([kit.pin(wire.flow, routed)]) == {}
+        world.agent.silence(routed)
+        assert wire.send()[0] == 3 - routed
+        world.pins.remove([wire.flow])
+
+
+def test_probes_stay_on_the_path_that_they_ask_about(world: World) -> None:
+    with Wire(world.rails, port=kit.PORT) as wire:
+        routed, _ = wire.send()
+        world.arm(routed)
+        world.agent.silence(routed)
+        assert wire.send()[0] == routed
+
+
+def test_the_longest_prefix_decides(world: World) -> None:
+    """A destination with a path of its own is not moved because its neighbours' path is silent."""
+    with Wire(world.rails) as wire:
+        routed, _ = wire.send()
+        world.arm(routed, prefix="10.9.0.0/16")
+        world.agent.silence(routed)
+        assert wire.send()[0] == 3 - routed
+        world.arm(routed, prefix="10.8.0.0/16")
+        assert wire.send()[0] == routed
+
+
+def test_what_is_armed_anew_is_counted_anew(world: World) -> None:
+    with Wire(world.rails) as wire:
+        routed, _ = wire.send()
+        world.arm(routed)
+        world.agent.silence(routed)
+        wire.send()
+        assert world.standbys.moved()[0].packets == 1
+        world.arm(routed)
+        assert world.standbys.moved()[0].packets == 1, "nothing has changed"
+        world.agent.record(routed)["generation"] += 1
+        world.arm(routed)
+        assert world.standbys.moved() == []
+        assert wire.send()[0] == 3 - routed
+        assert world.standbys.moved()[0].packets == 1
+
+
+def test_what_the_agent_does_not_probe_has_no_stand_by(world: World) -> None:
+    unknown = Path("near", "far", "10.9.0.77", world.rails.gateway(1), "rail1")
+    known = way(world.rails, 2)
+    refused = world.standbys.arm([StandBy(unknown, ("10.9.0.77/32",), known, kit.GROUPS[0], 12, "r")])
+    assert refused == {unknown: f"the agent does not probe {unknown}"}
+    refused = world.standbys.arm([StandBy(known, ("10.9.0.77/32",), known, kit.GROUPS[0], 99, "r")])
+    assert refused == {known: "nothing can be sent to nexthop 99"}
+
+
+def test_maps_of_another_layout_are_refused(world: World) -> None:
+    with inside(world.rails.near), mapped.create("probe_paths", world.pins._table.path_record, 17) as other:
+        lent = world.agent.lent() | {"probe_paths": os.dup(other.fd)}
+        with pytest.raises(SwerveError):
+            world.standbys.lend(lent)
+    assert not world.standbys.lent
+
+
+def test_ten_thousand_prefixes(world: World) -> None:
+    path, other = way(world.rails, 1), way(world.rails, 2)
+    prefixes = tuple(f"10.{200 + i // 256}.{i % 256}.0/24" for i in range(10_000))
+    wanted = [StandBy(path, prefixes, other, kit.GROUPS[0], 12, "r")]
+    assert world.standbys.arm(wanted) == {}
+    keys, _ = world.pins._table.prefixes.read()
+    assert len(keys) == 10_000
+    assert world.standbys.arm(()) == {}
+    keys, _ = world.pins._table.prefixes.read()
+    assert len(keys) == 0
