@@ -7,6 +7,8 @@ are CLOCK_MONOTONIC nanoseconds.
 from __future__ import annotations
 
 import contextlib
+import gc
+import operator
 import selectors
 import signal
 import sys
@@ -14,7 +16,7 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pytools import agent_reload, log, places
 from pytools.agent_heartbeat import Heartbeat, Standing
@@ -26,6 +28,7 @@ from pytools.errors import SwerveError
 from pytools.estimators.offsets import Offset
 from pytools.kernel import attach, bpf, loader, low_ports, netns, priority, privileges
 from pytools.kernel.netlink import Netlink
+from pytools.lending import Lender
 from pytools.log import Level
 from pytools.notify import Manager
 from pytools.sources.cost import CostSource
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from pytools.bus_hosts import HostBus
 
 _S = TypeVar("_S", bound=Source)
+_SEARCH_LATE_NS: Final = 20_000_000  # of a search that takes some rounds
+_LATE_NS: Final = 60_000_000  # of sources for which it does not matter: they have their turn when another is due
 
 
 class Agent:
@@ -73,6 +78,7 @@ class Agent:
         self._waiting: Mapping[str, str] = {}  # fields of the configuration that wait for a restart, and why
         self._slots: dict[str, Slot[Any]] = {}
         self._due: dict[int, int] = {}
+        self._late_ns: list[int] = []  # how late each source may be called
         self._closing = contextlib.ExitStack()
         try:
             self._build(config, namespace, compilation)
@@ -96,6 +102,8 @@ class Agent:
             self._add(VirtualClockSource(config.virtual_clock, loaded))  # before anything is stamped
         with low_ports.allowed(config.probe.port):
             self._mesh = mesh = ProbeMesh(config, loaded, netlink, bus)
+        lent = {name: loaded.map(name).fd for name in ("probe_settings", "probe_paths")}
+        self._add(Lender(places.maps_socket(namespace), lent))
         hooks = Hooks(loaded.programs, mesh.interfaces)
         self._add(hooks)  # before the mesh: its first tick attaches, and the first probe is to be stamped
         self._add(mesh)
@@ -109,9 +117,9 @@ class Agent:
         self._add_slot("peers", lambda now: NexthopSource(now.host, [each.address for each in now.peers], netlink, bus))
         self._add_slot("links", lambda now: LinkSource(now, netlink, bus, mesh.interfaces, mesh.all_paths))
         if loaded.has_map("path_ecn"):
-            self._add(PathEcnSource(config, loaded, bus, lambda: mesh.current))
+            self._add(PathEcnSource(config, loaded, bus, lambda: mesh.current), _LATE_NS)
         sizes = PathMtuSource(config, bus, lambda: mesh.current)
-        self._add(sizes)
+        self._add(sizes, _SEARCH_LATE_NS)
         self._add(rdma)
         recorder = self._add_slot("recording", lambda now: _recording(now, namespace, bus))
 
@@ -125,8 +133,10 @@ class Agent:
                 drops=self.drops,
                 failed=named,
                 wire_bytes=lambda: mesh.wire_bytes() + sizes.wire_bytes(),
+                pacer=mesh.sender.schedule.cost,
                 bus=bus,
-            )
+            ),
+            _LATE_NS,
         )
 
         def standing() -> Standing:
@@ -134,7 +144,8 @@ class Agent:
             peers = len(self._config.peers)
             return Standing(len(mesh.current), peers, wanted, hooks.attached(), named(), tuple(self._waiting))
 
-        self._add(Heartbeat(self._manager, standing, self.drops, self._began_ns))  # last: ready when all had a turn
+        # Last: ready when all had a turn.
+        self._add(Heartbeat(self._manager, standing, self.drops, self._began_ns), _LATE_NS)
 
     def _add_between_hosts(
         self, config: AgentConfig, loaded: loader.Loaded, netlink: Netlink, bus: Bus, mesh: ProbeMesh
@@ -147,25 +158,27 @@ class Agent:
 
             hosts = bus_hosts.HostBus(config.host, config.peers, config.bus)
             self._add(hosts)
+            mesh.program.set_key(hosts.probe_key)  # before the first probe: none has been sent yet
         if any(peer.clock != "shared" for peer in config.peers):
             from pytools.sources.clocks.source import ClockSource
 
             clocks = ClockSource(config, mesh, hosts, bus)
             between = clocks.since_long
-            self._add(clocks)
+            self._add(clocks, _LATE_NS)
         if hosts is not None and SAMPLE_EGRESS in loaded.programs:
             from pytools.sources.samples.source import SampleSource
 
-            self._add(SampleSource(config, loaded, netlink, bus, hosts, between, mesh.path_of))
+            self._add(SampleSource(config, loaded, netlink, bus, hosts, between, mesh.path_of), _LATE_NS)
 
-    def _add(self, source: Source) -> None:
+    def _add(self, source: Source, late_ns: int = 0) -> None:
         self._closing.enter_context(contextlib.closing(source))
         self._sources.append(source)
+        self._late_ns.append(late_ns)
         source.register(self._selector)
 
     def _add_slot(self, part: str, make: Callable[[AgentConfig], _S | None]) -> Slot[_S]:
         self._slots[part] = made = Slot(make, self._config)
-        self._add(made)
+        self._add(made, _LATE_NS)
         return made
 
     def drops(self) -> dict[str, int]:
@@ -174,6 +187,7 @@ class Agent:
 
     def run(self) -> None:
         """Work until `stop` is called."""
+        gc.freeze()  # what was loaded stays: a full collection would look through it for 10 ms
         due = self._due = dict.fromkeys(range(len(self._sources)), 0)
         while not self._stop:
             if self._reload_asked:
@@ -183,7 +197,8 @@ class Agent:
             for index, source in enumerate(self._sources):
                 if due[index] <= now_ns:
                     due[index] = source.tick(now_ns)
-            timeout_s = max(0.0, (min(due.values()) - time.monotonic_ns()) / 1e9)
+            next_ns = min(map(operator.add, due.values(), self._late_ns))
+            timeout_s = max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
             for key, mask in self._selector.select(timeout_s):
                 key.data(mask)
 

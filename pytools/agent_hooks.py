@@ -22,8 +22,8 @@ from pytools.sources.programs import (
 
 _HOOKS_INTERVAL_NS = 1_000_000_000
 _HOOKS: tuple[tuple[str, attach.Direction], ...] = (
+    (PROBE_EGRESS, "egress"),  # before the next, which hands it replies to be stamped
     (PROBE_INGRESS, "ingress"),
-    (PROBE_EGRESS, "egress"),
     (TCP_EGRESS, "egress"),
     (TCP_INGRESS, "ingress"),
     (SAMPLE_INGRESS, "ingress"),
@@ -73,7 +73,7 @@ class Hooks:
 
     def close(self) -> None:
         """Detach everything."""
-        for attachment in self._attached.values():
+        for attachment in reversed(self._attached.values()):
             with contextlib.suppress(SwerveError):
                 attachment.close()
         self._attached.clear()

@@ -39,7 +39,7 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Windows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Over which time figures are given."""
 
-    short_ms: float = 80.0  # what steering reacts to
+    short_ms: float = 90.0  # what steering reacts to: five probes, so that three of them are a median
     long_ms: float = 1000.0  # what people read
     base_s: float = 30.0  # how far back the minimum behind a queueing delay reaches
 

@@ -56,7 +56,7 @@ class Histogram(msgspec.Struct, frozen=True):
         return counts
 
 
-class Delay(msgspec.Struct, frozen=True):
+class Delay(msgspec.Struct, frozen=True, gc=False):
     """One direction of a path over one window.
 
     One-way delays are None unless the two clocks are synchronised; queueing delay (the excess over the recent
@@ -77,7 +77,7 @@ class Delay(msgspec.Struct, frozen=True):
     queueing_histogram: Histogram | None = None
 
 
-class Signal(msgspec.Struct, frozen=True, kw_only=True):
+class Signal(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # refers to nothing that refers to it
     """What every fact carries."""
 
     host: str
@@ -131,6 +131,7 @@ class PathLiveness(Signal, frozen=True, kw_only=True, tag="path_liveness"):
     limit: int | None = None  # probes in a row that must be unanswered before the path counts as dead
     recent_loss: float | None = None  # share of the recent probes that are unanswered, 0 to 1
     longest_rtt_ns: int | None = None  # the longest recent round trip
+    peer_agent_age_ns: int | None = None  # how long the peer's agent had not shown that it works, by the latest answer
 
 
 class ProbeSamples(Signal, frozen=True, kw_only=True, tag="probe_samples"):
@@ -644,7 +645,7 @@ class Act(Signal, frozen=True, kw_only=True, tag="act"):
     decided_ns: int
     acknowledged_ns: int | None  # when the kernel had acknowledged and the read-back agreed
     target: str = ""  # e.g. "nexthop_group:110"
-    actuator: str = ""  # nexthop_group, multipath, metric, pin, label, alert
+    actuator: str = ""  # nexthop_group, multipath, metric, pin, label, reroute, alert
     moves: str = ""  # what it moves, in words
 
 

@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -34,6 +35,7 @@ MS_REC, MS_PRIVATE = 0x4000, 0x40000
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+_ENDING_S = 2.0
 _numbers = itertools.count(1)
 _directory = pytest.StashKey[Path]()
 _shared = pytest.StashKey[str]()
@@ -258,12 +260,20 @@ def _joined(first: str, second: str) -> tuple[str, str]:
 
 
 def _kill_inside(name: str) -> list[str]:
-    """Kill what still runs in a namespace of ours, except this process; says what it was."""
-    killed = []
-    for word in support.run(["ip", "netns", "pids", name]).stdout.split():
-        pid = int(word)
-        if pid == os.getpid():
-            continue
+    """Kill what still runs in a namespace of ours, except this process; says what it was.
+
+    What ends with a process that was killed does so a moment later.
+    """
+
+    def inside() -> list[int]:
+        pids = support.run(["ip", "netns", "pids", name]).stdout.split()
+        return [pid for pid in map(int, pids) if pid != os.getpid()]
+
+    end_s, left, killed = time.monotonic() + _ENDING_S, inside(), []
+    while left and time.monotonic() < end_s:
+        time.sleep(0.02)
+        left = inside()
+    for pid in left:
         killed.append(f"{pid} {leaks.command_line(pid)}")
         try:
             os.kill(pid, signal.SIGKILL)

@@ -16,11 +16,14 @@ import support
 from numpy.typing import NDArray
 
 from pytools.kernel import attach, bpf, loader, netns
+from pytools.kernel.netlink import Netlink
 from pytools.sources.probing import frames
 from pytools.sources.probing.frames import Frames, Lane
 from pytools.sources.probing.program import ProbeProgram
 
 PORT = p.PORT
+OUT, IN = "probe_egress", "probe_ingress"
+PROGRAM = loader.Program("probe.c", (OUT, IN), {"SWERVE_PROBE_PORT": PORT})
 ADDRESSES = {4: ("10.77.0.1", "10.77.0.2"), 6: ("fd77::1", "fd77::2")}
 ESTIMATE = 0xC001
 
@@ -34,14 +37,12 @@ class Host:
         keep = self._closing.enter_context
         try:
             with netns.inside(namespace):
-                loaded = keep(
-                    loader.load(
-                        [loader.Program("probe.c", ("probe_egress", "probe_ingress"), {"SWERVE_PROBE_PORT": PORT})]
-                    )
-                )
+                loaded = keep(loader.load([PROGRAM]))
                 assert loaded.failed == {}
                 self.program = keep(ProbeProgram(loaded, 64))
                 self.slots = loaded.map("probe_slots")
+                with Netlink() as netlink:
+                    self.program.set_locals(each.address for each in netlink.addresses())
                 for direction in ("egress", "ingress"):
                     hook = loaded.programs[f"probe_{direction}"]
                     keep(attach.attach_tc(hook, interface, direction, force_clsact))  # type: ignore[arg-type]
@@ -59,20 +60,23 @@ class Host:
 
     def probe(self, family: int, source: str, destination: str, gateway: str = "", shared: bool = True) -> None:
         """Have one path to a peer; session and path are number 0."""
-        self.program.set_path(0, self.ifindex, gateway or destination)
+        self.program.set_path(0, self.ifindex, gateway or destination, destination)
         self.program.set_session(0, 0, destination, self.ports[family], shared)
         lane = Lane(0, 0, self.ifindex, source, destination, self.ports[family], ESTIMATE)
-        self._frames[family] = Frames(family, [lane], PORT, 0)  # type: ignore[arg-type]
+        self._frames[family] = Frames(family, [lane], PORT, 0, 1, p.OwnMemory())  # type: ignore[arg-type]
 
     def send(self, family: int, count: int = 1) -> None:
         assert self.try_to_send(family, count) == 0
 
     def try_to_send(self, family: int, count: int = 1) -> int:
         """How many the kernel refused."""
-        refused = 0
+        refused, made = 0, self._frames[family]
         for _ in range(count):
-            seq = self.program.seq(np.zeros(1, np.int64), np.array([self.sent]))
-            refused += len(self._frames[family].send(self._packet, seq))
+            made.fill(np.array([0]), self.program.seq(np.zeros((1, 1), np.int64), np.array([[self.sent]])))
+            try:
+                p.send_message(self._packet, made.headers[0])
+            except OSError:
+                refused += 1
             self.sent += 1
         return refused
 
@@ -184,13 +188,14 @@ def one_sided(hosts: Hosts, veth_pair: tuple[str, str]) -> tuple[Host, Replies]:
 # ---- single packets, without a network ----
 
 UNSPEC, DROPPED, REDIRECTED = 0xFFFFFFFF, 2, 7  # what TC is told
+MARK_REPLY = 0x5E770100
 LOOPBACK = 1  # interface index that a test run's packets come in by
 SENDER_PORT = 5000
 PEERS = ("10.9.0.1", "10.9.0.2", "fd00:9::1", "fd00:9::2")
 
 
 class TestRun:
-    """The loaded program, run on single packets in a namespace that forwards nothing: there, all are for this host."""
+    """The loaded program, run on single packets, all of them to addresses that it takes for this host's."""
 
     __test__ = False
 
@@ -198,14 +203,15 @@ class TestRun:
         self.hooks, self.namespace = loaded.programs, namespace
         self.program = ProbeProgram(loaded, 64)
         self.program.set_peers(dict.fromkeys(PEERS, ESTIMATE))
+        self.program.set_locals(PEERS)
         self.program.set_ports([SENDER_PORT])
         self.peers, self.ecn, self._slots = (loaded.map(name) for name in ("probe_peers", "path_ecn", "probe_slots"))
         self._before = self._counters()
 
-    def run(self, hook: str, frame: bytes, segments: int = 0) -> tuple[int, bytes]:
+    def run(self, hook: str, frame: bytes, segments: int = 0, mark: int = 0) -> tuple[int, bytes]:
         """The verdict, and the packet as the program left it."""
         with netns.inside(self.namespace):
-            return bpf.test_packet(self.hooks[hook], frame, segments=segments)
+            return bpf.test_packet(self.hooks[hook], frame, segments=segments, mark=mark)
 
     def repeat(self, hook: str, frame: bytes, count: int, segments: int = 0) -> None:
         """Run it so often on one packet, which must be one that it leaves as it is."""
@@ -222,7 +228,7 @@ class TestRun:
 
     def remember_probe(self, remote: str = PEERS[0], number: int = 7) -> bytes:
         """Have session 0 wait for the reply to one probe, sent just now; returns that reply as a foreign host's."""
-        self.program.set_path(0, LOOPBACK, remote)
+        self.program.set_path(0, LOOPBACK, remote, remote)
         self.program.set_session(0, 0, remote, SENDER_PORT, shared=False)
         (seq,) = self.program.seq(np.zeros(1, np.int64), np.array([number])).tolist()
         slot = np.zeros((), self._slots.value)
@@ -234,3 +240,12 @@ class TestRun:
 
     def close(self) -> None:
         self.program.close()
+
+
+@pytest.fixture(scope="module")
+def probes(make_lasting_namespace: Callable[[], str]) -> Iterator[TestRun]:
+    support.require("root", "bcc", "netns")
+    with loader.load([PROGRAM]) as loaded:
+        assert loaded.failed == {}
+        with contextlib.closing(TestRun(loaded, make_lasting_namespace())) as made:
+            yield made

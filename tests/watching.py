@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
 import support
 
 from pytools.bus import Bus
@@ -23,9 +24,17 @@ from pytools.sources import programs
 from pytools.sources.path_ecn import PathEcnSource
 from pytools.sources.path_mtu import PathMtuSource
 from pytools.sources.probing.mesh import ProbeMesh
+from pytools.sources.probing.sender import Sender
 
 T = TypeVar("T")
 SECOND_NS = 1_000_000_000
+
+
+def send_now(sender: Sender) -> None:
+    """One probe now on each path, whenever the pacer gets to it."""
+    sender.add(np.array([time.monotonic_ns()]), 10 * SECOND_NS)
+    support.wait_until(lambda: sender.schedule.begun == sender.schedule.planned, 10, "the pacer has sent")
+    sender.note_sent()
 
 
 class Watcher:

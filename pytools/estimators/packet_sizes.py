@@ -74,6 +74,11 @@ class Sizes:
         """Whether the next round should follow at once."""
         return self.phase != "watch"
 
+    @property
+    def settled(self) -> bool:
+        """Whether a round in which everything comes back changes nothing."""
+        return self.verdict == "agrees" and self.phase == "watch" and not (self.silent or self.rest or self.last_rest)
+
 
 def shots(state: Sizes) -> tuple[Shot, ...]:
     """The next round. The caller sends the smallest size behind it."""
@@ -117,6 +122,8 @@ def learn(state: Sizes, sent: Sequence[Shot], passed: Sequence[bool], understood
     understood : bool
         Whether the other end is known to answer every size; if not, what does not come back says nothing.
     """
+    if all(passed) and state.settled:
+        return state
     state = replace(state, silent=0, turn=state.turn + 1)
     if any(shot.size >= state.full and came and not shot.short_reply for shot, came in zip(sent, passed, strict=True)):
         # Where a search has led to nothing, full size comes back now and then: calm returns by halves.

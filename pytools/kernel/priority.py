@@ -6,6 +6,7 @@ Only the calling thread changes, and what it starts afterwards: call it from the
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Final
 
 NICE: Final = -10
@@ -23,6 +24,15 @@ def raise_own() -> str:
     except OSError as error:
         return f"nice {NICE} refused: {error.strerror}"
     return ""
+
+
+def of_pacer(agent: int) -> int:
+    """The real-time priority of the process that sends an agent's probes; 0: it has none, or cannot be seen."""
+    try:
+        children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+        return max((os.sched_getparam(int(child)).sched_priority for child in children), default=0)
+    except OSError:
+        return 0
 
 
 def of(pid: int) -> int | None:

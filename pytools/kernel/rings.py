@@ -30,7 +30,7 @@ class Ring:
     """
 
     def __init__(self, fd: int, record: np.dtype[Any]) -> None:
-        self.record = record
+        self.record, self._fd = record, fd
         self._bytes = MapInfo(fd).max_entries
         self._slot_bytes = _HEADER_BYTES + (record.itemsize + 7) // 8 * 8
         page = mmap.PAGESIZE
@@ -39,6 +39,10 @@ class Ring:
         self._producer = mmap.mmap(fd, page + 2 * self._bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
         self._consumed = np.frombuffer(self._consumer, np.uint64, 1)
         self._produced = np.frombuffer(self._producer, np.uint64, 1)
+
+    def fileno(self) -> int:
+        """For epoll, by edges: a program has submitted a record with BPF_RB_FORCE_WAKEUP."""
+        return self._fd
 
     def read(self) -> NDArray[Any]:
         """All finished records since the last call, oldest first; a copy, so the ring is free again.

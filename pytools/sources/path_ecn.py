@@ -41,6 +41,8 @@ class PathEcnSource:
         self, config: AgentConfig, loaded: Loaded, bus: Bus, paths: Callable[[], Sequence[PinnedPath]]
     ) -> None:
         self._host, self._bus, self._paths = config.host, bus, paths
+        self._known: Sequence[PinnedPath] | None = None
+        self._keys: Mapping[Key, Path] = {}
         self._map = loaded.map("path_ecn")
         self._window_ns = config.windows.long_ns
         self._window_end_ns = 0
@@ -54,7 +56,7 @@ class PathEcnSource:
         """Look at the counters; returns when to do so again."""
         if not self._window_end_ns:
             self._window_end_ns = now_ns + self._window_ns
-        paths = {(udp.mapped(each.path.address).tobytes(), each.ifindex): each.path for each in self._paths()}
+        paths = self._by_key()
         marks, unix_ns = self.marks(), time.time_ns()
         for event in self._events(marks, paths, now_ns, unix_ns):
             self._bus.publish(event)
@@ -62,6 +64,13 @@ class PathEcnSource:
             self._publish(marks, paths, now_ns, unix_ns)
             self._window_end_ns += ((now_ns - self._window_end_ns) // self._window_ns + 1) * self._window_ns
         return now_ns + _LOOK_NS
+
+    def _by_key(self) -> Mapping[Key, Path]:
+        current = self._paths()
+        if current is not self._known:
+            self._known = current
+            self._keys = {(udp.mapped(each.path.address).tobytes(), each.ifindex): each.path for each in current}
+        return self._keys
 
     def marks(self) -> dict[Key, Marks]:
         """What has been counted so far."""

@@ -1,7 +1,8 @@
 """How large a packet each path takes: sends one of full size along every path, and searches when it does not return.
 
 Works in rounds per path: some sizes, and behind them the smallest, which shows that the path is alive. A round is over
-when all are back, or a moment after the smallest is: what left before it and has not come by then is gone.
+when all are back, or a moment after the smallest is: what left before it and has not come by then is gone. Where full
+size has passed so far, the smallest is sent only if full size has not come back when it is looked for.
 docs/mtu.md says how and why. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 """
 
@@ -24,12 +25,14 @@ from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.size_probes import LARGEST, SMALLEST, SizeProbes, Told
 
 _MS: Final = 1_000_000
-_POLL_NS: Final = 5 * _MS  # while something is under way
+_POLL_NS: Final = 5 * _MS  # while a search is under way
+_WAIT_NS: Final = 100 * _MS  # for the replies of rounds in which nothing is suspected
+_MOST_A_SECOND: Final = 50  # such rounds of all paths together: with many paths, each has one less often
 _IDLE_NS: Final = 200 * _MS
 _GRACE_NS: Final = 5 * _MS  # for what was overtaken by the smallest
 _AGAIN_NS: Final = 50 * _MS  # the smallest is sent again when it was not answered by then; then after twice as long
 _TOLD_FOR_NS: Final = 10_000 * _MS  # routers limit how often they tell
-_SLOTS: Final = 10  # the paths' rounds are dealt over an interval, so that not all large packets leave at once
+_SLOTS: Final = 5  # the paths' rounds are dealt over an interval, so that not all large packets leave at once
 _MOST_SEARCHES: Final = 16  # rounds of searches under way at once
 _NEVER_NS: Final = 1 << 62
 _SEQ_MASK: Final = 0xFFFF_FFFF
@@ -47,9 +50,14 @@ class _Round:
         self.alive_ns = 0  # when the first of the smallest came back
         self.sent_all = True
 
+    @property
+    def complete(self) -> bool:
+        """Whether everything has come back."""
+        return self.alive_ns != 0 and all(self.passed)
+
     def over(self, now_ns: int, timeout_ns: int) -> bool:
         """Whether there is nothing to wait for any more."""
-        if all(self.passed) and self.alive_ns:
+        if self.complete:
             return True
         if self.alive_ns and now_ns >= self.alive_ns + _GRACE_NS:
             return True
@@ -84,6 +92,7 @@ class PathMtuSource:
     def __init__(self, config: AgentConfig, bus: Bus, paths: Callable[[], Sequence[PinnedPath]]) -> None:
         self._config, self._bus, self._paths = config, bus, paths
         self._interval_ns = int(config.links.mtu_interval_s * 1e9)
+        self._every_ns = self._interval_ns
         self._timeout_ns = int(config.probe.timeout_ms * _MS)
         self._window_ns = config.windows.long_ns
         self._window_end_ns = 0
@@ -119,10 +128,15 @@ class PathMtuSource:
             self._window_end_ns += ((now_ns - self._window_end_ns) // self._window_ns + 1) * self._window_ns
             for watched in self._watched.values():
                 self._publish(watched, now_ns)
-        if any(watched.round or watched.sizes.urgent for watched in self._watched.values()):
-            return now_ns + _POLL_NS
-        due_ns = min((watched.due_ns for watched in self._watched.values()), default=now_ns + _IDLE_NS)
-        return min(due_ns, self._window_end_ns)
+        return min(self._window_end_ns, self._next(now_ns))
+
+    def _next(self, now_ns: int) -> int:
+        due_ns = now_ns + _IDLE_NS
+        for watched in self._watched.values():
+            if watched.sizes.urgent or (watched.round and now_ns >= watched.round.began_ns + _WAIT_NS):
+                return now_ns + _POLL_NS
+            due_ns = min(due_ns, watched.round.began_ns + _WAIT_NS if watched.round else watched.due_ns)
+        return due_ns
 
     def _follow(self, now_ns: int) -> None:
         """Open sockets for new paths, close those of paths that are gone."""
@@ -135,6 +149,7 @@ class PathMtuSource:
             self._gone_wire_bytes += probes.wire_bytes
             probes.close()
         slots = min(_SLOTS, len(current))
+        self._every_ns = max(self._interval_ns, len(current) * 1_000_000_000 // _MOST_A_SECOND)
         for pinned in current:
             if pinned in self._watched:
                 continue
@@ -144,7 +159,7 @@ class PathMtuSource:
                 self._drops["mtu_no_socket"] += 1
                 self._try_again_ns = now_ns + self._window_ns
                 continue
-            due_ns = now_ns + self._interval_ns * (pinned.index % slots) // slots
+            due_ns = now_ns + self._every_ns * (pinned.index % slots) // slots
             self._watched[pinned] = _Watched(pinned, probes, due_ns)
 
     # ---- one path ----
@@ -163,7 +178,7 @@ class PathMtuSource:
     def _begin(self, watched: _Watched, now_ns: int) -> None:
         """Send a round."""
         if not watched.sizes.urgent:
-            watched.due_ns += ((now_ns - watched.due_ns) // self._interval_ns + 1) * self._interval_ns
+            watched.due_ns += ((now_ns - watched.due_ns) // self._every_ns + 1) * self._every_ns
             mtu_bytes = watched.probes.interface_mtu()
             if mtu_bytes is None:
                 return
@@ -172,7 +187,8 @@ class PathMtuSource:
                 watched.told = None
             watched.sizes = packet_sizes.resized(watched.sizes, _full(mtu_bytes, watched))
         told = watched.hint_bytes if watched.told is None else watched.told.mtu_bytes
-        watched.sizes = replace(watched.sizes, told=told)
+        if told != watched.sizes.told:
+            watched.sizes = replace(watched.sizes, told=told)
         under_way = _Round(packet_sizes.shots(watched.sizes), now_ns)
         for place, shot in enumerate(under_way.shots):
             seq = self._seq()
@@ -182,7 +198,10 @@ class PathMtuSource:
             if code in (errno.EAGAIN, errno.EMSGSIZE):  # it never left this host
                 self._drops["mtu_send_refused"] += 1
                 under_way.sent_all = False
-        self._send_smallest(watched, under_way, now_ns)
+        if watched.sizes.settled:
+            under_way.smallest_due_ns = now_ns + _WAIT_NS
+        else:
+            self._send_smallest(watched, under_way, now_ns)
         watched.round = under_way
 
     def _send_smallest(self, watched: _Watched, under_way: _Round, now_ns: int) -> None:
@@ -206,8 +225,12 @@ class PathMtuSource:
                 shot = under_way.shots[place]
                 # One that was cut short on its way proves nothing.
                 under_way.passed[place] = shot.short_reply or reply.size == shot.size
+                if not under_way.smallest:
+                    under_way.alive_ns = now_ns
             elif reply.size > SMALLEST[watched.pinned.family]:  # the smallest may be sent more often than is needed
                 self._drops["mtu_late_replies"] += 1  # its round was over
+            if under_way.complete:
+                return
         told = watched.probes.told()
         if told is not None and told.mtu_bytes < watched.sizes.full:
             watched.told, watched.told_ns = told, now_ns

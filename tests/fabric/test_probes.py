@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import support
+import watching
 from msgspec.structs import replace
 
 from pytools.bus import Bus
@@ -69,10 +70,9 @@ class Node:
         """The kernel's counters that are not zero, but for bytes."""
         return {name: value for name, value in self.mesh.program.counters().items() if value and name != "wire_bytes"}
 
-    def send(self, *paths: int) -> None:
-        """One probe now on each path of the group that these belong to, or of all groups."""
-        for group in {path % self.mesh._groups for path in paths} or range(self.mesh._groups):
-            self.mesh.sender.send(group, time.monotonic_ns())
+    def send(self) -> None:
+        """One probe now on each path."""
+        watching.send_now(self.mesh.sender)
 
     def told(self) -> list[PathDelay]:
         """What the long window says now."""
@@ -124,7 +124,7 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
+def nodes(make_namespace: object) -> Iterator[Nodes]:  # closed before the namespaces are looked through
     support.require("bcc", "netns")
     made = Nodes()
     yield made
@@ -189,6 +189,38 @@ def test_23_probes_are_23_answers_with_both_delays(
     assert 0 < signal.forward.owd_min_ns <= signal.forward.owd_p50_ns <= signal.forward.owd_p99_ns
     assert signal.round_trip_min_ns >= signal.forward.owd_min_ns + signal.reverse.owd_min_ns
     assert signal.forward.bound_ns == 200
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_an_address_that_no_interface_has_is_answered_once_it_was_asked_for(
+    nodes: Nodes, veth_pair: tuple[str, str], family: int
+) -> None:
+    """A whole prefix is delivered on the peer, as load balancers have it."""
+    ours, theirs = ADDRESSES[family]
+    prefix, service = ("10.99.0.0/24", "10.99.0.7") if family == 4 else ("fd99::/64", "fd99::7")
+    support.run(["ip", "-n", veth_pair[1], f"-{family}", "route", "add", "local", prefix, "dev", "lo"])
+    support.run(["ip", "-n", veth_pair[0], f"-{family}", "route", "add", prefix, "via", theirs])
+    first = nodes(veth_pair[0], config("a", "b", service))
+    second = nodes(veth_pair[1], config("b", "a", ours))
+    nodes.run_until(lambda: first.counted(RECEIVED) >= 3, "probes to it are answered")
+    assert second.mesh.drops()["probe_requests_without_program"] > 0, "by no address of an interface"
+    support.run(["ip", "-n", veth_pair[1], f"-{family}", "route", "delete", "local", prefix, "dev", "lo"])
+    second.mesh._discover(time.monotonic_ns())
+    received, sent = first.counted(RECEIVED), first.counted(SENT)
+    nodes.run_until(lambda: first.counted(SENT) >= sent + 5, "more are sent")
+    assert first.counted(RECEIVED) <= received + 1, "it is somebody else's now"
+
+
+def test_no_figure_is_dated_before_an_answer_that_it_counts(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
+    """The tick began, then probes left and were answered, then the ring was read: all of it is one tick's work."""
+    sender, _ = two(nodes, veth_pair, 4)
+    sub = sender.bus.subscribe(frozenset({"path_delay"}))
+    sender.mesh.tick(began_ns := time.monotonic_ns())
+    support.wait_until(sender.in_kernel, 10, "the probe is answered")
+    sender.mesh._work(began_ns)
+    answered_ns = int(sender.mesh.sender._back[0, 0])
+    (signal,) = [each for each in sub.read() if isinstance(each, PathDelay) and each.received]
+    assert signal.at_ns >= answered_ns > began_ns
 
 
 def test_stamps_are_those_of_the_probes_that_were_sent(nodes: Nodes, veth_pair: tuple[str, str]) -> None:

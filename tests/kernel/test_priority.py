@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,9 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
+from pytools.kernel import priority
 from pytools.kernel.features import Finding
+from pytools.sources.probing.schedule import PRIORITY, Schedule
 from pytools.views import checks_agent
 
 UNITS = [ROOT / "packaging" / "systemd" / f"swerve-{name}.service" for name in ("agent", "steer")]
@@ -68,19 +72,30 @@ def test_the_units_come_before_applications(unit: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nice", "finding"),
+    ("nice", "pacer", "finding"),
     [
-        (-10, Finding(True, "process 7 at nice -10")),
-        (-15, Finding(True, "process 7 at nice -15")),
-        (0, Finding(False, "process 7 at nice 0")),
-        (None, Finding(None, "process 7 cannot be seen from here")),
+        (-10, 40, Finding(True, "process 7 at nice -10; its probes are sent at real-time priority 40")),
+        (-15, 0, Finding(True, "process 7 at nice -15; its probes are sent at no real-time priority")),
+        (0, 0, Finding(False, "process 7 at nice 0; its probes are sent at no real-time priority")),
+        (None, 0, Finding(None, "process 7 cannot be seen from here")),
     ],
 )
-def test_doctor_shows_that_of_the_agent(monkeypatch: pytest.MonkeyPatch, nice: int | None, finding: Finding) -> None:
+def test_doctor_shows_that_of_the_agent(
+    monkeypatch: pytest.MonkeyPatch, nice: int | None, pacer: int, finding: Finding
+) -> None:
     monkeypatch.setattr(checks_agent, "_agent", lambda _: (7, 0))
     monkeypatch.setattr(checks_agent.priority, "of", lambda _: nice)
+    monkeypatch.setattr(checks_agent.priority, "of_pacer", lambda _: pacer)
     (check,) = [each for each in checks_agent.checks(None, None) if each.name == "priority of the agent"]
     assert check.find() == finding and not check.essential
+
+
+def test_the_priority_of_a_pacer_is_that_of_the_process_it_is() -> None:
+    with contextlib.ExitStack() as stack:
+        schedule = stack.enter_context(contextlib.closing(Schedule(stack.enter_context(socket.socket()))))
+        assert priority.of_pacer(os.getpid()) == PRIORITY
+        assert schedule.restarts == 0
+    assert priority.of_pacer(os.getpid()) == 0
 
 
 def test_doctor_asks_nothing_of_an_agent_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,16 @@ from pytools.estimators import delays as d
 from pytools.estimators.offsets import SIGMAS, UNBOUNDED_NS, Offset
 from pytools.estimators.windows import MISSING
 from pytools.signals import DELAY_BOUNDS_NS, Path, PathDelay
-from pytools.sources.probing.measurements import FORWARD, LOST, RECEIVED, REVERSE, ROUND_TRIP, SENT, Measurements
+from pytools.sources.probing.measurements import (
+    FORWARD,
+    LOST,
+    RECEIVED,
+    REVERSE,
+    ROUND_TRIP,
+    SENT,
+    SLOW_NS,
+    Measurements,
+)
 from pytools.sources.probing.paths import PinnedPath
 
 END_NS = 50_000_000_000
@@ -160,6 +169,19 @@ def test_short_windows_have_no_histogram() -> None:
     measured.add(np.array([FORWARD]), ONE, np.array([5]), at, at)
     (signal,) = measured.signals(measured.short, END_NS + 1, 0, True, NONE_OVERTAKEN)
     assert signal.forward.samples == 1 and signal.forward.queueing_histogram is None
+
+
+@pytest.mark.parametrize("apart_ns", [None, 0, -(10**15), 10**15])
+def test_a_probe_is_slow_when_it_waits_whatever_the_clocks_show(apart_ns: int | None) -> None:
+    measured = Measurements("h1", Windows(), Probe())
+    measured.set_paths([pinned("shared" if apart_ns is None else "free_running")])
+    if apart_ns:
+        measured.set_offset(0, Offset(END_NS, apart_ns, 0.0, 8.0, 5.0, KNOWN_BOUND_NS, 2_000), 0)
+    assert measured.slow_from(END_NS, END_NS).tolist() == [MISSING]
+    at = np.array([END_NS, END_NS])
+    stamps = np.array([9_000, 7_000]) + (apart_ns or 0)
+    measured.add(np.array([FORWARD] * 2), np.array([0, 0]), stamps, at, at)
+    assert measured.slow_from(END_NS, END_NS).tolist() == [7_000 + (apart_ns or 0) + SLOW_NS]
 
 
 def test_free_clocks_give_no_one_way_delay_but_a_queueing_delay_with_the_drift_in_its_bound() -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from packets import OwnMemory
 
 from pytools.config import Peer
 from pytools.errors import CapabilityError
@@ -79,44 +80,41 @@ def lane(family: int, session: int = 0, path: int = 0, **changes: Any) -> Lane:
 
 
 @dataclass
-class Kernel:
-    """Stands in for the packet socket's end in the kernel: follows the pointers of each message."""
+class Read:
+    """Messages as the kernel reads them: by the pointers of each."""
 
-    refused: dict[int, int]
+    frames: list[bytes]
+    names: list[bytes]
 
-    def __post_init__(self) -> None:
-        self.frames: list[bytes] = []
-        self.names: list[bytes] = []
-
-    def send(self, _socket: Any, headers: NDArray[Any], count: int) -> dict[int, int]:
-        self.frames, self.names = [], []
-        for header in headers[:count]:
-            assert (header["vector_count"], header["control"], header["control_bytes"]) == (1, 0, 0)
+    @classmethod
+    def of(cls, headers: NDArray[Any]) -> Read:
+        read = cls([], [])
+        for header in headers:
+            assert (header["vector_count"], header["control"], header["control_bytes"], header["bytes"]) == (1, 0, 0, 0)
             base, length = np.frombuffer(ctypes.string_at(int(header["vectors"]), udp.VECTOR.itemsize), udp.VECTOR)[0]
-            self.frames.append(ctypes.string_at(int(base), int(length)))
-            self.names.append(ctypes.string_at(int(header["name"]), int(header["name_bytes"])))
-        return self.refused
+            read.frames.append(ctypes.string_at(int(base), int(length)))
+            read.names.append(ctypes.string_at(int(header["name"]), int(header["name_bytes"])))
+        return read
 
 
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    made = Kernel({})
-    monkeypatch.setattr(udp, "send_messages", made.send)
-    return made
+def made_of(family: Any, lanes: list[Lane], dscp: int = 0, times: int = 1) -> Frames:
+    return Frames(family, lanes, PORT, dscp, times, OwnMemory())
 
 
-def send(made: Frames, seq: list[int]) -> dict[int, int]:
-    return made.send(None, np.array(seq, np.int64))  # type: ignore[arg-type]
+def filled(made: Frames, seq: list[int], place: int = 0) -> Read:
+    made.headers["bytes"][place] = -1  # of the last time
+    made.fill(np.array([place]), np.array([seq], np.int64))
+    return Read.of(made.headers[place])
 
 
 @BOTH
 @pytest.mark.parametrize("dscp", [0, 46, 63])
-def test_a_probe_has_all_its_headers_and_right_checksums(kernel: Kernel, family: Any, dscp: int) -> None:
+def test_a_probe_has_all_its_headers_and_right_checksums(family: Any, dscp: int) -> None:
     lanes = [lane(family, 0, 0), lane(family, 4095, 0x0102, ifindex=7, counts=False, error_estimate=0x4001)]
-    made = Frames(family, lanes, PORT, dscp)
-    assert send(made, [0, 0xFFFFFFFE]) == {}
+    made = made_of(family, lanes, dscp, 3)
+    messages = filled(made, [0, 0xFFFFFFFE], 2)
     assert made.wire_bytes == 14 + IP_BYTES[family] + 8 + 72
-    for frame, sent, seq in zip(kernel.frames, lanes, (0, 0xFFFFFFFE), strict=True):
+    for frame, sent, seq in zip(messages.frames, lanes, (0, 0xFFFFFFFE), strict=True):
         assert len(frame) == made.wire_bytes
         read = parsed(frame, family)
         assert read.destination_mac == bytes(3) + bytes([sent.counts]) + sent.path.to_bytes(2, "big")
@@ -130,32 +128,35 @@ def test_a_probe_has_all_its_headers_and_right_checksums(kernel: Kernel, family:
 
 
 @BOTH
-def test_each_message_names_its_interface_and_protocol(kernel: Kernel, family: Any) -> None:
-    send(Frames(family, [lane(family, ifindex=3), lane(family, 1, ifindex=70_000)], PORT, 0), [1, 2])
+def test_each_message_names_its_interface_and_protocol(family: Any) -> None:
+    messages = filled(made_of(family, [lane(family, ifindex=3), lane(family, 1, ifindex=70_000)]), [1, 2])
     address = "=H2siHBB8s"  # struct sockaddr_ll
     wanted = [
         (socket.AF_PACKET, ETHERTYPE[family].to_bytes(2, "big"), ifindex, 0, 0, 0, bytes(8)) for ifindex in (3, 70_000)
     ]
-    assert [struct.unpack(address, name) for name in kernel.names] == wanted
+    assert [struct.unpack(address, name) for name in messages.names] == wanted
 
 
 @BOTH
-def test_every_probe_has_a_nonce_of_its_own_and_its_checksum_covers_it(kernel: Kernel, family: Any) -> None:
+def test_every_probe_has_a_nonce_of_its_own_and_its_checksum_covers_it(family: Any) -> None:
     """Over many random nonces and numbers, so that each carry of the sum occurs."""
-    made = Frames(family, [lane(family, session, session) for session in range(50)], PORT, 0)
+    made = made_of(family, [lane(family, session, session) for session in range(50)], times=4)
     random, nonces = np.random.default_rng(862), set()
-    for _ in range(20):
-        seq = random.integers(0, 1 << 32, 50).tolist()
-        send(made, seq)
-        read = [parsed(frame, family) for frame in kernel.frames]
-        assert [int.from_bytes(each.payload[:4], "big") for each in read] == seq
-        nonces |= {each.payload[48:56] for each in read}
+    for turn in range(5):
+        places, seq = np.array([3, 0, 2, 1]), random.integers(0, 1 << 32, (4, 50))
+        made.fill(places, seq)
+        for place, numbers in zip(places, seq.tolist(), strict=True):
+            read = [parsed(frame, family) for frame in Read.of(made.headers[place]).frames]
+            assert [int.from_bytes(each.payload[:4], "big") for each in read] == numbers
+            nonces |= {each.payload[48:56] for each in read}
+        assert len(nonces) == (turn + 1) * 200
     assert len(nonces) == 1000
 
 
-def test_what_the_kernel_refuses_is_handed_on(kernel: Kernel) -> None:
-    kernel.refused = {1: errno.ENXIO}
-    assert send(Frames(4, [lane(4), lane(4, 1)], PORT, 0), [1, 2]) == {1: errno.ENXIO}
+def test_what_became_of_each_message_is_found_at_its_place() -> None:
+    made = made_of(4, [lane(4), lane(4, 1)], times=3)
+    made.headers["bytes"][1] = 114, -errno.ENXIO
+    assert made.results(np.array([0, 1])).tolist() == [[0, 0], [114, -errno.ENXIO]]
 
 
 def test_without_the_capability_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +194,18 @@ def test_sizes_odd_and_even_have_right_checksums(family: Any, size: int) -> None
     for filling in (b"\0", b"\xff"):
         read = parsed(Frame(pinned(family), SOURCE_PORT, PORT, 0).around(filling * size), family)
         assert read.payload == filling * size
+
+
+@given(family=st.sampled_from([4, 6]), size=st.integers(6, 60), heads=st.lists(st.binary(min_size=12, max_size=12)))
+def test_a_frame_that_is_rewritten_is_the_one_that_would_have_been_made(
+    family: Any, size: int, heads: list[bytes]
+) -> None:
+    frame = Frame(pinned(family), SOURCE_PORT, PORT, 0)
+    rest = bytes(range(size))
+    written = bytearray(frame.around(bytes(12) + rest))
+    for head in heads:
+        frame.rewrite(written, head)
+        assert written == frame.around(head + rest)
 
 
 @BOTH

@@ -38,7 +38,7 @@ SOFTEN = """\
 """
 SILENT = """\
   - name: silent-path
-    when: {signal: silence, missed: 3}
+    when: {signal: silence, missed: 3, lasting: 0ms}
     then: {drain: {}}
     return: {dwell: 2s, steps: [1.0]}
 """
@@ -556,7 +556,7 @@ def test_what_the_kernel_took_away_comes_back_as_one_that_failed():
         RULES
         + """\
   - name: leave-dead-path
-    when: {signal: silence, missed: 3}
+    when: {signal: silence, missed: 3, lasting: 0ms}
     then: {drain: {}}
     return: {dwell: 2s}
 """

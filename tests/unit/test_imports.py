@@ -18,6 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.wire", "pytools.schema"),
     ("pytools.log", "pytools.notify", "pytools.streams"),
     ("pytools.bus", "pytools.lab", "pytools.rdma_tap", "pytools.recording"),
+    ("pytools.lending",),
     ("pytools.sources", "pytools.views"),
     ("pytools.agent",),
     ("pytools.cli",),

@@ -18,6 +18,7 @@ from pytools.sources.probing.liveness import (
     TOLD_EVERY_NS,
     TOLD_SILENT_EVERY_NS,
     TOLD_SINGLY,
+    YOUNG_INTERVALS,
     Liveness,
     SendLog,
 )
@@ -48,7 +49,7 @@ class World:
 
     def send(self, *paths: int) -> int:
         """One probe on each of these; when it left."""
-        self.liveness.sent(self.now_ns, np.array(paths))
+        self.liveness.sent(np.array([self.now_ns]), np.bincount(paths, minlength=self.paths)[None])
         return self.now_ns
 
     def answer(
@@ -68,7 +69,8 @@ class World:
         self.now_ns += ns
 
     def now(self, path: int = 0) -> PathLiveness:
-        return self.liveness._signal(path, "h1", self.now_ns, 1)
+        (loss,), (limit,) = (each.tolist() for each in self.liveness.limits(np.array([path])))
+        return self.liveness._signal(path, loss, limit, "h1", self.now_ns, 1)
 
     def steady(self, probes: int, turnaround_ns: int = 4 * MS, path: int = 0) -> None:
         """Probes that are answered, and a look at each answer."""
@@ -118,6 +120,51 @@ def test_the_grace_is_twice_the_largest_recent_turnaround_up_to_an_interval() ->
         world.wait(1 + grace_ns // 50)  # what is left of the first turnaround
         world.look()
         assert (early, world.now().missed) == (0, 1)
+
+
+def test_the_kernel_is_told_a_limit_once_a_path_has_answered_and_a_grace_that_no_interval_bounds() -> None:
+    world = World(2)
+    world.send(0, 1)
+    limits, graces_ns = world.liveness.for_kernel()
+    assert (limits.tolist(), graces_ns.tolist()) == ([0, 0], [LEAST_GRACE_NS] * 2)
+    under_way = [world.send(0)]
+    for _ in range(50):
+        world.wait(INTERVAL_NS)
+        under_way.append(world.send(0))
+        if len(under_way) > 8:
+            world.answer(0, under_way.pop(0))
+            world.look()
+    limits, graces_ns = world.liveness.for_kernel()
+    assert limits[0] >= 3
+    assert graces_ns[0] == 2 * 8 * INTERVAL_NS
+    assert (limits[1], graces_ns[1]) == (0, LEAST_GRACE_NS), "it has not answered"
+
+
+def test_a_silence_is_young_for_some_intervals() -> None:
+    world = World(2)
+    world.steady(50, turnaround_ns=MS)
+    assert not world.liveness.young(world.now_ns).any()
+    world.send(0)
+    world.wait((YOUNG_INTERVALS - 1) * INTERVAL_NS)
+    world.look()
+    assert world.liveness.young(world.now_ns).tolist() == [True, False]
+    world.wait(2 * INTERVAL_NS)
+    world.look()
+    assert not world.liveness.young(world.now_ns).any()
+
+
+def test_what_was_long_is_forgotten_by_answers_however_many_are_taken_at_once() -> None:
+    one_by_one, at_once = World(), World()
+    for world in (one_by_one, at_once):
+        world.answer(0, world.send(0) - 8 * MS)
+    for _ in range(64):
+        one_by_one.answer(0, one_by_one.now_ns - 10)
+    for _ in range(8):
+        times = np.full(8, at_once.now_ns)
+        at_once.liveness.arrived(np.zeros(8, np.intp), times - 10, times, np.full(8, 10))
+    graces = [world.liveness.for_kernel()[1][0] for world in (one_by_one, at_once)]
+    assert graces[0] == pytest.approx(graces[1], rel=0.02)
+    assert graces[0] < 15 * MS
 
 
 def test_a_long_queue_is_no_silence() -> None:
@@ -248,6 +295,15 @@ def test_when_the_next_miss_falls_due_is_known_while_a_silence_is_young() -> Non
     assert not any(due[8:]), "a path that is known to be dead is looked at as often as others"
 
 
+def test_the_age_of_the_peers_agent_is_that_of_the_latest_answer() -> None:
+    world = World(paths=2)
+    live = world.liveness
+    assert live._signal(0, 0.0, 3, "h1", world.now_ns, 0).peer_agent_age_ns is None
+    live.beats(np.array([0, 1, 0]), np.array([70_000, 0xFFFFFFFF, 12], np.uint32))
+    ages = [live._signal(index, 0.0, 3, "h1", world.now_ns, 0).peer_agent_age_ns for index in (0, 1)]
+    assert ages == [12 * MS, None]
+
+
 def test_requests_of_the_peer_are_told_by_interface() -> None:
     world = World(2)
     peer, other = (udp.mapped(address).tobytes() for address in ("10.9.0.2", "10.9.0.3"))
@@ -278,11 +334,14 @@ def test_runs_are_counted_up_to_a_million() -> None:
     assert world.now().answered_run == MOST_RUN
 
 
-def test_the_log_remembers_at_least_32_times() -> None:
-    log = SendLog()
+@pytest.mark.parametrize("at_once", [1, 2, 7, 31, 32, 33, 90])
+def test_the_log_remembers_at_least_as_many_times_as_it_should(at_once: int) -> None:
+    log = SendLog(32)
     log.grow(2)
-    for turn in range(1, 500):
-        log.note(turn * 10, np.array([turn, turn // 3]))
+    for begin in range(1, 500, at_once):
+        turns = np.arange(begin, min(begin + at_once, 500))
+        log.note(turns * 10, np.stack([turns, turns // 3], axis=1))
+        turn = int(turns[-1])
         back = np.array([turn - each for each in range(min(turn, 32))])
         for path, counts in ((0, back), (1, back // 3)):
             assert log.sent_by(back * 10, np.full(len(back), path)).tolist() == counts.tolist()
@@ -360,3 +419,36 @@ def test_the_run_is_what_lies_behind_the_last_loss(loss_every: int) -> None:
         if not passed:
             assert world.now().answered_run == run
         world.wait(INTERVAL_NS - 4 * MS)
+
+
+def test_an_outage_is_not_taken_for_random_loss() -> None:
+    """Nor is what was lost before the first answer: a path that answers again is judged as quickly as before."""
+    world = World()
+    for _ in range(20):
+        world.send(0)
+        world.wait(INTERVAL_NS)
+        world.look()
+    world.steady(300, turnaround_ns=MS)
+    assert world.liveness.limits(np.array([0]))[1].tolist() == [3]
+    for _ in range(100):
+        world.send(0)
+        world.wait(INTERVAL_NS)
+        world.look()
+    world.steady(5, turnaround_ns=MS)
+    (loss,), (limit,) = world.liveness.limits(np.array([0]))
+    assert (loss, limit) == (0.0, 3)
+
+
+def test_random_loss_is_learnt_although_it_comes_suddenly() -> None:
+    world = World()
+    world.steady(300, turnaround_ns=MS)
+    for turn in range(60):
+        sent_ns = world.send(0)
+        world.wait(MS)
+        if turn % 2:
+            world.answer(0, sent_ns)
+        world.wait(INTERVAL_NS - MS)
+        world.look()
+    (loss,), (limit,) = world.liveness.limits(np.array([0]))
+    assert loss > 0.4
+    assert limit >= 15

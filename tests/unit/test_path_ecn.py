@@ -115,6 +115,6 @@ def test_what_came_by_no_measured_path_is_told_once_it_is_one() -> None:
     watched = Watched()
     watched.marks.counted[PEERS["h3"], 2] = (9, 9)
     assert watched.after(1000 * MS)[1] == []
-    watched.paths.append(pinned("h3", 2))
+    watched.paths = [*watched.paths, pinned("h3", 2)]
     _, (event,) = watched.after(1000 * MS)
     assert (event.interface, event.values["total_ce_packets"]) == ("rail2", 9)

@@ -157,13 +157,21 @@ def test_all_paths_of_a_rail_are_told_of_within_a_second(network: Network, peers
     assert watched.states() == {"agrees"}
 
 
-def test_what_is_under_way_is_bounded_and_what_is_sent_is_two_packets_a_second(network: Network) -> None:
-    watched = Watched(network, 50)
+@pytest.mark.parametrize(("peers", "a_second"), [(5, 20), (50, path_mtu._MOST_A_SECOND)])
+def test_a_path_has_two_packets_a_second_but_all_together_no_more_than_so_many(
+    network: Network, peers: int, a_second: int
+) -> None:
+    watched = Watched(network, peers)
     watched.after(5 * SECOND)
     before = network.large_sent
     watched.after(10 * SECOND)
-    assert network.large_sent - before == 100 * 2 * 10
-    assert network.most_under_way <= 100 // 10 * 2 + 2, "dealt over the interval"
+    assert network.large_sent - before == a_second * 10
+
+
+def test_what_is_under_way_is_bounded(network: Network) -> None:
+    watched = Watched(network, 50)
+    watched.after(15 * SECOND)
+    assert network.most_under_way <= 2 * 100 // 5 + 2, "dealt over the interval"
     network.takes["rail0"] = network.takes["rail1"] = 1000
     watched.after(5 * SECOND)
     assert len(watched.events) == 100

@@ -1,7 +1,7 @@
 """Clocks: fits a line to the coded probes of each path, joins the lines of all hosts, and says what delays rest on.
 
-One path is fitted per tick, so that probes never wait for arithmetic. `now_ns` is CLOCK_MONOTONIC; epochs are of
-stamping clocks (the same but in a lab). One thread, the agent's.
+A few paths are fitted per tick, so that answers do not wait long for arithmetic. `now_ns` is CLOCK_MONOTONIC; epochs
+are of stamping clocks (the same but in a lab). One thread, the agent's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.paths import PinnedPath
 
 _MS: Final = 1_000_000
-_MOST_TICK_NS: Final = 20 * _MS
+_FITS: Final = 8  # paths fitted in one tick: the second and following find everything in the caches
+_MOST_TICK_NS: Final = 100 * _MS
 _COLLOCATION_NS: Final = 5_000 * _MS
 _DOUBT_NS: Final = 6_000 * _MS  # longer than any packet waits to be told of
 
@@ -91,21 +92,22 @@ class ClockSource:
         """Nothing to wait for."""
 
     def tick(self, now_ns: int) -> int:
-        """Fit the next path; once all are fitted, tell the others and take in what they told."""
+        """Fit the next paths; once all are fitted, tell the others. Take in what they told."""
         self._hear(now_ns)
-        if self._waiting:
-            self._fit(self._waiting.pop(), now_ns)
-            if not self._waiting:
-                self._tell(now_ns)
-        if not self._waiting and now_ns >= self._round_ns:
+        begins = not self._waiting and now_ns >= self._round_ns
+        if begins:
             self._round_ns = now_ns + self._interval_ns
             self._waiting = [pinned for pinned in self._mesh.current if self._mesh.has_own_clock(pinned)]
             self._forget({pinned.index for pinned in self._waiting})
+        if begins or self._waiting:
+            for pinned in self._waiting[:_FITS]:
+                self._fit(pinned, now_ns)
+            del self._waiting[:_FITS]
             if not self._waiting:
                 self._tell(now_ns)
         if not self._waiting:
             return min(self._round_ns, now_ns + _MOST_TICK_NS)
-        step_ns = (self._round_ns - now_ns) // (len(self._waiting) + 2)
+        step_ns = (self._round_ns - now_ns) // (len(self._waiting) // _FITS + 2)
         return now_ns + min(_MOST_TICK_NS, max(step_ns, 0))
 
     # ---- our own edges ----

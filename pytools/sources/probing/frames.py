@@ -1,4 +1,4 @@
-"""Probes as Ethernet frames, and their way to `bpf/probe.c`: many per system call, on one packet socket.
+"""Probes as Ethernet frames, and their way to `bpf/probe.c`: many at once, on one packet socket.
 
 A packet socket asks neither routes nor neighbours, so a probe reaches its path's interface whatever the routes say and
 whichever gateway is dead; there probe.c hands it to the path's gateway. Numbers are in host byte order. Non-blocking;
@@ -11,9 +11,10 @@ import ipaddress
 import os
 import socket
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ _IP_BYTES: Final = {4: 20, 6: 40}
 _ETHERTYPE: Final = {4: 0x0800, 6: 0x86DD}
 _UNRECOGNISED = 0x80
 _TTL = 255
+_NATIVE = struct.Struct("=H")
 _DONT_FRAGMENT = 0x4000
 _LINK_ADDRESS = np.dtype(
     [
@@ -60,8 +62,18 @@ class Lane:
     counts: bool = True  # whether an unanswered probe counts for silence
 
 
+class Memory(Protocol):
+    """Where messages are put together, see `Schedule`."""
+
+    def array(self, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
+        """A new array of zeros."""
+
+    def addresses(self, array: NDArray[Any]) -> NDArray[np.uint64]:
+        """Where each row of an array lies for whoever sends."""
+
+
 class Frames:
-    """Room for one probe of each lane, all of one family.
+    """Room for a probe of each lane at each of several times, all of one family.
 
     Parameters
     ----------
@@ -69,47 +81,59 @@ class Frames:
         UDP port of the reflectors.
     dscp : int
         Differentiated services code point of the probes.
+
+    Attributes
+    ----------
+    headers : ndarray, shape (times, lanes)
+        The messages, as sendmmsg(2) takes them.
     """
 
-    def __init__(self, family: udp.Family, lanes: Sequence[Lane], port: int, dscp: int) -> None:
-        self.family, self.lanes = family, tuple(lanes)
+    def __init__(
+        self, family: udp.Family, lanes: Sequence[Lane], port: int, dscp: int, times: int, memory: Memory
+    ) -> None:
         self.wire_bytes = _ETHERNET_BYTES + _IP_BYTES[family] + _UDP_BYTES + PROBE_BYTES  # of one frame
         rows = [_frame(family, lane, port, dscp) for lane in lanes]
-        self._bytes = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), self.wire_bytes).copy()
+        grid = times, len(rows)
+        frames = memory.array((*grid, self.wire_bytes), np.uint8)
+        frames[:] = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), self.wire_bytes)
         payload = self.wire_bytes - PROBE_BYTES
-        self._seq = np.ndarray((len(rows),), ">u4", self._bytes, payload, (self.wire_bytes,))
         nonce = payload + _BASE_BYTES + _TLV_HEADER_BYTES
-        self._nonce = self._bytes[:, nonce : nonce + 8]
-        self._checksum = np.ndarray((len(rows),), ">u2", self._bytes, payload - 2, (self.wire_bytes,))
-        self._sums = np.array([_checked_sum(family, row) for row in rows], np.int64)
-        self._names = np.zeros(len(rows), _LINK_ADDRESS)
-        self._names["family"], self._names["protocol"] = socket.AF_PACKET, _ETHERTYPE[family]
-        self._names["ifindex"] = [lane.ifindex for lane in lanes]
-        self._vectors = np.zeros(len(rows), udp.VECTOR)
-        self._vectors["base"], self._vectors["length"] = udp.addresses(self._bytes), self.wire_bytes
-        self._headers = np.zeros(len(rows), udp.HEADER)
-        self._headers["name"], self._headers["name_bytes"] = udp.addresses(self._names), _LINK_ADDRESS.itemsize
-        self._headers["vectors"], self._headers["vector_count"] = udp.addresses(self._vectors), 1
+        self._seq = frames[..., payload : payload + 4].view("u4")[..., 0]
+        self._nonce = frames[..., nonce : nonce + 8].view("u4")
+        self._checksum = frames[..., payload - 2 : payload].view("u2")[..., 0]
+        self._sums = np.array([_checked_sum(family, row) for row in rows], np.uint64)
+        names = memory.array((len(rows),), _LINK_ADDRESS)
+        names["family"], names["protocol"] = socket.AF_PACKET, _ETHERTYPE[family]
+        names["ifindex"] = [lane.ifindex for lane in lanes]
+        vectors = memory.array((times * len(rows),), udp.VECTOR)
+        vectors["base"] = memory.addresses(frames.reshape(-1, self.wire_bytes))
+        vectors["length"] = self.wire_bytes
+        self.headers = memory.array(grid, udp.HEADER)
+        self.headers["name"], self.headers["name_bytes"] = memory.addresses(names), _LINK_ADDRESS.itemsize
+        self.headers["vectors"], self.headers["vector_count"] = memory.addresses(vectors).reshape(grid), 1
+        self._pointed_at = names, vectors
 
-    def send(self, sock: socket.socket, seq: NDArray[Any]) -> dict[int, int]:
-        """Send one probe of each lane.
+    def fill(self, places: NDArray[np.intp], seq: NDArray[np.int64]) -> None:
+        """Make the probes of some times ready to be sent.
 
         Parameters
         ----------
-        seq : ndarray of int, shape (lanes,)
-            Sequence numbers as they go on the wire.
-
-        Returns
-        -------
-        dict
-            Place -> errno, of each that the kernel refused.
+        places : ndarray of int, shape (n,)
+            Which times.
+        seq : ndarray of int64, shape (n, lanes)
+            Sequence numbers as they go on the wire, modulo 2^32.
         """
-        nonces = np.frombuffer(os.urandom(8 * len(self.lanes)), np.uint8).reshape(-1, 8)
-        self._seq[:] = seq
-        self._nonce[:] = nonces
-        words = nonces.view(">u2").sum(axis=1, dtype=np.int64) + (seq >> 16) + (seq & 0xFFFF)
-        self._checksum[:] = _folded(self._sums + words)
-        return udp.send_messages(sock, self._headers, len(self.lanes))
+        nonces = np.frombuffer(os.urandom(8 * seq.size), "u4").reshape(*seq.shape, 2)
+        big_endian = seq.astype(">u4").view("u4")
+        self._seq[places] = big_endian
+        self._nonce[places] = nonces
+        self._checksum[places] = _checksum(self._sums + big_endian + nonces[..., 0] + nonces[..., 1])
+        self.headers["bytes"][places] = 0
+
+    def results(self, places: NDArray[np.intp]) -> NDArray[np.int32]:
+        """What became of the messages: bytes that were sent, 0 (never tried), or an errno, negated."""
+        found: NDArray[np.int32] = self.headers["bytes"][places]
+        return found
 
 
 def open_socket() -> socket.socket:
@@ -146,14 +170,22 @@ class Frame:
     def __init__(self, pinned: PinnedPath, source_port: int, port: int, dscp: int) -> None:
         self._lane = Lane(0, pinned.index, pinned.ifindex, pinned.source, pinned.path.address, source_port, 0, False)
         self._family, self._port, self._dscp = pinned.family, port, dscp
+        self._payload_at = _ETHERNET_BYTES + _IP_BYTES[pinned.family] + _UDP_BYTES
         self.address = (pinned.path.interface, _ETHERTYPE[pinned.family])
 
     def around(self, payload: bytes) -> bytes:
         """The frame with this UDP payload."""
-        frame = _headers(self._family, self._lane, self._port, self._dscp, len(payload)) + payload
-        checksum = int(_folded(np.array([_checked_sum(self._family, frame)]))[0])
-        at = len(frame) - len(payload) - 2
-        return frame[:at] + struct.pack("!H", checksum) + frame[at + 2 :]
+        frame = bytearray(_headers(self._family, self._lane, self._port, self._dscp, len(payload)) + payload)
+        _NATIVE.pack_into(frame, self._payload_at - 2, _checksum(_checked_sum(self._family, frame)))
+        return bytes(frame)
+
+    def rewrite(self, frame: bytearray, head: bytes) -> None:
+        """Give a frame another beginning of its payload, of an even number of bytes."""
+        at = self._payload_at
+        (checksum,) = _NATIVE.unpack_from(frame, at - 2)
+        rest = 0xFFFF - checksum - _sum(frame[at : at + len(head)])
+        frame[at : at + len(head)] = head
+        _NATIVE.pack_into(frame, at - 2, _checksum(rest + _sum(head)))
 
 
 def _frame(family: udp.Family, lane: Lane, port: int, dscp: int) -> bytes:
@@ -174,26 +206,25 @@ def _headers(family: udp.Family, lane: Lane, port: int, dscp: int, payload_bytes
     else:
         fields = (0x45, dscp << 2, _IP_BYTES[4] + length, 0, _DONT_FRAGMENT, _TTL, socket.IPPROTO_UDP)
         network = struct.pack("!BBHHHBBH", *fields, 0) + source + destination
-        checksum = int(_folded(np.array([_sum(network)]))[0])
-        network = network[:10] + struct.pack("!H", checksum) + network[12:]
+        network = network[:10] + _NATIVE.pack(_checksum(_sum(network))) + network[12:]
     return ethernet + network + transport
 
 
-def _sum(data: bytes) -> int:
-    return int(np.frombuffer(data, ">u2").sum(dtype=np.int64))
+# Internet checksums (RFC 1071) come out right in whichever byte order words are added; here it is the machine's own.
 
 
-def _checked_sum(family: udp.Family, frame: bytes) -> int:
+def _sum(data: bytes | bytearray) -> int:
+    return int.from_bytes(data, sys.byteorder) % 0xFFFF  # as 65,536 leaves a remainder of 1
+
+
+def _checked_sum(family: udp.Family, frame: bytes | bytearray) -> int:
     """What the UDP checksum covers, as the frame stands, pseudo header included."""
     addresses = 8 if family == 4 else 32
     udp_at = _ETHERNET_BYTES + _IP_BYTES[family]
-    length = len(frame) - udp_at
-    padding = b"\0" * (len(frame) % 2)
-    return _sum(frame[udp_at - addresses :] + padding) + socket.IPPROTO_UDP + length
+    pseudo = struct.pack("!HH", socket.IPPROTO_UDP, len(frame) - udp_at)
+    return _sum(frame[udp_at - addresses :] + bytes(len(frame) % 2) + pseudo)
 
 
-def _folded(sums: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Internet checksums (RFC 1071) of these sums; never 0, which would mean "none"."""
-    for _ in range(2):
-        sums = (sums & 0xFFFF) + (sums >> 16)
-    return np.where(sums == 0xFFFF, 0xFFFF, ~sums & 0xFFFF)
+def _checksum(sums: Any) -> Any:
+    """The checksums of words of 16 or 32 bits that add up to these sums; never 0, which would mean "none"."""
+    return 0xFFFF - sums % 0xFFFF

@@ -30,24 +30,30 @@ TOLD_EVERY_NS: Final = 1_000_000_000
 # Of a path that is silent for long not every further probe is told at once.
 TOLD_SINGLY: Final = 32
 TOLD_SILENT_EVERY_NS: Final = 100_000_000
+YOUNG_INTERVALS: Final = TOLD_SINGLY  # a silence that is older is looked at as often as paths that answer
 _ALERT_INTERVALS: Final = 8  # for so long after the first miss, the next ones are looked for when they fall due
 
+_NO_AGE: Final = 0xFFFFFFFF  # not known: no swerve, or its agent never ran
+_KEPT: Final = 63 / 64  # by one answer, of the longest round trip of the last second or so
 _BLOCK: Final = 200  # probes; loss is that of the block under way and the one before
 _SUDDEN_WEIGHT: Final = 1 / 16
+_FEW: Final = 0.1  # share of probes: with fewer answers between two looks a path was silent
 _BY_CHANCE: Final = 1e-6
 _LEAST_LOSS, _MOST_LOSS = 0.005, 0.75  # assumed, whatever was seen
+
+_LEAST_LOGGED: Final = 32  # times that probes were sent
+_LOGGED_NS: Final = 1_000_000_000  # for so long they are remembered
 
 _Counts = NDArray[np.int64]
 
 
 class SendLog:
-    """How many probes had been sent on each path after each of the last few times that any were sent."""
+    """How many probes had been sent on each path after each of the last `kept` times, at least, that any were sent."""
 
-    _KEPT: Final = 32
-
-    def __init__(self) -> None:
-        self._times = np.zeros(2 * self._KEPT, np.int64)
-        self._counts = np.zeros((2 * self._KEPT + 1, 0), np.int64)  # row k: after k of the times; 0: before all
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._times = np.zeros(2 * kept, np.int64)
+        self._counts = np.zeros((2 * kept + 1, 0), np.int64)  # row k: after k of the times; 0: before all
         self._used = 0
 
     def grow(self, paths: int) -> None:
@@ -55,15 +61,22 @@ class SendLog:
         more = paths - self._counts.shape[1]
         self._counts = np.concatenate([self._counts, np.zeros((len(self._counts), more), np.int64)], axis=1)
 
-    def note(self, at_ns: int, counts: _Counts) -> None:
-        """Take note of how many have been sent in all, when some were sent."""
-        if self._used == len(self._times):
-            self._times[: self._KEPT] = self._times[self._KEPT :]
-            self._counts[: self._KEPT + 1] = self._counts[self._KEPT :]
-            self._used = self._KEPT
-        self._times[self._used] = at_ns
-        self._used += 1
-        self._counts[self._used] = counts
+    def note(self, times_ns: Times, counts: _Counts) -> None:
+        """Take note of when some were sent, and of how many had then been sent in all, shape (times, paths)."""
+        times_ns, counts = times_ns[-self._kept :], counts[-self._kept :]
+        end = self._used + len(times_ns)
+        if end > len(self._times):
+            kept = self._kept - len(times_ns)
+            self._times[:kept] = self._times[self._used - kept : self._used]
+            self._counts[: kept + 1] = self._counts[self._used - kept : self._used + 1]
+            self._used, end = kept, self._kept
+        self._times[self._used : end], self._counts[self._used + 1 : end + 1] = times_ns, counts
+        self._used = end
+
+    @property
+    def latest_ns(self) -> int:
+        """The last time that any were sent; 0: there is none."""
+        return int(self._times[self._used - 1]) if self._used else 0
 
     def sent_by(self, times_ns: Times, paths: Rows) -> _Counts:
         """How many had been sent on each of these paths at a time of its own."""
@@ -90,7 +103,7 @@ class Liveness:
 
     def __init__(self, interval_ns: int) -> None:
         self._interval_ns = interval_ns
-        self._log = SendLog()
+        self._log = SendLog(max(_LEAST_LOGGED, _LOGGED_NS // interval_ns))
         self._paths: dict[int, Path] = {}
         self._request_keys: dict[int, tuple[bytes, int]] = {}
         self._requests: Mapping[tuple[bytes, int], int] = {}
@@ -114,6 +127,8 @@ class Liveness:
         self._told = np.zeros(paths, np.int64)  # missed, as last published
         self._answered = np.zeros(paths, np.int64)  # probes that count and were answered, in all
         self._longest_ns = np.zeros(paths, np.int64)  # longest recent round trip
+        self._recent_ns = np.zeros(paths, np.int64)  # the same, of the last second or so
+        self._peer_age_ms = np.full(paths, _NO_AGE, np.uint32)  # of the peer's agent's last sign of life
         self._blocks = np.zeros((paths, 4), np.int64)  # sent and answered: when this block began, and the one before
         self._seen = np.zeros((paths, 2), np.int64)  # sent and answered, as of the latest look
         self._sudden = np.zeros(paths)  # share lost, of the last few probes
@@ -142,18 +157,23 @@ class Liveness:
 
     # ---- what happens ----
 
-    def sent(self, at_ns: int, paths: Rows) -> None:
-        """Take note of probes that count; a path is named as often as it was sent one."""
-        np.add.at(self._sent, paths, 1)
-        self._log.note(at_ns, self._sent)
+    def sent(self, times_ns: Times, counts: _Counts) -> None:
+        """Take note of when probes that count were sent, and how many on each path: shape (times, paths)."""
+        if len(times_ns):
+            totals = self._sent + counts.cumsum(axis=0)
+            self._log.note(times_ns, totals)
+            self._sent = totals[-1]
 
     def arrived(self, paths: Rows, sent_ns: Times, arrived_ns: Times, round_trips_ns: Times) -> None:
         """Take note of answers, to whatever probes."""
+        answers = np.bincount(paths, minlength=len(self._rows))
         longest = self._longest_ns
-        longest[paths] -= longest[paths] >> 9  # half of it is forgotten after some 350 answers
+        longest -= longest * np.minimum(answers, 512) >> 9  # half of it is forgotten after some 350 answers
         np.maximum.at(longest, paths, round_trips_ns)
+        self._recent_ns[:] = self._recent_ns * _KEPT**answers  # the first probe waits for its neighbour's address
+        np.maximum.at(self._recent_ns, paths, round_trips_ns)
         turnaround = self._turnaround_ns
-        turnaround[paths] -= turnaround[paths] >> 6  # so that what was long ago is forgotten
+        turnaround -= turnaround * np.minimum(answers, 64) >> 6  # so that what was long ago is forgotten
         np.maximum.at(turnaround, paths, arrived_ns - sent_ns)
         self._grace_ns[paths] = np.minimum(np.maximum(2 * turnaround[paths], LEAST_GRACE_NS), self._interval_ns)
         np.maximum.at(self._arrived_ns, paths, arrived_ns)
@@ -161,6 +181,10 @@ class Liveness:
         self._sent_before[paths] = self._log.sent_by(self._arrived_ns[paths], paths)
         if self.any_silent:
             self._silent_since_ns[paths] = 0
+
+    def beats(self, paths: Rows, ages_ms: NDArray[np.uint32]) -> None:
+        """Take note of what answers say about the peers' agents; in the order in which they came."""
+        self._peer_age_ms[paths] = ages_ms
 
     def answered(self, paths: Rows, sent_ns: Times, counting: NDArray[np.bool_], passed: NDArray[np.bool_]) -> None:
         """Take note of answers in time: which probes count, and which have passed one without an answer."""
@@ -204,33 +228,56 @@ class Liveness:
         return self._next_miss(alert, now_ns) if len(alert) else None
 
     def _measure_loss(self) -> None:
-        """Of the probes sent until the latest answer: those since are the silence that is to be judged."""
-        sent = self._sent_before - self._seen[:, 0]
-        grown = np.flatnonzero(sent > 0)
+        """Of the probes sent until the latest answer: those since are the silence that is to be judged.
+
+        What was lost before the first answer, or while the path was silent, says nothing about chance.
+        """
+        grown = np.flatnonzero(self._sent_before > self._seen[:, 0])
         if not len(grown):
             return
-        answered = self._answered[grown] - self._seen[grown, 1]
-        forgotten = (1.0 - _SUDDEN_WEIGHT) ** sent[grown]
-        lost = np.clip(1.0 - answered / sent[grown], 0.0, 1.0)
+        sent, answered = (
+            now[grown] - self._seen[grown, i] for i, now in enumerate((self._sent_before, self._answered))
+        )
+        silent = self._seen[grown, 1] == 0
+        if (sent - answered).max() > 1:  # else below every limit
+            silent |= (sent - answered >= self.limits(grown)[1]) & (answered <= _FEW * sent)
+        self._blocks[grown[silent], 0::2] += np.maximum(sent - answered, 0)[silent, None]
+        forgotten = (1.0 - _SUDDEN_WEIGHT) ** sent
+        lost = np.where(silent, self._sudden[grown], np.clip(1.0 - answered / sent, 0.0, 1.0))
         self._sudden[grown] = self._sudden[grown] * forgotten + lost * (1.0 - forgotten)
         self._seen[grown, 0], self._seen[grown, 1] = self._sent_before[grown], self._answered[grown]
         full = grown[self._seen[grown, 0] - self._blocks[grown, 0] >= _BLOCK]
         self._blocks[full, 2:] = self._blocks[full, :2]
         self._blocks[full, :2] = self._seen[full]
 
-    def _loss(self, path: int) -> tuple[float, int]:
+    def limits(self, paths: Rows) -> tuple[NDArray[np.float64], _Counts]:
         """The share of recent probes that were lost, and how many in a row must be for the path to be dead.
 
         A sequential test: as many as would all be lost by chance once in 10^6, if the loss is as large as it may be
         by what was seen (1.5 standard deviations above).
         """
-        sent, answered = (self._seen[path] - self._blocks[path, 2:]).tolist()
-        share = min(max(1.0 - answered / sent, 0.0), 1.0) if sent > 0 else 0.0
-        may_be = share + 1.5 * math.sqrt(share * (1.0 - share) / sent) if sent > 0 else share
-        sudden = float(self._sudden[path])
-        if sudden > 2 * share:  # it has just begun
-            share, may_be = sudden, max(may_be, sudden)
-        return share, math.ceil(math.log(_BY_CHANCE) / math.log(min(max(may_be, _LEAST_LOSS), _MOST_LOSS)))
+        sent, answered = (self._seen[paths] - self._blocks[paths, 2:]).T
+        share = np.clip(1.0 - answered / np.maximum(sent, 1), 0.0, 1.0) * (sent > 0)
+        may_be = share + 1.5 * np.sqrt(share * (1.0 - share) / np.maximum(sent, 1))
+        begun = self._sudden[paths] > 2 * share  # it has just begun
+        share = np.where(begun, self._sudden[paths], share)
+        may_be = np.clip(np.maximum(may_be, self._sudden[paths]), _LEAST_LOSS, _MOST_LOSS)
+        return share, np.ceil(math.log(_BY_CHANCE) / np.log(may_be)).astype(np.int64)
+
+    def for_kernel(self) -> tuple[_Counts, Times]:
+        """By path index, how many unanswered probes make it silent (0: it never answered), and how late answers may be.
+
+        Unlike the grace of a miss here, that of the kernel is not bounded by the interval: what it concludes from
+        silence, nobody looks at again before packets are redirected.
+        """
+        _, limits = self.limits(self._rows)
+        return np.where(self._arrived_ns > 0, limits, 0), np.maximum(2 * self._recent_ns, LEAST_GRACE_NS)
+
+    def young(self, now_ns: int) -> NDArray[np.bool_]:
+        """Which paths have fallen silent a short while ago."""
+        since_ns = now_ns - YOUNG_INTERVALS * self._interval_ns
+        young: NDArray[np.bool_] = (self.missed > 0) & (self._silent_since_ns > since_ns)
+        return young
 
     def _next_miss(self, paths: Rows, now_ns: int) -> int:
         """When the first of these paths has left one more probe unanswered for its grace."""
@@ -254,11 +301,13 @@ class Liveness:
         chosen = np.flatnonzero(news)
         self._told[chosen] = missed[chosen]
         self._tell_ns[chosen] = now_ns + np.where(missed[chosen] < TOLD_SINGLY, TOLD_EVERY_NS, TOLD_SILENT_EVERY_NS)
-        return [self._signal(index, host, now_ns, unix_ns) for index in chosen.tolist()]
+        loss, limits = self.limits(chosen)
+        columns = zip(chosen.tolist(), loss.tolist(), limits.tolist(), strict=True)
+        return [self._signal(index, each, limit, host, now_ns, unix_ns) for index, each, limit in columns]
 
-    def _signal(self, index: int, host: str, now_ns: int, unix_ns: int) -> PathLiveness:
+    def _signal(self, index: int, loss: float, limit: int, host: str, now_ns: int, unix_ns: int) -> PathLiveness:
         missed, since_ns = int(self.missed[index]), int(self._silent_since_ns[index])
-        recent_loss, limit = self._loss(index)
+        age_ms = int(self._peer_age_ms[index])
         return PathLiveness(
             host=host,
             at_ns=now_ns,
@@ -272,6 +321,7 @@ class Liveness:
             interval_ns=self._interval_ns,
             answered_sent_ns=int(self._answered_sent_ns[index]) or None,
             limit=limit,
-            recent_loss=round(recent_loss, 4),
+            recent_loss=round(loss, 4),
             longest_rtt_ns=int(self._longest_ns[index]) or None,
+            peer_agent_age_ns=None if age_ms == _NO_AGE else age_ms * 1_000_000,
         )

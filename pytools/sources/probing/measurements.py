@@ -16,7 +16,7 @@ from pytools.errors import UsageError
 from pytools.estimators.delays import asymmetry, delays, half_waited, summarise
 from pytools.estimators.distributions import histograms
 from pytools.estimators.offsets import Offset
-from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, SlidingMinimum, Times, how_many
+from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, SlidingMinimum, Times
 from pytools.signals import Histogram, Path, PathDelay
 from pytools.sources.probing.liveness import Liveness
 from pytools.sources.probing.path_clocks import PathClocks
@@ -25,6 +25,8 @@ from pytools.sources.probing.paths import PinnedPath
 SENT, RECEIVED, LOST, DUPLICATES, REORDERED, COUNTERS = range(6)
 
 FORWARD, REVERSE, ROUND_TRIP, KINDS = range(4)  # of samples; those of path p lie in row p * KINDS + kind
+
+SLOW_NS: Final = 5_000_000  # queueing that is worth waking for
 
 _MOST_SAMPLES: Final = 65_536
 _MS: Final = 1_000_000
@@ -73,6 +75,7 @@ class Measurements:
         self.news = np.zeros(0, np.bool_)  # whether anything was added since the short window was last told
         self.clocks = PathClocks()
         self.liveness = Liveness(int(probe.interval_ms * _MS))
+        self._measured = np.zeros(0, np.bool_)
         self._own_clock: set[int] = set()
         self._paths: dict[int, Path] = {}
 
@@ -80,6 +83,8 @@ class Measurements:
         """Measure these from now on; what is known of a path that comes back is kept."""
         self._grow(max((pinned.index for pinned in paths), default=-1) + 1)
         self._paths = {pinned.index: pinned.path for pinned in paths}
+        self._measured[:] = False
+        self._measured[list(self._paths)] = True
         self.liveness.set_paths(paths)
         for pinned in paths:
             if pinned.peer.clock == "shared":
@@ -102,24 +107,22 @@ class Measurements:
         self._samples.grow(rows * KINDS)
         self._base.grow(rows * KINDS)
         self.counts = np.concatenate([self.counts, np.zeros((more, COUNTERS), np.int64)])
-        self.foreign, self.news = (
-            np.concatenate([flags, np.zeros(more, np.bool_)]) for flags in (self.foreign, self.news)
+        self.foreign, self.news, self._measured = (
+            np.concatenate([flags, np.zeros(more, np.bool_)]) for flags in (self.foreign, self.news, self._measured)
         )
         self.clocks.grow(rows)
         self.liveness.grow(rows)
 
-    def count(self, counter: int, paths: Rows) -> None:
-        """Add one to a counter for each path named, as often as it is named."""
-        if len(paths):
-            np.add.at(self.counts[:, counter], paths, 1)
-            self.news[paths] = True
+    def sent(self, by_path: Times) -> None:
+        """Count probes sent, by path."""
+        self.counts[:, SENT] += by_path
+        self.news |= by_path > 0
 
-    def check(self, paths: Rows, forward: Times, at_ns: Times, seen_ns: Times) -> None:
-        """Let forward differences that are told later contradict what is known of the clocks at once, see `add`."""
-        known = (forward != MISSING) & (seen_ns != MISSING)
-        if known.any():
-            reverse = np.zeros(how_many(known), np.bool_)
-            self.clocks.correct(paths[known], reverse, forward[known], at_ns[known], int(seen_ns[known].max()))
+    def count(self, counter: int, paths: Rows, more: int = 1) -> None:
+        """Add to a counter for each path named, as often as it is named."""
+        if len(paths):
+            np.add.at(self.counts[:, counter], paths, more)
+            self.news[paths] = True
 
     def add(self, kinds: Rows, paths: Rows, values: Times, at_ns: Times, seen_ns: Times) -> None:
         """Add delays of the paths named; MISSING ones are left out.
@@ -150,13 +153,32 @@ class Measurements:
         self._base.add(rows, delays_ns, seen_ns)
         self.news[paths] = True
 
+    def slow_from(self, now_ns: int, at_ns: int) -> Times:
+        """By path index, the difference of stamps above which a probe has waited for `SLOW_NS`; MISSING: not known.
+
+        Parameters
+        ----------
+        at_ns : int
+            What the stamping clock shows now.
+        """
+        rows = np.arange(len(self.counts))
+        base, _ = self._base.at(rows * KINDS + FORWARD, now_ns)
+        known = base != MISSING
+        return np.where(known, self.clocks.difference(rows, np.where(known, base, 0) + SLOW_NS, at_ns), MISSING)
+
     def skip(self, window: Window, now_ns: int) -> None:
         """Nobody wants to know: the next window begins where it should."""
         window.history.growth(now_ns, self.counts)
         self._uncounted(window)
 
     def signals(
-        self, window: Window, now_ns: int, unix_ns: int, only_news: bool, overtaken: tuple[Rows, Times]
+        self,
+        window: Window,
+        now_ns: int,
+        unix_ns: int,
+        only_news: bool,
+        overtaken: tuple[Rows, Times],
+        among: NDArray[np.bool_] | None = None,
     ) -> list[PathDelay]:
         """The state of the paths over a window that ends now.
 
@@ -166,14 +188,18 @@ class Measurements:
             Paths and leads of the probes of this window that were overtaken, see `Sender.overtaken`.
         only_news : bool
             Leave out paths of which nothing was heard since the last call with this set.
+        among : ndarray of bool, optional
+            Leave out the other paths, by index.
         """
         grown = window.history.growth(now_ns, self.counts)
-        indexes = [index for index in self._paths if not only_news or self.news[index]]
+        chosen = self._measured if among is None else self._measured & among
         if only_news:
-            self.news[:] = False
-        if not indexes:
+            chosen = chosen & self.news
+            self.news[chosen] = False
+        rows = np.flatnonzero(chosen)
+        if not len(rows):
             return []
-        rows: NDArray[np.intp] = np.array(indexes, np.intp)
+        indexes: list[int] = rows.tolist()
         begin_ns = now_ns - window.length_ns
         both_ways = np.concatenate([rows * KINDS + FORWARD, rows * KINDS + REVERSE])
         figures = summarise(self._samples, self._base, both_ways, begin_ns, now_ns, window.at_most)

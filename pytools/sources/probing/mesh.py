@@ -1,8 +1,9 @@
 """The probe mesh: probes every path to every peer, and publishes what the replies show.
 
-The peers' probes are answered by probe.c, which stamps and matches ours as well; a tick sends the probes that are due
-and reads one ring. Times are CLOCK_MONOTONIC nanoseconds. One thread; made and used in the network namespace it
-measures.
+The peers' probes are answered by probe.c, which stamps and matches ours as well; ours are planned ahead and sent by the
+pacer. The ring of replies is read ten times a second, once an interval while a path is slow or has just fallen silent,
+and at once when probe.c says that something has changed. Times are CLOCK_MONOTONIC nanoseconds. One thread; made and
+used in the network namespace it measures.
 """
 
 from __future__ import annotations
@@ -16,28 +17,40 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pytools import log
 from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.errors import CapabilityError, SwerveError
 from pytools.estimators.delays import STAMP_BOUND_NS
 from pytools.estimators.offsets import Offset
+from pytools.estimators.windows import MISSING
 from pytools.kernel.loader import Loaded
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink import Netlink, NetlinkError
+from pytools.kernel.netlink_messages import LOCAL
+from pytools.log import Level
 from pytools.signals import Path, PathState, ProbeSamples
 from pytools.sources.probing import stamp_packet, udp
-from pytools.sources.probing.measurements import Measurements, Window
+from pytools.sources.probing.measurements import RECEIVED, Measurements, Window
 from pytools.sources.probing.paths import Changes, PinnedPath, PinnedPaths
 from pytools.sources.probing.probe_port import ProbePort
 from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.sender import Sender
 
 _MS: Final = 1_000_000
-_MOST_WAIT_NS: Final = 20 * _MS
+_READ_EVERY_NS: Final = 100 * _MS
+_MOST_RECORDS: Final = 4096  # between two readings: half of what the ring holds
+_MOST_INTERVALS: Final = 24  # between two readings: fewer than liveness.py remembers
+_ALERT_NS: Final = 200 * _MS  # for so long after a path was slow or silent it is told of once an interval
+_SLOW_SINGLY: Final = 4  # slow samples in a row that are told of at once, one by one
+_SLOW_EVERY_NS: Final = 1000 * _MS
 _SAMPLES_EVERY_NS: Final = 200 * _MS
 _PATHS_EVERY_NS: Final = 30_000 * _MS  # besides whenever routes change
 _PATHS_AFTER_CHANGE_NS: Final = 250 * _MS
-_REQUESTS_EVERY_NS: Final = 200 * _MS  # besides whenever a path is silent
+_REQUESTS_EVERY_NS: Final = 500 * _MS  # besides whenever a path is silent
+_PACER_AFTER_NS: Final = 1000 * _MS  # another one is started, when it has ended
+_NEVER_NS: Final = 1 << 62
 _NO_LOSS: Final = ("recorded", "reflected", "wire_bytes")  # counters that count what went well
 
 
@@ -64,13 +77,8 @@ class ProbeMesh:
             why = loaded.failed.get("probe.c", "it is missing")
             raise CapabilityError(f"the probe program was not loaded: {why}", "`swerve doctor` says what is missing")
         self._ahead_ns = 0  # stamping clock minus CLOCK_MONOTONIC, at the newest record
-        self._config, self._bus = config, bus
-        interval_ns = int(config.probe.interval_ms * _MS)
-        # Two groups: fewer wake-ups cost less, more groups would make smaller bursts.
-        self._groups = 2 if interval_ns >= 2 * _MS else 1
-        self._step_ns = interval_ns // self._groups
-        # All that has arrived is worked on at once: what a wake-up costs is mostly the same for one packet or twenty.
-        self._serve_ns = min(interval_ns, _MOST_WAIT_NS)
+        self._config, self._bus, self._netlink = config, bus, netlink
+        self._interval_ns = int(config.probe.interval_ms * _MS)
         self._measurements = Measurements(config.host, config.windows, config.probe)
         with contextlib.ExitStack() as undo:
             clocks = config.clocks if any(peer.clock != "shared" for peer in config.peers) else None
@@ -81,7 +89,7 @@ class ProbeMesh:
             slots = Sender.slots_for(config.probe, clocks)
             self.program = undo.enter_context(ProbeProgram(loaded, slots))
             self._set_peers(config)
-            self.sender = Sender(config.probe, clocks, families, self._groups, self._measurements, self.program)
+            self.sender = Sender(config.probe, clocks, families, self._measurements, self.program)
             undo.callback(self.sender.close)
             self._changes = Changes()
             undo.callback(self._changes.close)
@@ -91,19 +99,26 @@ class ProbeMesh:
             self._discovery_failed = 0
             self._look_again_ns = _PATHS_AFTER_CHANGE_NS
             now_ns = time.monotonic_ns()
-            self._due = dict.fromkeys(("send", "serve", "long", "samples", "paths", "requests"), now_ns)
+            due = "read", "short", "long", "slow", "samples", "paths", "requests"
+            self._due = {**dict.fromkeys(due, now_ns), "pacer": _NEVER_NS}
             self._miss_ns: int | None = None  # when a path that has just fallen silent misses its next answer
+            self._alert_ns = np.zeros(0, np.int64)  # by path, until when it is told of once an interval
+            self._alerted = False
+            self._read_ns = _READ_EVERY_NS
             self._started = False
-            self._next_group = 0
+            self._selector: selectors.BaseSelector | None = None
+            self._watched: socket.socket | None = None  # the pacer's end is told by it
             self._gave_samples = False
-            self._missed_sends = 0
             self._path_by_end: dict[tuple[str, str], Path] = {}
             self._discover(now_ns)
             self._close = undo.pop_all().close
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Be woken when routes change; everything else goes by ticks."""
+        """Be woken when routes change, and by probe.c; everything else goes by ticks."""
+        self._selector = selector
+        self._watch_pacer()
         selector.register(self._changes.fileno(), selectors.EVENT_READ, self._routes_changed)
+        selector.register(self.program.fileno(), selectors.EVENT_READ, self._woken)
 
     def set_peers(self, config: AgentConfig, now_ns: int) -> None:
         """Probe these peers from now on, and answer them alone; of those that stay nothing measured is touched.
@@ -133,55 +148,56 @@ class ProbeMesh:
         if self._changes.happened():
             self._due["paths"] = min(self._due["paths"], time.monotonic_ns() + self._look_again_ns)
 
+    def _woken(self, _mask: int) -> None:
+        self._work(time.monotonic_ns())
+
+    def _watch_pacer(self) -> None:
+        if self._selector is not None and self._watched is not self.sender.schedule.control:
+            if self._watched is not None:
+                self._selector.unregister(self._watched)
+            self._watched = self.sender.schedule.control
+            self._selector.register(self._watched, selectors.EVENT_READ, self._pacer_ended)
+
+    def _pacer_ended(self, _mask: int) -> None:
+        """Laying out the paths anew starts another one, but not more than one a second."""
+        if self._selector is not None and self._watched is not None:
+            self._selector.unregister(self._watched)
+            self._watched = None
+            self._due["pacer"] = time.monotonic_ns() + _PACER_AFTER_NS
+
     def tick(self, now_ns: int) -> int:
         """Do what is due; returns when to be called again."""
         if not self._started:  # what was due while the hooks were being attached was not missed
             self._started = True
-            self._due.update(send=now_ns, serve=now_ns, long=now_ns + self._measurements.long.length_ns)
+            self._due.update(read=now_ns, long=now_ns + self._measurements.long.length_ns)
         if now_ns >= self._due["paths"]:
             self._discover(now_ns)
-        if now_ns >= self._due["serve"] or (self._miss_ns is not None and now_ns >= self._miss_ns):
-            # A quarter of a step early rather than late: the next send then finds the work done.
-            self._due["serve"] = now_ns + self._serve_ns - self._step_ns // 4
-            self.serve(now_ns)
-            self._publish(now_ns)
-        self._send(now_ns)
-        due_ns = min(self._due["serve"], self._due["send"])
-        return due_ns if self._miss_ns is None else min(due_ns, self._miss_ns)
+        if now_ns >= self._due["pacer"]:
+            self._send_along(self.paths.current)
+        if self._miss_ns is not None and now_ns >= self._miss_ns:
+            self._due["read"] = now_ns
+        if now_ns >= self._due["read"]:
+            self._work(now_ns)
+        return self._due["read"] if self._miss_ns is None else min(self._due["read"], self._miss_ns)
 
-    def serve(self, now_ns: int) -> None:
-        """Show that this agent works, and measure by the replies that have come in."""
+    def _work(self, now_ns: int) -> None:
+        """Measure by what has come in, publish what follows, and plan what is to be sent."""
         self.program.beat(now_ns)
-        records = self.program.read()
-        if len(records):
-            self._ahead_ns = int(records["t4_ns"][-1]) - int(records["seen_ns"][-1])
-            self.sender.take(records)
-        liveness = self._measurements.liveness
-        if liveness.any_silent or now_ns >= self._due["requests"]:
-            self._due["requests"] = now_ns + _REQUESTS_EVERY_NS
-            liveness.requested({key: seen.last_ns for key, seen in self.program.requests().items()})
-            self._port.look()
-            self.sender.look()
-
-    def _send(self, now_ns: int) -> None:
-        """Send the groups that are due; of those missed in a pause, each once at most."""
-        if now_ns < self._due["send"]:
-            return
-        behind = (now_ns - self._due["send"]) // self._step_ns + 1
-        skipped = max(0, behind - self._groups)
-        self._missed_sends += skipped
-        for step in range(skipped, behind):
-            self.sender.send((self._next_group + step) % self._groups, now_ns)
-        self._next_group = (self._next_group + behind) % self._groups
-        self._due["send"] += behind * self._step_ns
-
-    def _publish(self, now_ns: int) -> None:
+        now_ns = self.serve(now_ns)
+        self.sender.plan(time.monotonic_ns())  # the first tick has taken its time to attach
         self._miss_ns = self._measurements.liveness.look(now_ns)
         if self._bus.wanted("path_liveness"):
             for told in self._measurements.liveness.signals(self._config.host, now_ns, time.time_ns()):
                 self._bus.publish(told)
         self.sender.expire(now_ns)
-        self._publish_delays(self._measurements.short, now_ns, only_news=True)
+        alert = self._alert(now_ns)
+        self._alerted = alert is not None
+        if now_ns >= self._due["short"]:
+            if self._measurements.counts[:, RECEIVED].any():  # the first answers are told of at once
+                self._due["short"] = now_ns + self._read_ns * 3 // 4
+            self._publish_delays(self._measurements.short, now_ns, only_news=True)
+        elif alert is not None:
+            self._publish_delays(self._measurements.short, now_ns, only_news=True, among=alert)
         if now_ns >= self._due["long"]:
             self._due["long"] = _after(self._due["long"], self._measurements.long.length_ns, now_ns)
             self._publish_delays(self._measurements.long, now_ns, only_news=False)
@@ -189,13 +205,63 @@ class ProbeMesh:
             self._due["samples"] = now_ns + _SAMPLES_EVERY_NS
             self._listen(now_ns)
             self._publish_samples(now_ns)
+        self.program.set_limits(*self._measurements.liveness.for_kernel())
+        if now_ns >= self._due["slow"]:
+            self._due["slow"] = now_ns + _SLOW_EVERY_NS
+            self._set_slow(now_ns)
+        self._due["read"] = self._next_read(now_ns)
 
-    def _publish_delays(self, window: Window, now_ns: int, only_news: bool) -> None:
+    def _alert(self, now_ns: int) -> NDArray[np.bool_] | None:
+        """Which paths are to be told of once an interval, by index; None: none is."""
+        slow, limits = (each[: len(self._alert_ns)] for each in (self.program.slow, self.program.slow_limit))
+        liveness = self._measurements.liveness  # of a dead path the last sample may have been a slow one
+        self._alert_ns[((slow > 0) & (liveness.missed == 0)) | liveness.young(now_ns)] = now_ns + _ALERT_NS
+        alert = self._alert_ns > now_ns
+        if not np.count_nonzero(alert):
+            return None
+        limits[:] = np.where(limits > 0, _next_slow(slow), 0)
+        return alert
+
+    def _next_read(self, now_ns: int) -> int:
+        """Shortly before probes leave, when most answers are there; if alerted soon after: who is overtaken shows."""
+        step_ns = min(self._interval_ns, _READ_EVERY_NS)
+        phase_ns = self.sender.next_ns + (step_ns // 8 if self._alerted else -step_ns // 4)
+        due_ns = now_ns + (step_ns if self._alerted else self._read_ns)
+        return due_ns - (due_ns - phase_ns) % step_ns
+
+    def serve(self, now_ns: int) -> int:
+        """Measure by the replies that have come in; returns when the last of them did, if that was after `now_ns`."""
+        records = self.program.read()
+        self.sender.note_sent()  # after reading: of every answer the probe is known
+        if len(records):
+            self._ahead_ns = int(records["t4_ns"][-1]) - int(records["seen_ns"][-1])
+            now_ns = max(now_ns, int(records["seen_ns"].max()))
+            self.sender.take(records)
+        liveness = self._measurements.liveness
+        if liveness.any_silent or now_ns >= self._due["requests"]:
+            self._due["requests"] = now_ns + _REQUESTS_EVERY_NS
+            liveness.requested({key: seen.last_ns for key, seen in self.program.requests().items()})
+            known = len(self._port.addresses)
+            self._port.look()
+            if len(self._port.addresses) > known:
+                self._due["paths"] = now_ns
+            self.sender.look()
+        return now_ns
+
+    def _set_slow(self, now_ns: int) -> None:
+        """Tell the kernel what makes a path slow."""
+        slow_ns = self._measurements.slow_from(now_ns, self.stamping_clock(now_ns))
+        limits = _next_slow(self.program.slow[: len(slow_ns)])
+        self.program.set_slow(slow_ns, np.where(slow_ns == MISSING, 0, limits))
+
+    def _publish_delays(
+        self, window: Window, now_ns: int, only_news: bool, among: NDArray[np.bool_] | None = None
+    ) -> None:
         if not self._bus.wanted("path_delay"):
             self._measurements.skip(window, now_ns)
             return
         overtaken = self.sender.overtaken(now_ns - window.length_ns)
-        for signal in self._measurements.signals(window, now_ns, time.time_ns(), only_news, overtaken):
+        for signal in self._measurements.signals(window, now_ns, time.time_ns(), only_news, overtaken, among):
             self._bus.publish(signal)
 
     def _publish_samples(self, now_ns: int) -> None:
@@ -237,6 +303,7 @@ class ProbeMesh:
         self._due["paths"] = now_ns + _PATHS_EVERY_NS
         self._changes.happened()  # what is waiting is covered by this look
         try:
+            self.program.set_locals(self._locals())
             changed = self.paths.refresh(now_ns)
         except SwerveError:
             self._discovery_failed += 1  # a table that changes while it is read; the next look will do
@@ -246,13 +313,41 @@ class ProbeMesh:
         if changed:
             self._take_paths()
 
+    def _locals(self) -> set[str]:
+        """This host's addresses: those of its interfaces, and others that were asked for and are delivered here."""
+        found = {each.address for each in self._netlink.addresses()}
+        for address in self._port.addresses - found:
+            with contextlib.suppress(NetlinkError):  # it was until lately
+                if self._netlink.route_get(address).kind == LOCAL:
+                    found.add(address)
+        return found
+
     def _take_paths(self) -> None:
         self._measurements.set_paths(self.paths.current)
-        self.sender.set_paths(self.paths.current)
+        self._send_along(self.paths.current)
+        rows = len(self._measurements.counts)
+        self._alert_ns = np.concatenate([self._alert_ns, np.zeros(rows - len(self._alert_ns), np.int64)])
+        longest_ns = min(_MOST_INTERVALS, max(1, _MOST_RECORDS // max(1, self.sender.probes))) * self._interval_ns
+        self._read_ns = min(_READ_EVERY_NS, longest_ns)
         self._path_by_end = {
             (str(ipaddress.ip_address(pinned.path.address)), pinned.path.interface): pinned.path
             for pinned in reversed(self.paths.current)
         }
+
+    def _send_along(self, paths: Sequence[PinnedPath]) -> None:
+        """Have probes sent along these paths; where no process can be had that does, it is tried again."""
+        try:
+            self.sender.set_paths(paths)
+        except CapabilityError as error:
+            if not self._started:
+                raise
+            log.event(Level.ERROR, "no probes are sent", why=error)
+            self._due["pacer"] = time.monotonic_ns() + _PACER_AFTER_NS
+            return
+        self._due["pacer"] = _NEVER_NS
+        if self._started:
+            self._watch_pacer()
+            self.sender.plan(time.monotonic_ns())
 
     def interfaces(self) -> set[str]:
         """Where the program is wanted: at the interfaces of the paths, and those by which probes have come in."""
@@ -303,7 +398,7 @@ class ProbeMesh:
     def drops(self) -> dict[str, int]:
         """Everything that was lost, refused or not understood, by name."""
         counted = {f"probe_{name}": count for name, count in self.sender.drops.items()}
-        counted["probe_missed_sends"] = self._missed_sends
+        counted["probe_pacer_restarts"] = self.sender.schedule.restarts
         counted["probe_discovery_failed"] = self._discovery_failed
         counted["probe_requests_without_program"] = self._port.unanswered
         kernel = self.program.counters()
@@ -313,6 +408,12 @@ class ProbeMesh:
     def close(self) -> None:
         """Close every socket."""
         self._close()
+
+
+def _next_slow(slow: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """How many slow samples in a row are to wake us next: the first few do so one by one."""
+    limits: NDArray[np.uint32] = np.minimum(slow + np.uint32(1), np.uint32(_SLOW_SINGLY))
+    return limits
 
 
 def _after(due_ns: int, every_ns: int, now_ns: int) -> int:

@@ -100,14 +100,23 @@ class PathClocks:
         known = self._state[paths] >= HOLDOVER
         if not known.any():
             return values
-        since = np.where(known, at_ns - self._epoch[paths], 0)
-        offsets = self._offset[paths] + np.rint(since * (self._drift[paths] * 1e-9)).astype(np.int64)
+        offsets = self._offsets(paths, at_ns)
         delays = corrected(values, np.where(reverse, -offsets, offsets), self._drift[paths])
         early = known & (delays < -(self._bound[paths] + 2 * STAMP_BOUND_NS))
         if early.any():
             self.contradictions += int(np.count_nonzero(early))
             self._suspended_ns[paths[early]] = now_ns
         return np.where(known, delays, values)
+
+    def difference(self, paths: Rows, forward: Times, at_ns: int) -> Times:
+        """What two stamps would differ by, one delay of each of these paths later."""
+        return forward + self._offsets(paths, np.full(len(paths), at_ns))
+
+    def _offsets(self, paths: Rows, at_ns: Times) -> Times:
+        """The peers' clocks against ours at these times of ours; 0 where that is not known."""
+        since = np.where(self._state[paths] >= HOLDOVER, at_ns - self._epoch[paths], 0)
+        offsets: Times = self._offset[paths] + np.rint(since * (self._drift[paths] * 1e-9)).astype(np.int64)
+        return offsets
 
     def suspended(self, paths: Rows) -> NDArray[np.bool_]:
         """Which paths wait for an offset that agrees with what is measured."""

@@ -20,8 +20,8 @@ MOST_PATHS: Final = 4096  # as many as probe.c has room for
 SPOKEN_FOR_NS: Final = 10_000_000_000  # a controller speaks of every path once a second
 
 _ONLINK: Final = 4  # RTNH_F_ONLINK
-# Multicast groups of routing netlink: links, IPv4 and IPv6 routes, nexthops.
-_GROUPS: Final = (1, 7, 11, 32)
+# Multicast groups of routing netlink: links, IPv4 and IPv6 addresses and routes, nexthops.
+_GROUPS: Final = (1, 5, 9, 7, 11, 32)
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 
 

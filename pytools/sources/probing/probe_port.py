@@ -1,7 +1,8 @@
 """The probe port of this host: held, so that nobody else can have it, and watched for interfaces without our program.
 
 probe.c answers requests before they reach a socket. What does reach this one came in by an interface where the program
-is not attached yet. Non-blocking; one thread.
+is not attached yet, or is for an address of this host that no interface has (`ip route add local`). Non-blocking; one
+thread.
 """
 
 from __future__ import annotations
@@ -9,12 +10,23 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
+from pytools.kernel import socket_filter as bpf
 from pytools.sources.probing import udp
 
 _AT_ONCE: Final = 64  # datagrams; a flood is dropped in the socket
 _ROOM: Final = 64  # for control messages
+_MOST_ADDRESSES: Final = 1024
+_PKTINFO, _PKTINFO6 = struct.Struct("=i4s4s"), struct.Struct("=16si")
+_LOOPBACK: Final = 1  # its index in every namespace
+# No peer comes in by loopback, where no program of ours is: what is sent there is of this host's own users.
+_NOT_FROM_LOOPBACK: Final = (
+    (bpf.LOAD_WORD, 0, 0, bpf.INTERFACE),
+    (bpf.EQUAL, 0, 1, _LOOPBACK),
+    (bpf.RETURN, 0, 0, 0),
+    (bpf.RETURN, 0, 0, bpf.ALL),
+)
 
 
 class ProbePort:
@@ -24,12 +36,15 @@ class ProbePort:
     ----------
     ifindexes : set of int
         Interfaces by which requests of peers have come in.
+    addresses : set of str
+        Of this host, to which they were sent: those that no interface has are known from here alone.
     unanswered : int
-        Requests that came in by them before the program was there.
+        Requests that came in where the program was not yet, or to an address that it did not know.
     """
 
     def __init__(self, port: int) -> None:
         self.ifindexes: set[int] = set()
+        self.addresses: set[str] = set()
         self.unanswered = 0
         self._port = port
         self._peers: set[bytes] = set()
@@ -45,7 +60,8 @@ class ProbePort:
         """
         for family in families:
             if family not in self._sockets:
-                self._sockets[family] = udp.open_socket(family, self._port)
+                self._sockets[family] = sock = udp.open_socket(family, self._port)
+                bpf.attach(sock, _NOT_FROM_LOOPBACK)
 
     def set_peers(self, addresses: Iterable[str]) -> None:
         """Learn interfaces from these hosts alone."""
@@ -60,8 +76,12 @@ class ProbePort:
                 except OSError:  # nothing more, or an ICMP error
                     break
                 if udp.mapped(source[0].partition("%")[0]).tobytes() in self._peers:
-                    self.ifindexes |= set(map(_ifindex, control))
                     self.unanswered += 1
+                    for message in control:
+                        ifindex, address = _arrival(message)
+                        self.ifindexes.add(ifindex)
+                        if len(self.addresses) < _MOST_ADDRESSES:
+                            self.addresses.add(address)
 
     def close(self) -> None:
         """Give the port back."""
@@ -70,8 +90,11 @@ class ProbePort:
         self._sockets = {}
 
 
-def _ifindex(message: tuple[int, int, bytes]) -> int:
-    """The interface that a control message names: in_pktinfo begins with it, in6_pktinfo ends with it."""
+def _arrival(message: tuple[int, int, bytes]) -> tuple[int, str]:
+    """The interface and the destination that a control message names: struct in_pktinfo or in6_pktinfo."""
     level, _, data = message
-    found: tuple[Any, ...] = struct.unpack_from("=i", data, 0 if level == socket.IPPROTO_IP else 16)
-    return int(found[0])
+    if level == socket.IPPROTO_IP:
+        ifindex, _, destination = _PKTINFO.unpack_from(data)
+        return ifindex, socket.inet_ntop(socket.AF_INET, destination)
+    destination, ifindex = _PKTINFO6.unpack_from(data)
+    return ifindex, socket.inet_ntop(socket.AF_INET6, destination)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import select
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -47,6 +48,9 @@ COUNTERS: Final = (
     "failed",
     "ecn_full",
     "too_long",
+    "unsigned_request",
+    "forged_request",
+    "unsigned_reply",
 )
 
 
@@ -67,6 +71,8 @@ class ProbeProgram:
 
     Attributes
     ----------
+    slow, slow_limit : ndarray
+        By path, as in struct swerve_probe_path; the kernel writes the first.
     seq_base : int
         Random; with it a sequence number on the wire is `(seq_base + session * NUMBERS + number % NUMBERS) % 2^32`.
     """
@@ -77,12 +83,17 @@ class ProbeProgram:
         self.seq_base, self.slots = secrets.randbits(32), slots
         self._ring = loaded.ring("probes", "probe")
         self._counters, self._peers = loaded.map("probe_counters"), loaded.map("probe_peers")
-        self._requests = loaded.map("probe_requests")
+        self._requests, self._local_addresses = loaded.map("probe_requests"), loaded.map("probe_locals")
         self._known: dict[str, int] = {}
+        self._locals: frozenset[str] = frozenset()
         with contextlib.ExitStack() as undo:
+            # By edges: records that wake nobody make the ring readable, too.
+            self._wakeups = undo.enter_context(select.epoll())
+            self._wakeups.register(self._ring.fileno(), select.EPOLLIN | select.EPOLLET)
             mapped = [undo.enter_context(loaded.mapped(f"probe_{name}")) for name in ("settings", "paths", "sessions")]
             self._close = undo.pop_all().close
         self._settings, self.paths, self.sessions = (each.records for each in mapped)
+        self.slow, self.slow_limit = self.paths["slow"], self.paths["slow_limit"]
         self._settings["seq_base"], self._settings["slots"] = self.seq_base, slots
 
     def set_peers(self, error_estimates: Mapping[str, int]) -> None:
@@ -99,24 +110,53 @@ class ProbeProgram:
     def _address(self, address: str) -> Any:
         return np.frombuffer(udp.mapped(address).tobytes(), self._peers.key)[0]
 
+    def set_locals(self, addresses: Iterable[str]) -> None:
+        """Answer requests to these addresses of this host; all others are somebody else's."""
+        wanted = frozenset(addresses)
+        for address in self._locals - wanted:
+            self._local_addresses.delete(self._address(address))
+        for address in wanted - self._locals:
+            self._local_addresses.update(self._address(address), np.uint8(1))
+        self._locals = wanted
+
     def set_ports(self, ports: Iterable[int]) -> None:
         """Say which UDP ports the sender holds: replies to them end in the kernel."""
         wanted = sorted(set(ports))
         self._settings["ports"] = np.pad(np.array(wanted, np.uint16), (0, MOST_PORTS - len(wanted)))
 
-    def set_path(self, path: int, ifindex: int, gateway: str) -> None:
+    def set_key(self, key: bytes) -> None:
+        """Sign probes and replies with these 16 bytes, and believe none without; empty: neither."""
+        self._settings["keyed"] = 0
+        if key:
+            self._settings["key"] = np.frombuffer(key, "<u8")
+            self._settings["keyed"] = 1
+
+    def set_path(self, path: int, ifindex: int, gateway: str, remote: str) -> None:
         """Lead the probes of a path to a gateway; an on-link peer is its own. What stays as it was is left alone."""
         record, family = self.paths[path : path + 1], _FAMILIES[6 if ":" in gateway else 4]
         same = (record["gateway"]["bytes"][0] == udp.mapped(gateway)).all()
+        same &= (record["remote"]["bytes"][0] == udp.mapped(remote)).all()
         if same and (record["ifindex"][0], record["family"][0]) == (ifindex, family):
             return
-        record["ifindex"] = 0
+        self.forget_path(path)
+        record["remote"]["bytes"] = udp.mapped(remote)
         record["gateway"]["bytes"], record["family"] = udp.mapped(gateway), family
         record["ifindex"] = ifindex
 
     def forget_path(self, path: int) -> None:
-        """Send no probe along this path any more."""
+        """Send no probe along this path any more; whoever still holds its row finds another generation there."""
+        generation = self.paths["generation"][path] + np.uint16(1)
+        self.paths["ifindex"][path] = 0
         self.paths[path] = np.zeros((), self.paths.dtype)
+        self.paths["generation"][path] = generation
+
+    def set_limits(self, limits: NDArray[np.int64], graces_ns: NDArray[np.int64]) -> None:
+        """Say, by path, how many unanswered probes make it silent (0: never), and how late an answer may be."""
+        self.paths["limit"][: len(limits)], self.paths["grace_ns"][: len(limits)] = limits, graces_ns
+
+    def set_slow(self, slow_ns: NDArray[np.int64], limits: NDArray[np.int64]) -> None:
+        """Say, by path, from which t2 - t1 on a sample is slow, and how many in a row wake the agent (0: never)."""
+        self.paths["slow_ns"][: len(limits)], self.slow_limit[: len(limits)] = slow_ns, limits
 
     def set_session(self, session: int, path: int, remote: str, port: int, shared: bool) -> None:
         """Take replies of this peer to this port of ours; `shared`: both ends read one clock.
@@ -145,8 +185,13 @@ class ProbeProgram:
         """Show that the agent works: the age of the last beat travels in every reply."""
         self._settings["beat_ns"] = now_ns
 
+    def fileno(self) -> int:
+        """For a selector: readable when the kernel has something to say that cannot wait, until `read` is called."""
+        return self._wakeups.fileno()
+
     def read(self) -> NDArray[Any]:
         """The records (struct swerve_probe) since the last call."""
+        self._wakeups.poll(0)
         return self._ring.read()
 
     def requests(self) -> dict[tuple[bytes, int], Requests]:
@@ -162,7 +207,7 @@ class ProbeProgram:
 
     def close(self) -> None:
         """Unmap the maps; they are the loader's."""
-        del self._settings, self.paths, self.sessions
+        del self._settings, self.paths, self.sessions, self.slow, self.slow_limit
         self._close()
 
     def __enter__(self) -> Self:

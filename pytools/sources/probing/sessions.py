@@ -23,6 +23,11 @@ PROBES: Final = 3  # to a pair: the one that leads it included
 FREE, OUTSTANDING, ANSWERED, TIMED_OUT, LATE = range(5)  # what has become of the probe in a slot
 SEQ_WRAP: Final = 1 << 32
 _MOST_SLOTS: Final = 65_536
+AHEAD_NS: Final = 640_000_000  # for so long probes are planned ahead, where that is so many ticks
+LEAST_TICKS: Final = 4
+
+_NO_PATHS: Final = np.zeros(0, np.intp)
+_NO_TIMES: Final = np.zeros(0, np.int64)
 
 Result = tuple[int, int, int | None, int | None]  # sequence number, sent, forward, reverse
 
@@ -79,6 +84,7 @@ class Sessions:
         if clocks is not None:
             remembered_ms = max(remembered_ms, clocks.window_ms + 500)
             per_interval += (PROBES - 1) / clocks.pair_every(probe)
+        remembered_ms += max(AHEAD_NS / 1e6, LEAST_TICKS * probe.interval_ms)
         slots = max(64, power_of_two(remembered_ms / probe.interval_ms * per_interval + 8))
         if slots > _MOST_SLOTS:
             raise UsageError(
@@ -101,9 +107,9 @@ class Sessions:
         self._seq = np.full(grid, -1, np.int64)
         self._sent_ns = np.zeros(grid, np.int64)
         self._part = np.full(grid, SINGLE, np.uint8)
+        # Of probes that were answered, late or in time; what stands there of others is of an earlier one.
         self._left = np.full(grid, MISSING, np.int64)  # the request, and the following: the reply came back
         self._back = np.full(grid, MISSING, np.int64)
-        self._seen = np.full(grid, MISSING, np.int64)  # the latter in CLOCK_MONOTONIC
         self._forward = np.full(grid, MISSING, np.int64)
         self._reverse = np.full(grid, MISSING, np.int64)
 
@@ -119,12 +125,18 @@ class Sessions:
 
     def expire(self, now_ns: int) -> None:
         """Count probes as lost that were not answered within the timeout."""
-        overdue = (self._state == OUTSTANDING) & (self._sent_ns < now_ns - self._timeout_ns)
-        if overdue.any():
-            self._state[overdue] = TIMED_OUT
-            paths = np.nonzero(overdue)[0] // self._probe.flows
+        waiting = self._waiting()
+        sent_ns = self._sent_ns.reshape(-1)[waiting]
+        overdue = sent_ns < now_ns - self._timeout_ns
+        if np.count_nonzero(overdue):
+            self._state.reshape(-1)[waiting[overdue]] = TIMED_OUT
+            paths = waiting[overdue] // (self._slots * self._probe.flows)
             self._measurements.count(LOST, paths)
-            self._measurements.liveness.lost(paths, self._sent_ns[overdue])
+            self._measurements.liveness.lost(paths, sent_ns[overdue])
+
+    def _waiting(self) -> NDArray[np.intp]:
+        """Where in the arrays the probes are that were not answered yet: mostly few."""
+        return np.flatnonzero(self._state.reshape(-1) == OUTSTANDING)
 
     def overtaken(self, since_ns: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Probes sent since then, unanswered although a later one to the same peer by another path is answered.
@@ -139,11 +151,15 @@ class Sessions:
         leads_ns : ndarray of int64, shape (n,)
             How much later the latest that was answered had been sent.
         """
-        other = latest_of_others(self._answered_ns, self._peer, self._probe.flows)
-        leads = other[:, None] - self._sent_ns
-        chosen = (self._state == OUTSTANDING) & (self._sent_ns >= since_ns) & (leads > 0)
-        rows, slots = np.nonzero(chosen)
-        return rows // self._probe.flows, leads[rows, slots]
+        waiting = self._waiting()
+        sent_ns = self._sent_ns.reshape(-1)[waiting]
+        recent = sent_ns >= since_ns
+        if not np.count_nonzero(recent):
+            return _NO_PATHS, _NO_TIMES
+        rows = waiting[recent] // self._slots
+        leads = latest_of_others(self._answered_ns, self._peer, self._probe.flows)[rows] - sent_ns[recent]
+        ahead = leads > 0
+        return rows[ahead] // self._probe.flows, leads[ahead]
 
     def pairs(self, path: int, since_ns: int) -> Pairs:
         """The coded pairs of a path that were sent since then, oldest first."""
@@ -187,14 +203,17 @@ class Sessions:
         for seq in range(max(int(self._told[row]), next_seq - self._slots), next_seq):
             slot = seq & (self._slots - 1)
             state = self._state[row, slot]
-            forward, reverse = _value(self._forward[row, slot]), _value(self._reverse[row, slot])
             if state == OUTSTANDING:
                 break
             self._told[row] = seq + 1
-            if self._seq[row, slot] == seq and state != FREE:
-                # Without a stamp, the time of the call; no delay of ours rests on it.
-                sent_ns = _value(self._left[row, slot]) or int(self._sent_ns[row, slot])
-                entries.append((seq & (SEQ_WRAP - 1), sent_ns, forward, reverse))
+            if self._seq[row, slot] != seq or state == FREE:
+                continue
+            # Without a stamp, the time of the call; no delay of ours rests on it.
+            sent_ns, forward, reverse = int(self._sent_ns[row, slot]), None, None
+            if state != TIMED_OUT:
+                sent_ns = int(self._left[row, slot])
+                forward, reverse = _value(self._forward[row, slot]), _value(self._reverse[row, slot])
+            entries.append((seq & (SEQ_WRAP - 1), sent_ns, forward, reverse))
         return entries
 
     def skip_results(self) -> None:

@@ -1,15 +1,13 @@
-"""UDP sockets on the probes' ports, addresses as the kernel's records have them, and many messages per system call.
+"""UDP sockets on the probes' ports, addresses as the kernel's records have them, and messages as sendmmsg(2) has them.
 
 Non-blocking; one thread.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import socket
 from collections.abc import Iterable
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +18,6 @@ Family = Literal[4, 6]
 
 _IP_PKTINFO: Final = 8
 _MAPPED: Final = np.frombuffer(bytes(10) + b"\xff\xff", np.uint8)
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 # struct iovec and struct mmsghdr
 VECTOR = np.dtype([("base", "u8"), ("length", "u8")])
@@ -36,7 +32,7 @@ HEADER = np.dtype(
         ("control_bytes", "u8"),
         ("flags", "i4"),
         ("pad1", "u4"),
-        ("bytes", "u4"),
+        ("bytes", "i4"),
         ("pad2", "u4"),
     ]
 )
@@ -82,38 +78,3 @@ def mapped(address: str) -> NDArray[np.uint8]:
     if ":" in address:
         return np.frombuffer(socket.inet_pton(socket.AF_INET6, address), np.uint8)
     return np.concatenate([_MAPPED, np.frombuffer(socket.inet_pton(socket.AF_INET, address), np.uint8)])
-
-
-def send_messages(sock: socket.socket, headers: NDArray[Any], count: int) -> dict[int, int]:
-    """Send the first `count` messages that these headers describe, in as few system calls as possible.
-
-    Returns
-    -------
-    dict
-        Place -> errno, of each that the kernel refused. When the socket's buffer is full, all that were still to go
-        carry EAGAIN.
-    """
-    start, base, refused = 0, headers.ctypes.data, {}
-    while start < count:
-        sent = _libc.sendmmsg(
-            sock.fileno(),
-            ctypes.c_void_p(base + start * HEADER.itemsize),
-            count - start,
-            socket.MSG_DONTWAIT,
-        )
-        if sent > 0:
-            start += sent
-            continue
-        code = ctypes.get_errno()
-        if code == errno.EAGAIN:
-            refused.update(dict.fromkeys(range(start, count), code))
-            break
-        refused[start] = code  # sendmmsg stops at the first that fails, and says why only when it is the first
-        start += 1
-    return refused
-
-
-def addresses(array: NDArray[Any]) -> NDArray[np.uint64]:
-    """Where in memory each row of an array lies."""
-    stride = array.strides[0]
-    return (array.ctypes.data + np.arange(len(array), dtype=np.uint64) * np.uint64(stride)).astype(np.uint64)

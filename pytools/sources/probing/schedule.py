@@ -1,0 +1,257 @@
+"""The schedule of the probes: what is to leave when, in memory that is shared with the process that sends it.
+
+The agent plans some hundred milliseconds ahead and looks afterwards what became of it; `pacer.py` sends. Messages lie
+in the memory as sendmmsg(2) takes them. Times are CLOCK_MONOTONIC nanoseconds. One thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.errors import CapabilityError, UsageError
+from pytools.sources.cost import resident_bytes
+from pytools.sources.probing import pacer
+
+PRIORITY: Final = 40  # SCHED_FIFO; below that of interrupt threads
+MEMORY_BYTES: Final = 64 << 20  # of which only what is used is there
+_PATIENCE_S: Final = 5.0
+_DONE_WITHIN_NS: Final = 5_000_000
+_PROGRAM: Final = Path(pacer.__file__)
+
+
+class Group(NamedTuple):
+    """Messages that leave together, as an entry names them."""
+
+    headers_at: int
+    messages: int
+    spacing_ns: int  # after the group before
+
+
+class Schedule:
+    """Ticks, numbered from 0; each may be planned once, and its entry is used again `ticks` later.
+
+    Parameters
+    ----------
+    packets : socket
+        What messages are sent by.
+
+    Raises
+    ------
+    CapabilityError
+        If the pacer does not start.
+    """
+
+    def __init__(self, packets: socket.socket) -> None:
+        self.restarts = 0
+        self._packets = packets
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._memory_fd = os.memfd_create("swerve-probes", os.MFD_CLOEXEC)
+        os.ftruncate(self._memory_fd, MEMORY_BYTES)
+        self._memory = mmap.mmap(self._memory_fd, MEMORY_BYTES)
+        self._words = np.frombuffer(self._memory, np.int64)
+        self._base = self._words.ctypes.data
+        self._away = 0  # how far the pacer's addresses are from ours
+        self.set_ticks(1)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- the process ----
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = ours
+        fds = theirs.fileno(), self._packets.fileno(), self._memory_fd
+        words = [sys.executable, "-I", "-S", str(_PROGRAM), *map(str, (*fds, PRIORITY))]
+        try:
+            with theirs:
+                self._process = subprocess.Popen(words, pass_fds=fds, stdin=subprocess.DEVNULL)
+            ready = self._answer()
+        except OSError as error:
+            self._end()
+            raise CapabilityError(
+                f"the process that sends probes: {error.strerror}", "free memory or processes on this host"
+            ) from None
+        if ready[:1] != pacer.READY:
+            self._end()
+            raise CapabilityError(
+                "the process that sends probes does not start", f"see what `{' '.join(words[:4])}` says"
+            )
+        self._away = int.from_bytes(ready[1:], sys.byteorder) - self._base
+        self._running = False
+
+    def _answer(self) -> bytes:
+        """What the pacer says next; nothing when it is gone, or silent for too long."""
+        ready, _, _ = select.select((self.control,), (), (), _PATIENCE_S)
+        return self.control.recv(64) if ready else b""
+
+    def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()  # with which it ends
+            self._control = None
+        if self._process is not None:
+            try:
+                self._process.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    @property
+    def control(self) -> socket.socket:
+        """Readable when the pacer has ended.
+
+        Raises
+        ------
+        CapabilityError
+            If there is none: it did not start.
+        """
+        if self._control is None:
+            raise CapabilityError("no process sends probes", "the log says why it did not start")
+        return self._control
+
+    def cost(self) -> tuple[int, int]:
+        """Processor time that the pacer has used (ns), and its memory (bytes)."""
+        used = resident_bytes(str(self._process.pid)) if self._process is not None else 0
+        return int(self._words[pacer.CPU]), used
+
+    def close(self) -> None:
+        """End the pacer; no probe leaves any more."""
+        self._end()
+        os.close(self._memory_fd)
+        del self._words
+        with contextlib.suppress(BufferError):  # arrays of messages are still about: they go with the process
+            self._memory.close()
+
+    # ---- memory ----
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[tuple[int, int]]:
+        """Nothing is sent inside, and the memory can be laid out anew.
+
+        Yields the first tick that has not begun and the first that was not planned; what is between is withdrawn.
+
+        Raises
+        ------
+        CapabilityError
+            If the pacer had to be started again and did not start.
+        """
+        self._hold()
+        begun, planned = self.begun, self.planned
+        self._words[pacer.PLANNED] = begun
+        yield begun, planned
+
+    def _hold(self) -> None:
+        if not self._obeys_hold():
+            self._end()
+            self.restarts += 1
+            self._words[pacer.DONE] = self._words[pacer.BEGUN]
+            self._start()
+        self._running = False
+
+    def _obeys_hold(self) -> bool:
+        if self._process is None:  # the last one did not start
+            return False
+        if not self._running:  # it waits for its first plan
+            return self._process.poll() is None
+        try:
+            self.control.send(pacer.HOLD)
+            return self._answer() == pacer.HELD
+        except OSError:  # it has gone
+            return False
+
+    def set_ticks(self, ticks: int) -> None:
+        """Have room for so many ticks ahead; only while held, as it takes all arrays back."""
+        words = pacer.ENTRY_WORDS
+        self._words[pacer.ENTRIES], self._ticks = ticks, ticks
+        end = pacer.FIRST_ENTRY + ticks * words
+        self._entries = self._words[pacer.FIRST_ENTRY : end].reshape(ticks, words)
+        self._used = end * 8
+
+    def array(self, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
+        """A new array of zeros in the shared memory; it holds until the schedule is held again.
+
+        Raises
+        ------
+        UsageError
+            If there is no room for it.
+        """
+        count, dtype = int(np.prod(shape)), np.dtype(kind)
+        if self._used + count * dtype.itemsize > MEMORY_BYTES:
+            raise UsageError("there are too many probes to plan ahead", "lower probe.flows, or have fewer peers")
+        found = np.frombuffer(self._memory, dtype, count, self._used).reshape(shape)
+        found[...] = np.zeros((), dtype)
+        self._used += -(-count * dtype.itemsize // 64) * 64
+        return found
+
+    def addresses(self, array: NDArray[Any]) -> NDArray[np.uint64]:
+        """Where each row of an array in the shared memory lies for the pacer."""
+        rows = np.arange(len(array), dtype=np.int64) * array.strides[0]
+        return (array.ctypes.data + self._away + rows).astype(np.uint64)
+
+    def group(self, headers: NDArray[Any], spacing_ns: int = 0) -> Group:
+        """What an entry says of these messages, the headers of which lie in the shared memory."""
+        return Group(headers.ctypes.data - self._base, len(headers), spacing_ns)
+
+    # ---- the plan ----
+
+    @property
+    def planned(self) -> int:
+        """How many ticks were planned in all."""
+        return int(self._words[pacer.PLANNED])
+
+    @property
+    def begun(self) -> int:
+        """How many have begun, left out or not; what was sent in the latest is known a moment later."""
+        begun = int(self._words[pacer.BEGUN])
+        end_ns = time.monotonic_ns() + _DONE_WITHIN_NS
+        while self._words[pacer.DONE] < begun and time.monotonic_ns() < end_ns:
+            os.sched_yield()
+        return begun
+
+    def began(self, ticks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """When these ticks began; 0: they were left out, being too late."""
+        began: NDArray[np.int64] = self._entries[ticks % self._ticks, pacer.BEGAN]
+        return began
+
+    def plan(
+        self, due_ns: NDArray[np.int64], too_late_ns: NDArray[np.int64], groups: Sequence[Sequence[Group]]
+    ) -> None:
+        """Plan more ticks.
+
+        Parameters
+        ----------
+        due_ns, too_late_ns : ndarray of int64, shape (ticks,)
+            When each is to begin, ascending, and from when on it is left out.
+        groups : sequence
+            Of each tick, what is to be sent.
+        """
+        first = self.planned
+        for tick, due, late, wanted in zip(
+            range(first, first + len(due_ns)), due_ns.tolist(), too_late_ns.tolist(), groups, strict=True
+        ):
+            entry = self._entries[tick % self._ticks]
+            entry[pacer.DUE], entry[pacer.TOO_LATE], entry[pacer.GROUPS] = due, late, len(wanted)
+            flat = [word for group in wanted for word in group]
+            entry[pacer.FIRST_GROUP : pacer.FIRST_GROUP + len(flat)] = flat
+        self._words[pacer.PLANNED] = first + len(due_ns)
+        if not self._running or self._words[pacer.WAITING]:
+            self._running = True
+            with contextlib.suppress(OSError, CapabilityError):  # it has gone
+                self.control.send(pacer.GO)

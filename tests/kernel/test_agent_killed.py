@@ -1,0 +1,149 @@
+"""An agent that is killed (SIGKILL) where the kernel has TCX: nothing of it is left but sockets that are files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import support
+
+from pytools import places
+from pytools.bus import Client
+from pytools.errors import SwerveError
+from pytools.kernel import attach, bpf, loader, netns, tc_programs
+from pytools.signals import PathLiveness, Self
+
+CONFIG = """\
+host: one
+peers: [{name: two, address: 10.77.0.2, clock: shared}]
+recording: {fine_mib: 1, coarse_mib: 1}
+"""
+HELD = {"prog_id": "prog", "map_id": "map", "link_id": "link"}  # as /proc/PID/fdinfo has it, and bpftool
+EVERYTHING = (
+    *(("ip", family, *what) for family in ("-4", "-6") for what in (("rule",), ("route", "show", "table", "all"))),
+    ("ip", "nexthop"),
+    ("ip", "-o", "link"),
+    ("tc", "qdisc"),
+)
+
+
+@contextlib.contextmanager
+def running(namespace: str, config: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent that probes."""
+    words = [*support.SWERVE, "agent", "-n", namespace, "--config", str(config)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        support.wait_until(lambda: probes(namespace), 60, "the agent tells of its probes", every_s=0.1)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def probes(namespace: str) -> bool:
+    """Whether an agent tells of unanswered probes: nobody is at the other end."""
+    with contextlib.suppress(SwerveError), Client(places.agent_socket(namespace), frozenset({"path_liveness"})) as told:
+        signal_ = told.next(2.0)
+        return isinstance(signal_, PathLiveness) and signal_.missed > 0
+    return False
+
+
+def held(pid: int) -> set[tuple[str, str]]:
+    """BPF programs, maps and links of a process, by kind and number."""
+    found = set()
+    for place in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(OSError):
+            found |= {
+                (HELD[name], n)
+                for name, n in re.findall(r"^(\w+_id):\s*(\d+)$", place.read_text(), re.M)
+                if name in HELD
+            }
+    return found
+
+
+def there(objects: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Those of them that the kernel still has."""
+    shown = {each: support.run(["bpftool", each[0], "show", "id", each[1]], check=False) for each in objects}
+    return {each for each, done in shown.items() if done.returncode == 0}
+
+
+def everything(namespace: str) -> dict[str, list[str]]:
+    """What there is in a namespace that an agent could have made."""
+    with netns.inside(namespace):
+        found = {" ".join(words): sorted(support.run(list(words)).stdout.splitlines()) for words in EVERYTHING}
+        for name, index in attach.interfaces().items():
+            found[name] = [f"{each.mechanism} {each.direction} {each.name}" for each in tc_programs.on(name, index)]
+    return found
+
+
+def files(namespace: str) -> set[Path]:
+    return {path for path in places.runtime_dir(namespace).rglob("*") if not path.is_dir()}
+
+
+def test_a_killed_agent_leaves_nothing_but_sockets_that_its_successor_replaces(
+    veth_pair: tuple[str, str], tmp_path: Path
+) -> None:
+    support.require("bcc", "netns", "bpftool", "tc", "tracefs")
+    with loader.load([loader.Program("empty.c", ("empty",))]) as loaded:
+        if not bpf.has_tcx(loaded.programs["empty"]):
+            pytest.skip("missing: TCX (Linux 6.6)")
+    namespace, config = veth_pair[0], tmp_path / "agent.yaml"
+    config.write_text(CONFIG)
+    config.chmod(0o600)
+    named, before, earlier = set(Path("/run/netns").iterdir()), everything(namespace), files(namespace)
+    pinned = set(Path("/sys/fs/bpf").rglob("*"))
+    with running(namespace, config) as agent:
+        objects = held(agent.pid)
+        assert {kind for kind, _ in objects} == {"prog", "map", "link"}
+        assert there(objects) == objects
+        assert {"tcx ingress probe_ingress", "tcx egress probe_egress"} <= set(everything(namespace)["v0"])
+        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+        support.wait_until(lambda: not there(objects), 10, "its programs, maps and links are gone")
+        support.wait_until(lambda: everything(namespace) == before, 5, "the namespace is as it was")
+        assert not [pid for pid in children if support.lives(int(pid))]
+        assert set(Path("/run/netns").iterdir()) >= named and not set(Path("/sys/fs/bpf").rglob("*")) - pinned
+        left = files(namespace) - earlier
+        assert left and all(path.is_socket() for path in left), f"only sockets are left: {left}"
+    with running(namespace, config) as successor:
+        assert left <= files(namespace)
+        successor.send_signal(signal.SIGTERM)
+        assert successor.wait(30) == 0
+    assert not files(namespace) - earlier
+    assert everything(namespace) == before
+
+
+def test_a_pacer_that_was_killed_is_replaced_within_seconds(veth_pair: tuple[str, str], tmp_path: Path) -> None:
+    support.require("bcc", "netns", "tracefs")
+    namespace, config = veth_pair[0], tmp_path / "agent.yaml"
+    config.write_text(CONFIG)
+    config.chmod(0o600)
+    with running(namespace, config) as agent:
+        pacer = pacer_of(agent.pid)
+        assert pacer is not None
+        with Client(places.agent_socket(namespace), frozenset({"path_liveness", "self"})) as told:
+            os.kill(pacer, signal.SIGKILL)
+            support.wait_until(lambda: pacer_of(agent.pid) not in (None, pacer), 30, "there is another")
+            costs = (each for each in told.within(30) if isinstance(each, Self))
+            cost = next(each for each in costs if each.drops["probe_pacer_restarts"])
+            assert cost.drops["probe_pacer_restarts"] == 1
+            missed = [each.missed for each in told.within(3) if isinstance(each, PathLiveness)]
+            assert missed[-1] > missed[0], "probes are sent on"
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(30) == 0
+
+
+def pacer_of(agent: int) -> int | None:
+    """The process that sends an agent's probes."""
+    for child in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if b"pacer.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    return None

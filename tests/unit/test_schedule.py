@@ -1,0 +1,254 @@
+"""The schedule and the process that sends it, over a pair of sockets: what was planned comes, once, and in time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import support
+
+from pytools.errors import CapabilityError, UsageError
+from pytools.sources.probing import pacer, udp
+from pytools.sources.probing.schedule import MEMORY_BYTES, Group, Schedule
+
+MS = 1_000_000
+TICKS = 8
+LATE_NS = 10**10
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """What is sent by, and where it comes out."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    theirs.settimeout(5)
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.fixture
+def schedule(ends: tuple[socket.socket, socket.socket]) -> Iterator[Schedule]:
+    made = Schedule(ends[0])
+    yield made
+    made.close()
+
+
+def messages(schedule: Schedule, count: int, size: int = 8) -> np.ndarray:
+    """Room for so many, in a schedule that is held."""
+    payload = schedule.array((count, size), np.uint8)
+    payload[:, 0] = np.arange(count)
+    vectors, headers = schedule.array((count,), udp.VECTOR), schedule.array((count,), udp.HEADER)
+    vectors["base"], vectors["length"] = schedule.addresses(payload), size
+    headers["vectors"], headers["vector_count"] = schedule.addresses(vectors), 1
+    return headers
+
+
+def one_message(schedule: Schedule) -> Group:
+    """The schedule laid out anew, for one message a tick."""
+    with schedule.held():
+        schedule.set_ticks(TICKS)
+        return schedule.group(messages(schedule, 1))
+
+
+def plan(schedule: Schedule, due_ns: list[int], *groups: Group, late_ns: int = LATE_NS) -> None:
+    due = np.array(due_ns)
+    schedule.plan(due, due + late_ns, [groups] * len(due_ns))
+
+
+def wait_sent(schedule: Schedule) -> None:
+    support.wait_until(lambda: schedule.begun == schedule.planned, 10, "all that was planned has begun")
+
+
+def test_23_ticks_are_sent_in_order_and_not_before_they_are_due(
+    schedule: Schedule, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    with schedule.held() as withdrawn:
+        assert withdrawn == (0, 0)
+        schedule.set_ticks(TICKS)
+        headers = messages(schedule, 3)
+        first, rest = schedule.group(headers[:1]), schedule.group(headers[1:], 50_000)
+    due_ns = (time.monotonic_ns() + 5 * MS + 3 * MS * np.arange(23)).tolist()
+    began: list[int] = []
+    for turn in range(0, 23, TICKS // 2):  # so that entries are used again
+        ticks = due_ns[turn : turn + TICKS // 2]
+        plan(schedule, ticks, first, rest)
+        got = [ends[1].recv(100) for _ in range(3 * len(ticks))]
+        assert [each[0] for each in got] == [0, 1, 2] * len(ticks)
+        wait_sent(schedule)
+        began += schedule.began(np.arange(turn, turn + len(ticks))).tolist()
+        assert headers["bytes"].tolist() == [8, 8, 8]
+    assert all(at >= due for at, due in zip(began, due_ns, strict=True))
+    assert schedule.planned == schedule.begun == 23
+    cpu_ns, memory = schedule.cost()
+    assert 0 < cpu_ns < 10**10
+    assert memory > 1 << 20
+
+
+def test_what_is_too_late_is_left_out_and_said_to_be(
+    schedule: Schedule, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    group = one_message(schedule)
+    now_ns = time.monotonic_ns()
+    plan(schedule, [now_ns - 30 * MS, now_ns - 20 * MS], group, late_ns=5 * MS)
+    plan(schedule, [now_ns], group)
+    wait_sent(schedule)
+    began = schedule.began(np.arange(3)).tolist()
+    assert began[:2] == [0, 0]
+    assert began[2] >= now_ns
+    ends[1].recv(100)
+    ends[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        ends[1].recv(100)
+
+
+def test_what_is_held_is_withdrawn_and_what_is_planned_next_goes_on(
+    schedule: Schedule, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    group = one_message(schedule)
+    now_ns = time.monotonic_ns()
+    plan(schedule, [now_ns, now_ns + 3600 * 1000 * MS, now_ns + 3601 * 1000 * MS], group)
+    assert ends[1].recv(100)[0] == 0
+    with schedule.held() as withdrawn:
+        assert withdrawn == (1, 3)
+        schedule.set_ticks(2)
+        headers = messages(schedule, 2)
+    plan(schedule, [now_ns], schedule.group(headers[1:]))
+    assert ends[1].recv(100)[0] == 1
+    assert (schedule.begun, schedule.planned, schedule.restarts) == (2, 2, 0)
+
+
+def test_a_refusal_is_found_at_its_message_and_the_others_are_tried(
+    schedule: Schedule, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    with schedule.held():
+        schedule.set_ticks(TICKS)
+        headers = messages(schedule, 4)
+        headers["vector_count"][1] = 1 << 20  # more than the kernel takes
+    plan(schedule, [time.monotonic_ns()], schedule.group(headers))
+    wait_sent(schedule)
+    assert headers["bytes"].tolist() == [8, -errno.EMSGSIZE, 8, 8]
+    assert [ends[1].recv(100)[0] for _ in range(3)] == [0, 2, 3]
+
+
+def test_what_a_full_buffer_has_no_room_for_is_not_tried(
+    schedule: Schedule, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    with schedule.held():
+        schedule.set_ticks(TICKS)
+        headers = messages(schedule, 1000, 1000)
+    plan(schedule, [time.monotonic_ns()], schedule.group(headers))
+    wait_sent(schedule)
+    results = headers["bytes"]
+    taken = int(np.count_nonzero(results == 1000))
+    assert 0 < taken < 1000
+    assert results[taken] == -errno.EAGAIN
+    assert not results[taken + 1 :].any()
+
+
+def test_a_pacer_that_was_killed_is_replaced_and_goes_on_where_it_was(
+    schedule: Schedule, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    group = one_message(schedule)
+    plan(schedule, [time.monotonic_ns()], group)
+    assert ends[1].recv(100)[0] == 0
+    wait_sent(schedule)
+    assert schedule._process is not None
+    os.kill(schedule._process.pid, signal.SIGKILL)
+    assert schedule.control.recv(1) == b"", "its end is told"
+    plan(schedule, [time.monotonic_ns()], group)
+    with schedule.held() as withdrawn:
+        assert withdrawn == (1, 2)
+        schedule.set_ticks(TICKS)
+        group = schedule.group(messages(schedule, 1))
+    assert schedule.restarts == 1
+    plan(schedule, 2 * [time.monotonic_ns()], group, group)
+    assert [ends[1].recv(100)[0] for _ in range(4)] == [0] * 4
+    wait_sent(schedule)
+    assert schedule.begun == 3
+
+
+def test_where_no_process_can_be_had_it_is_said_and_tried_again(
+    schedule: Schedule, ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    assert schedule._process is not None
+    os.kill(schedule._process.pid, signal.SIGKILL)
+    schedule._process.wait()
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", refused)
+        for _ in range(2):
+            with pytest.raises(CapabilityError, match="temporarily unavailable"), schedule.held():
+                pass
+        plan(schedule, [time.monotonic_ns()])  # into the void
+        assert schedule.cost()[1] == 0
+        with pytest.raises(CapabilityError, match="no process"):
+            _ = schedule.control
+    group = one_message(schedule)
+    plan(schedule, [time.monotonic_ns()], group)
+    assert ends[1].recv(100)[0] == 0
+
+
+_OWNER = """
+import os, socket, sys, time
+from pytools.sources.probing.schedule import Schedule
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+schedule = Schedule(ours)
+print(schedule._process.pid, flush=True)
+time.sleep(3600)
+"""
+
+
+def test_the_pacer_ends_with_its_owner_however_that_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        commands = Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert b"pacer.py" in commands
+        owner.kill()
+        owner.wait()
+    support.wait_until(lambda: not Path(f"/proc/{pid}/cmdline").exists(), 10, "the pacer has ended")
+
+
+def test_signals_for_the_agent_do_not_end_the_pacer(
+    schedule: Schedule, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    group = one_message(schedule)
+    assert schedule._process is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(schedule._process.pid, number)
+    plan(schedule, [time.monotonic_ns()], group)
+    assert ends[1].recv(100)[0] == 0
+
+
+def test_more_than_the_memory_holds_is_refused(schedule: Schedule) -> None:
+    with schedule.held():
+        schedule.set_ticks(TICKS)
+        schedule.array((MEMORY_BYTES // 2,), np.uint8)
+        with pytest.raises(UsageError, match="too many probes"):
+            schedule.array((MEMORY_BYTES // 2,), np.uint8)
+        schedule.set_ticks(TICKS)  # all arrays are taken back
+        assert schedule.array((MEMORY_BYTES // 2,), np.uint8).sum() == 0
+
+
+def test_an_array_begins_as_zeros_whatever_was_there(schedule: Schedule) -> None:
+    with schedule.held():
+        schedule.set_ticks(TICKS)
+        schedule.array((100,), np.uint8)[:] = 7
+        schedule.set_ticks(TICKS)
+        assert not schedule.array((100,), np.uint8).any()
+
+
+def test_entries_and_headers_are_as_long_as_the_pacer_takes_them_for() -> None:
+    assert udp.HEADER.itemsize == pacer.HEADER_BYTES
+    assert udp.HEADER.fields is not None
+    assert udp.HEADER.fields["bytes"][1] == pacer.RESULT_AT
