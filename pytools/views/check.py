@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final, TypeVar
 
+from pytools import places
+from pytools.bus_client import Client
 from pytools.kernel.features import Finding
+from pytools.signals import AnySignal
+from pytools.wire import TAGS
+
+_ASKED_S: Final = 2.5  # an agent says once a second what it counts and sees
+_Told = TypeVar("_Told", bound=AnySignal)
 
 
 @dataclass(frozen=True)
@@ -17,3 +25,17 @@ class Check:
     costs: str  # what is lost without it
     mend: str
     find: Callable[[], Finding]
+
+
+def heard(name: str | None, kind: type[_Told]) -> Iterator[_Told]:
+    """What the agent that runs says of this kind within a few seconds.
+
+    Raises
+    ------
+    SwerveError
+        If no agent runs.
+    """
+    with Client(places.agent_socket(name), frozenset({TAGS[kind]})) as client:
+        for signal in client.within(_ASKED_S):
+            if isinstance(signal, kind):
+                yield signal

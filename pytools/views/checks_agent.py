@@ -19,10 +19,17 @@ from pytools.errors import SwerveError
 from pytools.kernel import priority, privileges, tc_programs
 from pytools.kernel.features import Finding
 from pytools.kernel.netlink import Netlink, NetlinkError
-from pytools.views.check import Check
+from pytools.signals import PathLiveness, Self
+from pytools.views.check import Check, heard
 
 _MOST: Final = 16  # named; the rest is counted
 _TIMEX_BYTES, _TIME_ERROR = 208, 5
+_HUNG_NS: Final = 5_000_000_000
+_WITHOUT_OUR_KEY: Final = {
+    "probe_unsigned_request": "probes of a peer that has no key",
+    "probe_unsigned_reply": "replies of a peer that has no key, or is no swerve",
+    "probe_forged_request": "probes of a peer with another key, or forged",
+}
 
 
 def checks(name: str | None, config: Path | None) -> list[Check]:
@@ -43,6 +50,21 @@ def checks(name: str | None, config: Path | None) -> list[Check]:
             "where applications take all processors its probes are read late, and failover takes longer",
             f"start it as root, or with Nice={priority.NICE} in its unit ({places.page('service.md')})",
             lambda: _priority(name),
+        ),
+        Check(
+            "agents of the peers",
+            False,
+            "a peer's kernel answers probes while its agent hangs: that host then measures and steers nothing",
+            "look at its service: `systemctl status swerve-agent`, or `swerve doctor` there",
+            lambda: _peers(name),
+        ),
+        Check(
+            "one key for probes",
+            False,
+            "between hosts that do not share the key no probe is answered or believed: their paths are silent",
+            "let bus.key_file hold the same key on all hosts, and restart their agents "
+            f"({places.page('probes.md')}, with a cluster key)",
+            lambda: _keys(name),
         ),
         Check(
             "no others at TC",
@@ -93,7 +115,34 @@ def _priority(name: str | None) -> Finding:
     nice = priority.of(agent[0])
     if nice is None:
         return Finding(None, f"process {agent[0]} cannot be seen from here")
-    return Finding(nice <= priority.NICE, f"process {agent[0]} at nice {nice}")
+    real_time = priority.of_pacer(agent[0])
+    sends = f"real-time priority {real_time}" if real_time else "no real-time priority"
+    return Finding(nice <= priority.NICE, f"process {agent[0]} at nice {nice}; its probes are sent at {sends}")
+
+
+def _peers(name: str | None) -> Finding:
+    """Whether the agents of the peers work, by what their kernels say of them in their answers."""
+    try:
+        found = {
+            each.path.destination: each.peer_agent_age_ns
+            for each in heard(name, PathLiveness)
+            if each.peer_agent_age_ns is not None
+        }
+    except (SwerveError, OSError):
+        return Finding(None, "no agent runs that could say")
+    hung = [f"{peer}: not for {age_ns / 1e9:.0f} s" for peer, age_ns in sorted(found.items()) if age_ns > _HUNG_NS]
+    more = f" and {len(hung) - _MOST} more" if len(hung) > _MOST else ""
+    return Finding(not hung, "; ".join(hung[:_MOST]) + more)
+
+
+def _keys(name: str | None) -> Finding:
+    """Whether this host and its peers share the cluster key, by what its agent has counted since it started."""
+    try:
+        dropped = next(heard(name, Self)).drops
+    except (SwerveError, OSError, StopIteration):
+        return Finding(None, "no agent runs that could say")
+    found = [f"{dropped[counter]:,} {what}" for counter, what in _WITHOUT_OUR_KEY.items() if dropped.get(counter)]
+    return Finding(not found, "; ".join(found))
 
 
 def _others(name: str | None, config: Path | None) -> Finding:

@@ -7,26 +7,23 @@ from __future__ import annotations
 
 import ctypes.util
 import socket
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from pytools import places, rdma_tap
-from pytools.bus_client import Client
+from pytools import rdma_tap
 from pytools.errors import SwerveError
 from pytools.kernel import cgroups, drop_reasons, features, rdma_class, tracefs, uprobes
 from pytools.kernel.compiling import bpf_dir
 from pytools.kernel.features import Family, Finding
 from pytools.signals import RdmaSight
-from pytools.views.check import Check
+from pytools.views.check import Check, heard
 
 _TRACEFS: Final = "mount -t tracefs tracefs /sys/kernel/tracing; if it is mounted, another kernel has the event"
 _STATES: Final = (("tcp", "tcp_cong_state_set"), ("sock", "inet_sock_set_state"))
 _PROVIDER_ROOMS: Final = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/opt")
 _CUSTOM: Final = "3"  # fib_multipath_hash_policy: by the fields that another setting names
 _PORTS: Final = 0x30  # of these, both ports
-_ASKED_S: Final = 2.5  # an agent says once a second what it sees
 
 
 def tcp() -> list[Check]:
@@ -221,7 +218,7 @@ def _tap() -> Finding:
 def _seen(name: str | None) -> Finding:
     """How the agent that runs sees each process; cannot be tried where none runs."""
     try:
-        sight = _sight(name)
+        sight = next(heard(name, RdmaSight), None)
     except (SwerveError, OSError):
         return Finding(None, "no agent runs that could say")
     if sight is None:
@@ -230,13 +227,3 @@ def _seen(name: str | None) -> Finding:
         return Finding(False, sight.reason)
     seen = "; ".join(f"{process}: {how}" for process, how in sorted(sight.seen.items()))
     return Finding(True, seen or "no process uses it now")
-
-
-def _sight(name: str | None) -> RdmaSight | None:
-    with Client(places.agent_socket(name), frozenset({"rdma_sight"})) as client:
-        until_s = time.monotonic() + _ASKED_S
-        while (left_s := until_s - time.monotonic()) > 0:
-            signal = client.next(left_s)
-            if isinstance(signal, RdmaSight):
-                return signal
-    return None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,10 @@ from pytools.errors import RefusedError, UsageError
 from pytools.kernel import features, leftovers
 from pytools.kernel.loader import Program
 from pytools.kernel.netns import inside
-from pytools.signals import RdmaSight
+from pytools.signals import AnySignal, RdmaSight
 from pytools.sources import programs
-from pytools.views import checks_network, doctor
+from pytools.views import check, checks_agent, checks_network, doctor
+from pytools.wire import TAGS
 from steering.acting import journal
 from steering.acting.lock import Lock
 
@@ -115,13 +118,13 @@ def test_looking_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma_tap, "build", build)
     for built in (True, False):
         monkeypatch.setattr(rdma_tap, "is_built", lambda built=built: built)
-        tap = next(check for check in checks_network.rdma(None) if check.name == "RDMA tap")
+        tap = next(each for each in checks_network.rdma(None) if each.name == "RDMA tap")
         assert tap.find().present is built
 
 
 def statistics_of(namespace: str) -> features.Finding:
     with inside(namespace):
-        return next(check for check in checks_network.links() if check.name == "driver statistics").find()
+        return next(each for each in checks_network.links() if each.name == "driver statistics").find()
 
 
 def test_driver_statistics_are_those_of_the_namespace(namespace: str) -> None:
@@ -130,6 +133,31 @@ def test_driver_statistics_are_those_of_the_namespace(namespace: str) -> None:
     run(["ip", "-n", namespace, "link", "add", "doc0", "type", "veth", "peer", "name", "doc1"])
     found = statistics_of(namespace)
     assert found.present is True and re.search(r"doc0 \d+, doc1 \d+|doc1 \d+, doc0 \d+", found.detail)
+
+
+Ask = Callable[[Iterable[check.Check], str, AnySignal | None], features.Finding]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """What one of these checks finds where an agent says this over and over, after it has looked where none runs."""
+    monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
+
+    def answer(checks: Iterable[check.Check], name: str, signal: AnySignal | None) -> features.Finding:
+        find = next(each for each in checks if each.name == name).find
+        assert find() == features.Finding(None, "no agent runs that could say")
+        with contextlib.closing(Served(places.agent_socket("t"))) as served, ThreadPoolExecutor() as pool:
+            asking = pool.submit(find)
+
+            def answered() -> bool:
+                if signal is not None and served.bus.wanted(TAGS[type(signal)]):
+                    served.bus.publish(signal)
+                return asking.done()
+
+            served.until(answered, "doctor has asked")
+        return asking.result()
+
+    return answer
 
 
 @pytest.mark.parametrize(
@@ -143,30 +171,11 @@ def test_driver_statistics_are_those_of_the_namespace(namespace: str) -> None:
     ids=["seen", "idle", "none", "silent"],
 )
 def test_the_agent_is_asked_how_each_process_is_seen(
-    sight: RdmaSight | None,
-    present: bool | None,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    ask: Ask, sight: RdmaSight | None, present: bool | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(checks_network, "_ASKED_S", 0.5 if sight is None else 10.0)
-    check = next(each for each in checks_network.rdma("t") if each.name == "RDMA as the agent sees it")
-    assert check.find() == features.Finding(None, "no agent runs that could say")
-    served = Served(places.agent_socket("t"))
-    findings: list[features.Finding] = []
-    asking = threading.Thread(target=lambda: findings.append(check.find()))
-    asking.start()
-
-    def answered() -> bool:
-        if sight is not None and served.bus.wanted("rdma_sight"):
-            served.bus.publish(sight)
-        return bool(findings)
-
-    served.until(answered, "doctor has asked")
-    asking.join()
-    served.close()
-    assert findings == [features.Finding(present, said)]
+    monkeypatch.setattr(check, "_ASKED_S", 0.5 if sight is None else 10.0)
+    found = ask(checks_network.rdma("t"), "RDMA as the agent sees it", sight)
+    assert found == features.Finding(present, said)
 
 
 def test_a_program_that_cannot_be_loaded_is_named() -> None:
@@ -277,7 +286,7 @@ def test_clean_removes_what_a_killed_agent_left_and_only_that(
     ip("route", "add", "blackhole", "10.9.0.2/32", "table", "99", "protocol", "201")
     socket = places.agent_socket(namespace)
     crashed = Served(socket)
-    crashed.server._sock.close()  # as a kill leaves it: the file is there, nobody listens
+    crashed.server._listener._sock.close()  # as a kill leaves it: the file is there, nobody listens
 
     removed = doctor.clean(namespace)
 
@@ -296,6 +305,33 @@ def test_clean_removes_what_a_killed_agent_left_and_only_that(
     )
     assert doctor.clean(namespace) == []
     crashed.selector.close()
+
+
+@pytest.mark.parametrize(
+    ("dropped", "present", "said"),
+    [
+        ({"probe_forged": 5}, True, ""),
+        ({"probe_unsigned_request": 1203}, False, "1,203 probes of a peer that has no key"),
+        (
+            {"probe_unsigned_reply": 1, "probe_forged_request": 2},
+            False,
+            "1 replies of a peer that has no key, or is no swerve; 2 probes of a peer with another key, or forged",
+        ),
+    ],
+)
+def test_peers_that_do_not_share_the_key_are_named(ask: Ask, dropped: dict[str, int], present: bool, said: str) -> None:
+    found = ask(checks_agent.checks("t", None), "one key for probes", samples.self_cost(drops=dropped))
+    assert found == features.Finding(present, said)
+
+
+@pytest.mark.parametrize(
+    ("age_ns", "present", "said"),
+    [(12_000_000_000, False, "h2: not for 12 s"), (90_000_000, True, ""), (None, True, "")],
+    ids=["hung", "works", "no swerve"],
+)
+def test_an_agent_that_hangs_behind_its_kernel_is_named(ask: Ask, age_ns: int | None, present: bool, said: str) -> None:
+    answer = samples.path_liveness(peer_agent_age_ns=age_ns)
+    assert ask(checks_agent.checks("t", None), "agents of the peers", answer) == features.Finding(present, said)
 
 
 def test_clean_refuses_while_an_agent_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str) -> None:
