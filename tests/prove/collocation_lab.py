@@ -56,8 +56,7 @@ def connected(host: Host) -> Client:
 def follow(client: Client, wanted: Pairs, alone: set[str], seconds: float) -> tuple[Pairs, Collocation | None, float]:
     """Listen until everything is found: the pairs that were ever told and are none, the last word, how long it took."""
     began, false, last = time.monotonic(), set[tuple[str, str]](), None
-    while (left := began + seconds - time.monotonic()) > 0:
-        signal = client.next(left)
+    for signal in client.within(seconds):
         if not isinstance(signal, Collocation):
             continue
         last, told = signal, pairs_of(signal)
