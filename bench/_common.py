@@ -240,11 +240,18 @@ def wait_until(condition: Callable[[], object], what: str, deadline_s: float = _
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process that is in RAM."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Memory in RAM of a process and those it has started; what they share counts for each."""
+    pages = [int(Path(f"/proc/{each}/statm").read_text().split()[1]) for each in _family(pid)]
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time a process has used, its threads included and its children not."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Processor time that a process has used, and those it has started which still run."""
+    fields = [Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in _family(pid)]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def _family(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return [pid, *(each for child in children for each in _family(child))]

@@ -34,6 +34,17 @@ _BURN: Final = "--burn"
 
 
 @contextlib.contextmanager
+def real_time(priority: int) -> Iterator[None]:
+    """Run this process at a real-time priority while the context lasts, and what it starts meanwhile."""
+    before, usual = os.sched_getscheduler(0), os.sched_getparam(0)
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, before, usual)
+
+
+@contextlib.contextmanager
 def steal(seed: int = 1, priority: int = PRIORITY) -> Iterator[None]:
     """Run CPU steal while the context lasts.
 

@@ -30,6 +30,7 @@ from pytools.lab import Host, Lab
 
 PERIOD_NS: Final = 1_000_000
 UDP_PORT, TCP_PORT = 7100, 7101
+STREAM_PRIORITY: Final = 10  # SCHED_FIFO
 _NUMBERED: Final = struct.Struct("=qq")  # number from 0 (negative: a packet that seeks its rail), ns when it left
 _TIMESPEC: Final = struct.Struct("=qq")
 _SO_TIMESTAMPNS: Final = 35
@@ -182,7 +183,7 @@ def _tcp(source: str, sink: str, interface: str) -> socket.socket:
 def _send(source: str, sink: str, interface: str) -> None:
     datagrams, segments = _udp(source, sink, interface), _tcp(source, sink, interface)
     with contextlib.suppress(OSError):  # what this process is late by would be taken for the network's
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(STREAM_PRIORITY))
     print("ready", flush=True)
     number, due = 0, time.monotonic_ns()
     with _until_terminated() as stopped:

@@ -100,13 +100,10 @@ class Watch:
     def read_until(self, enough: Callable[[AnySignal], bool], seconds: float) -> list[AnySignal]:
         """Everything up to the first signal that is enough."""
         signals: list[AnySignal] = []
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            signal = self._client[0].next(left)
-            if signal is not None:
-                signals.append(signal)
-                if enough(signal):
-                    break
+        for signal in self._client[0].within(seconds):
+            signals.append(signal)
+            if enough(signal):
+                break
         return signals
 
 

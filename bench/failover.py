@@ -12,9 +12,12 @@ beyond        the rail forwards nothing, but answers for itself: a neighbour one
 These are of swerve alone, and are compared with FRR's figures of the silent fault in the same run:
 
 silent_5ms, silent_1ms   the silent fault, with a probe every 5 ms and every 1 ms
-stopped                  the silent fault; h1's controller is stopped (SIGSTOP) before it and h1's agent 20 ms after it
-steal                    the silent fault under CPU steal (bench/_steal.py), which begins before and ends after it. The
-                         stream has a higher priority, so its own pauses are not in the gap (see quiet_gap_p95)
+stopped                  the silent fault, with a probe every 5 ms; h1's controller is stopped (SIGSTOP) before it and
+                         h1's agent 20 ms after it
+steal                    the rail forwards nothing, with a probe every 5 ms, under CPU steal (bench/_steal.py), which
+                         begins before and ends after it. The fault is one message to the kernel, so it happens at any
+                         moment; for the silent one other threads must run. The stream has a higher priority, so its
+                         own pauses are not in the gap (see quiet_gap_p95)
 peer_death               h2 is killed: h1 and h3 must not move anything
 
 Failback is counted too: datagrams lost from healing until the rail carries the stream again.
@@ -38,8 +41,8 @@ from pathlib import Path
 import _frr
 from _common import emit, median, note, wait_until
 from _sides import PROBE_MS, RAILS, SIDES, SIGNALS, Side, routing, weights_of
-from _steal import steal
-from _stream import Stream
+from _steal import real_time, steal
+from _stream import STREAM_PRIORITY, Stream
 
 from pytools.errors import SwerveError
 from pytools.kernel.netns import inside
@@ -74,8 +77,8 @@ CASES = {
     "carrier": Case("carrier"),
     "carrier_far": Case("carrier_far"),
     "beyond": Case("beyond"),
-    "stopped": Case("silent", stopped=True, rival="silent"),
-    "steal": Case("silent", stolen=True, rival="silent"),
+    "stopped": Case("silent", probe_ms=5, stopped=True, rival="silent"),
+    "steal": Case("beyond", probe_ms=5, stolen=True, rival="silent"),
 }
 PEER_DEATH = "peer_death"
 
@@ -111,6 +114,7 @@ def outage(side: Side, case: Case, rail: int, seed: int) -> Trial:
         with contextlib.ExitStack() as meanwhile:
             if case.stolen:
                 meanwhile.enter_context(steal(seed))
+                meanwhile.enter_context(real_time(STREAM_PRIORITY))  # a rail dies whoever has the CPUs
             quiet_ns = time.monotonic_ns()
             time.sleep(STEAL_LEAD_S if case.stolen else QUIET_S)
             if case.stopped:

@@ -5,6 +5,8 @@ other flows are. `hit`: the flow is one of the thousand, and redirected to the s
 where routing sends it anyway, which is also what a redirected packet pays a second time, on the rail it went to. UDP
 in packets of 1,400 bytes, over IPv4 and (`_ipv6`) IPv6; `_tcp` in buffers of up to 64 kB, of which each is one run.
 
+`standby_armed`: stand-bys are armed, and no path was ever silent; `standby_alarm`: one is, but not this packet's.
+
 `install`: a thousand pins checked, written and inserted; `renew` and `remove` the same thousand. `noticed`: from the
 request that makes a neighbour fail in the kernel to the moment that its target counts as dead.
 """
@@ -19,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from _common import (
     ADDRESSES,
@@ -33,9 +36,10 @@ from _common import (
     run_times,
     veth_pair,
 )
+from numpy.typing import NDArray
 
 from pytools.errors import SwerveError
-from pytools.kernel import bpf, neighbours
+from pytools.kernel import bpf, mapped, neighbours
 from pytools.kernel.attach import attach_tc
 from pytools.kernel.loader import load
 from pytools.kernel.netlink import Netlink
@@ -88,6 +92,11 @@ def run_time(pair: Pair, table: FlowTable, pins: Pins, flow: FlowKey, suffix: st
         return Pin(flow, "", 10 * rail + (":" in flow.remote), time.monotonic_ns() + HOUR_NS)
 
     report("no_pins" + suffix, beside())
+    if not suffix:
+        with armed(table) as agent:
+            report("standby_armed", beside())
+            agent["silence_ns"] = time.monotonic_ns() + HOUR_NS
+            report("standby_alarm", beside())
     pins.install(thousand())
     report("miss" + suffix, beside())
     refused = pins.install([pin(103)])
@@ -101,6 +110,24 @@ def run_time(pair: Pair, table: FlowTable, pins: Pins, flow: FlowKey, suffix: st
     if refused or not moved or not counted.packets:
         raise SwerveError(f"not what was to be measured: {refused}")
     pins.remove(list(pins.read()))
+
+
+@contextlib.contextmanager
+def armed(table: FlowTable) -> Iterator[NDArray[Any]]:
+    """Stand-bys of an agent whose settings are given: they are for other destinations than that of the packets."""
+    with (
+        mapped.create("probe_settings", table.settings_record, 1) as settings,
+        mapped.create("probe_paths", table.path_record, 4096) as paths,
+    ):
+        for place, lent in zip(table.lent, (settings, paths), strict=True):
+            place.update(0, lent.fd)
+        table.settings["standby_until_ns"] = time.monotonic_ns() + HOUR_NS
+        try:
+            yield settings.records
+        finally:
+            table.settings["standby_until_ns"] = 0
+            for place in table.lent:
+                place.delete(0)
 
 
 Flow = tuple[FlowKey, Callable[[], object]]  # a flow from the first end to the second, and what sends some of it

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from pytools.signals import Act, AnySignal, Path, PathDelay, PathState, ProbeSam
 
 _TYPES = frozenset({"probe_samples", "path_delay", "path_state", "act"})
 _LOST_NS = np.inf
+_Heard = TypeVar("_Heard")
 
 
 @dataclass
@@ -38,22 +40,24 @@ class Record:
     )  # sent_ns, forward_ns; infinite when lost
 
 
-class Observer:
-    """Listens from the moment it is made until closed.
+class AgentListener(Generic[_Heard]):
+    """Listens to the agents of these hosts from the moment it is made until closed.
 
     Parameters
     ----------
-    hosts : sequence of Host
-        Whose agents to listen to.
+    types : frozenset of str
+        Types of signals.
+    heard : object
+        What `_hear` adds to; the thread that listens may do so before this returns.
     """
 
-    def __init__(self, hosts: Sequence[Host]) -> None:
+    def __init__(self, hosts: Sequence[Host], types: frozenset[str], heard: _Heard) -> None:
         self._lock = threading.Lock()
-        self._record = Record()
+        self._heard = heard
         self._stop = False
         self._failure: SwerveError | None = None
-        self._clients = [Client(places.agent_socket(host.netns), _TYPES) for host in hosts]
-        self._thread = threading.Thread(target=self._listen, name="observer", daemon=True)
+        self._clients = [Client(places.agent_socket(host.netns), types) for host in hosts]
+        self._thread = threading.Thread(target=self._listen, name="agent listener", daemon=True)
         self._thread.start()
 
     def _listen(self) -> None:
@@ -65,27 +69,20 @@ class Observer:
                     for key, _ in selector.select(0.1):
                         signals = key.data.read()
                         with self._lock:
-                            for signal in signals:
-                                self._take(signal)
+                            self._hear(signals)
         except SwerveError as error:
             self._failure = error
 
-    def _take(self, signal: AnySignal) -> None:
-        record = self._record
-        if isinstance(signal, ProbeSamples):
-            kept = record.samples[signal.path]
-            for sent_ns, forward_ns in zip(signal.sent_ns, signal.forward_ns, strict=True):
-                kept.append((sent_ns, _LOST_NS if forward_ns is None else float(forward_ns)))
-        elif isinstance(signal, PathDelay):
-            record.delays.append(signal)
-        elif isinstance(signal, Act):
-            record.acts.append(signal)
-        elif isinstance(signal, PathState):
-            record.states.append(signal)
-            record.latest[signal.host, signal.path] = signal
+    def _hear(self, signals: Sequence[AnySignal]) -> None:
+        """Note what an agent said."""
+        raise NotImplementedError
 
-    def wait_for(self, condition: Callable[[Record], bool], timeout_s: float) -> bool:
-        """Wait until what was heard fulfils a condition; whether it did in time.
+    def _next(self) -> _Heard:
+        """What to add to once the present one is taken."""
+        raise NotImplementedError
+
+    def wait_for(self, condition: Callable[[_Heard], bool], timeout_s: float) -> bool:
+        """Wait until what was heard since `take` fulfils a condition; whether it did in time.
 
         Raises
         ------
@@ -95,7 +92,7 @@ class Observer:
         deadline_s = time.monotonic() + timeout_s
         while True:
             with self._lock:
-                if condition(self._record):
+                if condition(self._heard):
                     return True
             if self._failure is not None:
                 raise self._failure
@@ -103,11 +100,19 @@ class Observer:
                 return False
             time.sleep(0.01)
 
-    def take(self) -> Record:
-        """What was heard since the last call; the present states stay known."""
+    def take(self) -> _Heard:
+        """What was heard since the last call.
+
+        Raises
+        ------
+        SwerveError
+            If an agent went away.
+        """
+        if self._failure is not None:
+            raise self._failure
         with self._lock:
-            record, self._record = self._record, Record(latest=dict(self._record.latest))
-        return record
+            heard, self._heard = self._heard, self._next()
+        return heard
 
     def close(self) -> None:
         """Stop listening."""
@@ -115,6 +120,31 @@ class Observer:
         self._thread.join()
         for client in self._clients:
             client.close()
+
+
+class Observer(AgentListener[Record]):
+    """Keeps what is needed to judge a phase; the present states stay known from one take to the next."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        super().__init__(hosts, _TYPES, Record())
+
+    def _hear(self, signals: Sequence[AnySignal]) -> None:
+        record = self._heard
+        for signal in signals:
+            if isinstance(signal, ProbeSamples):
+                kept = record.samples[signal.path]
+                for sent_ns, forward_ns in zip(signal.sent_ns, signal.forward_ns, strict=True):
+                    kept.append((sent_ns, _LOST_NS if forward_ns is None else float(forward_ns)))
+            elif isinstance(signal, PathDelay):
+                record.delays.append(signal)
+            elif isinstance(signal, Act):
+                record.acts.append(signal)
+            elif isinstance(signal, PathState):
+                record.states.append(signal)
+                record.latest[signal.host, signal.path] = signal
+
+    def _next(self) -> Record:
+        return Record(latest=dict(self._heard.latest))
 
 
 def in_use(record: Record, idle_interface: str | None, from_ns: int, to_ns: int) -> NDArray[np.float64]:

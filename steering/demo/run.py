@@ -24,6 +24,8 @@ from pytools import places
 from pytools.errors import SwerveError
 from pytools.lab import Lab
 from pytools.lab.topology import Host
+from steering.control import client
+from steering.control.requests import Status
 from steering.demo.observe import Observer, Record
 from steering.demo.phases import BAD_RAIL, Phase, Placed, Stage
 from steering.policy import QueueingDelay
@@ -139,6 +141,18 @@ def _start_controllers(lab: Lab, logs: Path, observer: Observer, policy: Path) -
     ):
         for host, process in zip(lab.hosts, started, strict=True):
             _still_alive(process, host, "controller", logs, deadline_s)
+    for host, process in zip(lab.hosts, started, strict=True):
+        while not _guarded(host):  # until then a controller changes nothing
+            _still_alive(process, host, "controller", logs, deadline_s)
+            time.sleep(0.05)
+
+
+def _guarded(host: Host) -> bool:
+    """Whether a host's controller has a guardian that is ready."""
+    try:
+        return bool(client.ask(places.state_dir(host.netns), Status()).facts.get("guarded"))
+    except SwerveError:
+        return False
 
 
 def _start(lab: Lab, host: Host, logs: Path, role: str, command: list[str]) -> subprocess.Popen[str]:
