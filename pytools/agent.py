@@ -189,6 +189,7 @@ class Agent:
         """Work until `stop` is called."""
         gc.freeze()  # what was loaded stays: a full collection would look through it for 10 ms
         due = self._due = dict.fromkeys(range(len(self._sources)), 0)
+        mesh = self._sources.index(self._mesh)
         while not self._stop:
             if self._reload_asked:
                 self._reload_asked = False
@@ -201,6 +202,7 @@ class Agent:
             timeout_s = max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
             for key, mask in self._selector.select(timeout_s):
                 key.data(mask)
+                due[mesh] = 0  # it may have been woken, or its routes have changed: it knows when it is due
 
     def stop(self) -> None:
         """Have `run` return; safe in a signal handler."""
