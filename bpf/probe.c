@@ -73,16 +73,19 @@ static __always_inline void wake_agent(void)
 		probes.ringbuf_discard(none, BPF_RB_FORCE_WAKEUP);
 }
 
+#define LATE_NS 10000000 /* without an answer: worth a look, however long round trips were of late */
+
 /* One more probe without an answer; when the last that is allowed is overdue, the path is silent. */
 static __always_inline void note_sent(struct swerve_probe_path *path, u64 now)
 {
+	u64 late_ns = path->grace_ns < LATE_NS ? path->grace_ns : LATE_NS;
 	u32 unanswered = path->unanswered + 1;
 	struct swerve_probe_settings *known;
 
 	if (unanswered == 1)
 		path->first_ns = now;
 	path->unanswered = unanswered;
-	if (path->limit && !path->overdue && now > path->first_ns + path->grace_ns) {
+	if (path->limit && !path->overdue && now > path->first_ns + late_ns) {
 		path->overdue = 1;
 		wake_agent();
 	}

@@ -6,6 +6,7 @@ All hosts are driven by one thread, each inside its own namespace, as its agent 
 from __future__ import annotations
 
 import contextlib
+import select
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -68,6 +69,9 @@ class Watcher:
     def work(self) -> None:
         """What is due now."""
         now_ns = time.monotonic_ns()
+        if select.select([self.mesh.program], [], [], 0)[0]:
+            self.mesh._woken(0)
+            self._due[self.mesh.tick] = 0
         for tick, due_ns in self._due.items():
             if due_ns <= now_ns:
                 with netns.inside(self.namespace):

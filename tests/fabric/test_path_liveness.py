@@ -21,6 +21,7 @@ from pytools.lab.fabric import Lab
 from pytools.signals import PathLiveness
 from pytools.sources.probing.liveness import Liveness
 from pytools.sources.probing.measurements import RECEIVED, SENT
+from pytools.sources.probing.sessions import EXTRA, EXTRA_TICKS, OUTSTANDING
 
 INTERVAL_MS = 20.0
 QUICK = Probe(interval_ms=INTERVAL_MS, timeout_ms=400)
@@ -111,9 +112,12 @@ def serve_until(hosts: Hosts, condition: Callable[[], bool], what: str) -> None:
 
 
 def assert_all_sent_are_missed(host: Listener, interface: str, flows: int = 1) -> None:
-    """Missed is all that the sender remembers to have sent since the last answer, but for what is within its grace."""
+    """Missed is all that the sender remembers to have sent since the last answer, but for what is within its grace.
+
+    Those of a pair left at one time; extra ones do not count.
+    """
     for path in host.rows(interface):
-        sent_ns = host.mesh.sender._sent_ns[path * flows]  # those of a pair at one time
+        sent_ns = host.mesh.sender._sent_ns[path * flows][host.mesh.sender._part[path * flows] != EXTRA]
         left = (sent_ns > host.live._arrived_ns[path]) & (sent_ns <= host.live._log.latest_ns)
         sent = len(np.unique(sent_ns[left]))
         assert sent - 2 <= host.live.missed[path] <= sent
@@ -259,3 +263,24 @@ def test_a_young_silence_wakes_the_mesh_when_the_next_miss_falls_due(lab: Lab, s
     work_until(hosts, silent, "the rail is silent")
     assert len(due) >= 3
     assert mesh._miss_ns is None, "a path that is known to be dead is looked at as often as others"
+
+
+def test_when_an_answer_is_overdue_extra_probes_show_whether_it_waits(lab: Lab, start: Callable[..., Hosts]) -> None:
+    """Where a rail loses everything, most of its probes are overtaken, though only few are due."""
+    first, _ = hosts = start()
+    extra = np.zeros(0, np.bool_)
+
+    def overtaken() -> bool:
+        nonlocal extra
+        extra = first.mesh.sender._part == EXTRA
+        rows = first.rows("rail1")
+        waiting = extra[rows] & (first.mesh.sender._state[rows] == OUTSTANDING)
+        return bool((np.count_nonzero(waiting, axis=1) >= EXTRA_TICKS // 2).all())
+
+    assert not (first.mesh.sender._part == EXTRA).any(), "while all answer there are none"
+    lab.blackhole(1)
+    work_until(hosts, overtaken, "extra probes left")
+    assert (np.count_nonzero(extra[first.rows("rail2")], axis=1) >= EXTRA_TICKS // 2).all(), "on all paths"
+    work_until(hosts, lambda: first.missed("rail1"), "the rail is silent")
+    assert_all_sent_are_missed(first, "rail1")
+    assert first.worst("rail2") < 2

@@ -28,10 +28,11 @@ from pytools.lab.fabric import Lab
 from pytools.lab.topology import group_id
 from pytools.signals import AnySignal, Path, PathDelay, PathState, ProbeSamples
 from pytools.sources import programs
+from pytools.sources.probing import planner
 from pytools.sources.probing.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.program import NUMBERS
-from pytools.sources.probing.sessions import PROBES
+from pytools.sources.probing.sessions import ANSWERED, EXTRA, EXTRA_TICKS, PROBES
 
 PATIENT = Probe(timeout_ms=60_000)  # nothing is lost but what the test calls lost
 LONG = Windows(long_ms=60_000)  # holds all that a test does, on a slow machine too
@@ -380,6 +381,48 @@ def test_losses_duplicates_and_late_replies_are_counted_exactly(
     nodes.serve_until(sender.lost_anything, "the late reply is in", reflector)
     assert sender.lost_anything() == {"probe_late_replies": 1}
     assert (sender.counted(LOST), sender.counted(RECEIVED)) == (lost, len(answered))
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_extra_probes_are_answered_as_the_others_and_count_for_no_silence(
+    nodes: Nodes, veth_pair: tuple[str, str], family: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "_EXTRA_PATIENCE_NS", 10**10)
+    sender, _ = two(nodes, veth_pair, family)
+    probes, path = sender.mesh.sender, np.zeros(1, np.intp)
+    sender.send()
+    for turn in range(1, 4):  # the memory of the extra ones is used again
+        probes.hurry(path)
+        nodes.serve_until(
+            lambda turn=turn: (
+                np.count_nonzero((probes._part[0] == EXTRA) & (probes._state[0] == ANSWERED)) == turn * EXTRA_TICKS
+            ),
+            "all are answered",
+        )
+    probes.set_paths(sender.mesh.current)  # what is planned ahead is withdrawn
+    nodes.serve_until(lambda: sender.counted(RECEIVED) == sender.counted(SENT), "the last one is answered")
+    assert sender.in_kernel() == {"recorded": sender.counted(SENT)}
+    assert sorted(probes._seq[0][probes._state[0] == ANSWERED]) == list(range(sender.counted(SENT)))
+    steady = sender.counted(SENT) - 3 * EXTRA_TICKS
+    liveness = sender.mesh._measurements.liveness
+    assert (liveness._sent[0], liveness._answered[0]) == (steady, steady)
+    assert [sender.counted(each) for each in (LOST, DUPLICATES, REORDERED)] == [0, 0, 0]
+    assert sender.lost_anything() == {}
+
+
+def test_extra_probes_that_were_withdrawn_leave_no_gap(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
+    sender, _ = two(nodes, veth_pair, 4)
+    probes = sender.mesh.sender
+    sender.send()
+    for _ in range(5):
+        probes.hurry(np.zeros(1, np.intp))
+    probes.set_paths(sender.mesh.current)
+    sent = sender.counted(SENT)
+    assert 1 < sent < 1 + 5 * EXTRA_TICKS
+    sender.send()
+    nodes.serve_until(lambda: sender.counted(RECEIVED) == sent + 1, "all are answered")
+    assert int(probes._next_seq[0]) == int(probes._highest[0]) + 1 == sent + 1
+    assert sender.lost_anything() == {}
 
 
 def test_overtaken_replies_are_counted_exactly(

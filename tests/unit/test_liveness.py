@@ -153,6 +153,27 @@ def test_a_silence_is_young_for_some_intervals() -> None:
     assert not world.liveness.young(world.now_ns).any()
 
 
+def test_where_an_answer_is_overdue_is_known_but_not_of_paths_that_lose_many_or_are_silent_for_long() -> None:
+    world = World(paths=3)
+    for turn in range(100):
+        sent_ns = world.send(0, 1, 2)
+        world.wait(1 * MS)
+        for path in range(3 if turn % 5 else 2):  # the last loses 20 %
+            world.answer(path, sent_ns)
+        world.look()
+        world.wait(9 * MS)
+    assert not len(world.liveness.begun(world.now_ns))
+    sent_ns = world.send(0, 1, 2)
+    world.wait(1 * MS)
+    world.answer(0, sent_ns)
+    world.wait(2 * MS)
+    world.look()
+    assert world.liveness.begun(world.now_ns).tolist() == [1]
+    world.wait(30 * MS)
+    world.look()
+    assert not len(world.liveness.begun(world.now_ns))
+
+
 def test_what_was_long_is_forgotten_by_answers_however_many_are_taken_at_once() -> None:
     one_by_one, at_once = World(), World()
     for world in (one_by_one, at_once):

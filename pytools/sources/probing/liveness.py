@@ -31,6 +31,8 @@ TOLD_EVERY_NS: Final = 1_000_000_000
 TOLD_SINGLY: Final = 32
 TOLD_SILENT_EVERY_NS: Final = 100_000_000
 YOUNG_INTERVALS: Final = TOLD_SINGLY  # a silence that is older is looked at as often as paths that answer
+_BEGUN_INTERVALS: Final = 3
+_RARELY: Final = 0.05  # share of probes: where more are lost an answer that is overdue is mostly one
 _ALERT_INTERVALS: Final = 8  # for so long after the first miss, the next ones are looked for when they fall due
 
 _NO_AGE: Final = 0xFFFFFFFF  # not known: no swerve, or its agent never ran
@@ -272,6 +274,14 @@ class Liveness:
         """
         _, limits = self.limits(self._rows)
         return np.where(self._arrived_ns > 0, limits, 0), np.maximum(2 * self._recent_ns, LEAST_GRACE_NS)
+
+    def begun(self, now_ns: int) -> Rows:
+        """Paths that have lost hardly a probe lately, and on which an answer has just become overdue."""
+        if not self.any_silent:
+            return self._rows[:0]
+        begun = (self.missed > 0) & (self._silent_since_ns > now_ns - _BEGUN_INTERVALS * self._interval_ns)
+        chosen = np.flatnonzero(begun & self._probed & (self._arrived_ns > 0))
+        return chosen[self.limits(chosen)[0] <= _RARELY]
 
     def young(self, now_ns: int) -> NDArray[np.bool_]:
         """Which paths have fallen silent a short while ago."""

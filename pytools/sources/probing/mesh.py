@@ -30,19 +30,22 @@ from pytools.kernel.loader import Loaded
 from pytools.kernel.netlink import Netlink, NetlinkError
 from pytools.kernel.netlink_messages import LOCAL
 from pytools.log import Level
-from pytools.signals import Path, PathState, ProbeSamples
+from pytools.signals import Path, PathState
 from pytools.sources.probing import stamp_packet, udp
 from pytools.sources.probing.measurements import RECEIVED, Measurements, Window
 from pytools.sources.probing.paths import Changes, PinnedPath, PinnedPaths
 from pytools.sources.probing.probe_port import ProbePort
 from pytools.sources.probing.program import ProbeProgram
+from pytools.sources.probing.raw_results import RawResults
 from pytools.sources.probing.sender import Sender
+from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS, HURRY_EVERY_NS
 
 _MS: Final = 1_000_000
 _READ_EVERY_NS: Final = 100 * _MS
 _MOST_RECORDS: Final = 4096  # between two readings: half of what the ring holds
 _MOST_INTERVALS: Final = 24  # between two readings: fewer than liveness.py remembers
 _ALERT_NS: Final = 200 * _MS  # for so long after a path was slow or silent it is told of once an interval
+_HURRIED_EVERY_NS: Final = 12 * _MS
 _SLOW_SINGLY: Final = 4  # slow samples in a row that are told of at once, one by one
 _SLOW_EVERY_NS: Final = 1000 * _MS
 _SAMPLES_EVERY_NS: Final = 200 * _MS
@@ -91,6 +94,7 @@ class ProbeMesh:
             self._set_peers(config)
             self.sender = Sender(config.probe, clocks, families, self._measurements, self.program)
             undo.callback(self.sender.close)
+            self._results = RawResults(config.host, bus, self.sender, self._measurements.clocks)
             self._changes = Changes()
             undo.callback(self._changes.close)
             self._states = bus.subscribe(frozenset({"path_state"}))
@@ -99,8 +103,9 @@ class ProbeMesh:
             self._discovery_failed = 0
             self._look_again_ns = _PATHS_AFTER_CHANGE_NS
             now_ns = time.monotonic_ns()
-            due = "read", "short", "long", "slow", "samples", "paths", "requests"
+            due = "read", "short", "long", "slow", "samples", "paths", "requests", "hurry"
             self._due = {**dict.fromkeys(due, now_ns), "pacer": _NEVER_NS}
+            self._hurried_ns = 0  # until when extra probes leave
             self._miss_ns: int | None = None  # when a path that has just fallen silent misses its next answer
             self._alert_ns = np.zeros(0, np.int64)  # by path, until when it is told of once an interval
             self._alerted = False
@@ -108,7 +113,6 @@ class ProbeMesh:
             self._started = False
             self._selector: selectors.BaseSelector | None = None
             self._watched: socket.socket | None = None  # the pacer's end is told by it
-            self._gave_samples = False
             self._path_by_end: dict[tuple[str, str], Path] = {}
             self._discover(now_ns)
             self._close = undo.pop_all().close
@@ -149,7 +153,7 @@ class ProbeMesh:
             self._due["paths"] = min(self._due["paths"], time.monotonic_ns() + self._look_again_ns)
 
     def _woken(self, _mask: int) -> None:
-        self._work(time.monotonic_ns())
+        self._due["read"] = 0
 
     def _watch_pacer(self) -> None:
         if self._selector is not None and self._watched is not self.sender.schedule.control:
@@ -190,6 +194,7 @@ class ProbeMesh:
             for told in self._measurements.liveness.signals(self._config.host, now_ns, time.time_ns()):
                 self._bus.publish(told)
         self.sender.expire(now_ns)
+        self._hurry(now_ns)
         alert = self._alert(now_ns)
         self._alerted = alert is not None
         if now_ns >= self._due["short"]:
@@ -204,12 +209,26 @@ class ProbeMesh:
         if now_ns >= self._due["samples"]:
             self._due["samples"] = now_ns + _SAMPLES_EVERY_NS
             self._listen(now_ns)
-            self._publish_samples(now_ns)
+            self._results.publish(now_ns, self.paths.current)
         self.program.set_limits(*self._measurements.liveness.for_kernel())
         if now_ns >= self._due["slow"]:
             self._due["slow"] = now_ns + _SLOW_EVERY_NS
             self._set_slow(now_ns)
         self._due["read"] = self._next_read(now_ns)
+
+    def _hurry(self, now_ns: int) -> None:
+        """Where answers have just become overdue, find out soon whether probes are lost, or wait."""
+        if now_ns < self._due["hurry"]:
+            return
+        paths = self._measurements.liveness.begun(now_ns)
+        if not len(paths):
+            return
+        self._due["hurry"] = now_ns + HURRY_EVERY_NS
+        self._hurried_ns = now_ns + EXTRA_TICKS * EXTRA_EVERY_NS
+        try:
+            self.sender.hurry(paths)
+        except CapabilityError:
+            self._due["pacer"] = now_ns  # where it is said, too
 
     def _alert(self, now_ns: int) -> NDArray[np.bool_] | None:
         """Which paths are to be told of once an interval, by index; None: none is."""
@@ -225,6 +244,8 @@ class ProbeMesh:
     def _next_read(self, now_ns: int) -> int:
         """Shortly before probes leave, when most answers are there; if alerted soon after: who is overtaken shows."""
         step_ns = min(self._interval_ns, _READ_EVERY_NS)
+        if now_ns < self._hurried_ns:
+            return now_ns + min(step_ns, _HURRIED_EVERY_NS)
         phase_ns = self.sender.next_ns + (step_ns // 8 if self._alerted else -step_ns // 4)
         due_ns = now_ns + (step_ns if self._alerted else self._read_ns)
         return due_ns - (due_ns - phase_ns) % step_ns
@@ -263,34 +284,6 @@ class ProbeMesh:
         overtaken = self.sender.overtaken(now_ns - window.length_ns)
         for signal in self._measurements.signals(window, now_ns, time.time_ns(), only_news, overtaken, among):
             self._bus.publish(signal)
-
-    def _publish_samples(self, now_ns: int) -> None:
-        if not self._bus.wanted("probe_samples"):
-            self._gave_samples = False
-            return
-        if not self._gave_samples:
-            self._gave_samples = True
-            self.sender.skip_results()
-            return
-        by_index = {pinned.index: pinned for pinned in self.paths.current}
-        unix_ns = time.time_ns()
-        for index, entries in self.sender.results():
-            if index not in by_index:
-                continue
-            seq, sent_ns, forward_ns, reverse_ns = zip(*entries, strict=True)
-            self._bus.publish(
-                ProbeSamples(
-                    host=self._config.host,
-                    at_ns=now_ns,
-                    unix_ns=unix_ns,
-                    path=by_index[index].path,
-                    clock=self._measurements.clocks.states(np.array([index]))[0],
-                    seq=list(seq),
-                    sent_ns=list(sent_ns),
-                    forward_ns=list(forward_ns),
-                    reverse_ns=list(reverse_ns),
-                )
-            )
 
     def _listen(self, now_ns: int) -> None:
         """Learn of paths from what a controller says about them."""

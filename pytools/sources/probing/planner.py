@@ -1,12 +1,14 @@
 """What is sent when: probes are planned ahead in the schedule, and what became of them is noted in the sessions.
 
-A tick is one probe of each session, in some also a coded pair where the peer has a clock of its own: ticks
-are of one kind or of two. Times are CLOCK_MONOTONIC nanoseconds. One thread.
+A tick is one probe of each session, in some also a coded pair where the peer has a clock of its own. Between those that
+come every interval there may be extra ones, for a moment, when a peer keeps us waiting. Times are CLOCK_MONOTONIC
+nanoseconds. One thread.
 """
 
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from pytools.config import Clocks, Probe
 from pytools.estimators.delays import STAMP_BOUND_NS
-from pytools.estimators.windows import how_many, occurrence
+from pytools.estimators.windows import Rows, how_many, occurrence
 from pytools.sources.probing import stamp_packet as wire
 from pytools.sources.probing import udp
 from pytools.sources.probing.frames import Frames, Lane
@@ -25,6 +27,9 @@ from pytools.sources.probing.program import NUMBERS, ProbeProgram
 from pytools.sources.probing.schedule import Group, Schedule
 from pytools.sources.probing.sessions import (
     AHEAD_NS,
+    EXTRA,
+    EXTRA_EVERY_NS,
+    EXTRA_TICKS,
     FIRST,
     FREE,
     LEAST_TICKS,
@@ -36,7 +41,13 @@ from pytools.sources.probing.sessions import (
 )
 
 _PATIENCE_NS: Final = 100_000_000  # what would be later is left out: a long pause must not end in a large burst
+_EXTRA_PATIENCE_NS: Final = EXTRA_EVERY_NS  # until the next of them
 _MOST_AHEAD: Final = 20_000  # probes that are planned; with more sessions it is for a shorter time
+_MOST_EXTRA: Final = 32  # sessions that an extra tick probes; paths share queues, so those of other peers tell as much
+
+_PAIRED, _PLAIN, _BETWEEN = range(3)  # kinds of ticks
+
+_NO_TIMES: Final = np.zeros(0, np.int64)
 
 _Probe = tuple[tuple[int, PinnedPath], int]  # a session's row and path, and the probe's part in a coded pair
 _Salvo = Sequence[tuple[Sequence[_Probe], int]]  # volleys, and how long after the one before each is to leave
@@ -52,7 +63,7 @@ class Volley:
     turns : ndarray of int
         Which probe of its session in the tick each is, from 0.
     parts : ndarray of uint8
-        SINGLE, FIRST or SECOND.
+        SINGLE, FIRST, SECOND or EXTRA.
     first_seq : ndarray of int
         Of each, the sequence number on the wire of its session's number 0.
     groups : sequence of Group
@@ -122,8 +133,12 @@ class Planner(Sessions):
         self._interval_ns = int(probe.interval_ms * 1e6)
         self._pair_every = 1 if clocks is None else clocks.pair_every(probe)
         self._spacing_ns = 0 if clocks is None else int(clocks.spacing_us * 1000)
-        self._kinds: tuple[Kind, ...] = ()  # ticks with pairs, and those without if there are any
-        self._ticks = 1  # that can be planned ahead
+        self._kinds: list[Kind] = []
+        self._dealt: Mapping[udp.Family, Sequence[tuple[int, PinnedPath]]] = {}  # the sessions that are probed
+        self._ticks = 1  # that can be planned ahead, without extra ones
+        self._given = np.zeros(3, np.int64)  # ticks of each kind that were planned and not withdrawn
+        self._kind_of, self._place_of = np.zeros((2, 1), np.intp)  # by tick, modulo: its kind, and its place among them
+        self._laid_out_bytes = 0  # of the schedule's memory: what follows is for extra ticks
         self._noted = 0  # of so many it is known what became of them
         self._ports: list[int] = []  # of ours, by flow
 
@@ -134,27 +149,29 @@ class Planner(Sessions):
 
     def _lay_out(self, dealt: Mapping[udp.Family, Sequence[tuple[int, PinnedPath]]]) -> None:
         """Make room for the probes of as many ticks as are planned ahead."""
+        self._dealt = dealt
         if not dealt:
-            self._kinds, self.next_ns = (), 0
+            self._kinds, self.next_ns = [], 0
             return
         every = self._pair_every
         salvos = [self._salvo(sessions) for sessions in dealt.values()]
         largest = sum(len(volley) for salvo in salvos for volley, _ in salvo)
         wanted = min(AHEAD_NS // self._interval_ns, _MOST_AHEAD // max(1, largest))
         self._ticks = every * max(-(-LEAST_TICKS // every), wanted // every)
-        self.schedule.set_ticks(self._ticks)
+        self.schedule.set_ticks(self._ticks + EXTRA_TICKS)
+        self._kind_of, self._place_of = np.zeros((2, self._ticks + EXTRA_TICKS), np.intp)
         singles = [[([(each, SINGLE) for each in sessions], 0)] for sessions in dealt.values()]
         with_pairs = self._ticks // every
-        self._kinds = tuple(
-            Kind(
-                list(self._volleys(zip(dealt, of_kind, strict=True), times)),
-                times,
-                len(self._next_seq),
-                self._probe.flows,
-            )
-            for of_kind, times in ((salvos, with_pairs), (singles, self._ticks - with_pairs))
-            if times
-        )
+        self._kinds = [
+            self._kind(dealt, salvos, with_pairs),
+            self._kind(dealt, singles, self._ticks - with_pairs),
+            self._kind((), (), 0),
+        ]
+        self._laid_out_bytes = self.schedule.used_bytes
+
+    def _kind(self, families: Iterable[udp.Family], salvos: Iterable[_Salvo], times: int) -> Kind:
+        volleys = self._volleys(zip(families, salvos, strict=True), times) if times else ()
+        return Kind(list(volleys), times, len(self._next_seq), self._probe.flows)
 
     def _salvo(self, sessions: Sequence[tuple[int, PinnedPath]]) -> _Salvo:
         """A coded pair for the first session of each path whose peer has its own clock, one probe for all others."""
@@ -205,31 +222,78 @@ class Planner(Sessions):
 
     def plan(self, now_ns: int) -> None:
         """Plan ahead, when less than two thirds of what could be is planned."""
-        left = self.schedule.planned - self._noted
-        if not self.probes or 3 * left > 2 * self._ticks:
-            return
+        left = how_many(self._kinds_of(np.arange(self._noted, self.schedule.planned)) != _BETWEEN)
+        if self.probes and 3 * left <= 2 * self._ticks:
+            self._add_steady(now_ns, self._ticks - left)
+
+    def _add_steady(self, now_ns: int, ticks: int, extra_ns: NDArray[np.int64] = _NO_TIMES) -> None:
+        """Plan so many more of those that come every interval, and extra ones at these times."""
         if self.next_ns + self._interval_ns < now_ns:  # we were kept waiting for longer than we had planned
             if self.next_ns:
                 self.drops["missed_sends"] += (now_ns - self.next_ns) // self._interval_ns
             self.next_ns = now_ns
-        due_ns = self.next_ns + np.arange(self._ticks - left) * self._interval_ns
-        self.add(due_ns, max(_PATIENCE_NS, self._interval_ns))
+        due_ns = self.next_ns + np.arange(ticks) * self._interval_ns
+        self.add(due_ns, max(_PATIENCE_NS, self._interval_ns), extra_ns)
 
-    def add(self, due_ns: NDArray[np.int64], patience_ns: int) -> None:
-        """Plan one tick for each of these times, which ascend; those that would be later by so much are left out."""
-        first = self.schedule.planned
-        ticks = np.arange(first, first + len(due_ns))
+    def hurry(self, paths: Rows) -> None:
+        """For a moment probe more often: the peers of these paths along all their paths, and others as there is room.
+
+        An answer is overdue: either the probe was lost, or it waits in a queue. Through a queue that has just grown the
+        first answers come back late; by then extra probes along other paths have overtaken several of those along it.
+
+        Raises
+        ------
+        CapabilityError
+            If the process that sends has gone, and cannot be started again.
+        """
+        flows = self._probe.flows
+        if self._interval_ns < 2 * EXTRA_EVERY_NS:
+            return  # they are as frequent anyway
+        asked = np.isin(self._peer, self._peer[paths * flows])
+        sessions = [(family, each) for family, dealt in self._dealt.items() for each in dealt if each[0] % flows == 0]
+        sessions.sort(key=lambda session: not asked[session[1][0]])  # those asked for first
+        chosen: dict[udp.Family, list[tuple[int, PinnedPath]]] = {}
+        for family, session in sessions[:_MOST_EXTRA]:
+            chosen.setdefault(family, []).append(session)
+        if not chosen:
+            return
+        with self.schedule.held() as withdrawn:
+            self.note_sent()
+            self._withdraw(*withdrawn)
+            self.schedule.rewind(self._laid_out_bytes)
+            salvos = [[([(each, EXTRA) for each in sessions], 0)] for sessions in chosen.values()]
+            self._kinds[_BETWEEN] = self._kind(chosen, salvos, EXTRA_TICKS)
+        now_ns = time.monotonic_ns()
+        self._add_steady(now_ns, self._ticks, now_ns + np.arange(EXTRA_TICKS) * EXTRA_EVERY_NS)
+
+    def add(self, due_ns: NDArray[np.int64], patience_ns: int, extra_ns: NDArray[np.int64] = _NO_TIMES) -> None:
+        """Plan one tick for each of these times, which ascend, and an extra one for each of those.
+
+        Those that would be later by `patience_ns` are left out; extra ones by the time to the next of them.
+        """
+        steady = self._given[:_BETWEEN].sum() + np.arange(len(due_ns))
+        kind_of = np.where(steady % self._pair_every == 0, _PAIRED, _PLAIN)
+        self.next_ns = int(due_ns[-1]) + self._interval_ns
+        if len(extra_ns):
+            due_ns = np.concatenate([due_ns, extra_ns])
+            kind_of = np.concatenate([kind_of, np.full(len(extra_ns), _BETWEEN)])
+            order = np.argsort(due_ns, kind="stable")
+            due_ns, kind_of = due_ns[order], kind_of[order]
+        ticks = (self.schedule.planned + np.arange(len(due_ns))) % len(self._kind_of)
+        self._kind_of[ticks] = kind_of
         groups: list[list[Group]] = [[] for _ in ticks]
-        kinds = [(kind, *self._of_kind(index, ticks)) for index, kind in enumerate(self._kinds)]
-        # How many probes of each kind of tick come before each tick: their sessions' numbers go on from there.
-        before = [np.cumsum(np.isin(np.arange(len(ticks)), chosen)) for _, chosen, _ in kinds]
-        for kind, chosen, places in kinds:
-            starts = self._next_seq + sum(
-                (count - (each is kind))[chosen, None] * each.probes
-                for (each, _, _), count in zip(kinds, before, strict=True)
-            )
+        # How many ticks of each kind come before each: its sessions' numbers go on from there.
+        is_of = kind_of[:, None] == np.arange(len(self._kinds))
+        before = is_of.cumsum(axis=0) - is_of
+        starts = self._next_seq + before @ np.array([kind.probes for kind in self._kinds])
+        for number, kind in enumerate(self._kinds):
+            chosen = np.flatnonzero(is_of[:, number])
+            if not len(chosen):
+                continue
+            places = (self._given[number] + np.arange(len(chosen))) % kind.times
+            self._place_of[ticks[chosen]] = places
             for volley in kind.volleys:
-                numbers = starts[:, volley.rows] + volley.turns
+                numbers = starts[chosen][:, volley.rows] + volley.turns
                 at = volley.rows * self._slots + (numbers & (self._slots - 1))
                 volley.at[places] = at
                 self._seq.reshape(-1)[at], self._sent_ns.reshape(-1)[at] = numbers, due_ns[chosen, None]
@@ -237,17 +301,13 @@ class Planner(Sessions):
                 volley.frames.fill(places, volley.first_seq + (numbers & (NUMBERS - 1)))
                 for tick, place in zip(chosen.tolist(), places.tolist(), strict=True):
                     groups[tick].append(volley.groups[place])
-        for kind, chosen, _ in kinds:
+            self._given[number] += len(chosen)
             self._next_seq += len(chosen) * kind.probes
-        self.next_ns = int(due_ns[-1]) + self._interval_ns
-        self.schedule.plan(due_ns, due_ns + patience_ns, groups)
+        too_late_ns = due_ns + np.where(kind_of == _BETWEEN, _EXTRA_PATIENCE_NS, patience_ns)
+        self.schedule.plan(due_ns, too_late_ns, groups)
 
-    def _of_kind(self, kind: int, ticks: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Which of these ticks are of a kind, and the place of each among its times."""
-        every = self._pair_every
-        chosen = np.flatnonzero((ticks % every == 0) == (kind == 0))
-        numbers = ticks[chosen] // every if kind == 0 else ticks[chosen] - (ticks[chosen] + every - 1) // every
-        return chosen, numbers % self._kinds[kind].times
+    def _kinds_of(self, ticks: NDArray[np.int64]) -> NDArray[np.intp]:
+        return self._kind_of[ticks % len(self._kind_of)]
 
     # ---- afterwards ----
 
@@ -259,13 +319,12 @@ class Planner(Sessions):
         self._noted += len(ticks)
         began_ns = self.schedule.began(ticks)
         counts = np.zeros((len(ticks), len(self._measurements.counts)), np.int64)
-        for index, kind in enumerate(self._kinds):
-            chosen, places = self._of_kind(index, ticks)
-            left = began_ns[chosen] > 0
-            if not left.all():
-                for volley in kind.volleys:
-                    self._state.reshape(-1)[volley.at[places[~left]]] = FREE
-                chosen, places = chosen[left], places[left]
+        for kind, _, places in self._by_kind(ticks[began_ns == 0]):
+            for volley in kind.volleys:
+                self._state.reshape(-1)[volley.at[places]] = FREE
+        left = np.flatnonzero(began_ns)
+        for kind, of_left, places in self._by_kind(ticks[left]):
+            chosen = left[of_left]
             paths = counts.shape[1]
             counts[chosen] = kind.counting[:paths]
             self._measurements.sent(kind.by_path[:paths] * len(chosen))
@@ -275,8 +334,10 @@ class Planner(Sessions):
                 results = volley.frames.results(places)
                 if not (results > 0).all():
                     self._refused(volley, places, results, counts, chosen)
-        self.drops["missed_sends"] += how_many(began_ns == 0)
-        self._measurements.liveness.sent(began_ns[began_ns > 0], counts[began_ns > 0])
+        steady = self._kinds_of(ticks) != _BETWEEN
+        self.drops["missed_sends"] += how_many(steady & (began_ns == 0))
+        steady &= began_ns > 0
+        self._measurements.liveness.sent(began_ns[steady], counts[steady])
 
     def _refused(
         self,
@@ -304,10 +365,18 @@ class Planner(Sessions):
     def _withdraw(self, begun: int, planned: int) -> None:
         """Let go of the ticks that are not sent any more: their numbers and their times are given out again."""
         ticks = np.arange(begun, planned)
-        if len(ticks):
-            self.next_ns -= len(ticks) * self._interval_ns
-        for index, kind in enumerate(self._kinds):
-            chosen, places = self._of_kind(index, ticks)
+        kinds = self._kinds_of(ticks)
+        self.next_ns -= how_many(kinds != _BETWEEN) * self._interval_ns
+        self._given -= np.bincount(kinds, minlength=len(self._given))
+        for kind, chosen, places in self._by_kind(ticks):
             self._next_seq -= len(chosen) * kind.probes
             for volley in kind.volleys:
                 self._state.reshape(-1)[volley.at[places]] = FREE
+
+    def _by_kind(self, ticks: NDArray[np.int64]) -> Iterator[tuple[Kind, NDArray[np.intp], NDArray[np.intp]]]:
+        """Of each kind that there are any of: which of these ticks, and the place of each among its times."""
+        kinds, places = self._kinds_of(ticks), self._place_of[ticks % len(self._place_of)]
+        for number, kind in enumerate(self._kinds):
+            chosen = np.flatnonzero(kinds == number)
+            if len(chosen):
+                yield kind, chosen, places[chosen]

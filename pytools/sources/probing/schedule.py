@@ -182,7 +182,11 @@ class Schedule:
         self._words[pacer.ENTRIES], self._ticks = ticks, ticks
         end = pacer.FIRST_ENTRY + ticks * words
         self._entries = self._words[pacer.FIRST_ENTRY : end].reshape(ticks, words)
-        self._used = end * 8
+        self.used_bytes = end * 8
+
+    def rewind(self, used_bytes: int) -> None:
+        """Take back the arrays that were made since `used_bytes` was this; only while held."""
+        self.used_bytes = used_bytes
 
     def array(self, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
         """A new array of zeros in the shared memory; it holds until the schedule is held again.
@@ -193,11 +197,11 @@ class Schedule:
             If there is no room for it.
         """
         count, dtype = int(np.prod(shape)), np.dtype(kind)
-        if self._used + count * dtype.itemsize > MEMORY_BYTES:
+        if self.used_bytes + count * dtype.itemsize > MEMORY_BYTES:
             raise UsageError("there are too many probes to plan ahead", "lower probe.flows, or have fewer peers")
-        found = np.frombuffer(self._memory, dtype, count, self._used).reshape(shape)
+        found = np.frombuffer(self._memory, dtype, count, self.used_bytes).reshape(shape)
         found[...] = np.zeros((), dtype)
-        self._used += -(-count * dtype.itemsize // 64) * 64
+        self.used_bytes += -(-count * dtype.itemsize // 64) * 64
         return found
 
     def addresses(self, array: NDArray[Any]) -> NDArray[np.uint64]:

@@ -17,7 +17,7 @@ from pytools.errors import UsageError
 from pytools.estimators.windows import MISSING, power_of_two
 from pytools.sources.probing.measurements import LOST, Measurements
 
-SINGLE, FIRST, SECOND = range(3)  # a probe's part in a coded pair
+SINGLE, FIRST, SECOND, EXTRA = range(4)  # a probe's part: in a coded pair, or between those that leave every interval
 PROBES: Final = 3  # to a pair: the one that leads it included
 
 FREE, OUTSTANDING, ANSWERED, TIMED_OUT, LATE = range(5)  # what has become of the probe in a slot
@@ -25,6 +25,9 @@ SEQ_WRAP: Final = 1 << 32
 _MOST_SLOTS: Final = 65_536
 AHEAD_NS: Final = 640_000_000  # for so long probes are planned ahead, where that is so many ticks
 LEAST_TICKS: Final = 4
+EXTRA_TICKS: Final = 16  # between the others, so far apart, when a peer keeps us waiting
+EXTRA_EVERY_NS: Final = 3_000_000
+HURRY_EVERY_NS: Final = 500_000_000  # at most
 
 _NO_PATHS: Final = np.zeros(0, np.intp)
 _NO_TIMES: Final = np.zeros(0, np.int64)
@@ -85,7 +88,8 @@ class Sessions:
             remembered_ms = max(remembered_ms, clocks.window_ms + 500)
             per_interval += (PROBES - 1) / clocks.pair_every(probe)
         remembered_ms += max(AHEAD_NS / 1e6, LEAST_TICKS * probe.interval_ms)
-        slots = max(64, power_of_two(remembered_ms / probe.interval_ms * per_interval + 8))
+        extra = (remembered_ms * 1e6 / HURRY_EVERY_NS + 1) * EXTRA_TICKS
+        slots = max(64, power_of_two(remembered_ms / probe.interval_ms * per_interval + extra + 8))
         if slots > _MOST_SLOTS:
             raise UsageError(
                 f"with a timeout of {probe.timeout_ms:g} ms and an interval of {probe.interval_ms:g} ms too many "
@@ -188,7 +192,8 @@ class Sessions:
     def results(self) -> list[tuple[int, list[Result]]]:
         """Raw results since the last call: per session its path index, and (seq, sent, forward, reverse) per probe.
 
-        A probe is given out once nothing more is to be learnt about it.
+        A probe is given out once nothing more is to be learnt about it. Extra ones are left out: a moment that lasted
+        too long would count several times.
         """
         told = []
         for row in range(len(self._next_seq)):
@@ -206,7 +211,7 @@ class Sessions:
             if state == OUTSTANDING:
                 break
             self._told[row] = seq + 1
-            if self._seq[row, slot] != seq or state == FREE:
+            if self._seq[row, slot] != seq or state == FREE or self._part[row, slot] == EXTRA:
                 continue
             # Without a stamp, the time of the call; no delay of ours rests on it.
             sent_ns, forward, reverse = int(self._sent_ns[row, slot]), None, None
