@@ -38,18 +38,29 @@ def test_latest_of_others_is_what_a_plain_loop_finds(sessions: list[tuple[int, i
 
 
 @pytest.mark.parametrize(
-    ("leads", "answered", "expected"),
+    ("leads", "answered", "loss", "expected"),
     [
-        ([30, 10, 20], 0, 20),
-        ([30, 10, 20], 2, 10),  # five probes: the median is the lowest of the three that waited
-        ([30, 10, 20], 3, MISSING),  # six probes: the lower median was answered
-        ([30], 0, MISSING),  # one lost probe says nothing
-        ([], 0, MISSING),
+        ([30, 10, 20], 0, 0.005, 20),
+        ([30, 10, 20], 2, 0.005, 10),  # five probes: the median is the lowest of the three that waited
+        ([30, 10, 20], 3, 0.005, MISSING),  # six probes: the lower median was answered
+        ([30], 0, 0.005, MISSING),  # one lost probe says nothing
+        ([30, 10], 0, 0.005, MISSING),  # nor do two: once in 40,000 windows
+        ([30, 10, 20], 2, 0.01, 10),  # three of five are lost once in 100,000 windows
+        ([30, 10, 20], 2, 0.011, MISSING),
+        ([30, 10, 20], 2, 0.13, MISSING),
+        (list(range(10, 90, 10)), 2, 0.13, 30),
+        ([], 0, 0.005, MISSING),
     ],
 )
-def test_half_of_the_probes_have_waited_at_least_so_long(leads: list[int], answered: int, expected: int) -> None:
+def test_half_of_the_probes_have_waited_at_least_so_long_unless_they_may_be_lost(
+    leads: list[int], answered: int, loss: float, expected: int
+) -> None:
     counts, waited = half_waited(
-        np.full(len(leads), 5, np.intp), np.array(leads, np.int64), np.array([answered, 0]), np.array([5, 6])
+        np.full(len(leads), 5, np.intp),
+        np.array(leads, np.int64),
+        np.array([answered, 0]),
+        np.array([5, 6]),
+        np.full(2, loss),
     )
     assert counts.tolist() == [len(leads), 0]
     assert waited.tolist() == [expected, MISSING]
@@ -58,7 +69,11 @@ def test_half_of_the_probes_have_waited_at_least_so_long(leads: list[int], answe
 @given(st.lists(st.integers(1, 10**9), min_size=2, max_size=9), st.lists(st.integers(0, 10**9), max_size=9))
 def test_the_figure_never_exceeds_the_median_of_all(leads: list[int], answered: list[int]) -> None:
     _, waited = half_waited(
-        np.zeros(len(leads), np.intp), np.array(leads), np.array([len(answered)]), np.array([0], np.intp)
+        np.zeros(len(leads), np.intp),
+        np.array(leads),
+        np.array([len(answered)]),
+        np.array([0], np.intp),
+        np.array([0.005]),
     )
     everything = sorted(leads + answered)
     assert waited[0] <= everything[(len(everything) - 1) // 2]

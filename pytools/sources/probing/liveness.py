@@ -256,15 +256,19 @@ class Liveness:
         """The share of recent probes that were lost, and how many in a row must be for the path to be dead.
 
         A sequential test: as many as would all be lost by chance once in 10^6, if the loss is as large as it may be
-        by what was seen (1.5 standard deviations above).
+        by what was seen.
         """
+        share, may_be = self.loss(paths)
+        return share, np.ceil(math.log(_BY_CHANCE) / np.log(may_be)).astype(np.int64)
+
+    def loss(self, paths: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The share of recent probes that were lost, and how large it may be (1.5 standard deviations above)."""
         sent, answered = (self._seen[paths] - self._blocks[paths, 2:]).T
         share = np.clip(1.0 - answered / np.maximum(sent, 1), 0.0, 1.0) * (sent > 0)
         may_be = share + 1.5 * np.sqrt(share * (1.0 - share) / np.maximum(sent, 1))
         begun = self._sudden[paths] > 2 * share  # it has just begun
         share = np.where(begun, self._sudden[paths], share)
-        may_be = np.clip(np.maximum(may_be, self._sudden[paths]), _LEAST_LOSS, _MOST_LOSS)
-        return share, np.ceil(math.log(_BY_CHANCE) / np.log(may_be)).astype(np.int64)
+        return share, np.clip(np.maximum(may_be, self._sudden[paths]), _LEAST_LOSS, _MOST_LOSS)
 
     def for_kernel(self) -> tuple[_Counts, Times]:
         """By path index, how many unanswered probes make it silent (0: it never answered), and how late answers may be.
@@ -281,7 +285,7 @@ class Liveness:
             return self._rows[:0]
         begun = (self.missed > 0) & (self._silent_since_ns > now_ns - _BEGUN_INTERVALS * self._interval_ns)
         chosen = np.flatnonzero(begun & self._probed & (self._arrived_ns > 0))
-        return chosen[self.limits(chosen)[0] <= _RARELY]
+        return chosen[self.loss(chosen)[0] <= _RARELY]
 
     def young(self, now_ns: int) -> NDArray[np.bool_]:
         """Which paths have fallen silent a short while ago."""
