@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _S = TypeVar("_S", bound=Source)
 _SEARCH_LATE_NS: Final = 20_000_000  # of a search that takes some rounds
-_LATE_NS: Final = 60_000_000  # of sources for which it does not matter: they have their turn when another is due
+_LATE_NS: Final = 100_000_000  # of sources for which it does not matter: they have their turn when the mesh has
 
 
 class Agent:

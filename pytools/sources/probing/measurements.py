@@ -206,7 +206,8 @@ class Measurements:
         ordered, counts, _ = self._samples.since(rows * KINDS + ROUND_TRIP, begin_ns, window.at_most)
         round_trips = np.where(counts > 0, ordered[:, 0], MISSING)
         foreign = self.foreign[rows]
-        overtakes, waited = half_waited(*overtaken, figures.samples[: len(rows)], rows, self.liveness.loss(rows)[1])
+        loss = self.liveness.loss(rows)[1] if len(overtaken[0]) else np.ones(len(rows))
+        overtakes, waited = half_waited(*overtaken, figures.samples[: len(rows)], rows, loss)
         twice, fresh = np.tile(rows, 2), self._uncounted(window)
         queueing: Sequence[Histogram | None] = [None] * len(both_ways)
         if fresh is not None:

@@ -157,7 +157,7 @@ class Sessions:
         """
         waiting = self._waiting()
         sent_ns = self._sent_ns.reshape(-1)[waiting]
-        recent = sent_ns >= since_ns
+        recent = (sent_ns >= since_ns) & (sent_ns < self._answered_ns.max(initial=0))
         if not np.count_nonzero(recent):
             return _NO_PATHS, _NO_TIMES
         rows = waiting[recent] // self._slots
