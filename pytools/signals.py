@@ -146,6 +146,7 @@ class ProbeSamples(Signal, frozen=True, kw_only=True, tag="probe_samples"):
     sent_ns: list[int]  # the exact egress stamp
     forward_ns: list[int | None]
     reverse_ns: list[int | None]
+    extra: list[int] = []  # sequence numbers of those that left between two intervals
 
 
 class ClockEdge(Signal, frozen=True, kw_only=True, tag="clock_edge"):

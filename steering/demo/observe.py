@@ -133,8 +133,10 @@ class Observer(AgentListener[Record]):
         for signal in signals:
             if isinstance(signal, ProbeSamples):
                 kept = record.samples[signal.path]
-                for sent_ns, forward_ns in zip(signal.sent_ns, signal.forward_ns, strict=True):
-                    kept.append((sent_ns, _LOST_NS if forward_ns is None else float(forward_ns)))
+                # Not the extra ones: they would let the moment of an onset count several times.
+                for seq, sent_ns, forward_ns in zip(signal.seq, signal.sent_ns, signal.forward_ns, strict=True):
+                    if seq not in signal.extra:
+                        kept.append((sent_ns, _LOST_NS if forward_ns is None else float(forward_ns)))
             elif isinstance(signal, PathDelay):
                 record.delays.append(signal)
             elif isinstance(signal, Act):

@@ -403,6 +403,9 @@ def test_extra_probes_are_answered_as_the_others_and_count_for_no_silence(
     nodes.serve_until(lambda: sender.counted(RECEIVED) == sender.counted(SENT), "the last one is answered")
     assert sender.in_kernel() == {"recorded": sender.counted(SENT)}
     assert sorted(probes._seq[0][probes._state[0] == ANSWERED]) == list(range(sender.counted(SENT)))
+    ((_, results),) = probes.results()
+    assert len(results) == sender.counted(SENT)
+    assert sum(extra for *_, extra in results) == 3 * EXTRA_TICKS
     steady = sender.counted(SENT) - 3 * EXTRA_TICKS
     liveness = sender.mesh._measurements.liveness
     assert (liveness._sent[0], liveness._answered[0]) == (steady, steady)

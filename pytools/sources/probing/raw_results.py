@@ -34,7 +34,7 @@ class RawResults:
         for index, entries in self._sessions.results():
             if index not in by_index:
                 continue
-            seq, sent_ns, forward_ns, reverse_ns = zip(*entries, strict=True)
+            seq, sent_ns, forward_ns, reverse_ns, _ = zip(*entries, strict=True)
             self._bus.publish(
                 ProbeSamples(
                     host=self._host,
@@ -46,5 +46,6 @@ class RawResults:
                     sent_ns=list(sent_ns),
                     forward_ns=list(forward_ns),
                     reverse_ns=list(reverse_ns),
+                    extra=[number for number, *_, extra in entries if extra],
                 )
             )

@@ -32,7 +32,7 @@ HURRY_EVERY_NS: Final = 500_000_000  # at most
 _NO_PATHS: Final = np.zeros(0, np.intp)
 _NO_TIMES: Final = np.zeros(0, np.int64)
 
-Result = tuple[int, int, int | None, int | None]  # sequence number, sent, forward, reverse
+Result = tuple[int, int, int | None, int | None, bool]  # sequence number, sent, forward, reverse, whether it is extra
 
 
 class Pairs(NamedTuple):
@@ -190,10 +190,9 @@ class Sessions:
         return Singles(*(each[row, chosen] for each in times))
 
     def results(self) -> list[tuple[int, list[Result]]]:
-        """Raw results since the last call: per session its path index, and (seq, sent, forward, reverse) per probe.
+        """Raw results since the last call: per session its path index, and a Result per probe.
 
-        A probe is given out once nothing more is to be learnt about it. Extra ones are left out: a moment that lasted
-        too long would count several times.
+        A probe is given out once nothing more is to be learnt about it.
         """
         told = []
         for row in range(len(self._next_seq)):
@@ -211,14 +210,15 @@ class Sessions:
             if state == OUTSTANDING:
                 break
             self._told[row] = seq + 1
-            if self._seq[row, slot] != seq or state == FREE or self._part[row, slot] == EXTRA:
+            if self._seq[row, slot] != seq or state == FREE:
                 continue
             # Without a stamp, the time of the call; no delay of ours rests on it.
             sent_ns, forward, reverse = int(self._sent_ns[row, slot]), None, None
             if state != TIMED_OUT:
                 sent_ns = int(self._left[row, slot])
                 forward, reverse = _value(self._forward[row, slot]), _value(self._reverse[row, slot])
-            entries.append((seq & (SEQ_WRAP - 1), sent_ns, forward, reverse))
+            extra = bool(self._part[row, slot] == EXTRA)
+            entries.append((seq & (SEQ_WRAP - 1), sent_ns, forward, reverse, extra))
         return entries
 
     def skip_results(self) -> None:
