@@ -46,11 +46,11 @@ from pytools.config import AgentConfig, Peer, Samples
 from pytools.estimators.matching import JOINED
 from pytools.kernel.attach import attach_tc
 from pytools.kernel.loader import Loaded, load
-from pytools.kernel.netlink import Netlink
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.signals import Path as MeasuredPath
 from pytools.sources import programs
+from pytools.sources.interfaces import Interfaces
 from pytools.sources.samples.joins import PATIENCE_NS
 from pytools.sources.samples.rates import RateControl
 from pytools.sources.samples.source import EGRESS, INGRESS, SampleSource
@@ -152,14 +152,13 @@ def both_sources(stack: contextlib.ExitStack, lab: Lab) -> list[Recorder]:
         config = AgentConfig(host=host.name, peers=[Peer(other.name, other.service, "shared")])
         loaded = stack.enter_context(whole(load([programs.samples(config)])))
         with inside(host.netns):
-            netlink = stack.enter_context(Netlink())
             for direction in ("egress", "ingress"):
                 stack.enter_context(attach_tc(loaded.programs[f"sample_{direction}"], "rail1", direction))
         bus = Bus()
         source = Recorder(
             config,
             loaded,
-            netlink,
+            Interfaces(lambda _: "rail1"),
             bus,
             mail.end(host.name, other.name),
             lambda _: None,

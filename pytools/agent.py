@@ -32,6 +32,7 @@ from pytools.lending import Lender
 from pytools.log import Level
 from pytools.notify import Manager
 from pytools.sources.cost import CostSource
+from pytools.sources.interfaces import Interfaces
 from pytools.sources.links.source import LinkSource
 from pytools.sources.nexthops import NexthopSource
 from pytools.sources.path_ecn import PathEcnSource
@@ -107,11 +108,11 @@ class Agent:
         hooks = Hooks(loaded.programs, mesh.interfaces)
         self._add(hooks)  # before the mesh: its first tick attaches, and the first probe is to be stamped
         self._add(mesh)
-        self._add_between_hosts(config, loaded, netlink, bus, mesh)
+        self._add_between_hosts(config, loaded, bus, mesh)
         rdma = RdmaWhenThere(config, bus, mesh.path_of, places.tap_socket(namespace))
         failed = [loaded.failed, hooks.failed, rdma.failed]
         if TCP_EGRESS in loaded.programs:  # notes in the constructor what happened before the first tick
-            connections = TcpSource(config, loaded, netlink, bus, mesh.path_of, mesh.all_paths)
+            connections = TcpSource(config, loaded, Interfaces(), bus, mesh.path_of, mesh.all_paths)
             failed.append(connections.failed)
             self._add(connections)
         self._add_slot("peers", lambda now: NexthopSource(now.host, [each.address for each in now.peers], netlink, bus))
@@ -147,9 +148,7 @@ class Agent:
         # Last: ready when all had a turn.
         self._add(Heartbeat(self._manager, standing, self.drops, self._began_ns), _LATE_NS)
 
-    def _add_between_hosts(
-        self, config: AgentConfig, loaded: loader.Loaded, netlink: Netlink, bus: Bus, mesh: ProbeMesh
-    ) -> None:
+    def _add_between_hosts(self, config: AgentConfig, loaded: loader.Loaded, bus: Bus, mesh: ProbeMesh) -> None:
         """What needs the other hosts' agents; imported only where it is wanted."""
         hosts: HostBus | None = None
         between: Callable[[str], Offset | None] = _unknown
@@ -168,7 +167,7 @@ class Agent:
         if hosts is not None and SAMPLE_EGRESS in loaded.programs:
             from pytools.sources.samples.source import SampleSource
 
-            self._add(SampleSource(config, loaded, netlink, bus, hosts, between, mesh.path_of), _LATE_NS)
+            self._add(SampleSource(config, loaded, Interfaces(), bus, hosts, between, mesh.path_of), _LATE_NS)
 
     def _add(self, source: Source, late_ns: int = 0) -> None:
         self._closing.enter_context(contextlib.closing(source))

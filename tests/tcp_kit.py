@@ -30,6 +30,7 @@ from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.lab.topology import group_id
 from pytools.signals import PacketDrops, Path, TcpFlow, TcpHost, TcpPath
+from pytools.sources.interfaces import Interfaces
 from pytools.sources.programs import TCP_EGRESS, TCP_INGRESS, packet_drops, tcp_connections
 from pytools.sources.tcp.source import TcpSource
 
@@ -115,12 +116,11 @@ def watching(namespace: str, flows: int = 16384, long_ms: float = 500.0) -> Iter
         loaded = stack.enter_context(load([tcp_connections(settings), *packet_drops()]))
         assert not loaded.failed
         stack.enter_context(inside(namespace))
-        netlink = stack.enter_context(Netlink())
         bus = Bus()
         types = frozenset({"tcp_flow", "tcp_path", "tcp_host", "packet_drops"})
         subscription = bus.subscribe(types, 1_000_000)
         config = AgentConfig(host="h1", peers=[], tcp=settings, windows=Windows(long_ms=long_ms))
-        source = TcpSource(config, loaded, netlink, bus, path_of, lambda: [MEASURED])
+        source = TcpSource(config, loaded, Interfaces(), bus, path_of, lambda: [MEASURED])
         stack.callback(source.close)
         assert not source.failed
         source.register(stack.enter_context(selectors.DefaultSelector()))

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
+import socket
 
-from pytools.errors import SwerveError
-from pytools.kernel.netlink import Netlink
+import pytest
+
 from pytools.sources.interfaces import Interfaces
 
 
-@dataclass
-class Link:
-    index: int
-    name: str
-
-
 class Kernel:
-    """Answers with these links, or not at all; counts how often it was asked."""
+    """Knows these interfaces, or says nothing at all; counts how often it was asked."""
 
     def __init__(self) -> None:
         self.named: dict[int, str] | None = {7: "rail1"}
         self.asked = 0
 
-    def links(self) -> list[Link]:
+    def name(self, ifindex: int) -> str:
         self.asked += 1
-        if self.named is None:
-            raise SwerveError("no answer")
-        return [Link(*each) for each in self.named.items()]
+        if self.named is None or ifindex not in self.named:
+            raise OSError("no such device")
+        return self.named[ifindex]
 
 
-def test_names_are_read_once_until_told_to_read_them_anew() -> None:
-    kernel = Kernel()
-    names = Interfaces(cast(Netlink, kernel))
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+@pytest.fixture
+def names(kernel: Kernel) -> Interfaces:
+    return Interfaces(kernel.name)
+
+
+def test_names_are_read_once_until_told_to_read_them_anew(kernel: Kernel, names: Interfaces) -> None:
     assert [names.name(7), names.name(7)] == ["rail1", "rail1"]
     kernel.named = {7: "renamed"}
     assert (names.name(7), kernel.asked) == ("rail1", 1)
@@ -41,17 +42,15 @@ def test_names_are_read_once_until_told_to_read_them_anew() -> None:
     assert kernel.asked == 2
 
 
-def test_an_interface_that_comes_later_is_found_at_once() -> None:
-    kernel = Kernel()
-    names = Interfaces(cast(Netlink, kernel))
+def test_an_interface_that_comes_later_is_found_at_once(kernel: Kernel, names: Interfaces) -> None:
     names.name(7)
     kernel.named = {7: "rail1", 8: "rail2"}
     assert names.name(8) == "rail2"
 
 
-def test_an_interface_that_is_gone_keeps_its_name_until_another_has_its_index() -> None:
-    kernel = Kernel()
-    names = Interfaces(cast(Netlink, kernel))
+def test_an_interface_that_is_gone_keeps_its_name_until_another_has_its_index(
+    kernel: Kernel, names: Interfaces
+) -> None:
     names.name(7)
     kernel.named = {}
     names.reread()
@@ -62,13 +61,16 @@ def test_an_interface_that_is_gone_keeps_its_name_until_another_has_its_index() 
     assert [names.name(7), names.name(9)] == ["new", "newer"]
 
 
-def test_a_kernel_that_does_not_answer_is_asked_again() -> None:
-    kernel = Kernel()
+def test_a_kernel_that_does_not_answer_is_asked_again(kernel: Kernel, names: Interfaces) -> None:
     kernel.named = None
-    names = Interfaces(cast(Netlink, kernel))
     assert names.name(7) == "if7"
     kernel.named = {7: "rail1"}
+    names.reread()
     assert names.name(7) == "rail1"
     kernel.named = None
     names.reread()
     assert names.name(7) == "rail1"
+
+
+def test_the_kernel_knows_the_loopback_interface() -> None:
+    assert Interfaces().name(socket.if_nametoindex("lo")) == "lo"

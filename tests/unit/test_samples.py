@@ -18,6 +18,7 @@ from pytools.bus import Bus
 from pytools.config import AgentConfig, Peer, Samples
 from pytools.estimators.offsets import Offset
 from pytools.signals import AppDelay, Path
+from pytools.sources.interfaces import Interfaces
 from pytools.sources.samples import batches as wire
 from pytools.sources.samples import reports as sample_reports
 from pytools.sources.samples.joins import GUARD_NS, OFF, PATIENCE_NS, Rates
@@ -263,7 +264,7 @@ class World:
         self.offset: Offset | None = None
         self.kernels = {name: Kernel() for name in "ab"}
         self.buses = {name: Bus() for name in "ab"}
-        netlink = SimpleNamespace(links=lambda: [SimpleNamespace(index=IFINDEX, name="rail1")])
+        interfaces = Interfaces({IFINDEX: "rail1"}.__getitem__)
         self.sources = {}
         for name, other in ("ab", "ba"):
             peer = Peer(other, ADDRESSES[other], "shared" if shared else "free_running")
@@ -271,7 +272,7 @@ class World:
             self.sources[name] = SampleSource(
                 config,
                 self.kernels[name],  # type: ignore[arg-type]
-                netlink,  # type: ignore[arg-type]
+                interfaces,
                 self.buses[name],
                 self._hosts(name, other),
                 lambda _: self.offset,

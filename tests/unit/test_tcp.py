@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -19,8 +18,8 @@ from pytools.config import AgentConfig, Tcp
 from pytools.kernel import drop_reasons, sockdiag
 from pytools.kernel.loader import Loaded
 from pytools.kernel.maps import Map
-from pytools.kernel.netlink import Netlink
 from pytools.signals import Owner, PacketDrops, Path, Retransmissions, TcpFlow, TcpHost, TcpPath
+from pytools.sources.interfaces import Interfaces
 from pytools.sources.tcp import baselines, busiest, source, table
 from pytools.sources.tcp.addresses import Addresses
 from pytools.sources.tcp.drops import SocketDrops
@@ -31,18 +30,8 @@ from pytools.sources.tcp.table import SLICE, Table
 
 SECOND = 10**9
 MEASURED = Path("h1", "h2", "10.9.0.2", "10.1.1.1", "rail1")
+NAMES = {7: "rail1", 8: "rail2"}
 Window = dict[tuple[str, Path | None], tuple[int, int]]
-
-
-@dataclass
-class FakeLink:
-    index: int
-    name: str
-
-
-class FakeNetlink:
-    def links(self) -> list[FakeLink]:
-        return [FakeLink(7, "rail1"), FakeLink(8, "rail2")]
 
 
 class FakeDiagnostics:
@@ -83,7 +72,7 @@ def source_on(
     made = TcpSource(
         AgentConfig(host="h1", peers=[], tcp=tcp or Tcp()),
         cast(Loaded, kernel),
-        cast(Netlink, FakeNetlink()),
+        Interfaces(lambda index: NAMES.get(index, f"if{index}")),
         bus,
         path_of,
         lambda: known,
@@ -140,7 +129,7 @@ def test_an_interface_that_is_renamed_is_told_by_its_new_name(monkeypatch: pytes
     kernel.interfaces.update(8, counts(5))
     made.read(SECOND)
     assert windows(subscription)["rail2", None] == (5, 5)
-    monkeypatch.setattr(FakeNetlink, "links", lambda _: [FakeLink(7, "rail1"), FakeLink(8, "other")])
+    monkeypatch.setitem(NAMES, 8, "other")
     kernel.interfaces.update(8, counts(7))
     made.read(2 * SECOND)
     told = windows(subscription)

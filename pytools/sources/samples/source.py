@@ -22,7 +22,6 @@ from pytools.errors import SwerveError
 from pytools.estimators.matching import FRESH
 from pytools.estimators.offsets import Offset
 from pytools.kernel.loader import Loaded
-from pytools.kernel.netlink import Netlink
 from pytools.signals import Path
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.probing import udp
@@ -69,8 +68,8 @@ class SampleSource:
     ----------
     loaded : Loaded
         With sample.c; stays the caller's.
-    netlink : Netlink
-        For the names of interfaces.
+    interfaces : Interfaces
+        The names of those that packets pass.
     hosts : Hosts
         The bus between hosts.
     between : callable
@@ -83,7 +82,7 @@ class SampleSource:
         self,
         config: AgentConfig,
         loaded: Loaded,
-        netlink: Netlink,
+        interfaces: Interfaces,
         bus: Bus,
         hosts: Hosts,
         between: Callable[[str], Offset | None],
@@ -101,7 +100,7 @@ class SampleSource:
         self._control = RateControl(config.samples.per_s)
         self._outward, self._inward = Rates(), Rates()
         self._joins = Joins(len(self._names))
-        self._interfaces = Interfaces(netlink)
+        self._interfaces = interfaces
         self._reports = Reports(
             config.host,
             self._names,

@@ -22,7 +22,6 @@ from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.kernel import cgroups, drop_reasons
 from pytools.kernel.loader import Loaded
-from pytools.kernel.netlink import Netlink
 from pytools.kernel.sockdiag import Diagnostics
 from pytools.signals import Path
 from pytools.sources.interfaces import Interfaces
@@ -58,8 +57,8 @@ class TcpSource:
     loaded : Loaded
         Where tcp.c was loaded, and drops.c where the kernel has it; stays the caller's. Nothing is attached to an
         interface yet.
-    netlink : Netlink
-        For the names of interfaces.
+    interfaces : Interfaces
+        The names of those that packets pass.
     path_of : callable
         Which measured path, if any, a remote address and an interface make.
     known : callable
@@ -70,7 +69,7 @@ class TcpSource:
         self,
         config: AgentConfig,
         loaded: Loaded,
-        netlink: Netlink,
+        interfaces: Interfaces,
         bus: Bus,
         path_of: PathOf,
         known: Callable[[], Iterable[Path]] = tuple,
@@ -89,7 +88,7 @@ class TcpSource:
             has_drops = loaded.has_map("drops_by_reason")
             self._drops = Drops(loaded, drop_reasons.from_kernel()) if has_drops else None
             addresses = Addresses()
-            self._interfaces = Interfaces(netlink)
+            self._interfaces = interfaces
             name = self._interfaces.name
             self._totals = Totals(loaded.map("tcp_paths"), loaded.map("tcp_interfaces"), addresses, name, path_of)
             self._table = Table(loaded.map("tcp_flows"), self._made)
