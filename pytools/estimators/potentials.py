@@ -24,7 +24,6 @@ _MILD: Final = 8
 _SETTLED: Final = 0.01  # change of a weight's factor below which it stands
 _PRECISE: Final = 1e-9
 _ROUGH: Final = 1e-5
-_HALVINGS: Final = 40
 _DENSE: Final = 300  # vertices up to which the variances are the inverse's own diagonal
 _TRIALS: Final = 12
 _MEDIAN_SQUARE: Final = 0.4549  # median of the square of a standard Gaussian
@@ -76,19 +75,12 @@ def fit(graph: Graph, measured: Floats, sigma: Floats, ground: int, most: Floats
 
 
 def _excess(squares: Floats, variance: Floats) -> float:
-    """The common variance beside the stated ones under which the median disagreement is what it should be."""
-    if np.median(squares / variance) <= _MEDIAN_SQUARE:
-        return 0.0
-    low, high = 0.0, float(np.median(squares)) / _MEDIAN_SQUARE
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if np.median(squares / (variance + middle)) > _MEDIAN_SQUARE:
-            low = middle
-        else:
-            high = middle
-        if high - low < 1e-3 * high:
-            break
-    return high
+    """The common variance beside the stated ones under which the median disagreement is what it should be.
+
+    Of each edge it is known under how much more variance its disagreement would be just that; half of the edges need
+    more than the median of these.
+    """
+    return max(float(np.median(squares / _MEDIAN_SQUARE - variance)), 0.0)
 
 
 def variances(graph: Graph, weights: Floats, ground: int) -> Floats:
