@@ -32,7 +32,7 @@ from pytools.sources.probing import planner
 from pytools.sources.probing.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.program import NUMBERS
-from pytools.sources.probing.sessions import ANSWERED, EXTRA, EXTRA_TICKS, PROBES
+from pytools.sources.probing.sessions import ANSWERED, EXTRA, EXTRA_EVERY_NS, EXTRA_TICKS, PROBES
 
 PATIENT = Probe(timeout_ms=60_000)  # nothing is lost but what the test calls lost
 LONG = Windows(long_ms=60_000)  # holds all that a test does, on a slow machine too
@@ -392,7 +392,7 @@ def test_extra_probes_are_answered_as_the_others_and_count_for_no_silence(
     probes, path = sender.mesh.sender, np.zeros(1, np.intp)
     sender.send()
     for turn in range(1, 4):  # the memory of the extra ones is used again
-        probes.hurry(path)
+        assert probes.hurry(path)
         nodes.serve_until(
             lambda turn=turn: (
                 np.count_nonzero((probes._part[0] == EXTRA) & (probes._state[0] == ANSWERED)) == turn * EXTRA_TICKS
@@ -413,7 +413,31 @@ def test_extra_probes_are_answered_as_the_others_and_count_for_no_silence(
     assert sender.lost_anything() == {}
 
 
-def test_extra_probes_that_were_withdrawn_leave_no_gap(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
+def test_extra_probes_that_are_too_late_are_left_out_and_counted(
+    nodes: Nodes, veth_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "_EXTRA_PATIENCE_NS", -(10**10))
+    sender, _ = two(nodes, veth_pair, 4)
+    probes, left_out = sender.mesh.sender, {"probe_missed_extra": EXTRA_TICKS}
+    sender.send()
+    assert probes.hurry(np.zeros(1, np.intp))
+    nodes.serve_until(lambda: sender.lost_anything() == left_out, "all are left out")
+    probes.set_paths(sender.mesh.current)
+    nodes.serve_until(lambda: sender.counted(RECEIVED) == sender.counted(SENT), "the others are answered")
+    ((_, results),) = probes.results()
+    assert len(results) and not any(extra for *_, extra in results)
+
+
+def test_no_extra_probes_leave_where_the_others_are_as_frequent(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
+    sender, _ = two(nodes, veth_pair, 4)
+    sender.mesh.sender._interval_ns = EXTRA_EVERY_NS
+    assert not sender.mesh.sender.hurry(np.zeros(1, np.intp))
+
+
+def test_extra_probes_that_were_withdrawn_leave_no_gap(
+    nodes: Nodes, veth_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "_EXTRA_PATIENCE_NS", 10**10)
     sender, _ = two(nodes, veth_pair, 4)
     probes = sender.mesh.sender
     sender.send()

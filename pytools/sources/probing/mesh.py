@@ -27,8 +27,7 @@ from pytools.estimators.delays import STAMP_BOUND_NS
 from pytools.estimators.offsets import Offset
 from pytools.estimators.windows import MISSING
 from pytools.kernel.loader import Loaded
-from pytools.kernel.netlink import Netlink, NetlinkError
-from pytools.kernel.netlink_messages import LOCAL
+from pytools.kernel.netlink import Netlink
 from pytools.log import Level
 from pytools.signals import Path, PathState
 from pytools.sources.probing import stamp_packet, udp
@@ -224,9 +223,9 @@ class ProbeMesh:
         if not len(paths):
             return
         self._due["hurry"] = now_ns + HURRY_EVERY_NS
-        self._hurried_ns = now_ns + EXTRA_TICKS * EXTRA_EVERY_NS
         try:
-            self.sender.hurry(paths)
+            if self.sender.hurry(paths):
+                self._hurried_ns = now_ns + EXTRA_TICKS * EXTRA_EVERY_NS
         except CapabilityError:
             self._due["pacer"] = now_ns  # where it is said, too
 
@@ -296,7 +295,7 @@ class ProbeMesh:
         self._due["paths"] = now_ns + _PATHS_EVERY_NS
         self._changes.happened()  # what is waiting is covered by this look
         try:
-            self.program.set_locals(self._locals())
+            self.program.set_locals(self._port.local_addresses(self._netlink))
             changed = self.paths.refresh(now_ns)
         except SwerveError:
             self._discovery_failed += 1  # a table that changes while it is read; the next look will do
@@ -305,15 +304,6 @@ class ProbeMesh:
         self._look_again_ns = max(_PATHS_AFTER_CHANGE_NS, 50 * (time.monotonic_ns() - now_ns))
         if changed:
             self._take_paths()
-
-    def _locals(self) -> set[str]:
-        """This host's addresses: those of its interfaces, and others that were asked for and are delivered here."""
-        found = {each.address for each in self._netlink.addresses()}
-        for address in self._port.addresses - found:
-            with contextlib.suppress(NetlinkError):  # it was until lately
-                if self._netlink.route_get(address).kind == LOCAL:
-                    found.add(address)
-        return found
 
     def _take_paths(self) -> None:
         self._measurements.set_paths(self.paths.current)
@@ -344,11 +334,7 @@ class ProbeMesh:
 
     def interfaces(self) -> set[str]:
         """Where the program is wanted: at the interfaces of the paths, and those by which probes have come in."""
-        names = {pinned.path.interface for pinned in self.paths.current}
-        for ifindex in self._port.ifindexes:
-            with contextlib.suppress(OSError):  # gone by now
-                names.add(socket.if_indextoname(ifindex))
-        return names
+        return {pinned.path.interface for pinned in self.paths.current} | self._port.interfaces()
 
     def path_of(self, remote: str, interface: str) -> Path | None:
         """The path to an address by an interface; None when it is on no measured one."""

@@ -128,7 +128,7 @@ class Planner(Sessions):
     ) -> None:
         super().__init__(probe, clocks, measurements)
         self.schedule, self._program = schedule, program
-        self.drops = dict.fromkeys(("send_refused", "send_buffer_full", "missed_sends"), 0)
+        self.drops = dict.fromkeys(("send_refused", "send_buffer_full", "missed_sends", "missed_extra"), 0)
         self.wire_bytes = self.next_ns = 0
         self._interval_ns = int(probe.interval_ms * 1e6)
         self._pair_every = 1 if clocks is None else clocks.pair_every(probe)
@@ -235,8 +235,10 @@ class Planner(Sessions):
         due_ns = self.next_ns + np.arange(ticks) * self._interval_ns
         self.add(due_ns, max(_PATIENCE_NS, self._interval_ns), extra_ns)
 
-    def hurry(self, paths: Rows) -> None:
+    def hurry(self, paths: Rows) -> bool:
         """For a moment probe more often: the peers of these paths along all their paths, and others as there is room.
+
+        Returns whether extra probes leave: where those of every interval are as frequent, none do.
 
         An answer is overdue: either the probe was lost, or it waits in a queue. Through a queue that has just grown the
         first answers come back late; by then extra probes along other paths have overtaken several of those along it.
@@ -248,7 +250,7 @@ class Planner(Sessions):
         """
         flows = self._probe.flows
         if self._interval_ns < 2 * EXTRA_EVERY_NS:
-            return  # they are as frequent anyway
+            return False
         asked = np.isin(self._peer, self._peer[paths * flows])
         sessions = [(family, each) for family, dealt in self._dealt.items() for each in dealt if each[0] % flows == 0]
         sessions.sort(key=lambda session: not asked[session[1][0]])  # those asked for first
@@ -256,7 +258,7 @@ class Planner(Sessions):
         for family, session in sessions[:_MOST_EXTRA]:
             chosen.setdefault(family, []).append(session)
         if not chosen:
-            return
+            return False
         with self.schedule.held() as withdrawn:
             self.note_sent()
             self._withdraw(*withdrawn)
@@ -265,6 +267,7 @@ class Planner(Sessions):
             self._kinds[_BETWEEN] = self._kind(chosen, salvos, EXTRA_TICKS)
         now_ns = time.monotonic_ns()
         self._add_steady(now_ns, self._ticks, now_ns + np.arange(EXTRA_TICKS) * EXTRA_EVERY_NS)
+        return True
 
     def add(self, due_ns: NDArray[np.int64], patience_ns: int, extra_ns: NDArray[np.int64] = _NO_TIMES) -> None:
         """Plan one tick for each of these times, which ascend, and an extra one for each of those.
@@ -336,6 +339,7 @@ class Planner(Sessions):
                     self._refused(volley, places, results, counts, chosen)
         steady = self._kinds_of(ticks) != _BETWEEN
         self.drops["missed_sends"] += how_many(steady & (began_ns == 0))
+        self.drops["missed_extra"] += how_many(~steady & (began_ns == 0))
         steady &= began_ns > 0
         self._measurements.liveness.sent(began_ns[steady], counts[steady])
 

@@ -7,12 +7,15 @@ thread.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from collections.abc import Iterable
 from typing import Final
 
 from pytools.kernel import socket_filter as bpf
+from pytools.kernel.netlink import Netlink, NetlinkError
+from pytools.kernel.netlink_messages import LOCAL
 from pytools.sources.probing import udp
 
 _AT_ONCE: Final = 64  # datagrams; a flood is dropped in the socket
@@ -34,8 +37,6 @@ class ProbePort:
 
     Attributes
     ----------
-    ifindexes : set of int
-        Interfaces by which requests of peers have come in.
     addresses : set of str
         Of this host, to which they were sent: those that no interface has are known from here alone.
     unanswered : int
@@ -43,7 +44,7 @@ class ProbePort:
     """
 
     def __init__(self, port: int) -> None:
-        self.ifindexes: set[int] = set()
+        self._ifindexes: set[int] = set()  # by which requests of peers have come in
         self.addresses: set[str] = set()
         self.unanswered = 0
         self._port = port
@@ -79,9 +80,32 @@ class ProbePort:
                     self.unanswered += 1
                     for message in control:
                         ifindex, address = _arrival(message)
-                        self.ifindexes.add(ifindex)
+                        self._ifindexes.add(ifindex)
                         if len(self.addresses) < _MOST_ADDRESSES:
                             self.addresses.add(address)
+
+    def interfaces(self) -> set[str]:
+        """Names of those by which requests of peers have come in."""
+        names = set()
+        for ifindex in self._ifindexes:
+            with contextlib.suppress(OSError):  # gone by now
+                names.add(socket.if_indextoname(ifindex))
+        return names
+
+    def local_addresses(self, netlink: Netlink) -> set[str]:
+        """This host's addresses: those of its interfaces, and others that were asked for and are delivered here.
+
+        Raises
+        ------
+        SwerveError
+            If the kernel does not tell.
+        """
+        found = {each.address for each in netlink.addresses()}
+        for address in self.addresses - found:
+            with contextlib.suppress(NetlinkError):  # it was until lately
+                if netlink.route_get(address).kind == LOCAL:
+                    found.add(address)
+        return found
 
     def close(self) -> None:
         """Give the port back."""
