@@ -19,14 +19,24 @@
 #define IPV4_FRAGMENT bpf_htons(0x3fff) /* more fragments, or an offset */
 
 /*
- * Leave the program here. The kernel's compiler puts what ends a program where it meets the first exit, which in a large
+ * End the program here. The kernel's compiler puts what ends a program where it meets the first exit, which in a large
  * one is pages away from the few instructions that nearly every packet takes: a cache miss for each of them.
  */
-#define LEAVE(verdict)                                            \
+#define EXIT(verdict)                                             \
 	do {                                                      \
 		asm volatile("r0 = %0\n\texit" : : "i"(verdict)); \
 		__builtin_unreachable();                          \
 	} while (0)
+
+/* A packet with plain headers, by direct access. */
+struct plain {
+	void *data;
+	void *end;
+	void *transport;
+	u32 bytes; /* from the transport header to the end of the IP packet; 0: not known */
+	u8 protocol;
+	bool ipv6;
+};
 
 struct vlan_tag {
 	__be16 tci;

@@ -11,6 +11,7 @@
  *
  * SWERVE_PROBE_PORT: the UDP port of reflectors. SWERVE_VIRTUAL_CLOCK: stamp by a lab's clock.
  */
+#include "observe/chain.h"
 #include "probe/tables.h"
 #include "probe/stamp.h"
 #include "probe/siphash.h"
@@ -170,7 +171,7 @@ static __always_inline int stamp_reply(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-int probe_egress(struct __sk_buff *skb)
+static __always_inline int look_at_mark(struct __sk_buff *skb)
 {
 	u32 mark = skb->mark;
 
@@ -183,6 +184,11 @@ int probe_egress(struct __sk_buff *skb)
 	if ((mark & ~0xff) == SWERVE_MARK_REPLY)
 		return stamp_reply(skb);
 	return TC_ACT_UNSPEC;
+}
+
+int probe_egress(struct __sk_buff *skb)
+{
+	return unless_decided(skb, look_at_mark(skb), CONNECTIONS, true);
 }
 
 /*
@@ -266,7 +272,7 @@ static __always_inline bool plain(struct __sk_buff *skb)
 	return false;
 }
 
-int probe_ingress(struct __sk_buff *skb)
+static __always_inline int look_for_probe(struct __sk_buff *skb)
 {
 	u8 ecn = ECN_UNKNOWN;
 	bool no_probe;
@@ -279,4 +285,9 @@ int probe_ingress(struct __sk_buff *skb)
 	if (no_probe)
 		return TC_ACT_UNSPEC;
 	return look_closer(skb, ecn == ECN_UNKNOWN);
+}
+
+int probe_ingress(struct __sk_buff *skb)
+{
+	return unless_decided(skb, look_for_probe(skb), CONNECTIONS, false);
 }

@@ -16,6 +16,7 @@
 #include "packet.h"
 #include "swerve.h"
 
+#include "observe/chain.h"
 #include "sample/tables.h"
 #include "sample/keys.h"
 #include "sample/closer.h"
@@ -24,16 +25,6 @@ enum verdict {
 	NOTHING, /* to sample */
 	SAMPLE,	 /* of a packet with plain headers that lie in the linear part */
 	UNCLEAR, /* look closer */
-};
-
-/* A packet with plain headers, by direct access. */
-struct plain {
-	void *data;
-	void *end;
-	void *transport;
-	u32 bytes; /* from the transport header to the end of the IP packet; 0: not known */
-	u8 protocol;
-	bool ipv6;
 };
 
 static __always_inline enum verdict quick_tcp(struct __sk_buff *skb, struct plain *plain, u8 rate, u64 *key)
@@ -159,7 +150,7 @@ static __always_inline int sample(struct __sk_buff *skb, u8 direction)
 		record_plain(skb, &plain, settings, key, direction);
 		break;
 	case UNCLEAR:
-		look_closer(skb, settings, direction);
+		sample_closely(skb, settings, direction);
 		break;
 	}
 	return TC_ACT_UNSPEC;

@@ -19,6 +19,8 @@
 #include "swerve.h"
 #include "tcp_packet.h"
 
+#include "observe/chain.h"
+
 #include "tcp/state.h"
 #include "tcp/totals.h"
 #include "tcp/connection.h"
@@ -63,7 +65,7 @@ static __always_inline void observe(struct __sk_buff *skb, struct bpf_sock *sk, 
 	give(truth);
 }
 
-int tcp_egress(struct __sk_buff *skb)
+static __always_inline int look_at_sent(struct __sk_buff *skb)
 {
 	struct bpf_tcp_sock *tp = 0;
 	u32 word = tcp_word(skb);
@@ -103,6 +105,11 @@ int tcp_egress(struct __sk_buff *skb)
 	else
 		count_refused(skb);
 	return TC_ACT_UNSPEC;
+}
+
+int tcp_egress(struct __sk_buff *skb)
+{
+	return unless_decided(skb, look_at_sent(skb), SAMPLES, true);
 }
 
 /* The connection or request of this host that a packet is for. */
@@ -185,7 +192,7 @@ static __always_inline void receive(struct __sk_buff *skb)
 	put_socket(sk);
 }
 
-int tcp_ingress(struct __sk_buff *skb)
+static __always_inline int look_at_received(struct __sk_buff *skb)
 {
 	u32 word = tcp_word(skb);
 
@@ -193,6 +200,11 @@ int tcp_ingress(struct __sk_buff *skb)
 		LEAVE(TC_ACT_UNSPEC);
 	receive(skb);
 	return TC_ACT_UNSPEC;
+}
+
+int tcp_ingress(struct __sk_buff *skb)
+{
+	return unless_decided(skb, look_at_received(skb), SAMPLES, false);
 }
 
 /* The last look at a connection, often the only one: nothing of it passes any more but a reset. */

@@ -105,7 +105,7 @@ class Agent:
             self._mesh = mesh = ProbeMesh(config, loaded, netlink, bus)
         lent = {name: loaded.map(name).fd for name in ("probe_settings", "probe_paths")}
         self._add(Lender(places.maps_socket(namespace), lent))
-        hooks = Hooks(loaded.programs, mesh.interfaces)
+        hooks = Hooks(loaded, mesh.interfaces)
         self._add(hooks)  # before the mesh: its first tick attaches, and the first probe is to be stamped
         self._add(mesh)
         self._add_between_hosts(config, loaded, bus, mesh)

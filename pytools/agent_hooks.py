@@ -8,10 +8,14 @@ from __future__ import annotations
 import contextlib
 import selectors
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from pytools.errors import SwerveError
 from pytools.kernel import attach
+from pytools.kernel.loader import Loaded
 from pytools.sources.programs import (
+    OBSERVE_EGRESS,
+    OBSERVE_INGRESS,
     PROBE_EGRESS,
     PROBE_INGRESS,
     SAMPLE_EGRESS,
@@ -21,21 +25,37 @@ from pytools.sources.programs import (
 )
 
 _HOOKS_INTERVAL_NS = 1_000_000_000
-_HOOKS: tuple[tuple[str, attach.Direction], ...] = (
-    (PROBE_EGRESS, "egress"),  # before the next, which hands it replies to be stamped
-    (PROBE_INGRESS, "ingress"),
-    (TCP_EGRESS, "egress"),
-    (TCP_INGRESS, "ingress"),
-    (SAMPLE_INGRESS, "ingress"),
-    (SAMPLE_EGRESS, "egress"),
+_Hook = tuple[str, attach.Direction]
+_TOGETHER: Final[tuple[_Hook, ...]] = ((OBSERVE_EGRESS, "egress"), (OBSERVE_INGRESS, "ingress"))
+# What they hand packets to, in the order of bpf/observe/chain.h; where this kernel refused one of the two, each of
+# these is a program on the hook itself, in the same order.
+_CHAINS: Final[tuple[tuple[str, tuple[_Hook, ...]], ...]] = (
+    ("observers_out", ((PROBE_EGRESS, "egress"), (TCP_EGRESS, "egress"), (SAMPLE_EGRESS, "egress"))),
+    ("observers_in", ((PROBE_INGRESS, "ingress"), (TCP_INGRESS, "ingress"), (SAMPLE_INGRESS, "ingress"))),
 )
+
+
+def hooks_of(loaded: Loaded) -> tuple[_Hook, ...]:
+    """What is to be attached of the observers that were loaded; links them where they are called by each other."""
+    wanted: list[_Hook] = []
+    for together, (table, chain) in zip(_TOGETHER, _CHAINS, strict=True):
+        if together[0] in loaded.programs:
+            wanted.append(together)
+            members = loaded.map(table)
+            for place, (name, _) in enumerate(chain):
+                if name in loaded.programs:
+                    members.update(place, loaded.programs[name])
+        else:
+            wanted += [hook for hook in chain if hook[0] in loaded.programs]
+    return tuple(wanted)
 
 
 class Hooks:
     """Keeps our programs attached to the interfaces that carry paths, as these come and go."""
 
-    def __init__(self, programs: dict[str, int], interfaces: Callable[[], Iterable[str]]) -> None:
-        self._programs, self._interfaces = programs, interfaces
+    def __init__(self, loaded: Loaded, interfaces: Callable[[], Iterable[str]]) -> None:
+        self._programs, self._interfaces = loaded.programs, interfaces
+        self._hooks = hooks_of(loaded)
         self._attached: dict[tuple[str, str], attach.Attachment] = {}
         self.failed: dict[str, str] = {}
 
@@ -50,8 +70,8 @@ class Hooks:
             if interface not in wanted or indexes.get(interface) != attachment.ifindex:
                 self._attached.pop((interface, hook)).close()
         for interface in sorted(wanted & set(indexes)):
-            for hook, direction in _HOOKS:
-                if hook in self._programs and (interface, hook) not in self._attached:
+            for hook, direction in self._hooks:
+                if (interface, hook) not in self._attached:
                     self._attach(interface, hook, direction)
         return now_ns + _HOOKS_INTERVAL_NS
 

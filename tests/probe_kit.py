@@ -15,15 +15,18 @@ import pytest
 import support
 from numpy.typing import NDArray
 
+from pytools.agent_hooks import hooks_of
+from pytools.config import AgentConfig, Probe, Tcp
 from pytools.kernel import attach, bpf, loader, netns
 from pytools.kernel.netlink import Netlink
 from pytools.sources.probing import frames
 from pytools.sources.probing.frames import Frames, Lane
 from pytools.sources.probing.program import ProbeProgram
+from pytools.sources.programs import OBSERVE_EGRESS, OBSERVE_INGRESS, observers, probes, tcp_connections
 
 PORT = p.PORT
-OUT, IN = "probe_egress", "probe_ingress"
-PROGRAM = loader.Program("probe.c", (OUT, IN), {"SWERVE_PROBE_PORT": PORT})
+OUT, IN = OBSERVE_EGRESS, OBSERVE_INGRESS
+PROGRAM = observers([probes(AgentConfig("", [], Probe(port=PORT))), tcp_connections(Tcp(flows=1024))])
 ADDRESSES = {4: ("10.77.0.1", "10.77.0.2"), 6: ("fd77::1", "fd77::2")}
 ESTIMATE = 0xC001
 
@@ -43,9 +46,8 @@ class Host:
                 self.slots = loaded.map("probe_slots")
                 with Netlink() as netlink:
                     self.program.set_locals(each.address for each in netlink.addresses())
-                for direction in ("egress", "ingress"):
-                    hook = loaded.programs[f"probe_{direction}"]
-                    keep(attach.attach_tc(hook, interface, direction, force_clsact))  # type: ignore[arg-type]
+                for hook, direction in hooks_of(loaded):
+                    keep(attach.attach_tc(loaded.programs[hook], interface, direction, force_clsact))
                 self.ifindex = socket.if_nametoindex(interface)
                 self._packet = keep(frames.open_socket())
                 self.reflector = {4: keep(udp_socket(socket.AF_INET, PORT)), 6: keep(udp_socket(socket.AF_INET6, PORT))}
@@ -200,6 +202,7 @@ class TestRun:
     __test__ = False
 
     def __init__(self, loaded: loader.Loaded, namespace: str) -> None:
+        hooks_of(loaded)  # which links them
         self.hooks, self.namespace = loaded.programs, namespace
         self.program = ProbeProgram(loaded, 64)
         self.program.set_peers(dict.fromkeys(PEERS, ESTIMATE))

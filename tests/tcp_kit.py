@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 
 import support
 
+from pytools.agent_hooks import hooks_of
 from pytools.bus import Bus, Subscription
 from pytools.config import AgentConfig, Tcp, Windows
 from pytools.kernel.attach import attach_tc
@@ -31,7 +32,7 @@ from pytools.lab import Lab
 from pytools.lab.topology import group_id
 from pytools.signals import PacketDrops, Path, TcpFlow, TcpHost, TcpPath
 from pytools.sources.interfaces import Interfaces
-from pytools.sources.programs import TCP_EGRESS, TCP_INGRESS, packet_drops, tcp_connections
+from pytools.sources.programs import observers, packet_drops, probes, tcp_connections
 from pytools.sources.tcp.source import TcpSource
 
 RECEIVER, RECEIVER6 = "10.9.0.2", "fd00:9::2"
@@ -113,7 +114,8 @@ def watching(namespace: str, flows: int = 16384, long_ms: float = 500.0) -> Iter
     """Watch a namespace, on both rails; the calling thread is inside it meanwhile."""
     settings = Tcp(flows=flows, refresh_ms=10)
     with contextlib.ExitStack() as stack:
-        loaded = stack.enter_context(load([tcp_connections(settings), *packet_drops()]))
+        together = observers([probes(AgentConfig("", [])), tcp_connections(settings)])
+        loaded = stack.enter_context(load([together, *packet_drops()]))
         assert not loaded.failed
         stack.enter_context(inside(namespace))
         bus = Bus()
@@ -125,8 +127,8 @@ def watching(namespace: str, flows: int = 16384, long_ms: float = 500.0) -> Iter
         assert not source.failed
         source.register(stack.enter_context(selectors.DefaultSelector()))
         for interface in RAILS:
-            stack.enter_context(attach_tc(loaded.programs[TCP_EGRESS], interface, "egress"))
-            stack.enter_context(attach_tc(loaded.programs[TCP_INGRESS], interface, "ingress"))
+            for hook, direction in hooks_of(loaded):
+                stack.enter_context(attach_tc(loaded.programs[hook], interface, direction))
         yield Watching(loaded, source, subscription)
 
 

@@ -17,7 +17,7 @@ static __always_inline void record(struct __sk_buff *skb, struct found *packet, 
 		count(SWERVE_SAMPLE_RING_FULL, 1);
 		return;
 	}
-	sample->ts_ns = stamping_clock(now);
+	sample->ts_ns = sampling_clock(now);
 	sample->seen_ns = now;
 	sample->key = key;
 	if (direction == SWERVE_SAMPLE_EGRESS) {
@@ -199,8 +199,8 @@ static __always_inline bool wanted(struct found *packet, u8 direction)
 	return directions && *directions & direction;
 }
 
-static __always_inline void look_closer(struct __sk_buff *skb, const struct swerve_sample_settings *settings,
-					u8 direction)
+static __always_inline void sample_closely(struct __sk_buff *skb, const struct swerve_sample_settings *settings,
+					   u8 direction)
 {
 	struct found packet = {};
 	__be16 protocol;

@@ -66,7 +66,7 @@ static __always_inline void count(u32 counter, u64 more)
 }
 
 /* What the stamping clock shows at a moment of CLOCK_MONOTONIC. */
-static __always_inline u64 stamping_clock(u64 now)
+static __always_inline u64 sampling_clock(u64 now)
 {
 #ifdef SWERVE_VIRTUAL_CLOCK
 	struct swerve_virtual_clock *clock;

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _NUMPY_CODE = {"c": "S1", "?": "?"}
-_PART = re.compile(r'#include "(\w+/\w+\.h)"')
+_PART = re.compile(r'#include "(\w+/\w+\.h|\w+\.c)"')
 
 
 def use_headers(bpf_dir: str) -> list[str]:
@@ -40,7 +40,7 @@ def use_headers(bpf_dir: str) -> list[str]:
 
 
 def whole(source: str, bpf_dir: str) -> Iterator[str]:
-    """The lines of a program file with those of its parts in their places: of the headers in a directory of ours.
+    """The lines of a program file, and in their places those of its parts: other programs, headers in a directory.
 
     bcc rewrites the operations on maps in the main file alone: so they may stand in its parts.
     """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from pytools.config import AgentConfig, Tcp
 from pytools.kernel import tracefs
 from pytools.kernel.compiling import Program
 
+OBSERVE_EGRESS: Final = "observe_egress"
+OBSERVE_INGRESS: Final = "observe_ingress"
 PROBE_EGRESS: Final = "probe_egress"
 PROBE_INGRESS: Final = "probe_ingress"
 TCP_EGRESS: Final = "tcp_egress"
@@ -50,8 +53,18 @@ def packet_drops() -> list[Program]:
     )
 
 
+def observers(parts: Sequence[Program]) -> Program:
+    """Those that look at every packet, in the order of bpf/observe/chain.h, as one program per hook."""
+    functions = [name for part in parts for name in part.functions]
+    defines = {name: value for part in parts for name, value in part.defines.items()}
+    kinds = {name: kind for part in parts for name, kind in part.kinds.items()}
+    if SAMPLE_EGRESS in functions:
+        defines["SWERVE_OBSERVE_SAMPLED"] = 1
+    return Program("observe.c", (OBSERVE_EGRESS, OBSERVE_INGRESS, *functions), defines, kinds)
+
+
 def all_of(config: AgentConfig) -> list[Program]:
     """All programs of an agent."""
     # Samples are joined over the bus between hosts: without it they would serve nobody.
     sampled = [samples(config)] if config.samples.enabled and config.bus.key_file else []
-    return [probes(config), tcp_connections(config.tcp), *packet_drops(), *sampled]
+    return [observers([probes(config), tcp_connections(config.tcp), *sampled]), *packet_drops()]

@@ -150,10 +150,10 @@ def add_row(table: Table, *cells: str | Text, style: str | None = None) -> None:
     table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
 
 
-def failed_hooks(model: Model, word: str = "") -> list[str]:
-    """Kernel hooks that are not attached and whose name has this word, with the reason."""
+def failed_hooks(model: Model, *words: str) -> list[str]:
+    """Kernel hooks that are not attached and whose name has one of these words, with the reason."""
     failed = model.cost.failed if model.cost is not None else {}
-    return [f"{name}: {reason}" for name, reason in sorted(failed.items()) if word in name]
+    return [f"{name}: {reason}" for name, reason in sorted(failed.items()) if any(word in name for word in words)]
 
 
 def place(path: Path | None, interface: str) -> str:

@@ -74,7 +74,7 @@ def _remarks(model: Model, shown: Sequence[TcpPath | TcpFlow], asked: Query) -> 
                 style="dim",
             )
         )
-    said.extend(Text(f"not attached: {each}", style="red") for each in tables.failed_hooks(model, "tcp"))
+    said.extend(Text(f"not attached: {each}", style="red") for each in tables.failed_hooks(model, "tcp", "observe"))
     return said
 
 

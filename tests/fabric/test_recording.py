@@ -85,7 +85,7 @@ def test_all_that_a_watcher_saw_is_recorded_once_and_outlives_a_kill(lab: Lab, t
         process.wait(10)
     told = Read()
     has = [line.decode() for line in reader.lines(folder, told=told)]
-    assert len(saw) > 100 and saw <= set(has)
+    assert len(saw) > 50 and saw <= set(has)
     assert len(has) == len(set(has)) and told.broken == 0
     assert has == [line for line in swerve(lab, "replay")]
     assert any("±" in line and "rail1" in line for line in swerve(lab, "replay", "--view", "delay"))

@@ -102,7 +102,7 @@ def test_a_killed_agent_leaves_nothing_but_sockets_that_its_successor_replaces(
         objects = held(agent.pid)
         assert {kind for kind, _ in objects} == {"prog", "map", "link"}
         assert there(objects) == objects
-        assert {"tcx ingress probe_ingress", "tcx egress probe_egress"} <= set(everything(namespace)["v0"])
+        assert {"tcx ingress observe_ingress", "tcx egress observe_egress"} <= set(everything(namespace)["v0"])
         children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
         agent.send_signal(signal.SIGKILL)
         agent.wait()

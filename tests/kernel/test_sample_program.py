@@ -10,9 +10,12 @@ import numpy as np
 import packets as p
 import pytest
 
+from pytools.agent_hooks import hooks_of
+from pytools.config import AgentConfig, Probe, Tcp
 from pytools.kernel import bpf, loader
 from pytools.kernel.maps import Map
 from pytools.kernel.rings import Ring
+from pytools.sources import programs
 
 UNSPEC = 0xFFFFFFFF
 COUNTERS = ("recorded", "ring_full", "fragments", "malformed", "multiple", "segments")
@@ -26,8 +29,8 @@ MASK = (1 << 64) - 1
 class Sample:
     """The loaded program with its ring, its settings and its counters."""
 
-    def __init__(self, loaded: loader.Loaded) -> None:
-        self.programs = loaded.programs
+    def __init__(self, loaded: loader.Loaded, hooks: dict[str, int]) -> None:
+        self.programs = hooks
         self.ring: Ring = loaded.ring("samples", "sample")
         self._counters: Map = loaded.map("sample_counters")
         self._settings: Map = loaded.map("sample_settings")
@@ -58,11 +61,14 @@ class Sample:
         return {name: int(value) for name, value in zip(COUNTERS, moved, strict=True) if value}
 
 
-@pytest.fixture(scope="module")
-def sample(require: object) -> Iterator[Sample]:
-    with loader.load([loader.Program("sample.c", (OUT, IN), {"SWERVE_PROBE_PORT": p.PORT})]) as loaded:
+@pytest.fixture(scope="module", params=["together", "alone"])
+def sample(require: object, request: pytest.FixtureRequest) -> Iterator[Sample]:
+    config = AgentConfig("", [], Probe(port=p.PORT))
+    parts = [programs.probes(config), programs.tcp_connections(Tcp(flows=1024)), programs.samples(config)]
+    with loader.load([programs.observers(parts) if request.param == "together" else parts[-1]]) as loaded:
         assert loaded.failed == {}
-        yield Sample(loaded)
+        hooks = {direction: loaded.programs[name] for name, direction in hooks_of(loaded)}
+        yield Sample(loaded, {OUT: hooks["egress"], IN: hooks["ingress"]})
 
 
 @pytest.fixture(autouse=True)

@@ -234,7 +234,8 @@ def test_every_hook_attaches_and_everything_is_measured(pair: tuple[Service, Ser
     assert f"Uid:\t{kit.UID}\t" in status and f"CapEff:\t{mask(kit.AGENT)}\n" in status
     (self,) = signals(one, "self")
     assert self["failed"] == {}
-    hooks = {"probe_egress", "probe_ingress", "tcp_egress", "tcp_ingress", "tcp_callbacks"}
+    together = {"observe_egress", "observe_ingress"}
+    hooks = together | {"probe_egress", "probe_ingress", "tcp_egress", "tcp_ingress", "tcp_callbacks"}
     assert {each["name"] for each in self["programs"]} == hooks
 
     def both_ways() -> bool:
@@ -347,7 +348,7 @@ def test_without_the_step_it_measures_and_names_what_is_lost(veth_pair: tuple[st
         missing = [line for line in one.said().splitlines() if "agent runs without" in line and "format" in line]
         assert len(missing) == 2 and "tcp:tcp_cong_state_set" in missing[0] and "skb:kfree_skb" in missing[1]
         (self,) = signals(one, "self")
-        assert self["failed"] == {} and len(self["programs"]) == 5
+        assert self["failed"] == {} and len(self["programs"]) == 7
 
 
 def test_it_is_alive_only_while_its_loop_turns(veth_pair: tuple[str, str], room: Path) -> None:
