@@ -19,15 +19,11 @@
 
 static __always_inline int observe_packet(struct __sk_buff *skb, bool out)
 {
-	switch (wanted_by(skb, out)) {
-	case PROBES:
-		return observed_by(skb, PROBES, out);
-	case CONNECTIONS:
-		return observed_by(skb, CONNECTIONS, out);
-	case SAMPLES:
-		return observed_by(skb, SAMPLES, out);
-	}
-	EXIT(TC_ACT_UNSPEC);
+	enum observer first = wanted_by(skb, out);
+
+	if (first == NOBODY)
+		EXIT(TC_ACT_UNSPEC);
+	return observed_by(skb, first, out);
 }
 
 int observe_egress(struct __sk_buff *skb)

@@ -48,6 +48,11 @@ static __always_inline bool is_tag(__be16 protocol)
 	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
 }
 
+static __always_inline bool is_ip(__be16 protocol)
+{
+	return protocol == bpf_htons(ETH_P_IP) || protocol == bpf_htons(ETH_P_IPV6);
+}
+
 /*
  * Where the network header begins and which it is; 0 when the packet ends before it does. Read from the packet's own
  * bytes, not from skb->protocol: a tag may lie in the packet or beside it.
@@ -69,6 +74,54 @@ static __always_inline u32 network_header(struct __sk_buff *skb, __be16 *protoco
 		offset += sizeof(tag);
 	}
 	return offset;
+}
+
+/*
+ * Nearly all packets have plain headers: no tag, no option, no fragment, in the linear part. Ethertype, version, header
+ * length and traffic class lie in one word.
+ */
+#define ECN_BITS 3    /* of the traffic class; zero: cannot be marked */
+#define FIRST_WORD 12 /* the Ethertype and two bytes of the network header */
+#define PLAIN_IPV4 bpf_htonl(0x08004500)
+#define PLAIN_IPV6 bpf_htonl(0x86dd6000)
+#define plain_ipv4_bits(class_bits) bpf_htonl(0xffffff00 | (class_bits))
+#define plain_ipv6_bits(class_bits) bpf_htonl(0xfffff000 | (class_bits) << 4)
+
+/*
+ * Find the transport header of a packet with plain headers, in which these bits of the traffic class are zero. False
+ * also for IPv6 with anything but TCP or UDP right behind the first header.
+ */
+static __always_inline bool read_plain(struct __sk_buff *skb, struct plain *plain, u32 class_bits)
+{
+	struct ipv6hdr *ip6;
+	struct iphdr *ip;
+	__be32 first;
+
+	plain->data = (void *)(long)skb->data;
+	plain->end = (void *)(long)skb->data_end;
+	ip = plain->data + ETH_HLEN;
+	ip6 = plain->data + ETH_HLEN;
+	if ((void *)(ip + 1) > plain->end)
+		return false;
+	first = *(__be32 *)(plain->data + FIRST_WORD);
+	if ((first & plain_ipv4_bits(class_bits)) == PLAIN_IPV4) {
+		if (ip->frag_off & IPV4_FRAGMENT || bpf_ntohs(ip->tot_len) < sizeof(*ip))
+			return false;
+		plain->ipv6 = false;
+		plain->protocol = ip->protocol;
+		plain->transport = ip + 1;
+		plain->bytes = bpf_ntohs(ip->tot_len) - sizeof(*ip);
+		return true;
+	}
+	if ((first & plain_ipv6_bits(class_bits)) != PLAIN_IPV6)
+		return false;
+	if ((void *)(ip6 + 1) > plain->end || !ip6->payload_len)
+		return false;
+	plain->ipv6 = true;
+	plain->protocol = ip6->nexthdr;
+	plain->transport = ip6 + 1;
+	plain->bytes = bpf_ntohs(ip6->payload_len);
+	return plain->protocol == IPPROTO_TCP || plain->protocol == IPPROTO_UDP;
 }
 
 static __always_inline void map_ipv4(struct swerve_addr *to, __be32 address)

@@ -251,11 +251,8 @@ static __always_inline int look_closer(struct __sk_buff *skb, bool count_ecn)
  * Nearly every packet: neither UDP nor able to be marked, no tag, no option. Ethertype, version, header length and ECN
  * field lie in one word. As few instructions as can be: between two packets they fall out of the caches.
  */
-#define FIRST_WORD 12 /* the Ethertype and two bytes of the network header */
-#define PLAIN_IPV4_BITS bpf_htonl(0xffffff03)
-#define PLAIN_IPV4 bpf_htonl(0x08004500)
-#define PLAIN_IPV6_BITS bpf_htonl(0xfffff030)
-#define PLAIN_IPV6 bpf_htonl(0x86dd6000)
+#define PLAIN_IPV4_BITS plain_ipv4_bits(ECN_BITS)
+#define PLAIN_IPV6_BITS plain_ipv6_bits(ECN_BITS)
 
 static __always_inline bool plain(struct __sk_buff *skb)
 {

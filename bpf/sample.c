@@ -71,33 +71,8 @@ static __always_inline enum verdict quick_udp(struct __sk_buff *skb, struct plai
 static __always_inline enum verdict quick(struct __sk_buff *skb, const struct swerve_sample_settings *settings,
 					  struct plain *plain, u64 *key)
 {
-	struct ipv6hdr *ip6;
-	struct iphdr *ip;
-
-	plain->data = (void *)(long)skb->data;
-	plain->end = (void *)(long)skb->data_end;
-	ip = plain->data + ETH_HLEN;
-	ip6 = plain->data + ETH_HLEN;
-	plain->ipv6 = skb->protocol == bpf_htons(ETH_P_IPV6);
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if ((void *)(ip + 1) > plain->end || ip->version != 4 || ip->ihl != 5)
-			return UNCLEAR;
-		if (ip->frag_off & IPV4_FRAGMENT || bpf_ntohs(ip->tot_len) < sizeof(*ip))
-			return UNCLEAR;
-		plain->protocol = ip->protocol;
-		plain->transport = ip + 1;
-		plain->bytes = bpf_ntohs(ip->tot_len) - sizeof(*ip);
-	} else if (plain->ipv6) {
-		if ((void *)(ip6 + 1) > plain->end || ip6->version != 6 || !ip6->payload_len)
-			return UNCLEAR;
-		plain->protocol = ip6->nexthdr;
-		plain->transport = ip6 + 1;
-		plain->bytes = bpf_ntohs(ip6->payload_len);
-		if (plain->protocol == NEXT_FRAGMENT)
-			return UNCLEAR;
-	} else {
-		return is_tag(skb->protocol) ? UNCLEAR : NOTHING;
-	}
+	if (!read_plain(skb, plain, 0))
+		return is_ip(skb->protocol) || is_tag(skb->protocol) ? UNCLEAR : NOTHING;
 	if (plain->protocol == IPPROTO_TCP)
 		return quick_tcp(skb, plain, settings->tcp_rate, key);
 	if (plain->protocol == IPPROTO_UDP)

@@ -27,26 +27,28 @@ from pytools.sources.programs import (
 _HOOKS_INTERVAL_NS = 1_000_000_000
 _Hook = tuple[str, attach.Direction]
 _TOGETHER: Final[tuple[_Hook, ...]] = ((OBSERVE_EGRESS, "egress"), (OBSERVE_INGRESS, "ingress"))
-# What they hand packets to, in the order of bpf/observe/chain.h; where this kernel refused one of the two, each of
-# these is a program on the hook itself, in the same order.
-_CHAINS: Final[tuple[tuple[str, tuple[_Hook, ...]], ...]] = (
-    ("observers_out", ((PROBE_EGRESS, "egress"), (TCP_EGRESS, "egress"), (SAMPLE_EGRESS, "egress"))),
-    ("observers_in", ((PROBE_INGRESS, "ingress"), (TCP_INGRESS, "ingress"), (SAMPLE_INGRESS, "ingress"))),
+# What each of the two hands packets to, in the order of the table in bpf/observe/chain.h.
+_PARTS: Final[tuple[tuple[_Hook, ...], ...]] = (
+    ((PROBE_EGRESS, "egress"), (TCP_EGRESS, "egress"), (SAMPLE_EGRESS, "egress")),
+    ((PROBE_INGRESS, "ingress"), (TCP_INGRESS, "ingress"), (SAMPLE_INGRESS, "ingress")),
 )
 
 
-def hooks_of(loaded: Loaded) -> tuple[_Hook, ...]:
-    """What is to be attached of the observers that were loaded; links them where they are called by each other."""
+def link_observers(loaded: Loaded) -> tuple[_Hook, ...]:
+    """Have the observers that were loaded call each other; returns what is then to be attached.
+
+    Where this kernel refused one of the two, its parts are to be attached in its place, in their order.
+    """
     wanted: list[_Hook] = []
-    for together, (table, chain) in zip(_TOGETHER, _CHAINS, strict=True):
-        if together[0] in loaded.programs:
-            wanted.append(together)
-            members = loaded.map(table)
-            for place, (name, _) in enumerate(chain):
-                if name in loaded.programs:
-                    members.update(place, loaded.programs[name])
-        else:
-            wanted += [hook for hook in chain if hook[0] in loaded.programs]
+    for side, (together, parts) in enumerate(zip(_TOGETHER, _PARTS, strict=True)):
+        there = [(place, part) for place, part in enumerate(parts) if part[0] in loaded.programs]
+        if together[0] not in loaded.programs:
+            wanted += [part for _, part in there]
+            continue
+        wanted.append(together)
+        table = loaded.map("observers")
+        for place, (name, _) in there:
+            table.update(side * len(parts) + place, loaded.programs[name])
     return tuple(wanted)
 
 
@@ -55,7 +57,7 @@ class Hooks:
 
     def __init__(self, loaded: Loaded, interfaces: Callable[[], Iterable[str]]) -> None:
         self._programs, self._interfaces = loaded.programs, interfaces
-        self._hooks = hooks_of(loaded)
+        self._hooks = link_observers(loaded)
         self._attached: dict[tuple[str, str], attach.Attachment] = {}
         self.failed: dict[str, str] = {}
 

@@ -15,7 +15,7 @@ import pytest
 import support
 from numpy.typing import NDArray
 
-from pytools.agent_hooks import hooks_of
+from pytools.agent_hooks import link_observers
 from pytools.config import AgentConfig, Probe, Tcp
 from pytools.kernel import attach, bpf, loader, netns
 from pytools.kernel.netlink import Netlink
@@ -46,7 +46,7 @@ class Host:
                 self.slots = loaded.map("probe_slots")
                 with Netlink() as netlink:
                     self.program.set_locals(each.address for each in netlink.addresses())
-                for hook, direction in hooks_of(loaded):
+                for hook, direction in link_observers(loaded):
                     keep(attach.attach_tc(loaded.programs[hook], interface, direction, force_clsact))
                 self.ifindex = socket.if_nametoindex(interface)
                 self._packet = keep(frames.open_socket())
@@ -202,7 +202,7 @@ class TestRun:
     __test__ = False
 
     def __init__(self, loaded: loader.Loaded, namespace: str) -> None:
-        hooks_of(loaded)  # which links them
+        link_observers(loaded)
         self.hooks, self.namespace = loaded.programs, namespace
         self.program = ProbeProgram(loaded, 64)
         self.program.set_peers(dict.fromkeys(PEERS, ESTIMATE))

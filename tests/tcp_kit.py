@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 import support
 
-from pytools.agent_hooks import hooks_of
+from pytools.agent_hooks import link_observers
 from pytools.bus import Bus, Subscription
 from pytools.config import AgentConfig, Tcp, Windows
 from pytools.kernel.attach import attach_tc
@@ -127,7 +127,7 @@ def watching(namespace: str, flows: int = 16384, long_ms: float = 500.0) -> Iter
         assert not source.failed
         source.register(stack.enter_context(selectors.DefaultSelector()))
         for interface in RAILS:
-            for hook, direction in hooks_of(loaded):
+            for hook, direction in link_observers(loaded):
                 stack.enter_context(attach_tc(loaded.programs[hook], interface, direction))
         yield Watching(loaded, source, subscription)
 

@@ -18,8 +18,7 @@ enum observer {
 };
 
 #ifdef SWERVE_OBSERVE
-BPF_PROG_ARRAY(observers_out, OBSERVERS);
-BPF_PROG_ARRAY(observers_in, OBSERVERS);
+BPF_PROG_ARRAY(observers, 2 * OBSERVERS); /* those at egress, then those at ingress */
 
 /*
  * Have a packet observed by this one and those behind it. A call that succeeds does not come back; an observer that is
@@ -27,21 +26,14 @@ BPF_PROG_ARRAY(observers_in, OBSERVERS);
  */
 static __always_inline int observed_by(struct __sk_buff *skb, enum observer first, bool out)
 {
-	if (out) {
-		if (first <= PROBES)
-			observers_out.call(skb, PROBES);
-		if (first <= CONNECTIONS)
-			observers_out.call(skb, CONNECTIONS);
-		if (first <= SAMPLES)
-			observers_out.call(skb, SAMPLES);
-	} else {
-		if (first <= PROBES)
-			observers_in.call(skb, PROBES);
-		if (first <= CONNECTIONS)
-			observers_in.call(skb, CONNECTIONS);
-		if (first <= SAMPLES)
-			observers_in.call(skb, SAMPLES);
-	}
+	u32 at = out ? 0 : OBSERVERS;
+
+	if (first <= PROBES)
+		observers.call(skb, at + PROBES);
+	if (first <= CONNECTIONS)
+		observers.call(skb, at + CONNECTIONS);
+	if (first <= SAMPLES)
+		observers.call(skb, at + SAMPLES);
 	return TC_ACT_UNSPEC;
 }
 

@@ -7,45 +7,6 @@
 
 #define NOBODY OBSERVERS
 
-/*
- * Headers that all observers understand at once: no tag, no option, no fragment, in the linear part; on the way in no
- * congestion mark either. Everything else goes the long way, through all of them.
- */
-static __always_inline bool read_plain(struct __sk_buff *skb, struct plain *plain, bool out)
-{
-	__be32 first, any_mark = out ? 0 : bpf_htonl(ECN_BITS), any_mark6 = out ? 0 : bpf_htonl(ECN_BITS << 4);
-	struct ipv6hdr *ip6;
-	struct iphdr *ip;
-	u8 *frame;
-
-	plain->data = (void *)(long)skb->data;
-	plain->end = (void *)(long)skb->data_end;
-	frame = plain->data;
-	ip = plain->data + ETH_HLEN;
-	ip6 = plain->data + ETH_HLEN;
-	if ((void *)(ip + 1) > plain->end)
-		return false;
-	first = *(__be32 *)(frame + FIRST_WORD);
-	if ((first & (bpf_htonl(0xffffff00) | any_mark)) == PLAIN_IPV4) {
-		if (ip->frag_off & IPV4_FRAGMENT || bpf_ntohs(ip->tot_len) < sizeof(*ip))
-			return false;
-		plain->ipv6 = false;
-		plain->protocol = ip->protocol;
-		plain->transport = ip + 1;
-		plain->bytes = bpf_ntohs(ip->tot_len) - sizeof(*ip);
-		return true;
-	}
-	if ((first & (bpf_htonl(0xfffff000) | any_mark6)) != PLAIN_IPV6)
-		return false;
-	if ((void *)(ip6 + 1) > plain->end || !ip6->payload_len)
-		return false;
-	plain->ipv6 = true;
-	plain->protocol = ip6->nexthdr;
-	plain->transport = ip6 + 1;
-	plain->bytes = bpf_ntohs(ip6->payload_len);
-	return plain->protocol == IPPROTO_TCP || plain->protocol == IPPROTO_UDP;
-}
-
 /* Whether tcp.c has anything to do; a segment whose headers are plain. */
 static __always_inline bool tells_connection(struct __sk_buff *skb, u32 word, bool out)
 {
@@ -68,7 +29,7 @@ static __always_inline bool tells_connection(struct __sk_buff *skb, u32 word, bo
 }
 
 /* The first observer that wants a packet; NOBODY: none does. */
-static __always_inline u32 wanted_by(struct __sk_buff *skb, bool out)
+static __always_inline enum observer wanted_by(struct __sk_buff *skb, bool out)
 {
 #ifdef SWERVE_OBSERVE_SAMPLED
 	const struct swerve_sample_settings *sampled;
@@ -81,8 +42,8 @@ static __always_inline u32 wanted_by(struct __sk_buff *skb, bool out)
 
 	if (out && (skb->mark & SWERVE_MARK_BITS) == (SWERVE_MARK_SEND & SWERVE_MARK_BITS))
 		return PROBES;
-	if (!read_plain(skb, &plain, out))
-		return skb->protocol == bpf_htons(ETH_P_ARP) ? NOBODY : PROBES;
+	if (!read_plain(skb, &plain, out ? 0 : ECN_BITS))
+		return is_ip(skb->protocol) || is_tag(skb->protocol) ? PROBES : NOBODY;
 	is_tcp = plain.protocol == IPPROTO_TCP;
 	if (is_tcp) {
 		if (plain.transport + sizeof(struct tcp_head) > plain.end)

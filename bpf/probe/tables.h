@@ -19,8 +19,6 @@
 #define SWERVE_PROBE_SLOTS 65536 /* probes under way, of all sessions */
 #endif
 
-#define ECN_BITS 3 /* of the TOS or traffic class; zero: cannot be marked */
-
 BPF_RINGBUF_OUTPUT(probes, 128); /* pages: 8192 records */
 SWERVE_RECORD(probe, struct swerve_probe);
 BPF_PERCPU_ARRAY(probe_counters, u64, SWERVE_PROBE_COUNTERS);

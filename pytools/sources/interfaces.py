@@ -6,6 +6,7 @@ report, when it is first asked for. One thread: the agent's, in the namespace th
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable
 
@@ -16,7 +17,7 @@ class Interfaces:
     Parameters
     ----------
     ask : callable
-        The kernel's word for an index; raises OSError where there is none.
+        The kernel's word for an index; raises OSError, with ENXIO where there is no such interface.
     """
 
     def __init__(self, ask: Callable[[int], str] = socket.if_indextoname) -> None:
@@ -27,12 +28,13 @@ class Interfaces:
     def name(self, ifindex: int) -> str:
         """The name; `if<n>` where it was gone before it was asked for, or the kernel does not tell."""
         if ifindex not in self._read:
-            self._read.add(ifindex)
             try:
                 self._names[ifindex] = self._ask(ifindex)
-            except OSError:
-                self._names.setdefault(ifindex, f"if{ifindex}")
-        return self._names[ifindex]
+                self._read.add(ifindex)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # gone: not to be asked for again; else the next time it may answer
+                    self._read.add(ifindex)
+        return self._names.get(ifindex, f"if{ifindex}")
 
     def reread(self) -> None:
         """Have names read anew when they are asked for next."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -78,14 +79,14 @@ def watched(lab: Lab, seconds: float, file: Path) -> set[str]:
 def test_all_that_a_watcher_saw_is_recorded_once_and_outlives_a_kill(lab: Lab, tmp_path: Path) -> None:
     folder = places.recording("", lab.hosts[0].netns)
     with agent(lab) as process:
-        saw = watched(lab, 3, tmp_path / "watched.jsonl")
+        saw = watched(lab, 5, tmp_path / "watched.jsonl")
         last = max(json.loads(line)["unix_ns"] for line in saw)
         support.wait_until(lambda: newest(folder) > last, 10, "all of it is on the disk")
         process.send_signal(signal.SIGKILL)
         process.wait(10)
     told = Read()
     has = [line.decode() for line in reader.lines(folder, told=told)]
-    assert len(saw) > 50 and saw <= set(has)
+    assert len(saw) > 100 and saw <= set(has)
     assert len(has) == len(set(has)) and told.broken == 0
     assert has == [line for line in swerve(lab, "replay")]
     assert any("±" in line and "rail1" in line for line in swerve(lab, "replay", "--view", "delay"))
@@ -103,9 +104,10 @@ def test_a_policy_is_tried_on_what_was_recorded(lab: Lab, tmp_path: Path) -> Non
     """Congestion while nobody steered: the replay says when and why it would have left the rail."""
     file = tmp_path / "policy.yaml"
     file.write_text(POLICY)
+    recorded = places.recording("", lab.hosts[0].netns)
+    shutil.rmtree(recorded, ignore_errors=True)  # on a starved machine the probes of other tests wait for real
     began = time.time_ns()
     with agent(lab):
-        recorded = places.recording("", lab.hosts[0].netns)
         support.wait_until(lambda: newest(recorded) > began, 20, "it records")
         lab.load(1, "130mbit", toward=2)
         support.wait_until(lambda: congested(recorded, began), 20, "congestion is recorded")
@@ -121,8 +123,7 @@ def test_a_policy_is_tried_on_what_was_recorded(lab: Lab, tmp_path: Path) -> Non
     before = [
         json.loads(line) for line in swerve(lab, "policy", "replay", "--policy", str(file), "--until", since, "-j")
     ]
-    # Of the tests before there may be some: queues of a machine that gave them no processor.
-    assert all(line["unix_ns"] < began for line in before if line["type"] == "act")
+    assert not [line for line in before if line["type"] == "act"], "before that there was none"
 
 
 def congested(folder: Path, since_ns: int) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import packets as p
 import pytest
 
-from pytools.agent_hooks import hooks_of
+from pytools.agent_hooks import link_observers
 from pytools.config import AgentConfig, Tcp
 from pytools.kernel import bpf, loader
 from pytools.sources import programs
@@ -39,13 +39,13 @@ def refuse(loaded: loader.Loaded, *names: str) -> None:
 
 
 def test_a_hook_has_one_program(loaded: loader.Loaded) -> None:
-    assert hooks_of(loaded) == TOGETHER
+    assert link_observers(loaded) == TOGETHER
 
 
 def test_where_it_is_refused_its_parts_are_programs_of_their_own(loaded: loader.Loaded) -> None:
     refuse(loaded, "observe_egress", "tcp_ingress")
     parts = ("probe_egress", "tcp_egress", "sample_egress")
-    assert hooks_of(loaded) == (*((part, "egress") for part in parts), TOGETHER[1])
+    assert link_observers(loaded) == (*((part, "egress") for part in parts), TOGETHER[1])
 
 
 @pytest.mark.parametrize("refused", [(), ("tcp",), ("probe", "tcp")], ids=lambda names: "-".join(names) or "none")
@@ -54,7 +54,7 @@ def test_a_part_that_is_not_there_is_passed_over(
     loaded: loader.Loaded, hook: str, direction: str, refused: tuple[str, ...]
 ) -> None:
     refuse(loaded, *(f"{name}_{direction}" for name in refused))
-    hooks_of(loaded)
+    link_observers(loaded)
     ring, peers = loaded.ring("samples", "sample"), loaded.map("sample_peers")
     loaded.map("sample_settings").update(0, (3, 0, 0, 0))  # both directions, everything
     for address in ("10.9.0.1", "10.9.0.2"):

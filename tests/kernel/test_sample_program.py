@@ -10,7 +10,7 @@ import numpy as np
 import packets as p
 import pytest
 
-from pytools.agent_hooks import hooks_of
+from pytools.agent_hooks import link_observers
 from pytools.config import AgentConfig, Probe, Tcp
 from pytools.kernel import bpf, loader
 from pytools.kernel.maps import Map
@@ -67,7 +67,7 @@ def sample(require: object, request: pytest.FixtureRequest) -> Iterator[Sample]:
     parts = [programs.probes(config), programs.tcp_connections(Tcp(flows=1024)), programs.samples(config)]
     with loader.load([programs.observers(parts) if request.param == "together" else parts[-1]]) as loaded:
         assert loaded.failed == {}
-        hooks = {direction: loaded.programs[name] for name, direction in hooks_of(loaded)}
+        hooks = {direction: loaded.programs[name] for name, direction in link_observers(loaded)}
         yield Sample(loaded, {OUT: hooks["egress"], IN: hooks["ingress"]})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 import pytest
@@ -18,8 +19,10 @@ class Kernel:
 
     def name(self, ifindex: int) -> str:
         self.asked += 1
-        if self.named is None or ifindex not in self.named:
-            raise OSError("no such device")
+        if self.named is None:
+            raise OSError(errno.EMFILE, "no answer")
+        if ifindex not in self.named:
+            raise OSError(errno.ENXIO, "no such device")
         return self.named[ifindex]
 
 
@@ -65,7 +68,6 @@ def test_a_kernel_that_does_not_answer_is_asked_again(kernel: Kernel, names: Int
     kernel.named = None
     assert names.name(7) == "if7"
     kernel.named = {7: "rail1"}
-    names.reread()
     assert names.name(7) == "rail1"
     kernel.named = None
     names.reread()
@@ -74,3 +76,6 @@ def test_a_kernel_that_does_not_answer_is_asked_again(kernel: Kernel, names: Int
 
 def test_the_kernel_knows_the_loopback_interface() -> None:
     assert Interfaces().name(socket.if_nametoindex("lo")) == "lo"
+    with pytest.raises(OSError) as refused:
+        socket.if_indextoname(1 << 30)
+    assert refused.value.errno == errno.ENXIO
