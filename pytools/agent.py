@@ -92,7 +92,8 @@ class Agent:
         self._selector = keep(contextlib.closing(selectors.DefaultSelector()))  # first in, so last to go
         self._sources: list[Source] = []
         bus = Bus()
-        self._add(Server(bus, places.agent_socket(namespace), long_window_ns=config.windows.long_ns))
+        self._server = Server(bus, places.agent_socket(namespace), long_window_ns=config.windows.long_ns)
+        self._add(self._server)
         netlink = keep(contextlib.closing(Netlink()))
         loaded = keep(loader.collect(compilation))
         if not bpf.has_tcx(next(iter(loaded.programs.values()), -1)):
@@ -197,6 +198,7 @@ class Agent:
             for index, source in enumerate(self._sources):
                 if due[index] <= now_ns:
                     due[index] = source.tick(now_ns)
+            self._server.flush()
             next_ns = min(map(operator.add, due.values(), self._late_ns))
             timeout_s = max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
             for key, mask in self._selector.select(timeout_s):

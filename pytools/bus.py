@@ -22,15 +22,12 @@ __all__ = ["TYPES", "AgentGoneError", "Bus", "Client", "Server", "Subscription"]
 class Published:
     """One signal on its way to several readers: encoded at most once."""
 
-    __slots__ = ("_line", "signal")
+    __slots__ = ("_line", "signal", "tag")
 
     def __init__(self, signal: AnySignal) -> None:
         self.signal: Final = signal
+        self.tag: Final = TAGS[type(signal)]
         self._line: bytes | None = None
-
-    @property
-    def tag(self) -> str:
-        return TAGS[type(self.signal)]
 
     def line(self) -> bytes:
         """The signal as JSON, and a newline."""

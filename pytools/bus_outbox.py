@@ -40,6 +40,11 @@ class Outbox:
         How much of each kind may wait.
     chunk_bytes : int
         How much `take` gives at once; with more than that waiting a client is behind.
+
+    Attributes
+    ----------
+    blocked : bool
+        Whether the client took less than it was given.
     """
 
     def __init__(self, most_bytes: int, chunk_bytes: int) -> None:
@@ -48,7 +53,7 @@ class Outbox:
         self._taken: list[tuple[_Queue | None, _Queued]] = []
         self._begun = b""  # rest of a line of which the client has the beginning
         self._number = 0
-        self._blocked = False  # whether the client took less than it was given
+        self.blocked = False
 
     def __bool__(self) -> bool:
         return bool(self._begun or self._urgent.lines or self._bulk.lines)
@@ -61,7 +66,7 @@ class Outbox:
     @property
     def behind(self) -> bool:
         """Whether the client reads more slowly than it is told."""
-        return self._blocked or self._bulk.size > self._chunk
+        return self.blocked or self._bulk.size > self._chunk
 
     def fits(self, line: bytes, urgent: bool) -> bool:
         """Whether there is room for a line."""
@@ -106,4 +111,4 @@ class Outbox:
         for queue, first in reversed(left):
             if queue is not None:
                 queue.put_back(first)
-        self._blocked = bool(left or self._begun)
+        self.blocked = bool(left or self._begun)

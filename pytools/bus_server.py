@@ -93,9 +93,9 @@ class _Connection:
             return
         if not self._out.fits(line, urgent):
             self.flush()  # a burst within one turn of the loop: the socket may still take it
-        if not self._out.fits(line, urgent):
-            self._miss(urgent)
-            return
+            if not self._out.fits(line, urgent):
+                self._miss(urgent)
+                return
         if self._missed and self._resumes():
             self._tell_missed()
         self._enqueue(line, urgent)
@@ -144,6 +144,11 @@ class _Connection:
         self._closed = True
         self._server._leave(self)
         self._sock.close()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the socket took less than it was given."""
+        return self._out.blocked
 
     @property
     def sock(self) -> socket.socket:
@@ -239,6 +244,7 @@ class Server:
         self._malformed = 0
         self._refused = 0
         self._connections: set[_Connection] = set()
+        self._unsent: set[_Connection] = set()  # for which something waits
         self._selector: selectors.BaseSelector | None = None
         self._listener = Listener(path, self._admit)
 
@@ -250,6 +256,11 @@ class Server:
     def tick(self, now_ns: int) -> int:
         """Nothing is ever due: all work hangs on the selector."""
         return now_ns + _NEVER_NS
+
+    def flush(self) -> None:
+        """Write what the sockets take now, instead of being woken for it; of those that are full the selector tells."""
+        for connection in [each for each in self._unsent if not each.blocked]:
+            connection.flush()
 
     def drops(self) -> dict[str, int]:
         """Signals dropped for slow clients, and urgent ones of them; lines not understood; connections refused."""
@@ -299,6 +310,7 @@ class Server:
         self._selector.register(sock, selectors.EVENT_READ, connection.on_event)
 
     def _watch(self, connection: _Connection, writing: bool) -> None:
+        (self._unsent.add if writing else self._unsent.discard)(connection)
         if self._selector is not None:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
             self._selector.modify(connection.sock, events, connection.on_event)
@@ -306,6 +318,7 @@ class Server:
     def _leave(self, connection: _Connection) -> None:
         self._bus.remove(connection)
         self._connections.discard(connection)
+        self._unsent.discard(connection)
         if self._selector is not None:
             self._selector.unregister(connection.sock)
 

@@ -110,11 +110,9 @@ class Direction:
     base: Times  # the minimum behind the queueing delays
     base_at: Times
 
-    def half(self, which: int) -> Direction:
-        """The first or the second half of the rows."""
-        middle = len(self.samples) // 2
-        part = slice(0, middle) if which == 0 else slice(middle, None)
-        return Direction(*(getattr(self, each.name)[part] for each in fields(self)))
+    def part(self, rows: slice) -> Direction:
+        """Some of the rows."""
+        return Direction(*(getattr(self, each.name)[rows] for each in fields(self)))
 
 
 def summarise(

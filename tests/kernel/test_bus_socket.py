@@ -151,6 +151,25 @@ def test_what_presses_is_sent_at_once(served: Served) -> None:
     assert client.next(0.05) is None, "a repetition waits for the turn's end"
 
 
+def test_a_flush_writes_to_all_that_take_it_and_leaves_full_sockets_to_the_selector(served: Served) -> None:
+    clients = [served.client(), served.client()]
+    served.bus.publish(samples.tcp_path())
+    served.server.flush()
+    assert [client.next(5) for client in clients] == 2 * [samples.tcp_path()], "no turn of the loop was needed"
+    slow, quick = clients
+    while not any(connection.blocked for connection in served.server._connections):
+        served.bus.publish(samples.tcp_path())
+        served.server.flush()
+        quick.read()
+    waiting = [connection for connection in served.server._connections if connection.blocked]
+    assert len(waiting) == 1
+    assert slow.read(), "the kernel has room again"
+    served.server.flush()
+    assert waiting[0].blocked, "it was not tried"
+    served.until(lambda: (slow.read(), not waiting[0].blocked)[1], "the selector has told")
+    assert (served.server.drops()["bus_slow"], slow.dropped) == (0, 0)
+
+
 def test_urgent_signals_that_do_not_fit_are_counted_apart(tmp_path: Path) -> None:
     served = Served(tmp_path / "agent.sock", queue_bytes=4000)
     try:
@@ -169,7 +188,7 @@ def test_urgent_signals_that_do_not_fit_are_counted_apart(tmp_path: Path) -> Non
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.sampled_from(["publish", "burst", "turn", "read"]), max_size=80))
+@given(st.lists(st.sampled_from(["publish", "burst", "turn", "flush", "read"]), max_size=80))
 def test_published_is_received_plus_dropped_in_any_order_of_events(tmp_path: Path, steps: list[str]) -> None:
     served = Served(tmp_path / "agent.sock", queue_bytes=4000)
     try:
@@ -183,6 +202,8 @@ def test_published_is_received_plus_dropped_in_any_order_of_events(tmp_path: Pat
                     published += 1
             elif step == "turn":
                 served.turn()
+            elif step == "flush":
+                served.server.flush()
             else:
                 got += [each.at_ns for each in client.read()]
         served.until(

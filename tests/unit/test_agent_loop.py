@@ -26,6 +26,15 @@ class Waiting:
         return now_ns + HOUR_NS
 
 
+class Flushed:
+    """A server of which is counted how often it is to write."""
+
+    flushes = 0
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+
 def test_whatever_wakes_the_agent_the_mesh_says_anew_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.gc, "freeze", lambda: None)
     agent, (theirs, ours) = Agent.__new__(Agent), os.pipe()
@@ -33,6 +42,7 @@ def test_whatever_wakes_the_agent_the_mesh_says_anew_when_it_is_due(monkeypatch:
     mesh, other = Waiting(agent, 3), Waiting(agent, 3)
     agent._sources, agent._late_ns = [other, mesh], [0, 0]  # type: ignore[list-item]
     agent._mesh = mesh  # type: ignore[assignment]
+    agent._server = server = Flushed()  # type: ignore[assignment]
     with selectors.DefaultSelector() as selector:
         agent._selector = selector
         selector.register(theirs, selectors.EVENT_READ, lambda _: os.read(theirs, 1))
@@ -40,4 +50,4 @@ def test_whatever_wakes_the_agent_the_mesh_says_anew_when_it_is_due(monkeypatch:
         agent.run()
     os.close(theirs)
     os.close(ours)
-    assert (mesh.ticks, other.ticks) == (3, 1)
+    assert (mesh.ticks, other.ticks, server.flushes) == (3, 1, 3)

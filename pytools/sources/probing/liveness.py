@@ -134,6 +134,9 @@ class Liveness:
         self._blocks = np.zeros((paths, 4), np.int64)  # sent and answered: when this block began, and the one before
         self._seen = np.zeros((paths, 2), np.int64)  # sent and answered, as of the latest look
         self._sudden = np.zeros(paths)  # share lost, of the last few probes
+        self._share = np.zeros(paths)  # lost, of the recent probes
+        self._may_be = np.full(paths, _LEAST_LOSS)  # how large that may be: 1.5 standard deviations above
+        self._limits = _unlikely(self._may_be)
         self._tell_ns = np.zeros(paths, np.int64)  # when to publish again if nothing happens
 
     def grow(self, paths: int) -> None:
@@ -242,7 +245,7 @@ class Liveness:
         )
         silent = self._seen[grown, 1] == 0
         if (sent - answered).max() > 1:  # else below every limit
-            silent |= (sent - answered >= self.limits(grown)[1]) & (answered <= _FEW * sent)
+            silent |= (sent - answered >= self._limits[grown]) & (answered <= _FEW * sent)
         self._blocks[grown[silent], 0::2] += np.maximum(sent - answered, 0)[silent, None]
         forgotten = (1.0 - _SUDDEN_WEIGHT) ** sent
         lost = np.where(silent, self._sudden[grown], np.clip(1.0 - answered / sent, 0.0, 1.0))
@@ -251,24 +254,25 @@ class Liveness:
         full = grown[self._seen[grown, 0] - self._blocks[grown, 0] >= _BLOCK]
         self._blocks[full, 2:] = self._blocks[full, :2]
         self._blocks[full, :2] = self._seen[full]
+        self._judge(grown)
 
     def limits(self, paths: Rows) -> tuple[NDArray[np.float64], _Counts]:
-        """The share of recent probes that were lost, and how many in a row must be for the path to be dead.
-
-        A sequential test: as many as would all be lost by chance once in 10^6, if the loss is as large as it may be
-        by what was seen.
-        """
-        share, may_be = self.loss(paths)
-        return share, np.ceil(math.log(_BY_CHANCE) / np.log(may_be)).astype(np.int64)
+        """The share of recent probes that were lost, and how many in a row must be for the path to be dead."""
+        return self._share[paths], self._limits[paths]
 
     def loss(self, paths: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The share of recent probes that were lost, and how large it may be (1.5 standard deviations above)."""
+        return self._share[paths], self._may_be[paths]
+
+    def _judge(self, paths: Rows) -> None:
+        """What follows from the losses of these paths."""
         sent, answered = (self._seen[paths] - self._blocks[paths, 2:]).T
         share = np.clip(1.0 - answered / np.maximum(sent, 1), 0.0, 1.0) * (sent > 0)
         may_be = share + 1.5 * np.sqrt(share * (1.0 - share) / np.maximum(sent, 1))
-        begun = self._sudden[paths] > 2 * share  # it has just begun
-        share = np.where(begun, self._sudden[paths], share)
-        return share, np.clip(np.maximum(may_be, self._sudden[paths]), _LEAST_LOSS, _MOST_LOSS)
+        sudden = self._sudden[paths]
+        self._share[paths] = np.where(sudden > 2 * share, sudden, share)  # it has just begun
+        self._may_be[paths] = np.clip(np.maximum(may_be, sudden), _LEAST_LOSS, _MOST_LOSS)
+        self._limits[paths] = _unlikely(self._may_be[paths])
 
     def for_kernel(self) -> tuple[_Counts, Times]:
         """By path index, how many unanswered probes make it silent (0: it never answered), and how late answers may be.
@@ -276,8 +280,7 @@ class Liveness:
         Unlike the grace of a miss here, that of the kernel is not bounded by the interval: what it concludes from
         silence, nobody looks at again before packets are redirected.
         """
-        _, limits = self.limits(self._rows)
-        return np.where(self._arrived_ns > 0, limits, 0), np.maximum(2 * self._recent_ns, LEAST_GRACE_NS)
+        return np.where(self._arrived_ns > 0, self._limits, 0), np.maximum(2 * self._recent_ns, LEAST_GRACE_NS)
 
     def begun(self, now_ns: int) -> Rows:
         """Paths that have lost hardly a probe lately, and on which an answer has just become overdue."""
@@ -339,3 +342,8 @@ class Liveness:
             longest_rtt_ns=int(self._longest_ns[index]) or None,
             peer_agent_age_ns=None if age_ms == _NO_AGE else age_ms * 1_000_000,
         )
+
+
+def _unlikely(loss: NDArray[np.float64]) -> _Counts:
+    """How many probes in a row are all lost by chance once in 10^6 at this loss: a sequential test."""
+    return np.ceil(math.log(_BY_CHANCE) / np.log(loss)).astype(np.int64)

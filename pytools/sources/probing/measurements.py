@@ -139,18 +139,20 @@ class Measurements:
             When (CLOCK_MONOTONIC) the packet came in that brought the delay.
         """
         known = (values != MISSING) & (seen_ns != MISSING)
-        kinds, paths, values, at_ns, seen_ns = (each[known] for each in (kinds, paths, values, at_ns, seen_ns))
+        if not known.all():
+            kinds, paths, values, at_ns, seen_ns = (each[known] for each in (kinds, paths, values, at_ns, seen_ns))
         if not len(values):
             return
-        one_way = kinds != ROUND_TRIP
+        one_way, values = kinds != ROUND_TRIP, values.copy()
         values[one_way] = self.clocks.correct(
             paths[one_way], kinds[one_way] == REVERSE, values[one_way], at_ns[one_way], int(seen_ns.max())
         )
         # Nothing of a path whose clocks are in doubt, and no round trip of a probe at whose peer a clock was stepped.
-        kept = np.where(one_way, ~self.clocks.suspended(paths), values >= 0)
-        rows, delays_ns, seen_ns = (paths * KINDS + kinds)[kept], values[kept], seen_ns[kept]
-        self._samples.add(rows, delays_ns, seen_ns)
-        self._base.add(rows, delays_ns, seen_ns)
+        kept, rows = np.where(one_way, ~self.clocks.suspended(paths), values >= 0), paths * KINDS + kinds
+        if not kept.all():
+            rows, values, seen_ns = rows[kept], values[kept], seen_ns[kept]
+        self._samples.add(rows, values, seen_ns)
+        self._base.add(rows, values, seen_ns)
         self.news[paths] = True
 
     def slow_from(self, now_ns: int, at_ns: int) -> Times:
@@ -201,25 +203,28 @@ class Measurements:
             return []
         indexes: list[int] = rows.tolist()
         begin_ns = now_ns - window.length_ns
-        both_ways = np.concatenate([rows * KINDS + FORWARD, rows * KINDS + REVERSE])
-        figures = summarise(self._samples, self._base, both_ways, begin_ns, now_ns, window.at_most)
-        ordered, counts, _ = self._samples.since(rows * KINDS + ROUND_TRIP, begin_ns, window.at_most)
-        round_trips = np.where(counts > 0, ordered[:, 0], MISSING)
+        every = np.concatenate([rows * KINDS + kind for kind in (FORWARD, REVERSE, ROUND_TRIP)])
+        figures = summarise(self._samples, self._base, every, begin_ns, now_ns, window.at_most)
+        count = len(rows)
+        there, back, one_way = (figures.part(slice(*ends)) for ends in ((count,), (count, 2 * count), (2 * count,)))
+        round_trips = figures.minimum[2 * count :]
         foreign = self.foreign[rows]
-        loss = self.liveness.loss(rows)[1] if len(overtaken[0]) else np.ones(len(rows))
-        overtakes, waited = half_waited(*overtaken, figures.samples[: len(rows)], rows, loss)
-        twice, fresh = np.tile(rows, 2), self._uncounted(window)
-        queueing: Sequence[Histogram | None] = [None] * len(both_ways)
+        loss = self.liveness.loss(rows)[1] if len(overtaken[0]) else np.ones(count)
+        overtakes, waited = half_waited(*overtaken, there.samples, rows, loss)
+        fresh = self._uncounted(window)
+        queueing: Sequence[Histogram | None] = [None] * (2 * count)
         if fresh is not None:
-            queueing = self._histograms(both_ways, fresh[both_ways], figures.base)
-        told = delays(
-            figures, np.tile(round_trips, 2), self.clocks.clocks(twice), np.tile(foreign, 2), now_ns, queueing
+            both_ways = every[: 2 * count]
+            queueing = self._histograms(both_ways, fresh[both_ways], one_way.base)
+        twice, round_trips_twice, foreign_twice = (
+            np.concatenate([each, each]) for each in (rows, round_trips, foreign)
         )
-        differing = asymmetry(figures.half(0), figures.half(1), self.clocks.clocks(rows), foreign)
+        told = delays(one_way, round_trips_twice, self.clocks.clocks(twice), foreign_twice, now_ns, queueing)
+        differing = asymmetry(there, back, self.clocks.clocks(rows), foreign)
         columns = zip(
             indexes,
-            told[: len(rows)],
-            told[len(rows) :],
+            told[:count],
+            told[count:],
             round_trips.tolist(),
             self.clocks.states(rows),
             grown[rows].tolist(),

@@ -322,10 +322,9 @@ class Planner(Sessions):
         self._noted += len(ticks)
         began_ns = self.schedule.began(ticks)
         counts = np.zeros((len(ticks), len(self._measurements.counts)), np.int64)
-        for kind, _, places in self._by_kind(ticks[began_ns == 0]):
-            for volley in kind.volleys:
-                self._state.reshape(-1)[volley.at[places]] = FREE
-        left = np.flatnonzero(began_ns)
+        left, steady = np.flatnonzero(began_ns), self._kinds_of(ticks) != _BETWEEN
+        if len(left) < len(ticks):
+            self._left_out(ticks[began_ns == 0])
         for kind, of_left, places in self._by_kind(ticks[left]):
             chosen = left[of_left]
             paths = counts.shape[1]
@@ -337,11 +336,17 @@ class Planner(Sessions):
                 results = volley.frames.results(places)
                 if not (results > 0).all():
                     self._refused(volley, places, results, counts, chosen)
-        steady = self._kinds_of(ticks) != _BETWEEN
-        self.drops["missed_sends"] += how_many(steady & (began_ns == 0))
-        self.drops["missed_extra"] += how_many(~steady & (began_ns == 0))
         steady &= began_ns > 0
         self._measurements.liveness.sent(began_ns[steady], counts[steady])
+
+    def _left_out(self, ticks: NDArray[np.int64]) -> None:
+        """Count what was too late to be sent."""
+        steady = how_many(self._kinds_of(ticks) != _BETWEEN)
+        self.drops["missed_sends"] += steady
+        self.drops["missed_extra"] += len(ticks) - steady
+        for kind, _, places in self._by_kind(ticks):
+            for volley in kind.volleys:
+                self._state.reshape(-1)[volley.at[places]] = FREE
 
     def _refused(
         self,

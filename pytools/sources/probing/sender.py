@@ -240,10 +240,10 @@ class Sender(Planner):
         both = np.where((forward == MISSING) | (reverse == MISSING), MISSING, forward + reverse)
         self._measurements.add(
             np.repeat([FORWARD, REVERSE, ROUND_TRIP], len(rows)),
-            np.tile(paths, 3),
+            np.concatenate([paths, paths, paths]),
             np.concatenate([forward, reverse, both]),
             np.concatenate([left, back, back]),
-            np.tile(seen, 3),
+            np.concatenate([seen, seen, seen]),
         )
 
     def look(self) -> None:
