@@ -131,7 +131,7 @@ class Agent:
         self._add(
             CostSource(
                 config.host,
-                ChainMap(loaded.programs, rdma.programs),
+                ChainMap({name: fd for name, fd in loaded.programs.items() if name not in hooks.called}, rdma.programs),
                 drops=self.drops,
                 failed=named,
                 wire_bytes=lambda: mesh.wire_bytes() + sizes.wire_bytes(),
