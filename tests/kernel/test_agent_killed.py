@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import bpf_objects
 import pytest
 import support
 
@@ -24,7 +24,6 @@ host: one
 peers: [{name: two, address: 10.77.0.2, clock: shared}]
 recording: {fine_mib: 1, coarse_mib: 1}
 """
-HELD = {"prog_id": "prog", "map_id": "map", "link_id": "link"}  # as /proc/PID/fdinfo has it, and bpftool
 EVERYTHING = (
     *(("ip", family, *what) for family in ("-4", "-6") for what in (("rule",), ("route", "show", "table", "all"))),
     ("ip", "nexthop"),
@@ -54,25 +53,6 @@ def probes(namespace: str) -> bool:
     return False
 
 
-def held(pid: int) -> set[tuple[str, str]]:
-    """BPF programs, maps and links of a process, by kind and number."""
-    found = set()
-    for place in Path(f"/proc/{pid}/fdinfo").iterdir():
-        with contextlib.suppress(OSError):
-            found |= {
-                (HELD[name], n)
-                for name, n in re.findall(r"^(\w+_id):\s*(\d+)$", place.read_text(), re.M)
-                if name in HELD
-            }
-    return found
-
-
-def there(objects: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Those of them that the kernel still has."""
-    shown = {each: support.run(["bpftool", each[0], "show", "id", each[1]], check=False) for each in objects}
-    return {each for each, done in shown.items() if done.returncode == 0}
-
-
 def everything(namespace: str) -> dict[str, list[str]]:
     """What there is in a namespace that an agent could have made."""
     with netns.inside(namespace):
@@ -89,7 +69,7 @@ def files(namespace: str) -> set[Path]:
 def test_a_killed_agent_leaves_nothing_but_sockets_that_its_successor_replaces(
     veth_pair: tuple[str, str], tmp_path: Path
 ) -> None:
-    support.require("bcc", "netns", "bpftool", "tc", "tracefs")
+    support.require("bcc", "netns", "tc", "tracefs")
     with loader.load([loader.Program("empty.c", ("empty",))]) as loaded:
         if not bpf.has_tcx(loaded.programs["empty"]):
             pytest.skip("missing: TCX (Linux 6.6)")
@@ -99,14 +79,14 @@ def test_a_killed_agent_leaves_nothing_but_sockets_that_its_successor_replaces(
     named, before, earlier = set(Path("/run/netns").iterdir()), everything(namespace), files(namespace)
     pinned = set(Path("/sys/fs/bpf").rglob("*"))
     with running(namespace, config) as agent:
-        objects = held(agent.pid)
+        objects = bpf_objects.held_by(Path(f"/proc/{agent.pid}"))
         assert {kind for kind, _ in objects} == {"prog", "map", "link"}
-        assert there(objects) == objects
+        assert objects <= bpf_objects.numbered()
         assert {"tcx ingress observe_ingress", "tcx egress observe_egress"} <= set(everything(namespace)["v0"])
         children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
         agent.send_signal(signal.SIGKILL)
         agent.wait()
-        support.wait_until(lambda: not there(objects), 10, "its programs, maps and links are gone")
+        support.wait_until(lambda: not objects & bpf_objects.numbered(), 10, "its programs, maps and links are gone")
         support.wait_until(lambda: everything(namespace) == before, 5, "the namespace is as it was")
         assert not [pid for pid in children if support.lives(int(pid))]
         assert set(Path("/run/netns").iterdir()) >= named and not set(Path("/sys/fs/bpf").rglob("*")) - pinned

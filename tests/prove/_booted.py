@@ -11,21 +11,24 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from _clean_root import ENVIRONMENT, MOUNTED, run
+from _clean_root import ENVIRONMENT, MOUNTED, ROOT, run
 
-COMMANDS: Final = ("systemd-nspawn", "nsenter", "bpftool")
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import bpf_objects  # noqa: E402
+
+COMMANDS: Final = ("systemd-nspawn", "nsenter")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _NAMESPACES: Final = ("mount", "pid", "net", "uts", "ipc", "cgroup")
-_HOOKS: Final = {"prog": "prog_id", "map": "map_id", "link": "link_id"}  # of BPF; the word in /proc/PID/fdinfo
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
@@ -104,22 +107,12 @@ class Machine:
 
     def hooks(self, unit: str) -> set[tuple[str, int]]:
         """BPF programs, maps and links that a unit's processes hold."""
-        found = set()
-        for process in self.processes(unit):
-            for place in Path(f"/proc/{process}/fdinfo").iterdir():
-                with contextlib.suppress(FileNotFoundError):
-                    text = place.read_text()
-                    found |= {
-                        (kind, int(number[1]))
-                        for kind, word in _HOOKS.items()
-                        if (number := re.search(rf"^{word}:\s*(\d+)$", text, re.MULTILINE))
-                    }
-        return found
+        return set().union(*(bpf_objects.held_by(Path(f"/proc/{each}")) for each in self.processes(unit)))
 
 
 def loaded() -> set[tuple[str, int]]:
     """All BPF programs, maps and links that the kernel has, whoever loaded them."""
-    return {(kind, each["id"]) for kind in _HOOKS for each in json.loads(run(["bpftool", "-j", kind]).stdout or "[]")}
+    return bpf_objects.numbered()
 
 
 @contextlib.contextmanager

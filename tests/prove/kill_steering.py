@@ -31,6 +31,7 @@ from typing import Any, Final
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).resolve().parent)]
 
+import bpf_objects  # noqa: E402
 import steering_kit as kit  # noqa: E402
 import support  # noqa: E402
 from _traffic import Traffic  # noqa: E402
@@ -265,11 +266,7 @@ def _programs_left(programs: set[int]) -> list[int]:
     """Those of them that are still there after a while: the kernel frees a program a moment after its last user."""
     deadline = time.monotonic() + 5
     while True:
-        left = [
-            number
-            for number in sorted(programs)
-            if support.run(["bpftool", "-j", "prog", "show", "id", str(number)], check=False).returncode == 0
-        ]
+        left = sorted(number for kind, number in bpf_objects.numbered() if kind == "prog" and number in programs)
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.1)
