@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 FRESH, JOINED, SPOILED, STALE = range(4)  # what has become of a sample so far
 _LATEST: Final = np.iinfo(np.int64).max
-_TURN: Final = 1 << 32
+_HASH_BITS: Final = 16
+_MIXER: Final = np.uint64(0x9E3779B97F4A7C15)
+_Rows = NDArray[np.intp]
 
 
 class Side(NamedTuple):
@@ -44,17 +46,22 @@ def join(near: Side, far: Side) -> Join:
 
     What was known of its arrival before it left was another turn's: stale.
     """
+    fates = near.fate.copy(), far.fate.copy()
+    if not any((fate == FRESH).any() for fate in fates):
+        return Join(*fates, np.empty(0, np.intp), np.empty(0, np.intp))
     places = positions(near), positions(far)
-    near_fate, far_fate = (_repeated_spoiled(side, place) for side, place in zip((near, far), places, strict=True))
-    names = _alike(np.concatenate([near.flow, far.flow]), np.concatenate(_aligned(near, far, *places)))
-    near_name, far_name = names[: len(near.flow)], names[len(near.flow) :]
-    count = int(names.max()) + 1 if len(names) else 0
+    all_names = _aligned(near, far, *places)
+    rows = _like_fresh((near, far), all_names)
+    near_fate, far_fate = (_repeated_spoiled(*each) for each in zip((near, far), places, rows, strict=True))
+    flows = np.concatenate([side.flow[chosen] for side, chosen in zip((near, far), rows, strict=True)])
+    names = alike(flows, np.concatenate([name[chosen] for name, chosen in zip(all_names, rows, strict=True)]))
+    near_name, far_name = names[: len(near_fate)], names[len(near_fate) :]
+    count = int(names.max()) + 1
 
     fresh = near_fate == FRESH
     left_ns = np.full(count, _LATEST)
-    np.minimum.at(left_ns, near_name[fresh], near.known_ns[fresh])
-    met = np.bincount(near_name[fresh], minlength=count) > 0
-    far_fate[(far_fate == FRESH) & met[far_name] & (far.known_ns < left_ns[far_name])] = STALE
+    np.minimum.at(left_ns, near_name[fresh], near.known_ns[rows[0][fresh]])
+    far_fate[(far_fate == FRESH) & (left_ns != _LATEST)[far_name] & (far.known_ns[rows[1]] < left_ns[far_name])] = STALE
 
     def how_often(fate: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         return (
@@ -67,14 +74,31 @@ def join(near: Side, far: Side) -> Join:
     met = (near_fresh > 0) & (far_fresh > 0)
     sure = (near_fresh == 1) & (far_fresh == 1) & ~spoiled
     unsure = spoiled | (met & ~sure)
-    rows = []
-    for fate, name in ((near_fate, near_name), (far_fate, far_name)):
+    pairs = []
+    for all_fates, chosen, fate, name in zip(fates, rows, (near_fate, far_fate), (near_name, far_name), strict=True):
         fresh = fate == FRESH
         fate[fresh & unsure[name]] = SPOILED
         joined = np.flatnonzero(fresh & sure[name])
         fate[joined] = JOINED
-        rows.append(joined[np.argsort(name[joined])])
-    return Join(near_fate, far_fate, rows[0], rows[1])
+        all_fates[chosen] = fate
+        pairs.append(chosen[joined[np.argsort(name[joined])]])
+    return Join(*fates, *pairs)
+
+
+def _like_fresh(sides: tuple[Side, Side], names: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[_Rows, _Rows]:
+    """The rows of each side that are named like a fresh one of either: what is left to judge.
+
+    And a few more, whose names only have the same hash: that costs far less than to sort all that is remembered.
+    """
+    hashes = [
+        (name.view(np.uint64) + (side.flow.view(np.uint64) << np.uint64(32))) * _MIXER >> np.uint64(64 - _HASH_BITS)
+        for side, name in zip(sides, names, strict=True)
+    ]
+    wanted = np.zeros(1 << _HASH_BITS, np.bool_)
+    for side, hashed in zip(sides, hashes, strict=True):
+        wanted[hashed[side.fate == FRESH]] = True
+    near, far = (np.flatnonzero(wanted[hashed]) for hashed in hashes)
+    return near, far
 
 
 def positions(side: Side) -> NDArray[np.int64]:
@@ -89,11 +113,10 @@ def positions(side: Side) -> NDArray[np.int64]:
         return result
     rows = rows[np.argsort(side.flow[rows], kind="stable")]
     flow, key = side.flow[rows], side.key[rows].astype(np.uint32)
-    first = np.concatenate([[True], flow[1:] != flow[:-1]])
-    step = np.concatenate([[0], np.diff(key).view(np.int32).astype(np.int64)])
-    start = np.flatnonzero(first)[np.cumsum(first) - 1]  # of each sample's flow
-    travelled = np.cumsum(step)
-    result[rows] = key[start].astype(np.int64) + travelled - travelled[start]
+    start = np.concatenate([[0], 1 + np.flatnonzero(flow[1:] != flow[:-1])])  # of each flow
+    place = np.zeros(len(rows), np.int64)
+    np.cumsum((key[1:] - key[:-1]).view(np.int32), out=place[1:])
+    result[rows] = place + np.repeat(key[start] - place[start], np.diff(start, append=len(rows)))
     return result
 
 
@@ -105,14 +128,12 @@ def _aligned(
     _, here, there = np.intersect1d(near.pair[near_joined], far.pair[far_joined], True, return_indices=True)
     here, there = near_joined[here[::-1]], far_joined[there[::-1]]  # the latest first
     flows, latest = np.unique(near.flow[here], return_index=True)
-    apart = (far_place[there] - near_place[here])[latest]
+    apart = np.append((far_place[there] - near_place[here])[latest], 0)
     names = []
     for side, place, sign in ((near, near_place, 0), (far, far_place, -1)):
         index = np.searchsorted(flows, side.flow)
-        known = np.isin(side.flow, flows) & side.stream
-        name = side.key.view(np.int64).copy()
-        name[known] = place[known] + sign * apart[index[known]]
-        names.append(name)
+        known = side.stream & (np.append(flows, -1)[index] == side.flow)
+        names.append(np.where(known, place + sign * apart[index], side.key.view(np.int64)))
     return names[0], names[1]
 
 
@@ -123,15 +144,16 @@ def on_grid(key: NDArray[np.uint64], rate: NDArray[Any] | int) -> NDArray[np.boo
     return zero
 
 
-def _repeated_spoiled(side: Side, place: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The fates, those fresh ones spoiled that this host has seen before or since."""
-    name = _alike(side.flow, place)
-    repeated = np.bincount(name)[name] > 1 if len(name) else np.zeros(0, np.bool_)
-    return np.where(repeated & (side.fate == FRESH), SPOILED, side.fate).astype(np.uint8)
+def _repeated_spoiled(side: Side, place: NDArray[np.int64], rows: _Rows) -> NDArray[np.uint8]:
+    """The fates of some rows, those fresh ones spoiled that this host has seen before or since."""
+    fate = side.fate[rows]
+    name = alike(side.flow[rows], place[rows])
+    fate[(np.bincount(name) > 1)[name] & (fate == FRESH)] = SPOILED
+    return fate
 
 
-def _alike(flow: NDArray[np.int64], key: NDArray[np.int64]) -> NDArray[np.intp]:
-    """The same small number for the same pair."""
+def alike(flow: NDArray[np.int64], key: NDArray[np.int64]) -> NDArray[np.intp]:
+    """The same small number for the same pair, in the order of the pairs."""
     names = np.empty(len(flow), np.intp)
     if len(flow):
         order = np.lexsort((key, flow))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytools.estimators import matching
 from pytools.estimators.distributions import by_group
 from pytools.estimators.matching import FRESH, JOINED, SPOILED, STALE, Side, join, on_grid, positions
 from pytools.estimators.windows import MISSING
@@ -120,6 +122,15 @@ def test_join_is_what_slow_code_finds(near: list[Row], far: list[Row]) -> None:
     assert result.near_fate.tolist() == near_fate
     assert result.far_fate.tolist() == far_fate
     assert set(zip(result.near.tolist(), result.far.tolist(), strict=True)) == pairs
+
+
+@given(sides, sides, st.integers(1, 3))
+def test_names_of_the_same_hash_are_told_apart(near: list[Row], far: list[Row], bits: int) -> None:
+    near, far = paired(near, far)
+    expected = join(side(near), side(far))
+    with mock.patch.object(matching, "_HASH_BITS", bits):
+        result = join(side(near), side(far))
+    assert [column.tolist() for column in result] == [column.tolist() for column in expected]
 
 
 @given(sides)
