@@ -21,7 +21,7 @@ from pytools.signals import AppDelay, Path
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.samples import batches as wire
 from pytools.sources.samples import reports as sample_reports
-from pytools.sources.samples.joins import GUARD_NS, OFF, PATIENCE_NS, Rates
+from pytools.sources.samples.joins import GUARD_NS, OFF, PATIENCE_NS, Rates, concatenated
 from pytools.sources.samples.rates import TCP_CEILING, TCP_FLOOR, RateControl
 from pytools.sources.samples.source import EGRESS, INGRESS, SampleSource
 
@@ -131,6 +131,15 @@ def test_many_samples_take_several_batches() -> None:
     ports = np.concatenate([batch.flows["source_port"][batch.samples["flow"]] for batch in back])
     assert ports.tolist() == flows["source_port"].tolist()
     assert [len(batch.samples) for batch in wire.batches(16, 3, flows[:0], samples[:0])] == [0]
+
+
+@given(st.lists(batches(), min_size=1, max_size=4))
+def test_records_are_put_together_as_by_numpy(parts: list[wire.Batch]) -> None:
+    for column in ("flows", "samples"):
+        arrays = [getattr(part, column) for part in parts]
+        whole = concatenated(arrays)
+        assert whole.dtype == arrays[0].dtype
+        assert whole.tobytes() == np.concatenate(arrays).tobytes()
 
 
 # ---- rates ----

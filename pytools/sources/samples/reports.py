@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pytools.estimators.delays import STAMP_BOUND_NS
 from pytools.estimators.distributions import by_group
-from pytools.estimators.matching import FRESH, JOINED, SPOILED
+from pytools.estimators.matching import FRESH, JOINED, SPOILED, alike
 from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.estimators.windows import MISSING, SlidingMinimum
 from pytools.signals import AppDelay, ClockState, Path, Quantiles
@@ -36,7 +36,7 @@ class _Groups(NamedTuple):
     """The samples of one window, put together by path or by flow and path."""
 
     group: NDArray[np.int64]  # of each sample
-    peer: NDArray[np.int64]  # of each group
+    peer: NDArray[np.uint16]  # of each group
     place: NDArray[np.int64]  # row of each group in the table of minima
 
 
@@ -78,16 +78,11 @@ class Reports:
         """All paths, then the busiest flows, over the window that ends now."""
         if not len(settled):
             return []
-        ends, end = np.unique(
-            np.stack([settled["flow"], settled["ifindex"].astype(np.int64), settled["peer"].astype(np.int64)], axis=1),
-            axis=0,
-            return_inverse=True,
-        )
-        end = end.reshape(-1)
-        rows = [flows.row(number) for number in ends[:, 0].tolist()]
-        places = [
-            (row["destination"].tobytes(), ifindex) for row, ifindex in zip(rows, ends[:, 1].tolist(), strict=True)
-        ]
+        end = alike(settled["flow"], settled["ifindex"].astype(np.int64) << 16 | settled["peer"])
+        ends = settled[np.unique(end, return_index=True)[1]]  # a sample of each
+        rows = [flows.row(number) for number in ends["flow"].tolist()]
+        ifindexes = ends["ifindex"].tolist()
+        places = [(row["destination"].tobytes(), ifindex) for row, ifindex in zip(rows, ifindexes, strict=True)]
         place = np.array([self._row(each) for each in places])
         # A path has a signal per protocol.
         named = {name: number for number, name in enumerate(dict.fromkeys(zip(places, _protocols(rows), strict=True)))}
@@ -98,19 +93,19 @@ class Reports:
         self._learn(settled, delays, offsets, place[end], now_ns)
         told = []
         for groups, count in (
-            (_Groups(path[end], ends[first, 2], place[first]), len(first)),
-            (_Groups(end.astype(np.int64), ends[:, 2], place), len(ends)),
+            (_Groups(path[end], ends["peer"][first], place[first]), len(first)),
+            (_Groups(end, ends["peer"], place), len(ends)),
         ):
             told.append(self._figures(settled, delays, groups, count, offsets, now_ns))
         common = (window_ns, now_ns, unix_ns)
         signals = [
-            self._signal(figures, rows[index], int(ends[index, 1]), True, *common)
+            self._signal(figures, rows[index], ifindexes[index], True, *common)
             for figures, index in zip(told[0], first.tolist(), strict=True)
         ]
         busiest = sorted(range(len(ends)), key=lambda index: -told[1][index]["sampled"])
         self.drops["flows_left_out"] += max(len(busiest) - MOST_FLOWS, 0)
         signals += [
-            self._signal(told[1][index], rows[index], int(ends[index, 1]), False, *common)
+            self._signal(told[1][index], rows[index], ifindexes[index], False, *common)
             for index in busiest[:MOST_FLOWS]
         ]
         return signals

@@ -26,7 +26,7 @@ from pytools.signals import Path
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.probing import udp
 from pytools.sources.samples import batches as wire
-from pytools.sources.samples.joins import OFF, SAMPLE, Joins, Rates
+from pytools.sources.samples.joins import OFF, SAMPLE, Joins, Rates, concatenated
 from pytools.sources.samples.rates import RateControl
 from pytools.sources.samples.reports import ONE_CLOCK, Reports
 
@@ -198,10 +198,10 @@ class SampleSource:
         lost = int(grown[_COUNTERS.index("ring_full")])
         self._control.observe(now_ns, tcp + lost, len(records) - tcp, int(grown[_MULTIPLE]))
         outward = records["direction"] == EGRESS
-        self._tell(records[~outward], now_ns)
+        self._tell(records.take(np.flatnonzero(~outward)), now_ns)  # much faster with records than a mask is
         if not self._wanted:
             return
-        self._take_ours(records[outward], now_ns)
+        self._take_ours(records.take(np.flatnonzero(outward)), now_ns)
         if lost:
             self._joins.doubt()
         for name, payload in batches:
@@ -218,13 +218,14 @@ class SampleSource:
         peers = self._peers_of(named["source"])[which]
         samples = np.zeros(len(records), wire.SAMPLE)
         samples["at_ns"], samples["key"] = records["ts_ns"], records["key"]
-        self._counts["unasked"] += int(np.count_nonzero(~np.isin(peers, list(self._askers))))
+        self._counts["unasked"] += len(records)
         for peer, asker in self._askers.items():
             rows = np.flatnonzero(peers == peer)
+            self._counts["unasked"] -= len(rows)
             if not len(rows) and asker.told and now_ns < asker.told_ns + _BEAT_NS:
                 continue
             rates = self._inward.coarsest(asker.told_ns) if asker.told else (OFF, OFF)
-            for batch in wire.batches(*rates, flows[rows], samples[rows]):
+            for batch in wire.batches(*rates, flows.take(rows), samples.take(rows)):
                 self._hosts.send(wire.BATCHES, wire.encode(batch), self._names[peer])
             asker.told_ns, asker.told = now_ns, True
 
@@ -270,7 +271,7 @@ class SampleSource:
     # ---- what comes of it ----
 
     def _publish(self, now_ns: int) -> None:
-        settled = np.concatenate(self._settled) if self._settled else None
+        settled = concatenated(self._settled) if self._settled else None
         self._settled.clear()
         self._interfaces.reread()
         begin_ns = self._window_end_ns - self._window_ns
