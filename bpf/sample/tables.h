@@ -24,7 +24,7 @@
 #define JUMBO_BYTES 8
 #define JUMBO_OPTION 0xc2
 
-BPF_RINGBUF_OUTPUT(samples, 64); /* pages: 3276 samples; a small ring stays in the caches */
+BPF_RINGBUF_OUTPUT(samples, 128); /* pages: 6553 samples; a small ring stays in the caches */
 SWERVE_RECORD(sample, struct swerve_sample);
 BPF_PERCPU_ARRAY(sample_counters, u64, SWERVE_SAMPLE_COUNTERS);
 BPF_HASH(sample_peers, struct swerve_addr, u8, 4096);

@@ -385,7 +385,7 @@ def test_only_what_is_asked_for_is_sampled(sample: Sample, hook: str) -> None:
 @pytest.mark.guest
 def test_a_full_ring_is_counted(sample: Sample) -> None:
     frame = p.ipv4(p.udp(DATAGRAM, 5000, 6000))
-    capacity = 64 * 4096 // (sample.ring.record.itemsize + 8)
+    capacity = 128 * 4096 // (sample.ring.record.itemsize + 8)
     bpf.test_run(sample.programs[OUT], frame, capacity + 50)
     records = sample.ring.read()
     counted = sample.counted()

@@ -23,7 +23,7 @@ from pytools.sources.samples import batches as wire
 from pytools.sources.samples import reports as sample_reports
 from pytools.sources.samples.joins import GUARD_NS, OFF, PATIENCE_NS, Rates, concatenated
 from pytools.sources.samples.rates import TCP_CEILING, TCP_FLOOR, RateControl
-from pytools.sources.samples.source import EGRESS, INGRESS, SampleSource
+from pytools.sources.samples.source import EGRESS, INGRESS, SampleSource, tick_ns
 
 S, MS = 1_000_000_000, 1_000_000
 START_NS = 1000 * S
@@ -181,6 +181,16 @@ def test_buffers_that_hold_several_bytes_make_the_rate_coarser() -> None:
         big = 1 << max(0, 18 - control.tcp)  # BIG TCP: 256 KiB in a buffer
         control.observe(START_NS + second * S, 1000, 0, 1000 if big > 1 else 0)
     assert control.tcp == 18
+
+
+@given(st.integers(10, 600_000), st.integers(1, 1_000_000))
+def test_ticks_divide_a_window_and_leave_room_in_the_ring(window_ms: int, per_s: int) -> None:
+    tick = tick_ns(window_ms * MS, per_s)
+    assert 200 * MS <= tick <= 500 * MS
+    if tick > 200 * MS:
+        assert 2 * tick <= window_ms * MS
+        assert window_ms * MS % tick < window_ms * MS // tick, "even parts, but for the rounding"
+        assert 2 * per_s * tick <= 6553 * S
 
 
 # ---- the rates that were in force ----

@@ -33,7 +33,9 @@ from pytools.sources.samples.reports import ONE_CLOCK, Reports
 EGRESS, INGRESS = 1, 2  # enum swerve_sample_direction
 
 _MS: Final = 1_000_000
-_TICK_NS: Final = 200 * _MS
+_LEAST_TICK_NS: Final = 200 * _MS
+_MOST_TICK_NS: Final = 500 * _MS
+_RING_SAMPLES: Final = 6553  # of bpf/sample/tables.h
 _BEAT_NS: Final = 1000 * _MS  # a batch is sent that often even when it is empty: so that silence says something
 _ASK_NS: Final = 1000 * _MS
 _LEASE_NS: Final = 5000 * _MS
@@ -110,6 +112,7 @@ class SampleSource:
             self._interfaces.name,
         )
         self._window_ns = config.windows.long_ns
+        self._tick_ns = tick_ns(self._window_ns, config.samples.per_s)
         self._settled: list[NDArray[Any]] = []
         self._askers: dict[int, _Asker] = {}
         self._talked_ns: dict[int, int] = {}
@@ -130,7 +133,7 @@ class SampleSource:
         if self._set is not None and self._set[0]:
             self._work(batches, now_ns)
         self._apply(now_ns)
-        return now_ns + _TICK_NS
+        return now_ns + self._tick_ns
 
     # ---- who wants samples ----
 
@@ -292,6 +295,15 @@ class SampleSource:
         """Sample no more."""
         with contextlib.suppress(SwerveError):
             self._settings.update(0, (0, OFF, OFF, 0))
+
+
+def tick_ns(window_ns: int, per_s: int) -> int:
+    """How often to work: twice a window or more, in even parts, and before twice the budget would fill the ring.
+
+    Beyond twice the budget the rates become coarser at once.
+    """
+    most_ns = min(_MOST_TICK_NS, _RING_SAMPLES * 10**9 // (2 * per_s))
+    return max(window_ns // max(2, -(-window_ns // most_ns)), _LEAST_TICK_NS)
 
 
 def _flows(records: NDArray[Any], source: str, destination: str) -> NDArray[Any]:
