@@ -51,6 +51,12 @@ class EdgeFit:
     wait_ns: float = 0.0  # root mean square of what the offset is off by besides, in case no probe was unqueued
     found: float = 1.0  # probability that unqueued probes carry both lines
     wander_ppb_per_s: float = WANDER_PPB_PER_S  # the drift changes no faster, as was known then
+    floor_ns: int | None = None  # the round trip when nothing waits, where this window says too much
+
+    @property
+    def unqueued_ns(self) -> int:
+        """The round trip when nothing waits, as far as it is known."""
+        return self.round_trip_min_ns if self.floor_ns is None else self.floor_ns
 
     @property
     def spread_ns(self) -> float:
@@ -140,7 +146,7 @@ def _fit(
             prior = before.fit(before.first(None), None, asymmetry_share, noise_ns)
         rest = after or before or rest
     if prior is not None:
-        begin_s = small_step(rest.times_s, rest.values_ns, prior.drift_ppb, prior.round_trip_min_ns, noise_ns)
+        begin_s = small_step(rest.times_s, rest.values_ns, prior.drift_ppb, prior.unqueued_ns, noise_ns)
         if begin_s is not None:
             stepped = True
             rest = rest.split(begin_s)[1] or rest
@@ -173,7 +179,7 @@ def _contradict(fit: EdgeFit, prior: EdgeFit, noise_ns: float) -> bool:
         return True
     return is_step(
         fit.offset_ns - expected,
-        fit.round_trip_min_ns - prior.round_trip_min_ns,
+        fit.round_trip_min_ns - prior.unqueued_ns,
         fit.round_trip_min_ns,
         noise_ns + math.hypot(fit.sigma_ns, prior.sigma_at(fit.epoch_ns)),
     )

@@ -134,6 +134,8 @@ def tempered(fit: EdgeFit, prior: EdgeFit | None, floor_ns: int, asymmetry_share
     if excess_ns <= noise_ns(fit) + asymmetry_share * floor_ns:  # half of it is allowed for already
         return fit if fit.wait_ns <= _sigma_of_noise(fit) else _weighed(fit, prior, max(excess_ns, 0) / 2, allowance_ns)
     half_ns = excess_ns / 2
+    # The next window is held against the line without its queue, or the same queue would look like a step.
+    fit = replace(fit, floor_ns=floor_ns)
     if prior is None or fit.stepped:
         return _open(fit, half_ns, allowance_ns)
     expected_ns = prior.at(fit.epoch_ns) - fit.offset_ns

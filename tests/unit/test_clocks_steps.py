@@ -10,6 +10,7 @@ from clock_cases import BEGIN_NS, SPAN_NS, Case, fitted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytools.estimators.congested import tempered
 from pytools.estimators.windows import MISSING
 
 MS = 1_000_000
@@ -70,6 +71,34 @@ def test_a_step_between_two_windows_is_noticed(step_ns: int) -> None:
     fit = fitted(moved.window(2), prior)
     assert fit.stepped
     assert abs(fit.offset_ns - moved.truth(fit.epoch_ns)) < 40
+
+
+@pytest.mark.parametrize("waits_ns", [-20_000, -6_000, 6_000, 20_000])
+def test_a_queue_that_stands_for_two_windows_is_no_step(waits_ns: int) -> None:
+    """Its round trip does not grow from the first of them to the second, and the line is that of before the queue."""
+    case = Case(empty_share=0.3)
+    line = prior = fitted(case.window(1))
+    for seed in (2, 3, 4):
+        window = case.window(seed)
+        window[1 if waits_ns > 0 else 3][:] += abs(waits_ns)
+        fit = fitted(window, line)
+        assert not fit.stepped
+        line = tempered(fit, line, prior.round_trip_min_ns, 0.1)
+        assert abs(line.offset_ns - case.truth(line.epoch_ns)) < 60
+
+
+@pytest.mark.parametrize("step_ns", [-10 * MS, 10 * MS])
+def test_a_step_behind_a_standing_queue_is_noticed(step_ns: int) -> None:
+    case = Case(empty_share=0.3)
+    prior = fitted(case.window(1))
+    window = case.window(2)
+    window[1][:] += 6_000
+    line = tempered(fitted(window, prior), prior, prior.round_trip_min_ns, 0.1)
+    moved = replace(case, offset_ns=case.offset_ns + step_ns)
+    for queue_ns in (0, 6_000):
+        window = moved.window(3)
+        window[1][:] += queue_ns
+        assert fitted(window, line).stepped
 
 
 @settings(max_examples=25)

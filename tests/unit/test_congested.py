@@ -74,6 +74,13 @@ def test_the_result_never_leaves_what_the_window_allows(excess: int, share: floa
     assert abs(result.offset_ns - wanted) <= 1
 
 
+@given(excesses)
+def test_a_line_without_its_queue_knows_the_round_trip_without_it(excess: int) -> None:
+    result = tempered(fitted(excess // 2, excess), earlier(), FLOOR_NS, SHARE)
+    assert (result.round_trip_min_ns, result.unqueued_ns) == (FLOOR_NS + excess, FLOOR_NS)
+    assert fitted(excess_ns=excess).unqueued_ns == FLOOR_NS + excess
+
+
 @given(excesses, st.floats(-1, 1))
 def test_without_a_prior_the_bound_takes_the_wait_in(excess: int, share: float) -> None:
     fit = fitted(round(share * excess / 2), excess)
