@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -21,21 +22,30 @@ from numpy.typing import NDArray
 
 from pytools.estimators.corridor import Corridor, Floats
 
-_BLURS: Final = np.array([[2.0], [5.0], [16.0]])  # widths of the first Gaussian of each start, in units of the noise
-_COOLING: Final = 0.72
+_BLURS: Final = (2.0, 5.0, 16.0)  # widths of the first Gaussian of each start, in units of the noise
+_COOLING: Final = 0.6
 _ROUNDS: Final = 40
 _BELOW: Final = 35.0  # how far around the first line probes are looked at, in units of the noise
 _ABOVE: Final = 35.0
-_SETTLED_NS: Final = 0.05
-_NOISE_WEIGHT: Final = 30.0  # the stated noise counts like so many unqueued probes
+_SETTLED: Final = 0.01  # lines that move by less in a round, in units of the noise, stand
 _WRONG_SHARE: Final = 0.02  # stated: differences of stamps that are wrong,
 _WRONG_NS: Final = 1000.0  # anywhere within this width
 _TINY: Final = 1e-6
 _MIXING: Final = 4.0  # how much of the variance a queued probe beside each unqueued one adds (from simulation)
-
-# log-likelihood ratio that the lowest of queued probes alone would reach
 _BEYOND: Final = 1e-3  # probability that a line lies further above the edge than its limit
 _ROOT_TWO_PI: Final = 2.5066282746310002
+_STEEPNESS: Final = 1.702 / 2  # 1 + tanh(this times x), halved, is the distribution function of a Gaussian, nearly
+_LEAST_COUNTS: Final = np.array([[[0.05]], [[0.1]]])  # of unqueued and queued probes: no class is ever ruled out
+_WIDTHS: Final = np.array([math.sqrt(0.5), 1.0] * 2)  # of the noise: means of two have less
+
+
+def _cooled() -> list[list[float]]:
+    """How wide the Gaussian of each start is, round by round."""
+    return [[max(blur * _COOLING**turn, 1.0) for blur in _BLURS] for turn in range(_ROUNDS + 1)]
+
+
+_BLUR_OF_ROUND: Final = _cooled()
+_COLD: Final = _BLUR_OF_ROUND.index([1.0] * len(_BLURS))  # from this round on all are as wide as the noise
 
 
 @dataclass(frozen=True)
@@ -54,14 +64,22 @@ class LowerEdges:
 
 @dataclass(frozen=True)
 class _Cloud:
-    """Probes of both directions near the first lines; reverse times have their sign turned."""
+    """Probes of both directions near the first lines, all that does not change from round to round.
+
+    A row of `classes` for each class: forward kept, forward others, reverse kept, reverse others.
+    """
 
     values_ns: Floats
-    signed_s: Floats
-    reverse: NDArray[np.intp]
-    widths: Floats  # standard deviation in units of the noise: means of two have less
-    groups: Floats  # (probes, 4): forward kept, forward others, reverse kept, reverse others
-    moments: Floats  # (probes, 5): forward, reverse, signed times of either, squared times
+    design: Floats  # (3, probes): whether forward, whether reverse, time with its sign turned for reverse ones
+    classes: Floats  # (4, probes)
+    inverse: Floats  # of each probe's own noise
+    densities: Floats  # (2, 4, probes): of a Gaussian at its middle and of half a plateau, by class
+    floor: Floats  # intensity of wrong stamps
+
+    @property
+    def directions(self) -> Floats:
+        """Which probe is of which direction, (2, probes)."""
+        return self.design[:2]
 
 
 def lower_edges(
@@ -88,83 +106,114 @@ def lower_edges(
         A drift known from elsewhere and its standard deviation.
     """
     cloud = _near(times_s, values_ns, means, first, noise_ns)
-    edges = np.tile([first.forward_ns, first.reverse_ns], (len(_BLURS), 1)) + 1.5 * noise_ns
-    drift = np.full((len(_BLURS), 1), first.drift)
-    blur = _BLURS * noise_ns * cloud.widths
     above = _ABOVE * noise_ns
-    unqueued = np.full((len(_BLURS), 4), 4.0)
-    queued = unqueued / above
-    # A wrong stamp may throw any probe near the edge anywhere near it.
-    floor = (_WRONG_SHARE / _WRONG_NS) * np.bincount(cloud.reverse, minlength=2)[cloud.reverse] + _TINY
     guess, precision = drift_guess[0], drift_guess[1] ** -2.0
-    for _ in range(_ROUNDS):
-        residuals = cloud.values_ns - edges[:, cloud.reverse] - drift * cloud.signed_s
-        scaled = residuals / blur
-        peak = unqueued @ cloud.groups.T / (blur * _ROOT_TWO_PI) * np.exp(-0.5 * scaled * scaled)
-        plateau = queued @ cloud.groups.T / (1 + np.exp(np.clip(-1.702 * scaled, -50, 50)))
-        total = peak + plateau + floor
-        share = peak / total
-        unqueued = share @ cloud.groups + 0.05
-        queued = ((plateau / total) @ cloud.groups + 0.1) / above
-        step = _step(cloud, share / (blur * blur), residuals, precision, guess - drift)
-        edges = edges + step[:, :2]
-        drift = drift + step[:, 2:]
-        cooling = np.maximum(blur * _COOLING, noise_ns * cloud.widths)
-        settled = bool((cooling == blur).all()) and float(np.abs(step[:, :2]).max()) < _SETTLED_NS
-        blur = cooling
-        if settled:
+    start = [first.forward_ns + 1.5 * noise_ns, first.reverse_ns + 1.5 * noise_ns, first.drift]
+    lines = [start] * len(_BLURS)
+    # What each class expects, (2, starts, 4): unqueued probes over the blur, queued ones a nanosecond.
+    expected = np.empty((2, len(_BLURS), 4))
+    expected[0] = 4.0 / np.array(_BLUR_OF_ROUND[0])[:, None]
+    expected[1] = 4.0 / above
+    squared = cloud.inverse * cloud.inverse
+    # For the normal equations: products of the design's rows, weighted but for each probe's share.
+    products = np.empty((5, len(squared)))
+    weighted = np.multiply(cloud.design, squared, out=products[:3])
+    right_sides = weighted.T.copy()
+    np.multiply(products[2], cloud.design[2], out=products[4])
+    np.multiply(products[2], cloud.design[1], out=products[3])
+    products[2] -= products[3]
+    classes, products = cloud.classes.T, products.T
+    for turn in range(_ROUNDS):
+        residuals = cloud.values_ns - np.array(lines) @ cloud.design
+        scaled = residuals * cloud.inverse
+        if turn < _COLD:
+            scaled /= np.array(_BLUR_OF_ROUND[turn])[:, None]
+        squares = scaled * scaled
+        parts = expected @ cloud.densities
+        parts[0] *= np.exp(squares * -0.5)
+        risen = np.tanh(scaled * _STEEPNESS)
+        risen += 1.0
+        parts[1] *= risen
+        total = parts[0] + parts[1]
+        total += cloud.floor
+        shares = parts / total
+        counts = shares @ classes
+        counts += _LEAST_COUNTS
+        share = shares[0]
+        blurs = _BLUR_OF_ROUND[turn]
+        moved, lines = _step(
+            lines,
+            (share @ products).tolist(),
+            ((share * residuals) @ right_sides).tolist(),
+            [precision * blur * blur for blur in blurs],
+            guess,
+        )
+        if turn >= _COLD and moved < _SETTLED * noise_ns:
             break
-    likelihood = np.log(total).sum(axis=1) - 0.5 * precision * (drift[:, 0] - guess) ** 2
-    likelihood = np.where(_believable(cloud, residuals, noise_ns), likelihood, -np.inf)
+        expected[0] = counts[0]
+        if turn < _COLD:
+            expected[0] /= np.array(_BLUR_OF_ROUND[turn + 1])[:, None]
+        np.multiply(counts[1], 1 / above, out=expected[1])
+    found = np.array(lines)
+    likelihood = np.log(total).sum(axis=1) - 0.5 * precision * (found[:, 2] - guess) ** 2
+    likelihood[~_believable(cloud, residuals, noise_ns)] = -np.inf
     best = int(likelihood.argmax())
-    information = share * (1 - (1 - share) * np.minimum(scaled * scaled, 1.0)) / (blur * blur)
+    information = share[best] * (1 - (1 - share[best]) * np.minimum(squares[best], 1.0))
+    unqueued, queued = counts[0, best].tolist(), (counts[1, best] / above).tolist()
     # Queued probes within the noise pass for unqueued ones; how many of them do is not known.
-    mixed = 2 * noise_ns * float(queued[best].sum() / unqueued[best].sum())
-    covariance = np.linalg.inv(_normal(cloud, information, precision)[best]) * (1 + _MIXING * mixed)
-    found = np.column_stack([edges, drift])
+    mixed = 2 * noise_ns * sum(queued) / sum(unqueued)
+    covariance = _inverse((information @ products).tolist(), precision) * (1 + _MIXING * mixed)
     apart = found - found[best]
     chances = np.exp(np.maximum(likelihood - likelihood[best], -50.0))
-    chances /= chances.sum()
-    covariance += np.einsum("s,si,sj->ij", chances, apart, apart)
-    counts = unqueued[best]
-    free = _free(cloud, drift_guess[1], noise_ns)
-    waits, most, carried = _waits(cloud, peak[best], (plateau + floor)[best], counts, queued[best], free)
+    covariance += (apart.T * (chances / chances.sum())) @ apart
+    free = _free(float(cloud.design[2] @ cloud.design[2]) / len(squared), drift_guess[1], noise_ns)
+    evidence = cloud.directions @ np.log1p(parts[0, best] / (total[best] - parts[0, best]))
+    waits, most, carried = _waits(evidence.tolist(), unqueued, queued, free)
     return LowerEdges(
-        forward_ns=float(edges[best, 0]),
-        reverse_ns=float(edges[best, 1]),
-        drift=float(drift[best, 0]),
+        forward_ns=lines[best][0],
+        reverse_ns=lines[best][1],
+        drift=lines[best][2],
         covariance=covariance,
-        unqueued=float(min(counts[0] + counts[1], counts[2] + counts[3])),
+        unqueued=min(unqueued[0] + unqueued[1], unqueued[2] + unqueued[3]),
         waits_ns=waits,
         most_ns=most,
         found=carried,
     )
 
 
-def _free(cloud: _Cloud, drift_sigma: float, noise_ns: float) -> float:
-    """Free parameters of the line in one direction: its height, and its slope unless a good guess fixes it."""
-    spread = float(np.sqrt(cloud.moments[:, 4].mean()))
-    turns = (drift_sigma * spread / (2 * noise_ns)) ** 2
+def _free(spread: float, drift_sigma: float, noise_ns: float) -> float:
+    """Free parameters of the line in one direction: its height, and its slope unless a good guess fixes it.
+
+    Parameters
+    ----------
+    spread : float
+        Mean square of the times.
+    """
+    turns = (drift_sigma / (2 * noise_ns)) ** 2 * spread
     return 1 + turns / (1 + turns)
 
 
 def _waits(
-    cloud: _Cloud, peak: Floats, others: Floats, unqueued: Floats, queued: Floats, free: float
+    gains: list[float], unqueued: list[float], queued: list[float], free: float
 ) -> tuple[tuple[float, float], tuple[float, float], float]:
     """How far each line may lie above the true edge: root mean square and limit; the probability that neither does.
 
     Without unqueued probes the line follows the lowest queued ones, and lies above the edge by about the distance of
     queued probes from each other: 1 / density. The likelihood ratio against a model without unqueued probes says how
     probable that is; as many probes as the line has free parameters are no evidence.
+
+    Parameters
+    ----------
+    gains : list of float
+        The logarithm of that ratio for each direction, but for the number of unqueued probes.
     """
-    gains = np.log1p(peak / others) @ cloud.moments[:, :2]
     waits, most, both = [], [], 1.0
     for direction in range(2):
         classes = slice(2 * direction, 2 * direction + 2)
-        found = float(unqueued[classes].sum())
-        evidence = float(gains[direction]) * max(1 - free / found, 0.0) - found
+        found = sum(unqueued[classes])
+        evidence = gains[direction] * max(1 - free / found, 0.0) - found
         none = 1 / (1 + math.exp(min(max(evidence, -50.0), 50.0)))
-        apart = 1 / float(queued[classes].sum())
+        apart = 1 / sum(queued[classes])
         waits.append(math.sqrt(2 * none) * apart)
         most.append(max(math.log(none / _BEYOND), 0.0) * apart)
         both *= 1 - none
@@ -176,10 +225,10 @@ def _believable(cloud: _Cloud, residuals: Floats, noise_ns: float) -> NDArray[np
 
     The likelihood alone would prefer a dense crowd of queued probes to a sparse one of unqueued probes below it.
     """
-    directions = cloud.moments[:, :2]
-    most = _WRONG_SHARE / 2 * directions.sum(axis=0)
+    directions = cloud.directions
+    most = _WRONG_SHARE / 2 * directions.sum(axis=1)
     most = most + 3 * np.sqrt(most) + 2
-    too_fast = (residuals < -3 * noise_ns * cloud.widths).astype(np.float64) @ directions
+    too_fast = (residuals * cloud.inverse < -3.0).astype(np.float64) @ directions.T
     excess = np.maximum(too_fast - most, 0.0).sum(axis=1)
     return np.asarray(excess == excess.min())
 
@@ -191,42 +240,69 @@ def _near(
     first: Corridor,
     noise_ns: float,
 ) -> _Cloud:
-    values, signed, groups = [], [], []
+    values, signed, classes = [], [], []
     for reverse, (edge, sign) in enumerate(((first.forward_ns, 1.0), (first.reverse_ns, -1.0))):
         times = times_s[reverse] * sign
-        residuals = values_ns[reverse] - edge - first.drift * times
-        near = np.flatnonzero((residuals < _ABOVE * noise_ns) & (residuals > -_BELOW * noise_ns))
+        middle = edge + 0.5 * (_ABOVE - _BELOW) * noise_ns
+        apart = values_ns[reverse] - first.drift * times
+        apart -= middle
+        near = np.flatnonzero(np.abs(apart) < 0.5 * (_ABOVE + _BELOW) * noise_ns)
         values.append(values_ns[reverse][near])
         signed.append(times[near])
-        groups.append(2 * reverse + (near >= means[reverse]))
-    group = np.concatenate(groups)
-    reverse_ones = group // 2
-    signed_s = np.concatenate(signed)
-    moments = np.zeros((len(group), 5))
-    places = np.arange(len(group))
-    moments[places, reverse_ones] = 1.0
-    moments[places, 2 + reverse_ones] = signed_s
-    moments[:, 4] = signed_s * signed_s
-    one_hot = np.zeros((len(group), 4))
-    one_hot[places, group] = 1.0
-    widths = np.where(group % 2 == 0, np.sqrt(0.5), 1.0)
-    return _Cloud(np.concatenate(values), signed_s, reverse_ones, widths, one_hot, moments)
+        of_means = int(np.searchsorted(near, means[reverse]))
+        classes += [of_means, len(near) - of_means]
+    ends = list(accumulate(classes))
+    one_hot = np.zeros((4, ends[3]))
+    for row, (count, end) in enumerate(zip(classes, ends, strict=True)):
+        one_hot[row, end - count : end] = 1.0
+    design = np.empty((3, ends[3]))
+    design[0], design[1] = one_hot[0] + one_hot[1], one_hot[2] + one_hot[3]
+    np.concatenate(signed, out=design[2])
+    inverse = (1 / (_WIDTHS * noise_ns)) @ one_hot
+    densities = np.empty((2, 4, ends[3]))
+    np.multiply(one_hot, inverse / _ROOT_TWO_PI, out=densities[0])
+    np.multiply(one_hot, 0.5, out=densities[1])
+    # A wrong stamp may throw any probe near the edge anywhere near it.
+    wrong = _WRONG_SHARE / _WRONG_NS
+    floor = design[0] * (wrong * ends[1]) + design[1] * (wrong * (ends[3] - ends[1]))
+    floor += _TINY
+    return _Cloud(np.concatenate(values), design, one_hot, inverse, densities, floor)
 
 
-def _normal(cloud: _Cloud, weights: Floats, precision: float) -> Floats:
-    """The matrix of the normal equations of each start."""
-    sums = weights @ cloud.moments
-    matrix = np.zeros((len(weights), 3, 3))
-    matrix[:, 0, 0] = sums[:, 0] + 1e-9
-    matrix[:, 1, 1] = sums[:, 1] + 1e-9
-    matrix[:, 0, 2] = matrix[:, 2, 0] = sums[:, 2]
-    matrix[:, 1, 2] = matrix[:, 2, 1] = sums[:, 3]
-    matrix[:, 2, 2] = sums[:, 4] + precision
-    return matrix
+def _step(
+    lines: list[list[float]],
+    normals: list[list[float]],
+    rights: list[list[float]],
+    precisions: list[float],
+    guess: float,
+) -> tuple[float, list[list[float]]]:
+    """How far weighted least squares moves the lines of each start at most, and where to.
+
+    The normal equations of one start form an arrow: both heights are coupled through the drift alone.
+    """
+    most, moved = 0.0, []
+    for (forward, reverse, drift), (a, b, c, d, e), (f, g, h), precision in zip(
+        lines, normals, rights, precisions, strict=True
+    ):
+        a, b = a + 1e-9, b + 1e-9
+        turned = (h + precision * (guess - drift) - c * f / a - d * g / b) / (e + precision - c * c / a - d * d / b)
+        first, second = (f - c * turned) / a, (g - d * turned) / b
+        most = max(most, abs(first), abs(second))
+        moved.append([forward + first, reverse + second, drift + turned])
+    return most, moved
 
 
-def _step(cloud: _Cloud, weights: Floats, residuals: Floats, precision: float, to_guess: Floats) -> Floats:
-    """How far weighted least squares moves the lines of each start."""
-    weighted = weights * residuals
-    right = np.column_stack([weighted @ cloud.moments[:, :2], weighted @ cloud.signed_s + precision * to_guess[:, 0]])
-    return np.asarray(np.linalg.solve(_normal(cloud, weights, precision), right[:, :, None])[:, :, 0], np.float64)
+def _inverse(normal: list[float], precision: float) -> Floats:
+    """The inverse of the matrix of the normal equations."""
+    a, b, c, d, e = normal
+    a, b = a + 1e-9, b + 1e-9
+    p, q = -c / a, -d / b
+    turned = 1 / (e + precision + p * c + q * d)
+    p_turned, q_turned = p * turned, q * turned
+    return np.array(
+        [
+            [1 / a + p * p_turned, p * q_turned, p_turned],
+            [p * q_turned, 1 / b + q * q_turned, q_turned],
+            [p_turned, q_turned, turned],
+        ]
+    )
