@@ -168,7 +168,7 @@ def frr(lab: Lab, name: str, bfd: _frr.Bfd) -> Iterator[Side]:
 def routing(name: str, signal: str, hosts: int = 2, probe_ms: int = PROBE_MS) -> Iterator[Side]:
     """A lab with somebody who routes; `signal` and `probe_ms` are for swerve alone."""
     with contextlib.ExitStack() as stack:
-        lab = stack.enter_context(Lab.up(f"fo{os.getpid()}", hosts=hosts, rails=RAILS))
+        lab = stack.enter_context(Lab.up(f"fo{os.getpid()}", hosts=hosts, rails=RAILS, bus=name == "swerve"))
         if name == "swerve":
             made = stack.enter_context(swerve(lab, signal, probe_ms))
         else:

@@ -6,7 +6,7 @@ default and at its fastest) gets a lab of its own, in turns. swerve probes every
 
 silent        every cable of the rail loses everything, the rail's own packets too (BFD's neighbour is the rail)
 carrier       h1's cable to the rail loses its carrier
-carrier_far   h2's does: h1 sees nothing
+carrier_far   h2's does: h1 sees nothing, but h2's agent says so (the hosts share a cluster key)
 beyond        the rail forwards nothing, but answers for itself: a neighbour one hop away notices nothing
 
 These are of swerve alone, and are compared with FRR's figures of the silent fault in the same run:

@@ -16,6 +16,7 @@
 #include "probe/stamp.h"
 #include "probe/siphash.h"
 #include "probe/tag.h"
+#include "probe/carrier.h"
 #include "probe/ecn.h"
 #include "probe/reflect.h"
 #include "probe/match.h"
@@ -63,15 +64,6 @@ static __always_inline bool remember(struct __sk_buff *skb, const struct frame *
 	slot->seq = fresh.seq;
 	slot->state = SWERVE_PROBE_PENDING;
 	return true;
-}
-
-/* There is nothing to read, but the agent is to look at once. */
-static __always_inline void wake_agent(void)
-{
-	struct swerve_probe *none = probes.ringbuf_reserve(sizeof(*none));
-
-	if (none)
-		probes.ringbuf_discard(none, BPF_RB_FORCE_WAKEUP);
 }
 
 #define LATE_NS 10000000 /* without an answer: worth a look, however long round trips were of late */

@@ -64,7 +64,8 @@ struct swerve_probe_settings {
 	u16 ports[SWERVE_PROBE_PORTS]; /* of the sender's sockets; 0: none */
 	u64 key[2];		       /* of SipHash */
 	u32 keyed;		       /* 1: probes and replies carry a tag, and are to carry it */
-	u32 pad;
+	u16 lost_interface;	       /* low bits of the index of one that has lost its carrier; 0: none */
+	u16 pad;
 };
 
 /* A host whose probes are answered, by its address. */
@@ -73,6 +74,7 @@ struct swerve_probe_peer {
 	u16 error_estimate; /* of our timestamps, as replies carry it */
 	u16 pad[3];
 	u64 unsigned_due_ns; /* kernel: with a key, the same as due_ns of requests that are no probes of swerve */
+	u64 told_ns;	     /* kernel: t1 of its latest request that named a lost interface; others are replays */
 };
 
 /* Where the probes of a path go, and whether answers come back. User space writes the first half. */
@@ -93,7 +95,8 @@ struct swerve_probe_path {
 	u64 answered_ns;	    /* when the last answer came; 0: none yet */
 	u64 back_ns;		    /* when the answer came that ended the last silence; 0: there was none */
 	u32 overdue;		    /* 1: the agent was woken because the first of the unanswered is overdue */
-	u32 pad;
+	u16 peer_interface;	    /* low bits of the index of the peer's interface that it leads to; 0: not known */
+	u16 pad;
 };
 
 enum swerve_probe_session_flag {
@@ -174,7 +177,8 @@ enum swerve_probe_counter {
 	SWERVE_PROBE_UNSIGNED_REQUEST = 18, /* with a key: probes of a swerve that has none */
 	SWERVE_PROBE_FORGED_REQUEST = 19,   /* with a key: probes with a wrong tag */
 	SWERVE_PROBE_UNSIGNED_REPLY = 20,   /* with a key: replies without a tag */
-	SWERVE_PROBE_COUNTERS = 21,
+	SWERVE_PROBE_LOST_CARRIERS = 21,    /* paths silent because the peer said that its interface lost the carrier */
+	SWERVE_PROBE_COUNTERS = 22,
 };
 
 #define SWERVE_ECN_PATHS 4096 /* as many as there may be paths */

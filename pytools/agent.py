@@ -117,7 +117,9 @@ class Agent:
             failed.append(connections.failed)
             self._add(connections)
         self._add_slot("peers", lambda now: NexthopSource(now.host, [each.address for each in now.peers], netlink, bus))
-        self._add_slot("links", lambda now: LinkSource(now, netlink, bus, mesh.interfaces, mesh.all_paths))
+        self._add_slot(
+            "links", lambda now: LinkSource(now, netlink, bus, mesh.interfaces, mesh.all_paths, mesh.carrier_changed)
+        )
         if loaded.has_map("path_ecn"):
             self._add(PathEcnSource(config, loaded, bus, lambda: mesh.current), _LATE_NS)
         sizes = PathMtuSource(config, bus, lambda: mesh.current)
@@ -157,7 +159,7 @@ class Agent:
             from pytools import bus_hosts
 
             hosts = bus_hosts.HostBus(config.host, config.peers, config.bus)
-            self._add(hosts)
+            self._add(hosts, _LATE_NS)
             mesh.program.set_key(hosts.probe_key)  # before the first probe: none has been sent yet
         if any(peer.clock != "shared" for peer in config.peers):
             from pytools.sources.clocks.source import ClockSource

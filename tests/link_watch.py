@@ -23,8 +23,14 @@ from pytools.sources.links.source import LinkSource
 class Watching:
     """The source, and what it has told."""
 
-    def __init__(self, source: LinkSource, subscription: Subscription, selector: selectors.BaseSelector) -> None:
-        self.source, self.selector = source, selector
+    def __init__(
+        self,
+        source: LinkSource,
+        subscription: Subscription,
+        selector: selectors.BaseSelector,
+        carriers: list[tuple[int, bool]],
+    ) -> None:
+        self.source, self.selector, self.carriers = source, selector, carriers
         self.events: list[LinkEvent] = []
         self.links: list[Link] = []
         self.ports: list[RdmaPort] = []
@@ -95,10 +101,15 @@ def watching(
         bus = Bus()
         subscription = bus.subscribe(frozenset({"link", "link_event", "rdma_port"}), 100_000)
         config = AgentConfig(host="h1", peers=[], links=links or Links(), windows=Windows(long_ms=200))
-        source = LinkSource(config, netlink, bus, interfaces, paths, sysfs, room_bytes)
+        carriers: list[tuple[int, bool]] = []
+
+        def carrier_changed(index: int, carrier: bool) -> None:
+            carriers.append((index, carrier))
+
+        source = LinkSource(config, netlink, bus, interfaces, paths, carrier_changed, sysfs, room_bytes)
         stack.callback(source.close)
         source.register(selector)
-        work = Watching(source, subscription, selector)
+        work = Watching(source, subscription, selector, carriers)
         work.until(
             lambda: {each.interface for each in work.links} >= set(interfaces()), "every interface has been read once"
         )

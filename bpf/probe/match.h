@@ -3,6 +3,7 @@
 #ifndef SWERVE_PROBE_MATCH_H
 #define SWERVE_PROBE_MATCH_H
 
+#include "probe/carrier.h"
 #include "probe/tag.h"
 
 #define NUMBER_MASK ((1 << SWERVE_PROBE_SEQ_BITS) - 1)
@@ -180,6 +181,11 @@ static __always_inline int match_reply(struct __sk_buff *skb, struct udp_packet 
 		return drop(SWERVE_PROBE_IMPOSSIBLE);
 	if (slot->state == SWERVE_PROBE_ANSWERED)
 		record.flags |= SWERVE_PROBE_DUPLICATE;
+	key = session->path;
+	if (record.flags & SWERVE_PROBE_OURS)
+		learn_interface(packet, path, key, bpf_ntohs(tlv_of(packet)->interface));
+	if (record.flags & SWERVE_PROBE_OURS && slot->state != SWERVE_PROBE_ANSWERED)
+		note_lost_carrier(packet, known, bpf_ntohs(tlv_of(packet)->lost_interface), now);
 	return accept(slot, path, session, &record);
 }
 

@@ -47,6 +47,19 @@ static __always_inline bool within_rate(u64 *due_ns, u64 now)
 	return true;
 }
 
+/* A signed request may name an interface that has lost its carrier; believed once, so that a recorded one says nothing. */
+static __always_inline void take_notice(struct udp_packet *packet, struct swerve_probe_settings *known,
+					struct swerve_probe_peer *peer, u64 now)
+{
+	u16 lost_interface = bpf_ntohs(tlv_of(packet)->lost_interface);
+	u64 sent_ns = joined(&base_of(packet)->at, ERROR_PTP);
+
+	if (!lost_interface || sent_ns <= peer->told_ns)
+		return;
+	peer->told_ns = sent_ns;
+	note_lost_carrier(packet, known, lost_interface, now);
+}
+
 /*
  * Whether a request may be answered: TC_ACT_UNSPEC if so. With a key, what anybody could have sent in a peer's name does
  * not use up the share of that peer's own probes.
@@ -64,7 +77,11 @@ static __always_inline int admitted(struct udp_packet *packet, struct swerve_pro
 	} else if (has_key(known)) {
 		due_ns = &peer->unsigned_due_ns;
 	}
-	return within_rate(due_ns, now) ? TC_ACT_UNSPEC : drop(SWERVE_PROBE_OVER_RATE);
+	if (!within_rate(due_ns, now))
+		return drop(SWERVE_PROBE_OVER_RATE);
+	if (due_ns == &peer->due_ns && has_key(known))
+		take_notice(packet, known, peer, now);
+	return TC_ACT_UNSPEC;
 }
 
 /* The difference to the checksum when one byte changes: which half of its 16 bits it is depends on the offset. */
@@ -85,13 +102,24 @@ static __always_inline __sum16 mended(__sum16 check, u32 difference)
 	return ~(sum + (sum >> 16));
 }
 
-static __always_inline __be32 agent_age_ms(u64 now)
+static __always_inline __be32 agent_age_ms(const struct swerve_probe_settings *known, u64 now)
 {
-	struct swerve_probe_settings *known = settings();
-
-	if (!known || !known->beat_ns || known->beat_ns > now)
+	if (!known->beat_ns || known->beat_ns > now)
 		return ~0;
 	return bpf_htonl((u32)((now - known->beat_ns) / 1000000));
+}
+
+/* What our TLV in a reply says. Returns how much of the checksum changes. */
+static __always_inline u64 answer_ours(struct swerve_tlv *tlv, u32 ifindex, u64 now)
+{
+	const struct swerve_probe_settings *known = settings();
+	u64 difference = words_taken(&tlv->agent_age_ms, 4);
+
+	tlv->agent_age_ms = known ? agent_age_ms(known, now) : ~0;
+	tlv->interface = bpf_htons(ifindex);
+	tlv->lost_interface = known ? bpf_htons(known->lost_interface) : 0;
+	tlv->tag[0] = tlv->tag[1] = 0; /* of the request; the reply gets its own when it leaves */
+	return difference + words_added(&tlv->agent_age_ms, 2);
 }
 
 /* Ours are understood as the first TLV only. */
@@ -109,26 +137,20 @@ static __always_inline u8 flags_of_first(const struct tlv_header *tlv, u32 room)
 }
 
 /* Set the flags of the first TLV, and answer it if it is ours. Returns how much of the checksum changes. */
-static __always_inline u64 answer_first(struct udp_packet *packet, u64 now, bool *shorten)
+static __always_inline u64 answer_first(struct udp_packet *packet, u32 ifindex, u64 now, bool *shorten)
 {
 	struct swerve_tlv *ours = tlv_of(packet);
 	struct tlv_header *tlv = &ours->header, before = *tlv;
 	struct size_tlv *size = (void *)tlv;
-	__be32 age = agent_age_ms(now);
-	u32 fresh[3] = {}, word;
 	u64 difference;
+	u32 word;
 
 	tlv->flags = flags_of_first(tlv, packet->bytes - sizeof(struct stamp_base) - sizeof(*tlv));
 	difference = words_difference((u32 *)&before, (u32 *)tlv, 1, 0);
 	if (tlv->flags)
 		return difference;
-	if (tlv->type == TLV_SWERVE) {
-		fresh[0] = age;
-		difference = words_difference(&ours->agent_age_ms, fresh, 3, difference);
-		ours->agent_age_ms = age;
-		ours->tag[0] = ours->tag[1] = 0; /* of the request; the reply gets its own when it leaves */
-		return difference;
-	}
+	if (tlv->type == TLV_SWERVE)
+		return difference + answer_ours(ours, ifindex, now);
 	if (tlv->type == TLV_REPLY_SIZE) {
 		word = *(u32 *)(tlv + 1);
 		*shorten = size->short_reply & bpf_htons(1);
@@ -273,7 +295,7 @@ static __always_inline int answer(struct __sk_buff *skb, struct udp_packet *pack
 	tlvs = bytes >= sizeof(struct stamp_base) + sizeof(struct tlv_header);
 	difference = answer_base(packet, bpf_htons(peer->error_estimate), now);
 	if (tlvs)
-		difference += answer_first(packet, now, &shorten);
+		difference += answer_first(packet, skb->ifindex, now, &shorten);
 	turn_ends(packet, shorten ? SHORT_REPLY_BYTES : bytes);
 	bytes = packet->payload + (bytes < seen ? bytes : seen);
 	bytes = ((bytes - 1) & 0xff) + 1; /* which the verifier can follow */

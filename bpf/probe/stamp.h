@@ -47,8 +47,9 @@ struct swerve_tlv {
 	struct tlv_header header;
 	u32 nonce[2];
 	__be32 agent_age_ms;
-	u32 tag[2]; /* little-endian; zero: none */
-	__be32 reserved;
+	__be16 interface;      /* reply: of the reflector, the one that the request came in by */
+	__be16 lost_interface; /* of whoever sends this, one that has lost its carrier; 0: none */
+	u32 tag[2];	       /* little-endian; zero: none */
 };
 
 #define SWERVE_TLV_BYTES (sizeof(struct swerve_tlv) - sizeof(struct tlv_header))
@@ -70,6 +71,7 @@ struct udp_packet {
 	u16 destination_port;
 	struct swerve_addr source;
 	struct swerve_addr destination;
+	struct swerve_ecn_key interface; /* of the peer: a key to look up, outside the stack */
 	u8 ttl;
 	u8 ipv6;
 	u8 malformed;  /* its lengths contradict each other, it is too short, or the first of several fragments */

@@ -29,6 +29,8 @@ BPF_F_TABLE("array", u32, struct swerve_probe_session, probe_sessions, SWERVE_PR
 BPF_F_TABLE("hash", u32, struct swerve_probe_slot, probe_slots, SWERVE_PROBE_SLOTS, BPF_F_NO_PREALLOC);
 BPF_F_TABLE("lru_hash", struct swerve_ecn_key, struct swerve_probe_requests, probe_requests, SWERVE_PROBE_PATHS, 0);
 BPF_F_TABLE("percpu_hash", struct swerve_ecn_key, struct swerve_ecn, path_ecn, SWERVE_ECN_PATHS, BPF_F_NO_PREALLOC);
+/* By which interface of a peer its path is reached: the key has the peer's number of it, the value is the path's row. */
+BPF_F_TABLE("lru_hash", struct swerve_ecn_key, u32, probe_peer_interfaces, 2 * SWERVE_PROBE_PATHS, 0);
 #ifdef SWERVE_VIRTUAL_CLOCK
 BPF_ARRAY(probe_clock, struct swerve_virtual_clock, 1);
 #endif

@@ -11,7 +11,7 @@
 
 #define TAG_REQUEST 1 /* the direction, as the first word of what is hashed has it */
 #define TAG_REPLY 2
-#define TAG_REQUEST_WORDS 8
+#define TAG_REQUEST_WORDS 9
 #define TAG_REPLY_WORDS 12
 
 static __always_inline bool has_key(const struct swerve_probe_settings *known)
@@ -28,9 +28,16 @@ static __always_inline bool has_tlv(struct udp_packet *packet)
 	       tlv->header.bytes == bpf_htons(SWERVE_TLV_BYTES);
 }
 
+/* Of a request, in which it was zero. Returns how much of the checksum changes. */
+static __always_inline u32 set_lost_interface(struct swerve_tlv *tlv, u16 lost_interface)
+{
+	tlv->lost_interface = bpf_htons(lost_interface);
+	return *(u32 *)&tlv->interface;
+}
+
 /*
  * In order: direction and ports, source and destination address, the base packet up to the session identifier; of a
- * reply up to the sender's Error Estimate; the nonce; of a reply the age of the agent.
+ * reply up to the sender's Error Estimate; our TLV up to the tag.
  */
 static __always_inline u64 tag_of(const struct swerve_probe_settings *known, struct udp_packet *packet, u64 direction)
 {
@@ -52,8 +59,7 @@ static __always_inline u64 tag_of(const struct swerve_probe_settings *known, str
 		sip_bytes(&hash, base + 32);
 	}
 	sip_bytes(&hash, tlv->nonce);
-	if (direction == TAG_REPLY)
-		sip_number(&hash, bpf_ntohl(tlv->agent_age_ms));
+	sip_bytes(&hash, &tlv->agent_age_ms); /* and the interfaces */
 	return SIP_LITTLE(sip_end(&hash, direction == TAG_REPLY ? TAG_REPLY_WORDS : TAG_REQUEST_WORDS));
 }
 
@@ -85,6 +91,8 @@ static __always_inline long write_signed(struct __sk_buff *skb, const struct swe
 		return write_time(skb, packet->udp, &base->at, ns);
 	difference = words_difference((u32 *)&base->at, (u32 *)&time, sizeof(time) / sizeof(u32), 0);
 	base->at = time;
+	if (direction == TAG_REQUEST)
+		difference += set_lost_interface(tlv, known->lost_interface);
 	tag = tag_of(known, packet, direction);
 	after[0] = tag;
 	after[1] = tag >> 32;

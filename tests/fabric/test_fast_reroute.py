@@ -16,6 +16,7 @@ from pathlib import Path as File
 import pytest
 import steering_kit as kit
 import support
+import yaml
 from steering_kit import controlled
 
 from pytools import places
@@ -25,6 +26,7 @@ from pytools.signals import Act
 from steering.acting import acts_file
 
 PORT = 7100
+RARELY_S = 10  # between two probes
 POLICY = """\
 version: 1
 manage: {destinations: [10.9.0.0/16]}
@@ -161,6 +163,41 @@ def test_the_kernel_leaves_a_silent_rail_by_itself(lab, agents, tmp_path):
         assert begun.before == over.after
         assert "the kernel moved" in over.because
         support.wait_until(lambda: stream.passes() and stream.rail() == rail, 30, "the rail is used again")
+
+
+@pytest.fixture
+def rarely_probed(unique_name):
+    """Hosts that share a key, and probe each other so rarely that silence would tell of nothing for half a minute."""
+    with Lab.up(unique_name(), hosts=2, rails=2, rate="none", bus=True) as made:
+        for host in made.hosts:
+            file = places.default_config(host.netns)
+            config = yaml.safe_load(file.read_text())
+            config["probe"] |= {"interval_ms": RARELY_S * 1000, "timeout_ms": RARELY_S * 1000}
+            config["windows"] = {"short_ms": RARELY_S * 2000, "long_ms": RARELY_S * 4000, "base_s": 3600}
+            file.write_text(yaml.safe_dump(config, sort_keys=False))
+        yield made
+
+
+def test_a_peer_that_loses_a_carrier_says_so(rarely_probed, tmp_path):
+    """No probe is missed meanwhile: what silences the path is the peer's word, over the other rail."""
+    lab = rarely_probed
+    for host in lab.hosts:
+        lab.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns])
+    for host in lab.hosts:
+        support.wait_until(places.maps_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+    near = kit.Host(lab.hosts[0].netns)
+    with (
+        controlled(near, kit.policy_file(tmp_path, POLICY), "--apply") as first,
+        contextlib.closing(Stream(lab)) as stream,
+    ):
+        support.wait_until(lambda: standbys(near.netns) == 2, 60, "the stand-bys are armed")
+        support.wait_until(stream.passes, 30, "the stream passes")
+        rail = stream.rail()
+        lab.cut(rail, 2, carrier=True)
+        last = stream.send()
+        support.wait_until(lambda: stream.passes(last), RARELY_S, "the stream goes on by the other rail")
+        assert stream.rail() == 3 - rail
+        support.wait_until(lambda: reroutes(first), 30, "it is told")
 
 
 def test_a_dead_peer_moves_nothing(lab, agents, tmp_path):

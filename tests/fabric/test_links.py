@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import support
 from link_watch import Watching, kernel_link, kernel_queues, watching
 
+from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.signals import Link
 from pytools.signals import Path as NetworkPath
@@ -78,6 +80,9 @@ def test_a_flap_is_told_with_its_interface_its_paths_and_its_times(lab: Lab) -> 
         kernel = kernel_link(host.netns, "rail1")["stats64"]["tx"]["carrier_changes"]
         assert work.link("rail1").carrier_changes == found.values["carrier_changes"] == kernel
         assert {each.interface for each in work.events} == {"rail1"}
+        with inside(host.netns):
+            index = socket.if_nametoindex("rail1")
+        assert work.carriers == [(index, False), (index, True)]
 
 
 def flood(lab: Lab, interface: int) -> subprocess.Popen[str]:

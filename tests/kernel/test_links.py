@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,7 @@ def test_neighbours_are_those_of_iproute2(veth_pair: tuple[str, str]) -> None:
 def test_mtu_and_removal_are_told(veth_pair: tuple[str, str]) -> None:
     first, _ = veth_pair
     with watching(first, lambda: ["v0"], lambda: [PATH], RARELY) as work:
+        index = socket.if_nametoindex("v0")
         support.run(["ip", "-n", first, "link", "set", "v0", "mtu", "9000"])
         changed = work.event("mtu_changed", "v0")
         assert (changed.values, changed.paths) == ({"before_bytes": 1500, "after_bytes": 9000}, [PATH])
@@ -184,6 +186,7 @@ def test_mtu_and_removal_are_told(veth_pair: tuple[str, str]) -> None:
             ("mtu_changed", "v0"),
             ("removed", "v0"),
         ]
+        assert set(work.carriers) == {(index, False)}
 
 
 def test_an_interface_that_comes_back_under_its_name_is_watched_anew(veth_pair: tuple[str, str]) -> None:

@@ -46,6 +46,8 @@ class LinkSource:
         Names of the interfaces that carry paths now.
     all_paths : callable
         Every path that is measured now.
+    carrier_changed : callable
+        Called with the index of an interface that has lost its carrier (False), or has it again (True).
     sysfs : Sysfs
         Where RDMA ports are shown.
     room_bytes : int
@@ -59,11 +61,12 @@ class LinkSource:
         bus: Bus,
         interfaces: Callable[[], Iterable[str]],
         all_paths: Callable[[], Iterable[Path]],
+        carrier_changed: Callable[[int, bool], None],
         sysfs: Sysfs | None = None,
         room_bytes: int = 1 << 20,
     ) -> None:
         self._host, self._bus = config.host, bus
-        self._wanted, self._all_paths = interfaces, all_paths
+        self._wanted, self._all_paths, self._carrier_changed = interfaces, all_paths, carrier_changed
         self._poll_ns = int(config.links.interval_ms * _MS)
         self._window_ns = config.windows.long_ns
         self._flap_window_ns = int(config.links.flap_window_s * _S)
@@ -162,6 +165,8 @@ class LinkSource:
         if row is None or row.name != interface.name:
             self._remove(interface, "it was removed" if row is None else f"it is called {row.name} now", now_ns)
         else:
+            if row.carrier != interface.row.carrier:
+                self._carrier_changed(interface.index, row.carrier)
             self._tell(interface, interface.take_link(row, now_ns))
 
     def _follow_paths(self, now_ns: int) -> None:
@@ -221,6 +226,7 @@ class LinkSource:
             self._bus.publish(interface.signal(self._neighbours.failed(interface.index), now_ns))
 
     def _remove(self, interface: Interface, words: str, now_ns: int) -> None:
+        self._carrier_changed(interface.index, False)
         self._bus.publish(interface.event(Happening("removed", now_ns, words), interface.paths))
         self._forget(interface.index)
 

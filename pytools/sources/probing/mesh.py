@@ -53,7 +53,7 @@ _PATHS_AFTER_CHANGE_NS: Final = 250 * _MS
 _REQUESTS_EVERY_NS: Final = 500 * _MS  # besides whenever a path is silent
 _PACER_AFTER_NS: Final = 1000 * _MS  # another one is started, when it has ended
 _NEVER_NS: Final = 1 << 62
-_NO_LOSS: Final = ("recorded", "reflected", "wire_bytes")  # counters that count what went well
+_NO_LOSS: Final = ("recorded", "reflected", "wire_bytes", "lost_carriers")  # counters that count what went well
 
 
 class ProbeMesh:
@@ -105,6 +105,7 @@ class ProbeMesh:
             due = "read", "short", "long", "slow", "samples", "paths", "requests", "hurry"
             self._due = {**dict.fromkeys(due, now_ns), "pacer": _NEVER_NS}
             self._hurried_ns = 0  # until when extra probes leave
+            self._lost_interface = 0  # index of the one that lost its carrier last; 0: none
             self._miss_ns: int | None = None  # when a path that has just fallen silent misses its next answer
             self._alert_ns = np.zeros(0, np.int64)  # by path, until when it is told of once an interval
             self._alerted = False
@@ -146,6 +147,22 @@ class ProbeMesh:
             {peer.address: stamp_packet.error_estimate(STAMP_BOUND_NS, peer.clock == "shared") for peer in config.peers}
         )
         self._port.set_peers(peer.address for peer in config.peers)
+
+    def carrier_changed(self, ifindex: int, carrier: bool) -> None:
+        """Tell the peers by which interface nothing arrives here any more, or that something does again.
+
+        Replies say so from now on. With a cluster key probes do as well, and extra ones leave at once by the others.
+        """
+        if carrier:
+            if ifindex == self._lost_interface:
+                self._lost_interface = 0
+                self.program.set_lost_interface(0)
+            return
+        self._lost_interface = ifindex
+        self.program.set_lost_interface(ifindex)
+        others = [pinned.index for pinned in self.paths.current if pinned.ifindex != ifindex]
+        if others and self._config.bus.key_file:
+            self._hurry_along(np.array(others), time.monotonic_ns())
 
     def _routes_changed(self, _mask: int) -> None:
         if self._changes.happened():
@@ -223,6 +240,9 @@ class ProbeMesh:
         if not len(paths):
             return
         self._due["hurry"] = now_ns + HURRY_EVERY_NS
+        self._hurry_along(paths, now_ns)
+
+    def _hurry_along(self, paths: NDArray[np.intp], now_ns: int) -> None:
         try:
             if self.sender.hurry(paths):
                 self._hurried_ns = now_ns + EXTRA_TICKS * EXTRA_EVERY_NS

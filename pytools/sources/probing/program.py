@@ -51,6 +51,7 @@ COUNTERS: Final = (
     "unsigned_request",
     "forged_request",
     "unsigned_reply",
+    "lost_carriers",
 )
 
 
@@ -180,6 +181,10 @@ class ProbeProgram:
         """Sequence numbers on the wire of the probes with these numbers."""
         seq: NDArray[np.int64] = (self.seq_base + sessions * NUMBERS + numbers % NUMBERS) % SEQ_WRAP
         return seq
+
+    def set_lost_interface(self, ifindex: int) -> None:
+        """Tell the peers, in replies and signed probes, which interface has lost its carrier; 0: none."""
+        self._settings["lost_interface"] = ifindex & 0xFFFF
 
     def beat(self, now_ns: int) -> None:
         """Show that the agent works: the age of the last beat travels in every reply."""
