@@ -31,6 +31,7 @@ _SETTLED: Final = 0.01  # lines that move by less in a round, in units of the no
 _WRONG_SHARE: Final = 0.02  # stated: differences of stamps that are wrong,
 _WRONG_NS: Final = 1000.0  # anywhere within this width
 _TINY: Final = 1e-6
+_LEAST_WEIGHT: Final = 1e-9  # of a direction: so that one without unqueued probes stays where it is
 _MIXING: Final = 4.0  # how much of the variance a queued probe beside each unqueued one adds (from simulation)
 _BEYOND: Final = 1e-3  # probability that a line lies further above the edge than its limit
 _ROOT_TWO_PI: Final = 2.5066282746310002
@@ -64,22 +65,34 @@ class LowerEdges:
 
 @dataclass(frozen=True)
 class _Cloud:
-    """Probes of both directions near the first lines, all that does not change from round to round.
-
-    A row of `classes` for each class: forward kept, forward others, reverse kept, reverse others.
-    """
+    """Probes of both directions near the first lines, and all about them that stays the same from round to round."""
 
     values_ns: Floats
     design: Floats  # (3, probes): whether forward, whether reverse, time with its sign turned for reverse ones
-    classes: Floats  # (4, probes)
+    classes: Floats  # (4, probes): whether forward kept, forward other, reverse kept, reverse other
     inverse: Floats  # of each probe's own noise
     densities: Floats  # (2, 4, probes): of a Gaussian at its middle and of half a plateau, by class
     floor: Floats  # intensity of wrong stamps
+    products: Floats  # (5, probes): of the rows of the design, over the noise: what the normal equations sum up
 
     @property
     def directions(self) -> Floats:
         """Which probe is of which direction, (2, probes)."""
         return self.design[:2]
+
+
+@dataclass(frozen=True)
+class _Optimum:
+    """Where each start has arrived: a row for each, of the last round."""
+
+    lines: list[list[float]]  # forward, reverse, drift
+    residuals: Floats
+    squares: Floats  # of the residuals over the noise
+    peak: Floats  # intensity of unqueued probes at each probe
+    total: Floats
+    share: Floats  # how likely each probe is unqueued
+    unqueued: Floats  # (starts, 4): probes of each class
+    queued: Floats  # and queued ones a nanosecond
 
 
 def lower_edges(
@@ -106,28 +119,52 @@ def lower_edges(
         A drift known from elsewhere and its standard deviation.
     """
     cloud = _near(times_s, values_ns, means, first, noise_ns)
-    above = _ABOVE * noise_ns
     guess, precision = drift_guess[0], drift_guess[1] ** -2.0
-    start = [first.forward_ns + 1.5 * noise_ns, first.reverse_ns + 1.5 * noise_ns, first.drift]
-    lines = [start] * len(_BLURS)
-    # What each class expects, (2, starts, 4): unqueued probes over the blur, queued ones a nanosecond.
+    end = _climb(cloud, first, noise_ns, guess, precision)
+    lines = np.array(end.lines)
+    likelihood = np.log(end.total).sum(axis=1) - 0.5 * precision * (lines[:, 2] - guess) ** 2
+    likelihood[~_believable(cloud, end.residuals, noise_ns)] = -np.inf
+    best = int(likelihood.argmax())
+    share, total, peak = end.share[best], end.total[best], end.peak[best]
+    information = share * (1 - (1 - share) * np.minimum(end.squares[best], 1.0))
+    unqueued, queued = end.unqueued[best].tolist(), end.queued[best].tolist()
+    # Queued probes within the noise pass for unqueued ones; how many of them do is not known.
+    mixed = 2 * noise_ns * sum(queued) / sum(unqueued)
+    covariance = _inverse((cloud.products @ information).tolist(), precision) * (1 + _MIXING * mixed)
+    apart = lines - lines[best]
+    chances = np.exp(np.maximum(likelihood - likelihood[best], -50.0))
+    covariance += (apart.T * (chances / chances.sum())) @ apart
+    free = _free(float(cloud.design[2] @ cloud.design[2]) / len(share), drift_guess[1], noise_ns)
+    evidence = cloud.directions @ np.log1p(peak / (total - peak))
+    waits, most, carried = _waits(evidence.tolist(), unqueued, queued, free)
+    return LowerEdges(
+        forward_ns=end.lines[best][0],
+        reverse_ns=end.lines[best][1],
+        drift=end.lines[best][2],
+        covariance=covariance,
+        unqueued=min(unqueued[0] + unqueued[1], unqueued[2] + unqueued[3]),
+        waits_ns=waits,
+        most_ns=most,
+        found=carried,
+    )
+
+
+def _climb(cloud: _Cloud, first: Corridor, noise_ns: float, guess: float, precision: float) -> _Optimum:
+    """Expectation maximisation, from all starts side by side."""
+    above = _ABOVE * noise_ns
+    lines = [[first.forward_ns + 1.5 * noise_ns, first.reverse_ns + 1.5 * noise_ns, first.drift]] * len(_BLURS)
+    # What is expected in each class, (2, starts, 4): unqueued probes over the blur, queued ones a nanosecond.
     expected = np.empty((2, len(_BLURS), 4))
     expected[0] = 4.0 / np.array(_BLUR_OF_ROUND[0])[:, None]
     expected[1] = 4.0 / above
-    squared = cloud.inverse * cloud.inverse
-    # For the normal equations: products of the design's rows, weighted but for each probe's share.
-    products = np.empty((5, len(squared)))
-    weighted = np.multiply(cloud.design, squared, out=products[:3])
-    right_sides = weighted.T.copy()
-    np.multiply(products[2], cloud.design[2], out=products[4])
-    np.multiply(products[2], cloud.design[1], out=products[3])
-    products[2] -= products[3]
-    classes, products = cloud.classes.T, products.T
+    right_sides = (cloud.design * (cloud.inverse * cloud.inverse)).T
+    classes, products = cloud.classes.T, cloud.products.T
     for turn in range(_ROUNDS):
+        blurs = _BLUR_OF_ROUND[turn]
         residuals = cloud.values_ns - np.array(lines) @ cloud.design
         scaled = residuals * cloud.inverse
         if turn < _COLD:
-            scaled /= np.array(_BLUR_OF_ROUND[turn])[:, None]
+            scaled /= np.array(blurs)[:, None]
         squares = scaled * scaled
         parts = expected @ cloud.densities
         parts[0] *= np.exp(squares * -0.5)
@@ -140,7 +177,6 @@ def lower_edges(
         counts = shares @ classes
         counts += _LEAST_COUNTS
         share = shares[0]
-        blurs = _BLUR_OF_ROUND[turn]
         moved, lines = _step(
             lines,
             (share @ products).tolist(),
@@ -148,37 +184,13 @@ def lower_edges(
             [precision * blur * blur for blur in blurs],
             guess,
         )
-        if turn >= _COLD and moved < _SETTLED * noise_ns:
-            break
         expected[0] = counts[0]
+        np.multiply(counts[1], 1 / above, out=expected[1])
         if turn < _COLD:
             expected[0] /= np.array(_BLUR_OF_ROUND[turn + 1])[:, None]
-        np.multiply(counts[1], 1 / above, out=expected[1])
-    found = np.array(lines)
-    likelihood = np.log(total).sum(axis=1) - 0.5 * precision * (found[:, 2] - guess) ** 2
-    likelihood[~_believable(cloud, residuals, noise_ns)] = -np.inf
-    best = int(likelihood.argmax())
-    information = share[best] * (1 - (1 - share[best]) * np.minimum(squares[best], 1.0))
-    unqueued, queued = counts[0, best].tolist(), (counts[1, best] / above).tolist()
-    # Queued probes within the noise pass for unqueued ones; how many of them do is not known.
-    mixed = 2 * noise_ns * sum(queued) / sum(unqueued)
-    covariance = _inverse((information @ products).tolist(), precision) * (1 + _MIXING * mixed)
-    apart = found - found[best]
-    chances = np.exp(np.maximum(likelihood - likelihood[best], -50.0))
-    covariance += (apart.T * (chances / chances.sum())) @ apart
-    free = _free(float(cloud.design[2] @ cloud.design[2]) / len(squared), drift_guess[1], noise_ns)
-    evidence = cloud.directions @ np.log1p(parts[0, best] / (total[best] - parts[0, best]))
-    waits, most, carried = _waits(evidence.tolist(), unqueued, queued, free)
-    return LowerEdges(
-        forward_ns=lines[best][0],
-        reverse_ns=lines[best][1],
-        drift=lines[best][2],
-        covariance=covariance,
-        unqueued=min(unqueued[0] + unqueued[1], unqueued[2] + unqueued[3]),
-        waits_ns=waits,
-        most_ns=most,
-        found=carried,
-    )
+        elif moved < _SETTLED * noise_ns:
+            break
+    return _Optimum(lines, residuals, squares, parts[0], total, share, counts[0], expected[1])
 
 
 def _free(spread: float, drift_sigma: float, noise_ns: float) -> float:
@@ -266,7 +278,12 @@ def _near(
     wrong = _WRONG_SHARE / _WRONG_NS
     floor = design[0] * (wrong * ends[1]) + design[1] * (wrong * (ends[3] - ends[1]))
     floor += _TINY
-    return _Cloud(np.concatenate(values), design, one_hot, inverse, densities, floor)
+    products = np.empty((5, ends[3]))
+    np.multiply(design, inverse * inverse, out=products[:3])
+    np.multiply(products[2], design[2], out=products[4])
+    np.multiply(products[2], design[1], out=products[3])
+    products[2] -= products[3]
+    return _Cloud(np.concatenate(values), design, one_hot, inverse, densities, floor, products)
 
 
 def _step(
@@ -284,9 +301,9 @@ def _step(
     for (forward, reverse, drift), (a, b, c, d, e), (f, g, h), precision in zip(
         lines, normals, rights, precisions, strict=True
     ):
-        a, b = a + 1e-9, b + 1e-9
-        turned = (h + precision * (guess - drift) - c * f / a - d * g / b) / (e + precision - c * c / a - d * d / b)
-        first, second = (f - c * turned) / a, (g - d * turned) / b
+        p, q = c / (a + _LEAST_WEIGHT), d / (b + _LEAST_WEIGHT)
+        turned = (h + precision * (guess - drift) - p * f - q * g) / (e + precision - p * c - q * d)
+        first, second = f / (a + _LEAST_WEIGHT) - p * turned, g / (b + _LEAST_WEIGHT) - q * turned
         most = max(most, abs(first), abs(second))
         moved.append([forward + first, reverse + second, drift + turned])
     return most, moved
@@ -294,8 +311,8 @@ def _step(
 
 def _inverse(normal: list[float], precision: float) -> Floats:
     """The inverse of the matrix of the normal equations."""
-    a, b, c, d, e = normal
-    a, b = a + 1e-9, b + 1e-9
+    a, b = normal[0] + _LEAST_WEIGHT, normal[1] + _LEAST_WEIGHT
+    c, d, e = normal[2:]
     p, q = -c / a, -d / b
     turned = 1 / (e + precision + p * c + q * d)
     p_turned, q_turned = p * turned, q * turned
