@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ STAMP_BOUND_NS: Final = 100  # reading one clock in a kernel hook, on whichever 
 FOREIGN_BOUND_NS: Final = 1_000_000  # a stamp of a reflector that takes it in user space
 DRIFT_PPM: Final = 50  # a free-running oscillator against true time
 _BY_CHANCE: Final = 1e-5
+_PERCENT: Final = np.array([0, 50, 99])[:, None, None]
+_NONE: Final = np.array(None)
+_BOTH: Final = np.arange(2)[:, None]
 _DRIFTING_NS: Final = 10_000_000_000  # what is longer is no delay, and its drift would not fit a float
 
 
@@ -99,43 +102,43 @@ def queueing_bound(stamps_ns: Times, base_age_ns: Times, clocks: Clocks) -> Time
 
 
 @dataclass(frozen=True)
-class Direction:
-    """Figures of one direction of several paths over one window; MISSING where there is none."""
+class Figures:
+    """Both directions of several paths over one window; MISSING where there is nothing.
+
+    Attributes
+    ----------
+    samples : ndarray of int64, shape (2, paths)
+        Forward and reverse.
+    delays : ndarray of int64, shape (4, 2, paths)
+        Smallest, p50, p99 and last.
+    base, base_at : ndarray of int64, shape (2, paths)
+        The minimum behind the queueing delays, and when it was taken.
+    round_trip_min : ndarray of int64, shape (paths,)
+    """
 
     samples: NDArray[np.int64]
-    minimum: Times
-    p50: Times
-    p99: Times
-    last: Times
-    base: Times  # the minimum behind the queueing delays
+    delays: Times
+    base: Times
     base_at: Times
-
-    def part(self, rows: slice) -> Direction:
-        """Some of the rows."""
-        return Direction(*(getattr(self, each.name)[rows] for each in fields(self)))
+    round_trip_min: Times
 
 
-def summarise(
-    samples: Samples, base: SlidingMinimum, rows: Rows, begin_ns: int, now_ns: int, at_most: int
-) -> Direction:
-    """Figures of some rows over the window from `begin_ns` to now.
+def summarise(samples: Samples, base: SlidingMinimum, rows: Rows, begin_ns: int, now_ns: int, at_most: int) -> Figures:
+    """Figures of some paths over the window from `begin_ns` to now.
 
     Parameters
     ----------
+    samples : Samples
+        Of a row for each path: forward and reverse delay, and round trip.
+    base : SlidingMinimum
+        Of two rows for each path: forward and reverse.
     at_most : int
         Look at this many of the newest samples of each row.
     """
     ordered, counts, last = samples.since(rows, begin_ns, at_most)
-    minima, taken = base.at(rows, now_ns)
-    return Direction(
-        samples=counts,
-        minimum=np.where(counts > 0, ordered[:, 0], MISSING),
-        p50=nearest_rank(ordered, counts, 50),
-        p99=nearest_rank(ordered, counts, 99),
-        last=last,
-        base=minima,
-        base_at=taken,
-    )
+    ranked = nearest_rank(ordered, counts, _PERCENT)
+    delays_ns = np.concatenate([ranked[:, :2], last[None, :2]])
+    return Figures(counts[:2], delays_ns, *base.at(rows * 2 + _BOTH, now_ns), ranked[0, 2])
 
 
 def half_waited(
@@ -166,9 +169,7 @@ def half_waited(
         once in 10^5 such windows.
     """
     counts, waited = np.zeros(len(rows), np.int64), np.full(len(rows), MISSING)
-    if not len(paths):
-        return counts, waited
-    for place in np.flatnonzero(np.isin(rows, paths)):
+    for place in np.isin(rows, paths).nonzero()[0] if len(paths) else ():
         leads = np.sort(leads_ns[paths == rows[place]])
         counts[place] = len(leads)
         rank = (len(leads) + answered[place] + 1) // 2 - answered[place]
@@ -183,64 +184,55 @@ def _chance(lost: int, sent: int, share: float) -> float:
 
 
 def delays(
-    figures: Direction,
-    round_trip_min_ns: Times,
+    figures: Figures,
     clocks: Clocks,
     foreign: NDArray[np.bool_],
     now_ns: int,
-    queueing: Sequence[Histogram | None],
-) -> list[Delay]:
-    """The public records of one direction, one per path.
+    queueing: Sequence[Sequence[Histogram | None]],
+) -> list[list[Delay]]:
+    """The public records of both directions, one per path.
 
     A one-way delay below zero but within its bound is given as zero: the interval around it is still true.
 
     Parameters
     ----------
-    round_trip_min_ns : ndarray of int64
-        Smallest round trip in the same window; half of it bounds a one-way delay whatever the clocks do.
     foreign : ndarray of bool
         Whether the peer's stamps are taken in user space.
-    queueing : sequence of Histogram
-        Of single probes, one per path; None where there is none.
+    queueing : sequence of sequence of Histogram
+        Of single probes, for each direction one per path; None where there is none.
     """
     stamps = stamp_bound(foreign)
     measured = figures.samples > 0
     absolute = measured & clocks.absolute
     compared = measured & (figures.base != MISSING)
-    age = np.where(compared, now_ns - figures.base_at, 0)
-    hard_known = absolute & (round_trip_min_ns != MISSING) & (clocks.hard_bound_ns < UNBOUNDED_NS)
-    hard = np.where(clocks.hard_bound_ns > 0, clocks.hard_bound_ns + stamps, round_trip_min_ns // 2)
-    columns = zip(
-        figures.samples.tolist(),
-        _or_none(np.maximum(figures.minimum, 0), absolute),
-        _or_none(np.maximum(figures.p50, 0), absolute),
-        _or_none(np.maximum(figures.p99, 0), absolute),
-        _or_none(stamps + clocks.bound_ns, absolute),
-        _or_none(hard, hard_known),
-        _or_none(figures.p50 - figures.base, compared),
-        _or_none(figures.p99 - figures.base, compared),
-        _or_none(figures.last - figures.base, compared),
-        _or_none(queueing_bound(stamps, age, clocks), compared),
-        queueing,
-        strict=True,
-    )
-    return [Delay(*column) for column in columns]
+    table = np.empty((10, *measured.shape), np.int64)  # columns of Delay
+    known = np.empty(table.shape, np.bool_)
+    table[0], known[0] = figures.samples, True
+    np.maximum(figures.delays[:3], 0, out=table[1:4])
+    table[4] = stamps + clocks.bound_ns
+    # Half of the smallest round trip bounds a one-way delay whatever the clocks do.
+    table[5] = np.where(clocks.hard_bound_ns > 0, clocks.hard_bound_ns + stamps, figures.round_trip_min // 2)
+    known[1:6] = absolute
+    known[5] &= (figures.round_trip_min != MISSING) & (clocks.hard_bound_ns < UNBOUNDED_NS)
+    table[6:9] = figures.delays[1:] - figures.base
+    table[9] = queueing_bound(stamps, np.where(compared, now_ns - figures.base_at, 0), clocks)
+    known[6:] = compared
+    rows = zip(or_none(table.transpose(1, 2, 0), known.transpose(1, 2, 0)), queueing, strict=True)
+    return [[Delay(*[*row, waits]) for row, waits in zip(*direction, strict=True)] for direction in rows]
 
 
-def asymmetry(
-    forward: Direction, reverse: Direction, clocks: Clocks, foreign: NDArray[np.bool_]
-) -> tuple[list[int | None], list[int | None]]:
-    """Smallest forward minus smallest reverse delay of each path, and what that is good to.
+def asymmetry(figures: Figures, clocks: Clocks, foreign: NDArray[np.bool_]) -> tuple[Times, Times]:
+    """Smallest forward minus smallest reverse delay of each path, and what that is good to; MISSING if not known.
 
     An error of the offset makes the one longer and the other shorter, so it counts twice.
     """
-    known = clocks.absolute & (forward.samples > 0) & (reverse.samples > 0)
-    difference_ns = np.where(known, forward.minimum - np.where(known, reverse.minimum, 0), 0)
-    return _or_none(difference_ns, known), _or_none(2 * (stamp_bound(foreign) + clocks.bound_ns), known)
+    known = clocks.absolute & (figures.samples > 0).all(axis=0)
+    forward, reverse = figures.delays[0]
+    bound_ns = 2 * (stamp_bound(foreign) + clocks.bound_ns)
+    return np.where(known, forward - reverse, MISSING), np.where(known, bound_ns, MISSING)
 
 
-def _or_none(values: NDArray[np.int64], known: NDArray[np.bool_]) -> list[int | None]:
-    listed: list[int | None] = values.tolist()
-    if known.all():
-        return listed
-    return [value if is_known else None for value, is_known in zip(listed, known.tolist(), strict=True)]
+def or_none(values: NDArray[np.int64], known: NDArray[np.bool_]) -> list[Any]:
+    """An array as lists, with None where it is not known."""
+    listed: list[Any] = np.where(known, values, _NONE).tolist()
+    return listed

@@ -5,6 +5,7 @@ Pure arrays, one row per path, times int64 nanoseconds of one clock that the cal
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any, Final
 
@@ -41,14 +42,14 @@ def occurrence(rows: Rows) -> NDArray[np.intp]:
     return result
 
 
-def how_many(mask: NDArray[np.bool_]) -> int:
-    """How many elements are true."""
+def how_many(mask: NDArray[Any]) -> int:
+    """How many elements are true, or not 0."""
     return int(np.count_nonzero(mask))
 
 
 def power_of_two(least: float) -> int:
     """The smallest power of two that is not below `least`."""
-    return 1 << max(0, int(np.ceil(least)) - 1).bit_length()
+    return 1 << max(0, math.ceil(least) - 1).bit_length()
 
 
 class Samples:
@@ -60,32 +61,41 @@ class Samples:
         How many rows; `grow` adds more.
     depth : int
         How many samples of a row are kept; rounded up to a power of two.
+    shape : tuple of int
+        Of a sample. Each of its values may be MISSING.
     """
 
-    def __init__(self, rows: int, depth: int) -> None:
+    def __init__(self, rows: int, depth: int, shape: tuple[int, ...] = ()) -> None:
         self.depth = power_of_two(depth)
-        self.values = np.full((rows, self.depth), MISSING, np.int64)
+        self.values = np.full((*shape, rows, self.depth), MISSING, np.int64)
         self.times = np.full((rows, self.depth), MISSING, np.int64)
         self.counts = np.zeros(rows, np.int64)
+        self._ago = np.arange(1, self.depth + 1)
 
     def grow(self, rows: int) -> None:
         """Have at least this many rows."""
         more = rows - len(self.counts)
         if more <= 0:
             return
-        empty = np.full((more, self.depth), MISSING, np.int64)
-        self.values = np.concatenate([self.values, empty])
-        self.times = np.concatenate([self.times, empty])
+        empty = np.full((*self.values.shape[:-2], more, self.depth), MISSING, np.int64)
+        self.values = np.concatenate([self.values, empty], axis=-2)
+        self.times = np.concatenate([self.times, np.full((more, self.depth), MISSING, np.int64)])
         self.counts = np.concatenate([self.counts, np.zeros(more, np.int64)])
 
     def add(self, rows: Rows, values: Times, times: Times) -> None:
-        """Add samples; several of one row in one call keep their order."""
+        """Add samples, shape (*shape, n); several of one row in one call keep their order."""
         if not len(rows):
             return
-        places = (self.counts[rows] + occurrence(rows)) & (self.depth - 1)
-        self.values[rows, places] = values
-        self.times[rows, places] = times
-        np.add.at(self.counts, rows, 1)
+        order = rows.argsort(kind="stable")
+        ordered, more = rows.take(order), np.bincount(rows, minlength=len(self.counts))
+        self.counts += more
+        places = (self.counts - more.cumsum()).take(ordered) + np.arange(len(rows))
+        at = ordered * self.depth + (places & (self.depth - 1))
+        self.times.put(at, times.take(order))
+        self._flat_values()[..., at] = values.take(order, axis=-1)
+
+    def _flat_values(self) -> Times:
+        return self.values.reshape(*self.values.shape[:-2], -1)
 
     def forget(self, rows: Rows) -> None:
         """Hold nothing of these rows any more."""
@@ -96,14 +106,19 @@ class Samples:
 
         Returns
         -------
-        values : ndarray of int64, shape (len(rows), k)
-        are_samples : ndarray of bool, shape (len(rows), k)
+        values : ndarray of int64, shape (*shape, len(rows), k)
+        are_samples : ndarray of bool, shape (*shape, len(rows), k)
             Which of them were asked for and are held.
         """
         width = min(int(counts.max(initial=0)), self.depth)
-        places = (self.counts[rows, None] - 1 - np.arange(width)) & (self.depth - 1)
-        held = self.times[rows[:, None], places] != MISSING
-        return self.values[rows[:, None], places], held & (np.arange(width) < counts[:, None])
+        values, times = self._last(rows, width)
+        return values, (values != MISSING) & (times != MISSING) & (self._ago[:width] <= counts[:, None])
+
+    def _last(self, rows: Rows, width: int) -> tuple[Times, Times]:
+        """Values and times of the newest places of some rows, from the newest on."""
+        places = (self.counts.take(rows)[:, None] - self._ago[:width]) & (self.depth - 1)
+        at = rows[:, None] * self.depth + places
+        return self._flat_values().take(at, axis=-1), self.times.take(at)
 
     def since(self, rows: Rows, begin_ns: int, at_most: int) -> tuple[Times, NDArray[np.int64], Times]:
         """The samples of some rows that are not older than `begin_ns`, ascending.
@@ -115,25 +130,28 @@ class Samples:
 
         Returns
         -------
-        ordered : ndarray of int64, shape (len(rows), k)
+        ordered : ndarray of int64, shape (*shape, len(rows), k)
             Ascending in each row; what is beyond its count is no sample.
-        counts : ndarray of int64, shape (len(rows),)
-        last : ndarray of int64, shape (len(rows),)
+        counts : ndarray of int64, shape (*shape, len(rows))
+        last : ndarray of int64, shape (*shape, len(rows))
             The newest sample in the window, or MISSING.
         """
-        width = min(power_of_two(at_most), self.depth)
-        places = (self.counts[rows, None] - 1 - np.arange(width)) & (self.depth - 1)
-        held = self.values[rows[:, None], places]
-        inside = self.times[rows[:, None], places] >= begin_ns  # an empty place has a time before all others
-        counts = np.count_nonzero(inside, axis=1)
-        newest = inside.argmax(axis=1)
-        last = np.where(counts > 0, held[np.arange(len(rows)), newest], MISSING)
+        held, times = self._last(rows, min(power_of_two(at_most), self.depth))
+        inside = (times >= begin_ns) & (held != MISSING)  # an empty place has a time before all others
+        counts: NDArray[np.int64] = inside.sum(axis=-1)
+        last = np.where(counts > 0, _pick(held, inside.argmax(axis=-1)), MISSING)
         ordered = np.where(inside, held, _HIGHEST)
-        ordered.sort(axis=1)
+        ordered.sort(axis=-1)
         return ordered, counts, last
 
 
-def nearest_rank(ordered: Times, counts: NDArray[np.int64], percent: int) -> Times:
+def _pick(table: Times, places: NDArray[Any]) -> Times:
+    """One element of each row of a table, or several: places may have more axes in front."""
+    picked: Times = table.take(np.arange(0, table.size, table.shape[-1]).reshape(table.shape[:-1]) + places)
+    return picked
+
+
+def nearest_rank(ordered: Times, counts: NDArray[np.int64], percent: int | NDArray[np.int64]) -> Times:
     """A percentile of each row by the nearest-rank method: the smallest sample with `percent` % at or below it.
 
     It is always a value that was measured, and needs no float: delays keep their nanoseconds.
@@ -142,6 +160,8 @@ def nearest_rank(ordered: Times, counts: NDArray[np.int64], percent: int) -> Tim
     ----------
     ordered, counts : ndarray
         As `Samples.since` gives them.
+    percent : int or ndarray of int
+        0: the smallest. Several, along axes in front of those of `counts`, give as many figures.
 
     Returns
     -------
@@ -149,8 +169,7 @@ def nearest_rank(ordered: Times, counts: NDArray[np.int64], percent: int) -> Tim
         MISSING where a row has no sample.
     """
     places = np.maximum(-(-counts * percent // 100), 1) - 1
-    picked = ordered[np.arange(len(ordered)), places]
-    return np.where(counts > 0, picked, MISSING)
+    return np.where(counts > 0, _pick(ordered, places), MISSING)
 
 
 class SlidingMinimum:
@@ -188,33 +207,33 @@ class SlidingMinimum:
         if not len(rows):
             return
         buckets = times // self._width_ns
-        flat = rows * self._kept + buckets % self._kept
-        held, minima, when = self._buckets.reshape(-1), self._minima.reshape(-1), self._times.reshape(-1)
-        np.maximum.at(held, flat, buckets)
-        stale = when[flat] // self._width_ns != held[flat]
-        minima[flat[stale]] = _HIGHEST
-        current = buckets == held[flat]
-        flat, values, times = flat[current], values[current], times[current]
-        np.minimum.at(minima, flat, values)
-        smallest = minima[flat] == values
-        when[flat[smallest]] = times[smallest]
+        at = rows * self._kept + buckets % self._kept
+        held = self._buckets.take(at)
+        if np.count_nonzero(held != buckets):  # about 32 times a window
+            newer = held < buckets
+            np.maximum.at(self._buckets.reshape(-1), at[newer], buckets[newer])
+            self._minima.put(at[newer], _HIGHEST)
+            current = buckets == self._buckets.take(at)
+            at, values, times = at[current], values[current], times[current]
+        np.minimum.at(self._minima.reshape(-1), at, values)
+        smallest = self._minima.take(at) == values
+        self._times.put(at[smallest], times[smallest])
 
     def at(self, rows: Rows, now_ns: int) -> tuple[Times, Times]:
-        """Minimum and the time at which it was taken, for some rows.
+        """Minimum and the time at which it was taken, for some rows, of whatever shape.
 
         Returns
         -------
         minima, times : ndarray of int64
             MISSING where a row has no sample in the window.
         """
-        oldest = now_ns // self._width_ns - _BUCKETS
-        inside = self._buckets[rows] >= oldest
+        inside = self._buckets[rows] >= now_ns // self._width_ns - _BUCKETS
         minima = np.where(inside, self._minima[rows], _HIGHEST)
-        chosen = minima.argmin(axis=1)
-        place = np.arange(len(rows))
-        smallest = minima[place, chosen]
+        chosen = minima.argmin(axis=-1)
+        smallest = _pick(minima, chosen)
         known = smallest != _HIGHEST
-        return np.where(known, smallest, MISSING), np.where(known, self._times[rows][place, chosen], MISSING)
+        taken = self._times.take(rows * self._kept + chosen)
+        return np.where(known, smallest, MISSING), np.where(known, taken, MISSING)
 
 
 class CountHistory:

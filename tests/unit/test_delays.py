@@ -16,11 +16,8 @@ from pytools.estimators.offsets import SIGMAS, UNBOUNDED_NS, Offset
 from pytools.estimators.windows import MISSING
 from pytools.signals import DELAY_BOUNDS_NS, Path, PathDelay
 from pytools.sources.probing.measurements import (
-    FORWARD,
     LOST,
     RECEIVED,
-    REVERSE,
-    ROUND_TRIP,
     SENT,
     SLOW_NS,
     Measurements,
@@ -36,6 +33,13 @@ def pinned(clock: str = "shared") -> PinnedPath:
     """The path that is measured."""
     path = Path("h1", "h2", "10.9.0.2", "10.1.1.1", "rail1")
     return PinnedPath(0, path, Peer("h2", "10.9.0.2", clock), 4, 2, "10.9.0.1", None, False)  # type: ignore[arg-type]
+
+
+def add_forward(measured: Measurements, stamps_ns: list[int], at_ns: int) -> None:
+    """Answers that came at once, to probes of which the way back is not known."""
+    forward, at = np.array(stamps_ns, np.int64), np.full(len(stamps_ns), at_ns)
+    stamps = np.array([forward, np.full(len(stamps_ns), MISSING)])
+    measured.add(np.zeros(len(stamps_ns), np.intp), stamps, np.array([at, at]), at)
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,7 @@ class Probing:
             answered = came + 5_000_000
             returned = answered - self.theirs_ns + back + self.ours_ns
             forward, reverse = d.difference(came, left), d.difference(returned, answered)
-            both = d.total(forward, reverse)
-            for kind, values, at in ((FORWARD, forward, left), (REVERSE, reverse, returned), (ROUND_TRIP, both, left)):
-                measured.add(np.array([kind]), ONE, values, at, returned)
+            measured.add(ONE, np.array([forward, reverse]), np.array([left, returned]), returned)
             measured.count(SENT, ONE)
             measured.count(RECEIVED, ONE)
         now = END_NS + 10_000_000 + self.ours_ns
@@ -148,8 +150,7 @@ def test_each_probe_is_counted_once_however_windows_fall(lots: list[list[int]], 
     measured.set_paths([pinned()])
     told, now_ns = 0, END_NS
     for turn, lot in enumerate(lots):
-        values, at = np.array(lot, np.int64), np.full(len(lot), now_ns)
-        measured.add(np.full(len(lot), FORWARD), np.zeros(len(lot), np.intp), values, at, at)
+        add_forward(measured, lot, now_ns)
         now_ns += 10_000_000 * (1 + len(lot))
         if turn == unheard:
             measured.skip(measured.long, now_ns)
@@ -165,8 +166,7 @@ def test_each_probe_is_counted_once_however_windows_fall(lots: list[list[int]], 
 def test_short_windows_have_no_histogram() -> None:
     measured = Measurements("h1", Windows(), Probe())
     measured.set_paths([pinned()])
-    at = np.array([END_NS])
-    measured.add(np.array([FORWARD]), ONE, np.array([5]), at, at)
+    add_forward(measured, [5], END_NS)
     (signal,) = measured.signals(measured.short, END_NS + 1, 0, True, NONE_OVERTAKEN)
     assert signal.forward.samples == 1 and signal.forward.queueing_histogram is None
 
@@ -178,9 +178,7 @@ def test_a_probe_is_slow_when_it_waits_whatever_the_clocks_show(apart_ns: int | 
     if apart_ns:
         measured.set_offset(0, Offset(END_NS, apart_ns, 0.0, 8.0, 5.0, KNOWN_BOUND_NS, 2_000), 0)
     assert measured.slow_from(END_NS, END_NS).tolist() == [MISSING]
-    at = np.array([END_NS, END_NS])
-    stamps = np.array([9_000, 7_000]) + (apart_ns or 0)
-    measured.add(np.array([FORWARD] * 2), np.array([0, 0]), stamps, at, at)
+    add_forward(measured, [9_000 + (apart_ns or 0), 7_000 + (apart_ns or 0)], END_NS)
     assert measured.slow_from(END_NS, END_NS).tolist() == [7_000 + (apart_ns or 0) + SLOW_NS]
 
 

@@ -14,7 +14,7 @@ from pytools.config import Peer, Probe, Windows
 from pytools.estimators.delays import STAMP_BOUND_NS, corrected
 from pytools.estimators.offsets import SIGMAS, Offset
 from pytools.signals import Path, PathDelay
-from pytools.sources.probing.measurements import FORWARD, REVERSE, ROUND_TRIP, Measurements
+from pytools.sources.probing.measurements import Measurements
 from pytools.sources.probing.path_clocks import PathClocks
 from pytools.sources.probing.paths import PinnedPath
 
@@ -224,9 +224,8 @@ class Measured:
         """One probe 20 ms later, with these true delays and clocks that differ by this offset."""
         self.now_ns += 20_000_000
         ahead = int(offset.at(np.int64(self.now_ns)))
-        values = np.array([there + ahead, back - ahead, there + back])
-        at = np.full(3, self.now_ns)
-        self.all.add(np.array([FORWARD, REVERSE, ROUND_TRIP]), np.zeros(3, np.intp), values, at, at)
+        stamps, at = np.array([[there + ahead], [back - ahead]]), np.full((2, 1), self.now_ns)
+        self.all.add(np.zeros(1, np.intp), stamps, at, at[0])
 
     def told(self) -> PathDelay:
         """What the long window says."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ _ALERT_INTERVALS: Final = 8  # for so long after the first miss, the next ones a
 
 _NO_AGE: Final = 0xFFFFFFFF  # not known: no swerve, or its agent never ran
 _KEPT: Final = 63 / 64  # by one answer, of the longest round trip of the last second or so
+_KEPT_AFTER: Final = _KEPT ** np.arange(4097)  # so many answers
 _BLOCK: Final = 200  # probes; loss is that of the block under way and the one before
 _SUDDEN_WEIGHT: Final = 1 / 16
 _FEW: Final = 0.1  # share of probes: with fewer answers between two looks a path was silent
@@ -134,6 +135,7 @@ class Liveness:
         self._blocks = np.zeros((paths, 4), np.int64)  # sent and answered: when this block began, and the one before
         self._seen = np.zeros((paths, 2), np.int64)  # sent and answered, as of the latest look
         self._sudden = np.zeros(paths)  # share lost, of the last few probes
+        self._lossy = np.zeros(paths, np.bool_)  # whether any of the recent probes was lost
         self._share = np.zeros(paths)  # lost, of the recent probes
         self._may_be = np.full(paths, _LEAST_LOSS)  # how large that may be: 1.5 standard deviations above
         self._limits = _unlikely(self._may_be)
@@ -172,22 +174,23 @@ class Liveness:
     def arrived(self, paths: Rows, sent_ns: Times, arrived_ns: Times, round_trips_ns: Times) -> None:
         """Take note of answers, to whatever probes."""
         answers = np.bincount(paths, minlength=len(self._rows))
-        longest = self._longest_ns
+        longest, turnaround = self._longest_ns, self._turnaround_ns
         longest -= longest * np.minimum(answers, 512) >> 9  # half of it is forgotten after some 350 answers
-        np.maximum.at(longest, paths, round_trips_ns)
-        self._recent_ns[:] = self._recent_ns * _KEPT**answers  # the first probe waits for its neighbour's address
-        np.maximum.at(self._recent_ns, paths, round_trips_ns)
-        turnaround = self._turnaround_ns
         turnaround -= turnaround * np.minimum(answers, 64) >> 6  # so that what was long ago is forgotten
+        # The first probe waits for its neighbour's address.
+        self._recent_ns[:] = self._recent_ns * _KEPT_AFTER.take(answers, mode="clip")
+        np.maximum.at(longest, paths, round_trips_ns)
+        np.maximum.at(self._recent_ns, paths, round_trips_ns)
         np.maximum.at(turnaround, paths, arrived_ns - sent_ns)
-        self._grace_ns[paths] = np.minimum(np.maximum(2 * turnaround[paths], LEAST_GRACE_NS), self._interval_ns)
         np.maximum.at(self._arrived_ns, paths, arrived_ns)
         np.maximum.at(self._answered_sent_ns, paths, sent_ns)
-        self._sent_before[paths] = self._log.sent_by(self._arrived_ns[paths], paths)
+        grace_ns = np.minimum(np.maximum(2 * turnaround.take(paths), LEAST_GRACE_NS), self._interval_ns)
+        self._grace_ns.put(paths, grace_ns)
+        self._sent_before.put(paths, self._log.sent_by(self._arrived_ns.take(paths), paths))
         if self.any_silent:
             self._silent_since_ns[paths] = 0
 
-    def beats(self, paths: Rows, ages_ms: NDArray[np.uint32]) -> None:
+    def beats(self, paths: Rows, ages_ms: NDArray[Any]) -> None:
         """Take note of what answers say about the peers' agents; in the order in which they came."""
         self._peer_age_ms[paths] = ages_ms
 
@@ -197,8 +200,9 @@ class Liveness:
             broken = paths[passed]
             self._run[broken] = 0
             np.maximum.at(self._run_began_ns, broken, sent_ns[passed])
-        np.add.at(self._run, paths, counting & (sent_ns >= self._run_began_ns[paths]))
-        np.add.at(self._answered, paths, counting)
+        counted, within = paths[counting], counting & (sent_ns >= self._run_began_ns.take(paths))
+        self._answered += np.bincount(counted, minlength=len(self._answered))
+        self._run += np.bincount(paths[within], minlength=len(self._run))
 
     def lost(self, paths: Rows, sent_ns: Times) -> None:
         """Take note of probes that were not answered in time."""
@@ -226,7 +230,7 @@ class Liveness:
         if not self.any_silent:
             return None
         self._run[self.missed > 1] = 0
-        begins = np.flatnonzero((self.missed > 0) & (self._silent_since_ns == 0))
+        begins = ((self.missed > 0) & (self._silent_since_ns == 0)).nonzero()[0]
         self._silent_since_ns[begins] = self._log.sent_beyond(self._sent_before[begins], begins)
         young = now_ns - self._silent_since_ns < _ALERT_INTERVALS * self._interval_ns
         alert = np.flatnonzero((self.missed > 0) & young & self._probed)
@@ -237,12 +241,17 @@ class Liveness:
 
         What was lost before the first answer, or while the path was silent, says nothing about chance.
         """
-        grown = np.flatnonzero(self._sent_before > self._seen[:, 0])
-        if not len(grown):
-            return
-        sent, answered = (
-            now[grown] - self._seen[grown, i] for i, now in enumerate((self._sent_before, self._answered))
-        )
+        sent, answered = self._sent_before - self._seen[:, 0], self._answered - self._seen[:, 1]
+        grown = sent > 0
+        # Where none was lost, neither now nor lately, nothing else can change.
+        counts = (sent != answered) | self._lossy | (self._sent_before - self._blocks[:, 0] >= _BLOCK)
+        counts &= grown
+        if np.count_nonzero(counts):
+            self._count_losses(counts.nonzero()[0], sent[counts], answered[counts])
+        np.copyto(self._seen[:, 0], self._sent_before, where=grown)
+        np.copyto(self._seen[:, 1], self._answered, where=grown)
+
+    def _count_losses(self, grown: Rows, sent: _Counts, answered: _Counts) -> None:
         silent = self._seen[grown, 1] == 0
         if (sent - answered).max() > 1:  # else below every limit
             silent |= (sent - answered >= self._limits[grown]) & (answered <= _FEW * sent)
@@ -270,6 +279,7 @@ class Liveness:
         share = np.clip(1.0 - answered / np.maximum(sent, 1), 0.0, 1.0) * (sent > 0)
         may_be = share + 1.5 * np.sqrt(share * (1.0 - share) / np.maximum(sent, 1))
         sudden = self._sudden[paths]
+        self._lossy[paths] = (share > 0) | (sudden > 0)
         self._share[paths] = np.where(sudden > 2 * share, sudden, share)  # it has just begun
         self._may_be[paths] = np.clip(np.maximum(may_be, sudden), _LEAST_LOSS, _MOST_LOSS)
         self._limits[paths] = _unlikely(self._may_be[paths])

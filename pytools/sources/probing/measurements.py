@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pytools.config import Probe, Windows
 from pytools.errors import UsageError
-from pytools.estimators.delays import asymmetry, delays, half_waited, summarise
+from pytools.estimators.delays import asymmetry, delays, half_waited, or_none, summarise
 from pytools.estimators.distributions import histograms
 from pytools.estimators.offsets import Offset
 from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, SlidingMinimum, Times
@@ -24,7 +24,8 @@ from pytools.sources.probing.paths import PinnedPath
 
 SENT, RECEIVED, LOST, DUPLICATES, REORDERED, COUNTERS = range(6)
 
-FORWARD, REVERSE, ROUND_TRIP, KINDS = range(4)  # of samples; those of path p lie in row p * KINDS + kind
+FORWARD, REVERSE, ROUND_TRIP, KINDS = range(4)  # values of a sample
+_DIRECTIONS: Final = np.array([[FORWARD], [REVERSE]])
 
 SLOW_NS: Final = 5_000_000  # queueing that is worth waking for
 
@@ -38,7 +39,7 @@ class Window:
     Attributes
     ----------
     counted : ndarray of int64, optional
-        How many samples of each row have been put into a histogram; None: this window gives none.
+        How many samples of each path have been put into a histogram; None: this window gives none.
     """
 
     def __init__(self, length_ms: float, probe: Probe, with_histograms: bool) -> None:
@@ -69,7 +70,8 @@ class Measurements:
                 "shorten windows.long_ms or probe less often",
             )
         base_ns = int(windows.base_s * 1_000_000_000)
-        self._samples, self._base = Samples(0, depth), SlidingMinimum(0, base_ns)
+        self._samples = Samples(0, depth, (KINDS,))
+        self._base = SlidingMinimum(0, base_ns)  # of path p and one direction in row 2 * p + direction
         self.counts = np.zeros((0, COUNTERS), np.int64)
         self.foreign = np.zeros(0, np.bool_)  # whether the peer takes its stamps in user space
         self.news = np.zeros(0, np.bool_)  # whether anything was added since the short window was last told
@@ -96,16 +98,15 @@ class Measurements:
     def set_offset(self, path: int, offset: Offset | None, known_ns: int) -> None:
         """Say what is known of the clocks of a path, see `PathClocks.set`."""
         if self.clocks.set(path, offset, known_ns):
-            rows = np.arange(path * KINDS, (path + 1) * KINDS)
-            self._samples.forget(rows)
-            self._base.forget(rows)
+            self._samples.forget(np.array([path]))
+            self._base.forget(2 * path + np.arange(2))
 
     def _grow(self, rows: int) -> None:
         more = rows - len(self.counts)
         if more <= 0:
             return
-        self._samples.grow(rows * KINDS)
-        self._base.grow(rows * KINDS)
+        self._samples.grow(rows)
+        self._base.grow(rows * 2)
         self.counts = np.concatenate([self.counts, np.zeros((more, COUNTERS), np.int64)])
         self.foreign, self.news, self._measured = (
             np.concatenate([flags, np.zeros(more, np.bool_)]) for flags in (self.foreign, self.news, self._measured)
@@ -124,35 +125,34 @@ class Measurements:
             np.add.at(self.counts[:, counter], paths, more)
             self.news[paths] = True
 
-    def add(self, kinds: Rows, paths: Rows, values: Times, at_ns: Times, seen_ns: Times) -> None:
-        """Add delays of the paths named; MISSING ones are left out.
+    def add(self, paths: Rows, stamps_ns: Times, at_ns: Times, seen_ns: Times) -> None:
+        """Add what the answered probes of these paths have shown, in the order in which the answers came.
 
         Parameters
         ----------
-        kinds : ndarray of int
-            FORWARD, REVERSE or ROUND_TRIP, each.
-        values : ndarray of int64
-            Differences of stamps, whatever the clocks.
-        at_ns : ndarray of int64
-            Our own stamp in each difference; of a round trip any.
-        seen_ns : ndarray of int64
-            When (CLOCK_MONOTONIC) the packet came in that brought the delay.
+        stamps_ns : ndarray of int64, shape (2, n)
+            Differences of stamps, whatever the clocks: forward and reverse; MISSING what is not known.
+        at_ns : ndarray of int64, shape (2, n)
+            Our own stamp in each difference.
+        seen_ns : ndarray of int64, shape (n,)
+            When (CLOCK_MONOTONIC) the answer came in.
         """
-        known = (values != MISSING) & (seen_ns != MISSING)
-        if not known.all():
-            kinds, paths, values, at_ns, seen_ns = (each[known] for each in (kinds, paths, values, at_ns, seen_ns))
-        if not len(values):
+        if not len(paths):
             return
-        one_way, values = kinds != ROUND_TRIP, values.copy()
-        values[one_way] = self.clocks.correct(
-            paths[one_way], kinds[one_way] == REVERSE, values[one_way], at_ns[one_way], int(seen_ns.max())
-        )
+        values = np.empty((KINDS, len(paths)), np.int64)
+        values[:ROUND_TRIP] = self.clocks.correct(paths, _DIRECTIONS == REVERSE, stamps_ns, at_ns, seen_ns)
+        np.add(stamps_ns[FORWARD], stamps_ns[REVERSE], out=values[ROUND_TRIP])
         # Nothing of a path whose clocks are in doubt, and no round trip of a probe at whose peer a clock was stepped.
-        kept, rows = np.where(one_way, ~self.clocks.suspended(paths), values >= 0), paths * KINDS + kinds
-        if not kept.all():
-            rows, values, seen_ns = rows[kept], values[kept], seen_ns[kept]
-        self._samples.add(rows, values, seen_ns)
-        self._base.add(rows, values, seen_ns)
+        known = stamps_ns != MISSING
+        kept = np.array([*known, values[ROUND_TRIP] >= 0])
+        if self.clocks.any_suspended or np.count_nonzero(kept) < kept.size:
+            kept[ROUND_TRIP] &= known[FORWARD] & known[REVERSE]
+            kept[:ROUND_TRIP] &= ~self.clocks.suspended(paths)
+            values[~kept] = MISSING
+        rows, one_way, times = 2 * paths + _DIRECTIONS, values[:ROUND_TRIP], np.array([seen_ns, seen_ns])
+        kept = kept[:ROUND_TRIP]
+        self._samples.add(paths, values, seen_ns)
+        self._base.add(rows[kept], one_way[kept], times[kept])
         self.news[paths] = True
 
     def slow_from(self, now_ns: int, at_ns: int) -> Times:
@@ -164,7 +164,7 @@ class Measurements:
             What the stamping clock shows now.
         """
         rows = np.arange(len(self.counts))
-        base, _ = self._base.at(rows * KINDS + FORWARD, now_ns)
+        base, _ = self._base.at(rows * 2 + FORWARD, now_ns)
         known = base != MISSING
         return np.where(known, self.clocks.difference(rows, np.where(known, base, 0) + SLOW_NS, at_ns), MISSING)
 
@@ -198,39 +198,27 @@ class Measurements:
         if only_news:
             chosen = chosen & self.news
             self.news[chosen] = False
-        rows = np.flatnonzero(chosen)
+        rows = chosen.nonzero()[0]
         if not len(rows):
             return []
-        indexes: list[int] = rows.tolist()
-        begin_ns = now_ns - window.length_ns
-        every = np.concatenate([rows * KINDS + kind for kind in (FORWARD, REVERSE, ROUND_TRIP)])
-        figures = summarise(self._samples, self._base, every, begin_ns, now_ns, window.at_most)
-        count = len(rows)
-        there, back, one_way = (figures.part(slice(*ends)) for ends in ((count,), (count, 2 * count), (2 * count,)))
-        round_trips = figures.minimum[2 * count :]
-        foreign = self.foreign[rows]
-        loss = self.liveness.loss(rows)[1] if len(overtaken[0]) else np.ones(count)
-        overtakes, waited = half_waited(*overtaken, there.samples, rows, loss)
+        figures = summarise(self._samples, self._base, rows, now_ns - window.length_ns, now_ns, window.at_most)
+        foreign, clocks = self.foreign.take(rows), self.clocks.clocks(rows)
+        loss = self.liveness.loss(rows)[1] if len(overtaken[0]) else np.ones(len(rows))
         fresh = self._uncounted(window)
-        queueing: Sequence[Histogram | None] = [None] * (2 * count)
-        if fresh is not None:
-            both_ways = every[: 2 * count]
-            queueing = self._histograms(both_ways, fresh[both_ways], one_way.base)
-        twice, round_trips_twice, foreign_twice = (
-            np.concatenate([each, each]) for each in (rows, round_trips, foreign)
+        queueing = self._histograms(rows, fresh[rows], figures.base) if fresh is not None else [[None] * len(rows)] * 2
+        numbers = np.array(
+            [
+                *grown.take(rows, axis=0).T,
+                *half_waited(*overtaken, figures.samples[FORWARD], rows, loss),
+                *asymmetry(figures, clocks, foreign),
+                figures.round_trip_min,
+            ]
         )
-        told = delays(one_way, round_trips_twice, self.clocks.clocks(twice), foreign_twice, now_ns, queueing)
-        differing = asymmetry(there, back, self.clocks.clocks(rows), foreign)
         columns = zip(
-            indexes,
-            told[:count],
-            told[count:],
-            round_trips.tolist(),
+            rows.tolist(),
+            *delays(figures, clocks, foreign, now_ns, queueing),
             self.clocks.states(rows),
-            grown[rows].tolist(),
-            overtakes.tolist(),
-            waited.tolist(),
-            *differing,
+            or_none(numbers.T, numbers.T != MISSING),
             strict=True,
         )
         return [
@@ -243,23 +231,34 @@ class Measurements:
                 base_window_ns=self._base.window_ns,
                 forward=there,
                 reverse=back,
-                round_trip_min_ns=None if round_trip == MISSING else round_trip,
+                round_trip_min_ns=round_trip,
                 clock=clock,
-                sent=numbers[SENT],
-                received=numbers[RECEIVED],
-                lost=numbers[LOST],
-                duplicates=numbers[DUPLICATES],
-                reordered=numbers[REORDERED],
+                sent=sent,
+                received=received,
+                lost=lost,
+                duplicates=duplicates,
+                reordered=reordered,
                 overtaken=behind,
-                overtaken_p50_ns=None if lead == MISSING else lead,
+                overtaken_p50_ns=lead,
                 asymmetry_ns=asymmetric,
-                asymmetry_bound_ns=asymmetric_bound,
+                asymmetry_bound_ns=bound,
             )
-            for index, there, back, round_trip, clock, numbers, behind, lead, asymmetric, asymmetric_bound in columns
+            for index, there, back, clock, (
+                sent,
+                received,
+                lost,
+                duplicates,
+                reordered,
+                behind,
+                lead,
+                asymmetric,
+                bound,
+                round_trip,
+            ) in columns
         ]
 
     def _uncounted(self, window: Window) -> Times | None:
-        """How many samples of each row no histogram has counted yet; from now on they are counted."""
+        """How many samples of each path no histogram has counted yet; from now on they are counted."""
         before, now = window.counted, self._samples.counts
         if before is None:
             return None
@@ -268,9 +267,12 @@ class Measurements:
         grown[: len(before)] -= before
         return grown
 
-    def _histograms(self, rows: Rows, fresh: Times, base: Times) -> Sequence[Histogram | None]:
-        """Queueing of the newest samples of these rows, so many of each; None where there is no minimum."""
-        values, known = self._samples.newest(rows, fresh)
-        known &= base[:, None] != MISSING
-        found = histograms(np.where(known, values - base[:, None], 0), known)
-        return [each if each.counts else None for each in found]
+    def _histograms(self, rows: Rows, fresh: Times, base: Times) -> Sequence[Sequence[Histogram | None]]:
+        """Queueing of the newest samples of these paths, so many of each; None where there is no minimum."""
+        values, known = (each[:ROUND_TRIP] for each in self._samples.newest(rows, fresh))
+        known &= base[..., None] != MISSING
+        waited = np.where(known, values - base[..., None], 0)
+        return [
+            [each if each.counts else None for each in histograms(*direction)]
+            for direction in zip(waited, known, strict=True)
+        ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from pytools.sources.probing import udp
 from pytools.sources.probing.frames import Frames, Lane
 from pytools.sources.probing.measurements import LOST, SENT, Measurements
 from pytools.sources.probing.paths import PinnedPath
-from pytools.sources.probing.program import NUMBERS, ProbeProgram
+from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.schedule import Group, Schedule
 from pytools.sources.probing.sessions import (
     AHEAD_NS,
@@ -53,58 +53,48 @@ _Probe = tuple[tuple[int, PinnedPath], int]  # a session's row and path, and the
 _Salvo = Sequence[tuple[Sequence[_Probe], int]]  # volleys, and how long after the one before each is to leave
 
 
-class Volley:
-    """Probes of one family that leave at one moment, at each of several ticks.
+class Volley(NamedTuple):
+    """Probes of one family that leave at one moment, at each of several ticks."""
 
-    Parameters
-    ----------
-    rows : ndarray of int
-        Session of each; those of one session follow each other.
-    turns : ndarray of int
-        Which probe of its session in the tick each is, from 0.
-    parts : ndarray of uint8
-        SINGLE, FIRST, SECOND or EXTRA.
-    first_seq : ndarray of int
-        Of each, the sequence number on the wire of its session's number 0.
-    groups : sequence of Group
-        Of each time, how the schedule knows it.
-    """
-
-    def __init__(
-        self,
-        made: Frames,
-        rows: NDArray[np.intp],
-        turns: NDArray[np.intp],
-        parts: NDArray[np.uint8],
-        first_seq: NDArray[np.int64],
-        flows: int,
-        groups: Sequence[Group],
-    ) -> None:
-        self.frames, self.rows, self.turns, self.parts, self.groups = made, rows, turns, parts, groups
-        self.first_seq, self.paths = first_seq, rows // flows
-        self.counts = (parts == SINGLE) & (rows % flows == 0)  # for silence
-        self.at = np.zeros(made.headers.shape, np.intp)  # where in the flat arrays the probes of each time are
+    frames: Frames
+    groups: Sequence[Group]  # of each time, how the schedule knows it
+    within: slice  # which probes of their kind of ticks they are
 
 
 class Kind:
     """Ticks of one kind: all that they send.
 
+    Parameters
+    ----------
+    probes : sequence of (int, int)
+        Row and part (SINGLE, FIRST, SECOND or EXTRA) of each; those of one session in the order in which they leave.
+
     Attributes
     ----------
-    probes : ndarray of int64
+    turns : ndarray of int
+        Which probe of its session in the tick each is, from 0.
+    at : ndarray of int, shape (times, probes)
+        Where in the flat arrays the probes of each time are.
+    by_session : ndarray of int64
         How many each session sends in one.
-    by_path, counting : ndarray of int64
-        The same for each path, and of those the ones that count for silence.
+    by_path : ndarray of int64, shape (2, paths)
+        The same for each path, and how many of them count for silence.
     """
 
-    def __init__(self, volleys: Sequence[Volley], times: int, sessions: int, flows: int) -> None:
-        self.volleys, self.times = tuple(volleys), times
-        self.probes = np.zeros(sessions, np.int64)
-        self.by_path, self.counting = np.zeros((2, sessions // flows + 1), np.int64)
-        for volley in volleys:
-            np.add.at(self.probes, volley.rows, 1)
-            np.add.at(self.by_path, volley.paths, 1)
-            np.add.at(self.counting, volley.paths[volley.counts], 1)
+    def __init__(
+        self, volleys: Sequence[Volley], probes: Sequence[tuple[int, int]], times: int, sessions: int, flows: int
+    ) -> None:
+        self.volleys, self.times = volleys, times
+        self.rows, parts = np.array(probes, np.intp).reshape(-1, 2).T
+        self.parts, self.paths, self.turns = parts.astype(np.uint8), self.rows // flows, occurrence(self.rows)
+        self.counts = (parts == SINGLE) & (self.rows % flows == 0)  # for silence
+        self.at = np.zeros((times, len(self.rows)), np.intp)
+        self.by_session = np.bincount(self.rows, minlength=sessions)
+        self.by_path = np.array(
+            [np.bincount(paths, minlength=sessions // flows) for paths in (self.paths, self.paths[self.counts])]
+        )
+        frames = ((volley.within, volley.frames) for volley in volleys)
+        self.wire_bytes = sum((within.stop - within.start) * each.wire_bytes for within, each in frames)
 
 
 class Planner(Sessions):
@@ -136,6 +126,7 @@ class Planner(Sessions):
         self._kinds: list[Kind] = []
         self._dealt: Mapping[udp.Family, Sequence[tuple[int, PinnedPath]]] = {}  # the sessions that are probed
         self._ticks = 1  # that can be planned ahead, without extra ones
+        self._ahead = 0  # of these, that are planned and of which it is not known yet what became of them
         self._given = np.zeros(3, np.int64)  # ticks of each kind that were planned and not withdrawn
         self._kind_of, self._place_of = np.zeros((2, 1), np.intp)  # by tick, modulo: its kind, and its place among them
         self._laid_out_bytes = 0  # of the schedule's memory: what follows is for extra ticks
@@ -145,7 +136,7 @@ class Planner(Sessions):
     @property
     def probes(self) -> int:
         """How many leave at once, at most."""
-        return int(self._kinds[0].probes.sum()) if self._kinds else 0
+        return len(self._kinds[0].rows) if self._kinds else 0
 
     def _lay_out(self, dealt: Mapping[udp.Family, Sequence[tuple[int, PinnedPath]]]) -> None:
         """Make room for the probes of as many ticks as are planned ahead."""
@@ -170,8 +161,16 @@ class Planner(Sessions):
         self._laid_out_bytes = self.schedule.used_bytes
 
     def _kind(self, families: Iterable[udp.Family], salvos: Iterable[_Salvo], times: int) -> Kind:
-        volleys = self._volleys(zip(families, salvos, strict=True), times) if times else ()
-        return Kind(list(volleys), times, len(self._next_seq), self._probe.flows)
+        flows, volleys = self._probe.flows, list[Volley]()
+        all_probes: list[tuple[int, int]] = []
+        for family, salvo in zip(families, salvos, strict=True) if times else ():
+            for probes, spacing_ns in salvo:
+                lanes = [self._lane(row, pinned, part) for (row, pinned), part in probes]
+                made = Frames(family, lanes, self._probe.port, self._probe.dscp, times, self.schedule)
+                groups = [self.schedule.group(each, spacing_ns) for each in made.headers]
+                volleys.append(Volley(made, groups, slice(len(all_probes), len(all_probes) + len(lanes))))
+                all_probes += [(row, part) for (row, _), part in probes]
+        return Kind(volleys, all_probes, times, len(self._next_seq), flows)
 
     def _salvo(self, sessions: Sequence[tuple[int, PinnedPath]]) -> _Salvo:
         """A coded pair for the first session of each path whose peer has its own clock, one probe for all others."""
@@ -192,19 +191,6 @@ class Planner(Sessions):
     def _is_paired(self, row: int, pinned: PinnedPath) -> bool:
         return pinned.peer.clock != "shared" and row % self._probe.flows == 0
 
-    def _volleys(self, salvos: Iterable[tuple[udp.Family, _Salvo]], times: int) -> Iterator[Volley]:
-        flows, before = self._probe.flows, np.zeros(len(self._next_seq), np.intp)
-        for family, salvo in salvos:
-            for probes, spacing_ns in salvo:
-                lanes = [self._lane(row, pinned, part) for (row, pinned), part in probes]
-                made = Frames(family, lanes, self._probe.port, self._probe.dscp, times, self.schedule)
-                rows = np.array([lane.session for lane in lanes], np.intp)
-                parts = np.array([part for _, part in probes], np.uint8)
-                first_seq = self._program.seq(rows, np.zeros(len(rows), np.int64))
-                groups = [self.schedule.group(each, spacing_ns) for each in made.headers]
-                yield Volley(made, rows, before[rows] + occurrence(rows), parts, first_seq, flows, groups)
-                np.add.at(before, rows, 1)
-
     def _lane(self, row: int, pinned: PinnedPath, part: int) -> Lane:
         flow = row % self._probe.flows
         return Lane(
@@ -222,9 +208,8 @@ class Planner(Sessions):
 
     def plan(self, now_ns: int) -> None:
         """Plan ahead, when less than two thirds of what could be is planned."""
-        left = how_many(self._kinds_of(np.arange(self._noted, self.schedule.planned)) != _BETWEEN)
-        if self.probes and 3 * left <= 2 * self._ticks:
-            self._add_steady(now_ns, self._ticks - left)
+        if self._kinds and 3 * self._ahead <= 2 * self._ticks:
+            self._add_steady(now_ns, self._ticks - self._ahead)
 
     def _add_steady(self, now_ns: int, ticks: int, extra_ns: NDArray[np.int64] = _NO_TIMES) -> None:
         """Plan so many more of those that come every interval, and extra ones at these times."""
@@ -277,35 +262,38 @@ class Planner(Sessions):
         steady = self._given[:_BETWEEN].sum() + np.arange(len(due_ns))
         kind_of = np.where(steady % self._pair_every == 0, _PAIRED, _PLAIN)
         self.next_ns = int(due_ns[-1]) + self._interval_ns
+        self._ahead += len(due_ns)
         if len(extra_ns):
             due_ns = np.concatenate([due_ns, extra_ns])
             kind_of = np.concatenate([kind_of, np.full(len(extra_ns), _BETWEEN)])
             order = np.argsort(due_ns, kind="stable")
             due_ns, kind_of = due_ns[order], kind_of[order]
+        self._oldest_ns = min(self._oldest_ns, int(due_ns[0]))
         ticks = (self.schedule.planned + np.arange(len(due_ns))) % len(self._kind_of)
         self._kind_of[ticks] = kind_of
         groups: list[list[Group]] = [[] for _ in ticks]
         # How many ticks of each kind come before each: its sessions' numbers go on from there.
         is_of = kind_of[:, None] == np.arange(len(self._kinds))
         before = is_of.cumsum(axis=0) - is_of
-        starts = self._next_seq + before @ np.array([kind.probes for kind in self._kinds])
+        starts = self._next_seq + before @ np.array([kind.by_session for kind in self._kinds])
         for number, kind in enumerate(self._kinds):
-            chosen = np.flatnonzero(is_of[:, number])
+            chosen = is_of[:, number].nonzero()[0]
             if not len(chosen):
                 continue
             places = (self._given[number] + np.arange(len(chosen))) % kind.times
             self._place_of[ticks[chosen]] = places
+            numbers = starts[chosen][:, kind.rows] + kind.turns
+            kind.at[places] = at = kind.rows * self._slots + (numbers & (self._slots - 1))
+            self._seq.put(at, numbers)
+            self._state.put(at, OUTSTANDING)
+            self._sent_ns.reshape(-1)[at], self._part.reshape(-1)[at] = due_ns[chosen, None], kind.parts
+            seq = self._program.seq(kind.rows, numbers)
             for volley in kind.volleys:
-                numbers = starts[chosen][:, volley.rows] + volley.turns
-                at = volley.rows * self._slots + (numbers & (self._slots - 1))
-                volley.at[places] = at
-                self._seq.reshape(-1)[at], self._sent_ns.reshape(-1)[at] = numbers, due_ns[chosen, None]
-                self._state.reshape(-1)[at], self._part.reshape(-1)[at] = OUTSTANDING, volley.parts
-                volley.frames.fill(places, volley.first_seq + (numbers & (NUMBERS - 1)))
+                volley.frames.fill(places, seq[:, volley.within])
                 for tick, place in zip(chosen.tolist(), places.tolist(), strict=True):
                     groups[tick].append(volley.groups[place])
             self._given[number] += len(chosen)
-            self._next_seq += len(chosen) * kind.probes
+            self._next_seq += len(chosen) * kind.by_session
         too_late_ns = due_ns + np.where(kind_of == _BETWEEN, _EXTRA_PATIENCE_NS, patience_ns)
         self.schedule.plan(due_ns, too_late_ns, groups)
 
@@ -316,28 +304,28 @@ class Planner(Sessions):
 
     def note_sent(self) -> None:
         """Take note of what has been sent; in vain or not, but not what the socket had no room for."""
-        ticks = np.arange(self._noted, self.schedule.begun)
-        if not len(ticks):
+        first, self._noted = self._noted, self.schedule.begun
+        if self._noted == first:
             return
-        self._noted += len(ticks)
-        began_ns = self.schedule.began(ticks)
-        counts = np.zeros((len(ticks), len(self._measurements.counts)), np.int64)
-        left, steady = np.flatnonzero(began_ns), self._kinds_of(ticks) != _BETWEEN
-        if len(left) < len(ticks):
+        ticks = np.arange(first, self._noted)
+        kinds, began_ns = self._kinds_of(ticks), self.schedule.began(ticks)
+        steady = kinds != _BETWEEN
+        self._ahead -= how_many(steady)
+        if how_many(began_ns) < len(ticks):
             self._left_out(ticks[began_ns == 0])
-        for kind, of_left, places in self._by_kind(ticks[left]):
-            chosen = left[of_left]
-            paths = counts.shape[1]
-            counts[chosen] = kind.counting[:paths]
-            self._measurements.sent(kind.by_path[:paths] * len(chosen))
+            ticks, kinds, steady, began_ns = (each[began_ns != 0] for each in (ticks, kinds, steady, began_ns))
+        counts = np.zeros((len(ticks), 2, len(self._measurements.counts)), np.int64)
+        for kind, chosen, places in self._by_kind(ticks):
+            width = min(counts.shape[2], kind.by_path.shape[1])
+            counts[chosen, :, :width] = kind.by_path[:, :width]
+            self._sent_ns.reshape(-1)[kind.at[places]] = began_ns[chosen, None]
+            self.wire_bytes += len(places) * kind.wire_bytes
             for volley in kind.volleys:
-                self._sent_ns.reshape(-1)[volley.at[places]] = began_ns[chosen, None]
-                self.wire_bytes += len(places) * len(volley.rows) * volley.frames.wire_bytes
                 results = volley.frames.results(places)
-                if not (results > 0).all():
-                    self._refused(volley, places, results, counts, chosen)
-        steady &= began_ns > 0
-        self._measurements.liveness.sent(began_ns[steady], counts[steady])
+                if how_many(results > 0) < results.size:
+                    self._refused(kind, volley, places, results, counts[:, 1], chosen)
+        self._measurements.sent(counts[:, 0].sum(axis=0))
+        self._measurements.liveness.sent(began_ns[steady], counts[steady, 1])
 
     def _left_out(self, ticks: NDArray[np.int64]) -> None:
         """Count what was too late to be sent."""
@@ -345,11 +333,11 @@ class Planner(Sessions):
         self.drops["missed_sends"] += steady
         self.drops["missed_extra"] += len(ticks) - steady
         for kind, _, places in self._by_kind(ticks):
-            for volley in kind.volleys:
-                self._state.reshape(-1)[volley.at[places]] = FREE
+            self._state.put(kind.at[places], FREE)
 
     def _refused(
         self,
+        kind: Kind,
         volley: Volley,
         places: NDArray[np.intp],
         results: NDArray[np.int32],
@@ -357,35 +345,37 @@ class Planner(Sessions):
         ticks: NDArray[np.intp],
     ) -> None:
         """Take back what was noted of messages that the kernel did not take."""
-        at, paths = volley.at[places], np.broadcast_to(volley.paths, results.shape)
+        at, within = kind.at[places, volley.within], kind.paths[volley.within]
+        paths = np.broadcast_to(within, results.shape)
         # A full buffer is our own fault, not the path's; probe.c counts what it dropped.
         full = (results == 0) | (results == -errno.EAGAIN) | (results == -errno.ENOBUFS)
         self.drops["send_buffer_full"] += how_many(full)
         self.wire_bytes -= how_many(full) * volley.frames.wire_bytes
-        self._state.reshape(-1)[at[full]] = FREE
+        self._state.put(at[full], FREE)
         self._measurements.count(SENT, paths[full], -1)
-        np.subtract.at(counts, (ticks[:, None], volley.paths), full & volley.counts)
+        np.subtract.at(counts, (ticks[:, None], within), full & kind.counts[volley.within])
         # No interface any more: as lost as if the network had dropped it, and known at once.
         gone = (results < 0) & ~full
         self.drops["send_refused"] += how_many(gone)
-        self._state.reshape(-1)[at[gone]] = TIMED_OUT
+        self._state.put(at[gone], TIMED_OUT)
         self._measurements.count(LOST, paths[gone])
 
     def _withdraw(self, begun: int, planned: int) -> None:
         """Let go of the ticks that are not sent any more: their numbers and their times are given out again."""
         ticks = np.arange(begun, planned)
         kinds = self._kinds_of(ticks)
-        self.next_ns -= how_many(kinds != _BETWEEN) * self._interval_ns
+        steady = how_many(kinds != _BETWEEN)
+        self._ahead -= steady
+        self.next_ns -= steady * self._interval_ns
         self._given -= np.bincount(kinds, minlength=len(self._given))
         for kind, chosen, places in self._by_kind(ticks):
-            self._next_seq -= len(chosen) * kind.probes
-            for volley in kind.volleys:
-                self._state.reshape(-1)[volley.at[places]] = FREE
+            self._next_seq -= len(chosen) * kind.by_session
+            self._state.put(kind.at[places], FREE)
 
     def _by_kind(self, ticks: NDArray[np.int64]) -> Iterator[tuple[Kind, NDArray[np.intp], NDArray[np.intp]]]:
         """Of each kind that there are any of: which of these ticks, and the place of each among its times."""
         kinds, places = self._kinds_of(ticks), self._place_of[ticks % len(self._place_of)]
         for number, kind in enumerate(self._kinds):
-            chosen = np.flatnonzero(kinds == number)
+            chosen = (kinds == number).nonzero()[0]
             if len(chosen):
                 yield kind, chosen, places[chosen]

@@ -19,15 +19,7 @@ from pytools.config import Clocks, Probe
 from pytools.errors import SwerveError, UsageError
 from pytools.estimators.windows import MISSING, how_many, occurrence
 from pytools.sources.probing import frames, udp
-from pytools.sources.probing.measurements import (
-    DUPLICATES,
-    FORWARD,
-    RECEIVED,
-    REORDERED,
-    REVERSE,
-    ROUND_TRIP,
-    Measurements,
-)
+from pytools.sources.probing.measurements import DUPLICATES, RECEIVED, REORDERED, Measurements
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.planner import Planner
 from pytools.sources.probing.program import DUPLICATE, MOST_SESSIONS, NUMBERS, OURS, ProbeProgram
@@ -41,6 +33,8 @@ from pytools.sources.probing.sessions import (
     TIMED_OUT,
 )
 
+_TIMES: Final = ("t1_ns", "t2_ns", "t3_ns", "t4_ns", "seen_ns")
+_SEQ_BITS: Final = 44  # a session's numbers stay below, so that it can be ranked by row and number at once
 _PORT_TRIES: Final = 16
 _MOST_STRANGERS: Final = 64  # packets taken from a socket at once; a flood is dropped there
 
@@ -167,84 +161,80 @@ class Sender(Planner):
 
     def take(self, records: NDArray[Any]) -> None:
         """Work on the records of the kernel, oldest first."""
-        rows, number = records["session"].astype(np.intp), records["number"].astype(np.int64)
-        known = rows < len(self._next_seq)
-        rows = np.where(known, rows, 0)
-        slots = number & (self._slots - 1)
-        known &= (self._seq[rows, slots] & (NUMBERS - 1)) == number
-        known &= self._state[rows, slots] != FREE
-        if not known.all():
+        rows, number, flags = records["session"].astype(np.int64), records["number"], records["flags"]
+        at = rows * self._slots + (number & (self._slots - 1))
+        seq, state = self._seq.take(at, mode="clip"), self._state.take(at, mode="clip")
+        # Nearly always each is the first reply to its probe, in time, and in a session each is to a later probe.
+        unusual = (seq ^ number) & (NUMBERS - 1) | (state ^ OUTSTANDING) | flags & DUPLICATE
+        ranked = ((rows << _SEQ_BITS) + seq).take(rows.argsort(kind="stable"))
+        ascending = np.count_nonzero(ranked[1:] > ranked[:-1]) == len(rows) - 1
+        usual = ascending and not np.count_nonzero(unusual) and ranked[-1] >> _SEQ_BITS < len(self._next_seq)
+        if not usual:
+            known = (rows < len(self._next_seq)) & ((seq & (NUMBERS - 1)) == number) & (state != FREE)
             self.drops["stray_records"] += len(known) - how_many(known)
-            records, rows, slots = records[known], rows[known], slots[known]
-        if not len(rows):
-            return
-        paths, state = rows // self._probe.flows, self._state[rows, slots]
-        first = (records["flags"] & DUPLICATE == 0) & (occurrence(rows * self._slots + slots) == 0)
+            records, rows, at, state, flags = (each[known] for each in (records, rows, at, state, flags))
+            came, fresh = self._sort_out(rows, at, state, flags)
+            records, rows, at, flags = (each[came] for each in (records, rows, at, flags))
+            if not len(at):
+                return
+        paths, sent_ns, liveness = rows // self._probe.flows, self._sent_ns.take(at), self._measurements.liveness
+        left, came_ns, went, back, seen = (records[name].view(np.int64) for name in _TIMES)
+        # Whatever our clock was stepped by meanwhile.
+        liveness.arrived(paths, sent_ns, seen, np.minimum(back - left, seen - sent_ns))
+        liveness.beats(paths, records["agent_age_ms"])
+        stamps = np.array([left, came_ns - left, back, back - went])
+        if np.count_nonzero(came_ns) < len(at) or np.count_nonzero(went) < len(at):  # the reflector gives no time
+            stamps[1, came_ns == 0] = stamps[3, went == 0] = MISSING
+        self._stamps.reshape(-1, 4)[at] = stamps.T
+        if not usual:
+            rows, at, paths, sent_ns, flags, seen = (each[fresh] for each in (rows, at, paths, sent_ns, flags, seen))
+            stamps = stamps[:, fresh]
+        self._state.put(at, ANSWERED)
+        np.maximum.at(self._answered_ns, rows, sent_ns)
+        self._measurements.count(RECEIVED, paths)
+        behind = self._reordered(rows, self._seq.take(at), ascending)
+        if np.count_nonzero(behind):
+            self._measurements.count(REORDERED, paths[behind])
+        self._measurements.foreign[paths] = flags & OURS == 0
+        liveness.answered(paths, sent_ns, self._counting(rows, at), self._passed(at))
+        self._measurements.add(paths, stamps[1::2], stamps[::2], seen)
+
+    def _sort_out(
+        self, rows: NDArray[np.int64], at: NDArray[np.int64], state: NDArray[np.uint8], flags: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Count duplicates and what came too late; returns which are first replies, and which of these are in time."""
+        first = (flags & DUPLICATE == 0) & (occurrence(at) == 0)
         fresh, late = first & (state == OUTSTANDING), first & (state == TIMED_OUT)
-        self._state[rows[late], slots[late]] = LATE
-        self._state[rows[fresh], slots[fresh]] = ANSWERED
-        self.drops["late_replies"] += how_many(late)
-        self._measurements.count(DUPLICATES, paths[~fresh & ~late])
-        self._measurements.count(RECEIVED, paths[fresh])
-        np.maximum.at(self._answered_ns, rows[fresh], self._sent_ns[rows[fresh], slots[fresh]])
-        self._note_arrivals(rows, slots, records, fresh, late)
-        behind = self._reordered(rows[fresh], self._seq[rows[fresh], slots[fresh]])
-        self._measurements.count(REORDERED, paths[fresh][behind])
         came = fresh | late
-        self._note_stamps(records[came], rows[came], slots[came])
-        self._measure(rows[fresh], slots[fresh], records[fresh])
+        self._state.put(at[late], LATE)
+        self.drops["late_replies"] += how_many(late)
+        self._measurements.count(DUPLICATES, rows[~came] // self._probe.flows)
+        return came, fresh[came]
 
-    def _note_arrivals(
-        self,
-        rows: NDArray[np.intp],
-        slots: NDArray[np.int64],
-        records: NDArray[Any],
-        fresh: NDArray[np.bool_],
-        late: NDArray[np.bool_],
-    ) -> None:
-        liveness, paths, sent_ns = self._measurements.liveness, rows // self._probe.flows, self._sent_ns[rows, slots]
-        came, seen_ns = fresh | late, records["seen_ns"].astype(np.int64)
-        round_trips_ns = records["t4_ns"].astype(np.int64) - records["t1_ns"].astype(np.int64)
-        round_trips_ns = np.minimum(round_trips_ns, seen_ns - sent_ns)  # whatever our clock was stepped by meanwhile
-        liveness.arrived(paths[came], sent_ns[came], seen_ns[came], round_trips_ns[came])
-        liveness.beats(paths[came], records["agent_age_ms"][came])
-        earlier = (slots - 1) & (self._slots - 1)
-        follows = self._seq[rows, earlier] == self._seq[rows, slots] - 1
-        passed = follows & (self._state[rows, earlier] != ANSWERED) & (self._state[rows, earlier] != FREE)
-        counting = (rows % self._probe.flows == 0) & (self._part[rows, slots] == SINGLE)
-        liveness.answered(paths[fresh], sent_ns[fresh], counting[fresh], passed[fresh])
+    def _counting(self, rows: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which probes count for silence."""
+        counting: NDArray[np.bool_] = (self._part.take(at) == SINGLE) & (rows % self._probe.flows == 0)
+        return counting
 
-    def _reordered(self, rows: NDArray[np.intp], seq: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _passed(self, at: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which probes were answered although the one before them in their session was not, or only too late."""
+        mask = self._slots - 1
+        earlier = (at & ~mask) | ((at - 1) & mask)
+        state = self._state.take(earlier)
+        passed: NDArray[np.bool_] = state != ANSWERED
+        if np.count_nonzero(passed):
+            passed &= (state != FREE) & (self._seq.take(earlier) == self._seq.take(at) - 1)
+        return passed
+
+    def _reordered(self, rows: NDArray[np.int64], seq: NDArray[np.int64], ascending: bool) -> NDArray[np.bool_]:
         """Which replies came after the reply to a later probe of their session."""
-        behind: NDArray[np.bool_] = seq < self._highest[rows]
-        if len(rows) > 1:
-            order = np.argsort(rows, kind="stable")
-            ranked = (rows[order] << 44) + seq[order]  # rows ascend, so only the same row can be ahead
+        behind: NDArray[np.bool_] = seq < self._highest.take(rows)
+        if not ascending and len(rows) > 1:
+            order = rows.argsort(kind="stable")
+            ranked = ((rows << _SEQ_BITS) + seq).take(order)  # rows ascend, so only the same row can be ahead
             behind[order[1:]] |= ranked[1:] < np.maximum.accumulate(ranked)[:-1]
         np.maximum.at(self._highest, rows, seq)
         return behind
-
-    def _note_stamps(self, records: NDArray[Any], rows: NDArray[np.intp], slots: NDArray[np.int64]) -> None:
-        """Keep both delays of each probe; a reflector that gives no time of its own leaves them unknown."""
-        left, came, went, back = (records[name].astype(np.int64) for name in ("t1_ns", "t2_ns", "t3_ns", "t4_ns"))
-        self._left[rows, slots], self._back[rows, slots] = left, back
-        self._forward[rows, slots] = np.where(came != 0, came - left, MISSING)
-        self._reverse[rows, slots] = np.where(went != 0, back - went, MISSING)
-
-    def _measure(self, rows: NDArray[np.intp], slots: NDArray[np.int64], records: NDArray[Any]) -> None:
-        if not len(rows):
-            return
-        paths, forward, reverse = rows // self._probe.flows, self._forward[rows, slots], self._reverse[rows, slots]
-        left, back, seen = (records[name].astype(np.int64) for name in ("t1_ns", "t4_ns", "seen_ns"))
-        self._measurements.foreign[paths] = records["flags"] & OURS == 0
-        both = np.where((forward == MISSING) | (reverse == MISSING), MISSING, forward + reverse)
-        self._measurements.add(
-            np.repeat([FORWARD, REVERSE, ROUND_TRIP], len(rows)),
-            np.concatenate([paths, paths, paths]),
-            np.concatenate([forward, reverse, both]),
-            np.concatenate([left, back, back]),
-            np.concatenate([seen, seen, seen]),
-        )
 
     def look(self) -> None:
         """Count what has come to the sender's ports from anywhere but a reflector's port."""

@@ -71,6 +71,7 @@ class Sessions:
         self._probe, self._measurements = probe, measurements
         self._timeout_ns = int(probe.timeout_ms * 1e6)
         self._slots = self.slots_for(probe, clocks)
+        self._oldest_ns = 0  # no probe that waits for its answer was sent before
         self._allocate(0)
         self._grow(64)
 
@@ -111,11 +112,10 @@ class Sessions:
         self._seq = np.full(grid, -1, np.int64)
         self._sent_ns = np.zeros(grid, np.int64)
         self._part = np.full(grid, SINGLE, np.uint8)
-        # Of probes that were answered, late or in time; what stands there of others is of an earlier one.
-        self._left = np.full(grid, MISSING, np.int64)  # the request, and the following: the reply came back
-        self._back = np.full(grid, MISSING, np.int64)
-        self._forward = np.full(grid, MISSING, np.int64)
-        self._reverse = np.full(grid, MISSING, np.int64)
+        # Of probes that were answered, late or in time; what stands there of others is of an earlier one. In the order
+        # of Pairs: when the request left, the forward delay, when the reply came back, the reverse delay.
+        self._stamps = np.full((*grid, 4), MISSING, np.int64)
+        self._left, self._forward, self._back, self._reverse = np.moveaxis(self._stamps, -1, 0)
 
     def _grow(self, rows: int) -> None:
         """Have at least this many rows; doubles, so that it is rare."""
@@ -129,18 +129,22 @@ class Sessions:
 
     def expire(self, now_ns: int) -> None:
         """Count probes as lost that were not answered within the timeout."""
+        if now_ns - self._timeout_ns <= self._oldest_ns:
+            return
         waiting = self._waiting()
-        sent_ns = self._sent_ns.reshape(-1)[waiting]
+        sent_ns = self._sent_ns.take(waiting)
         overdue = sent_ns < now_ns - self._timeout_ns
         if np.count_nonzero(overdue):
-            self._state.reshape(-1)[waiting[overdue]] = TIMED_OUT
+            self._state.put(waiting[overdue], TIMED_OUT)
             paths = waiting[overdue] // (self._slots * self._probe.flows)
             self._measurements.count(LOST, paths)
             self._measurements.liveness.lost(paths, sent_ns[overdue])
+        self._oldest_ns = int(sent_ns[~overdue].min(initial=now_ns))
 
     def _waiting(self) -> NDArray[np.intp]:
         """Where in the arrays the probes are that were not answered yet: mostly few."""
-        return np.flatnonzero(self._state.reshape(-1) == OUTSTANDING)
+        waiting: NDArray[np.intp] = (self._state.reshape(-1) == OUTSTANDING).nonzero()[0]
+        return waiting
 
     def overtaken(self, since_ns: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Probes sent since then, unanswered although a later one to the same peer by another path is answered.
@@ -156,7 +160,7 @@ class Sessions:
             How much later the latest that was answered had been sent.
         """
         waiting = self._waiting()
-        sent_ns = self._sent_ns.reshape(-1)[waiting]
+        sent_ns = self._sent_ns.take(waiting)
         recent = (sent_ns >= since_ns) & (sent_ns < self._answered_ns.max(initial=0))
         if not np.count_nonzero(recent):
             return _NO_PATHS, _NO_TIMES
@@ -174,20 +178,15 @@ class Sessions:
         first = first[whole]
         first = first[np.argsort(self._seq[row, first])]
         both = np.stack([first, (first + 1) & mask], axis=1)
-        answered = (self._state[row, both] == ANSWERED) | (self._state[row, both] == LATE)
-
-        def known(times: NDArray[np.int64]) -> NDArray[np.int64]:
-            return np.where(answered, times[row, both], MISSING)
-
-        return Pairs(known(self._left), known(self._forward), known(self._back), known(self._reverse))
+        state = self._state[row, both]
+        answered = (state == ANSWERED) | (state == LATE)
+        return Pairs(*np.where(answered, np.moveaxis(self._stamps[row, both], -1, 0), MISSING).copy())
 
     def singles(self, path: int, since_ns: int) -> Singles:
         """All answered probes of a path that were sent since then, in no order."""
         row = path * self._probe.flows
         answered = (self._state[row] == ANSWERED) | (self._state[row] == LATE)
-        chosen = np.flatnonzero(answered & (self._sent_ns[row] >= since_ns))
-        times = (self._left, self._forward, self._back, self._reverse)
-        return Singles(*(each[row, chosen] for each in times))
+        return Singles(*self._stamps[row, answered & (self._sent_ns[row] >= since_ns)].T.copy())
 
     def results(self) -> list[tuple[int, list[Result]]]:
         """Raw results since the last call: per session its path index, and a Result per probe.
