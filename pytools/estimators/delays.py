@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,16 +183,26 @@ def _chance(lost: int, sent: int, share: float) -> float:
     return sum(math.comb(sent, each) * share**each * (1.0 - share) ** (sent - each) for each in range(lost, sent + 1))
 
 
-def delays(
+class Published(NamedTuple):
+    """Of each path, in the form of signals: both directions, and their difference, see `published`."""
+
+    forward: list[Delay]
+    reverse: list[Delay]
+    asymmetry_ns: list[int | None]
+    asymmetry_bound_ns: list[int | None]
+
+
+def published(
     figures: Figures,
     clocks: Clocks,
     foreign: NDArray[np.bool_],
     now_ns: int,
     queueing: Sequence[Sequence[Histogram | None]],
-) -> list[list[Delay]]:
-    """The public records of both directions, one per path.
+) -> Published:
+    """The public records of both directions, and smallest forward minus smallest reverse delay.
 
-    A one-way delay below zero but within its bound is given as zero: the interval around it is still true.
+    A one-way delay below zero but within its bound is given as zero: the interval around it is still true. An error of
+    the offset makes one direction longer and the other shorter, so it counts twice in their difference.
 
     Parameters
     ----------
@@ -201,35 +211,23 @@ def delays(
     queueing : sequence of sequence of Histogram
         Of single probes, for each direction one per path; None where there is none.
     """
-    stamps = stamp_bound(foreign)
-    measured = figures.samples > 0
-    absolute = measured & clocks.absolute
+    stamps, measured = stamp_bound(foreign), figures.samples > 0
+    bound_ns, absolute = stamps + clocks.bound_ns, measured & clocks.absolute
     compared = measured & (figures.base != MISSING)
     table = np.empty((10, *measured.shape), np.int64)  # columns of Delay
     known = np.empty(table.shape, np.bool_)
     table[0], known[0] = figures.samples, True
     np.maximum(figures.delays[:3], 0, out=table[1:4])
-    table[4] = stamps + clocks.bound_ns
+    table[4], known[1:6] = bound_ns, absolute
     # Half of the smallest round trip bounds a one-way delay whatever the clocks do.
     table[5] = np.where(clocks.hard_bound_ns > 0, clocks.hard_bound_ns + stamps, figures.round_trip_min // 2)
-    known[1:6] = absolute
     known[5] &= (figures.round_trip_min != MISSING) & (clocks.hard_bound_ns < UNBOUNDED_NS)
-    table[6:9] = figures.delays[1:] - figures.base
-    table[9] = queueing_bound(stamps, np.where(compared, now_ns - figures.base_at, 0), clocks)
-    known[6:] = compared
+    np.subtract(figures.delays[1:], figures.base, out=table[6:9])
+    table[9], known[6:] = queueing_bound(stamps, np.where(compared, now_ns - figures.base_at, 0), clocks), compared
     rows = zip(or_none(table.transpose(1, 2, 0), known.transpose(1, 2, 0)), queueing, strict=True)
-    return [[Delay(*[*row, waits]) for row, waits in zip(*direction, strict=True)] for direction in rows]
-
-
-def asymmetry(figures: Figures, clocks: Clocks, foreign: NDArray[np.bool_]) -> tuple[Times, Times]:
-    """Smallest forward minus smallest reverse delay of each path, and what that is good to; MISSING if not known.
-
-    An error of the offset makes the one longer and the other shorter, so it counts twice.
-    """
-    known = clocks.absolute & (figures.samples > 0).all(axis=0)
-    forward, reverse = figures.delays[0]
-    bound_ns = 2 * (stamp_bound(foreign) + clocks.bound_ns)
-    return np.where(known, forward - reverse, MISSING), np.where(known, bound_ns, MISSING)
+    forward, reverse = ([Delay(*[*row, waits]) for row, waits in zip(*each, strict=True)] for each in rows)
+    both, difference_ns = absolute[0] & absolute[1], figures.delays[0, 0] - figures.delays[0, 1]
+    return Published(forward, reverse, or_none(difference_ns, both), or_none(2 * bound_ns, both))
 
 
 def or_none(values: NDArray[np.int64], known: NDArray[np.bool_]) -> list[Any]:

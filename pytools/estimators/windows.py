@@ -86,13 +86,14 @@ class Samples:
         """Add samples, shape (*shape, n); several of one row in one call keep their order."""
         if not len(rows):
             return
-        order = rows.argsort(kind="stable")
-        ordered, more = rows.take(order), np.bincount(rows, minlength=len(self.counts))
+        more = np.bincount(rows, minlength=len(self.counts))
         self.counts += more
-        places = (self.counts - more.cumsum()).take(ordered) + np.arange(len(rows))
-        at = ordered * self.depth + (places & (self.depth - 1))
-        self.times.put(at, times.take(order))
-        self._flat_values()[..., at] = values.take(order, axis=-1)
+        rank = np.empty(len(rows), np.intp)  # of each by row, those of one row in their order
+        rank[rows.argsort(kind="stable")] = np.arange(len(rows))
+        places = (self.counts - more.cumsum()).take(rows) + rank
+        at = rows * self.depth + (places & (self.depth - 1))
+        self.times.put(at, times)
+        self._flat_values()[..., at] = values
 
     def _flat_values(self) -> Times:
         return self.values.reshape(*self.values.shape[:-2], -1)
@@ -224,16 +225,17 @@ class SlidingMinimum:
 
         Returns
         -------
-        minima, times : ndarray of int64
+        minima : ndarray of int64
             MISSING where a row has no sample in the window.
+        times : ndarray of int64
+            They mean nothing where there is no minimum.
         """
         inside = self._buckets[rows] >= now_ns // self._width_ns - _BUCKETS
         minima = np.where(inside, self._minima[rows], _HIGHEST)
         chosen = minima.argmin(axis=-1)
         smallest = _pick(minima, chosen)
-        known = smallest != _HIGHEST
-        taken = self._times.take(rows * self._kept + chosen)
-        return np.where(known, smallest, MISSING), np.where(known, taken, MISSING)
+        taken: Times = self._times.take(rows * self._kept + chosen)
+        return np.where(smallest != _HIGHEST, smallest, MISSING), taken
 
 
 class CountHistory:

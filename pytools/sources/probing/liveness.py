@@ -83,7 +83,7 @@ class SendLog:
 
     def sent_by(self, times_ns: Times, paths: Rows) -> _Counts:
         """How many had been sent on each of these paths at a time of its own."""
-        places = np.searchsorted(self._times[: self._used], times_ns, side="right")
+        places = self._times[: self._used].searchsorted(times_ns, side="right")
         counts: _Counts = self._counts[places, paths]
         return counts
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pytools.config import Probe, Windows
 from pytools.errors import UsageError
-from pytools.estimators.delays import asymmetry, delays, half_waited, or_none, summarise
+from pytools.estimators.delays import half_waited, or_none, published, summarise
 from pytools.estimators.distributions import histograms
 from pytools.estimators.offsets import Offset
 from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, SlidingMinimum, Times
@@ -26,6 +26,7 @@ SENT, RECEIVED, LOST, DUPLICATES, REORDERED, COUNTERS = range(6)
 
 FORWARD, REVERSE, ROUND_TRIP, KINDS = range(4)  # values of a sample
 _DIRECTIONS: Final = np.array([[FORWARD], [REVERSE]])
+_IS_REVERSE: Final = _DIRECTIONS == REVERSE
 
 SLOW_NS: Final = 5_000_000  # queueing that is worth waking for
 
@@ -140,13 +141,14 @@ class Measurements:
         if not len(paths):
             return
         values = np.empty((KINDS, len(paths)), np.int64)
-        values[:ROUND_TRIP] = self.clocks.correct(paths, _DIRECTIONS == REVERSE, stamps_ns, at_ns, seen_ns)
+        values[:ROUND_TRIP] = self.clocks.correct(paths, _IS_REVERSE, stamps_ns, at_ns, seen_ns)
         np.add(stamps_ns[FORWARD], stamps_ns[REVERSE], out=values[ROUND_TRIP])
         # Nothing of a path whose clocks are in doubt, and no round trip of a probe at whose peer a clock was stepped.
-        known = stamps_ns != MISSING
-        kept = np.array([*known, values[ROUND_TRIP] >= 0])
+        kept = np.empty(values.shape, np.bool_)
+        np.not_equal(stamps_ns, MISSING, out=kept[:ROUND_TRIP])
+        np.greater_equal(values[ROUND_TRIP], 0, out=kept[ROUND_TRIP])
         if self.clocks.any_suspended or np.count_nonzero(kept) < kept.size:
-            kept[ROUND_TRIP] &= known[FORWARD] & known[REVERSE]
+            kept[ROUND_TRIP] &= kept[FORWARD] & kept[REVERSE]
             kept[:ROUND_TRIP] &= ~self.clocks.suspended(paths)
             values[~kept] = MISSING
         rows, one_way, times = 2 * paths + _DIRECTIONS, values[:ROUND_TRIP], np.array([seen_ns, seen_ns])
@@ -203,22 +205,21 @@ class Measurements:
             return []
         figures = summarise(self._samples, self._base, rows, now_ns - window.length_ns, now_ns, window.at_most)
         foreign, clocks = self.foreign.take(rows), self.clocks.clocks(rows)
-        loss = self.liveness.loss(rows)[1] if len(overtaken[0]) else np.ones(len(rows))
         fresh = self._uncounted(window)
         queueing = self._histograms(rows, fresh[rows], figures.base) if fresh is not None else [[None] * len(rows)] * 2
-        numbers = np.array(
-            [
-                *grown.take(rows, axis=0).T,
-                *half_waited(*overtaken, figures.samples[FORWARD], rows, loss),
-                *asymmetry(figures, clocks, foreign),
-                figures.round_trip_min,
-            ]
-        )
+        overtakes, waited = [0] * len(rows), [None] * len(rows)
+        if len(overtaken[0]):
+            loss = self.liveness.loss(rows)[1]
+            behind, leads = half_waited(*overtaken, figures.samples[FORWARD], rows, loss)
+            overtakes, waited = behind.tolist(), or_none(leads, leads != MISSING)
         columns = zip(
             rows.tolist(),
-            *delays(figures, clocks, foreign, now_ns, queueing),
+            *published(figures, clocks, foreign, now_ns, queueing),
+            or_none(figures.round_trip_min, figures.round_trip_min != MISSING),
             self.clocks.states(rows),
-            or_none(numbers.T, numbers.T != MISSING),
+            grown.take(rows, axis=0).tolist(),
+            overtakes,
+            waited,
             strict=True,
         )
         return [
@@ -233,28 +234,17 @@ class Measurements:
                 reverse=back,
                 round_trip_min_ns=round_trip,
                 clock=clock,
-                sent=sent,
-                received=received,
-                lost=lost,
-                duplicates=duplicates,
-                reordered=reordered,
+                sent=numbers[SENT],
+                received=numbers[RECEIVED],
+                lost=numbers[LOST],
+                duplicates=numbers[DUPLICATES],
+                reordered=numbers[REORDERED],
                 overtaken=behind,
                 overtaken_p50_ns=lead,
                 asymmetry_ns=asymmetric,
                 asymmetry_bound_ns=bound,
             )
-            for index, there, back, clock, (
-                sent,
-                received,
-                lost,
-                duplicates,
-                reordered,
-                behind,
-                lead,
-                asymmetric,
-                bound,
-                round_trip,
-            ) in columns
+            for index, there, back, asymmetric, bound, round_trip, clock, numbers, behind, lead in columns
         ]
 
     def _uncounted(self, window: Window) -> Times | None:

@@ -251,12 +251,15 @@ class ProbeMesh:
 
     def _alert(self, now_ns: int) -> NDArray[np.bool_] | None:
         """Which paths are to be told of once an interval, by index; None: none is."""
-        slow, limits = (each[: len(self._alert_ns)] for each in (self.program.slow, self.program.slow_limit))
-        liveness = self._measurements.liveness  # of a dead path the last sample may have been a slow one
+        slow, liveness = self.program.slow[: len(self._alert_ns)], self._measurements.liveness
+        if not (liveness.any_silent or self._alerted or np.count_nonzero(slow)):
+            return None
+        # Of a dead path the last sample may have been a slow one.
         self._alert_ns[((slow > 0) & (liveness.missed == 0)) | liveness.young(now_ns)] = now_ns + _ALERT_NS
         alert = self._alert_ns > now_ns
         if not np.count_nonzero(alert):
             return None
+        limits = self.program.slow_limit[: len(slow)]
         limits[:] = np.where(limits > 0, _next_slow(slow), 0)
         return alert
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -53,11 +54,11 @@ _Probe = tuple[tuple[int, PinnedPath], int]  # a session's row and path, and the
 _Salvo = Sequence[tuple[Sequence[_Probe], int]]  # volleys, and how long after the one before each is to leave
 
 
-class Volley(NamedTuple):
-    """Probes of one family that leave at one moment, at each of several ticks."""
+class Messages(NamedTuple):
+    """All probes of one family that leave in a tick, at each of several ticks."""
 
     frames: Frames
-    groups: Sequence[Group]  # of each time, how the schedule knows it
+    groups: Sequence[Sequence[Group]]  # of each time, how the schedule knows what leaves at one moment
     within: slice  # which probes of their kind of ticks they are
 
 
@@ -82,9 +83,9 @@ class Kind:
     """
 
     def __init__(
-        self, volleys: Sequence[Volley], probes: Sequence[tuple[int, int]], times: int, sessions: int, flows: int
+        self, messages: Sequence[Messages], probes: Sequence[tuple[int, int]], times: int, sessions: int, flows: int
     ) -> None:
-        self.volleys, self.times = volleys, times
+        self.messages, self.times = messages, times
         self.rows, parts = np.array(probes, np.intp).reshape(-1, 2).T
         self.parts, self.paths, self.turns = parts.astype(np.uint8), self.rows // flows, occurrence(self.rows)
         self.counts = (parts == SINGLE) & (self.rows % flows == 0)  # for silence
@@ -93,8 +94,7 @@ class Kind:
         self.by_path = np.array(
             [np.bincount(paths, minlength=sessions // flows) for paths in (self.paths, self.paths[self.counts])]
         )
-        frames = ((volley.within, volley.frames) for volley in volleys)
-        self.wire_bytes = sum((within.stop - within.start) * each.wire_bytes for within, each in frames)
+        self.wire_bytes = sum(made.frames.wire_bytes * made.frames.headers.shape[1] for made in messages)
 
 
 class Planner(Sessions):
@@ -126,6 +126,7 @@ class Planner(Sessions):
         self._kinds: list[Kind] = []
         self._dealt: Mapping[udp.Family, Sequence[tuple[int, PinnedPath]]] = {}  # the sessions that are probed
         self._ticks = 1  # that can be planned ahead, without extra ones
+        self._by_path = np.zeros((0, 2, 0), np.int64)  # see `_by_path_of_kinds`; not known yet
         self._ahead = 0  # of these, that are planned and of which it is not known yet what became of them
         self._given = np.zeros(3, np.int64)  # ticks of each kind that were planned and not withdrawn
         self._kind_of, self._place_of = np.zeros((2, 1), np.intp)  # by tick, modulo: its kind, and its place among them
@@ -158,19 +159,21 @@ class Planner(Sessions):
             self._kind(dealt, singles, self._ticks - with_pairs),
             self._kind((), (), 0),
         ]
+        self._by_path = self._by_path[..., :0]
         self._laid_out_bytes = self.schedule.used_bytes
 
     def _kind(self, families: Iterable[udp.Family], salvos: Iterable[_Salvo], times: int) -> Kind:
-        flows, volleys = self._probe.flows, list[Volley]()
-        all_probes: list[tuple[int, int]] = []
+        messages, parts = list[Messages](), list[tuple[int, int]]()
         for family, salvo in zip(families, salvos, strict=True) if times else ():
-            for probes, spacing_ns in salvo:
-                lanes = [self._lane(row, pinned, part) for (row, pinned), part in probes]
-                made = Frames(family, lanes, self._probe.port, self._probe.dscp, times, self.schedule)
-                groups = [self.schedule.group(each, spacing_ns) for each in made.headers]
-                volleys.append(Volley(made, groups, slice(len(all_probes), len(all_probes) + len(lanes))))
-                all_probes += [(row, part) for (row, _), part in probes]
-        return Kind(volleys, all_probes, times, len(self._next_seq), flows)
+            probes = [probe for volley, _ in salvo for probe in volley]
+            lanes = [self._lane(row, pinned, part) for (row, pinned), part in probes]
+            made = Frames(family, lanes, self._probe.port, self._probe.dscp, times, self.schedule)
+            ends = list(accumulate(len(volley) for volley, _ in salvo))
+            cuts = [(slice(end - len(volley), end), after) for end, (volley, after) in zip(ends, salvo, strict=True)]
+            groups = [[self.schedule.group(headers[cut], after) for cut, after in cuts] for headers in made.headers]
+            messages.append(Messages(made, groups, slice(len(parts), len(parts) + len(lanes))))
+            parts += [(row, part) for (row, _), part in probes]
+        return Kind(messages, parts, times, len(self._next_seq), self._probe.flows)
 
     def _salvo(self, sessions: Sequence[tuple[int, PinnedPath]]) -> _Salvo:
         """A coded pair for the first session of each path whose peer has its own clock, one probe for all others."""
@@ -250,6 +253,7 @@ class Planner(Sessions):
             self.schedule.rewind(self._laid_out_bytes)
             salvos = [[([(each, EXTRA) for each in sessions], 0)] for sessions in chosen.values()]
             self._kinds[_BETWEEN] = self._kind(chosen, salvos, EXTRA_TICKS)
+            self._by_path = self._by_path[..., :0]
         now_ns = time.monotonic_ns()
         self._add_steady(now_ns, self._ticks, now_ns + np.arange(EXTRA_TICKS) * EXTRA_EVERY_NS)
         return True
@@ -288,10 +292,10 @@ class Planner(Sessions):
             self._state.put(at, OUTSTANDING)
             self._sent_ns.reshape(-1)[at], self._part.reshape(-1)[at] = due_ns[chosen, None], kind.parts
             seq = self._program.seq(kind.rows, numbers)
-            for volley in kind.volleys:
-                volley.frames.fill(places, seq[:, volley.within])
+            for made in kind.messages:
+                made.frames.fill(places, seq[:, made.within])
                 for tick, place in zip(chosen.tolist(), places.tolist(), strict=True):
-                    groups[tick].append(volley.groups[place])
+                    groups[tick] += made.groups[place]
             self._given[number] += len(chosen)
             self._next_seq += len(chosen) * kind.by_session
         too_late_ns = due_ns + np.where(kind_of == _BETWEEN, _EXTRA_PATIENCE_NS, patience_ns)
@@ -314,18 +318,27 @@ class Planner(Sessions):
         if how_many(began_ns) < len(ticks):
             self._left_out(ticks[began_ns == 0])
             ticks, kinds, steady, began_ns = (each[began_ns != 0] for each in (ticks, kinds, steady, began_ns))
-        counts = np.zeros((len(ticks), 2, len(self._measurements.counts)), np.int64)
+        counts = self._by_path_of_kinds()[kinds]
         for kind, chosen, places in self._by_kind(ticks):
-            width = min(counts.shape[2], kind.by_path.shape[1])
-            counts[chosen, :, :width] = kind.by_path[:, :width]
             self._sent_ns.reshape(-1)[kind.at[places]] = began_ns[chosen, None]
             self.wire_bytes += len(places) * kind.wire_bytes
-            for volley in kind.volleys:
-                results = volley.frames.results(places)
+            for made in kind.messages:
+                results = made.frames.results(places)
                 if how_many(results > 0) < results.size:
-                    self._refused(kind, volley, places, results, counts[:, 1], chosen)
+                    self._refused(kind, made, places, results, counts[:, 1], chosen)
         self._measurements.sent(counts[:, 0].sum(axis=0))
-        self._measurements.liveness.sent(began_ns[steady], counts[steady, 1])
+        if how_many(steady) < len(ticks):
+            began_ns, counts = began_ns[steady], counts[steady]
+        self._measurements.liveness.sent(began_ns, counts[:, 1])
+
+    def _by_path_of_kinds(self) -> NDArray[np.int64]:
+        """What each kind of ticks sends on each path that is measured, and how many count: shape (kinds, 2, paths)."""
+        paths = len(self._measurements.counts)
+        if self._by_path.shape[2] != paths:
+            self._by_path = np.zeros((len(self._kinds), 2, paths), np.int64)
+            for of_kind, kind in zip(self._by_path, self._kinds, strict=True):
+                of_kind[:, : kind.by_path.shape[1]] = kind.by_path[:, :paths]
+        return self._by_path
 
     def _left_out(self, ticks: NDArray[np.int64]) -> None:
         """Count what was too late to be sent."""
@@ -338,22 +351,22 @@ class Planner(Sessions):
     def _refused(
         self,
         kind: Kind,
-        volley: Volley,
+        made: Messages,
         places: NDArray[np.intp],
         results: NDArray[np.int32],
         counts: NDArray[np.int64],
         ticks: NDArray[np.intp],
     ) -> None:
         """Take back what was noted of messages that the kernel did not take."""
-        at, within = kind.at[places, volley.within], kind.paths[volley.within]
+        at, within = kind.at[places, made.within], kind.paths[made.within]
         paths = np.broadcast_to(within, results.shape)
         # A full buffer is our own fault, not the path's; probe.c counts what it dropped.
         full = (results == 0) | (results == -errno.EAGAIN) | (results == -errno.ENOBUFS)
         self.drops["send_buffer_full"] += how_many(full)
-        self.wire_bytes -= how_many(full) * volley.frames.wire_bytes
+        self.wire_bytes -= how_many(full) * made.frames.wire_bytes
         self._state.put(at[full], FREE)
         self._measurements.count(SENT, paths[full], -1)
-        np.subtract.at(counts, (ticks[:, None], within), full & kind.counts[volley.within])
+        np.subtract.at(counts, (ticks[:, None], within), full & kind.counts[made.within])
         # No interface any more: as lost as if the network had dropped it, and known at once.
         gone = (results < 0) & ~full
         self.drops["send_refused"] += how_many(gone)

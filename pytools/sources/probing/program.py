@@ -95,6 +95,7 @@ class ProbeProgram:
             self._close = undo.pop_all().close
         self._settings, self.paths, self.sessions = (each.records for each in mapped)
         self.slow, self.slow_limit = self.paths["slow"], self.paths["slow_limit"]
+        self._limits, self._graces_ns = self.paths["limit"], self.paths["grace_ns"]
         self._settings["seq_base"], self._settings["slots"] = self.seq_base, slots
 
     def set_peers(self, error_estimates: Mapping[str, int]) -> None:
@@ -153,7 +154,7 @@ class ProbeProgram:
 
     def set_limits(self, limits: NDArray[np.int64], graces_ns: NDArray[np.int64]) -> None:
         """Say, by path, how many unanswered probes make it silent (0: never), and how late an answer may be."""
-        self.paths["limit"][: len(limits)], self.paths["grace_ns"][: len(limits)] = limits, graces_ns
+        self._limits[: len(limits)], self._graces_ns[: len(limits)] = limits, graces_ns
 
     def set_slow(self, slow_ns: NDArray[np.int64], limits: NDArray[np.int64]) -> None:
         """Say, by path, from which t2 - t1 on a sample is slow, and how many in a row wake the agent (0: never)."""
@@ -212,7 +213,7 @@ class ProbeProgram:
 
     def close(self) -> None:
         """Unmap the maps; they are the loader's."""
-        del self._settings, self.paths, self.sessions, self.slow, self.slow_limit
+        del self._settings, self.paths, self.sessions, self.slow, self.slow_limit, self._limits, self._graces_ns
         self._close()
 
     def __enter__(self) -> Self:

@@ -213,7 +213,9 @@ class Sender(Planner):
 
     def _counting(self, rows: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which probes count for silence."""
-        counting: NDArray[np.bool_] = (self._part.take(at) == SINGLE) & (rows % self._probe.flows == 0)
+        counting: NDArray[np.bool_] = self._part.take(at) == SINGLE
+        if self._probe.flows > 1:
+            counting &= rows % self._probe.flows == 0
         return counting
 
     def _passed(self, at: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -143,7 +143,8 @@ class Sessions:
 
     def _waiting(self) -> NDArray[np.intp]:
         """Where in the arrays the probes are that were not answered yet: mostly few."""
-        waiting: NDArray[np.intp] = (self._state.reshape(-1) == OUTSTANDING).nonzero()[0]
+        used = len(self._measurements.counts) * self._probe.flows
+        waiting: NDArray[np.intp] = (self._state[:used].reshape(-1) == OUTSTANDING).nonzero()[0]
         return waiting
 
     def overtaken(self, since_ns: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
