@@ -23,6 +23,7 @@ from pytools.signals import Delay, Histogram
 STAMP_BOUND_NS: Final = 100  # reading one clock in a kernel hook, on whichever CPU
 FOREIGN_BOUND_NS: Final = 1_000_000  # a stamp of a reflector that takes it in user space
 DRIFT_PPM: Final = 50  # a free-running oscillator against true time
+_NS_A_DRIFTED_NS: Final = 1_000_000 // (2 * DRIFT_PPM)  # of two against each other
 _BY_CHANCE: Final = 1e-5
 _PERCENT: Final = np.array([0, 50, 99])[:, None, None]
 _NONE: Final = np.array(None)
@@ -97,7 +98,9 @@ def queueing_bound(stamps_ns: Times, base_age_ns: Times, clocks: Clocks) -> Time
     base_age_ns : ndarray of int64
         How long ago the minimum was taken that the delay is compared with.
     """
-    drift = np.where(clocks.free, -(-base_age_ns * 2 * DRIFT_PPM // 1_000_000), clocks.jitter_ns)
+    drift = clocks.jitter_ns
+    if np.count_nonzero(clocks.free):
+        drift = np.where(clocks.free, -(base_age_ns // -_NS_A_DRIFTED_NS), drift)
     return 2 * stamps_ns + drift
 
 

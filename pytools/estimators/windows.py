@@ -169,7 +169,7 @@ def nearest_rank(ordered: Times, counts: NDArray[np.int64], percent: int | NDArr
     ndarray of int64
         MISSING where a row has no sample.
     """
-    places = np.maximum(-(-counts * percent // 100), 1) - 1
+    places = np.maximum((counts * percent - 1) // 100, 0)
     return np.where(counts > 0, _pick(ordered, places), MISSING)
 
 

@@ -110,7 +110,7 @@ class ProbeMesh:
             self._alert_ns = np.zeros(0, np.int64)  # by path, until when it is told of once an interval
             self._alerted = False
             self._read_ns = _READ_EVERY_NS
-            self._started = False
+            self._started = self._answered = False
             self._selector: selectors.BaseSelector | None = None
             self._watched: socket.socket | None = None  # the pacer's end is told by it
             self._path_by_end: dict[tuple[str, str], Path] = {}
@@ -214,7 +214,8 @@ class ProbeMesh:
         alert = self._alert(now_ns)
         self._alerted = alert is not None
         if now_ns >= self._due["short"]:
-            if self._measurements.counts[:, RECEIVED].any():  # the first answers are told of at once
+            self._answered = self._answered or bool(self._measurements.counts[:, RECEIVED].any())
+            if self._answered:  # the first answers are told of at once
                 self._due["short"] = now_ns + self._read_ns * 3 // 4
             self._publish_delays(self._measurements.short, now_ns, only_news=True)
         elif alert is not None:

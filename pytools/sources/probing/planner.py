@@ -313,11 +313,11 @@ class Planner(Sessions):
             return
         ticks = np.arange(first, self._noted)
         kinds, began_ns = self._kinds_of(ticks), self.schedule.began(ticks)
-        steady = kinds != _BETWEEN
-        self._ahead -= how_many(steady)
-        if how_many(began_ns) < len(ticks):
+        extra = kinds.tolist().count(_BETWEEN)
+        self._ahead -= len(ticks) - extra
+        if 0 in began_ns.tolist():
             self._left_out(ticks[began_ns == 0])
-            ticks, kinds, steady, began_ns = (each[began_ns != 0] for each in (ticks, kinds, steady, began_ns))
+            ticks, kinds, began_ns = (each[began_ns != 0] for each in (ticks, kinds, began_ns))
         counts = self._by_path_of_kinds()[kinds]
         for kind, chosen, places in self._by_kind(ticks):
             self._sent_ns.reshape(-1)[kind.at[places]] = began_ns[chosen, None]
@@ -327,8 +327,8 @@ class Planner(Sessions):
                 if how_many(results > 0) < results.size:
                     self._refused(kind, made, places, results, counts[:, 1], chosen)
         self._measurements.sent(counts[:, 0].sum(axis=0))
-        if how_many(steady) < len(ticks):
-            began_ns, counts = began_ns[steady], counts[steady]
+        if extra:
+            began_ns, counts = (each[kinds != _BETWEEN] for each in (began_ns, counts))
         self._measurements.liveness.sent(began_ns, counts[:, 1])
 
     def _by_path_of_kinds(self) -> NDArray[np.int64]:
@@ -388,7 +388,6 @@ class Planner(Sessions):
     def _by_kind(self, ticks: NDArray[np.int64]) -> Iterator[tuple[Kind, NDArray[np.intp], NDArray[np.intp]]]:
         """Of each kind that there are any of: which of these ticks, and the place of each among its times."""
         kinds, places = self._kinds_of(ticks), self._place_of[ticks % len(self._place_of)]
-        for number, kind in enumerate(self._kinds):
+        for number in set(kinds.tolist()):
             chosen = (kinds == number).nonzero()[0]
-            if len(chosen):
-                yield kind, chosen, places[chosen]
+            yield self._kinds[number], chosen, places[chosen]
