@@ -70,6 +70,8 @@ def small_step(times_s: Pair, values_ns: Pair, drift: float, round_trip_ns: floa
     float or None
         The moment at which the step is plainest.
     """
+    if _leaves(times_s, values_ns, drift) > round_trip_ns + _SAME * noise_ns - _least_step(round_trip_ns, noise_ns):
+        return None
     splits = np.sort(np.concatenate(times_s))
     before, after = np.empty((2, len(splits))), np.empty((2, len(splits)))
     for direction, sign in ((0, -1.0), (1, 1.0)):
@@ -90,10 +92,20 @@ def small_step(times_s: Pair, values_ns: Pair, drift: float, round_trip_ns: floa
     return float(splits[best]) if is_step(size[best], 0.0, round_trip_ns, noise_ns) else None
 
 
+def _leaves(times_s: Pair, values_ns: Pair, drift: float) -> float:
+    """The round trip that lines of this drift leave: less than the known one by what the clock was stepped by."""
+    above = values_ns[0] - drift * times_s[0]
+    below = values_ns[1] + drift * times_s[1]
+    return float(above.min() + below.min())
+
+
+def _least_step(round_trip_ns: float, noise_ns: float) -> float:
+    return max(_SMALL * noise_ns, _SMALL_SHARE * round_trip_ns)
+
+
 def is_step(moved_ns: float, round_trip_grew_ns: float, round_trip_ns: float, noise_ns: float) -> bool:
     """Whether an offset that moved, and a round trip that did not, are a step and not a queue."""
-    least = max(_SMALL * noise_ns, _SMALL_SHARE * round_trip_ns)
-    return abs(round_trip_grew_ns) < _SAME * noise_ns and abs(moved_ns) > least
+    return abs(round_trip_grew_ns) < _SAME * noise_ns and abs(moved_ns) > _least_step(round_trip_ns, noise_ns)
 
 
 def _second_smallest_before(values: Floats, places: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Floats:

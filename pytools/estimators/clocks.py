@@ -51,6 +51,7 @@ class EdgeFit:
     wait_ns: float = 0.0  # root mean square of what the offset is off by besides, in case no probe was unqueued
     found: float = 1.0  # probability that unqueued probes carry both lines
     wander_ppb_per_s: float = WANDER_PPB_PER_S  # the drift changes no faster, as was known then
+    span_ns: int = 0  # from the oldest to the newest probe that it rests on: those behind the last step
     floor_ns: int | None = None  # the round trip when nothing waits, where this window says too much
 
     @property
@@ -195,6 +196,7 @@ class _Window:
     offset_ns: int
     times_s: tuple[Floats, Floats]
     values_ns: tuple[Floats, Floats]
+    half_span_s: float  # how far the oldest and the newest probe are from the origin
     wander_ppb_per_s: float
 
     @classmethod
@@ -210,6 +212,7 @@ class _Window:
             offset,
             ((forward.at_ns - origin).astype(np.float64) * 1e-9, (reverse.at_ns - origin).astype(np.float64) * 1e-9),
             ((forward.difference_ns - offset).astype(np.float64), (reverse.difference_ns + offset).astype(np.float64)),
+            (newest - oldest) * 0.5e-9,
             wander_ppb_per_s,
         )
 
@@ -274,7 +277,7 @@ class _Window:
 
     def _guess(self, first: Corridor, prior: EdgeFit | None) -> tuple[float, float]:
         """A drift and how far it may be off: the corridor bounds it, the prior may know it better."""
-        span_s = max(float(np.ptp(times)) for times in self.times_s)
+        span_s = 2 * self.half_span_s
         loose = MOST_DRIFT_PPB if span_s <= 0 else min(MOST_DRIFT_PPB, (abs(first.width_ns) + 1000.0) / span_s)
         if prior is None:
             return first.drift, loose
@@ -283,16 +286,15 @@ class _Window:
         return prior.drift_ppb, math.hypot(prior.drift_sigma_ppb / math.sqrt(fresh), prior.wander_ppb_per_s * apart_s)
 
     def _result(self, edges: LowerEdges, asymmetry_share: float, loose_ppb: float) -> EdgeFit:
-        half = np.array([0.5, -0.5, 0.0])
-        variance = float(half @ edges.covariance @ half)
-        shared = float(half @ edges.covariance[:, 2])
-        drift_variance = float(edges.covariance[2, 2])
+        forward, reverse, drift = edges.covariance.tolist()
+        variance = (forward[0] + reverse[1]) / 4 - forward[1] / 2
+        shared = (forward[2] - reverse[2]) / 2
+        drift_variance = drift[2]
         wait = math.hypot(*edges.waits_ns) / 2
-        span = [float(bound) for bound in (min(t.min() for t in self.times_s), max(t.max() for t in self.times_s))]
-        epoch_s = min(max(-shared / drift_variance, span[0]), span[1])
+        epoch_s = min(max(-shared / drift_variance, -self.half_span_s), self.half_span_s)
         noise = math.sqrt(max(variance + 2 * epoch_s * shared + epoch_s**2 * drift_variance, 1e-6))
         # The line lies this far off a parabola's vertex.
-        spread = float(np.var(np.concatenate(self.times_s)))
+        spread = _variance(*self.times_s)
         noise = math.hypot(noise, self.wander_ppb_per_s / WANDER_SIGMAS * spread / 2)
         certain = max(edges.found, LEAST_FOUND)
         sigma = noise / math.sqrt(certain)
@@ -311,6 +313,7 @@ class _Window:
             drift_ppb=edges.drift,
             sigma_ns=sigma,
             wait_ns=wait,
+            span_ns=round(self.half_span_s * 2e9),
             found=edges.found,
             wander_ppb_per_s=self.wander_ppb_per_s,
             drift_sigma_ppb=math.sqrt(drift_variance),
@@ -326,5 +329,14 @@ class _Window:
     def _ceiling(self, direction: int, edge_ns: float, drift: float, epoch_s: float) -> float:
         """What the probes of one direction leave possible at the epoch; one that is far too fast is a wrong stamp."""
         times, values = self.times_s[direction], self.values_ns[direction]
-        right = values - edge_ns - drift * times > -BLATANT_NS
-        return ceiling(times[right] - epoch_s, values[right], -MOST_DRIFT_PPB, MOST_DRIFT_PPB)
+        right = values - drift * times > edge_ns - BLATANT_NS
+        if not right.all():
+            times, values = times[right], values[right]
+        return ceiling(times - epoch_s, values, -MOST_DRIFT_PPB, MOST_DRIFT_PPB, drift)
+
+
+def _variance(one: Floats, other: Floats) -> float:
+    """The variance of all values of two arrays."""
+    count = len(one) + len(other)
+    mean = (float(np.add.reduce(one)) + float(np.add.reduce(other))) / count
+    return (float(one @ one) + float(other @ other)) / count - mean * mean

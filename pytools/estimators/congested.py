@@ -21,10 +21,11 @@ from pytools.estimators.clocks import LEAST_FOUND, EdgeFit
 from pytools.estimators.offsets import SIGMAS
 
 FLOOR_S: Final = 60.0
-# So many windows in a row with the same round trip are a new floor: few where it is at most twice the old one, for half
-# of that is a small error; many else. Windows overlap, so one lucky probe is the smallest of several.
-_STEADY_WINDOWS: Final = 8
-_LONG_STEADY_WINDOWS: Final = 24
+# The same round trip for so long is a new floor: soon where it is at most twice the old one, for half of that is a
+# small error; late else. Windows overlap, so one lucky probe is the smallest of several.
+_STEADY_NS: Final = 3_400_000_000
+_LONG_STEADY_NS: Final = 11_400_000_000
+_LEAST_WINDOWS: Final = 4
 _LONG_STEADY_SHARE: Final = 0.01  # of the round trip, that a longer path may jitter by
 _NOISE_SIGMAS: Final = 3.0
 
@@ -35,12 +36,10 @@ class Floor:
     def __init__(self, span_ns: int = int(FLOOR_S * 1e9)) -> None:
         self._span_ns = span_ns
         self._kept: deque[tuple[int, int]] = deque()  # time, round trip: both ascending
-        self._recent: deque[int] = deque(maxlen=_LONG_STEADY_WINDOWS)
-
-    @property
-    def settled(self) -> bool:
-        """Whether enough windows have been seen to call the smallest round trip one in which nothing waited."""
-        return len(self._recent) >= _STEADY_WINDOWS
+        self._recent: deque[tuple[int, int]] = deque()  # time, round trip
+        self._first_ns: int | None = None
+        self._windows = 0
+        self.settled = False  # whether enough was seen to call the smallest round trip one in which nothing waited
 
     def add(self, at_ns: int, round_trip_ns: int, noise_ns: float, share: float) -> int:
         """Take one window's smallest round trip into account.
@@ -56,7 +55,12 @@ class Floor:
             The smallest of the recent past, or of the last windows where these are all the same.
         """
         floor_ns = min(self._kept[0][1], round_trip_ns) if self._kept else round_trip_ns
-        self._recent.append(round_trip_ns)
+        self._first_ns = at_ns if self._first_ns is None else self._first_ns
+        self._windows += 1
+        self.settled = self.settled or (self._windows >= _LEAST_WINDOWS and at_ns - self._first_ns >= _STEADY_NS)
+        self._recent.append((at_ns, round_trip_ns))
+        while len(self._recent) > _LEAST_WINDOWS and self._recent[1][0] <= at_ns - _LONG_STEADY_NS:
+            self._recent.popleft()
         steady_ns = self._steady(floor_ns, noise_ns + share * floor_ns)
         if steady_ns is not None:
             self._kept.clear()
@@ -70,13 +74,17 @@ class Floor:
 
     def _steady(self, floor_ns: int, tolerance_ns: float) -> int | None:
         """The smallest round trip of the last windows, if it has been the same for long enough."""
-        last = list(self._recent)[-_STEADY_WINDOWS:]
-        low, high = min(last), max(last)
-        if len(last) == _STEADY_WINDOWS and high - low <= tolerance_ns and low <= 2 * floor_ns:
-            return low
-        low, high = min(self._recent), max(self._recent)
-        jitter_ns = tolerance_ns + _LONG_STEADY_SHARE * low
-        return low if len(self._recent) == _LONG_STEADY_WINDOWS and high - low <= jitter_ns else None
+        now_ns, low = self._recent[-1]
+        high = low
+        for windows, (at_ns, round_trip_ns) in enumerate(reversed(self._recent), 1):
+            low, high = min(low, round_trip_ns), max(high, round_trip_ns)
+            if high - low > tolerance_ns + _LONG_STEADY_SHARE * low:
+                return None
+            if windows < _LEAST_WINDOWS or now_ns - at_ns < _STEADY_NS:
+                continue
+            if now_ns - at_ns >= _LONG_STEADY_NS or (high - low <= tolerance_ns and low <= 2 * floor_ns):
+                return low
+        return None
 
 
 def noise_ns(fit: EdgeFit) -> float:

@@ -50,7 +50,7 @@ def corridor(
     return Corridor(drift, float((forward_ns - drift * forward_s).min()), float((reverse_ns + drift * reverse_s).min()))
 
 
-def ceiling(times_s: Floats, values_ns: Floats, low: float, high: float) -> float:
+def ceiling(times_s: Floats, values_ns: Floats, low: float, high: float, start: float) -> float:
     """How high a line below all values can lie at time zero, its slope between `low` and `high`.
 
     The lower convex hull of the values at time zero, unless its slope there is out of range.
@@ -61,7 +61,7 @@ def ceiling(times_s: Floats, values_ns: Floats, low: float, high: float) -> floa
         first = below.argmin()
         return float(below[first]), -float(times_s[first])
 
-    return look(_highest(look, low, high, (low + high) / 2))[0]
+    return look(_highest(look, low, high, start))[0]
 
 
 def _highest(look: Callable[[float], tuple[float, float]], low: float, high: float, start: float) -> float:

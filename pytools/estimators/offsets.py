@@ -5,6 +5,7 @@ Offset of the peer = its clock minus ours. The line is good near its epoch; `age
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,7 +20,7 @@ WANDER_PPB_PER_S: Final = (
 )
 WANDER_SIGMAS: Final = 3.0  # a wander stands for so many standard deviations
 FREE_PPM: Final = 100.0  # stated allowance without any assumption: 50 ppm for each of the two
-HOLDOVER_AGE_NS: Final = 3_000_000_000  # a line older than this is no longer called synchronised
+HOLDOVER_AGE_NS: Final = 4_000_000_000  # a line older than this is no longer called synchronised
 UNBOUNDED_NS: Final = 2**61  # a hard bound so large means that there is none
 FREE_BOUND_NS: Final = 1_000_000  # a line that is good to no more than this says nothing any more
 
@@ -47,6 +48,10 @@ class Offset:
         grown: Times = np.rint((ours_ns - self.epoch_ns) * (self.drift_ppb * 1e-9)).astype(np.int64)
         return self.offset_ns + grown
 
+    def at_one(self, ours_ns: int) -> int:
+        """The same for one moment."""
+        return self.offset_ns + round((ours_ns - self.epoch_ns) * (self.drift_ppb * 1e-9))
+
     def aged(self, ours_ns: int) -> Offset:
         """The same line as it is to be judged when our clock reads `ours_ns`.
 
@@ -56,10 +61,10 @@ class Offset:
         """
         age_s = max(0, ours_ns - self.epoch_ns) * 1e-9
         grown = (SIGMAS * self.drift_sigma_ppb + 0.5 * self.wander_ppb_per_s * age_s) * age_s
-        bound_ns = self.bound_ns + int(np.ceil(grown))
+        bound_ns = self.bound_ns + math.ceil(grown)
         state: ClockState = "synchronised" if age_s * 1e9 <= HOLDOVER_AGE_NS else "holdover"
         if bound_ns > FREE_BOUND_NS:
             state = "free_running"
-        sigma_ns = float(np.hypot(self.sigma_ns, self.drift_sigma_ppb * age_s))
-        hard_ns = self.hard_bound_ns + int(np.ceil((FREE_PPM * 1000 + abs(self.drift_ppb)) * age_s))
+        sigma_ns = math.hypot(self.sigma_ns, self.drift_sigma_ppb * age_s)
+        hard_ns = self.hard_bound_ns + math.ceil((FREE_PPM * 1000 + abs(self.drift_ppb)) * age_s)
         return replace(self, sigma_ns=sigma_ns, bound_ns=bound_ns, hard_bound_ns=hard_ns, state=state)

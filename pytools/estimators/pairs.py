@@ -44,22 +44,35 @@ def sift(at_ns: Times, difference_ns: Times, tolerance_ns: int) -> Probes:
     tolerance_ns : int
         A pair is kept when its two differences differ by no more.
     """
-    known = (at_ns != MISSING) & (difference_ns != MISSING)
-    values = np.where(known, difference_ns, _HIGHEST)
-    faster = np.minimum(values[:, 0], values[:, 1])
-    both = known[:, 0] & known[:, 1]
-    apart = (np.maximum(values[:, 0], values[:, 1]) - faster).view(np.uint64)  # right even where int64 wraps around
-    kept = both & (apart <= tolerance_ns)
-    others = (known[:, 0] | known[:, 1]) & ~kept
-    at_faster = np.where(values[:, 0] <= values[:, 1], at_ns[:, 0], at_ns[:, 1])
-    first, spacing = at_ns[kept, 0], at_ns[kept, 1] - at_ns[kept, 0]
-    count = int(np.count_nonzero(kept))
+    unknown = (at_ns == MISSING) | (difference_ns == MISSING)
+    lost = bool(unknown.any())
+    if lost:
+        difference_ns = np.where(unknown, _HIGHEST, difference_ns)
+    one, other = difference_ns[:, 0], difference_ns[:, 1]
+    faster = np.minimum(one, other)
+    apart = (np.maximum(one, other) - faster).view(np.uint64)  # right even where int64 wraps around
+    near = apart <= tolerance_ns
+    rejected = 0
+    if lost:
+        both = ~(unknown[:, 0] | unknown[:, 1])
+        near &= both
+        rejected = len(both) - int(np.count_nonzero(both))
+    kept = np.flatnonzero(near)
+    count = len(kept)
+    rejected = len(near) - rejected - count
+    first = at_ns[kept, 0]
+    means_at = first + (at_ns[kept, 1] - first) // 2
+    means = faster[kept] + apart[kept].astype(np.int64) // 2
+    if count == len(near):
+        return Probes(means_at, means, count, count, 0)
+    others = np.flatnonzero(~near & (faster != _HIGHEST) if lost else ~near)
+    at_faster = np.where(one[others] <= other[others], at_ns[others, 0], at_ns[others, 1])
     return Probes(
-        at_ns=np.concatenate([first + spacing // 2, at_faster[others]]),
-        difference_ns=np.concatenate([faster[kept] + apart[kept].astype(np.int64) // 2, faster[others]]),
+        at_ns=np.concatenate([means_at, at_faster]),
+        difference_ns=np.concatenate([means, faster[others]]),
         means=count,
         kept=count,
-        rejected=int(np.count_nonzero(both)) - count,
+        rejected=rejected,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from crystals import SECOND_NS, Crystal, edges_of
 
@@ -96,3 +97,69 @@ def test_the_messages_of_a_reference_that_was_stepped_call_nobody_synchronised()
     told = scale.solve(NOW_NS, NOW_NS, 0)
     assert messages.decode_clocks(messages.encode(told)) == told
     assert {clock.state for clock in told.hosts} == {FREE}
+
+
+class Rounds:
+    """The clock source of h2 while no probe is answered, ticked ten times a second."""
+
+    def __init__(self, hosts: Any = None) -> None:
+        nothing = np.zeros((0, 2), np.int64)
+        paths = [SimpleNamespace(index=place, peer=SimpleNamespace(name=name)) for place, name in enumerate(PEERS)]
+        self.fitted: list[int] = []
+        self.mesh = SimpleNamespace(
+            current=paths,
+            has_own_clock=lambda _: True,
+            stamping_clock=lambda now_ns: now_ns,
+            in_doubt=lambda _: False,
+            set_offset=lambda index, _, now_ns: self.fitted.append(now_ns) if index == 0 else None,
+            contradictions=0,
+            sender=SimpleNamespace(pairs=lambda *_: [nothing] * 4, singles=lambda *_: [nothing[:, 0]] * 4),
+        )
+        bus = SimpleNamespace(wanted=lambda _: False)
+        self.source = ClockSource(AgentConfig(host="h2", peers=[]), cast(ProbeMesh, self.mesh), hosts, cast(Bus, bus))
+        self.now_ns = NOW_NS
+
+    def in_seconds(self, seconds: int) -> list[float]:
+        """When all paths were fitted during the next seconds."""
+        begin_ns = self.now_ns
+        self.fitted.clear()
+        while self.now_ns < begin_ns + seconds * SECOND_NS:
+            self.source.tick(self.now_ns)
+            self.now_ns += SECOND_NS // 20
+        return [(at_ns - begin_ns) / SECOND_NS for at_ns in self.fitted]
+
+
+def test_rounds_are_a_second_apart_but_quicker_for_new_paths() -> None:
+    agent = Rounds()
+    assert agent.in_seconds(4)[:6] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25]
+    agent.in_seconds(2)
+    assert len(agent.in_seconds(10)) == 10
+    agent.mesh.current.append(SimpleNamespace(index=2, peer=SimpleNamespace(name="h4")))
+    assert len(agent.in_seconds(10)) >= 20
+
+
+def test_a_sample_that_contradicts_the_clocks_begins_a_round_at_once() -> None:
+    agent = Rounds()
+    agent.in_seconds(10)
+    agent.source.tick(agent.now_ns)  # a round has just begun, or begins within a second
+    agent.now_ns += SECOND_NS // 20
+    agent.mesh.contradictions = 1
+    agent.mesh.in_doubt = lambda index: index == 0
+    rounds = agent.in_seconds(1)
+    assert rounds[:4] == [0.0, 0.25, 0.5, 0.75]
+    agent.mesh.in_doubt = lambda _: False
+    assert len(agent.in_seconds(10)) <= 15
+
+
+def test_a_host_that_is_told_of_a_step_looks_at_once() -> None:
+    told = list[tuple[str, bytes]]()
+    hosts = SimpleNamespace(
+        receive=lambda topic: [told.pop()] if told and topic == messages.EDGES else [], send=lambda *_: None
+    )
+    agent = Rounds(hosts)
+    agent.in_seconds(10)
+    agent.source.tick(agent.now_ns)
+    agent.now_ns += SECOND_NS // 20
+    told.append(("h3", messages.encode(edges_of("h3", CRYSTALS, NOW_NS, stepped=True))))
+    assert agent.in_seconds(1)[:2] == [0.0, 0.25]
+    assert len(agent.in_seconds(10)) >= 12

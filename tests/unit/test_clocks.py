@@ -283,7 +283,7 @@ def test_the_ceiling_is_the_linear_programmes(given_times: list[float], seed: in
         bounds=[(None, None), (-2_000, 2_000)],
         method="highs",
     )
-    assert ceiling(times_s, values, -2_000, 2_000) == pytest.approx(-solved.fun, abs=0.05)
+    assert ceiling(times_s, values, -2_000, 2_000, 0.0) == pytest.approx(-solved.fun, abs=0.05)
 
 
 # ---- few unqueued probes ----

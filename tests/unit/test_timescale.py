@@ -420,3 +420,28 @@ def test_a_clock_was_stepped_when_most_neighbours_see_it_so(pairs: list[str], ho
 
 def test_of_two_hosts_alone_nobody_knows_which_one_was_stepped() -> None:
     assert stepped([("a", "b")], {frozenset("ab")}) == {"a", "b"}
+
+
+def test_what_a_host_said_before_a_step_is_not_used_when_the_step_is_over() -> None:
+    """h2 falls silent right before h3 is stepped: its word is fresh for longer than h3 is free running."""
+    scale = Timescale("h1", SECOND_NS, "h1")
+    before = {name: CRYSTALS[name] for name in ("h1", "h2", "h3")}
+    after = before | {"h3": before["h3"].moved(50_000)}
+    at_ns = BEGIN_NS + SECOND_NS // 4
+    for name in before:
+        scale.hear(name, edges_of(name, before, BEGIN_NS), BEGIN_NS)
+    for name in ("h1", "h3"):
+        scale.hear(name, edges_of(name, after, at_ns, but=["h2"] if name == "h1" else [], stepped=True), at_ns)
+
+    def solved() -> Clocks:
+        return scale.solve(before["h1"].at(at_ns), at_ns, 0)
+
+    assert {clock.host: clock.state for clock in solved().hosts}["h3"] == "free_running"
+    at_ns += 2 * SECOND_NS
+    for name in ("h1", "h3"):
+        scale.hear(name, edges_of(name, after, at_ns), at_ns)
+    clocks = {clock.host: clock for clock in solved().hosts}
+    for name, clock in clocks.items():
+        assert clock.state == "synchronised"
+        assert clock.outlier_edges == 0
+        assert clock.offset_ns == pytest.approx(after[name].at(at_ns) - after["h1"].at(at_ns), abs=2)

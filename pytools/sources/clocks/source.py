@@ -1,6 +1,7 @@
 """Clocks: fits a line to the coded probes of each path, joins the lines of all hosts, and says what delays rest on.
 
-A few paths are fitted per tick, so that answers do not wait long for arithmetic. `now_ns` is CLOCK_MONOTONIC; epochs
+A few paths are fitted per tick, so that answers do not wait long for arithmetic. Rounds follow each other more quickly
+after a step, a doubt or a new path, the first of them at once. `now_ns` is CLOCK_MONOTONIC; epochs
 are of stamping clocks (the same but in a lab). One thread, the agent's.
 """
 
@@ -23,13 +24,18 @@ from pytools.signals import Clock, ClockEdge, Collocated, Collocation
 from pytools.sources.clocks import messages, slew
 from pytools.sources.clocks.chrony import ChronyFeed, correction_ns, realtime_difference_ns
 from pytools.sources.clocks.messages import Edge, Edges, HostClock
-from pytools.sources.clocks.timescale import FRESH_ROUNDS, Timescale
+from pytools.sources.clocks.timescale import Timescale
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.paths import PinnedPath
 
 _MS: Final = 1_000_000
 _FITS: Final = 8  # paths fitted in one tick: the second and following find everything in the caches
 _MOST_TICK_NS: Final = 100 * _MS
+_QUICKER: Final = 4  # times as many rounds
+_QUICK_NS: Final = 4_000 * _MS  # after the last step or new path: until its round trip is known as well
+_DOUBTFUL_NS: Final = 1_000 * _MS  # the same after a doubt that no step explains
+_STEP_TOLD_NS: Final = 500 * _MS
+_LEAST_LIFE_NS: Final = 1_500 * _MS  # of an edge that no newer one replaces
 _COLLOCATION_NS: Final = 5_000 * _MS
 _DOUBT_NS: Final = 6_000 * _MS  # longer than any packet waits to be told of
 
@@ -41,8 +47,13 @@ class _Fitted:
     pinned: PinnedPath
     fit: EdgeFit
     at_ns: int
+    stepped_ns: int | None  # when a step was last seen
 
-    def edge(self) -> Edge:
+    def shows_step(self, now_ns: int) -> bool:
+        """Whether the others are to be told of a step: more than once, for messages get lost."""
+        return self.stepped_ns is not None and now_ns - self.stepped_ns <= _STEP_TOLD_NS
+
+    def edge(self, now_ns: int) -> Edge:
         fit = self.fit
         return Edge(
             self.pinned.peer.name,
@@ -56,7 +67,7 @@ class _Fitted:
             fit.hard_high_ns,
             fit.kept,
             fit.rejected,
-            fit.stepped,
+            self.shows_step(now_ns),
         )
 
 
@@ -75,12 +86,17 @@ class ClockSource:
         self._config, self._settings, self._mesh, self._hosts, self._bus = config, config.clocks, mesh, hosts, bus
         self._interval_ns = int(config.clocks.interval_ms * _MS)
         self._window_ns = int(config.clocks.window_ms * _MS)
+        self._life_ns = max(_LEAST_LIFE_NS, 3 * self._interval_ns // 2)
         self._timescale = Timescale(config.host, self._interval_ns, config.clocks.reference)
         self._fitted: dict[int, _Fitted] = {}  # by path index
         self._floors: dict[int, Floor] = {}
         self._doubted_ns: dict[str, int] = {}  # peer -> when its clock or ours was last seen to be stepped
         self._waiting: list[PinnedPath] = []
+        self._paths: set[int] = set()  # indexes, of the last round
+        self._since_ns: dict[int, int] = {}  # by path index: from when on its probes are of the present time
         self._round_ns = 0
+        self._quick_until_ns = 0
+        self._contradictions = 0
         self._refused = 0
         self._unclear = 0
         self._slew_ppb: float | None = None
@@ -94,11 +110,14 @@ class ClockSource:
     def tick(self, now_ns: int) -> int:
         """Fit the next paths; once all are fitted, tell the others. Take in what they told."""
         self._hear(now_ns)
+        if self._contradictions != self._mesh.contradictions:
+            self._contradictions = self._mesh.contradictions
+            self._notice_doubts(now_ns)
         begins = not self._waiting and now_ns >= self._round_ns
         if begins:
-            self._round_ns = now_ns + self._interval_ns
             self._waiting = [pinned for pinned in self._mesh.current if self._mesh.has_own_clock(pinned)]
-            self._forget({pinned.index for pinned in self._waiting})
+            self._note_paths({pinned.index for pinned in self._waiting}, now_ns)
+            self._round_ns = now_ns + self._pause_ns(now_ns)
         if begins or self._waiting:
             for pinned in self._waiting[:_FITS]:
                 self._fit(pinned, now_ns)
@@ -110,12 +129,24 @@ class ClockSource:
         step_ns = (self._round_ns - now_ns) // (len(self._waiting) // _FITS + 2)
         return now_ns + min(_MOST_TICK_NS, max(step_ns, 0))
 
+    def _pause_ns(self, now_ns: int) -> int:
+        """Time from one round to the next: less while clocks are unsettled or the reference is silent."""
+        silent_ns = now_ns - self._timescale.told_ns if self._timescale.reference else 0
+        silent = 3 * self._interval_ns < 2 * silent_ns < 8 * self._interval_ns
+        return self._interval_ns // _QUICKER if silent or now_ns < self._quick_until_ns else self._interval_ns
+
+    def _hurry(self, now_ns: int, for_ns: int = _QUICK_NS) -> None:
+        """Let rounds follow each other quickly for a while, and the first of them at once."""
+        if now_ns >= self._quick_until_ns:
+            self._round_ns = now_ns
+        self._quick_until_ns = max(self._quick_until_ns, now_ns + for_ns)
+
     # ---- our own edges ----
 
     def _fit(self, pinned: PinnedPath, now_ns: int) -> None:
         """Fit the line of one path, and let its delays rest on what is known now."""
         before = self._fitted.get(pinned.index)
-        since_ns = now_ns - self._window_ns
+        since_ns = max(now_ns - self._window_ns, self._since_ns.get(pinned.index, 0))
         pairs = self._mesh.sender.pairs(pinned.index, since_ns)
         fit = fit_edge(
             *pairs,
@@ -125,42 +156,50 @@ class ClockSource:
             singles=self._mesh.sender.singles(pinned.index, since_ns),
             wander_ppb_per_s=self._timescale.wander_between(pinned.peer.name),
         )
+        if fit is not None and fit.stepped:
+            self._since_ns[pinned.index] = now_ns - fit.span_ns
+            self._hurry(now_ns)
+            self._doubt(pinned.peer.name, now_ns)
         if fit is not None and not tells_round_trip(fit):
             self._unclear += 1
-            if fit.stepped:
-                self._doubt(pinned.peer.name, now_ns)
             fit = None
         if fit is not None:
+            if before is None or now_ns - before.at_ns > self._life_ns:
+                self._hurry(now_ns)
             share = self._settings.asymmetry_share
             floor = self._floors.setdefault(pinned.index, Floor())
             floor_ns = floor.add(now_ns, fit.round_trip_min_ns, noise_ns(fit), share)
             prior = before.fit if before else None
             fit = tempered(fit, prior, floor_ns, share) if floor.settled else doubted(fit)
-            self._fitted[pinned.index] = fitted = _Fitted(pinned, fit, now_ns)
+            stepped_ns = now_ns if fit.stepped else None if before is None else before.stepped_ns
+            self._fitted[pinned.index] = fitted = _Fitted(pinned, fit, now_ns, stepped_ns)
             if self._bus.wanted("clock_edge"):
                 self._bus.publish(self._edge_signal(fitted, now_ns))
         peer = pinned.peer.name
-        if self._mesh.in_doubt(pinned.index) or (fit is not None and fit.stepped):
+        if self._mesh.in_doubt(pinned.index):
             self._doubt(peer, now_ns)
         self._mesh.set_offset(pinned.index, self.between(peer, now_ns), now_ns)
 
-    def _forget(self, current: set[int]) -> None:
-        """Keep no line of a path that is gone."""
+    def _note_paths(self, current: set[int], now_ns: int) -> None:
+        """Keep no line of a path that is gone; be quick about one that is new."""
+        if not current <= self._paths:
+            self._hurry(now_ns)
+        self._paths = current
+        self._since_ns = {index: since_ns for index, since_ns in self._since_ns.items() if index in current}
         self._fitted = {index: fitted for index, fitted in self._fitted.items() if index in current}
         self._floors = {index: floor for index, floor in self._floors.items() if index in current}
 
     def _own(self, peer: str, now_ns: int) -> Edge | None:
         """Our best fresh edge to a peer: the newest that shows a step, else the one with the smallest bound."""
-        patience_ns = FRESH_ROUNDS * self._interval_ns
         of_peer = [
             fitted
             for fitted in self._fitted.values()
-            if fitted.pinned.peer.name == peer and now_ns - fitted.at_ns <= patience_ns
+            if fitted.pinned.peer.name == peer and now_ns - fitted.at_ns <= self._life_ns
         ]
-        stepped = [fitted for fitted in of_peer if fitted.fit.stepped]
+        stepped = [fitted for fitted in of_peer if fitted.shows_step(now_ns)]
         if stepped:
-            return max(stepped, key=lambda fitted: fitted.at_ns).edge()
-        return min(of_peer, key=lambda fitted: fitted.fit.bound_ns).edge() if of_peer else None
+            return max(stepped, key=lambda fitted: fitted.at_ns).edge(now_ns)
+        return min(of_peer, key=lambda fitted: fitted.fit.bound_ns).edge(now_ns) if of_peer else None
 
     def between(self, peer: str, now_ns: int | None = None) -> Offset | None:
         """A peer's clock against ours as it is known now; None when nothing is."""
@@ -187,6 +226,7 @@ class ClockSource:
     def _doubt(self, peer: str, now_ns: int) -> None:
         self._doubted_ns[peer] = now_ns
         self._timescale.doubt(peer, now_ns)
+        self._hurry(now_ns, _DOUBTFUL_NS)
 
     # ---- all hosts together ----
 
@@ -194,8 +234,7 @@ class ClockSource:
         """A round is over: say what we measured, and solve if we are the reference."""
         self._slew_ppb = slew.host_slew_ppb()
         self._notice_doubts(now_ns)
-        patience_ns = FRESH_ROUNDS * self._interval_ns
-        fresh = [fitted.edge() for fitted in self._fitted.values() if now_ns - fitted.at_ns <= patience_ns]
+        fresh = [fitted.edge(now_ns) for fitted in self._fitted.values() if now_ns - fitted.at_ns <= self._life_ns]
         edges = Edges(messages.VERSION, self._slew_ppb, fresh)
         self._timescale.hear(self._config.host, edges, now_ns)
         if self._hosts is not None:
@@ -217,6 +256,8 @@ class ClockSource:
                 self._refused += 1
             else:
                 self._timescale.hear(host, edges, now_ns)
+                if any(edge.stepped for edge in edges.edges):
+                    self._hurry(now_ns)
         for host, payload in self._hosts.receive(messages.CLOCKS):
             told = messages.decode_clocks(payload)
             if told is None:

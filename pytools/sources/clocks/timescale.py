@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,8 +21,10 @@ from pytools.estimators.wander import MEMORY_S, wander
 from pytools.sources.clocks.messages import VERSION, Clocks, Edge, Edges, HostClock
 
 FRESH_ROUNDS: Final = 3  # what is older than so many intervals no longer counts
-_PROBATION_ROUNDS: Final = 4  # a host that returns is not the reference before it was heard for so long
-_STEPPED_NS: Final = 1_500_000_000  # so long after an edge showed a step of a clock, that clock is free running
+_PROBATION_NS: Final = 2_000_000_000  # a host that returns is not the reference before it was heard for so long
+# So long after an edge showed a step of a clock, that clock is free running. Hosts that are told of the step look at
+# once, and the others within an interval: so it is never less than one and a half of these.
+_STEPPED_NS: Final = 1_500_000_000
 
 
 @dataclass
@@ -49,7 +51,9 @@ class Timescale:
 
     def __init__(self, host: str, interval_ns: int, reference: str) -> None:
         self._host, self._interval_ns, self._wanted = host, interval_ns, reference
+        self._suspect_ns = max(_STEPPED_NS, 3 * interval_ns // 2)
         self._heard: dict[str, _Heard] = {}
+        self._quarantined_ns: dict[str, int] = {}  # host -> since when its clock is known to be stepped
         self._stepped_ns: dict[frozenset[str], int] = {}  # two hosts -> when an edge between them last showed a step
         self.reference = ""  # whose word `clocks` is
         self.clocks: dict[str, HostClock] = {}
@@ -73,7 +77,7 @@ class Timescale:
 
     def seen_stepped(self, peers: Iterable[str], now_ns: int) -> set[str]:
         """The hosts whose clock was stepped a moment ago, by what we alone have seen."""
-        recent = {pair for pair, at_ns in self._stepped_ns.items() if now_ns - at_ns <= _STEPPED_NS}
+        recent = {pair for pair, at_ns in self._stepped_ns.items() if now_ns - at_ns <= self._suspect_ns}
         return stepped(((self._host, peer) for peer in peers), recent)
 
     def wander(self, host: str) -> float:
@@ -92,7 +96,7 @@ class Timescale:
         here.add(self._host)
         if self._wanted in here:
             return self._wanted
-        probation_ns = _PROBATION_ROUNDS * self._interval_ns
+        probation_ns = max(_PROBATION_NS, 2 * self._interval_ns)
         settled = {host for host in here if host in (self._host, self.reference) or self._proven(host, probation_ns)}
         return min(settled)
 
@@ -122,6 +126,8 @@ class Timescale:
             self._drifts.popleft()
         self._wanders = {}
         for host in known:
+            if host == self.reference:
+                continue  # it is what the others are measured by
             rows = [((at - now_ns) * 1e-9, *drifts[host]) for at, drifts in self._drifts if host in drifts]
             times, drifts_ppb, sigmas_ppb = np.array(rows).T
             self._wanders[host] = wander(times, drifts_ppb, sigmas_ppb)
@@ -132,11 +138,26 @@ class Timescale:
 
         patience_ns = FRESH_ROUNDS * self._interval_ns
         fresh = {host: heard for host, heard in self._heard.items() if now_ns - heard.last_ns <= patience_ns}
-        edges = [(host, edge) for host, heard in fresh.items() for edge in heard.edges.edges]
         slews = {host: heard.edges.slew_ppb for host, heard in fresh.items()}
-        self._stepped_ns = {pair: at for pair, at in self._stepped_ns.items() if now_ns - at <= _STEPPED_NS}
-        doubtful = stepped(((host, edge.peer) for host, edge in edges), self._stepped_ns)
+        self._stepped_ns = {pair: at for pair, at in self._stepped_ns.items() if now_ns - at <= self._suspect_ns}
+        pairs = [(host, edge.peer) for host, heard in fresh.items() for edge in heard.edges.edges]
+        doubtful = stepped(pairs, self._stepped_ns) if self._stepped_ns else set()
+        since = self._quarantined(doubtful, now_ns - patience_ns, now_ns)
+        edges = [
+            (host, edge)
+            for host, heard in fresh.items()
+            for edge in heard.edges.edges
+            if not since or heard.last_ns >= max(since.get(host, 0), since.get(edge.peer, 0))
+        ]
         return Clocks(VERSION, unix_ahead_ns, solved(self._host, clock_ns, edges, slews, doubtful, self._wanders))
+
+    def _quarantined(self, doubtful: Set[str], oldest_ns: int, now_ns: int) -> Mapping[str, int]:
+        """Since when the clock of each host is another one; what was told before tells nothing of it."""
+        known = self._quarantined_ns
+        # Those that are still doubtful keep their time; of the others nobody is heard any more who spoke before it.
+        known = {host: at for host, at in known.items() if host in doubtful or at >= oldest_ns}
+        self._quarantined_ns = dict.fromkeys(doubtful, now_ns) | known
+        return self._quarantined_ns
 
     def between(self, peer: str, clock_ns: int, own: Edge | None) -> Offset | None:
         """The peer's clock against ours, as well as it is known.
@@ -155,8 +176,7 @@ class Timescale:
         edge = replace(as_offset(own), wander_ppb_per_s=self.wander_between(peer))
         if common is None or clock_ns - common.epoch_ns > FRESH_ROUNDS * self._interval_ns:
             return edge.aged(clock_ns)
-        now = np.array([clock_ns])
-        apart_ns = abs(int(edge.at(now)[0]) - int(common.at(now)[0]))
+        apart_ns = abs(edge.at_one(clock_ns) - common.at_one(clock_ns))
         # The edge's own bound would not do: it rests on symmetry, which only the others can check.
         if own.stepped or apart_ns > edge.aged(clock_ns).hard_bound_ns + common.aged(clock_ns).bound_ns:
             return edge.aged(clock_ns)
@@ -183,8 +203,8 @@ class Timescale:
             epoch_ns=ours.epoch_ns,
             offset_ns=theirs.offset_ns - ours.offset_ns,
             drift_ppb=(d_theirs * (1 - d_ours) / (1 - d_theirs) - d_ours) * 1e9,
-            sigma_ns=float(np.hypot(theirs.sigma_ns, ours.sigma_ns)),
-            drift_sigma_ppb=float(np.hypot(theirs.drift_sigma_ppb, ours.drift_sigma_ppb)),
+            sigma_ns=math.hypot(theirs.sigma_ns, ours.sigma_ns),
+            drift_sigma_ppb=math.hypot(theirs.drift_sigma_ppb, ours.drift_sigma_ppb),
             bound_ns=theirs.bound_ns + ours.bound_ns,
             hard_bound_ns=theirs.hard_bound_ns + ours.hard_bound_ns,
             wander_ppb_per_s=self.wander_between(peer),
