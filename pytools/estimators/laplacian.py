@@ -108,7 +108,7 @@ class Graph:
             new = float(residual @ preconditioned)
             direction = preconditioned + (new / energy) * direction
             energy = new
-        x = x - x.mean()
+        x = x - float(np.add.reduce(x)) / self.vertices
         return x
 
     def distances(self, forward: Floats, backward: Floats, ground: int) -> Floats:
@@ -121,7 +121,7 @@ class Graph:
         far[ground] = 0.0
         for _ in range(self.vertices):
             nearer = np.minimum(far, np.minimum.reduceat(far[self.sources] + costs, self.begins))
-            if bool(np.array_equal(nearer, far)):
+            if (nearer == far).all():
                 break
             far = nearer
         return far

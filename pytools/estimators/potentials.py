@@ -54,20 +54,21 @@ def fit(graph: Graph, measured: Floats, sigma: Floats, ground: int, most: Floats
     factor = np.ones(len(measured))
     excess = 0.0
     values = np.zeros(graph.vertices)
-    for turn in range(_ROUNDS):
+    mild = _MILD  # rounds left
+    for _ in range(_ROUNDS):
         weights = factor / (variance + excess)
         values = graph.solve(weights, graph.divergence(weights * measured), _PRECISE, values)
         squares = (measured - graph.along(values)) ** 2 / spare
         excess = _excess(np.minimum(squares, most_squares), variance)
         disagreement = np.sqrt(squares / (variance + excess))
         # First least absolute deviations, which have a single minimum; then what is far off is left out altogether.
-        new = (
-            1 / np.maximum(disagreement, 1.0) if turn < _MILD else _DOUBTED**4 / np.maximum(disagreement, _DOUBTED) ** 4
-        )
+        new = 1 / np.maximum(disagreement, 1.0) if mild > 0 else _DOUBTED**4 / np.maximum(disagreement, _DOUBTED) ** 4
         settled = float(np.abs(new - factor).max()) < _SETTLED
         factor = new
-        if settled and turn > _MILD:
+        if settled and mild < 0:
             break
+        # Where no edge is in doubt, the second kind of weights has nothing to choose from.
+        mild = 0 if settled and mild > 0 and float(disagreement.max()) < _DOUBTED else mild - 1
     weights = factor / (variance + excess)
     values = graph.solve(weights, graph.divergence(weights * measured), _PRECISE, values)
     disagreement = np.abs(measured - graph.along(values)) / np.sqrt((variance + excess) * spare)
@@ -80,7 +81,8 @@ def _excess(squares: Floats, variance: Floats) -> float:
     Of each edge it is known under how much more variance its disagreement would be just that; half of the edges need
     more than the median of these.
     """
-    return max(float(np.median(squares / _MEDIAN_SQUARE - variance)), 0.0)
+    lacks = np.sort(squares / _MEDIAN_SQUARE - variance)
+    return max(float(lacks[(len(lacks) - 1) // 2] + lacks[len(lacks) // 2]) / 2, 0.0)
 
 
 def variances(graph: Graph, weights: Floats, ground: int) -> Floats:
