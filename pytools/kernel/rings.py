@@ -67,7 +67,7 @@ class Ring:
         length = np.ndarray((whole,), np.uint32, self._producer, offset, (slot,))
         done = whole
         plain = length == self.record.itemsize
-        if not plain.all():  # some are still being written, or were discarded
+        if np.count_nonzero(plain) < whole:  # some are still being written, or were discarded
             busy = (length & _BUSY) != 0
             done = int(busy.argmax()) if busy.any() else whole  # stop at the first that is not finished
             sizes = length[:done] & ~(_BUSY | _DISCARD)
@@ -75,7 +75,7 @@ class Ring:
                 raise SwerveError(f"a ring holds records of {int(sizes.max())} bytes, not {self.record.itemsize}")
             plain = (length[:done] & _DISCARD) == 0
         payload = rows[:done, _HEADER_BYTES : _HEADER_BYTES + self.record.itemsize]
-        kept = payload.copy() if plain.all() else payload[plain]
+        kept = payload.copy() if np.count_nonzero(plain) == done else payload[plain]
         self._consumed[0] = start + done * slot
         return np.ndarray((len(kept),), self.record, kept)
 
