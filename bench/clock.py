@@ -19,6 +19,7 @@ from _common import cpu_s, emit, note, resident_bytes, wait_until
 
 from pytools import places
 from pytools.bus import Client
+from pytools.config import Clocks
 from pytools.errors import SwerveError
 from pytools.lab.fabric import Lab
 from pytools.lab.topology import Host
@@ -27,7 +28,7 @@ from pytools.signals import AnySignal, Clock, PathDelay, ProbeSamples
 HOSTS, RAILS, RATE = 8, 1, "100mbit"
 SEED = 7
 PHASE_S, SETTLING_S = 200.0, 8.0
-LIFE_NS = 500_000_000
+LIFE_NS = int(Clocks().interval_ms * 1e6)  # of an estimate: until the next one comes
 STEP_NS, STEPPED = 10_000_000, 5  # of which host
 EXTRA_US, LONGER = 200.0, (4, 5)
 LIMITS = {"idle": 50, "load40": 150, "load90": 500}
