@@ -25,6 +25,7 @@ from pytools.sources.programs import (
 )
 
 _HOOKS_INTERVAL_NS = 1_000_000_000
+_TABLES: Final = ("observers", "probe_observers")  # those of probe.c are its own: it is compiled by itself
 _Hook = tuple[str, attach.Direction]
 _TOGETHER: Final[tuple[_Hook, ...]] = ((OBSERVE_EGRESS, "egress"), (OBSERVE_INGRESS, "ingress"))
 # What each of the two hands packets to, in the order of the table in bpf/observe/chain.h.
@@ -40,15 +41,16 @@ def link_observers(loaded: Loaded) -> tuple[_Hook, ...]:
     Where this kernel refused one of the two, its parts are to be attached in its place, in their order.
     """
     wanted: list[_Hook] = []
+    tables = [loaded.map(name) for name in _TABLES if loaded.has_map(name)]
     for side, (together, parts) in enumerate(zip(_TOGETHER, _PARTS, strict=True)):
         there = [(place, part) for place, part in enumerate(parts) if part[0] in loaded.programs]
         if together[0] not in loaded.programs:
             wanted += [part for _, part in there]
             continue
         wanted.append(together)
-        table = loaded.map("observers")
-        for place, (name, _) in there:
-            table.update(side * len(parts) + place, loaded.programs[name])
+        for table in tables:
+            for place, (name, _) in there:
+                table.update(side * len(parts) + place, loaded.programs[name])
     return tuple(wanted)
 
 

@@ -26,7 +26,7 @@ from pytools.sources.programs import OBSERVE_EGRESS, OBSERVE_INGRESS, observers,
 
 PORT = p.PORT
 OUT, IN = OBSERVE_EGRESS, OBSERVE_INGRESS
-PROGRAM = observers([probes(AgentConfig("", [], Probe(port=PORT))), tcp_connections(Tcp(flows=1024))])
+PROGRAMS = observers(probes(AgentConfig("", [], Probe(port=PORT))), tcp_connections(Tcp(flows=1024)))
 ADDRESSES = {4: ("10.77.0.1", "10.77.0.2"), 6: ("fd77::1", "fd77::2")}
 ESTIMATE = 0xC001
 
@@ -40,7 +40,7 @@ class Host:
         keep = self._closing.enter_context
         try:
             with netns.inside(namespace):
-                loaded = keep(loader.load([PROGRAM]))
+                loaded = keep(loader.load(PROGRAMS))
                 assert loaded.failed == {}
                 self.program = keep(ProbeProgram(loaded, 64))
                 self.slots = loaded.map("probe_slots")
@@ -248,7 +248,7 @@ class TestRun:
 @pytest.fixture(scope="module")
 def probes(make_lasting_namespace: Callable[[], str]) -> Iterator[TestRun]:
     support.require("root", "bcc", "netns")
-    with loader.load([PROGRAM]) as loaded:
+    with loader.load(PROGRAMS) as loaded:
         assert loaded.failed == {}
         with contextlib.closing(TestRun(loaded, make_lasting_namespace())) as made:
             yield made

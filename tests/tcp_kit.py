@@ -114,8 +114,8 @@ def watching(namespace: str, flows: int = 16384, long_ms: float = 500.0) -> Iter
     """Watch a namespace, on both rails; the calling thread is inside it meanwhile."""
     settings = Tcp(flows=flows, refresh_ms=10)
     with contextlib.ExitStack() as stack:
-        together = observers([probes(AgentConfig("", [])), tcp_connections(settings)])
-        loaded = stack.enter_context(load([together, *packet_drops()]))
+        together = observers(probes(AgentConfig("", [])), tcp_connections(settings))
+        loaded = stack.enter_context(load([*together, *packet_drops()]))
         assert not loaded.failed
         stack.enter_context(inside(namespace))
         bus = Bus()

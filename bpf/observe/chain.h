@@ -4,6 +4,8 @@
  *
  * In observe.c they are called one from the other, so that a hook has one program of ours. Compiled alone, each is a
  * program on the hook itself, and the kernel calls the next.
+ *
+ * SWERVE_CHAINED: probe.c is compiled alone, but calls the others.
  */
 #ifndef SWERVE_OBSERVE_CHAIN_H
 #define SWERVE_OBSERVE_CHAIN_H
@@ -38,6 +40,19 @@ static __always_inline int observed_by(struct __sk_buff *skb, enum observer firs
 }
 
 /* Nobody leaves before the others had their turn. */
+#define LEAVE(verdict) return verdict
+#elif defined(SWERVE_CHAINED)
+BPF_PROG_ARRAY(probe_observers, 2 * OBSERVERS); /* as in observe.c; those behind probe.c */
+
+static __always_inline int observed_by(struct __sk_buff *skb, enum observer first, bool out)
+{
+	u32 at = out ? 0 : OBSERVERS;
+
+	probe_observers.call(skb, at + CONNECTIONS);
+	probe_observers.call(skb, at + SAMPLES);
+	return TC_ACT_UNSPEC;
+}
+
 #define LEAVE(verdict) return verdict
 #else
 static __always_inline int observed_by(struct __sk_buff *skb, enum observer first, bool out)

@@ -3,6 +3,8 @@
 #ifndef SWERVE_OBSERVE_FRONT_H
 #define SWERVE_OBSERVE_FRONT_H
 
+#include <linux/udp.h>
+
 #include "observe/chain.h"
 
 #define NOBODY OBSERVERS

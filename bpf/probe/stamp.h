@@ -74,9 +74,9 @@ struct udp_packet {
 	struct swerve_ecn_key interface; /* of the peer: a key to look up, outside the stack */
 	u8 ttl;
 	u8 ipv6;
-	u8 malformed;  /* its lengths contradict each other, it is too short, or the first of several fragments */
-	u8 partial;    /* its checksum is of addresses and length alone: an offload has yet to compute the rest */
-	u8 chunk[520]; /* CHUNK_BYTES, and as far as the verifier believes that words of them go */
+	u8 malformed; /* its lengths contradict each other, it is too short, or the first of several fragments */
+	u8 partial;   /* its checksum is of addresses and length alone: an offload has yet to compute the rest */
+	u8 chunk[520] __attribute__((aligned(8))); /* CHUNK_BYTES, and as far as the verifier believes that they go */
 };
 
 /*

@@ -41,26 +41,15 @@ static __always_inline u32 set_lost_interface(struct swerve_tlv *tlv, u16 lost_i
  */
 static __always_inline u64 tag_of(const struct swerve_probe_settings *known, struct udp_packet *packet, u64 direction)
 {
-	u8 *base = (u8 *)base_of(packet);
-	struct swerve_tlv *tlv = tlv_of(packet);
-	struct siphash hash;
+	u32 words = direction == TAG_REPLY ? TAG_REPLY_WORDS : TAG_REQUEST_WORDS;
+	u64 *said = (u64 *)packet->chunk;
 
-	sip_start(&hash, known->key);
-	sip_number(&hash, direction << 32 | (u32)packet->source_port << 16 | packet->destination_port);
-	sip_bytes(&hash, packet->source.bytes);
-	sip_bytes(&hash, packet->source.bytes + 8);
-	sip_bytes(&hash, packet->destination.bytes);
-	sip_bytes(&hash, packet->destination.bytes + 8);
-	sip_bytes(&hash, base);
-	sip_bytes(&hash, base + 8);
-	if (direction == TAG_REPLY) {
-		sip_bytes(&hash, base + 16);
-		sip_bytes(&hash, base + 24);
-		sip_bytes(&hash, base + 32);
-	}
-	sip_bytes(&hash, tlv->nonce);
-	sip_bytes(&hash, &tlv->agent_age_ms); /* and the interfaces */
-	return SIP_LITTLE(sip_end(&hash, direction == TAG_REPLY ? TAG_REPLY_WORDS : TAG_REQUEST_WORDS));
+	said[0] = SIP_LITTLE(direction << 32 | (u32)packet->source_port << 16 | packet->destination_port);
+	__builtin_memcpy(&said[1], &packet->source, sizeof(packet->source));
+	__builtin_memcpy(&said[3], &packet->destination, sizeof(packet->destination));
+	__builtin_memcpy(&said[5], base_of(packet), (words - 7) * sizeof(u64));
+	__builtin_memcpy(&said[words - 2], tlv_of(packet)->nonce, 2 * sizeof(u64)); /* and what follows it */
+	return SIP_LITTLE(siphash(known->key, said, words));
 }
 
 static __always_inline u64 tag_in(struct udp_packet *packet)

@@ -2,9 +2,9 @@
 
 bcc costs 75 MB for its import and 125-230 MB a program; here that ends with the child. Runs as a script under any
 interpreter that can import bcc, hence the standard library only. What was compiled before is loaded as it was kept
-(compiled.py). One request, one reply per program:
+(compiled.py). One program, one request, one reply:
 
-request   JSON: {"bpf_dir", "kept", "programs": [{"source", "defines", "functions": [[name, kind]]}]}
+request   JSON: {"bpf_dir", "kept", "program": {"source", "defines", "functions": [[name, kind]]}}
 reply     JSON: {"source", "error", "descriptors": [name, ...], "maps": {name: {"key", "value"}}, "failed": {...}},
           with the descriptors in the same order as ancillary data
 """
@@ -192,13 +192,13 @@ def main(fd: int) -> None:
         request = json.loads(_exactly(sock, size))
         flags = use_headers(request["bpf_dir"])
         shelf = compiled.Shelf(request["kept"])
-        for program in request["programs"]:
-            name = compiled.name_of(program, request["bpf_dir"])
-            keep = functools.partial(shelf.keep, name)
-            reply, descriptors = shelf.load(name) or build(program, request["bpf_dir"], flags, keep)
-            body = json.dumps(reply).encode()
-            socket.send_fds(sock, [struct.pack("<II", len(body), len(descriptors))], descriptors)
-            sock.sendall(body)
+        program = request["program"]
+        name = compiled.name_of(program, request["bpf_dir"])
+        keep = functools.partial(shelf.keep, name)
+        reply, descriptors = shelf.load(name) or build(program, request["bpf_dir"], flags, keep)
+        body = json.dumps(reply).encode()
+        socket.send_fds(sock, [struct.pack("<II", len(body), len(descriptors))], descriptors)
+        sock.sendall(body)
         sock.recv(1)  # wait until the parent has them
     os._exit(0)  # bcc's clean-up would detach what was just handed over
 

@@ -84,12 +84,12 @@ def interpreter() -> str:
 
 
 class Compilation:
-    """Programs on their way into the kernel.
+    """Programs on their way into the kernel, each with a child process of its own.
 
     Parameters
     ----------
     programs : sequence of Program
-        What to compile and load, in this order.
+        What to compile and load.
     anew : bool
         Compile them even if they were compiled before.
 
@@ -100,73 +100,34 @@ class Compilation:
     """
 
     def __init__(self, programs: Sequence[Program], anew: bool = False) -> None:
-        self._expected = len(programs)
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.settimeout(_DEADLINE_S)
-        script = Path(__file__).with_name("compiler.py")
+        self._children: list[_Child] = []
         try:
-            with theirs:
-                self._child = subprocess.Popen(
-                    [interpreter(), str(script), str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                )
+            for each in programs:
+                self._children.append(_Child(each, anew))
         except BaseException:
-            self._sock.close()
+            self.close()
             raise
-        request = {
-            "bpf_dir": str(bpf_dir()),
-            "kept": "" if anew else str(places.compiled_dir()),
-            "programs": [
-                {
-                    "source": each.source,
-                    "defines": dict(each.defines),
-                    "functions": [[name, each.kinds.get(name, "tc")] for name in each.functions],
-                }
-                for each in programs
-            ],
-        }
-        body = json.dumps(request).encode()
-        with contextlib.suppress(OSError):  # a child that died already is noticed by `replies`
-            self._sock.sendall(struct.pack("<I", len(body)) + body)
 
     def fileno(self) -> int:
-        """For a selector: readable once the child has answered."""
-        return self._sock.fileno()
+        """For a selector: readable once the only program has its answer."""
+        (child,) = self._children
+        return child.sock.fileno()
 
     def replies(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
-        """Each program's reply and its descriptors, which are then the caller's; waits for them.
+        """Each program's reply and its descriptors, which are then the caller's, in their order; waits for them.
 
         Raises
         ------
         SwerveError
-            If the child dies before it has answered.
+            If a child dies before it has answered.
         """
-        try:
-            for _ in range(self._expected):
-                yield _reply(self._sock)
-            self._sock.send(b"k")
-        except (OSError, EOFError) as error:
-            raise SwerveError(
-                f"the compiling process died: {self._last_words() or error}", "`swerve doctor` says what is missing"
-            ) from None
-
-    def _last_words(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(1)
-        self._child.kill()
-        assert self._child.stderr is not None
-        lines = self._child.stderr.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
+        for child in self._children:
+            yield child.reply()
 
     def close(self) -> None:
-        """End the child; a second time does nothing."""
-        self._sock.close()
-        self._child.kill()
-        self._child.wait()
-        if self._child.stderr is not None:
-            self._child.stderr.close()
+        """End the children; a second time does nothing."""
+        for child in self._children:
+            child.close()
 
     def __enter__(self) -> Compilation:
         return self
@@ -175,6 +136,63 @@ class Compilation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Child:
+    """A process that compiles and loads one program."""
+
+    def __init__(self, program: Program, anew: bool) -> None:
+        self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_DEADLINE_S)
+        script = Path(__file__).with_name("compiler.py")
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [interpreter(), str(script), str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                )
+        except BaseException:
+            self.sock.close()
+            raise
+        request = {
+            "bpf_dir": str(bpf_dir()),
+            "kept": "" if anew else str(places.compiled_dir()),
+            "program": {
+                "source": program.source,
+                "defines": dict(program.defines),
+                "functions": [[name, program.kinds.get(name, "tc")] for name in program.functions],
+            },
+        }
+        body = json.dumps(request).encode()
+        with contextlib.suppress(OSError):  # a child that died already is noticed by `reply`
+            self.sock.sendall(struct.pack("<I", len(body)) + body)
+
+    def reply(self) -> tuple[dict[str, Any], list[int]]:
+        try:
+            found = _reply(self.sock)
+            self.sock.send(b"k")
+        except (OSError, EOFError) as error:
+            raise SwerveError(
+                f"the compiling process died: {self._last_words() or error}", "`swerve doctor` says what is missing"
+            ) from None
+        return found
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        self._process.kill()
+        assert self._process.stderr is not None
+        lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def close(self) -> None:
+        self.sock.close()
+        self._process.kill()
+        self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
 
 
 def _reply(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from pytools.config import AgentConfig, Tcp
@@ -53,18 +53,19 @@ def packet_drops() -> list[Program]:
     )
 
 
-def observers(parts: Sequence[Program]) -> Program:
+def observers(probing: Program, *others: Program) -> list[Program]:
     """Those that look at every packet, in the order of bpf/observe/chain.h, as one program per hook."""
-    functions = [name for part in parts for name in part.functions]
-    defines = {name: value for part in parts for name, value in part.defines.items()}
-    kinds = {name: kind for part in parts for name, kind in part.kinds.items()}
+    functions = [name for part in others for name in part.functions]
+    defines = {name: value for part in (probing, *others) for name, value in part.defines.items()}
+    kinds = {name: kind for part in others for name, kind in part.kinds.items()}
     if SAMPLE_EGRESS in functions:
         defines["SWERVE_OBSERVE_SAMPLED"] = 1
-    return Program("observe.c", (OBSERVE_EGRESS, OBSERVE_INGRESS, *functions), defines, kinds)
+    chained = replace(probing, defines={**probing.defines, "SWERVE_CHAINED": 1})
+    return [chained, Program("observe.c", (OBSERVE_EGRESS, OBSERVE_INGRESS, *functions), defines, kinds)]
 
 
 def all_of(config: AgentConfig) -> list[Program]:
     """All programs of an agent."""
     # Samples are joined over the bus between hosts: without it they would serve nobody.
     sampled = [samples(config)] if config.samples.enabled and config.bus.key_file else []
-    return [observers([probes(config), tcp_connections(config.tcp), *sampled]), *packet_drops()]
+    return [*observers(probes(config), tcp_connections(config.tcp), *sampled), *packet_drops()]

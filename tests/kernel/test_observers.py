@@ -23,7 +23,7 @@ TOGETHER = (("observe_egress", "egress"), ("observe_ingress", "ingress"))
 def loaded(require: object) -> Iterator[loader.Loaded]:
     config = AgentConfig("", [])
     parts = [programs.probes(config), programs.tcp_connections(Tcp(flows=1024)), programs.samples(config)]
-    with loader.load([programs.observers(parts)]) as found:
+    with loader.load(programs.observers(*parts)) as found:
         assert found.failed == {}
         whole = dict(found.programs)
         try:

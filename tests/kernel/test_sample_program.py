@@ -65,7 +65,7 @@ class Sample:
 def sample(require: object, request: pytest.FixtureRequest) -> Iterator[Sample]:
     config = AgentConfig("", [], Probe(port=p.PORT))
     parts = [programs.probes(config), programs.tcp_connections(Tcp(flows=1024)), programs.samples(config)]
-    with loader.load([programs.observers(parts) if request.param == "together" else parts[-1]]) as loaded:
+    with loader.load(programs.observers(*parts) if request.param == "together" else parts[-1:]) as loaded:
         assert loaded.failed == {}
         hooks = {direction: loaded.programs[name] for name, direction in link_observers(loaded)}
         yield Sample(loaded, {OUT: hooks["egress"], IN: hooks["ingress"]})

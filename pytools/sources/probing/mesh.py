@@ -76,7 +76,7 @@ class ProbeMesh:
 
     def __init__(self, config: AgentConfig, loaded: Loaded, netlink: Netlink, bus: Bus) -> None:
         if not loaded.has_map("probe_settings"):
-            why = loaded.failed.get("observe.c", "it is missing")
+            why = loaded.failed.get("probe.c", "it is missing")
             raise CapabilityError(f"the probe program was not loaded: {why}", "`swerve doctor` says what is missing")
         self._ahead_ns = 0  # stamping clock minus CLOCK_MONOTONIC, at the newest record
         self._config, self._bus, self._netlink = config, bus, netlink
