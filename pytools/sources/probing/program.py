@@ -96,6 +96,7 @@ class ProbeProgram:
         self._settings, self.paths, self.sessions = (each.records for each in mapped)
         self.slow, self.slow_limit = self.paths["slow"], self.paths["slow_limit"]
         self._limits, self._graces_ns = self.paths["limit"], self.paths["grace_ns"]
+        self._beat_ns = self._settings["beat_ns"]
         self._settings["seq_base"], self._settings["slots"] = self.seq_base, slots
 
     def set_peers(self, error_estimates: Mapping[str, int]) -> None:
@@ -189,7 +190,7 @@ class ProbeProgram:
 
     def beat(self, now_ns: int) -> None:
         """Show that the agent works: the age of the last beat travels in every reply."""
-        self._settings["beat_ns"] = now_ns
+        self._beat_ns[0] = now_ns
 
     def fileno(self) -> int:
         """For a selector: readable when the kernel has something to say that cannot wait, until `read` is called."""
@@ -213,7 +214,8 @@ class ProbeProgram:
 
     def close(self) -> None:
         """Unmap the maps; they are the loader's."""
-        del self._settings, self.paths, self.sessions, self.slow, self.slow_limit, self._limits, self._graces_ns
+        del self._settings, self.paths, self.sessions, self.slow, self.slow_limit
+        del self._beat_ns, self._limits, self._graces_ns
         self._close()
 
     def __enter__(self) -> Self:
