@@ -113,7 +113,8 @@ def test_scapy_reads_our_reply(asked: Asked) -> None:
         assert packet.ts >= packet.ts_rx > 0
         (tlv,) = packet.tlv_objects
         assert (tlv.type, tlv.len, reply[44]) == (frames.TLV_TYPE, frames.TLV_BYTES, 0)
-        assert tlv.value == bytes(range(8)) + b"\xff" * 4 + bytes(8) + bytes(range(20, 24)), "nonce, age, tag, rest"
+        came_by = asked.host.ifindex.to_bytes(2)
+        assert tlv.value == bytes(range(8)) + b"\xff" * 4 + came_by + bytes(2) + bytes(8), "nonce, age, interfaces, tag"
         assert bytes(packet) == reply
     assert asked.host.counted() == {"reflected": 2}
 
