@@ -34,7 +34,7 @@ SECOND_NS = 1_000_000_000
 def send_now(sender: Sender) -> None:
     """One probe now on each path, whenever the pacer gets to it."""
     sender.add(np.array([time.monotonic_ns()]), 10 * SECOND_NS)
-    support.wait_until(lambda: sender.schedule.begun == sender.schedule.planned, 10, "the pacer has sent")
+    support.wait_until(lambda: sender.schedule.done == sender.schedule.planned, 10, "the pacer has sent")
     sender.note_sent()
 
 

@@ -64,7 +64,7 @@ def plan(schedule: Schedule, due_ns: list[int], *groups: Group, late_ns: int = L
 
 
 def wait_sent(schedule: Schedule) -> None:
-    support.wait_until(lambda: schedule.begun == schedule.planned, 10, "all that was planned has begun")
+    support.wait_until(lambda: schedule.done == schedule.planned, 10, "all that was planned is done")
 
 
 def test_23_ticks_are_sent_in_order_and_not_before_they_are_due(
@@ -86,7 +86,7 @@ def test_23_ticks_are_sent_in_order_and_not_before_they_are_due(
         began += schedule.began(np.arange(turn, turn + len(ticks))).tolist()
         assert headers["bytes"].tolist() == [8, 8, 8]
     assert all(at >= due for at, due in zip(began, due_ns, strict=True))
-    assert schedule.planned == schedule.begun == 23
+    assert schedule.planned == schedule.done == 23
     cpu_ns, memory = schedule.cost()
     assert 0 < cpu_ns < 10**10
     assert memory > 1 << 20
@@ -122,7 +122,20 @@ def test_what_is_held_is_withdrawn_and_what_is_planned_next_goes_on(
         headers = messages(schedule, 2)
     plan(schedule, [now_ns], schedule.group(headers[1:]))
     assert ends[1].recv(100)[0] == 1
-    assert (schedule.begun, schedule.planned, schedule.restarts) == (2, 2, 0)
+    assert (schedule.done, schedule.planned, schedule.restarts) == (2, 2, 0)
+
+
+def test_of_a_tick_that_is_under_way_nothing_is_known(
+    schedule: Schedule, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    """The pacer may lose its processor between the beginning of a tick and its first message."""
+    group = one_message(schedule)
+    plan(schedule, [time.monotonic_ns()], group)
+    assert ends[1].recv(100)[0] == 0
+    wait_sent(schedule)
+    schedule._words[pacer.BEGUN] += 1
+    assert schedule.done == 1
+    schedule._words[pacer.BEGUN] -= 1
 
 
 def test_a_refusal_is_found_at_its_message_and_the_others_are_tried(
@@ -172,7 +185,7 @@ def test_a_pacer_that_was_killed_is_replaced_and_goes_on_where_it_was(
     plan(schedule, 2 * [time.monotonic_ns()], group, group)
     assert [ends[1].recv(100)[0] for _ in range(4)] == [0] * 4
     wait_sent(schedule)
-    assert schedule.begun == 3
+    assert schedule.done == 3
 
 
 def test_where_no_process_can_be_had_it_is_said_and_tried_again(

@@ -308,7 +308,7 @@ class Planner(Sessions):
 
     def note_sent(self) -> None:
         """Take note of what has been sent; in vain or not, but not what the socket had no room for."""
-        first, self._noted = self._noted, self.schedule.begun
+        first, self._noted = self._noted, self.schedule.done
         if self._noted == first:
             return
         ticks = np.arange(first, self._noted)

@@ -153,9 +153,9 @@ class Schedule:
             If the pacer had to be started again and did not start.
         """
         self._hold()
-        begun, planned = self.begun, self.planned
-        self._words[pacer.PLANNED] = begun
-        yield begun, planned
+        done, planned = self.done, self.planned
+        self._words[pacer.PLANNED] = done
+        yield done, planned
 
     def _hold(self) -> None:
         if not self._obeys_hold():
@@ -221,13 +221,16 @@ class Schedule:
         return int(self._words[pacer.PLANNED])
 
     @property
-    def begun(self) -> int:
-        """How many have begun, left out or not; what was sent in the latest is known a moment later."""
+    def done(self) -> int:
+        """How many are over, sent or left out; waits a moment for one that has begun.
+
+        Without a processor the pacer may be in the middle of one for longer: of that one nothing is known yet.
+        """
         begun = int(self._words[pacer.BEGUN])
         end_ns = time.monotonic_ns() + _DONE_WITHIN_NS
         while self._words[pacer.DONE] < begun and time.monotonic_ns() < end_ns:
             os.sched_yield()
-        return begun
+        return int(self._words[pacer.DONE])
 
     def began(self, ticks: NDArray[np.int64]) -> NDArray[np.int64]:
         """When these ticks began; 0: they were left out, being too late."""
