@@ -7,8 +7,8 @@ offset against the reference less the true one when the window ends, for every h
 is taken out. `_middle` is the same in the middle of the window, where offsets do not hang on drifts. Every window has
 new clocks, a new graph, and no prior.
 
-`default`, `load97` and `wander100` are running agents: a result every second from a window of 2 s, with what was known
-before. 20 hosts, both ends of an edge measure it; errors count once 16 s have passed. `default` probes as shipped.
+`default`, `load97` and `wander100` are running agents: a result every 500 ms from a window of 2 s, with what was known
+before. 20 hosts, both ends of an edge measure it; errors count once 8 s have passed. `default` probes as shipped.
 `load97` sends 200 trains per second through links at 97 % load. `wander100` sends 100, and each rate changes by
 up to 0.1 ppm/s, a sinusoid of 10 s. Their `coverage` is that of 4.5 standard deviations, without any allowance.
 

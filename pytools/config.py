@@ -56,7 +56,7 @@ class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spacing_us: float = 0.0  # between the two probes of a pair; 0: as close as they will go
     tolerance_ns: int = 150  # a pair whose spacing changed by more on its way is rejected
     window_ms: float = 2000.0  # what a line is fitted to
-    interval_ms: float = 1000.0  # how often; four times as often after a step, a doubt or a new path
+    interval_ms: float = 500.0  # how often; four times as often after a step, a doubt or a new path
     asymmetry_share: float = 0.1  # stated allowance: directions differ by no more than this share of the round trip
     reference: str = ""  # the host whose clock is the common one; empty: elected, the first by name that is heard
     chrony_socket: str = ""  # feed the estimate to chrony's SOCK reference clock there
