@@ -1,8 +1,9 @@
 """What probing costs and what it withstands: probe.c as the agents of two hosts run it, on one unshaped rail.
 
-run_time          BPF run time net of an empty program on the same hook in the same run. ordinary_egress,
-                  ordinary_ingress: TCP between two peers, at the sender's and at the receiver's end. reflect: a request
-                  at the reflector, from its arrival to the departure of the reply, both hooks together.
+run_time          BPF run time of all observers (observe.c) net of an empty program on the same hook in the same run.
+                  ordinary_egress, ordinary_ingress: datagrams of 1,400 bytes between two peers, wanted by no observer,
+                  at the sender's and at the receiver's end. reflect: a request at the reflector, from its arrival to
+                  the departure of the reply, both hooks together.
 turnaround_p99    how long a reflector keeps a probe, by the two timestamps in its reply (RFC 8762, 4.3.1: Timestamp
                   less Receive Timestamp), as a packet socket at the sender sees it; otherwise idle
 probes_lost       junk: probes without an answer, of both agents, while 500,000 packets a second arrive at one host's
@@ -59,9 +60,10 @@ ROUNDS, ROUND_S = 7, 1
 PAIRS = 15
 TURNAROUND_S, JUNK_S, FATE_S = 20.0, 10.0, 2.0
 JUNK_RATE = 500_000
+ORDINARY = ("-u", "-b", "0", "-l", "1400")
 OFTEN = {"interval_ms": 1, "flows": 4}  # of the host whose probes are reflected
 SELDOM = {"interval_ms": 1000}  # of the reflector, which is to do hardly anything else
-_GET_HARDWARE, _ETH_P_IP = 0x8927, 0x0800  # SIOCGIFHWADDR
+_GET_HARDWARE, _ETH_P_ALL = 0x8927, 0x0003  # SIOCGIFHWADDR
 _PTP = 0x4000  # Z of the error estimate: seconds and nanoseconds
 _REPLY = struct.Struct("!4xIIH2xII")  # seconds, fraction, error estimate, seconds and fraction of the arrival
 _HEADERS = 14 + 20 + 8  # Ethernet, IPv4, UDP
@@ -69,6 +71,7 @@ _HEADERS = 14 + 20 + 8  # Ethernet, IPv4, UDP
 # The kernel-facing part: names of the programs, and how to load them.
 CONFIG = AgentConfig(host="bench", peers=[])
 EGRESS, INGRESS = programs.probes(CONFIG).functions
+OBSERVE_EGRESS, OBSERVE_INGRESS = programs.OBSERVE_EGRESS, programs.OBSERVE_INGRESS
 load_probes = functools.partial(load, [programs.probes(CONFIG)])
 
 
@@ -97,13 +100,13 @@ def ordinary(lab: Lab, running: Sequence[subprocess.Popen[str]], rounds: int) ->
     (source, sink), (sender, receiver) = lab.hosts, running
     with programs_of(sender.pid) as ours, programs_of(receiver.pid) as theirs:
         hooks = {
-            "ordinary_egress": _Hook(named(ours, EGRESS), source, "egress"),
-            "ordinary_ingress": _Hook(named(theirs, INGRESS), sink, "ingress"),
+            "ordinary_egress": _Hook(named(ours, OBSERVE_EGRESS), source, "egress"),
+            "ordinary_ingress": _Hook(named(theirs, OBSERVE_INGRESS), sink, "ingress"),
         }
         with iperf3_server(functools.partial(lab.start, sink)):
 
             def work() -> None:
-                iperf3(functools.partial(lab.start, source), sink.service, "-t", str(ROUND_S))
+                iperf3(functools.partial(lab.start, source), sink.service, "-t", str(ROUND_S), *ORDINARY)
 
             for case, figures in net_run_times(hooks, work, rounds).items():
                 emit("probe", "run_time", median(figures), "ns/packet", "lower", case=case, n=rounds)
@@ -112,7 +115,7 @@ def ordinary(lab: Lab, running: Sequence[subprocess.Popen[str]], rounds: int) ->
 def reflect(lab: Lab, rounds: int) -> None:
     """Requests at a host that does nothing but answer them."""
     reflector = lab.hosts[1]
-    directions: tuple[tuple[Direction, str], ...] = (("ingress", INGRESS), ("egress", EGRESS))
+    directions: tuple[tuple[Direction, str], ...] = (("ingress", OBSERVE_INGRESS), ("egress", OBSERVE_EGRESS))
     with agents(lab, *lab.hosts) as running, programs_of(running[1].pid) as theirs:
         hooks: dict[str, _Hook] = {each: _Hook(named(theirs, name), reflector, each) for each, name in directions}
         found = net_run_times(hooks, lambda: time.sleep(ROUND_S), rounds, alternate=False)
@@ -178,16 +181,17 @@ def turnaround(lab: Lab, seconds: float) -> None:
     """Replies as they arrive at the first host."""
     host = lab.hosts[0]
     with inside(host.netns):
-        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_IP))
+        # All protocols: such a socket sees packets before TC does, where replies end.
+        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
     kept: list[int] = []
     with wire:
-        wire.bind((host.interfaces[0].name, _ETH_P_IP))
+        wire.bind((host.interfaces[0].name, _ETH_P_ALL))
         wire.settimeout(0.1)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             with contextlib.suppress(TimeoutError):
-                frame = wire.recv(2048)
-                if is_reply(frame):
+                frame, (*_, kind, _, _) = wire.recvfrom(2048)
+                if kind == socket.PACKET_HOST and is_reply(frame):
                     kept.append(turnaround_ns(frame))
     if not kept:
         raise SwerveError("no reply was seen on the wire")
