@@ -10,7 +10,7 @@ import pytest
 from crystals import SECOND_NS, Crystal, edges_of
 
 from pytools.bus import Bus
-from pytools.config import AgentConfig
+from pytools.config import AgentConfig, Clocks
 from pytools.signals import Clock
 from pytools.sources.clocks import messages
 from pytools.sources.clocks.source import ClockSource
@@ -116,7 +116,8 @@ class Rounds:
             sender=SimpleNamespace(pairs=lambda *_: [nothing] * 4, singles=lambda *_: [nothing[:, 0]] * 4),
         )
         bus = SimpleNamespace(wanted=lambda _: False)
-        self.source = ClockSource(AgentConfig(host="h2", peers=[]), cast(ProbeMesh, self.mesh), hosts, cast(Bus, bus))
+        config = AgentConfig(host="h2", peers=[], clocks=Clocks(interval_ms=1000))
+        self.source = ClockSource(config, cast(ProbeMesh, self.mesh), hosts, cast(Bus, bus))
         self.now_ns = NOW_NS
 
     def in_seconds(self, seconds: int) -> list[float]:
@@ -129,7 +130,7 @@ class Rounds:
         return [(at_ns - begin_ns) / SECOND_NS for at_ns in self.fitted]
 
 
-def test_rounds_are_a_second_apart_but_quicker_for_new_paths() -> None:
+def test_rounds_are_an_interval_apart_but_quicker_for_new_paths() -> None:
     agent = Rounds()
     assert agent.in_seconds(4)[:6] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25]
     agent.in_seconds(2)
