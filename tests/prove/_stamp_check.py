@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from _packet_runs import LOOPBACK
+
 PORT: Final = 862
 BASE_BYTES: Final = 44
 SWERVE_TLV, SIZE_TLV, PADDING = 253, 252, 1
@@ -248,7 +250,8 @@ def _tlvs(asked: bytes, told: bytes) -> tuple[bytes, bool]:
         made[at] = 0 if own or kind == PADDING else 0x80  # U
         if own and kind == SWERVE_TLV:
             made[at + 12 : at + 16] = told[at + 12 : at + 16].ljust(4, b"\0")
-            made[at + 16 : at + 24] = bytes(8)  # whoever has no key signs nothing
+            # The interface that it came in by, none that has lost its carrier; whoever has no key signs nothing.
+            made[at + 16 : at + 28] = struct.pack("!HH8x", LOOPBACK, 0)
         elif own:
             made[at + 6 : at + 8] = struct.pack("!H", LONGEST_REQUEST)
             short = bool(asked[at + 5] & 1)
