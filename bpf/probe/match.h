@@ -182,10 +182,10 @@ static __always_inline int match_reply(struct __sk_buff *skb, struct udp_packet 
 	if (slot->state == SWERVE_PROBE_ANSWERED)
 		record.flags |= SWERVE_PROBE_DUPLICATE;
 	key = session->path;
-	if (record.flags & SWERVE_PROBE_OURS)
+	if (record.flags & SWERVE_PROBE_OURS && slot->state != SWERVE_PROBE_ANSWERED) {
 		learn_interface(packet, path, key, bpf_ntohs(tlv_of(packet)->interface));
-	if (record.flags & SWERVE_PROBE_OURS && slot->state != SWERVE_PROBE_ANSWERED)
 		note_lost_carrier(packet, known, bpf_ntohs(tlv_of(packet)->lost_interface), now);
+	}
 	return accept(slot, path, session, &record);
 }
 

@@ -67,6 +67,15 @@ def wait_sent(schedule: Schedule) -> None:
     support.wait_until(lambda: schedule.done == schedule.planned, 10, "all that was planned is done")
 
 
+def one_sent(schedule: Schedule, ends: tuple[socket.socket, socket.socket]) -> Group:
+    """The schedule laid out anew, for one message a tick, and one tick of it sent."""
+    group = one_message(schedule)
+    plan(schedule, [time.monotonic_ns()], group)
+    assert ends[1].recv(100)[0] == 0
+    wait_sent(schedule)
+    return group
+
+
 def test_23_ticks_are_sent_in_order_and_not_before_they_are_due(
     schedule: Schedule, ends: tuple[socket.socket, socket.socket]
 ) -> None:
@@ -129,10 +138,7 @@ def test_of_a_tick_that_is_under_way_nothing_is_known(
     schedule: Schedule, ends: tuple[socket.socket, socket.socket]
 ) -> None:
     """The pacer may lose its processor between the beginning of a tick and its first message."""
-    group = one_message(schedule)
-    plan(schedule, [time.monotonic_ns()], group)
-    assert ends[1].recv(100)[0] == 0
-    wait_sent(schedule)
+    one_sent(schedule, ends)
     schedule._words[pacer.BEGUN] += 1
     assert schedule.done == 1
     schedule._words[pacer.BEGUN] -= 1
@@ -169,10 +175,7 @@ def test_what_a_full_buffer_has_no_room_for_is_not_tried(
 def test_a_pacer_that_was_killed_is_replaced_and_goes_on_where_it_was(
     schedule: Schedule, ends: tuple[socket.socket, socket.socket]
 ) -> None:
-    group = one_message(schedule)
-    plan(schedule, [time.monotonic_ns()], group)
-    assert ends[1].recv(100)[0] == 0
-    wait_sent(schedule)
+    group = one_sent(schedule, ends)
     assert schedule._process is not None
     os.kill(schedule._process.pid, signal.SIGKILL)
     assert schedule.control.recv(1) == b"", "its end is told"
