@@ -93,7 +93,7 @@ class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How interfaces are watched."""
 
     interval_ms: float = 250.0  # counters and queues; events come at once
-    mtu_interval_s: float = 0.5  # a packet of full size per path so often; 0: none
+    mtu_interval_s: float = 1.0  # a packet of full size per path so often; 0: none
     flap_window_s: float = 60.0  # carrier lost and found again within it is a flap
 
 

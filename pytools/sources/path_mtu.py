@@ -26,7 +26,7 @@ from pytools.sources.probing.size_probes import LARGEST, SMALLEST, SizeProbes, T
 
 _MS: Final = 1_000_000
 _POLL_NS: Final = 5 * _MS  # while a search is under way
-_WAIT_NS: Final = 100 * _MS  # for the replies of rounds in which nothing is suspected
+_WAIT_NS: Final = 250 * _MS  # at most, for the replies of rounds in which nothing is suspected
 _MOST_A_SECOND: Final = 50  # such rounds of all paths together: with many paths, each has one less often
 _IDLE_NS: Final = 200 * _MS
 _GRACE_NS: Final = 5 * _MS  # for what was overtaken by the smallest
@@ -47,6 +47,7 @@ class _Round:
         self.place: dict[int, int] = {}  # by sequence number
         self.smallest: set[int] = set()  # sequence numbers
         self.smallest_due_ns = 0  # when to send one more
+        self.wait_ns = 0  # for replies, before anything is suspected
         self.alive_ns = 0  # when the first of the smallest came back
         self.sent_all = True
 
@@ -94,6 +95,7 @@ class PathMtuSource:
         self._interval_ns = int(config.links.mtu_interval_s * 1e9)
         self._every_ns = self._interval_ns
         self._timeout_ns = int(config.probe.timeout_ms * _MS)
+        self._wait_ns = min(_WAIT_NS, self._timeout_ns // 2)
         self._window_ns = config.windows.long_ns
         self._window_end_ns = 0
         self._known: Sequence[PinnedPath] = ()
@@ -133,9 +135,10 @@ class PathMtuSource:
     def _next(self, now_ns: int) -> int:
         due_ns = now_ns + _IDLE_NS
         for watched in self._watched.values():
-            if watched.sizes.urgent or (watched.round and now_ns >= watched.round.began_ns + _WAIT_NS):
+            look_ns = watched.round.began_ns + watched.round.wait_ns if watched.round else watched.due_ns
+            if watched.sizes.urgent or (watched.round and now_ns >= look_ns):
                 return now_ns + _POLL_NS
-            due_ns = min(due_ns, watched.round.began_ns + _WAIT_NS if watched.round else watched.due_ns)
+            due_ns = min(due_ns, look_ns)
         return due_ns
 
     def _follow(self, now_ns: int) -> None:
@@ -190,6 +193,7 @@ class PathMtuSource:
         if told != watched.sizes.told:
             watched.sizes = replace(watched.sizes, told=told)
         under_way = _Round(packet_sizes.shots(watched.sizes), now_ns)
+        under_way.wait_ns = self._wait_ns if watched.hint_bytes is None else min(self._wait_ns, _AGAIN_NS)
         for place, shot in enumerate(under_way.shots):
             seq = self._seq()
             under_way.place[seq] = place
@@ -199,7 +203,7 @@ class PathMtuSource:
                 self._drops["mtu_send_refused"] += 1
                 under_way.sent_all = False
         if watched.sizes.settled:
-            under_way.smallest_due_ns = now_ns + _WAIT_NS
+            under_way.smallest_due_ns = now_ns + under_way.wait_ns
         else:
             self._send_smallest(watched, under_way, now_ns)
         watched.round = under_way

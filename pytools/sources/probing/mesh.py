@@ -1,7 +1,7 @@
 """The probe mesh: probes every path to every peer, and publishes what the replies show.
 
 The peers' probes are answered by probe.c, which stamps and matches ours as well; ours are planned ahead and sent by the
-pacer. The ring of replies is read ten times a second, once an interval while a path is slow or has just fallen silent,
+pacer. The ring of replies is read five times a second, once an interval while a path is slow or has just fallen silent,
 and at once when probe.c says that something has changed. Times are CLOCK_MONOTONIC nanoseconds. One thread; made and
 used in the network namespace it measures.
 """
@@ -40,7 +40,7 @@ from pytools.sources.probing.sender import Sender
 from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS, HURRY_EVERY_NS
 
 _MS: Final = 1_000_000
-_READ_EVERY_NS: Final = 100 * _MS
+_READ_EVERY_NS: Final = 200 * _MS
 _MOST_RECORDS: Final = 4096  # between two readings: half of what the ring holds
 _MOST_INTERVALS: Final = 24  # between two readings: fewer than liveness.py remembers
 _ALERT_NS: Final = 200 * _MS  # for so long after a path was slow or silent it is told of once an interval
