@@ -2,6 +2,7 @@
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 BENCHES = $(if $(NAME),bench/$(NAME).py,$(sort $(filter-out bench/_%,$(wildcard bench/*.py))))
+C_SOURCES = $(wildcard bpf/*.c bpf/*.h bpf/*/*.h pytools/sources/*/*.c)
 PROOFS = $(if $(NAME),tests/prove/$(NAME).py,$(sort $(filter-out tests/prove/_%,$(wildcard tests/prove/*.py))))
 
 # In continuous integration a missing capability is a failure, not a skip.
@@ -13,13 +14,13 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-check setup-vm tap demo test test-unit test-kernel test-fabric test-vm bench prove deb check \
+.PHONY: help setup setup-check setup-vm native demo test test-unit test-kernel test-fabric test-vm bench prove deb check \
 	format clean uninstall
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: ## Packages, virtual environment, mounts, the RDMA tap
+setup: ## Packages, virtual environment, mounts, the RDMA tap, the pacer
 	@scripts/setup.sh
 
 setup-check: ## The same, and what `make check` needs, and the routing daemons that benchmarks compare with
@@ -28,8 +29,8 @@ setup-check: ## The same, and what `make check` needs, and the routing daemons t
 setup-vm: ## The same, and a second kernel with its emulator
 	@scripts/setup.sh vm
 
-tap: ## Build the RDMA tap, bpf/swerve-tap.so
-	@$(PYTHON) -m pytools.rdma_tap
+native: ## Build the C that runs in user space: the RDMA tap, the pacer of probes
+	@$(PYTHON) -m pytools.kernel.native
 
 demo: setup ## The main job on a lab: congestion seen, traffic steered, before and after
 	@.venv/bin/swerve demo
@@ -63,7 +64,7 @@ check: setup-check ## Format, lint, types, direction of imports, links, commands
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
-	clang-format --dry-run -Werror $(wildcard bpf/*.c bpf/*.h bpf/*/*.h)
+	clang-format --dry-run -Werror $(C_SOURCES)
 	$(PYTEST) -q tests/unit/test_imports.py
 	$(PYTHON) scripts/check_licences.py
 	$(PYTHON) scripts/check_links.py
@@ -72,10 +73,10 @@ check: setup-check ## Format, lint, types, direction of imports, links, commands
 format: setup-check ## Bring Python and C into the house format
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
-	clang-format -i $(wildcard bpf/*.c bpf/*.h bpf/*/*.h)
+	clang-format -i $(C_SOURCES)
 
 clean: ## Remove what was built, not the environment
-	rm -rf build dist bpf/swerve-tap.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist bpf/swerve-tap.so pytools/sources/probing/swerve-pacer *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find pytools steering tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 uninstall: clean ## Remove the environment too (packages and mounts stay: others may use them)

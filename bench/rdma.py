@@ -23,8 +23,8 @@ import native_build
 import numpy as np
 from _common import alternating, emit, median, note
 
-from pytools import rdma_tap
 from pytools.kernel import loader
+from pytools.kernel.native import TAP
 from pytools.sources.rdma.tap_server import TapServer, TapTable
 
 ROUNDS = 101
@@ -116,7 +116,7 @@ def tap() -> None:
     """Everything about the tap."""
     note("rdma: the tap, against the same application without it")
     with serving() as server:
-        more = {"LD_AUDIT": str(rdma_tap.library()), "SWERVE_TAP_SOCKET": str(server._path)}
+        more = {"LD_AUDIT": str(TAP.ready()), "SWERVE_TAP_SOCKET": str(server._path)}
         with native_build.App() as bare, native_build.App(more=more) as tapped:
             prepared(bare)
             prepared(tapped)

@@ -1,7 +1,7 @@
 """`swerve rdma tap -- CMD`: starts a command with the tap loaded into it, and builds the tap where it is missing.
 
 The tap is a small library (bpf/tap.c) that the dynamic linker loads ahead of the application (LD_AUDIT). Children of
-the command inherit it. Run as a module, this builds the library and does nothing else.
+the command inherit it.
 """
 
 from __future__ import annotations
@@ -10,90 +10,23 @@ import os
 import shutil
 import stat
 import struct
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Final, NoReturn
 
 from pytools import places
-from pytools.errors import CapabilityError, SwerveError, UsageError
+from pytools.errors import CapabilityError, UsageError
 from pytools.kernel import netns as namespaces
-from pytools.kernel.compiling import bpf_dir
+from pytools.kernel.native import TAP
 
-LIBRARY: Final = "swerve-tap.so"
 SOCKET_VARIABLE: Final = "SWERVE_TAP_SOCKET"
-_FLAGS: Final = (
-    *("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter"),
-    *("-shared", "-fPIC", "-fvisibility=hidden"),
-    *("-ffreestanding", "-fno-stack-protector", "-nostdlib"),  # it brings no C library into the application
-)
-_PACKAGES: Final = "apt-get install gcc libc6-dev libibverbs-dev"
 _PT_INTERP: Final = 3
 _LIBC: Final = (2, 35)  # earlier dynamic linkers slow all calls down where an auditor is, or do not ask it
 
 
-def sources() -> list[Path]:
-    """What the library is made of."""
-    return [bpf_dir() / "tap.c", bpf_dir() / "swerve.h", *sorted((bpf_dir() / "tap").glob("*.h"))]
-
-
-def is_built() -> bool:
-    """Whether the library is there and newer than its sources."""
-    library = bpf_dir() / LIBRARY
-    return library.exists() and all(each.stat().st_mtime <= library.stat().st_mtime for each in sources())
-
-
-def build(target: Path | None = None) -> Path:
-    """Compile the library beside its sources, or elsewhere.
-
-    Raises
-    ------
-    CapabilityError
-        If there is no compiler, or no right to write there.
-    SwerveError
-        If the compiler fails.
-    """
-    target = target or bpf_dir() / LIBRARY
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        raise CapabilityError("the RDMA tap has to be built, and there is no C compiler", _PACKAGES)
-    try:
-        made, name = tempfile.mkstemp(dir=target.parent, prefix=".swerve-tap-")
-    except OSError as error:
-        raise CapabilityError(
-            f"the RDMA tap has to be built in {target.parent}: {error.strerror}",
-            f"run `{sys.executable} -m pytools.rdma_tap` as its owner",
-        ) from None
-    os.close(made)
-    try:
-        where = [f"-I{bpf_dir()}", f"-Wl,-soname,{LIBRARY}", "-o", name]
-        command = [compiler, *_FLAGS, *where, str(bpf_dir() / "tap.c")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
-            raise SwerveError(f"the RDMA tap cannot be built: {first}", _PACKAGES)
-        os.chmod(name, 0o755)
-        os.replace(name, target)  # at once: applications may have the old one mapped
-    finally:
-        Path(name).unlink(missing_ok=True)
-    return target
-
-
-def library() -> Path:
-    """Where the library is; built first when it is missing or older than its sources.
-
-    Raises
-    ------
-    CapabilityError, SwerveError
-        If it has to be built and cannot be.
-    """
-    return bpf_dir() / LIBRARY if is_built() else build()
-
-
 def environment(netns: str | None = None) -> dict[str, str]:
     """This process's environment with the tap in it; auditors and a socket that are named already stay."""
-    auditors = [str(library()), *filter(None, os.environ.get("LD_AUDIT", "").split(":"))]
+    auditors = [str(TAP.ready()), *filter(None, os.environ.get("LD_AUDIT", "").split(":"))]
     chosen = {SOCKET_VARIABLE: str(places.tap_socket(netns)), **os.environ}
     return {**chosen, "LD_AUDIT": ":".join(dict.fromkeys(auditors))}
 
@@ -147,10 +80,3 @@ def _is_static(path: Path) -> bool:
         table = file.read(size * count)
     kinds = [struct.unpack_from("<I", table, index * size)[0] for index in range(count)]
     return _PT_INTERP not in kinds
-
-
-if __name__ == "__main__":
-    try:
-        print(library())
-    except SwerveError as failure:
-        sys.exit(f"swerve: {failure}")

@@ -25,7 +25,7 @@ import manpages
 import vendored
 from click.shell_completion import get_completion_class
 
-from pytools import rdma_tap
+from pytools.kernel import native
 from steering.cli import root
 
 ROOT: Final = vendored.ROOT
@@ -71,8 +71,14 @@ def compressed(data: bytes) -> bytes:
     return gzip.compress(data, 9, mtime=0)
 
 
+def built(tree: Path, made: native.Native) -> Path:
+    """Where something of ours that is compiled lies in the package."""
+    inside = Path("pytools/bpf", made.target.name) if made is native.TAP else made.target.relative_to(ROOT)
+    return tree / SITE / inside
+
+
 def put_python(tree: Path, wheels: list[Path]) -> None:
-    """The environment: its packages, the tap, the launcher.
+    """The environment: its packages, what is compiled of ours, the launcher.
 
     Raises
     ------
@@ -83,8 +89,8 @@ def put_python(tree: Path, wheels: list[Path]) -> None:
         vendored.unpack(wheel, tree / SITE)
     if wrong := vendored.missing(tree / SITE):
         raise SystemExit("\n".join([*wrong, "lock what this environment has: scripts/vendored.py"]))
-    library = rdma_tap.build(tree / SITE / "pytools/bpf" / rdma_tap.LIBRARY)
-    subprocess.run(["strip", "--strip-unneeded", library], check=True)
+    for each in native.ALL:
+        subprocess.run(["strip", "--strip-unneeded", each.build(built(tree, each))], check=True)
     write(tree / HOME / "pyvenv.cfg", ENVIRONMENT)
     write(tree / HOME / "bin/swerve", LAUNCHER)
     (tree / HOME / "bin/python3").symlink_to("../../../bin/python3")
@@ -164,7 +170,8 @@ def settle(tree: Path, epoch_s: int) -> None:
 
 def shared_libraries(tree: Path) -> str:
     """The Debian packages, with versions, that hold what the compiled modules are linked with."""
-    libraries = [path for path in (tree / SITE).rglob("*.so*") if path.name != rdma_tap.LIBRARY]
+    libraries = [path for path in (tree / SITE).rglob("*.so*") if path.name != native.TAP.target.name]
+    libraries += [path for path in (built(tree, native.PACER),) if path.exists()]
     if not libraries:
         return ""
     (tree / "DEBIAN").mkdir(exist_ok=True)  # by it dpkg-shlibdeps knows the tree
@@ -191,7 +198,7 @@ def own_wheel(target: Path) -> Path:
     """
     with tempfile.TemporaryDirectory() as directory:
         for name in ("pytools", "steering", "bpf", "LICENSES"):
-            unwanted = shutil.ignore_patterns("__pycache__", rdma_tap.LIBRARY)
+            unwanted = shutil.ignore_patterns("__pycache__", *(each.target.name for each in native.ALL))
             shutil.copytree(ROOT / name, Path(directory, name), symlinks=True, ignore=unwanted)
         for name in ("pyproject.toml", "README.md"):
             shutil.copy(ROOT / name, directory)

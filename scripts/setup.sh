@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set-up: what swerve needs on a Debian 12 machine. Usage: scripts/setup.sh [check] [vm]
 #
-# Distribution packages, a virtual environment in .venv, the mounts of tracefs and bpffs, the RDMA tap. `check` adds what `make check`
+# Distribution packages, a virtual environment in .venv, the mounts of tracefs and bpffs, the RDMA tap, the pacer. `check` adds what `make check`
 # needs, `vm` the second kernel and its emulator; either adds what tests and benchmarks run beside swerve. A step that
 # is done already is skipped, so every make target may call this. Root is needed only for a step that has something to do. Writes to standard error alone.
 set -euo pipefail
@@ -150,8 +150,13 @@ if ! mounted bpf /sys/fs/bpf; then
 		mount -t bpf bpf /sys/fs/bpf
 fi
 
-# The RDMA tap: a small library, made anew when its sources are newer.
-if [ ! -f bpf/swerve-tap.so ] || [ -n "$(find bpf/tap bpf/tap.c bpf/swerve.h -newer bpf/swerve-tap.so -print -quit)" ]; then
-	step tap "it needs a C compiler and libibverbs' headers (gcc libc6-dev libibverbs-dev)" \
-		.venv/bin/python -m pytools.rdma_tap
+# What of ours is compiled for user space: the RDMA tap and the pacer of probes; made anew when its sources are newer.
+native_is_built() {
+	[ -f bpf/swerve-tap.so ] && [ -f pytools/sources/probing/swerve-pacer ] &&
+		[ -z "$(find bpf/tap bpf/tap.c bpf/swerve.h -newer bpf/swerve-tap.so -print -quit)" ] &&
+		[ ! pytools/sources/probing/pacer.c -nt pytools/sources/probing/swerve-pacer ]
+}
+if ! native_is_built; then
+	step native "it needs a C compiler and libibverbs' headers (gcc libc6-dev libibverbs-dev)" \
+		.venv/bin/python -m pytools.kernel.native
 fi

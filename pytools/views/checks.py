@@ -18,6 +18,7 @@ from pytools.bus_client import Client
 from pytools.errors import SwerveError
 from pytools.kernel import features
 from pytools.kernel.features import Finding
+from pytools.kernel.native import PACER
 from pytools.views import checks_agent, checks_network
 from pytools.views.check import Check
 
@@ -82,6 +83,13 @@ def _tools() -> list[Check]:
             "no program can be compiled: nothing is measured",
             "apt-get install linux-libc-dev",
             lambda: Finding(Path("/usr/include/linux/bpf.h").exists(), "/usr/include/linux"),
+        ),
+        Check(
+            "pacer",
+            True,
+            "no probe is sent: the agent does not start",
+            f"the first agent builds it: {PACER.packages}",
+            lambda: Finding(PACER.is_built(), str(PACER.target)),
         ),
         Check(
             "tracefs",

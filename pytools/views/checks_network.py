@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from pytools import rdma_tap
 from pytools.errors import SwerveError
 from pytools.kernel import cgroups, drop_reasons, features, rdma_class, tracefs, uprobes
-from pytools.kernel.compiling import bpf_dir
 from pytools.kernel.features import Family, Finding
+from pytools.kernel.native import TAP
 from pytools.signals import RdmaSight
 from pytools.views.check import Check, heard
 
@@ -211,8 +210,7 @@ def _provider_files() -> Iterable[Path]:
 
 
 def _tap() -> Finding:
-    place = bpf_dir() / rdma_tap.LIBRARY
-    return Finding(rdma_tap.is_built(), str(place) if place.exists() else f"no {place}")
+    return Finding(TAP.is_built(), str(TAP.target))
 
 
 def _seen(name: str | None) -> Finding:

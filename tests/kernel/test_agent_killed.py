@@ -124,6 +124,6 @@ def pacer_of(agent: int) -> int | None:
     """The process that sends an agent's probes."""
     for child in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
         with contextlib.suppress(OSError):
-            if b"pacer.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"swerve-pacer" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)
     return None

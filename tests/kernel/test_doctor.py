@@ -17,11 +17,12 @@ import samples
 from serving import Served
 from support import AS_NOBODY, ROOT, SWERVE, require, run
 
-from pytools import places, rdma_tap
+from pytools import places
 from pytools.config import AgentConfig
 from pytools.errors import RefusedError, UsageError
 from pytools.kernel import features, leftovers
 from pytools.kernel.loader import Program
+from pytools.kernel.native import Native
 from pytools.kernel.netns import inside
 from pytools.signals import AnySignal, RdmaSight
 from pytools.sources import programs
@@ -115,9 +116,9 @@ def test_looking_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*_: object) -> Path:
         raise AssertionError("doctor looks, and makes nothing")
 
-    monkeypatch.setattr(rdma_tap, "build", build)
+    monkeypatch.setattr(Native, "build", build)
     for built in (True, False):
-        monkeypatch.setattr(rdma_tap, "is_built", lambda built=built: built)
+        monkeypatch.setattr(Native, "is_built", lambda _, built=built: built)
         tap = next(each for each in checks_network.rdma(None) if each.name == "RDMA tap")
         assert tap.find().present is built
 

@@ -23,6 +23,7 @@ from pytools import rdma_tap
 from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.kernel.loader import Loaded
+from pytools.kernel.native import TAP
 from pytools.signals import AnySignal, RdmaQueuePair, RdmaSight
 from pytools.sources.rdma.providers import Uprobes
 from pytools.sources.rdma.source import RdmaSource
@@ -213,7 +214,7 @@ def seen(
     if request.param == "tap":
         socket = tmp_path / "tap"
         way = TapServer(socket, loaded.map("rdma_table").value, ROWS)
-        library = rdma_tap.build(tmp_path / rdma_tap.LIBRARY)
+        library = TAP.build(tmp_path / TAP.target.name)
         environment |= {"LD_AUDIT": str(library), rdma_tap.SOCKET_VARIABLE: str(socket)}
     else:
         way = cast(Way, Lasting(request.getfixturevalue("uprobes")))

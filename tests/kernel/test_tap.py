@@ -23,6 +23,7 @@ from support import ROOT, wait_until
 from pytools import rdma_tap
 from pytools.errors import RefusedError, SwerveError, UsageError
 from pytools.kernel import loader, mapped
+from pytools.kernel.native import TAP
 from pytools.sources.rdma import table as row_table
 from pytools.sources.rdma import tap_server
 from pytools.sources.rdma.table import CLOSED, FREE, LIVE
@@ -92,7 +93,7 @@ def record(require: object) -> np.dtype[Any]:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return rdma_tap.build(tmp_path_factory.mktemp("tap") / rdma_tap.LIBRARY)
+    return TAP.build(tmp_path_factory.mktemp("tap") / TAP.target.name)
 
 
 @pytest.fixture
@@ -537,7 +538,7 @@ def test_no_second_library_and_no_descriptor_come_along(start: Start, agent: Age
             app.do("post 0 1 1 0 1 1 1")
         settle(tapped, agent, 257)
         (without, descriptors), (within, descriptors_within) = look(bare), look(tapped)
-    assert {Path(each).name for each in within - without} == {rdma_tap.LIBRARY}
+    assert {Path(each).name for each in within - without} == {TAP.target.name}
     assert descriptors == descriptors_within
     assert agent.row(tapped.pid)["posted"] == 1
 
@@ -800,7 +801,7 @@ def launch(arguments: Sequence[str], more: dict[str, str]) -> subprocess.Complet
 def test_the_launcher_sets_the_tap_up(agent: Agent, tmp_path: Path) -> None:
     show = ["sh", "-c", "echo $LD_AUDIT; echo $SWERVE_TAP_SOCKET"]
     done = launch(show, {"SWERVE_TAP_SOCKET": str(agent.path), "LD_AUDIT": ""})
-    assert done.stdout.split() == [str(rdma_tap.library()), str(agent.path)]
+    assert done.stdout.split() == [str(TAP.ready()), str(agent.path)]
     assert done.stderr == ""
     done = launch(show, {"SWERVE_RUNTIME_DIR": str(tmp_path / "nowhere")})
     assert done.stdout.split()[1] == str(tmp_path / "nowhere/host.tap")
@@ -818,4 +819,4 @@ def test_the_launcher_says_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest
         rdma_tap.run([str(tmp_path / "static")])
     monkeypatch.setenv("CC", "surely-no-compiler")
     with pytest.raises(SwerveError, match="no C compiler"):
-        rdma_tap.build(tmp_path / "tap.so")
+        TAP.build(tmp_path / "tap.so")

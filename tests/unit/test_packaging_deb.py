@@ -19,10 +19,16 @@ import pytest
 import vendored
 from support import ROOT, run
 
-from pytools import cli, places, rdma_tap
+from pytools import cli, places
+from pytools.kernel.native import TAP, Native
 from steering.cli import root
 
-SWERVE = {"pytools/__init__.py": "", "pytools/bpf/tap.c": "int x;\n", "steering/cli.py": "def main(): pass\n"}
+SWERVE = {
+    "pytools/__init__.py": "",
+    "pytools/bpf/tap.c": "int x;\n",
+    "pytools/sources/probing/pacer.c": "int x;\n",
+    "steering/cli.py": "def main(): pass\n",
+}
 
 
 @pytest.fixture
@@ -49,13 +55,13 @@ def made_up(wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None
     swerve = wheel("swerve", SWERVE, "helper>=1", "PyYAML>=6")
     helper = wheel("helper", {"helper/__init__.py": "X = 1\n", "helper-1.0.dist-info/LICENSE": "MIT\n"})
 
-    def build_tap(target: Path) -> Path:
+    def build(_: Native, target: Path) -> Path:
         shutil.copy("/usr/bin/true", target)
         return target
 
     monkeypatch.setattr(vendored, "fetch", lambda arch, target: [helper])
     monkeypatch.setattr(build_deb, "own_wheel", lambda target: swerve)
-    monkeypatch.setattr(rdma_tap, "build", build_tap)
+    monkeypatch.setattr(Native, "build", build)
     monkeypatch.setattr(build_deb.subprocess, "run", _without_strip(subprocess.run))
 
 
@@ -85,7 +91,7 @@ def test_the_command_runs_in_the_packages_own_environment(package: Path) -> None
     assert "include-system-site-packages = true" in (home / "pyvenv.cfg").read_text()
     site = package / build_deb.SITE
     assert (site / "pytools/bpf/tap.c").exists() and (site / "helper/__init__.py").exists()
-    assert (site / "pytools/bpf" / rdma_tap.LIBRARY).stat().st_mtime >= (site / "pytools/bpf/tap.c").stat().st_mtime
+    assert (site / "pytools/bpf" / TAP.target.name).stat().st_mtime >= (site / "pytools/bpf/tap.c").stat().st_mtime
 
 
 def test_nothing_outside_its_places_is_touched(package: Path) -> None:

@@ -229,7 +229,7 @@ def test_the_pacer_ends_with_its_owner_however_that_ends() -> None:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
         commands = Path(f"/proc/{pid}/cmdline").read_bytes()
-        assert b"pacer.py" in commands
+        assert b"swerve-pacer" in commands
         owner.kill()
         owner.wait()
     support.wait_until(lambda: not Path(f"/proc/{pid}/cmdline").exists(), 10, "the pacer has ended")

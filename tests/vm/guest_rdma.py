@@ -20,6 +20,7 @@ import rdma_probes
 import support
 
 from pytools import rdma_tap
+from pytools.kernel.native import TAP
 from pytools.sources.rdma.probe_table import KernelTable
 from pytools.sources.rdma.tap_server import TapServer
 
@@ -50,7 +51,7 @@ class Tap:
     """A tap server with a thread that serves it, as the agent's loop would."""
 
     def __init__(self, directory: Path, record: np.dtype[Any]) -> None:
-        library = rdma_tap.build(directory / rdma_tap.LIBRARY)
+        library = TAP.build(directory / TAP.target.name)
         self.environment = {"LD_AUDIT": str(library), rdma_tap.SOCKET_VARIABLE: str(directory / "tap")}
         self._server = TapServer(directory / "tap", record, ROWS)
         self._selector, self._lock, self._stop = selectors.DefaultSelector(), threading.Lock(), threading.Event()

@@ -1,6 +1,6 @@
 """The schedule of the probes: what is to leave when, in memory that is shared with the process that sends it.
 
-The agent plans some hundred milliseconds ahead and looks afterwards what became of it; `pacer.py` sends. Messages lie
+The agent plans some hundred milliseconds ahead and looks afterwards what became of it; `pacer.c` sends. Messages lie
 in the memory as sendmmsg(2) takes them. Times are CLOCK_MONOTONIC nanoseconds. One thread.
 """
 
@@ -11,17 +11,17 @@ import mmap
 import os
 import select
 import socket
+import struct
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytools.errors import CapabilityError, UsageError
+from pytools.kernel.native import PACER
 from pytools.sources.cost import resident_bytes
 from pytools.sources.probing import pacer
 
@@ -29,7 +29,7 @@ PRIORITY: Final = 40  # SCHED_FIFO; below that of interrupt threads
 MEMORY_BYTES: Final = 64 << 20  # of which only what is used is there
 _PATIENCE_S: Final = 5.0
 _DONE_WITHIN_NS: Final = 5_000_000
-_PROGRAM: Final = Path(pacer.__file__)
+_READY: Final = struct.Struct("=cQI")  # READY, the address of the memory there, LAYOUT
 
 
 class Group(NamedTuple):
@@ -78,7 +78,7 @@ class Schedule:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         fds = theirs.fileno(), self._packets.fileno(), self._memory_fd
-        words = [sys.executable, "-I", "-S", str(_PROGRAM), *map(str, (*fds, PRIORITY))]
+        words = [str(PACER.ready()), *map(str, (*fds, PRIORITY))]
         try:
             with theirs:
                 self._process = subprocess.Popen(words, pass_fds=fds, stdin=subprocess.DEVNULL)
@@ -88,12 +88,14 @@ class Schedule:
             raise CapabilityError(
                 f"the process that sends probes: {error.strerror}", "free memory or processes on this host"
             ) from None
-        if ready[:1] != pacer.READY:
+        word, address, layout = _READY.unpack(ready) if len(ready) == _READY.size else (b"", 0, 0)
+        if word != pacer.READY or layout != pacer.LAYOUT:
             self._end()
             raise CapabilityError(
-                "the process that sends probes does not start", f"see what `{' '.join(words[:4])}` says"
+                "the process that sends probes does not start",
+                f"remove {words[0]}: the next start builds it anew",
             )
-        self._away = int.from_bytes(ready[1:], sys.byteorder) - self._base
+        self._away = address - self._base
         self._running = False
 
     def _answer(self) -> bytes:

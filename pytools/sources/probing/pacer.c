@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The pacer: sends the agent's probes when they are due, and does nothing else. Runs in user space, as a process of its
+ * own: swerve-pacer CONTROL PACKETS MEMORY PRIORITY, the first three being descriptors: a socket to the agent, the
+ * packet socket, and the memory that schedule.py fills. What is due was put there some hundred milliseconds ahead, so
+ * probes leave on time while the agent is kept waiting; when the plan is used up, nothing is sent. It runs at the
+ * real-time priority PRIORITY where it may: it sleeps between ticks, and a tick is a bounded number of frames.
+ *
+ * In C because it wakes up for every tick: what an interpreter touches is cold each time. Times are CLOCK_MONOTONIC
+ * nanoseconds. One thread.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+
+/* ---- shared with schedule.py, which checks that it has the same LAYOUT ---- */
+
+/*
+ * The memory begins with words: how many ticks were planned, begun and done since the start, the processor time that
+ * we have used, whether we wait for a plan, and how many entries follow.
+ */
+enum {
+	PLANNED,
+	BEGUN,
+	DONE,
+	CPU,
+	WAITING,
+	ENTRIES,
+	FIRST_ENTRY = 8
+};
+
+/*
+ * The entry of tick n is entry n modulo ENTRIES: when it is due, when it is too late for it, when it began (0: it was
+ * left out), and groups of messages. Of each: where its headers are in the memory, how many, and how long after the
+ * group before it is to leave.
+ */
+enum {
+	DUE,
+	TOO_LATE,
+	BEGAN,
+	GROUPS,
+	FIRST_GROUP
+};
+enum {
+	HEADERS,
+	COUNT,
+	SPACING,
+	GROUP_WORDS
+};
+#define MOST_GROUPS 6
+#define ENTRY_WORDS (FIRST_GROUP + GROUP_WORDS * MOST_GROUPS)
+#define LAYOUT (FIRST_ENTRY << 16 | ENTRY_WORDS << 8 | (unsigned char)sizeof(struct mmsghdr))
+
+/*
+ * Over the control socket, a byte each: READY is ours, with the address of the memory here and LAYOUT. HOLD is answered
+ * with HELD, and then nothing is sent until GO. A plan for a pacer that waits comes with GO, too.
+ */
+enum {
+	READY = 'R',
+	HOLD = 'H',
+	HELD = 'D',
+	GO = 'G'
+};
+
+/* ---- */
+
+#define MOST_RT_US 200000
+#define NS_PER_S 1000000000LL
+
+static int control, packets;
+static char *base;
+static int64_t *words;
+
+static int64_t clock_ns(clockid_t clock)
+{
+	struct timespec now;
+
+	clock_gettime(clock, &now);
+	return now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+/* Words that the agent reads or writes meanwhile. */
+static int64_t load(int word)
+{
+	return __atomic_load_n(&words[word], __ATOMIC_SEQ_CST);
+}
+
+static void store(int word, int64_t value)
+{
+	__atomic_store_n(&words[word], value, __ATOMIC_SEQ_CST);
+}
+
+/* One byte from the agent; 0 when it is gone. */
+static unsigned char hear(void)
+{
+	unsigned char byte;
+	ssize_t size;
+
+	do
+		size = recv(control, &byte, 1, 0);
+	while (size < 0 && errno == EINTR);
+	return size == 1 ? byte : 0;
+}
+
+/* Wait for a word of the agent, and do what it says; 0 when the agent is gone. */
+static int obey(void)
+{
+	const unsigned char held = HELD;
+	unsigned char word = hear();
+
+	while (word == HOLD) {
+		if (send(control, &held, 1, MSG_NOSIGNAL) != 1)
+			return 0;
+		word = hear();
+	}
+	return word == GO;
+}
+
+/*
+ * Send so many messages in as few system calls as possible. The agent has set the length of each to 0; the kernel
+ * writes how many bytes were sent, and we the errno of a refusal, negated.
+ */
+static void send_messages(struct mmsghdr *message, int64_t count)
+{
+	while (count > 0) {
+		int sent = sendmmsg(packets, message, count, MSG_DONTWAIT);
+
+		if (sent <= 0) { /* it stops at the first that fails, and says why only when it is the first */
+			message->msg_len = -errno;
+			if (errno == EAGAIN)
+				return; /* the socket's buffer is full; those behind keep their 0 */
+			sent = 1;
+		}
+		message += sent;
+		count -= sent;
+	}
+}
+
+static void send_groups(const int64_t *group, int64_t groups, int64_t began_ns)
+{
+	for (; groups > 0; groups--, group += GROUP_WORDS) {
+		while (group[SPACING] && clock_ns(CLOCK_MONOTONIC) < began_ns + group[SPACING])
+			; /* microseconds: no timer is as punctual */
+		began_ns = clock_ns(CLOCK_MONOTONIC);
+		send_messages((struct mmsghdr *)(base + group[HEADERS]), group[COUNT]);
+	}
+}
+
+static void send_tick(int64_t tick, int64_t *entry)
+{
+	int64_t began_ns = clock_ns(CLOCK_MONOTONIC);
+	int left_out = began_ns > entry[TOO_LATE];
+
+	entry[BEGAN] = left_out ? 0 : began_ns;
+	store(BEGUN, tick + 1); /* before the first frame: whoever sees an answer sees that its probe was sent */
+	if (!left_out)
+		send_groups(entry + FIRST_GROUP, entry[GROUPS], began_ns);
+	store(CPU, clock_ns(CLOCK_PROCESS_CPUTIME_ID));
+	store(DONE, tick + 1);
+}
+
+/* For a plan; 0 when the agent is gone. */
+static int wait_for_plan(void)
+{
+	int alive;
+
+	store(WAITING, 1);
+	alive = load(BEGUN) != load(PLANNED) || obey(); /* it may have come a moment ago */
+	store(WAITING, 0);
+	return alive;
+}
+
+/* Sleep, unless the agent says something; 0 when it is gone. */
+static int sleep_for(int64_t left_ns)
+{
+	struct timespec left = { .tv_sec = left_ns / NS_PER_S, .tv_nsec = left_ns % NS_PER_S };
+	struct pollfd watched = { .fd = control, .events = POLLIN };
+
+	return ppoll(&watched, 1, &left, NULL) <= 0 || obey();
+}
+
+static void run(void)
+{
+	int alive = obey(); /* there is no plan yet */
+
+	while (alive) {
+		int64_t tick = load(BEGUN);
+
+		if (tick == load(PLANNED)) {
+			alive = wait_for_plan();
+			continue;
+		}
+		int64_t *entry = words + FIRST_ENTRY + tick % load(ENTRIES) * ENTRY_WORDS;
+		int64_t left_ns = entry[DUE] - clock_ns(CLOCK_MONOTONIC);
+
+		if (left_ns <= 0)
+			send_tick(tick, entry);
+		else
+			alive = sleep_for(left_ns);
+	}
+}
+
+/* Without it, or where it may not: probes are late where others take all processors. */
+static void be_prompt(int priority)
+{
+	const struct rlimit none = { 0, 0 }, most = { MOST_RT_US, MOST_RT_US };
+	const struct sched_param param = { .sched_priority = priority };
+
+	if (setrlimit(RLIMIT_CORE, &none) || setrlimit(RLIMIT_RTTIME, &most)) /* without a sleep; then we are ended */
+		return;
+	sched_setscheduler(0, SCHED_FIFO | SCHED_RESET_ON_FORK, &param);
+}
+
+static int say_ready(void)
+{
+	unsigned char ready[1 + sizeof(uint64_t) + sizeof(uint32_t)] = { READY };
+	uint64_t address = (uintptr_t)base;
+	uint32_t layout = LAYOUT;
+
+	memcpy(ready + 1, &address, sizeof(address));
+	memcpy(ready + 1 + sizeof(address), &layout, sizeof(layout));
+	return send(control, ready, sizeof(ready), MSG_NOSIGNAL) == sizeof(ready);
+}
+
+int main(int count, char **arguments)
+{
+	struct stat memory;
+
+	if (count != 5)
+		return 2;
+	control = atoi(arguments[1]);
+	packets = atoi(arguments[2]);
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	signal(SIGINT, SIG_IGN); /* meant for the agent, with which we end */
+	signal(SIGTERM, SIG_IGN);
+	be_prompt(atoi(arguments[4]));
+	if (fstat(atoi(arguments[3]), &memory))
+		return 1;
+	base = mmap(NULL, memory.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(arguments[3]), 0);
+	if (base == MAP_FAILED)
+		return 1;
+	words = (int64_t *)base;
+	if (say_ready())
+		run();
+	return 0;
+}
