@@ -1,7 +1,8 @@
 """Clocks: fits a line to the coded probes of each path, joins the lines of all hosts, and says what delays rest on.
 
-A few paths are fitted per tick, so that answers do not wait long for arithmetic. Rounds follow each other more quickly
-after a step, a doubt or a new path, the first of them at once. `now_ns` is CLOCK_MONOTONIC; epochs
+A few paths are fitted per tick, so that answers do not wait long for arithmetic. Several paths to one peer take turns,
+two rounds each. Rounds follow each other more quickly after a step, a doubt or a new path, the first of them at once,
+and then all paths are fitted in each. `now_ns` is CLOCK_MONOTONIC; epochs
 are of stamping clocks (the same but in a lab). One thread, the agent's.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import selectors
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +22,7 @@ from pytools.estimators.clocks import EdgeFit, fit_edge
 from pytools.estimators.collocation import groups
 from pytools.estimators.congested import Floor, doubted, noise_ns, tells_round_trip, tempered
 from pytools.estimators.drift_history import DriftHistory
-from pytools.estimators.offsets import UNBOUNDED_NS, Offset
+from pytools.estimators.offsets import SIGMAS, UNBOUNDED_NS, Offset
 from pytools.signals import Clock, ClockEdge, Collocated, Collocation
 from pytools.sources.clocks import messages, slew
 from pytools.sources.clocks.chrony import ChronyFeed, correction_ns, realtime_difference_ns
@@ -52,6 +55,10 @@ class _Fitted:
     def shows_step(self, now_ns: int) -> bool:
         """Whether the others are to be told of a step: more than once, for messages get lost."""
         return self.stepped_ns is not None and now_ns - self.stepped_ns <= _STEP_TOLD_NS
+
+    def bound_ns(self, clock_ns: int) -> float:
+        """The bound when our clock reads `clock_ns`."""
+        return self.fit.bound_ns + SIGMAS * (self.fit.sigma_at(clock_ns) - self.fit.sigma_at(self.fit.epoch_ns))
 
     def edge(self, now_ns: int) -> Edge:
         fit = self.fit
@@ -86,12 +93,13 @@ class ClockSource:
         self._config, self._settings, self._mesh, self._hosts, self._bus = config, config.clocks, mesh, hosts, bus
         self._interval_ns = int(config.clocks.interval_ms * _MS)
         self._window_ns = int(config.clocks.window_ms * _MS)
-        self._life_ns = max(_LEAST_LIFE_NS, 3 * self._interval_ns // 2)
+        self._life_ns = max(_LEAST_LIFE_NS, 5 * self._interval_ns // 2)
         self._timescale = Timescale(config.host, self._interval_ns, config.clocks.reference)
         self._fitted: dict[int, _Fitted] = {}  # by path index
         self._floors: dict[int, Floor] = {}
         self._doubted_ns: dict[str, int] = {}  # peer -> when its clock or ours was last seen to be stepped
         self._waiting: list[PinnedPath] = []
+        self._turn = 0  # of the paths to one peer, whether those of even or of odd number are fitted
         self._paths: set[int] = set()  # indexes, of the last round
         self._since_ns: dict[int, int] = {}  # by path index: from when on its probes are of the present time
         self._round_ns = 0
@@ -115,9 +123,11 @@ class ClockSource:
             self._notice_doubts(now_ns)
         begins = not self._waiting and now_ns >= self._round_ns
         if begins:
-            self._waiting = [pinned for pinned in self._mesh.current if self._mesh.has_own_clock(pinned)]
-            self._note_paths({pinned.index for pinned in self._waiting}, now_ns)
-            self._round_ns = now_ns + self._pause_ns(now_ns)
+            paths = [pinned for pinned in self._mesh.current if self._mesh.has_own_clock(pinned)]
+            self._note_paths({pinned.index for pinned in paths}, now_ns)
+            pause_ns = self._pause_ns(now_ns)
+            self._round_ns = now_ns + pause_ns
+            self._waiting = self._in_turn(paths, now_ns) if pause_ns == self._interval_ns else paths
         if begins or self._waiting:
             for pinned in self._waiting[:_FITS]:
                 self._fit(pinned, now_ns)
@@ -128,6 +138,23 @@ class ClockSource:
             return min(self._round_ns, now_ns + _MOST_TICK_NS)
         step_ns = (self._round_ns - now_ns) // (len(self._waiting) // _FITS + 2)
         return now_ns + min(_MOST_TICK_NS, max(step_ns, 0))
+
+    def _in_turn(self, paths: Sequence[PinnedPath], now_ns: int) -> list[PinnedPath]:
+        """Of the paths to one peer every other one; the rest rest on what is known of the peer's clock by others."""
+        self._turn ^= 1
+        number: Counter[str] = Counter()
+        chosen: list[PinnedPath] = []
+        rest: list[PinnedPath] = []
+        for pinned in paths:
+            number[pinned.peer.name] += 1
+            (chosen if number[pinned.peer.name] & 1 == self._turn else rest).append(pinned)
+        fitted = {pinned.peer.name for pinned in chosen}
+        for pinned in rest:
+            if pinned.peer.name not in fitted:  # its only path
+                chosen.append(pinned)
+            elif not self._mesh.in_doubt(pinned.index):
+                self._mesh.set_offset(pinned.index, self.between(pinned.peer.name, now_ns), now_ns)
+        return chosen
 
     def _pause_ns(self, now_ns: int) -> int:
         """Time from one round to the next: less while clocks are unsettled or the reference is silent."""
@@ -190,7 +217,7 @@ class ClockSource:
         self._floors = {index: floor for index, floor in self._floors.items() if index in current}
 
     def _own(self, peer: str, now_ns: int) -> Edge | None:
-        """Our best fresh edge to a peer: the newest that shows a step, else the one with the smallest bound."""
+        """Our best fresh edge to a peer: the newest that shows a step, else the one with the smallest bound by now."""
         of_peer = [
             fitted
             for fitted in self._fitted.values()
@@ -199,7 +226,10 @@ class ClockSource:
         stepped = [fitted for fitted in of_peer if fitted.shows_step(now_ns)]
         if stepped:
             return max(stepped, key=lambda fitted: fitted.at_ns).edge(now_ns)
-        return min(of_peer, key=lambda fitted: fitted.fit.bound_ns).edge(now_ns) if of_peer else None
+        if not of_peer:
+            return None
+        clock_ns = self._mesh.stamping_clock(now_ns)
+        return min(of_peer, key=lambda fitted: fitted.bound_ns(clock_ns)).edge(now_ns)
 
     def between(self, peer: str, now_ns: int | None = None) -> Offset | None:
         """A peer's clock against ours as it is known now; None when nothing is."""
