@@ -13,8 +13,8 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-check setup-vm tap demo test test-unit test-kernel test-fabric test-vm bench prove deb check \
-	format clean uninstall
+.PHONY: help setup setup-check setup-vm tap demo test test-quick test-unit test-kernel test-fabric test-vm bench prove \
+	deb check format clean uninstall
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +37,9 @@ demo: setup ## The main job on a lab: congestion seen, traffic steered, before a
 # The second kernel works beside the first two tiers; the last one, which looks at the clock, has the machine to itself.
 test: setup-vm ## Every test: unit, kernel, again in a second kernel, and fabric
 	@$(PYTEST) tests/unit tests/kernel tests/vm tests/fabric
+
+test-quick: setup ## For everyday work: unit tests but the slow ones, with fewer random examples
+	@$(PYTEST) -q -m "not slow" --hypothesis-profile=quick tests/unit
 
 test-unit: setup ## Tests that need no root
 	@$(PYTEST) tests/unit

@@ -33,6 +33,7 @@ MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
 # An example that waits for the disk, or for a processor, is no failure: by itself Hypothesis allows each 200 ms.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("untimed"), max_examples=10)  # make test-quick
 settings.load_profile("untimed")
 
 _ENDING_S = 2.0

@@ -22,6 +22,8 @@ from support import ROOT, run
 from pytools import cli, places, rdma_tap
 from steering.cli import root
 
+pytestmark = pytest.mark.slow
+
 SWERVE = {"pytools/__init__.py": "", "pytools/bpf/tap.c": "int x;\n", "steering/cli.py": "def main(): pass\n"}
 
 
