@@ -15,6 +15,8 @@ from steering_kit import EVEN, FIRST, GROUP, MS, SECOND_HOP, STEERED, controlled
 
 from pytools import places
 
+pytestmark = pytest.mark.beside
+
 
 def settled(agent):
     support.wait_until(lambda: len(agent.states) == 2, 20, "the controller speaks of both paths")
