@@ -211,8 +211,9 @@ def _namespaces(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]]:
         name = f"swerve-{unique_name()}"
         support.run(["ip", "netns", "add", name])
         made.append(name)
-        support.run(["ip", "-n", name, "link", "set", "lo", "up"])
-        with inside(name):  # nobody else is on a cable that was just made: no second or two of looking for one
+        with inside(name):
+            support.bring_up("lo")
+            # Nobody else is on a cable that was just made: no second or two of looking for one.
             Path("/proc/sys/net/ipv6/conf/default/accept_dad").write_text("0")
         return name
 
@@ -220,8 +221,8 @@ def _namespaces(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]]:
         yield make
     finally:
         stayed = {name: _kill_inside(name) for name in made}
-        for name in made:
-            support.run(["ip", "netns", "delete", name])
+        if made:
+            support.run(["ip", "-batch", "-"], text_in="".join(f"netns delete {name}\n" for name in made))
     left = {name: pids for name, pids in stayed.items() if pids}
     assert not left, f"processes still ran in the test's namespaces (killed now): {left}"
 
@@ -254,9 +255,8 @@ def lasting_veth_pair(make_lasting_namespace: Callable[[], str]) -> tuple[str, s
 def _joined(first: str, second: str) -> tuple[str, str]:
     support.join(first, second, "v0")
     for host, name in enumerate((first, second), start=1):
-        support.run(["ip", "-n", name, "address", "add", f"10.77.0.{host}/24", "dev", "v0"])
-        support.run(["ip", "-n", name, "address", "add", f"fd77::{host}/64", "dev", "v0", "nodad"])
-        support.run(["ip", "-n", name, "link", "set", "v0", "up"])
+        addresses = f"address add 10.77.0.{host}/24 dev v0\naddress add fd77::{host}/64 dev v0 nodad\n"
+        support.run(["ip", "-n", name, "-batch", "-"], text_in=f"{addresses}link set v0 up\n")
     return first, second
 
 
@@ -265,10 +265,15 @@ def _kill_inside(name: str) -> list[str]:
 
     What ends with a process that was killed does so a moment later.
     """
+    wanted = Path("/run/netns", name).stat()
 
     def inside() -> list[int]:
-        pids = support.run(["ip", "netns", "pids", name]).stdout.split()
-        return [pid for pid in map(int, pids) if pid != os.getpid()]
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                if os.path.samestat((place / "ns/net").stat(), wanted) and int(place.name) != os.getpid():
+                    found.append(int(place.name))
+        return found
 
     end_s, left, killed = time.monotonic() + _ENDING_S, inside(), []
     while left and time.monotonic() < end_s:
