@@ -203,6 +203,12 @@ def uprobes(loaded: Loaded) -> Iterator[Uprobes]:
         yield probes
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tap, compiled once."""
+    return rdma_tap.build(tmp_path_factory.mktemp("tap") / rdma_tap.LIBRARY)
+
+
 @pytest.fixture
 def seen(
     request: pytest.FixtureRequest, cable: rdma_kit.Cable, loaded: Loaded, tmp_path: Path
@@ -213,7 +219,7 @@ def seen(
     if request.param == "tap":
         socket = tmp_path / "tap"
         way = TapServer(socket, loaded.map("rdma_table").value, ROWS)
-        library = rdma_tap.build(tmp_path / rdma_tap.LIBRARY)
+        library = request.getfixturevalue("library")
         environment |= {"LD_AUDIT": str(library), rdma_tap.SOCKET_VARIABLE: str(socket)}
     else:
         way = cast(Way, Lasting(request.getfixturevalue("uprobes")))

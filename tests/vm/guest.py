@@ -18,9 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import compiled_outside
 import support
 
 SHARED_IN_GUEST = "/mnt"
+COMPILED = "compiled"
 SLOW_FACTOR = 10
 # For all tests in the guest, its boot and the tests beside it included; without it a dead guest would be waited for.
 LIMIT_S = 1800.0
@@ -101,6 +103,7 @@ class Guest:
         self._tests, self._shared, self._limit_s = frozenset(tests), shared, limit_s
         self._end_s = time.monotonic() + limit_s
         write_script(tests, shared)
+        compiled_outside.put(image, shared / COMPILED)
         directory = Path(sys.executable).parent
         command = [
             *("chrt", "--idle", "0"),
@@ -143,6 +146,7 @@ def write_script(tests: Sequence[str], shared: Path) -> None:
     variables = {
         "SWERVE_SLOW_FACTOR": str(SLOW_FACTOR),
         "SWERVE_GUEST_RESULTS": f"{SHARED_IN_GUEST}/results",
+        compiled_outside.VARIABLE: f"{SHARED_IN_GUEST}/{COMPILED}",
         "SWERVE_FORBID_SKIPS": os.environ.get("SWERVE_FORBID_SKIPS", ""),
         "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     }
