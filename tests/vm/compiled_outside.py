@@ -40,6 +40,7 @@ def wanted() -> list[Program]:
         samples,
         programs.observers(probes, programs.tcp_connections(Tcp(flows=1024)), samples)[-1],
         loader.Program("probe.c", ("probe_egress", "probe_ingress")),
+        loader.Program("empty.c", ("empty",)),
         flow_table.program(pin_kit.PORT),
         providers.program(),
     ]

@@ -35,7 +35,9 @@ CACHED_ROOT = "-fsdev local,id=cached,path=/,security_model=none,readonly=on,mul
 )
 
 # Runs as root in the guest. Debian mounts no BPF file system there. Bytecode is this machine's (`compile_sources`).
+# Where libraries lie at one address in every process, the emulator translates their code once.
 SCRIPT = """#!/bin/sh
+echo 0 >/proc/sys/kernel/randomize_va_space
 mount -t bpf bpf /sys/fs/bpf
 ip link set lo up
 for module in {modules}; do modprobe $module; done
@@ -122,6 +124,9 @@ class Guest:
                 env={**os.environ, "PATH": f"{directory}:{os.environ['PATH']}"},
                 start_new_session=True,
             )
+        # Where sessions are scheduled as groups (CONFIG_SCHED_AUTOGROUP), idle tasks give way within their own only.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self._process.pid}/autogroup").write_text("19")
 
     def result(self) -> Run:
         """Wait until it has shut down, and say what became of the tests; no longer than the limit."""
