@@ -1,13 +1,16 @@
 """Every test, for `make test`: two sessions side by side, then one alone.
 
 first     tests of one host's kernel; the second kernel runs beside them with the processor time that nobody asks for
-beside    unit tests, then those of tests/fabric that are marked `beside`; shown when both sessions have ended
-last      the rest of tests/fabric, which looks at the clock
+beside    unit tests; shown when both sessions have ended
+last      the files of tests/fabric that look at the clock
+
+Those that do not, marked `beside`, are shared out between the first two.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +20,8 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
-FIRST = ("tests/kernel", "tests/vm")
-BESIDE = (("tests/unit",), ("-m", "beside", "tests/fabric"))
-LAST = ("-m", "not beside", "tests/fabric")
+MARK = re.compile(r"^pytestmark = .*\bmark\.beside\b", re.MULTILINE)
+FIRSTS_PART = 4  # of the files marked so, each 4th runs after tests/kernel, which take longer than unit tests
 _ENDING_S = 60
 
 
@@ -36,25 +38,25 @@ def session(*arguments: str, into: IO[bytes] | None = None) -> Iterator[subproce
             process.wait(_ENDING_S)
 
 
-def run(*arguments: str) -> int:
-    """Run one session to its end; its exit code."""
-    with session(*arguments) as process:
-        return process.wait()
-
-
 def main() -> int:
     """Run all of them, whatever fails; 0 if nothing did."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    codes = []
-    with tempfile.TemporaryFile() as said, session(*FIRST) as first:
-        for arguments in BESIDE:
-            with session(*arguments, into=said) as beside:
-                codes.append(beside.wait())
-        codes.append(first.wait())
+    files = {str(each.relative_to(ROOT)): each.read_text() for each in sorted(ROOT.glob("tests/fabric/test_*.py"))}
+    shared = [name for name, text in files.items() if MARK.search(text)]
+    last = [name for name in files if name not in shared]
+    after_kernel = shared[::FIRSTS_PART]
+    after_unit = [name for name in shared if name not in after_kernel]
+    with (
+        tempfile.TemporaryFile() as said,
+        session("tests/kernel", *after_kernel, "tests/vm") as first,
+        session("tests/unit", *after_unit, into=said) as beside,
+    ):
+        codes = [beside.wait(), first.wait()]
         said.seek(0)
         sys.stdout.buffer.write(said.read())
         sys.stdout.flush()
-    codes.append(run(*LAST))
+    with session(*last) as alone:
+        codes.append(alone.wait())
     return int(any(codes))
 
 

@@ -22,8 +22,6 @@ from steering.control import client, kept_orders, requests
 from steering.control.requests import SOCKET
 from steering.guarding import confirming
 
-pytestmark = pytest.mark.beside
-
 CONFIRM_S = 7 * support.slow_factor()  # the first acts of three have to come within
 OTHER = {FIRST: 1}
 
