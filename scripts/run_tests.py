@@ -46,15 +46,17 @@ def main() -> int:
     last = [name for name in files if name not in shared]
     after_kernel = shared[::FIRSTS_PART]
     after_unit = [name for name in shared if name not in after_kernel]
-    with (
-        tempfile.TemporaryFile() as said,
-        session("tests/kernel", *after_kernel, "tests/vm") as first,
-        session("tests/unit", *after_unit, into=said) as beside,
-    ):
-        codes = [beside.wait(), first.wait()]
-        said.seek(0)
-        sys.stdout.buffer.write(said.read())
-        sys.stdout.flush()
+    with tempfile.TemporaryFile() as said:
+        try:
+            with (
+                session("tests/kernel", *after_kernel, "tests/vm") as first,
+                session("tests/unit", *after_unit, into=said) as beside,
+            ):
+                codes = [beside.wait(), first.wait()]
+        finally:  # also of a run that was interrupted
+            said.seek(0)
+            sys.stdout.buffer.write(said.read())
+            sys.stdout.flush()
     with session(*last) as alone:
         codes.append(alone.wait())
     return int(any(codes))
