@@ -34,7 +34,7 @@ tap: ## Build the RDMA tap, bpf/swerve-tap.so
 demo: setup ## The main job on a lab: congestion seen, traffic steered, before and after
 	@.venv/bin/swerve demo
 
-# The second kernel and the unit tests work beside the others; what looks at the clock comes last, by itself.
+# Unit tests work beside the kernel's, the second kernel with the time that is left; what looks at the clock comes last.
 test: setup-vm ## Every test: unit, kernel, again in a second kernel, and fabric
 	@$(PYTHON) scripts/run_tests.py
 

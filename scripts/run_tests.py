@@ -1,41 +1,50 @@
-"""Every test, for `make test`: two sessions side by side, then one alone.
+"""Every test, for `make test`: several pytest sessions, some of them side by side.
 
-first     tests of one host's kernel; the second kernel runs beside them with the processor time that nobody asks for
-beside    unit tests; shown when both sessions have ended
-last      the files of tests/fabric that look at the clock
+kernel    tests of one host's kernel, then some files of tests/fabric that are marked `beside`
+unit      unit tests, then the other files marked so; at the same time
+alone     the files of tests/fabric that look at the clock, when both have ended
+guests    tests in the second kernel, from the beginning on, with the processor time that nobody else asks for
 
-Those that do not, marked `beside`, are shared out between the first two.
+The output of `unit` and `guests` is shown when they have ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
+KERNEL, UNIT, GUESTS = "tests/kernel", "tests/unit", "tests/vm"
 MARK = re.compile(r"^pytestmark = .*\bmark\.beside\b", re.MULTILINE)
-FIRSTS_PART = 4  # of the files marked so, each 4th runs after tests/kernel, which take longer than unit tests
+KERNELS_PART = 4  # of the files marked so, each 4th follows tests/kernel, which take longer than unit tests
 _ENDING_S = 60
 
 
 @contextlib.contextmanager
-def session(*arguments: str, into: IO[bytes] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A pytest session; interrupted if this process is, so that it takes down what it has made."""
+def session(arguments: Sequence[str], shown_later: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    """A pytest session; interrupted if this process is, and once only, so that it takes down what it has made."""
     command = [sys.executable, "-m", "pytest", *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=into, stderr=into)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            process.wait(_ENDING_S)
+    with tempfile.TemporaryFile() as said:
+        into = said if shown_later else None
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=into, stderr=into, process_group=0
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.wait(_ENDING_S)
+            said.seek(0)
+            shutil.copyfileobj(said, sys.stdout.buffer)
+            sys.stdout.flush()
 
 
 def main() -> int:
@@ -43,22 +52,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     files = {str(each.relative_to(ROOT)): each.read_text() for each in sorted(ROOT.glob("tests/fabric/test_*.py"))}
     shared = [name for name, text in files.items() if MARK.search(text)]
-    last = [name for name in files if name not in shared]
-    after_kernel = shared[::FIRSTS_PART]
+    after_kernel = shared[::KERNELS_PART]
     after_unit = [name for name in shared if name not in after_kernel]
-    with tempfile.TemporaryFile() as said:
-        try:
-            with (
-                session("tests/kernel", *after_kernel, "tests/vm") as first,
-                session("tests/unit", *after_unit, into=said) as beside,
-            ):
-                codes = [beside.wait(), first.wait()]
-        finally:  # also of a run that was interrupted
-            said.seek(0)
-            sys.stdout.buffer.write(said.read())
-            sys.stdout.flush()
-    with session(*last) as alone:
-        codes.append(alone.wait())
+    with session([GUESTS], shown_later=True) as guests:
+        with session([UNIT, *after_unit], shown_later=True) as unit, session([KERNEL, *after_kernel]) as kernel:
+            codes = [kernel.wait(), unit.wait()]
+        with session([name for name in files if name not in shared]) as alone:
+            codes.append(alone.wait())
+        codes.append(guests.wait())
     return int(any(codes))
 
 

@@ -124,10 +124,9 @@ class Guest:
                 env={**os.environ, "PATH": f"{directory}:{os.environ['PATH']}"},
                 start_new_session=True,
             )
-        # Where sessions are scheduled as groups (CONFIG_SCHED_AUTOGROUP), idle tasks give way within their own only. So
-        # has the group a tenth of another's weight: with less, its tests would not meet their deadlines.
+        # Where sessions are scheduled as groups (CONFIG_SCHED_AUTOGROUP), idle tasks give way within their own only.
         with contextlib.suppress(OSError):
-            Path(f"/proc/{self._process.pid}/autogroup").write_text("10")
+            Path(f"/proc/{self._process.pid}/autogroup").write_text("19")
 
     def result(self) -> Run:
         """Wait until it has shut down, and say what became of the tests; no longer than the limit."""
