@@ -14,8 +14,8 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-check setup-vm native demo test test-unit test-kernel test-fabric test-vm bench prove deb check \
-	format clean uninstall
+.PHONY: help setup setup-check setup-vm native demo test test-quick test-unit test-kernel test-fabric test-vm bench prove \
+	deb check format clean uninstall
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,9 +35,12 @@ native: ## Build the C that runs in user space: the RDMA tap, the pacer of probe
 demo: setup ## The main job on a lab: congestion seen, traffic steered, before and after
 	@.venv/bin/swerve demo
 
-# The second kernel works beside the first two tiers; the last one, which looks at the clock, has the machine to itself.
+# Unit tests work beside the kernel's, the second kernel with the time that is left; what looks at the clock comes last.
 test: setup-vm ## Every test: unit, kernel, again in a second kernel, and fabric
-	@$(PYTEST) tests/unit tests/kernel tests/vm tests/fabric
+	@$(PYTHON) scripts/run_tests.py
+
+test-quick: setup ## For everyday work: unit tests but the slow ones, with fewer random examples
+	@$(PYTEST) -q -m "not slow" --hypothesis-profile=quick tests/unit
 
 test-unit: setup ## Tests that need no root
 	@$(PYTEST) tests/unit

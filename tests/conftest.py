@@ -17,7 +17,6 @@ import signal
 import tempfile
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
@@ -33,6 +32,7 @@ MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
 # An example that waits for the disk, or for a processor, is no failure: by itself Hypothesis allows each 200 ms.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("untimed"), max_examples=10)  # make test-quick
 settings.load_profile("untimed")
 
 _ENDING_S = 2.0
@@ -54,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SWERVE_CACHE_DIR"] = str(directory / "cache")
     (directory / "cache").mkdir()
     (directory / "cache").chmod(0o1777)  # agents that run as another user keep there as well what they compile
+    if "SWERVE_GUEST_COMPILED" in os.environ:
+        shutil.copytree(os.environ["SWERVE_GUEST_COMPILED"], directory / "cache" / f"compiled.{os.geteuid()}")
     if os.geteuid() == 0:
         try:
             _own_namespaces()
@@ -75,17 +77,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _not_sampled(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Tests marked `guest(thorough=True)`, and of `guest(every=n)` the cases that are no n-th one: a guest is slow."""
-    left_out, seen = [], Counter[str]()
+    """Tests marked `guest(thorough=True)`, and of `guest(every=n)` the cases that are no n-th one: a guest is slow.
+
+    The closest mark holds. Each test begins with another case than the one before it, so that none, of IPv6 say, is
+    left out everywhere.
+    """
+    left_out: list[pytest.Item] = []
+    cases: dict[str, list[pytest.Item]] = {}
+    every: dict[str, int] = {}
     for item in items:
-        if any(mark.kwargs.get("thorough") for mark in item.iter_markers("guest")):
+        mark, test = item.get_closest_marker("guest"), item.nodeid.partition("[")[0]
+        if mark is None or mark.kwargs.get("thorough"):
             left_out.append(item)
-            continue
-        every = next((mark.kwargs["every"] for mark in item.iter_markers("guest") if "every" in mark.kwargs), 1)
-        test = item.nodeid.partition("[")[0]
-        if seen[test] % every:
-            left_out.append(item)
-        seen[test] += 1
+        else:
+            cases.setdefault(test, []).append(item)
+            every.setdefault(test, mark.kwargs.get("every", 1))
+    for number, (test, alike) in enumerate(cases.items()):
+        taken = alike[number % min(every[test], len(alike)) :: every[test]]
+        left_out += [item for item in alike if item not in taken]
     return left_out
 
 
@@ -210,8 +219,9 @@ def _namespaces(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]]:
         name = f"swerve-{unique_name()}"
         support.run(["ip", "netns", "add", name])
         made.append(name)
-        support.run(["ip", "-n", name, "link", "set", "lo", "up"])
-        with inside(name):  # nobody else is on a cable that was just made: no second or two of looking for one
+        with inside(name):
+            support.bring_up("lo")
+            # Nobody else is on a cable that was just made: no second or two of looking for one.
             Path("/proc/sys/net/ipv6/conf/default/accept_dad").write_text("0")
         return name
 
@@ -219,8 +229,8 @@ def _namespaces(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]]:
         yield make
     finally:
         stayed = {name: _kill_inside(name) for name in made}
-        for name in made:
-            support.run(["ip", "netns", "delete", name])
+        if made:
+            support.run(["ip", "-batch", "-"], text_in="".join(f"netns delete {name}\n" for name in made))
     left = {name: pids for name, pids in stayed.items() if pids}
     assert not left, f"processes still ran in the test's namespaces (killed now): {left}"
 
@@ -253,9 +263,8 @@ def lasting_veth_pair(make_lasting_namespace: Callable[[], str]) -> tuple[str, s
 def _joined(first: str, second: str) -> tuple[str, str]:
     support.join(first, second, "v0")
     for host, name in enumerate((first, second), start=1):
-        support.run(["ip", "-n", name, "address", "add", f"10.77.0.{host}/24", "dev", "v0"])
-        support.run(["ip", "-n", name, "address", "add", f"fd77::{host}/64", "dev", "v0", "nodad"])
-        support.run(["ip", "-n", name, "link", "set", "v0", "up"])
+        addresses = f"address add 10.77.0.{host}/24 dev v0\naddress add fd77::{host}/64 dev v0 nodad\n"
+        support.run(["ip", "-n", name, "-batch", "-"], text_in=f"{addresses}link set v0 up\n")
     return first, second
 
 
@@ -264,10 +273,15 @@ def _kill_inside(name: str) -> list[str]:
 
     What ends with a process that was killed does so a moment later.
     """
+    wanted = Path("/run/netns", name).stat()
 
     def inside() -> list[int]:
-        pids = support.run(["ip", "netns", "pids", name]).stdout.split()
-        return [pid for pid in map(int, pids) if pid != os.getpid()]
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                if os.path.samestat((place / "ns/net").stat(), wanted) and int(place.name) != os.getpid():
+                    found.append(int(place.name))
+        return found
 
     end_s, left, killed = time.monotonic() + _ENDING_S, inside(), []
     while left and time.monotonic() < end_s:

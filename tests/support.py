@@ -6,10 +6,13 @@ by SWERVE_SLOW_FACTOR, which is set where a processor is emulated.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import itertools
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -170,6 +173,15 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def bring_up(interface: str) -> None:
+    """Set an interface of the namespace that the calling thread is in up; no process is started for it."""
+    get_flags, set_flags, up = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        request = struct.pack("16sh14x", interface.encode(), 0)
+        (flags,) = struct.unpack_from("h", fcntl.ioctl(asking, get_flags, request), 16)
+        fcntl.ioctl(asking, set_flags, struct.pack("16sh14x", interface.encode(), flags | up))
 
 
 def join(near: str, far: str, name: str, index: int | None = None) -> None:

@@ -13,6 +13,8 @@ from steering_kit import EVEN, controlled, steered
 
 from pytools import places
 
+pytestmark = pytest.mark.beside
+
 FREE, DRAINED = ({"10.1.1.1 dev rail1": weight, "10.2.1.1 dev rail2": 1} for weight in (1, 0))
 
 

@@ -23,6 +23,8 @@ import support
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
 
+pytestmark = pytest.mark.beside
+
 STALL_S = 4 * support.slow_factor()  # zenoh's own limits, which nobody shall wait for, are 5 to 10 s
 
 NODE = """

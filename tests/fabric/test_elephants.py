@@ -16,6 +16,8 @@ sys.path.append(str(support.ROOT / "bench"))
 
 import _elephants
 
+pytestmark = pytest.mark.beside
+
 
 @pytest.mark.deadline(240)
 @pytest.mark.parametrize("rails", [2, 4])

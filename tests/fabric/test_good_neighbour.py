@@ -16,6 +16,8 @@ import support
 from routing_daemons import Writes
 from steering_kit import FIRST, GROUP, MS, SECOND_HOP, controlled
 
+pytestmark = pytest.mark.beside
+
 PREFIX = "10.9.0.2"
 RAIL1, RAIL2, THIRD = ("10.1.1.1", "rail1"), ("10.2.1.1", "rail2"), ("10.2.1.9", "rail2")
 CLASSIC, OBJECTS = "no zebra nexthop kernel enable\n", ""

@@ -14,6 +14,8 @@ from pytools.errors import SwerveError, UsageError
 from pytools.kernel.netlink import Netlink
 from pytools.lab import Lab, cli
 
+pytestmark = pytest.mark.beside
+
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
 
 

@@ -13,6 +13,8 @@ from pytools.errors import SwerveError, UsageError
 from pytools.kernel.netns import inside
 from pytools.lab import Lab, cli
 
+pytestmark = pytest.mark.beside
+
 FLOWS, PORT, PAYLOAD = 64, 7777, 500
 
 

@@ -17,6 +17,8 @@ from pytools.lab import Lab
 from pytools.signals import Link
 from pytools.signals import Path as NetworkPath
 
+pytestmark = pytest.mark.beside
+
 RAILS = ("rail1", "rail2")
 SOON_S = 1.0  # in which an event is told
 

@@ -32,6 +32,8 @@ from pytools.lab import Lab
 from pytools.signals import Pause
 from steering.demo.traffic import Load
 
+pytestmark = pytest.mark.beside
+
 RATE, CONGESTED, LOAD_BIT_S = "40mbit", "4mbit", 12_000_000
 PORT = 9090
 TARGETS = 2

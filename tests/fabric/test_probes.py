@@ -34,6 +34,8 @@ from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.program import NUMBERS
 from pytools.sources.probing.sessions import ANSWERED, EXTRA, EXTRA_EVERY_NS, EXTRA_TICKS, PROBES
 
+pytestmark = pytest.mark.beside
+
 PATIENT = Probe(timeout_ms=60_000)  # nothing is lost but what the test calls lost
 LONG = Windows(long_ms=60_000)  # holds all that a test does, on a slow machine too
 ADDRESSES = {4: ("10.77.0.1", "10.77.0.2"), 6: ("fd77::1", "fd77::2")}

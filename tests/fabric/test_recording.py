@@ -22,6 +22,8 @@ from pytools.lab import Lab
 from pytools.recording import reader
 from pytools.recording.reader import Read
 
+pytestmark = pytest.mark.beside
+
 # Far above what a machine without a free processor makes of idle rails, and well below their full queues: 80 ms.
 POLICY = """\
 version: 1

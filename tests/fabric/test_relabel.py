@@ -27,6 +27,8 @@ from steering.actuators.labels import Labels
 from steering.demo.traffic import established_resets
 from steering.plan import FlowKey, LabelChange
 
+pytestmark = pytest.mark.beside
+
 RATE = 8_000_000
 PORT, CLIENT_PORT = 5201, 45_001
 ENOUGH_BYTES = 300_000  # says where a connection goes

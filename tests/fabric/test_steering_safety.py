@@ -15,6 +15,8 @@ from steering_kit import EVEN, FIRST, GROUP, MS, SECOND_HOP, STEERED, controlled
 
 from pytools import places
 
+pytestmark = pytest.mark.beside
+
 
 def settled(agent):
     support.wait_until(lambda: len(agent.states) == 2, 20, "the controller speaks of both paths")
@@ -101,6 +103,7 @@ def test_a_group_whose_last_link_goes_after_its_controller_is_there_again_over_t
     with controlled(host, policy, "--apply") as controller:
         steered(host, agent)
         guardian = controller.guardian()
+        controller.kill(signal.SIGSTOP)  # or it may start another guardian
         os.kill(guardian, signal.SIGSTOP if by == "guardian" else signal.SIGKILL)
         controller.kill()
         controller.process.wait(10)

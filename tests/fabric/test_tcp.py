@@ -30,6 +30,8 @@ from pytools.lab import Lab
 from pytools.signals import PacketDrops
 from pytools.sources.tcp import table
 
+pytestmark = pytest.mark.beside
+
 CONTAINER = "4ed2d2d1bd03ff74f6ab2ab9a4d7b5e22bf9fe3a9a3bd0a70ba0d5c3f3f1a6b7"
 
 

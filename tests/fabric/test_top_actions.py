@@ -17,6 +17,8 @@ from tmux import Tmux
 from pytools import places
 from pytools.lab import Lab
 
+pytestmark = pytest.mark.beside
+
 EVEN = {FIRST: 1, SECOND_HOP: 1}
 POLICY = """\
 version: 1

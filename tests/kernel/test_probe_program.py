@@ -20,7 +20,7 @@ from pytools.sources.probing.program import DUPLICATE, OURS
 
 __all__ = ["hosts", "one_sided"]  # fixtures
 
-pytestmark = pytest.mark.guest
+pytestmark = pytest.mark.guest(every=2)
 
 SWERVE_TLV, SIZE_TLV, PADDING = 253, 252, 1
 PROBES = 23
@@ -167,7 +167,7 @@ def test_the_agent_is_woken_once_when_the_first_unanswered_probe_is_overdue(
 # ---- the reflector, asked by others ----
 
 
-@pytest.mark.guest(every=2)
+@pytest.mark.guest(every=4)
 @pytest.mark.parametrize("offloads", ["on", "off"])
 @pytest.mark.parametrize("family", [4, 6])
 def test_a_foreign_sender_gets_a_reply_as_rfc_8762_has_it(
@@ -195,6 +195,7 @@ def test_a_foreign_sender_gets_a_reply_as_rfc_8762_has_it(
     assert second.counted() == {"reflected": 1}
 
 
+@pytest.mark.guest(thorough=True)
 def test_tlvs_that_do_not_fit_come_back_malformed(hosts: Hosts, veth_pair: tuple[str, str]) -> None:
     first, _ = two(hosts, veth_pair, 4)
     reply = ask(first, ADDRESSES[4], 4, request() + struct.pack("!BBH", 0x80, PADDING, 1000) + bytes(8))
@@ -203,7 +204,7 @@ def test_tlvs_that_do_not_fit_come_back_malformed(hosts: Hosts, veth_pair: tuple
     assert reply[44] == 0x40
 
 
-@pytest.mark.guest(every=2)
+@pytest.mark.guest(every=6)
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("size", [56, 400, 1400])
@@ -243,6 +244,7 @@ def test_junk_on_the_probe_port_reaches_no_socket(hosts: Hosts, veth_pair: tuple
     assert_nothing_reached(second)
 
 
+@pytest.mark.guest(thorough=True)
 def test_one_peer_gets_no_more_replies_than_its_share(hosts: Hosts, veth_pair: tuple[str, str]) -> None:
     """2,000 at once and 20,000 a second: of what comes faster, every request is answered or counted.
 
@@ -302,6 +304,7 @@ def test_a_foreign_reflector_gives_records_that_say_so(one_sided: tuple[Host, Re
     assert first.counted() == {"recorded": 5}
 
 
+@pytest.mark.guest(thorough=True)
 def test_a_second_reply_is_a_duplicate_and_a_strangers_is_none(one_sided: tuple[Host, Replies]) -> None:
     first, reflector = one_sided
     first.send(4)
@@ -312,6 +315,7 @@ def test_a_second_reply_is_a_duplicate_and_a_strangers_is_none(one_sided: tuple[
     assert first.counted() == {"recorded": 3}
 
 
+@pytest.mark.guest(thorough=True)
 def test_each_kind_of_forged_reply_is_refused_and_counted(one_sided: tuple[Host, Replies]) -> None:
     """Each differs from the true reply in one thing; the true one is accepted afterwards all the same."""
     first, reflector = one_sided
@@ -353,6 +357,7 @@ def test_each_kind_of_forged_reply_is_refused_and_counted(one_sided: tuple[Host,
     assert_nothing_reached(first)
 
 
+@pytest.mark.guest(thorough=True)
 def test_a_reply_by_another_interface_is_not_the_paths(
     hosts: Hosts, veth_pair: tuple[str, str], one_sided: tuple[Host, Replies]
 ) -> None:
@@ -383,6 +388,7 @@ def test_numbers_begin_again_without_a_gap(hosts: Hosts, veth_pair: tuple[str, s
     assert first.records(4)["number"].tolist() == [(number + each) % program.NUMBERS for each in range(4)]
 
 
+@pytest.mark.guest(thorough=True)
 def test_random_mutations_of_a_reply_are_never_believed(one_sided: tuple[Host, Replies]) -> None:
     """Seeded: whatever bits of what names the probe are flipped, no record comes of it."""
     first, reflector = one_sided

@@ -151,6 +151,7 @@ def test_random_forgeries_of_a_signed_reply_are_never_believed(keyed: TestRun) -
 # ---- two hosts ----
 
 
+@pytest.mark.guest(every=4)
 @pytest.mark.parametrize("offloads", ["on", "off"])
 @pytest.mark.parametrize("family", [4, 6])
 def test_two_hosts_with_one_key_measure(hosts: Hosts, veth_pair: tuple[str, str], family: int, offloads: str) -> None:
@@ -165,6 +166,7 @@ def test_two_hosts_with_one_key_measure(hosts: Hosts, veth_pair: tuple[str, str]
     assert (first.counted(), second.counted()) == ({"recorded": 5}, {"reflected": 5})
 
 
+@pytest.mark.guest(every=3)
 @pytest.mark.parametrize(
     ("ours", "theirs", "expected"),
     [

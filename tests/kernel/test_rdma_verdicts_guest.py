@@ -204,6 +204,12 @@ def uprobes(loaded: Loaded) -> Iterator[Uprobes]:
         yield probes
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tap, compiled once."""
+    return TAP.build(tmp_path_factory.mktemp("tap") / TAP.target.name)
+
+
 @pytest.fixture
 def seen(
     request: pytest.FixtureRequest, cable: rdma_kit.Cable, loaded: Loaded, tmp_path: Path
@@ -214,7 +220,7 @@ def seen(
     if request.param == "tap":
         socket = tmp_path / "tap"
         way = TapServer(socket, loaded.map("rdma_table").value, ROWS)
-        library = TAP.build(tmp_path / TAP.target.name)
+        library = request.getfixturevalue("library")
         environment |= {"LD_AUDIT": str(library), rdma_tap.SOCKET_VARIABLE: str(socket)}
     else:
         way = cast(Way, Lasting(request.getfixturevalue("uprobes")))

@@ -22,6 +22,8 @@ from support import ROOT, SWERVE, wait_until
 from pytools import cli, signals
 from pytools.errors import PolicyError, RefusedError, SwerveError
 
+pytestmark = pytest.mark.slow
+
 NETNS = "swerve-t-h1"
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from crystals import SECOND_NS, Crystal, edges_of
+from msgspec.structs import replace
 
 from pytools.bus import Bus
 from pytools.config import AgentConfig, Clocks
@@ -86,6 +87,16 @@ def test_a_result_of_hosts_that_had_not_seen_the_step_is_not_believed_either() -
     for after_ns, state in ((SECOND_NS, FREE), (2 * SECOND_NS, SYNCHRONISED)):
         agent.adopt(NOW_NS + after_ns)
         assert agent.states(NOW_NS + after_ns)["h3"] == state
+
+
+def test_a_drift_that_is_hardly_known_makes_no_bound_wider_than_the_hard_one() -> None:
+    agent = Agent("h1")
+    hosts = [replace(each, drift_sigma_ppb=3e5) for each in agent.told.hosts]
+    agent.source._timescale.adopt("h1", replace(agent.told, hosts=hosts), NOW_NS)
+    agent.states(NOW_NS + SECOND_NS // 2)
+    for clock in agent.published:
+        assert clock.bound_ns is not None and clock.hard_bound_ns is not None
+        assert clock.bound_ns <= clock.hard_bound_ns
 
 
 def test_the_messages_of_a_reference_that_was_stepped_call_nobody_synchronised() -> None:

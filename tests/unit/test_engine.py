@@ -10,6 +10,7 @@ import re
 from itertools import pairwise
 
 import policy_kit as kit
+import pytest
 import support
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -195,7 +196,7 @@ class Steering(RuleBasedStateMachine):
 
 
 Steering.TestCase.settings = settings(max_examples=15, stateful_step_count=15)
-TestSteering = Steering.TestCase
+TestSteering = pytest.mark.slow(Steering.TestCase)
 
 
 def test_steady_congestion_on_one_rail_leaves_the_others_alone():

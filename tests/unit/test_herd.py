@@ -9,6 +9,8 @@ import pytest
 
 from steering.herd import CUT_AFTER_S, Outcome, Scene, Second, outcome, policy, simulate
 
+pytestmark = pytest.mark.slow
+
 SCENE = Scene((1, 1, 1, 0.4), load=0.88, hosts=8, flows=64)
 SECONDS, JUDGED_S = 28, 12
 

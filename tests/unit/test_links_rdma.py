@@ -66,7 +66,8 @@ def sysfs(tmp_path: Path) -> FakeSys:
 @pytest.fixture(autouse=True)
 def costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readings are spaced by what they took; here they take no time, however busy the machine is."""
-    monkeypatch.setattr(rdma_ports, "time", SimpleNamespace(monotonic_ns=lambda: 0, time_ns=lambda: 0))
+    stopped = SimpleNamespace(thread_time_ns=lambda: 0, monotonic_ns=lambda: 0, time_ns=lambda: 0)
+    monkeypatch.setattr(rdma_ports, "time", stopped)
 
 
 class Watched:
@@ -220,6 +221,19 @@ def test_gids_are_looked_at_every_ten_seconds_anyway(sysfs: FakeSys) -> None:
 
 
 # ---- ports ----
+
+
+def test_a_reading_that_was_held_up_does_not_put_off_the_next(sysfs: FakeSys, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Watched(sysfs)
+    work.at(0)
+    took_ns = iter([0, 10, 0, 60 * S])  # of two readings: begin and end
+    clock = SimpleNamespace(thread_time_ns=lambda: next(took_ns), monotonic_ns=lambda: 0, time_ns=lambda: 0)
+    monkeypatch.setattr(rdma_ports, "time", clock)
+    for now_ns in (10 * S, 20 * S):
+        work.ports._read_gids(now_ns)
+    sysfs.gid(3, mapped(2))
+    monkeypatch.undo()
+    assert any(each.what == "gid_changed" for each in work.events(31 * S))
 
 
 def test_a_port_that_goes_down_and_up_is_told(sysfs: FakeSys) -> None:

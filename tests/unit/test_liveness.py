@@ -375,6 +375,7 @@ def test_the_log_remembers_at_least_as_many_times_as_it_should(at_once: int) -> 
 FATE = st.one_of(st.none(), st.integers(MS // 10, 80 * MS))  # lost, or answered after so long
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     fates=st.lists(st.tuples(st.integers(1, 3), FATE), min_size=1, max_size=60),

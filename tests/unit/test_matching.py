@@ -7,6 +7,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -124,6 +125,7 @@ def test_join_is_what_slow_code_finds(near: list[Row], far: list[Row]) -> None:
     assert set(zip(result.near.tolist(), result.far.tolist(), strict=True)) == pairs
 
 
+@pytest.mark.slow
 @given(sides, sides, st.integers(1, 3))
 def test_names_of_the_same_hash_are_told_apart(near: list[Row], far: list[Row], bits: int) -> None:
     near, far = paired(near, far)

@@ -130,6 +130,7 @@ def greedy(draw: st.DrawFn) -> tuple[list[Flow[int]], list[Rail]]:
     return [Flow(key, name) for key, name in enumerate(where)], rails
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(greedy())
 def test_greedy_flows_come_within_the_threshold_of_the_optimum_by_few_moves(

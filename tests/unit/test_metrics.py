@@ -28,6 +28,8 @@ from pytools.views.metrics import serving
 from pytools.views.metrics.model import TYPES, Model
 from pytools.views.metrics.server import AT_ONCE, MetricsServer, address_of
 
+pytestmark = pytest.mark.slow
+
 NETNS = "swerve-t-h1"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 

@@ -561,6 +561,7 @@ def test_counters_of_the_kernel_that_begin_anew_go_on() -> None:
 SIGNALS = st.sampled_from(samples.one_of_each())
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(SIGNALS, st.sampled_from(["connect", "reconnect", "disconnect", "forget"])), max_size=60))
 @settings(max_examples=60)
 def test_no_total_ever_goes_back(script: list[AnySignal | str]) -> None:

@@ -23,6 +23,8 @@ from pytools import cli, places
 from pytools.kernel.native import TAP, Native
 from steering.cli import root
 
+pytestmark = pytest.mark.slow
+
 SWERVE = {
     "pytools/__init__.py": "",
     "pytools/bpf/tap.c": "int x;\n",

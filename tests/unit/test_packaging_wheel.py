@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from support import ROOT, require, run
 
+pytestmark = pytest.mark.slow
+
 MADE_THERE = (".pyc", ".so")  # by Python, and by the tap's first use
 
 

@@ -139,6 +139,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     one.close()
 
 
+@pytest.mark.slow
 def test_since_joins_what_was_recorded_to_what_is_told_with_nothing_twice_or_left_out(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,6 +226,7 @@ def test_where_no_page_was_installed_it_is_in_the_sources(pages: tuple[Path, Pat
     assert places.page("config.md") == "docs/config.md in swerve's sources"
 
 
+@pytest.mark.slow
 def test_every_page_that_is_named_is_there_and_none_is_named_without_its_place() -> None:
     """Docstrings and help are for the sources' readers; all else that names a page is read wherever swerve runs."""
     named = []

@@ -168,6 +168,7 @@ def test_counts_are_exact_once_all_is_done(world: World) -> None:
     assert last.verdict == "no_demand"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [10 * GBIT, 1 * GBIT, 800 * GBIT])
 def test_a_paced_sender_on_a_path_that_slows_down_is_congested_within_50_ms(world: World, rate: int) -> None:
     size = MESSAGE * max(1, rate // (10 * GBIT))
@@ -464,6 +465,7 @@ def test_a_remote_address_comes_as_people_write_it(world: World) -> None:
     assert (world.pairs()[-1].remote, world.pairs()[-1].remote_qp_number) == ("10.9.0.3", 77)
 
 
+@pytest.mark.slow
 def test_queue_pairs_to_one_slow_host_agree(world: World) -> None:
     senders = [Sender(world.table, slot, os.getpid(), world.now_ns, number=slot) for slot in range(8)]
     for slot, sender in enumerate(senders):

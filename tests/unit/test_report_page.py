@@ -349,6 +349,7 @@ def test_short_windows_are_left_out_while_there_are_long_ones() -> None:
     assert report(then).paths[0].windows == 17, "once nothing was heard of long ones for three of them"
 
 
+@pytest.mark.slow
 def test_the_number_of_everything_is_bounded_and_what_had_no_room_is_counted() -> None:
     paths = [samples.path_delay(path=Path("h1", f"h{n}", "10.9.0.1", "", "rail1")) for n in range(PATHS + 5)]
     acts = [samples.act(samples.AT_NS + number, number) for number in range(ACTS + 7)]

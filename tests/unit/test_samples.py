@@ -380,6 +380,7 @@ def test_delays_of_one_clock_are_exact() -> None:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=40)  # each is two seconds of a world
 @given(st.integers(-S, S), st.integers(-50_000, 50_000), st.integers(0, 50 * MS))
 def test_the_peers_clock_is_taken_out(offset_ns: int, drift_ppb: int, delay_ns: int) -> None:
@@ -586,6 +587,7 @@ def test_a_peer_speaks_only_of_its_own_addresses() -> None:
     assert world.drops()["app_refused"] == 2
 
 
+@pytest.mark.slow
 def test_the_budget_holds_over_both_directions() -> None:
     world = World(shared=True, per_s=500)
     for name in "ab":

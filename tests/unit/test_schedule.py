@@ -224,6 +224,7 @@ time.sleep(3600)
 """
 
 
+@pytest.mark.slow
 def test_the_pacer_ends_with_its_owner_however_that_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None

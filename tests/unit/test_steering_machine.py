@@ -422,7 +422,7 @@ class Steering(RuleBasedStateMachine):
 
 
 Steering.TestCase.settings = settings(max_examples=30, stateful_step_count=25)
-TestSteering = Steering.TestCase
+TestSteering = pytest.mark.slow(Steering.TestCase)
 
 
 def with_a_lost_and_found_link(condition, ticks):

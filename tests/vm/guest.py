@@ -18,9 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import compiled_outside
 import support
 
 SHARED_IN_GUEST = "/mnt"
+COMPILED = "compiled"
 SLOW_FACTOR = 10
 # For all tests in the guest, its boot and the tests beside it included; without it a dead guest would be waited for.
 LIMIT_S = 1800.0
@@ -33,7 +35,9 @@ CACHED_ROOT = "-fsdev local,id=cached,path=/,security_model=none,readonly=on,mul
 )
 
 # Runs as root in the guest. Debian mounts no BPF file system there. Bytecode is this machine's (`compile_sources`).
+# Where libraries lie at one address in every process, the emulator translates their code once.
 SCRIPT = """#!/bin/sh
+echo 0 >/proc/sys/kernel/randomize_va_space
 mount -t bpf bpf /sys/fs/bpf
 ip link set lo up
 for module in {modules}; do modprobe $module; done
@@ -101,6 +105,7 @@ class Guest:
         self._tests, self._shared, self._limit_s = frozenset(tests), shared, limit_s
         self._end_s = time.monotonic() + limit_s
         write_script(tests, shared)
+        compiled_outside.put(image, shared / COMPILED)
         directory = Path(sys.executable).parent
         command = [
             *("chrt", "--idle", "0"),
@@ -119,6 +124,9 @@ class Guest:
                 env={**os.environ, "PATH": f"{directory}:{os.environ['PATH']}"},
                 start_new_session=True,
             )
+        # Where sessions are scheduled as groups (CONFIG_SCHED_AUTOGROUP), idle tasks give way within their own only.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self._process.pid}/autogroup").write_text("19")
 
     def result(self) -> Run:
         """Wait until it has shut down, and say what became of the tests; no longer than the limit."""
@@ -143,6 +151,7 @@ def write_script(tests: Sequence[str], shared: Path) -> None:
     variables = {
         "SWERVE_SLOW_FACTOR": str(SLOW_FACTOR),
         "SWERVE_GUEST_RESULTS": f"{SHARED_IN_GUEST}/results",
+        compiled_outside.VARIABLE: f"{SHARED_IN_GUEST}/{COMPILED}",
         "SWERVE_FORBID_SKIPS": os.environ.get("SWERVE_FORBID_SKIPS", ""),
         "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     }

@@ -117,7 +117,7 @@ def said_api(running: rdma_kit.Running) -> str:
     return next(line.split(":")[1].strip() for line in running.said["client"].splitlines() if "ibv_wr* API" in line)
 
 
-@pytest.mark.guest(every=5)
+@pytest.mark.guest(every=7)
 @pytest.mark.parametrize("queue_pairs", [1, 16])
 @pytest.mark.parametrize("api", ["classic", "extended"])
 @pytest.mark.parametrize("test", ["ib_write_bw", "ib_send_bw", "ib_read_bw"])
@@ -187,7 +187,7 @@ def check_addresses(cable: rdma_kit.Cable, client: Any, server: Any) -> None:
         assert {raw.tobytes()[12:] for raw in rows["remote"]["bytes"]} == {wanted}
 
 
-@pytest.mark.guest(every=2)
+@pytest.mark.guest(every=6)
 @pytest.mark.parametrize(
     ("test", "api", "queue_pairs"),
     [

@@ -372,7 +372,8 @@ class ClockSource:
             state=state,
             offset_ns=clock.offset_ns if known else None,
             drift_ppb=clock.drift_ppb if known else None,
-            bound_ns=offset.bound_ns if known else None,
+            # A drift that is hardly known widens the one bound faster than the other, which holds anyway.
+            bound_ns=min(offset.bound_ns, offset.hard_bound_ns) if known else None,
             hard_bound_ns=offset.hard_bound_ns if known and clock.hard_bound_ns < UNBOUNDED_NS else None,
             slew_ppb=clock.slew_ppb,
             neighbours=clock.neighbours,

@@ -1,0 +1,85 @@
+"""What the guest's tests load most, compiled out here: LLVM, emulated, takes half a minute for each program.
+
+The guest has this machine's compiler, headers and sources, so it would come to the same code; its kernel verifies and
+runs it. What tests/kernel/test_loader.py and test_tcp_program.py load is compiled in there. An entry that the guest
+looks for by another name is not found, and compiled in there as well.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from unittest import mock
+
+import pin_kit
+import probe_kit
+
+from pytools import places
+from pytools.config import AgentConfig, Probe, Tcp
+from pytools.kernel import compiled, loader
+from pytools.kernel.compiling import Program, bpf_dir
+from pytools.sources import programs
+from pytools.sources.rdma import providers
+from steering.actuators import flow_table
+
+VARIABLE = "SWERVE_GUEST_COMPILED"  # in the guest's environment: where they are (tests/conftest.py)
+_OFFSET_OF_VERSION = 0x20E  # in a bzImage, from 0x200 on (Documentation/arch/x86/boot.rst)
+
+
+def wanted() -> list[Program]:
+    """The programs, as tests name them."""
+    config = AgentConfig("", [], Probe(port=probe_kit.PORT))
+    probes, samples = programs.probes(config), programs.samples(config)
+    return [
+        *probe_kit.PROGRAMS,
+        probes,
+        programs.probes(AgentConfig("", [], virtual_clock="any")),
+        samples,
+        programs.observers(probes, programs.tcp_connections(Tcp(flows=1024)), samples)[-1],
+        loader.Program("probe.c", ("probe_egress", "probe_ingress")),
+        loader.Program("empty.c", ("empty",)),
+        flow_table.program(pin_kit.PORT),
+        providers.program(),
+    ]
+
+
+def put(image: Path, directory: Path) -> None:
+    """Compile them, and put them down by the names that they have under another kernel."""
+    directory.mkdir()
+    for under_way in [loader.Compilation([each]) for each in wanted()]:
+        loader.collect(under_way).close()
+    with _running(image):
+        there = _names(wanted())
+    for here, name in zip(_names(wanted()), there, strict=True):
+        with suppress(FileNotFoundError):  # it cannot be compiled, as the guest will say
+            shutil.copyfile(places.compiled_dir() / here, directory / name)
+
+
+def _names(made: Sequence[Program]) -> list[str]:
+    compiled._made_from.cache_clear()
+    return [
+        compiled.name_of(
+            {
+                "source": each.source,
+                "defines": dict(each.defines),
+                "functions": [[name, each.kinds.get(name, "tc")] for name in each.functions],
+            },
+            str(bpf_dir()),
+        )
+        for each in made
+    ]
+
+
+@contextmanager
+def _running(image: Path) -> Iterator[None]:
+    """As if this kernel ran."""
+    raw = image.read_bytes()
+    begin = 0x200 + int.from_bytes(raw[_OFFSET_OF_VERSION : _OFFSET_OF_VERSION + 2], "little")
+    said = raw[begin : raw.index(b"\0", begin)].decode()
+    ours = os.uname()
+    words = (ours.sysname, ours.nodename, said.split()[0], said[said.index("#") :], ours.machine)
+    with mock.patch.object(os, "uname", lambda: os.uname_result(words)):
+        yield
