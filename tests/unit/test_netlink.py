@@ -1,6 +1,7 @@
 """Netlink messages without a kernel: what is encoded is read back, and what the kernel may answer is understood."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -123,7 +124,26 @@ def test_the_weights_of_a_multipath_route_are_not_off_by_one():
     ],
 )
 def test_a_rule_is_read_back_as_it_was_written(rule):
-    assert tables.rule_of(reread(tables.rule_message(rule))) == rule
+    assert tables.rule_of(body_of(tables.rule_message(rule))) == rule
+
+
+def test_a_rule_like_another_selects_the_same_and_looks_elsewhere():
+    theirs = tables.Rule(1000, 4, table=100, mark=5, mask=0xFF, iif="h1", source="10.9.0.0/24", protocol=4)
+    body = body_of(tables.rule_message(theirs))
+    ours = tables.rule_of(tables.rule_like(body, 999, 20_000, 201))
+    assert ours == replace(theirs, priority=999, table=20_000, protocol=201)
+    for_vrf = tables.rule_of(
+        tables.rule_like(body_of(tables.rule_message(tables.Rule(1000, 6))), 999, 7, 201, oif="blue")
+    )
+    assert (for_vrf.oif, for_vrf.table, for_vrf.family) == ("blue", 7, 6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "all_packets"), [({}, True), ({"mark": 1}, False), ({"source": "10.0.0.0/8"}, False)]
+)
+def test_whether_a_rule_holds_for_every_packet(fields, all_packets):
+    body = body_of(tables.rule_message(tables.Rule(32766, 4, table=254, **fields)))
+    assert tables.rule_selects_all(tables.rule_of(body)) is all_packets
 
 
 def refusal(code, sentence=b""):
