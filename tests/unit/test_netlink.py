@@ -146,6 +146,20 @@ def test_whether_a_rule_holds_for_every_packet(fields, all_packets):
     assert tables.rule_selects_all(tables.rule_of(body)) is all_packets
 
 
+def test_a_route_of_ours_keeps_what_is_no_hop():
+    theirs = routes.Route(
+        "10.9.0.0/16", 4, 254, gateway="10.1.1.1", ifindex=3, metric=7, protocol=4, prefsrc="10.9.0.1"
+    )
+    body = body_of(routes.route_message(theirs))
+    hops = [routes.hop_of("10.1.1.1", 3, 4, 2), routes.hop_of("fd00::1", 4, 4, 256)]
+    made = routes.route_of(routes.mirrored(body, "10.9.2.0/24", 20_000, 201, hops))
+    assert made == routes.Route("10.9.2.0/24", 4, 20_000, hops=tuple(hops), protocol=201, prefsrc="10.9.0.1")
+    by_object = routes.route_of(routes.mirrored(body, "0.0.0.0/0", 20_000, 201, 77))
+    assert (by_object.destination, by_object.nexthop_id, by_object.hops) == ("0.0.0.0/0", 77, ())
+    thrown = routes.route_of(routes.throw_route("fd00:9::/64", 6, 20_000, 201))
+    assert (thrown.destination, thrown.table, thrown.kind, thrown.protocol) == ("fd00:9::/64", 20_000, 9, 201)
+
+
 def refusal(code, sentence=b""):
     """An error message as the kernel sends it, its request capped to the header."""
     attributes = b""
