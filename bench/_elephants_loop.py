@@ -5,6 +5,7 @@ Started as `python _elephants_loop.py NETNS POLICY`; writes "ready", then one JS
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -17,7 +18,7 @@ from pytools.bus import Client
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act
 from steering.acting.flows import FlowActing
-from steering.actuators.registry import Actuators
+from steering.actuators.overlay import Overlay
 from steering.deciding.engine import Engine
 from steering.flows.engine import SIGNALS, FlowEngine
 from steering.policy.file import load as load_policy
@@ -43,15 +44,16 @@ def main(netns: str, policy_file: str) -> None:
         FlowActing(flows, engine, lambda: "h1", say, send) as acting,
         Netlink() as netlink,
         Client(places.agent_socket(netns), SIGNALS) as agent,
+        contextlib.ExitStack() as stack,
     ):
         acting.open(port)
-        actuators, refresh_ns, ready = Actuators(netlink), 0, False
+        overlay, refresh_ns, ready = stack.enter_context(Overlay(netlink, policy.manage, False)), 0, False
         while not stopped:
             now = time.monotonic_ns()
             if now >= refresh_ns:
                 refresh_ns = now + _REFRESH_NS
-                found = actuators.find(policy.manage.destinations)
-                engine.arrange(found.groups.values(), found.target_of, now)
+                found = overlay.refresh()
+                engine.arrange(found.groups.values(), found.targets_of, now)
                 if not ready:
                     ready = True
                     print("ready", flush=True)

@@ -22,6 +22,7 @@ from _common import note, wait_until
 
 from pytools import places
 from pytools.bus import Client
+from pytools.kernel.leftovers import is_our_nexthop
 from pytools.kernel.netlink import Netlink
 from pytools.lab import Host, Lab
 from pytools.signals import Act, PathState, decode
@@ -145,7 +146,8 @@ class States:
 
 def weights_of(host: Host) -> dict[int, dict[int, int]]:
     with Netlink(host.netns) as netlink:
-        return {group.id: dict(group.weights) for group in netlink.groups() if group.id < 200}
+        groups = [group for group in netlink.groups() if group.id < 200 or is_our_nexthop(group)]
+        return {group.id: dict(group.weights) for group in groups}
 
 
 def _acts(file: Path) -> list[Act]:

@@ -624,7 +624,7 @@ class PathState(Signal, frozen=True, kw_only=True, tag="path_state"):
     """What the steering engine thinks of a path, and why."""
 
     path: Path
-    state: str  # healthy, suspect, drained, returning, unmeasured, manual
+    state: str  # healthy, suspect, drained, returning, unmeasured
     since_ns: int
     weight_wanted: int | None
     weight_actual: int | None
@@ -636,7 +636,7 @@ class Act(Signal, frozen=True, kw_only=True, tag="act"):
     """One change made, wanted (dry run), or undone: what, from, to, because, under."""
 
     act_id: str
-    what: str  # e.g. "nexthop group 110"
+    what: str  # e.g. "routes to 10.9.0.2/32"
     before: dict[str, int]  # nexthop -> weight
     after: dict[str, int]
     because: str
@@ -644,9 +644,9 @@ class Act(Signal, frozen=True, kw_only=True, tag="act"):
     outcome: Literal["dry_run", "applied", "failed", "undone", "alert", "alert_over"]
     seen_ns: int  # at_ns of the signal that led to it
     decided_ns: int
-    acknowledged_ns: int | None  # when the kernel had acknowledged and the read-back agreed
-    target: str = ""  # e.g. "nexthop_group:110"
-    actuator: str = ""  # nexthop_group, multipath, metric, pin, label, reroute, alert
+    acknowledged_ns: int | None  # when the kernel had acknowledged it
+    target: str = ""  # e.g. "overlay:main:10.9.0.2/32"
+    actuator: str = ""  # overlay, pin, label, reroute, alert, operator
     moves: str = ""  # what it moves, in words
 
 

@@ -10,13 +10,14 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from pytools import places
 from pytools.errors import SwerveError
+from pytools.kernel.leftovers import switch_off
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act, AnySignal, PathDelay
 from steering.acting import journal, messages
@@ -25,9 +26,7 @@ from steering.acting.flows import FlowActing
 from steering.acting.lock import Lock
 from steering.acting.standbys import StandByActing
 from steering.acting.weights import Acting
-from steering.actuators.keeper import Keeper
-from steering.actuators.memory_file import MemoryFile
-from steering.actuators.registry import Actuators
+from steering.actuators.overlay import Found, Overlay
 from steering.agent_link import AgentLink
 from steering.control.desk import Desk
 from steering.control.site import Site
@@ -35,12 +34,13 @@ from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
 from steering.guarding import confirming
 from steering.guarding.link import GuardianLink
-from steering.plan import Change, Group, Pin, Target, Weights, same, title
+from steering.plan import Change, Pin, Target, same, title
 from steering.policy import Policy
 from steering.policy.needs import signals_of
 
 _TICK_NS: Final = 50_000_000
 _SECOND_NS: Final = 1_000_000_000
+_SAID_AT_ONCE: Final = 5  # of prefixes that cannot be steered
 _LOCK_WAIT_S: Final = 2.0  # a guardian may still be undoing for the controller before us
 
 
@@ -91,13 +91,14 @@ class Controller:
         self._engine = Engine(policy)
         self._selector = selectors.DefaultSelector()
         self._stop: int | None = None  # the signal that ends us
+        self._stays = False  # whether what is in force stays when we end
         self._look_ns = 0  # when all targets are looked at again
         self._unreadable = self._no_reroute = ""
         socket_path = places.agent_socket(options.netns)
         kinds = signals_of(policy)
         self._agent = AgentLink(socket_path, kinds, self._received, self._engine.forget_windows, say)
         self._host = places.instance(options.netns)
-        self._refused: Mapping[Target, str] = {}
+        self._refused: Mapping[str, str] = {}
         self._stack = contextlib.ExitStack()
         try:
             self._open()
@@ -110,15 +111,16 @@ class Controller:
         folder = journal.directory(self._options.netns)
         self._lock = self._stack.enter_context(Lock(folder / journal.LOCK_FILE, _LOCK_WAIT_S))
         self._netlink = self._stack.enter_context(Netlink())
-        self._actuators = Actuators(self._netlink)
+        if self._options.apply:
+            switch_off(self._netlink)
         log = self._stack.enter_context(journal.Journal(folder / journal.FILE))
         self._acts_file = self._stack.enter_context(contextlib.closing(ActsFile(folder)))
         self._guardian: GuardianLink | None = None
-        self._acting = Acting(self._engine, self._actuators, log, lambda: self._host, self._say, self._send)
-        if self._options.apply:  # before anything that can fail
-            self._settle("it was left by a controller before this one")
-        left_with = journal.read(folder / journal.FILE).last_in_force(journal.scope())
-        if self._options.apply:
+        self._overlay = Overlay(self._netlink, self._policy.manage, self._options.apply)
+        self._stack.callback(lambda: self._overlay.close(remove=not self._stays))
+        self._acting = Acting(self._engine, self._overlay, log, lambda: self._host, self._say, self._send)
+        if self._options.apply:  # the rules are deleted already, before anything that can fail
+            self._acting.take_back("it was left by a controller before this one", off=lambda: None)
             self._acting.rotate()
         self.flows = FlowEngine(self._policy, places.instance(self._options.netns))
         acting = FlowActing(self.flows, self._engine, lambda: self._host, self._say, self._send)
@@ -129,27 +131,11 @@ class Controller:
         deadline = confirming.deadline_in(self._options.confirm_ns)
         self._lock.say(confirming.facts(deadline) | self._facts())
         self._desk = self._stack.enter_context(Desk(self._site(folder), deadline))  # the operator's requests
-        self._keeper = self._open_keeper(folder, left_with)
-        self._stack.callback(lambda: self._keeper.close(remove=not self._keeps))
         if self._options.apply:
             if self.flows.needed:
                 self._flow_acting.open(self._options.probe_port)
             lease = self._policy.safety.lease
             self._guardian = GuardianLink(self._options.netns, lease, self._lock.fd, self._say, deadline)
-        elif self._acting.outstanding():
-            self._say("an earlier controller left changes behind; `swerve steer undo` takes them back")
-
-    def _open_keeper(self, folder: Path, left_with: Mapping[Target, Sequence[Weights]]) -> Keeper:
-        manage = self._policy.manage
-        return Keeper(
-            self._netlink,
-            manage.destinations,
-            keep=self._options.apply and manage.recreate,
-            file=MemoryFile(folder, journal.scope()),
-            kinds=frozenset(kind.removesuffix("s") for kind in manage.objects),
-            backup=manage.backup_route,
-            in_force=left_with,
-        )
 
     def run(self) -> int:
         """Steer until SIGTERM or SIGINT; which of them came. Puts the weights back unless told to keep them.
@@ -162,7 +148,7 @@ class Controller:
         with _signals(self._selector, self._stopping), self._stack:
             self._agent.register(self._selector)
             self._standbys.register(self._selector)
-            self._selector.register(self._keeper, selectors.EVENT_READ, lambda _: self._keeper.heard())
+            self._selector.register(self._overlay, selectors.EVENT_READ, lambda _: self._overlay.receive())
             self._desk.register(self._selector)
             if self._guardian is not None:
                 self._guardian.register(self._selector)
@@ -174,7 +160,9 @@ class Controller:
             finally:
                 left = self._finish()
         if left:
-            raise SwerveError("not all weights could be put back", "the guardian tries on: see `swerve steer status`")
+            raise SwerveError(
+                f"the rules cannot be deleted: {left}", "the guardian tries on: see `swerve steer status`"
+            )
         return self._stop or 0
 
     def _turn(self) -> None:
@@ -183,9 +171,9 @@ class Controller:
         if self._guardian is not None:
             wake = min(wake, self._guardian.tick(now))
         self._desk.tick(now)
-        if now >= self._keeper.due_ns:
+        if now >= self._overlay.due_ns:
             self._refresh(now)
-        wake = min(wake, self._keeper.due_ns)
+        wake = min(wake, self._overlay.due_ns)
         self._agent.tick(now)
         if now >= self._look_ns:
             self._look_ns = now + _TICK_NS
@@ -261,7 +249,7 @@ class Controller:
     def _stands(self, change: Change) -> bool:
         """Whether a target is still as it was when its change was decided: another one's may have shown otherwise."""
         group = self._engine.groups.get(change.target)
-        return group is not None and change.target not in self._engine.manual and same(group.current, change.before)
+        return group is not None and same(group.current, change.before)
 
     @property
     def _guardian_lives(self) -> bool:
@@ -329,78 +317,54 @@ class Controller:
     # ---- what the kernel has ----
 
     def _refresh(self, now: int) -> None:
-        """Read what the kernel has, have made again what went with its link, and see who changed what."""
+        """Read what others route, have ours follow it, and tell the engine."""
         try:
-            self._acting.read_back()
-            before = self._engine.groups
-            view = self._keeper.refresh(before, self._engine.manual.keys(), bool(self._desk.frozen))
+            found = self._overlay.refresh()
         except SwerveError as error:
             if self._unreadable != str(error):
-                self._say(f"cannot read the routes: {error}")
+                self._say(f"cannot read or follow the routes: {error}")
             self._unreadable = str(error)
             return
         self._unreadable = ""
-        for text in view.told:
+        for text in found.events:
             self._say(text)
-        for target, why in view.refused.items():
-            if self._refused.get(target) != why:
-                self._say(f"{title(target)} is left alone: {why}")
-        self._refused = view.refused
-        groups = dict(view.groups)
-        self._acting.first |= view.first  # what is gone may still be to be undone
-        for target, why in view.manual.items():
-            self._hands_off(before[target], groups.get(target, before[target]), why)
-        for target in before.keys() - groups.keys():
-            if target in view.lost:
-                self._say(f"{title(target)} went with its last link")
-            elif self._desk.frozen:  # what is to be done about it is done afterwards
-                groups[target] = before[target]
-            else:
-                self._gone(before[target])
-        if self._options.apply:
-            self._acting.adopt(g for t, g in view.groups.items() if t not in self._engine.manual)
-        self._engine.arrange(groups.values(), view.target_of, now, view.lost)
+        self._say_refused(found)
+        for target, known in self._engine.groups.items():
+            group = found.groups.get(target)
+            if group is None:
+                self._say(f"{title(target)}: " + ("gone with its links" if target in found.lost else "gone"))
+            if known.current != known.original and (group is None or group.current == group.original):
+                why = "its route changed" if group is not None else "its route is gone"
+                self._acting.forget(Change(target, known.current, known.original, why, ""))
+        self._engine.arrange(found.groups.values(), found.targets_of, now, found.lost, found.unlinked)
 
-    def _hands_off(self, known: Group, found: Group, why: str) -> None:
-        self._engine.manual[known.target] = why
-        self._say(f"{title(known.target)}: {why}")
-        self._acting.release(known, found.current, why)
-
-    def _gone(self, known: Group) -> None:
-        self._say(f"{title(known.target)} is gone, or carries no managed route any more")
-        self._engine.manual.pop(known.target, None)
-        if known.current != known.original:
-            self._settle("it is not managed any more", known.target)
-
-    def _settle(self, why: str, only: Target | None = None) -> None:
-        try:
-            self._acting.settle(why, only, self._renew)
-        except OSError as error:  # what is done but could not be noted stays outstanding, which is the safe side
-            self._say(f"the journal cannot be written: {error.strerror}")
+    def _say_refused(self, found: Found) -> None:
+        new = {prefix: why for prefix, why in found.refused.items() if self._refused.get(prefix) != why}
+        fresh = [f"{prefix} is not steered: {why}" for prefix, why in new.items()]
+        for text in fresh[:_SAID_AT_ONCE]:
+            self._say(text)
+        if len(fresh) > _SAID_AT_ONCE:
+            self._say(f"and {len(fresh) - _SAID_AT_ONCE} more prefixes are not steered")
+        self._refused = found.refused
 
     # ---- the end ----
-
-    def _regain(self) -> None:
-        """Make again what only our acts let go with its links, before the keeper removes the backup routes."""
-        try:
-            self._acting.regain()
-        except (OSError, SwerveError) as error:
-            self._say(f"cannot see whether anything has to be made again: {error}")
 
     @property
     def _keeps(self) -> bool:
         """Whether what is in force stays when we end."""
         return self._options.keep and self._desk.confirmed
 
-    def _finish(self) -> int:
-        """How many targets are left to the guardian, because they could not be put back."""
-        left = 0
+    def _finish(self) -> str:
+        """Take everything back, unless it is to stay; what could not be, is left to the guardian."""
+        left = ""
         if self._options.apply and not self._keeps:
-            self._settle("the controller was stopped")
-            left = len(self._acting.outstanding())
-            self._regain()
+            try:
+                self._acting.take_back("the controller was stopped")
+            except SwerveError as error:
+                left = str(error)
         elif self._options.apply:
-            self._say("the weights stay as they are; `swerve steer undo` puts the original ones back")
+            self._stays = True
+            self._say("the weights stay as they are; `swerve steer off` puts the original ones back")
         if self._guardian is not None and not left:
             self._guardian.leave()
         self._agent.close()

@@ -107,7 +107,7 @@ class _Host:
         self.paths = [Path(f"h{number}", "peer", _ADDRESS, m.gateway, m.interface) for m in self.members]
         self.weights: Weights = weights_of((m.nexthop_id, m.weight) for m in self.members)
         group = Group(_TARGET, (f"{_ADDRESS}/32",), self.members, self.weights)
-        self.engine.arrange([group], lambda _: _TARGET, _START_NS)
+        self.engine.arrange([group], lambda _: (_TARGET,), _START_NS)
         self.places = self._placed()
 
     def _placed(self) -> NDArray[np.intp]:

@@ -1,8 +1,8 @@
 """What is wanted, and what it takes to get there: frozen records and one pure difference.
 
-A target is something with weights, by its one name: `nexthop_group:102`, `multipath:main:10.9.2.0/24` (`@50` behind it
-where the route has a metric of its own), `metric:main:fd00:9::/64`. Weights are members' ids with integer weights above
-0, sorted; a member that is not named has no part. Times are CLOCK_MONOTONIC nanoseconds.
+A target is a set of managed prefixes that are routed over the same hops, named after the first of them and the table
+that has them: `overlay:main:10.9.2.0/24`. A recorded one may be called `nexthop_group:102`. Weights are members' ids
+with integer weights above 0, sorted; a member that is not named has no part. Times are CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ Weights = tuple[tuple[int, int], ...]
 MAX_WEIGHT = 256  # what every kernel takes
 
 
+def overlay_target(view: str, prefix: str) -> Target:
+    """The target whose first prefix this is, in a table of others."""
+    return f"overlay:{view}:{prefix}"
+
+
 def nexthop_group(group_id: int) -> Target:
-    """The target that a nexthop group is."""
+    """The target that a recorded nexthop group is."""
     return f"nexthop_group:{group_id}"
 
 
@@ -33,13 +38,9 @@ def kind_of(target: Target) -> str:
 def title(target: Target) -> str:
     """A target as a person calls it."""
     kind, _, name = target.partition(":")
-    table, _, place = name.partition(":")
-    place = place.replace("@", " metric ") + ("" if table == "main" else f" of table {table}")
-    return {
-        "nexthop_group": f"nexthop group {name}",
-        "multipath": f"route {place}",
-        "metric": f"metric of {place}",
-    }.get(kind, target)
+    table, _, prefix = name.partition(":")
+    where = "" if table == "main" else f" in table {table}"
+    return {"nexthop_group": f"nexthop group {name}", "overlay": f"routes to {prefix}{where}"}.get(kind, target)
 
 
 def weights_of(pairs: Mapping[int, int] | Iterable[tuple[int, int]]) -> Weights:
@@ -63,12 +64,12 @@ def canonical(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One nexthop of a target as it was found before we touched it."""
+    """One hop of a target as others have it."""
 
-    nexthop_id: int  # of the nexthop object; where there is none, a number that is stable within the record
+    nexthop_id: int  # the same for the same hop, as long as the controller runs
     gateway: str  # empty when on-link
     interface: str
-    weight: int  # the original one
+    weight: int  # the original one; 0: it stands by
 
     @property
     def name(self) -> str:
@@ -78,25 +79,25 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A target that may be steered: a nexthop group, or what stands for one."""
+    """A target that may be steered."""
 
     target: Target
-    destinations: tuple[str, ...]  # managed prefixes whose routes use it
+    destinations: tuple[str, ...]  # its managed prefixes
     members: tuple[Member, ...]
     current: Weights  # what is in force now
     paths: tuple[tuple[int, Path], ...] = ()  # which measured path runs over which member
     moves: str = ""  # what a change of its weights moves, in words
-    origin: str = ""  # what its actuator needs besides to put it back exactly
 
     @property
     def exclusive(self) -> bool:
-        """Whether one member at a time carries all, the first of those that may; the others stand by at weight 0."""
-        return kind_of(self.target) == "metric"
+        """Whether some members stand by: they carry nothing as long as others may."""
+        return any(member.weight == 0 for member in self.members)
 
     @property
     def nominal(self) -> dict[int, int]:
         """What each member counts where shares of the whole are compared."""
-        return {member.nexthop_id: 1 if self.exclusive else member.weight for member in self.members}
+        most = max((member.weight for member in self.members), default=0) or 1
+        return {member.nexthop_id: member.weight or most for member in self.members}
 
     @property
     def original(self) -> Weights:

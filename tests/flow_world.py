@@ -104,9 +104,8 @@ class World:
         members = tuple(Member(20 + rail, path.gateway, path.interface, 1) for rail, path in self.paths6.items())
         weights = tuple((member.nexthop_id, 1) for member in members)
         group6 = Group("nexthop_group:202", ("fd00:9::2/128",), members, weights)
-        self.engine.arrange(
-            [self.group, group6], {"10.9.0.2": self.group.target, "fd00:9::2": group6.target}.get, self.now
-        )
+        targets = {"10.9.0.2": (self.group.target,), "fd00:9::2": (group6.target,)}
+        self.engine.arrange([self.group, group6], lambda address: targets.get(address, ()), self.now)
         self.acts: list[tuple[int, FlowAct]] = []
         self.renewed = 0
 
@@ -190,9 +189,7 @@ class World:
         self.flows.take(signal, self.now)
 
     def _steer(self) -> None:
-        plan = self.flows.decide(
-            self.engine.paths, self.engine.groups.values(), self.now, self.engine.manual, self.engine.overrides
-        )
+        plan = self.flows.decide(self.engine.paths, self.engine.groups.values(), self.now, self.engine.overrides)
         by_key = {connection.key: connection for connection in self.connections}
         for renewal in plan.renewals:
             self.renewed += 1

@@ -190,12 +190,11 @@ def _happened(common: dict[str, Any], host: str, second: int, world: World) -> I
 def _act(common: dict[str, Any], host: str, peer: str, weights: tuple[int, int], why: str, world: World) -> Act:
     paths = [path for path in world.paths(host) if path.destination == peer]
     names = [f"{path.gateway} dev {path.interface}" for path in paths]
-    number = world.hosts.index(peer) + 101
     return replaced(
         samples.act(),
         act_id=f"{host}-{peer}-{common['at_ns']}",
-        what=f"nexthop group {number}",
-        target=f"nexthop_group:{number}",
+        what=f"routes to {paths[0].address}/32",
+        target=f"overlay:main:{paths[0].address}/32",
         before={name: weights[0] if name.endswith("rail1") else 10 for name in names},
         after={name: weights[1] if name.endswith("rail1") else 10 for name in names},
         because=f"{paths[0]}: {why}",

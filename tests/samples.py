@@ -517,8 +517,8 @@ def act(at_ns: int = AT_NS, number: int = 1, **changes: Any) -> Act:
     fields: dict[str, Any] = {
         "act_id": f"a{number}",
         "what": "nexthop group 102",
-        "target": "nexthop_group:102",
-        "actuator": "nexthop_group",
+        "target": "overlay:main:10.9.0.2/32",
+        "actuator": "overlay",
         "moves": "new flows",
         "before": {"11": 5, "12": 5},
         "after": {"11": 1, "12": 9},

@@ -21,16 +21,18 @@ import support
 
 from pytools import places
 from pytools.bus import Bus, Server
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.leftovers import is_our_nexthop, is_our_rule
+from pytools.kernel.netlink import Netlink, NexthopGroup
 from pytools.signals import Act, Delay, Path, PathDelay, PathState
 from steering.acting import journal
 from steering.deciding.evidence import Facts
-from steering.plan import Group, Member, Weights, nexthop_group, weights_of
+from steering.plan import Group, Member, Weights, nexthop_group, overlay_target, weights_of
 
 MS = 1_000_000
 SECOND = 1_000 * MS
 GROUP, FIRST, SECOND_HOP = 102, 11, 12
-TARGET = nexthop_group(GROUP)
+TARGET = nexthop_group(GROUP)  # in tests without a kernel, where any name will do
+ROUTES = overlay_target("main", "10.9.0.2/32")  # in those with one
 ORIGINAL: Weights = ((FIRST, 1), (SECOND_HOP, 1))
 EVEN = dict(ORIGINAL)
 STEERED = {SECOND_HOP: 1}  # rail 1 is out
@@ -198,10 +200,23 @@ class Host:
         """The numbers of all groups."""
         return {each["id"] for each in json.loads(self.ip("-j", "nexthop", "list")) if "group" in each}
 
-    def weights(self, group_id: int = GROUP) -> dict[int, int]:
-        """The group's weights according to iproute2."""
-        found = json.loads(self.ip("-j", "nexthop", "list", "id", str(group_id)))
-        return {each["id"]: each.get("weight", 1) for each in found[0]["group"]}
+    def weights(self) -> dict[int, int]:
+        """The weights that decide about packets to the peer, whoever's route has them, by 10 + rail."""
+        [route] = json.loads(self.ip("-j", "route", "get", "fibmatch", "10.9.0.2"))
+        hops = route.get("nexthops", [route])
+        return {10 + int(hop["dev"].removeprefix("rail")): hop.get("weight", 1) for hop in hops}
+
+    def others(self) -> list[str]:
+        """Every rule, route and nexthop that is not ours, byte by byte."""
+        shown = [("-d", "-j", "nexthop")]
+        for family in ("-4", "-6"):
+            shown += [(family, "-d", "-j", "rule"), (family, "-d", "-j", "route", "show", "table", "all")]
+        rows = [row for words in shown for row in json.loads(self.ip(*words) or "[]")]
+        return [json.dumps(row) for row in rows if row.get("protocol") != "201"]
+
+    def ours(self) -> int:
+        """How many rules of ours there are."""
+        return self.ip("rule").count("proto 201")
 
 
 def two_rails(first: str, second: str, kind: str = "mpath") -> Host:
@@ -214,10 +229,10 @@ def two_rails(first: str, second: str, kind: str = "mpath") -> Host:
             support.run(["ip", "-n", host, "link", "set", name, "up"])
     host = Host(first)
     for rail in (1, 2):
-        host.ip("nexthop", "add", "id", str(10 + rail), "via", f"10.{rail}.1.1", "dev", f"rail{rail}", "proto", "201")
+        host.ip("nexthop", "add", "id", str(10 + rail), "via", f"10.{rail}.1.1", "dev", f"rail{rail}")
     extra = ["type", "resilient", "buckets", "32", "idle_timer", "60"] if kind == "resilient" else []
-    host.ip("nexthop", "add", "id", str(GROUP), "group", f"{FIRST}/{SECOND_HOP}", *extra, "proto", "201")
-    host.ip("route", "add", "10.9.0.2/32", "nhid", str(GROUP), "proto", "201")
+    host.ip("nexthop", "add", "id", str(GROUP), "group", f"{FIRST}/{SECOND_HOP}", *extra)
+    host.ip("route", "add", "10.9.0.2/32", "nhid", str(GROUP))
     return host
 
 
@@ -292,50 +307,48 @@ def controlled(host: Host, policy: File, *options: str) -> Iterator[Controller]:
 class Killed:
     """One controller killed in the middle of an act."""
 
-    delay_ms: float  # from the moment the intent was seen in the journal
-    journal: str  # the last entry at the kill: how far the act had come
-    weights: dict[int, int]  # what the kernel had right after the kill
-    restored_ms: float  # from the kill until the original weights were back
-    by: str  # who wrote the last entry
+    delay_ms: float  # from the moment when our group was seen to change
+    in_force: bool  # whether our rule was there right after the kill
+    restored_ms: float  # from the kill until our rule was gone
+    by: str  # who wrote the last entry; empty when there is none
 
 
 def kill_mid_act(host: Host, agent: FakeAgent, policy: File, delay_s: float) -> Killed:
-    """Congest a rail, kill the controller `delay_s` after its intent reached the journal, wait for the guardian."""
+    """Congest a rail, kill the controller `delay_s` after its act began in the kernel, wait for the guardian."""
     agent.queueing_ns[1] = 0
-    file = places.state_dir(host.netns) / journal.FILE
-
-    def now() -> Weights:
-        found = netlink.group(GROUP)  # not `ip`: the guardian would be done before it has started
-        return weights_of(found.weights) if found else ()
-
     with Netlink(host.netns) as netlink, controlled(host, policy, "--apply") as controller:
+
+        def ours() -> list[NexthopGroup]:
+            return [group for group in netlink.groups() if is_our_nexthop(group)]
+
+        def rules() -> bool:
+            return any(is_our_rule(rule) for rule in netlink.rules(4))
+
         support.wait_until(
             lambda: controller.guardian() and agent.states.get(path(1)) and agent.states[path(1)].state == "healthy",
             20,
             "the controller is ready",
         )
-        size = file.stat().st_size
+        mirrored, before = ours(), host.others()  # by now the kernel has made its own routes of the new links, too
+        assert len(mirrored) == 1 and not rules()
         agent.queueing_ns[1] = 20 * MS
         deadline = time.monotonic() + 20 * support.slow_factor()
-        while file.stat().st_size == size:  # no pause: an act takes a millisecond or two
+        while ours() == mirrored:  # no pause: an act takes a millisecond or two
             assert time.monotonic() < deadline, "the controller never acted"
         wait = time.perf_counter() + delay_s
         while time.perf_counter() < wait:
             pass
         controller.kill()
         killed = time.monotonic()
-        weights = dict(now())
-        kinds = [entry.kind for entry in journal.read(file).entries]
-        support.wait_until(lambda: now() == ORIGINAL, 10, "the original weights are back", every_s=0.0002)
-        restored = time.monotonic() - killed
+        in_force = rules()
         controller.process.wait(10)
+        support.wait_until(lambda: not rules(), 10, "our rule is gone", every_s=0.0002)
+        restored = time.monotonic() - killed
         support.wait_until(controller.lock_is_free, 20, "the guardian has gone")
-        assert host.weights() == dict(ORIGINAL)
-        contents = journal.read(file)
-        assert contents.outstanding(contents.entries[-1].scope) == {}
+        assert not rules() and not ours() and host.weights() == dict(ORIGINAL) and host.others() == before
+        entries = controller.journal()
         agent.states.clear()
-        last_by_controller = [kind for kind in kinds if kind in ("intent", "applied")][-1]
-        return Killed(delay_s * 1e3, last_by_controller, weights, restored * 1e3, contents.entries[-1].by)
+        return Killed(delay_s * 1e3, in_force, restored * 1e3, entries[-1].by if entries else "")
 
 
 def steered(host: Host, agent: FakeAgent) -> None:

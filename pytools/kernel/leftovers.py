@@ -1,75 +1,66 @@
-"""What steering puts into the main table and beside it, how it is known again, and how it is swept after a crash.
+"""What steering puts into the kernel, how it is known again, and how it is removed: rules, tables, nexthops, groups.
 
-Backup routes and copies of routes carry our protocol; so do the backup's own nexthops and groups, which have ids from a
-range of ours besides. Rules and tables of probes are not touched here. One thread.
+All of it carries our protocol. Tables and nexthop ids come from ranges of ours. Nothing that belongs to anybody else
+refers to it, so removing it is the whole undo: first the rules, which is the moment that counts, then the rest. One
+thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
-from pytools.kernel.netlink import (
-    MAIN_TABLE,
-    PROTOCOL,
-    UNICAST,
-    Family,
-    Netlink,
-    NetlinkError,
-    Nexthop,
-    NexthopGroup,
-    Route,
-)
+from pytools.kernel.netlink import PROTOCOL, Family, Netlink, NetlinkError, Nexthop, NexthopGroup, Rule
 
 FIRST_ID: Final = PROTOCOL << 24  # of our own nexthops and groups
 LAST_ID: Final = FIRST_ID | 0xFFFFFF
-# Worse than any other. FRR takes the highest byte of a foreign route's metric for its distance, and does not use one of
-# distance 255.
-BACKUP_METRIC: Final = 255 << 24 | PROTOCOL
-_FAMILIES: tuple[Family, ...] = (4, 6)
+FIRST_TABLE: Final = 20_000
+LAST_TABLE: Final = 29_999
+FAMILIES: Final[tuple[Family, ...]] = (4, 6)
 
 
-def is_backup(route: Route) -> bool:
-    """Whether a route is a backup of ours."""
-    return route.protocol == PROTOCOL and route.metric == BACKUP_METRIC
+def is_our_table(number: int) -> bool:
+    """Whether a table may be one of ours."""
+    return FIRST_TABLE <= number <= LAST_TABLE
 
 
-def is_copy(route: Route) -> bool:
-    """Whether a route is a copy that we made in order to have it preferred. It never has a metric of 0."""
-    several = route.nexthop_id is not None or route.gateway is not None
-    return route.protocol == PROTOCOL and 0 < route.metric < BACKUP_METRIC and route.kind == UNICAST and several
+def is_our_rule(rule: Rule) -> bool:
+    """Whether a rule puts routes of ours in force."""
+    return rule.protocol == PROTOCOL and rule.action == "table" and is_our_table(rule.table)
 
 
 def is_our_nexthop(nexthop: Nexthop | NexthopGroup) -> bool:
-    """Whether a nexthop or a group was made for backup routes."""
+    """Whether a nexthop or a group is one of ours."""
     return nexthop.protocol == PROTOCOL and FIRST_ID <= nexthop.id <= LAST_ID
 
 
-def sweep(netlink: Netlink) -> list[str]:
-    """Remove backup routes, copies of routes, and the nexthops made for them; what was removed, one line each.
+def switch_off(netlink: Netlink) -> list[str]:
+    """Delete our rules, and with that undo every act on weights; what was deleted, one line each.
 
-    Routes first, then groups, then nexthops: nothing is ever used that is half gone. Repeating it is harmless.
+    Raises
+    ------
+    NetlinkError
+        If the kernel refuses. A rule that is gone already is none.
     """
-    removed = []
-    routes = [
-        route
-        for family in _FAMILIES
-        for route in netlink.routes(family, MAIN_TABLE, PROTOCOL)
-        if is_backup(route) or is_copy(route)
-    ]
-    done = netlink.drop_routes(routes)
-    backups = sum(is_backup(route) and error is None for route, error in zip(routes, done, strict=True))
-    if backups:
-        removed.append(f"{backups} backup routes")
-    for route, error in zip(routes, done, strict=True):
-        if error is None and is_copy(route):
-            removed.append(f"route {route.destination} metric {route.metric}")
+    rules = [rule for family in FAMILIES for rule in netlink.rules(family) if is_our_rule(rule)]
+    done = netlink.drop_rules([rule.body for rule in rules])
+    left = {rule.body for family in FAMILIES for rule in netlink.rules(family)} if any(done) else set()
+    for rule, error in zip(rules, done, strict=True):
+        if error is not None and rule.body in left:
+            raise error
+    return [f"IPv{rule.family} rule {rule.priority} to table {rule.table}" for rule in rules]
+
+
+def sweep(netlink: Netlink) -> list[str]:
+    """Remove all that is ours; what was removed, one line each. Repeating it is harmless."""
+    removed = switch_off(netlink)
+    for family in FAMILIES:
+        routes = [route for route in netlink.routes(family, 0, PROTOCOL) if is_our_table(route.table)]
+        gone = sum(error is None for error in netlink.drop_routes(routes))
+        removed += [f"{gone} IPv{family} routes in tables of ours"] if gone else []
     objects: list[NexthopGroup | Nexthop] = [*netlink.groups(), *netlink.nexthops()]
-    for each in objects:
-        if not is_our_nexthop(each):
-            continue
-        try:
+    ours = [each for each in objects if is_our_nexthop(each)]
+    for each in ours:
+        with contextlib.suppress(NetlinkError):  # gone with its carrier, or with its last member
             netlink.del_nexthop(each.id)
-        except NetlinkError:  # gone with its carrier meanwhile
-            continue
-        removed.append(f"nexthop {each.id}")
-    return removed
+    return [*removed, *([f"{len(ours)} nexthops"] if ours else [])]

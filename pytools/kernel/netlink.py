@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from pyroute2.netlink.rtnl.fibmsg import fibmsg
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.ndmsg import ndmsg
@@ -255,7 +254,7 @@ class Netlink:
     # ---- routes ----
 
     def routes(self, family: Family, table: int = MAIN_TABLE, protocol: int = 0) -> list[Route]:
-        """The routes of one table; of one protocol only, unless it is 0."""
+        """The routes of one table, or of all when it is 0; of one protocol only, unless that is 0."""
         try:
             request = routes_request(family, table, protocol)
             found = self.socket.dump_bodies(request, _GET_ROUTE, f"reading routes of table {table}")
@@ -264,7 +263,7 @@ class Netlink:
                 return []
             raise
         routes = [route_of(each) for each in found]
-        return [route for route in routes if route.table == table]
+        return [route for route in routes if table in (0, route.table)]
 
     def replace_route(self, route: Route) -> None:
         """Make a route, or change the one to the same destination with the same metric."""
@@ -319,9 +318,8 @@ class Netlink:
 
     def rules(self, family: Family) -> list[Rule]:
         """All policy rules of a family, in no particular order."""
-        message = fibmsg()
-        message["family"] = socket_family(family)
-        return [rule_of(each) for each in self.socket.dump(message, _GET_RULE, "reading rules")]
+        request = bytes([socket_family(family)]) + bytes(11)
+        return [rule_of(each) for each in self.socket.dump_bodies(request, _GET_RULE, "reading rules")]
 
     def add_rule(self, rule: Rule) -> None:
         """Add a rule; the same rule twice is refused.
@@ -333,3 +331,11 @@ class Netlink:
     def del_rule(self, rule: Rule) -> None:
         """Delete the first rule that fits."""
         self.socket.change(rule_message(rule), _DEL_RULE, 0, f"deleting rule {rule.priority}")
+
+    def make_rules(self, bodies: Sequence[bytes]) -> list[NetlinkError | None]:
+        """Make rules from their bytes; what became of each. One that is there already is refused."""
+        return self.socket.change_bodies(bodies, _NEW_RULE, CREATE | EXCLUSIVE, "making a rule")
+
+    def drop_rules(self, bodies: Sequence[bytes]) -> list[NetlinkError | None]:
+        """Delete rules, as they were made; what became of each."""
+        return self.socket.change_bodies(bodies, _DEL_RULE, 0, "deleting a rule")

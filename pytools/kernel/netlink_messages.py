@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pyroute2.netlink import nla, nlmsg
 
 from pytools.errors import UsageError
-from pytools.kernel.netlink_attributes import NESTED, attribute, attributes
+from pytools.kernel.netlink_attributes import attribute, attributes
 
 GroupKind = Literal["mpath", "resilient"]
 Family = Literal[4, 6]
@@ -43,9 +43,6 @@ _ID, _GROUP, _GROUP_TYPE, _BLACKHOLE, _OIF, _GATEWAY, _ENCAP_TYPE, _ENCAP, _FDB,
     12,
 )
 _GROUPS, _OP_FLAGS, _GROUP_STATS = 9, 14, 15
-_NEXTHOP_KEPT = frozenset({_BLACKHOLE, _GATEWAY, _ENCAP_TYPE, _ENCAP, _FDB})
-_GROUP_KEPT = frozenset({_ID, _GROUP_TYPE, _FDB})
-_RES_GROUP_KEPT = frozenset({1, 2, 3})  # buckets, idle timer, unbalanced timer
 _TICKS_PER_S = 100  # USER_HZ
 _GROUP_ENTRY = struct.Struct("=IBBH")  # id, weight - 1, high byte of the weight (6.12), reserved
 
@@ -283,35 +280,6 @@ def _integer(value: bytes) -> int:
 def _body(message: NexthopMessage) -> bytes:
     """A decoded message without its netlink header."""
     return bytes(message.data[message.offset + 16 : message.offset + message["header"]["length"]])
-
-
-def nexthop_remade(body: bytes, nexthop_id: int, protocol: int, ifindex: int | None) -> bytes:
-    """A nexthop as it was read, in the form in which it can be made again: with this id, for this owner."""
-    family, *_, flags = _HEADER.unpack_from(body)
-    kept = [(_marked(name), value) for name, value in attributes(body, _HEADER.size) if name in _NEXTHOP_KEPT]
-    if ifindex is not None:
-        kept.append((_OIF, _NUMBER.pack(ifindex)))
-    kept.append((_ID, _NUMBER.pack(nexthop_id)))
-    head = _HEADER.pack(family, 0, protocol, 0, flags & _ONLINK)
-    return head + b"".join(attribute(name, value) for name, value in kept)
-
-
-def _marked(name: int) -> int:
-    """The type that the kernel accepts: it writes some nested attributes without saying so, and refuses them so."""
-    return name | NESTED if name == _ENCAP else name
-
-
-def group_remade(body: bytes, members: Sequence[Member]) -> bytes:
-    """A group as it was read, in the form in which it can be made again, with these members."""
-    _, _, protocol, _, _ = _HEADER.unpack_from(body)
-    parts = [attribute(_GROUP, _entries(members))]
-    for name, value in attributes(body, _HEADER.size):
-        if name == _RES_GROUP:  # without what the kernel only tells: how long it has been unbalanced
-            inner = b"".join(attribute(n, v) for n, v in attributes(value) if n in _RES_GROUP_KEPT)
-            parts.append(attribute(name | NESTED, inner))
-        elif name in _GROUP_KEPT:
-            parts.append(attribute(name, value))
-    return _HEADER.pack(0, 0, protocol, 0, 0) + b"".join(parts)
 
 
 def nexthop_body(

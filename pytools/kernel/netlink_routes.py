@@ -28,6 +28,7 @@ _NUMBER = struct.Struct("=I")
 _DST, _SRC, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _METRICS = 1, 2, 4, 5, 6, 7, 8
 _MULTIPATH, _FLOW, _TABLE, _VIA, _PREF, _ENCAP_TYPE, _ENCAP, _TTL, _NH_ID = 9, 11, 15, 18, 20, 21, 22, 26, 30
 _MARK = 16
+_THROW: Final = 9  # RTN_THROW
 _KEPT: Final = frozenset({_DST, _SRC, _PRIORITY, _PREFSRC, _METRICS, _TABLE, _PREF, _TTL})  # what is no hop's
 _OF_A_HOP: Final = frozenset({_GATEWAY, _VIA, _FLOW, _ENCAP_TYPE, _ENCAP})
 _FIB_MATCH = 0x2000  # RTM_F_FIB_MATCH: answer with the route, not with what came of it
@@ -182,53 +183,62 @@ def hops_of(route: Route) -> tuple[Hop, ...]:
     return (Hop(route.gateway, route.ifindex, 1, _HOP.pack(_HOP.size + len(own), flags, 0, route.ifindex) + own),)
 
 
-def hop_of(gateway: str | None, ifindex: int, family: Family) -> Hop:
-    """A hop of which no more is known."""
+def hop_of(gateway: str | None, ifindex: int, family: Family, weight: int = 1, onlink: bool = False) -> Hop:
+    """A hop of a route of a family, of which no more is known."""
     own = b""
-    if gateway is not None:
+    if gateway:
         af = socket.AF_INET6 if ":" in gateway else socket.AF_INET
         packed = socket.inet_pton(af, gateway)
         other = ip_family(af) != family  # an IPv4 route over an IPv6 gateway
         own = attribute(_VIA, struct.pack("=H", af) + packed) if other else attribute(_GATEWAY, packed)
-    return Hop(gateway, ifindex, 1, _HOP.pack(_HOP.size + len(own), 0, 0, ifindex) + own)
+    flags = _ONLINK if onlink else 0
+    return Hop(gateway, ifindex, weight, _HOP.pack(_HOP.size + len(own), flags, weight - 1, ifindex) + own)
 
 
-def with_hops(body: bytes, hops: Sequence[Hop]) -> bytes:
-    """The same route over these hops, with their weights."""
-    listed = b"".join(
-        _HOP.pack(len(hop.body), hop.body[2] & _ONLINK, hop.weight - 1, hop.ifindex) + hop.body[_HOP.size :]
-        for hop in hops
-    )
-    return _rewritten(body) + attribute(_MULTIPATH, listed)
+def mirrored(body: bytes, destination: str, table: int, protocol: int, over: int | Sequence[Hop]) -> bytes:
+    """A route like another one, to a prefix in another table, over a nexthop object or over hops with weights."""
+    if isinstance(over, int):
+        way = attribute(_NH_ID, _NUMBER.pack(over))
+    else:
+        way = attribute(_MULTIPATH, b"".join(hop.body for hop in over))
+    head = list(_HEADER.unpack_from(body))
+    address, _, length = destination.partition("/")
+    head[1], head[4], head[5], head[8] = int(length), 0, protocol, 0
+    kept = [
+        attribute(name, value)
+        for name, value in attributes(body, _HEADER.size)
+        if name in _KEPT and name not in (_DST, _PRIORITY, _TABLE)
+    ]
+    kept += [attribute(_TABLE, _NUMBER.pack(table)), way]
+    if head[1]:
+        kept.append(attribute(_DST, socket.inet_pton(head[0], address)))
+    return _HEADER.pack(*head) + b"".join(kept)
 
 
-def by_nexthop(body: bytes, nexthop_id: int, metric: int, protocol: int) -> bytes:
-    """The same route by a nexthop object, with another metric, as somebody else's."""
-    return _rewritten(body, metric, protocol) + attribute(_NH_ID, _NUMBER.pack(nexthop_id))
-
-
-def copied(body: bytes, metric: int, protocol: int) -> bytes:
-    """The same route by the same hops, with another metric, as somebody else's."""
-    found = dict(attributes(body, _HEADER.size))
-    names = (_NH_ID,) if _NH_ID in found else (_OIF, _MULTIPATH, *_OF_A_HOP)
-    way = b"".join(attribute(name, _clean(name, found[name])) for name in names if name in found)
-    return _rewritten(body, metric, protocol, keep_onlink=_NH_ID not in found) + way
+def throw_route(destination: str, family: Family, table: int, protocol: int) -> bytes:
+    """A route that sends the look-up on to the next rule."""
+    address, _, length = destination.partition("/")
+    af = socket_family(family)
+    head = _HEADER.pack(af, int(length), 0, 0, 0, protocol, 0, _THROW, 0)
+    return head + attribute(_DST, socket.inet_pton(af, address)) + attribute(_TABLE, _NUMBER.pack(table))
 
 
 def remade(body: bytes) -> bytes:
     """A route as it was read, in the form in which it can be made again."""
-    return copied(body, route_of(body).metric, _HEADER.unpack_from(body)[5])
+    found = dict(attributes(body, _HEADER.size))
+    names = (_NH_ID,) if _NH_ID in found else (_OIF, _MULTIPATH, *_OF_A_HOP)
+    way = b"".join(attribute(name, _clean(name, found[name])) for name in names if name in found)
+    metric, protocol = route_of(body).metric, _HEADER.unpack_from(body)[5]
+    return _rewritten(body, metric, protocol, keep_onlink=_NH_ID not in found) + way
 
 
-def _rewritten(body: bytes, metric: int | None = None, protocol: int | None = None, keep_onlink: bool = False) -> bytes:
+def _rewritten(body: bytes, metric: int, protocol: int, keep_onlink: bool) -> bytes:
     """A route without its hops; flags and attributes that only the kernel sets are left out."""
     head = list(_HEADER.unpack_from(body))
-    head[5] = head[5] if protocol is None else protocol
+    head[5] = protocol
     head[8] &= _ONLINK if keep_onlink else 0
     kept = [
-        attribute(name, value)
-        for name, value in attributes(body, _HEADER.size)
-        if name in _KEPT and (metric is None or name != _PRIORITY)
+        attribute(name, value) for name, value in attributes(body, _HEADER.size) if name in _KEPT and name != _PRIORITY
     ]
     if metric:
         kept.append(attribute(_PRIORITY, _NUMBER.pack(metric)))

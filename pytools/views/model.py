@@ -71,6 +71,12 @@ def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
     for group in of_type[NexthopGroup]:
         rates = {key: rate for key, rate in rates.items() if key[0] != group.group_id}
         rates |= packet_rates(groups.get(group.group_id), group)
+        carried = set(group.destinations)  # a route leads to one group at a time
+        groups = {
+            number: each
+            for number, each in groups.items()
+            if number == group.group_id or carried.isdisjoint(each.destinations)
+        }
         groups[group.group_id] = group
     liveness = {**model.liveness, **{each.path: each for each in of_type[PathLiveness]}}
     states = {**model.states, **{each.path: each for each in of_type[PathState]}}

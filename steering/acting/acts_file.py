@@ -19,7 +19,7 @@ from steering.acting.journal import append_line
 
 FILE: Final = "acts.jsonl"
 ROTATE_BYTES: Final = 4 << 20
-_JOURNALLED: Final = ("nexthop_group", "multipath", "metric")
+_JOURNALLED: Final = "overlay"
 
 
 class ActsFile:
@@ -38,7 +38,7 @@ class ActsFile:
 
     def write(self, act: Act) -> None:
         """Append an act, unless it is one of weights (the journal has those) or was not made."""
-        if act.outcome == "dry_run" or act.actuator in _JOURNALLED:
+        if act.outcome == "dry_run" or act.actuator == _JOURNALLED:
             return
         try:
             if self._fd is None:

@@ -128,7 +128,7 @@ class FlowActing:
             self._forget_expired(now)
             self._follow_targets()
         engine = self._engine
-        plan = self._flows.decide(engine.paths, engine.groups.values(), now, engine.manual, engine.overrides)
+        plan = self._flows.decide(engine.paths, engine.groups.values(), now, engine.overrides)
         self._say_skipped()
         for renewal in plan.renewals:
             self._renew(renewal)

@@ -1,9 +1,8 @@
-"""The write-ahead journal: JSON Lines, synced to disk before each act, so that whoever comes later can undo it.
+"""The journal: what was done to weights and why, as JSON Lines.
 
-Entries: intent (about to act), applied, failed, undone, released (somebody else changed the group: hands off).
-About a whole run (`act_id` names it): confirmed, expired (confirming.py).
-Only entries of this boot and this network namespace are outstanding: the kernel forgot the others.
-`at_ns` is CLOCK_MONOTONIC, `unix_ns` CLOCK_REALTIME. One writer at a time: whoever holds the `Lock`.
+It is history. What is in force is in the kernel: a rule of ours (`leftovers`), which whoever undoes deletes without
+reading a file. Entries: applied, failed, undone. About a whole run (`act_id` names it): confirmed, expired
+(confirming.py). `at_ns` is CLOCK_MONOTONIC, `unix_ns` CLOCK_REALTIME. One writer at a time: whoever holds the `Lock`.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from pytools import places
 from pytools.errors import CapabilityError
-from steering.plan import Group, Member, Target, Weights, nexthop_group, weights_of
+from steering.plan import Group, Member, Target, Weights, weights_of
 
-Kind = Literal["intent", "applied", "failed", "undone", "released", "confirmed", "expired"]
-KINDS: Final = ("intent", "applied", "failed", "undone", "released", "confirmed", "expired")
+Kind = Literal["applied", "failed", "undone", "confirmed", "expired"]
+KINDS: Final = ("applied", "failed", "undone", "confirmed", "expired")
 FILE: Final = "journal.jsonl"
 LOCK_FILE: Final = "lock"
 ROTATE_BYTES: Final = 4 << 20
@@ -46,32 +44,17 @@ class Entry:
     by: str = "controller"  # who wrote it: controller, guardian, command
     at_ns: int = 0
     unix_ns: int = 0
-    origin: str = ""  # of the target; see `Group.origin`
     host: str = ""  # as the agent calls it: for whoever tells of this act later
 
     @property
     def group(self) -> Group:
         """The target before anything of ours; its destinations are not known any more."""
-        return Group(self.target, (), self.members, self.before, origin=self.origin)
+        return Group(self.target, (), self.members, self.before)
 
     @property
     def original(self) -> Weights:
         """The weights before anything of ours."""
         return weights_of((member.nexthop_id, member.weight) for member in self.members)
-
-
-@dataclass(frozen=True, slots=True)
-class Outstanding:
-    """A target that may not have its original weights because of us."""
-
-    group: Group  # as it was before us; no destinations
-    ours: tuple[Weights, ...]  # weights of ours that the kernel may have
-    last: Entry
-
-    @property
-    def target(self) -> Target:
-        """Its name."""
-        return self.group.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,52 +64,16 @@ class Contents:
     entries: tuple[Entry, ...]
     torn: int  # lines that are no entry: a write that a crash cut off
 
-    def outstanding(self, scope: str) -> dict[Target, Outstanding]:
-        """What is still to be undone, by target."""
-        found: dict[Target, Outstanding] = {}
-        _follow(found, self.entries, scope)
-        return found
-
-    def last_in_force(self, scope: str) -> dict[Target, tuple[Weights, ...]]:
-        """Weights that the kernel may have had when a target was last there: of ours, or of one that is gone since."""
-        outstanding: dict[Target, Outstanding] = {}
-        found: dict[Target, tuple[Weights, ...]] = {}
+    def in_force(self, scope: str) -> dict[Target, Entry]:
+        """The last act on every target that does not have its original weights, if our rule is in the kernel."""
+        found: dict[Target, Entry] = {}
         for entry in self.entries:
-            if entry.scope != scope:
+            if entry.scope != scope or entry.kind not in ("applied", "undone"):
                 continue
-            before = outstanding.get(entry.target)
-            _follow_one(outstanding, entry)
             found.pop(entry.target, None)
-            if entry.kind == "released" and before is not None and not entry.after:
-                found[entry.target] = before.ours
-        return found | {target: each.ours for target, each in outstanding.items()}
-
-
-def _follow(found: dict[Target, Outstanding], entries: Iterable[Entry], scope: str) -> None:
-    for entry in entries:
-        if entry.scope == scope:
-            _follow_one(found, entry)
-
-
-def _follow_one(found: dict[Target, Outstanding], entry: Entry) -> None:
-    known = found.get(entry.target)
-    group = known.group if known else entry.group
-    match entry.kind:
-        case "intent":
-            ours = (*known.ours, entry.after, entry.before) if known else (entry.before, entry.after)
-            found[entry.target] = Outstanding(group, tuple(dict.fromkeys(ours)), entry)
-        case "applied":
-            if entry.after == entry.original:
-                found.pop(entry.target, None)
-            else:
-                found[entry.target] = Outstanding(group, (entry.after,), entry)
-        case "failed":
-            if known and entry.before == known.group.original:
-                found.pop(entry.target)
-            elif known:
-                found[entry.target] = Outstanding(group, (entry.before,), entry)
-        case "undone" | "released":
-            found.pop(entry.target, None)
+            if entry.kind == "applied" and entry.after != entry.original:
+                found[entry.target] = entry
+        return found
 
 
 def scope() -> str:
@@ -177,10 +124,7 @@ def parse(line: bytes) -> Entry | None:
     try:
         raw = json.loads(line)
         known = {name: raw[name] for name in (f.name for f in fields(Entry)) if name in raw}
-        if "group_id" in raw:
-            known |= {"target": nexthop_group(int(raw["group_id"])), "members": _members_by_name(raw)}
-        else:
-            known["members"] = tuple(Member(int(n), str(g), str(i), int(w)) for n, g, i, w in raw["members"])
+        known["members"] = tuple(Member(int(n), str(g), str(i), int(w)) for n, g, i, w in raw["members"])
         for name in ("before", "after"):
             known[name] = weights_of((int(n), int(w)) for n, w in raw[name])
         entry = Entry(**known)
@@ -189,17 +133,8 @@ def parse(line: bytes) -> Entry | None:
     return entry if entry.kind in KINDS and isinstance(entry.target, str) else None
 
 
-def _members_by_name(raw: dict[str, Any]) -> tuple[Member, ...]:
-    """The members in an entry that knows nexthop groups only, by their names for people."""
-    found = []
-    for nexthop, weight in raw["original"]:
-        gateway, _, interface = str(raw.get("names", {}).get(str(nexthop), "")).rpartition("dev ")
-        found.append(Member(int(nexthop), gateway.strip(), interface, int(weight)))
-    return tuple(found)
-
-
 class Journal:
-    """Appends entries, each on disk before `write` returns.
+    """Appends entries.
 
     Parameters
     ----------
@@ -210,11 +145,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = _open_synced(path)
-        self._followed: tuple[str, int] = ("", 0)  # for which scope, and how much of the file
-        self._outstanding: dict[Target, Outstanding] = {}
 
-    def write(self, *entries: Entry) -> None:
-        """Append entries, in one write, and wait until they are on disk.
+    def write(self, *entries: Entry, sync: bool = False) -> None:
+        """Append entries, in one write; with `sync` they are on disk when it returns.
 
         Raises
         ------
@@ -224,34 +157,20 @@ class Journal:
         lines = [json.dumps(_as_line(entry), separators=(",", ":")).encode() for entry in entries]
         if lines:
             append_line(self._fd, b"\n".join(lines), self.path)
+        if sync:
             os.fdatasync(self._fd)
 
     def read(self) -> Contents:
         """All that was written, by whomever."""
         return read(self.path)
 
-    def outstanding(self, scope: str) -> Mapping[Target, Outstanding]:
-        """What is still to be undone, by target; only what was appended since the last time is read."""
-        known, start = self._followed
-        size = os.fstat(self._fd).st_size
-        if known != scope or size < start:  # another namespace, or somebody cut the file
-            self._outstanding, start = {}, 0
-        text = os.pread(self._fd, size - start, start)
-        whole = text.rfind(b"\n") + 1
-        if parse(text[whole:]) is not None:  # what is torn is closed off by the next line
-            whole = len(text)
-        _follow(self._outstanding, _parse_all(text[:whole]).entries, scope)
-        self._followed = scope, start + whole
-        return self._outstanding
-
-    def rotate(self, scope: str) -> None:
-        """Put a long journal aside once nothing in it is outstanding."""
-        if os.fstat(self._fd).st_size < ROTATE_BYTES or self.outstanding(scope):
+    def rotate(self) -> None:
+        """Put a long journal aside; to be called while nothing is in force."""
+        if os.fstat(self._fd).st_size < ROTATE_BYTES:
             return
         os.replace(self.path, self.path.with_suffix(".jsonl.1"))
         os.close(self._fd)
         self._fd = _open_synced(self.path)
-        self._followed = "", 0
 
     def close(self) -> None:
         """Close the file."""
@@ -329,7 +248,6 @@ def entry_now(  # the two clocks are read here, so that no caller forgets one
         by,
         time.monotonic_ns(),
         time.time_ns(),
-        group.origin,
         host,
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from pytools.signals import Act, PathState, nexthop_name
-from steering.acting.settle import Regained, Settled
+from steering.acting.rollback import Undone
 from steering.plan import Change, Group, Target, kind_of, title
 
 if TYPE_CHECKING:  # a guardian needs neither
@@ -18,24 +18,13 @@ if TYPE_CHECKING:  # a guardian needs neither
 
 Outcome = Literal["dry_run", "applied", "failed", "undone"]
 
-_MOVES: Final = {
-    "nexthop_group": "new flows; of a plain group some live flows too, of a resilient one mostly idle ones",
-    "multipath": "new flows, and some live flows",
-    "metric": "all flows, live ones too",
-}
-
-
+MOVES: Final = "new flows, and live ones whose hash then falls to another hop"
 _FLOW_MOVES: Final = {
     "pin": "these live flows only, at once",
     "unpin": "these live flows only, back to where they are routed",
     "relabel": "these live flows only, behind the nexthop",
     "unlabel": "these live flows only, behind the nexthop",
 }
-
-
-def moves(target: Target) -> str:
-    """What a change of a target's weights moves, in words."""
-    return _MOVES.get(kind_of(target), "")
 
 
 def act_id(target: Target) -> str:
@@ -63,7 +52,7 @@ def act(
         what=title(change.target),
         target=change.target,
         actuator=kind_of(change.target),
-        moves=group.moves or moves(change.target),
+        moves=group.moves or MOVES,
         before=group.named(change.before),
         after=group.named(change.after),
         because=f"{change.because}; failed: {failure}" if failure else change.because,
@@ -75,49 +64,26 @@ def act(
     )
 
 
-def undone(host: str, settled: Settled, why: str, decided_ns: int) -> Act:
+def undone(host: str, done: Undone, why: str, decided_ns: int) -> Act:
     """An act that was taken back; `host` where the journal does not name it."""
-    last, group = settled.outstanding.last, settled.outstanding.group
+    last, group = done.last, done.last.group
     return Act(
         host=last.host or host,
         at_ns=time.monotonic_ns(),
         unix_ns=time.time_ns(),
         act_id=last.act_id,
-        what=title(settled.target),
-        target=settled.target,
-        actuator=kind_of(settled.target),
-        moves=group.moves or moves(settled.target),
+        what=title(last.target),
+        target=last.target,
+        actuator=kind_of(last.target),
+        moves=MOVES,
         before=group.named(last.after),
-        after=group.named(settled.outcome.weights),
+        after=group.named(last.original),
         because=why,
         under=last.under,
         outcome="undone",
         seen_ns=decided_ns,
         decided_ns=decided_ns,
-        acknowledged_ns=settled.outcome.acknowledged_ns,
-    )
-
-
-def regained(host: str, found: Regained, decided_ns: int) -> Act:
-    """A target that was made again at the end, because only our acts had let it go; `host` as in `undone`."""
-    group = found.group
-    return Act(
-        host=found.last.host or host,
-        at_ns=time.monotonic_ns(),
-        unix_ns=time.time_ns(),
-        act_id=found.last.act_id,
-        what=title(group.target),
-        target=group.target,
-        actuator=kind_of(group.target),
-        moves=group.moves or moves(group.target),
-        before={},
-        after=group.named(group.current),
-        because=found.why,
-        under=found.last.under,
-        outcome="undone",
-        seen_ns=decided_ns,
-        decided_ns=decided_ns,
-        acknowledged_ns=found.acknowledged_ns,
+        acknowledged_ns=done.acknowledged_ns,
     )
 
 

@@ -137,8 +137,7 @@ class StandByActing:
 
     def _plan(self, kernel: StandBys) -> None:
         engine = self._engine
-        groups = [group for target, group in engine.groups.items() if target not in engine.manual]
-        wanted = standbys(self._policy, engine.paths, groups, engine.overrides)
+        wanted = standbys(self._policy, engine.paths, engine.groups.values(), engine.overrides)
         try:
             refused = kernel.arm(wanted)
         except SwerveError as error:

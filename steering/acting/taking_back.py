@@ -40,19 +40,16 @@ def undo_name(act_id: str) -> str:
 
 
 def last_acts(entries: Iterable[Entry], scope: str) -> list[Entry]:
-    """The acts in force, the newest first. Without an intent it was not our act: the kernel took a link away."""
+    """The acts in force, the newest first."""
     made: dict[str, Entry] = {}
-    meant: set[str] = set()
     for entry in entries:
         if entry.scope != scope:
             continue
-        if entry.kind == "intent":
-            meant.add(entry.act_id)
-        elif entry.kind == "applied" and entry.act_id.startswith(_MARK):
+        if entry.kind == "applied" and entry.act_id.startswith(_MARK):
             made.pop(entry.act_id.removeprefix(_MARK), None)
-        elif entry.kind == "applied" and entry.act_id in meant:
+        elif entry.kind == "applied":
             made[entry.act_id] = entry
-        elif entry.kind in ("undone", "released"):
+        elif entry.kind == "undone":
             made = {name: act for name, act in made.items() if act.target != entry.target}
     return list(reversed(made.values()))
 

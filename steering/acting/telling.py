@@ -1,6 +1,6 @@
-"""Tell of acts where no controller does: a guardian's and a command's, through the agent, to its watchers and recorder.
+"""Publish acts where no controller does: a guardian's and a command's, through the agent, to its watchers and recorder.
 
-Each says so once, at its end; where no agent runs, the journal alone has them. `decided_ns` is CLOCK_MONOTONIC.
+Each does so once, at its end; where no agent runs, the journal alone has them. `decided_ns` is CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -15,18 +15,12 @@ from pytools.bus_client import Client
 from pytools.errors import SwerveError
 from pytools.signals import Act
 from steering.acting import messages
-from steering.acting.settle import Regained, Settled
+from steering.acting.rollback import Undone
 
 
-def taken_back(done: Iterable[Settled | Regained], why: str, decided_ns: int) -> list[Act]:
-    """What was put back or made again, as acts."""
-    return [
-        messages.regained("", each, decided_ns)
-        if isinstance(each, Regained)
-        else messages.undone("", each, why, decided_ns)
-        for each in done
-        if isinstance(each, Regained) or each.outcome.kind == "applied"
-    ]
+def taken_back(done: Iterable[Undone], why: str, decided_ns: int) -> list[Act]:
+    """What was taken back, as acts."""
+    return [messages.undone("", each, why, decided_ns) for each in done]
 
 
 def tell(netns: str | None, acts: Iterable[Act]) -> None:

@@ -1,4 +1,4 @@
-"""Changing weights: the intents on disk first, then the kernel, then the read-back; every outcome told.
+"""Changing weights: the kernel first, then the note; every outcome published.
 
 One thread, in the namespace that is steered. Times are CLOCK_MONOTONIC nanoseconds.
 """
@@ -6,17 +6,16 @@ One thread, in the namespace that is steered. Times are CLOCK_MONOTONIC nanoseco
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from pytools.errors import SwerveError
 from pytools.signals import Act
-from steering.acting import journal, messages, settle
-from steering.actuators.registry import Actuators
-from steering.actuators.weighted import Outcome, among
+from steering.acting import journal, messages, rollback
+from steering.actuators.overlay import Outcome, Overlay
 from steering.deciding.engine import Engine
-from steering.plan import Change, Group, Target, Weights, same, title
+from steering.plan import Change, Target, Weights, title
 
 _SECOND_NS: Final = 1_000_000_000
 _RETRY_NS: Final = _SECOND_NS
@@ -37,11 +36,11 @@ class Acting:
     Parameters
     ----------
     engine : Engine
-        Is told what became of each change.
-    actuators : Actuators
+        Learns what became of each change.
+    overlay : Overlay
         Changes the kernel.
     log : Journal
-        Has each intent on disk before the kernel is asked.
+        Where it is noted.
     host : callable
         Name of this host.
     say : callable
@@ -53,28 +52,24 @@ class Acting:
     def __init__(
         self,
         engine: Engine,
-        actuators: Actuators,
+        overlay: Overlay,
         log: journal.Journal,
         host: Callable[[], str],
         say: Callable[[str], None],
         send: Callable[[Act], None],
     ) -> None:
-        self._engine, self._actuators, self._journal = engine, actuators, log
+        self._engine, self._overlay, self._journal = engine, overlay, log
         self._host, self._say, self._send = host, say, send
         self._scope = journal.scope()
-        self.first: dict[Target, Group] = {}  # each target before we touched it
-        self._told: dict[Target, Weights] = {}  # wanted weights already reported in a dry run
+        self._pretended: dict[Target, Weights] = {}  # wanted weights already reported in a dry run
         self._retry: dict[Target, tuple[int, int]] = {}  # when to try again, and the wait after that
-        self._unread: dict[Target, tuple[Change, str]] = {}  # changes that may have taken effect, and their names
-
-    # ---- one change ----
 
     def pretend(self, change: Change) -> None:
         """Say what would be done, once."""
         now = time.monotonic_ns()
-        if self._told.get(change.target) != change.after:
-            self._told[change.target] = change.after
-            self._tell(change, "dry_run", now)
+        if self._pretended.get(change.target) != change.after:
+            self._pretended[change.target] = change.after
+            self._publish(change, "dry_run", now)
         self._engine.carried_out(change, now)
 
     def carry_out(self, change: Change, name: str = "") -> bool:
@@ -87,81 +82,46 @@ class Acting:
     def carry_out_all(
         self, changes: Iterable[Change], guarded: Callable[[], bool] = lambda: True, name: str = ""
     ) -> CarriedOut:
-        """Make the changes of one decision: all intents in one write to disk, the kernel, all outcomes in one write.
+        """Make the changes of one decision, one by one, and note all outcomes in one write.
 
-        It stops at a change that fails, and where `guarded`, which is called between two changes, says no. The intents
-        of the rest are withdrawn. A change that failed a moment ago is left out.
+        It stops at a change that fails, and where `guarded`, which is called between two changes, says no. A change
+        that failed a moment ago is left out.
         """
         now = time.monotonic_ns()
-        acts = [
-            (change, name or messages.act_id(change.target))
-            for change in changes
-            if now >= self._retry.get(change.target, (0, 0))[0]
-        ]
-        try:
-            self._journal.write(*(self._entry("intent", act_id, change, change.after) for change, act_id in acts))
-        except OSError as error:
-            for change, act_id in acts:
-                self._failed(change, now, f"the journal cannot be written: {error.strerror}", act_id)
-            return CarriedOut(True, ())
-        outcomes: list[journal.Entry] = []
+        due = [change for change in changes if now >= self._retry.get(change.target, (0, 0))[0]]
+        notes: list[journal.Entry] = []
         as_thought, tried = True, 0
-        for change, act_id in acts:
+        for change in due:
             if not as_thought or (tried and not guarded()):
                 break
             tried += 1
-            as_thought = self._carry_out(change, act_id, now, outcomes)
-        left = acts[tried:]
-        outcomes += [self._entry("failed", act_id, change, change.before) for change, act_id in left]
-        self._write_quietly(*outcomes)
-        return CarriedOut(as_thought, tuple(change for change, _ in left))
+            as_thought = self._carry_out(change, name or messages.act_id(change.target), now, notes)
+        self._note(*notes)
+        return CarriedOut(as_thought, tuple(due[tried:]))
 
-    def _carry_out(self, change: Change, act_id: str, now: int, outcomes: list[journal.Entry]) -> bool:
-        """Have the kernel make a change whose intent is on disk; its outcome is added to those to be written."""
+    def _carry_out(self, change: Change, act_id: str, now: int, notes: list[journal.Entry]) -> bool:
         try:
-            outcome = self._actuators.apply(self.first[change.target], [change.before], change.after)
+            outcome = self._overlay.apply(change.target, change.after)
         except SwerveError as error:
             outcome = Outcome("failed", change.before, None, str(error))
-        if outcome.kind == "applied":
+        group = self._engine.groups[change.target]
+        applied = outcome.kind == "applied"
+        weights = outcome.weights if applied else change.after
+        facts = (change.before, weights, change.because, change.under, self._scope)
+        notes.append(journal.entry_now("applied" if applied else "failed", act_id, group, *facts, host=self._host()))
+        if applied:
             self._engine.carried_out(change, time.monotonic_ns(), outcome.weights)
             self._retry.pop(change.target, None)
-            self._tell(change, "applied", now, outcome.acknowledged_ns, act_id)
-            outcomes.append(self._entry("applied", act_id, change, outcome.weights))
+            self._publish(change, "applied", now, outcome.acknowledged_ns, act_id)
             return True
-        if outcome.kind in ("failed", "manual"):
-            outcomes.append(self._entry("failed", act_id, change, change.before))
-        if outcome.kind == "uncertain":
-            self._unread[change.target] = change, act_id
-        self._failed(change, now, outcome.why, act_id)
-        return False
-
-    def read_back(self) -> None:
-        """Take note of changes that took effect although that could not be read then: they are nobody else's.
-
-        Raises
-        ------
-        SwerveError
-            If the kernel still cannot be read.
-        """
-        for target, (change, act_id) in list(self._unread.items()):
-            found = self._actuators.weights(self.first[target])
-            del self._unread[target]
-            if found is None or target not in self._engine.groups or not same(found, change.after):
-                continue
-            now = time.monotonic_ns()
-            self._engine.carried_out(change, now, change.after)
-            self._retry.pop(target, None)
-            self._tell(change, "applied", now, now, act_id)
-            self._log_quietly("applied", act_id, change, change.after)
-
-    def _failed(self, change: Change, now: int, why: str, act_id: str) -> None:
         wait = min(self._retry.get(change.target, (0, _RETRY_NS))[1], _RETRY_MAX_NS)
         self._retry[change.target] = (now + wait, 2 * wait)
-        self._engine.rejected(change, why)
-        self._say(f"{title(change.target)}: {why}")
-        self._tell(change, "failed", now, None, act_id, why)
+        self._engine.rejected(change, outcome.why)
+        self._say(f"{title(change.target)}: {outcome.why}")
+        self._publish(change, "failed", now, None, act_id, outcome.why)
+        return False
 
-    def _tell(
+    def _publish(
         self,
         change: Change,
         outcome: messages.Outcome,
@@ -170,83 +130,39 @@ class Acting:
         act_id: str = "",
         failure: str = "",
     ) -> None:
-        group = self._engine.groups.get(change.target) or self.first[change.target]
-        seen = self._engine.seen(change)
+        group, seen = self._engine.groups[change.target], self._engine.seen(change)
         self._send(messages.act(self._host(), group, change, outcome, seen, decided, acknowledged, act_id, failure))
 
-    # ---- the journal ----
-
-    def _entry(self, kind: journal.Kind, act_id: str, change: Change, weights: Weights) -> journal.Entry:
-        return journal.entry_now(
-            kind,
-            act_id,
-            self.first[change.target],
-            change.before,
-            weights if kind == "applied" else change.after,
-            change.because,
-            change.under,
-            self._scope,
-            host=self._host(),
-        )
-
-    def _log_quietly(self, kind: journal.Kind, act_id: str, change: Change, weights: Weights) -> None:
-        self._write_quietly(self._entry(kind, act_id, change, weights))
-
-    def _write_quietly(self, *entries: journal.Entry) -> None:
-        """What is only history: without it the intent stays outstanding, which is the safe side."""
+    def _note(self, *entries: journal.Entry) -> None:
         try:
             self._journal.write(*entries)
-        except OSError as error:
+        except OSError as error:  # it is history: what is in force is in the kernel
             self._say(f"the journal cannot be written: {error.strerror}")
 
-    def settle(self, why: str, only: Target | None = None, alive: Callable[[], object] = lambda: None) -> None:
-        """Put the original weights back everywhere, or in one target; `alive` is called before each."""
-        decided = time.monotonic_ns()
-        settled = settle.settle(
-            self._journal,
-            self._actuators,
-            self._scope,
-            "controller",
-            lambda each: only in (None, each.target),
-            alive,
-        )
-        for each in settled:
-            self._say(f"{each.text}; {why}")
-            if each.outcome.kind == "applied":
-                self._send(messages.undone(self._host(), each, why, decided))
+    def take_back(self, why: str, off: Callable[[], object] | None = None) -> None:
+        """Take everything back, and note and publish it.
 
-    def regain(self) -> None:
-        """Make again what is gone only because of our acts; see `settle.regain`."""
+        Raises
+        ------
+        SwerveError
+            If the kernel refuses.
+        """
         decided = time.monotonic_ns()
-        done, told = settle.regain(self._journal, self._actuators, self._scope, "controller")
-        for text in told:
-            self._say(text)
-        for each in done:
-            self._send(messages.regained(self._host(), each, decided))
-
-    def release(self, known: Group, weights: Weights, why: str) -> None:
-        """Tell the guardian, through the journal, that this target is not ours to undo."""
-        outstanding = self.outstanding().get(known.target)
-        if outstanding is None:
+        try:
+            done = rollback.take_back(self._journal, off or self._overlay.off, self._scope, "controller", why)
+        except OSError as error:
+            self._say(f"the journal cannot be written: {error.strerror}")
             return
-        change = Change(known.target, known.current, weights, why, outstanding.last.under)
-        self._log_quietly("released", outstanding.last.act_id, change, weights)
+        for each in done:
+            self._say(f"{each.text}; {why}")
+            self._send(messages.undone(self._host(), each, why, decided))
 
-    def adopt(self, groups: Iterable[Group]) -> None:
-        """Note what the kernel took with a link, of what others had or of ours: whoever undoes has to expect it."""
-        reduced = [group for group in groups if group.current != self.first[group.target].original]
-        outstanding = self.outstanding()
-        for group in reduced:
-            known = outstanding.get(group.target)
-            if known is None or not among(group.current, known.ours):
-                before = self.first[group.target].original
-                change = Change(group.target, before, group.current, "the kernel took it with its link", "")
-                self._log_quietly("applied", messages.act_id(group.target), change, group.current)
-
-    def outstanding(self) -> Mapping[Target, journal.Outstanding]:
-        """What of ours may be in force."""
-        return self._journal.outstanding(self._scope)
+    def forget(self, known: Change) -> None:
+        """Note that a target ended while weights of ours were in force: it has none any more."""
+        group = self._engine.groups[known.target]
+        facts = (known.before, known.after, known.because, known.under, self._scope)
+        self._note(journal.entry_now("undone", messages.act_id(known.target), group, *facts, host=self._host()))
 
     def rotate(self) -> None:
-        """Put a long journal aside once nothing in it is outstanding."""
-        self._journal.rotate(self._scope)
+        """Put a long journal aside."""
+        self._journal.rotate()

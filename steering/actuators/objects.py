@@ -1,79 +1,98 @@
-"""The routing objects of one namespace at one moment: links, nexthops, groups, and the routes of the main table.
+"""The routing objects of one namespace at one moment: links, rules, nexthops, groups and routes.
 
 One thread; nothing is cached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from pytools.kernel.netlink import Family, Link, Netlink, Nexthop, NexthopGroup, Route
-from steering.plan import Member, canonical
+from pytools.kernel.leftovers import FAMILIES, is_our_table
+from pytools.kernel.netlink import Family, Link, Netlink, Nexthop, NexthopGroup, Route, Rule
 
-_FAMILIES: tuple[Family, ...] = (4, 6)
+Table = tuple[Family, int]
+LOCAL_TABLE = 255
+_OWNERS = {2: "kernel", 3: "boot", 4: "static", 11: "zebra", 12: "bird", 16: "dhcp", 186: "bgp"}  # RTPROT_*
 
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """What there is."""
+    """What the kernel has."""
 
     links: Mapping[int, Link]  # by index
     nexthops: Mapping[int, Nexthop]
     groups: Mapping[int, NexthopGroup]
-    routes: tuple[Route, ...]  # of the main table, both families
+    rules: tuple[Rule, ...]  # both families, in the order of their priorities
+    routes: Mapping[Table, tuple[Route, ...]]
     by_name: Mapping[str, Link] = field(default_factory=dict)
 
     def interface(self, index: int | None) -> str:
         """An interface's name; empty for none."""
-        if index is None:
-            return ""
-        link = self.links.get(index)
-        return f"if{index}" if link is None else link.name
-
-    def link(self, name: str) -> Link | None:
-        """An interface by its name."""
-        return self.by_name.get(name)
+        link = self.links.get(index or 0)
+        return "" if index is None else f"if{index}" if link is None else link.name
 
     def carries(self, name: str) -> bool:
         """Whether an interface is there, up, and has its carrier, as far as the kernel has taken notice."""
-        link = self.link(name)
+        link = self.by_name.get(name)
         return link is not None and link.up and link.carrier and link.running
-
-    def has(self, member: Member) -> bool:
-        """Whether the nexthop object that a member names is there, and leads where it did."""
-        nexthop = self.nexthops.get(member.nexthop_id)
-        return nexthop is not None and self.leaves_by(nexthop) == (member.gateway, member.interface)
-
-    def leaves_by(self, nexthop: Nexthop) -> tuple[str, str]:
-        """Gateway and interface of a nexthop; the gateway is empty when on-link."""
-        return canonical(nexthop.gateway or ""), self.interface(nexthop.ifindex)
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What must be as it was for routes to be as they were, unless something was told of them."""
-        return frozenset((link.index, link.name, link.up) for link in self.links.values()), self.groups.keys()
+        """What must be as it was for routes to be as they were, unless news of routes came."""
+        links = frozenset((link.index, link.name, link.up, link.carrier, link.master) for link in self.links.values())
+        return links, self.groups.keys(), self.nexthops.keys(), self.rules
 
 
-def read(netlink: Netlink, before: Objects | None = None) -> Objects:
+def tables_of(rules: Iterable[Rule], links: Iterable[Link], vrfs: Collection[str]) -> set[Table]:
+    """The tables that are looked up for packets that leave, but for ours and `local`; of VRFs only the named ones."""
+    known = list(rules)
+    found: set[Table] = {
+        (rule.family, rule.table)
+        for rule in known
+        if rule.action == "table" and not rule.l3mdev and rule.table != LOCAL_TABLE and not is_our_table(rule.table)
+    }
+    by_device = {rule.family for rule in known if rule.l3mdev}
+    found |= {(f, link.vrf_table) for link in links if link.name in vrfs and link.vrf_table for f in by_device}
+    return found
+
+
+def read(
+    netlink: Netlink,
+    families: Collection[Family] = FAMILIES,
+    vrfs: Collection[str] = (),
+    before: Objects | None = None,
+) -> Objects:
     """All of it, as it is now.
 
     Parameters
     ----------
     netlink : Netlink
         A socket in the namespace.
+    families : collection of int
+        Of rules and routes.
+    vrfs : collection of str
+        VRF devices whose tables are read as well.
     before : Objects, optional
-        An earlier reading, if nothing was told of routes since: they are read again only where they may have gone
-        without a word.
+        An earlier reading, if no news of routes came since: they are read again only where they may have gone
+        unannounced.
     """
     links = netlink.links()
+    rules = sorted((r for f in families for r in netlink.rules(f)), key=lambda r: (r.family, r.priority))
     found = Objects(
         {link.index: link for link in links},
         {nexthop.id: nexthop for nexthop in netlink.nexthops()},
         {group.id: group for group in netlink.groups()},
-        () if before is None else before.routes,
+        tuple(rules),
+        {} if before is None else before.routes,
         {link.name: link for link in links},
     )
     if before is not None and before.shape == found.shape:
         return found
-    return replace(found, routes=tuple(route for family in _FAMILIES for route in netlink.routes(family)))
+    tables = sorted(tables_of(rules, links, vrfs))
+    return replace(found, routes={(f, table): tuple(netlink.routes(f, table)) for f, table in tables})
+
+
+def owner_name(protocol: int) -> str:
+    """Whose a protocol number is; the number where no name is known."""
+    return _OWNERS.get(protocol, str(protocol))

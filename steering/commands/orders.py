@@ -91,7 +91,7 @@ def undrain(options: Options, leaves_by: str, to: str) -> None:
             stored.keep(left, [orders.text_of(order) for order in ended])
 
 
-@click.command(epilog="Example: swerve steer hold nexthop_group:102 --for 10m")
+@click.command(epilog="Example: swerve steer hold 10.9.0.2/32 --for 10m")
 @click.argument("target", default="")
 @_FOR
 @_WHY
@@ -104,7 +104,7 @@ def hold(options: Options, target: str, for_ns: int, why: str) -> None:
     _ask(options, Hold(target, for_ns, why))
 
 
-@click.command(epilog="Example: swerve steer unhold nexthop_group:102")
+@click.command(epilog="Example: swerve steer unhold 10.9.0.2/32")
 @click.argument("target", default="")
 @common(follows=False)
 def unhold(options: Options, target: str) -> None:

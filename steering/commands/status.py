@@ -18,7 +18,7 @@ from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.signals import PathState, encode
 from steering.acting import journal
-from steering.acting.journal import Outstanding
+from steering.acting.journal import Entry
 from steering.acting.lock import holder
 from steering.control import client, kept_orders, orders
 from steering.control.requests import Status
@@ -57,33 +57,34 @@ def _facts(name: str | None) -> dict[str, Any]:
     facts |= _controller(folder) if held else _stored(folder)
     contents = journal.read(folder / journal.FILE)
     with netns.inside(name):
-        facts["in_force"] = _in_force(list(contents.outstanding(journal.scope()).values()))
+        facts["in_force"] = _in_force(list(contents.in_force(journal.scope()).values()))
     facts["torn_lines"] = contents.torn
     facts["paths"] = _states(name, facts.pop("path_count", None)) if held else []
     return facts
 
 
-def _in_force(acts: list[Outstanding]) -> list[dict[str, Any]]:
-    """What of ours is in force in the namespace that we are in."""
+def _in_force(acts: list[Entry]) -> list[dict[str, Any]]:
+    """What of ours is in force in the namespace that we are in: acts count while a rule of ours is there."""
+    from pytools.kernel.leftovers import FAMILIES, is_our_rule
+    from pytools.kernel.netlink import Netlink
+
     if not acts:
         return []
-    from pytools.kernel.netlink import Netlink
-    from steering.actuators.registry import Actuators
-
     with Netlink() as netlink:
-        actuators = Actuators(netlink)
-        return [
-            {
-                "target": each.target,
-                "original": dict(each.group.original),
-                "kernel": dict(actuators.weights(each.group) or ()),
-                "members": {str(member.nexthop_id): member.name for member in each.group.members},
-                "because": each.last.because,
-                "under": each.last.under,
-                "since_unix_ns": each.last.unix_ns,
-            }
-            for each in acts
-        ]
+        if not any(is_our_rule(rule) for family in FAMILIES for rule in netlink.rules(family)):
+            return []
+    return [
+        {
+            "target": each.target,
+            "original": dict(each.original),
+            "kernel": dict(each.after),
+            "members": {str(member.nexthop_id): member.name for member in each.members},
+            "because": each.because,
+            "under": each.under,
+            "since_unix_ns": each.unix_ns,
+        }
+        for each in acts
+    ]
 
 
 def _changed(held: dict[str, Any]) -> bool | None:
@@ -151,15 +152,14 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     yield from _weights(facts)
     if "standbys" in facts:
         yield f"fast reroute: {facts['standbys']} paths have a stand-by"
-    for target, why in facts.get("manual", {}).items():
-        yield f"{title(target)}: left alone: {why}"
     for target, why in facts.get("flows_skipped", {}).items():
         yield f"flows of {title(target)} stay as they are: {why}"
     if forgotten := facts.get("flows_forgotten", 0):
         yield f"{forgotten} connections were forgotten to make room for others"
     for pin in facts.get("pins", []):
         by_hand = ", by hand" if pin["by_hand"] else ""
-        yield f"pinned: {flow_text(FlowKey(**pin['flow']))} to nexthop {pin['nexthop_id']} of {pin['target']}{by_hand}"
+        via = pin["via"] or f"nexthop {pin['nexthop_id']}"
+        yield f"pinned: {flow_text(FlowKey(**pin['flow']))} to {via} of {pin['target']}{by_hand}"
     more = facts.get("pin_count", 0) - len(facts.get("pins", []))
     if more > 0:
         yield f"and {more} more pins"
@@ -174,10 +174,11 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
 def _weights(facts: dict[str, Any]) -> Iterator[str]:
     for each in facts["in_force"]:
         wanted = facts.get("wanted", {}).get(each["target"])
-        pending = f", wanted {weights_text(wanted)}" if wanted and wanted != _keys(each["kernel"]) else ""
+        pending = f", wanted {weights_text(wanted)}" if wanted else ""
+        now, original = (_named(each[which], each["members"]) for which in ("kernel", "original"))
         yield (
-            f"{title(each['target'])}: {weights_text(each['kernel'])}{pending}"
-            f" (originally {weights_text(each['original'])}) because {each['because']} [{each['under']}]"
+            f"{title(each['target'])}: {weights_text(now)}{pending}"
+            f" (originally {weights_text(original)}) because {each['because']} [{each['under']}]"
         )
     if not facts["in_force"]:
         yield "nothing of ours is in force"
@@ -201,8 +202,9 @@ def _running(folder: Path) -> list[str]:
     return sorted(lock.parent.name for lock in folder.glob(f"*/{journal.LOCK_FILE}") if holder(lock) is not None)
 
 
-def _keys(weights: dict[int, int]) -> dict[str, int]:
-    return {str(nexthop): weight for nexthop, weight in weights.items()}
+def _named(weights: dict[int, int], members: dict[str, str]) -> dict[str, int]:
+    """Weights by the names of the hops."""
+    return {members.get(str(nexthop), str(nexthop)): weight for nexthop, weight in weights.items()}
 
 
 def _about_the_controller(facts: dict[str, Any]) -> Iterator[str]:

@@ -49,8 +49,8 @@ def steer() -> None:
 def run(options: Options, apply: bool, confirm_ns: int, keep: bool, file: Path | None) -> int:
     """Steer until interrupted: move weights off bad paths, and back when they recover.
 
-    Needs a running agent, and waits for one. Every act is journalled before it is made; a guardian process undoes
-    them all if this one dies or hangs, or is not confirmed in time.
+    Needs a running agent, and waits for one. Weights are changed in routing tables of its own, above those of others;
+    a guardian process deletes the rules that lead there if this one dies or hangs, or is not confirmed in time.
     """
     if confirm_ns and not apply:
         raise click.UsageError("--confirm without --apply: a dry run changes nothing that had to be confirmed")
@@ -91,6 +91,12 @@ for _command in (
         "steering.commands.status",
         "status",
         "Who steers, what is in force and what is wanted, what was ordered, and what is thought of each path.",
+    ),
+    LazyCommand(
+        "off",
+        "steering.commands.undo",
+        "off",
+        "Delete the rules of steering at once, then end the controller and remove all that it left in the kernel.",
     ),
     LazyCommand(
         "undo",

@@ -1,4 +1,4 @@
-"""`swerve steer undo`: put the original weights back, or take the last acts back."""
+"""`swerve steer off` and `undo`: delete our rules, or take the last acts back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import select
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +17,10 @@ from pytools import places
 from pytools.cli_options import Options, common
 from pytools.errors import RefusedError
 from pytools.kernel import attach, netns
+from pytools.kernel.leftovers import sweep, switch_off
 from pytools.kernel.netlink import Netlink
-from pytools.signals import Act
-from steering.acting import journal, settle, taking_back, telling, undoing
+from steering.acting import journal, rollback, telling
 from steering.acting.lock import Lock, holder, holder_pidfd
-from steering.actuators.registry import Actuators
 from steering.commands import disk, orders
 from steering.control import client
 from steering.control.requests import MOST_UNDONE, Undo
@@ -30,6 +28,13 @@ from steering.words import Duration
 
 _STOP_S: Final = 10.0
 _SECOND_NS: Final = 1_000_000_000
+
+
+@click.command(epilog="Example: swerve steer off -n swerve-x-h1")
+@common(follows=False)
+def off(options: Options) -> int:
+    """Delete the rules of steering at once, then end the controller and remove all that it left in the kernel."""
+    return _off(options, stop=True)
 
 
 @click.command(epilog="Example: swerve steer undo 1 --hold 30m -n swerve-x-h1")
@@ -47,74 +52,39 @@ _SECOND_NS: Final = 1_000_000_000
 def undo(options: Options, number: int | None, hold_ns: int, stop: bool) -> int:
     """Put the original weights back; with NUMBER take only so many acts back, the last one first.
 
-    Without NUMBER it is refused while a controller runs (it would steer again), unless it is told to stop it. With it a
-    running controller takes its acts back itself, and holds their targets for a while, so that it does not steer again
-    at once.
+    Without NUMBER it is refused while a controller runs (it would steer again), unless it is told to stop it; then it
+    is `swerve steer off`. With it the running controller takes its acts back, and holds their targets for a while, so
+    that it does not steer again at once.
     """
-    if number is not None and stop:
+    if number is None:
+        return _off(options, stop)
+    if stop:
         raise click.UsageError("--stop takes everything back: it has no NUMBER")
+    orders.say(options, client.ask(places.state_dir(options.netns), Undo(number, hold_ns)).lines)
+    return 0
+
+
+def _off(options: Options, stop: bool) -> int:
+    """Take everything back; with `stop` whoever steers."""
     folder = places.state_dir(options.netns)
-    if number is not None:
-        return _undo_last(options, folder, number, hold_ns)
     if options.netns:
         netns.enter(options.netns)
-    done, began_ns = Undone(), time.monotonic_ns()
-    with disk.told(folder):
-        if (folder / journal.LOCK_FILE).exists():  # else nobody ever steered here
-            stopped = stop and _stop_controller(folder / journal.LOCK_FILE)
-            _settle(done, folder, _STOP_S if stopped else orders.LOCK_S)
-    _say_undone(options, done)
-    why = "the operator took everything back"
-    telling.tell(options.netns, telling.taken_back([*done.settled, *done.regained], why, began_ns))
-    return 1 if any(each.outcome.kind in ("failed", "uncertain") for each in done.settled) else 0
-
-
-@dataclass(slots=True)
-class Undone:
-    """What `steer undo` did."""
-
-    settled: Sequence[settle.Settled] = ()
-    regained: Sequence[settle.Regained] = ()
-    told: Sequence[str] = ()  # of those, in words
+    began_ns, lock = time.monotonic_ns(), folder / journal.LOCK_FILE
+    done: Sequence[rollback.Undone] = ()
     swept: Sequence[str] = ()
-
-
-def _settle(done: Undone, folder: Path, wait_s: float) -> None:
-    """Put original weights back, make again what our acts let go, and remove what else is ours."""
-    with (
-        Lock(folder / journal.LOCK_FILE, wait_s),
-        journal.Journal(folder / journal.FILE) as log,
-        Netlink() as netlink,
-    ):
-        actuators = Actuators(netlink)
-        try:
-            done.settled = settle.settle(log, actuators, journal.scope(), "command")
-            done.regained, done.told = settle.regain(log, actuators, journal.scope(), "command")
-        finally:  # also when the disk is full: nobody keeps the backup routes up to date any more
-            done.swept = [*actuators.sweep(), *attach.clean(attach.STEERING)]
-
-
-def _undo_last(options: Options, folder: Path, number: int, hold_ns: int) -> int:
-    """Take acts back through the controller, or here when none runs."""
-    try:
-        lines, code = client.ask(folder, Undo(number, hold_ns)).lines, 0
-    except client.NotRunningError:
-        if options.netns:
-            netns.enter(options.netns)
-        acts: list[Act] = []
-        try:
-            with (
-                disk.told(folder),
-                Lock(journal.directory(options.netns) / journal.LOCK_FILE, orders.LOCK_S),
-                journal.Journal(folder / journal.FILE) as log,
-                Netlink() as netlink,
-            ):
-                done = undoing.undo_last(log, Actuators(netlink), journal.scope(), number, acts.append)
-        finally:
-            telling.tell(options.netns, acts)
-        lines, code = [each.text for each in done] or ["nothing to undo"], taking_back.exit_code(done)
-    orders.say(options, lines)
-    return code
+    with Netlink() as netlink, disk.told(folder):
+        if stop:
+            swept = switch_off(netlink)  # first of all: files and processes can wait
+        if lock.exists():  # else nobody ever steered here
+            stopped = stop and _stop_controller(lock)
+            with Lock(lock, _STOP_S if stopped else orders.LOCK_S), journal.Journal(folder / journal.FILE) as log:
+                why = "the operator took everything back"
+                deleted = switch_off(netlink)
+                done = rollback.take_back(log, lambda: None, journal.scope(), "command", why)
+                swept = [*swept, *deleted, *sweep(netlink), *attach.clean(attach.STEERING)]
+                telling.tell(options.netns, telling.taken_back(done, why, began_ns))
+    _say_undone(options, done, swept)
+    return 0
 
 
 def _stop_controller(lock: Path) -> bool:
@@ -133,16 +103,13 @@ def _stop_controller(lock: Path) -> bool:
     return True
 
 
-def _say_undone(options: Options, done: Undone) -> None:
+def _say_undone(options: Options, done: Sequence[rollback.Undone], swept: Sequence[str]) -> None:
     if options.json:
-        for what in done.swept:
+        for what in swept:
             click.echo(json.dumps({"removed": what}))
-        for each in done.settled:
-            facts = {"target": each.target, "outcome": each.outcome.kind, "why": each.outcome.why}
-            click.echo(json.dumps(facts | {"weights": dict(each.outcome.weights)}))
-        for again in done.regained:
-            facts = {"target": again.group.target, "outcome": "made_again", "why": again.why}
-            click.echo(json.dumps(facts | {"weights": dict(again.group.current)}))
+        for each in done:
+            facts = {"target": each.last.target, "outcome": "applied", "why": "", "weights": dict(each.last.original)}
+            click.echo(json.dumps(facts))
         return
-    lines = [*(each.text for each in done.settled), *done.told, *(f"removed {what}" for what in done.swept)]
+    lines = [*(each.text for each in done), *(f"removed {what}" for what in swept)]
     click.echo("\n".join(lines) or "nothing to undo")

@@ -154,8 +154,6 @@ class Desk:
         touched = [group for group in groups if Overrides(fresh).drained(group)]
         for group in touched:
             why = objections.objection(engine.policy, engine.paths, group, wanted, now)
-            if group.target in engine.manual:
-                why = f"{title(group.target)} is left alone: {engine.manual[group.target]}"
             if why:
                 raise RefusedError(f"refused: {why}", "see `swerve steer status`")
         self._keep(wanted)
@@ -246,8 +244,6 @@ class Desk:
         group = engine.groups.get(act.target)
         if group is None:
             return TakenBack(act, "left alone: it is not managed any more", tried=False)
-        if act.target in engine.manual:
-            return TakenBack(act, f"left alone: {engine.manual[act.target]}", tried=False)
         change = taking_back.change_back(act, group, engine.paths, engine.overrides.drained(group))
         if isinstance(change, str):
             return TakenBack(act, change, tried=False)
@@ -303,9 +299,8 @@ class Desk:
             "frozen": self.frozen,
             "orders": [msgspec.to_builtins(order) for order in engine.overrides.orders],
             "path_count": len({str(each.path) for each in engine.standings(time.monotonic_ns())}),
-            "manual": engine.manual,
             "wanted": {
-                target: dict(weights)
+                target: engine.groups[target].named(weights)
                 for target, weights in engine.wanted().items()
                 if not same(weights, engine.groups[target].current)
             },

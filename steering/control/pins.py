@@ -39,7 +39,7 @@ class PinDesk:
         """All pins, those of rules too."""
         pins = self._site.pinned()
         by_hand = {pin.flow for pin in self._pins.wanted(time.monotonic_ns())}
-        shown = [asdict(pin) | {"by_hand": pin.flow in by_hand} for pin in pins[:_SHOWN]]
+        shown = [asdict(pin) | {"via": self._via(pin), "by_hand": pin.flow in by_hand} for pin in pins[:_SHOWN]]
         return {"pins": shown, "pin_count": len(pins)} | self._site.flow_facts()
 
     def answer(self, request: PinFlow | UnpinFlow, asker: Peer, frozen: str) -> Reply:
@@ -81,9 +81,13 @@ class PinDesk:
         self._tell("unpin", pin, f"taken back by {asker}")
         return Reply(lines=["the flow goes as it is routed"])
 
+    def _via(self, pin: Pin) -> str:
+        """The hop that a flow is pinned to; empty when its target does not have it any more."""
+        group = self._site.engine.groups.get(pin.target)
+        return next((m.name for m in group.members if m.nexthop_id == pin.nexthop_id), "") if group else ""
+
     def _tell(self, kind: Literal["pin", "unpin"], pin: Pin, because: str) -> None:
-        now, group = time.monotonic_ns(), self._site.engine.groups.get(pin.target)
-        names = [member.name for member in group.members if member.nexthop_id == pin.nexthop_id] if group else []
+        now, names = time.monotonic_ns(), [name for name in (self._via(pin),) if name]
         after = tuple((name, int(kind == "pin")) for name in names)
         act = FlowAct(kind, pin.target, (pin.flow,), because, "operator", now, (pin,), after=after)
         outcome: messages.Outcome = "applied" if kind == "pin" else "undone"

@@ -126,11 +126,19 @@ def _decide_measured(
 
 
 def _weights(group: Group, shares: Mapping[int, float]) -> Weights:
-    """The weights that give every member its share; where one carries all, the first of those with the largest."""
+    """The weights that give every member its share; one that stands by carries all when no other may, or only one may.
+
+    A single route is not split: it carries everything, or the best of those that stand by does.
+    """
+    if all(shares[member] == 1 for member, _ in group.original) and group.original:
+        return group.original
     if group.exclusive:
-        best = max(group.members, key=lambda member: shares[member.nexthop_id], default=None)
-        return () if best is None or not shares[best.nexthop_id] else ((best.nexthop_id, 1),)
-    return group.original if all(share == 1 for share in shares.values()) else scaled(group.original, shares)
+        carriers = [member for member in group.members if member.weight]
+        standbys = [member for member in group.members if not member.weight]
+        if len(carriers) == 1 or not any(shares[member.nexthop_id] for member in carriers):
+            best = max((*carriers, *standbys), key=lambda member: shares[member.nexthop_id])
+            return ((best.nexthop_id, best.weight or 1),) if shares[best.nexthop_id] else ()
+    return scaled(group.original, shares)
 
 
 def _not_to_be_told(policy: Policy, group: Group, votes: list[_Vote], live: set[str], now: int) -> str:

@@ -22,7 +22,7 @@ from steering.deciding.overrides import NONE, Overrides
 from steering.plan import Change, Group, GroupPlan, Target, Weights, diff
 from steering.policy import Policy
 
-GroupOf = Callable[[str], Target | None]
+TargetsOf = Callable[[str], tuple[Target, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,14 @@ class Engine:
         self.policy = policy
         self.paths: dict[Path, PathHealth] = {}
         self.groups: dict[Target, Group] = {}
-        self.manual: dict[Target, str] = {}  # groups that somebody else changed while ours was in force, and how
         self.overrides: Overrides = NONE
         self.frozen = ""  # why the operator lets nothing be changed; empty when anything may
         self.evidence = Evidence()
         self.ignored = 0  # signals about paths that no managed group has
-        self._places: dict[Path, tuple[Target, int] | None] = {}
+        self._places: dict[Path, dict[Target, int]] = {}  # the targets that a path runs over, by which member
         self._unprobed: tuple[tuple[Path, int], ...] = ()  # ways that nobody measures, and since when they are known
-        self._lost: set[Path] = set()  # paths whose member the kernel took away with its link
-        self._group_of: GroupOf = lambda _: None
+        self._lost: set[Path] = set()  # paths whose member is gone for now
+        self._targets_of: TargetsOf = lambda _: ()
         self._now = 0
         self._capacities: dict[str, Estimate] = {}  # by interface
         self._alerts: dict[tuple[Path, str], bool] = {}
@@ -79,25 +78,31 @@ class Engine:
         self._rejected: dict[Target, str] = {}  # groups whose change could not be carried out, and why
 
     def arrange(
-        self, groups: Iterable[Group], group_of: GroupOf, now: int, lost: AbstractSet[Target] = frozenset()
+        self,
+        groups: Iterable[Group],
+        targets_of: TargetsOf,
+        now: int,
+        lost: AbstractSet[Target] = frozenset(),
+        unlinked: AbstractSet[str] = frozenset(),
     ) -> None:
         """Take note of the targets that may be steered.
 
-        `group_of` says by which of them an address is reached. A member that the kernel took away with its link, or
-        that went with the whole target (`lost`), is remembered with its path: it comes back as one that was drained.
+        `targets_of` says by which of them an address is reached. The path of a member that is gone, alone or with its
+        whole target (`lost`), is remembered with its state; if its interface is without a link (`unlinked`), it comes
+        back as one that was drained.
         """
-        self._group_of, self._now = group_of, now
+        self._targets_of, self._now = targets_of, now
         self.groups = {group.target: group for group in groups}
         before, self._places = self._places, {path: self._place(path) for path in self._places}
         for path, where in self._places.items():
-            was = before[path]
-            if where is not None or path not in self.paths:
+            if where or path not in self.paths:
                 continue
-            if was is not None and (was[0] in self.groups or was[0] in lost):
-                self.paths[path] = health.taken_away(self.policy, path, self.paths[path], now)
+            if before[path].keys() & (self.groups.keys() | lost):
+                if path.interface in unlinked:
+                    self.paths[path] = health.taken_away(self.policy, path, self.paths[path], now)
             elif path not in self._lost:
                 self.paths.pop(path)
-        self._lost = {path for path, where in self._places.items() if where is None and path in self.paths}
+        self._lost = {path for path, where in self._places.items() if not where and path in self.paths}
         self._forget()
         self._wire()
 
@@ -109,25 +114,27 @@ class Engine:
             del self.paths[path]
         self._alerts = {(path, rule): holds for (path, rule), holds in self._alerts.items() if path in known}
 
-    def _place(self, path: Path) -> tuple[Target, int] | None:
-        """The group and the member that a path runs over; None if none of ours."""
-        group = self.groups.get(self._group_of(path.address) or "")
-        member = group.member(path) if group else None
-        return None if group is None or member is None else (group.target, member)
+    def _place(self, path: Path) -> dict[Target, int]:
+        """The members that a path runs over, by target."""
+        found = {}
+        for target in self._targets_of(path.address):
+            member = self.groups[target].member(path) if target in self.groups else None
+            if member is not None:
+                found[target] = member
+        return found
 
     def take(self, signal: Signal, now: int) -> set[Target]:
         """Digest a signal; the targets whose paths it says something about."""
         self._now = now
-        touched = set()
+        touched: set[Target] = set()
         told = self.evidence.take(signal, now)
         for path in told:
             if path not in self._places:
                 self._places[path] = self._place(path)
                 self._wire()
             where = self._places[path]
-            if where is not None:
-                touched.add(where[0])
-            elif path not in self.paths:
+            touched.update(where)
+            if not where and path not in self.paths:
                 self.ignored += 1
                 continue
             self.paths[path] = health.observe(self.policy, self.paths[path], self.evidence.facts(path), now)
@@ -166,7 +173,7 @@ class Engine:
     def changes(self, now: int, only: Iterable[Target] | None = None) -> list[Change]:
         """The acts that are wanted now, in all groups or only in some."""
         chosen = self.groups if only is None else [target for target in only if target in self.groups]
-        groups = [self.groups[target] for target in chosen if target not in self.manual and not self.calm(target, now)]
+        groups = [self.groups[target] for target in chosen if not self.calm(target, now)]
         for group in groups:
             for _, path in group.paths:
                 self.paths[path] = health.advance(self.policy, self.paths[path], now)
@@ -256,9 +263,6 @@ class Engine:
         wanted = dict(plan.wanted).get(nexthop, 0) if plan else None
         under = self.policy.rules[known.rule].name if known.rule is not None else ""
         frozen = f"frozen: {self.frozen}; " if self.frozen else ""
-        if group.target in self.manual:
-            why = f"{frozen}{self.manual[group.target]}"
-            return Standing(path, "manual", known.since_ns, None, actual, why, "")
         why = waiting.reason(self.policy, known, now)
         if health.stale(self.policy, known, now) and known.state != "unmeasured":
             why = f"hold: stale; before: {known.because}"
@@ -278,9 +282,9 @@ class Engine:
         self._calm.clear()
         found: dict[Target, list[tuple[int, Path]]] = {target: [] for target in self.groups}
         for path, where in self._places.items():
-            if where is not None and where[0] in found:
+            for target, member in where.items():
                 self.paths.setdefault(path, health.unknown(self._now))
-                found[where[0]].append((where[1], path))
+                found[target].append((member, path))
         self.groups = {
             target: replace(self.groups[target], paths=tuple(sorted(pairs))) for target, pairs in found.items()
         }

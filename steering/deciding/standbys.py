@@ -75,7 +75,7 @@ def _usable(
         known = paths.get(path)
         if known is None or known.state not in ("healthy", "suspect") or known.failed:
             continue
-        in_use = group.exclusive or weights.get(nexthop, 0) > 0
+        in_use = not members[nexthop].weight or weights.get(nexthop, 0) > 0
         if in_use and nexthop not in drained:  # also while nothing is heard of it: the kernel looks for itself
             found.setdefault(path.address, []).append((members[nexthop], path))
     return found

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from pytools.kernel.leftovers import is_our_nexthop
 from pytools.kernel.netlink import Netlink
 from pytools.kernel.netlink_messages import Member
 from pytools.lab import Lab
@@ -184,7 +185,7 @@ class Placed:
             with Netlink(host.netns) as netlink:
                 index = next(link.index for link in netlink.links() if link.name == self._interface)
                 off = {hop.id for hop in netlink.nexthops() if hop.ifindex == index}
-                for group in netlink.groups():
+                for group in (each for each in netlink.groups() if not is_our_nexthop(each)):
                     self._before.append((host.netns, group.id, group.members))
                     netlink.replace_group(
                         group.id, [member for member in group.members if member.nexthop_id not in off]

@@ -90,7 +90,6 @@ class FlowEngine:
         paths: Mapping[Path, PathHealth],
         groups: Iterable[Group],
         now: int,
-        manual: Iterable[Target] = (),
         overrides: Overrides = NONE,
     ) -> FlowPlan:
         """What is wanted of flows now.
@@ -103,15 +102,12 @@ class FlowEngine:
             With the paths that run over their members.
         now : int
             CLOCK_MONOTONIC nanoseconds.
-        manual : iterable of Target
-            Targets that are not to be touched.
         overrides : Overrides
             The operator's orders.
         """
         if not self._rules:
             return FlowPlan()
-        hands_off = set(manual)
-        known = {group.target: group for group in groups if group.target not in hands_off}
+        known = {group.target: group for group in groups}
         self._observe(paths, known.values(), now)
         lives = partial(self.flows.lives, now=now)
         acts = list(self.held.releases(self._avoided, paths, known, lives, now, overrides))

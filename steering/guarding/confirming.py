@@ -61,7 +61,7 @@ def expire(log: journal.Journal, run: str, scope: str, by: str) -> bool:
     """At the deadline: whether the run has to end. What cannot be written does not keep it alive."""
     if verdict(log.path, run) == "open":
         with contextlib.suppress(OSError):
-            log.write(_entry("expired", run, "nobody confirmed it in time", scope, by))
+            log.write(_entry("expired", run, "nobody confirmed it in time", scope, by), sync=True)
     return verdict(log.path, run) != "confirmed"
 
 
@@ -94,7 +94,7 @@ def confirm(folder: Path, by: str) -> str:
         if time.monotonic_ns() >= deadline.at_ns:
             raise _too_late()
         with journal.Journal(file) as log:
-            log.write(_entry("confirmed", deadline.run, f"confirmed by {by}", "", "command"))
+            log.write(_entry("confirmed", deadline.run, f"confirmed by {by}", "", "command"), sync=True)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         if verdict(file, deadline.run) != "confirmed":

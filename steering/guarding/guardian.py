@@ -1,4 +1,4 @@
-"""The guardian: a small process that undoes what a dead or hung controller left.
+"""The guardian: a small process that deletes our rules when the controller dies or hangs.
 
 Started by the controller with: a pidfd of the controller (a handle, not a number that could be reused), a pipe on
 which a byte a few times per lease says "I live", a pipe that echoes those, and the lock, which it thereby shares.
@@ -15,14 +15,13 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from pytools.errors import SwerveError
+from pytools.kernel.leftovers import sweep, switch_off
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act
-from steering.acting import journal, telling
-from steering.acting.settle import Regained, Settled, regain, settle
-from steering.actuators.registry import Actuators
+from steering.acting import journal, rollback, telling
 from steering.guarding import confirming
 from steering.guarding.confirming import Deadline
 
@@ -54,12 +53,9 @@ def main(arguments: list[str]) -> int:
         why = watch(pidfd, renewals, echo, lease_ns, deadline.at_ns if deadline else None, overdue)
         if not why:
             return 0
-        _say(f"the controller {why}: undoing what it left")
-        undoing = Undoing(log, Actuators(netlink), scope, f"the controller {why}")
-        try:
-            return undoing.run()
-        finally:  # last: who hears of it must not keep it waiting
-            telling.tell(netns, undoing.acts)
+        code, acts = undo(netlink, log, scope, f"the controller {why}")
+        telling.tell(netns, acts)  # last: who hears of it must not keep it waiting
+        return code
 
 
 def _overdue(log: journal.Journal, scope: str, deadline: Deadline | None) -> bool:
@@ -116,58 +112,31 @@ def _kill(pidfd: int) -> None:
     poll.poll()
 
 
-class Undoing:
-    """Undoes what a controller left, and tries again where it cannot.
-
-    Attributes
-    ----------
-    acts : list of Act
-        What was done, for whoever watches.
-    """
-
-    def __init__(self, log: journal.Journal, actuators: Actuators, scope: str, why: str) -> None:
-        self._log, self._actuators, self._scope, self._why = log, actuators, scope, why
-        self._began_ns = time.monotonic_ns()
-        self.acts: list[Act] = []
-
-    def run(self) -> int:
-        """Do it; the exit code."""
-        for attempt in range(_TRIES):
-            if self._settled() and self._left():
-                return 0
-            if attempt + 1 < _TRIES:
-                time.sleep(_RETRY_S)
-        with contextlib.suppress(SwerveError):  # what could not be put back: nobody keeps the backup routes up to date
-            self._actuators.sweep()
-        _say("gave up: `swerve steer undo` tries again")
-        return 1
-
-    def _settled(self) -> bool:
-        """Put the original weights back; whether nothing is left to try."""
+def undo(netlink: Netlink, log: journal.Journal, scope: str, why: str) -> tuple[int, list[Act]]:
+    """Delete our rules, whatever else happens; then note it and remove the rest. The exit code, and the acts."""
+    began_ns = time.monotonic_ns()
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(_RETRY_S)
         try:
-            settled = settle(self._log, self._actuators, self._scope, "guardian")
-        except (OSError, SwerveError) as error:  # e.g. the disk is full: the weights matter more than the note
-            _say(f"could not settle the journal: {error}")
-            return False
-        for each in settled:
-            _say(each.text)
-        self._note(settled)
-        return not any(each.outcome.kind in ("failed", "uncertain") for each in settled)
-
-    def _left(self) -> bool:
-        """Make again what only our acts let go, and remove the backup routes; whether that was possible."""
-        try:
-            regained, told = regain(self._log, self._actuators, self._scope, "guardian")
-            self._note(regained)
-            for text in [*told, *self._actuators.sweep()]:
-                _say(text)
-        except (OSError, SwerveError) as error:
-            _say(f"could not remove the backup routes: {error}")
-            return False
-        return True
-
-    def _note(self, done: Iterable[Settled | Regained]) -> None:
-        self.acts += telling.taken_back(done, self._why, self._began_ns)
+            switch_off(netlink)
+            break
+        except SwerveError as error:
+            _say(f"cannot delete the rules: {error}")
+    else:
+        _say("gave up: `swerve steer off` tries again")
+        return 1, []
+    _say(f"{why}: its rules are deleted")
+    acts: list[Act] = []
+    try:
+        done = rollback.take_back(log, lambda: None, scope, "guardian", why)
+        acts = telling.taken_back(done, why, began_ns)
+        for text in (*(each.text for each in done), *(f"removed {each}" for each in sweep(netlink))):
+            _say(text)
+    except (OSError, SwerveError) as error:  # nothing leads to what is left
+        _say(f"the rules are deleted, but: {error}")
+        return 1, acts
+    return 0, acts
 
 
 def _say(text: str) -> None:

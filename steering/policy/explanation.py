@@ -11,13 +11,7 @@ from steering.policy.conditions_text import clear_text, condition_text
 from steering.policy.model import Manage, Policy, Rule, Safety
 from steering.policy.scope import Scope
 
-_OBJECTS: Final = {
-    "nexthop_groups": "nexthop groups: a weight moves new flows, in a plain group live ones too if their hash falls "
-    "elsewhere, in a resilient one those that pause",
-    "multipath": "multipath routes: a weight moves new flows, and live ones whose hash falls elsewhere",
-    "metric": "metrics of several routes to one prefix: the lowest takes all flows, new and live",
-}
-_WEIGHTS_MOVE: Final = "moves what the route's object moves, see above"
+_WEIGHTS_MOVE: Final = "moves new flows, and live ones whose hash then falls to another hop"
 
 
 def explain(policy: Policy) -> str:
@@ -36,11 +30,12 @@ def _order(policy: Policy) -> str:
 
 def _manage(manage: Manage) -> list[str]:
     inside = ", ".join(manage.destinations)
-    lines = [f"Touches only routes inside {inside}, by:"] + [f"- {_OBJECTS[kind]}" for kind in manage.objects]
-    if manage.backup_route:
-        lines.append("Each managed prefix gets a backup route of a worse metric, for when its last nexthop goes.")
-    if manage.recreate:
-        lines.append("Nexthops that went with their carrier are made again when it is back.")
+    lines = [f"Steers packets to {inside} by routes of its own (table {manage.table} and up); writes nobody else's."]
+    if manage.alternatives:
+        hops = ", ".join(f"{hop.via} dev {hop.dev}" for hop in manage.alternatives)
+        lines.append(f"When every hop that the routes have is left, these carry the packets: {hops}.")
+    if manage.vrfs:
+        lines.append(f"Routes of these VRFs are steered as well: {', '.join(manage.vrfs)}.")
     return lines
 
 

@@ -5,40 +5,44 @@ Durations are `int` nanoseconds, rates `int` bits per second, shares `float` wit
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
 from steering.durations import SECOND, duration_text
 from steering.policy.actions import Return, Then
-from steering.policy.base import Count, Duration, Model, NotNull, Prefix, ShareAboveZero, Some, bad
+from steering.policy.base import Address, Count, Duration, Model, NotNull, Prefix, ShareAboveZero, Some, bad
 from steering.policy.conditions import Condition
 from steering.policy.scope import Scope
 
-Kind = Literal["nexthop_groups", "multipath", "metric"]
+FIRST_TABLE: Final = 20_000  # as in pytools.kernel.leftovers
+LAST_TABLE: Final = 29_999
+
+Interface = Annotated[str, Field(strict=True, min_length=1, max_length=15)]
+
+
+class Hop(Model):
+    """A hop that no route names."""
+
+    via: Address
+    dev: Interface
 
 
 class Manage(Model):
-    """What may be touched: routes inside these prefixes, by these kinds of objects."""
+    """What may be steered, and which numbers are ours in the kernel."""
 
     destinations: Some[Prefix]
-    objects: Some[Kind] = Field(
-        default=("nexthop_groups",),
-        description="nexthop groups, weights of classic multipath routes, metrics of several routes to one prefix",
+    alternatives: Some[Hop] = Field(
+        default=(), description="further hops for these prefixes; each stands by until all that the route has are left"
     )
-    backup_route: bool = Field(
-        default=False, strict=True, description="keep a route of a worse metric, for when the last nexthop goes"
+    vrfs: Some[Interface] = Field(default=(), description="VRF devices whose routes are steered as well")
+    table: Annotated[int, Field(strict=True, ge=FIRST_TABLE, le=LAST_TABLE - 100)] = Field(
+        default=FIRST_TABLE, description="the first of our routing tables; one above each of theirs that is used"
     )
-    recreate: bool = Field(default=True, strict=True, description="make nexthops again that went with their carrier")
-
-    @field_validator("objects")
-    @classmethod
-    def _each_once(cls, objects: tuple[Kind, ...]) -> tuple[Kind, ...]:
-        for i in range(1, len(objects)):
-            if objects[i] in objects[:i]:
-                raise bad("each kind once", (i,))
-        return objects
+    priority: NotNull[Annotated[int, Field(strict=True, ge=1, le=32_765)]] = Field(
+        default=None, description="of our rule above the main table; directly above theirs unless given"
+    )
 
 
 class Herd(Model):

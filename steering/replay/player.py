@@ -147,7 +147,7 @@ class Player:
 
     def _decide(self, only: set[Target] | None) -> Iterator[Event]:
         if self._grown:
-            self.engine.arrange(self.kernel.groups.values(), self.kernel.target_of, self._now)
+            self.engine.arrange(self.kernel.groups.values(), self.kernel.targets_of, self._now)
             self._grown, only = False, None
         asked = self.engine.groups if only is None else sorted(only)
         targets = [target for target in asked if not self._quiet(target)]

@@ -16,6 +16,7 @@ from steering.plan import MAX_WEIGHT, Group, Member, Target, Weights, canonical,
 
 MOST_MEMBERS: Final = 4096  # of all groups together
 _MADE_UP: Final = "recorded:"
+_OURS: Final = range(201 << 24, 202 << 24)  # ids of groups that steering makes (pytools.kernel.leftovers)
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -37,7 +38,8 @@ class VirtualKernel:
     unmanaged : set of str
         Addresses outside of what the policy manages, the first of them.
     reweighted : int
-        How often a recorded group had other weights than at first: somebody steered while it was recorded.
+        How often a recorded group had other weights than at first, or was one of steering's own: somebody steered
+        while it was recorded.
     """
 
     def __init__(self, managed: Iterable[str]) -> None:
@@ -64,6 +66,11 @@ class VirtualKernel:
                 self._reached.clear()
             self._reached[address] = self._look_up(number)
         return self._reached[address]
+
+    def targets_of(self, address: str) -> tuple[Target, ...]:
+        """The same for the engine."""
+        target = self.target_of(address)
+        return () if target is None else (target,)
 
     def _look_up(self, number: _Address) -> Target | None:
         """The recorded group with the longest prefix, else the one that was made up for the address."""
@@ -93,7 +100,9 @@ class VirtualKernel:
     def see_group(self, signal: NexthopGroup) -> bool:
         """Take note of a recorded group; whether a group has changed."""
         target = nexthop_group(signal.group_id)
-        if target in self.refused:
+        ours = signal.group_id in _OURS  # its weights are no owner's, and its members may be some of all
+        self.reweighted += ours
+        if ours or target in self.refused:
             return False
         outside = [prefix for prefix in signal.destinations if not self._manages(prefix)]
         if not signal.destinations or len(outside) == len(signal.destinations):

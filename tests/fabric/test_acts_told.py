@@ -66,16 +66,6 @@ def test_a_command_says_what_it_undid(host, agent, policy):
     assert (undone.after, undone.because) == (FREE, "the operator took everything back")
 
 
-def test_a_command_says_which_act_it_took_back(host, agent, policy):
-    left_behind(host, agent, policy)
-    [made] = told(agent, "applied")
-    support.run([*support.SWERVE, "steer", "undo", "1", "-n", host.netns])
-    taken_back = told(agent, "applied", 2)[-1]
-    assert taken_back.act_id == f"undo:{made.act_id}"
-    assert (taken_back.before, taken_back.after) == (DRAINED, FREE)
-    assert taken_back.because.startswith("the operator took back: ")
-
-
 def test_a_controller_says_what_it_undid_before_it_met_the_agent(host, agent, policy):
     left_behind(host, agent, policy)
     with controlled(host, policy, "--apply") as controller:

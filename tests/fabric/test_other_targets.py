@@ -18,7 +18,7 @@ from steering.demo.observe import Observer
 
 POLICY = """\
 version: 1
-manage: {destinations: [10.9.0.0/16, "fd00:9::/64"], objects: [multipath, metric]}
+manage: {destinations: [10.9.0.0/16, "fd00:9::/64"]}
 safety: {lease: 3s, max_drained_share: 0.5, stale_after: 500ms, baseline_after: 2s}
 rules:
   - name: leave-silent-rail
@@ -71,11 +71,9 @@ def two_metrics(lab, family):
 
 
 def rails(lab, family):
-    """The interfaces that the best route to the other host leads over now."""
-    shown = json.loads(ip(lab, "-j", f"-{family}", "route", "show", TO[family]))
-    best = min(shown, key=lambda route: route.get("metric", 0))
-    hops = best.get("nexthops") or [best]
-    return {hop["dev"] for hop in hops}
+    """The interfaces that packets to the other host leave by now."""
+    [route] = json.loads(ip(lab, "-j", f"-{family}", "route", "get", "fibmatch", TO[family].partition("/")[0]))
+    return {hop["dev"] for hop in route.get("nexthops") or [route]}
 
 
 BOTH, FIRST = {"rail1", "rail2"}, {"rail1"}

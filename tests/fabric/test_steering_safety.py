@@ -23,12 +23,14 @@ def settled(agent):
 
 
 def test_congestion_is_steered_away_and_back(host, agent, policy):
+    before = host.others()
     with controlled(host, policy, "--apply") as controller:
         settled(agent)
-        assert host.weights() == EVEN
+        assert host.weights() == EVEN and host.ours() == 0
         steered(host, agent)
+        assert host.others() == before
         act = support.wait_until(lambda: agent.acts_of("applied"), 10, "the act is published")[0]
-        assert act.what == f"nexthop group {GROUP}"
+        assert act.what == "routes to 10.9.0.2/32"
         assert act.before == {"10.1.1.1 dev rail1": 1, "10.2.1.1 dev rail2": 1}
         assert act.after == {"10.1.1.1 dev rail1": 0, "10.2.1.1 dev rail2": 1}
         assert act.under == "leave-congested-rail"
@@ -39,9 +41,11 @@ def test_congestion_is_steered_away_and_back(host, agent, policy):
         shares = [each.after["10.1.1.1 dev rail1"] / each.after["10.2.1.1 dev rail2"] for each in agent.acts]
         assert shares == [0, 0.1, 0.5, 1]
         support.wait_until(lambda: agent.states[kit.path(1)].state == "healthy", 10, "rail 1 is healthy")
+        assert host.ours() == 0, "undone: nothing leads to our table"
         assert controller.end() == 0
+    assert host.others() == before
     kinds = [entry.kind for entry in controller.journal()]
-    assert kinds == ["intent", "applied"] * 4
+    assert kinds == ["applied"] * 4
     assert controller.errors.count("died") == 0
 
 
@@ -94,40 +98,32 @@ def test_a_killed_controller_is_undone_by_its_guardian(host, agent, policy):
         support.wait_until(lambda: host.weights() == EVEN, 2, "the weights are back within the lease")
         support.wait_until(controller.lock_is_free, 10, "the guardian has gone")
     last = controller.journal()[-1]
-    assert (last.kind, last.by, last.after) == ("undone", "guardian", kit.ORIGINAL)
+    assert (last.kind, last.by, [weight for _, weight in last.after]) == ("undone", "guardian", [1, 1])
 
 
-@pytest.mark.parametrize("by", ["guardian", "command"])
-def test_a_group_whose_last_link_goes_after_its_controller_is_there_again_over_the_drained_one(host, agent, policy, by):
-    """Had nobody drained rail 1, its group and its route would have outlived rail 2."""
+def test_the_operator_switches_off_whoever_steers(host, agent, policy):
+    before = host.others()
     with controlled(host, policy, "--apply") as controller:
         steered(host, agent)
-        guardian = controller.guardian()
-        controller.kill(signal.SIGSTOP)  # or it may start another guardian
-        os.kill(guardian, signal.SIGSTOP if by == "guardian" else signal.SIGKILL)
-        controller.kill()
-        controller.process.wait(10)
+        said = support.run([*support.SWERVE, "steer", "off", "-n", host.netns]).stdout
+        assert "rule" in said
+        assert host.weights() == EVEN and host.ours() == 0
+        assert controller.process.wait(10) == 0
+    assert host.others() == before and "201" not in host.ip("nexthop")
+
+
+def test_a_last_link_that_goes_while_steered_leaves_their_route(host, agent, policy):
+    """Rail 1 was left; with rail 2 our group is gone, and what the others have left decides."""
+    with controlled(host, policy, "--apply"):
+        steered(host, agent)
         host.ip("link", "set", "rail2", "down")
-        assert GROUP not in host.groups() and not host.ip("route", "show", "10.9.0.2")
-        if by == "guardian":
-            os.kill(guardian, signal.SIGCONT)
-            support.wait_until(controller.lock_is_free, 20, "the guardian has gone")
-        else:
-            support.wait_until(controller.lock_is_free, 20, "both have gone")
-            done = support.run([*support.SWERVE, "steer", "undo", "-n", host.netns])
-            assert f"nexthop group {GROUP} is made again" in done.stdout
-    assert host.weights() == {FIRST: 1}
-    last = controller.journal()[-1]
-    assert (last.kind, last.by, last.before, last.after) == ("undone", by, (), ((FIRST, 1),))
-    said = support.run([*support.SWERVE, "steer", "history", "-n", host.netns]).stdout.splitlines()[-1]
-    assert f"undone by {by}: nexthop group {GROUP}: gone → " in said and "made again over the nexthops" in said
-    assert "nhid" in host.ip("route", "show", "10.9.0.2")
+        support.wait_until(lambda: host.weights() == {FIRST: 1}, 2, "packets take what is left")
 
 
 @pytest.mark.parametrize("delay_ms", [0.0, 0.7, 2.0])
 def test_a_controller_killed_in_the_middle_of_an_act_is_undone(host, agent, policy, delay_ms):
     killed = kit.kill_mid_act(host, agent, policy, delay_ms / 1e3)
-    assert killed.by == "guardian"
+    assert killed.by in ("guardian", ""), "what was not noted yet is undone all the same"
     assert killed.restored_ms < kit.LEASE_S * 1e3, "the lease of the policy"
 
 
@@ -197,17 +193,18 @@ def test_silence_holds_and_then_gives_the_original_weights_back(host, agent, pol
         assert agent.states[kit.path(1)].state in ("unmeasured", "drained")
 
 
-def test_somebody_elses_change_is_left_alone(host, agent, policy):
+def test_weights_that_somebody_else_changes_are_his_and_come_back(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         steered(host, agent)
         theirs = {FIRST: 7, SECOND_HOP: 3}
         host.ip("nexthop", "replace", "id", str(GROUP), "group", f"{FIRST},7/{SECOND_HOP},3")
-        support.wait_until(lambda: agent.states[kit.path(1)].state == "manual", 10, "the path is called manual")
-        assert "somebody changed" in agent.states[kit.path(1)].reason
+        seen = len(agent.state_log)
+        support.wait_until(lambda: len(agent.state_log) > seen + 6, 20, "time passes")
+        assert set(host.weights()) == {SECOND_HOP}, "rail 1 stays left"
         controller.kill()
         support.wait_until(controller.lock_is_free, 10, "the guardian has gone")
         assert host.weights() == theirs
-    assert controller.journal()[-1].kind == "released"
+    assert controller.journal()[-1].kind == "undone"
 
 
 def test_every_path_bad_changes_nothing(host, agent, policy):
@@ -245,7 +242,7 @@ def test_a_controller_that_never_acted_is_stopped_as_well(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         settled(agent)
         assert controller.journal() == []
-        assert support.run([*support.SWERVE, "steer", "undo", "--stop", "-n", host.netns]).stdout == "nothing to undo\n"
+        assert "weights" not in support.run([*support.SWERVE, "steer", "undo", "--stop", "-n", host.netns]).stdout
         assert controller.process.wait(10) == 0
 
 
@@ -264,6 +261,7 @@ def test_a_restart_settles_the_journal_first(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         support.wait_until(lambda: host.weights() == EVEN, 10, "the act is taken back")
         support.wait_until(lambda: "undone" in [e.kind for e in controller.journal()], 10, "the journal says so")
+        support.wait_until(lambda: host.ours() == 0, 10, "no rule is left")
 
 
 @pytest.mark.parametrize("writable", [stat.S_IWGRP, stat.S_IWOTH])
@@ -290,11 +288,11 @@ def test_status_and_history_say_what_was_done(host, agent, policy):
         steered(host, agent)
         found = json.loads(support.run([*support.SWERVE, "steer", "status", "-n", host.netns, "-j"]).stdout)
         assert (found["running"], found["pid"], found["apply"]) == (True, controller.process.pid, True)
-        assert found["in_force"][0]["kernel"] == {str(SECOND_HOP): 1}
-        assert found["in_force"][0]["original"] == {str(FIRST): 1, str(SECOND_HOP): 1}
+        [act] = found["in_force"]
+        assert (list(act["kernel"].values()), list(act["original"].values())) == ([1], [1, 1])
         assert {state["state"] for state in found["paths"]} == {"drained", "healthy"}
         controller.end()
     lines = support.run([*support.SWERVE, "steer", "history", "-n", host.netns, "-j"]).stdout.splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == ["intent", "applied", "undone"]
+    assert [json.loads(line)["kind"] for line in lines] == ["applied", "undone"]
     text = support.run([*support.SWERVE, "steer", "status", "-n", host.netns]).stdout
     assert "not running" in text and "nothing of ours is in force" in text

@@ -343,7 +343,7 @@ def test_clean_refuses_while_an_agent_runs(tmp_path: Path, monkeypatch: pytest.M
     served.close()
 
 
-def test_clean_removes_the_backup_routes_of_a_killed_controller(
+def test_clean_removes_what_a_killed_controller_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str
 ) -> None:
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
@@ -355,12 +355,15 @@ def test_clean_removes_the_backup_routes_of_a_killed_controller(
     ip("nexthop", "add", "id", str(leftovers.FIRST_ID), "dev", "lo", "protocol", "201")
     ip("nexthop", "add", "id", str(leftovers.FIRST_ID + 1), "group", str(leftovers.FIRST_ID), "protocol", "201")
     ip("nexthop", "add", "id", "7", "dev", "lo", "protocol", "201")
-    by_group = ["nhid", str(leftovers.FIRST_ID + 1), "metric", str(leftovers.BACKUP_METRIC)]
-    ip("route", "add", "10.9.0.0/24", *by_group, "protocol", "201")
+    by_group = ["nhid", str(leftovers.FIRST_ID + 1)]
+    ip("route", "add", "10.9.0.0/24", *by_group, "protocol", "201", "table", "20000")
+    ip("rule", "add", "pref", "32765", "lookup", "20000", "protocol", "201")
+    ip("rule", "add", "pref", "100", "lookup", "77", "protocol", "201")
     ip("route", "add", "10.9.0.0/24", "nhid", "7", "protocol", "static")
     assert len(doctor.clean(namespace)) == 3
     assert [line.split()[1] for line in ip("nexthop").splitlines()] == ["7"]
-    assert "nhid 7" in ip("route") and "201" not in ip("route")
+    assert "nhid 7" in ip("route") and ip("route", "show", "table", "20000") == ""
+    assert "20000" not in ip("rule") and "lookup 77" in ip("rule"), "another of protocol 201 stays"
 
 
 def test_clean_refuses_while_a_controller_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str) -> None:

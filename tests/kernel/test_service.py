@@ -25,7 +25,6 @@ from pytools import places
 from pytools.bus import Client
 from pytools.kernel import low_ports, netns, prepare, privileges, tracefs, uprobes
 from pytools.lab import Lab
-from pytools.lab.topology import group_id
 from pytools.signals import Owner, TcpFlow
 from steering.acting import journal
 from steering.acting.lock import holder
@@ -471,7 +470,7 @@ def test_a_killed_controller_is_undone_by_its_guardian(unique_name) -> None:
         controller = service_plugin.under_the_unit(kit.STEER, lab.name, host.netns, words, stderr=subprocess.PIPE)
 
         def weights() -> dict[int, int]:
-            return Host(host.netns).weights(group_id(2, 4))
+            return Host(host.netns).weights()
 
         def steer(*words: str) -> subprocess.CompletedProcess[str]:
             return support.run([*support.SWERVE, "steer", *words, "-n", host.netns], check=False)

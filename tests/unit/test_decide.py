@@ -294,3 +294,37 @@ def test_it_is_a_function_of_its_arguments():
     before = dict(paths)
     assert decide(POLICY_OF_TWO, paths, [known], NOW) == decide(POLICY_OF_TWO, paths, [known], NOW)
     assert paths == before
+
+
+# ---- members that stand by ----
+
+
+def standing_by(*weights):
+    """A target over so many rails; those of weight 0 stand by."""
+    known = group({rail: [path(rail)] for rail in range(1, len(weights) + 1)})
+    members = tuple(dataclasses.replace(m, weight=w) for m, w in zip(known.members, weights, strict=True))
+    known = dataclasses.replace(known, members=members)
+    return dataclasses.replace(known, current=known.original)
+
+
+def wanted(known, *conditions):
+    paths = {path(rail): bad() if condition == "bad" else good() for rail, condition in enumerate(conditions, 1)}
+    return one(POLICY_OF_TWO, paths, known).wanted
+
+
+def test_one_that_stands_by_carries_nothing_while_all_is_well():
+    assert wanted(standing_by(1, 0), "good", "good") == ((11, 1),)
+    assert wanted(standing_by(2, 3, 0), "good", "good", "good") == ((11, 2), (12, 3))
+
+
+def test_one_that_stands_by_takes_over_from_the_only_one_that_carries():
+    assert wanted(standing_by(1, 0), "bad", "good") == ((12, 1),)
+    assert wanted(standing_by(1, 0), "bad", "bad") == ((11, 1),), "every path looks bad"
+
+
+def test_one_that_stands_by_waits_until_the_last_of_several_carriers_is_left():
+    assert wanted(standing_by(1, 1, 0), "bad", "good", "good") == ((12, 1),)
+    drained = Overrides((Override("drain", interface="rail1"), Override("drain", interface="rail2")))
+    paths = {path(rail): good() for rail in (1, 2, 3)}
+    [plan] = decide(POLICY_OF_TWO, paths, [standing_by(1, 1, 0)], NOW, overrides=drained).groups
+    assert plan.wanted == ((13, 1),)

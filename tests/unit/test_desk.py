@@ -26,7 +26,7 @@ class Made:
 
     def __init__(self, folder, apply=True, deadline=None):
         self.engine, self.said, self.sent, self.stopped = Engine(parse(POLICY)), [], [], []
-        self.engine.arrange([group({1: [], 2: []})], {"10.9.0.2": TARGET}.get, time.monotonic_ns())
+        self.engine.arrange([group({1: [], 2: []})], lambda _: (TARGET,), time.monotonic_ns())
         for _ in range(3):
             now = time.monotonic_ns()
             for rail in (1, 2):
@@ -211,7 +211,10 @@ def test_only_wanted_weights_that_are_not_so_yet_are_told(made):
     made.refuses = "the kernel refuses"
     ask(made, requests.Undrain("rail1"))
     facts = ask(made, requests.Status()).facts
-    assert facts["wanted"] == {TARGET: {FIRST: 1, SECOND_HOP: 1}} and facts["signals_refused"] == 0
+    assert (
+        facts["wanted"] == {TARGET: {"10.1.1.1 dev rail1": 1, "10.2.1.1 dev rail2": 1}}
+        and facts["signals_refused"] == 0
+    )
     assert (facts["signals_missed"], facts["signals_missed_urgent"]) == (7, 2)
 
 
@@ -226,10 +229,8 @@ def _acted(made, tmp_path):
     """The policy took rail 1 out, and said so in the journal."""
     known, after = made.engine.groups[TARGET], ((SECOND_HOP, 1),)
     with journal.Journal(tmp_path / journal.FILE) as log:
-        for kind in ("intent", "applied"):
-            log.write(
-                journal.entry_now(kind, "act", known, known.current, after, "congestion", "rule", journal.scope())
-            )
+        facts = (known.current, after, "congestion", "rule", journal.scope())
+        log.write(journal.entry_now("applied", "act", known, *facts))
     made.engine.groups[TARGET] = replace(known, current=after)
 
 

@@ -6,6 +6,7 @@ refuses acts. Time is simulated; nothing here does I/O.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from itertools import pairwise
 
@@ -44,6 +45,15 @@ rules:
     return: {dwell: 2s, max_dwell: 8s, steps: [0.1, 0.5, 1.0], step: 500ms, retry_after: 60s}
 """)
 
+FAILING = """\
+version: 1
+manage: {destinations: [10.9.0.0/16]}
+rules:
+  - name: silent
+    when: {signal: silence}
+    then: {drain: {}}
+"""
+
 ALERT = """\
 version: 1
 manage: {destinations: [10.9.0.0/16]}
@@ -60,7 +70,8 @@ class Fabric:
     def __init__(self):
         self.now = 10**12
         self.engine = Engine(POLICY)
-        self.engine.arrange([group({rail: [] for rail in RAILS})], {"10.9.0.2": TARGET}.get, self.now)
+        targets = {"10.9.0.2": (TARGET,)}
+        self.engine.arrange([group({rail: [] for rail in RAILS})], lambda a: targets.get(a, ()), self.now)
         self.kernel = ORIGINAL
         self.condition = dict.fromkeys(RAILS, "good")
         self.refuses = False
@@ -316,7 +327,7 @@ def test_nothing_is_decided_while_all_is_well(monkeypatch):
     assert decided(5) == 5, "it is stale: hold"
     fabric.condition[3] = "good"
     fabric.run(2)
-    fabric.engine.arrange(list(fabric.engine.groups.values()), {"10.9.0.2": TARGET}.get, fabric.now)
+    fabric.engine.arrange(list(fabric.engine.groups.values()), lambda _: (TARGET,), fabric.now)
     assert decided() == 1, "the groups were read again"
     assert decided() == 0
 
@@ -340,7 +351,7 @@ def test_a_path_under_another_name_takes_the_place_of_the_one_before():
     fabric.now += FORGET_NS
     run(30)
     assert fabric.engine.groups[TARGET].current == ORIGINAL, "while the old names are still known as silent"
-    fabric.engine.arrange([known], {"10.9.0.2": TARGET}.get, fabric.now)
+    fabric.engine.arrange([known], lambda _: (TARGET,), fabric.now)
     run(10)
     assert set(fabric.engine.paths) == set(renamed.values())
     assert fabric.engine.groups[TARGET].current == ORIGINAL[1:]
@@ -348,7 +359,7 @@ def test_a_path_under_another_name_takes_the_place_of_the_one_before():
 
 def test_an_alert_about_traffic_is_over_once_there_is_none():
     engine = Engine(parse(ALERT))
-    engine.arrange([group({1: [], 2: []})], {"10.9.0.2": TARGET}.get, kit.T0)
+    engine.arrange([group({1: [], 2: []})], lambda _: (TARGET,), kit.T0)
 
     def alerts(at, segments, again):
         now = kit.T0 + at * SECOND
@@ -388,29 +399,14 @@ def test_a_member_that_was_taken_out_is_still_known_when_the_groups_are_read_aga
     for _ in range(20):
         fabric.tick()
     known = fabric.engine.groups[TARGET]
-    fabric.engine.arrange([known], {"10.9.0.2": TARGET}.get, fabric.now)
+    fabric.engine.arrange([known], lambda _: (TARGET,), fabric.now)
     assert {standing.path: standing.state for standing in fabric.engine.standings(fabric.now)}[path(1)] == "drained"
-
-
-def test_a_manual_group_is_not_touched_and_says_so():
-    fabric = Fabric()
-    for _ in range(20):
-        fabric.tick()
-    fabric.engine.manual[TARGET] = "somebody changed it"
-    fabric.condition[1] = "bad"
-    for _ in range(20):
-        fabric.tick()
-    assert fabric.kernel == ORIGINAL
-    standing = fabric.engine.standings(fabric.now)[0]
-    assert (standing.state, standing.reason) == ("manual", "somebody changed it")
-    fabric.engine.frozen = "lunch"
-    assert fabric.engine.standings(fabric.now)[0].reason == "frozen: lunch; somebody changed it"
 
 
 def test_a_second_path_over_a_member_that_is_down_already_goes_down_with_it():
     fabric = Fabric()
     known = group({rail: [] for rail in RAILS})
-    fabric.engine.arrange([known], {"10.9.0.2": TARGET, "10.9.0.3": TARGET}.get, fabric.now)
+    fabric.engine.arrange([known], lambda _: (TARGET,), fabric.now)
 
     def measure(h3_ns):
         fabric.now += TICK
@@ -436,7 +432,7 @@ def worked_example(bad_again_ms=None):
     engine = Engine(parse(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0]))
     known = group({1: [], 2: []})
     start = 10**12
-    engine.arrange([known], {"10.9.0.2": TARGET}.get, start)
+    engine.arrange([known], lambda _: (TARGET,), start)
     changes = []
     for at in range(-1000, 100_000, 20):
         now = start + at * MS
@@ -474,10 +470,41 @@ def test_the_relapse_in_the_documentation_is_what_happens():
 
 def test_a_way_that_nobody_measures_is_told_of_as_one_fact():
     engine = Engine(POLICY)
-    engine.arrange([group({1: [], 2: []})], {"10.9.0.2": TARGET}.get, kit.T0)
+    engine.arrange([group({1: [], 2: []})], lambda _: (TARGET,), kit.T0)
     engine.take(measured(path(1), kit.T0), kit.T0)
     told = [[each for each in engine.standings(now) if each.path == path(2)] for now in (kit.T0 + MS, kit.T0 + SECOND)]
     assert told[0] == told[1], "else it would be published anew at each turn"
     assert [(each.state, each.weight_actual, each.since_ns) for each in told[0]] == [("unmeasured", 0, kit.T0)]
     engine.take(measured(path(2), kit.T0 + SECOND), kit.T0 + SECOND)
     assert [each.state for each in engine.standings(kit.T0 + SECOND) if each.path == path(2)] != ["unmeasured"] * 2
+
+
+def test_a_path_may_run_over_several_targets():
+    """One in the main table, one in that of a source: what is bad is left in both."""
+    engine, now = Engine(POLICY), 10**12
+    known = [dataclasses.replace(group({1: [], 2: []}), target=f"overlay:{view}:10.9.0.2/32") for view in ("main", "7")]
+    engine.arrange(known, lambda _: tuple(each.target for each in known), now)
+    for _ in range(20):
+        now += TICK
+        for rail in (1, 2):
+            engine.take(measured(path(rail), now, 20 * MS if rail == 1 else 0), now)
+        for change in engine.changes(now):
+            engine.carried_out(change, now, change.after)
+    assert [each.current for each in engine.groups.values()] == [((12, 1),)] * 2
+
+
+@pytest.mark.parametrize(("unlinked", "state"), [({"rail1"}, "drained"), (set(), "healthy")])
+def test_a_hop_that_went_with_its_link_comes_back_as_one_that_was_drained(unlinked, state):
+    """One that its owner withdrew comes back as it was."""
+    engine, now = Engine(parse(FAILING)), 10**12
+    known = group({1: [], 2: []})
+    engine.arrange([known], lambda _: (TARGET,), now)
+    for _ in range(10):
+        now += TICK
+        for rail in (1, 2):
+            engine.take(measured(path(rail), now, 0), now)
+        engine.changes(now)
+    without = dataclasses.replace(known, members=known.members[1:], current=known.current[1:])
+    engine.arrange([without], lambda _: (TARGET,), now, frozenset(), frozenset(unlinked))
+    engine.arrange([known], lambda _: (TARGET,), now)
+    assert {each.path: each.state for each in engine.standings(now)}[path(1)] == state

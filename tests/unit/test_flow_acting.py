@@ -61,9 +61,7 @@ class Desk:
         self.group: Group = kit.group(peers)
         self.failed: set[Any] = set()
         flows = SimpleNamespace(decide=lambda *_: FlowPlan(), skipped={})
-        engine = SimpleNamespace(
-            groups={self.group.target: self.group}, paths=_Paths(self.failed), manual={}, overrides=None
-        )
+        engine = SimpleNamespace(groups={self.group.target: self.group}, paths=_Paths(self.failed), overrides=None)
         self.acting = FlowActing(flows, engine, lambda: "h1", self.said.append, lambda _: None)  # type: ignore[arg-type]
         self.pins, self.labels = Leases(), Leases()
         self.acting._table = SimpleNamespace()  # type: ignore[assignment]

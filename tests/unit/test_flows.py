@@ -312,16 +312,6 @@ def test_pins_of_connections_that_are_over_are_taken_away() -> None:
     assert (act.kind, act.flows, act.because) == ("unpin", (gone.key,), "the connection is over")
 
 
-def test_a_target_that_is_not_ours_any_more_is_let_go() -> None:
-    world = World([1, 1, 2, 2])
-    world.run(3)
-    world.cut()
-    world.run(1)
-    world.engine.manual[world.group.target] = "somebody else changed it"
-    (act,) = world.run(1)
-    assert (act.kind, len(act.flows)) == ("unpin", 2)
-
-
 def test_a_rail_that_nobody_measures_any_more_is_let_go() -> None:
     world = World([1, 1, 2, 2])
     world.run(3)

@@ -10,8 +10,9 @@ import time
 
 import pytest
 import support
-from steering_kit import MS, SECOND
+from steering_kit import MS, SECOND, group
 
+from pytools.errors import SwerveError
 from steering.acting import journal
 from steering.guarding import guardian, link
 from steering.guarding.guardian import LEAVE, READY, RENEW, watch
@@ -98,26 +99,58 @@ def test_at_the_deadline_the_journal_decides(watched, expired):
         assert watched.ended()
 
 
-class Sweeping:
-    """Actuators of which only the sweep counts."""
+class Kernel:
+    """What a guardian asks of it, in order."""
 
-    swept = 0
+    def __init__(self, monkeypatch, refusals=0):
+        self.asked, self.refusals = [], refusals
+        monkeypatch.setattr(guardian, "switch_off", self.switch_off)
+        monkeypatch.setattr(guardian, "sweep", lambda _: self.asked.append("sweep") or ["2 nexthops"])
+        monkeypatch.setattr(guardian, "_RETRY_S", 0)
 
-    def sweep(self):
-        self.swept += 1
+    def switch_off(self, _):
+        self.asked.append("off")
+        if len(self.asked) <= self.refusals:
+            raise SwerveError("not now")
 
 
-def test_a_guardian_that_gives_up_leaves_no_backup_routes(tmp_path, monkeypatch):
+def left_in_force(log):
+    known = group({1: [], 2: []})
+    log.write(journal.entry_now("applied", "a", known, known.current, ((12, 1),), "because", "rule", "scope"))
+
+
+def test_the_rules_go_first_then_it_is_noted_then_the_rest_goes(tmp_path, monkeypatch):
+    kernel = Kernel(monkeypatch)
+    with journal.Journal(tmp_path / journal.FILE) as log:
+        left_in_force(log)
+        append = journal.append_line
+        monkeypatch.setattr(journal, "append_line", lambda *a: (kernel.asked.append("note"), append(*a))[1])
+        code, acts = guardian.undo(None, log, "scope", "the controller died")
+        assert (code, kernel.asked) == (0, ["off", "note", "sweep"])
+        assert log.read().in_force("scope") == {}
+    [act] = acts
+    assert (act.outcome, list(act.after.values()), act.because) == ("undone", [1, 1], "the controller died")
+
+
+def test_a_full_disk_keeps_nothing_in_force(tmp_path, monkeypatch):
+    kernel = Kernel(monkeypatch)
+
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(guardian, "settle", full)
-    monkeypatch.setattr(guardian, "_TRIES", 2)
-    monkeypatch.setattr(guardian, "_RETRY_S", 0)
-    actuators = Sweeping()
     with journal.Journal(tmp_path / journal.FILE) as log:
-        assert guardian.Undoing(log, actuators, "scope", "died").run() == 1
-    assert actuators.swept == 1
+        left_in_force(log)
+        monkeypatch.setattr(journal, "append_line", full)
+        assert guardian.undo(None, log, "scope", "died") == (1, [])
+    assert kernel.asked == ["off"]
+
+
+@pytest.mark.parametrize(("refusals", "code"), [(3, 0), (1000, 1)])
+def test_a_kernel_that_refuses_is_asked_again(tmp_path, monkeypatch, refusals, code):
+    kernel = Kernel(monkeypatch, refusals)
+    with journal.Journal(tmp_path / journal.FILE) as log:
+        assert guardian.undo(None, log, "scope", "died")[0] == code
+    assert kernel.asked.count("off") == (4 if code == 0 else guardian._TRIES)
 
 
 # ---- the controller's end ----

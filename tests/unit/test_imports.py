@@ -43,7 +43,6 @@ PURE = (
     "steering.flows",
     "steering.plan",
     "steering.durations",
-    "steering.actuators.reconcile",
 )
 DOES_IO = frozenset(
     {

@@ -1,4 +1,4 @@
-"""The journal: on disk before the act, readable after a crash, and clear about what is outstanding."""
+"""The journal: whole lines, readable after a crash, and what was in force last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from steering_kit import ORIGINAL, TARGET, group
 
 from steering.acting import journal
-from steering.acting.journal import Journal, Outstanding, entry_now, read
+from steering.acting.journal import Journal, entry_now, read
 
 HERE = "boot/cookie:1"
 DRAINED = ((12, 1),)
@@ -40,13 +40,13 @@ def written(file, *entries):
 
 
 def test_entries_come_back_as_they_were_written(file):
-    entries = (entry("intent"), entry("applied"))
+    entries = (entry("applied"), entry("failed"))
     assert written(file, *entries).entries == entries
     assert all(json.loads(line) for line in file.read_text().splitlines())
 
 
 def test_the_file_is_ours_alone(file):
-    written(file, entry("intent"))
+    written(file, entry("applied"))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
@@ -61,96 +61,36 @@ def test_a_link_in_its_place_is_not_followed(file, tmp_path):
         Journal(file)
 
 
-def test_each_entry_is_synced_before_write_returns_and_so_is_the_directory(file, monkeypatch):
-    """The order of system calls is the promise: a crash right after `write` finds the entry on disk."""
+@pytest.mark.parametrize("sync", [True, False])
+def test_only_what_has_to_outlive_a_crash_waits_for_the_disk(file, monkeypatch, sync):
     calls = []
-    fsync, fdatasync, write = os.fsync, os.fdatasync, os.write
-
-    def noting(name, function):
-        def called(fd, *rest):
-            kind = "directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file"
-            calls.append((name, kind))
-            return function(fd, *rest)
-
-        return called
-
-    monkeypatch.setattr(os, "fsync", noting("fsync", fsync))
-    monkeypatch.setattr(os, "fdatasync", noting("fdatasync", fdatasync))
-    monkeypatch.setattr(os, "write", noting("write", write))
+    for name in ("write", "fdatasync"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given, name=name, real=real: (calls.append(name), real(*given))[1])
     with Journal(file) as log:
-        assert calls == [("fsync", "file"), ("fsync", "directory")]
-        calls.clear()
-        log.write(entry("intent"))
-    assert calls == [("write", "file"), ("fdatasync", "file")]
+        log.write(entry("confirmed"), sync=sync)
+    assert calls == (["write", "fdatasync"] if sync else ["write"])
 
 
 @pytest.mark.parametrize(
-    ("history", "outstanding"),
+    ("history", "in_force"),
     [
         ([], None),
-        ([entry("intent")], (ORIGINAL, DRAINED)),
-        ([entry("intent"), entry("applied")], (DRAINED,)),
-        ([entry("intent"), entry("failed")], None),
-        ([entry("intent"), entry("applied"), entry("undone")], None),
-        ([entry("intent"), entry("applied"), entry("released")], None),
-        ([entry("intent"), entry("applied"), entry("intent", DRAINED, STEP)], (DRAINED, STEP)),
-        (
-            [entry("intent"), entry("applied"), entry("intent", DRAINED, STEP), entry("failed", DRAINED, STEP)],
-            (DRAINED,),
-        ),
-        (
-            [entry("intent"), entry("applied"), entry("intent", STEP, ORIGINAL), entry("applied", STEP, ORIGINAL)],
-            None,
-        ),
-        ([entry("intent", scope="boot/cookie:2"), entry("applied", scope="boot/cookie:2")], None),
+        ([entry("failed")], None),
+        ([entry("applied")], DRAINED),
+        ([entry("applied"), entry("undone", DRAINED, ORIGINAL)], None),
+        ([entry("applied"), entry("applied", DRAINED, STEP)], STEP),
+        ([entry("applied"), entry("failed", DRAINED, STEP)], DRAINED),
+        ([entry("applied"), entry("applied", DRAINED, ORIGINAL)], None),
+        ([entry("applied", scope="boot/cookie:2")], None),
+        ([entry("applied"), entry("undone", scope="boot/cookie:2")], DRAINED),
+        ([entry("applied"), entry("undone", target="another")], DRAINED),
     ],
 )
-def test_what_is_outstanding(file, history, outstanding):
-    found = written(file, *history).outstanding(HERE).get(TARGET)
-    if outstanding is None:
-        assert found is None
-    else:
-        assert isinstance(found, Outstanding)
-        assert set(found.ours) == set(outstanding)
-        assert found.group.members == KNOWN.members
-
-
-def test_what_was_last_in_force_outlives_that_its_target_is_gone(file):
-    applied = entry("intent"), entry("applied")
-    assert written(file, *applied).last_in_force(HERE) == {TARGET: (DRAINED,)}
-    file.unlink()
-    gone = entry("released", DRAINED, ())
-    assert written(file, *applied, gone).last_in_force(HERE) == {TARGET: (DRAINED,)}
-    assert written(file, gone).last_in_force(HERE) == {}, "nothing of ours was in force then"
-    assert written(file, *applied, entry("undone", DRAINED, ORIGINAL)).last_in_force(HERE) == {}
-    assert written(file, *applied, entry("released", DRAINED, STEP)).last_in_force(HERE) == {}, "somebody else's"
-
-
-def test_groups_are_kept_apart(file):
-    other = "multipath:main:10.9.2.0/24"
-    found = written(file, entry("intent"), entry("intent", target=other), entry("undone", target=other))
-    assert list(found.outstanding(HERE)) == [TARGET]
-
-
-def test_a_target_can_be_rebuilt_from_its_entry_alone(file):
-    known = replace(KNOWN, origin="c0ffee")
-    intent = entry_now("intent", "a", known, ORIGINAL, DRAINED, "", "", HERE)
-    (found,) = written(file, intent).outstanding(HERE).values()
-    assert (found.target, found.group.members, found.group.origin) == (TARGET, KNOWN.members, "c0ffee")
-    assert found.group.named(DRAINED) == {"10.1.1.1 dev rail1": 0, "10.2.1.1 dev rail2": 1}
-
-
-def test_entries_of_nexthop_groups_only_are_still_understood(file):
-    """As versions before there were other targets wrote them."""
-    old = {
-        **{"kind": "intent", "act_id": "a", "group_id": 102, "original": [[11, 1], [12, 1]], "scope": HERE},
-        **{"before": [[11, 1], [12, 1]], "after": [[12, 1]], "because": "", "under": "", "by": "controller"},
-        **{"at_ns": 1, "unix_ns": 1, "names": {"11": "10.1.1.1 dev rail1", "12": "dev rail2"}},
-    }
-    file.write_text(json.dumps(old) + "\n")
-    found = read(file).outstanding(HERE)[TARGET]
-    assert found.ours == (ORIGINAL, DRAINED) and found.group.original == ORIGINAL
-    assert [(m.gateway, m.interface) for m in found.group.members] == [("10.1.1.1", "rail1"), ("", "rail2")]
+def test_what_was_in_force_last(file, history, in_force):
+    found = written(file, *history).in_force(HERE).get(TARGET)
+    assert (found.after if found else None) == in_force
+    assert found is None or found.group.named(DRAINED) == {"10.1.1.1 dev rail1": 0, "10.2.1.1 dev rail2": 1}
 
 
 @given(st.integers(0, 400))
@@ -160,7 +100,7 @@ def test_a_torn_last_line_is_counted_and_the_rest_is_read(cut):
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "journal.jsonl")
-        whole = written(file, entry("intent"), entry("applied")).entries
+        whole = written(file, entry("applied"), entry("failed")).entries
         data = file.read_bytes()
         second = data.index(b"\n") + 1
         torn = data[: min(second + cut, len(data) - 2)]  # at least the last brace is lost
@@ -169,12 +109,12 @@ def test_a_torn_last_line_is_counted_and_the_rest_is_read(cut):
         assert found.entries == whole[:1]
         assert found.torn == (1 if len(torn) > second else 0)
         later = written(file, entry("undone"))
-        assert [each.kind for each in later.entries] == ["intent", "undone"]
+        assert [each.kind for each in later.entries] == ["applied", "undone"]
         assert later.torn == found.torn
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"null", b"[]", b"{}", b'{"kind":"intent"}', b"\xff\xfe", b'{"kind": 1, "original": 3}']
+    "line", [b"", b"null", b"[]", b"{}", b'{"kind":"applied"}', b"\xff\xfe", b'{"kind": 1, "original": 3}']
 )
 def test_foreign_lines_are_counted(file, line):
     file.write_bytes(line + b"\n")
@@ -183,7 +123,7 @@ def test_foreign_lines_are_counted(file, line):
 
 def test_a_full_disk_is_an_error_and_the_next_entry_is_whole_again(file, monkeypatch):
     with Journal(file) as log:
-        log.write(entry("intent"))
+        log.write(entry("applied"))
         write = os.write
         monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
         with pytest.raises(OSError, match="full"):
@@ -191,71 +131,35 @@ def test_a_full_disk_is_an_error_and_the_next_entry_is_whole_again(file, monkeyp
         monkeypatch.setattr(os, "write", write)
         log.write(entry("undone"))
     found = read(file)
-    assert [each.kind for each in found.entries] == ["intent", "undone"]
+    assert [each.kind for each in found.entries] == ["applied", "undone"]
     assert found.torn == 1
 
 
 def test_a_line_that_another_process_left_torn_is_closed_off(file):
     with Journal(file) as guardians, Journal(file) as controllers:
-        controllers.write(entry("intent"))
+        controllers.write(entry("applied"))
         with file.open("ab") as dying:
             dying.write(b'{"kind":"appl')
         guardians.write(entry("undone"))
     found = read(file)
-    assert [each.kind for each in found.entries] == ["intent", "undone"] and found.torn == 1
-
-
-KINDS_OF_LINES = st.sampled_from([*journal.KINDS, "foreign", "torn", "torn but whole", "elsewhere", "rotated", "cut"])
-
-
-@given(st.lists(KINDS_OF_LINES, max_size=12))
-def test_what_is_outstanding_is_the_same_whether_followed_or_read_anew(kinds):
-    """Also with lines of others, and of those that died while they wrote one."""
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "journal.jsonl")
-        with Journal(file) as followed, Journal(file) as others:
-            for kind in kinds:
-                match kind:
-                    case "foreign":
-                        others.write(entry("intent"))
-                        file.open("ab").write(b"{}\n")
-                    case "torn":  # as `append_line` begins: it ends what another has left without its end
-                        begun = b"" if file.read_bytes()[-1:] in (b"", b"\n") else b"\n"
-                        file.open("ab").write(begun + b'{"kind":"inte')
-                    case "torn but whole":
-                        others.write(entry("intent"))
-                        os.truncate(file, file.stat().st_size - 1)
-                    case "elsewhere":
-                        others.write(entry("intent", scope="elsewhere"))
-                    case "rotated":
-                        if not followed.outstanding(HERE) and file.stat().st_size:
-                            followed.rotate(HERE)
-                    case "cut":
-                        os.truncate(file, 0)
-                    case _:
-                        others.write(entry(kind))
-                assert followed.outstanding(HERE) == read(file).outstanding(HERE)
+    assert [each.kind for each in found.entries] == ["applied", "undone"] and found.torn == 1
 
 
 def test_a_missing_journal_is_empty(file):
     assert read(file) == journal.Contents((), 0)
 
 
-def test_a_long_journal_is_put_aside_once_nothing_is_outstanding(file, monkeypatch):
-    monkeypatch.setattr(journal, "ROTATE_BYTES", 100)
+def test_a_long_journal_is_put_aside(file, monkeypatch):
     with Journal(file) as log:
-        log.write(entry("intent"))
-        log.rotate(HERE)
-        assert len(log.read().entries) == 1
-        log.write(entry("undone"))
-        log.rotate(HERE)
+        log.write(entry("applied"))
+        log.rotate()
+        assert len(log.read().entries) == 1, "it is short"
+        monkeypatch.setattr(journal, "ROTATE_BYTES", 100)
+        log.rotate()
         assert log.read().entries == ()
-        log.write(entry("intent"))
-    assert len(read(file.with_suffix(".jsonl.1")).entries) == 2
-    assert len(read(file).entries) == 1
+        log.write(entry("undone"))
+    assert [each.kind for each in read(file.with_suffix(".jsonl.1")).entries] == ["applied"]
+    assert [each.kind for each in read(file).entries] == ["undone"]
 
 
 def test_the_scope_is_this_boot_and_this_namespace():

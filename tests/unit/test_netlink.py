@@ -1,6 +1,7 @@
 """Netlink messages without a kernel: what is encoded is read back, and what the kernel may answer is understood."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -123,7 +124,40 @@ def test_the_weights_of_a_multipath_route_are_not_off_by_one():
     ],
 )
 def test_a_rule_is_read_back_as_it_was_written(rule):
-    assert tables.rule_of(reread(tables.rule_message(rule))) == rule
+    assert tables.rule_of(body_of(tables.rule_message(rule))) == rule
+
+
+def test_a_rule_like_another_selects_the_same_and_looks_elsewhere():
+    theirs = tables.Rule(1000, 4, table=100, mark=5, mask=0xFF, iif="h1", source="10.9.0.0/24", protocol=4)
+    body = body_of(tables.rule_message(theirs))
+    ours = tables.rule_of(tables.rule_like(body, 999, 20_000, 201))
+    assert ours == replace(theirs, priority=999, table=20_000, protocol=201)
+    for_vrf = tables.rule_of(
+        tables.rule_like(body_of(tables.rule_message(tables.Rule(1000, 6))), 999, 7, 201, oif="blue")
+    )
+    assert (for_vrf.oif, for_vrf.table, for_vrf.family) == ("blue", 7, 6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "all_packets"), [({}, True), ({"mark": 1}, False), ({"source": "10.0.0.0/8"}, False)]
+)
+def test_whether_a_rule_holds_for_every_packet(fields, all_packets):
+    body = body_of(tables.rule_message(tables.Rule(32766, 4, table=254, **fields)))
+    assert tables.rule_selects_all(tables.rule_of(body)) is all_packets
+
+
+def test_a_route_of_ours_keeps_what_is_no_hop():
+    theirs = routes.Route(
+        "10.9.0.0/16", 4, 254, gateway="10.1.1.1", ifindex=3, metric=7, protocol=4, prefsrc="10.9.0.1"
+    )
+    body = body_of(routes.route_message(theirs))
+    hops = [routes.hop_of("10.1.1.1", 3, 4, 2), routes.hop_of("fd00::1", 4, 4, 256)]
+    made = routes.route_of(routes.mirrored(body, "10.9.2.0/24", 20_000, 201, hops))
+    assert made == routes.Route("10.9.2.0/24", 4, 20_000, hops=tuple(hops), protocol=201, prefsrc="10.9.0.1")
+    by_object = routes.route_of(routes.mirrored(body, "0.0.0.0/0", 20_000, 201, 77))
+    assert (by_object.destination, by_object.nexthop_id, by_object.hops) == ("0.0.0.0/0", 77, ())
+    thrown = routes.route_of(routes.throw_route("fd00:9::/64", 6, 20_000, 201))
+    assert (thrown.destination, thrown.table, thrown.kind, thrown.protocol) == ("fd00:9::/64", 20_000, 9, 201)
 
 
 def refusal(code, sentence=b""):

@@ -16,6 +16,7 @@ from steering.plan import (
     diff,
     kind_of,
     nexthop_group,
+    overlay_target,
     scaled,
     title,
     weights_of,
@@ -93,8 +94,8 @@ def test_addresses_have_one_spelling():
     ("target", "kind", "said"),
     [
         (nexthop_group(102), "nexthop_group", "nexthop group 102"),
-        ("multipath:main:10.9.2.0/24", "multipath", "route 10.9.2.0/24"),
-        ("metric:77:fd00:9::/64", "metric", "metric of fd00:9::/64 of table 77"),
+        (overlay_target("main", "10.9.2.0/24"), "overlay", "routes to 10.9.2.0/24"),
+        (overlay_target("77", "fd00:9::/64"), "overlay", "routes to fd00:9::/64 in table 77"),
         ("novelty:1", "novelty", "novelty:1"),
     ],
 )

@@ -371,26 +371,26 @@ def test_faults_of_every_sort_are_named_at_once():
 def test_manage_and_safety():
     text = rule(SILENT).replace(
         "manage: {destinations: [10.9.0.0/16]}",
-        "manage: {destinations: [10.9.0.0/16], objects: [multipath, metric], backup_route: true, recreate: false}\n"
+        "manage: {destinations: [10.9.0.0/16], table: 21000, priority: 4900, vrfs: [blue],\n"
+        "  alternatives: [{via: 10.2.1.1, dev: rail2}]}\n"
         "safety: {herd: {jitter: 300ms, fraction: 0.1}, max_moves_per_flow: {count: 2, per: 1m}}",
     )
     policy = parse(text)
-    assert policy.manage.objects == ("multipath", "metric")
-    assert (policy.manage.backup_route, policy.manage.recreate) == (True, False)
+    assert (policy.manage.table, policy.manage.priority, policy.manage.vrfs) == (21000, 4900, ("blue",))
+    assert [(hop.via, hop.dev) for hop in policy.manage.alternatives] == [("10.2.1.1", "rail2")]
     assert (policy.safety.herd.jitter, policy.safety.herd.fraction) == (300 * MS, 0.1)
     assert (policy.safety.max_moves_per_flow.count, policy.safety.max_moves_per_flow.per) == (2, 60 * SECOND)
     plain = parse(rule(SILENT))
-    assert plain.manage.objects == ("nexthop_groups",)
-    assert (plain.manage.backup_route, plain.manage.recreate, plain.safety.herd.jitter) == (False, True, 0)
+    assert (plain.manage.table, plain.manage.priority, plain.manage.vrfs) == (20000, None, ())
+    assert (plain.manage.alternatives, plain.safety.herd.jitter) == ((), 0)
 
 
 @pytest.mark.parametrize(
     ("manage", "expected"),
     [
-        ("objects: [metric, metric]", 'manage.objects[1]: expected each kind once, got "metric"'),
-        ("objects: [metrics]", "manage.objects[0]: expected nexthop_groups or multipath or metric, "
-         'got "metrics"; did you mean "metric"?'),
-        ("backup_route: 1", "manage.backup_route: expected true or false, got 1"),
+        ("table: 100", "manage.table: expected a whole number from 20000 to 29899, got 100"),
+        ("priority: 40000", "manage.priority: expected a whole number from 1 to 32765, got 40000"),
+        ("alternatives: [{via: 10.2.1.1}]", 'manage.alternatives[0].dev: "dev" is missing; expected a text'),
     ],
 )  # fmt: skip
 def test_a_fault_in_manage(manage, expected):
@@ -409,12 +409,12 @@ def test_the_explanation_says_who_moves_what():
         "name: e, then: {shift: {by: capacity, step: 0.2}}",
     )
     words = explain(parse(text)).splitlines()
-    assert any("in a plain group live ones too" in line for line in words)
+    assert any("live ones whose hash then falls to another hop" in line for line in words)
 
     def line_of(name: str) -> str:
         return next(line for line in words if f" {name}: on a path" in line)
 
-    assert "moves what the route's object moves" in line_of("a")
+    assert "moves new flows, and live ones" in line_of("a")
     assert "moves these flows only, at once" in line_of("b")
     assert "moves these flows only, within the fabric" in line_of("c")
     assert "moves nothing" in line_of("d")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from steering_kit import MS, POLICY, SECOND, measured, path
 
+from pytools.kernel.leftovers import FIRST_ID
 from pytools.recording import files
 from pytools.recording.reader import Read
 from pytools.signals import Act, GroupMember, NexthopGroup, PathState, encode
@@ -134,6 +135,24 @@ def test_groups_that_carry_more_than_is_managed_are_left_alone():
     kernel = VirtualKernel(["10.9.0.0/16"])
     kernel.see_group(group)
     assert kernel.groups == {} and "192.0.2.0/24" in kernel.refused["nexthop_group:7"]
+
+
+def test_a_group_of_steerings_own_is_no_group_to_be_steered():
+    """Recorded while ours was in force: its weights are no owner's, and a drained hop is missing."""
+    kernel = VirtualKernel(["10.9.0.0/16"])
+    kernel.see_path(path(1))
+    kernel.see_path(path(2))
+    ours = NexthopGroup(
+        host="h1",
+        at_ns=START,
+        unix_ns=START,
+        group_id=FIRST_ID + 2,
+        destinations=["10.9.0.2/32"],
+        members=[GroupMember(nexthop_id=1, gateway="10.2.1.1", interface="rail2", weight=1, packets=None)],
+    )
+    before = dict(kernel.groups)
+    assert not kernel.see_group(ours) and kernel.groups == before
+    assert kernel.reweighted == 1
 
 
 def test_alerts_are_told():

@@ -76,7 +76,7 @@ def test_what_is_armed_stays_so_while_nothing_is_heard() -> None:
 def test_a_nexthop_without_weight_stands_by_only_where_one_carries_all() -> None:
     idle = group(current=((11, 1),))
     assert [each.path for each in found(idle)] == [path(2)]
-    exclusive = replace(idle, target="metric:main:10.9.0.0/24")
+    exclusive = replace(idle, members=(idle.members[0], replace(idle.members[1], weight=0)))
     assert [each.path for each in found(exclusive)] == [path(1), path(2)]
 
 

@@ -18,7 +18,7 @@ from steering_kit import ORIGINAL, SECOND, TARGET, group
 
 from pytools import cli, places
 from pytools.errors import RefusedError
-from steering.acting import journal, lock, settle
+from steering.acting import journal, lock
 from steering.acting.lock import Lock
 from steering.cli import root
 from steering.commands import status, undo
@@ -26,17 +26,19 @@ from steering.control import client, kept_orders, requests, stop_file
 from steering.deciding.overrides import Override, Overrides
 
 
-class Sweeping:
-    """Actuators of a namespace where a dead controller left something."""
+class Kernel:
+    """A namespace where a dead controller left a rule and two nexthops."""
 
     def __init__(self):
-        self.left, self.again = ["2 backup routes"], []
+        self.rules, self.rest, self.asked = ["IPv4 rule 32765 to table 20000"], ["2 nexthops"], []
 
-    def regain(self, folder, scope, in_force):
-        return self.again, [f"{each.target} is made again" for each in self.again]
+    def switch_off(self, _):
+        self.asked.append("off")
+        left, self.rules = self.rules, []
+        return left
 
-    def sweep(self):
-        left, self.left = self.left, []
+    def sweep(self, _):
+        left, self.rest = self.rest, []
         return left
 
 
@@ -50,9 +52,10 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def actuators(monkeypatch):
-    found = Sweeping()
-    monkeypatch.setattr(undo, "Actuators", lambda _: found)
+def kernel(monkeypatch):
+    found = Kernel()
+    monkeypatch.setattr(undo, "switch_off", found.switch_off)
+    monkeypatch.setattr(undo, "sweep", found.sweep)
     monkeypatch.setattr(undo.attach, "clean", lambda role: [f"filter of {role.name}"])
     return found
 
@@ -76,49 +79,41 @@ def full(*_, **__):
 # ---- undo ----
 
 
-def test_where_nobody_ever_steered_there_is_nothing_to_undo(folder, actuators, say):
-    assert say("undo", "--stop") == (0, "nothing to undo\n")
-    assert actuators.left and list(folder.iterdir()) == []
+def test_where_nobody_ever_steered_there_is_nothing_to_undo(folder, kernel, say):
+    assert say("undo") == (0, "nothing to undo\n")
+    assert kernel.asked == [] and list(folder.iterdir()) == []
 
 
-def test_a_controller_that_never_acted_is_stopped_and_its_backup_routes_are_swept(folder, actuators, say, monkeypatch):
-    stopped = []
-    monkeypatch.setattr(undo, "_stop_controller", lambda path: stopped.append(path) or True)
+@pytest.mark.parametrize("words", [["off"], ["undo", "--stop"]])
+def test_the_rules_go_before_the_controller_is_asked_to_end(folder, kernel, say, monkeypatch, words):
+    monkeypatch.setattr(undo, "_stop_controller", lambda _: bool(kernel.asked.append("stop")) or True)
     (folder / journal.LOCK_FILE).touch()
-    assert say("undo", "--stop") == (0, "removed 2 backup routes\nremoved filter of swerve-steer\n")
-    assert stopped == [folder / journal.LOCK_FILE]
+    said = "removed IPv4 rule 32765 to table 20000\nremoved 2 nexthops\nremoved filter of swerve-steer\n"
+    assert say(*words) == (0, said)
+    assert kernel.asked == ["off", "stop", "off"]
 
 
-def test_a_full_disk_is_told_in_one_line_and_everything_is_swept_all_the_same(folder, actuators, say, monkeypatch):
-    (folder / journal.LOCK_FILE).touch()
-    monkeypatch.setattr(settle, "settle", full)
-    code, said = say("undo")
-    assert code == 1 and said == f"swerve: {folder}: No space left on device\n"
-    assert actuators.left == []
-
-
-@pytest.mark.parametrize("json", [False, True])
-def test_what_was_made_again_is_told_as_such_and_in_the_history(folder, actuators, say, json):
+def test_what_was_in_force_is_told_and_noted(folder, kernel, say):
     known = group({1: [], 2: []})
     with journal.Journal(folder / journal.FILE) as log:
-        for kind in ("intent", "released"):  # it went with its last link
-            log.write(journal.entry_now(kind, "a", known, known.current, (), "", "rule", journal.scope()))
+        log.write(journal.entry_now("applied", "a", known, known.current, ((12, 1),), "", "", journal.scope()))
     (folder / journal.LOCK_FILE).touch()
-    actuators.again = [known]
-    code, said = say("undo", *(["-j"] if json else []))
-    assert code == 0
-    if json:
-        assert f'{{"target": "{known.target}", "outcome": "made_again"' in said
-    else:
-        assert said.startswith(f"{known.target} is made again\nremoved 2 backup routes\n")
-    code, said = say("history")
-    assert "undone by command" in said.splitlines()[-1]
-    assert ": gone → " in said.splitlines()[-1] and "because made again over the nexthops that are left" in said
+    code, said = say("undo")
+    assert code == 0 and said.startswith("nexthop group 102: original weights are back\n")
+    assert "undone by command" in say("history")[1].splitlines()[-1]
 
 
-def test_so_it_is_for_single_acts(folder, actuators, say, monkeypatch):
-    monkeypatch.setattr(undo.undoing, "undo_last", full)
-    assert say("undo", "1") == (1, f"swerve: {folder}: No space left on device\n")
+def test_a_full_disk_is_told_in_one_line_and_the_rules_are_gone_all_the_same(folder, kernel, say, monkeypatch):
+    (folder / journal.LOCK_FILE).touch()
+    monkeypatch.setattr(undo.rollback, "take_back", full)
+    code, said = say("undo")
+    assert code == 1 and said == f"swerve: {folder}: No space left on device\n"
+    assert kernel.rules == []
+
+
+def test_single_acts_are_taken_back_by_a_running_controller_only(folder, kernel, say):
+    code, said = say("undo", "1")
+    assert code == 1 and "no controller runs" in said
 
 
 # ---- orders on disk ----
@@ -190,28 +185,21 @@ def shown(said):
     return [(line.split()[1], line.split(" because ")[1].split()[0]) for line in said.splitlines()]
 
 
-ENTRIES = (("intent", "a"), ("applied", "a"), ("intent", "b"), ("failed", "b"), ("intent", "c"), ("undone", "c"))
+ENTRIES = (("applied", "a"), ("failed", "b"), ("applied", "c"), ("undone", "c"))
 
 
-def test_an_act_is_one_line_with_its_outcome_and_an_intent_without_one_says_so(folder, say):
+def test_an_act_is_one_line_with_its_outcome(folder, say):
     remember(folder, *ENTRIES)
     code, said = say("history")
-    assert (code, shown(said)) == (0, [("applied", "a"), ("failed", "b"), ("intent", "c"), ("undone", "c")])
-    assert [line.endswith("no outcome was noted") for line in said.splitlines()] == [False, False, True, False]
-    assert shown(say("history", "-c", "2")[1]) == [("intent", "c"), ("undone", "c")], "lines are counted"
-    assert shown(say("history", "--since", "1970-01-01T00:00:03Z")[1])[0] == ("failed", "b")
+    assert (code, shown(said)) == (0, list(ENTRIES))
+    assert shown(say("history", "-c", "2")[1]) == [("applied", "c"), ("undone", "c")], "lines are counted"
+    assert shown(say("history", "--since", "1970-01-01T00:00:01Z")[1])[0] == ("failed", "b")
 
 
 def test_a_program_is_told_every_entry(folder, say):
     remember(folder, *ENTRIES)
     told = [json.loads(line) for line in say("history", "-j")[1].splitlines()]
     assert [(each["kind"], each["act_id"]) for each in told] == list(ENTRIES)
-
-
-def test_an_act_that_was_tried_again_under_its_name_is_known_by_its_last_outcome(folder, say):
-    """What is taken back keeps its name from one try to the next; the second one was cut off."""
-    remember(folder, ("intent", "undo-a"), ("failed", "undo-a"), ("intent", "undo-a"))
-    assert shown(say("history")[1]) == [("failed", "undo-a"), ("intent", "undo-a")]
 
 
 # ---- status ----
@@ -224,17 +212,16 @@ def test_a_controller_with_too_much_to_say_has_its_orders_told_from_disk(folder,
     assert facts["answers"] and [order["interface"] for order in facts["orders"]] == ["rail1"]
 
 
-def test_what_somebody_else_changed_is_not_called_original():
+def test_what_was_left_out_is_told():
     facts = {
         **{"running": True, "policy_changed": False, "answers": True, "confirm": None, "frozen": "", "orders": []},
-        **{"in_force": [], "manual": {TARGET: "somebody changed it"}, "paths": [], "torn_lines": 0},
+        **{"in_force": [], "paths": [], "torn_lines": 0},
     }
     lines = list(status._lines(facts | {"signals_refused": 3}))
     assert any(line.startswith("3 signals were refused") for line in lines)
     missed = {"signals_missed": 7, "signals_missed_urgent": 2}
     assert "7 signals were missed, 2 of them urgent: it reads too slowly" in status._lines(facts | missed)
-    assert "nothing of ours is in force" in lines and not any("original" in line for line in lines)
-    assert any("somebody changed it" in line for line in lines)
+    assert "nothing of ours is in force" in lines
 
 
 @pytest.mark.parametrize(("apply", "shown"), [(False, 1), (True, 0)])

@@ -21,11 +21,11 @@ from pytools.views.metrics.rows import DIRECTIONS, AppRow, LinkRow, PathRow, Por
 SERIES_LIMIT: Final = 100_000  # more than the limits of the model's tables come to together
 _CLOCK_STATES: Final = typing.get_args(ClockState)
 _MTU_STATES: Final = ("agrees", "mismatch", "unknown")
-_STEERING_STATES: Final = ("healthy", "suspect", "drained", "returning", "unmeasured", "manual")
+_STEERING_STATES: Final = ("healthy", "suspect", "drained", "returning", "unmeasured")
 _VERDICTS: Final = typing.get_args(RdmaVerdict)
 _EVENTS: Final = typing.get_args(typing.get_type_hints(LinkEvent)["what"])
 _ACTS: Final = (
-    *((each, how) for each in ("nexthop_group", "multipath", "metric", "pin", "label")
+    *((each, how) for each in ("overlay", "pin", "label")
       for how in ("dry_run", "applied", "failed", "undone")),
     *((each, how) for each in ("alert", "operator") for how in ("alert", "alert_over")),
 )  # fmt: skip

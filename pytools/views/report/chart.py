@@ -24,7 +24,7 @@ _NEAR: Final = 8.0  # marks so close to each other are one
 _SEEN: Final = 2.0  # units of height: a shade that is thinner is not drawn
 _MOST_SAID: Final = 4  # acts explained in one mark
 _LEVELS: Final = {  # how high the band of a state is, of 20: trouble stands out without colour
-    **{"healthy": 6, "returning": 10, "suspect": 13, "drained": 20, "manual": 16, "unmeasured": 3},
+    **{"healthy": 6, "returning": 10, "suspect": 13, "drained": 20, "unmeasured": 3},
     **{"synchronised": 6, "holdover": 12, "free_running": 20},
     **{"ok": 6, "no_demand": 3, "slow_receiver": 14, "congested": 17, "dead": 20, "unknown": 3},
 }

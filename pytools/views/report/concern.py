@@ -11,18 +11,16 @@ from typing import Final
 from pytools.signals import NexthopGroup, Path
 from pytools.views.report.records import NumberedAct, PathStory
 
-_ROUTE: Final = re.compile(r"(?:multipath|metric):[^:]*:(?P<prefix>[^@]*)")
-
-
-def group_target(group: NexthopGroup) -> str:
-    """What acts on a group call it."""
-    return f"nexthop_group:{group.group_id}"
+_ROUTES: Final = re.compile(r"overlay:[^:]*:(?P<prefix>.+)")
 
 
 def acts_of_group(acts: Iterable[NumberedAct], group: NexthopGroup) -> tuple[int, ...]:
-    """Numbers of the acts on a group."""
-    wanted = (group.host, group_target(group))
-    return tuple(each.number for each in acts if (each.act.host, each.act.target) == wanted)
+    """Numbers of the acts on what a group carries."""
+    return tuple(
+        each.number
+        for each in acts
+        if each.act.host == group.host and not set(prefixes_of(each.act.target)).isdisjoint(group.destinations)
+    )
 
 
 def acts_by_path(
@@ -32,11 +30,15 @@ def acts_by_path(
 
     An act concerns the paths of its host to what lies behind its target; where that is not known, all of its host.
     """
-    destinations = {(group.host, group_target(group)): tuple(group.destinations) for group in groups}
+    destinations = {
+        (group.host, prefix): tuple(group.destinations) for group in groups for prefix in group.destinations
+    }
     found: dict[Path, list[int]] = {path: [] for path in paths}
     reached: dict[tuple[tuple[str, ...], str], bool] = {}
     for each in acts:
-        prefixes = destinations.get((each.act.host, each.act.target)) or _of_route(each.act.target)
+        prefixes = prefixes_of(each.act.target)
+        if prefixes:
+            prefixes = destinations.get((each.act.host, prefixes[0]), prefixes)
         for path in paths:
             if path.source != each.act.host:
                 continue
@@ -53,8 +55,9 @@ def with_acts(story: PathStory, numbers: Mapping[Path, tuple[int, ...]]) -> Path
     return replace(story, acts=numbers.get(story.path, ()))
 
 
-def _of_route(target: str) -> tuple[str, ...]:
-    match = _ROUTE.fullmatch(target.partition("@")[0])
+def prefixes_of(target: str) -> tuple[str, ...]:
+    """The prefix that a target of acts is named after; empty for what has none."""
+    match = _ROUTES.fullmatch(target)
     return (match["prefix"],) if match else ()
 
 

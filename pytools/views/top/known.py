@@ -189,13 +189,14 @@ class Known:
     def about(self, path: Path) -> list[Event]:
         """The acts and states of a path, and what happened to its interface, the newest first."""
         carrier = self.shares.carrier(self.model, path)
-        target = None if carrier is None else f"nexthop_group:{carrier[0]}"
+        group = None if carrier is None else self.model.groups.get(carrier[0])
+        ends = tuple(f":{prefix}" for prefix in group.destinations) if group is not None else ()
         named = re.compile(rf"(?<!\w){re.escape(place_of(path))}(?!\w)")
         found = [*self.of_path.get(path, ())]
         for event in self.events:
             match event.signal:
                 case Act():
-                    if event.signal.target == target or named.search(event.why):
+                    if (ends and event.signal.target.endswith(ends)) or named.search(event.why):
                         found.append(event)
                 case LinkEvent():
                     if event.signal.interface == path.interface:

@@ -29,9 +29,8 @@ STYLES: Final = {
     "drained": "red",
     "returning": "cyan",
     "unmeasured": "dim",
-    "manual": "magenta",
 }
-_URGENCY: Final = ("drained", "suspect", "returning", "unmeasured", "manual", "healthy")
+_URGENCY: Final = ("drained", "suspect", "returning", "unmeasured", "healthy")
 _SILENT_NS: Final = 3_000_000_000  # what was not heard of for so long (or three windows) is said to be silent
 SPARKS: Final = 10
 

@@ -1,0 +1,61 @@
+"""Take everything back: our rules are deleted first, then it is noted what they had in force.
+
+Safe to repeat and to interrupt. For a controller that starts or ends, a guardian, and `swerve steer off`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from steering.acting.journal import Entry, Journal, entry_now
+from steering.plan import title
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """A target that has its original weights back."""
+
+    last: Entry  # the act that was in force
+    acknowledged_ns: int
+
+    @property
+    def text(self) -> str:
+        """It in one line."""
+        return f"{title(self.last.target)}: original weights are back"
+
+
+def take_back(log: Journal, off: Callable[[], object], scope: str, by: str, because: str = "") -> list[Undone]:
+    """Take back what is in force, and note it.
+
+    Parameters
+    ----------
+    log : Journal
+        Where it is noted.
+    off : callable
+        Deletes our rules.
+    scope : str
+        This boot and namespace.
+    by : str
+        Who does it: controller, guardian or command.
+    because : str
+        Why.
+
+    Raises
+    ------
+    SwerveError
+        If the kernel refuses; nothing is noted then.
+    OSError
+        If it could not be noted: it was undone all the same.
+    """
+    off()
+    found = log.read().in_force(scope).values()
+    notes = [
+        replace(
+            entry_now("undone", last.act_id, last.group, last.after, last.original, because, last.under, scope, by),
+            host=last.host,
+        )
+        for last in found
+    ]
+    log.write(*notes)
+    return [Undone(last, note.at_ns) for last, note in zip(found, notes, strict=True)]

@@ -1,0 +1,261 @@
+"""Our tables, groups and nexthops in the kernel: made as they shall be, with as few requests as it takes.
+
+Two forms. `object`: a nexthop for each hop, a group for each target, and routes that use the group, so that one request
+re-weights all its prefixes, and a hop that loses its carrier is out at once. `inline`: every route lists its hops
+itself, which leaves zebra nothing to adopt. One thread; the netlink socket's namespace decides.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal
+
+from pytools.kernel.leftovers import FIRST_ID, LAST_ID, is_our_nexthop
+from pytools.kernel.netlink import PROTOCOL, Hop, Member, Netlink, NetlinkError, Nexthop, NexthopGroup
+from pytools.kernel.netlink_messages import group_body, nexthop_body
+from pytools.kernel.netlink_routes import hop_of, mirrored, route_of, throw_route
+from steering.actuators.objects import Objects, Table
+from steering.actuators.theirs import Steerable, View, ViewKey, Way
+from steering.plan import Target
+
+Form = Literal["object", "inline"]
+Shares = Mapping[Way, int]
+
+
+class Numbers:
+    """Table numbers and ids of ours: the same for the same thing as long as this lives.
+
+    Parameters
+    ----------
+    first_table : int
+        The first of our tables.
+    """
+
+    def __init__(self, first_table: int) -> None:
+        self._first_table = first_table
+        self._tables: dict[tuple[int, int | None], int] = {}
+        self._ids: dict[object, int] = {}
+        self._next = FIRST_ID
+        self._taken: frozenset[int] = frozenset()
+
+    def table(self, view: ViewKey) -> int:
+        """The table of ours above one of theirs; both families share the number."""
+        return self._tables.setdefault(view[1:], self._first_table + len(self._tables))
+
+    def nexthop(self, way: Way) -> int:
+        """The id of a hop."""
+        return self._id((way.family, way.gateway, way.interface, way.onlink))
+
+    def group(self, target: Target) -> int:
+        """The id of a target's group."""
+        return self._id(target)
+
+    def skip(self, taken: Iterable[int]) -> None:
+        """Leave out ids that somebody uses."""
+        self._taken = frozenset(taken)
+
+    def _id(self, what: object) -> int:
+        if what not in self._ids:
+            while self._next in self._taken:
+                self._next += 1
+            self._ids[what] = self._next
+            self._next += 1
+        return self._ids[what]
+
+
+class Mirror:
+    """Our tables in one namespace.
+
+    Parameters
+    ----------
+    netlink : Netlink
+        A socket in that namespace; stays the caller's.
+    numbers : Numbers
+        What ours are called.
+    """
+
+    def __init__(self, netlink: Netlink, numbers: Numbers) -> None:
+        self._netlink, self._numbers = netlink, numbers
+        self.form: Form = "object"
+        self._routes: dict[Table, dict[str, bytes]] = {}  # as put
+        self._groups: dict[int, dict[int, int]] = {}  # as put
+        self._prefixes: dict[Target, tuple[ViewKey, Sequence[Steerable]]] = {}
+        self.made: set[Table] = set()  # where routes were made when it last followed
+        self._verified: Objects | None = None  # the reading after which our routes were last compared
+
+    def rewritten(self, objects: Objects) -> bool:
+        """Whether somebody put members of his own into a group of ours."""
+        return any(
+            number in objects.groups and not objects.groups[number].weights.keys() <= self._groups[number].keys()
+            for number in self._groups
+        )
+
+    def follow(
+        self,
+        objects: Objects,
+        views: Collection[View],
+        targets: Mapping[Target, tuple[ViewKey, Collection[Way], Shares, Sequence[Steerable]]],
+        form: Form,
+    ) -> list[str]:
+        """Make everything as it shall be; what could not be done.
+
+        Parameters
+        ----------
+        objects : Objects
+            What the kernel has.
+        views : collection of View
+            What has to be passed on.
+        targets : mapping
+            View, usable hops, weights and prefixes of every target.
+        form : str
+            In which form.
+        """
+        failed: list[str] = []
+        self.made.clear()
+        if form != self.form:
+            self.form = form
+            failed += self._put_routes({})
+        usable = self._make_nexthops(objects, {w for _, ways, _, _ in targets.values() for w in ways}, failed)
+        self._prefixes = {name: (view, prefixes) for name, (view, _, _, prefixes) in targets.items() if prefixes}
+        wanted: dict[Table, dict[str, bytes]] = {}
+        groups: dict[int, dict[int, int]] = {}
+        for name, (_, _, shares, prefixes) in targets.items():
+            able = {way: weight for way, weight in shares.items() if way in usable}
+            if not able or not prefixes:
+                continue
+            if form == "object":
+                members = {self._numbers.nexthop(way): weight for way, weight in able.items()}
+                groups[self._numbers.group(name)] = members
+            for place, bodies in self._bodies(name, able).items():
+                wanted.setdefault(place, {}).update(bodies)
+        for view in views:
+            number = self._numbers.table(view.key)
+            for each in view.passed_on:
+                body = throw_route(each, view.family, number, PROTOCOL)
+                wanted.setdefault((view.family, number), {})[each] = body
+        self._put_groups(objects, groups, failed)
+        self._verify(objects, views)
+        failed += self._put_routes(wanted)
+        self._drop_surplus(objects, {self._numbers.nexthop(way) for way in usable} if form == "object" else set())
+        return failed
+
+    def reweight(self, target: Target, shares: Shares) -> None:
+        """Give a target other weights.
+
+        Raises
+        ------
+        NetlinkError
+            If the kernel refuses; in form `inline` some of its routes may have them already.
+        """
+        if self.form == "object":
+            number = self._numbers.group(target)
+            members = {self._numbers.nexthop(way): weight for way, weight in shares.items()}
+            self._netlink.make_nexthop(_group(number, members), replace=True)
+            self._groups[number] = members
+            return
+        for place, bodies in self._bodies(target, shares).items():
+            put = self._routes.setdefault(place, {})
+            refusals = self._netlink.make_routes(list(bodies.values()), replace=True)
+            put.update(pair for pair, refusal in zip(bodies.items(), refusals, strict=True) if refusal is None)
+            for refusal in refusals:
+                if refusal is not None:
+                    raise refusal
+
+    # ---- nexthops and groups ----
+
+    def _make_nexthops(self, objects: Objects, ways: set[Way], failed: list[str]) -> set[Way]:
+        """The hops that routes may lead over."""
+        if self.form == "inline":
+            return ways
+        usable = set()
+        for way in sorted(ways):
+            number = self._numbers.nexthop(way)
+            there = objects.nexthops.get(number)
+            if there is not None and there.ifindex == way.ifindex:
+                usable.add(way)
+                continue
+            body = nexthop_body(number, way.family, way.gateway or None, way.ifindex, way.onlink, PROTOCOL)
+            try:
+                self._netlink.make_nexthop(body, replace=there is not None)
+            except NetlinkError as refusal:  # its link has gone meanwhile
+                failed.append(f"nexthop {way.gateway or way.interface}: {refusal.sentence or refusal}")
+                continue
+            usable.add(way)
+        return usable
+
+    def _put_groups(self, objects: Objects, wanted: dict[int, dict[int, int]], failed: list[str]) -> None:
+        self._groups = {}
+        for number, members in wanted.items():
+            there = objects.groups.get(number)
+            if there is None or list(there.weights.items()) != list(members.items()):  # flows depend on the order, too
+                try:
+                    self._netlink.make_nexthop(_group(number, members), replace=there is not None)
+                except NetlinkError as refusal:
+                    failed.append(f"nexthop group {number}: {refusal.sentence or refusal}")
+            self._groups[number] = members
+
+    def _drop_surplus(self, objects: Objects, nexthops: set[int]) -> None:
+        gone = [
+            number for number, each in objects.groups.items() if is_our_nexthop(each) and number not in self._groups
+        ]
+        gone += [number for number, each in objects.nexthops.items() if is_our_nexthop(each) and number not in nexthops]
+        for number in gone:
+            try:
+                self._netlink.del_nexthop(number)
+            except NetlinkError as refusal:
+                if refusal.code != errno.ENOENT:
+                    raise
+
+    # ---- routes ----
+
+    def _bodies(self, target: Target, shares: Shares) -> dict[Table, dict[str, bytes]]:
+        """The routes of a target, by table and prefix."""
+        view, prefixes = self._prefixes[target]
+        family, table = view[0], self._numbers.table(view)
+        over: int | list[Hop] = self._numbers.group(target)
+        if self.form == "inline":  # IPv6 is without the other hops for a moment: the one that carries most comes first
+            ordered = sorted(shares.items(), key=lambda pair: -pair[1])
+            over = [hop_of(way.gateway, way.ifindex, family, weight, way.onlink) for way, weight in ordered]
+        made = {each.destination: mirrored(each.body, each.destination, table, PROTOCOL, over) for each in prefixes}
+        return {(family, table): made}
+
+    def _verify(self, objects: Objects, views: Collection[View]) -> None:
+        """Forget routes that are gone: the kernel deletes them with their last hop, and others may."""
+        before, self._verified = self._verified, objects
+        if before is not None and before.routes is objects.routes and before.shape == objects.shape:
+            return
+        for view in views:
+            family, number = view.family, self._numbers.table(view.key)
+            there = {route.destination for route in self._netlink.routes(family, number, PROTOCOL)}
+            put = self._routes.get((family, number), {})
+            self._routes[family, number] = {prefix: body for prefix, body in put.items() if prefix in there}
+
+    def _put_routes(self, wanted: Mapping[Table, Mapping[str, bytes]]) -> list[str]:
+        """Have these routes and no others in our tables; what could not be done."""
+        failed = []
+        for place in {*wanted, *self._routes}:
+            want, put = wanted.get(place, {}), self._routes.setdefault(place, {})
+            surplus = [prefix for prefix in put if prefix not in want]
+            self._netlink.drop_routes([route_of(put.pop(prefix)) for prefix in surplus])
+            for replace in (False, True):
+                chosen = {p: body for p, body in want.items() if put.get(p) != body and (p in put) == replace}
+                refusals = self._netlink.make_routes(list(chosen.values()), replace=replace)
+                for (prefix, body), refusal in zip(chosen.items(), refusals, strict=True):
+                    if refusal is None:
+                        put[prefix] = body
+                        self.made.add(place)
+                    else:
+                        put.pop(prefix, None)
+                        failed.append(f"route {prefix}: {refusal.sentence or refusal}")
+        return failed
+
+
+def _group(number: int, members: Mapping[int, int]) -> bytes:
+    return group_body(number, [Member(member, weight) for member, weight in members.items()], PROTOCOL)
+
+
+def foreign_ids(objects: Objects) -> set[int]:
+    """Ids in our range that are not ours: zebra keeps nexthops that it once adopted."""
+    found: list[Nexthop | NexthopGroup] = [*objects.nexthops.values(), *objects.groups.values()]
+    return {each.id for each in found if FIRST_ID <= each.id <= LAST_ID and not is_our_nexthop(each)}

@@ -1,0 +1,397 @@
+"""Our own routes above theirs: weights are changed in a table of ours, and one rule puts it in force.
+
+While nothing is steered the table only mirrors what others route, with their weights, and no rule leads to it. The
+first act gives a group other weights and adds the rule; undoing deletes the rule. Where our table has no answer the
+look-up goes on to theirs. Nobody else's route, nexthop or metric is written. Times are CLOCK_MONOTONIC nanoseconds;
+one thread, in the namespace that is steered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, Self
+
+from pytools.errors import RefusedError, SwerveError
+from pytools.kernel.leftovers import is_our_rule, sweep, switch_off
+from pytools.kernel.netlink import MAIN_TABLE, PROTOCOL, Family, Netlink
+from pytools.kernel.netlink_messages import family_of
+from pytools.kernel.netlink_tables import rule_like, rule_of, rule_selects_all
+from pytools.kernel.netlink_watch import NetlinkWatch
+from steering.actuators.mirror import Mirror, Numbers, foreign_ids
+from steering.actuators.objects import Objects, Table, owner_name, read
+from steering.actuators.prefixes import Key, LongestPrefix, key_of
+from steering.actuators.steered import Steered, free_name
+from steering.actuators.theirs import Steerable, View, ViewKey, Ways, views
+from steering.plan import Group, Member, Target, Weights, weights_of
+from steering.policy import Manage
+
+_MS: Final = 1_000_000
+_SETTLE_NS: Final = 2 * _MS  # changes come in bursts: the kernel's own, and a daemon's answer to them
+_SPACING: Final = 4  # readings take at most a quarter of a processor
+_ANYWAY_NS: Final = 30_000 * _MS
+_RETRY_NS: Final = 1_000 * _MS
+_ZEBRA: Final = 11  # RTPROT_ZEBRA
+_LAST: Final = 32_767  # priority
+_NOWHERE: Final = "swerve-none"  # no interface
+MOVES: Final = "new flows, and live ones whose hash then falls to another hop"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an attempt: `applied` when the kernel acknowledged all of it, else nothing was changed."""
+
+    kind: Literal["applied", "failed"]
+    weights: Weights
+    acknowledged_ns: int | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is to steer now."""
+
+    groups: Mapping[Target, Group]  # members: those that can be used now; current: what is in force
+    refused: Mapping[str, str]  # managed prefixes that cannot be steered, and why
+    lost: frozenset[Target]  # went with their links; they may come back
+    unlinked: frozenset[str]  # interfaces without a carrier
+    events: tuple[str, ...]  # what was done or could not be done, for the log
+    _routes: tuple[LongestPrefix[Target | None], ...] = field(repr=False)
+
+    def targets_of(self, address: str) -> tuple[Target, ...]:
+        """The targets that carry the routes to an address, one for each table that has one."""
+        return tuple(target for routes in self._routes if (target := routes.get(address)) is not None)
+
+
+class Overlay:
+    """The overlay of one namespace.
+
+    Parameters
+    ----------
+    netlink : Netlink
+        A socket in that namespace; stays the caller's.
+    manage : Manage
+        Which prefixes are managed, and which numbers are ours.
+    apply : bool
+        Whether to write; else it only reads.
+
+    Raises
+    ------
+    RefusedError
+        If somebody else uses a table or a priority of ours.
+    """
+
+    def __init__(self, netlink: Netlink, manage: Manage, apply: bool) -> None:
+        self._netlink, self._manage, self._apply = netlink, manage, apply
+        self._families: tuple[Family, ...] = tuple(sorted({family_of(prefix) for prefix in manage.destinations}))
+        self._alternatives = tuple((each.via, each.dev) for each in manage.alternatives)
+        self._numbers = Numbers(manage.table)
+        self._numbers.table((4, MAIN_TABLE, None))  # has the first one
+        self._mirror = Mirror(netlink, self._numbers)
+        self._objects: Objects | None = None
+        self._views: dict[ViewKey, View] = {}
+        self._targets: dict[Target, Steered] = {}
+        self._rules: dict[ViewKey, list[bytes]] = {}  # in force
+        self._taken: dict[ViewKey, str] = {}  # who uses the table of ours above a view; empty for nobody
+        self._routes_changed = True
+        self._due_ns = self._free_ns = 0
+        self._complaints: frozenset[str] = frozenset()
+        if apply:
+            sweep(netlink)
+        self._watch = NetlinkWatch([netlink.socket.port])
+        try:
+            objects = self._read()
+            self._refuse_collisions(objects, self._look(objects))
+        except BaseException:
+            self._watch.close()
+            raise
+        self._numbers.skip(foreign_ids(objects))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self, remove: bool = True) -> None:
+        """Stop; remove all that is ours, unless it is to stay."""
+        if self._apply and remove:
+            with contextlib.suppress(SwerveError):
+                sweep(self._netlink)
+        self._watch.close()
+
+    # ---- news ----
+
+    def fileno(self) -> int:
+        """Readable when something has changed."""
+        return self._watch.fileno()
+
+    def receive(self) -> None:
+        """Take note of news; call it when the descriptor is readable."""
+        news = self._watch.read()
+        self._routes_changed |= news.routes
+        if news.changed:
+            self._due_ns = min(self._due_ns, max(time.monotonic_ns() + _SETTLE_NS, self._free_ns))
+
+    @property
+    def due_ns(self) -> int:
+        """When to call `refresh` next."""
+        return self._due_ns
+
+    # ---- weights ----
+
+    def apply(self, target: Target, wanted: Weights) -> Outcome:
+        """Give a target weights: those of a group first, then the rule; what others have, when the weights are theirs.
+
+        Parameters
+        ----------
+        target : str
+            One of those found.
+        wanted : Weights
+            By the ids of its members.
+        """
+        known = self._targets.get(target)
+        if known is None or not known.usable or not known.prefixes:
+            return Outcome("failed", (), None, "it is gone")
+        ways = {self._numbers.nexthop(way): way for way, _ in known.usable}
+        weights = known.ordered({ways[number]: weight for number, weight in wanted if number in ways})
+        if not weights:
+            return Outcome("failed", self._current(known), None, "no hop would be left")
+        before, known.weights = known.weights, None if weights == known.theirs else weights
+        try:
+            if known.weights is not None:
+                self._mirror.reweight(target, known.weights)
+                self._switch(known.view, on=True)
+                self._check_vrf(known)
+            else:
+                if not self._steered(known.view):
+                    self._switch(known.view, on=False)
+                self._mirror.reweight(target, known.theirs)
+        except SwerveError as refusal:
+            known.weights = before
+            self._due_ns = 0  # the next look makes ours as it was
+            return Outcome("failed", self._current(known), None, str(refusal))
+        known.away -= weights.keys()
+        return Outcome("applied", wanted, time.monotonic_ns())
+
+    def off(self) -> list[str]:
+        """Delete our rules, whatever is in force; what was deleted.
+
+        Raises
+        ------
+        NetlinkError
+            If the kernel refuses.
+        """
+        deleted = switch_off(self._netlink)
+        self._rules.clear()
+        for target in self._targets.values():
+            target.weights = None
+        self._due_ns = 0
+        return deleted
+
+    def _current(self, target: Steered) -> Weights:
+        return weights_of((self._numbers.nexthop(way), weight) for way, weight in target.shares.items())
+
+    def _steered(self, view: ViewKey) -> bool:
+        return any(t.view == view and t.weights is not None and t.prefixes for t in self._targets.values())
+
+    # ---- rules ----
+
+    def _wanted_rules(self, view: View) -> list[bytes]:
+        """Ours directly above each of theirs; one that shares a priority with another comes after that one."""
+        found, fixed = [], self._manage.priority
+        for each in view.selectors:
+            of_main = view.table == MAIN_TABLE and rule_selects_all(rule_of(each.body))
+            priority = fixed if of_main and fixed is not None else each.priority - 1
+            number = self._numbers.table(view.key)
+            found.append(rule_like(each.body, priority, number, PROTOCOL, each.iif, each.oif))
+        return found
+
+    def _switch(self, key: ViewKey, on: bool) -> None:
+        """Have the rules of a view, or none."""
+        wanted = self._wanted_rules(self._views[key]) if on and key in self._views else []
+        have = self._rules.get(key, [])
+        fresh = [body for body in wanted if rule_of(body) not in map(rule_of, have)]
+        stale = [body for body in have if rule_of(body) not in map(rule_of, wanted)]
+        for error in (*self._netlink.make_rules(fresh), *self._netlink.drop_rules(stale)):
+            if error is not None and error.code not in (errno.EEXIST, errno.ENOENT):
+                raise error
+        self._rules[key] = wanted
+
+    def _check_vrf(self, target: Steered) -> None:
+        """See whether the kernel finds our table for packets of a VRF: from 5.18 to 6.14 rules do not match the device.
+
+        Raises
+        ------
+        SwerveError
+            If it does not; the rules are deleted again, as nobody would notice them.
+        """
+        device = next((each.oif for each in self._views[target.view].selectors if each.oif), "")
+        link = self._objects.by_name.get(device) if self._objects is not None else None
+        if link is None:
+            return
+        address = target.prefixes[0].destination.partition("/")[0]
+        found = self._netlink.route_get(address, matched=True, oif=link.index)
+        if found.table != self._numbers.table(target.view):
+            self._switch(target.view, on=False)
+            raise SwerveError(f"this kernel matches no rule with packets of VRF {device}", "Linux 6.15 does")
+
+    # ---- following theirs ----
+
+    def refresh(self) -> Found:
+        """Read what others have, make ours follow it, and say what there is to steer.
+
+        Raises
+        ------
+        SwerveError
+            If the kernel cannot be read or written; ask again when due.
+        """
+        began = time.monotonic_ns()
+        self._due_ns = began + _RETRY_NS
+        objects = self._read()
+        found = self._look(objects)
+        self._views = {view.key: view for view in found if not self._user_of_table(view)}
+        self._assign(objects)
+        for target in self._targets.values():
+            target.follow(objects)
+        failed = [why for view in found if (why := self._user_of_table(view))]
+        failed += self._write(objects) if self._apply else []
+        events = tuple(each for each in failed if each not in self._complaints)
+        self._complaints = frozenset(failed)
+        now = time.monotonic_ns()
+        self._free_ns = now + _SPACING * (now - began)
+        self._due_ns = now + (_RETRY_NS if failed else _ANYWAY_NS)
+        return self._found(objects, events)
+
+    def _read(self) -> Objects:
+        """What there is. News is taken first: what comes later makes it due again."""
+        news = self._watch.read()
+        before = None if self._routes_changed or news.routes else self._objects
+        self._routes_changed = True  # until it has been read
+        self._objects = read(self._netlink, self._families, self._manage.vrfs, before)
+        self._routes_changed = False
+        return self._objects
+
+    def _look(self, objects: Objects) -> list[View]:
+        return views(objects, self._manage.destinations, self._manage.vrfs, self._alternatives)
+
+    def _assign(self, objects: Objects) -> None:
+        """Give every set of hops its target: the one that most of its prefixes had before, else one of its own."""
+        before = {(t.view, each.destination): name for name, t in self._targets.items() for each in t.prefixes}
+        old, self._targets = self._targets, {}
+        for key, view in self._views.items():
+            sets: dict[Ways, list[Steerable]] = {}
+            for each in view.prefixes:
+                sets.setdefault(each.ways, []).append(each)
+            for ways, prefixes in sorted(sets.items(), key=lambda pair: -len(pair[1])):
+                votes = Counter(before.get((key, each.destination)) for each in prefixes)
+                del votes[None]
+                parent = old[str(votes.most_common(1)[0][0])] if votes else None
+                name = parent.name if parent is not None else ""
+                if not name or name in self._targets:
+                    name = free_name(view.name, prefixes, self._targets)
+                known = old.get(name) or Steered(name, key, ways, prefixes)
+                if parent is not None and parent is not known:  # split off: what was taken down stays down
+                    known.usable, known.weights, known.away = parent.usable, parent.weights, parent.away
+                known.ways, known.prefixes = ways, prefixes
+                self._targets[name] = known
+        for name, known in old.items():
+            if name not in self._targets and not all(objects.carries(way.interface) for way, _ in known.ways):
+                known.prefixes, known.weights = (), None  # it went with its links
+                self._targets[name] = known
+
+    def _write(self, objects: Objects) -> list[str]:
+        """Make ours be as it shall; what could not be done."""
+        form = self._mirror.form
+        if form == "object" and (_zebra_runs(objects) or self._mirror.rewritten(objects)):
+            form = "inline"  # zebra adopts the nexthop groups of others, and writes its own members into them
+        self._rules = {}
+        for rule in objects.rules:
+            if is_our_rule(rule):
+                key = next((key for key in self._views if (rule.family, rule.table) == self._place(key)), None)
+                self._rules.setdefault(key or (rule.family, 0, None), []).append(rule.body)
+        for key in [key for key in self._rules if not self._steered(key)]:
+            self._switch(key, on=False)
+        failed = self._mirror.follow(
+            objects,
+            self._views.values(),
+            {t.name: (t.view, [way for way, _ in t.usable], t.shares, t.prefixes) for t in self._targets.values()},
+            form,
+        )
+        for key in {t.view for t in self._targets.values() if self._steered(t.view)}:
+            self._switch(key, on=True)
+            if key[0] == 6 and self._place(key) in self._mirror.made:
+                self._touch(key)
+        return failed
+
+    def _touch(self, view: ViewKey) -> None:
+        """Have live IPv6 flows look their routes up again, by a rule that holds for no packet."""
+        nothing = rule_like(bytes([socket.AF_INET6, *bytes(11)]), _LAST, self._numbers.table(view), PROTOCOL, _NOWHERE)
+        self._netlink.make_rules([nothing])
+        self._netlink.drop_rules([nothing])
+
+    def _place(self, view: ViewKey) -> Table:
+        return view[0], self._numbers.table(view)
+
+    def _refuse_collisions(self, objects: Objects, found: Sequence[View]) -> None:
+        """Refuse to start where others use our numbers."""
+        for view in found:
+            if why := self._user_of_table(view):
+                raise RefusedError(why, "set manage.table in the policy to a free number")
+        for rule in objects.rules:
+            if rule.priority == self._manage.priority and not is_our_rule(rule):
+                user = f"protocol {owner_name(rule.protocol)} (table {rule.table})"
+                why = f"rule priority {rule.priority} is used by {user}"
+                raise RefusedError(why, "set manage.priority in the policy to a free number, or leave it out")
+
+    def _user_of_table(self, view: View) -> str:
+        """Who uses the table that would be ours above a view; empty for nobody. It is looked at once."""
+        if view.key not in self._taken:
+            number = self._numbers.table(view.key)
+            theirs = [route for route in self._netlink.routes(view.family, number) if route.protocol != PROTOCOL]
+            self._taken[view.key] = (
+                f"routing table {number} is used by protocol {owner_name(theirs[0].protocol)} ({theirs[0].destination})"
+                if theirs
+                else ""
+            )
+        return self._taken[view.key]
+
+    # ---- what there is ----
+
+    def _found(self, objects: Objects, events: tuple[str, ...]) -> Found:
+        groups, lost = {}, set()
+        for name, target in self._targets.items():
+            if target.usable and target.prefixes:
+                groups[name] = self._group(target)
+            else:
+                lost.add(name)
+        routes: dict[ViewKey, dict[Key, Target | None]] = {
+            key: dict.fromkeys(map(key_of, view.passed_on)) for key, view in self._views.items()
+        }
+        for name, target in self._targets.items():
+            routes.setdefault(target.view, {}).update((key_of(each.destination), name) for each in target.prefixes)
+        refused = {
+            prefix if view.name == "main" else f"{prefix} in table {view.name}": why
+            for view in self._views.values()
+            for prefix, why in view.refused.items()
+        }
+        unlinked = frozenset(link.name for link in objects.links.values() if not objects.carries(link.name))
+        return Found(
+            groups, refused, frozenset(lost), unlinked, events, tuple(LongestPrefix(each) for each in routes.values())
+        )
+
+    def _group(self, target: Steered) -> Group:
+        members = tuple(
+            Member(self._numbers.nexthop(way), way.gateway, way.interface, weight) for way, weight in target.usable
+        )
+        destinations = tuple(each.destination for each in target.prefixes)
+        return Group(target.name, destinations, members, self._current(target), moves=MOVES)
+
+
+def _zebra_runs(objects: Objects) -> bool:
+    return any(each.protocol == _ZEBRA for each in objects.nexthops.values())

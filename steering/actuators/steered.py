@@ -1,0 +1,60 @@
+"""A target of the overlay: whose weights hold, and how they follow the hops that others list. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from steering.actuators.objects import Objects
+from steering.actuators.prefixes import key_of
+from steering.actuators.theirs import Steerable, ViewKey, Way, Ways
+from steering.plan import MAX_WEIGHT, Target, overlay_target
+
+
+@dataclass(slots=True)
+class Steered:
+    """A target: the prefixes of one view that have the same hops with the same weights."""
+
+    name: Target
+    view: ViewKey
+    ways: Ways
+    prefixes: Sequence[Steerable]
+    usable: Ways = ()
+    weights: dict[Way, int] | None = None  # ours; None: theirs
+    away: frozenset[Way] = frozenset()  # left while ours were in force; they carry nothing until that is decided
+
+    @property
+    def theirs(self) -> dict[Way, int]:
+        """The weights that others gave the hops that can be used."""
+        return {way: weight for way, weight in self.usable if weight}
+
+    @property
+    def shares(self) -> dict[Way, int]:
+        """The weights that its group shall have."""
+        return self.theirs if self.weights is None else self.weights
+
+    def follow(self, objects: Objects) -> None:
+        """Take note of the hops that can be used now: what is new joins, what is gone leaves."""
+        before = {way for way, _ in self.usable}
+        self.usable = tuple((way, weight) for way, weight in self.ways if objects.carries(way.interface))
+        if self.weights is None:
+            self.away = frozenset()
+            return
+        now = {way for way, _ in self.usable}
+        self.away = (self.away | before) - now | (self.away & now)
+        left = {way: weight for way, weight in self.weights.items() if way in now}
+        theirs = self.theirs
+        scale = max((weight / theirs[way] for way, weight in left.items() if way in theirs), default=1.0)
+        for way in theirs.keys() - before - self.away:
+            left[way] = min(MAX_WEIGHT, max(1, round(theirs[way] * scale)))
+        self.weights = self.ordered(left) if left and left != theirs else None
+
+    def ordered(self, weights: Mapping[Way, int]) -> dict[Way, int]:
+        """Weights in the order in which others list the hops: where a flow goes depends on it."""
+        return {way: weights[way] for way, _ in self.usable if way in weights}
+
+
+def free_name(view: str, prefixes: Sequence[Steerable], taken: Collection[Target]) -> Target:
+    """A target's name: that of its first prefix which names none yet. It is the same after a restart."""
+    names = (overlay_target(view, each.destination) for each in sorted(prefixes, key=lambda p: key_of(p.destination)))
+    return next(name for name in names if name not in taken)
