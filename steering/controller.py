@@ -24,6 +24,7 @@ from steering.acting import journal, messages
 from steering.acting.acts_file import ActsFile
 from steering.acting.flows import FlowActing
 from steering.acting.lock import Lock
+from steering.acting.namespace_lock import NamespaceLock
 from steering.acting.standbys import StandByActing
 from steering.acting.weights import Acting
 from steering.actuators.overlay import Found, Overlay
@@ -111,7 +112,9 @@ class Controller:
         folder = journal.directory(self._options.netns)
         self._lock = self._stack.enter_context(Lock(folder / journal.LOCK_FILE, _LOCK_WAIT_S))
         self._netlink = self._stack.enter_context(Netlink())
+        locks = [self._lock.fd]
         if self._options.apply:
+            locks.append(self._stack.enter_context(NamespaceLock(_LOCK_WAIT_S)).fileno())
             switch_off(self._netlink)
         log = self._stack.enter_context(journal.Journal(folder / journal.FILE))
         self._acts_file = self._stack.enter_context(contextlib.closing(ActsFile(folder)))
@@ -135,7 +138,7 @@ class Controller:
             if self.flows.needed:
                 self._flow_acting.open(self._options.probe_port)
             lease = self._policy.safety.lease
-            self._guardian = GuardianLink(self._options.netns, lease, self._lock.fd, self._say, deadline)
+            self._guardian = GuardianLink(self._options.netns, lease, locks, self._say, deadline)
 
     def run(self) -> int:
         """Steer until SIGTERM or SIGINT; which of them came. Puts the weights back unless told to keep them.

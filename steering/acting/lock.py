@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from pytools.errors import CapabilityError, RefusedError
+from pytools.errors import CapabilityError, RefusedError, SwerveError
 
 
 class Lock:
@@ -31,6 +31,8 @@ class Lock:
     ------
     RefusedError
         If a controller of this instance runs.
+    SwerveError
+        If a guardian is still undoing what a dead one did.
     """
 
     def __init__(self, path: Path, wait_s: float = 0.0) -> None:
@@ -76,14 +78,14 @@ def _take(fd: int, path: Path, wait_s: float) -> None:
             select.select([], [], [], 0.01)
 
 
-def _refusal(fd: int, path: Path) -> RefusedError:
+def _refusal(fd: int, path: Path) -> SwerveError:
     """Who holds the lock: what is written in it may be of a process that is gone."""
     pid = _facts(fd).get("pid")
     if isinstance(pid, int) and _has_open(pid, path):
         what = f"a controller already runs for {path.parent.name} (process {pid})"
         return RefusedError(what, "stop it first, or `swerve steer undo --stop`")
     what = f"what a dead controller did for {path.parent.name} is being undone, or somebody looks at it"
-    return RefusedError(what, "try again in a moment")
+    return SwerveError(what, "try again in a moment")  # as a service does by itself: no refusal
 
 
 def _facts(fd: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from steering.guarding.confirming import Deadline
 from steering.guarding.guardian import LEAVE, READY, RENEW
@@ -29,8 +29,8 @@ class GuardianLink:
         The instance whose journal it undoes.
     lease_ns : int
         Without a renewal for so long it kills us and undoes.
-    lock_fd : int
-        The instance's lock, which it shares.
+    lock_fds : sequence of int
+        The locks of the instance and of the namespace, which it shares.
     say : callable
         Takes a line for the log.
     deadline : Deadline | None
@@ -41,13 +41,13 @@ class GuardianLink:
         self,
         netns: str | None,
         lease_ns: int,
-        lock_fd: int,
+        lock_fds: Sequence[int],
         say: Callable[[str], None],
         deadline: Deadline | None = None,
     ) -> None:
         self._netns = netns
         self._lease_ns = lease_ns
-        self._lock_fd = lock_fd
+        self._lock_fds = tuple(lock_fds)
         self._say = say
         self._deadline = deadline
         self._selector: selectors.BaseSelector | None = None
@@ -139,7 +139,7 @@ class GuardianLink:
             # A session of its own: a Ctrl-C for us is not for it. -P: nothing is imported from the current directory.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "steering.guarding.guardian", *arguments],
-                pass_fds=(*inherited, self._lock_fd),
+                pass_fds=(*inherited, *self._lock_fds),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,

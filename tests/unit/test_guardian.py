@@ -164,7 +164,7 @@ class Linked:
 
     def __init__(self, lease_ns, begin):
         self.said, self.lock, self.begin = [], os.open(os.devnull, os.O_RDONLY), begin
-        self.link = GuardianLink(None, lease_ns, self.lock, self.said.append)
+        self.link = GuardianLink(None, lease_ns, [self.lock], self.said.append)
         self.selector = selectors.DefaultSelector()
 
     def spawn(self, command, *, pass_fds, **_):
