@@ -41,7 +41,7 @@ class Windows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     short_ms: float = 90.0  # what steering reacts to: five probes, so that three of them are a median
     long_ms: float = 1000.0  # what people read
-    base_s: float = 30.0  # how far back the minimum behind a queueing delay reaches
+    base_s: float = 30.0  # window of the base delay behind a queueing delay
 
     @property
     def long_ns(self) -> int:

@@ -91,7 +91,7 @@ class PathDelay(Signal, frozen=True, kw_only=True, tag="path_delay"):
 
     path: Path
     window_ns: int
-    base_window_ns: int  # how far back the minimum behind `queueing_*` reaches
+    base_window_ns: int  # how far back the base delay behind `queueing_*` reaches
     forward: Delay
     reverse: Delay
     round_trip_min_ns: int | None
