@@ -102,6 +102,7 @@ class Rdma(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     uprobes: Literal["auto", "off"] = "auto"  # breakpoints in the providers: not for processes that post a lot
     tap: bool = True  # serve the memory in which tapped processes count
+    tap_tables_per_user: int = 4  # of 512 queue pairs each, one at least per process; root has more
     interval_ms: float = 10.0  # reading of the queue pairs while any is busy
     budget_per_s: int = 20_000  # requests timed a second by one queue pair's process, at most
     congested_share: float = 0.5  # of the mean bandwidth: below is half of "congested"
@@ -208,6 +209,7 @@ def checked(config: AgentConfig, where: str) -> AgentConfig:
         ("links.mtu_interval_s", config.links.mtu_interval_s, 0, 3600),
         ("links.flap_window_s", config.links.flap_window_s, 1, 3600),
         ("rdma.interval_ms", config.rdma.interval_ms, 1, 10_000),
+        ("rdma.tap_tables_per_user", config.rdma.tap_tables_per_user, 1, 256),
         ("rdma.budget_per_s", config.rdma.budget_per_s, 0, 10_000_000),
         ("rdma.congested_share", config.rdma.congested_share, 0.01, 1),
         ("rdma.congested_backlog", config.rdma.congested_backlog, 1, 1000),

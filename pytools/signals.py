@@ -552,6 +552,7 @@ class RdmaQueuePair(Signal, frozen=True, kw_only=True, tag="rdma_qp"):
     since_ns: int  # since when the verdict stands
     untracked: int  # requests that could not be followed: counted, but neither timed nor in outstanding
     closed: bool
+    uid: int | None = None  # user of the process; None: not known
 
 
 class Suspect(msgspec.Struct, frozen=True):
