@@ -142,9 +142,11 @@ struct swerve_probe {
 	u64 seen_ns; /* CLOCK_MONOTONIC of t4 */
 	u32 number;  /* of the probe in its session, modulo 2^20 */
 	u16 session;
-	u8 ttl;		  /* TTL or hop limit of the reply on arrival */
-	u8 flags;	  /* enum swerve_probe_flag */
-	u32 bytes;	  /* of the reply's UDP payload */
+	u8 ttl;	       /* TTL or hop limit of the reply on arrival */
+	u8 sender_ttl; /* of the request on arrival, as the reply says; not covered by a tag */
+	u16 bytes;     /* of the reply's UDP payload */
+	u8 flags;      /* enum swerve_probe_flag */
+	u8 pad;
 	u32 agent_age_ms; /* how long ago the peer's agent last showed that it works; all ones: not known */
 };
 

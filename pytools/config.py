@@ -41,7 +41,7 @@ class Windows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     short_ms: float = 90.0  # what steering reacts to: five probes, so that three of them are a median
     long_ms: float = 1000.0  # what people read
-    base_s: float = 30.0  # how far back the minimum behind a queueing delay reaches
+    base_s: float = 30.0  # window of the base delay behind a queueing delay
 
     @property
     def long_ns(self) -> int:
@@ -102,6 +102,7 @@ class Rdma(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     uprobes: Literal["auto", "off"] = "auto"  # breakpoints in the providers: not for processes that post a lot
     tap: bool = True  # serve the memory in which tapped processes count
+    tap_tables_per_user: int = 4  # of 512 queue pairs each, one at least per process; root has more
     interval_ms: float = 10.0  # reading of the queue pairs while any is busy
     budget_per_s: int = 20_000  # requests timed a second by one queue pair's process, at most
     congested_share: float = 0.5  # of the mean bandwidth: below is half of "congested"
@@ -208,6 +209,7 @@ def checked(config: AgentConfig, where: str) -> AgentConfig:
         ("links.mtu_interval_s", config.links.mtu_interval_s, 0, 3600),
         ("links.flap_window_s", config.links.flap_window_s, 1, 3600),
         ("rdma.interval_ms", config.rdma.interval_ms, 1, 10_000),
+        ("rdma.tap_tables_per_user", config.rdma.tap_tables_per_user, 1, 256),
         ("rdma.budget_per_s", config.rdma.budget_per_s, 0, 10_000_000),
         ("rdma.congested_share", config.rdma.congested_share, 0.01, 1),
         ("rdma.congested_backlog", config.rdma.congested_backlog, 1, 1000),

@@ -91,7 +91,7 @@ class PathDelay(Signal, frozen=True, kw_only=True, tag="path_delay"):
 
     path: Path
     window_ns: int
-    base_window_ns: int  # how far back the minimum behind `queueing_*` reaches
+    base_window_ns: int  # how far back the base delay behind `queueing_*` reaches
     forward: Delay
     reverse: Delay
     round_trip_min_ns: int | None
@@ -552,6 +552,7 @@ class RdmaQueuePair(Signal, frozen=True, kw_only=True, tag="rdma_qp"):
     since_ns: int  # since when the verdict stands
     untracked: int  # requests that could not be followed: counted, but neither timed nor in outstanding
     closed: bool
+    uid: int | None = None  # user of the process; None: not known
 
 
 class Suspect(msgspec.Struct, frozen=True):

@@ -169,7 +169,9 @@ def port(path: Path, at_ns: int, state: str) -> RdmaPort:
     )
 
 
-def queue_pair(path: Path | None, at_ns: int, number: int, verdict: Any, closed: bool = False) -> RdmaQueuePair:
+def queue_pair(
+    path: Path | None, at_ns: int, number: int, verdict: Any, closed: bool = False, uid: int | None = 0
+) -> RdmaQueuePair:
     """A queue pair over a path."""
     return RdmaQueuePair(
         host="h1",
@@ -205,4 +207,5 @@ def queue_pair(path: Path | None, at_ns: int, number: int, verdict: Any, closed:
         since_ns=at_ns,
         untracked=0,
         closed=closed,
+        uid=uid,
     )

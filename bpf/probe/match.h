@@ -174,6 +174,7 @@ static __always_inline int match_reply(struct __sk_buff *skb, struct udp_packet 
 	record.number = number;
 	record.session = row;
 	record.ttl = packet->ttl;
+	record.sender_ttl = base->sender_ttl;
 	record.bytes = packet->bytes;
 	if (!(record.flags & SWERVE_PROBE_OURS))
 		record.agent_age_ms = ~0;

@@ -2,7 +2,7 @@
 
 A one-way delay is the difference of two clocks. Where these are one clock, it is a fact, good to the clock's
 reading; where they run freely, only its excess over the recent minimum means anything, and what that is good to
-grows with the age of the minimum.
+grows with the age of the minimum. What it is compared with is the base delay (base_delays.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pytools.estimators.base_delays import Base, BaseDelays
 from pytools.estimators.offsets import UNBOUNDED_NS
-from pytools.estimators.windows import MISSING, Rows, Samples, SlidingMinimum, Times, nearest_rank
+from pytools.estimators.windows import MISSING, Rows, Samples, Times, nearest_rank
 from pytools.signals import Delay, Histogram
 
 # Stated allowances, each for one end.
@@ -27,7 +28,6 @@ _NS_A_DRIFTED_NS: Final = 1_000_000 // (2 * DRIFT_PPM)  # of two against each ot
 _BY_CHANCE: Final = 1e-5
 _PERCENT: Final = np.array([0, 50, 99])[:, None, None]
 _NONE: Final = np.array(None)
-_BOTH: Final = np.arange(2)[:, None]
 _DRIFTING_NS: Final = 10_000_000_000  # what is longer is no delay, and its drift would not fit a float
 
 
@@ -114,34 +114,31 @@ class Figures:
         Forward and reverse.
     delays : ndarray of int64, shape (4, 2, paths)
         Smallest, p50, p99 and last.
-    base, base_at : ndarray of int64, shape (2, paths)
-        The minimum behind the queueing delays, and when it was taken.
+    base : Base
+        What the queueing delays are measured against.
     round_trip_min : ndarray of int64, shape (paths,)
     """
 
     samples: NDArray[np.int64]
     delays: Times
-    base: Times
-    base_at: Times
+    base: Base
     round_trip_min: Times
 
 
-def summarise(samples: Samples, base: SlidingMinimum, rows: Rows, begin_ns: int, now_ns: int, at_most: int) -> Figures:
+def summarise(samples: Samples, base: BaseDelays, rows: Rows, begin_ns: int, now_ns: int, at_most: int) -> Figures:
     """Figures of some paths over the window from `begin_ns` to now.
 
     Parameters
     ----------
     samples : Samples
         Of a row for each path: forward and reverse delay, and round trip.
-    base : SlidingMinimum
-        Of two rows for each path: forward and reverse.
     at_most : int
         Look at this many of the newest samples of each row.
     """
     ordered, counts, last = samples.since(rows, begin_ns, at_most)
     ranked = nearest_rank(ordered, counts, _PERCENT)
     delays_ns = np.concatenate([ranked[:, :2], last[None, :2]])
-    return Figures(counts[:2], delays_ns, *base.at(rows * 2 + _BOTH, now_ns), ranked[0, 2])
+    return Figures(counts[:2], delays_ns, base.at(rows, now_ns), ranked[0, 2])
 
 
 def half_waited(
@@ -216,7 +213,8 @@ def published(
     """
     stamps, measured = stamp_bound(foreign), figures.samples > 0
     bound_ns, absolute = stamps + clocks.bound_ns, measured & clocks.absolute
-    compared = measured & (figures.base != MISSING)
+    base = figures.base
+    compared = measured & (base.delays != MISSING)
     table = np.empty((10, *measured.shape), np.int64)  # columns of Delay
     known = np.empty(table.shape, np.bool_)
     table[0], known[0] = figures.samples, True
@@ -225,8 +223,10 @@ def published(
     # Half of the smallest round trip bounds a one-way delay whatever the clocks do.
     table[5] = np.where(clocks.hard_bound_ns > 0, clocks.hard_bound_ns + stamps, figures.round_trip_min // 2)
     known[5] &= (figures.round_trip_min != MISSING) & (clocks.hard_bound_ns < UNBOUNDED_NS)
-    np.subtract(figures.delays[1:], figures.base, out=table[6:9])
-    table[9], known[6:] = queueing_bound(stamps, np.where(compared, now_ns - figures.base_at, 0), clocks), compared
+    np.subtract(figures.delays[1:], base.delays, out=table[6:9])
+    np.maximum(table[6:9], 0, out=table[6:9])
+    age_ns = np.where(compared, now_ns - base.taken_ns, 0)
+    table[9], known[6:] = queueing_bound(stamps, age_ns, clocks) + base.slack, compared
     rows = zip(or_none(table.transpose(1, 2, 0), known.transpose(1, 2, 0)), queueing, strict=True)
     forward, reverse = ([Delay(*[*row, waits]) for row, waits in zip(*each, strict=True)] for each in rows)
     both, difference_ns = absolute[0] & absolute[1], figures.delays[0, 0] - figures.delays[0, 1]

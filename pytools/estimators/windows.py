@@ -16,8 +16,8 @@ Times = NDArray[np.int64]
 Rows = NDArray[Any]  # of any integer type
 
 MISSING: Final = np.iinfo(np.int64).min  # a time, delay or figure that is not known
-_HIGHEST: Final = np.iinfo(np.int64).max
-_BUCKETS: Final = 32
+NO_MINIMUM: Final = np.iinfo(np.int64).max  # of a part of a window that has no sample
+PARTS: Final = 32  # of the window of a sliding minimum
 
 
 def occurrence(rows: Rows) -> NDArray[np.intp]:
@@ -141,7 +141,7 @@ class Samples:
         inside = (times >= begin_ns) & (held != MISSING)  # an empty place has a time before all others
         counts: NDArray[np.int64] = inside.sum(axis=-1)
         last = np.where(counts > 0, _pick(held, inside.argmax(axis=-1)), MISSING)
-        ordered = np.where(inside, held, _HIGHEST)
+        ordered = np.where(inside, held, NO_MINIMUM)
         ordered.sort(axis=-1)
         return ordered, counts, last
 
@@ -182,9 +182,9 @@ class SlidingMinimum:
 
     def __init__(self, rows: int, window_ns: int) -> None:
         self.window_ns = window_ns
-        self._width_ns = max(1, window_ns // _BUCKETS)
-        self._kept = _BUCKETS + 1
-        self._minima = np.full((rows, self._kept), _HIGHEST, np.int64)
+        self._width_ns = max(1, window_ns // PARTS)
+        self._kept = PARTS + 1
+        self._minima = np.full((rows, self._kept), NO_MINIMUM, np.int64)
         self._times = np.zeros((rows, self._kept), np.int64)
         self._buckets = np.full((rows, self._kept), MISSING, np.int64)
 
@@ -194,14 +194,14 @@ class SlidingMinimum:
         if more <= 0:
             return
         shape = (more, self._kept)
-        self._minima = np.concatenate([self._minima, np.full(shape, _HIGHEST, np.int64)])
+        self._minima = np.concatenate([self._minima, np.full(shape, NO_MINIMUM, np.int64)])
         self._times = np.concatenate([self._times, np.zeros(shape, np.int64)])
         self._buckets = np.concatenate([self._buckets, np.full(shape, MISSING, np.int64)])
 
     def forget(self, rows: Rows) -> None:
         """Hold nothing of these rows any more."""
         self._buckets[rows] = MISSING
-        self._minima[rows] = _HIGHEST
+        self._minima[rows] = NO_MINIMUM
 
     def add(self, rows: Rows, values: Times, times: Times) -> None:
         """Take samples into account; of one row, none may be older than a window before the newest."""
@@ -213,7 +213,7 @@ class SlidingMinimum:
         if np.count_nonzero(held != buckets):  # about 32 times a window
             newer = held < buckets
             np.maximum.at(self._buckets.reshape(-1), at[newer], buckets[newer])
-            self._minima.put(at[newer], _HIGHEST)
+            self._minima.put(at[newer], NO_MINIMUM)
             current = buckets == self._buckets.take(at)
             at, values, times = at[current], values[current], times[current]
         np.minimum.at(self._minima.reshape(-1), at, values)
@@ -230,12 +230,25 @@ class SlidingMinimum:
         times : ndarray of int64
             They mean nothing where there is no minimum.
         """
-        inside = self._buckets[rows] >= now_ns // self._width_ns - _BUCKETS
-        minima = np.where(inside, self._minima[rows], _HIGHEST)
+        inside = self._buckets[rows] >= now_ns // self._width_ns - PARTS
+        minima = np.where(inside, self._minima[rows], NO_MINIMUM)
         chosen = minima.argmin(axis=-1)
         smallest = _pick(minima, chosen)
         taken: Times = self._times.take(rows * self._kept + chosen)
-        return np.where(smallest != _HIGHEST, smallest, MISSING), taken
+        return np.where(smallest != NO_MINIMUM, smallest, MISSING), taken
+
+    def parts(self, rows: Rows, now_ns: int) -> tuple[Times, Times]:
+        """The minima of the parts of the window (1/32 each, and the one in progress) of some rows, in no order.
+
+        Returns
+        -------
+        minima : ndarray of int64, shape (*rows.shape, 33)
+            NO_MINIMUM where a part has no sample.
+        times : ndarray of int64
+            When each was taken; they mean nothing where there is no minimum.
+        """
+        inside = self._buckets[rows] >= now_ns // self._width_ns - PARTS
+        return np.where(inside, self._minima[rows], NO_MINIMUM), self._times[rows]
 
 
 class CountHistory:

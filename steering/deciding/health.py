@@ -47,6 +47,7 @@ class PathHealth(msgspec.Struct, frozen=True):
     bad: bool = False  # whether it was bad under a rule that moves something, for however short a time
     clear_since: int | None = None  # start of the time without a bad measurement, while drained
     rule: int | None = None  # under which it was taken down
+    also: frozenset[int] = frozenset()  # other rules under which it was bad, by answered probes, since it was drained
     share: float = 1.0  # of its original weight, while drained or returning
     act_ns: int | None = None  # not before this is it lowered (further) for load; None while nothing is wrong
     held_share: float = 0.0  # the largest share with which it was good for a whole step: a relapse goes back to it
@@ -101,6 +102,7 @@ def observe(policy: Policy, path: PathHealth, facts: Facts, now: int) -> PathHea
     ]
     path = replace(
         path,
+        also=path.also | _bad_while_drained(policy, path, [reading for reading, _ in judged], facts),
         covered=covered,
         readings=tuple(reading for reading, _ in judged),
         memories=tuple(memory for _, memory in judged),
@@ -112,6 +114,22 @@ def observe(policy: Policy, path: PathHealth, facts: Facts, now: int) -> PathHea
         step_since=at if broken and path.step_since is not None else path.step_since,
     )
     return advance(policy, _clearing(path, at, broken), now)
+
+
+def _bad_while_drained(policy: Policy, path: PathHealth, readings: Sequence[Reading], facts: Facts) -> frozenset[int]:
+    """Rules that move weight under which a drained path is bad although it answers.
+
+    Of a path that is silent, or was until just now, a delay is not known: only that probes wait or are lost.
+    """
+    silent = any(reading.failure and reading.verdict in (Verdict.BAD, Verdict.PENDING) for reading in readings)
+    overtaken = facts.delay is not None and facts.delay.overtaken_p50_ns is not None
+    if path.state != "drained" or silent or overtaken or not _measured(facts):
+        return frozenset()
+    return frozenset(
+        number
+        for number, (rule, reading) in enumerate(zip(policy.rules, readings, strict=True))
+        if rule.then.kind in WEIGHT_KINDS and number != path.rule and _bad(rule, reading)
+    )
 
 
 def measured_ns(facts: Facts) -> int:
@@ -251,6 +269,7 @@ def _down(path: PathHealth, number: int, share: float, because: str, now: int) -
         state="drained",
         since_ns=now,
         rule=number,
+        also=path.also - {number} if path.state == "drained" else frozenset(),
         share=share,
         strikes=path.strikes + (path.state != "drained"),
         step=0,
@@ -311,9 +330,37 @@ def dwell(rule: Rule, strikes: int) -> int:
 
 
 def dwell_of(policy: Policy, path: PathHealth) -> int:
-    """How long a drained path must look good before it returns: its rule's dwell, and its own part of a herd's."""
+    """How long a drained path must look good before it returns: the longest dwell, and its own part of a herd's."""
+    longest = max(dwell(policy.rules[number], path.strikes) for number in _held_by(path))
+    return int(longest * (1 + path.lag))
+
+
+def retry_after(policy: Policy, path: PathHealth) -> int:
+    """How long after the last try the next one may begin."""
+    return max(policy.rules[number].return_.retry_after for number in _held_by(path))
+
+
+def _held_by(path: PathHealth) -> frozenset[int]:
+    """The rules by which a drained path must be good: the one that took it down, and those it was bad under since."""
     assert path.rule is not None
-    return int(dwell(policy.rules[path.rule], path.strikes) * (1 + path.lag))
+    return path.also | {path.rule}
+
+
+def lacks(policy: Policy, path: PathHealth) -> str:
+    """What evidence a drained path lacks for its return, in words; empty when it has enough.
+
+    It needs as much as it takes to leave, by every rule that moves weight.
+    """
+    for number, (rule, reading) in enumerate(zip(policy.rules, path.readings, strict=True)):
+        name = "" if number == path.rule else f" by {rule.name}"
+        if number in _held_by(path):
+            if not reading.over:
+                return f"not clear now{name}"
+            if reading.run < rule.return_.rise and not reading.idle:
+                return f"{reading.run} of {rule.return_.rise} measurements in a row{name}"
+        if rule.then.kind in WEIGHT_KINDS and reading.over and not reading.proven:
+            return f"fewer good measurements than bad ones take{name}"
+    return ""
 
 
 def share(path: PathHealth) -> float:
@@ -325,12 +372,12 @@ def _return_when_clear(policy: Policy, path: PathHealth, now: int) -> PathHealth
     assert path.rule is not None
     rule = policy.rules[path.rule]
     reading = path.readings[path.rule]
-    if path.clear_since is None or not reading.over or (reading.run < rule.return_.rise and not reading.idle):
+    if path.clear_since is None or lacks(policy, path):
         return path
     if path.seen_ns - path.clear_since < dwell_of(policy, path):
         return path
     # However short the dwell: steady congestion must not become many tries.
-    if path.tried_ns is not None and now - path.tried_ns < rule.return_.retry_after:
+    if path.tried_ns is not None and now - path.tried_ns < retry_after(policy, path):
         return path
     why = f"{reading.text}, good for {duration_text(path.seen_ns - path.clear_since)}"
     return replace(

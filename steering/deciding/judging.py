@@ -15,7 +15,7 @@ import msgspec
 from steering.deciding.evidence import Facts
 from steering.deciding.measuring import Measurement, Said, Verdict, measure, words
 from steering.durations import SECOND, duration_text
-from steering.policy.conditions import All, AnyLeaf, AnyOf, Condition, Not, leaves, samples_of
+from steering.policy.conditions import All, AnyLeaf, AnyOf, Condition, Not, Silence, leaves, samples_of
 
 STALE_AFTER: Final = SECOND // 2
 
@@ -31,6 +31,7 @@ class Reading(msgspec.Struct, frozen=True):
     idle: bool = False  # NONE only because no traffic shows what the condition asks about
     failure: bool = False  # made by what shows a failure, not a load
     signals: tuple[str, ...] = ()  # of the leaves that made it
+    few: bool = False  # CLEAR, but by less evidence than it takes to be BAD
 
     @property
     def text(self) -> str:
@@ -41,6 +42,11 @@ class Reading(msgspec.Struct, frozen=True):
     def over(self) -> bool:
         """Whether it holds no more; of what only traffic shows, an idle path has nothing more to say."""
         return self.verdict is Verdict.CLEAR or (self.verdict is Verdict.NONE and self.idle)
+
+    @property
+    def proven(self) -> bool:
+        """Whether it holds no more, by as much evidence as it takes to hold."""
+        return self.over and not self.few
 
     @property
     def lasted_ns(self) -> int:
@@ -147,7 +153,15 @@ def _read(leaf: AnyLeaf, known: LeafMemory, now: int) -> Reading:
         if lasted < leaf.for_ or known.run < leaf.fall or few or known.empty:  # no act without a sample
             verdict = Verdict.PENDING
         said = _with_time, leaf, made, lasted, known.run, known.samples, verdict is Verdict.PENDING
-    return Reading(verdict, said, made.at_ns, known.since_ns, known.run, made.idle, leaf.failure, (leaf.signal,))
+    few = verdict is Verdict.CLEAR and not _as_much(leaf, known, lasted)
+    return Reading(verdict, said, made.at_ns, known.since_ns, known.run, made.idle, leaf.failure, (leaf.signal,), few)
+
+
+def _as_much(leaf: AnyLeaf, known: LeafMemory, lasted: int) -> bool:
+    """Whether a leaf is clear for as long, and by as many measurements and probes, as it must be bad to be so."""
+    missed = leaf.missed if isinstance(leaf, Silence) else 0
+    enough = lasted >= leaf.for_ and known.run >= max(leaf.fall, missed)
+    return enough and known.samples >= samples_of(leaf)
 
 
 def _ago(made: Measurement, ago: int) -> str:
@@ -202,6 +216,7 @@ def _combine(node: Condition, readings: Iterator[Reading]) -> Reading:
                 inner.idle,
                 False,
                 inner.signals,
+                _NOT[inner.verdict] is Verdict.CLEAR and inner.few,
             )
         case _:
             return next(readings)
@@ -226,4 +241,5 @@ def _first(order: Iterable[Verdict], alone: Verdict, parts: list[Reading]) -> Re
         all(part.idle for part in made),
         any(part.failure for part in made),
         tuple(dict.fromkeys(name for part in made for name in part.signals)),
+        (all if verdict is alone else any)(part.few for part in made),
     )

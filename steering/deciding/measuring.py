@@ -7,6 +7,7 @@ nanoseconds.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
@@ -29,6 +30,7 @@ from steering.policy.conditions import (
     Silence,
 )
 
+_ROUNDING: Final = 1e-9  # of a sum of shares
 _LONGEST_WINDOW: Final = 60 * SECOND  # a window that claims to be longer makes no fact live longer
 
 
@@ -289,11 +291,14 @@ def _rdma(leaf: Rdma, facts: Facts, now: int, stale_after: int) -> Measurement:
     word = leaf.verdict.replace("_", " ")
     if not judged:
         return Measurement(newest.at_ns, lives, Verdict.NONE, "its queue pairs are not judged yet", idle=True)
-    share = len(having) / len(judged)
-    verdict = _between(bool(having) and share >= leaf.share, not having or share < leaf.clear_below)
+    users = Counter(pair.uid for pair in judged)
+    share = sum(1 / users[pair.uid] for pair in having) / len(users)  # a user has one vote, however many pairs it has
+    verdict = _between(bool(having) and share >= leaf.share - _ROUNDING, not having or share < leaf.clear_below)
     text = f"{len(having)} of {len(judged)} queue pairs {word}"
+    if len(users) > 1:
+        text += f", {share:.0%} with one vote for each of {len(users)} users"
     if having:
         worst = min(having, key=lambda pair: pair.since_ns)
         text += f" (pair {worst.qp_number}: {worst.reason})"
-    beyond = f"at least {leaf.share:.0%}" if leaf.share else ""
+    beyond = f"at least {leaf.share:.0%}"
     return Measurement(newest.at_ns, lives, verdict, text, beyond)

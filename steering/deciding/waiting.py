@@ -28,15 +28,11 @@ def reason(policy: Policy, path: PathHealth, now: int) -> str:
 
 def _progress(policy: Policy, path: PathHealth, clear_since: int, now: int) -> str:
     """For how long it has looked good, of how long it must, and what else keeps it from returning then."""
-    assert path.rule is not None
-    back, reading = policy.rules[path.rule].return_, path.readings[path.rule]
     good_ns, dwell_ns = path.seen_ns - clear_since, health.dwell_of(policy, path)
     said = f"good for {duration_text(good_ns)} of {duration_text(dwell_ns)}"
     if good_ns < dwell_ns:
         return said
-    if not reading.over:
-        return f"{said}, not clear now"
-    if reading.run < back.rise and not reading.idle:
-        return f"{said}, {reading.run} of {back.rise} measurements in a row"
-    left_ns = 0 if path.tried_ns is None else path.tried_ns + back.retry_after - now
+    if lacking := health.lacks(policy, path):
+        return f"{said}, {lacking}"
+    left_ns = 0 if path.tried_ns is None else path.tried_ns + health.retry_after(policy, path) - now
     return f"{said}, not tried again for {duration_text(left_ns)}" if left_ns > 0 else said

@@ -178,7 +178,9 @@ class Rdma(Leaf):
 
     signal: Literal["rdma"]
     verdict: RdmaWord
-    share: Share = Field(default=0.0, description="at least this share of the path's queue pairs has it, and one")
+    share: ShareAboveZero = Field(
+        default=0.6, description="at least this share of the path's queue pairs has it, each user's counting the same"
+    )
     clear_below: Share = Field(default=0.0, description="good again below this share, or when none has it")
 
     @field_validator("clear_below")

@@ -52,7 +52,7 @@ def test_23_probes_are_23_records_with_four_stamps_in_order(
     assert (np.diff(stamps, axis=0) > 0).all(), "left, came in, left, came back"
     assert (records["seen_ns"] == records["t4_ns"]).all()
     assert set(records["flags"]) == {OURS}
-    assert set(records["ttl"]) == {255}
+    assert set(records["ttl"]) == set(records["sender_ttl"]) == {255}
     assert first.counted() == {"recorded": PROBES}
     assert second.counted() == {"reflected": PROBES}
     assert_nothing_reached(first)

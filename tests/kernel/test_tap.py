@@ -9,6 +9,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -691,24 +692,66 @@ def test_a_hello_that_is_none_is_refused(agent: Agent, words: bytes) -> None:
     assert not agent.server.tables()
 
 
-def test_tables_are_limited_and_taken_back(agent: Agent) -> None:
-    def ask(have: int, accept: bool = True) -> int:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-            sock.settimeout(5)
-            sock.connect(str(agent.path))
-            hello = (tap_server.MAGIC, tap_server.VERSION, agent.record.itemsize, ROWS, have)
-            sock.send(tap_server.HELLO.pack(*hello))
-            reply, descriptors, _, _ = socket.recv_fds(sock, 64, 4)
-            if descriptors and accept:
-                sock.send(b"k")
-            for each in descriptors:
-                os.close(each)
-            return int(tap_server.REPLY.unpack(reply)[2])
+def ask(agent: Agent, have: int, accept: bool = True) -> int:
+    """Why this process is refused a table; 0: it is not."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(5)
+        sock.connect(str(agent.path))
+        hello = (tap_server.MAGIC, tap_server.VERSION, agent.record.itemsize, ROWS, have)
+        sock.send(tap_server.HELLO.pack(*hello))
+        reply, descriptors, _, _ = socket.recv_fds(sock, 64, 4)
+        if descriptors and accept:
+            sock.send(b"k")
+        for each in descriptors:
+            os.close(each)
+        return int(tap_server.REPLY.unpack(reply)[2])
 
-    assert ask(0, accept=False) == 0
+
+ASK = """
+import os, socket, sys
+for _ in range(int(sys.argv[3])):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(5)
+        sock.connect(sys.argv[1])
+        sock.send(bytes.fromhex(sys.argv[2]))
+        reply, descriptors, _, _ = socket.recv_fds(sock, 64, 4)
+        if descriptors:
+            sock.send(b"k")
+        print(int.from_bytes(reply[8:12], sys.byteorder))
+"""
+
+
+def asked_by(agent: Agent, uid: int, times: int) -> list[int]:
+    """Why a process of another user is refused tables that it asks for; 0: it is not."""
+    hello = tap_server.HELLO.pack(tap_server.MAGIC, tap_server.VERSION, agent.record.itemsize, ROWS, 1)
+    command = ["/usr/bin/python3", "-I", "-c", ASK, str(agent.path), hello.hex(), str(times)]
+    done = subprocess.run(command, user=uid, cwd="/", capture_output=True, text=True, timeout=30, check=True)
+    return [int(line) for line in done.stdout.split()]
+
+
+@pytest.fixture
+def open_agent(record: np.dtype[Any]) -> Iterator[Agent]:
+    """An agent that every user reaches, as the real one."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        serving = Agent(Path(folder) / "test.tap", record)
+        yield serving
+        serving.close()
+
+
+def test_a_user_has_four_tables_whatever_processes_it_has(open_agent: Agent) -> None:
+    agent, refused = open_agent, tap_server.TOO_MANY
+    assert asked_by(agent, 1001, 6) == [0] * 4 + [refused] * 2
+    assert asked_by(agent, 1001, 1) == [refused], "another process of this user: no row of the first is told yet"
+    assert asked_by(agent, 1002, 5) == [0] * 4 + [refused], "another user has its own"
+    assert agent.server.drops()["tap_refused"] == 4
+
+
+def test_tables_are_limited_and_taken_back(agent: Agent) -> None:
+    assert ask(agent, 0, accept=False) == 0
     wait_until(lambda: agent.server.drops()["tap_abandoned"] == 1, 5, "a table nobody took is taken back")
     assert not agent.tables(os.getpid())
-    assert [ask(have) for have in range(17)] == [0] * 16 + [tap_server.TOO_MANY]
+    assert [ask(agent, have) for have in range(17)] == [0] * 16 + [tap_server.TOO_MANY]
     assert len(agent.tables(os.getpid())) == 16
 
 

@@ -46,7 +46,13 @@ class Steered(NamedTuple):
 
 
 @contextlib.contextmanager
-def steered(name: str, policy: str | Path, probe_ms: float | None = None, rate: str = "100mbit") -> Iterator[Steered]:
+def steered(
+    name: str,
+    policy: str | Path,
+    probe_ms: float | None = None,
+    rate: str = "100mbit",
+    base_s: float | None = None,
+) -> Iterator[Steered]:
     """Run it; at the start every path is healthy.
 
     Parameters
@@ -55,6 +61,8 @@ def steered(name: str, policy: str | Path, probe_ms: float | None = None, rate: 
         Its text, or a file.
     probe_ms : float, optional
         Between the probes of a path; as shipped unless given.
+    base_s : float, optional
+        `windows.base_s`; as shipped unless given.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="swerve-prove-")))
@@ -65,6 +73,8 @@ def steered(name: str, policy: str | Path, probe_ms: float | None = None, rate: 
         for host in lab.hosts:
             if probe_ms is not None:
                 configure(host, lambda config: _probe_every(probe_ms, config))
+            if base_s is not None:
+                configure(host, lambda config: config["windows"].update(base_s=base_s))
             start_agent(lab, host, stderr=stack.enter_context((folder / f"{host.name}-agent.log").open("w")))
         for host in lab.hosts:
             wait_measured(host, _RAILS)

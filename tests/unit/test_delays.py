@@ -56,7 +56,7 @@ class Probing:
     def signal(self) -> PathDelay:
         """What is published of it after a second."""
         measured = Measurements("h1", Windows(), Probe())
-        measured.set_paths([pinned(self.clock)])
+        measured.set_paths([pinned(self.clock)], 0)
         if self.known is not None:
             measured.set_offset(0, self.known, 0)
         begin = END_NS - 20_000_000 * len(self.there)
@@ -147,7 +147,7 @@ def test_a_histogram_has_each_probe_by_its_queueing(both: tuple[list[int], list[
 def test_each_probe_is_counted_once_however_windows_fall(lots: list[list[int]], unheard: int) -> None:
     """Windows are told at uneven times, and nobody listens at one of them."""
     measured = Measurements("h1", Windows(), Probe())
-    measured.set_paths([pinned()])
+    measured.set_paths([pinned()], 0)
     told, now_ns = 0, END_NS
     for turn, lot in enumerate(lots):
         add_forward(measured, lot, now_ns)
@@ -165,7 +165,7 @@ def test_each_probe_is_counted_once_however_windows_fall(lots: list[list[int]], 
 
 def test_short_windows_have_no_histogram() -> None:
     measured = Measurements("h1", Windows(), Probe())
-    measured.set_paths([pinned()])
+    measured.set_paths([pinned()], 0)
     add_forward(measured, [5], END_NS)
     (signal,) = measured.signals(measured.short, END_NS + 1, 0, True, NONE_OVERTAKEN)
     assert signal.forward.samples == 1 and signal.forward.queueing_histogram is None
@@ -174,7 +174,7 @@ def test_short_windows_have_no_histogram() -> None:
 @pytest.mark.parametrize("apart_ns", [None, 0, -(10**15), 10**15])
 def test_a_probe_is_slow_when_it_waits_whatever_the_clocks_show(apart_ns: int | None) -> None:
     measured = Measurements("h1", Windows(), Probe())
-    measured.set_paths([pinned("shared" if apart_ns is None else "free_running")])
+    measured.set_paths([pinned("shared" if apart_ns is None else "free_running")], 0)
     if apart_ns:
         measured.set_offset(0, Offset(END_NS, apart_ns, 0.0, 8.0, 5.0, KNOWN_BOUND_NS, 2_000), 0)
     assert measured.slow_from(END_NS, END_NS).tolist() == [MISSING]
@@ -218,7 +218,7 @@ def test_what_is_missing_stays_missing(known: int) -> None:
 
 def test_a_path_without_samples_has_no_figures_but_its_loss() -> None:
     measured = Measurements("h1", Windows(), Probe())
-    measured.set_paths([pinned()])
+    measured.set_paths([pinned()], 0)
     measured.count(SENT, np.array([0, 0, 0]))
     measured.count(LOST, ONE)
     (signal,) = measured.signals(measured.short, END_NS, 0, True, NONE_OVERTAKEN)

@@ -570,3 +570,116 @@ def test_what_the_kernel_took_away_comes_back_as_one_that_failed():
     lowered = replace(gone, rule=0, share=0.9)
     gone = health.taken_away(failing, path(), lowered, watched.now)
     assert (gone.rule, health.share(gone), gone.strikes) == (1, 0.0, lowered.strikes), "also what was down for load"
+
+
+# ---- as much evidence to return as to leave ----
+
+DEAD = """\
+  - name: dead-path
+    when: {signal: silence, missed: 10, lasting: 0ms}
+    then: {drain: {}}
+    return: {dwell: 1s, max_dwell: 1s, retry_after: 0s, steps: [1.0], step: 100ms}
+"""
+
+
+def dead_first(dead=DEAD, more=""):
+    """The rule for silence before the one for load, which then takes over nothing that is down."""
+    return parse(RULES.replace("rules:\n", f"rules:\n{dead}") + more)
+
+
+def answers(watched, for_ns, run=None, **measurement):
+    """The path answers for so long: `run` in a row so far, or more and more; each window says the same."""
+    began = watched.now
+    for _ in range(max(1, for_ns // STEP)):
+        watched.now += STEP
+        count = run or (watched.now - began) // (10 * MS)
+        seen = replace(
+            facts(measured(path(), watched.now, **measurement)),
+            liveness=kit.liveness(path(), watched.now, answered_run=count, answered_sent_ns=watched.now),
+            siblings=(kit.liveness(path(2), watched.now, answered_sent_ns=watched.now),),
+        )
+        watched.health = health.observe(watched.policy, watched.health, seen, watched.now)
+        watched._note()
+    return watched.health
+
+
+def died(watched):
+    answers(watched, SECOND)
+    assert watched.dead(SECOND, queueing_ns=None, received=0, lost=5).state == "drained"
+    return watched
+
+
+def test_two_answers_in_a_row_are_not_ten_however_long_they_stand():
+    watched = died(Watched(dead_first()))
+    assert answers(watched, 5 * SECOND, run=2).state == "drained"
+    assert "fewer good measurements than bad ones take" in told(watched)
+    assert answers(watched, STEP, run=10).state == "returning"
+
+
+def test_a_dead_path_without_a_queue_returns_by_the_dwell_of_its_own_rule():
+    watched = died(Watched(dead_first()))
+    assert answers(watched, 1100 * MS).state in ("returning", "healthy")
+
+
+def test_a_path_left_for_silence_returns_by_the_dwell_of_the_queue_that_showed_when_it_answered():
+    """The failover rule had a dwell of 1 s, and took the path back under the queue: four acts in each trial."""
+    watched = died(Watched(dead_first()))
+    began = watched.now
+    answers(watched, 100 * MS, queueing_ns=40 * MS)
+    answers(watched, 19 * SECOND)
+    assert watched.health.state == "drained", watched.health.because
+    assert told(watched).startswith("good for 19 s of 20 s; before: 10 probes missed")
+    answers(watched, 1200 * MS)
+    assert watched.health.state in ("returning", "healthy")
+    assert watched.now - began > 20 * SECOND
+
+
+def test_probes_that_were_overtaken_on_a_dead_path_are_no_queue():
+    watched = died(Watched(dead_first()))
+    watched.now += STEP
+    signal = replace(measured(path(), watched.now), overtaken=6, overtaken_p50_ns=60 * MS)
+    seen = replace(facts(signal), liveness=kit.liveness(path(), watched.now, answered_run=2))
+    watched.health = health.observe(watched.policy, watched.health, seen, watched.now)
+    assert watched.health.also == frozenset()
+    assert answers(watched, 1200 * MS).state in ("returning", "healthy")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["dead", "slow", "good"]), st.integers(1, 40)), max_size=12),
+    st.sampled_from([1, 3, 10]),
+)
+def test_nothing_returns_sooner_than_every_rule_it_was_bad_under_allows(phases, missed):
+    watched = died(Watched(dead_first(DEAD.replace("missed: 10", f"missed: {max(missed, 2)}"))))
+    last = {"dead": watched.now, "slow": None}
+    for what, steps in phases:
+        for _ in range(steps):
+            before = watched.health
+            if what == "dead":
+                watched.dead(STEP, queueing_ns=None, received=0, lost=5)
+                last["dead"] = watched.now
+            else:
+                answers(watched, 50 * STEP, run=100, queueing_ns=20 * MS if what == "slow" else 0)
+                last["slow"] = watched.now if what == "slow" else last["slow"]
+            if before.state == "drained" and watched.health.state in ("returning", "healthy"):
+                assert what == "good"
+                assert watched.now - last["dead"] >= SECOND
+                assert last["slow"] is None or watched.now - last["slow"] >= 20 * SECOND
+                return
+
+
+@pytest.mark.parametrize(
+    ("leaf", "needed"),
+    [
+        ("above: 5ms, clear_below: 1ms, for: 400ms", 400 * MS),
+        ("above: 5ms, clear_below: 1ms, fall: 30", 29 * STEP),
+        ("above: 5ms, clear_below: 1ms, samples: 30", 900 * MS),  # three a window, and windows overlap
+    ],
+)
+def test_the_thresholds_of_any_other_rule_must_be_clear_for_as_long_as_they_must_be_bad(leaf, needed):
+    other = f"  - name: other\n    when: {{signal: queueing_delay, quantile: p50, {leaf}}}\n    then: {{drain: {{}}}}\n"
+    watched = died(Watched(dead_first(DEAD.replace("dwell: 1s, max_dwell: 1s", "dwell: 40ms, max_dwell: 40ms"), other)))
+    began = watched.now
+    while watched.health.state == "drained":
+        answers(watched, STEP, run=100)
+        assert watched.now - began < 5 * SECOND
+    assert needed <= watched.now - began <= needed + 200 * MS

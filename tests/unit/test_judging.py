@@ -132,14 +132,14 @@ def test_marks_there_and_back_are_different_facts():
 @pytest.mark.parametrize(
     ("share", "verdicts", "expected"),
     [
-        (0, ["dead", "ok", "ok"], BAD),
-        (0, ["ok", "congested"], CLEAR),
-        (0, ["unknown"], NONE),
+        (0.01, ["dead", "ok", "ok"], BAD),
+        (0.01, ["ok", "congested"], CLEAR),
+        (0.01, ["unknown"], NONE),
         (0.5, ["dead", "ok", "ok"], BETWEEN),
         (0.5, ["dead", "ok", "unknown"], BAD),  # one of the two that are judged
         (1, ["dead", "dead"], BAD),
         (1, ["dead", "ok"], BETWEEN),
-        (0, [], NONE),
+        (0.01, [], NONE),
     ],
 )
 def test_rdma(share, verdicts, expected):
@@ -147,6 +147,30 @@ def test_rdma(share, verdicts, expected):
     reading = Judge(f"{{signal: rdma, verdict: dead, share: {share}}}").hear(*pairs, now=T0)
     assert reading.verdict is expected
     assert reading.idle is (expected is NONE)
+
+
+@pytest.mark.parametrize(
+    ("dead", "ok", "expected"),
+    [
+        ({1001: 1000}, {}, BAD),
+        ({1001: 1000}, {1000: 1}, BETWEEN),  # the made-up pairs of one user against the only one of another
+        ({1001: 1000}, {1000: 1, 1002: 1}, BETWEEN),
+        ({1001: 1000, 1000: 1}, {1002: 1}, BAD),
+        ({1000: 2}, {1000: 1}, BAD),
+        ({1000: 1}, {1000: 1}, BETWEEN),
+        ({1000: 1}, {1000: 5}, BETWEEN),
+        ({1000: 2, 1001: 2}, {1000: 1, 1001: 1}, BAD),
+        ({}, {1000: 1, 1001: 1}, CLEAR),
+    ],
+)
+def test_every_user_has_one_vote_about_a_path_and_one_pair_of_many_does_not_steer(dead, ok, expected):
+    judge, number = Judge("{signal: rdma, verdict: dead}"), 0
+    for verdict, users in (("dead", dead), ("ok", ok)):
+        for uid, pairs in users.items():
+            for _ in range(pairs):
+                number += 1
+                reading = judge.hear(kit.queue_pair(A, T0, number, verdict, uid=uid), now=T0)
+    assert reading.verdict is expected
 
 
 PAIRS = [

@@ -217,7 +217,7 @@ class Measured:
     def __init__(self) -> None:
         self.all = Measurements("h1", Windows(), Probe())
         path = Path("h1", "h2", "10.9.0.2", "10.1.1.1", "rail1")
-        self.all.set_paths([PinnedPath(0, path, Peer("h2", "10.9.0.2"), 4, 2, "10.9.0.1", None, False)])
+        self.all.set_paths([PinnedPath(0, path, Peer("h2", "10.9.0.2"), 4, 2, "10.9.0.1", None, False)], 0)
         self.now_ns = NOW_NS
 
     def probe(self, there: int, back: int, offset: Offset = AHEAD) -> None:

@@ -107,6 +107,7 @@ def test_what_a_leaf_stands_for(when, failure, by_traffic):
         ("{signal: link, event: carrier_lost, hold: 3s}",
          'when.hold: expected no hold: carrier_lost lasts until carrier_found, got "3s"'),
         ("{signal: silence, missed: 1}", "when.missed: expected a whole number from 2 to 1000000, got 1"),
+        ("{signal: rdma, verdict: dead, share: 0}", "when.share: expected a number above 0 up to 1, got 0"),
         ("{signal: rdma, verdict: dead, share: 0.1, clear_below: 0.5}",
          "when.clear_below: expected at most share (0.1), got 0.5"),
         ("{signal: silence, above: 3}",

@@ -66,7 +66,7 @@ WITHOUT = """
     recent_loss
     receives_completed receives_posted refused_posts remote_port remote_qp_number reordered requeues
     resets_received resets_refused resets_sent runs sampled samples schema segments_in segments_out sent
-    sent_drops sent_errors slowness syn tail_probe tap_processes timeout timeouts unknown unmatched untracked
+    sent_drops sent_errors slowness syn tail_probe tap_processes timeout timeouts uid unknown unmatched untracked
     weight weight_actual weight_wanted windows zero_windows
 """
 

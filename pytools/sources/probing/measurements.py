@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from pytools.config import Probe, Windows
 from pytools.errors import UsageError
+from pytools.estimators.base_delays import FORWARD, KINDS, REVERSE, ROUND_TRIP, BaseDelays, Hops
 from pytools.estimators.delays import half_waited, or_none, published, summarise
 from pytools.estimators.distributions import histograms
 from pytools.estimators.offsets import Offset
-from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, SlidingMinimum, Times
+from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, Times
 from pytools.signals import Histogram, Path, PathDelay
 from pytools.sources.probing.liveness import Liveness
 from pytools.sources.probing.path_clocks import PathClocks
@@ -24,13 +25,13 @@ from pytools.sources.probing.paths import PinnedPath
 
 SENT, RECEIVED, LOST, DUPLICATES, REORDERED, COUNTERS = range(6)
 
-FORWARD, REVERSE, ROUND_TRIP, KINDS = range(4)  # values of a sample
 _DIRECTIONS: Final = np.array([[FORWARD], [REVERSE]])
 _IS_REVERSE: Final = _DIRECTIONS == REVERSE
 
 SLOW_NS: Final = 5_000_000  # queueing that is worth waking for
 
 _MOST_SAMPLES: Final = 65_536
+_LOSS_NS: Final = 60_000_000_000  # over which the loss is counted that tells a load, or the window of the base if less
 _MS: Final = 1_000_000
 
 
@@ -72,7 +73,9 @@ class Measurements:
             )
         base_ns = int(windows.base_s * 1_000_000_000)
         self._samples = Samples(0, depth, (KINDS,))
-        self._base = SlidingMinimum(0, base_ns)  # of path p and one direction in row 2 * p + direction
+        self._base = BaseDelays(base_ns)
+        self._fates = CountHistory(min(base_ns, _LOSS_NS))
+        self._hops: list[Hops] = []  # since the last `find_base`
         self.counts = np.zeros((0, COUNTERS), np.int64)
         self.foreign = np.zeros(0, np.bool_)  # whether the peer takes its stamps in user space
         self.news = np.zeros(0, np.bool_)  # whether anything was added since the short window was last told
@@ -81,10 +84,19 @@ class Measurements:
         self._measured = np.zeros(0, np.bool_)
         self._own_clock: set[int] = set()
         self._paths: dict[int, Path] = {}
+        self._ways: dict[int, tuple[int, str, bool]] = {}  # of every path so far: interface, source, on-link
 
-    def set_paths(self, paths: Sequence[PinnedPath]) -> None:
-        """Measure these from now on; what is known of a path that comes back is kept."""
+    def set_paths(self, paths: Sequence[PinnedPath], now_ns: int) -> None:
+        """Measure these from now on; what is known of a path that comes back is kept.
+
+        A path that was gone, or whose interface or source address is another one, may have another base delay.
+        """
         self._grow(max((pinned.index for pinned in paths), default=-1) + 1)
+        ways = {pinned.index: (pinned.ifindex, pinned.source, pinned.onlink) for pinned in paths}
+        for index, way in ways.items():
+            if index in self._ways and (self._ways[index] != way or index not in self._paths):
+                self._base.route_changed(index, now_ns)
+        self._ways |= ways
         self._paths = {pinned.index: pinned.path for pinned in paths}
         self._measured[:] = False
         self._measured[list(self._paths)] = True
@@ -100,14 +112,14 @@ class Measurements:
         """Say what is known of the clocks of a path, see `PathClocks.set`."""
         if self.clocks.set(path, offset, known_ns):
             self._samples.forget(np.array([path]))
-            self._base.forget(2 * path + np.arange(2))
+            self._base.forget_clocks(path)
 
     def _grow(self, rows: int) -> None:
         more = rows - len(self.counts)
         if more <= 0:
             return
         self._samples.grow(rows)
-        self._base.grow(rows * 2)
+        self._base.grow(rows)
         self.counts = np.concatenate([self.counts, np.zeros((more, COUNTERS), np.int64)])
         self.foreign, self.news, self._measured = (
             np.concatenate([flags, np.zeros(more, np.bool_)]) for flags in (self.foreign, self.news, self._measured)
@@ -151,11 +163,20 @@ class Measurements:
             kept[ROUND_TRIP] &= kept[FORWARD] & kept[REVERSE]
             kept[:ROUND_TRIP] &= ~self.clocks.suspended(paths)
             values[~kept] = MISSING
-        rows, one_way, times = 2 * paths + _DIRECTIONS, values[:ROUND_TRIP], np.array([seen_ns, seen_ns])
-        kept = kept[:ROUND_TRIP]
         self._samples.add(paths, values, seen_ns)
-        self._base.add(rows[kept], one_way[kept], times[kept])
+        self._base.add(paths, values, kept, seen_ns)
         self.news[paths] = True
+
+    def note_hops(self, hops: Hops) -> None:
+        """Take note of how many hops probes have passed; `find_base` looks at them."""
+        self._hops.append(hops)
+
+    def find_base(self, now_ns: int) -> None:
+        """Find the base delays anew, once a second."""
+        fates = self._fates.growth(now_ns, self.counts[:, (LOST, RECEIVED)])
+        lost = fates[:, 0] / np.maximum(fates.sum(axis=1), 1)
+        hops, self._hops = self._hops, []
+        self._base.update(now_ns, hops, self.clocks.clocks(np.arange(len(lost))).free, lost)
 
     def slow_from(self, now_ns: int, at_ns: int) -> Times:
         """By path index, the difference of stamps above which a probe has waited for `SLOW_NS`; MISSING: not known.
@@ -166,7 +187,7 @@ class Measurements:
             What the stamping clock shows now.
         """
         rows = np.arange(len(self.counts))
-        base, _ = self._base.at(rows * 2 + FORWARD, now_ns)
+        base = self._base.at(rows, now_ns).delays[FORWARD]
         known = base != MISSING
         return np.where(known, self.clocks.difference(rows, np.where(known, base, 0) + SLOW_NS, at_ns), MISSING)
 
@@ -206,7 +227,9 @@ class Measurements:
         figures = summarise(self._samples, self._base, rows, now_ns - window.length_ns, now_ns, window.at_most)
         foreign, clocks = self.foreign.take(rows), self.clocks.clocks(rows)
         fresh = self._uncounted(window)
-        queueing = self._histograms(rows, fresh[rows], figures.base) if fresh is not None else [[None] * len(rows)] * 2
+        queueing = (
+            self._histograms(rows, fresh[rows], figures.base.delays) if fresh is not None else [[None] * len(rows)] * 2
+        )
         overtakes, waited = [0] * len(rows), [None] * len(rows)
         if len(overtaken[0]):
             loss = self.liveness.loss(rows)[1]
@@ -220,6 +243,7 @@ class Measurements:
             grown.take(rows, axis=0).tolist(),
             overtakes,
             waited,
+            self._base.reach(rows, now_ns).tolist(),
             strict=True,
         )
         return [
@@ -229,7 +253,7 @@ class Measurements:
                 unix_ns=unix_ns,
                 path=self._paths[index],
                 window_ns=window.length_ns,
-                base_window_ns=self._base.window_ns,
+                base_window_ns=reach,
                 forward=there,
                 reverse=back,
                 round_trip_min_ns=round_trip,
@@ -244,7 +268,7 @@ class Measurements:
                 asymmetry_ns=asymmetric,
                 asymmetry_bound_ns=bound,
             )
-            for index, there, back, asymmetric, bound, round_trip, clock, numbers, behind, lead in columns
+            for index, there, back, asymmetric, bound, round_trip, clock, numbers, behind, lead, reach in columns
         ]
 
     def _uncounted(self, window: Window) -> Times | None:

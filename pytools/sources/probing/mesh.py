@@ -293,7 +293,8 @@ class ProbeMesh:
         return now_ns
 
     def _set_slow(self, now_ns: int) -> None:
-        """Tell the kernel what makes a path slow."""
+        """Find the base delays anew, and tell the kernel what makes a path slow."""
+        self._measurements.find_base(now_ns)
         slow_ns = self._measurements.slow_from(now_ns, self.stamping_clock(now_ns))
         limits = _next_slow(self.program.slow[: len(slow_ns)])
         self.program.set_slow(slow_ns, np.where(slow_ns == MISSING, 0, limits))
@@ -330,7 +331,7 @@ class ProbeMesh:
             self._take_paths()
 
     def _take_paths(self) -> None:
-        self._measurements.set_paths(self.paths.current)
+        self._measurements.set_paths(self.paths.current, time.monotonic_ns())
         self._send_along(self.paths.current)
         rows = len(self._measurements.counts)
         self._alert_ns = np.concatenate([self._alert_ns, np.zeros(rows - len(self._alert_ns), np.int64)])

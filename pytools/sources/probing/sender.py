@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pytools.config import Clocks, Probe
 from pytools.errors import SwerveError, UsageError
+from pytools.estimators.base_delays import Hops
 from pytools.estimators.windows import MISSING, how_many, occurrence
 from pytools.sources.probing import frames, udp
 from pytools.sources.probing.measurements import DUPLICATES, RECEIVED, REORDERED, Measurements
@@ -182,6 +183,7 @@ class Sender(Planner):
         # Whatever our clock was stepped by meanwhile.
         liveness.arrived(paths, sent_ns, seen, np.minimum(back - left, seen - sent_ns))
         liveness.beats(paths, records["agent_age_ms"])
+        self._measurements.note_hops(Hops(paths, records["ttl"], records["sender_ttl"]))
         stamps = np.array([left, came_ns - left, back, back - went])
         if np.count_nonzero(came_ns) < len(at) or np.count_nonzero(went) < len(at):  # the reflector gives no time
             stamps[1, came_ns == 0] = stamps[3, went == 0] = MISSING

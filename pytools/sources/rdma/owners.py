@@ -32,6 +32,14 @@ def process_owner(pid: int, proc: Path = Path("/proc")) -> Owner:
     return Owner(pid=pid, command=command(proc, pid), cgroup=path, container=container(path))
 
 
+def user_of(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """The effective user of a process; None when it is gone."""
+    try:
+        return (proc / str(pid)).stat().st_uid
+    except OSError:
+        return None
+
+
 def start_of(pid: int, proc: Path = Path("/proc")) -> int | None:
     """When a process began, in clock ticks since boot; None when there is no such process (any more)."""
     try:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.signals import Owner, Path
-from pytools.sources.rdma.table import Columns, Rows, Table
+from pytools.sources.rdma.table import Columns, Rows, Slots, Table
 
 ROWS: Final = 4096  # queue pairs followed at most
 _NONE: Final = -1
@@ -34,6 +34,7 @@ class QueuePair:
     number: int
     first_ns: int  # seen
     owner: Owner
+    uid: int | None = None  # user of the process
     device: str = ""
     qp_type: str = ""
     remote: str = ""
@@ -134,6 +135,11 @@ class Register:
         user = _user(table)
         shared = user is None or self._held[user] < self._rows // 4 or len(self._free) > self._rows // 2
         return bool(self._free) and shared
+
+    def slots(self, table: Table) -> Slots:
+        """Slots of a table that have a row."""
+        places = self._places.get(id(table))
+        return np.zeros(0, np.intp) if places is None else np.flatnonzero(places >= 0)
 
     def leave(self, gone: int) -> None:
         """A table is gone; its rows were given up before."""

@@ -122,6 +122,7 @@ class Reports:
             since_ns=int(watch.verdicts.since_ns[row]),
             untracked=last["untracked"],
             closed=closed,
+            uid=pair.uid,
         )
 
     def suspects(self, now_ns: int) -> RdmaSuspects:

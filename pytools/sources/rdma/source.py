@@ -23,7 +23,7 @@ from pytools.signals import Owner, Path, RdmaSight
 from pytools.sources.links.rdma_sysfs import Sysfs
 from pytools.sources.rdma import table as tables
 from pytools.sources.rdma.not_ready import NotReady
-from pytools.sources.rdma.owners import process_owner, start_of
+from pytools.sources.rdma.owners import process_owner, start_of, user_of
 from pytools.sources.rdma.register import QueuePair
 from pytools.sources.rdma.reports import Reports
 from pytools.sources.rdma.table import Columns, Table, Way
@@ -44,6 +44,7 @@ _HARMLESS: Final = (verdicts.OK, verdicts.NO_DEMAND, verdicts.UNKNOWN)
 class _Process:
     owner: Owner
     start: int | None  # None: it was gone already when it was first met
+    uid: int | None
 
 
 class RdmaSource:
@@ -134,7 +135,7 @@ class RdmaSource:
     def _describe(self, table: Table, slot: int, columns: Columns, place: int, now_ns: int) -> QueuePair:
         pid = int(columns.tgid[place])
         if pid not in self._processes:
-            self._processes[pid] = _Process(process_owner(pid), start_of(pid))
+            self._processes[pid] = _Process(process_owner(pid), start_of(pid), user_of(pid))
         pair = QueuePair(
             table=table,
             slot=slot,
@@ -144,6 +145,7 @@ class RdmaSource:
             number=int(columns.qp_number[place]),
             first_ns=now_ns,
             owner=self._processes[pid].owner,
+            uid=getattr(table, "uid", self._processes[pid].uid),
         )
         self._identify(pair)
         return pair

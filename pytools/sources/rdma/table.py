@@ -172,14 +172,21 @@ def growth(later: Counters, earlier: Counters) -> Signed:
     return grown
 
 
-def read(records: NDArray[Any], now_ns: int, pid: int = 0) -> Columns:
+def read(records: NDArray[Any], now_ns: int, pid: int = 0, among: Slots | None = None) -> Columns:
     """Look at a table while it is written; if it is one process's, what a row says of its process does not count.
 
+    Parameters
+    ----------
+    among : ndarray of int, optional
+        Read these slots alone.
+
+    Notes
+    -----
     A request is counted as posted before the device is told of it and as completed afterwards; reading in the opposite
     order keeps the outstanding ones from ever being too few.
     """
     state = records["state"]
-    slots = np.flatnonzero(state != FREE)
+    slots = np.flatnonzero(state != FREE) if among is None else among[state[among] != FREE]
 
     def column(name: str) -> Counters:
         values: Counters = records[name][slots].astype(np.uint64)

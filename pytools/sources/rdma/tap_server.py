@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from pytools.bus_socket import peer
 from pytools.errors import CapabilityError, RefusedError, SwerveError
 from pytools.kernel import mapped
+from pytools.sources.rdma.owners import user_of
 from pytools.sources.rdma.table import CLOSED, FREE, LIVE, Sight
 
 MAGIC: Final = 0x50415453  # bpf/tap/share.h
@@ -37,7 +38,7 @@ NOT_UNDERSTOOD, TOO_MANY, NO_MAP, FOREIGN = 1, 2, 3, 4  # why a table is refused
 
 CONVERSATIONS: Final = 64
 TABLES_PER_PROCESS: Final = 16
-TABLES_PER_USER: Final = 64
+TABLES_PER_USER: Final = 4  # but for root, unless configured otherwise
 TABLES_OF_ROOT: Final = 256
 _HELLO_NS: Final = 1_000_000_000
 _TAKE_NS: Final = 300_000_000_000  # a process looks for a late answer when it makes, changes or destroys something
@@ -109,6 +110,8 @@ class TapServer:
         Layout of `struct swerve_qp`, as compiled.
     rows : int
         Queue pairs in one table (SWERVE_QPS).
+    per_user : int
+        Tables that all processes of one user may have at once; root may have TABLES_OF_ROOT.
 
     Raises
     ------
@@ -118,8 +121,8 @@ class TapServer:
         If the socket cannot be made.
     """
 
-    def __init__(self, path: Path, record: np.dtype[Any], rows: int) -> None:
-        self._path, self._record, self._rows = path, record, rows
+    def __init__(self, path: Path, record: np.dtype[Any], rows: int, per_user: int = TABLES_PER_USER) -> None:
+        self._path, self._record, self._rows, self._per_user = path, record, rows, per_user
         self._processes: dict[int, _Process] = {}
         self._left: list[TapTable] = []  # of processes that are gone, until their rows have been told
         self._conversations: set[_Conversation] = set()
@@ -191,10 +194,20 @@ class TapServer:
             return
         pid = int(name.removeprefix(NAME)) if name.removeprefix(NAME).isdecimal() else 0
         process = self._process(pid) if _same_network(pid) and _has_map(pid) else None
-        if process is None or len(array.records) != self._rows:
+        uid = user_of(pid)
+        if process is None or uid is None or len(array.records) != self._rows:
             array.close()
             return
-        process.tables.append(TapTable(array, pid, _user(pid)))
+        if self._crowded(uid) or len(process.tables) >= TABLES_PER_PROCESS:
+            self._refused += 1
+            array.close()
+            return
+        process.tables.append(TapTable(array, pid, uid))
+
+    def _crowded(self, uid: int) -> bool:
+        """Whether a user has as many tables as it may."""
+        held = sum(table.uid == uid for table in self.tables())
+        return held >= (TABLES_OF_ROOT if uid == 0 else self._per_user)
 
     def _process(self, pid: int) -> _Process | None:
         if pid in self._processes:
@@ -309,8 +322,7 @@ class TapServer:
         expected = (MAGIC, VERSION, self._record.itemsize, self._rows)
         if len(words) != HELLO.size or HELLO.unpack(words)[:4] != expected:
             return NOT_UNDERSTOOD, None
-        of_user = [table for table in self.tables() if table.uid == uid]
-        crowded = len(of_user) >= (TABLES_OF_ROOT if uid == 0 else TABLES_PER_USER)
+        crowded = self._crowded(uid)
         process = self._process(pid) if _same_network(pid) and not crowded else None
         if process is None:
             return TOO_MANY if crowded else FOREIGN, None
@@ -367,10 +379,3 @@ def _has_map(pid: int) -> bool:
         return "bpf-map" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
     except OSError:
         return False
-
-
-def _user(pid: int) -> int:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return 0

@@ -122,7 +122,8 @@ class RdmaWhenThere:
                 failed.append(uprobes.failed)
             if self._config.rdma.tap and loaded.has_map("rdma_table"):
                 rows = loaded.map("rdma_table")
-                ways.append(TapServer(self._tap_socket, rows.value, rows.max_entries))
+                per_user = self._config.rdma.tap_tables_per_user
+                ways.append(TapServer(self._tap_socket, rows.value, rows.max_entries, per_user))
             source = RdmaSource(self._config, self._bus, self._path_of, ways, self._devices)
             undo.pop_all()
         assert self._selector is not None

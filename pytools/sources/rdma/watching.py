@@ -1,7 +1,8 @@
 """Follows all queue pairs of all tables: readings in, verdicts and figures out.
 
-A reading looks at every row in use, but works only on those that moved or wait. Times are CLOCK_MONOTONIC nanoseconds,
-passed in. One thread: the agent's.
+A reading looks at every row in use, but works only on those that moved or wait. Of a table with rows that found no
+place in the register it reads those that have one, and looks for others four times a second: so no process makes
+readings expensive. Times are CLOCK_MONOTONIC nanoseconds, passed in. One thread: the agent's.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pytools.sources.rdma.table import Columns, Counters, Rows, Signed, Table, g
 _MS: Final = 1_000_000
 _FORGOTTEN_NS: Final = verdicts.FROZEN_NS  # idle for that long: the old mean says nothing any more
 _COMPLETED_CAP: Final = 1 << 40
+_UNREGISTERED_NS: Final = 250 * _MS  # a table with rows that found no place, or make no sense, is searched so seldom
 _NEW_AT_ONCE: Final = 64  # queue pairs described at one reading: more wait for the next
 _KEPT: Final = (
     *("timed", "completed", "completed_bytes", "completions", "receives_completed", "received_bytes"),
@@ -84,6 +86,7 @@ class Watch:
         self._judged_facts: verdicts.Facts
         self._read_ns = 0
         self._garbage: dict[int, int] = {}
+        self._whole_ns: dict[int, int] = {}  # by table: not before this are rows read that have no place
         self._budget = Budget(settings)
 
     def read(self, present: Sequence[Table], now_ns: int) -> tuple[list[int], list[int]]:
@@ -151,10 +154,11 @@ class Watch:
             over += self.register.rows_of(gone)
         room = _NEW_AT_ONCE
         for each in present:
-            columns = tables.read(each.records, now_ns, getattr(each, "pid", 0))
-            if columns.garbage > self._garbage.get(id(each), 0):
-                self.drops["rdma_garbage"] += columns.garbage - self._garbage.get(id(each), 0)
-            self._garbage[id(each)] = columns.garbage
+            among = self.register.slots(each) if now_ns < self._whole_ns.get(id(each), 0) else None
+            columns = tables.read(each.records, now_ns, getattr(each, "pid", 0), among)
+            if among is None:
+                self.drops["rdma_garbage"] += max(0, columns.garbage - self._garbage.get(id(each), 0))
+                self._garbage[id(each)] = columns.garbage
             rows, new, lost = self.register.match(each, columns)
             over += lost
             some = self.register.worth_describing(each, columns, new)[:room]
@@ -162,6 +166,8 @@ class Watch:
             for place in some.tolist():
                 rows[place] = self._begin(each, columns, place, now_ns)
             held = rows >= 0
+            if among is None and room > 0 and (columns.garbage or not held.all()):
+                self._whole_ns[id(each)] = now_ns + _UNREGISTERED_NS
             if held.any():
                 looked.append(_Looked(each, columns.take(held), rows[held]))
         return looked, over

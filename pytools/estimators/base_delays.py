@@ -1,0 +1,370 @@
+"""Base delays: what a path takes when nothing waits on it. A queueing delay is what a probe takes beyond that.
+
+A minimum over a sliding window is no base delay: it takes in a queue that stands longer than the window. Here the floor
+of the round trip is remembered for as long as the route is the same. The round trip is free of clock offset, drift and
+steps; the smallest round trip of the window above its floor is therefore how much stands in both directions together.
+The base of each direction lies between the minimum of its window and so much below it.
+
+The floor rises only on evidence of another route (`BaseDelays.update` has the rules). Nanoseconds throughout; times are
+CLOCK_MONOTONIC. Pure arrays, one row per path; one thread. `add` is for every reading of the ring, `update` for once a
+second.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.estimators.windows import MISSING, NO_MINIMUM, PARTS, Rows, SlidingMinimum, Times
+
+FORWARD, REVERSE, ROUND_TRIP, KINDS = range(4)
+
+CONFIRMED: Final = 4  # parts of the window that must show a delay before it counts as low: a wrong stamp is one
+_LASTING: Final = 10  # updates that must have seen a floor before it is kept for good
+_FORGET_NS: Final = 3_600_000_000_000  # a floor that fewer have seen is forgotten so long after the last did
+_FULL: Final = PARTS * 3 // 4  # parts with samples that make a window
+_ODD: Final = 2  # parts of the window that a spread leaves out: a busy machine delays all probes of a part at times
+_LEAST_NS: Final = 10_000  # a smaller standing excess follows the window: temperature and idle states make as much
+_LEAST_SHARE: Final = 128  # or a smaller share of the floor: one in so many
+_CALM_TIMES: Final = 4  # without load the smallest round trips spread at most so many times as far as they did before
+_CALM_NS: Final = 1_000  # and this
+_CALM_RISE: Final = 1_000  # the smallest spread seen is let rise by one in so many per update without load
+_SAME_SHARE: Final = 16  # both directions took the same step if they differ by one in so many of the round trip's
+_MOST_LOST: Final = 0.01  # share of the probes that are lost without load; a full queue loses more
+_LOOKS: Final = 3  # updates in a row that must see other hop counts
+_LOOK_NS: Final = 1_000_000_000
+_DRIFT_SHARE: Final = 10_000  # free clocks run apart by one part in so many
+
+
+class Hops(NamedTuple):
+    """TTLs on arrival, of the replies and (as the replies say) of the requests, one element per probe."""
+
+    paths: Rows
+    replies: NDArray[Any]
+    requests: NDArray[Any]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of the hop counts of a path."""
+
+    usual: tuple[int, int]  # TTL of requests and of replies
+    beside: Counter[tuple[int, int]] = field(default_factory=Counter)  # updates that saw each together with that one
+    others_since_ns: int = 0  # since when the usual one is not seen; 0: it is
+    looks: int = 0
+    queued: bool = False  # whether something waited on the path when the usual one was seen last
+
+
+@dataclass(slots=True)
+class _Change:
+    """Evidence of another route whose base delays are not settled."""
+
+    since_ns: int
+    floor_ns: int  # before
+    base_ns: tuple[int, int] | None  # None: before the clocks were compared anew
+    directions: tuple[bool, bool]  # which have another hop count
+    queued: bool  # whether something waited on the path when the route changed
+
+
+class Base(NamedTuple):
+    """Base delays of some paths, forward and reverse: shape (2, paths)."""
+
+    delays: Times  # MISSING where nothing is known
+    taken_ns: Times  # when the samples behind them came
+    slack: Times  # they may be wrong by so much, besides errors of stamps and clocks
+
+
+class BaseDelays:
+    """The base delay of each path and direction.
+
+    Parameters
+    ----------
+    window_ns : int
+        Over which minima are taken.
+    """
+
+    def __init__(self, window_ns: int) -> None:
+        self.window_ns = window_ns
+        self._minima = SlidingMinimum(0, window_ns)  # of path p and kind k in row KINDS * p + k, without ROUND_TRIP + 1
+        self._floor = np.zeros(0, np.int64)  # of the round trip
+        self._since_ns = np.zeros(0, np.int64)  # since when the floor can only fall
+        self._support = np.zeros(0, np.int64)  # how many updates have seen it
+        self._reached_ns = np.zeros(0, np.int64)  # when it was seen last
+        self._calm = np.zeros(0, np.int64)  # spread of the smallest round trips without load
+        self._steady_ns = np.zeros(0, np.int64)  # since when both directions stand by the same without load; 0: do not
+        self._drifted = np.zeros(0, np.int64)  # how far free clocks may have drifted apart since something stands
+        self._base, self._taken_ns, self._slack, self._standing = np.zeros((4, 2, 0), np.int64)
+        self._updated_ns = 0
+        self._seen: dict[int, _Seen] = {}
+        self._changes: dict[int, _Change] = {}
+
+    def grow(self, paths: int) -> None:
+        """Have at least this many paths."""
+        more = paths - len(self._floor)
+        if more <= 0:
+            return
+        self._minima.grow(paths * KINDS)
+        missing, zeros = np.full(more, MISSING), np.zeros(more, np.int64)
+        self._floor, self._calm = (np.concatenate([each, missing]) for each in (self._floor, self._calm))
+        self._since_ns, self._support, self._reached_ns, self._steady_ns, self._drifted = (
+            np.concatenate([each, zeros])
+            for each in (self._since_ns, self._support, self._reached_ns, self._steady_ns, self._drifted)
+        )
+        self._base = np.concatenate([self._base, np.full((2, more), MISSING)], axis=1)
+        self._taken_ns, self._slack, self._standing = (
+            np.concatenate([each, np.zeros((2, more), np.int64)], axis=1)
+            for each in (self._taken_ns, self._slack, self._standing)
+        )
+
+    def add(self, paths: Rows, delays_ns: Times, kept: NDArray[np.bool_], seen_ns: Times) -> None:
+        """Take samples into account.
+
+        Parameters
+        ----------
+        paths, seen_ns : ndarray of int, shape (n,)
+        delays_ns, kept : ndarray, shape (3, n)
+            Forward, reverse and round trip, and which of them are known.
+        """
+        rows, times = KINDS * paths + _KIND, np.broadcast_to(seen_ns, kept.shape)
+        self._minima.add(rows[kept], delays_ns[kept], times[kept])
+
+    def at(self, paths: Rows, now_ns: int) -> Base:
+        """Base delays as they are known now; of a path that is new the minimum of what there is."""
+        base = Base(*(each.take(paths, axis=1) for each in (self._base, self._taken_ns, self._slack)))
+        unknown = base.delays == MISSING
+        if np.count_nonzero(unknown):
+            least, taken_ns = self._minima.at(KINDS * paths + _DIRECTION, now_ns)
+            least = np.where(least == MISSING, MISSING, least - self._standing.take(paths, axis=1))
+            new = np.where(unknown, [least, taken_ns], base[:2])
+            base = Base(new[0], new[1], base.slack)
+        return base
+
+    def reach(self, paths: Rows, now_ns: int) -> Times:
+        """How far back the base delays of these paths reach: to when their route was last found to be another one."""
+        since = self._since_ns.take(paths)
+        return np.where(since > 0, np.maximum(now_ns - since, self.window_ns), self.window_ns)
+
+    def forget_clocks(self, path: int) -> None:
+        """Earlier one-way delays of this path do not compare with later ones; round trips do.
+
+        What stood in each direction is taken to stand there still, until the path is empty again.
+        """
+        self._minima.forget(KINDS * path + _DIRECTION[:, 0])
+        self._base[:, path] = MISSING
+        if path in self._changes:
+            self._changes[path].base_ns = None
+
+    def route_changed(self, path: int, now_ns: int) -> None:
+        """Our own route along this path is another one, or it was gone: both directions may have another base."""
+        self._change(path, now_ns, (True, True), self._queued(path, now_ns, now_ns))
+
+    def _change(self, path: int, began_ns: int, directions: tuple[bool, bool], queued: bool) -> None:
+        if self._floor[path] == MISSING:
+            return  # nothing that could be too low
+        before = self._changes.get(path)
+        floor, known = int(self._floor[path]), bool((self._base[:, path] != MISSING).all())
+        base = (int(self._base[0, path]), int(self._base[1, path])) if known else None
+        if before is not None:
+            floor, base, queued = before.floor_ns, before.base_ns, before.queued or queued
+            directions = (before.directions[0] or directions[0], before.directions[1] or directions[1])
+        self._changes[path] = _Change(began_ns, floor, base, directions, queued)
+        self._minima.forget(KINDS * path + _KIND[:, 0])
+        self._steady_ns[path] = 0
+
+    def _queued(self, path: int, now_ns: int, began_ns: int) -> bool:
+        """Whether something waited on a path just before its route changed."""
+        minima, times = self._minima.parts(np.array([KINDS * path + ROUND_TRIP]), now_ns)
+        just = (minima != NO_MINIMUM) & (times < began_ns) & (times >= began_ns - 4 * _LOOK_NS)
+        if just.any():
+            floor = int(self._floor[path])
+            return bool(minima[just].min() - floor > _tolerance(floor))
+        return bool(self._standing[:, path].any())
+
+    # ---- once a second ----
+
+    def update(self, now_ns: int, hops: Sequence[Hops], free: NDArray[np.bool_], lost: NDArray[np.float64]) -> None:
+        """Find the base delays anew.
+
+        The floor of a path's round trip falls to what CONFIRMED parts of the window show. It rises when
+
+        - the hop counts of all probes are others than before for three updates in a row, or our own route changed
+          (`route_changed`): to the minimum since then, settled after a window. Where something waited at that moment,
+          only directions with another hop count rise, and they settle after a window without load. Until then `slack`
+          reaches down to the old base.
+        - both directions stand above their bases by the same, without load, for a whole window after a whole window.
+        - it was seen by few updates and by none for an hour: a wrong stamp.
+
+        Without load means: the smallest round trips of the window spread hardly further than they ever did when nothing
+        stood on the path, and no more than 1 % of its probes are lost.
+
+        Parameters
+        ----------
+        hops : sequence of Hops
+            Of all probes since the last update.
+        free : ndarray of bool
+            By path, whether nothing is known of how its clocks drift.
+        lost : ndarray of float
+            By path, the share of the probes of the last window that was lost.
+        """
+        paths = np.arange(len(self._floor))
+        elapsed_ns = now_ns - self._updated_ns if self._updated_ns else 0
+        self._note_hops(now_ns, hops)
+        minima, times = self._minima.parts(KINDS * paths[:, None] + _KIND[:, 0], now_ns)
+        counts = (minima != NO_MINIMUM).sum(axis=2)
+        ordered = np.sort(minima, axis=2)
+        rank = np.where(counts >= CONFIRMED, CONFIRMED - 1, 0)
+        low = _pick(ordered, rank)
+        taken_ns = np.take_along_axis(times, (minima == low[..., None]).argmax(axis=2)[..., None], axis=2)[..., 0]
+        low[counts == 0] = MISSING
+        self._taken_ns = np.where(counts[:, :ROUND_TRIP] > 0, taken_ns[:, :ROUND_TRIP], self._taken_ns.T).T.copy()
+        seen = (minima[:, ROUND_TRIP], times[:, ROUND_TRIP])
+        full = counts[:, ROUND_TRIP] >= _FULL
+        top = _pick(ordered[:, ROUND_TRIP], np.maximum(counts[:, ROUND_TRIP] - 1 - _ODD, 0))
+        spread = np.where(full, top - low[:, ROUND_TRIP], 0)
+        self._lower(now_ns, low[:, ROUND_TRIP], counts[:, ROUND_TRIP] >= CONFIRMED, seen)
+        quiet = full & (lost <= _MOST_LOST)
+        quiet &= spread <= _CALM_TIMES * np.where(self._calm == MISSING, 0, self._calm) + _CALM_NS
+        self._settle(now_ns, low, quiet)
+        self._project(low, free, elapsed_ns)
+        self._compare(now_ns, low, quiet)
+        excess = low[:, ROUND_TRIP] - self._floor
+        calm = full & (self._floor != MISSING) & (excess <= _tolerance(self._floor))
+        usual = np.where(self._calm == MISSING, spread, self._calm)
+        usual += np.where(quiet, usual // _CALM_RISE + 1, 0)
+        self._calm = np.where(calm, np.minimum(usual, spread), self._calm)
+        self._updated_ns = now_ns
+
+    def _lower(self, now_ns: int, low: Times, confirmed: NDArray[np.bool_], seen: tuple[Times, Times]) -> None:
+        """Let floors fall; forget those that were hardly ever seen."""
+        confirmed = confirmed.copy()
+        confirmed[list(self._changes)] = False
+        new = confirmed & (self._floor == MISSING)
+        old = (self._floor != MISSING) & (self._support < _LASTING) & (now_ns - self._reached_ns > _FORGET_NS)
+        falls = confirmed & (low < self._floor)
+        sinks = new | (confirmed & old) | (falls & (self._floor - low > _tolerance(low)))
+        self._since_ns = np.where(new, now_ns, self._since_ns)
+        self._floor = np.where(sinks | falls, low, self._floor)
+        minima, times = seen
+        near = minima - self._floor[:, None] <= _tolerance(self._floor)[:, None]
+        reached = (self._floor != MISSING) & (near & (minima != NO_MINIMUM) & (times > self._updated_ns)).any(axis=1)
+        self._support = np.where(sinks, 0, np.minimum(self._support + reached, _LASTING))
+        self._reached_ns = np.where(reached | sinks, now_ns, self._reached_ns)
+
+    def _project(self, low: Times, free: NDArray[np.bool_], elapsed_ns: int) -> None:
+        """Find the base of each direction, between its minimum and what stands in both directions below that."""
+        known = (self._floor != MISSING) & (low[:, ROUND_TRIP] != MISSING)
+        known[list(self._changes)] = False
+        excess = np.where(known, np.maximum(low[:, ROUND_TRIP] - self._floor, 0), 0)
+        stands = excess > _tolerance(self._floor)
+        below = np.where(stands, excess, 0)
+        drift = np.where(free, elapsed_ns // _DRIFT_SHARE, 0)
+        self._drifted = np.where(stands, self._drifted + drift, 0)
+        for direction in (FORWARD, REVERSE):
+            least, base = low[:, direction], self._base[direction]
+            some = known & (least != MISSING)
+            lost = base == MISSING
+            wanted = np.where(lost, least - self._standing[direction], base)
+            found = np.clip(wanted, least - below, least)
+            slack = np.where(lost, excess, np.minimum(excess, self._slack[direction] + drift))
+            self._base[direction] = np.where(some, found, base)
+            self._slack[direction] = np.where(some, np.where(stands, slack, excess), self._slack[direction])
+            self._standing[direction] = np.where(some, least - found, self._standing[direction])
+
+    def _settle(self, now_ns: int, low: Times, quiet: NDArray[np.bool_]) -> None:
+        """Go on with paths whose route is another one."""
+        for path, change in list(self._changes.items()):
+            least = [int(each) for each in low[path]]
+            if MISSING in least:
+                continue
+            grown = max(least[ROUND_TRIP] - change.floor_ns, 0)
+            held = change.base_ns or (least[FORWARD] - grown, least[REVERSE] - grown)
+            moves = change.directions if change.queued and change.base_ns is not None else (True, True)
+            rises = [
+                max(least[direction] - held[direction], 0) if moves[direction] else 0
+                for direction in (FORWARD, REVERSE)
+            ]
+            floor = least[ROUND_TRIP] if all(moves) else min(least[ROUND_TRIP], change.floor_ns + sum(rises))
+            stands = least[ROUND_TRIP] - floor
+            self._floor[path] = floor
+            for direction in (FORWARD, REVERSE):
+                top = least[direction]
+                base = min(max(held[direction], top - stands), top) if not moves[direction] else top
+                self._base[direction, path], self._slack[direction, path] = base, rises[direction]
+                self._standing[direction, path] = top - base
+            passed = now_ns - change.since_ns >= self.window_ns and (quiet[path] or not change.queued)
+            if passed or sum(rises) <= int(_tolerance(change.floor_ns)):
+                del self._changes[path]
+                self._slack[:, path] = 0
+                self._since_ns[path], self._support[path], self._reached_ns[path] = change.since_ns, 0, now_ns
+
+    def _compare(self, now_ns: int, low: Times, quiet: NDArray[np.bool_]) -> None:
+        """Find out where both directions stand by the same without load: that is another route, and no queue."""
+        above = low[:, :ROUND_TRIP].T - self._base
+        both, allowed = above.sum(axis=0), _tolerance(self._floor)
+        same = quiet & (self._floor != MISSING) & (low != MISSING).all(axis=1) & (self._base != MISSING).all(axis=0)
+        same &= low[:, ROUND_TRIP] - self._floor > allowed
+        differ = np.abs(above[0] - above[1]) + 2 * self._drifted
+        same &= differ <= np.maximum(allowed, both // _SAME_SHARE)
+        same[list(self._changes)] = False
+        self._steady_ns = np.where(same, np.where(self._steady_ns > 0, self._steady_ns, now_ns), 0)
+        for path in np.flatnonzero(same & (now_ns - self._steady_ns >= self.window_ns)).tolist():
+            self._floor[path] = low[path, ROUND_TRIP]
+            self._base[:, path] = low[path, :ROUND_TRIP]
+            self._slack[:, path] = self._standing[:, path] = 0
+            self._since_ns[path], self._support[path], self._reached_ns[path] = self._steady_ns[path], 0, now_ns
+            self._steady_ns[path] = 0
+
+    # ---- hop counts ----
+
+    def _note_hops(self, now_ns: int, hops: Sequence[Hops]) -> None:
+        """Find out which paths have other hop counts than before."""
+        if not hops:
+            return
+        paths = np.concatenate([each.paths for each in hops])
+        pairs = np.concatenate([each.requests.astype(np.int64) << 8 | each.replies for each in hops])
+        different = np.unique(paths << 16 | pairs, return_counts=True)
+        by_path: dict[int, Counter[tuple[int, int]]] = {}
+        for key, count in zip(different[0].tolist(), different[1].tolist(), strict=True):
+            by_path.setdefault(key >> 16, Counter())[key >> 8 & 0xFF, key & 0xFF] = count
+        for path, counted in by_path.items():
+            self._look(path, counted, now_ns)
+
+    def _look(self, path: int, counted: Counter[tuple[int, int]], now_ns: int) -> None:
+        ((new, _),) = counted.most_common(1)
+        known = self._seen.setdefault(path, _Seen(new))
+        if known.usual in counted:
+            known.beside.update(counted.keys())
+            known.looks = 0
+            return
+        if not known.looks:
+            known.others_since_ns = now_ns - 2 * _LOOK_NS  # the probes of two looks may have had them
+            known.queued = self._queued(path, now_ns, known.others_since_ns)
+        known.looks += 1
+        if known.looks < _LOOKS:
+            return
+        was, also = known.usual, known.beside
+        self._seen[path] = _Seen(new)
+        if also[new] >= _LOOKS:  # several ways at once, of which none is another one; a change is seen once or twice
+            self._seen[path].beside = also
+            return
+        self._change(path, known.others_since_ns, (new[0] != was[0], new[1] != was[1]), known.queued)
+
+
+_KIND: Final = np.arange(KINDS)[:, None]
+_DIRECTION: Final = np.arange(ROUND_TRIP)[:, None]
+
+
+def _tolerance(floor_ns: Any) -> Any:
+    """What may stand above a floor without being a queue."""
+    return np.where(floor_ns == MISSING, 0, np.maximum(_LEAST_NS, floor_ns // _LEAST_SHARE))
+
+
+def _pick(table: Times, places: NDArray[Any]) -> Times:
+    """One element of each row."""
+    picked: Times = np.take_along_axis(table, places[..., None], axis=-1)[..., 0]
+    return picked

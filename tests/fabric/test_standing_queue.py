@@ -1,0 +1,139 @@
+"""Base delays on a lab with real traffic: a queue that stands for many windows is seen; a longer route settles."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import pytest
+import support
+import yaml
+
+from pytools import places
+from pytools.lab import Lab
+from pytools.signals import PathDelay
+from steering.demo.observe import Observer
+
+MS = 1_000_000
+SECOND = 1_000 * MS
+BASE_S = 2
+WINDOWS = 6  # for so many of them the queue stands
+RATE, LOAD, QUEUE_BYTES = "10mbit", "12mbit", 22_000  # 17 ms
+LONGER_US = 9_000
+
+
+@pytest.fixture
+def lab(unique_name):
+    support.require("bcc", "netns")
+    with Lab.up(unique_name(), hosts=2, rails=2, rate="100mbit") as made:
+        yield made
+
+
+@pytest.fixture
+def observer(lab):
+    """Agents on both hosts, whose minima reach back a short time, and what they publish."""
+    for host in lab.hosts:
+        file = places.default_config(host.netns)
+        config = yaml.safe_load(file.read_text())
+        config.setdefault("windows", {})["base_s"] = BASE_S
+        file.write_text(yaml.safe_dump(config))
+        lab.start(host, [*support.SWERVE, "agent", "-n", host.netns])
+    for host in lab.hosts:
+        support.wait_until(places.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+    heard = Observer(lab.hosts)
+    yield heard
+    heard.close()
+
+
+def of_rail(signals: list[PathDelay], since_ns: int, host: str = "h1", rail: int = 1) -> list[PathDelay]:
+    """Windows of a path that began after a moment, and in which it was measured."""
+    return [
+        each
+        for each in signals
+        if each.host == host
+        and each.path.interface == f"rail{rail}"
+        and each.forward.samples
+        and each.at_ns - each.window_ns > since_ns
+    ]
+
+
+def seen_for(observer: Observer, since_ns: int, seconds: float, host: str = "h1") -> list[PathDelay]:
+    """What is told of rail 1 over so long after a moment."""
+    found: list[PathDelay] = []
+
+    def passed() -> bool:
+        found.extend(of_rail(observer.take().delays, since_ns, host))
+        return bool(found) and found[-1].at_ns - since_ns > seconds * SECOND
+
+    support.wait_until(passed, seconds + 30, f"{seconds:g} s are told of")
+    return found
+
+
+def settled(observer: Observer, longest_s: float, since_ns: int = 0) -> PathDelay:
+    """The first window in which rail 1 is known to be idle, which is told of in time."""
+    heard: list[PathDelay] = []
+
+    def idle() -> PathDelay | None:
+        heard.extend(of_rail(observer.take().delays, since_ns))
+        good = [each for each in heard if max(upper(each.forward), upper(each.reverse)) < MS]
+        return good[0] if good else None
+
+    return support.wait_until(idle, longest_s, "rail 1 is settled")
+
+
+def upper(delay) -> int:
+    return delay.queueing_p50_ns + delay.queueing_bound_ns
+
+
+def measured(observer: Observer) -> None:
+    """Wait until base delays are known: a window of an idle path."""
+    since_ns = time.monotonic_ns()
+    seen_for(observer, since_ns, 2 * BASE_S)
+    settled(observer, 30)
+
+
+@pytest.mark.parametrize("toward", [2, None], ids=["one-way", "both-ways"])
+def test_a_queue_that_stands_for_many_windows_is_told_as_long_as_it_stands(lab, observer, toward):
+    measured(observer)
+    lab.congest(1, RATE, QUEUE_BYTES, toward)
+    lab.load(1, LOAD, toward)
+    since_ns = time.monotonic_ns() + SECOND  # until the queue is full
+    told = seen_for(observer, since_ns, WINDOWS * BASE_S)
+    for way in ("forward",) if toward else ("forward", "reverse"):
+        delays = [getattr(each, way) for each in told]
+        assert statistics.median(each.owd_p50_ns for each in delays) > 10 * MS, "the load keeps the queue standing"
+        for each in delays:  # one clock at both ends, and a cable that takes microseconds
+            assert each.owd_p50_ns - each.queueing_p50_ns <= each.queueing_bound_ns + MS
+    lab.heal()
+    settled(observer, 30)
+
+
+@pytest.mark.parametrize("way", [(1, 2), (2, 1)], ids=["forward", "reverse"])
+def test_a_route_that_is_longer_one_way_settles_by_its_hop_count(lab, observer, way):
+    """Nothing else tells it from a queue."""
+    measured(observer)
+    lab.delay(1, *way, LONGER_US)
+    since_ns = time.monotonic_ns()
+    told = settled_after(observer, since_ns)
+    assert told.round_trip_min_ns > LONGER_US * 1000 * 0.9, "the route is the longer one still"
+    assert told.at_ns - since_ns > BASE_S * SECOND, "not before it was seen for a window"
+
+
+def settled_after(observer: Observer, since_ns: int) -> PathDelay:
+    observer.take()
+    seen_for(observer, since_ns, 0.2)  # what is told is of the longer route
+    return settled(observer, 60, since_ns)
+
+
+def test_a_longer_route_both_ways_settles_though_the_hop_counts_stay(lab, observer):
+    """As a detour below IP does: here the same device holds the packets, longer."""
+    for source, destination in ((1, 2), (2, 1)):
+        lab.delay(1, source, destination, 300)
+    measured(observer)
+    lab.heal()
+    for source, destination in ((1, 2), (2, 1)):
+        lab.delay(1, source, destination, LONGER_US)
+    since_ns = time.monotonic_ns()
+    told = settled_after(observer, since_ns)
+    assert told.round_trip_min_ns > 2 * LONGER_US * 1000 * 0.9, "the route is the longer one still"
+    assert told.at_ns - since_ns > BASE_S * SECOND, "not before it was seen for a window"
