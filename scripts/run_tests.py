@@ -49,7 +49,9 @@ def session(arguments: Sequence[str], shown_later: bool = False) -> Iterator[sub
 
 def main() -> int:
     """Run all of them, whatever fails; 0 if nothing did."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGINT too: started in the background by a shell we would ignore it, and so would all that tests interrupt.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     files = {str(each.relative_to(ROOT)): each.read_text() for each in sorted(ROOT.glob("tests/fabric/test_*.py"))}
     shared = [name for name, text in files.items() if MARK.search(text)]
     after_kernel = shared[::KERNELS_PART]

@@ -54,7 +54,7 @@ def agent(lab: Lab) -> Iterator[subprocess.Popen[str]]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def swerve(lab: Lab, *words: str) -> list[str]:
@@ -74,7 +74,7 @@ def watched(lab: Lab, seconds: float, file: Path) -> set[str]:
             support.wait_until(lambda: time.monotonic() > end, seconds + 5, "it has seen enough")
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(10)
+            process.wait(60)
     return set(file.read_text().splitlines())
 
 
@@ -85,7 +85,7 @@ def test_all_that_a_watcher_saw_is_recorded_once_and_outlives_a_kill(lab: Lab, t
         last = max(json.loads(line)["unix_ns"] for line in saw)
         support.wait_until(lambda: newest(folder) > last, 10, "all of it is on the disk")
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
     told = Read()
     has = [line.decode() for line in reader.lines(folder, told=told)]
     assert len(saw) > 100 and saw <= set(has)

@@ -286,7 +286,7 @@ def test_arrow_keys_read_a_chart(opened: Browser) -> None:
 def test_a_flag_explains_its_act_and_leads_to_it(opened: Browser) -> None:
     opened.run("document.querySelector('.mark').focus()")
     words = said(opened, "^act")
-    assert re.search(r"act \d+, 11:09:42\.000 UTC, h\d: nexthop group 10\d \(made\)", words), words
+    assert re.search(r"act \d+, 11:09:42\.000 UTC, h\d: routes to 10\.9\.0\.\d/32 \(made\)", words), words
     assert re.search(r"dev rail1: 10 → 0, .* because .*queueing delay 41 ms .* under leave-congested-rail", words)
     target = opened.run("return document.activeElement.getAttribute('href')")
     opened.press("enter")
