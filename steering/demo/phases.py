@@ -17,10 +17,10 @@ from pytools.kernel.leftovers import is_our_nexthop
 from pytools.kernel.netlink import Netlink
 from pytools.kernel.netlink_messages import Member
 from pytools.lab import Lab
-from pytools.lab.topology import group_id
 from pytools.signals import Act
 from steering.demo import traffic
 from steering.demo.observe import Observer, Record, in_use
+from steering.plan import Target, overlay_target
 
 BAD_RAIL = 1
 _RESETS = "resets"
@@ -112,7 +112,8 @@ class Stage:
     def _with_steering(self, phase: Phase, record: Record, onset_ns: int) -> Phase:
         detected = {source.name: self._detected_ns(record, source.name, to.name, onset_ns) for source, to in self.pairs}
         acted = {
-            source.name: first_act_ns(record.acts, source.name, group_id(to.number, 4)) for source, to in self.pairs
+            source.name: first_act_ns(record.acts, source.name, overlay_target("main", f"{to.service}/32"))
+            for source, to in self.pairs
         }
         both = [(detected[name], acted[name]) for name in detected]
         complete = all(seen is not None for seen, _ in both)
@@ -148,21 +149,18 @@ def p99(delays_ns: np.ndarray) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def first_act_ns(acts: Sequence[Act], host: str, group: int) -> int | None:
-    """When the kernel had acknowledged the first change of a host's group."""
+def first_act_ns(acts: Sequence[Act], host: str, target: Target) -> int | None:
+    """When the kernel had acknowledged the first change of a host's target."""
     times = [
         act.acknowledged_ns
         for act in acts
-        if act.host == host
-        and act.outcome == "applied"
-        and act.acknowledged_ns is not None
-        and act.what == f"nexthop group {group}"
+        if act.host == host and act.outcome == "applied" and act.acknowledged_ns is not None and act.target == target
     ]
     return min(times, default=None)
 
 
 def reversals(acts: Sequence[Act]) -> int:
-    """How often weight that had been given back to a path was taken away again; of the group with the most."""
+    """How often weight that had been given back to a path was taken away again; of the target with the most."""
     worst = 0
     for key in {(act.host, act.what) for act in acts}:
         lowered: Counter[str] = Counter()

@@ -32,14 +32,15 @@ def state(at_ns: int, weight: int) -> PathState:
     )
 
 
-def act(rail1: tuple[int, int], acknowledged_ns: int | None = 1, outcome: str = "applied", group: int = 102) -> Act:
+def act(rail1: tuple[int, int], acknowledged_ns: int | None = 1, outcome: str = "applied", to: int = 2) -> Act:
     before, after = rail1
     return Act(
         host="h1",
         at_ns=0,
         unix_ns=0,
         act_id="a",
-        what=f"nexthop group {group}",
+        what=f"routes to 10.9.0.{to}/32",
+        target=f"overlay:main:10.9.0.{to}/32",
         before={"rail1": before, "rail2": 1},
         after={"rail1": after, "rail2": 1},
         because="",
@@ -140,11 +141,11 @@ def test_a_reversal_is_weight_given_back_and_taken_again() -> None:
     assert reversals([drain, back, step]) == 0
     assert reversals([drain, back, drain]) == 1
     assert reversals([drain, back, drain, back, drain]) == 2
-    assert reversals([drain, act((1, 0), group=103)]) == 0, "each group counts for itself"
+    assert reversals([drain, act((1, 0), to=3)]) == 0, "each target counts for itself"
     assert reversals([drain, back, act((1, 0), outcome="failed")]) == 0
 
 
 def test_the_first_act_is_the_first_that_the_kernel_acknowledged() -> None:
-    acts = [act((1, 0), None, "failed"), act((1, 0), 70), act((0, 1), 40), act((1, 0), 10, group=103)]
-    assert first_act_ns(acts, "h1", 102) == 40
-    assert first_act_ns(acts, "h2", 102) is None
+    acts = [act((1, 0), None, "failed"), act((1, 0), 70), act((0, 1), 40), act((1, 0), 10, to=3)]
+    assert first_act_ns(acts, "h1", "overlay:main:10.9.0.2/32") == 40
+    assert first_act_ns(acts, "h2", "overlay:main:10.9.0.2/32") is None
