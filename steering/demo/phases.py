@@ -20,7 +20,6 @@ from pytools.lab import Lab
 from pytools.signals import Act
 from steering.demo import traffic
 from steering.demo.observe import Observer, Record, in_use
-from steering.plan import Target, overlay_target
 
 BAD_RAIL = 1
 _RESETS = "resets"
@@ -111,10 +110,7 @@ class Stage:
 
     def _with_steering(self, phase: Phase, record: Record, onset_ns: int) -> Phase:
         detected = {source.name: self._detected_ns(record, source.name, to.name, onset_ns) for source, to in self.pairs}
-        acted = {
-            source.name: first_act_ns(record.acts, source.name, overlay_target("main", f"{to.service}/32"))
-            for source, to in self.pairs
-        }
+        acted = {source.name: first_act_ns(record.acts, source.name, f"rail{BAD_RAIL}") for source, _ in self.pairs}
         both = [(detected[name], acted[name]) for name in detected]
         complete = all(seen is not None for seen, _ in both)
         return msgspec.structs.replace(
@@ -149,12 +145,15 @@ def p99(delays_ns: np.ndarray) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def first_act_ns(acts: Sequence[Act], host: str, target: Target) -> int | None:
-    """When the kernel had acknowledged the first change of a host's target."""
+def first_act_ns(acts: Sequence[Act], host: str, interface: str) -> int | None:
+    """When the kernel had acknowledged the first act of a host that took weight from an interface."""
     times = [
         act.acknowledged_ns
         for act in acts
-        if act.host == host and act.outcome == "applied" and act.acknowledged_ns is not None and act.target == target
+        if act.host == host
+        and act.outcome == "applied"
+        and act.acknowledged_ns is not None
+        and any(act.after.get(hop, 0) < weight for hop, weight in act.before.items() if hop.endswith(interface))
     ]
     return min(times, default=None)
 

@@ -146,6 +146,7 @@ def test_a_reversal_is_weight_given_back_and_taken_again() -> None:
 
 
 def test_the_first_act_is_the_first_that_the_kernel_acknowledged() -> None:
-    acts = [act((1, 0), None, "failed"), act((1, 0), 70), act((0, 1), 40), act((1, 0), 10, to=3)]
-    assert first_act_ns(acts, "h1", "overlay:main:10.9.0.2/32") == 40
-    assert first_act_ns(acts, "h2", "overlay:main:10.9.0.2/32") is None
+    acts = [act((1, 0), None, "failed"), act((0, 1), 20), act((1, 0), 70), act((1, 0), 40, to=3)]
+    assert first_act_ns(acts, "h1", "rail1") == 40
+    assert first_act_ns(acts, "h2", "rail1") is None
+    assert first_act_ns(acts, "h1", "rail2") is None
