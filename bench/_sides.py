@@ -22,7 +22,7 @@ from _common import note, wait_until
 
 from pytools import places
 from pytools.bus import Client
-from pytools.kernel.leftovers import is_our_nexthop
+from pytools.kernel.leftovers import FIRST_ID, is_our_nexthop
 from pytools.kernel.netlink import Netlink
 from pytools.lab import Host, Lab
 from pytools.signals import Act, PathState, decode
@@ -98,10 +98,15 @@ def swerve(lab: Lab, signal: str, probe_ms: int) -> Iterator[Side]:
                     controllers[index] = control(host)
 
         controllers += [control(host) for host in lab.hosts]
-        before = {host.name: weights_of(host) for host in lab.hosts}
+        before: dict[str, dict[int, dict[int, int]]] = {}  # once the controllers have made their groups
 
         def whole() -> bool:
-            return states.healthy() and all(weights_of(host) == before[host.name] for host in lab.hosts)
+            if not states.healthy():
+                return False
+            now = {host.name: weights_of(host) for host in lab.hosts}
+            if not before and all(map(_has_ours, now.values())):
+                before.update(now)
+            return now == before
 
         def explain(since_ns: int) -> None:
             for each in (act for host in lab.hosts for act in _acts(Path(folder) / f"{host.name}.acts")):
@@ -142,6 +147,10 @@ class States:
         """Wait for the word of a new controller."""
         self.healthy()  # reads what the old one left
         self._latest = {path: state for path, state in self._latest.items() if path.source != host}
+
+
+def _has_ours(weights: dict[int, dict[int, int]]) -> bool:
+    return any(group >= FIRST_ID for group in weights)
 
 
 def weights_of(host: Host) -> dict[int, dict[int, int]]:
