@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from pytools.kernel.leftovers import FIRST_ID, LAST_ID, is_our_nexthop
 from pytools.kernel.netlink import PROTOCOL, Hop, Member, Netlink, NetlinkError, Nexthop, NexthopGroup
@@ -21,6 +21,7 @@ from steering.plan import Target
 
 Form = Literal["object", "inline"]
 Shares = Mapping[Way, int]
+_GONE: Final = frozenset({errno.ENOENT, errno.ESRCH})
 
 
 class Numbers:
@@ -52,8 +53,9 @@ class Numbers:
         return self._id(target)
 
     def skip(self, taken: Iterable[int]) -> None:
-        """Leave out ids that somebody uses."""
+        """Leave out ids that somebody uses; what had one of them gets another."""
         self._taken = frozenset(taken)
+        self._ids = {what: number for what, number in self._ids.items() if number not in self._taken}
 
     def _id(self, what: object) -> int:
         if what not in self._ids:
@@ -134,8 +136,9 @@ class Mirror:
             for each in view.passed_on:
                 body = throw_route(each, view.family, number, PROTOCOL)
                 wanted.setdefault((view.family, number), {})[each] = body
+        whole = self._groups.keys() <= objects.groups.keys()  # a group that is gone took its routes along
         self._put_groups(objects, groups, failed)
-        self._verify(objects, views)
+        self._verify(objects, views, whole)
         failed += self._put_routes(wanted)
         self._drop_surplus(objects, {self._numbers.nexthop(way) for way in usable} if form == "object" else set())
         return failed
@@ -172,7 +175,7 @@ class Mirror:
         for way in sorted(ways):
             number = self._numbers.nexthop(way)
             there = objects.nexthops.get(number)
-            if there is not None and there.ifindex == way.ifindex:
+            if there is not None and (there.ifindex, there.gateway or "") == (way.ifindex, way.gateway):
                 usable.add(way)
                 continue
             body = nexthop_body(number, way.family, way.gateway or None, way.ifindex, way.onlink, PROTOCOL)
@@ -220,24 +223,29 @@ class Mirror:
         made = {each.destination: mirrored(each.body, each.destination, table, PROTOCOL, over) for each in prefixes}
         return {(family, table): made}
 
-    def _verify(self, objects: Objects, views: Collection[View]) -> None:
-        """Forget routes that are gone: the kernel deletes them with their last hop, and others may."""
+    def _verify(self, objects: Objects, views: Collection[View], whole: bool) -> None:
+        """Take note of our routes as they are: the kernel deletes them with their last hop, and others may."""
         before, self._verified = self._verified, objects
-        if before is not None and before.routes is objects.routes and before.shape == objects.shape:
+        if whole and before is not None and before.routes is objects.routes and before.shape == objects.shape:
             return
         for view in views:
-            family, number = view.family, self._numbers.table(view.key)
-            there = {route.destination for route in self._netlink.routes(family, number, PROTOCOL)}
-            put = self._routes.get((family, number), {})
-            self._routes[family, number] = {prefix: body for prefix, body in put.items() if prefix in there}
+            place = view.family, self._numbers.table(view.key)
+            put = self._routes.get(place, {})
+            there = self._netlink.routes(*place, PROTOCOL)
+            self._routes[place] = {route.destination: put.get(route.destination, route.body) for route in there}
 
     def _put_routes(self, wanted: Mapping[Table, Mapping[str, bytes]]) -> list[str]:
         """Have these routes and no others in our tables; what could not be done."""
-        failed = []
+        failed: list[str] = []
         for place in {*wanted, *self._routes}:
             want, put = wanted.get(place, {}), self._routes.setdefault(place, {})
             surplus = [prefix for prefix in put if prefix not in want]
-            self._netlink.drop_routes([route_of(put.pop(prefix)) for prefix in surplus])
+            refusals = self._netlink.drop_routes([route_of(put[prefix]) for prefix in surplus])
+            for prefix, refusal in zip(surplus, refusals, strict=True):
+                if refusal is None or refusal.code in _GONE:
+                    del put[prefix]
+                else:
+                    failed.append(_text(prefix, refusal))
             for replace in (False, True):
                 chosen = {p: body for p, body in want.items() if put.get(p) != body and (p in put) == replace}
                 refusals = self._netlink.make_routes(list(chosen.values()), replace=replace)
@@ -245,10 +253,15 @@ class Mirror:
                     if refusal is None:
                         put[prefix] = body
                         self.made.add(place)
-                    else:
+                        continue
+                    if refusal.code in _GONE:
                         put.pop(prefix, None)
-                        failed.append(f"route {prefix}: {refusal.sentence or refusal}")
+                    failed.append(_text(prefix, refusal))
         return failed
+
+
+def _text(prefix: str, refusal: NetlinkError) -> str:
+    return f"route {prefix}: {refusal.sentence or refusal}"
 
 
 def _group(number: int, members: Mapping[int, int]) -> bytes:

@@ -26,7 +26,7 @@ from pytools.kernel.netlink_watch import NetlinkWatch
 from steering.actuators.mirror import Mirror, Numbers, foreign_ids
 from steering.actuators.objects import Objects, Table, owner_name, read
 from steering.actuators.prefixes import Key, LongestPrefix, key_of
-from steering.actuators.steered import Steered, free_name
+from steering.actuators.steered import Steered, alike, free_name
 from steering.actuators.theirs import Steerable, View, ViewKey, Ways, views
 from steering.plan import Group, Member, Target, Weights, weights_of
 from steering.policy import Manage
@@ -162,7 +162,7 @@ class Overlay:
         weights = known.ordered({ways[number]: weight for number, weight in wanted if number in ways})
         if not weights:
             return Outcome("failed", self._current(known), None, "no hop would be left")
-        before, known.weights = known.weights, None if weights == known.theirs else weights
+        before, known.weights = known.weights, None if alike(weights, known.theirs) else weights
         try:
             if known.weights is not None:
                 self._mirror.reweight(target, known.weights)
@@ -177,7 +177,7 @@ class Overlay:
             self._due_ns = 0  # the next look makes ours as it was
             return Outcome("failed", self._current(known), None, str(refusal))
         known.away -= weights.keys()
-        return Outcome("applied", wanted, time.monotonic_ns())
+        return Outcome("applied", self._current(known), time.monotonic_ns())
 
     def off(self) -> list[str]:
         """Delete our rules, whatever is in force; what was deleted.
@@ -254,6 +254,7 @@ class Overlay:
         began = time.monotonic_ns()
         self._due_ns = began + _RETRY_NS
         objects = self._read()
+        self._numbers.skip(foreign_ids(objects))
         found = self._look(objects)
         self._views = {view.key: view for view in found if not self._user_of_table(view)}
         self._assign(objects)

@@ -47,11 +47,16 @@ class Steered:
         scale = max((weight / theirs[way] for way, weight in left.items() if way in theirs), default=1.0)
         for way in theirs.keys() - before - self.away:
             left[way] = min(MAX_WEIGHT, max(1, round(theirs[way] * scale)))
-        self.weights = self.ordered(left) if left and left != theirs else None
+        self.weights = self.ordered(left) if left and not alike(left, theirs) else None
 
     def ordered(self, weights: Mapping[Way, int]) -> dict[Way, int]:
         """Weights in the order in which others list the hops: where a flow goes depends on it."""
         return {way: weights[way] for way, _ in self.usable if way in weights}
+
+
+def alike(one: Mapping[Way, int], other: Mapping[Way, int]) -> bool:
+    """Whether weights do the same: that of a single hop is of no account (`plan.same`)."""
+    return one == other or (len(one) == 1 and one.keys() == other.keys())
 
 
 def free_name(view: str, prefixes: Sequence[Steerable], taken: Collection[Target]) -> Target:
