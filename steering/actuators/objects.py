@@ -32,9 +32,12 @@ class Objects:
         link = self.links.get(index or 0)
         return "" if index is None else f"if{index}" if link is None else link.name
 
-    def carries(self, name: str) -> bool:
-        """Whether an interface is there, up, and has its carrier, as far as the kernel has taken notice."""
-        link = self.by_name.get(name)
+    def carries(self, index: int) -> bool:
+        """Whether an interface is there, up, and has its carrier, as far as the kernel has taken notice.
+
+        One that was made again has another index: routes over the old one are gone.
+        """
+        link = self.links.get(index)
         return link is not None and link.up and link.carrier and link.running
 
     @property

@@ -302,7 +302,7 @@ class Overlay:
                 known.ways, known.prefixes = ways, prefixes
                 self._targets[name] = known
         for name, known in old.items():
-            if name not in self._targets and not all(objects.carries(way.interface) for way, _ in known.ways):
+            if name not in self._targets and not all(objects.carries(way.ifindex) for way, _ in known.ways):
                 known.prefixes, known.weights = (), None  # it went with its links
                 self._targets[name] = known
 
@@ -381,7 +381,7 @@ class Overlay:
             for view in self._views.values()
             for prefix, why in view.refused.items()
         }
-        unlinked = frozenset(link.name for link in objects.links.values() if not objects.carries(link.name))
+        unlinked = frozenset(link.name for link in objects.links.values() if not objects.carries(link.index))
         return Found(
             groups, refused, frozenset(lost), unlinked, events, tuple(LongestPrefix(each) for each in routes.values())
         )

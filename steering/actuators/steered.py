@@ -36,7 +36,7 @@ class Steered:
     def follow(self, objects: Objects) -> None:
         """Take note of the hops that can be used now: what is new joins, what is gone leaves."""
         before = {way for way, _ in self.usable}
-        self.usable = tuple((way, weight) for way, weight in self.ways if objects.carries(way.interface))
+        self.usable = tuple((way, weight) for way, weight in self.ways if objects.carries(way.ifindex))
         if self.weights is None:
             self.away = frozenset()
             return
@@ -47,7 +47,9 @@ class Steered:
         scale = max((weight / theirs[way] for way, weight in left.items() if way in theirs), default=1.0)
         for way in theirs.keys() - before - self.away:
             left[way] = min(MAX_WEIGHT, max(1, round(theirs[way] * scale)))
-        self.weights = self.ordered(left) if left and not alike(left, theirs) else None
+        # A single hop's weight matters only where they list another one that has lost its carrier and is still used.
+        same = left == theirs or (alike(left, theirs) and len(self.usable) == len(self.ways))
+        self.weights = self.ordered(left) if left and not same else None
 
     def ordered(self, weights: Mapping[Way, int]) -> dict[Way, int]:
         """Weights in the order in which others list the hops: where a flow goes depends on it."""

@@ -756,7 +756,8 @@ def overlay_news(routes):
     return News(True, routes)
 
 
-Steering.TestCase.settings = settings(max_examples=50, stateful_step_count=35)
+# The same examples each time: what a longer search finds is for whoever looks, not for who changes something else.
+Steering.TestCase.settings = settings(max_examples=50, stateful_step_count=35, derandomize=True)
 TestSteering = Steering.TestCase
 
 

@@ -149,8 +149,8 @@ def shares(target):
 def follow(target, ways, down=()):
     target.ways = tuple((way(rail), weight) for rail, weight in ways.items())
     objects = kernel()
-    links = {name: replace(link, carrier=name not in down) for name, link in objects.by_name.items()}
-    target.follow(replace(objects, by_name=links))
+    links = {index: replace(link, carrier=link.name not in down) for index, link in objects.links.items()}
+    target.follow(replace(objects, links=links))
     return shares(target)
 
 
