@@ -14,6 +14,7 @@ import ctypes
 import errno
 import os
 import re
+import resource
 import shutil
 import socket
 import struct
@@ -112,8 +113,16 @@ class Unit:
 _CARRIED_OUT: Final = frozenset(
     {
         *("AmbientCapabilities", "CapabilityBoundingSet", "NoNewPrivileges", "UMask", "SystemCallArchitectures"),
+        "LimitNOFILE",
         *("SystemCallFilter", "SystemCallErrorNumber", "RestrictAddressFamilies", "RestrictNamespaces"),
-        *("MemoryDenyWriteExecute", "Nice", "ProtectSystem", "ProtectControlGroups", "ProtectKernelTunables"),
+        *(
+            "MemoryDenyWriteExecute",
+            "LimitNOFILE",
+            "Nice",
+            "ProtectSystem",
+            "ProtectControlGroups",
+            "ProtectKernelTunables",
+        ),
     }
 )
 
@@ -289,6 +298,8 @@ def main(arguments: Sequence[str]) -> None:
     os.chdir("/")
     os.umask(int(unit.words("UMask")[0], 8))
     program = shutil.which(command[0]) or command[0]
+    if files := unit.words("LimitNOFILE"):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(files[-1]),) * 2)
     if nice := unit.words("Nice"):
         os.setpriority(os.PRIO_PROCESS, 0, int(nice[-1]))
     drop(unit, given.uid)

@@ -292,7 +292,7 @@ def test_a_flag_explains_its_act_and_leads_to_it(opened: Browser) -> None:
     opened.press("enter")
     wait_until(lambda: opened.run(FOCUSED)["id"] == target[1:], 10, "the act's row has the focus")
     at = opened.run(FOCUSED)
-    assert at["shown"] and "nexthop group" in at["words"]
+    assert at["shown"] and "routes to" in at["words"]
 
 
 def test_folded_tables_open_by_keyboard_and_hold_the_chart(opened: Browser) -> None:

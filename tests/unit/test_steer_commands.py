@@ -17,7 +17,7 @@ from serving import Served
 from steering_kit import ORIGINAL, SECOND, TARGET, group
 
 from pytools import cli, places
-from pytools.errors import RefusedError
+from pytools.errors import RefusedError, SwerveError
 from steering.acting import journal, lock
 from steering.acting.lock import Lock
 from steering.cli import root
@@ -151,8 +151,9 @@ def test_who_holds_the_lock_is_not_called_a_controller_when_that_is_dead(tmp_pat
     with Lock(path) as held:
         if not alive:
             held.say({"pid": 1 << 30})  # no process has such a number
-        with pytest.raises(RefusedError, match=said):
+        with pytest.raises(SwerveError, match=said) as refused:
             Lock(path)
+        assert refused.type is (RefusedError if alive else SwerveError), "a service tries again what is no refusal"
 
 
 # ---- the stop file ----
