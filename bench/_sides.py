@@ -119,7 +119,10 @@ def swerve(lab: Lab, signal: str, probe_ms: int) -> Iterator[Side]:
         def acts_so_far() -> int:
             return sum(_applied(host) for host in lab.hosts)
 
-        yield Side("swerve", lab, whole, lab.heal, acts_so_far, explain, agents, controllers, revive)
+        def heal(rail: int) -> None:
+            lab.heal(rail, routes=True)  # their groups lose a member with its carrier; whoever made them adds it again
+
+        yield Side("swerve", lab, whole, heal, acts_so_far, explain, agents, controllers, revive)
 
 
 def _probe_every(interval_ms: int, config: dict[str, Any]) -> None:

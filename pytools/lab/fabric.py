@@ -346,7 +346,7 @@ class Lab:
             Which rail.
         routes : bool
             Give hosts their nexthops, groups and routes back as well, as `up` had made them: the kernel drops what
-            loses its carrier, and nobody puts it back but a routing daemon, swerve, or this.
+            loses its carrier, and nobody puts it back but a routing daemon or this.
         """
         for target in self.rails if rail is None else (rail_of(self.spec, rail),):
             processes.end(self.name, load=target.number)
