@@ -190,6 +190,9 @@ class Controller:
     def _look_around(self) -> None:
         """Do what time alone asks for, and tell how everything stands; what is measured is acted on as it comes."""
         self._act(self._engine.changes(time.monotonic_ns()))
+        if self._overlay.set_apart(self._engine.apart(time.monotonic_ns())):
+            self._refresh(time.monotonic_ns())
+            self._act(self._engine.changes(time.monotonic_ns()))
         for alert in self._engine.alerts():
             self._say(f"{alert.rule}: {alert.text}" if alert.holds else f"{alert.rule}: over: {alert.text}")
             self._send(messages.alert(self._host, alert))
@@ -334,7 +337,7 @@ class Controller:
         self._say_refused(found)
         for target, known in self._engine.groups.items():
             group = found.groups.get(target)
-            if group is None:
+            if group is None and not known.beside:
                 self._say(f"{title(target)}: " + ("gone with its links" if target in found.lost else "gone"))
             if known.current != known.original and (group is None or group.current == group.original):
                 why = "its route changed" if group is not None else "its route is gone"

@@ -87,6 +87,8 @@ class Group:
     current: Weights  # what is in force now
     paths: tuple[tuple[int, Path], ...] = ()  # which measured path runs over which member
     moves: str = ""  # what a change of its weights moves, in words
+    beside: Target = ""  # carries one address only, which was taken out of this target
+    witnesses: tuple[tuple[int, Path], ...] = ()  # paths of the addresses that were taken out of it, by member
 
     @property
     def exclusive(self) -> bool:
@@ -169,6 +171,7 @@ class GroupPlan:
     held: tuple[tuple[Path, str], ...] = ()  # paths that ought to be taken down but are not, and why
     lifted: frozenset[Path] = frozenset()  # paths that are down, and get their weight back without having recovered
     undecided: bool = False  # the weights stay as they are, whatever the paths' states ask for
+    alone: frozenset[str] = frozenset()  # addresses of which one path is bad and no other address says so
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from steering.actuators.objects import Objects, Table, owner_name, read
 from steering.actuators.prefixes import Key, LongestPrefix, key_of
 from steering.actuators.steered import Steered, alike, free_name
 from steering.actuators.theirs import Steerable, View, ViewKey, Ways, views
-from steering.plan import Group, Member, Target, Weights, weights_of
+from steering.plan import Group, Member, Target, Weights, overlay_target, weights_of
 from steering.policy import Manage
 
 _MS: Final = 1_000_000
@@ -96,6 +96,7 @@ class Overlay:
         self._objects: Objects | None = None
         self._views: dict[ViewKey, View] = {}
         self._targets: dict[Target, Steered] = {}
+        self._apart: frozenset[str] = frozenset()  # addresses
         self._rules: dict[ViewKey, list[bytes]] = {}  # in force
         self._taken: dict[ViewKey, str] = {}  # who uses the table of ours above a view; empty for nobody
         self._routes_changed = True
@@ -142,6 +143,13 @@ class Overlay:
     def due_ns(self) -> int:
         """When to call `refresh` next."""
         return self._due_ns
+
+    def set_apart(self, addresses: frozenset[str]) -> bool:
+        """Have a target for each of these addresses alone; whether that makes `refresh` due."""
+        if addresses == self._apart:
+            return False
+        self._apart, self._due_ns = addresses, 0
+        return True
 
     # ---- weights ----
 
@@ -279,32 +287,50 @@ class Overlay:
         return self._objects
 
     def _look(self, objects: Objects) -> list[View]:
-        return views(objects, self._manage.destinations, self._manage.vrfs, self._alternatives)
+        return views(objects, self._manage.destinations, self._manage.vrfs, self._alternatives, self._apart)
 
     def _assign(self, objects: Objects) -> None:
         """Give every set of hops its target: the one that most of its prefixes had before, else one of its own."""
-        before = {(t.view, each.destination): name for name, t in self._targets.items() for each in t.prefixes}
+        before = {(t.view, each.destination): t for t in self._targets.values() if not t.beside for each in t.prefixes}
         old, self._targets = self._targets, {}
         for key, view in self._views.items():
             sets: dict[Ways, list[Steerable]] = {}
             for each in view.prefixes:
-                sets.setdefault(each.ways, []).append(each)
+                if not each.within:
+                    sets.setdefault(each.ways, []).append(each)
+            names: dict[Ways, Target] = {}
             for ways, prefixes in sorted(sets.items(), key=lambda pair: -len(pair[1])):
-                votes = Counter(before.get((key, each.destination)) for each in prefixes)
-                del votes[None]
-                parent = old[str(votes.most_common(1)[0][0])] if votes else None
+                votes = Counter(before[place].name for each in prefixes if (place := (key, each.destination)) in before)
+                parent = old[votes.most_common(1)[0][0]] if votes else None
                 name = parent.name if parent is not None else ""
                 if not name or name in self._targets:
                     name = free_name(view.name, prefixes, self._targets)
-                known = old.get(name) or Steered(name, key, ways, prefixes)
-                if parent is not None and parent is not known:  # split off: what was taken down stays down
-                    known.usable, known.weights, known.away = parent.usable, parent.weights, parent.away
-                known.ways, known.prefixes = ways, prefixes
-                self._targets[name] = known
+                self._keep(name, key, ways, prefixes, old, parent)
+                names[ways] = name
+            for each in (each for each in view.prefixes if each.within):
+                name = overlay_target(view.name, each.destination.partition("/")[0])
+                known = self._keep(name, key, each.ways, (each,), old, old.get(name) or before.get((key, each.within)))
+                known.beside = names.get(each.ways, name)
         for name, known in old.items():
             if name not in self._targets and not all(objects.carries(way.ifindex) for way, _ in known.ways):
                 known.prefixes, known.weights = (), None  # it went with its links
                 self._targets[name] = known
+
+    def _keep(
+        self,
+        name: Target,
+        view: ViewKey,
+        ways: Ways,
+        prefixes: Sequence[Steerable],
+        old: Mapping[Target, Steered],
+        parent: Steered | None,
+    ) -> Steered:
+        known = old.get(name) or Steered(name, view, ways, prefixes)
+        if parent is not None and parent is not known:  # split off: what was taken down stays down
+            known.usable, known.weights, known.away = parent.usable, parent.weights, parent.away
+        known.ways, known.prefixes = ways, prefixes
+        self._targets[name] = known
+        return known
 
     def _write(self, objects: Objects) -> list[str]:
         """Make ours be as it shall; what could not be done."""
@@ -391,7 +417,7 @@ class Overlay:
             Member(self._numbers.nexthop(way), way.gateway, way.interface, weight) for way, weight in target.usable
         )
         destinations = tuple(each.destination for each in target.prefixes)
-        return Group(target.name, destinations, members, self._current(target), moves=MOVES)
+        return Group(target.name, destinations, members, self._current(target), moves=MOVES, beside=target.beside)
 
 
 def _zebra_runs(objects: Objects) -> bool:

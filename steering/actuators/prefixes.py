@@ -19,6 +19,15 @@ def key_of(prefix: str) -> Key:
     return version, int(length), int.from_bytes(socket.inet_pton(family, address), "big")
 
 
+def host_key(address: str) -> Key | None:
+    """The key of one address; None for what is none, as a signal may come from any program."""
+    try:
+        number = ipaddress.ip_address(address)
+    except ValueError:
+        return None
+    return number.version, number.max_prefixlen, int(number)
+
+
 class Within:
     """Tells whether a prefix lies inside one of some others."""
 
@@ -46,13 +55,12 @@ class LongestPrefix(Generic[T]):
 
     def get(self, address: str) -> T | None:
         """The value of the longest prefix that an address is in; None for none, and for what is no address."""
-        try:
-            number = ipaddress.ip_address(address)
-        except ValueError:  # a signal may come from any program
+        host = host_key(address)
+        if host is None:
             return None
-        for length in self._lengths[number.version]:
-            shift = number.max_prefixlen - length
-            key = (number.version, length, int(number) >> shift << shift)
+        version, bits, number = host
+        for length in self._lengths[version]:
+            key = (version, length, number >> (bits - length) << (bits - length))
             if key in self.values:
                 return self.values[key]
         return None

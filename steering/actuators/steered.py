@@ -22,6 +22,7 @@ class Steered:
     usable: Ways = ()
     weights: dict[Way, int] | None = None  # ours; None: theirs
     away: frozenset[Way] = frozenset()  # left while ours were in force; they carry nothing until that is decided
+    beside: Target = ""  # it is one address, taken out of this target
 
     @property
     def theirs(self) -> dict[Way, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pytools.kernel.leftovers import is_our_table
@@ -20,7 +20,7 @@ from pytools.kernel.netlink_messages import family_of
 from pytools.kernel.netlink_routes import hops_of
 from pytools.kernel.netlink_tables import rule_suppresses_group
 from steering.actuators.objects import LOCAL_TABLE, Objects
-from steering.actuators.prefixes import Key, Within, key_of
+from steering.actuators.prefixes import Key, Within, host_key, key_of
 from steering.plan import MAX_WEIGHT, canonical
 
 _KERNELS_OWN: Final = frozenset({1, 2})  # RTPROT_REDIRECT, _KERNEL: routes to links, and what a router told for a while
@@ -61,6 +61,7 @@ class Steerable:
     destination: str
     body: bytes  # of the best route, in the kernel's form; another prefix than ours when it covers the managed one
     ways: Ways
+    within: str = ""  # an address that is steered apart: the prefix that it was taken out of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def views(
     managed: Collection[str],
     vrfs: Collection[str] = (),
     alternatives: Sequence[tuple[str, str]] = (),
+    apart: Collection[str] = (),
 ) -> list[View]:
     """Every view with what it has of the managed prefixes.
 
@@ -100,6 +102,8 @@ def views(
         VRF devices whose tables count.
     alternatives : sequence of tuple of str
         Gateway and interface of further hops, for every managed prefix of the gateway's family.
+    apart : collection of str
+        Addresses that are steered apart from the prefixes that they are in.
     """
     families = {family_of(prefix) for prefix in managed}
     found: dict[ViewKey, list[Selector]] = defaultdict(list)
@@ -109,7 +113,9 @@ def views(
             key: ViewKey = (rule.family, table, rule.suppress)
             found[key].append(selector)
             names.setdefault(key, name)
-    made = [_view(objects, names[key], key, selectors, managed, alternatives) for key, selectors in found.items()]
+    made = [
+        _view(objects, names[key], key, selectors, managed, alternatives, apart) for key, selectors in found.items()
+    ]
     return [view for view in made if view.prefixes or view.refused]
 
 
@@ -135,12 +141,14 @@ def _view(
     selectors: Iterable[Selector],
     managed: Collection[str],
     alternatives: Sequence[tuple[str, str]],
+    apart: Collection[str],
 ) -> View:
     family, table, suppress = key
     seen = _Table(objects, family, objects.routes.get((family, table), ()), suppress, alternatives)
     for prefix in managed:
         if family_of(prefix) == family:
             seen.add(prefix)
+    seen.take_out(apart)
     return View(
         name,
         family,
@@ -192,14 +200,18 @@ class _Table:
         if exact not in self._by_key and (covering := self._covering(exact)):
             self._take(prefix, covering)
 
+    def take_out(self, addresses: Collection[str]) -> None:
+        """Give addresses inside steered prefixes an entry each, with the hops of their prefix."""
+        keys = {key: each for each in addresses if (key := host_key(each)) is not None and key[0] == self._family}
+        steerable = {key_of(each): each for each in self.steerable} if keys else {}
+        for key, address in keys.items():
+            around = next((each for each in (key, *_around(key)) if each in self._by_key or each in steerable), key)
+            if around in steerable:
+                known, host = self.steerable[steerable[around]], f"{address}/{key[1]}"
+                self.steerable[host] = replace(known, destination=host, within=known.destination)
+
     def _covering(self, wanted: Key) -> list[Route]:
-        version, length, number = wanted
-        bits = 32 if version == 4 else 128
-        for shorter in range(length - 1, -1, -1):
-            key = version, shorter, number >> (bits - shorter) << (bits - shorter)
-            if key in self._by_key:
-                return self._by_key[key]
-        return []
+        return next((self._by_key[key] for key in _around(wanted) if key in self._by_key), [])
 
     def _take(self, destination: str, routes: Sequence[Route]) -> None:
         if any(route.special for route in routes):
@@ -262,3 +274,11 @@ class _Table:
         for key, routes in self._by_key.items():
             if key not in steered and within.holds(key):
                 yield routes[0].destination
+
+
+def _around(key: Key) -> Iterator[Key]:
+    """The prefixes that hold one, the longest first."""
+    version, length, number = key
+    bits = 32 if version == 4 else 128
+    for shorter in range(length - 1, -1, -1):
+        yield version, shorter, number >> (bits - shorter) << (bits - shorter)

@@ -1,12 +1,14 @@
 """What the weights should be: a pure function of the policy, the paths' states, the groups and the time.
 
 Whatever the rules say: a group keeps at least one healthy path at its whole weight; nothing is shifted toward a path
-without a fresh measurement; when every path to a destination looks bad nothing is changed on its account; at most
-`max_drained_share` of a group is taken away. Times are CLOCK_MONOTONIC nanoseconds.
+without a fresh measurement; when every path to a destination looks bad nothing is changed on its account; what one
+address says moves the traffic of no other; at most `max_drained_share` of a group is taken away. Times are
+CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -67,11 +69,7 @@ def _decide_group(
     capacities: Mapping[str, Estimate],
     overrides: Overrides,
 ) -> GroupPlan:
-    votes = [
-        _Vote(member, path, paths[path], health.due(policy, paths[path]))
-        for member, path in group.paths
-        if path in paths
-    ]
+    votes = _votes(policy, paths, group.paths)
     if overrides.held(group):
         return _hold(group, votes, f"hold: {overrides.held(group)}")
     ordered = overrides.drained(group)
@@ -92,13 +90,19 @@ def _decide_group(
         why = f"{dark.path}: {health.NEVER_ANSWERED}"
     if why:
         return _ordered(group, _hold(group, votes, f"hold: {why}"), ordered)
-    return _decide_measured(policy, group, votes, now, capacities, ordered)
+    witnesses = [v for v in _votes(policy, paths, group.witnesses) if v.health.state != "unmeasured"]
+    return _decide_measured(policy, group, votes, witnesses, now, capacities, ordered)
+
+
+def _votes(policy: Policy, paths: Mapping[Path, PathHealth], over: Iterable[tuple[int, Path]]) -> list[_Vote]:
+    return [_Vote(member, path, paths[path], health.due(policy, paths[path])) for member, path in over if path in paths]
 
 
 def _decide_measured(
     policy: Policy,
     group: Group,
     votes: list[_Vote],
+    witnesses: list[_Vote],
     now: int,
     capacities: Mapping[str, Estimate],
     ordered: Mapping[int, str],
@@ -116,13 +120,29 @@ def _decide_measured(
         why = "held: the operator's order would leave no nexthop"
         plan = _back_to_original(policy, group, votes, why, {}, now)
         return replace(plan, held=tuple((vote.path, why) for vote in votes))
-    shares, granted, held = _grant(policy, group, votes, before, capacities)
+    alone = _alone(votes, witnesses)
+    shares, granted, held = _grant(policy, group, votes, before, capacities, alone)
     wanted = _weights(group, shares)
     if not wanted:  # possible only when the group itself was changed by somebody else
         return _back_to_original(policy, group, votes, "original weights: no path would be left", {}, now)
     because, under = _why(policy, group, votes, shares, {vote.path: vote for vote, _ in granted}, ordered)
     down = tuple((vote.path, share) for vote, share in granted)
-    return GroupPlan(group.target, wanted, because, under, down, tuple(held))
+    return GroupPlan(group.target, wanted, because, under, down, tuple(held), alone=alone)
+
+
+def _alone(votes: list[_Vote], witnesses: list[_Vote]) -> frozenset[str]:
+    """Addresses that want weight taken from a member that no other address says anything against.
+
+    They may be wrong, or their own side of the path is bad; they get a target of their own. Where no other address is
+    measured there is no second opinion.
+    """
+    everyone = [*votes, *witnesses]
+    if len({vote.path.address for vote in everyone}) < 2:
+        return frozenset()
+    against = {(vote.member, vote.path.address) for vote in everyone if vote.due is not None or vote.health.down}
+    said = Counter(member for member, _ in against)
+    down = [vote for vote in votes if vote.due is not None or vote.health.state == "drained"]
+    return frozenset(vote.path.address for vote in down if said[vote.member] == 1)
 
 
 def _weights(group: Group, shares: Mapping[int, float]) -> Weights:
@@ -203,6 +223,7 @@ def _grant(
     votes: list[_Vote],
     before: dict[int, float],
     capacities: Mapping[str, Estimate],
+    alone: Collection[str],
 ) -> tuple[dict[int, float], list[tuple[_Vote, float]], list[tuple[Path, str]]]:
     """Shares by member, the votes that were followed and to what share, and those that were not, with the reason."""
     shares = dict(before)
@@ -218,6 +239,8 @@ def _grant(
             why = "it carries as much as any"
         share = min(shares[vote.member], lower)
         why = why or _objection(policy, group, votes, shares | {vote.member: share}, vote)
+        if not why and vote.path.address in alone:
+            why = f"only {vote.path.destination} says so; it will have a route of its own"
         if why:
             held.append((vote.path, f"held: {why}"))
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from typing import Final
 
 import msgspec
 
@@ -23,6 +24,9 @@ from steering.plan import Change, Group, GroupPlan, Target, Weights, diff
 from steering.policy import Policy
 
 TargetsOf = Callable[[str], tuple[Target, ...]]
+_ALONE_NS: Final = 50_000_000  # so long an address waits for others that say the same
+_TOGETHER_NS: Final = 60_000_000_000  # so long it must be well before its traffic follows that of others again
+_MOST_APART: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class Engine:
         self._plans: dict[Target, GroupPlan] = {}
         self._calm: dict[Target, Group] = {}  # had their original weights, and were to have, when last decided
         self._rejected: dict[Target, str] = {}  # groups whose change could not be carried out, and why
+        self._alone: dict[str, int] = {}  # addresses that want what no other wants, and since when
+        self._apart: dict[str, int] = {}  # addresses that are to have targets of their own, and when last needed
 
     def arrange(
         self,
@@ -183,6 +189,11 @@ class Engine:
             self._calm.pop(group.target, None)
             if _as_it_was(group, each):
                 self._calm[group.target] = group
+            for address in {path.address for _, path in group.paths}:
+                if address in each.alone:
+                    self._alone.setdefault(address, now)
+                else:
+                    self._alone.pop(address, None)
         wanted = diff({group.target: group.current for group in groups}, plan)
         for each in plan.groups:
             if each.target in {change.target for change in wanted}:
@@ -190,6 +201,20 @@ class Engine:
             self._rejected.pop(each.target, None)
             self._note(each, now)  # the weights are so already, e.g. on another path's account
         return wanted
+
+    def apart(self, now: int) -> frozenset[str]:
+        """The addresses that are to have targets of their own: what they say moves the traffic of no other."""
+        lone = [address for address, since in self._alone.items() if now - since >= _ALONE_NS]
+        ill = [
+            path.address
+            for group in self.groups.values()
+            for _, path in group.paths
+            if group.beside and (group.current != group.original or self.paths[path].state != "healthy")
+        ]
+        self._apart |= dict.fromkeys((*lone, *ill), now)
+        lasting = {address: last for address, last in self._apart.items() if now - last < _TOGETHER_NS}
+        self._apart = dict(sorted(lasting.items(), key=lambda pair: -pair[1])[:_MOST_APART])
+        return frozenset(self._apart)
 
     def calm(self, target: Target, now: int) -> bool:
         """Whether all is well and as it was, so that there is nothing to decide: mostly it is like that."""
@@ -285,8 +310,14 @@ class Engine:
             for target, member in where.items():
                 self.paths.setdefault(path, health.unknown(self._now))
                 found[target].append((member, path))
+        witnesses: dict[Target, list[tuple[int, Path]]] = {}
+        for group in self.groups.values():
+            witnesses.setdefault(group.beside, []).extend(found[group.target] if group.beside else ())
         self.groups = {
-            target: replace(self.groups[target], paths=tuple(sorted(pairs))) for target, pairs in found.items()
+            target: replace(
+                self.groups[target], paths=tuple(sorted(pairs)), witnesses=tuple(sorted(witnesses.get(target, ())))
+            )
+            for target, pairs in found.items()
         }
         before = dict(self._unprobed)
         self._unprobed = tuple((way, before.get(way, self._now)) for way in self._never_probed())

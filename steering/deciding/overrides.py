@@ -38,7 +38,7 @@ class Overrides(msgspec.Struct, frozen=True):
     def held(self, group: Group) -> str:
         """Why a target is left as it is; empty when it is not."""
         for order in self.orders:
-            if order.kind == "hold" and order.target in ("", group.target):
+            if order.kind == "hold" and order.target in ("", group.target, group.beside):
                 return f"the operator holds it{_because(order)}"
         return ""
 
@@ -49,7 +49,7 @@ class Overrides(msgspec.Struct, frozen=True):
             for order in self.orders
             for member in group.members
             if order.kind == "drain"
-            and order.target in ("", group.target)
+            and order.target in ("", group.target, group.beside)
             and order.interface == member.interface
             and canonical(order.gateway) in ("", member.gateway)
         }

@@ -146,7 +146,7 @@ class Player:
     # ---- what comes of it ----
 
     def _decide(self, only: set[Target] | None) -> Iterator[Event]:
-        if self._grown:
+        if self.kernel.set_apart(self.engine.apart(self._now)) or self._grown:
             self.engine.arrange(self.kernel.groups.values(), self.kernel.targets_of, self._now)
             self._grown, only = False, None
         asked = self.engine.groups if only is None else sorted(only)

@@ -12,7 +12,17 @@ from dataclasses import replace
 from typing import Final
 
 from pytools.signals import NexthopGroup, Path
-from steering.plan import MAX_WEIGHT, Group, Member, Target, Weights, canonical, nexthop_group, weights_of
+from steering.plan import (
+    MAX_WEIGHT,
+    Group,
+    Member,
+    Target,
+    Weights,
+    canonical,
+    nexthop_group,
+    overlay_target,
+    weights_of,
+)
 
 MOST_MEMBERS: Final = 4096  # of all groups together
 _MADE_UP: Final = "recorded:"
@@ -126,11 +136,31 @@ class VirtualKernel:
             return False
         changed = self._join(target, tuple(sorted(signal.destinations)), members)
         self._recorded[target] = seen
+        for name in [name for name, each in self.groups.items() if each.beside == target]:
+            self._join(name, self.groups[name].destinations, members)
         made_up = [name for name in self.groups if name.startswith(_MADE_UP)]
         replaced = [name for name in made_up if self.target_of(name.removeprefix(_MADE_UP)) == target]
         for name in replaced:
             del self.groups[name]
         return changed or bool(replaced)
+
+    def set_apart(self, addresses: frozenset[str]) -> bool:
+        """Have a group for each of these addresses alone, beside the recorded one; whether a group has changed."""
+        there = {name: each for name, each in self.groups.items() if each.beside}
+        wanted = {overlay_target("main", address): address for address in addresses}
+        for name in there.keys() - wanted.keys():
+            del self.groups[name]
+            self._index()
+        fresh = False
+        for name, address in sorted(wanted.items()):
+            target = self.target_of(address)
+            if name in there or target is None or target.startswith(_MADE_UP):
+                continue
+            host = str(ipaddress.ip_network(address))
+            self.groups[name] = replace(self.groups[target], target=name, destinations=(host,), beside=target)
+            self._index()
+            fresh = True
+        return fresh or there.keys() - wanted.keys() != set()
 
     def apply(self, target: Target, weights: Weights) -> None:
         """Give a group its weights."""

@@ -67,8 +67,10 @@ class Host:
 
     def ways(self, *words):
         """The interfaces by which a look-up may let packets leave, as its route has them."""
-        found = json.loads(self.ip(f"-{self.family}", "-j", "route", "get", "fibmatch", PEER[self.family], *words))
-        [route] = found
+        return self.ways_to(PEER[self.family], *words)
+
+    def ways_to(self, address, *words):
+        [route] = json.loads(self.ip(f"-{self.family}", "-j", "route", "get", "fibmatch", address, *words))
         return {hop["dev"] for hop in route.get("nexthops", [route])}
 
     def others(self):
@@ -401,3 +403,46 @@ def test_without_nexthop_objects_the_same_holds(host, monkeypatch):
     host.put_back(group)
     host.overlay.close()
     assert host.ours() == 0 and sorted(host.others()) == sorted(before)
+
+
+OTHER = {4: "10.9.0.3/32", 6: "fd00:9::3/128"}
+
+
+@pytest.mark.parametrize("covering", [False, True], ids=["own route", "covering route"])
+def test_an_address_that_is_steered_apart_leaves_the_others_where_they_are(host, covering):
+    for prefix in [MANAGED[host.family]] if covering else [PREFIX[host.family], OTHER[host.family]]:
+        host.route("add", prefix, *host.nexthops(1, 2))
+    before = host.others()
+    found = host.start()
+    [shared] = found.groups
+    host.overlay.set_apart(frozenset({PEER[host.family]}))
+    found = host.look()
+    [own] = found.targets_of(PEER[host.family])
+    other = OTHER[host.family].partition("/")[0]
+    assert found.targets_of(other) == (shared,) and found.groups[own].beside == shared
+    assert {m.nexthop_id for m in found.groups[own].members} == {m.nexthop_id for m in found.groups[shared].members}
+
+    rest = tuple((m.nexthop_id, m.weight) for m in found.groups[own].members if m.interface == "rail2")
+    assert host.overlay.apply(own, rest).kind == "applied"
+    assert host.ways() == {"rail2"} and host.ways_to(other) >= {"rail1"}
+    found = host.look()
+    assert (found.groups[own].current, found.groups[shared].current) == (rest, found.groups[shared].original)
+    assert host.overlay.apply(own, found.groups[own].original).kind == "applied"
+    assert host.ways() == {"rail1", "rail2"} == host.ways_to(other)
+
+    host.overlay.set_apart(frozenset())
+    found = host.look()
+    assert list(found.groups) == [shared] and found.targets_of(PEER[host.family]) == (shared,)
+    assert host.others() == before
+
+
+def test_an_address_taken_out_of_a_steered_target_stays_where_that_has_it(host):
+    host.route("add", MANAGED[host.family], *host.nexthops(1, 2))
+    host.leave(1, host.start())
+    host.overlay.set_apart(frozenset({PEER[host.family]}))
+    found = host.look()
+    [own] = found.targets_of(PEER[host.family])
+    assert {m.interface for m in found.groups[own].members if m.nexthop_id in dict(found.groups[own].current)} == {
+        "rail2"
+    }
+    assert host.ways() == {"rail2"}

@@ -240,12 +240,43 @@ def test_a_relapse_on_the_way_back_goes_down_again():
     assert plan.granted == ((path(1), 0.0),)
 
 
-def test_the_worst_path_over_a_member_counts():
-    paths = {1: [path(1, "h2"), path(1, "h3")], 2: [path(2, "h2"), path(2, "h3")]}
-    states = {each: good() for several in paths.values() for each in several} | {path(1, "h3"): bad()}
+def three_hosts():
+    paths = {rail: [path(rail, host) for host in ("h2", "h3", "h4")] for rail in (1, 2)}
+    return paths, {each: good() for several in paths.values() for each in several}
+
+
+def test_the_worst_paths_over_a_member_count():
+    paths, states = three_hosts()
+    states |= {path(1, "h3"): bad(), path(1, "h4"): bad()}
     plan = one(POLICY_OF_TWO, states, group(paths))
     assert plan.wanted == ((12, 1),)
-    assert plan.granted == ((path(1, "h3"), 0.0),)
+    assert plan.granted == ((path(1, "h3"), 0.0), (path(1, "h4"), 0.0))
+    assert plan.alone == frozenset()
+
+
+def test_one_address_alone_takes_nothing_from_the_others():
+    paths, states = three_hosts()
+    plan = one(POLICY_OF_TWO, states | {path(1, "h3"): bad()}, group(paths))
+    assert plan.wanted == ORIGINAL and plan.alone == {"10.9.0.3"}
+    assert plan.held == ((path(1, "h3"), "held: only h3 says so; it will have a route of its own"),)
+
+
+def test_two_addresses_that_mean_different_members_are_each_alone():
+    paths, states = three_hosts()
+    plan = one(POLICY_OF_TWO, states | {path(1, "h3"): bad(), path(2, "h4"): bad()}, group(paths))
+    assert plan.wanted == ORIGINAL and plan.alone == {"10.9.0.3", "10.9.0.4"}
+
+
+def test_an_address_with_a_target_of_its_own_is_a_witness_and_nothing_more():
+    paths, states = three_hosts()
+    apart = tuple((10 + rail, path(rail, "h4")) for rail in (1, 2))
+    rest = {rail: several[:2] for rail, several in paths.items()}
+    shared = dataclasses.replace(group(rest), witnesses=apart)
+    gone = state(POLICY_OF_TWO, 20 * MS, then="drained")
+    alone = one(POLICY_OF_TWO, states | {path(1, "h4"): gone}, shared)
+    assert alone.wanted == ORIGINAL and alone.alone == frozenset() and not alone.held
+    both = one(POLICY_OF_TWO, states | {path(1, "h4"): gone, path(1, "h3"): bad()}, shared)
+    assert both.wanted == ((12, 1),) and both.granted == ((path(1, "h3"), 0.0),)
 
 
 def test_a_destination_that_is_bad_everywhere_has_no_say_about_the_others():

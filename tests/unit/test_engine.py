@@ -403,27 +403,150 @@ def test_a_member_that_was_taken_out_is_still_known_when_the_groups_are_read_aga
     assert {standing.path: standing.state for standing in fabric.engine.standings(fabric.now)}[path(1)] == "drained"
 
 
-def test_a_second_path_over_a_member_that_is_down_already_goes_down_with_it():
-    fabric = Fabric()
-    known = group({rail: [] for rail in RAILS})
-    fabric.engine.arrange([known], lambda _: (TARGET,), fabric.now)
+class Several:
+    """A host whose three rails carry the traffic to several others by one target, as the overlay arranges it."""
 
-    def measure(h3_ns):
-        fabric.now += TICK
+    def __init__(self, hosts, policy=POLICY):
+        self.engine, self.now, self.hosts = Engine(policy), 10**12, hosts
+        self.shared = group({rail: [] for rail in RAILS})
+        self.queueing_ns = {}  # of (rail, host)
+        self.apart = frozenset()
+        self._arrange()
+
+    def _arrange(self):
+        known = {each.target: each for each in self.engine.groups.values()}
+        own = {
+            address: known.get(f"own:{address}")
+            or dataclasses.replace(
+                known.get(TARGET, self.shared), target=f"own:{address}", destinations=(f"{address}/32",), beside=TARGET
+            )
+            for address in self.apart
+        }
+        groups = [known.get(TARGET, self.shared), *own.values()]
+        self.engine.arrange(groups, lambda a: (f"own:{a}" if a in self.apart else TARGET,), self.now)
+
+    def run(self, seconds):
+        acts = []
+        for _ in range(int(seconds * SECOND / TICK)):
+            self.now += TICK
+            for rail in RAILS:
+                for host in self.hosts:
+                    queue = self.queueing_ns.get((rail, host), 0)
+                    self.engine.take(measured(path(rail, host), self.now, queue), self.now)
+            for change in self.engine.changes(self.now):
+                self.engine.carried_out(change, self.now, change.after)
+                acts.append(change)
+            apart = self.engine.apart(self.now)
+            if apart != self.apart:
+                self.apart = apart
+                self._arrange()
+        return acts
+
+    @property
+    def weights(self):
+        return {target: dict(each.current) for target, each in self.engine.groups.items()}
+
+    def states(self, rail):
+        found = {standing.path: standing.state for standing in self.engine.standings(self.now)}
+        return [found[path(rail, host)] for host in self.hosts]
+
+
+WHOLE, LEFT = dict(ORIGINAL), {12: 1, 13: 1}
+
+
+def test_what_one_host_says_moves_its_own_traffic_alone():
+    several = Several(("h2", "h3", "h4"))
+    assert several.run(1) == [] and several.apart == frozenset()
+    several.queueing_ns[1, "h3"] = 20 * MS
+    acts = several.run(1)
+    assert [act.target for act in acts] == ["own:10.9.0.3"]
+    assert several.weights == {TARGET: WHOLE, "own:10.9.0.3": LEFT}
+    assert several.states(1) == ["healthy", "drained", "healthy"]
+
+
+def test_two_hosts_that_say_the_same_move_the_traffic_to_all():
+    several = Several(("h2", "h3", "h4"))
+    several.run(1)
+    several.queueing_ns = {(1, "h2"): 20 * MS, (1, "h3"): 20 * MS}
+    acts = several.run(1)
+    assert [act.target for act in acts] == [TARGET] and several.apart == frozenset()
+    assert several.weights == {TARGET: LEFT} and several.states(1) == ["drained", "drained", "healthy"]
+
+
+def test_a_host_with_a_target_of_its_own_still_counts_as_the_second_that_says_so():
+    several = Several(("h2", "h3", "h4"))
+    several.run(1)
+    several.queueing_ns[1, "h3"] = 20 * MS
+    several.run(1)
+    several.queueing_ns[1, "h2"] = 20 * MS
+    acts = several.run(1)
+    assert [act.target for act in acts] == [TARGET]
+    assert several.weights == {TARGET: LEFT, "own:10.9.0.3": LEFT}
+
+
+def test_a_second_host_that_joins_later_goes_down_with_the_first():
+    several = Several(("h2", "h3", "h4"))
+    several.run(1)
+    several.queueing_ns = {(1, "h2"): 20 * MS, (1, "h3"): 20 * MS}
+    several.run(1)
+    several.queueing_ns[1, "h4"] = 20 * MS
+    several.run(1)
+    assert several.states(1) == ["drained"] * 3
+
+
+def test_when_all_others_are_well_again_only_the_one_that_is_not_stays_away():
+    several = Several(("h2", "h3", "h4"))
+    several.run(1)
+    several.queueing_ns = {(1, "h2"): 20 * MS, (1, "h3"): 20 * MS}
+    several.run(1)
+    assert several.weights == {TARGET: LEFT}
+    several.queueing_ns.pop((1, "h2"))
+    several.run(80)
+    assert several.states(1) == ["healthy", "drained", "healthy"]
+    assert several.weights == {TARGET: WHOLE, "own:10.9.0.3": LEFT}
+
+
+def test_a_host_that_is_well_for_a_minute_is_steered_with_the_others_again():
+    several = Several(("h2", "h3", "h4"))
+    several.run(1)
+    several.queueing_ns[1, "h3"] = 20 * MS
+    several.run(1)
+    several.queueing_ns.clear()
+    several.run(50)
+    assert several.states(1) == ["healthy"] * 3
+    assert several.weights == {TARGET: WHOLE, "own:10.9.0.3": WHOLE}, "not yet a minute"
+    several.run(60)
+    assert several.weights == {TARGET: WHOLE} and several.apart == frozenset()
+
+
+def test_where_one_host_alone_is_measured_nobody_else_is_asked():
+    several = Several(("h2",))
+    several.run(1)
+    several.queueing_ns[1, "h2"] = 20 * MS
+    several.run(1)
+    assert several.weights == {TARGET: LEFT} and several.apart == frozenset()
+
+
+def test_a_moment_in_which_only_one_host_says_so_takes_nothing_apart():
+    """Two hosts measure the same queue some milliseconds apart."""
+    several = Several(("h2", "h3"))
+    several.run(1)
+    for host in several.hosts:
+        several.now += MS
         for rail in RAILS:
-            fabric.engine.take(measured(path(rail), fabric.now, 20 * MS if rail == 1 else 0), fabric.now)
-            fabric.engine.take(measured(path(rail, "h3"), fabric.now, h3_ns if rail == 1 else 0), fabric.now)
-        for change in fabric.engine.changes(fabric.now):
-            fabric.engine.carried_out(change, fabric.now, change.after)
+            several.engine.take(measured(path(rail, host), several.now, 20 * MS if rail == 1 else 0), several.now)
+        several.engine.changes(several.now)
+        assert several.engine.apart(several.now) == frozenset()
 
-    for _ in range(10):
-        measure(0)
-    states = {standing.path: standing.state for standing in fabric.engine.standings(fabric.now)}
-    assert (states[path(1)], states[path(1, "h3")]) == ("drained", "healthy")
-    for _ in range(10):
-        measure(20 * MS)
-    states = {standing.path: standing.state for standing in fabric.engine.standings(fabric.now)}
-    assert (states[path(1)], states[path(1, "h3")]) == ("drained", "drained")
+
+def test_no_more_addresses_than_the_limit_are_steered_apart(monkeypatch):
+    monkeypatch.setattr(engine_module, "_MOST_APART", 2)
+    several = Several(tuple(f"h{number}" for number in range(2, 9)))
+    several.run(1)
+    for rail, host in ((1, "h2"), (2, "h3"), (3, "h4")):
+        several.queueing_ns[rail, host] = 20 * MS
+    several.run(1)
+    assert len(several.apart) == 2
 
 
 def worked_example(bad_again_ms=None):

@@ -118,6 +118,26 @@ def test_recorded_groups_stand_for_those_made_up():
     assert any("weights were changed while this was recorded" in line for line in lines)
 
 
+def test_what_one_host_says_moves_its_own_traffic_alone_as_when_it_is_live():
+    group = NexthopGroup(
+        host="h1",
+        at_ns=START,
+        unix_ns=START,
+        group_id=102,
+        destinations=["10.9.0.0/24"],
+        members=[
+            GroupMember(nexthop_id=11, gateway="10.1.1.1", interface="rail1", weight=1, packets=None),
+            GroupMember(nexthop_id=12, gateway="10.2.1.1", interface="rail2", weight=1, packets=None),
+        ],
+    )
+    to_h2 = list(records(90, between(1, 3)))
+    to_h3 = [measured(path(rail, "h3"), at, 0) for at in range(START, START + 90 * SECOND, 20 * MS) for rail in (1, 2)]
+    events, player, _ = played([group, *sorted((*to_h2, *to_h3), key=lambda each: each.at_ns)])
+    assert {act.target for act in acts(events)} == {"overlay:main:10.9.0.2"}
+    assert next(act.after[FIRST] for act in acts(events)) == 0
+    assert list(player.kernel.groups) == ["nexthop_group:102"], "together again after a minute"
+
+
 def _summary(signals, **how):
     _, player, recording = played(signals, **how)
     return recording, player

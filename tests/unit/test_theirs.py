@@ -180,3 +180,32 @@ def test_what_is_not_in_force_has_their_weights():
     target = steered({1: 1, 2: 1}, {2: 1})
     target.weights = None
     assert follow(target, {1: 3, 2: 4, 3: 0}) == {1: 3, 2: 4}
+
+
+def taken_out(objects, apart, managed=MANAGED):
+    """Destination, interfaces and origin of what is steered apart, and what is passed on."""
+    [view] = views(objects, managed, apart=apart)
+    own = {each.destination: each for each in view.prefixes if each.within}
+    ways = {name: {way.interface for way, _ in each.ways} for name, each in own.items()}
+    return ways, {name: each.within for name, each in own.items()}, view.passed_on
+
+
+def test_an_address_is_taken_out_of_the_prefix_that_carries_it():
+    objects = kernel(route("10.9.0.0/16", 1, 2), route("10.9.7.0/24", 2, 3), route("10.9.8.8/32", 1, 3))
+    apart = ("10.9.1.1", "10.9.7.1", "10.9.8.8")
+    assert taken_out(objects, apart) == (
+        {"10.9.1.1/32": {"rail1", "rail2"}, "10.9.7.1/32": {"rail2", "rail3"}, "10.9.8.8/32": {"rail1", "rail3"}},
+        {"10.9.1.1/32": "10.9.0.0/16", "10.9.7.1/32": "10.9.7.0/24", "10.9.8.8/32": "10.9.8.8/32"},
+        (),
+    )
+
+
+def test_an_address_whose_route_cannot_be_steered_or_is_not_managed_is_not_taken_out():
+    objects = kernel(route("10.9.0.0/16", 1, 2), route("10.9.7.0/24", 1), route("10.8.0.0/16", 1, 2))
+    ways, _, passed_on = taken_out(objects, ("10.9.7.1", "10.8.0.1", "fd00::1", "no address"))
+    assert ways == {} and passed_on == ("10.9.7.0/24",)
+
+
+def test_an_address_is_taken_out_where_a_wider_route_covers_what_is_managed():
+    ways, within, _ = taken_out(kernel(route("0.0.0.0/0", 1, 2)), ("10.9.1.1", "10.10.0.1"))
+    assert ways == {"10.9.1.1/32": {"rail1", "rail2"}} and within == {"10.9.1.1/32": "10.9.0.0/16"}
