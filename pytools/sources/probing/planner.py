@@ -237,7 +237,7 @@ class Planner(Sessions):
             If the process that sends has gone, and cannot be started again.
         """
         flows = self._probe.flows
-        if self._interval_ns < 2 * EXTRA_EVERY_NS:
+        if self._interval_ns < 3 * EXTRA_EVERY_NS:
             return False
         asked = np.isin(self._peer, self._peer[paths * flows])
         sessions = [(family, each) for family, dealt in self._dealt.items() for each in dealt if each[0] % flows == 0]

@@ -25,8 +25,8 @@ SEQ_WRAP: Final = 1 << 32
 _MOST_SLOTS: Final = 65_536
 AHEAD_NS: Final = 640_000_000  # for so long probes are planned ahead, where that is so many ticks
 LEAST_TICKS: Final = 4
-EXTRA_TICKS: Final = 16  # between the others, so far apart, when a peer keeps us waiting
-EXTRA_EVERY_NS: Final = 3_000_000
+EXTRA_TICKS: Final = 24  # between the others, so far apart, when a peer keeps us waiting
+EXTRA_EVERY_NS: Final = 2_000_000
 HURRY_EVERY_NS: Final = 500_000_000  # at most
 
 _NO_PATHS: Final = np.zeros(0, np.intp)
