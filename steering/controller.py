@@ -23,6 +23,7 @@ from pytools.signals import Act, AnySignal, PathDelay
 from steering.acting import journal, messages
 from steering.acting.acts_file import ActsFile
 from steering.acting.flows import FlowActing
+from steering.acting.later import Later
 from steering.acting.lock import Lock
 from steering.acting.namespace_lock import NamespaceLock
 from steering.acting.standbys import StandByActing
@@ -116,8 +117,9 @@ class Controller:
         if self._options.apply:
             locks.append(self._stack.enter_context(NamespaceLock(_LOCK_WAIT_S)).fileno())
             switch_off(self._netlink)
-        log = self._stack.enter_context(journal.Journal(folder / journal.FILE))
-        self._acts_file = self._stack.enter_context(contextlib.closing(ActsFile(folder)))
+        self._later = self._stack.enter_context(Later())
+        log = self._stack.enter_context(journal.Journal(folder / journal.FILE, self._later))
+        self._acts_file = self._stack.enter_context(contextlib.closing(ActsFile(folder, self._later)))
         self._guardian: GuardianLink | None = None
         self._overlay = Overlay(self._netlink, self._policy.manage, self._options.apply)
         self._stack.callback(lambda: self._overlay.close(remove=not self._stays))
@@ -285,6 +287,7 @@ class Controller:
     def _site(self, folder: Path) -> Site:
         return Site(
             folder=folder,
+            later=self._later,
             engine=self._engine,
             apply=self._options.apply,
             host=lambda: self._host,
@@ -298,7 +301,7 @@ class Controller:
             stop=self._stopping,
             guardian=lambda: self._guardian.pid if self._guardian is not None else None,
             guarded=lambda: self._guardian_lives,
-            acts_lost=lambda: self._acts_file.lost,
+            acts_lost=lambda: self._acts_file.lost + self._later.lost,
             missed=lambda: self._agent.missed,
             flow_facts=lambda: self.flows.facts() | self._standbys.facts(),
         )

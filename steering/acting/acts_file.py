@@ -1,7 +1,7 @@
 """Acts that the journal has no place for: pins, labels, alerts, orders; JSON Lines of `Act`, for the history.
 
-Nothing is undone from here (flows are leases that the kernel ends), so nothing waits for the disk. Two files at most,
-each of `ROTATE_BYTES`. What cannot be written is counted.
+Nothing is undone from here (flows are leases that the kernel ends). Two files at most, each of `ROTATE_BYTES`. What
+cannot be written is counted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 
 from pytools.signals import Act, decode, encode
 from steering.acting.journal import append_line
+from steering.acting.later import Later
 
 FILE: Final = "acts.jsonl"
 ROTATE_BYTES: Final = 4 << 20
@@ -29,10 +30,12 @@ class ActsFile:
     ----------
     folder : Path
         The instance's state directory.
+    later : Later, optional
+        Does the writing, so that nobody waits for the disk; stays the caller's.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+    def __init__(self, folder: Path, later: Later | None = None) -> None:
+        self._path, self._later = folder / FILE, later
         self._fd: int | None = None
         self.lost = 0
 
@@ -40,11 +43,17 @@ class ActsFile:
         """Append an act, unless it is one of weights (the journal has those) or was not made."""
         if act.outcome == "dry_run" or act.actuator == _JOURNALLED:
             return
+        if self._later is None:
+            self._append(act)
+        else:
+            self._later.put(lambda: self._append(act))
+
+    def _append(self, act: Act) -> None:
         try:
             if self._fd is None:
                 self._fd = _open(self._path)
             elif os.fstat(self._fd).st_size > ROTATE_BYTES:
-                self.close()
+                self._close()
                 os.replace(self._path, _older(self._path))
                 self._fd = _open(self._path)
             append_line(self._fd, encode(act), self._path)
@@ -52,7 +61,13 @@ class ActsFile:
             self.lost += 1
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, once all is written."""
+        if self._later is None:
+            self._close()
+        else:
+            self._later.put(self._close)
+
+    def _close(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
         self._fd = None

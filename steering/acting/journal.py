@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, Self
 
 from pytools import places
 from pytools.errors import CapabilityError
+from steering.acting.later import Later
 from steering.plan import Group, Member, Target, Weights, weights_of
 
 Kind = Literal["applied", "failed", "undone", "confirmed", "expired"]
@@ -25,6 +26,7 @@ KINDS: Final = ("applied", "failed", "undone", "confirmed", "expired")
 FILE: Final = "journal.jsonl"
 LOCK_FILE: Final = "lock"
 ROTATE_BYTES: Final = 4 << 20
+_WAIT_S: Final = 0.2  # for the disk, before the journal is read
 _SO_NETNS_COOKIE: Final = 71
 
 
@@ -140,10 +142,13 @@ class Journal:
     ----------
     path : Path
         The file; made with mode 0600 when missing.
+    later : Later, optional
+        Does the writing, so that nobody waits for the disk; stays the caller's.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, later: Later | None = None) -> None:
+        self.path, self._later = path, later
+        self._unwritten: list[Entry] = []
         self._fd = _open_synced(path)
 
     def write(self, *entries: Entry, sync: bool = False) -> None:
@@ -152,8 +157,21 @@ class Journal:
         Raises
         ------
         OSError
-            If not all of them are.
+            If not all of them are. Of what is written later it is not known: see `Later.failure`.
         """
+        if self._later is None or sync:
+            self._append(entries, sync)
+        elif entries:
+            self._unwritten += entries
+            self._later.put(lambda: self._append_later(entries))
+
+    def _append_later(self, entries: tuple[Entry, ...]) -> None:
+        try:
+            self._append(entries)
+        finally:
+            del self._unwritten[: len(entries)]
+
+    def _append(self, entries: tuple[Entry, ...], sync: bool = False) -> None:
         lines = [json.dumps(_as_line(entry), separators=(",", ":")).encode() for entry in entries]
         if lines:
             append_line(self._fd, b"\n".join(lines), self.path)
@@ -161,8 +179,16 @@ class Journal:
             os.fdatasync(self._fd)
 
     def read(self) -> Contents:
-        """All that was written, by whomever."""
-        return read(self.path)
+        """All that was written, by whomever, and what is still to be."""
+        if self._later is not None:
+            self._later.wait(_WAIT_S)
+        unwritten = tuple(self._unwritten)
+        found = read(self.path)
+        return Contents((*found.entries, *unwritten), found.torn)
+
+    def failure(self) -> str:
+        """Why entries could not be written later, since this was last asked; empty when they could."""
+        return self._later.failure() if self._later is not None else ""
 
     def rotate(self) -> None:
         """Put a long journal aside; to be called while nothing is in force."""

@@ -136,8 +136,11 @@ class Acting:
     def _note(self, *entries: journal.Entry) -> None:
         try:
             self._journal.write(*entries)
-        except OSError as error:  # it is history: what is in force is in the kernel
-            self._say(f"the journal cannot be written: {error.strerror}")
+            why = self._journal.failure()
+        except OSError as error:
+            why = error.strerror or str(error)
+        if why:  # it is history: what is in force is in the kernel
+            self._say(f"the journal cannot be written: {why}")
 
     def take_back(self, why: str, off: Callable[[], object] | None = None) -> None:
         """Take everything back, and note and publish it.

@@ -5,7 +5,6 @@ One thread, the controller's. Times are CLOCK_MONOTONIC nanoseconds; orders end 
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Iterable
@@ -42,6 +41,7 @@ from steering.guarding.confirming import Deadline
 from steering.plan import Group, Target, same, title
 from steering.policy import duration_text
 
+_DISK_S: Final = 1.0  # an order waits for the disk; shorter than the shortest lease
 _GRACE_NS: Final = 500_000_000  # after the deadline, before the controller itself does what the guardian ought to
 
 
@@ -272,11 +272,11 @@ class Desk:
         """Put orders on disk, then in force."""
         if len(wanted.orders) > kept_orders.MOST:
             raise RefusedError(f"refused: more than {kept_orders.MOST} orders", "take some back")
+        folder, before, later = self._site.folder, self._site.engine.overrides, self._site.later
         try:
-            kept_orders.save(self._site.folder, wanted)
+            later.do(lambda: kept_orders.save(folder, wanted), _DISK_S)
         except OSError as error:
-            with contextlib.suppress(OSError):  # it may have been replaced all the same
-                kept_orders.save(self._site.folder, self._site.engine.overrides)
+            later.put(lambda: kept_orders.save(folder, before))  # it may have been replaced all the same
             raise SwerveError(f"the order cannot be kept: {error.strerror}", "it is not in force") from None
         self._site.engine.overrides = wanted
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytools.signals import Act
+from steering.acting.later import Later
 from steering.deciding.engine import Engine
 from steering.plan import Change, FlowKey, Pin
 
@@ -17,6 +18,7 @@ class Site:
     """What a desk needs of its controller."""
 
     folder: Path
+    later: Later
     engine: Engine
     apply: bool
     host: Callable[[], str]

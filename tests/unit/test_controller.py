@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import support
 from steering_kit import POLICY, SECOND_HOP, group
 
 from pytools import places
@@ -176,7 +177,7 @@ def test_what_others_change_ends_what_was_in_force_there(made, goes):
     else:
         made.kernel.groups[name] = replace(made.kernel.groups[name], current=made.kernel.groups[name].original)
     made.controller._refresh(time.monotonic_ns())
-    assert in_force().keys() == {target(101), target(103)}
+    support.wait_until(lambda: in_force().keys() == {target(101), target(103)}, 10, "it is noted")
 
 
 # ---- begin and end ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 
@@ -10,7 +11,8 @@ from steering_kit import FIRST, MS, POLICY, SECOND, SECOND_HOP, TARGET, group, m
 
 from pytools.errors import RefusedError, SwerveError
 from steering.acting import journal
-from steering.control import kept_orders, requests
+from steering.acting.later import Later
+from steering.control import desk, kept_orders, requests
 from steering.control.desk import Desk
 from steering.control.server import Peer
 from steering.control.site import Site
@@ -26,6 +28,7 @@ class Made:
 
     def __init__(self, folder, apply=True, deadline=None):
         self.engine, self.said, self.sent, self.stopped = Engine(parse(POLICY)), [], [], []
+        self.later = Later()
         self.engine.arrange([group({1: [], 2: []})], lambda _: (TARGET,), time.monotonic_ns())
         for _ in range(3):
             now = time.monotonic_ns()
@@ -33,6 +36,7 @@ class Made:
                 self.engine.take(measured(path(rail), now, 0), now)
         site = Site(
             folder=folder,
+            later=self.later,
             engine=self.engine,
             apply=apply,
             host=lambda: "h1",
@@ -191,8 +195,20 @@ def test_a_failure_while_orders_are_kept_leaves_the_former_ones(made, tmp_path, 
     monkeypatch.setattr(kept_orders, "sync_folder", broken)
     with pytest.raises(SwerveError, match="not in force"):
         ask(made, requests.Drain("rail1"))
-    assert kept_orders.load(tmp_path, 0) == made.engine.overrides
+    assert made.later.wait(10) and kept_orders.load(tmp_path, 0) == made.engine.overrides
     assert [order.kind for order in made.engine.overrides.orders] == ["hold"]
+
+
+def test_an_order_for_which_the_disk_does_not_answer_is_refused_and_not_kept(made, tmp_path, monkeypatch):
+    ask(made, requests.Hold(why="first"))
+    monkeypatch.setattr(desk, "_DISK_S", 0.01)
+    hangs = threading.Event()
+    made.later.put(hangs.wait)
+    with pytest.raises(SwerveError, match="does not answer"):
+        ask(made, requests.Drain("rail1"))
+    assert [order.kind for order in made.engine.overrides.orders] == ["hold"]
+    hangs.set()
+    assert made.later.wait(10) and kept_orders.load(tmp_path, 0) == made.engine.overrides
 
 
 def test_a_hold_of_what_went_with_its_link_can_be_ended(made):
