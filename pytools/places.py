@@ -18,6 +18,7 @@ from pytools.errors import RefusedError
 
 CONFIG: Final = "agent.yaml"
 POLICY: Final = "policy.yaml"
+READERS_SUFFIX: Final = ".read"
 _SYSTEM: Final = Path("/etc/swerve")
 _PAGES: Final = (Path(__file__).resolve().parents[1] / "docs", Path("/usr/share/doc/swerve/docs"))  # checkout, package
 _MEND: Final = "make it root's alone (chown root, chmod go-w)"
@@ -56,6 +57,12 @@ def recording(directory: str, netns: str | None) -> Path:
 def agent_socket(netns: str | None) -> Path:
     """The agent's control socket: signals out, requests and published signals in."""
     return runtime_dir(netns) / "agent.sock"
+
+
+def readers_socket(netns: str | None) -> Path:
+    """Where signals can be read and nothing else: outside the instance's directory, which is its owner's alone."""
+    directory = runtime_dir(netns)
+    return directory.parent / f"{directory.name}{READERS_SUFFIX}"
 
 
 def maps_socket(netns: str | None) -> Path:

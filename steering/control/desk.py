@@ -91,6 +91,7 @@ class Desk:
     def tick(self, now: int) -> None:
         """Look at the stop file, at orders that run out, and at the deadline. Costs microseconds."""
         self._look()
+        self._server.tick(now)
         engine = self._site.engine
         left = engine.overrides.at(time.time_ns())
         if left != engine.overrides:
@@ -308,7 +309,7 @@ class Desk:
             "signals_refused": engine.evidence.refused,
             "signals_missed": missed,
             "signals_missed_urgent": missed_urgent,
-            "control": self._server.counts,
+            "control": self._server.counts | {"accept_paused": self._server.paused},
         }
 
 

@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.errors",),
     ("pytools.signals", "pytools.places", "pytools.yaml_text"),
     ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.wire", "pytools.schema"),
-    ("pytools.log", "pytools.notify", "pytools.streams"),
+    ("pytools.log", "pytools.notify", "pytools.streams", "pytools.accepting"),
     ("pytools.bus", "pytools.lab", "pytools.rdma_tap", "pytools.recording"),
     ("pytools.lending",),
     ("pytools.sources", "pytools.views"),
