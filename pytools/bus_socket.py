@@ -72,6 +72,8 @@ class Listener:
 def _listen(path: Path, mode: int) -> socket.socket:
     if not path.parent.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.parent.lstat().st_uid not in (0, os.geteuid()):  # of a link: who may lead us elsewhere
+        raise RefusedError(f"{path.parent} belongs to another user", "choose another with SWERVE_RUNTIME_DIR")
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         status = os.fstat(directory)
@@ -81,11 +83,9 @@ def _listen(path: Path, mode: int) -> socket.socket:
         _remove_stale(path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            os.fchmod(sock.fileno(), 0o600)  # before bind: the file never exists with more than that
             new = path.with_name(_NEW)
             new.unlink(missing_ok=True)
-            sock.bind(str(new))
-            new.chmod(mode)
+            bind(sock, new, mode)
             sock.listen(_BACKLOG)
             new.rename(path)  # whoever sees the file is answered
         except BaseException:
@@ -94,6 +94,16 @@ def _listen(path: Path, mode: int) -> socket.socket:
         return sock
     finally:
         os.close(directory)
+
+
+def bind(sock: socket.socket, path: Path, mode: int) -> None:
+    """Make a socket's file with this mode: it never has another, and no link that somebody put there is followed."""
+    os.fchmod(sock.fileno(), mode)
+    before = os.umask(0)
+    try:
+        sock.bind(str(path))
+    finally:
+        os.umask(before)
 
 
 def _remove_stale(path: Path) -> None:

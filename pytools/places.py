@@ -168,7 +168,7 @@ def _without_waiting(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def unsafe(path: Path, opened: os.stat_result) -> str:
+def unsafe(path: Path, opened: os.stat_result, trusted: Sequence[int] = ()) -> str:
     """Why a file that is obeyed cannot be trusted; empty when it can.
 
     The file and the directories that hold it (the one named, and the one it resolves to) must belong to root or
@@ -180,10 +180,12 @@ def unsafe(path: Path, opened: os.stat_result) -> str:
         The file.
     opened : os.stat_result
         What it is: of the descriptor where there is one, so that nobody can change it in between.
+    trusted : sequence of int
+        Users that may own it as well.
     """
     if not stat.S_ISREG(opened.st_mode):
         return "it is not a regular file"
-    owners = (0, os.geteuid())
+    owners = (0, os.geteuid(), *trusted)
     checked = [("the file", opened)]
     for directory in sorted({path.absolute().parent, path.resolve().parent}):
         checked.append((f"its directory {directory}", directory.stat()))

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from pytools.owner import as_owner
 from pytools.signals import Act, decode, encode
 from steering.acting.journal import append_line
 
@@ -45,7 +46,8 @@ class ActsFile:
                 self._fd = _open(self._path)
             elif os.fstat(self._fd).st_size > ROTATE_BYTES:
                 self.close()
-                os.replace(self._path, _older(self._path))
+                with as_owner(self._path):
+                    os.replace(self._path, _older(self._path))
                 self._fd = _open(self._path)
             append_line(self._fd, encode(act), self._path)
         except OSError:
@@ -60,7 +62,8 @@ class ActsFile:
 
 def _open(path: Path) -> int:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    return os.open(path, flags, 0o600)
+    with as_owner(path):
+        return os.open(path, flags, 0o600)
 
 
 def _older(path: Path) -> Path:
@@ -71,7 +74,12 @@ def read(folder: Path) -> Iterator[Act]:
     """The acts on disk, oldest first; lines that are none are left out."""
     path = folder / FILE
     for place in (_older(path), path):
-        with contextlib.suppress(FileNotFoundError), place.open("rb") as file:
+        try:
+            with as_owner(place):
+                file = place.open("rb")
+        except FileNotFoundError:
+            continue
+        with file:
             for line in file:
                 with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
                     act = decode(line)

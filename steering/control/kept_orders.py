@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from pytools.errors import CapabilityError, RefusedError, SwerveError
+from pytools.owner import as_owner, owner_of
 from pytools.places import unsafe
 from steering.acting.journal import sync_folder
 from steering.deciding.overrides import NONE, Override, Overrides
@@ -61,7 +62,8 @@ def as_json(order: Override) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with as_owner(path):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except PermissionError as error:
@@ -69,7 +71,8 @@ def _read(path: Path) -> bytes | None:
     except OSError as error:  # a symbolic link
         raise RefusedError(f"{path}: refused: {error.strerror}", "look at it, and remove it") from None
     with open(fd, "rb") as file:
-        if why := unsafe(path, os.fstat(fd)):
+        owner = owner_of(path)  # of a service, beside which root's commands work
+        if why := unsafe(path, os.fstat(fd), owner[:1] if owner else ()):
             raise RefusedError(f"{path}: refused: {why}", "look at it, and remove it")
         return file.read(_MAX_BYTES + 1)
 
@@ -88,15 +91,18 @@ def save(folder: Path, overrides: Overrides) -> None:
     """
     path, fresh = folder / FILE, folder / f"{FILE}.new"
     data = msgspec.json.encode(_Contents(1, overrides.orders))
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with as_owner(fresh):
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as file:
             os.fchmod(file.fileno(), 0o600)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(fresh, path)
+        with as_owner(path):
+            os.replace(fresh, path)
     except OSError:
-        fresh.unlink(missing_ok=True)
+        with as_owner(fresh):
+            fresh.unlink(missing_ok=True)
         raise
     sync_folder(folder)

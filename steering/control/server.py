@@ -19,6 +19,7 @@ from typing import Final
 from pytools.accepting import Accepting
 from pytools.bus_socket import peer
 from pytools.errors import SwerveError
+from pytools.owner import as_owner
 from steering.control.requests import MOST_BYTES, AnyRequest, Reply, decode, encode_reply, refusal
 
 _MOST_CLIENTS: Final = 16
@@ -58,9 +59,10 @@ class ControlServer:
         self.counts = dict.fromkeys(("answered", "malformed", "strangers", "put_out"), 0)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            path.unlink(missing_ok=True)
             os.fchmod(sock.fileno(), 0o600)  # before bind: the file never exists with another mode
-            sock.bind(str(path))
+            with as_owner(path):
+                path.unlink(missing_ok=True)
+                sock.bind(str(path))
             sock.listen(_MOST_CLIENTS)
         except OSError as error:
             sock.close()
@@ -83,7 +85,8 @@ class ControlServer:
         for client in list(self._clients):
             self._drop(client)
         self._accepting.close()
-        self._path.unlink(missing_ok=True)
+        with as_owner(self._path):
+            self._path.unlink(missing_ok=True)
 
     def _admit(self, client: socket.socket) -> None:
         assert self._selector is not None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pytools.errors import RefusedError
+from pytools.owner import as_owner
 from steering.acting import journal
 from steering.acting.lock import holder, holder_pidfd
 from steering.plan import Group
@@ -47,7 +48,9 @@ def verdict(path: Path, run: str) -> Verdict:
     """What the journal says of a run so far."""
     mark = run.encode()
     try:
-        with path.open("rb") as file:
+        with as_owner(path):
+            file = path.open("rb")
+        with file:
             lines = [line for line in file if mark in line]
     except FileNotFoundError:
         return "open"

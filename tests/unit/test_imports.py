@@ -14,7 +14,7 @@ from support import ROOT
 # From the bottom up; a room may use its own modules and every layer below. `bus` matches bus.py and bus_client.py.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.errors",),
-    ("pytools.signals", "pytools.places", "pytools.yaml_text"),
+    ("pytools.signals", "pytools.places", "pytools.yaml_text", "pytools.owner"),
     ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.wire", "pytools.schema"),
     ("pytools.log", "pytools.notify", "pytools.streams", "pytools.accepting"),
     ("pytools.bus", "pytools.lab", "pytools.rdma_tap", "pytools.recording"),

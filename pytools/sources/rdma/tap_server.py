@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.accepting import Accepting
-from pytools.bus_socket import peer
+from pytools.bus_socket import bind, peer
 from pytools.errors import CapabilityError, RefusedError, SwerveError
 from pytools.kernel import mapped
 from pytools.sources.rdma.owners import user_of
@@ -353,8 +353,7 @@ def _listen(path: Path) -> socket.socket:
             path.unlink()
         except FileNotFoundError:
             pass
-        sock.bind(str(path))
-        path.chmod(0o666)
+        bind(sock, path, 0o666)
         sock.listen(CONVERSATIONS)
     except OSError as error:
         sock.close()
