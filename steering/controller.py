@@ -201,6 +201,7 @@ class Controller:
 
     def _received(self, signals: list[AnySignal]) -> None:
         """Digest what arrived, and change weights at once; flows have their turn right after."""
+        self._desk.look_for_sleep()
         now = time.monotonic_ns()
         touched: set[Target] = set()
         for each in signals:

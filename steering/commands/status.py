@@ -17,6 +17,7 @@ from pytools.cli_options import Options, common
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.signals import PathState, encode
+from steering import elapsed
 from steering.acting import journal
 from steering.acting.journal import Entry
 from steering.acting.lock import holder
@@ -101,7 +102,7 @@ def _confirm(folder: Path, held: dict[str, Any]) -> dict[str, Any] | None:
     deadline = confirming.pending(held)
     if deadline is None:
         return None
-    left_s = round((deadline.at_ns - time.monotonic_ns()) / 1e9, 1)
+    left_s = round((deadline.at_ns - elapsed.now_ns()) / 1e9, 1)
     return {"state": confirming.verdict(folder / journal.FILE, deadline.run), "left_s": max(0.0, left_s)}
 
 
@@ -116,10 +117,11 @@ def _controller(folder: Path) -> dict[str, Any]:
 def _stored(folder: Path) -> dict[str, Any]:
     """The orders on disk."""
     try:
-        found = kept_orders.load(folder, time.time_ns())
+        now = elapsed.moment()
+        found = kept_orders.load(folder, now)
     except SwerveError as error:
         return {"orders": [], "orders_unreadable": str(error)}
-    return {"orders": [kept_orders.as_json(order) for order in found.orders]}
+    return {"orders": [kept_orders.as_json(order, now) for order in found.orders]}
 
 
 def _states(name: str | None, count: int | None) -> list[dict[str, Any]]:
@@ -144,8 +146,9 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     if facts["frozen"]:
         yield f"FROZEN, nothing is changed: {facts['frozen']}"
     for raw in facts["orders"]:
-        order = Override(**raw)
-        until = f" until {clock(order.until_unix_ns)}" if order.until_unix_ns else ""
+        left_s = raw["left_s"]
+        order = Override(**{name: value for name, value in raw.items() if name != "left_s"})
+        until = "" if left_s is None else f" until {clock(time.time_ns() + int(left_s * 1e9))}"
         yield f"ordered by {order.by or '?'}: {orders.text_of(order)}{until}"
     if "orders_unreadable" in facts:
         yield f"orders: {facts['orders_unreadable']}"

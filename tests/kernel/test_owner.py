@@ -14,6 +14,7 @@ import samples
 from pytools.errors import SwerveError
 from pytools.owner import as_owner, owner_of
 from pytools.recording.writer import TrackWriter
+from steering import elapsed
 from steering.acting import journal
 from steering.acting.acts_file import ActsFile
 from steering.acting.lock import Lock, holder
@@ -107,10 +108,10 @@ def test_orders_of_the_service_are_read_by_root(state: Path) -> None:
     os.chown(folder, SERVICE, SERVICE)
     wanted = Overrides((Override("hold"),))
     kept_orders.save(folder, wanted)
-    assert kept_orders.load(folder, 0) == wanted
+    assert kept_orders.load(folder, elapsed.moment()) == wanted
     os.chown(folder / kept_orders.FILE, SERVICE + 1, SERVICE + 1)
     with pytest.raises(SwerveError):
-        kept_orders.load(folder, 0)
+        kept_orders.load(folder, elapsed.moment())
 
 
 def test_the_owner_is_the_first_who_is_not_root(state: Path, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import time
 from dataclasses import replace
 
 import pytest
-from steering_kit import POLICY, SECOND_HOP, group
+from steering_kit import MS, POLICY, SECOND_HOP, group, measured, path
 
 from pytools import places
 from pytools.errors import SwerveError
-from steering import controller
+from steering import controller, elapsed
 from steering.acting import journal
 from steering.actuators.overlay import Found, Outcome
 from steering.control import kept_orders
@@ -151,6 +151,16 @@ def test_without_a_live_guardian_nothing_is_changed(made):
     made.controller._act(made.changes())
     assert made.kernel.asked == []
     assert "no live guardian" in made.controller._engine.why_rejected(target(101))
+
+
+def test_what_was_under_way_when_the_host_slept_moves_nothing(made):
+    """The first thing after a suspend may be signals of before it, which were waiting in the socket."""
+    made.start()
+    now, hour = time.monotonic_ns(), 3600 * 10**9
+    made.controller._desk._sleeps = elapsed.Sleeps(iter([(now, now, now), (now, now + hour, now)]).__next__)
+    made.controller._received([measured(path(rail), now - MS, 50 * MS) for rail in (1, 2)])
+    assert made.controller._engine.evidence.refused == 2 and made.kernel.asked == []
+    assert any("the host was suspended for 1 h" in said for said in made.said)
 
 
 def test_a_full_disk_does_not_end_the_loop_when_a_target_goes(made, monkeypatch):

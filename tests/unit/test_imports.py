@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("steering.policy",),
     ("steering.deciding", "steering.words"),
     ("steering.flows", "steering.actuators"),
+    ("steering.elapsed",),
     ("steering.acting",),
     ("steering.guarding",),
     ("steering.control", "steering.agent_link"),

@@ -18,6 +18,7 @@ from steering_kit import ORIGINAL, SECOND, TARGET, group
 
 from pytools import cli, places
 from pytools.errors import RefusedError, SwerveError
+from steering import elapsed
 from steering.acting import journal, lock
 from steering.acting.lock import Lock
 from steering.cli import root
@@ -122,13 +123,13 @@ def test_single_acts_are_taken_back_by_a_running_controller_only(folder, kernel,
 def test_a_hold_of_a_group_is_forgotten_by_its_number(folder, say):
     kept_orders.save(folder, Overrides((Override("hold", target=TARGET),)))
     assert say("unhold", "102") == (0, f"forgotten: hold {TARGET}\n")
-    assert kept_orders.load(folder, 0).orders == ()
+    assert kept_orders.load(folder, elapsed.moment()).orders == ()
 
 
 def test_nothing_ends_no_drain(folder, say):
     kept_orders.save(folder, Overrides((Override("drain", "rail1"),)))
     assert say("undrain", "")[0] == 2
-    assert len(kept_orders.load(folder, 0).orders) == 1
+    assert len(kept_orders.load(folder, elapsed.moment()).orders) == 1
 
 
 def test_orders_that_cannot_be_written_are_told_in_one_line(folder, say, monkeypatch):
