@@ -21,7 +21,7 @@ from steering import elapsed
 from steering.acting import journal
 from steering.acting.journal import Entry
 from steering.acting.lock import holder
-from steering.control import client, kept_orders, orders
+from steering.control import client, kept_orders, managed, orders
 from steering.control.requests import Status
 from steering.control.stop_file import StopFile
 from steering.deciding.overrides import Override
@@ -31,6 +31,7 @@ from steering.words import clock, flow_text, weights_text
 
 _STATES_S: Final = 1.3  # at most: a controller repeats every state once a second, and says of how many paths
 _ANSWER_S: Final = 2.0
+_LABELS: Final = 20  # shown
 
 
 @click.command(epilog="Example: swerve steer status -n swerve-x-h1 -j")
@@ -152,6 +153,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"ordered by {order.by or '?'}: {orders.text_of(order)}{until}"
     if "orders_unreadable" in facts:
         yield f"orders: {facts['orders_unreadable']}"
+    if facts.get("managed"):
+        yield from managed.lines(facts["managed"])
     yield from _weights(facts)
     if "standbys" in facts:
         yield f"fast reroute: {facts['standbys']} paths have a stand-by"
@@ -166,6 +169,12 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     more = facts.get("pin_count", 0) - len(facts.get("pins", []))
     if more > 0:
         yield f"and {more} more pins"
+    labels = facts.get("labels", [])
+    for label in labels[:_LABELS]:
+        yield f"relabelled: {flow_text(FlowKey(**label['flow']))} has flow label {label['label']:#07x}"
+    more = facts.get("label_count", 0) - len(labels[:_LABELS])
+    if more > 0:
+        yield f"and {more} more labels"
     for state in facts["paths"]:
         path = state["path"]
         weights = f"weight {state['weight_actual']}, wanted {state['weight_wanted']}"
@@ -184,7 +193,9 @@ def _weights(facts: dict[str, Any]) -> Iterator[str]:
             f" (originally {weights_text(original)}) because {each['because']} [{each['under']}]"
         )
     if not facts["in_force"]:
-        yield "nothing of ours is in force"
+        others = ("pin_count", "pins"), ("label_count", "labels"), ("standbys", "stand-bys")
+        kept = [f"{facts[name]} {what}" for name, what in others if facts.get(name)]
+        yield f"no weights of ours are in force, but {', '.join(kept)}" if kept else "nothing of ours is in force"
     if facts["running"] and not facts.get("apply"):
         for target, wanted in facts.get("wanted", {}).items():
             yield f"{title(target)}: {weights_text(wanted)} is wanted (dry run)"

@@ -314,6 +314,7 @@ class Desk:
             "guarded": self._site.guarded(),
             "frozen": self.frozen,
             "orders": [kept_orders.as_json(order, now) for order in engine.overrides.orders],
+            "managed": self._site.managed(),
             "path_count": len({str(each.path) for each in engine.standings(time.monotonic_ns())}),
             "wanted": {
                 target: engine.groups[target].named(weights)

@@ -37,11 +37,17 @@ class PinDesk:
         self._pins = ManualPins()
 
     def facts(self) -> dict[str, Any]:
-        """All pins, those of rules too."""
+        """All pins, those of rules too, and labels."""
         pins = self._site.pinned()
         by_hand = {pin.flow for pin in self._pins.wanted(time.monotonic_ns())}
         shown = [asdict(pin) | {"via": self._via(pin), "by_hand": pin.flow in by_hand} for pin in pins[:_SHOWN]]
-        return {"pins": shown, "pin_count": len(pins)} | self._site.flow_facts()
+        labels = self._site.labelled()
+        return {
+            "pins": shown,
+            "pin_count": len(pins),
+            "labels": [asdict(change) for change in labels[:_SHOWN]],
+            "label_count": len(labels),
+        } | self._site.flow_facts()
 
     def answer(self, request: PinFlow | UnpinFlow, asker: Peer, frozen: str) -> Reply:
         """Pin a flow, or let it go."""
