@@ -1,5 +1,7 @@
 """Acts that the journal has no place for: pins, labels, alerts, orders; JSON Lines of `Act`, for the history.
 
+Each line has the boot and namespace of the journal's entries as well (`scope`).
+
 Nothing is undone from here (flows are leases that the kernel ends), so nothing waits for the disk. Two files at most,
 each of `ROTATE_BYTES`. What cannot be written is counted.
 """
@@ -16,7 +18,7 @@ import msgspec
 
 from pytools.owner import as_owner
 from pytools.signals import Act, decode, encode
-from steering.acting.journal import append_line
+from steering.acting.journal import append_line, scope
 
 FILE: Final = "acts.jsonl"
 ROTATE_BYTES: Final = 4 << 20
@@ -34,6 +36,7 @@ class ActsFile:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
+        self._scope = b',"scope":' + msgspec.json.encode(scope()) + b"}"
         self._fd: int | None = None
         self.lost = 0
 
@@ -49,7 +52,7 @@ class ActsFile:
                 with as_owner(self._path):
                     os.replace(self._path, _older(self._path))
                 self._fd = _open(self._path)
-            append_line(self._fd, encode(act), self._path)
+            append_line(self._fd, encode(act).removesuffix(b"}") + self._scope, self._path)
         except OSError:
             self.lost += 1
 
@@ -70,8 +73,20 @@ def _older(path: Path) -> Path:
     return path.with_suffix(".jsonl.1")
 
 
+class _Scoped(msgspec.Struct):
+    scope: str = ""
+
+
+_scoped = msgspec.json.Decoder(_Scoped)
+
+
 def read(folder: Path) -> Iterator[Act]:
     """The acts on disk, oldest first; lines that are none are left out."""
+    return (act for _, act in read_scoped(folder))
+
+
+def read_scoped(folder: Path) -> Iterator[tuple[str, Act]]:
+    """The same, each with the boot and namespace that it was made in; empty where an older version wrote it."""
     path = folder / FILE
     for place in (_older(path), path):
         try:
@@ -84,4 +99,4 @@ def read(folder: Path) -> Iterator[Act]:
                 with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
                     act = decode(line)
                     if isinstance(act, Act):
-                        yield act
+                        yield _scoped.decode(line).scope, act

@@ -259,5 +259,7 @@ def entry_now(  # the two clocks are read here, so that no caller forgets one
 
 
 def as_json(entry: Entry) -> dict[str, Any]:
-    """An entry for other programs."""
-    return asdict(entry) | {"original": entry.original}
+    """An entry for other programs; weights by the ids of hops, and in `named` by their names."""
+    weights = {"before": entry.before, "after": entry.after, "original": entry.original}
+    named = {which: entry.group.named(each) for which, each in weights.items()}
+    return asdict(entry) | {"original": entry.original, "named": named}

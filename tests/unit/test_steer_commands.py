@@ -18,8 +18,9 @@ from steering_kit import ORIGINAL, SECOND, TARGET, group
 
 from pytools import cli, places
 from pytools.errors import RefusedError, SwerveError
+from pytools.signals import encode
 from steering import elapsed
-from steering.acting import journal, lock
+from steering.acting import acts_file, journal, lock
 from steering.acting.lock import Lock
 from steering.cli import root
 from steering.commands import status, undo
@@ -174,12 +175,12 @@ def test_a_reason_that_is_no_text_is_no_traceback(folder, say):
 # ---- history ----
 
 
-def remember(folder, *entries):
+def remember(folder, *entries, scope="", begin=0):
     """Journal these (kind, act), a second apart."""
     with journal.Journal(folder / journal.FILE) as log:
         for second, (kind, act_id) in enumerate(entries):
-            entry = journal.entry_now(kind, act_id, group({1: [], 2: []}), ORIGINAL, ((12, 1),), act_id, "rule", "here")
-            log.write(replace(entry, unix_ns=second * SECOND))
+            facts = (group({1: [], 2: []}), ORIGINAL, ((12, 1),), act_id, "rule", scope or journal.scope())
+            log.write(replace(journal.entry_now(kind, act_id, *facts), unix_ns=(begin + second) * SECOND))
 
 
 def shown(said):
@@ -202,6 +203,65 @@ def test_a_program_is_told_every_entry(folder, say):
     remember(folder, *ENTRIES)
     told = [json.loads(line) for line in say("history", "-j")[1].splitlines()]
     assert [(each["kind"], each["act_id"]) for each in told] == list(ENTRIES)
+
+
+def _other(boot="", namespace=""):
+    here, _, cookie = journal.scope().partition("/")
+    return f"{boot or here}/{namespace or cookie}"
+
+
+def test_earlier_namespaces_of_a_name_are_left_out_unless_asked_for(folder, say):
+    remember(folder, ("applied", "theirs"), ("undone", "theirs"), scope=_other(namespace="cookie:1"))
+    remember(folder, ("applied", "a"), begin=10)
+    code, said = say("history")
+    *lines, note = said.splitlines()
+    assert code == 0 and shown("\n".join(lines)) == [("applied", "a")]
+    assert note == "swerve steer: 2 entries of earlier network namespaces of this name were left out: --all shows them"
+    lines = say("history", "--all")[1].splitlines()
+    assert lines[0] == "-- an earlier network namespace of this name --" and lines[3] == "-- this boot --"
+    assert shown("\n".join(lines[1:3] + lines[4:])) == [("applied", "theirs"), ("undone", "theirs"), ("applied", "a")]
+    told = [json.loads(line) for line in say("history", "-j", "--all")[1].splitlines()]
+    assert [each["scope"] == journal.scope() for each in told] == [False, False, True]
+
+
+def test_earlier_boots_are_told_apart(folder, say):
+    remember(folder, ("applied", "old"), scope=_other("boot", "cookie:1"))
+    assert say("history")[1].splitlines()[::2] == ["-- an earlier boot --", "-- nothing in this boot --"]
+    remember(folder, ("applied", "new"), begin=10)
+    lines = say("history")[1].splitlines()
+    assert lines[::2] == ["-- an earlier boot --", "-- this boot --"]
+    assert shown("\n".join(lines[1::2])) == [("applied", "old"), ("applied", "new")]
+
+
+def test_acts_have_their_boot_and_namespace(folder, say, monkeypatch):
+    monkeypatch.setattr(acts_file, "scope", lambda: _other(namespace="cookie:1"))
+    with contextlib.closing(acts_file.ActsFile(folder)) as file:
+        file.write(samples.act(5, actuator="pin", act_id="theirs"))
+    monkeypatch.undo()
+    monkeypatch.setenv("SWERVE_STATE_DIR", str(folder.parent))
+    with contextlib.closing(acts_file.ActsFile(folder)) as file:
+        file.write(samples.act(6, actuator="pin", act_id="ours"))
+    (line, note) = say("history", "-j")[1].splitlines()
+    assert (json.loads(line)["act_id"], json.loads(line)["scope"]) == ("ours", journal.scope())
+    assert note.startswith("swerve steer: 1 entries of earlier")
+    with (folder / acts_file.FILE).open("ab") as file:  # of an older version: it was where the last one was
+        file.write(encode(samples.act(7, actuator="pin", act_id="older")) + b"\n")
+    assert [json.loads(line)["act_id"] for line in say("history", "-j")[1].splitlines()[:-1]] == ["ours", "older"]
+
+
+def test_a_namespace_that_is_gone_leaves_its_history(folder, say, monkeypatch):
+    gone = places.state_dir("swerve-gone")
+    gone.mkdir()
+    remember(gone, ("applied", "a"), scope=_other(namespace="cookie:1"))
+    code, said = say("history", "-n", "swerve-gone")
+    assert code == 0 and said.splitlines()[0] == "-- an earlier network namespace of this name --"
+
+
+def test_programs_get_names_beside_ids(folder, say):
+    remember(folder, ("applied", "a"))
+    told = json.loads(say("history", "-j")[1])
+    rails = "10.1.1.1 dev rail1", "10.2.1.1 dev rail2"
+    assert told["named"]["before"] == dict.fromkeys(rails, 1) and told["named"]["after"] == {rails[0]: 0, rails[1]: 1}
 
 
 # ---- status ----
