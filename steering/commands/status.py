@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
 
 from pytools import places
 from pytools.cli_options import Options, common
@@ -147,9 +148,9 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     if facts["frozen"]:
         yield f"FROZEN, nothing is changed: {facts['frozen']}"
     for raw in facts["orders"]:
-        left_s = raw["left_s"]
-        order = Override(**{name: value for name, value in raw.items() if name != "left_s"})
-        until = "" if left_s is None else f" until {clock(time.time_ns() + int(left_s * 1e9))}"
+        order = msgspec.convert({name: value for name, value in raw.items() if name != "left_s"}, Override)
+        left_ns = order.left_ns(elapsed.moment())
+        until = "" if left_ns is None else f" until {clock(time.time_ns() + left_ns)}"
         yield f"ordered by {order.by or '?'}: {orders.text_of(order)}{until}"
     if "orders_unreadable" in facts:
         yield f"orders: {facts['orders_unreadable']}"

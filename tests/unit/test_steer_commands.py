@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import replace
 
+import msgspec
 import pytest
 import samples
 import support
@@ -272,6 +273,16 @@ def test_a_controller_with_too_much_to_say_has_its_orders_told_from_disk(folder,
     monkeypatch.setattr(client, "ask", lambda *_: requests.Reply())
     facts = status._controller(folder)
     assert facts["answers"] and [order["interface"] for order in facts["orders"]] == ["rail1"]
+
+
+@pytest.mark.parametrize("as_told", [kept_orders.as_json, lambda order, _: msgspec.to_builtins(order)])
+def test_the_end_of_an_order_is_shown_by_the_wall_clock_of_now(monkeypatch, as_told):
+    """Also of a controller of an older version, which says less."""
+    order, now = Override("hold", why="optics").lasting(60 * SECOND, elapsed.moment()), elapsed.moment()
+    monkeypatch.setattr(status.time, "time_ns", lambda: 129_600 * SECOND)  # it was stepped meanwhile
+    facts = {"running": False, "instance": "host", "frozen": "", "in_force": [], "paths": [], "torn_lines": 0}
+    [line] = [line for line in status._lines(facts | {"orders": [as_told(order, now)]}) if "ordered by" in line]
+    assert "hold everything (optics) until 1970-01-02T" in line
 
 
 def test_what_was_left_out_is_told():
