@@ -144,9 +144,10 @@ class Group:
 class Served:
     """Such an agent on a socket, and the command that is attached to it."""
 
-    def __init__(self, directory: str, netns: str) -> None:
+    def __init__(self, directory: str, netns: str, *, readers: bool = False) -> None:
         bus = Bus()
-        self._server = Server(bus, Path(directory) / netns / "agent.sock", long_window_ns=SECOND_NS)
+        path = Path(directory) / (f"{netns}.read" if readers else f"{netns}/agent.sock")
+        self._server = Server(bus, path, long_window_ns=SECOND_NS)
         self._selector = selectors.DefaultSelector()
         self._server.register(self._selector)
         self.agent = Agent(bus)

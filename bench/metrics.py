@@ -27,7 +27,7 @@ class Fed(Served):
     """An agent, and `swerve metrics` attached to it."""
 
     def __init__(self, directory: str) -> None:
-        super().__init__(directory, NETNS)
+        super().__init__(directory, NETNS, readers=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
             address = f"127.0.0.1:{free.getsockname()[1]}"
         self._url = f"http://{address}/metrics"

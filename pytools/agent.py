@@ -23,6 +23,7 @@ from pytools.agent_heartbeat import Heartbeat, Standing
 from pytools.agent_hooks import Hooks
 from pytools.agent_reload import Slot, Source
 from pytools.bus import Bus, Server
+from pytools.bus_readers import ReadServer, readers_group
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.estimators.offsets import Offset
@@ -94,6 +95,9 @@ class Agent:
         bus = Bus()
         self._server = Server(bus, places.agent_socket(namespace), long_window_ns=config.windows.long_ns)
         self._add(self._server)
+        readers = places.readers_socket(namespace)
+        self._readers = ReadServer(bus, readers, readers_group(), config.windows.long_ns)
+        self._add(self._readers)
         netlink = keep(contextlib.closing(Netlink()))
         loaded = keep(loader.collect(compilation))
         if not bpf.has_tcx(next(iter(loaded.programs.values()), -1)):
@@ -201,6 +205,7 @@ class Agent:
                 if due[index] <= now_ns:
                     due[index] = source.tick(now_ns)
             self._server.flush()
+            self._readers.flush()
             next_ns = min(map(operator.add, due.values(), self._late_ns))
             timeout_s = max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
             for key, mask in self._selector.select(timeout_s):

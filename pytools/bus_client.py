@@ -183,6 +183,8 @@ class Connection(Generic[_Told]):
         except BlockingIOError:
             return
         except OSError:
+            while self._receive():  # it may have said why
+                pass
             self._gone = True
             return
         self._unsent = self._unsent[sent:]

@@ -1,4 +1,4 @@
-"""The bus on a Unix socket: the agent's end.
+"""The bus on a Unix socket: the agent's end, for those who may publish and for those who only read.
 
 Non-blocking; runs in the agent's one thread, on its selector. Each client has two queues bounded in bytes, one for
 urgent signals, which overtake the others once the client is behind. Signals that do not fit are dropped for that
@@ -39,7 +39,6 @@ from pytools.wire import (
 CLIENTS: Final = 64
 _HELD_BYTES: Final = 1 << 20
 _SO_SNDBUFFORCE: Final = 32  # beyond net.core.wmem_max: whoever attaches programs has CAP_NET_ADMIN
-_NEVER_NS: Final = 1 << 62
 
 
 class Encoded(Protocol):
@@ -79,6 +78,7 @@ class _Connection:
         self._lines = Lines()
         self._out = Outbox(server.queue_bytes, CHUNK_BYTES)
         self._missed = self._missed_urgent = 0  # dropped and not yet told; urgent ones are in both
+        self._lines_read = 0
         self._had_long = False  # whether a path's long window was offered
         self._writing = False
         self._closed = False
@@ -193,10 +193,17 @@ class _Connection:
         before = self._lines.oversized
         for line in self._lines.feed(data):
             self._take(line)
+            if self._closed:
+                return
         if self._lines.oversized > before:
             self._reject(f"a line is longer than {LINE_BYTES} bytes")
 
     def _take(self, line: bytes) -> None:
+        self._lines_read += 1
+        if self._lines_read > self._server.most_lines:
+            self._reject(f"more than {self._server.most_lines} lines were sent over a socket for reading")
+            self._show_out()
+            return
         try:
             message = from_client.decode(line)
             if isinstance(message, Subscribe):
@@ -208,10 +215,23 @@ class _Connection:
         except (*UNREADABLE, UsageError) as error:
             self._reject(str(error))
             return
+        if not self._server.publishes:
+            self._server._not_published += 1
+            self._tell("nothing is published here: this socket is for reading only")
+            self._show_out()
+            return
         self._server._bus.publish(message)
 
     def _reject(self, message: str) -> None:
         self._server._malformed += 1
+        self._tell(message)
+
+    def _show_out(self) -> None:
+        """Close the connection; what it was told goes first."""
+        self.flush()
+        self.close()
+
+    def _tell(self, message: str) -> None:
         line = msgspec.json.encode(Error(message)) + b"\n"
         if self._out.fits(line, urgent=False):
             self._enqueue(line)
@@ -237,16 +257,20 @@ class Server:
         As `Listener` does.
     """
 
+    publishes = True  # whether clients may publish
+    most_lines = 1 << 62
+    _mode, _counted = 0o600, "bus_"
+
     def __init__(self, bus: Publisher, path: Path, queue_bytes: int = QUEUE_BYTES, long_window_ns: int = 0) -> None:
         self._bus = bus
         self.queue_bytes, self.long_window_ns = queue_bytes, long_window_ns
         self._dropped = self._dropped_urgent = 0  # urgent ones are in both
         self._malformed = 0
-        self._refused = 0
+        self._refused = self._not_published = 0
         self._connections: set[_Connection] = set()
         self._unsent: set[_Connection] = set()  # for which something waits
         self._selector: selectors.BaseSelector | None = None
-        self._listener = Listener(path, self._admit)
+        self._listener = Listener(path, self._admit, self._mode)
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Serve from this selector; `key.data` is a callable taking the event mask."""
@@ -254,8 +278,8 @@ class Server:
         self._listener.register(selector)
 
     def tick(self, now_ns: int) -> int:
-        """Nothing is ever due: all work hangs on the selector."""
-        return now_ns + _NEVER_NS
+        """Accept again after a pause; all other work hangs on the selector."""
+        return self._listener.tick(now_ns)
 
     def flush(self) -> None:
         """Write what the sockets take now, instead of being woken for it; of those that are full the selector tells."""
@@ -263,13 +287,15 @@ class Server:
             connection.flush()
 
     def drops(self) -> dict[str, int]:
-        """Signals dropped for slow clients, and urgent ones of them; lines not understood; connections refused."""
-        return {
-            "bus_slow": self._dropped,
-            "bus_slow_urgent": self._dropped_urgent,
-            "bus_malformed": self._malformed,
-            "bus_refused": self._refused,
+        """Signals dropped for slow clients, and urgent ones of them; what was refused; pauses of accepting."""
+        counts = {
+            "slow": self._dropped,
+            "slow_urgent": self._dropped_urgent,
+            "malformed": self._malformed,
+            "refused": self._refused,
+            "accept_paused": self._listener.paused,
         }
+        return {f"{self._counted}{name}": count for name, count in counts.items()}
 
     @property
     def clients(self) -> int:
@@ -290,13 +316,7 @@ class Server:
         self.close()
 
     def _admit(self, sock: socket.socket) -> None:
-        _, uid, _ = peer(sock)
-        why = ""
-        if uid not in (0, os.geteuid()):
-            why = f"only root and user {os.geteuid()} may connect"
-        elif len(self._connections) >= CLIENTS:
-            why = f"{CLIENTS} clients are connected already; end one of them (ss -xp names their processes)"
-        if why:
+        if why := self._objection(sock):
             self._refused += 1
             with contextlib.suppress(OSError):
                 sock.send(msgspec.json.encode(Error(why)) + b"\n")
@@ -308,6 +328,17 @@ class Server:
         self._connections.add(connection)
         assert self._selector is not None
         self._selector.register(sock, selectors.EVENT_READ, connection.on_event)
+
+    def _objection(self, sock: socket.socket) -> str:
+        """Why a client is shown out; empty when it may stay."""
+        if peer(sock)[1] not in (0, os.geteuid()):
+            return f"only root and user {os.geteuid()} may connect"
+        return self._full(CLIENTS)
+
+    def _full(self, most: int) -> str:
+        if len(self._connections) < most:
+            return ""
+        return f"{most} clients are connected already; end one of them (ss -xp names their processes)"
 
     def _watch(self, connection: _Connection, writing: bool) -> None:
         (self._unsent.add if writing else self._unsent.discard)(connection)

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import selectors
 import socket
 import stat
 import struct
@@ -17,14 +16,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from pytools.accepting import Accepting
 from pytools.errors import CapabilityError, RefusedError, SwerveError
+from pytools.places import READERS_SUFFIX
 
 _BACKLOG: Final = 64
+_SO_PEERGROUPS: Final = 59
+_GROUPS_BYTES: Final = 1024  # the most that Python asks for: 256 groups
 _NEW: Final = ".new"  # what a socket is called until it listens; short, for the kernel limits the length
 
 
 class Listener:
-    """A listening socket (0600), in a directory that is made (0700) when it is missing.
+    """A listening socket, in a directory that is made (0700) when it is missing.
+
+    Its mode is 0600, unless anybody may connect whom `admit` then looks at.
 
     Each connection is handed to `admit`, non-blocking, and is then its own.
 
@@ -38,46 +43,37 @@ class Listener:
         If it cannot be made.
     """
 
-    def __init__(self, path: Path, admit: Callable[[socket.socket], None]) -> None:
-        self._path, self._admit = path, admit
-        self._selector: selectors.BaseSelector | None = None
+    def __init__(self, path: Path, admit: Callable[[socket.socket], None], mode: int = 0o600) -> None:
+        self._path = path
         try:
-            self._sock = _listen(path)
+            self._accepting = Accepting(_listen(path, mode), admit)
         except PermissionError as error:
             raise CapabilityError(f"{path}: {error.strerror}", "run the agent as root") from None
         except OSError as error:
             why = error.strerror or str(error)
             raise SwerveError(f"{path}: {why}", "choose another directory with SWERVE_RUNTIME_DIR") from None
         self._inode = path.stat().st_ino
+        self.register, self.tick = self._accepting.register, self._accepting.tick
 
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Listen from this selector; `key.data` is a callable taking the event mask."""
-        self._selector = selector
-        selector.register(self._sock, selectors.EVENT_READ, self._accept)
+    @property
+    def paused(self) -> int:
+        """How often it had to stop accepting for want of descriptors or memory."""
+        return self._accepting.paused
 
     def close(self) -> None:
         """Let nobody in any more, and remove the file unless another has taken its place."""
-        if self._sock.fileno() < 0:
+        if not self._accepting.close():
             return
-        if self._selector is not None:
-            self._selector.unregister(self._sock)
-        self._sock.close()
         with contextlib.suppress(OSError):
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
 
-    def _accept(self, _mask: int) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except OSError:
-            return  # gone again before we looked
-        sock.setblocking(False)
-        self._admit(sock)
 
-
-def _listen(path: Path) -> socket.socket:
+def _listen(path: Path, mode: int) -> socket.socket:
     if not path.parent.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.parent.lstat().st_uid not in (0, os.geteuid()):  # of a link: who may lead us elsewhere
+        raise RefusedError(f"{path.parent} belongs to another user", "choose another with SWERVE_RUNTIME_DIR")
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         status = os.fstat(directory)
@@ -87,10 +83,9 @@ def _listen(path: Path) -> socket.socket:
         _remove_stale(path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            os.fchmod(sock.fileno(), 0o600)  # before bind: the file never exists with another mode
             new = path.with_name(_NEW)
             new.unlink(missing_ok=True)
-            sock.bind(str(new))
+            bind(sock, new, mode)
             sock.listen(_BACKLOG)
             new.rename(path)  # whoever sees the file is answered
         except BaseException:
@@ -99,6 +94,16 @@ def _listen(path: Path) -> socket.socket:
         return sock
     finally:
         os.close(directory)
+
+
+def bind(sock: socket.socket, path: Path, mode: int) -> None:
+    """Make a socket's file with this mode: it never has another, and no link that somebody put there is followed."""
+    os.fchmod(sock.fileno(), mode)
+    before = os.umask(0)
+    try:
+        sock.bind(str(path))
+    finally:
+        os.umask(before)
 
 
 def _remove_stale(path: Path) -> None:
@@ -147,8 +152,9 @@ def connect(path: Path) -> socket.socket:
 
 
 def start_hint(path: Path) -> str:
-    """How to start the agent that would serve this socket (`places.agent_socket`)."""
-    instance = path.parent.name
+    """How to start the agent that would serve this socket (`places.agent_socket`, `readers_socket`)."""
+    name = path.name.removesuffix(READERS_SUFFIX)
+    instance = path.parent.name if name == path.name else name
     return "start it with: swerve agent" + ("" if instance == "host" else f" -n {instance}")
 
 
@@ -156,3 +162,12 @@ def peer(sock: socket.socket) -> tuple[int, int, int]:
     """Process, user and group at the other end."""
     pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid, gid
+
+
+def in_group(sock: socket.socket, gid: int) -> bool:
+    """Whether the process at the other end was in a group when it connected."""
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+    except OSError:  # it is in more groups than fit
+        raw = b""
+    return gid == peer(sock)[2] or gid in struct.unpack(f"{len(raw) // 4}I", raw)

@@ -340,7 +340,7 @@ def metrics(options: Options, listen: str, allow_remote: bool, once: bool, openm
 
     if options.json or (openmetrics and not once):
         raise click.UsageError("metrics are text: without --json, and --openmetrics goes with --once")
-    agent_socket, instance = places.agent_socket(options.netns), places.instance(options.netns)
+    agent_socket, instance = places.readers_socket(options.netns), places.instance(options.netns)
     if once:
         return 0 if serving.once(agent_socket, instance, sys.stdout.buffer, openmetrics) else 1
     serving.serve(agent_socket, instance, server.address_of(listen, allow_remote))

@@ -20,7 +20,6 @@ from pytools.errors import SwerveError
 _BORROWERS: Final = 8
 _MOST_BYTES: Final = 4096
 _MOST_MAPS: Final = 16
-_NEVER_NS: Final = 1 << 62
 
 
 class Lender:
@@ -52,12 +51,12 @@ class Lender:
         self._listener.register(selector)
 
     def tick(self, now_ns: int) -> int:
-        """Nothing is ever due: all work hangs on the selector."""
-        return now_ns + _NEVER_NS
+        """Accept again after a pause; all other work hangs on the selector."""
+        return self._listener.tick(now_ns)
 
     def drops(self) -> dict[str, int]:
-        """Borrowers that were sent away."""
-        return {"maps_not_lent": self._refused}
+        """Borrowers that were sent away; pauses for want of descriptors."""
+        return {"maps_not_lent": self._refused, "maps_accept_paused": self._listener.paused}
 
     def close(self) -> None:
         """End all loans and remove the socket."""

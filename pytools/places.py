@@ -18,6 +18,7 @@ from pytools.errors import RefusedError
 
 CONFIG: Final = "agent.yaml"
 POLICY: Final = "policy.yaml"
+READERS_SUFFIX: Final = ".read"
 _SYSTEM: Final = Path("/etc/swerve")
 _PAGES: Final = (Path(__file__).resolve().parents[1] / "docs", Path("/usr/share/doc/swerve/docs"))  # checkout, package
 _MEND: Final = "make it root's alone (chown root, chmod go-w)"
@@ -56,6 +57,12 @@ def recording(directory: str, netns: str | None) -> Path:
 def agent_socket(netns: str | None) -> Path:
     """The agent's control socket: signals out, requests and published signals in."""
     return runtime_dir(netns) / "agent.sock"
+
+
+def readers_socket(netns: str | None) -> Path:
+    """Where signals can be read and nothing else: outside the instance's directory, which is its owner's alone."""
+    directory = runtime_dir(netns)
+    return directory.parent / f"{directory.name}{READERS_SUFFIX}"
 
 
 def maps_socket(netns: str | None) -> Path:
@@ -161,7 +168,7 @@ def _without_waiting(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def unsafe(path: Path, opened: os.stat_result) -> str:
+def unsafe(path: Path, opened: os.stat_result, trusted: Sequence[int] = ()) -> str:
     """Why a file that is obeyed cannot be trusted; empty when it can.
 
     The file and the directories that hold it (the one named, and the one it resolves to) must belong to root or
@@ -173,10 +180,12 @@ def unsafe(path: Path, opened: os.stat_result) -> str:
         The file.
     opened : os.stat_result
         What it is: of the descriptor where there is one, so that nobody can change it in between.
+    trusted : sequence of int
+        Users that may own it as well.
     """
     if not stat.S_ISREG(opened.st_mode):
         return "it is not a regular file"
-    owners = (0, os.geteuid())
+    owners = (0, os.geteuid(), *trusted)
     checked = [("the file", opened)]
     for directory in sorted({path.absolute().parent, path.resolve().parent}):
         checked.append((f"its directory {directory}", directory.stat()))

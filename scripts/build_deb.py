@@ -161,7 +161,7 @@ def put_control(tree: Path, arch: str, depends: str) -> None:
 
 def settle(tree: Path, epoch_s: int) -> None:
     """Modes and times, whatever the umask and the clock of the machine that builds."""
-    programs = {tree / HOME / "bin/swerve", *(tree / "DEBIAN" / name for name in SCRIPTS)}
+    programs = {tree / HOME / "bin/swerve", built(tree, native.PACER), *(tree / "DEBIAN" / name for name in SCRIPTS)}
     for path in [tree, *tree.rglob("*")]:
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path in programs else 0o644)

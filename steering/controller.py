@@ -10,7 +10,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,9 +28,10 @@ from steering.acting.lock import Lock
 from steering.acting.namespace_lock import NamespaceLock
 from steering.acting.standbys import StandByActing
 from steering.acting.weights import Acting
-from steering.actuators.overlay import Found, Overlay
+from steering.actuators.overlay import Overlay
 from steering.agent_link import AgentLink
 from steering.control.desk import Desk
+from steering.control.managed import Managed
 from steering.control.site import Site
 from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
@@ -42,7 +43,6 @@ from steering.policy.needs import signals_of
 
 _TICK_NS: Final = 50_000_000
 _SECOND_NS: Final = 1_000_000_000
-_SAID_AT_ONCE: Final = 5  # of prefixes that cannot be steered
 _LOCK_WAIT_S: Final = 2.0  # a guardian may still be undoing for the controller before us
 
 
@@ -100,7 +100,7 @@ class Controller:
         kinds = signals_of(policy)
         self._agent = AgentLink(socket_path, kinds, self._received, self._engine.forget_windows, say)
         self._host = places.instance(options.netns)
-        self._refused: Mapping[str, str] = {}
+        self._managed = Managed(policy)
         self._stack = contextlib.ExitStack()
         try:
             self._open()
@@ -206,6 +206,7 @@ class Controller:
 
     def _received(self, signals: list[AnySignal]) -> None:
         """Digest what arrived, and change weights at once; flows have their turn right after."""
+        self._desk.look_for_sleep()
         now = time.monotonic_ns()
         touched: set[Target] = set()
         for each in signals:
@@ -298,6 +299,8 @@ class Controller:
             pin=self._pin,
             unpin=self._flow_acting.unpin,
             pinned=self._flow_acting.pinned,
+            labelled=self._flow_acting.labelled,
+            managed=lambda: self._managed.facts(self._engine.groups),
             stop=self._stopping,
             guardian=lambda: self._guardian.pid if self._guardian is not None else None,
             guarded=lambda: self._guardian_lives,
@@ -337,7 +340,8 @@ class Controller:
         self._unreadable = ""
         for text in found.events:
             self._say(text)
-        self._say_refused(found)
+        for text in self._managed.take(found):
+            self._say(text)
         for target, known in self._engine.groups.items():
             group = found.groups.get(target)
             if group is None and not known.beside:
@@ -346,15 +350,6 @@ class Controller:
                 why = "its route changed" if group is not None else "its route is gone"
                 self._acting.forget(Change(target, known.current, known.original, why, ""))
         self._engine.arrange(found.groups.values(), found.targets_of, now, found.lost, found.unlinked)
-
-    def _say_refused(self, found: Found) -> None:
-        new = {prefix: why for prefix, why in found.refused.items() if self._refused.get(prefix) != why}
-        fresh = [f"{prefix} is not steered: {why}" for prefix, why in new.items()]
-        for text in fresh[:_SAID_AT_ONCE]:
-            self._say(text)
-        if len(fresh) > _SAID_AT_ONCE:
-            self._say(f"and {len(fresh) - _SAID_AT_ONCE} more prefixes are not steered")
-        self._refused = found.refused
 
     # ---- the end ----
 

@@ -31,7 +31,8 @@ HEAD = "version: 1\nmanage: {destinations: [10.9.0.0/16]}\nrules:\n"
 
 def rule(when: str, then: str = "{drain: {}}", more: str = "") -> str:
     """A whole policy with one rule."""
-    return f"{HEAD}  - name: r\n    when: {when}\n    then: {then}\n{more}"
+    head = HEAD.replace("10.9.0.0/16", '10.9.0.0/16, "fd00:9::/64"') if "relabel" in then else HEAD
+    return f"{head}  - name: r\n    when: {when}\n    then: {then}\n{more}"
 
 
 def condition(when: str) -> Condition:

@@ -24,6 +24,7 @@ AGENT = UNITS / "swerve-agent.service"
 STEER = UNITS / "swerve-steer.service"
 METRICS = UNITS / "swerve-metrics.service"
 UID = 61_862  # of nobody: what it can do, the unit gives it
+READER = 61_863  # user and group of the metrics
 _RUNNER = support.ROOT / "tests/under_unit.py"
 
 
@@ -59,10 +60,14 @@ def command(
     netns: str | None = None,
     formats: Path | None = None,
     unit: Path = AGENT,
+    uid: int = UID,
+    groups: Path | None = None,
 ) -> list[str]:
     """A command line that runs `words` as the unit would."""
     require_systemd()
-    line = [sys.executable, str(_RUNNER), str(unit), "--uid", str(UID)]
+    line = [sys.executable, str(_RUNNER), str(unit), "--uid", str(uid)]
+    if groups is not None:
+        line += ["--place", f"{groups}:/etc/group"]
     cache = Path(os.environ["SWERVE_CACHE_DIR"]) if "SWERVE_CACHE_DIR" in os.environ else None
     for each in (*write, *([cache] if cache else [])):
         line += ["--write", str(each)]
@@ -171,6 +176,9 @@ def service(
     file.write_text(config)
     file.chmod(0o644)
     env = {"SWERVE_RUNTIME_DIR": str(run), "SWERVE_STATE_DIR": str(state)}
+    groups = room / "group"  # as systemd-sysusers leaves it
+    groups.write_text(f"{Path('/etc/group').read_text()}swerve-metrics:x:{READER}:\n")
+    groups.chmod(0o644)
     formats = None
     if prepared:
         support.run([*support.SWERVE, "agent", "--prepare"], env=env)
@@ -178,7 +186,9 @@ def service(
     log = room / "log"
     address = f"@{netns}" if abstract else str(room / "notify")
     with manager(address) as told, log.open("w") as errors:
-        line = command([*support.SWERVE, "agent", "--config", str(file)], [run, state], netns, formats, unit)
+        line = command(
+            [*support.SWERVE, "agent", "--config", str(file)], [run, state], netns, formats, unit, groups=groups
+        )
         own_environment = {
             **env,
             "NOTIFY_SOCKET": address,

@@ -12,6 +12,7 @@ from support import wait_until
 
 from pytools.bus import Bus, Client, Server
 from pytools.bus_client import LineClient
+from pytools.bus_readers import ReadServer
 
 _Made = TypeVar("_Made")
 
@@ -19,9 +20,13 @@ _Made = TypeVar("_Made")
 class Served:
     """A bus, its server, and the agent's loop around them."""
 
-    def __init__(self, path: Path, queue_bytes: int = 1 << 16) -> None:
+    def __init__(self, path: Path, queue_bytes: int = 1 << 16, *, readers: int | None = None) -> None:
         self.path, self.bus = path, Bus()
-        self.server = Server(self.bus, path, queue_bytes, long_window_ns=samples.SECOND_NS)
+        self.server = (
+            Server(self.bus, path, queue_bytes, long_window_ns=samples.SECOND_NS)
+            if readers is None
+            else ReadServer(self.bus, path, readers, long_window_ns=samples.SECOND_NS)
+        )
         self.selector = selectors.DefaultSelector()
         self.server.register(self.selector)
 

@@ -6,17 +6,19 @@ by SWERVE_SLOW_FACTOR, which is set where a processor is emulated.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import itertools
 import os
+import resource
 import shutil
 import socket
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -193,3 +195,16 @@ def join(near: str, far: str, name: str, index: int | None = None) -> None:
     peer = ["peer", "name", name, "netns", far]
     chosen = str(next(_near_indexes) if index is None else index)
     run(["ip", "-n", near, "link", "add", name, "index", chosen, "type", "veth", *peer])
+
+
+@contextlib.contextmanager
+def no_descriptor() -> Iterator[None]:
+    """None is to be had meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -2,7 +2,7 @@
 
 It copies the formats of three kernel events, which only root may read, and which do not change while the kernel
 runs; the unit mounts the copy in the place of tracefs, so that nothing else of tracefs is opened. And it gives files
-back to the service that root wrote into its state directory (`swerve steer undo`, an agent started by hand).
+back to the service that root wrote into its state directory (restored from a backup, say).
 """
 
 from __future__ import annotations

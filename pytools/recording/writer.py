@@ -12,6 +12,7 @@ import zlib
 from pathlib import Path
 from typing import Final
 
+from pytools.owner import as_owner
 from pytools.recording import segments
 from pytools.recording.segments import Track
 
@@ -118,7 +119,8 @@ class TrackWriter:
         self._refuse_when_full()
         self._number += 1
         path = self._directory / segments.name(self._track, self._number, now_ns)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with as_owner(path):
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
         self._size, self._began, self.error = 0, now_ns, ""
 
@@ -127,7 +129,8 @@ class TrackWriter:
         found = self._segments()
         surplus = segments.surplus(found, limit_bytes, oldest_unix_ns)
         for each in surplus:
-            each.path.unlink(missing_ok=True)
+            with as_owner(each.path):
+                each.path.unlink(missing_ok=True)
         self._total = sum(each.size_bytes for each in found[len(surplus) :])
 
     def _refuse_when_full(self) -> None:

@@ -18,6 +18,7 @@ from typing import Final
 from pytools.bus import Bus, Published
 from pytools.config import Recording
 from pytools.errors import CapabilityError
+from pytools.owner import as_owner
 from pytools.recording.kinds import ASIDE, FINE_ONLY, NEVER
 from pytools.recording.segments import TRACKS, Track
 from pytools.recording.writer import TrackWriter
@@ -57,7 +58,8 @@ class RecordingSource:
 
     def __init__(self, settings: Recording, directory: Path, long_window_ns: int, bus: Bus) -> None:
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with as_owner(directory):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise CapabilityError(
                 f"{directory}: {error.strerror}", "name another with recording.directory, or set recording.hours to 0"

@@ -28,6 +28,7 @@ from pytools import config as configuration
 from pytools import places
 from pytools.bus_client import Client
 from pytools.errors import SwerveError, UsageError
+from pytools.owner import as_owner
 from pytools.recording import reader
 from pytools.views.doctor_redact import Addresses, cleaned
 
@@ -262,7 +263,9 @@ def _self(name: str | None) -> Any:
 
 
 def _history(file: Path) -> Made:
-    with file.open("rb") as opened:
+    with as_owner(file):
+        opened = file.open("rb")
+    with opened:
         size = os.fstat(opened.fileno()).st_size
         opened.seek(max(0, size - HISTORY_BYTES))
         data = opened.read(HISTORY_BYTES)

@@ -1,7 +1,7 @@
 """Acts that the journal has no place for: pins, labels, alerts, orders; JSON Lines of `Act`, for the history.
 
-Nothing is undone from here (flows are leases that the kernel ends). Two files at most, each of `ROTATE_BYTES`. What
-cannot be written is counted.
+Each line has the boot and namespace of the journal's entries as well (`scope`). Nothing is undone from here (flows are
+leases that the kernel ends). Two files at most, each of `ROTATE_BYTES`. What cannot be written is counted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Final
 
 import msgspec
 
+from pytools.owner import as_owner
 from pytools.signals import Act, decode, encode
-from steering.acting.journal import append_line
+from steering.acting.journal import append_line, scope
 from steering.acting.later import Later
 
 FILE: Final = "acts.jsonl"
@@ -36,6 +37,7 @@ class ActsFile:
 
     def __init__(self, folder: Path, later: Later | None = None) -> None:
         self._path, self._later = folder / FILE, later
+        self._scope = b',"scope":' + msgspec.json.encode(scope()) + b"}"
         self._fd: int | None = None
         self.lost = 0
 
@@ -54,9 +56,10 @@ class ActsFile:
                 self._fd = _open(self._path)
             elif os.fstat(self._fd).st_size > ROTATE_BYTES:
                 self._close()
-                os.replace(self._path, _older(self._path))
+                with as_owner(self._path):
+                    os.replace(self._path, _older(self._path))
                 self._fd = _open(self._path)
-            append_line(self._fd, encode(act), self._path)
+            append_line(self._fd, encode(act).removesuffix(b"}") + self._scope, self._path)
         except OSError:
             self.lost += 1
 
@@ -75,20 +78,38 @@ class ActsFile:
 
 def _open(path: Path) -> int:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    return os.open(path, flags, 0o600)
+    with as_owner(path):
+        return os.open(path, flags, 0o600)
 
 
 def _older(path: Path) -> Path:
     return path.with_suffix(".jsonl.1")
 
 
+class _Scoped(msgspec.Struct):
+    scope: str = ""
+
+
+_scoped = msgspec.json.Decoder(_Scoped)
+
+
 def read(folder: Path) -> Iterator[Act]:
     """The acts on disk, oldest first; lines that are none are left out."""
+    return (act for _, act in read_scoped(folder))
+
+
+def read_scoped(folder: Path) -> Iterator[tuple[str, Act]]:
+    """The same, each with the boot and namespace that it was made in; empty where an older version wrote it."""
     path = folder / FILE
     for place in (_older(path), path):
-        with contextlib.suppress(FileNotFoundError), place.open("rb") as file:
+        try:
+            with as_owner(place):
+                file = place.open("rb")
+        except FileNotFoundError:
+            continue
+        with file:
             for line in file:
                 with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
                     act = decode(line)
                     if isinstance(act, Act):
-                        yield act
+                        yield _scoped.decode(line).scope, act

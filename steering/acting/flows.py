@@ -25,7 +25,7 @@ from steering.actuators.standbys import StandBys
 from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
 from steering.flows.plan import FlowAct, Renewal
-from steering.plan import FlowKey, Member, Pin, Target, title
+from steering.plan import FlowKey, LabelChange, Member, Pin, Target, title
 
 _CLEAR_EVERY_NS: Final = 1_000_000_000
 
@@ -243,6 +243,12 @@ class FlowActing:
         pins = [] if self._table is None else [state.pin for state in self._pins.read().values()]
         now = time.monotonic_ns()
         return [pin for pin in pins if pin.expires_ns > now]
+
+    def labelled(self) -> list[LabelChange]:
+        """Every label in the kernel's table whose lease lasts."""
+        changes = [] if self._table is None else [state.change for state in self._labels.read().values()]
+        now = time.monotonic_ns()
+        return [change for change in changes if change.expires_ns > now]
 
 
 def _targets(wanted: Iterable[_Wanted]) -> Iterator[PinTarget]:

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, Self
 
 from pytools import places
 from pytools.errors import CapabilityError
+from pytools.owner import as_owner
 from steering.acting.later import Later
 from steering.plan import Group, Member, Target, Weights, weights_of
 
@@ -94,7 +95,8 @@ def directory(netns: str | None) -> Path:
     """Where this instance's journal and lock are; made with mode 0700 when missing."""
     path = places.state_dir(netns)
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with as_owner(path.parent):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except PermissionError as error:
         raise _not_ours(path, error) from None
     return path
@@ -107,7 +109,8 @@ def _not_ours(path: Path, error: OSError) -> CapabilityError:
 def read(path: Path) -> Contents:
     """All that can be read of a journal; a missing one is empty."""
     try:
-        text = path.read_bytes()
+        with as_owner(path):
+            text = path.read_bytes()
     except FileNotFoundError:
         return Contents((), 0)
     except PermissionError as error:
@@ -194,7 +197,8 @@ class Journal:
         """Put a long journal aside; to be called while nothing is in force."""
         if os.fstat(self._fd).st_size < ROTATE_BYTES:
             return
-        os.replace(self.path, self.path.with_suffix(".jsonl.1"))
+        with as_owner(self.path):
+            os.replace(self.path, self.path.with_suffix(".jsonl.1"))
         os.close(self._fd)
         self._fd = _open_synced(self.path)
 
@@ -231,7 +235,8 @@ def append_line(fd: int, line: bytes, path: Path) -> None:
 def _open_synced(path: Path) -> int:
     """A journal opened for appending; its name, too, is on disk."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with as_owner(path):
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except PermissionError as error:
         raise _not_ours(path, error) from None
     os.fsync(fd)
@@ -241,7 +246,8 @@ def _open_synced(path: Path) -> int:
 
 def sync_folder(folder: Path) -> None:
     """Have the names in a directory on disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with as_owner(folder):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
@@ -279,5 +285,7 @@ def entry_now(  # the two clocks are read here, so that no caller forgets one
 
 
 def as_json(entry: Entry) -> dict[str, Any]:
-    """An entry for other programs."""
-    return asdict(entry) | {"original": entry.original}
+    """An entry for other programs; weights by the ids of hops, and in `named` by their names."""
+    weights = {"before": entry.before, "after": entry.after, "original": entry.original}
+    named = {which: entry.group.named(each) for which, each in weights.items()}
+    return asdict(entry) | {"original": entry.original, "named": named}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pytools.errors import CapabilityError, RefusedError, SwerveError
+from pytools.owner import as_owner
 
 
 class Lock:
@@ -38,7 +39,8 @@ class Lock:
     def __init__(self, path: Path, wait_s: float = 0.0) -> None:
         self.path = path
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            with as_owner(path):
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except PermissionError as error:
             raise CapabilityError(f"{path}: {error.strerror}", "run it as root") from None
         try:
@@ -99,7 +101,8 @@ def _facts(fd: int) -> dict[str, Any]:
 def holder(path: Path) -> dict[str, Any] | None:
     """What the process that holds the lock said of itself; None when nobody holds it."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with as_owner(path):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     except PermissionError as error:
@@ -134,7 +137,7 @@ def holder_pidfd(path: Path) -> int | None:
 
 
 def _has_open(pid: int, path: Path) -> bool:
-    wanted = path.stat()
+    wanted = path.lstat()  # a link in its place is nothing that anybody has open
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):
             try:

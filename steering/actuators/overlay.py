@@ -95,6 +95,7 @@ class Overlay:
         self._mirror = Mirror(netlink, self._numbers)
         self._objects: Objects | None = None
         self._views: dict[ViewKey, View] = {}
+        self._shut: list[View] = []  # views that cannot be steered, as others use the table that would be ours
         self._targets: dict[Target, Steered] = {}
         self._apart: frozenset[str] = frozenset()  # addresses
         self._rules: dict[ViewKey, list[bytes]] = {}  # in force
@@ -265,6 +266,7 @@ class Overlay:
         self._numbers.skip(foreign_ids(objects))
         found = self._look(objects)
         self._views = {view.key: view for view in found if not self._user_of_table(view)}
+        self._shut = [view for view in found if self._user_of_table(view)]
         self._assign(objects)
         for target in self._targets.values():
             target.follow(objects)
@@ -402,14 +404,12 @@ class Overlay:
         }
         for name, target in self._targets.items():
             routes.setdefault(target.view, {}).update((key_of(each.destination), name) for each in target.prefixes)
-        refused = {
-            prefix if view.name == "main" else f"{prefix} in table {view.name}": why
-            for view in self._views.values()
-            for prefix, why in view.refused.items()
-        }
+        refused = [(view, prefix, why) for view in self._views.values() for prefix, why in view.refused.items()]
+        refused += [(v, each.destination, self._user_of_table(v)) for v in self._shut for each in v.prefixes]
+        named = {p if v.name == "main" else f"{p} in table {v.name}": why for v, p, why in refused}
         unlinked = frozenset(link.name for link in objects.links.values() if not objects.carries(link.index))
         return Found(
-            groups, refused, frozenset(lost), unlinked, events, tuple(LongestPrefix(each) for each in routes.values())
+            groups, named, frozenset(lost), unlinked, events, tuple(LongestPrefix(each) for each in routes.values())
         )
 
     def _group(self, target: Steered) -> Group:

@@ -5,13 +5,13 @@ The same requests as those of `swerve steer drain|undrain|pin|unpin`; each call 
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 from pytools import places
 from pytools.errors import UsageError
 from pytools.signals import TcpFlow
 from pytools.views.actions import Mode
+from steering import elapsed
 from steering.acting import journal
 from steering.acting.lock import holder
 from steering.control import client
@@ -40,7 +40,7 @@ class Orders:
         deadline = confirming.pending(held)
         left_s = None
         if deadline is not None and confirming.verdict(self._folder / journal.FILE, deadline.run) == "open":
-            left_s = max(0.0, (deadline.at_ns - time.monotonic_ns()) / 1e9)
+            left_s = max(0.0, (deadline.at_ns - elapsed.now_ns()) / 1e9)
         confirm = f"{Mode.confirm}{places.option_of(self._folder.name)}"
         return Mode(True, bool(held.get("apply")), left_s, self._stop_file.why(), confirm)
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import click
 
 from pytools import places
 from pytools.cli_options import SINCE, Options, common
+from pytools.errors import SwerveError
+from pytools.kernel import netns
 from pytools.signals import Act, encode
 from pytools.views import times
 from steering.acting import acts_file, journal
@@ -16,39 +20,101 @@ from steering.plan import title
 from steering.words import act_line, clock, weights_text
 
 
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """Something that was done, and in which boot and network namespace: numbers that are never used twice."""
+
+    what: journal.Entry | Act
+    scope: str
+
+    @property
+    def boot(self) -> str:
+        return self.scope.partition("/")[0]
+
+
 @click.command(epilog="Example: swerve steer history -n swerve-x-h1 --since 1h --target 10.9.0.2 -c 20")
 @SINCE
 @click.option("--target", default="", metavar="TEXT", help="Only about targets with this in their name.")
+@click.option("--all", "everything", is_flag=True, help="Also of earlier network namespaces that were called so.")
 @common()
-def history(options: Options, since: str | None, target: str) -> None:
+def history(options: Options, since: str | None, target: str, everything: bool) -> None:
     """What was done, when, by whom and why, oldest first; with --count only the last entries.
 
-    One line an act, with its outcome. With -j changes of weights come from the journal (objects with `kind`), pins,
-    labels, alerts and orders from the record of acts (objects with `type`).
+    One line an act, with its outcome. What earlier boots did is set apart by a line. With -j changes of weights come
+    from the journal (objects with `kind`), pins, labels, alerts and orders from the record of acts (objects with
+    `type`); `scope` is the boot and the network namespace.
     """
     if options.interval_s is not None:
         raise click.UsageError("history ends where the journal ends: it has no interval")
     low_ns = 0 if since is None else times.parse(since, time.time_ns())
     folder = places.state_dir(options.netns)
     parts = [journal.read(folder / name) for name in (f"{journal.FILE}.1", journal.FILE)]
-    entries = [entry for part in parts for entry in part.entries]
-    both: list[journal.Entry | Act] = [*entries, *acts_file.read(folder)]
-    both.sort(key=lambda each: each.unix_ns)
-    wanted = [each for each in both if each.unix_ns >= low_ns and _about(each, target)]
-    for each in wanted[-(options.count or 0) :]:
-        click.echo(_json(each) if options.json else _line(each))
+    done = _sorted(
+        [_Done(entry, entry.scope) for part in parts for entry in part.entries]
+        + [_Done(act, scope) for scope, act in acts_file.read_scoped(folder)]
+    )
+    wanted = [each for each in done if each.what.unix_ns >= low_ns and _about(each.what, target)]
+    here = _scope(options.netns)
+    ours = [each for each in wanted if everything or not _of_another_namespace(each, here)]
+    for line in _lines(ours[-(options.count or 0) :], here, options.json):
+        click.echo(line)
+    if others := len(wanted) - len(ours):
+        said = "of earlier network namespaces of this name were left out: --all shows them"
+        click.echo(f"swerve steer: {others} entries {said}", err=True)
     if torn := sum(part.torn for part in parts):
         click.echo(f"swerve steer: {torn} torn lines were left out", err=True)
+
+
+def _sorted(done: Iterable[_Done]) -> list[_Done]:
+    """In the order of time; what does not say where it was done was done where the last one was."""
+    found, last = [], ""
+    for each in sorted(done, key=lambda each: each.what.unix_ns):
+        last = each.scope or last
+        found.append(_Done(each.what, last))
+    return found
+
+
+def _scope(name: str | None) -> str:
+    """The boot and namespace that is called so now; only the boot where none is."""
+    try:
+        with netns.inside(name):
+            return journal.scope()
+    except SwerveError:
+        return journal.scope().partition("/")[0]
+
+
+def _of_another_namespace(each: _Done, here: str) -> bool:
+    """Whether it was done in this boot, in a namespace that is not the one of this name any more."""
+    return "/" in here and each.scope != here and each.boot == here.partition("/")[0]
+
+
+def _lines(done: Iterable[_Done], here: str, as_json: bool) -> Iterator[str]:
+    last = here
+    for each in done:
+        if each.scope != last and not as_json:
+            yield f"-- {_where(each, here)} --"
+        last = each.scope
+        yield _json(each) if as_json else _line(each.what)
+    if last != here and "/" in here and not as_json:
+        yield "-- nothing in this boot --"
+
+
+def _where(each: _Done, here: str) -> str:
+    if each.scope == here:
+        return "this boot"
+    if each.boot != here.partition("/")[0]:
+        return "an earlier boot"
+    return "an earlier network namespace of this name"
 
 
 def _about(each: journal.Entry | Act, text: str) -> bool:
     return text in each.target or text in title(each.target)
 
 
-def _json(each: journal.Entry | Act) -> str:
-    if isinstance(each, Act):
-        return encode(each).decode()
-    return json.dumps(journal.as_json(each), ensure_ascii=False)
+def _json(each: _Done) -> str:
+    if isinstance(each.what, Act):
+        return json.dumps(json.loads(encode(each.what)) | {"scope": each.scope}, ensure_ascii=False)
+    return json.dumps(journal.as_json(each.what) | {"scope": each.scope}, ensure_ascii=False)
 
 
 def _line(each: journal.Entry | Act) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ import click
 from pytools import places
 from pytools.cli_options import Options, common
 from pytools.errors import SwerveError, UsageError
+from steering import elapsed
 from steering.acting import journal
 from steering.acting.lock import Lock
 from steering.commands import disk
@@ -129,7 +129,7 @@ class _Stored:
         with contextlib.ExitStack() as stack:
             stack.enter_context(disk.told(self._folder))
             stack.enter_context(Lock(self._folder / journal.LOCK_FILE, LOCK_S))
-            self.overrides = kept_orders.load(self._folder, time.time_ns())
+            self.overrides = kept_orders.load(self._folder, elapsed.moment())
             self._stack = stack.pop_all()
         return self
 

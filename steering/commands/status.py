@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
 
 from pytools import places
 from pytools.cli_options import Options, common
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.signals import PathState, encode
+from steering import elapsed
 from steering.acting import journal
 from steering.acting.journal import Entry
 from steering.acting.lock import holder
-from steering.control import client, kept_orders, orders
+from steering.control import client, kept_orders, managed, orders
 from steering.control.requests import Status
 from steering.control.stop_file import StopFile
 from steering.deciding.overrides import Override
@@ -30,6 +32,7 @@ from steering.words import clock, flow_text, weights_text
 
 _STATES_S: Final = 1.3  # at most: a controller repeats every state once a second, and says of how many paths
 _ANSWER_S: Final = 2.0
+_LABELS: Final = 20  # shown
 
 
 @click.command(epilog="Example: swerve steer status -n swerve-x-h1 -j")
@@ -101,7 +104,7 @@ def _confirm(folder: Path, held: dict[str, Any]) -> dict[str, Any] | None:
     deadline = confirming.pending(held)
     if deadline is None:
         return None
-    left_s = round((deadline.at_ns - time.monotonic_ns()) / 1e9, 1)
+    left_s = round((deadline.at_ns - elapsed.now_ns()) / 1e9, 1)
     return {"state": confirming.verdict(folder / journal.FILE, deadline.run), "left_s": max(0.0, left_s)}
 
 
@@ -116,10 +119,11 @@ def _controller(folder: Path) -> dict[str, Any]:
 def _stored(folder: Path) -> dict[str, Any]:
     """The orders on disk."""
     try:
-        found = kept_orders.load(folder, time.time_ns())
+        now = elapsed.moment()
+        found = kept_orders.load(folder, now)
     except SwerveError as error:
         return {"orders": [], "orders_unreadable": str(error)}
-    return {"orders": [kept_orders.as_json(order) for order in found.orders]}
+    return {"orders": [kept_orders.as_json(order, now) for order in found.orders]}
 
 
 def _states(name: str | None, count: int | None) -> list[dict[str, Any]]:
@@ -144,11 +148,14 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     if facts["frozen"]:
         yield f"FROZEN, nothing is changed: {facts['frozen']}"
     for raw in facts["orders"]:
-        order = Override(**raw)
-        until = f" until {clock(order.until_unix_ns)}" if order.until_unix_ns else ""
+        order = msgspec.convert({name: value for name, value in raw.items() if name != "left_s"}, Override)
+        left_ns = order.left_ns(elapsed.moment())
+        until = "" if left_ns is None else f" until {clock(time.time_ns() + left_ns)}"
         yield f"ordered by {order.by or '?'}: {orders.text_of(order)}{until}"
     if "orders_unreadable" in facts:
         yield f"orders: {facts['orders_unreadable']}"
+    if facts.get("managed"):
+        yield from managed.lines(facts["managed"])
     yield from _weights(facts)
     if "standbys" in facts:
         yield f"fast reroute: {facts['standbys']} paths have a stand-by"
@@ -163,6 +170,12 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     more = facts.get("pin_count", 0) - len(facts.get("pins", []))
     if more > 0:
         yield f"and {more} more pins"
+    labels = facts.get("labels", [])
+    for label in labels[:_LABELS]:
+        yield f"relabelled: {flow_text(FlowKey(**label['flow']))} has flow label {label['label']:#07x}"
+    more = facts.get("label_count", 0) - len(labels[:_LABELS])
+    if more > 0:
+        yield f"and {more} more labels"
     for state in facts["paths"]:
         path = state["path"]
         weights = f"weight {state['weight_actual']}, wanted {state['weight_wanted']}"
@@ -181,7 +194,9 @@ def _weights(facts: dict[str, Any]) -> Iterator[str]:
             f" (originally {weights_text(original)}) because {each['because']} [{each['under']}]"
         )
     if not facts["in_force"]:
-        yield "nothing of ours is in force"
+        others = ("pin_count", "pins"), ("label_count", "labels"), ("standbys", "stand-bys")
+        kept = [f"{facts[name]} {what}" for name, what in others if facts.get(name)]
+        yield f"no weights of ours are in force, but {', '.join(kept)}" if kept else "nothing of ours is in force"
     if facts["running"] and not facts.get("apply"):
         for target, wanted in facts.get("wanted", {}).items():
             yield f"{title(target)}: {weights_text(wanted)} is wanted (dry run)"

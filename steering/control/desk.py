@@ -1,6 +1,6 @@
 """The operator's desk in a running controller: requests in, orders kept on disk, and what stops everything.
 
-One thread, the controller's. Times are CLOCK_MONOTONIC nanoseconds; orders end by CLOCK_REALTIME, for they outlive us.
+One thread, the controller's. Times are CLOCK_MONOTONIC nanoseconds; what a person asked for ends by CLOCK_BOOTTIME.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final, Self
 
-import msgspec
-
 from pytools import places
 from pytools.errors import RefusedError, SwerveError, UsageError
+from steering import elapsed
 from steering.acting import journal, messages, taking_back
 from steering.acting.taking_back import TakenBack
 from steering.control import kept_orders, objections, orders
@@ -41,6 +40,7 @@ from steering.guarding.confirming import Deadline
 from steering.plan import Group, Target, same, title
 from steering.policy import duration_text
 
+_SECOND_NS: Final = 1_000_000_000
 _DISK_S: Final = 1.0  # an order waits for the disk; shorter than the shortest lease
 _GRACE_NS: Final = 500_000_000  # after the deadline, before the controller itself does what the guardian ought to
 
@@ -70,13 +70,14 @@ class Desk:
         self._site, self._deadline = site, deadline
         self._stop_file = StopFile(site.folder)
         self._scope = journal.scope()
+        self._sleeps = elapsed.Sleeps()
         self.frozen = ""
         self._pins = PinDesk(site)
-        site.engine.overrides = kept_orders.load(site.folder, time.time_ns())
+        site.engine.overrides = kept_orders.load(site.folder, elapsed.moment())
         for order in site.engine.overrides.orders:
             site.say(f"an order is in force: {orders.text_of(order)}")
         if deadline is not None:
-            left = duration_text(max(0, deadline.at_ns - time.monotonic_ns()))
+            left = duration_text(max(0, deadline.at_ns - elapsed.now_ns()))
             confirm = f"swerve steer confirm{places.option_of(site.folder.name)}"
             site.say(f"everything is taken back after {left}, unless: {confirm}")
         self._server = ControlServer(site.folder / SOCKET, self._answer)
@@ -90,15 +91,29 @@ class Desk:
 
     def tick(self, now: int) -> None:
         """Look at the stop file, at orders that run out, and at the deadline. Costs microseconds."""
+        self.look_for_sleep()
         self._look()
+        self._server.tick(now)
         engine = self._site.engine
-        left = engine.overrides.at(time.time_ns())
+        left = engine.overrides.at(elapsed.moment())
         if left != engine.overrides:
             ended = [order for order in engine.overrides.orders if order not in left.orders]
             self._keep_quietly(left)
             self._end(ended, "has run out")
-        if self._deadline is not None and now >= self._deadline.at_ns + _GRACE_NS:
+        if self._deadline is not None and elapsed.now_ns() >= self._deadline.at_ns + _GRACE_NS:
             self._overdue(self._deadline)
+
+    def look_for_sleep(self) -> None:
+        """After a suspend nothing counts that was measured before it; to be called before anything is decided."""
+        slept = self._sleeps.look()
+        if slept is None:
+            return
+        lasted = (
+            duration_text(slept.lasted_ns // _SECOND_NS * _SECOND_NS) if slept.lasted_ns > _SECOND_NS else "a moment"
+        )
+        self._site.say(f"the host was suspended for {lasted}: what was measured before counts no more")
+        self._site.engine.suspended(slept.lasted_ns, slept.after_ns, slept.before_ns)
+        self._pins.slept(slept)
 
     @property
     def confirmed(self) -> bool:
@@ -148,8 +163,8 @@ class Desk:
     def _drain(self, request: Drain, asker: Peer) -> Reply:
         engine, now = self._site.engine, time.monotonic_ns()
         groups = list(engine.groups.values())
-        until = time.time_ns() + request.for_ns if request.for_ns else 0
-        fresh = orders.to_drain(groups, request.leaves_by, request.to, until, str(asker), request.why)
+        asked = (request.leaves_by, request.to, request.for_ns)
+        fresh = orders.to_drain(groups, *asked, elapsed.moment(), str(asker), request.why)
         wanted = orders.with_orders(engine.overrides, fresh)
         touched = [group for group in groups if Overrides(fresh).drained(group)]
         for group in touched:
@@ -198,8 +213,8 @@ class Desk:
             self._keep(left)
             self._end(ended, f"was taken back by {asker}")
             return Reply(lines=[f"{target or 'everything'} is held no more"])
-        until = time.time_ns() + request.for_ns if request.for_ns else 0
-        order = Override("hold", target=target, until_unix_ns=until, by=str(asker), why=request.why)
+        order = Override("hold", target=target, by=str(asker), why=request.why)
+        order = order.lasting(request.for_ns, elapsed.moment())
         self._keep(orders.with_orders(engine.overrides, [order]))
         self._tell([order], f"ordered by {asker}")
         return Reply(lines=[f"{target or 'everything'} stays as it is"])
@@ -251,11 +266,11 @@ class Desk:
 
     def _hold_for(self, targets: Iterable[Target], hold_ns: int, asker: Peer) -> str:
         """Hold these for so long, but for those that are held longer already; why they could not be."""
-        before, until = self._site.engine.overrides, time.time_ns() + hold_ns
+        before, now = self._site.engine.overrides, elapsed.moment()
         fresh = [
-            Override("hold", target=target, until_unix_ns=until, by=str(asker), why="an act was taken back")
+            Override("hold", target=target, by=str(asker), why="an act was taken back").lasting(hold_ns, now)
             for target in targets
-            if hold_ns and not orders.held_as_long(before, target, until)
+            if hold_ns and not orders.held_as_long(before, target, hold_ns, now)
         ]
         if not fresh:
             return ""
@@ -293,11 +308,13 @@ class Desk:
     def _facts(self) -> dict[str, Any]:
         engine = self._site.engine
         missed, missed_urgent = self._site.missed()
+        now = elapsed.moment()
         return self._pins.facts() | {
             "guardian_pid": self._site.guardian(),
             "guarded": self._site.guarded(),
             "frozen": self.frozen,
-            "orders": [msgspec.to_builtins(order) for order in engine.overrides.orders],
+            "orders": [kept_orders.as_json(order, now) for order in engine.overrides.orders],
+            "managed": self._site.managed(),
             "path_count": len({str(each.path) for each in engine.standings(time.monotonic_ns())}),
             "wanted": {
                 target: engine.groups[target].named(weights)
@@ -308,7 +325,7 @@ class Desk:
             "signals_refused": engine.evidence.refused,
             "signals_missed": missed,
             "signals_missed_urgent": missed_urgent,
-            "control": self._server.counts,
+            "control": self._server.counts | {"accept_paused": self._server.paused},
         }
 
 

@@ -1,7 +1,7 @@
 """The operator's orders on disk, so that they outlive the controller: one JSON file, replaced as a whole.
 
 Belongs to whoever steers, mode 0600; a file that others could have written is not obeyed. One writer at a time:
-whoever holds the `Lock`. `until_unix_ns` is CLOCK_REALTIME.
+whoever holds the `Lock`. When an order ends: `overrides`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import Any, Final
 import msgspec
 
 from pytools.errors import CapabilityError, RefusedError, SwerveError
+from pytools.owner import as_owner, owner_of
 from pytools.places import unsafe
 from steering.acting.journal import sync_folder
-from steering.deciding.overrides import NONE, Override, Overrides
+from steering.deciding.overrides import NONE, Moment, Override, Overrides
 
 FILE: Final = "overrides.json"
 MOST: Final = 1000  # orders
 _MAX_BYTES: Final = 1 << 20
+_VERSIONS: Final = (1, 2)  # 1: orders end by the wall clock alone
 
 
 class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,7 +32,7 @@ class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _decoder = msgspec.json.Decoder(_Contents)
 
 
-def load(folder: Path, unix_ns: int) -> Overrides:
+def load(folder: Path, now: Moment) -> Overrides:
     """The orders that have not run out; none when there is no file.
 
     Raises
@@ -48,20 +50,22 @@ def load(folder: Path, unix_ns: int) -> Overrides:
         contents = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _senseless(path, str(error)) from None
-    if contents.version != 1:
+    if contents.version not in _VERSIONS:
         raise _senseless(path, f"version {contents.version}")
-    return Overrides(contents.orders).at(unix_ns)
+    return Overrides(contents.orders).at(now)
 
 
-def as_json(order: Override) -> dict[str, Any]:
-    """An order for other programs."""
+def as_json(order: Override, now: Moment) -> dict[str, Any]:
+    """An order for other programs; `left_s` is how much longer it holds, null for without end."""
     raw: dict[str, Any] = msgspec.to_builtins(order)
-    return raw
+    left_ns = order.left_ns(now)
+    return raw | {"left_s": None if left_ns is None else round(left_ns / 1e9, 1)}
 
 
 def _read(path: Path) -> bytes | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with as_owner(path):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except PermissionError as error:
@@ -69,7 +73,8 @@ def _read(path: Path) -> bytes | None:
     except OSError as error:  # a symbolic link
         raise RefusedError(f"{path}: refused: {error.strerror}", "look at it, and remove it") from None
     with open(fd, "rb") as file:
-        if why := unsafe(path, os.fstat(fd)):
+        owner = owner_of(path)  # of a service, beside which root's commands work
+        if why := unsafe(path, os.fstat(fd), owner[:1] if owner else ()):
             raise RefusedError(f"{path}: refused: {why}", "look at it, and remove it")
         return file.read(_MAX_BYTES + 1)
 
@@ -87,16 +92,19 @@ def save(folder: Path, overrides: Overrides) -> None:
         If they cannot be written, or their name not be synced: the file has them or the former ones.
     """
     path, fresh = folder / FILE, folder / f"{FILE}.new"
-    data = msgspec.json.encode(_Contents(1, overrides.orders))
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    data = msgspec.json.encode(_Contents(_VERSIONS[-1], overrides.orders))
+    with as_owner(fresh):
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as file:
             os.fchmod(file.fileno(), 0o600)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(fresh, path)
+        with as_owner(path):
+            os.replace(fresh, path)
     except OSError:
-        fresh.unlink(missing_ok=True)
+        with as_owner(fresh):
+            fresh.unlink(missing_ok=True)
         raise
     sync_folder(folder)

@@ -1,4 +1,4 @@
-"""From what an operator says to orders. Pure; `until_unix_ns` is CLOCK_REALTIME."""
+"""From what an operator says to orders. Pure; durations are nanoseconds, 0 for without end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable
 
 from pytools.errors import UsageError
-from steering.deciding.overrides import Override, Overrides
+from steering.deciding.overrides import Moment, Override, Overrides
 from steering.plan import Group, Member, Target, canonical, title
 
 
@@ -52,7 +52,7 @@ def carries(group: Group, prefix: str) -> bool:
 
 
 def to_drain(
-    groups: Iterable[Group], leaves_by: str, prefix: str, until_unix_ns: int, by: str, why: str
+    groups: Iterable[Group], leaves_by: str, prefix: str, for_ns: int, now: Moment, by: str, why: str
 ) -> tuple[Override, ...]:
     """The orders that take an interface or a gateway out of use.
 
@@ -71,7 +71,8 @@ def to_drain(
         raise UsageError(f"nothing that is steered{to} leaves by {leaves_by}", f"it leaves by: {there or 'nothing'}")
     gateway = _place(leaves_by)[0]
     wanted = sorted(found) if prefix else sorted({(interface, "") for interface, _ in found})
-    return tuple(Override("drain", interface, gateway, target, until_unix_ns, by, why) for interface, target in wanted)
+    made = (Override("drain", interface, gateway, target, by=by, why=why) for interface, target in wanted)
+    return tuple(order.lasting(for_ns, now) for order in made)
 
 
 def with_orders(overrides: Overrides, fresh: Iterable[Override]) -> Overrides:
@@ -114,12 +115,12 @@ def hold_named(overrides: Overrides, name: str) -> Target | None:
     return next((target for target in held if _called(target, name)), None)
 
 
-def held_as_long(overrides: Overrides, target: Target, until_unix_ns: int) -> bool:
-    """Whether orders hold a target until then already, or longer."""
+def held_as_long(overrides: Overrides, target: Target, for_ns: int, now: Moment) -> bool:
+    """Whether orders hold a target for so long already, or longer."""
     return any(
         order.kind == "hold"
         and order.target in ("", target)
-        and (order.until_unix_ns == 0 or order.until_unix_ns >= until_unix_ns)
+        and ((left := order.left_ns(now)) is None or left >= for_ns)
         for order in overrides.orders
     )
 

@@ -6,7 +6,7 @@ One thread, the controller's; CLOCK_MONOTONIC nanoseconds.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final, Literal
 
 from pytools.errors import RefusedError, UsageError
@@ -16,6 +16,7 @@ from steering.control.manual_pins import ManualPins
 from steering.control.requests import AGAIN, PinFlow, Reply, UnpinFlow
 from steering.control.server import Peer
 from steering.control.site import Site
+from steering.elapsed import Slept
 from steering.flows.plan import FlowAct
 from steering.plan import FlowKey, Pin, canonical
 
@@ -36,11 +37,17 @@ class PinDesk:
         self._pins = ManualPins()
 
     def facts(self) -> dict[str, Any]:
-        """All pins, those of rules too."""
+        """All pins, those of rules too, and labels."""
         pins = self._site.pinned()
         by_hand = {pin.flow for pin in self._pins.wanted(time.monotonic_ns())}
         shown = [asdict(pin) | {"via": self._via(pin), "by_hand": pin.flow in by_hand} for pin in pins[:_SHOWN]]
-        return {"pins": shown, "pin_count": len(pins)} | self._site.flow_facts()
+        labels = self._site.labelled()
+        return {
+            "pins": shown,
+            "pin_count": len(pins),
+            "labels": [asdict(change) for change in labels[:_SHOWN]],
+            "label_count": len(labels),
+        } | self._site.flow_facts()
 
     def answer(self, request: PinFlow | UnpinFlow, asker: Peer, frozen: str) -> Reply:
         """Pin a flow, or let it go."""
@@ -70,6 +77,18 @@ class PinDesk:
         self._pins.put(pin)
         self._tell("pin", pin, f"ordered by {asker}" + (f" ({request.why})" if request.why else ""))
         return Reply(lines=[f"pinned to {member.name}"])
+
+    def slept(self, slept: Slept) -> None:
+        """End pins so much earlier: the kernel ends them by CLOCK_MONOTONIC, which stood still in a suspend."""
+        for pin in self._pins.wanted(slept.before_ns):
+            sooner = replace(pin, expires_ns=pin.expires_ns - slept.lasted_ns)
+            if sooner.expires_ns > slept.before_ns:
+                if not self._site.pin(sooner):
+                    self._pins.put(sooner)
+                continue
+            self._pins.drop(pin.flow)
+            if self._site.unpin(pin.flow):
+                self._tell("unpin", pin, "its time ran out while the host was suspended")
 
     def _unpin(self, flow: FlowKey, asker: Peer) -> Reply:
         pin = next((pin for pin in self._site.pinned() if pin.flow == flow), None)

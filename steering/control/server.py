@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pytools.accepting import Accepting
 from pytools.bus_socket import peer
 from pytools.errors import SwerveError
+from pytools.owner import as_owner
 from steering.control.requests import MOST_BYTES, AnyRequest, Reply, decode, encode_reply, refusal
 
 _MOST_CLIENTS: Final = 16
@@ -55,38 +57,36 @@ class ControlServer:
         self._selector: selectors.BaseSelector | None = None
         self._clients: dict[socket.socket, Peer] = {}  # oldest first
         self.counts = dict.fromkeys(("answered", "malformed", "strangers", "put_out"), 0)
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            path.unlink(missing_ok=True)
-            os.fchmod(self._sock.fileno(), 0o600)  # before bind: the file never exists with another mode
-            self._sock.bind(str(path))
-            self._sock.listen(_MOST_CLIENTS)
+            os.fchmod(sock.fileno(), 0o600)  # before bind: the file never exists with another mode
+            with as_owner(path):
+                path.unlink(missing_ok=True)
+                sock.bind(str(path))
+            sock.listen(_MOST_CLIENTS)
         except OSError as error:
-            self._sock.close()
+            sock.close()
             raise SwerveError(f"{path}: {error.strerror or error}", "the control socket cannot be made") from None
+        self._accepting = Accepting(sock, self._admit, _MOST_CLIENTS)
+        self.tick = self._accepting.tick
+
+    @property
+    def paused(self) -> int:
+        """How often it had to stop accepting for want of descriptors or memory."""
+        return self._accepting.paused
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Listen from this selector."""
         self._selector = selector
-        selector.register(self._sock, selectors.EVENT_READ, self._accept)
+        self._accepting.register(selector)
 
     def close(self) -> None:
         """Let nobody in any more."""
         for client in list(self._clients):
             self._drop(client)
-        if self._selector is not None:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(self._sock)
-        self._sock.close()
-        self._path.unlink(missing_ok=True)
-
-    def _accept(self, _events: int) -> None:
-        for _ in range(_MOST_CLIENTS):
-            try:
-                client, _ = self._sock.accept()
-            except OSError:  # nobody is left, or no descriptor
-                return
-            self._admit(client)
+        self._accepting.close()
+        with as_owner(self._path):
+            self._path.unlink(missing_ok=True)
 
     def _admit(self, client: socket.socket) -> None:
         assert self._selector is not None
@@ -98,7 +98,6 @@ class ControlServer:
         if len(self._clients) >= _MOST_CLIENTS:
             self.counts["put_out"] += 1
             self._drop(next(iter(self._clients)))
-        client.setblocking(False)
         self._clients[client] = Peer(pid, uid)
         self._selector.register(client, selectors.EVENT_READ, functools.partial(self._readable, client))
 

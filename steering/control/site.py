@@ -10,7 +10,7 @@ from typing import Any
 from pytools.signals import Act
 from steering.acting.later import Later
 from steering.deciding.engine import Engine
-from steering.plan import Change, FlowKey, Pin
+from steering.plan import Change, FlowKey, LabelChange, Pin
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,4 +34,6 @@ class Site:
     acts_lost: Callable[[], int]  # acts that could not be kept for the history
     missed: Callable[[], tuple[int, int]] = lambda: (0, 0)  # signals read too slowly for, and urgent ones of them
     guarded: Callable[[], bool] = bool  # whether the guardian would undo us now
+    labelled: Callable[[], list[LabelChange]] = list  # connections that have another flow label
+    managed: Callable[[], dict[str, Any]] = dict  # what is managed and what is not
     flow_facts: Callable[[], dict[str, Any]] = dict  # what rules about flows left out; stand-bys

@@ -13,6 +13,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from pytools.owner import as_owner
+
 FILE: Final = "freeze"
 _MOST_BYTES: Final = 200
 _ABSENT: Final = (FileNotFoundError, NotADirectoryError)
@@ -60,7 +62,8 @@ def _said(place: Path) -> str:
     """The reason in a stop file, on one line; its name when it gives none."""
     text = ""
     with contextlib.suppress(OSError):
-        fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with as_owner(place):
+            fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             text = os.read(fd, _MOST_BYTES).decode(errors="replace")
         finally:
@@ -76,8 +79,9 @@ def freeze(place: Path, why: str) -> None:
     OSError
         If it cannot be made.
     """
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with as_owner(place):
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.write(fd, why.encode(errors="replace")[:_MOST_BYTES] + b"\n" if why else b"")
     finally:
@@ -87,7 +91,8 @@ def freeze(place: Path, why: str) -> None:
 def thaw(place: Path) -> bool:
     """Remove a stop file; whether there was one."""
     try:
-        place.unlink()
+        with as_owner(place):
+            place.unlink()
     except _ABSENT:
         return False
     return True

@@ -172,6 +172,15 @@ class Engine:
                     said.append(Alert(path, rule.name, holds, reading.text, reading.at_ns or known.seen_ns))
         return said
 
+    def suspended(self, lasted_ns: int, after_ns: int, before_ns: int) -> None:
+        """Take note that the host slept for so long, between these two times: what was measured before is stale."""
+        self.evidence.suspended(after_ns, before_ns)
+        stale_ns = before_ns - self.policy.safety.stale_after - 1
+        for path, known in self.paths.items():
+            if known.seen_ns:
+                seen_ns = max(known.seen_ns - lasted_ns, min(known.seen_ns, stale_ns))
+                self.paths[path] = msgspec.structs.replace(known, seen_ns=max(1, seen_ns))
+
     def forget_windows(self) -> None:
         """Another agent may measure over other windows."""
         self.evidence.forget_windows()

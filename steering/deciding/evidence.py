@@ -119,6 +119,12 @@ class Evidence:
 
     def __init__(self) -> None:
         self.refused = 0
+        self._places: dict[tuple[str, str], dict[Path, int]] = {}  # host and interface -> its paths, and when heard of
+        self._swept_ns: int | None = None
+        self._measured_after_ns = self._happened_after_ns = 0  # what is older is of before a suspend
+        self._clear()
+
+    def _clear(self) -> None:
         self._delays: _Newest[PathDelay] = _Newest()
         self._liveness: _Newest[PathLiveness] = _Newest()  # by peer
         self._tcp: _Newest[TcpPath] = _Newest()
@@ -129,8 +135,6 @@ class Evidence:
         self._pairs: _Newest[RdmaQueuePair] = _Newest()
         self._events: _Newest[LinkEvent] = _Newest()  # by path, or by host and interface
         self._pair_paths: dict[Hashable, Path] = {}
-        self._places: dict[tuple[str, str], dict[Path, int]] = {}  # host and interface -> its paths, and when heard of
-        self._swept_ns: int | None = None
 
     def take(self, signal: Signal, now: int) -> tuple[Path, ...]:
         """Take note of a fact.
@@ -141,7 +145,8 @@ class Evidence:
             What it says something about: none if it was refused, or is of no use here.
         """
         self._sweep(now)
-        if not now - FORGET_NS <= signal.at_ns <= now + FUTURE_NS:
+        since = self._happened_after_ns if isinstance(signal, LinkEvent | Link) else self._measured_after_ns
+        if not max(now - FORGET_NS, since) <= signal.at_ns <= now + FUTURE_NS:
             self.refused += 1
             return ()
         told = self._digest(signal)
@@ -264,6 +269,14 @@ class Evidence:
             queue_pairs=self._pairs.all(path),
             events=(*self._events.all(path), *self._events.all(place)),
         )
+
+    def suspended(self, after_ns: int, before_ns: int) -> None:
+        """Believe nothing that was measured before a suspend, which lay in between: it says nothing of now.
+
+        Paths stay known. News of links may have come at once with the end of it.
+        """
+        self._happened_after_ns, self._measured_after_ns = after_ns, before_ns
+        self._clear()
 
     def forget_windows(self) -> None:
         """Another agent may measure over other windows."""

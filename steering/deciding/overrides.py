@@ -1,6 +1,7 @@
 """What the operator ordered, whatever is measured: nexthops out of use, targets that are left as they are. Pure.
 
-`until_unix_ns` is CLOCK_REALTIME: an order may outlive a restart.
+An order ends by CLOCK_BOOTTIME, which a suspend and a step of the wall clock do not shift. After a reboot, which starts
+that clock again, it ends by the wall clock, and at the latest when the host has been up for as long as was ordered.
 """
 
 from __future__ import annotations
@@ -13,6 +14,14 @@ import msgspec
 from steering.plan import Group, canonical
 
 
+class Moment(msgspec.Struct, frozen=True):
+    """An instant."""
+
+    unix_ns: int  # CLOCK_REALTIME
+    boot_ns: int  # CLOCK_BOOTTIME
+    boot_id: str
+
+
 class Override(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One order."""
 
@@ -20,9 +29,33 @@ class Override(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interface: str = ""  # drain: what leaves by it
     gateway: str = ""  # drain: only through this gateway; empty for any
     target: str = ""  # hold: this target; drain: only in this target; empty for all
-    until_unix_ns: int = 0  # 0: until it is taken back
+    until_unix_ns: int = 0  # as the clocks stood when it was ordered; 0: until it is taken back
     by: str = ""  # who ordered it
     why: str = ""
+    until_boot_ns: int = 0
+    boot_id: str = ""  # of the boot in which it was ordered
+    lasts_ns: int = 0  # for how long it was ordered
+
+    def lasting(self, for_ns: int, now: Moment) -> Override:
+        """The same, from now on for so long; 0 for without end."""
+        if not for_ns:
+            return self
+        return msgspec.structs.replace(
+            self,
+            until_unix_ns=now.unix_ns + for_ns,
+            until_boot_ns=now.boot_ns + for_ns,
+            boot_id=now.boot_id,
+            lasts_ns=for_ns,
+        )
+
+    def left_ns(self, now: Moment) -> int | None:
+        """How much longer it holds, at most 0 when it is over; None for without end."""
+        if not self.until_unix_ns:
+            return None
+        if self.boot_id == now.boot_id:
+            return self.until_boot_ns - now.boot_ns
+        by_the_wall = self.until_unix_ns - now.unix_ns
+        return min(by_the_wall, self.lasts_ns - now.boot_ns) if self.boot_id else by_the_wall
 
 
 class Overrides(msgspec.Struct, frozen=True):
@@ -30,9 +63,9 @@ class Overrides(msgspec.Struct, frozen=True):
 
     orders: tuple[Override, ...] = ()
 
-    def at(self, unix_ns: int) -> Overrides:
+    def at(self, now: Moment) -> Overrides:
         """Those that have not run out."""
-        left = tuple(order for order in self.orders if not 0 < order.until_unix_ns <= unix_ns)
+        left = tuple(order for order in self.orders if (left := order.left_ns(now)) is None or left > 0)
         return self if left == self.orders else Overrides(left)
 
     def held(self, group: Group) -> str:

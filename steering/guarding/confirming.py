@@ -1,7 +1,8 @@
 """A run that ends by itself unless somebody confirms it: the journal decides, whoever reads it.
 
 `swerve steer confirm` appends `confirmed`, the guardian appends `expired` at the deadline; the first of the two that
-names the run counts, for everybody: appends to one file have one order. Times are CLOCK_MONOTONIC nanoseconds.
+names the run counts, for everybody: appends to one file have one order. Times are CLOCK_BOOTTIME nanoseconds: a suspend
+counts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pytools.errors import RefusedError
+from pytools.owner import as_owner
+from steering import elapsed
 from steering.acting import journal
 from steering.acting.lock import holder, holder_pidfd
 from steering.plan import Group
@@ -35,7 +38,7 @@ def deadline_in(wait_ns: int) -> Deadline | None:
     """The deadline of a run that begins now; None when it needs no confirmation."""
     if wait_ns == 0:
         return None
-    return Deadline(f"run-{time.time_ns():x}-{os.getpid()}", time.monotonic_ns() + wait_ns)
+    return Deadline(f"run-{time.time_ns():x}-{os.getpid()}", elapsed.now_ns() + wait_ns)
 
 
 def facts(deadline: Deadline | None) -> dict[str, object]:
@@ -47,7 +50,9 @@ def verdict(path: Path, run: str) -> Verdict:
     """What the journal says of a run so far."""
     mark = run.encode()
     try:
-        with path.open("rb") as file:
+        with as_owner(path):
+            file = path.open("rb")
+        with file:
             lines = [line for line in file if mark in line]
     except FileNotFoundError:
         return "open"
@@ -91,7 +96,7 @@ def confirm(folder: Path, by: str) -> str:
         file = folder / journal.FILE
         if verdict(file, deadline.run) == "confirmed":
             return "it was confirmed already"
-        if time.monotonic_ns() >= deadline.at_ns:
+        if elapsed.now_ns() >= deadline.at_ns:
             raise _too_late()
         with journal.Journal(file) as log:
             log.write(_entry("confirmed", deadline.run, f"confirmed by {by}", "", "command"), sync=True)

@@ -21,6 +21,7 @@ from pytools.errors import SwerveError
 from pytools.kernel.leftovers import sweep, switch_off
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act
+from steering import elapsed
 from steering.acting import journal, rollback, telling
 from steering.guarding import confirming
 from steering.guarding.confirming import Deadline
@@ -72,20 +73,23 @@ def watch(
 ) -> str:
     """Wait until the controller needs to be undone; why, or empty when it left in order.
 
-    When this returns a reason the controller is dead. At the deadline `overdue` is asked whether it has to end.
+    When this returns a reason the controller is dead. At the deadline, by CLOCK_BOOTTIME, `overdue` is asked whether it
+    has to end.
     """
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     poll.register(renewals, select.POLLIN)
     expires = time.monotonic_ns() + lease_ns
     while True:
-        if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+        if deadline_ns is not None and elapsed.now_ns() >= deadline_ns:
             if overdue():
                 _kill(pidfd)
                 return "was not confirmed in time, and was killed"
             deadline_ns = None
-        left_ms = (min(expires, deadline_ns or expires) - time.monotonic_ns()) / 1e6
-        ready = dict(poll.poll(max(0.0, left_ms)))
+        left_ns = expires - time.monotonic_ns()
+        if deadline_ns is not None:
+            left_ns = min(left_ns, deadline_ns - elapsed.now_ns())
+        ready = dict(poll.poll(max(0.0, left_ns / 1e6)))
         if renewals in ready:
             said = os.read(renewals, 4096)
             if LEAVE in said:

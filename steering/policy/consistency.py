@@ -20,6 +20,7 @@ def inconsistencies(raw: Any, reader: Reader) -> Iterator[Problem]:
     rules = found if isinstance(found, list) else []
     yield from _names(rules, reader)
     yield from _priorities(rules, reader)
+    yield from _labels(raw.get("manage") if isinstance(raw, dict) else None, rules, reader)
     for i, rule in enumerate(rules):
         if isinstance(rule, dict):
             yield from _for_or_samples(rule.get("when"), ("rules", i, "when"), reader)
@@ -62,6 +63,26 @@ def _priorities(rules: list[Any], reader: Reader) -> Iterator[Problem]:
             what = f"{priority} is the priority of the rule in line {first[priority]} already; expected another"
             yield _problem(at, what, reader)
         first.setdefault(priority, reader.lines[at])
+
+
+def _labels(manage: Any, rules: list[Any], reader: Reader) -> Iterator[Problem]:
+    """Rules that relabel where all prefixes are of IPv4, which has no flow labels: they would never act."""
+    managed = manage.get("destinations") if isinstance(manage, dict) else None
+    for i, rule in enumerate(rules):
+        then, scope = (rule.get(key) if isinstance(rule, dict) else None for key in ("then", "scope"))
+        if not isinstance(then, dict) or "relabel" not in then:
+            continue
+        scope = scope if isinstance(scope, dict) else {}
+        flows = scope.get("flows")
+        for where, prefixes in (
+            ("manage.destinations", managed),
+            ("scope.destinations", scope.get("destinations")),
+            ("scope.flows.remote", flows.get("remote") if isinstance(flows, dict) else None),
+        ):
+            given = prefixes if isinstance(prefixes, list) else []
+            if given and all(isinstance(each, str) and ":" not in each for each in given):
+                what = f"it never acts: IPv4 has no flow labels; expected an IPv6 prefix in {where}"
+                yield _problem(("rules", i, "then", "relabel"), what, reader)
 
 
 def _for_or_samples(when: Any, at: Location, reader: Reader) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from steering_kit import EVEN, FIRST, MS, ROUTES, SECOND_HOP, STEERED, controlle
 
 from pytools import places
 from pytools.kernel import netns
+from steering import elapsed
 from steering.acting import acts_file
 from steering.control import client, kept_orders, requests
 from steering.control.requests import SOCKET
@@ -229,7 +230,7 @@ def test_an_order_outlives_the_controller(host, agent, policy):
     forgotten = steer(host, "undrain", "10.2.1.1", "--to", "10.9.0.0/24", check=False)
     assert forgotten.returncode == 1, "which targets carry a prefix only a controller knows"
     assert "forgotten: drain" in steer(host, "undrain", "10.2.1.1").stdout
-    assert kept_orders.load(places.state_dir(host.netns), time.time_ns()).orders == ()
+    assert kept_orders.load(places.state_dir(host.netns), elapsed.moment()).orders == ()
 
 
 def test_a_drain_that_would_leave_nothing_is_refused(host, agent, policy):

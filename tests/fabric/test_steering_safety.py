@@ -283,6 +283,52 @@ def test_a_policy_of_another_user_is_refused(host, policy):
     assert done.returncode == 4 and "65534" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        (
+            [("route", "replace", "10.9.0.2/32", "via", "10.1.1.1")],
+            ["nothing is managed: no rule can move anything", "not managed: 10.9.0.2/32: it has one hop"],
+        ),
+        (
+            [("route", "del", "10.9.0.2/32")],
+            ["nothing is managed", "not managed: 10.9.0.0/16: no route over a gateway"],
+        ),
+        (  # a table of their own for a source, and default routes
+            [
+                ("route", "del", "10.9.0.2/32"),
+                ("route", "add", "default", "nhid", str(kit.GROUP)),
+                ("rule", "add", "from", "10.9.0.1", "lookup", "100"),
+                (
+                    *("route", "add", "10.9.0.2/32", "table", "100"),
+                    *["nexthop", "via", "10.1.1.1", "nexthop", "via", "10.2.1.1"],
+                ),
+            ],
+            [
+                "managed: 2 targets with 2 prefixes",
+                "  routes to 10.9.0.2/32 in table 100: 10.1.1.1 dev rail1 weight 1, 10.2.1.1 dev rail2 weight 1",
+                "  routes to 10.9.0.0/16: 10.1.1.1 dev rail1 weight 1, 10.2.1.1 dev rail2 weight 1",
+            ],
+        ),
+    ],
+    ids=["one hop", "no route", "source table and default"],
+)
+def test_the_start_says_what_is_managed_and_what_is_not(host, agent, policy, changes, shown):
+    for words in changes:
+        host.ip(*words)
+    command = [*support.SWERVE, "steer", "status", "-n", host.netns]
+    with controlled(host, policy, "--apply") as controller:
+        support.wait_until(lambda: "managed" in support.run(command).stdout, 20, "the controller answers")
+        text = support.run(command).stdout
+        facts = json.loads(support.run([*command, "-j"]).stdout)["managed"]
+        controller.end()
+    for line in shown:
+        assert f"swerve steer: {line}" in controller.errors, controller.errors
+        assert line in text, text
+    assert (facts["targets"] > 0) == shown[0].startswith("managed")
+    assert all(each["reason"] and each["remedy"] for each in facts["not_managed"])
+
+
 def test_status_and_history_say_what_was_done(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         steered(host, agent)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from serving import Served
 from support import AS_NOBODY
 
-from pytools import bus_server
+from pytools import bus_readers, bus_server
 from pytools.bus import AgentGoneError, Bus, Client, Server
 from pytools.errors import CapabilityError, RefusedError, SwerveError, UsageError
 from pytools.signals import encode
@@ -280,6 +280,86 @@ def test_another_user_is_refused_even_through_an_open_door(served: Served) -> No
         assert stranger.stdout is not None
         assert "only root and user 0 may connect" in stranger.stdout.read()
     assert served.server.drops()["bus_refused"] == 1
+
+
+# ---- the socket for reading only ----
+
+_GROUP = 4242
+
+
+@pytest.fixture
+def for_readers(tmp_path: Path) -> Iterator[Served]:
+    tmp_path.chmod(0o755)
+    for above in tmp_path.parents[:2]:
+        above.chmod(0o755)
+    (tmp_path / "run").mkdir(mode=0o755)
+    one = Served(tmp_path / "run" / "host.read", readers=_GROUP)
+    yield one
+    one.close()
+
+
+def test_a_reader_reads_and_what_it_publishes_ends_its_connection(for_readers: Served) -> None:
+    client, seen = for_readers.client(frozenset({"act"})), for_readers.bus.subscribe(frozenset({"path_state"}))
+    for_readers.bus.publish(samples.act())
+    for_readers.turn(0.1)
+    assert client.next(5) == samples.act()
+    client.publish(samples.path_state())
+    with pytest.raises(AgentGoneError, match="it said: nothing is published here: this socket is for reading only"):
+        for_readers.until(client.read, "never")
+    assert seen.read() == []
+    assert for_readers.server.drops()["bus_readers_published"] == 1
+    assert for_readers.server.clients == 0
+
+
+def test_a_reader_that_asks_again_and_again_is_shown_out(for_readers: Served) -> None:
+    client = for_readers.client(frozenset({"act"}))
+    with pytest.raises(AgentGoneError, match="more than 64 lines were sent"):
+        for _ in range(100):
+            client.want(frozenset({"act"}))
+            for_readers.until(lambda: not client.read(), "its line is read")
+    assert for_readers.server.drops()["bus_readers_malformed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("user", "group", "groups", "let_in"),
+    [
+        (61_863, _GROUP, "--clear-groups", True),
+        (61_863, 61_863, f"--groups={_GROUP}", True),
+        (61_863, 61_863, "--clear-groups", False),
+        (0, 0, "--clear-groups", True),
+    ],
+)
+def test_who_may_read(for_readers: Served, user: int, group: int, groups: str, let_in: bool) -> None:
+    script = (
+        "import contextlib,socket,sys; s=socket.socket(socket.AF_UNIX); s.settimeout(20); s.connect('host.read')\n"
+        """with contextlib.suppress(BrokenPipeError): s.send(b'{"type":"subscribe","types":["act"]}\\n')\n"""
+        "sys.stdout.write(s.makefile().readline())"
+    )
+    who = ["setpriv", f"--reuid={user}", f"--regid={group}", groups]
+    command = [*who, sys.executable, "-I", "-c", script]
+    folder = for_readers.path.parent
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as reader:
+        for_readers.until(lambda: for_readers.bus.wanted("act") or reader.poll() is not None, "it asks")
+        for_readers.bus.publish(samples.act())
+        for_readers.until(lambda: reader.poll() is not None, "it has an answer")
+        assert reader.stdout is not None
+        said = reader.stdout.read()
+    assert ('"type":"act"' in said) == let_in, said
+    assert ("only root, user 0 and members of the group swerve-metrics may connect" in said) == (not let_in)
+    assert for_readers.server.drops()["bus_readers_refused"] == (not let_in)
+
+
+def test_readers_have_places_of_their_own(for_readers: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_readers, "READERS", 1)
+    with for_readers.client(), Client(for_readers.path, None) as late:
+        for_readers.until(lambda: for_readers.server.drops()["bus_readers_refused"] == 1, "it is shown out")
+        with pytest.raises(AgentGoneError, match="1 clients are connected already"):
+            for_readers.until(late.read, "never")
+
+
+def test_the_hint_of_the_readers_socket_names_the_instance(tmp_path: Path) -> None:
+    with pytest.raises(SwerveError, match="start it with: swerve agent -n swerve-x-h1"):
+        Client(tmp_path / "swerve-x-h1.read")
 
 
 def test_one_client_too_many_is_not_told_to_start_an_agent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -367,6 +367,7 @@ def test_a_table_that_somebody_uses_when_it_is_needed_later_is_left_to_him(host)
     found = host.look()
     assert found.groups.keys() == {f"overlay:main:{PREFIX[host.family]}"}
     assert any("routing table 20001 is used by protocol bird" in event for event in found.events)
+    assert [why for name, why in found.refused.items() if name.endswith(" in table 100")], "it is named as not managed"
     assert host.look().events == (), "it is said once"
 
 

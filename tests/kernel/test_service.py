@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -70,7 +71,11 @@ def test_the_unit_has_its_few_capabilities_and_no_root(unit: Path) -> None:
     assert read.words("User") == ["swerve"] and read.words("NoNewPrivileges") == ["yes"]
     privileged = [line for name in ("ExecStartPre", "ExecStart") for line in read.values[name] if line.startswith("+")]
     assert privileged == ["+/usr/bin/swerve agent --prepare"], "one step, and not the service itself"
-    assert (kit.UNITS / "swerve.sysusers").read_text().splitlines()[-1].startswith("u swerve - ")
+    users = [line.split()[:2] for line in (kit.UNITS / "swerve.sysusers").read_text().splitlines() if line[0] != "#"]
+    assert users == [["u", "swerve"], ["u", "swerve-metrics"]]
+    if shutil.which("systemd-sysusers"):
+        done = support.run(["systemd-sysusers", "--dry-run", str(kit.UNITS / "swerve.sysusers")], check=False)
+        assert "not a valid" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("unit", ALL, ids=lambda unit: unit.stem)
@@ -373,12 +378,43 @@ def test_it_is_alive_only_while_its_loop_turns(veth_pair: tuple[str, str], room:
 def test_metrics_are_served_without_any_capability(veth_pair: tuple[str, str], room: Path) -> None:
     with kit.service(room, veth_pair[0], CONFIG) as one:
         one.manager.until("READY=1")
-        line = kit.command([*support.SWERVE, "metrics", "--once"], [], unit=kit.METRICS)
+        line = kit.command([*support.SWERVE, "metrics", "--once"], [], unit=kit.METRICS, uid=kit.READER)
         said = support.run(line, env=dict(one.env)).stdout
         assert re.search(r"^swerve_up(\{.*\})? 1(\.0)?$", said, re.MULTILINE), said
     unit = under_unit.Unit(kit.METRICS)
     assert unit.words("CapabilityBoundingSet") == unit.words("AmbientCapabilities") == []
-    assert unit.words("User") == ["swerve"] and "ExecStartPre" not in unit.values
+    assert unit.words("User") == unit.words("Group") == ["swerve-metrics"] and "ExecStartPre" not in unit.values
+
+
+def test_the_user_of_the_metrics_reads_and_can_do_nothing_else(veth_pair: tuple[str, str], room: Path) -> None:
+    """With the unit's user and sandbox: it gets no other socket, publishes nothing, and is told so."""
+    script = (
+        "import sys, json; from pytools import places; from pytools.bus import AgentGoneError, Client\n"
+        "from pytools.errors import SwerveError; from pytools.signals import decode\n"
+        "from steering.control import client; from steering.control.requests import Drain\n"
+        "for attempt in (lambda: Client(places.agent_socket(None)),\n"
+        "                lambda: open(places.state_dir(None) / 'journal.jsonl'),\n"
+        "                lambda: client.ask(places.state_dir(None), Drain(leaves_by='rail1'))):\n"
+        "    try: attempt()\n"
+        "    except (SwerveError, OSError) as error: print(error)\n"
+        "    else: sys.exit('it was let in')\n"
+        "with Client(places.readers_socket(None), frozenset({'path_liveness'})) as agent:\n"
+        "    told = agent.next(30); agent.publish(told)\n"
+        "    try:\n"
+        "        while True: agent.next(30)\n"
+        "    except AgentGoneError as error: print(error)\n"
+    )
+    with kit.service(room, veth_pair[0], CONFIG) as one:
+        one.manager.until("READY=1")
+        line = kit.command([sys.executable, "-c", script], [], unit=kit.METRICS, uid=kit.READER)
+        done = support.run(line, env={**one.env, "PYTHONPATH": str(support.ROOT)})
+        assert done.stdout.count("ermission denied") == 3, done.stdout
+        assert "nothing is published here: this socket is for reading only" in done.stdout
+        refused = [each["drops"]["bus_readers_published"] for each in signals(one, "self", 1)]
+        assert refused == [1]
+        stranger = kit.command([*support.SWERVE, "metrics", "--once"], [], unit=kit.METRICS, uid=kit.READER + 1)
+        done = support.run(stranger, env=dict(one.env), check=False)
+        assert done.returncode == 1 and "members of the group swerve-metrics may connect" in done.stderr
 
 
 def test_it_waits_for_nobody_who_does_not_listen(veth_pair: tuple[str, str], room: Path) -> None:

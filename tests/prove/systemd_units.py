@@ -183,12 +183,19 @@ def applies(machine: Machine) -> dict[str, object]:
 
 
 def metrics(machine: Machine) -> dict[str, object]:
-    """Served to who asks on this host, by a process without any capability."""
+    """Served to who asks on this host, by a process without any capability, and with a user of its own."""
     machine.run("systemctl", "start", METRICS)
     found = until(lambda: re.findall(r"^swerve_path_\w+\{.*", page(machine), re.MULTILINE), 20, "figures of paths")
     (process,) = machine.processes(METRICS)
     (effective,) = re.findall(r"CapEff:\t(\w+)", Path(f"/proc/{process}/status").read_text())
-    return {"ok": int(effective, 16) == 0, "samples": len(found), "one": found[0], "CapEff": effective}
+    own_user = os.stat(f"/proc/{process}").st_uid != os.stat(f"/proc/{machine.processes(AGENT)[0]}").st_uid
+    return {
+        "ok": int(effective, 16) == 0 and own_user,
+        "own_user": own_user,
+        "samples": len(found),
+        "one": found[0],
+        "CapEff": effective,
+    }
 
 
 def page(machine: Machine) -> str:

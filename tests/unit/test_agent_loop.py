@@ -43,6 +43,7 @@ def test_whatever_wakes_the_agent_the_mesh_says_anew_when_it_is_due(monkeypatch:
     agent._sources, agent._late_ns = [other, mesh], [0, 0]  # type: ignore[list-item]
     agent._mesh = mesh  # type: ignore[assignment]
     agent._server = server = Flushed()  # type: ignore[assignment]
+    agent._readers = readers = Flushed()  # type: ignore[assignment]
     with selectors.DefaultSelector() as selector:
         agent._selector = selector
         selector.register(theirs, selectors.EVENT_READ, lambda _: os.read(theirs, 1))
@@ -50,4 +51,4 @@ def test_whatever_wakes_the_agent_the_mesh_says_anew_when_it_is_due(monkeypatch:
         agent.run()
     os.close(theirs)
     os.close(ours)
-    assert (mesh.ticks, other.ticks, server.flushes) == (3, 1, 3)
+    assert (mesh.ticks, other.ticks, server.flushes, readers.flushes) == (3, 1, 3, 3)

@@ -10,13 +10,16 @@ import pytest
 from steering_kit import FIRST, MS, POLICY, SECOND, SECOND_HOP, TARGET, group, measured, path
 
 from pytools.errors import RefusedError, SwerveError
+from steering import elapsed
 from steering.acting import journal
 from steering.acting.later import Later
 from steering.control import desk, kept_orders, requests
 from steering.control.desk import Desk
 from steering.control.server import Peer
 from steering.control.site import Site
+from steering.deciding import health
 from steering.deciding.engine import Engine
+from steering.deciding.overrides import Moment
 from steering.guarding import confirming
 from steering.policy import parse
 
@@ -90,14 +93,16 @@ def _journalled(folder, *kinds):
 
 
 @pytest.mark.parametrize(("kinds", "stops"), [((), True), (("confirmed",), False), (("expired",), True)])
-def test_a_controller_whose_guardian_is_missing_at_the_deadline_ends_by_itself(tmp_path, kinds, stops):
-    now = time.monotonic_ns()
+def test_a_controller_whose_guardian_is_missing_at_the_deadline_ends_by_itself(tmp_path, monkeypatch, kinds, stops):
+    now = elapsed.now_ns()
     made = Made(tmp_path, deadline=confirming.Deadline("run-1", now))
     _journalled(tmp_path, *kinds)
     with made.desk as desk:
-        desk.tick(now + 100 * MS)
+        monkeypatch.setattr(elapsed, "now_ns", lambda: now + 100 * MS)
+        desk.tick(time.monotonic_ns())
         assert made.stopped == [], "the guardian comes first"
-        desk.tick(now + SECOND)
+        monkeypatch.setattr(elapsed, "now_ns", lambda: now + SECOND)
+        desk.tick(time.monotonic_ns())
         assert bool(made.stopped) is stops
         assert desk.confirmed is not stops
 
@@ -126,7 +131,7 @@ def test_an_order_ends_with_its_time(made):
     ask(made, requests.Drain("rail1", for_ns=1))
     made.desk.tick(time.monotonic_ns())
     assert made.weights() == {FIRST: 1, SECOND_HOP: 1}
-    assert kept_orders.load(made.desk._site.folder, 0).orders == ()
+    assert kept_orders.load(made.desk._site.folder, elapsed.moment()).orders == ()
     assert "has run out" in made.sent[-1].because
 
 
@@ -195,7 +200,7 @@ def test_a_failure_while_orders_are_kept_leaves_the_former_ones(made, tmp_path, 
     monkeypatch.setattr(kept_orders, "sync_folder", broken)
     with pytest.raises(SwerveError, match="not in force"):
         ask(made, requests.Drain("rail1"))
-    assert made.later.wait(10) and kept_orders.load(tmp_path, 0) == made.engine.overrides
+    assert made.later.wait(10) and kept_orders.load(tmp_path, elapsed.moment()) == made.engine.overrides
     assert [order.kind for order in made.engine.overrides.orders] == ["hold"]
 
 
@@ -208,7 +213,7 @@ def test_an_order_for_which_the_disk_does_not_answer_is_refused_and_not_kept(mad
         ask(made, requests.Drain("rail1"))
     assert [order.kind for order in made.engine.overrides.orders] == ["hold"]
     hangs.set()
-    assert made.later.wait(10) and kept_orders.load(tmp_path, 0) == made.engine.overrides
+    assert made.later.wait(10) and kept_orders.load(tmp_path, elapsed.moment()) == made.engine.overrides
 
 
 def test_a_hold_of_what_went_with_its_link_can_be_ended(made):
@@ -248,6 +253,91 @@ def _acted(made, tmp_path):
         facts = (known.current, after, "congestion", "rule", journal.scope())
         log.write(journal.entry_now("applied", "act", known, *facts))
     made.engine.groups[TARGET] = replace(known, current=after)
+
+
+# ---- time, suspends, and steps of the wall clock ----
+
+HOUR = 3600 * SECOND
+
+
+def _later(monkeypatch, wall_ns=0, boot_ns=0, boot_id="this"):
+    """The clocks as they stand after so much more of wall clock and of CLOCK_BOOTTIME."""
+    started = _later.__dict__.setdefault("at", elapsed.moment())
+    found = Moment(started.unix_ns + wall_ns, started.boot_ns + boot_ns, boot_id)
+    monkeypatch.setattr(elapsed, "moment", lambda: found)
+
+
+@pytest.mark.parametrize("request_", [requests.Hold(TARGET, 2 * HOUR), requests.Drain("rail1", for_ns=2 * HOUR)])
+@pytest.mark.parametrize("step", [-24 * HOUR, 0, 24 * HOUR])
+def test_an_order_ends_in_real_time_whatever_becomes_of_the_wall_clock(made, monkeypatch, request_, step):
+    _later(monkeypatch)
+    assert ask(made, request_).code == 0
+    _later(monkeypatch, HOUR + step, HOUR)
+    made.desk.tick(time.monotonic_ns())
+    [order] = ask(made, requests.Status()).facts["orders"]
+    assert order["left_s"] == 3600.0
+    _later(monkeypatch, 2 * HOUR + step, 2 * HOUR)  # most of it suspended: CLOCK_MONOTONIC has not moved
+    made.desk.tick(time.monotonic_ns())
+    assert made.engine.overrides.orders == () and "has run out" in made.said[-1]
+    assert made.weights() == {FIRST: 1, SECOND_HOP: 1}
+
+
+def test_an_undo_is_held_no_longer_for_a_step_of_the_wall_clock(made, tmp_path, monkeypatch):
+    _later(monkeypatch)
+    _acted(made, tmp_path)
+    ask(made, requests.Undo(hold_ns=HOUR))
+    _later(monkeypatch, -24 * HOUR, HOUR)
+    made.desk.tick(time.monotonic_ns())
+    assert made.engine.overrides.orders == ()
+
+
+def test_after_a_suspend_what_was_measured_before_moves_nothing(made, monkeypatch):
+    """The controller looks before it digests what has arrived, so that not even one old measurement counts."""
+    now = time.monotonic_ns()
+    stale = made.engine.policy.safety.stale_after
+    assert not any(health.stale(made.engine.policy, known, now) for known in made.engine.paths.values())
+    made.desk._sleeps = elapsed.Sleeps(iter([(now, now, now), (now, now + HOUR, now)]).__next__)
+    made.desk.look_for_sleep()
+    assert "the host was suspended for 1 h" in made.said[-1]
+    assert all(health.stale(made.engine.policy, known, now) for known in made.engine.paths.values())
+    refused = made.engine.evidence.refused
+    made.engine.take(measured(path(1), now - 1, 0), now)
+    assert made.engine.evidence.refused == refused + 1, "it was under way to us"
+    assert health.stale(made.engine.policy, made.engine.paths[path(1)], now)
+    made.engine.take(measured(path(1), now + MS, 0), now + MS)
+    assert not health.stale(made.engine.policy, made.engine.paths[path(1)], now + MS)
+    assert now - made.engine.paths[path(2)].seen_ns <= stale + 1, "it waits to be measured: that is no long silence"
+
+
+def test_pins_by_hand_end_in_real_time(made):
+    """The kernel ends them by a clock that stood still, so they are given less of it."""
+    now, there = time.monotonic_ns(), {}
+    desk = made.desk._pins
+    desk._site = replace(
+        desk._site,
+        pin=lambda pin: there.update({pin.flow: pin}) or "",
+        unpin=lambda flow: there.pop(flow, None) is not None,
+        pinned=lambda: list(there.values()),
+    )
+    for port, hours in ((1, 1), (2, 3)):
+        ask(made, requests.PinFlow(6, "10.9.0.1", port, "10.9.0.2", 80, "rail1", hours * HOUR))
+    made.desk._sleeps = elapsed.Sleeps(iter([(now, now, now), (now, now + 2 * HOUR, now)]).__next__)
+    made.desk.tick(now)
+    [left] = there.values()
+    assert left.flow.local_port == 2 and HOUR - SECOND < left.expires_ns - now < HOUR + SECOND
+    assert [act.outcome for act in made.sent] == ["applied", "applied", "undone"]
+    assert "while the host was suspended" in made.sent[-1].because
+
+
+def test_a_deadline_to_confirm_does_not_stand_still_in_a_suspend(tmp_path, monkeypatch):
+    made = Made(tmp_path, deadline=confirming.deadline_in(HOUR))
+    later = elapsed.now_ns() + HOUR + SECOND
+    with made.desk as desk:
+        desk.tick(time.monotonic_ns())
+        assert made.stopped == []
+        monkeypatch.setattr(elapsed, "now_ns", lambda: later)
+        desk.tick(time.monotonic_ns())
+        assert made.stopped
 
 
 def test_what_is_taken_back_is_held_and_the_reply_says_so(made, tmp_path):

@@ -14,9 +14,9 @@ from support import ROOT
 # From the bottom up; a room may use its own modules and every layer below. `bus` matches bus.py and bus_client.py.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.errors",),
-    ("pytools.signals", "pytools.places", "pytools.yaml_text"),
+    ("pytools.signals", "pytools.places", "pytools.yaml_text", "pytools.owner"),
     ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.wire", "pytools.schema"),
-    ("pytools.log", "pytools.notify", "pytools.streams"),
+    ("pytools.log", "pytools.notify", "pytools.streams", "pytools.accepting"),
     ("pytools.bus", "pytools.lab", "pytools.rdma_tap", "pytools.recording"),
     ("pytools.lending",),
     ("pytools.sources", "pytools.views"),
@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("steering.policy",),
     ("steering.deciding", "steering.words"),
     ("steering.flows", "steering.actuators"),
+    ("steering.elapsed",),
     ("steering.acting",),
     ("steering.guarding",),
     ("steering.control", "steering.agent_link"),

@@ -37,7 +37,7 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
-    return tmp_path / NETNS / "agent.sock"
+    return tmp_path / f"{NETNS}.read"
 
 
 @contextlib.contextmanager
@@ -187,7 +187,7 @@ PARSERS = {"text": ("", parse_text), "openmetrics": ("--openmetrics", parse_open
 def once(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
     """What `--once` prints in each format, on either stream: both wait for the agent at the same time."""
     folder = tmp_path_factory.mktemp("once")
-    with turning(folder / NETNS / "agent.sock"), contextlib.ExitStack() as stack:
+    with turning(folder / f"{NETNS}.read"), contextlib.ExitStack() as stack:
         processes = {
             name: stack.enter_context(
                 subprocess.Popen(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 
 import msgspec
@@ -14,11 +13,12 @@ from steering_kit import FIRST, MS, ORIGINAL, POLICY, SECOND, SECOND_HOP, TARGET
 
 from pytools.errors import RefusedError, SwerveError, UsageError
 from pytools.signals import Act
+from steering import elapsed
 from steering.acting import acts_file, journal, taking_back
 from steering.control import kept_orders, objections, orders, requests, stop_file
 from steering.control.manual_pins import MOST, ManualPins
 from steering.deciding.engine import Engine
-from steering.deciding.overrides import NONE, Override, Overrides
+from steering.deciding.overrides import NONE, Moment, Override, Overrides
 from steering.guarding import confirming
 from steering.plan import FlowKey, Pin, nexthop_group, weights_of
 from steering.policy import parse
@@ -26,6 +26,7 @@ from steering.words import Flow, flow_text
 
 START = 10**12
 RULES = parse(POLICY)
+NOW = Moment(1_700_000_000 * SECOND, 100 * SECOND, "this")
 
 
 def host(queueing=(0, 0), ticks=5):
@@ -49,15 +50,15 @@ def objection(engine, now, *fresh):
 
 def test_a_drain_names_an_interface_or_a_gateway():
     groups = [group({1: [], 2: []})]
-    [order] = orders.to_drain(groups, "rail1", "", 0, "me", "why")
+    [order] = orders.to_drain(groups, "rail1", "", 0, NOW, "me", "why")
     assert (order.kind, order.interface, order.gateway, order.target) == ("drain", "rail1", "", "")
-    [order] = orders.to_drain(groups, "10.2.1.1", "10.9.0.0/16", 0, "me", "")
+    [order] = orders.to_drain(groups, "10.2.1.1", "10.9.0.0/16", 0, NOW, "me", "")
     assert (order.interface, order.gateway, order.target) == ("rail2", "10.2.1.1", TARGET)
-    [order] = orders.to_drain(groups, "10.2.1.1%rail2", "", 0, "me", "")
+    [order] = orders.to_drain(groups, "10.2.1.1%rail2", "", 0, NOW, "me", "")
     assert order.interface == "rail2"
     for leaves_by, prefix in (("rail3", ""), ("10.2.1.1%rail1", ""), ("rail1", "10.8.0.0/16"), ("rail1", "nonsense")):
         with pytest.raises(UsageError):
-            orders.to_drain(groups, leaves_by, prefix, 0, "me", "")
+            orders.to_drain(groups, leaves_by, prefix, 0, NOW, "me", "")
 
 
 def test_nothing_is_no_interface():
@@ -65,7 +66,7 @@ def test_nothing_is_no_interface():
     with pytest.raises(UsageError):
         orders.without_drain(drained, [], "", "")
     with pytest.raises(UsageError):
-        orders.to_drain([group({1: [], 2: []})], "", "", 0, "me", "")
+        orders.to_drain([group({1: [], 2: []})], "", "", 0, NOW, "me", "")
     for request in (b'{"type":"undrain","leaves_by":""}', b'{"type":"drain","leaves_by":""}'):
         with pytest.raises(ValueError):
             requests.decode(request)
@@ -84,16 +85,16 @@ def test_a_hold_is_found_by_what_people_call_its_target():
     [(0, TARGET, True), (0, "", True), (9, TARGET, True), (7, TARGET, False), (0, "another", False)],
 )
 def test_who_is_held_longer_already(until, target, longer):
-    held = Overrides((Override("hold", target=target, until_unix_ns=until), Override("drain", "rail1")))
-    assert orders.held_as_long(held, TARGET, 8) is longer
+    held = Overrides((Override("hold", target=target).lasting(until, NOW), Override("drain", "rail1")))
+    assert orders.held_as_long(held, TARGET, 8, NOW) is longer
 
 
 def test_one_gateway_at_two_interfaces_is_two_orders():
     known = group({1: [], 2: []})
     known = replace(known, members=tuple(replace(member, gateway="fe80::1") for member in known.members))
-    assert [o.interface for o in orders.to_drain([known], "fe80::1", "", 0, "", "")] == ["rail1", "rail2"]
-    assert [o.interface for o in orders.to_drain([known], "fe80::1%rail2", "", 0, "", "")] == ["rail2"]
-    assert [o.gateway for o in orders.to_drain([known], "FE80:0::1%rail2", "", 0, "", "")] == ["fe80::1"]
+    assert [o.interface for o in orders.to_drain([known], "fe80::1", "", 0, NOW, "", "")] == ["rail1", "rail2"]
+    assert [o.interface for o in orders.to_drain([known], "fe80::1%rail2", "", 0, NOW, "", "")] == ["rail2"]
+    assert [o.gateway for o in orders.to_drain([known], "FE80:0::1%rail2", "", 0, NOW, "", "")] == ["fe80::1"]
 
 
 def test_a_new_order_about_the_same_replaces_the_former():
@@ -172,22 +173,25 @@ _orders = st.builds(
     gateway=st.text(max_size=15),
     target=st.text(max_size=15),
     until_unix_ns=st.integers(0, 2**62),
+    until_boot_ns=st.integers(0, 2**62),
+    boot_id=st.sampled_from(["", "this", "another"]),
+    lasts_ns=st.integers(0, 2**62),
     why=st.text(max_size=40),
 )
 
 
-@given(st.lists(_orders, max_size=5), st.integers(0, 2**62))
+@given(st.lists(_orders, max_size=5), st.builds(Moment, st.integers(0, 2**62), st.integers(0, 2**62), st.just("this")))
 def test_orders_come_back_from_disk_but_for_those_that_ran_out(tmp_path_factory, listed, now):
     folder = tmp_path_factory.mktemp("orders")
     kept_orders.save(folder, Overrides(tuple(listed)))
     assert (folder / kept_orders.FILE).stat().st_mode & 0o777 == 0o600
     found = kept_orders.load(folder, now)
-    assert found.orders == tuple(o for o in listed if o.until_unix_ns == 0 or o.until_unix_ns > now)
+    assert found.orders == Overrides(tuple(listed)).at(now).orders
     assert [place.name for place in folder.iterdir()] == [kept_orders.FILE]
 
 
 def test_no_file_is_no_order(tmp_path):
-    assert kept_orders.load(tmp_path, 0) == NONE
+    assert kept_orders.load(tmp_path, NOW) == NONE
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
@@ -195,29 +199,29 @@ def test_a_file_that_others_could_write_is_refused(tmp_path, mode):
     kept_orders.save(tmp_path, NONE)
     (tmp_path / kept_orders.FILE).chmod(mode)
     with pytest.raises(RefusedError, match="writable by"):
-        kept_orders.load(tmp_path, 0)
+        kept_orders.load(tmp_path, NOW)
 
 
 def test_a_link_or_a_directory_that_others_could_write_is_refused(tmp_path):
     (tmp_path / "elsewhere").write_text("{}")
     (tmp_path / kept_orders.FILE).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RefusedError):
-        kept_orders.load(tmp_path, 0)
+        kept_orders.load(tmp_path, NOW)
     (tmp_path / kept_orders.FILE).unlink()
     kept_orders.save(tmp_path, NONE)
     tmp_path.chmod(0o777)
     with pytest.raises(RefusedError, match="directory"):
-        kept_orders.load(tmp_path, 0)
+        kept_orders.load(tmp_path, NOW)
 
 
-@given(st.binary(max_size=80) | st.sampled_from([b'{"version":2,"orders":[]}', b'{"version":1}', b"[" * 100_000]))
+@given(st.binary(max_size=80) | st.sampled_from([b'{"version":3,"orders":[]}', b'{"version":1}', b"[" * 100_000]))
 def test_a_senseless_file_is_an_error_and_not_ignored(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("orders")
     file = folder / kept_orders.FILE
     file.write_bytes(data)
     file.chmod(0o600)
     with pytest.raises(SwerveError, match="not a file of orders"):
-        kept_orders.load(folder, 0)
+        kept_orders.load(folder, NOW)
 
 
 # ---- the stop file ----
@@ -311,7 +315,7 @@ def test_a_journal_that_cannot_be_written_does_not_keep_a_run_alive(tmp_path):
 def test_without_a_wait_there_is_no_deadline():
     assert confirming.deadline_in(0) is None and confirming.facts(None) == {}
     deadline = confirming.deadline_in(SECOND)
-    assert deadline is not None and 0 < deadline.at_ns - time.monotonic_ns() <= SECOND
+    assert deadline is not None and 0 < deadline.at_ns - elapsed.now_ns() <= SECOND
     assert confirming.pending(confirming.facts(deadline)) == deadline
     assert confirming.pending({"run": 5}) is None and confirming.pending(None) is None
 

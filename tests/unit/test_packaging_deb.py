@@ -150,7 +150,8 @@ def test_modes_do_not_depend_on_the_builder(made_up: None, tmp_path: Path) -> No
     listed = run(["dpkg-deb", "--contents", place]).stdout.splitlines()
     assert {line.split()[0] for line in listed} == {"drwxr-xr-x", "-rw-r--r--", "-rwxr-xr-x", "lrwxrwxrwx"}
     assert {line.split()[1] for line in listed} == {"root/root"}
-    assert [line.split()[5] for line in listed if line.startswith("-rwx")] == ["./usr/lib/swerve/bin/swerve"]
+    programs = [line.split()[5].removeprefix("./usr/lib/swerve/") for line in listed if line.startswith("-rwx")]
+    assert len(programs) == 2 and programs[0] == "bin/swerve" and programs[1].endswith("probing/swerve-pacer")
 
 
 def test_every_time_is_the_changelogs(tmp_path: Path) -> None:

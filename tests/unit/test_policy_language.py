@@ -198,6 +198,25 @@ def test_a_fault_in_an_action_is_named_with_its_place(then, expected):
     assert faults(rule(SILENT, then)) == [f"p:6: rules[0].{expected}"]
 
 
+@pytest.mark.parametrize(
+    ("managed", "scope", "where"),
+    [
+        ("[10.9.0.0/16]", "{}", "manage.destinations"),
+        ('[10.9.0.0/16, "fd00:9::/64"]', "{destinations: [10.9.1.0/24, 10.9.2.0/24]}", "scope.destinations"),
+        ('["fd00:9::/64"]', "{flows: {remote: [10.9.1.0/24]}}", "scope.flows.remote"),
+        ('["fd00:9::/64"]', '{destinations: [10.9.0.0/16, "fd00:9::/64"]}', ""),
+    ],
+)
+def test_a_label_is_for_what_has_labels(managed: str, scope: str, where: str) -> None:
+    text = f"version: 1\nmanage: {{destinations: {managed}}}\nrules:\n"
+    text += f"  - {{name: r, when: {SILENT}, scope: {scope}, then: {{relabel: {{}}}}}}\n"
+    if not where:
+        assert parse(text).rules[0].then.kind == "relabel"
+        return
+    said = f"it never acts: IPv4 has no flow labels; expected an IPv6 prefix in {where}"
+    assert faults(text) == [f"p:4: rules[0].then.relabel: {said}"]
+
+
 def test_a_way_back_is_for_what_moves_something():
     back = "    return: {rise: 200}\n"
     assert faults(rule(SILENT, "{alert: {}}", back)) == [
@@ -408,7 +427,7 @@ def test_the_explanation_says_who_moves_what():
         "name: c, then: {relabel: {}}",
         "name: d, then: {alert: {}}",
         "name: e, then: {shift: {by: capacity, step: 0.2}}",
-    )
+    ).replace("10.9.0.0/16", '10.9.0.0/16, "fd00:9::/64"')
     words = explain(parse(text)).splitlines()
     assert any("live ones whose hash then falls to another hop" in line for line in words)
 

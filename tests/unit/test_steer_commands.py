@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import replace
 
+import msgspec
 import pytest
 import samples
 import support
@@ -18,7 +19,9 @@ from steering_kit import ORIGINAL, SECOND, TARGET, group
 
 from pytools import cli, places
 from pytools.errors import RefusedError, SwerveError
-from steering.acting import journal, lock
+from pytools.signals import encode
+from steering import elapsed
+from steering.acting import acts_file, journal, lock
 from steering.acting.lock import Lock
 from steering.cli import root
 from steering.commands import status, undo
@@ -122,13 +125,13 @@ def test_single_acts_are_taken_back_by_a_running_controller_only(folder, kernel,
 def test_a_hold_of_a_group_is_forgotten_by_its_number(folder, say):
     kept_orders.save(folder, Overrides((Override("hold", target=TARGET),)))
     assert say("unhold", "102") == (0, f"forgotten: hold {TARGET}\n")
-    assert kept_orders.load(folder, 0).orders == ()
+    assert kept_orders.load(folder, elapsed.moment()).orders == ()
 
 
 def test_nothing_ends_no_drain(folder, say):
     kept_orders.save(folder, Overrides((Override("drain", "rail1"),)))
     assert say("undrain", "")[0] == 2
-    assert len(kept_orders.load(folder, 0).orders) == 1
+    assert len(kept_orders.load(folder, elapsed.moment()).orders) == 1
 
 
 def test_orders_that_cannot_be_written_are_told_in_one_line(folder, say, monkeypatch):
@@ -173,12 +176,12 @@ def test_a_reason_that_is_no_text_is_no_traceback(folder, say):
 # ---- history ----
 
 
-def remember(folder, *entries):
+def remember(folder, *entries, scope="", begin=0):
     """Journal these (kind, act), a second apart."""
     with journal.Journal(folder / journal.FILE) as log:
         for second, (kind, act_id) in enumerate(entries):
-            entry = journal.entry_now(kind, act_id, group({1: [], 2: []}), ORIGINAL, ((12, 1),), act_id, "rule", "here")
-            log.write(replace(entry, unix_ns=second * SECOND))
+            facts = (group({1: [], 2: []}), ORIGINAL, ((12, 1),), act_id, "rule", scope or journal.scope())
+            log.write(replace(journal.entry_now(kind, act_id, *facts), unix_ns=(begin + second) * SECOND))
 
 
 def shown(said):
@@ -203,6 +206,65 @@ def test_a_program_is_told_every_entry(folder, say):
     assert [(each["kind"], each["act_id"]) for each in told] == list(ENTRIES)
 
 
+def _other(boot="", namespace=""):
+    here, _, cookie = journal.scope().partition("/")
+    return f"{boot or here}/{namespace or cookie}"
+
+
+def test_earlier_namespaces_of_a_name_are_left_out_unless_asked_for(folder, say):
+    remember(folder, ("applied", "theirs"), ("undone", "theirs"), scope=_other(namespace="cookie:1"))
+    remember(folder, ("applied", "a"), begin=10)
+    code, said = say("history")
+    *lines, note = said.splitlines()
+    assert code == 0 and shown("\n".join(lines)) == [("applied", "a")]
+    assert note == "swerve steer: 2 entries of earlier network namespaces of this name were left out: --all shows them"
+    lines = say("history", "--all")[1].splitlines()
+    assert lines[0] == "-- an earlier network namespace of this name --" and lines[3] == "-- this boot --"
+    assert shown("\n".join(lines[1:3] + lines[4:])) == [("applied", "theirs"), ("undone", "theirs"), ("applied", "a")]
+    told = [json.loads(line) for line in say("history", "-j", "--all")[1].splitlines()]
+    assert [each["scope"] == journal.scope() for each in told] == [False, False, True]
+
+
+def test_earlier_boots_are_told_apart(folder, say):
+    remember(folder, ("applied", "old"), scope=_other("boot", "cookie:1"))
+    assert say("history")[1].splitlines()[::2] == ["-- an earlier boot --", "-- nothing in this boot --"]
+    remember(folder, ("applied", "new"), begin=10)
+    lines = say("history")[1].splitlines()
+    assert lines[::2] == ["-- an earlier boot --", "-- this boot --"]
+    assert shown("\n".join(lines[1::2])) == [("applied", "old"), ("applied", "new")]
+
+
+def test_acts_have_their_boot_and_namespace(folder, say, monkeypatch):
+    monkeypatch.setattr(acts_file, "scope", lambda: _other(namespace="cookie:1"))
+    with contextlib.closing(acts_file.ActsFile(folder)) as file:
+        file.write(samples.act(5, actuator="pin", act_id="theirs"))
+    monkeypatch.undo()
+    monkeypatch.setenv("SWERVE_STATE_DIR", str(folder.parent))
+    with contextlib.closing(acts_file.ActsFile(folder)) as file:
+        file.write(samples.act(6, actuator="pin", act_id="ours"))
+    (line, note) = say("history", "-j")[1].splitlines()
+    assert (json.loads(line)["act_id"], json.loads(line)["scope"]) == ("ours", journal.scope())
+    assert note.startswith("swerve steer: 1 entries of earlier")
+    with (folder / acts_file.FILE).open("ab") as file:  # of an older version: it was where the last one was
+        file.write(encode(samples.act(7, actuator="pin", act_id="older")) + b"\n")
+    assert [json.loads(line)["act_id"] for line in say("history", "-j")[1].splitlines()[:-1]] == ["ours", "older"]
+
+
+def test_a_namespace_that_is_gone_leaves_its_history(folder, say, monkeypatch):
+    gone = places.state_dir("swerve-gone")
+    gone.mkdir()
+    remember(gone, ("applied", "a"), scope=_other(namespace="cookie:1"))
+    code, said = say("history", "-n", "swerve-gone")
+    assert code == 0 and said.splitlines()[0] == "-- an earlier network namespace of this name --"
+
+
+def test_programs_get_names_beside_ids(folder, say):
+    remember(folder, ("applied", "a"))
+    told = json.loads(say("history", "-j")[1])
+    rails = "10.1.1.1 dev rail1", "10.2.1.1 dev rail2"
+    assert told["named"]["before"] == dict.fromkeys(rails, 1) and told["named"]["after"] == {rails[0]: 0, rails[1]: 1}
+
+
 # ---- status ----
 
 
@@ -211,6 +273,16 @@ def test_a_controller_with_too_much_to_say_has_its_orders_told_from_disk(folder,
     monkeypatch.setattr(client, "ask", lambda *_: requests.Reply())
     facts = status._controller(folder)
     assert facts["answers"] and [order["interface"] for order in facts["orders"]] == ["rail1"]
+
+
+@pytest.mark.parametrize("as_told", [kept_orders.as_json, lambda order, _: msgspec.to_builtins(order)])
+def test_the_end_of_an_order_is_shown_by_the_wall_clock_of_now(monkeypatch, as_told):
+    """Also of a controller of an older version, which says less."""
+    order, now = Override("hold", why="optics").lasting(60 * SECOND, elapsed.moment()), elapsed.moment()
+    monkeypatch.setattr(status.time, "time_ns", lambda: 129_600 * SECOND)  # it was stepped meanwhile
+    facts = {"running": False, "instance": "host", "frozen": "", "in_force": [], "paths": [], "torn_lines": 0}
+    [line] = [line for line in status._lines(facts | {"orders": [as_told(order, now)]}) if "ordered by" in line]
+    assert "hold everything (optics) until 1970-01-02T" in line
 
 
 def test_what_was_left_out_is_told():

@@ -22,7 +22,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.bus_socket import peer
+from pytools.accepting import Accepting
+from pytools.bus_socket import bind, peer
 from pytools.errors import CapabilityError, RefusedError, SwerveError
 from pytools.kernel import mapped
 from pytools.sources.rdma.owners import user_of
@@ -128,7 +129,7 @@ class TapServer:
         self._conversations: set[_Conversation] = set()
         self._selector: selectors.BaseSelector | None = None
         self._refused = self._malformed = self._abandoned = 0
-        self._sock = _listen(path)
+        self._accepting = Accepting(_listen(path), self._admit)
         self._inode = path.stat().st_ino
         for name, fd in mapped.named(NAME):
             self._find(name, fd)
@@ -138,12 +139,13 @@ class TapServer:
     def register(self, selector: selectors.BaseSelector) -> None:
         """Serve from this selector."""
         self._selector = selector
-        selector.register(self._sock, selectors.EVENT_READ, self._accept)
+        self._accepting.register(selector)
         for process in self._processes.values():
             self._watch(process)
 
     def tick(self, now_ns: int) -> int:
         """End conversations that say nothing, forget tables that are told; returns when to be called next."""
+        self._accepting.tick(now_ns)
         for each in [each for each in self._conversations if each.until_ns <= now_ns]:
             self._malformed += 1
             self._end(each)
@@ -161,8 +163,13 @@ class TapServer:
         return Sight(seen=tuple((pid, "tap") for pid, process in self._processes.items() if process.tables))
 
     def drops(self) -> dict[str, int]:
-        """Processes refused, hellos not understood, tables given to processes that did not take them."""
-        return {"tap_refused": self._refused, "tap_malformed": self._malformed, "tap_abandoned": self._abandoned}
+        """Processes refused, hellos not understood, tables that were not taken; pauses for want of descriptors."""
+        return {
+            "tap_refused": self._refused,
+            "tap_malformed": self._malformed,
+            "tap_abandoned": self._abandoned,
+            "tap_accept_paused": self._accepting.paused,
+        }
 
     def close(self) -> None:
         """Stop serving. Tapped processes go on counting, for an agent to come."""
@@ -176,9 +183,7 @@ class TapServer:
         for table in self._left:
             table.close()
         self._processes, self._left = {}, []
-        if self._sock.fileno() >= 0:
-            self._unregister(self._sock)
-            self._sock.close()
+        if self._accepting.close():
             with contextlib.suppress(OSError):
                 if self._path.stat().st_ino == self._inode:
                     self._path.unlink()
@@ -247,11 +252,7 @@ class TapServer:
 
     # ---- conversations ----
 
-    def _accept(self, _mask: int) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except OSError:
-            return  # gone again before we looked
+    def _admit(self, sock: socket.socket) -> None:
         uid = peer(sock)[1]
         theirs = sum(each.uid == uid for each in self._conversations)
         crowded = len(self._conversations) >= CONVERSATIONS or (uid != 0 and theirs >= CONVERSATIONS // 4)
@@ -259,7 +260,6 @@ class TapServer:
             self._refused += 1
             sock.close()
             return
-        sock.setblocking(False)
         conversation = _Conversation(sock, uid, time.monotonic_ns() + _HELLO_NS)
         self._conversations.add(conversation)
 
@@ -353,8 +353,7 @@ def _listen(path: Path) -> socket.socket:
             path.unlink()
         except FileNotFoundError:
             pass
-        sock.bind(str(path))
-        path.chmod(0o666)
+        bind(sock, path, 0o666)
         sock.listen(CONVERSATIONS)
     except OSError as error:
         sock.close()

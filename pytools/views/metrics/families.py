@@ -40,6 +40,7 @@ FAMILIES: Final[dict[str, Family]] = {
         "counter", ("kind",), "Signals about paths, interfaces and so on for which there was no room."
     ),
     "swerve_metrics_refused_total": Family("counter", (), "Scrapes refused because too many were under way."),
+    "swerve_metrics_accept_paused_total": Family("counter", (), "Times scrapes had to wait for a free descriptor."),
     "swerve_metrics_series_limit": Family("gauge", (), "Series that this process can have at most."),
     # ---- the agent ----
     "swerve_agent_cpu_ratio": Family("gauge", (), "Processor time of the agent, of one core."),

@@ -74,6 +74,7 @@ class Model:
         self.signals = 0
         self.dropped = self.malformed = 0  # by the agent for us, and lines that were no signal
         self.refused = 0  # scrapes, because too many were under way
+        self.paused = 0  # times that none could be accepted for want of a descriptor
         self.paths: Table[Path, PathRow] = Table(PATHS, PathRow)
         self.apps: Table[tuple[Path, str], AppRow] = Table(2 * PATHS, lambda key: AppRow(*key))
         self.links: Table[str, LinkRow] = Table(INTERFACES, LinkRow)

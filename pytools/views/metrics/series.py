@@ -69,6 +69,7 @@ def _ourselves(out: Exposition, model: Model, now_ns: int, instance: str) -> Non
     for kind, count in model.left_out().items():
         out.add("swerve_metrics_left_out_total", (kind,), count)
     out.add("swerve_metrics_refused_total", (), model.refused)
+    out.add("swerve_metrics_accept_paused_total", (), model.paused)
     out.add("swerve_metrics_series_limit", (), SERIES_LIMIT)
 
 

@@ -16,10 +16,12 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from pytools.accepting import LACKING
 from pytools.errors import CapabilityError, RefusedError, SwerveError, UsageError
 
 AT_ONCE: Final = 8
 _PATIENCE_S: Final = 10.0
+_PAUSE_S: Final = 0.5
 _FRONT: Final = b'<!doctype html><title>swerve metrics</title><p><a href="/metrics">metrics</a></p>\n'
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -68,6 +70,8 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
     ----------
     refused : callable
         Called for each scrape that is not served because too many are under way.
+    paused : callable
+        Called each time that none can be accepted for want of a descriptor.
 
     Raises
     ------
@@ -77,9 +81,16 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
 
-    def __init__(self, address: Address, registry: CollectorRegistry, refused: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        registry: CollectorRegistry,
+        refused: Callable[[], None],
+        paused: Callable[[], None] = lambda: None,
+    ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._refused = refused
+        self._refused, self._paused = refused, paused
+        self._closing = threading.Event()
         self._room = threading.BoundedSemaphore(AT_ONCE)
         try:
             super().__init__(address, _Handler)
@@ -101,6 +112,7 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
 
     def close(self) -> None:
         """Serve no more; scrapes under way are let go."""
+        self._closing.set()
         self.shutdown()
         self.server_close()
 
@@ -109,6 +121,16 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a scrape. Where no descriptor is left it waits in the backlog, and this thread for a moment."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in LACKING:
+                self._paused()
+                self._closing.wait(_PAUSE_S)
+            raise
 
     def server_close(self) -> None:
         """Close the socket; threads of readers who hang are not waited for."""

@@ -215,9 +215,13 @@ def serve(path: Path, instance: str, address: Address) -> None:
         with lock:
             model.refused += 1
 
+    def paused() -> None:
+        with lock:
+            model.paused += 1
+
     with (
         contextlib.closing(Feed(path, model, lock, _say)) as feed,
-        contextlib.closing(MetricsServer(address, registry, refused)) as server,
+        contextlib.closing(MetricsServer(address, registry, refused, paused)) as server,
         _on_term(stop.set),
     ):
         _say(f"metrics of {instance} at {server.url}")

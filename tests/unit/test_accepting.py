@@ -1,0 +1,108 @@
+"""Whoever accepts connections goes on when the process has no descriptor left: counted, not spinning, served later."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from support import no_descriptor, wait_until
+
+from pytools import accepting
+from pytools.bus import Bus, Server
+from pytools.bus_readers import ReadServer
+from pytools.lending import Lender
+from pytools.views.metrics.server import MetricsServer
+from steering.control import requests
+from steering.control.server import ControlServer
+
+
+def _status(_request: object, _asker: object) -> requests.Reply:
+    return requests.Reply(lines=["done"])
+
+
+def _drops(name: str) -> Callable[[Any], int]:
+    return lambda server: int(server.drops()[name])
+
+
+SERVERS: dict[str, tuple[Callable[[Path], Any], int, Callable[[Any], int]]] = {
+    "bus": (lambda path: Server(Bus(), path), socket.SOCK_STREAM, _drops("bus_accept_paused")),
+    "readers": (
+        lambda path: ReadServer(Bus(), path, None),
+        socket.SOCK_STREAM,
+        _drops("bus_readers_accept_paused"),
+    ),
+    "maps": (lambda path: Lender(path, {"one": 0}), socket.SOCK_STREAM, _drops("maps_accept_paused")),
+    "control": (
+        lambda path: ControlServer(path, _status),
+        socket.SOCK_SEQPACKET,
+        lambda server: int(server.paused),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_without_descriptors_it_waits_and_serves_later(name: str, tmp_path: Path) -> None:
+    make, kind, paused = SERVERS[name]
+    path = tmp_path / "run" / "one.sock"
+    path.parent.mkdir(mode=0o700)
+    server = make(path)
+    with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX, kind) as client:
+        server.register(selector)
+        registered = len(selector.get_map())
+        with no_descriptor():
+            client.connect(str(path))
+            events = 0
+            while found := selector.select(0):  # a spinning one never ends
+                events += 1
+                assert events < 10, "it spins"
+                for key, mask in found:
+                    key.data(mask)
+            assert paused(server) == 1
+        assert len(selector.get_map()) == registered - 1
+        began = accepting.time.monotonic_ns()
+        server.tick(began)
+        assert len(selector.get_map()) == registered - 1, "not before the pause is over"
+        assert server.tick(began + accepting.PAUSE_NS) <= began + 2 * accepting.PAUSE_NS
+        for key, mask in selector.select(5):
+            key.data(mask)
+        assert len(selector.get_map()) == registered + 1, "the client that waited is served"
+        server.close()
+
+
+def test_closing_while_it_pauses_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "one.sock"
+    server = Server(Bus(), path)
+    with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        server.register(selector)
+        with no_descriptor():
+            client.connect(str(path))
+            for key, mask in selector.select(5):
+                key.data(mask)
+        server.close()
+        assert not selector.get_map() and not path.exists()
+
+
+def test_scrapes_wait_for_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, calls = [], []
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = ("127.0.0.1", free.getsockname()[1])
+    accept = socket.socket.accept
+    monkeypatch.setattr(socket.socket, "accept", lambda self: (calls.append(threading.get_ident()), accept(self))[1])
+    server = MetricsServer(address, CollectorRegistry(), lambda: None, lambda: counts.append(1))
+    try:
+        with socket.socket() as client:
+            with no_descriptor():
+                client.connect(address)
+                wait_until(lambda: len(counts) >= 2, 20, "it has paused twice")
+                assert len(calls) == len(counts) <= 3, "each attempt is followed by a pause"
+            client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            client.settimeout(20)
+            assert client.recv(100).startswith(b"HTTP/1.0 200 OK")
+    finally:
+        server.close()
