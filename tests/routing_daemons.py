@@ -34,23 +34,23 @@ Change = tuple[str, str]  # what happened, and to what
 
 
 @contextlib.contextmanager
-def frr(netns: str, zebra: str = "", static: str = "") -> Iterator[Frr]:
-    """Zebra and staticd with these configurations."""
+def frr(netns: str, zebra: str = "", **daemons: str) -> Iterator[Frr]:
+    """Zebra and others, such as staticd and bgpd, with these configurations."""
     support.require("vtysh")
     place = _RUN / "frr" / netns
     place.mkdir(parents=True)
     shutil.chown(place, "frr", "frr")
-    daemons: list[subprocess.Popen[bytes]] = []
+    running: list[subprocess.Popen[bytes]] = []
     try:
-        for name, text in (("zebra", zebra), ("staticd", static)):
+        for name, text in {"zebra": zebra, **daemons}.items():
             file = place / f"{name}.conf"
             file.write_text(f"hostname {netns}\nlog file {place}/log\n{text}")
             shutil.chown(file, "frr", "frr")
-            daemons.append(_start(netns, [str(FRR / name), "-N", netns, "-f", str(file), "-P", "0"]))
+            running.append(_start(netns, [str(FRR / name), "-N", netns, "-f", str(file), "-P", "0"]))
             support.wait_until((place / f"{name}.vty").exists, 20, f"{name} serves")
         yield Frr(netns)
     finally:
-        _end(daemons)
+        _end(running)
         shutil.rmtree(place)
         with contextlib.suppress(OSError):
             place.parent.rmdir()
@@ -101,8 +101,12 @@ class Bird:
     def configure(self, configuration: str) -> None:
         """Have it work by another configuration."""
         self.write(configuration)
-        said = support.run(["birdc", "-s", str(self.control), "configure"]).stdout
+        said = self.ask("configure")
         assert "Reconfig" in said, said
+
+    def ask(self, *words: str) -> str:
+        """What it answers to a command."""
+        return support.run(["birdc", "-s", str(self.control), *words]).stdout
 
 
 def _start(netns: str, argv: list[str]) -> subprocess.Popen[bytes]:

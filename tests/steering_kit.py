@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path as File
 from typing import Any
@@ -128,10 +128,17 @@ def group(
 class FakeAgent:
     """An agent's socket with measurements made up here: a thread publishes every path's every 20 ms.
 
-    Set `queueing_ns[rail]` to congest a rail, `silent` to say nothing.
+    Set `queueing_ns[rail]` to congest a rail, `silent` to say nothing. `paths` are those over a rail.
     """
 
-    def __init__(self, netns: str, rails: tuple[int, ...] = (1, 2), every_s: float = 0.02) -> None:
+    def __init__(
+        self,
+        netns: str,
+        rails: tuple[int, ...] = (1, 2),
+        every_s: float = 0.02,
+        paths: Callable[[int], list[Path]] = lambda rail: [path(rail)],
+    ) -> None:
+        self._paths = paths
         self.queueing_ns: dict[int, int | None] = dict.fromkeys(rails, 0)
         self.lost: dict[int, int] = dict.fromkeys(rails, 0)
         self.silent = False
@@ -175,8 +182,9 @@ class FakeAgent:
                     if not self.silent:
                         received = 0 if value is None else 5
                         now = time.monotonic_ns()
-                        bus.publish(measured(path(rail), now, value, lost=self.lost[rail], received=received))
-                        self.published += 1
+                        for over in self._paths(rail):
+                            bus.publish(measured(over, now, value, lost=self.lost[rail], received=received))
+                            self.published += 1
 
     def _take(self, signal_heard: Any) -> None:
         if isinstance(signal_heard, Act):

@@ -35,7 +35,7 @@ class Frr:
 
     @contextlib.contextmanager
     def routes(self, host, *hops):
-        with routing_daemons.frr(host.netns, self.zebra, "\n".join(self._lines(hops))) as daemon:
+        with routing_daemons.frr(host.netns, self.zebra, staticd="\n".join(self._lines(hops))) as daemon:
             self._daemon, self._hops = daemon, hops
             yield
 
