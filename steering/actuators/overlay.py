@@ -26,7 +26,7 @@ from pytools.kernel.netlink_watch import NetlinkWatch
 from steering.actuators.mirror import Mirror, Numbers, foreign_ids
 from steering.actuators.objects import Objects, Table, owner_name, read
 from steering.actuators.prefixes import Key, LongestPrefix, key_of
-from steering.actuators.steered import Steered, alike, free_name
+from steering.actuators.steered import Steered, alike, is_named_after, name_of
 from steering.actuators.theirs import Steerable, View, ViewKey, Ways, views
 from steering.plan import Group, Member, Target, Weights, weights_of
 from steering.policy import Manage
@@ -282,7 +282,10 @@ class Overlay:
         return views(objects, self._manage.destinations, self._manage.vrfs, self._alternatives)
 
     def _assign(self, objects: Objects) -> None:
-        """Give every set of hops its target: the one that most of its prefixes had before, else one of its own."""
+        """Give every set of hops its target: the one that most of its prefixes had before, else one of its own.
+
+        A target is always named after one of its prefixes, so that no two ask for the same name.
+        """
         before = {(t.view, each.destination): name for name, t in self._targets.items() for each in t.prefixes}
         old, self._targets = self._targets, {}
         for key, view in self._views.items():
@@ -293,9 +296,8 @@ class Overlay:
                 votes = Counter(before.get((key, each.destination)) for each in prefixes)
                 del votes[None]
                 parent = old[str(votes.most_common(1)[0][0])] if votes else None
-                name = parent.name if parent is not None else ""
-                if not name or name in self._targets:
-                    name = free_name(view.name, prefixes, self._targets)
+                inherits = parent is not None and is_named_after(parent.name, view.name, prefixes)
+                name = parent.name if parent is not None and inherits else name_of(view.name, prefixes)
                 known = old.get(name) or Steered(name, key, ways, prefixes)
                 if parent is not None and parent is not known:  # split off: what was taken down stays down
                     known.usable, known.weights, known.away = parent.usable, parent.weights, parent.away

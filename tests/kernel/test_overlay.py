@@ -277,6 +277,17 @@ def test_source_tables_and_the_main_table_are_steered_apart(host):
     assert host.ways() == {"rail1", "rail2"}
 
 
+def test_a_table_that_is_looked_up_twice_is_two_views(host):
+    """As with wg-quick: first without its default route, then, behind a tunnel's table, as a whole."""
+    host.route("add", PREFIX[host.family], *host.nexthops(1, 2))
+    host.rule("add", "pref", "32764", "table", "main", "suppress_prefixlength", "0")
+    found = host.start()
+    for group in found.groups.values():
+        assert host.overlay.apply(group.target, group.original[1:]).kind == "applied"
+        assert host.ways() == {"rail2"}
+    assert len(found.groups) == 2
+
+
 def test_a_live_flow_goes_where_the_rule_sends_it_and_back(host):
     """Its cached route is looked up again when the rule comes or goes, and when our route is made again."""
     host.route("add", PREFIX[host.family], *host.hop(1), "metric", "50")
