@@ -332,13 +332,9 @@ class Controller:
         for text in found.events:
             self._say(text)
         self._say_refused(found)
-        for target, known in self._engine.groups.items():
-            group = found.groups.get(target)
-            if group is None:
-                self._say(f"{title(target)}: " + ("gone with its links" if target in found.lost else "gone"))
-            if known.current != known.original and (group is None or group.current == group.original):
-                why = "its route changed" if group is not None else "its route is gone"
-                self._acting.forget(Change(target, known.current, known.original, why, ""))
+        for target in self._engine.groups.keys() - found.groups.keys():
+            self._say(f"{title(target)}: " + ("gone with its links" if target in found.lost else "gone"))
+        self._acting.follow(found.groups)
         self._engine.arrange(found.groups.values(), found.targets_of, now, found.lost, found.unlinked)
 
     def _say_refused(self, found: Found) -> None:
