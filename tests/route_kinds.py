@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path as File
 from typing import Any, ClassVar
@@ -355,3 +356,50 @@ class FrrClassic(Frr):
 
     zebra = "no zebra nexthop kernel enable\n"
     regains = restorable = True
+
+
+class Networkd(Metric):
+    """systemd-networkd, with a static route in the file of each interface, one better than the other.
+
+    Withdrawing is another file and a restart.
+    """
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        with tempfile.TemporaryDirectory() as place:
+            self._daemon = routing_daemons.Networkd(self.netns, File(place))
+            self._write(RAILS)
+            self._daemon.start()
+            try:
+                self._has(RAILS)
+                yield
+            finally:
+                self._daemon.stop()
+
+    def restart(self) -> int:
+        """Start it again; its process number."""
+        self._daemon.stop()
+        return self._daemon.start()
+
+    def withdraw(self) -> None:
+        self._write((1, 3))
+        self.restart()
+        self._has((1, 3))
+
+    def restore(self) -> None:
+        self._write(RAILS)
+        self.restart()
+        self._has(RAILS)
+
+    def _write(self, rails: tuple[int, ...]) -> None:
+        for rail in RAILS:
+            text = f"[Match]\nName=rail{rail}\n[Network]\nIPv6AcceptRA=no\n"
+            text += "".join(f"Address={gateway(f, rail, 2)}/{24 if f == 4 else 64}\n" for f in FAMILIES)
+            for family in FAMILIES if rail in rails else ():
+                text += f"[Route]\nDestination={PREFIX[family]}\nGateway={gateway(family, rail)}\nMetric={50 + rail}\n"
+            self._daemon.write(f"rail{rail}.network", text)
+
+    def _has(self, rails: tuple[int, ...]) -> None:
+        support.wait_until(
+            lambda: all(self.gateways(family).keys() == set(rails) for family in FAMILIES), 30, f"it routes by {rails}"
+        )

@@ -1,6 +1,7 @@
-"""Routing daemons of others in a test's namespace (FRR, bird), and who writes to its routes.
+"""Routing daemons of others in a test's namespace (FRR, bird, systemd-networkd), and who writes to its routes.
 
-Imported as `routing_daemons`. The daemons' sockets lie in a directory of the namespace's name below /run/frr or /run.
+Imported as `routing_daemons`. The sockets of FRR and bird lie in a directory of the namespace's name below /run/frr or
+/run; networkd has a /run of its own.
 """
 
 from __future__ import annotations
@@ -24,10 +25,17 @@ from pytools.kernel.netns import inside
 FRR = Path("/usr/lib/frr")
 _RUN = Path("/run")
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr: length, type, flags, sequence number, port of whoever caused it
-_GROUPS = (7, 11, 32)  # RTNLGRP_IPV4_ROUTE, IPV6_ROUTE, NEXTHOP
+_GROUPS = (7, 8, 11, 19, 32)  # RTNLGRP_IPV4_ROUTE, IPV4_RULE, IPV6_ROUTE, IPV6_RULE, NEXTHOP
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 _ATTRIBUTE = struct.Struct("=HH")
-_KINDS = {24: ("route", 12), 25: ("no route", 12), 104: ("nexthop", 8), 105: ("no nexthop", 8)}  # and bytes of its head
+_KINDS = {  # and bytes of its head
+    24: ("route", 12),
+    25: ("no route", 12),
+    32: ("rule", 12),
+    33: ("no rule", 12),
+    104: ("nexthop", 8),
+    105: ("no nexthop", 8),
+}
 _SUBJECT = 1  # RTA_DST, NHA_ID
 
 Change = tuple[str, str]  # what happened, and to what
@@ -107,6 +115,54 @@ class Bird:
     def ask(self, *words: str) -> str:
         """What it answers to a command."""
         return support.run(["birdc", "-s", str(self.control), *words]).stdout
+
+
+# networkd asks udev whether an interface is ready, and thinks that it is in a container where /sys cannot be written.
+_NETWORKD = """\
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+mkdir -p /run/udev/data /run/systemd/network /run/systemd/netif
+mount --bind {place}/netif /run/systemd/netif
+mount --bind {place}/network /etc/systemd/network
+for index in /sys/class/net/*/ifindex; do echo I:1 >/run/udev/data/n$(cat $index); done
+exec env SYSTEMD_LOG_TARGET=console /lib/systemd/systemd-networkd
+"""
+
+
+class Networkd:
+    """systemd-networkd in a namespace, without udev and D-Bus.
+
+    Parameters
+    ----------
+    netns : str
+        The namespace.
+    place : Path
+        A directory for its configuration and for what it keeps while it is started again.
+    """
+
+    def __init__(self, netns: str, place: Path) -> None:
+        self._netns, self._place = netns, place
+        (place / "network").mkdir()
+        for part in (place / "netif", *(place / "netif" / name for name in ("links", "leases", "lldp"))):
+            part.mkdir()
+            shutil.chown(part, "systemd-network", "systemd-network")
+        place.chmod(0o755)
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file of its configuration."""
+        (self._place / "network" / name).write_text(text)
+
+    def start(self) -> int:
+        """Start it; its process number."""
+        argv = ["ip", "netns", "exec", self._netns, "sh", "-c", _NETWORKD.format(place=self._place)]
+        self._running.append(_start(self._netns, argv))
+        return self._running[-1].pid
+
+    def stop(self) -> None:
+        """End it, as `systemctl stop` would."""
+        _end(self._running)
+        self._running.clear()
 
 
 def _start(netns: str, argv: list[str]) -> subprocess.Popen[bytes]:

@@ -17,10 +17,12 @@ import support
 import yaml
 from live_traffic import Traffic
 from route_kinds import FAMILIES, PEER, RAILS, SOURCE
+from routing_daemons import Writes
 
 from pytools import places
 from pytools.signals import Path
-from steering.control import client, requests
+from steering.control import client, kept_orders, requests
+from steering.deciding.overrides import NONE
 
 pytestmark = pytest.mark.beside
 
@@ -33,6 +35,7 @@ KINDS = {
     "FRR BGP": route_kinds.Frr,
     "FRR BGP classic": route_kinds.FrrClassic,
     "bird BGP": route_kinds.Bird,
+    "networkd": route_kinds.Networkd,
 }
 if os.environ.get("SWERVE_TEST_VRF"):  # tests/prove/vrf.py: in a kernel that can do it
     KINDS = {"VRF": route_kinds.Vrf}
@@ -99,17 +102,17 @@ class Steered:
         support.wait_until(self.controller.lock_is_free, 10, "both are dead")
 
     def forget_orders(self):
-        """No order is left on disk."""
-        support.run([*support.SWERVE, "steer", "undrain", "rail1", "-n", self.host.netns], check=False)
+        """No controller runs, and the next one finds no order."""
+        kept_orders.save(places.state_dir(self.host.netns), NONE)
 
     def end(self):
         if self.controller is not None and self.controller.process.poll() is None:
             self.controller.end()
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
 def kind(request):
-    return KINDS[request.param]
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +188,22 @@ def test_off_removes_all(steered, alive):
     support.run([*support.SWERVE, "steer", "off", "-n", steered.host.netns])
     steered.is_gone()
     steered.traffic.unharmed()
-    steered.start()
+    steered.forget_orders()
+
+
+@pytest.mark.parametrize("kind", [route_kinds.Networkd], ids=["networkd"], indirect=True, scope="module")
+def test_networkd_deletes_our_rules_when_it_is_started_again_and_they_are_made_again(steered):
+    steered.drain()
+    with Writes(steered.host.netns) as writes:
+        networkd = steered.host.restart()
+        deleted = ("no rule", "")
+        support.wait_until(lambda: writes.by(networkd)[deleted] >= len(FAMILIES), 20, "it deletes our rules")
+        support.wait_until(lambda: steered.host.ours("rule") >= len(FAMILIES), 10, "they are made again")
+        support.wait_until(lambda: writes.by(steered.controller.process.pid)["rule", ""] >= len(FAMILIES), 10, "by us")
+    steered.comes_to(steered.host.drained)
+    assert sorted(steered.host.others()) == sorted(steered.before)
     steered.undrain()
+    steered.traffic.unharmed()
 
 
 def test_a_carrier_that_is_lost_is_left_and_comes_back(steered):
