@@ -39,6 +39,7 @@ KINDS = {
 }
 if os.environ.get("SWERVE_TEST_VRF"):  # tests/prove/vrf.py: in a kernel that can do it
     KINDS = {"VRF": route_kinds.Vrf}
+EVERY_S = 0.02 * min(10, support.slow_factor())
 IN_FLIGHT = 400  # datagrams: no more are under way, or wait for a link that has gone, until all have heard of it
 
 
@@ -127,7 +128,7 @@ def steered(kind, make_lasting_namespace, tmp_path_factory):
             return [Path("h1", f"h2v{family}", PEER[family], hops[family][rail], f"rail{rail}") for family in FAMILIES]
 
         traffic = stack.enter_context(contextlib.closing(Traffic(host.netns, host.peer, SOURCE, PEER, host.device)))
-        agent = stack.enter_context(contextlib.closing(kit.FakeAgent(host.netns, RAILS, paths=paths)))
+        agent = stack.enter_context(contextlib.closing(kit.FakeAgent(host.netns, RAILS, EVERY_S, paths)))
         text = yaml.safe_load(kit.POLICY)
         text["manage"] = {"destinations": ["10.9.0.0/16", "fd00:9::/64"], **host.manage}
         text["rules"][0]["return"] = {"dwell": "200ms", "retry_after": "200ms", "steps": [1.0], "step": "200ms"}
@@ -220,6 +221,8 @@ def test_a_carrier_that_is_lost_is_left_and_comes_back(steered):
         seen = steered.agent.published
         support.wait_until(lambda: steered.agent.published > seen + 300, 20, "all that is measured is good")
         assert host.uses(host.withdrawn), "their group is without it, and so is ours"
+        reasons = [state.reason for path, state in steered.agent.states.items() if path.interface == "rail2"]
+        assert reasons and all(why.startswith("no managed route has this nexthop") for why in reasons)
     if host.restorable:
         host.restore()
         support.wait_until(lambda: all(host.used(family) >= host.drained for family in FAMILIES), 30, "it is back")
