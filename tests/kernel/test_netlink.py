@@ -235,6 +235,8 @@ def test_a_look_up_follows_the_mark(grouped):
     netlink.add_rule(rule)
     assert netlink.route_get("10.9.0.2").gateway == "10.77.0.2"
     assert netlink.route_get("10.9.0.2", mark=0x5E000001).gateway == "10.77.0.3"
+    assert netlink.route_get("10.9.0.2").table == MAIN_TABLE
+    assert netlink.route_get("10.9.0.2", mark=0x5E000001, matched=True).table == 20101
     assert netlink.route_get("10.9.0.2", mark=0x5E000002).gateway == "10.77.0.2"
     assert netlink.route_get("10.9.0.2", matched=True).nexthop_id == 11
     netlink.del_rule(rule)
