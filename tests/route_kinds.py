@@ -142,6 +142,15 @@ class Host:
                     found[int(name[4:])] = str(address)
         return found
 
+    def hops(self) -> set[tuple[int, int]]:
+        """Families and rails of the routes to the peer in the main table."""
+        found = set()
+        for family in FAMILIES:
+            for row in self.rows(f"-{family}", "route", "show", "table", "main"):
+                if row["dst"] == PEER[family]:
+                    found |= {(family, int(hop["dev"][4:])) for hop in row.get("nexthops", [row])}
+        return found
+
 
 def _hop(family: int, rail: int) -> tuple[str, ...]:
     return "via", gateway(family, rail), "dev", f"rail{rail}"
@@ -278,16 +287,7 @@ class Bgp(Host):
 
     def has_all(self) -> None:
         """Wait until the owner routes over all rails."""
-        support.wait_until(lambda: self._hops() == {(f, rail) for f in FAMILIES for rail in RAILS}, 30, "all are back")
-
-    def _hops(self) -> set[tuple[int, int]]:
-        """Families and rails of the owner's routes, but for ours."""
-        found = set()
-        for family in FAMILIES:
-            for row in self.rows(f"-{family}", "route", "show", "table", "main"):
-                if row["dst"] == PEER[family]:
-                    found |= {(family, int(hop["dev"][4:])) for hop in row.get("nexthops", [row])}
-        return found
+        support.wait_until(lambda: self.hops() == {(f, rail) for f in FAMILIES for rail in RAILS}, 30, "all are back")
 
 
 def _session(family: int, rail: int) -> str:
@@ -358,16 +358,15 @@ class FrrClassic(Frr):
     regains = restorable = True
 
 
-class Networkd(Metric):
-    """systemd-networkd, with a static route in the file of each interface, one better than the other.
+class ByFiles(Metric):
+    """A daemon with a static route in the file of each interface, one better than the other."""
 
-    Withdrawing is another file and a restart.
-    """
+    daemon: Callable[..., Any]
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
         with tempfile.TemporaryDirectory() as place:
-            self._daemon = routing_daemons.Networkd(self.netns, File(place))
+            self._daemon = self.daemon(self.netns, File(place))
             self._write(RAILS)
             self._daemon.start()
             try:
@@ -381,25 +380,67 @@ class Networkd(Metric):
         self._daemon.stop()
         return self._daemon.start()
 
+    def reload(self) -> None:
+        """Have it work by what its files say now; without D-Bus that is another start."""
+        self.restart()
+
     def withdraw(self) -> None:
         self._write((1, 3))
-        self.restart()
+        self.reload()
         self._has((1, 3))
 
     def restore(self) -> None:
         self._write(RAILS)
-        self.restart()
+        self.reload()
         self._has(RAILS)
 
     def _write(self, rails: tuple[int, ...]) -> None:
         for rail in RAILS:
-            text = f"[Match]\nName=rail{rail}\n[Network]\nIPv6AcceptRA=no\n"
-            text += "".join(f"Address={gateway(f, rail, 2)}/{24 if f == 4 else 64}\n" for f in FAMILIES)
-            for family in FAMILIES if rail in rails else ():
-                text += f"[Route]\nDestination={PREFIX[family]}\nGateway={gateway(family, rail)}\nMetric={50 + rail}\n"
-            self._daemon.write(f"rail{rail}.network", text)
+            self._daemon.write(*self.file(rail, FAMILIES if rail in rails else ()))
+
+    def file(self, rail: int, routed: tuple[int, ...]) -> tuple[str, str]:
+        """Name and text of the file of a rail, with routes of these families."""
+        raise NotImplementedError
 
     def _has(self, rails: tuple[int, ...]) -> None:
-        support.wait_until(
-            lambda: all(self.gateways(family).keys() == set(rails) for family in FAMILIES), 30, f"it routes by {rails}"
-        )
+        wanted = {(family, rail) for family in FAMILIES for rail in rails}
+        support.wait_until(lambda: self.hops() == wanted, 30, f"it routes by {rails}")
+
+
+class Networkd(ByFiles):
+    """systemd-networkd."""
+
+    daemon = routing_daemons.Networkd
+
+    def file(self, rail: int, routed: tuple[int, ...]) -> tuple[str, str]:
+        text = f"[Match]\nName=rail{rail}\n[Network]\nIPv6AcceptRA=no\n"
+        text += "".join(f"Address={gateway(f, rail, 2)}/{24 if f == 4 else 64}\n" for f in FAMILIES)
+        for family in routed:
+            text += f"[Route]\nDestination={PREFIX[family]}\nGateway={gateway(family, rail)}\nMetric={50 + rail}\n"
+        return f"rail{rail}.network", text
+
+
+class NetworkManager(ByFiles):
+    """NetworkManager."""
+
+    daemon = routing_daemons.NetworkManager
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        for rail in RAILS:  # what it finds configured when it starts for the first time it leaves alone
+            self.ip("address", "flush", "dev", f"rail{rail}")
+        with super().owned():
+            yield
+
+    def reload(self) -> None:
+        self._daemon.ask("connection", "reload")
+        self._daemon.ask("device", "reapply", "rail2")
+
+    def file(self, rail: int, routed: tuple[int, ...]) -> tuple[str, str]:
+        text = f"[connection]\nid=rail{rail}\ntype=ethernet\ninterface-name=rail{rail}\n[ethernet]\n"
+        for family in FAMILIES:
+            text += f"[ipv{family}]\nmethod=manual\naddress1={gateway(family, rail, 2)}/{24 if family == 4 else 64}\n"
+            text += f"route-metric={100 + rail}\n"
+            if family in routed:
+                text += f"route1={PREFIX[family]},{gateway(family, rail)},{50 + rail}\n"
+        return f"rail{rail}.nmconnection", text

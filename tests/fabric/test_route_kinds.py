@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from pathlib import Path as File
 
 import pytest
 import route_kinds
@@ -17,7 +18,7 @@ import support
 import yaml
 from live_traffic import Traffic
 from route_kinds import FAMILIES, PEER, RAILS, SOURCE
-from routing_daemons import Writes
+from routing_daemons import NetworkManager, Writes
 
 from pytools import places
 from pytools.signals import Path
@@ -37,8 +38,10 @@ KINDS = {
     "bird BGP": route_kinds.Bird,
     "networkd": route_kinds.Networkd,
 }
-if os.environ.get("SWERVE_TEST_VRF"):  # tests/prove/vrf.py: in a kernel that can do it
-    KINDS = {"VRF": route_kinds.Vrf}
+ELSEWHERE = {"VRF": route_kinds.Vrf, "NetworkManager": route_kinds.NetworkManager}  # in tests/prove
+if chosen := os.environ.get("SWERVE_TEST_KIND"):
+    KINDS = {chosen: ELSEWHERE[chosen]}
+    NetworkManager.packages = File(os.environ.get("SWERVE_TEST_PACKAGES", "/"))
 EVERY_S = 0.02 * min(10, support.slow_factor())
 IN_FLIGHT = 400  # datagrams: no more are under way, or wait for a link that has gone, until all have heard of it
 
