@@ -343,12 +343,9 @@ class Controller:
         for text in self._managed.take(found):
             self._say(text)
         for target, known in self._engine.groups.items():
-            group = found.groups.get(target)
-            if group is None and not known.beside:
+            if target not in found.groups and not known.beside:
                 self._say(f"{title(target)}: " + ("gone with its links" if target in found.lost else "gone"))
-            if known.current != known.original and (group is None or group.current == group.original):
-                why = "its route changed" if group is not None else "its route is gone"
-                self._acting.forget(Change(target, known.current, known.original, why, ""))
+        self._acting.follow(found.groups)
         self._engine.arrange(found.groups.values(), found.targets_of, now, found.lost, found.unlinked)
 
     # ---- the end ----

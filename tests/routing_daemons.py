@@ -1,6 +1,7 @@
-"""Routing daemons of others in a test's namespace (FRR, bird), and who writes to its routes.
+"""Routing daemons of others in a test's namespace, and who writes to its routes.
 
-Imported as `routing_daemons`. The daemons' sockets lie in a directory of the namespace's name below /run/frr or /run.
+Imported as `routing_daemons`. FRR, bird, systemd-networkd, NetworkManager. The sockets of FRR and bird lie in a
+directory of the namespace's name below /run/frr or /run; the others have a /run of their own.
 """
 
 from __future__ import annotations
@@ -24,33 +25,40 @@ from pytools.kernel.netns import inside
 FRR = Path("/usr/lib/frr")
 _RUN = Path("/run")
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr: length, type, flags, sequence number, port of whoever caused it
-_GROUPS = (7, 11, 32)  # RTNLGRP_IPV4_ROUTE, IPV6_ROUTE, NEXTHOP
+_GROUPS = (7, 8, 11, 19, 32)  # RTNLGRP_IPV4_ROUTE, IPV4_RULE, IPV6_ROUTE, IPV6_RULE, NEXTHOP
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 _ATTRIBUTE = struct.Struct("=HH")
-_KINDS = {24: ("route", 12), 25: ("no route", 12), 104: ("nexthop", 8), 105: ("no nexthop", 8)}  # and bytes of its head
+_KINDS = {  # and bytes of its head
+    24: ("route", 12),
+    25: ("no route", 12),
+    32: ("rule", 12),
+    33: ("no rule", 12),
+    104: ("nexthop", 8),
+    105: ("no nexthop", 8),
+}
 _SUBJECT = 1  # RTA_DST, NHA_ID
 
 Change = tuple[str, str]  # what happened, and to what
 
 
 @contextlib.contextmanager
-def frr(netns: str, zebra: str = "", static: str = "") -> Iterator[Frr]:
-    """Zebra and staticd with these configurations."""
+def frr(netns: str, zebra: str = "", **daemons: str) -> Iterator[Frr]:
+    """Zebra and others, such as staticd and bgpd, with these configurations."""
     support.require("vtysh")
     place = _RUN / "frr" / netns
     place.mkdir(parents=True)
     shutil.chown(place, "frr", "frr")
-    daemons: list[subprocess.Popen[bytes]] = []
+    running: list[subprocess.Popen[bytes]] = []
     try:
-        for name, text in (("zebra", zebra), ("staticd", static)):
+        for name, text in {"zebra": zebra, **daemons}.items():
             file = place / f"{name}.conf"
             file.write_text(f"hostname {netns}\nlog file {place}/log\n{text}")
             shutil.chown(file, "frr", "frr")
-            daemons.append(_start(netns, [str(FRR / name), "-N", netns, "-f", str(file), "-P", "0"]))
+            running.append(_start(netns, [str(FRR / name), "-N", netns, "-f", str(file), "-P", "0"]))
             support.wait_until((place / f"{name}.vty").exists, 20, f"{name} serves")
         yield Frr(netns)
     finally:
-        _end(daemons)
+        _end(running)
         shutil.rmtree(place)
         with contextlib.suppress(OSError):
             place.parent.rmdir()
@@ -101,8 +109,128 @@ class Bird:
     def configure(self, configuration: str) -> None:
         """Have it work by another configuration."""
         self.write(configuration)
-        said = support.run(["birdc", "-s", str(self.control), "configure"]).stdout
+        said = self.ask("configure")
         assert "Reconfig" in said, said
+
+    def ask(self, *words: str) -> str:
+        """What it answers to a command."""
+        return support.run(["birdc", "-s", str(self.control), *words]).stdout
+
+
+# Both ask udev whether an interface is ready. `place` is a directory that lasts while they are started again.
+_OWN_RUN = """\
+mount --make-rprivate /
+mount --bind {place}/run /run
+mkdir -p /run/udev/data
+for index in /sys/class/net/*/ifindex; do echo I:1 >/run/udev/data/n$(cat $index); done
+"""
+_NETWORKD = """\
+mkdir -p /run/systemd/network /run/systemd/netif/links /run/systemd/netif/leases /run/systemd/netif/lldp
+chown -R systemd-network: /run/systemd/netif
+mount --bind {place}/files /etc/systemd/network
+exec env SYSTEMD_LOG_TARGET=console /lib/systemd/systemd-networkd
+"""
+_NETWORK_MANAGER = """\
+mkdir -p /run/dbus /run/NetworkManager
+mount -t tmpfs tmpfs /var/lib
+mkdir -p /var/lib/NetworkManager
+dbus-daemon --config-file={place}/bus.conf --nofork --nopidfile &
+bus=$!
+LD_LIBRARY_PATH={packages}/usr/lib/x86_64-linux-gnu {packages}/usr/sbin/NetworkManager --no-daemon \
+	--config={place}/NetworkManager.conf --config-dir={place}/none --system-config-dir={place}/none \
+	--intern-config=/run/NetworkManager/intern.conf --state-file=/run/NetworkManager/state &
+manager=$!
+trap 'kill $manager' TERM
+wait $manager
+wait $manager
+kill $bus
+wait
+"""
+_BUS = """\
+<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig>
+  <type>system</type><listen>unix:path=/run/dbus/system_bus_socket</listen><auth>EXTERNAL</auth>
+  <policy context="default"><allow send_destination="*"/><allow receive_sender="*"/><allow own="*"/></policy>
+</busconfig>
+"""
+_MANAGER = """\
+[main]
+plugins=keyfile
+dhcp=internal
+dns=none
+[keyfile]
+path={place}/files
+[device-rails]
+match-device=interface-name:rail*
+managed=1
+[logging]
+backend=stderr
+"""
+
+
+class ByFiles:
+    """A daemon in a namespace that has a file for each interface, and a /run of its own, without udev.
+
+    Parameters
+    ----------
+    netns : str
+        The namespace.
+    place : Path
+        A directory for its files and for what it keeps while it is started again.
+    """
+
+    def __init__(self, netns: str, place: Path) -> None:
+        self._netns, self._place = netns, place
+        for name in ("files", "run"):
+            (place / name).mkdir(mode=0o755)
+        place.chmod(0o755)
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def _script(self) -> str:
+        raise NotImplementedError
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file of its configuration."""
+        (self._place / "files" / name).write_text(text)
+        (self._place / "files" / name).chmod(self.mode)
+
+    mode = 0o644
+
+    def start(self) -> int:
+        """Start it; its process number."""
+        self._running.append(_start(self._netns, ["ip", "netns", "exec", self._netns, "sh", "-c", self._script()]))
+        return self._running[-1].pid
+
+    def stop(self) -> None:
+        """End it, as `systemctl stop` would."""
+        _end(self._running)
+        self._running.clear()
+
+
+class Networkd(ByFiles):
+    """systemd-networkd, without D-Bus."""
+
+    def _script(self) -> str:
+        return (_OWN_RUN + _NETWORKD).format(place=self._place)
+
+
+class NetworkManager(ByFiles):
+    """NetworkManager, with a bus of its own, from packages that were unpacked and not installed."""
+
+    mode = 0o600
+    packages = Path()
+
+    def _script(self) -> str:
+        (self._place / "bus.conf").write_text(_BUS)
+        (self._place / "NetworkManager.conf").write_text(_MANAGER.format(place=self._place))
+        return (_OWN_RUN + _NETWORK_MANAGER).format(place=self._place, packages=self.packages)
+
+    def ask(self, *words: str) -> str:
+        """What `nmcli` says to a command."""
+        there = ("nsenter", "-m", "-n", "-t", str(self._running[-1].pid))
+        libraries = f"LD_LIBRARY_PATH={self.packages}/usr/lib/x86_64-linux-gnu"
+        return support.run([*there, "env", libraries, f"{self.packages}/usr/bin/nmcli", *words]).stdout
 
 
 def _start(netns: str, argv: list[str]) -> subprocess.Popen[bytes]:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path as File
 from typing import Any
@@ -25,6 +25,7 @@ from pytools.kernel.leftovers import is_our_nexthop, is_our_rule
 from pytools.kernel.netlink import Netlink, NexthopGroup
 from pytools.signals import Act, Delay, Path, PathDelay, PathState
 from steering.acting import journal
+from steering.acting.later import Later
 from steering.deciding.evidence import Facts
 from steering.plan import Group, Member, Weights, nexthop_group, overlay_target, weights_of
 
@@ -125,13 +126,32 @@ def group(
     )
 
 
+class AtOnce(Later):
+    """Writes where it is asked to, so that a test sees what was written."""
+
+    def put(self, write: Callable[[], object]) -> None:
+        """Write it now."""
+        self._try(write)
+
+    def do(self, write: Callable[[], object], timeout_s: float) -> None:
+        """Write it now."""
+        write()
+
+
 class FakeAgent:
     """An agent's socket with measurements made up here: a thread publishes every path's every 20 ms.
 
-    Set `queueing_ns[rail]` to congest a rail, `silent` to say nothing.
+    Set `queueing_ns[rail]` to congest a rail, `silent` to say nothing. `paths` are those over a rail.
     """
 
-    def __init__(self, netns: str, rails: tuple[int, ...] = (1, 2), every_s: float = 0.02) -> None:
+    def __init__(
+        self,
+        netns: str,
+        rails: tuple[int, ...] = (1, 2),
+        every_s: float = 0.02,
+        paths: Callable[[int], list[Path]] = lambda rail: [path(rail)],
+    ) -> None:
+        self._paths = paths
         self.queueing_ns: dict[int, int | None] = dict.fromkeys(rails, 0)
         self.lost: dict[int, int] = dict.fromkeys(rails, 0)
         self.silent = False
@@ -175,8 +195,9 @@ class FakeAgent:
                     if not self.silent:
                         received = 0 if value is None else 5
                         now = time.monotonic_ns()
-                        bus.publish(measured(path(rail), now, value, lost=self.lost[rail], received=received))
-                        self.published += 1
+                        for over in self._paths(rail):
+                            bus.publish(measured(over, now, value, lost=self.lost[rail], received=received))
+                            self.published += 1
 
     def _take(self, signal_heard: Any) -> None:
         if isinstance(signal_heard, Act):

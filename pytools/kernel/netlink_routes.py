@@ -31,6 +31,7 @@ _MARK = 16
 _THROW: Final = 9  # RTN_THROW
 _KEPT: Final = frozenset({_DST, _SRC, _PRIORITY, _PREFSRC, _METRICS, _TABLE, _PREF, _TTL})  # what is no hop's
 _OF_A_HOP: Final = frozenset({_GATEWAY, _VIA, _FLOW, _ENCAP_TYPE, _ENCAP})
+_LOOKUP_TABLE = 0x1000  # RTM_F_LOOKUP_TABLE: name the table that answered; IPv6 always does, and refuses the flag
 _FIB_MATCH = 0x2000  # RTM_F_FIB_MATCH: answer with the route, not with what came of it
 _ONLINK = 4  # RTNH_F_ONLINK: the only flag that is the user's
 
@@ -137,7 +138,8 @@ def lookup_request(address: str, family: Family, mark: int, matched: bool, oif: 
     """What asks for the way to an address; see `Netlink.route_get`."""
     af = socket_family(family)
     packed = socket.inet_pton(af, address)
-    head = _HEADER.pack(af, 8 * len(packed), 0, 0, 0, 0, 0, 0, _FIB_MATCH if matched else 0)
+    flags = (_LOOKUP_TABLE if family == 4 else 0) | (_FIB_MATCH if matched else 0)
+    head = _HEADER.pack(af, 8 * len(packed), 0, 0, 0, 0, 0, 0, flags)
     chosen = (attribute(name, _NUMBER.pack(value)) for name, value in ((_MARK, mark), (_OIF, oif)) if value)
     return head + attribute(_DST, packed) + b"".join(chosen)
 

@@ -6,8 +6,8 @@ One thread, in the namespace that is steered. Times are CLOCK_MONOTONIC nanoseco
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pytools.errors import SwerveError
@@ -15,7 +15,7 @@ from pytools.signals import Act
 from steering.acting import journal, messages, rollback
 from steering.actuators.overlay import Outcome, Overlay
 from steering.deciding.engine import Engine
-from steering.plan import Change, Target, Weights, title
+from steering.plan import Change, Group, Target, Weights, title
 
 _SECOND_NS: Final = 1_000_000_000
 _RETRY_NS: Final = _SECOND_NS
@@ -63,6 +63,7 @@ class Acting:
         self._scope = journal.scope()
         self._pretended: dict[Target, Weights] = {}  # wanted weights already reported in a dry run
         self._retry: dict[Target, tuple[int, int]] = {}  # when to try again, and the wait after that
+        self._acts: dict[Target, journal.Entry] = {}  # the last one on each target
 
     def pretend(self, change: Change) -> None:
         """Say what would be done, once."""
@@ -110,6 +111,7 @@ class Acting:
         facts = (change.before, weights, change.because, change.under, self._scope)
         notes.append(journal.entry_now("applied" if applied else "failed", act_id, group, *facts, host=self._host()))
         if applied:
+            self._acts[change.target] = notes[-1]
             self._engine.carried_out(change, time.monotonic_ns(), outcome.weights)
             self._retry.pop(change.target, None)
             self._publish(change, "applied", now, outcome.acknowledged_ns, act_id)
@@ -160,11 +162,36 @@ class Acting:
             self._say(f"{each.text}; {why}")
             self._send(messages.undone(self._host(), each, why, decided))
 
-    def forget(self, known: Change) -> None:
-        """Note that a target ended while weights of ours were in force: it has none any more."""
-        group = self._engine.groups[known.target]
-        facts = (known.before, known.after, known.because, known.under, self._scope)
-        self._note(journal.entry_now("undone", messages.act_id(known.target), group, *facts, host=self._host()))
+    def follow(self, groups: Mapping[Target, Group]) -> None:
+        """Note what others made of weights that are in force; to be called before the engine hears of these groups."""
+        notes = []
+        for target, known in self._engine.groups.items():
+            group = groups.get(target)
+            if known.current != known.original and (group is None or group.current == group.original):
+                why = "its route changed" if group is not None else "its route is gone"
+                self._acts.pop(target, None)
+                notes.append(self._entry("undone", known, known.current, known.original, why))
+        for target, group in groups.items():
+            before = self._engine.groups.get(target)
+            changed = before is None or (before.current, before.members) != (group.current, group.members)
+            if changed and group.current != group.original:
+                notes.append(self._still_in_force(group))
+        self._note(*notes)
+
+    def _still_in_force(self, group: Group) -> journal.Entry:
+        """The act that a target's weights come from, as it is now; one that was split off another has none yet."""
+        now = self._entry(
+            "applied", group, group.original, group.current, "its route changed: what was left stays left"
+        )
+        act = self._acts.get(group.target)
+        if act is not None:
+            now = replace(now, act_id=act.act_id, before=act.before, because=act.because, under=act.under)
+        self._acts[group.target] = now
+        return now
+
+    def _entry(self, kind: journal.Kind, group: Group, before: Weights, after: Weights, why: str) -> journal.Entry:
+        name = messages.act_id(group.target)
+        return journal.entry_now(kind, name, group, before, after, why, "", self._scope, host=self._host())
 
     def rotate(self) -> None:
         """Put a long journal aside."""

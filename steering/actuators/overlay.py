@@ -26,7 +26,7 @@ from pytools.kernel.netlink_watch import NetlinkWatch
 from steering.actuators.mirror import Mirror, Numbers, foreign_ids
 from steering.actuators.objects import Objects, Table, owner_name, read
 from steering.actuators.prefixes import Key, LongestPrefix, key_of
-from steering.actuators.steered import Steered, alike, free_name
+from steering.actuators.steered import Steered, alike, is_named_after, name_of
 from steering.actuators.theirs import Steerable, View, ViewKey, Ways, views
 from steering.plan import Group, Member, Target, Weights, overlay_target, weights_of
 from steering.policy import Manage
@@ -292,7 +292,11 @@ class Overlay:
         return views(objects, self._manage.destinations, self._manage.vrfs, self._alternatives, self._apart)
 
     def _assign(self, objects: Objects) -> None:
-        """Give every set of hops its target: the one that most of its prefixes had before, else one of its own."""
+        """Give every set of hops its target: the one that most of its prefixes had before, else one of its own.
+
+        A target is always named after one of its prefixes, or one that was taken out of it, so that no two ask for the
+        same name. An address that is steered apart has one named after itself.
+        """
         before = {(t.view, each.destination): t for t in self._targets.values() if not t.beside for each in t.prefixes}
         old, self._targets = self._targets, {}
         for key, view in self._views.items():
@@ -304,9 +308,9 @@ class Overlay:
             for ways, prefixes in sorted(sets.items(), key=lambda pair: -len(pair[1])):
                 votes = Counter(before[place].name for each in prefixes if (place := (key, each.destination)) in before)
                 parent = old[votes.most_common(1)[0][0]] if votes else None
-                name = parent.name if parent is not None else ""
-                if not name or name in self._targets:
-                    name = free_name(view.name, prefixes, self._targets)
+                out = [each for each in view.prefixes if each.within == each.destination and each.ways == ways]
+                inherits = parent is not None and is_named_after(parent.name, view.name, [*prefixes, *out])
+                name = parent.name if parent is not None and inherits else name_of(view.name, prefixes)
                 self._keep(name, key, ways, prefixes, old, parent)
                 names[ways] = name
             for each in (each for each in view.prefixes if each.within):

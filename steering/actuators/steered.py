@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from steering.actuators.objects import Objects
@@ -62,7 +62,11 @@ def alike(one: Mapping[Way, int], other: Mapping[Way, int]) -> bool:
     return one == other or (len(one) == 1 and one.keys() == other.keys())
 
 
-def free_name(view: str, prefixes: Sequence[Steerable], taken: Collection[Target]) -> Target:
-    """A target's name: that of its first prefix which names none yet. It is the same after a restart."""
-    names = (overlay_target(view, each.destination) for each in sorted(prefixes, key=lambda p: key_of(p.destination)))
-    return next(name for name in names if name not in taken)
+def is_named_after(name: Target, view: str, prefixes: Sequence[Steerable]) -> bool:
+    """Whether a target's name is that of one of these prefixes."""
+    return any(name == overlay_target(view, each.destination) for each in prefixes)
+
+
+def name_of(view: str, prefixes: Sequence[Steerable]) -> Target:
+    """A target's name: that of its first prefix. It is the same after a restart."""
+    return overlay_target(view, min(prefixes, key=lambda each: key_of(each.destination)).destination)

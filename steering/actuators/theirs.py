@@ -131,6 +131,8 @@ def _lookups(objects: Objects, vrfs: Collection[str]) -> Iterator[tuple[str, Rul
                         yield link.name, rule, link.vrf_table, Selector(rule.priority, rule.body, **ends)
         elif rule.table != LOCAL_TABLE:
             name = "main" if rule.table == MAIN_TABLE else str(rule.table)
+            if rule.suppress is not None:  # as wg-quick does: the same table may be looked up a second time, as a whole
+                name += f" suppress_prefixlength {rule.suppress}"
             yield name, rule, rule.table, Selector(rule.priority, rule.body)
 
 

@@ -73,6 +73,7 @@ class Engine:
         self._places: dict[Path, dict[Target, int]] = {}  # the targets that a path runs over, by which member
         self._unprobed: tuple[tuple[Path, int], ...] = ()  # ways that nobody measures, and since when they are known
         self._lost: set[Path] = set()  # paths whose member is gone for now
+        self._unlinked: AbstractSet[str] = frozenset()  # interfaces
         self._targets_of: TargetsOf = lambda _: ()
         self._now = 0
         self._capacities: dict[str, Estimate] = {}  # by interface
@@ -97,7 +98,7 @@ class Engine:
         whole target (`lost`), is remembered with its state; if its interface is without a link (`unlinked`), it comes
         back as one that was drained.
         """
-        self._targets_of, self._now = targets_of, now
+        self._targets_of, self._now, self._unlinked = targets_of, now, unlinked
         self.groups = {group.target: group for group in groups}
         before, self._places = self._places, {path: self._place(path) for path in self._places}
         for path, where in self._places.items():
@@ -277,9 +278,19 @@ class Engine:
         lost = [(path, self.paths[path]) for path in sorted(self._lost)]
         return [
             *there,
-            *(Standing(path, known.state, known.since_ns, None, None, known.because, "") for path, known in lost),
+            *(
+                Standing(path, known.state, known.since_ns, None, None, self._why_lost(path), "")
+                for path, known in lost
+            ),
             *(Standing(way, "unmeasured", since, None, 0, "nobody measures it", "") for way, since in self._unprobed),
         ]
+
+    def _why_lost(self, path: Path) -> str:
+        """Why a path has no weight; the kernel takes a nexthop with its carrier out of a group, and not back in."""
+        lacking = (
+            "its interface has no link" if path.interface in self._unlinked else "no managed route has this nexthop"
+        )
+        return f"{lacking}; before: {self.paths[path].because}"
 
     def _never_probed(self) -> Iterator[Path]:
         """Ways to peers that were never measured, as over a route that stands by: from us the agent learns of them."""

@@ -35,7 +35,7 @@ class Frr:
 
     @contextlib.contextmanager
     def routes(self, host, *hops):
-        with routing_daemons.frr(host.netns, self.zebra, "\n".join(self._lines(hops))) as daemon:
+        with routing_daemons.frr(host.netns, self.zebra, staticd="\n".join(self._lines(hops))) as daemon:
             self._daemon, self._hops = daemon, hops
             yield
 
@@ -141,7 +141,14 @@ def test_an_act_stays_and_nothing_of_theirs_changes(host, agent, policy, daemon)
             written = writes.by(controller.process.pid, controller.guardian())
             assert controller.end() == 0
         assert unchanged(host, before) and ours(host) == 0
-        assert {what for what, _ in written} <= {"route", "no route", "nexthop", "no nexthop"} and written
+        assert {what for what, _ in written} <= {
+            "route",
+            "no route",
+            "nexthop",
+            "no nexthop",
+            "rule",
+            "no rule",
+        } and written
 
 
 def test_hops_that_it_adds_and_withdraws_are_followed(host, agent, policy, daemon):

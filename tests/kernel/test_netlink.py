@@ -227,6 +227,16 @@ def test_a_replaced_route_is_one_route(grouped):
     assert (route.nexthop_id, route.gateway) == (None, "10.77.0.2")
 
 
+@pytest.mark.parametrize("address", ["10.9.0.2", "fd00:9::2"])
+def test_a_look_up_names_the_table_that_answers(grouped, address):
+    netns, netlink, _ = grouped
+    family = "-6" if ":" in address else "-4"
+    support.run(["ip", "-n", netns, family, "route", "add", address, "dev", "v0", "table", "20101"])
+    support.run(["ip", "-n", netns, family, "rule", "add", "pref", "5001", "fwmark", "7", "lookup", "20101"])
+    for matched in (False, True):
+        assert netlink.route_get(address, mark=7, matched=matched).table == 20101
+
+
 def test_a_look_up_follows_the_mark(grouped):
     _, netlink, index = grouped
     netlink.replace_route(Route("10.9.0.2/32", 4, MAIN_TABLE, nexthop_id=11, protocol=201))

@@ -140,5 +140,5 @@ def test_a_full_disk_keeps_nothing_in_force(world, monkeypatch):
 
 def test_a_target_whose_route_went_is_not_in_force_any_more(world):
     world.acting.carry_out_all([change(1)])
-    world.acting.forget(change(1, DRAINED, ORIGINAL))
+    world.acting.follow({name: each for name, each in world.groups.items() if name != target(1)})
     assert journal.read(world.file).in_force(SCOPE) == {}

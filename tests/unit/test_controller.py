@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from steering_kit import MS, POLICY, SECOND_HOP, group, measured, path
+from steering_kit import MS, POLICY, SECOND_HOP, AtOnce, group, measured, path
 
 from pytools import places
 from pytools.errors import SwerveError
@@ -91,6 +91,7 @@ class Made:
         self.kernel, self.guardian, self.said = kernel, Guardian(), []
         monkeypatch.setattr(controller, "Netlink", contextlib.nullcontext)
         monkeypatch.setattr(controller, "switch_off", lambda _: kernel.asked.append("off"))
+        monkeypatch.setattr(controller, "Later", AtOnce)
         monkeypatch.setattr(controller, "Overlay", lambda *_: kernel)
         monkeypatch.setattr(controller, "GuardianLink", lambda *_: self.guardian)
 
@@ -116,10 +117,7 @@ def made(monkeypatch, tmp_path):
         found.controller._stack.close()
 
 
-def in_force(made):
-    """What the journal says, once all is written."""
-    if made.controller is not None:
-        assert made.controller._later.wait(10)
+def in_force():
     return journal.read(places.state_dir(None) / journal.FILE).in_force(journal.scope())
 
 
@@ -189,7 +187,7 @@ def test_what_others_change_ends_what_was_in_force_there(made, goes):
     else:
         made.kernel.groups[name] = replace(made.kernel.groups[name], current=made.kernel.groups[name].original)
     made.controller._refresh(time.monotonic_ns())
-    assert in_force(made).keys() == {target(101), target(103)}
+    assert in_force().keys() == {target(101), target(103)}
 
 
 # ---- begin and end ----
@@ -202,21 +200,21 @@ def test_what_was_left_behind_is_taken_back_before_anything_else_can_fail(made):
     orders.chmod(0o600)
     with pytest.raises(SwerveError, match="not a file of orders"):
         made.start(keep=True)
-    assert made.kernel.asked[0] == "off" and in_force(made) == {} and made.kernel.closed == [True]
+    assert made.kernel.asked[0] == "off" and in_force() == {} and made.kernel.closed == [True]
 
 
 def test_a_guardian_leaves_once_everything_is_put_back(made):
     made.start()._stopping(signal.SIGTERM)
     made.controller._act(made.changes())
     assert made.controller.run() == signal.SIGTERM
-    assert made.guardian.left and in_force(made) == {} and made.kernel.closed == [True]
+    assert made.guardian.left and in_force() == {} and made.kernel.closed == [True]
 
 
 def test_what_is_kept_stays_in_force(made):
     made.start(keep=True)._stopping(signal.SIGTERM)
     made.controller._act(made.changes())
     assert made.controller.run() == signal.SIGTERM
-    assert made.guardian.left and len(in_force(made)) == 3 and made.kernel.closed == [False]
+    assert made.guardian.left and len(in_force()) == 3 and made.kernel.closed == [False]
 
 
 def test_a_guardian_stays_while_the_rules_cannot_be_deleted(made):
@@ -225,7 +223,7 @@ def test_a_guardian_stays_while_the_rules_cannot_be_deleted(made):
     made.kernel.stuck = SwerveError("not now")
     with pytest.raises(SwerveError, match="the rules cannot be deleted: not now"):
         made.controller.run()
-    assert not made.guardian.left and len(in_force(made)) == 3
+    assert not made.guardian.left and len(in_force()) == 3
 
 
 def test_a_second_signal_does_not_cut_the_end_short(made):

@@ -629,5 +629,7 @@ def test_a_hop_that_went_with_its_link_comes_back_as_one_that_was_drained(unlink
         engine.changes(now)
     without = dataclasses.replace(known, members=known.members[1:], current=known.current[1:])
     engine.arrange([without], lambda _: (TARGET,), now, frozenset(), frozenset(unlinked))
+    [why] = [each.reason for each in engine.standings(now) if each.path == path(1)]
+    assert why.startswith("its interface has no link" if unlinked else "no managed route has this nexthop")
     engine.arrange([known], lambda _: (TARGET,), now)
     assert {each.path: each.state for each in engine.standings(now)}[path(1)] == state

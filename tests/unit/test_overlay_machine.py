@@ -31,7 +31,7 @@ from model_kernel import (
     rule_body,
     rule_of,
 )
-from steering_kit import MS, SECOND, measured
+from steering_kit import MS, SECOND, AtOnce, measured
 
 from pytools import places
 from pytools.errors import RefusedError, SwerveError, UsageError
@@ -173,7 +173,6 @@ class Steering(RuleBasedStateMachine):
         self.controller = None
         self.steps_to_live = None
         self.guarded = True
-        self.rerouted = False  # others changed routes since weights of ours were last in force nowhere
         self.signals, self.told, self.states, self.said = [], [], [], []
         self.condition = dict.fromkeys(RAILS, "good")
         self.rules_since = 0  # all was well
@@ -195,6 +194,7 @@ class Steering(RuleBasedStateMachine):
             (os, "fsync", lambda _: None),
             (os, "fdatasync", lambda _: None),
             (journal, "append_line", lambda *a: (self.step(), append(*a), self.step())),
+            (controller_module, "Later", AtOnce),
             (overlay_module, "NetlinkWatch", lambda ours: ModelWatch(self.kernel, ours)),
             (controller_module.selectors, "DefaultSelector", Selector),
             (controller_module, "AgentLink", lambda path, kinds, received, *_: Agent(self, received)),
@@ -474,7 +474,7 @@ class Steering(RuleBasedStateMachine):
     def lay(self, place, kind, hops):
         """Somebody's route to a prefix, instead of what there was."""
         family, table, prefix = place
-        kernel, self.rerouted = self.kernel, True
+        kernel = self.kernel
         kernel.withdraw(family, table, prefix)
         listed = [hop(rail, family, kernel, weight) for rail, weight in hops.items()]
         if kind == "hops":
@@ -729,9 +729,8 @@ class Steering(RuleBasedStateMachine):
         assert by_prefix == {} or all(not group.original for group in by_prefix.values()), f"no route for {by_prefix}"
         views = {(6 if ":" in name.split(":", 2)[2] else 4, names[name.split(":")[1]]) for name in steered}
         assert self.in_force() == views, f"rules for {self.in_force()}, and {steered} are steered"
-        # Not told yet: what their change of a route makes of weights that are in force.
-        assert self.rerouted or set(self.entries().in_force(self.scope)) == steered
-        self.rerouted &= bool(steered)
+        noted = {name: (act.after, act.original) for name, act in self.entries().in_force(self.scope).items()}
+        assert noted == {name: (groups[name].current, groups[name].original) for name in steered}
         for state in self.states:
             if state.weight_actual:
                 assert any(
@@ -822,3 +821,16 @@ def test_a_single_hop_that_is_left_is_not_kept_in_force_for_its_weight(machine):
     machine.replug(1)
     machine.settle()
     assert machine.clean() and machine.steered() == set()
+
+
+def test_what_others_make_of_weights_in_force_is_noted_under_the_act_they_come_from(machine):
+    begun(machine)
+    machine.lay(PLACES[1], "hops", {1: 1, 2: 1, 3: 1})
+    machine.settle()
+    machine.gets_worse(1, "bad")
+    [act] = [each for each in machine.entries().in_force(machine.scope).values() if "10.9.0" in each.target]
+    machine.lay(PLACES[0], "hops", {1: 1, 3: 5})
+    machine.settle()  # compares journal, engine and kernel
+    noted = machine.entries().in_force(machine.scope)
+    assert len([name for name in noted if "10.9.0" in name]) == 2, "one target has become two"
+    assert noted[act.target].because == act.because and noted[act.target].act_id == act.act_id

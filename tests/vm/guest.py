@@ -97,10 +97,11 @@ class Guest:
     """One boot of the guest, in which these tests run beside whatever runs out here.
 
     It has what processor time nobody else asks for: tests out here depend on time, those in the guest wait longer.
+    Its kernel is an image that is given, with its modules where such modules are, or the distribution's.
     """
 
-    def __init__(self, tests: Sequence[str], shared: Path, limit_s: float) -> None:
-        image = kernel_image()
+    def __init__(self, tests: Sequence[str], shared: Path, limit_s: float, image: Path | None = None) -> None:
+        image = image or kernel_image()
         assert image is not None
         self._tests, self._shared, self._limit_s = frozenset(tests), shared, limit_s
         self._end_s = time.monotonic() + limit_s
@@ -153,6 +154,7 @@ def write_script(tests: Sequence[str], shared: Path) -> None:
         "SWERVE_GUEST_RESULTS": f"{SHARED_IN_GUEST}/results",
         compiled_outside.VARIABLE: f"{SHARED_IN_GUEST}/{COMPILED}",
         "SWERVE_FORBID_SKIPS": os.environ.get("SWERVE_FORBID_SKIPS", ""),
+        "SWERVE_TEST_KIND": os.environ.get("SWERVE_TEST_KIND", ""),  # tests/prove/vrf.py
         "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     }
     script = SCRIPT.format(

@@ -1,0 +1,238 @@
+"""What an operator's order does on every kind of route, as hops go, processes are killed, and all is undone.
+
+In each case both families carry datagrams and connections all the time, and the owner's rules, routes and nexthops are
+compared byte by byte. A host is made once for its kind; tests leave it as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path as File
+
+import pytest
+import route_kinds
+import steering_kit as kit
+import support
+import yaml
+from live_traffic import Traffic
+from route_kinds import FAMILIES, PEER, RAILS, SOURCE
+from routing_daemons import NetworkManager, Writes
+
+from pytools import places
+from pytools.signals import Path
+from steering.control import client, kept_orders, requests
+from steering.deciding.overrides import NONE
+
+pytestmark = pytest.mark.beside
+
+KINDS = {
+    "plain": route_kinds.Plain,
+    "multipath": route_kinds.Multipath,
+    "nexthop group": route_kinds.NexthopGroup,
+    "metric": route_kinds.Metric,
+    "source table": route_kinds.SourceTable,
+    "FRR BGP": route_kinds.Frr,
+    "FRR BGP classic": route_kinds.FrrClassic,
+    "bird BGP": route_kinds.Bird,
+    "networkd": route_kinds.Networkd,
+}
+ELSEWHERE = {"VRF": route_kinds.Vrf, "NetworkManager": route_kinds.NetworkManager}  # in tests/prove
+if chosen := os.environ.get("SWERVE_TEST_KIND"):
+    KINDS = {chosen: ELSEWHERE[chosen]}
+    NetworkManager.packages = File(os.environ.get("SWERVE_TEST_PACKAGES", "/"))
+EVERY_S = 0.02 * min(10, support.slow_factor())
+IN_FLIGHT = 400  # datagrams: no more are under way, or wait for a link that has gone, until all have heard of it
+
+
+class Steered:
+    """A host of one kind, traffic on it, and the controller that steers it."""
+
+    def __init__(self, host, traffic, agent, policy):
+        self.host, self.traffic, self.agent, self.policy = host, traffic, agent, policy
+        self.controller = None
+        self.before = self.host.others()
+
+    def start(self):
+        """Have a controller that knows all paths and would act."""
+        if self.controller is None or self.controller.process.poll() is not None:
+            self.agent.states.clear()
+            self.controller = kit.Controller(kit.Host(self.host.netns), self.policy, "--apply")
+        paths = len(FAMILIES) * len(RAILS)
+        support.wait_until(lambda: len(self.agent.states) == paths and self.facts()["guarded"], 30, "it is ready")
+
+    def drain(self):
+        """Rail 1 is left."""
+        self.start()
+        self.before = self.host.others()
+        assert self.ask(requests.Drain("rail1")).code == 0
+        self.comes_to(self.host.drained)
+        self.traffic.unharmed()
+
+    def undrain(self):
+        """It carries again what the owner gives it, and nothing of ours is in force."""
+        assert self.ask(requests.Undrain("rail1")).code == 0
+        self.is_undone()
+
+    def ask(self, request):
+        return client.ask(places.state_dir(self.host.netns), request)
+
+    def facts(self):
+        with contextlib.suppress(Exception):
+            return self.ask(requests.Status()).facts
+        return {"guarded": False}
+
+    def comes_to(self, rails):
+        support.wait_until(lambda: self.host.uses(rails), 20, f"packets leave by {set(rails)}")
+
+    def is_undone(self):
+        support.wait_until(lambda: self.host.ours("rule") == 0, 20, "no rule of ours is left")
+        self.comes_to(self.host.first)
+
+    def is_gone(self):
+        """Nothing of ours is left in the kernel, and all of theirs is as it was."""
+        support.wait_until(self.controller.lock_is_free, 30, "controller and guardian have gone")
+        self.is_undone()
+        assert self.host.ours() == 0 and self.host.others() == self.before
+
+    def kill_both(self):
+        """The guardian first stands still, so that it undoes nothing."""
+        guardian = self.controller.guardian()
+        os.kill(guardian, signal.SIGSTOP)
+        self.controller.kill()
+        os.kill(guardian, signal.SIGKILL)
+        self.controller.process.communicate(timeout=30)
+        support.wait_until(self.controller.lock_is_free, 10, "both are dead")
+
+    def forget_orders(self):
+        """No controller runs, and the next one finds no order."""
+        kept_orders.save(places.state_dir(self.host.netns), NONE)
+
+    def end(self):
+        if self.controller is not None and self.controller.process.poll() is None:
+            self.controller.end()
+
+
+@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def steered(kind, make_lasting_namespace, tmp_path_factory):
+    with contextlib.ExitStack() as stack:
+        host = kind(make_lasting_namespace(), make_lasting_namespace())
+        stack.enter_context(host.owned())
+        hops = {family: host.gateways(family) for family in FAMILIES}
+        hops = {family: {rail: route_kinds.gateway(family, rail) for rail in RAILS} | hops[family] for family in hops}
+
+        def paths(rail):
+            return [Path("h1", f"h2v{family}", PEER[family], hops[family][rail], f"rail{rail}") for family in FAMILIES]
+
+        traffic = stack.enter_context(contextlib.closing(Traffic(host.netns, host.peer, SOURCE, PEER, host.device)))
+        agent = stack.enter_context(contextlib.closing(kit.FakeAgent(host.netns, RAILS, EVERY_S, paths)))
+        text = yaml.safe_load(kit.POLICY)
+        text["manage"] = {"destinations": ["10.9.0.0/16", "fd00:9::/64"], **host.manage}
+        text["rules"][0]["return"] = {"dwell": "200ms", "retry_after": "200ms", "steps": [1.0], "step": "200ms"}
+        made = Steered(host, traffic, agent, kit.policy_file(tmp_path_factory.mktemp("kind"), yaml.safe_dump(text)))
+        stack.callback(made.end)
+        yield made
+
+
+def test_an_order_steers_and_its_end_undoes(steered):
+    steered.drain()
+    assert steered.host.others() == steered.before
+    steered.undrain()
+    assert steered.host.others() == steered.before
+    steered.traffic.unharmed()
+
+
+def test_a_hop_that_they_withdraw_is_left(steered):
+    steered.drain()
+    steered.host.withdraw()
+    steered.comes_to(steered.host.withdrawn)
+    steered.traffic.unharmed()
+    steered.host.restore()
+    steered.undrain()
+    assert sorted(steered.host.others()) == sorted(steered.before)
+    steered.traffic.unharmed()
+
+
+def test_a_restart_keeps_the_order(steered):
+    steered.drain()
+    assert steered.controller.end() == 0
+    steered.is_gone()
+    steered.start()
+    steered.comes_to(steered.host.drained)
+    assert steered.host.others() == steered.before
+    steered.undrain()
+    steered.traffic.unharmed()
+
+
+def test_what_both_leave_when_they_are_killed_is_found_by_the_next_start(steered):
+    steered.drain()
+    steered.kill_both()
+    assert steered.host.ours("rule") > 0 and steered.host.uses(steered.host.drained), "nobody was left to undo"
+    assert steered.host.others() == steered.before
+    steered.traffic.unharmed()
+    steered.start()
+    steered.comes_to(steered.host.drained)
+    steered.undrain()
+    assert steered.controller.end() == 0
+    steered.is_gone()
+    steered.traffic.unharmed()
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["running", "killed"])
+def test_off_removes_all(steered, alive):
+    steered.drain()
+    if not alive:
+        steered.kill_both()
+    support.run([*support.SWERVE, "steer", "off", "-n", steered.host.netns])
+    steered.is_gone()
+    steered.traffic.unharmed()
+    steered.forget_orders()
+
+
+@pytest.mark.parametrize("kind", [route_kinds.Networkd], ids=["networkd"], indirect=True, scope="module")
+def test_networkd_deletes_our_rules_when_it_is_started_again_and_they_are_made_again(steered):
+    steered.drain()
+    with Writes(steered.host.netns) as writes:
+        networkd = steered.host.restart()
+        deleted = ("no rule", "")
+        support.wait_until(lambda: writes.by(networkd)[deleted] >= len(FAMILIES), 20, "it deletes our rules")
+        support.wait_until(lambda: steered.host.ours("rule") >= len(FAMILIES), 10, "they are made again")
+        support.wait_until(lambda: writes.by(steered.controller.process.pid)["rule", ""] >= len(FAMILIES), 10, "by us")
+    steered.comes_to(steered.host.drained)
+    assert sorted(steered.host.others()) == sorted(steered.before)
+    steered.undrain()
+    steered.traffic.unharmed()
+
+
+def test_a_carrier_that_is_lost_is_left_and_comes_back(steered):
+    """The last one of a host: FRR as installed never has all its hops again."""
+    host = steered.host
+    steered.drain()
+    steered.agent.queueing_ns[2] = None
+    host.cable(2, there=False)
+    steered.comes_to(host.withdrawn)
+    steered.traffic.unharmed(lost=IN_FLIGHT)
+    host.cable(2, there=True)
+    steered.agent.queueing_ns[2] = 0
+    if not host.regains:
+        seen = steered.agent.published
+        support.wait_until(lambda: steered.agent.published > seen + 300, 20, "all that is measured is good")
+        assert host.uses(host.withdrawn), "their group is without it, and so is ours"
+        reasons = [state.reason for path, state in steered.agent.states.items() if path.interface == "rail2"]
+        assert reasons and all(why.startswith("no managed route has this nexthop") for why in reasons)
+    if host.restorable:
+        host.restore()
+        support.wait_until(lambda: all(host.used(family) >= host.drained for family in FAMILIES), 30, "it is back")
+        steered.undrain()
+        assert sorted(host.others()) == sorted(steered.before)
+    else:
+        assert steered.ask(requests.Undrain("rail1")).code == 0
+        support.wait_until(lambda: host.uses(host.first - {2}), 20, "what they have left")
+        assert host.ours("rule") == 0
+    steered.traffic.unharmed(lost=IN_FLIGHT)

@@ -1,0 +1,446 @@
+"""Hosts whose routes to a peer are of one kind each, and whoever owns these routes: a person, or a routing daemon.
+
+Imported as `route_kinds`. Each has three rails to the peer and a fourth cable for what comes back, both families, the
+prefixes `PREFIX`. Nobody but the owner, the kernel and swerve writes a route.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path as File
+from typing import Any, ClassVar
+
+import routing_daemons
+import support
+
+from pytools.kernel.netns import inside
+
+RAILS = (1, 2, 3)
+FAMILIES = (4, 6)
+SOURCE = {4: "10.9.0.1", 6: "fd00:9::1"}
+PEER = {4: "10.9.0.2", 6: "fd00:9::2"}
+LENGTH = {4: 32, 6: 128}
+PREFIX = {family: f"{PEER[family]}/{LENGTH[family]}" for family in FAMILIES}
+_BACK = 7
+
+
+def gateway(family: int, rail: int, end: int = 1) -> str:
+    """An address of a rail; end 1 is the peer's."""
+    return f"10.{rail}.1.{end}" if family == 4 else f"fd00:{rail}::{end}"
+
+
+class Host:
+    """The host that is steered, its peer, and the owner of its routes."""
+
+    device = ""  # what its applications are bound to
+
+    def __init__(self, netns: str, peer: str) -> None:
+        self.netns, self.peer = netns, peer
+        for rail in (*RAILS, _BACK):
+            support.join(netns, peer, f"rail{rail}")
+            for host, end in ((netns, 2), (peer, 1)):
+                with inside(host):
+                    File(f"/proc/sys/net/ipv6/conf/rail{rail}/keep_addr_on_down").write_text("1")
+                self._ip(host, "address", "add", f"{gateway(4, rail, end)}/24", "dev", f"rail{rail}")
+                self._ip(host, "address", "add", f"{gateway(6, rail, end)}/64", "dev", f"rail{rail}", "nodad")
+                self._ip(host, "link", "set", "dev", f"rail{rail}", "up")
+        for host, addresses in ((netns, SOURCE), (peer, PEER)):
+            for family in FAMILIES:
+                self._ip(host, "address", "add", f"{addresses[family]}/{LENGTH[family]}", "dev", "lo")
+            with inside(host):  # spread by ports as well
+                for family in ("ipv4", "ipv6"):
+                    File(f"/proc/sys/net/{family}/fib_multipath_hash_policy").write_text("1")
+        for family in FAMILIES:
+            back = ("via", gateway(family, _BACK, 2), "dev", f"rail{_BACK}")
+            self._ip(peer, "route", "add", f"{SOURCE[family]}/{LENGTH[family]}", *back)
+
+    # ---- its routes ----
+
+    #: The rails that carry packets as the owner has it, with rail 1 drained, and then with rail 2 withdrawn as well.
+    first, drained, withdrawn = frozenset(RAILS), frozenset({2, 3}), frozenset({3})
+    manage: ClassVar[dict[str, Any]] = {}  # more of the policy
+    look_up: tuple[str, ...] = ()
+    regains = True  # whether a carrier that is back brings the hop back into their routes
+    restorable = True  # whether `restore` does
+    spares: Callable[[str], bool] = staticmethod(lambda row: False)  # what the owner makes of what is ours
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        """Have the owner route over all rails."""
+        for family in FAMILIES:
+            self.lay(family, RAILS)
+        yield
+
+    def lay(self, family: int, rails: tuple[int, ...]) -> None:
+        """Route a family's prefix over these rails."""
+        raise NotImplementedError
+
+    def withdraw(self) -> None:
+        """The owner takes rail 2 out."""
+        for family in FAMILIES:
+            self.lay(family, (1, 3))
+
+    def restore(self) -> None:
+        """The owner has rail 2 in again; also what he has to do after a carrier was lost."""
+        for family in FAMILIES:
+            self.lay(family, RAILS)
+
+    # ---- what is done and seen ----
+
+    @staticmethod
+    def _ip(netns: str, *words: str) -> str:
+        return support.run(["ip", "-n", netns, *words]).stdout
+
+    def ip(self, *words: str) -> str:
+        """Run `ip` in it."""
+        return self._ip(self.netns, *words)
+
+    def rows(self, *words: str) -> list[dict[str, Any]]:
+        """What `ip` shows."""
+        found: list[dict[str, Any]] = json.loads(self.ip("-d", "-j", *words) or "[]")
+        return found
+
+    def cable(self, rail: int, there: bool) -> None:
+        """Pull a cable, or plug it in."""
+        self._ip(self.peer, "link", "set", "dev", f"rail{rail}", "up" if there else "down")
+
+    def others(self) -> list[str]:
+        """Every rule, route and nexthop that is not ours, byte by byte."""
+        shown = [("nexthop",)]
+        for family in ("-4", "-6"):
+            shown += [(family, "rule"), (family, "route", "show", "table", "all")]
+        rows = [row for words in shown for row in self.rows(*words)]
+        made = [json.dumps(row) for row in rows if row.get("protocol") != "201"]
+        return [row for row in made if not self.spares(row)]
+
+    def ours(self, *whats: str) -> int:
+        """How many rules, routes and nexthops of ours there are, or of some of these."""
+        words = {"rule": ("rule",), "route": ("route", "show", "table", "all"), "nexthop": ("nexthop",)}
+        rows = [row for what in whats or words for family in ("-4", "-6") for row in self.rows(family, *words[what])]
+        return sum(row.get("protocol") == "201" for row in rows)
+
+    def used(self, family: int) -> frozenset[int]:
+        """The rails that packets to the peer may leave by."""
+        rows = self.rows("route", "get", "fibmatch", PEER[family], "from", SOURCE[family], *self.look_up)
+        return frozenset(int(hop["dev"][4:]) for row in rows for hop in row.get("nexthops", [row]))
+
+    def uses(self, rails: frozenset[int]) -> bool:
+        """Whether these are the rails for both families."""
+        return all(self.used(family) == rails for family in FAMILIES)
+
+    def gateways(self, family: int) -> dict[int, str]:
+        """The gateway that the owner's routes have on each rail."""
+        found = {}
+        for row in self.rows(f"-{family}", "route", "show", "table", "all"):
+            for hop in row.get("nexthops", [row]):
+                name = hop.get("dev", "")
+                address = hop.get("gateway") or hop.get("via", {}).get("host")
+                if address and name.startswith("rail") and name != f"rail{_BACK}":
+                    found[int(name[4:])] = str(address)
+        return found
+
+    def hops(self) -> set[tuple[int, int]]:
+        """Families and rails of the routes to the peer in the main table."""
+        found = set()
+        for family in FAMILIES:
+            for row in self.rows(f"-{family}", "route", "show", "table", "main"):
+                if row["dst"] == PEER[family]:
+                    found |= {(family, int(hop["dev"][4:])) for hop in row.get("nexthops", [row])}
+        return found
+
+
+def _hop(family: int, rail: int) -> tuple[str, ...]:
+    return "via", gateway(family, rail), "dev", f"rail{rail}"
+
+
+def _hops(family: int, rails: tuple[int, ...]) -> list[str]:
+    return [word for rail in rails for word in ("nexthop", *_hop(family, rail))]
+
+
+class Plain(Host):
+    """One hop; the policy names the others. Withdrawing is replacing it."""
+
+    first, drained = frozenset({1}), frozenset({2})
+    manage: ClassVar = {
+        "alternatives": [{"via": gateway(family, rail), "dev": f"rail{rail}"} for family in FAMILIES for rail in (2, 3)]
+    }
+
+    def lay(self, family: int, rails: tuple[int, ...]) -> None:
+        hop = 1 if 2 in rails else 3
+        self.ip(f"-{family}", "route", "replace", PREFIX[family], *_hop(family, hop))
+
+
+class Multipath(Host):
+    """A route that lists its hops."""
+
+    def lay(self, family: int, rails: tuple[int, ...]) -> None:
+        self.ip(f"-{family}", "route", "replace", PREFIX[family], *_hops(family, rails))
+
+
+class NexthopGroup(Host):
+    """A route over a group of nexthop objects. Withdrawing deletes the nexthop.
+
+    The kernel deletes one that loses its carrier, and nobody brings it back but the owner.
+    """
+
+    regains = False
+
+    def lay(self, family: int, rails: tuple[int, ...]) -> None:
+        for rail in rails:
+            self.ip("nexthop", "replace", "id", str(10 * family + rail), *_hop(family, rail))
+        members = "/".join(str(10 * family + rail) for rail in rails)
+        self.ip("nexthop", "replace", "id", str(100 * family), "group", members)
+        self.ip(f"-{family}", "route", "replace", PREFIX[family], "nhid", str(100 * family))
+
+    def withdraw(self) -> None:
+        for family in FAMILIES:
+            self.ip("nexthop", "del", "id", str(10 * family + 2))
+
+
+class Metric(Host):
+    """A route for each hop, one better than the other."""
+
+    first, drained = frozenset({1}), frozenset({2})
+
+    def lay(self, family: int, rails: tuple[int, ...]) -> None:
+        for rail in RAILS:
+            metric = ("metric", str(50 + rail))
+            if rail in rails:
+                self.ip(f"-{family}", "route", "replace", PREFIX[family], *_hop(family, rail), *metric)
+            else:
+                self.ip(f"-{family}", "route", "del", PREFIX[family], *metric)
+
+
+class SourceTable(Host):
+    """A table of its own for packets from the service address."""
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        with super().owned():
+            for family in FAMILIES:
+                self.ip(f"-{family}", "rule", "add", "from", SOURCE[family], "lookup", "100")
+            yield
+
+    def lay(self, family: int, rails: tuple[int, ...]) -> None:
+        self.ip(f"-{family}", "route", "replace", "default", "table", "100", *_hops(family, rails))
+
+
+class Vrf(Host):
+    """A VRF of its own for everything."""
+
+    device = "blue"
+    manage: ClassVar = {"vrfs": ["blue"]}
+    look_up = ("vrf", "blue")
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        self.ip("link", "add", "blue", "type", "vrf", "table", "77")
+        self.ip("link", "set", "dev", "blue", "up")
+        for rail in (*RAILS, _BACK):
+            self.ip("link", "set", "dev", f"rail{rail}", "master", "blue")
+            self.ip("address", "replace", f"{gateway(6, rail, 2)}/64", "dev", f"rail{rail}", "nodad")
+        for family in FAMILIES:
+            address = f"{SOURCE[family]}/{LENGTH[family]}"
+            self.ip("address", "del", address, "dev", "lo")
+            self.ip("address", "add", address, "dev", "blue")
+        with super().owned():
+            yield
+
+    def lay(self, family: int, rails: tuple[int, ...]) -> None:
+        self.ip(f"-{family}", "route", "replace", PREFIX[family], "vrf", "blue", *_hops(family, rails))
+
+
+class Bgp(Host):
+    """The peer announces its addresses by BGP, in one session for each rail and family."""
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        sessions = "".join(
+            f"protocol bgp {_session(family, rail)} from speaker {{ local {gateway(family, rail)} as 65002;"
+            f" neighbor {gateway(family, rail, 2)} as 65001;"
+            f" ipv{family} {{ import none; export all; next hop self; }}; }}\n"
+            for family in FAMILIES
+            for rail in RAILS
+        )
+        static = "".join(
+            f"protocol static {{ ipv{family}; route {PREFIX[family]} unreachable; }}\n" for family in FAMILIES
+        )
+        text = _BIRD.format(end=1) + static + sessions
+        with routing_daemons.bird(self.peer, text) as self._announces, self._speaker():
+            self.has_all()
+            yield
+
+    def _speaker(self) -> contextlib.AbstractContextManager[object]:
+        raise NotImplementedError
+
+    def withdraw(self) -> None:
+        for family in FAMILIES:
+            self._announces.ask("disable", _session(family, 2))
+
+    def restore(self) -> None:
+        for family in FAMILIES:
+            self._announces.ask("enable", _session(family, 2))
+        self.has_all()
+
+    def has_all(self) -> None:
+        """Wait until the owner routes over all rails."""
+        support.wait_until(lambda: self.hops() == {(f, rail) for f in FAMILIES for rail in RAILS}, 30, "all are back")
+
+
+def _session(family: int, rail: int) -> str:
+    return f"rail{rail}v{family}"
+
+
+_BIRD = """\
+router id 10.9.1.{end};
+protocol device {{ scan time 1; }}
+template bgp speaker {{
+  hold time 30; connect delay time 1; connect retry time 1; error wait time 1, 2; check link yes;
+}}
+"""
+
+
+class Bird(Bgp):
+    """bird, with BGP over several hops."""
+
+    def _speaker(self) -> contextlib.AbstractContextManager[object]:
+        kernels = "".join(
+            f"protocol kernel {{ ipv{family} {{ import none; export all; }}; merge paths yes; scan time 1; }}\n"
+            for family in FAMILIES
+        )
+        sessions = "".join(
+            f"protocol bgp {_session(family, rail)} from speaker {{ local {gateway(family, rail, 2)} as 65001;"
+            f" neighbor {gateway(family, rail)} as 65002; ipv{family} {{ import all; export none; }}; }}\n"
+            for family in FAMILIES
+            for rail in RAILS
+        )
+        return routing_daemons.bird(self.netns, _BIRD.format(end=2) + kernels + sessions)
+
+
+class Frr(Bgp):
+    """FRR as installed, with BGP over several hops.
+
+    A hop that the kernel dropped with its carrier never comes back, with or without swerve: the group keeps its number,
+    and zebra takes it for installed.
+    """
+
+    zebra = ""
+    regains = restorable = False
+
+    @staticmethod
+    def spares(row: str) -> bool:
+        """Nexthop objects that zebra makes for hops that it sees in our routes."""
+        return row.startswith('{"id": ') and '"protocol": "zebra"' in row
+
+    def _speaker(self) -> contextlib.AbstractContextManager[object]:
+        def each(text: str, *families: int) -> str:
+            return "".join(text.format(gateway(family, rail)) for family in families for rail in RAILS)
+
+        text = (
+            "router bgp 65001\n bgp router-id 10.9.1.2\n no bgp ebgp-requires-policy\n timers bgp 3 30\n"
+            + each(" neighbor {0} remote-as 65002\n neighbor {0} timers connect 1\n", *FAMILIES)
+            + " address-family ipv4 unicast\n  maximum-paths 8\n"
+            + each("  no neighbor {0} activate\n", 6)
+            + " exit-address-family\n address-family ipv6 unicast\n  maximum-paths 8\n"
+            + each("  neighbor {0} activate\n", 6)
+            + " exit-address-family\n"
+        )
+        return routing_daemons.frr(self.netns, self.zebra, bgpd=text)
+
+
+class FrrClassic(Frr):
+    """FRR that lists hops in its routes."""
+
+    zebra = "no zebra nexthop kernel enable\n"
+    regains = restorable = True
+
+
+class ByFiles(Metric):
+    """A daemon with a static route in the file of each interface, one better than the other."""
+
+    daemon: Callable[..., Any]
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        with tempfile.TemporaryDirectory() as place:
+            self._daemon = self.daemon(self.netns, File(place))
+            self._write(RAILS)
+            self._daemon.start()
+            try:
+                self._has(RAILS)
+                yield
+            finally:
+                self._daemon.stop()
+
+    def restart(self) -> int:
+        """Start it again; its process number."""
+        self._daemon.stop()
+        return self._daemon.start()
+
+    def reload(self) -> None:
+        """Have it work by what its files say now; without D-Bus that is another start."""
+        self.restart()
+
+    def withdraw(self) -> None:
+        self._write((1, 3))
+        self.reload()
+        self._has((1, 3))
+
+    def restore(self) -> None:
+        self._write(RAILS)
+        self.reload()
+        self._has(RAILS)
+
+    def _write(self, rails: tuple[int, ...]) -> None:
+        for rail in RAILS:
+            self._daemon.write(*self.file(rail, FAMILIES if rail in rails else ()))
+
+    def file(self, rail: int, routed: tuple[int, ...]) -> tuple[str, str]:
+        """Name and text of the file of a rail, with routes of these families."""
+        raise NotImplementedError
+
+    def _has(self, rails: tuple[int, ...]) -> None:
+        wanted = {(family, rail) for family in FAMILIES for rail in rails}
+        support.wait_until(lambda: self.hops() == wanted, 30, f"it routes by {rails}")
+
+
+class Networkd(ByFiles):
+    """systemd-networkd."""
+
+    daemon = routing_daemons.Networkd
+
+    def file(self, rail: int, routed: tuple[int, ...]) -> tuple[str, str]:
+        text = f"[Match]\nName=rail{rail}\n[Network]\nIPv6AcceptRA=no\n"
+        text += "".join(f"Address={gateway(f, rail, 2)}/{24 if f == 4 else 64}\n" for f in FAMILIES)
+        for family in routed:
+            text += f"[Route]\nDestination={PREFIX[family]}\nGateway={gateway(family, rail)}\nMetric={50 + rail}\n"
+        return f"rail{rail}.network", text
+
+
+class NetworkManager(ByFiles):
+    """NetworkManager."""
+
+    daemon = routing_daemons.NetworkManager
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        for rail in RAILS:  # what it finds configured when it starts for the first time it leaves alone
+            self.ip("address", "flush", "dev", f"rail{rail}")
+        with super().owned():
+            yield
+
+    def reload(self) -> None:
+        self._daemon.ask("connection", "reload")
+        self._daemon.ask("device", "reapply", "rail2")
+
+    def file(self, rail: int, routed: tuple[int, ...]) -> tuple[str, str]:
+        text = f"[connection]\nid=rail{rail}\ntype=ethernet\ninterface-name=rail{rail}\n[ethernet]\n"
+        for family in FAMILIES:
+            text += f"[ipv{family}]\nmethod=manual\naddress1={gateway(family, rail, 2)}/{24 if family == 4 else 64}\n"
+            text += f"route-metric={100 + rail}\n"
+            if family in routed:
+                text += f"route1={PREFIX[family]},{gateway(family, rail)},{50 + rail}\n"
+        return f"rail{rail}.nmconnection", text
