@@ -108,7 +108,8 @@ class Engine:
 
     def _forget(self) -> None:
         """Paths that nothing was heard of for long, such as those of a peer that has another name now, are no more."""
-        known = self._lost.union(self.evidence.paths)
+        dead = {path for path, known in self.paths.items() if health.left_dead(known)}
+        known = self._lost.union(self.evidence.paths, dead)
         self._places = {path: where for path, where in self._places.items() if path in known}
         for path in self.paths.keys() - known:
             del self.paths[path]

@@ -84,6 +84,10 @@ class Safety(Model):
     baseline_after: Duration = Field(
         default=5 * SECOND, description="a path not heard of for so long is unmeasured: back to the original weights"
     )
+    dead_baseline_after: Duration = Field(
+        default=600 * SECOND,
+        description="the same for a path that was left, had failed, and has not come back since",
+    )
     reroute_hold: Duration = Field(
         default=SECOND,
         description="packets that the kernel moved off a silent path stay away for so long after it answers again; "
@@ -105,6 +109,13 @@ class Safety(Model):
         if hold > 5 * SECOND:
             raise bad("at most 5s")
         return hold
+
+    @field_validator("dead_baseline_after")
+    @classmethod
+    def _dead_within_reason(cls, dead: int) -> int:
+        if dead > 3600 * SECOND:
+            raise bad("at most 1h")
+        return dead
 
     @field_validator("stale_after")
     @classmethod
