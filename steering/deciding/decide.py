@@ -282,9 +282,9 @@ def _why(
     ordered: Mapping[int, str],
 ) -> tuple[str, str]:
     """Because and under, of what differs from the weights in force."""
-    before, after = _shares_of(group, group.current), shares
+    before, after = shares_of(group, group.current), shares
     if group.exclusive:
-        after = _shares_of(group, _weights(group, shares))
+        after = shares_of(group, _weights(group, shares))
     moved = {member for member, share in after.items() if abs(share - before[member]) > 0.01}
     said = [v for v in votes if v.member in moved and (v.path in granted or v.health.rule is not None)]
     reasons = [ordered[member] for member in sorted(moved & ordered.keys())]
@@ -303,7 +303,7 @@ def _why(
     return "; ".join(dict.fromkeys(reasons)) or "as the paths' states ask", ", ".join(dict.fromkeys(rules))
 
 
-def _shares_of(group: Group, weights: Weights) -> dict[int, float]:
+def shares_of(group: Group, weights: Weights) -> dict[int, float]:
     """Share of its original weight that these weights give each member, the highest being 1."""
     given = dict(weights)
     ratio = {member: given.get(member, 0) / counts for member, counts in group.nominal.items()}

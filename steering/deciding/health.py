@@ -301,20 +301,21 @@ def taken_away(policy: Policy, which: Path, path: PathHealth, now: int) -> PathH
 
     Without such a rule it comes back at once.
     """
-    number = next(
-        (
-            number
-            for number, rule in enumerate(policy.rules)
-            if rule.then.kind in WEIGHT_KINDS and rule.scope.covers(which) and any(x.failure for x in leaves(rule.when))
-        ),
-        None,
-    )
+    number = rule_about_failures(policy, which)
     if number is None:
         return path
     lowest = _lowest(policy.rules[number])
     if path.state == "drained" and path.share <= lowest:
         return path
     return _down(path, number, lowest, "its nexthop went with the link", now)
+
+
+def rule_about_failures(policy: Policy, which: Path) -> int | None:
+    """The first rule that takes weight from this path when it fails; None where there is none."""
+    for number, rule in enumerate(policy.rules):
+        if rule.then.kind in WEIGHT_KINDS and rule.scope.covers(which) and any(x.failure for x in leaves(rule.when)):
+            return number
+    return None
 
 
 def lifted(policy: Policy, path: PathHealth, now: int) -> PathHealth:

@@ -46,6 +46,11 @@ def _reroute(safety: Safety) -> str:
     return f"Packets leave a silent path at once, by the kernel itself, until it has answered for {hold}."
 
 
+def _dead(safety: Safety) -> str:
+    later = f" after {duration_text(safety.takeover)}, unless a successor has taken over" if safety.takeover else ""
+    return f"If the controller dies or hangs for {duration_text(safety.lease)}, everything is undone{later}."
+
+
 def _safety(safety: Safety) -> list[str]:
     moves = safety.max_moves_per_flow
     lines = [
@@ -55,7 +60,7 @@ def _safety(safety: Safety) -> list[str]:
         f"{duration_text(safety.baseline_after)} the group gets its original weights back, but for a path that was "
         f"left and was dead: it stays left for {duration_text(safety.dead_baseline_after)} while another one remains.",
         _reroute(safety),
-        f"If the controller dies or hangs for {duration_text(safety.lease)}, everything is undone.",
+        _dead(safety),
         f"One flow is pinned at most {_times(moves.count)} in {duration_text(moves.per)}; off a failed path at once.",
     ]
     if safety.herd.jitter or safety.herd.fraction < 1:

@@ -77,6 +77,10 @@ class Safety(Model):
     """Limits that hold whatever the rules say."""
 
     lease: Duration = Field(default=3 * SECOND, description="without a sign of life for so long, every act is undone")
+    takeover: Duration = Field(
+        default=15 * SECOND,
+        description="a controller that dies leaves what is in force for so long to a successor; then it is undone",
+    )
     max_drained_share: ShareAboveZero = Field(
         default=0.5, description="of a group's original weight, at most this much may be taken away at once"
     )
@@ -102,6 +106,13 @@ class Safety(Model):
         if not 2 * SECOND <= lease <= 60 * SECOND:
             raise bad("between 2s and 1m")
         return lease
+
+    @field_validator("takeover")
+    @classmethod
+    def _takeover_within_reason(cls, takeover: int) -> int:
+        if takeover > 15 * SECOND:
+            raise bad("at most 15s")
+        return takeover
 
     @field_validator("reroute_hold")
     @classmethod

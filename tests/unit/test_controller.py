@@ -17,6 +17,7 @@ from pytools.errors import SwerveError
 from steering import controller
 from steering.acting import journal
 from steering.actuators.overlay import Found, Outcome
+from steering.actuators.overlay_memory import OverlayMemory
 from steering.control import kept_orders
 from steering.controller import Controller, Options
 from steering.plan import Change, overlay_target
@@ -33,6 +34,7 @@ class Kernel:
     """Stands for the overlay: targets with their weights; `refuses` says why every request fails."""
 
     due_ns = 1 << 62
+    memory = OverlayMemory(20_000, None, (), "object", (), (), ())
 
     def __init__(self, *numbers):
         self.groups = {name: replace(group({1: [], 2: []}), target=name) for name in map(target, numbers)}
@@ -57,6 +59,10 @@ class Kernel:
     def refresh(self):
         return Found(dict(self.groups), {}, frozenset(), frozenset(), (), ())
 
+    @property
+    def in_force(self):
+        return any(each.current != each.original for each in self.groups.values())
+
     def fileno(self):
         return self._news
 
@@ -68,7 +74,7 @@ class Kernel:
 class Guardian:
     """Lives, unless told otherwise; counts what it is asked."""
 
-    pid, alive, ticks, left = 7, True, 0, False
+    pid, alive, ticks, left, handed = 7, True, 0, False, False
 
     def register(self, selector):
         pass
@@ -82,6 +88,10 @@ class Guardian:
 
     def leave(self):
         self.left = True
+
+    def hand_over(self):
+        self.handed = self.alive
+        return self.alive
 
 
 class Made:
@@ -204,6 +214,25 @@ def test_what_is_kept_stays_in_force(made):
     made.controller._act(made.changes())
     assert made.controller.run() == signal.SIGTERM
     assert made.guardian.left and len(in_force()) == 3 and made.kernel.closed == [False]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("alive", [True, False])
+def test_what_is_in_force_is_handed_over_to_a_guardian_that_lives_when_a_service_is_stopped(made, number, alive):
+    made.start(hand_over=True)._stopping(number)
+    made.controller._act(made.changes())
+    made.guardian.alive = alive
+    made.controller.run()
+    kept = alive and number == signal.SIGTERM
+    assert (made.guardian.handed, made.guardian.left, made.kernel.closed) == (kept, not kept, [not kept])
+    assert len(in_force()) == (3 if kept else 0)
+    assert places.steering_memory(None).exists() is kept
+
+
+def test_nothing_is_handed_over_where_nothing_is_in_force(made):
+    made.start(hand_over=True)._stopping(signal.SIGTERM)
+    made.controller.run()
+    assert made.guardian.left and not made.guardian.handed and made.kernel.closed == [True]
 
 
 def test_a_guardian_stays_while_the_rules_cannot_be_deleted(made):
