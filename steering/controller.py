@@ -10,7 +10,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -99,6 +99,8 @@ class Controller:
         self._memory_ns = 0  # when it is looked whether there is something new to remember
         self._look_ns = 0  # when all targets are looked at again
         self._unreadable = self._no_reroute = ""
+        self._acts = False  # whether changes are being carried out: what arrives meanwhile waits
+        self._touched: set[Target] = set()  # targets of which something was heard, not decided yet
         socket_path = places.agent_socket(options.netns)
         kinds = signals_of(policy)
         self._agent = AgentLink(socket_path, kinds, self._received, self._engine.forget_windows, say)
@@ -230,17 +232,23 @@ class Controller:
     def _received(self, signals: list[AnySignal]) -> None:
         """Digest what arrived, and change weights at once; flows have their turn right after."""
         now = time.monotonic_ns()
-        touched: set[Target] = set()
+        touched = self._touched
         for each in signals:
             if isinstance(each, PathDelay) and each.path.source == each.host:
                 self._host = each.host
             touched |= self._engine.take(each, now)
             self.flows.take(each, now)
-        self._act(self._engine.changes(now, touched))
+        if not self._acts:
+            self._act(self._changes_of_touched())
+
+    def _changes_of_touched(self) -> list[Change]:
+        """What is wanted of the targets of which something was heard."""
+        touched, self._touched = self._touched, set()
+        return self._engine.changes(time.monotonic_ns(), touched) if touched else []
 
     def _act_on_flows(self, now: int) -> None:
         if self.flows.needed or self._flow_acting.is_open:
-            self._flow_acting.turn(now, bool(self._desk.frozen))
+            self._flow_acting.turn(now, self._desk.look)
 
     def _stand_by(self, now: int) -> None:
         """Keep the kernel's fast reroute armed; its program is loaded beside us, and may be late or missing."""
@@ -252,27 +260,48 @@ class Controller:
             self._no_reroute = str(error)
             self._say(f"no fast reroute: {error}")
             return
-        may_act = not self._desk.frozen and self._guardian_lives
+        may_act = not self._desk.look() and self._guardian_lives
         self._standbys.turn(now, self._flow_acting.standbys, may_act)
 
     # ---- acts out ----
 
     def _act(self, changes: list[Change]) -> None:
-        while changes := [change for change in changes if self._stands(change)]:
-            why = self._refusal()
-            if why or not self._options.apply:
-                for change in changes:
-                    self._engine.rejected(change, why) if why else self._acting.pretend(change)
-                return
-            done = self._acting.carry_out_all(changes, self._guarded)
-            self._remember(time.monotonic_ns())
-            if not done.as_thought:
-                self._refresh(time.monotonic_ns())
-            changes = list(done.left)
+        self._acts = True
+        try:
+            while changes := [change for change in changes if self._stands(change)]:
+                if not self._options.apply:
+                    self._pretend(changes)
+                    return
+                done = self._acting.carry_out_all(changes, self._look_again)
+                self._remember(time.monotonic_ns())
+                if not done.as_thought:
+                    self._refresh(time.monotonic_ns())
+                changes = list(done.left) or self._changes_of_touched()
+        finally:
+            self._acts = False
+
+    def _pretend(self, changes: list[Change]) -> None:
+        why = self._refusal()
+        for change in changes:
+            self._engine.rejected(change, why) if why else self._acting.pretend(change)
+
+    def _look_again(self, change: Change) -> Change | None:
+        """What a change is now, immediately before the kernel is asked: what was measured, ordered or lost meanwhile.
+
+        Others may have been carried out since it was decided.
+        """
+        self._agent.poll()
+        if why := self._refusal():
+            self._engine.rejected(change, why)
+            return None
+        for now in self._engine.changes(time.monotonic_ns(), [change.target]):
+            same_weights = (now.before, now.after) == (change.before, change.after)
+            return replace(now, because=change.because, under=change.under) if same_weights else now
+        return None
 
     def _refusal(self) -> str:
         """Why nothing may be changed now; empty when it may."""
-        if self._desk.frozen:
+        if self._desk.look():
             return "nothing is changed while frozen"
         if self._options.apply and not self._guarded():
             return "held: there is no live guardian"
@@ -331,8 +360,8 @@ class Controller:
 
     def _take_back(self, change: Change, name: str) -> str:
         """Carry out a change under a name; why it could not be."""
-        if not self._guarded():
-            return "held: there is no live guardian"
+        if why := self._refusal():
+            return why
         if not self._acting.carry_out(change, name):
             self._refresh(time.monotonic_ns())
         group = self._engine.groups.get(change.target)

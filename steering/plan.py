@@ -169,6 +169,7 @@ class GroupPlan:
     held: tuple[tuple[Path, str], ...] = ()  # paths that ought to be taken down but are not, and why
     lifted: frozenset[Path] = frozenset()  # paths that are down, and get their weight back without having recovered
     undecided: bool = False  # the weights stay as they are, whatever the paths' states ask for
+    failure: bool = False  # whether a path that is taken down with it has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,7 @@ class Change:
     under: str
     granted: tuple[tuple[Path, float], ...] = ()
     lifted: frozenset[Path] = frozenset()
+    failure: bool = False
 
 
 def diff(current: Mapping[Target, Weights], plan: Plan) -> list[Change]:
@@ -202,6 +204,7 @@ def diff(current: Mapping[Target, Weights], plan: Plan) -> list[Change]:
             each.under,
             each.granted,
             each.lifted,
+            each.failure,
         )
         for each in plan.groups
         if each.target in current and not same(current[each.target], each.wanted)

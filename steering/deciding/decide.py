@@ -122,7 +122,8 @@ def _decide_measured(
         return _back_to_original(group, votes, "original weights: no path would be left", {})
     because, under = _why(policy, group, votes, shares, {vote.path: vote for vote, _ in granted}, ordered)
     down = tuple((vote.path, share) for vote, share in granted)
-    return GroupPlan(group.target, wanted, because, under, down, tuple(held))
+    failure = any(vote.due is not None and vote.health.readings[vote.due].failure for vote, _ in granted)
+    return GroupPlan(group.target, wanted, because, under, down, tuple(held), failure=failure)
 
 
 def _weights(group: Group, shares: Mapping[int, float]) -> Weights:
