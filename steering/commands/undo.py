@@ -21,7 +21,7 @@ from pytools.kernel.leftovers import sweep, switch_off
 from pytools.kernel.netlink import Netlink
 from steering.acting import journal, rollback, telling
 from steering.acting.lock import holder, holder_pidfd
-from steering.commands import disk, orders
+from steering.commands import disk, orders, systemd_restart
 from steering.control import client
 from steering.control.requests import MOST_UNDONE, Undo
 from steering.guarding.takeover import Locks
@@ -32,9 +32,19 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 @click.command(epilog="Example: swerve steer off -n swerve-x-h1")
+@click.option(
+    "--unless-restarted",
+    "unit",
+    metavar="UNIT",
+    help="For ExecStopPost=: do nothing when systemd starts UNIT again and a guardian keeps what is in force.",
+)
 @common(follows=False)
-def off(options: Options) -> int:
+def off(options: Options, unit: str | None) -> int:
     """Delete the rules of steering at once, then end the controller and remove all that it left in the kernel."""
+    guarded = holder(places.state_dir(options.netns) / journal.LOCK_FILE) is not None
+    if unit and guarded and systemd_restart.expected(unit, os.environ):
+        click.echo(f"{unit} is started again: what is in force is kept for it")
+        return 0
     return _off(options, stop=True)
 
 
