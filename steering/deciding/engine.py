@@ -23,6 +23,8 @@ from steering.deciding.remembering import PathMemory
 from steering.plan import Change, Group, GroupPlan, Target, Weights, diff
 from steering.policy import Policy
 
+_SAME_SHARE = 0.01  # weights are whole numbers
+
 TargetsOf = Callable[[str], tuple[Target, ...]]
 
 
@@ -128,8 +130,8 @@ class Engine:
     def recall(self, memories: Iterable[PathMemory], now: int) -> list[Path]:
         """Go on where a controller before us ended, after the targets are arranged; the paths that it had left.
 
-        Of the weights the kernel is right: where it gives a member less, and no path over it is remembered as left, all
-        are; where it gives one its whole weight, none is.
+        Of the weights the kernel is right: where it gives a member less than what is remembered of every path over it,
+        those that were left have so little, or all were left; where it gives one its whole weight, none was.
         """
         shares = {target: shares_of(group, group.current) for target, group in self.groups.items()}
         over: dict[tuple[Target, int], list[Path]] = {}
@@ -147,9 +149,12 @@ class Engine:
                 over.setdefault(pair, []).append(each.path)
         for (target, member), paths in over.items():
             share, ordered = shares[target][member], self.overrides.drained(self.groups[target])
-            if share >= 1 or member in ordered or self._recalled.intersection(paths):
+            left = [path for path in paths if path in self._recalled]
+            if member in ordered or share > min((self.paths[path].share for path in left), default=1.0) - _SAME_SHARE:
                 continue
-            for path in paths:
+            for path in left:
+                self.paths[path] = msgspec.structs.replace(self.paths[path], share=share, held_share=0.0)
+            for path in paths if not left else ():
                 known = remembering.left_before(self.policy, path, share, now)
                 if known.down:
                     self._leave(path, known, self._place(path))

@@ -5,8 +5,9 @@
 Builds the package unless one is named, installs it in a fresh Debian 12, boots that with its own systemd as process 1
 (_booted.py), and lays three cables in there to two peers. Then, with `systemctl` alone: the agent becomes active and
 has the rights that its unit says and no others, reloads without losing a sample, is started anew by the watchdog after
-it was stopped short; the controller runs dry, then drains a rail, which stays drained when it is killed and restarted and
-is put back when it is stopped; the metrics are served; the journal has levels and fields; and after `systemctl stop` nothing is left. Prints
+it was stopped short; the controller runs dry, then drains a rail, which stays drained when it is killed and when it is
+restarted, and is put back when it is stopped; the metrics are served; the journal has levels and fields; and after
+`systemctl stop` nothing is left. Prints
 JSON Lines, one per part; exits with 1 if one fails. Run as root, from the checkout.
 """
 
