@@ -70,6 +70,11 @@ def maps_socket(netns: str | None) -> Path:
     return runtime_dir(netns) / "maps.sock"
 
 
+def steering_memory(netns: str | None) -> Path:
+    """What a controller remembers for its successor."""
+    return runtime_dir(netns) / "steering.json"
+
+
 def tap_socket(netns: str | None) -> Path:
     """Where tapped RDMA processes, of any user, ask the agent for the table that they count in."""
     directory = runtime_dir(netns)  # itself for its owner alone

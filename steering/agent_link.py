@@ -87,6 +87,10 @@ class AgentLink:
             self._say(f"{self._untold} acts that were made without an agent are in `swerve steer history` alone")
             self._untold = 0
 
+    def poll(self) -> None:
+        """Hand on what has arrived, without waiting."""
+        self._readable(0)
+
     def publish(self, signal: AnySignal) -> None:
         """Publish a signal; without an agent an act waits for the next, all else is dropped: it will be told anew."""
         try:
@@ -124,7 +128,8 @@ class AgentLink:
         except SwerveError as error:
             self._disconnect(error)
             return
-        self._received(signals)
+        if signals:
+            self._received(signals)
 
     def _disconnect(self, error: SwerveError) -> None:
         self._say_once(f"holding: {error}")

@@ -8,35 +8,36 @@ from __future__ import annotations
 import contextlib
 import selectors
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from pytools import places
 from pytools.errors import SwerveError
-from pytools.kernel.leftovers import switch_off
+from pytools.kernel.leftovers import FAMILIES, switch_off
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act, AnySignal, PathDelay
 from steering.acting import journal, messages
 from steering.acting.acts_file import ActsFile
 from steering.acting.flows import FlowActing
 from steering.acting.later import Later
-from steering.acting.lock import Lock
-from steering.acting.namespace_lock import NamespaceLock
+from steering.acting.memory import Memory, MemoryFile
 from steering.acting.standbys import StandByActing
 from steering.acting.weights import Acting
+from steering.actuators import overlay_memory
 from steering.actuators.overlay import Overlay
 from steering.agent_link import AgentLink
 from steering.control.desk import Desk
 from steering.control.managed import Managed
 from steering.control.site import Site
+from steering.control.stop_signals import stop_signals
 from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
 from steering.guarding import confirming
 from steering.guarding.link import GuardianLink
+from steering.guarding.takeover import Locks
 from steering.plan import Change, Pin, Target, same, title
 from steering.policy import Policy
 from steering.policy.needs import signals_of
@@ -50,12 +51,14 @@ _LOCK_WAIT_S: Final = 2.0  # a guardian may still be undoing for the controller 
 class Options:
     """How to run.
 
-    `keep` leaves the weights as they are at the end; `policy_name` is said to whoever asks what runs.
+    `keep` leaves the weights as they are at the end, `hand_over` leaves them to a successor when SIGTERM ends us;
+    `policy_name` is said to whoever asks what runs.
     """
 
     netns: str | None = None
     apply: bool = False
     keep: bool = False
+    hand_over: bool = False
     policy_name: str = ""
     probe_port: int = 862
     policy_hash: str = ""  # SHA-256 of the file
@@ -93,9 +96,12 @@ class Controller:
         self._engine = Engine(policy)
         self._selector = selectors.DefaultSelector()
         self._stop: int | None = None  # the signal that ends us
-        self._stays = False  # whether what is in force stays when we end
+        self._stays = True  # whether what is in force stays when we end: until we run it is not ours
+        self._memory_ns = 0  # when it is looked whether there is something new to remember
         self._look_ns = 0  # when all targets are looked at again
         self._unreadable = self._no_reroute = ""
+        self._acts = False  # whether changes are being carried out: what arrives meanwhile waits
+        self._touched: set[Target] = set()  # targets of which something was heard, not decided yet
         socket_path = places.agent_socket(options.netns)
         kinds = signals_of(policy)
         self._agent = AgentLink(socket_path, kinds, self._received, self._engine.forget_windows, say)
@@ -111,20 +117,25 @@ class Controller:
     def _open(self) -> None:
         self._stack.callback(self._selector.close)
         folder = journal.directory(self._options.netns)
-        self._lock = self._stack.enter_context(Lock(folder / journal.LOCK_FILE, _LOCK_WAIT_S))
+        scope = journal.scope()
+        locks = Locks(folder / journal.LOCK_FILE, _LOCK_WAIT_S, self._options.apply, scope)
+        self._locks = self._stack.enter_context(locks)
         self._netlink = self._stack.enter_context(Netlink())
-        locks = [self._lock.fd]
-        if self._options.apply:
-            locks.append(self._stack.enter_context(NamespaceLock(_LOCK_WAIT_S)).fileno())
-            switch_off(self._netlink)
+        self._memory = MemoryFile(places.steering_memory(self._options.netns), scope, self._say)
+        self._former = self._take_over()
+        if self._former is None:
+            self._stays = False
+            if self._options.apply or locks.former is not None:
+                switch_off(self._netlink)
         self._later = self._stack.enter_context(Later())
         log = self._stack.enter_context(journal.Journal(folder / journal.FILE, self._later))
         self._acts_file = self._stack.enter_context(contextlib.closing(ActsFile(folder, self._later)))
         self._guardian: GuardianLink | None = None
-        self._overlay = Overlay(self._netlink, self._policy.manage, self._options.apply)
+        known = self._former.overlay if self._former is not None else None
+        self._overlay = Overlay(self._netlink, self._policy.manage, self._options.apply, known)
         self._stack.callback(lambda: self._overlay.close(remove=not self._stays))
         self._acting = Acting(self._engine, self._overlay, log, lambda: self._host, self._say, self._send)
-        if self._options.apply:  # the rules are deleted already, before anything that can fail
+        if self._former is None and (self._options.apply or locks.former is not None):  # the rules are deleted already
             self._acting.take_back("it was left by a controller before this one", off=lambda: None)
             self._acting.rotate()
         self.flows = FlowEngine(self._policy, places.instance(self._options.netns))
@@ -134,13 +145,30 @@ class Controller:
         self._standbys = StandByActing(self._policy, self._engine, lender, lambda: self._host, self._say, self._send)
         self._stack.callback(self._standbys.close)
         deadline = confirming.deadline_in(self._options.confirm_ns)
-        self._lock.say(confirming.facts(deadline) | self._facts())
+        locks.lock.say(confirming.facts(deadline) | self._facts())
         self._desk = self._stack.enter_context(Desk(self._site(folder), deadline))  # the operator's requests
         if self._options.apply:
             if self.flows.needed:
                 self._flow_acting.open(self._options.probe_port)
-            lease = self._policy.safety.lease
-            self._guardian = GuardianLink(self._options.netns, lease, locks, self._say, deadline)
+            safety = self._policy.safety
+            self._guardian = GuardianLink(
+                self._options.netns, safety.lease, locks, self._say, deadline, safety.takeover
+            )
+        elif locks.former is not None:
+            self._memory.remove()
+            locks.former.done()  # a dry run keeps nothing
+
+    def _take_over(self) -> Memory | None:
+        """What a controller before us has in force, if its guardian keeps it and we can go on with it."""
+        if self._locks.former is None or not self._options.apply:
+            return None
+        found = self._memory.load()
+        if found is not None:
+            rules = [rule for family in FAMILIES for rule in self._netlink.rules(family)]
+            if why := overlay_memory.objection(found.overlay, self._policy.manage, rules):
+                self._say(f"what the controller before this one has in force is taken back: {why}")
+                return None
+        return found
 
     def run(self) -> int:
         """Steer until SIGTERM or SIGINT; which of them came. Puts the weights back unless told to keep them.
@@ -150,7 +178,7 @@ class Controller:
         SwerveError
             If not all of them could be put back.
         """
-        with _signals(self._selector, self._stopping), self._stack:
+        with stop_signals(self._selector, self._stopping), self._stack:
             self._agent.register(self._selector)
             self._standbys.register(self._selector)
             self._selector.register(self._overlay, selectors.EVENT_READ, lambda _: self._overlay.receive())
@@ -198,6 +226,8 @@ class Controller:
         for alert in self._engine.alerts():
             self._say(f"{alert.rule}: {alert.text}" if alert.holds else f"{alert.rule}: over: {alert.text}")
             self._send(messages.alert(self._host, alert))
+        if time.monotonic_ns() >= self._memory_ns:
+            self._remember(time.monotonic_ns())
         standings = self._engine.standings(time.monotonic_ns())
         self._agent.publish_states(messages.path_state(self._host, each) for each in standings)
 
@@ -208,17 +238,23 @@ class Controller:
         """Digest what arrived, and change weights at once; flows have their turn right after."""
         self._desk.look_for_sleep()
         now = time.monotonic_ns()
-        touched: set[Target] = set()
+        touched = self._touched
         for each in signals:
             if isinstance(each, PathDelay) and each.path.source == each.host:
                 self._host = each.host
             touched |= self._engine.take(each, now)
             self.flows.take(each, now)
-        self._act(self._engine.changes(now, touched))
+        if not self._acts:
+            self._act(self._changes_of_touched())
+
+    def _changes_of_touched(self) -> list[Change]:
+        """What is wanted of the targets of which something was heard."""
+        touched, self._touched = self._touched, set()
+        return self._engine.changes(time.monotonic_ns(), touched) if touched else []
 
     def _act_on_flows(self, now: int) -> None:
         if self.flows.needed or self._flow_acting.is_open:
-            self._flow_acting.turn(now, bool(self._desk.frozen))
+            self._flow_acting.turn(now, self._desk.look)
 
     def _stand_by(self, now: int) -> None:
         """Keep the kernel's fast reroute armed; its program is loaded beside us, and may be late or missing."""
@@ -230,26 +266,48 @@ class Controller:
             self._no_reroute = str(error)
             self._say(f"no fast reroute: {error}")
             return
-        may_act = not self._desk.frozen and self._guardian_lives
+        may_act = not self._desk.look() and self._guardian_lives
         self._standbys.turn(now, self._flow_acting.standbys, may_act)
 
     # ---- acts out ----
 
     def _act(self, changes: list[Change]) -> None:
-        while changes := [change for change in changes if self._stands(change)]:
-            why = self._refusal()
-            if why or not self._options.apply:
-                for change in changes:
-                    self._engine.rejected(change, why) if why else self._acting.pretend(change)
-                return
-            done = self._acting.carry_out_all(changes, self._guarded)
-            if not done.as_thought:
-                self._refresh(time.monotonic_ns())
-            changes = list(done.left)
+        self._acts = True
+        try:
+            while changes := [change for change in changes if self._stands(change)]:
+                if not self._options.apply:
+                    self._pretend(changes)
+                    return
+                done = self._acting.carry_out_all(changes, self._look_again)
+                self._remember(time.monotonic_ns())
+                if not done.as_thought:
+                    self._refresh(time.monotonic_ns())
+                changes = list(done.left) or self._changes_of_touched()
+        finally:
+            self._acts = False
+
+    def _pretend(self, changes: list[Change]) -> None:
+        why = self._refusal()
+        for change in changes:
+            self._engine.rejected(change, why) if why else self._acting.pretend(change)
+
+    def _look_again(self, change: Change) -> Change | None:
+        """What a change is now, immediately before the kernel is asked: what was measured, ordered or lost meanwhile.
+
+        Others may have been carried out since it was decided.
+        """
+        self._agent.poll()
+        if why := self._refusal():
+            self._engine.rejected(change, why)
+            return None
+        for now in self._engine.changes(time.monotonic_ns(), [change.target]):
+            same_weights = (now.before, now.after) == (change.before, change.after)
+            return replace(now, because=change.because, under=change.under) if same_weights else now
+        return None
 
     def _refusal(self) -> str:
         """Why nothing may be changed now; empty when it may."""
-        if self._desk.frozen:
+        if self._desk.look():
             return "nothing is changed while frozen"
         if self._options.apply and not self._guarded():
             return "held: there is no live guardian"
@@ -311,8 +369,8 @@ class Controller:
 
     def _take_back(self, change: Change, name: str) -> str:
         """Carry out a change under a name; why it could not be."""
-        if not self._guarded():
-            return "held: there is no live guardian"
+        if why := self._refusal():
+            return why
         if not self._acting.carry_out(change, name):
             self._refresh(time.monotonic_ns())
         group = self._engine.groups.get(change.target)
@@ -347,6 +405,22 @@ class Controller:
                 self._say(f"{title(target)}: " + ("gone with its links" if target in found.lost else "gone"))
         self._acting.follow(found.groups)
         self._engine.arrange(found.groups.values(), found.targets_of, now, found.lost, found.unlinked)
+        if self._former is not None:
+            self._recall(self._former, now)
+        self._remember(now)
+
+    def _recall(self, former: Memory, now: int) -> None:
+        """Go on where the controller before us ended."""
+        self._former = None
+        left = self._engine.recall(former.paths, now)
+        targets = sum(not same(group.current, group.original) for group in self._engine.groups.values())
+        self._say(f"took over from the controller before: {targets} targets are steered, {len(left)} paths are left")
+
+    def _remember(self, now: int) -> None:
+        """Have a successor know how things stand."""
+        self._memory_ns = now + _SECOND_NS
+        if self._options.apply and self._former is None:
+            self._memory.write(self._overlay.memory, self._engine.remember(now))
 
     # ---- the end ----
 
@@ -355,45 +429,30 @@ class Controller:
         """Whether what is in force stays when we end."""
         return self._options.keep and self._desk.confirmed
 
+    @property
+    def _hands_over(self) -> bool:
+        """Whether what is in force is for a successor."""
+        asked = self._options.hand_over and self._stop == signal.SIGTERM and self._desk.confirmed
+        return asked and self._overlay.in_force and self._guardian is not None and self._guardian.hand_over()
+
     def _finish(self) -> str:
         """Take everything back, unless it is to stay; what could not be, is left to the guardian."""
-        left = ""
-        if self._options.apply and not self._keeps:
+        left, self._stays = "", self._options.apply
+        if self._options.apply and self._keeps:
+            self._say("the weights stay as they are; `swerve steer off` puts the original ones back")
+        elif self._options.apply and self._hands_over:
+            self._remember(time.monotonic_ns())
+            self._say("the weights stay as they are for a successor")
+            self._agent.close()
+            return ""
+        elif self._options.apply:
             try:
                 self._acting.take_back("the controller was stopped")
+                self._stays = False
+                self._memory.remove()
             except SwerveError as error:
                 left = str(error)
-        elif self._options.apply:
-            self._stays = True
-            self._say("the weights stay as they are; `swerve steer off` puts the original ones back")
         if self._guardian is not None and not left:
             self._guardian.leave()
         self._agent.close()
         return left
-
-
-@contextlib.contextmanager
-def _signals(selector: selectors.BaseSelector, stop: Callable[[int], None]) -> Iterator[None]:
-    """Have SIGTERM and SIGINT wake the selector and call `stop`, for a while."""
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    theirs.setblocking(False)
-
-    def wake(_events: int) -> None:
-        for number in ours.recv(64):
-            if number in (signal.SIGTERM, signal.SIGINT):
-                stop(number)
-
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
-    wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-    selector.register(ours, selectors.EVENT_READ, wake)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        with contextlib.suppress(KeyError, ValueError):
-            selector.unregister(ours)
-        ours.close()
-        theirs.close()

@@ -172,6 +172,7 @@ class GroupPlan:
     lifted: frozenset[Path] = frozenset()  # paths that are down, and get their weight back without having recovered
     undecided: bool = False  # the weights stay as they are, whatever the paths' states ask for
     alone: frozenset[str] = frozenset()  # addresses of which one path is bad and no other address says so
+    failure: bool = False  # whether a path that is taken down with it has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,7 @@ class Change:
     under: str
     granted: tuple[tuple[Path, float], ...] = ()
     lifted: frozenset[Path] = frozenset()
+    failure: bool = False
 
 
 def diff(current: Mapping[Target, Weights], plan: Plan) -> list[Change]:
@@ -205,6 +207,7 @@ def diff(current: Mapping[Target, Weights], plan: Plan) -> list[Change]:
             each.under,
             each.granted,
             each.lifted,
+            each.failure,
         )
         for each in plan.groups
         if each.target in current and not same(current[each.target], each.wanted)

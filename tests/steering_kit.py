@@ -45,7 +45,7 @@ POLICY = (
     """\
 version: 1
 manage: {destinations: [10.9.0.0/16]}
-safety: {lease: LEASE, max_drained_share: 0.5, stale_after: STALE, baseline_after: BASELINE}
+safety: {lease: LEASE, takeover: 0s, max_drained_share: 0.5, stale_after: STALE, baseline_after: BASELINE}
 rules:
   - name: leave-congested-rail
     when: {signal: queueing_delay, quantile: p50, above: 5ms, for: 40ms, clear_below: 1ms}

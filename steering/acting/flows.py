@@ -122,8 +122,8 @@ class FlowActing:
 
     # ---- what the policy wants ----
 
-    def turn(self, now: int, frozen: bool = False) -> None:
-        """Decide and act; while frozen leases are renewed and nothing else is done."""
+    def turn(self, now: int, frozen: Callable[[], str] = str) -> None:
+        """Decide and act; while frozen, which is asked before each act, leases are renewed and nothing else is done."""
         if self._table is not None:
             self._forget_expired(now)
             self._follow_targets()
@@ -132,7 +132,9 @@ class FlowActing:
         self._say_skipped()
         for renewal in plan.renewals:
             self._renew(renewal)
-        for act in () if frozen else plan.acts:
+        for act in plan.acts:
+            if frozen():
+                break
             if self._table is None:
                 self._tell(act, "dry_run", now)
                 self._flows.pretended(act, now)

@@ -1,7 +1,7 @@
 """One controller per instance: an advisory lock on a file, shared by the controller and its guardian.
 
-The guardian inherits the controller's open file, and with it the lock: a successor gets it only when both are gone,
-so never while the guardian is still undoing.
+The guardian inherits the controller's open file, and with it the lock: a successor gets it when both are gone, or from
+a guardian that hands it over (guarding/takeover.py); so never while the guardian is still undoing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import select
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +28,8 @@ class Lock:
         The lock file.
     wait_s : float
         How long to wait for a controller that is on its way out, or a guardian that is undoing.
+    inherit : callable
+        Asked while somebody else has it: the lock's descriptor, if he hands it over.
 
     Raises
     ------
@@ -36,7 +39,7 @@ class Lock:
         If a guardian is still undoing what a dead one did.
     """
 
-    def __init__(self, path: Path, wait_s: float = 0.0) -> None:
+    def __init__(self, path: Path, wait_s: float = 0.0, inherit: Callable[[], int | None] = lambda: None) -> None:
         self.path = path
         try:
             with as_owner(path):
@@ -44,18 +47,18 @@ class Lock:
         except PermissionError as error:
             raise CapabilityError(f"{path}: {error.strerror}", "run it as root") from None
         try:
-            _take(fd, path, wait_s)
+            inherited = _take(fd, path, wait_s, inherit)
         except BaseException:
             os.close(fd)
             raise
-        self.fd = fd
+        if inherited is not None:
+            os.close(fd)
+        self.fd = fd if inherited is None else inherited
         self.say({})
 
     def say(self, facts: dict[str, Any]) -> None:
         """Write who holds it, for people and for `holder`."""
-        line = json.dumps({"pid": os.getpid(), **facts}).encode()
-        os.pwrite(self.fd, line, 0)
-        os.ftruncate(self.fd, len(line))
+        write_facts(self.fd, {"pid": os.getpid(), **facts})
 
     def close(self) -> None:
         """Let go of our part of it."""
@@ -68,13 +71,23 @@ class Lock:
         self.close()
 
 
-def _take(fd: int, path: Path, wait_s: float) -> None:
+def write_facts(fd: int, facts: dict[str, Any]) -> None:
+    """Write what its holder says of itself."""
+    line = json.dumps(facts).encode()
+    os.pwrite(fd, line, 0)
+    os.ftruncate(fd, len(line))
+
+
+def _take(fd: int, path: Path, wait_s: float, inherit: Callable[[], int | None]) -> int | None:
+    """Lock a file, or be handed a descriptor that has it locked."""
     deadline = time.monotonic() + wait_s
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return None
         except BlockingIOError:
+            if (inherited := inherit()) is not None:
+                return inherited
             if time.monotonic() >= deadline:
                 raise _refusal(fd, path) from None
             select.select([], [], [], 0.01)

@@ -1,7 +1,7 @@
 """One controller that acts per network namespace, by whatever name the namespace was given (`-n lab`, its file, none).
 
 An abstract Unix socket: its names are the namespace's own, and it is gone with the last process that holds it. Like the
-lock of the instance (lock.py) the guardian inherits it, so a successor gets it only when both are gone.
+lock of the instance (lock.py) the guardian inherits it: a successor gets it when both are gone, or from the guardian.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class NamespaceLock:
     ----------
     wait_s : float
         How long to wait for a controller that is on its way out, or a guardian that is undoing.
+    inherited : int | None
+        Its descriptor, from a guardian that handed it over.
 
     Raises
     ------
@@ -38,7 +40,10 @@ class NamespaceLock:
         If another controller acts here.
     """
 
-    def __init__(self, wait_s: float = 0.0) -> None:
+    def __init__(self, wait_s: float = 0.0, inherited: int | None = None) -> None:
+        if inherited is not None:
+            self._socket = socket.socket(fileno=inherited)
+            return
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             self._take(time.monotonic() + wait_s)

@@ -20,6 +20,8 @@ from steering.plan import Change, Group, Target, Weights, title
 _SECOND_NS: Final = 1_000_000_000
 _RETRY_NS: Final = _SECOND_NS
 _RETRY_MAX_NS: Final = 30 * _SECOND_NS
+_RETRY_FAILURE_NS: Final = 50_000_000  # to leave a dead path
+_RETRY_FAILURE_MAX_NS: Final = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,8 @@ class Acting:
         self._host, self._say, self._send = host, say, send
         self._scope = journal.scope()
         self._pretended: dict[Target, Weights] = {}  # wanted weights already reported in a dry run
-        self._retry: dict[Target, tuple[int, int]] = {}  # when to try again, and the wait after that
         self._acts: dict[Target, journal.Entry] = {}  # the last one on each target
+        self._retry: dict[Target, dict[Weights, tuple[int, int]]] = {}  # when to try again, and the wait after that
 
     def pretend(self, change: Change) -> None:
         """Say what would be done, once."""
@@ -81,24 +83,37 @@ class Acting:
         return self.carry_out_all([change], name=name).as_thought
 
     def carry_out_all(
-        self, changes: Iterable[Change], guarded: Callable[[], bool] = lambda: True, name: str = ""
+        self, changes: Iterable[Change], look: Callable[[Change], Change | None] = lambda change: change, name: str = ""
     ) -> CarriedOut:
         """Make the changes of one decision, one by one, and note all outcomes in one write.
 
-        It stops at a change that fails, and where `guarded`, which is called between two changes, says no. A change
-        that failed a moment ago is left out.
+        Immediately before the kernel is asked for a change, `look` says what it is now: the same, another one, or None
+        for none. It stops at a change that fails. The same change of a target that failed a moment ago is left out.
         """
-        now = time.monotonic_ns()
-        due = [change for change in changes if now >= self._retry.get(change.target, (0, 0))[0]]
+        due = [change for change in changes if self._is_due(change)]
         notes: list[journal.Entry] = []
         as_thought, tried = True, 0
         for change in due:
-            if not as_thought or (tried and not guarded()):
+            if not as_thought:
                 break
             tried += 1
-            as_thought = self._carry_out(change, name or messages.act_id(change.target), now, notes)
+            seen = look(change)
+            if seen is not None and self._is_due(seen):
+                act_id = name or messages.act_id(seen.target)
+                as_thought = self._carry_out(seen, act_id, time.monotonic_ns(), notes)
         self._note(*notes)
         return CarriedOut(as_thought, tuple(due[tried:]))
+
+    def _is_due(self, change: Change) -> bool:
+        failed = self._retry.get(change.target, {}).get(change.after)
+        return failed is None or time.monotonic_ns() >= failed[0]
+
+    def _wait(self, change: Change, now: int) -> None:
+        """Try this change of this target later, and others at any time."""
+        known = {after: each for after, each in self._retry.get(change.target, {}).items() if now - each[0] < each[1]}
+        first, most = (_RETRY_FAILURE_NS, _RETRY_FAILURE_MAX_NS) if change.failure else (_RETRY_NS, _RETRY_MAX_NS)
+        wait = min(self._retry.get(change.target, {}).get(change.after, (0, first))[1], most)
+        self._retry[change.target] = known | {change.after: (now + wait, 2 * wait)}
 
     def _carry_out(self, change: Change, act_id: str, now: int, notes: list[journal.Entry]) -> bool:
         try:
@@ -116,8 +131,7 @@ class Acting:
             self._retry.pop(change.target, None)
             self._publish(change, "applied", now, outcome.acknowledged_ns, act_id)
             return True
-        wait = min(self._retry.get(change.target, (0, _RETRY_NS))[1], _RETRY_MAX_NS)
-        self._retry[change.target] = (now + wait, 2 * wait)
+        self._wait(change, now)
         self._engine.rejected(change, outcome.why)
         self._say(f"{title(change.target)}: {outcome.why}")
         self._publish(change, "failed", now, None, act_id, outcome.why)

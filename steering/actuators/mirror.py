@@ -16,6 +16,7 @@ from pytools.kernel.netlink import PROTOCOL, Hop, Member, Netlink, NetlinkError,
 from pytools.kernel.netlink_messages import group_body, nexthop_body
 from pytools.kernel.netlink_routes import hop_of, mirrored, route_of, throw_route
 from steering.actuators.objects import Objects, Table
+from steering.actuators.overlay_memory import HopKey, OverlayMemory
 from steering.actuators.theirs import Steerable, View, ViewKey, Way
 from steering.plan import Target
 
@@ -36,7 +37,7 @@ class Numbers:
     def __init__(self, first_table: int) -> None:
         self._first_table = first_table
         self._tables: dict[tuple[int, int | None], int] = {}
-        self._ids: dict[object, int] = {}
+        self._ids: dict[HopKey | str, int] = {}
         self._next = FIRST_ID
         self._taken: frozenset[int] = frozenset()
 
@@ -57,7 +58,17 @@ class Numbers:
         self._taken = frozenset(taken)
         self._ids = {what: number for what, number in self._ids.items() if number not in self._taken}
 
-    def _id(self, what: object) -> int:
+    def recall(self, memory: OverlayMemory) -> None:
+        """Go on with the numbers of a controller before us."""
+        self._tables, self._ids = dict(memory.tables), dict(memory.ids)
+        self._next = max((FIRST_ID - 1, *self._ids.values())) + 1
+
+    @property
+    def known(self) -> tuple[Mapping[tuple[int, int | None], int], Mapping[HopKey | str, int]]:
+        """The tables and the ids so far."""
+        return self._tables, self._ids
+
+    def _id(self, what: HopKey | str) -> int:
         if what not in self._ids:
             while self._next in self._taken:
                 self._next += 1

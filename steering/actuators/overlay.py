@@ -25,6 +25,7 @@ from pytools.kernel.netlink_tables import rule_like, rule_of, rule_selects_all
 from pytools.kernel.netlink_watch import NetlinkWatch
 from steering.actuators.mirror import Mirror, Numbers, foreign_ids
 from steering.actuators.objects import Objects, Table, owner_name, read
+from steering.actuators.overlay_memory import OverlayMemory, of_target, recalled
 from steering.actuators.prefixes import Key, LongestPrefix, key_of
 from steering.actuators.steered import Steered, alike, is_named_after, name_of
 from steering.actuators.theirs import Steerable, View, ViewKey, Ways, views
@@ -79,6 +80,8 @@ class Overlay:
         Which prefixes are managed, and which numbers are ours.
     apply : bool
         Whether to write; else it only reads.
+    memory : OverlayMemory | None
+        What a controller before us has in force goes on; None: nothing of ours is left.
 
     Raises
     ------
@@ -86,7 +89,7 @@ class Overlay:
         If somebody else uses a table or a priority of ours.
     """
 
-    def __init__(self, netlink: Netlink, manage: Manage, apply: bool) -> None:
+    def __init__(self, netlink: Netlink, manage: Manage, apply: bool, memory: OverlayMemory | None = None) -> None:
         self._netlink, self._manage, self._apply = netlink, manage, apply
         self._families: tuple[Family, ...] = tuple(sorted({family_of(prefix) for prefix in manage.destinations}))
         self._alternatives = tuple((each.via, each.dev) for each in manage.alternatives)
@@ -103,16 +106,41 @@ class Overlay:
         self._routes_changed = True
         self._due_ns = self._free_ns = 0
         self._complaints: frozenset[str] = frozenset()
-        if apply:
+        if apply and memory is None:
             sweep(netlink)
         self._watch = NetlinkWatch([netlink.socket.port])
         try:
             objects = self._read()
+            if memory is not None:
+                self._recall(memory, objects)
             self._refuse_collisions(objects, self._look(objects))
         except BaseException:
             self._watch.close()
             raise
         self._numbers.skip(foreign_ids(objects))
+
+    def _recall(self, memory: OverlayMemory, objects: Objects) -> None:
+        self._numbers.recall(memory)
+        self._mirror.form = memory.form
+        in_force = {(rule.family, rule.table) for rule in objects.rules if is_our_rule(rule)}
+        ids = self._numbers.known[1]
+        for each in memory.targets:
+            group = objects.groups.get(ids.get(each.name, 0)) if memory.form == "object" else None
+            self._targets[each.name] = recalled(each, self._place(each.view) in in_force, group, ids)
+            self._apart |= {prefix.partition("/")[0] for prefix in each.prefixes if each.beside}
+
+    @property
+    def memory(self) -> OverlayMemory:
+        """What a successor has to know to go on."""
+        tables, ids = self._numbers.known
+        manage, targets = self._manage, map(of_target, self._targets.values())
+        numbers = tuple(tables.items()), tuple(ids.items())
+        return OverlayMemory(manage.table, manage.priority, manage.vrfs, self._mirror.form, *numbers, tuple(targets))
+
+    @property
+    def in_force(self) -> bool:
+        """Whether weights of ours are."""
+        return any(target.weights is not None and target.prefixes for target in self._targets.values())
 
     def __enter__(self) -> Self:
         return self

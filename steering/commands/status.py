@@ -50,7 +50,12 @@ def status(options: Options) -> None:
 def _facts(name: str | None) -> dict[str, Any]:
     folder = places.state_dir(name)
     held = holder(folder / journal.LOCK_FILE)
+    kept_until_ns = (held or {}).get("kept_until_ns")
+    if kept_until_ns is not None:
+        held = None  # the controller has ended: its guardian waits for another
     facts: dict[str, Any] = {"instance": places.instance(name), "running": held is not None}
+    if kept_until_ns is not None:
+        facts["kept_for_s"] = round(max(0, kept_until_ns - time.monotonic_ns()) / 1e9, 1)
     facts |= {key: held[key] for key in ("pid", "apply", "policy", "policy_hash") if held and key in held}
     facts["running_elsewhere"] = [] if held else _running(folder.parent)
     if held:
@@ -228,6 +233,8 @@ def _about_the_controller(facts: dict[str, Any]) -> Iterator[str]:
             f"swerve steer status{places.option_of(name)}" for name in facts.get("running_elsewhere", ())
         )
         yield f"not running (instance {facts['instance']}" + (f"; but see: {beside})" if beside else ")")
+        if "kept_for_s" in facts:
+            yield f"what is in force is kept for a successor, for {facts['kept_for_s']:g} s at most"
         return
     mode = "applies" if facts.get("apply") else "dry run"
     changed = ", which has changed since: restart to use it" if facts["policy_changed"] else ""

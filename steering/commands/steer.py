@@ -38,6 +38,11 @@ def steer() -> None:
     metavar="DURATION",
     help="Take everything back and end after so long, unless `swerve steer confirm` is given in time.",
 )
+@click.option(
+    "--hand-over",
+    is_flag=True,
+    help="On SIGTERM leave what is in force to a successor: for safety.takeover, then it is undone. For services.",
+)
 @click.option("--keep", is_flag=True, help="At the end leave the weights as they are, not as they were found.")
 @click.option(
     "--policy",
@@ -46,7 +51,7 @@ def steer() -> None:
     help="The policy file; else ./policy.yaml, ~/.config/swerve/policy.yaml or /etc/swerve/policy.yaml.",
 )
 @common(follows=False)
-def run(options: Options, apply: bool, confirm_ns: int, keep: bool, file: Path | None) -> int:
+def run(options: Options, apply: bool, confirm_ns: int, hand_over: bool, keep: bool, file: Path | None) -> int:
     """Steer until interrupted: move weights off bad paths, and back when they recover.
 
     Needs a running agent, and waits for one. Weights are changed in routing tables of its own, above those of others;
@@ -75,6 +80,7 @@ def run(options: Options, apply: bool, confirm_ns: int, keep: bool, file: Path |
         netns=options.netns,
         apply=apply,
         keep=keep,
+        hand_over=hand_over,
         policy_name=str(file.absolute()),
         policy_hash=hashlib.sha256(file.read_bytes()).hexdigest(),
         confirm_ns=confirm_ns,

@@ -20,10 +20,11 @@ from pytools.kernel import attach, netns
 from pytools.kernel.leftovers import sweep, switch_off
 from pytools.kernel.netlink import Netlink
 from steering.acting import journal, rollback, telling
-from steering.acting.lock import Lock, holder, holder_pidfd
-from steering.commands import disk, orders
+from steering.acting.lock import holder, holder_pidfd
+from steering.commands import disk, orders, systemd_restart
 from steering.control import client
 from steering.control.requests import MOST_UNDONE, Undo
+from steering.guarding.takeover import Locks
 from steering.words import Duration
 
 _STOP_S: Final = 10.0
@@ -31,9 +32,19 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 @click.command(epilog="Example: swerve steer off -n swerve-x-h1")
+@click.option(
+    "--unless-restarted",
+    "unit",
+    metavar="UNIT",
+    help="For ExecStopPost=: do nothing when systemd starts UNIT again and a guardian keeps what is in force.",
+)
 @common(follows=False)
-def off(options: Options) -> int:
+def off(options: Options, unit: str | None) -> int:
     """Delete the rules of steering at once, then end the controller and remove all that it left in the kernel."""
+    guarded = holder(places.state_dir(options.netns) / journal.LOCK_FILE) is not None
+    if unit and guarded and systemd_restart.expected(unit, os.environ):
+        click.echo(f"{unit} is started again: what is in force is kept for it")
+        return 0
     return _off(options, stop=True)
 
 
@@ -77,11 +88,15 @@ def _off(options: Options, stop: bool) -> int:
             swept = switch_off(netlink)  # first of all: files and processes can wait
         if lock.exists():  # else nobody ever steered here
             stopped = stop and _stop_controller(lock)
-            with Lock(lock, _STOP_S if stopped else orders.LOCK_S), journal.Journal(folder / journal.FILE) as log:
+            wait_s, scope = _STOP_S if stopped else orders.LOCK_S, journal.scope()
+            with Locks(lock, wait_s, False, scope) as locks, journal.Journal(folder / journal.FILE) as log:
                 why = "the operator took everything back"
                 deleted = switch_off(netlink)
-                done = rollback.take_back(log, lambda: None, journal.scope(), "command", why)
+                done = rollback.take_back(log, lambda: None, scope, "command", why)
+                places.steering_memory(options.netns).unlink(missing_ok=True)
                 swept = [*swept, *deleted, *sweep(netlink), *attach.clean(attach.STEERING)]
+                if locks.former is not None:
+                    locks.former.done()
                 telling.tell(options.netns, telling.taken_back(done, why, began_ns))
     _say_undone(options, done, swept)
     return 0

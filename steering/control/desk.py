@@ -92,7 +92,7 @@ class Desk:
     def tick(self, now: int) -> None:
         """Look at the stop file, at orders that run out, and at the deadline. Costs microseconds."""
         self.look_for_sleep()
-        self._look()
+        self.look()
         self._server.tick(now)
         engine = self._site.engine
         left = engine.overrides.at(elapsed.moment())
@@ -122,12 +122,14 @@ class Desk:
 
     # ---- what stops everything ----
 
-    def _look(self) -> None:
+    def look(self) -> str:
+        """Look at the stop file now; why no act may be started."""
         why = self._stop_file.why()
         if bool(why) != bool(self.frozen):
             self._site.say(f"frozen: {why}; nothing is changed until the stop file is gone" if why else "thawed")
             self._site.send(messages.order(self._site.host(), "freeze", why or self.frozen, bool(why)))
         self.frozen = self._site.engine.frozen = why
+        return why
 
     def _verdict(self) -> confirming.Verdict:
         assert self._deadline is not None

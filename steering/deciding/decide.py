@@ -81,7 +81,7 @@ def _decide_group(
     )
     if not live or unmeasured is not None:
         which = "no path of it is measured" if unmeasured is None else f"{unmeasured.path} is not measured"
-        return _back_to_original(policy, group, votes, f"original weights: {which}", ordered, now)
+        return _back_to_original(group, votes, f"original weights: {which}", ordered)
     votes = [vote for vote in votes if vote.path.address in live]
     why = _not_to_be_told(policy, group, votes, live, now)
     # Weight taken from another path would reach this one, unless the operator drained it.
@@ -118,16 +118,17 @@ def _decide_measured(
     before |= dict.fromkeys(ordered, 0.0)
     if not any(before.values()):
         why = "held: the operator's order would leave no nexthop"
-        plan = _back_to_original(policy, group, votes, why, {}, now)
+        plan = _back_to_original(group, votes, why, {})
         return replace(plan, held=tuple((vote.path, why) for vote in votes))
     alone = _alone(votes, witnesses)
     shares, granted, held = _grant(policy, group, votes, before, capacities, alone)
     wanted = _weights(group, shares)
     if not wanted:  # possible only when the group itself was changed by somebody else
-        return _back_to_original(policy, group, votes, "original weights: no path would be left", {}, now)
+        return _back_to_original(group, votes, "original weights: no path would be left", {})
     because, under = _why(policy, group, votes, shares, {vote.path: vote for vote, _ in granted}, ordered)
     down = tuple((vote.path, share) for vote, share in granted)
-    return GroupPlan(group.target, wanted, because, under, down, tuple(held), alone=alone)
+    failure = any(vote.due is not None and vote.health.readings[vote.due].failure for vote, _ in granted)
+    return GroupPlan(group.target, wanted, because, under, down, tuple(held), failure=failure, alone=alone)
 
 
 def _alone(votes: list[_Vote], witnesses: list[_Vote]) -> frozenset[str]:
@@ -201,12 +202,10 @@ def _without(group: Group, weights: Weights, out: Collection[int]) -> Weights:
     return left or weights
 
 
-def _back_to_original(
-    policy: Policy, group: Group, votes: list[_Vote], why: str, ordered: Mapping[int, str], now: int
-) -> GroupPlan:
-    """The original weights, but for what was taken down and is known to be dead."""
+def _back_to_original(group: Group, votes: list[_Vote], why: str, ordered: Mapping[int, str]) -> GroupPlan:
+    """The original weights, but for what was left and was dead: that comes back by its rule."""
     down = [vote for vote in votes if vote.health.down]
-    dead = {vote.member for vote in down if vote.health.failed and not health.stale(policy, vote.health, now)}
+    dead = {vote.member for vote in down if health.left_dead(vote.health)}
     if dead == group.nominal.keys():
         dead = set()
     names = ", ".join(member.name for member in group.members if member.nexthop_id in dead)
@@ -307,9 +306,9 @@ def _why(
     ordered: Mapping[int, str],
 ) -> tuple[str, str]:
     """Because and under, of what differs from the weights in force."""
-    before, after = _shares_of(group, group.current), shares
+    before, after = shares_of(group, group.current), shares
     if group.exclusive:
-        after = _shares_of(group, _weights(group, shares))
+        after = shares_of(group, _weights(group, shares))
     moved = {member for member, share in after.items() if abs(share - before[member]) > 0.01}
     said = [v for v in votes if v.member in moved and (v.path in granted or v.health.rule is not None)]
     reasons = [ordered[member] for member in sorted(moved & ordered.keys())]
@@ -328,7 +327,7 @@ def _why(
     return "; ".join(dict.fromkeys(reasons)) or "as the paths' states ask", ", ".join(dict.fromkeys(rules))
 
 
-def _shares_of(group: Group, weights: Weights) -> dict[int, float]:
+def shares_of(group: Group, weights: Weights) -> dict[int, float]:
     """Share of its original weight that these weights give each member, the highest being 1."""
     given = dict(weights)
     ratio = {member: given.get(member, 0) / counts for member, counts in group.nominal.items()}

@@ -13,15 +13,18 @@ from typing import Final
 import msgspec
 
 from pytools.signals import Link, Path, Signal
-from steering.deciding import capacity, health, waiting
+from steering.deciding import capacity, health, remembering, waiting
 from steering.deciding.capacity import Estimate
-from steering.deciding.decide import decide
+from steering.deciding.decide import decide, shares_of
 from steering.deciding.evidence import Evidence
 from steering.deciding.health import PathHealth
 from steering.deciding.measuring import Verdict
 from steering.deciding.overrides import NONE, Overrides
+from steering.deciding.remembering import PathMemory
 from steering.plan import Change, Group, GroupPlan, Target, Weights, diff
 from steering.policy import Policy
+
+_SAME_SHARE = 0.01  # weights are whole numbers
 
 TargetsOf = Callable[[str], tuple[Target, ...]]
 _ALONE_NS: Final = 50_000_000  # so long an address waits for others that say the same
@@ -74,6 +77,8 @@ class Engine:
         self._unprobed: tuple[tuple[Path, int], ...] = ()  # ways that nobody measures, and since when they are known
         self._lost: set[Path] = set()  # paths whose member is gone for now
         self._unlinked: AbstractSet[str] = frozenset()  # interfaces
+        self._remembered: dict[Path, PathHealth] = {}  # by a controller before us, of paths with their whole weight
+        self._recalled: set[Path] = set()  # left by a controller before us
         self._targets_of: TargetsOf = lambda _: ()
         self._now = 0
         self._capacities: dict[str, Estimate] = {}  # by interface
@@ -115,11 +120,58 @@ class Engine:
 
     def _forget(self) -> None:
         """Paths that nothing was heard of for long, such as those of a peer that has another name now, are no more."""
-        known = self._lost.union(self.evidence.paths)
+        recalled = {path for path in self._recalled if path in self.paths and self.paths[path].down}
+        dead = {path for path, known in self.paths.items() if health.left_dead(known)}
+        known = self._lost.union(self.evidence.paths, dead, recalled)
         self._places = {path: where for path, where in self._places.items() if path in known}
         for path in self.paths.keys() - known:
             del self.paths[path]
         self._alerts = {(path, rule): holds for (path, rule), holds in self._alerts.items() if path in known}
+
+    def remember(self, now: int) -> tuple[PathMemory, ...]:
+        """What a successor has to know of the paths of managed groups."""
+        return remembering.remembered(
+            self.policy, {path: self.paths[path] for path, at in self._places.items() if at}, now
+        )
+
+    def recall(self, memories: Iterable[PathMemory], now: int) -> list[Path]:
+        """Go on where a controller before us ended, after the targets are arranged; the paths that it had left.
+
+        Of the weights the kernel is right: where it gives a member less than what is remembered of every path over it,
+        those that were left have so little, or all were left; where it gives one its whole weight, none was.
+        """
+        shares = {target: shares_of(group, group.current) for target, group in self.groups.items()}
+        over: dict[tuple[Target, int], list[Path]] = {}
+        for each in memories:
+            where = self._place(each.path)
+            if not where:
+                continue
+            in_kernel = min(shares[target][member] for target, member in where.items())
+            known = remembering.recalled(self.policy, each, in_kernel, now)
+            if known.down:
+                self._leave(each.path, known, where)
+            else:
+                self._remembered[each.path] = known
+            for pair in where.items():
+                over.setdefault(pair, []).append(each.path)
+        for (target, member), paths in over.items():
+            share, ordered = shares[target][member], self.overrides.drained(self.groups[target])
+            left = [path for path in paths if path in self._recalled]
+            if member in ordered or share > min((self.paths[path].share for path in left), default=1.0) - _SAME_SHARE:
+                continue
+            for path in left:
+                self.paths[path] = msgspec.structs.replace(self.paths[path], share=share, held_share=0.0)
+            for path in paths if not left else ():
+                known = remembering.left_before(self.policy, path, share, now)
+                if known.down:
+                    self._leave(path, known, self._place(path))
+        self._wire()
+        return sorted(self._recalled)
+
+    def _leave(self, path: Path, known: PathHealth, where: dict[Target, int]) -> None:
+        self.paths[path], self._places[path] = known, where
+        self._remembered.pop(path, None)
+        self._recalled.add(path)
 
     def _place(self, path: Path) -> dict[Target, int]:
         """The members that a path runs over, by target."""
@@ -328,7 +380,8 @@ class Engine:
         found: dict[Target, list[tuple[int, Path]]] = {target: [] for target in self.groups}
         for path, where in self._places.items():
             for target, member in where.items():
-                self.paths.setdefault(path, health.unknown(self._now))
+                if path not in self.paths:
+                    self.paths[path] = self._remembered.pop(path, health.unknown(self._now))
                 found[target].append((member, path))
         witnesses: dict[Target, list[tuple[int, Path]]] = {}
         for group in self.groups.values():

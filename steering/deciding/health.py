@@ -7,13 +7,14 @@
 A path that is due stays suspect until `decide` grants the change and it was carried out: the state never claims what
 was not done. A drained path keeps `share` of its weight: a rule that goes down in steps lowers it again after each
 settle time while the path is still bad. Silence moves nothing (stale: hold); after long silence the path is
-unmeasured again. A path of which no probe was ever answered stays unmeasured.
+unmeasured again, after much longer silence if it was dead before. A path of which no probe was ever answered stays
+unmeasured.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -44,6 +45,7 @@ class PathHealth(msgspec.Struct, frozen=True):
     seen_ns: int = 0  # end of the latest measurement
     answered: bool = False  # whether any of its probes was answered, since it was last unmeasured
     measured: bool = False  # whether the latest measurement had an answer with a value
+    dead: bool = False  # whether it failed, and has not begun to return since
     bad: bool = False  # whether it was bad under a rule that moves something, for however short a time
     clear_since: int | None = None  # start of the time without a bad measurement, while drained
     rule: int | None = None  # under which it was taken down
@@ -67,7 +69,11 @@ class PathHealth(msgspec.Struct, frozen=True):
     @property
     def failed(self) -> bool:
         """Whether nothing passes, as its silence or its link shows."""
-        return any(reading.failure and reading.verdict is Verdict.BAD for reading in self.readings)
+        return _failed(self.readings)
+
+
+def _failed(readings: Iterable[Reading]) -> bool:
+    return any(reading.failure and reading.verdict is Verdict.BAD for reading in readings)
 
 
 def unknown(now: int) -> PathHealth:
@@ -109,6 +115,7 @@ def observe(policy: Policy, path: PathHealth, facts: Facts, now: int) -> PathHea
         seen_ns=at,
         answered=path.answered or facts.answered,
         measured=_measured(facts),
+        dead=_failed(reading for reading, _ in judged) or left_dead(path),
         bad=any(_bad(rule, reading) for rule, (reading, _) in zip(policy.rules, judged, strict=True)),
         act_ns=_patience(policy, path, [reading for reading, _ in judged], facts, at),
         step_since=at if broken and path.step_since is not None else path.step_since,
@@ -162,11 +169,11 @@ def advance(  # noqa: PLR0911 (one return per state)
     if path.state == "unmeasured" and path.seen_ns == 0:
         return path
     silent = now - path.seen_ns
-    if silent > policy.safety.baseline_after:
+    if silent > _believed_for(policy, path):
         if path.state == "unmeasured":
             return path
         why = f"not measured for {duration_text(silent)}"
-        return replace(_whole(path, "unmeasured", now, why), answered=False, clear_since=None)
+        return replace(_whole(path, "unmeasured", now, why), answered=False, dead=False, clear_since=None)
     if silent > policy.safety.stale_after:
         return path
     match path.state:
@@ -180,6 +187,17 @@ def advance(  # noqa: PLR0911 (one return per state)
             return _return_when_clear(policy, path, now)
         case "returning":
             return _next_step(policy, path, now)
+
+
+def _believed_for(policy: Policy, path: PathHealth) -> int:
+    """How long after its latest measurement a path's state stands: one that was left and is dead stays left."""
+    safety = policy.safety
+    return max(safety.baseline_after, safety.dead_baseline_after) if left_dead(path) else safety.baseline_after
+
+
+def left_dead(path: PathHealth) -> bool:
+    """Whether a path was left and failed, and has not begun to return since."""
+    return path.state == "drained" and path.dead
 
 
 def _settle(policy: Policy, path: PathHealth, now: int) -> PathHealth:
@@ -283,20 +301,21 @@ def taken_away(policy: Policy, which: Path, path: PathHealth, now: int) -> PathH
 
     Without such a rule it comes back at once.
     """
-    number = next(
-        (
-            number
-            for number, rule in enumerate(policy.rules)
-            if rule.then.kind in WEIGHT_KINDS and rule.scope.covers(which) and any(x.failure for x in leaves(rule.when))
-        ),
-        None,
-    )
+    number = rule_about_failures(policy, which)
     if number is None:
         return path
     lowest = _lowest(policy.rules[number])
     if path.state == "drained" and path.share <= lowest:
         return path
     return _down(path, number, lowest, "its nexthop went with the link", now)
+
+
+def rule_about_failures(policy: Policy, which: Path) -> int | None:
+    """The first rule that takes weight from this path when it fails; None where there is none."""
+    for number, rule in enumerate(policy.rules):
+        if rule.then.kind in WEIGHT_KINDS and rule.scope.covers(which) and any(x.failure for x in leaves(rule.when)):
+            return number
+    return None
 
 
 def lifted(policy: Policy, path: PathHealth, now: int) -> PathHealth:

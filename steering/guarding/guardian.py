@@ -1,8 +1,9 @@
-"""The guardian: a small process that deletes our rules when the controller dies or hangs.
+"""The guardian: a small process that keeps or undoes what is in force when the controller dies or hangs.
 
 Started by the controller with: a pidfd of the controller (a handle, not a number that could be reused), a pipe on
-which a byte a few times per lease says "I live", a pipe that echoes those, and the lock, which it thereby shares.
-A controller that dies is noticed at once; one that stops renewing is killed first, so that it cannot act later.
+which a byte a few times per lease says "I live", a pipe that echoes those, and the locks, which it thereby shares.
+A controller that dies is noticed at once; one that stops renewing is killed first, so that it cannot act later. What
+was in force then stays for a while, for a successor to take over (takeover.py); without one our rules are deleted.
 CLOCK_MONOTONIC nanoseconds; one thread.
 """
 
@@ -13,54 +14,111 @@ import functools
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
+from typing import Final
 
+import msgspec
+
+from pytools import places
 from pytools.errors import SwerveError
-from pytools.kernel.leftovers import sweep, switch_off
+from pytools.kernel.leftovers import FAMILIES, is_our_rule, sweep, switch_off
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act
 from steering import elapsed
 from steering.acting import journal, rollback, telling
-from steering.guarding import confirming
+from steering.acting.lock import write_facts
+from steering.durations import duration_text
+from steering.guarding import confirming, takeover
 from steering.guarding.confirming import Deadline
+from steering.guarding.takeover import kill
 
 READY, RENEW, LEAVE = b"r", b".", b"q"
+IN_CHARGE = b"a"  # from now on it is this guardian that guards, and not that of the controller before
+HAND_OVER = b"h"  # the controller ends, and leaves all to a successor
+DIED: Final = "died"
+HUNG: Final = "stopped renewing its lease, and was killed"
+HANDED_OVER: Final = "ended for a successor"
 _RETRY_S = 0.2
 _TRIES = 50
 
 
+class Orders(msgspec.Struct, frozen=True):
+    """What a guardian is started with; numbers of descriptors, and nanoseconds."""
+
+    pidfd: int
+    renewals: int
+    echo: int
+    locks: list[int]
+    lease_ns: int
+    keep_ns: int  # how long what is in force stays for a successor
+    netns: str | None
+    former: int | None = None  # connection to the guardian before, until we are in charge
+    deadline_ns: int | None = None  # until when the run has to be confirmed
+    run: str = ""
+
+    @property
+    def deadline(self) -> Deadline | None:
+        """Until when this run has to be confirmed."""
+        return None if self.deadline_ns is None else Deadline(self.run, self.deadline_ns)
+
+
 def main(arguments: list[str]) -> int:
-    """Guard one controller until it leaves, or undo and go.
+    """Guard one controller until it leaves, or until its successor is guarded, or undo and go.
 
     Parameters
     ----------
     arguments : list of str
-        pidfd, renewal pipe, echo pipe, lease in nanoseconds, instance name (empty for the host's); for a run that has
-        to be confirmed also until when, and its name.
+        Its orders, as JSON.
     """
-    pidfd, renewals, echo, lease_ns = (int(text) for text in arguments[:4])
-    netns = arguments[4] or None
-    deadline = Deadline(arguments[6], int(arguments[5])) if len(arguments) > 5 else None
+    orders = msgspec.json.decode(arguments[0], type=Orders)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it leaves when its controller does, not before
-    path = journal.directory(netns) / journal.FILE
-    with Netlink() as netlink, journal.Journal(path) as log:
+    folder = journal.directory(orders.netns)
+    with Netlink() as netlink, journal.Journal(folder / journal.FILE) as log:
         scope = journal.scope()
         with contextlib.suppress(OSError):  # the controller may be dead already
-            os.write(echo, READY)
-        overdue = functools.partial(_overdue, log, scope, deadline)
-        why = watch(pidfd, renewals, echo, lease_ns, deadline.at_ns if deadline else None, overdue)
+            os.write(orders.echo, READY)
+        overdue = functools.partial(_overdue, log, scope, orders.deadline)
+        watched = orders.pidfd, orders.renewals, orders.echo, orders.lease_ns
+        why = watch(*watched, orders.deadline_ns, overdue, orders.former)
         if not why:
             return 0
-        code, acts = undo(netlink, log, scope, f"the controller {why}")
-        telling.tell(netns, acts)  # last: who hears of it must not keep it waiting
+        why = f"the controller {why}"
+        if _keeps(orders, log) and why.endswith((DIED, HUNG, HANDED_OVER)) and _in_force(netlink):
+            until_ns = time.monotonic_ns() + orders.keep_ns
+            _say(f"{why}: what is in force stays for {duration_text(orders.keep_ns)}, for a successor")
+            for fd in orders.locks[:1]:
+                write_facts(fd, {"kept_until_ns": until_ns})
+            if takeover.keep(folder, scope, orders.locks, until_ns):
+                _say("a successor has taken over")
+                return 0
+            why += ", and no successor took over"
+        code, acts = undo(netlink, log, scope, why)
+        with contextlib.suppress(OSError):
+            places.steering_memory(orders.netns).unlink(missing_ok=True)
+        telling.tell(orders.netns, acts)  # last: who hears of it must not keep it waiting
         return code
 
 
 def _overdue(log: journal.Journal, scope: str, deadline: Deadline | None) -> bool:
     return deadline is not None and confirming.expire(log, deadline.run, scope, "guardian")
+
+
+def _keeps(orders: Orders, log: journal.Journal) -> bool:
+    """Whether anything may outlive this run: not as long as it is not confirmed."""
+    confirmed = orders.deadline is None or confirming.verdict(log.path, orders.run) == "confirmed"
+    return orders.keep_ns > 0 and confirmed
+
+
+def _in_force(netlink: Netlink) -> bool:
+    """Whether a rule of ours is there; where that cannot be told it is better undone."""
+    try:
+        return any(is_our_rule(rule) for family in FAMILIES for rule in netlink.rules(family))
+    except SwerveError:
+        return False
 
 
 def watch(
@@ -70,20 +128,23 @@ def watch(
     lease_ns: int,
     deadline_ns: int | None = None,
     overdue: Callable[[], bool] = lambda: False,
+    former: int | None = None,
 ) -> str:
-    """Wait until the controller needs to be undone; why, or empty when it left in order.
+    """Wait until the controller needs to be undone; why, or empty when there is nothing for us to do.
 
     When this returns a reason the controller is dead. At the deadline, by CLOCK_BOOTTIME, `overdue` is asked whether it
-    has to end.
+    has to end. As long as the guardian before us is in charge (`former`, a connection to it), a controller that ends is
+    its affair.
     """
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     poll.register(renewals, select.POLLIN)
     expires = time.monotonic_ns() + lease_ns
+    handed_over = False
     while True:
         if deadline_ns is not None and elapsed.now_ns() >= deadline_ns:
             if overdue():
-                _kill(pidfd)
+                kill(pidfd)
                 return "was not confirmed in time, and was killed"
             deadline_ns = None
         left_ns = expires - time.monotonic_ns()
@@ -94,6 +155,10 @@ def watch(
             said = os.read(renewals, 4096)
             if LEAVE in said:
                 return ""
+            if IN_CHARGE in said and former is not None:
+                _take_charge(former)
+                former = None
+            handed_over |= HAND_OVER in said
             if said:
                 expires = time.monotonic_ns() + lease_ns
                 with contextlib.suppress(OSError):
@@ -101,19 +166,16 @@ def watch(
                 continue
             poll.unregister(renewals)  # its end is closed: it is dying
         if pidfd in ready:
-            return "died"
+            return "" if former is not None else HANDED_OVER if handed_over else DIED
         if time.monotonic_ns() >= expires:
-            _kill(pidfd)
-            return "stopped renewing its lease, and was killed"
+            kill(pidfd)
+            return "" if former is not None else HUNG
 
 
-def _kill(pidfd: int) -> None:
-    """End the controller, and wait until it can do nothing more."""
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.poll()
+def _take_charge(former: int) -> None:
+    """Tell the guardian before us that it guards nothing any more."""
+    with socket.socket(fileno=former) as connection, contextlib.suppress(OSError):
+        connection.send(takeover.DONE, socket.MSG_NOSIGNAL)
 
 
 def undo(netlink: Netlink, log: journal.Journal, scope: str, why: str) -> tuple[int, list[Act]]:

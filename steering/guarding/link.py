@@ -12,10 +12,13 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+
+import msgspec
 
 from steering.guarding.confirming import Deadline
-from steering.guarding.guardian import LEAVE, READY, RENEW
+from steering.guarding.guardian import HAND_OVER, IN_CHARGE, LEAVE, READY, RENEW, Orders
+from steering.guarding.takeover import Locks
 
 _RESPAWN_NS = 100_000_000  # a guardian that cannot start must not become a fork loop
 
@@ -29,25 +32,31 @@ class GuardianLink:
         The instance whose journal it undoes.
     lease_ns : int
         Without a renewal for so long it kills us and undoes.
-    lock_fds : sequence of int
-        The locks of the instance and of the namespace, which it shares.
+    locks : Locks
+        Those of the instance and of the namespace, which it shares; with them the guardian that had them before, to
+        which ours says that it is in charge.
     say : callable
         Takes a line for the log.
     deadline : Deadline | None
         Without a confirmation until then it kills us and undoes.
+    keep_ns : int
+        How long it keeps what is in force for a successor.
     """
 
     def __init__(
         self,
         netns: str | None,
         lease_ns: int,
-        lock_fds: Sequence[int],
+        locks: Locks,
         say: Callable[[str], None],
         deadline: Deadline | None = None,
+        keep_ns: int = 0,
     ) -> None:
         self._netns = netns
         self._lease_ns = lease_ns
-        self._lock_fds = tuple(lock_fds)
+        self._locks = locks
+        self._keep_ns = keep_ns
+        self._in_charge = locks.former is None  # of what is in force, ours and not the one before
         self._say = say
         self._deadline = deadline
         self._selector: selectors.BaseSelector | None = None
@@ -67,7 +76,16 @@ class GuardianLink:
     def register(self, selector: selectors.BaseSelector) -> None:
         """Start it and watch it from this selector."""
         self._selector = selector
+        if self._locks.former is not None:
+            selector.register(self._locks.former, selectors.EVENT_READ, self._former_left)
         self._start()
+
+    def _former_left(self, _events: int) -> None:
+        """The guardian before ours has gone: it was told that ours is in charge."""
+        former, self._locks.former = self._locks.former, None
+        if former is not None and self._selector is not None:
+            self._selector.unregister(former)
+            former.close()
 
     def live(self) -> bool:
         """Whether it would undo us now: it runs, and answered within the lease."""
@@ -85,23 +103,39 @@ class GuardianLink:
             return now_ns + _RESPAWN_NS
         self._heard(0)  # after a stall of ours its answers wait in the pipe
         if now_ns >= self._renew_ns:
-            with contextlib.suppress(OSError):
-                os.write(self._renewals, RENEW)
+            self._write(RENEW)
             self._renew_ns = now_ns + self._lease_ns // 4
         heard = self._heard_ns if self._heard_ns is not None else self._started_ns + 5_000_000_000
         if now_ns - heard > self._lease_ns:
             self._replace("does not answer")
         return self._renew_ns
 
+    def hand_over(self) -> bool:
+        """Leave what is in force to a successor; whether somebody keeps it for him."""
+        if not self._in_charge:  # then the one before does, as if we had not come
+            self._end()
+            return True
+        return self.live() and self._write(HAND_OVER)
+
     def leave(self) -> None:
         """Tell it that nothing is to be undone, and wait until it has gone."""
+        if self._locks.former is not None:
+            self._locks.former.done()
+        self._end()
+
+    def _end(self) -> None:
         if self._process is None:
             return
-        with contextlib.suppress(OSError):
-            os.write(self._renewals, LEAVE)
+        self._write(LEAVE)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=self._lease_ns / 1e9 + 1)
         self._forget()
+
+    def _write(self, said: bytes) -> bool:
+        try:
+            return os.write(self._renewals, said) == len(said)
+        except OSError:
+            return False
 
     def _start(self) -> None:
         self._started_ns = time.monotonic_ns()
@@ -132,14 +166,24 @@ class GuardianLink:
             theirs.callback(os.close, us)
             os.set_blocking(self._renewals, False)
             os.set_blocking(self._echo, False)
-            inherited = (us, their_renewals, their_echo)
-            arguments = [*map(str, inherited), str(self._lease_ns), self._netns or ""]
-            if self._deadline is not None:
-                arguments += [str(self._deadline.at_ns), self._deadline.run]
+            former = self._locks.former.fileno() if self._locks.former is not None else None
+            orders = Orders(
+                pidfd=us,
+                renewals=their_renewals,
+                echo=their_echo,
+                locks=self._locks.filenos(),
+                lease_ns=self._lease_ns,
+                keep_ns=self._keep_ns,
+                netns=self._netns,
+                former=former,
+                deadline_ns=self._deadline.at_ns if self._deadline else None,
+                run=self._deadline.run if self._deadline else "",
+            )
+            inherited = [us, their_renewals, their_echo, *orders.locks, *([former] if former is not None else [])]
             # A session of its own: a Ctrl-C for us is not for it. -P: nothing is imported from the current directory.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "steering.guarding.guardian", *arguments],
-                pass_fds=(*inherited, *self._lock_fds),
+                [sys.executable, "-P", "-m", "steering.guarding.guardian", msgspec.json.encode(orders).decode()],
+                pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
@@ -154,6 +198,8 @@ class GuardianLink:
         if said:
             if READY in said:
                 self._renew_ns = 0
+                if self._locks.former is not None:  # not so before: somebody has to be in charge at every instant
+                    self._in_charge |= self._write(IN_CHARGE)
             self._heard_ns = time.monotonic_ns()
         elif self._selector is not None:
             with contextlib.suppress(KeyError):

@@ -46,15 +46,21 @@ def _reroute(safety: Safety) -> str:
     return f"Packets leave a silent path at once, by the kernel itself, until it has answered for {hold}."
 
 
+def _dead(safety: Safety) -> str:
+    later = f" after {duration_text(safety.takeover)}, unless a successor has taken over" if safety.takeover else ""
+    return f"If the controller dies or hangs for {duration_text(safety.lease)}, everything is undone{later}."
+
+
 def _safety(safety: Safety) -> list[str]:
     moves = safety.max_moves_per_flow
     lines = [
         f"At most {safety.max_drained_share:.0%} of a group's weight is taken away at once; "
         "a group keeps at least one healthy path; when every path looks bad nothing is changed.",
         f"A path not heard of for {duration_text(safety.stale_after)} freezes its group; after "
-        f"{duration_text(safety.baseline_after)} the group gets its original weights back.",
+        f"{duration_text(safety.baseline_after)} the group gets its original weights back, but for a path that was "
+        f"left and was dead: it stays left for {duration_text(safety.dead_baseline_after)} while another one remains.",
         _reroute(safety),
-        f"If the controller dies or hangs for {duration_text(safety.lease)}, everything is undone.",
+        _dead(safety),
         f"One flow is pinned at most {_times(moves.count)} in {duration_text(moves.per)}; off a failed path at once.",
     ]
     if safety.herd.jitter or safety.herd.fraction < 1:

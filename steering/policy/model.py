@@ -77,12 +77,20 @@ class Safety(Model):
     """Limits that hold whatever the rules say."""
 
     lease: Duration = Field(default=3 * SECOND, description="without a sign of life for so long, every act is undone")
+    takeover: Duration = Field(
+        default=15 * SECOND,
+        description="a controller that dies leaves what is in force for so long to a successor; then it is undone",
+    )
     max_drained_share: ShareAboveZero = Field(
         default=0.5, description="of a group's original weight, at most this much may be taken away at once"
     )
     stale_after: Duration = Field(default=SECOND // 2, description="a path not heard of for so long is stale: hold")
     baseline_after: Duration = Field(
         default=5 * SECOND, description="a path not heard of for so long is unmeasured: back to the original weights"
+    )
+    dead_baseline_after: Duration = Field(
+        default=600 * SECOND,
+        description="the same for a path that was left, had failed, and has not come back since",
     )
     reroute_hold: Duration = Field(
         default=SECOND,
@@ -99,12 +107,26 @@ class Safety(Model):
             raise bad("between 2s and 1m")
         return lease
 
+    @field_validator("takeover")
+    @classmethod
+    def _takeover_within_reason(cls, takeover: int) -> int:
+        if takeover > 15 * SECOND:
+            raise bad("at most 15s")
+        return takeover
+
     @field_validator("reroute_hold")
     @classmethod
     def _hold_within_reason(cls, hold: int) -> int:
         if hold > 5 * SECOND:
             raise bad("at most 5s")
         return hold
+
+    @field_validator("dead_baseline_after")
+    @classmethod
+    def _dead_within_reason(cls, dead: int) -> int:
+        if dead > 3600 * SECOND:
+            raise bad("at most 1h")
+        return dead
 
     @field_validator("stale_after")
     @classmethod

@@ -469,3 +469,20 @@ def test_an_address_taken_out_of_a_steered_target_stays_where_that_has_it(host):
         "rail2"
     }
     assert host.ways() == {"rail2"}
+
+
+def test_a_successor_keeps_apart_what_its_predecessor_had_apart(host):
+    host.route("add", MANAGED[host.family], *host.nexthops(1, 2))
+    host.start()
+    host.overlay.set_apart(frozenset({PEER[host.family]}))
+    found = host.look()
+    [own] = found.targets_of(PEER[host.family])
+    rest = tuple((m.nexthop_id, m.weight) for m in found.groups[own].members if m.interface == "rail2")
+    assert host.overlay.apply(own, rest).kind == "applied"
+    memory = host.overlay.memory
+    host.overlay.close(remove=False)
+    with inside(host.netns):
+        host.overlay = Overlay(host.netlink, host.manage(), apply=True, memory=memory)
+    found = host.look()
+    assert found.groups[own].current == rest and found.groups[own].beside in found.groups
+    assert host.ways() == {"rail2"} and host.held(MANAGED[host.family]) == {"rail1", "rail2"}

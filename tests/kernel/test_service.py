@@ -482,7 +482,7 @@ def test_agent_tests_pass_under_the_unit(sessions: dict[str, tuple[subprocess.Po
 POLICY = """\
 version: 1
 manage: {destinations: [10.9.0.0/16]}
-safety: {lease: 2s, max_drained_share: 0.5}
+safety: {lease: 2s, takeover: 1s, max_drained_share: 0.5}
 rules:
   - name: leave-congested-rail
     when: {signal: queueing_delay, quantile: p50, above: 5s, for: 1s, clear_below: 1s}

@@ -95,9 +95,9 @@ def steering(machine: Machine) -> dict[str, Any]:
 
 
 def weights(machine: Machine) -> dict[str, int]:
-    """The weights of the group, by interface."""
-    known = {each["id"]: each for each in machine.json("ip", "-json", "nexthop")}
-    return {known[each["id"]]["dev"]: each.get("weight", 1) for each in known[10]["group"]}
+    """The weights that decide about packets to the near peer, by interface."""
+    (route,) = machine.json("ip", "-json", "route", "get", "fibmatch", "10.78.0.2")
+    return {hop["dev"]: hop.get("weight", 1) for hop in route.get("nexthops", [route])}
 
 
 def said_of(machine: Machine, unit: str, words: str) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -98,10 +99,54 @@ def test_after_a_failure_the_rest_is_not_tried(world):
     assert world.done == [target(1), target(3)]
 
 
-def test_without_a_guardian_the_rest_is_not_tried(world):
-    asked = []
-    done = world.acting.carry_out_all([change(1), change(2), change(3)], lambda: bool(asked.append(1)))
-    assert (done.as_thought, done.left, world.done) == (True, (change(2), change(3)), [target(1)])
+def test_each_change_is_looked_at_immediately_before_the_kernel_is_asked(world):
+    """The first one as well: it may be another one by then, or none."""
+
+    def look(seen):
+        world.steps.append(f"look {seen.target}")
+        return {target(1): None, target(2): replace(seen, after=((11, 1),))}.get(seen.target, seen)
+
+    done = world.acting.carry_out_all([change(1), change(2), change(3)], look)
+    looked = [step for number in (1, 2, 3) for step in (f"look {target(number)}", f"kernel {target(number)}")]
+    looked.remove(f"kernel {target(1)}")
+    assert world.steps == [*looked, "write"] and done.left == ()
+    assert world.groups[target(2)].current == ((11, 1),)
+
+
+def failed(world, wanted):
+    world.refuses[wanted.target] = "refused"
+    world.acting.carry_out_all([wanted])
+    del world.refuses[wanted.target]
+
+
+def test_a_change_that_failed_keeps_no_other_change_of_its_target_waiting(world):
+    """A rail that was to be left for its queue dies: that is another change."""
+    failed(world, change(1))
+    world.acting.carry_out_all([change(1)])
+    assert world.done == []
+    world.acting.carry_out_all([replace(change(1), after=((11, 1),), failure=True)])
+    assert world.done == [target(1)]
+    world.acting.carry_out_all([change(1)])
+    assert len(world.done) == 2, "after a success nothing waits"
+
+
+def test_a_dead_path_is_tried_to_leave_again_within_a_tenth_of_a_second(world, monkeypatch):
+    now = [10**12]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    world.refuses[target(1)] = "refused"
+    tried = []
+    for _ in range(100):
+        before = len(world.steps)
+        world.acting.carry_out_all([replace(change(1), failure=True)])
+        if len(world.steps) > before:
+            tried.append(now[0])
+        now[0] += 10_000_000
+    gaps = [later - earlier for earlier, later in pairwise(tried)]
+    assert max(gaps) <= 100_000_000 and min(gaps) >= 50_000_000
+    failed(world, change(2))
+    now[0] += 900_000_000
+    world.acting.carry_out_all([change(2)])
+    assert world.done == [], "a load can wait"
 
 
 def test_a_journal_that_cannot_be_written_stops_no_act(world, monkeypatch):

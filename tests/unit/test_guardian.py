@@ -7,6 +7,7 @@ import select
 import selectors
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 import support
@@ -164,7 +165,8 @@ class Linked:
 
     def __init__(self, lease_ns, begin):
         self.said, self.lock, self.begin = [], os.open(os.devnull, os.O_RDONLY), begin
-        self.link = GuardianLink(None, lease_ns, [self.lock], self.said.append)
+        self.locks = SimpleNamespace(former=None, filenos=lambda: [self.lock])
+        self.link = GuardianLink(None, lease_ns, self.locks, self.said.append)
         self.selector = selectors.DefaultSelector()
 
     def spawn(self, command, *, pass_fds, **_):

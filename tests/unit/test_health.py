@@ -405,6 +405,55 @@ def test_no_path_is_healthy_before_its_first_answer(events):
         assert watched.health.state in ("healthy", "unmeasured")
 
 
+def left_for_dead():
+    """A path that died, and was left for it."""
+    watched = Watched(policy(SILENT))
+    watched.feel(SECOND)
+    assert watched.dead(SECOND, queueing_ns=None, received=0, lost=5).state == "drained" and watched.health.dead
+    return watched
+
+
+def test_a_path_that_was_dead_when_last_measured_stays_left_much_longer_than_another():
+    watched, loaded = left_for_dead(), Watched(policy(SILENT))
+    assert loaded.bad(SECOND).state == "drained"
+    safety = watched.policy.safety
+    for each in (watched, loaded):
+        each.silence(safety.baseline_after + SECOND)
+    assert (watched.health.state, loaded.health.state) == ("drained", "unmeasured")
+    watched.silence(safety.dead_baseline_after - safety.baseline_after - 2 * SECOND)
+    assert watched.health.state == "drained" and health.share(watched.health) == 0
+    assert watched.silence(2 * SECOND).state == "unmeasured", "it is bounded"
+    assert not watched.health.dead
+
+
+def test_another_agent_does_not_make_a_dead_path_less_dead():
+    """Of the new agent's probes none was ever answered: that is no evidence for a return, however often it starts."""
+    watched = left_for_dead()
+    for _ in range(3):
+        watched.silence(7 * SECOND)
+        for _ in range(100):
+            watched.now += STEP
+            seen = never_answered(watched.now)
+            watched.health = health.observe(watched.policy, watched.health, seen, watched.now)
+            assert watched.health.state == "drained" and watched.health.dead
+    watched.feel(STEP)
+    assert watched.silence(7 * SECOND).state == "drained", "answered once: not enough for a return"
+    for _ in range(60 * SECOND // STEP):
+        watched.now += STEP
+        seen = replace(facts(measured(path(), watched.now)), liveness=kit.liveness(path(), watched.now))
+        watched.health = health.observe(watched.policy, watched.health, seen, watched.now)
+        watched._note()
+    assert watched.health.state == "healthy" and not watched.health.dead
+    assert watched.silence(7 * SECOND).state == "unmeasured", "it has come back since"
+
+
+def test_a_path_that_was_never_left_is_not_kept_out_for_having_been_dead():
+    watched = Watched(policy(SILENT), grant=False)
+    watched.feel(SECOND)
+    assert watched.dead(SECOND, queueing_ns=None, received=0, lost=5).state == "suspect" and watched.health.dead
+    assert watched.silence(7 * SECOND).state == "unmeasured"
+
+
 def test_never_heard_of_stays_unmeasured():
     never = health.unknown(T0)
     assert health.advance(policy(), never, T0 + 100 * SECOND) == never

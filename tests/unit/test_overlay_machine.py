@@ -112,6 +112,9 @@ class Agent:
         signals, self._machine.signals = self._machine.signals, []
         self._received(signals)
 
+    def poll(self):
+        pass
+
     def publish(self, act):
         self._machine.told.append(act)
 

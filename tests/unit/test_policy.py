@@ -82,8 +82,9 @@ def test_a_policy_cannot_be_changed():
         (
             "stale_after: 500ms",
             "stale_aftr: 500ms",
-            'p.yaml:3: safety.stale_aftr: unknown key "stale_aftr"; expected one of baseline_after, herd, '
-            'lease, max_drained_share, max_moves_per_flow, reroute_hold, stale_after; did you mean "stale_after"?',
+            'p.yaml:3: safety.stale_aftr: unknown key "stale_aftr"; expected one of baseline_after, '
+            "dead_baseline_after, herd, lease, max_drained_share, max_moves_per_flow, reroute_hold, stale_after, "
+            'takeover; did you mean "stale_after"?',
         ),
         (
             "for: 40ms",

@@ -1,0 +1,85 @@
+"""The memory of a controller in /run: what its successor has to know to go on with what is in force.
+
+Written after every act and when anything in it has changed; not synced, for it is of use in the same boot alone. A
+file that is torn, of another boot, namespace or version, or that others could have written, is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from pytools import places
+from pytools.errors import SwerveError
+from steering.actuators.overlay_memory import OverlayMemory
+from steering.deciding.remembering import PathMemory
+
+_VERSION: Final = 1
+_MOST_BYTES: Final = 64 << 20
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """What is remembered."""
+
+    version: int
+    scope: str  # boot and network namespace
+    overlay: OverlayMemory
+    paths: tuple[PathMemory, ...]
+
+
+class MemoryFile:
+    """The file.
+
+    Parameters
+    ----------
+    path : Path
+        Where it is; its directory is made with mode 0700 when missing.
+    scope : str
+        This boot and network namespace.
+    say : callable
+        Takes a line for the log.
+    """
+
+    def __init__(self, path: Path, scope: str, say: Callable[[str], None]) -> None:
+        self._path, self._scope, self._say = path, scope, say
+        self._written = b""
+        self._trouble = ""
+
+    def load(self) -> Memory | None:
+        """What the controller before us left here; None when that is of no use."""
+        try:
+            found = msgspec.json.decode(places.read_obeyed(self._path, _MOST_BYTES), type=Memory)
+        except (OSError, SwerveError, ValueError) as error:
+            self._say(f"{self._path}: nothing is taken over: {error}")
+            return None
+        return found if (found.version, found.scope) == (_VERSION, self._scope) else None
+
+    def write(self, overlay: OverlayMemory, paths: tuple[PathMemory, ...]) -> None:
+        """Replace it, if anything has changed. What cannot be written costs a successor its knowledge, and no act."""
+        data = msgspec.json.encode(Memory(_VERSION, self._scope, overlay, paths))
+        if data == self._written:
+            return
+        beside = self._path.with_suffix(".new")
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            with open(fd, "wb") as file:
+                file.write(data)
+            os.replace(beside, self._path)
+        except OSError as error:
+            if self._trouble != str(error):
+                self._say(f"a successor could not take over: {error}")
+            self._trouble = str(error)
+            return
+        self._written, self._trouble = data, ""
+
+    def remove(self) -> None:
+        """Nothing of ours is in force any more."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        self._written = b""
