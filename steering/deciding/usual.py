@@ -14,7 +14,7 @@ import msgspec
 from pytools.signals import Path
 from steering.deciding.health import PathHealth
 from steering.deciding.measuring import Verdict
-from steering.deciding.thresholds import NOTHING, LeafLimits, Learnt, Limits, learn, learning, limits_of
+from steering.deciding.thresholds import NOTEWORTHY, NOTHING, LeafLimits, Learnt, Limits, learn, learning, limits_of
 from steering.durations import SECOND
 from steering.policy import Policy, leaves
 from steering.policy.conditions import WithThreshold, relative, subject
@@ -62,7 +62,13 @@ class Usuals:
         self._policy = policy
         each = [tuple(leaves(rule.when)) for rule in policy.rules]
         self._leaves = [tuple(leaf if isinstance(leaf, WithThreshold) else None for leaf in rule) for rule in each]
-        self.needed = any(leaf is not None and relative(leaf) for rule in self._leaves for leaf in rule)
+        self._relative = [
+            (number, i, usual, subject(leaf))
+            for number, rule in enumerate(self._leaves)
+            for i, leaf in enumerate(rule)
+            if leaf is not None and (usual := relative(leaf)) is not None
+        ]
+        self.needed = bool(self._relative)
         self._learnt: dict[Key, Learnt] = {}
         self._limits: dict[Path, tuple[LeafLimits, ...]] = {}
         self.version = 0  # rises with whatever is learnt
@@ -88,16 +94,16 @@ class Usuals:
         """Learn from the latest measurement of a path, if it may teach."""
         if not self.needed or not teaches(health):
             return
-        for rule, memory in zip(self._leaves, health.memories, strict=False):
-            for leaf, known in zip(rule, memory, strict=False):
-                if leaf is None or known is None or (usual := relative(leaf)) is None:
-                    continue
-                made = known.measurement
-                if made.value is None or made.verdict not in (Verdict.CLEAR, Verdict.BETWEEN):
-                    continue
-                key = _key(path, leaf)
+        for number, i, usual, name in self._relative:
+            memory = health.memories[number]
+            known = memory[i] if i < len(memory) else None  # empty where the rule has no say
+            if known is None or (value := known.measurement.value) is None:
+                continue
+            made = known.measurement
+            if made.verdict in (Verdict.CLEAR, Verdict.BETWEEN) and value >= usual.at_least * NOTEWORTHY:
+                key = Key(path, name, usual.quantile, float(usual.at_least))
                 before = self._learnt.get(key, NOTHING)
-                after = learn(usual, before, made.value, made.at_ns)
+                after = learn(usual, before, value, made.at_ns)
                 if after is not before:
                     self._put(key, after)
 

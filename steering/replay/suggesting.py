@@ -176,7 +176,7 @@ def proposals(policy: Policy, survey: Survey) -> dict[str, Proposal]:
         raise SwerveError(
             "no path that the policy manages was measured in this time", "record for longer, or name another: --since"
         )
-    if not survey.calm:
+    if not survey.calm and survey.all >= ENOUGH:
         raise SwerveError(
             "no path was healthy at any time, by the present policy: what is usual cannot be told",
             "take a time when all was well: --since, --until; or a policy with higher thresholds: --policy",

