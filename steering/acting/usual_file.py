@@ -78,9 +78,12 @@ class UsualFile:
         self._failed, self._version = "", self._usuals.version
 
 
-def read(folder: Path) -> tuple[int, Iterable[Entry]]:
-    """When a controller last wrote what it had learnt, and that; 0 and nothing without a file that makes sense."""
+def read(folder: Path, *, guarded: bool = True) -> tuple[int, Iterable[Entry]]:
+    """When a controller last wrote what it had learnt, and that; 0 and nothing without a file that makes sense.
+
+    `guarded` refuses a file that somebody else could have written; only for showing is this not needed.
+    """
     with contextlib.suppress(OSError, SwerveError, msgspec.MsgspecError, ValueError):
-        found = msgspec.json.decode(places.read_obeyed(folder / FILE, _LARGEST), type=_Contents)
+        found = msgspec.json.decode(places.read_obeyed(folder / FILE, _LARGEST, guarded=guarded), type=_Contents)
         return found.at_ns, found.entries
     return 0, ()

@@ -23,7 +23,7 @@ def learnt(options: Options, policy: Policy) -> tuple[str, list[Row]]:
     if not usuals.needed:
         return "", []
     instance = places.instance(options.netns)
-    at_ns, entries = usual_file.read(places.runtime_dir(options.netns))
+    at_ns, entries = usual_file.read(places.runtime_dir(options.netns), guarded=False)
     now = time.monotonic_ns()
     if 0 < at_ns <= now:
         usuals.restore(entries, now)
