@@ -25,6 +25,7 @@ from steering.acting.flows import FlowActing
 from steering.acting.later import Later
 from steering.acting.memory import Memory, MemoryFile
 from steering.acting.standbys import StandByActing
+from steering.acting.usual_file import UsualFile
 from steering.acting.weights import Acting
 from steering.actuators import overlay_memory
 from steering.actuators.overlay import Overlay
@@ -144,6 +145,8 @@ class Controller:
         lender = places.maps_socket(self._options.netns)
         self._standbys = StandByActing(self._policy, self._engine, lender, lambda: self._host, self._say, self._send)
         self._stack.callback(self._standbys.close)
+        keeps = UsualFile(places.runtime_dir(self._options.netns), self._engine.usual, self._say)
+        self._usual_file = self._stack.enter_context(keeps)
         deadline = confirming.deadline_in(self._options.confirm_ns)
         locks.lock.say(confirming.facts(deadline) | self._facts())
         self._desk = self._stack.enter_context(Desk(self._site(folder), deadline))  # the operator's requests
@@ -228,6 +231,7 @@ class Controller:
             self._send(messages.alert(self._host, alert))
         if time.monotonic_ns() >= self._memory_ns:
             self._remember(time.monotonic_ns())
+        self._usual_file.tick(time.monotonic_ns())
         standings = self._engine.standings(time.monotonic_ns())
         self._agent.publish_states(messages.path_state(self._host, each) for each in standings)
 

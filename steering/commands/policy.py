@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +15,9 @@ from pytools.cli_options import SINCE, UNTIL, Options, common, recording_of
 from pytools.errors import SwerveError, UsageError
 from steering import policy as model
 from steering.policy import file as policy_file
+
+if TYPE_CHECKING:
+    from steering.replay.recording import Recording
 
 _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 
@@ -53,13 +58,22 @@ def check(options: Options, file: Path) -> int:
 @_FILE
 @common(follows=False)
 def explain(options: Options, file: Path) -> None:
-    """Say in words what FILE would do."""
+    """Say in words what FILE would do, and what its relative thresholds are on each path.
+
+    Those are as the controller of this instance has learnt, else as the recording of its agent teaches.
+    """
+    from steering.commands import usual
+
     found = policy_file.load(file, guarded=False)
+    source, rows = usual.learnt(options, found)
     if options.json:
         # Durations as numbers: for other programs, nanoseconds need no parsing.
-        click.echo(json.dumps({"unit": "ns", "policy": found.model_dump(by_alias=True, exclude_none=True)}))
-    else:
-        click.echo(model.explain(found))
+        said = {"unit": "ns", "policy": found.model_dump(by_alias=True, exclude_none=True)}
+        click.echo(json.dumps(said | {"usual": [usual.row_facts(row) for row in rows]}))
+        return
+    click.echo(model.explain(found))
+    for line in usual.row_lines(found, source, rows):
+        click.echo(line)
 
 
 @policy.command(epilog="Example: swerve policy schema > policy.schema.json")
@@ -69,8 +83,14 @@ def schema(options: Options) -> None:
     click.echo(json.dumps(model.json_schema(), indent=None if options.json else 2))
 
 
+_RECORDING = click.argument(
+    "recording", metavar="[RECORDING]", type=click.Path(path_type=Path, allow_dash=True), required=False
+)
+_HOST = click.option("--host", default="", metavar="NAME", help="Whose signals, if there are several hosts in it.")
+
+
 @policy.command(epilog="Example: swerve policy replay recording.jsonl --policy policy.yaml --only-changes")
-@click.argument("recording", metavar="[RECORDING]", type=click.Path(path_type=Path, allow_dash=True), required=False)
+@_RECORDING
 @click.option(
     "--policy",
     "file",
@@ -79,7 +99,7 @@ def schema(options: Options) -> None:
     help="The policy file.",
 )
 @click.option("--only-changes", is_flag=True, help="Acts and alerts, not every change of a path's state.")
-@click.option("--host", default="", metavar="NAME", help="Whose signals, if there are several hosts in it.")
+@_HOST
 @SINCE
 @UNTIL
 @common(follows=False)
@@ -99,16 +119,70 @@ def replay(
     The engine is the real one, its clock that of the records; the kernel is made up: recorded nexthop groups, or all
     paths to one address with weight 1 each. With -j states and acts are signals, and the last line is the summary.
     """
+    from steering.replay import telling
+    from steering.replay.player import Player
+
+    found = policy_file.load(file, guarded=False)
+    player, records = Player(found), recorded(options, recording, host, since, until)[1](found)
+    for event in player.play(records):
+        if telling.changes_something(event) or not only_changes:
+            click.echo(telling.json_of(event) if options.json else telling.text_of(event))
+    if options.json:
+        click.echo(json.dumps(telling.summary(records, player), ensure_ascii=False))
+        return
+    for line in telling.summary_lines(records, player):
+        click.echo(line)
+
+
+@policy.command(epilog="Example: swerve policy suggest --since 2h > policy.new.yaml")
+@_RECORDING
+@click.option(
+    "--policy",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The policy whose thresholds are looked at; else the one that `swerve steer run` finds, else one for queues.",
+)
+@_HOST
+@SINCE
+@UNTIL
+@common(follows=False)
+def suggest(
+    options: Options, recording: Path | None, file: Path | None, host: str, since: str | None, until: str | None
+) -> None:
+    """Print a policy whose thresholds follow what was usual in RECORDING, with the acts that it would have caused.
+
+    RECORDING is what `swerve watch` wrote; without it, what the agent of this instance has recorded, or a stretch of
+    that (--since, --until). Everything but the thresholds is as in the present policy. The comments above it say what
+    was measured, and what both policies would have done. With -j one object: the text, the figures, the acts of both.
+    """
+    from steering.commands import suggest as command
+
+    if recording is not None and str(recording) == "-":
+        raise UsageError("standard input cannot be read twice", "write it to a file first")
+    place, records = recorded(options, recording, host, since, until)
+    found = command.suggested(place, records, file)
+    click.echo(json.dumps(found.facts, ensure_ascii=False) if options.json else found.text, nl=options.json)
+
+
+def recorded(
+    options: Options, recording: Path | None, host: str, since: str | None, until: str | None
+) -> tuple[Path, Callable[[model.Policy], Recording]]:
+    """Where a recording is, and what opens the signals in it that a policy needs.
+
+    Raises
+    ------
+    SwerveError
+        If there is none.
+    UsageError
+        If a file is to be read in part.
+    """
     from pytools.recording import files
     from pytools.recording.reader import FOR_EVER, Read
     from pytools.views import times
     from steering.policy.needs import signals_of
-    from steering.replay import telling
-    from steering.replay.player import Player
     from steering.replay.recording import Recording
 
-    found = policy_file.load(file, guarded=False)
-    player, now_ns = Player(found), time.time_ns()
+    now_ns = time.time_ns()
     low, high = (
         limit if text is None else times.parse(text, now_ns) for text, limit in ((since, 0), (until, FOR_EVER))
     )
@@ -118,14 +192,10 @@ def replay(
         raise SwerveError(f"no agent of instance {places.instance(options.netns)} has recorded anything: {place}", hint)
     if (low, high) != (0, FOR_EVER) and not place.is_dir():
         raise UsageError(f"{place} is read as a whole", "--since and --until are for what the agent has recorded")
-    told = Read()
-    lines = files.opened(place, told, low, high)
-    records = Recording(lines, told, signals_of(found) | {"nexthop_group", "act"}, host)
-    for event in player.play(records):
-        if telling.changes_something(event) or not only_changes:
-            click.echo(telling.json_of(event) if options.json else telling.text_of(event))
-    if options.json:
-        click.echo(json.dumps(telling.summary(records, player), ensure_ascii=False))
-        return
-    for line in telling.summary_lines(records, player):
-        click.echo(line)
+
+    def opened(policy: model.Policy) -> Recording:
+        told = Read()
+        kinds = signals_of(policy) | {"nexthop_group", "act"}
+        return Recording(files.opened(place, told, low, high), told, kinds, host)
+
+    return place, opened

@@ -21,6 +21,7 @@ from steering.deciding.health import PathHealth
 from steering.deciding.measuring import Verdict
 from steering.deciding.overrides import NONE, Overrides
 from steering.deciding.remembering import PathMemory
+from steering.deciding.usual import Usuals
 from steering.plan import Change, Group, GroupPlan, Target, Weights, diff
 from steering.policy import Policy
 
@@ -72,6 +73,7 @@ class Engine:
         self.overrides: Overrides = NONE
         self.frozen = ""  # why the operator lets nothing be changed; empty when anything may
         self.evidence = Evidence()
+        self.usual = Usuals(policy)
         self.ignored = 0  # signals about paths that no managed group has
         self._places: dict[Path, dict[Target, int]] = {}  # the targets that a path runs over, by which member
         self._unprobed: tuple[tuple[Path, int], ...] = ()  # ways that nobody measures, and since when they are known
@@ -196,7 +198,9 @@ class Engine:
             if not where and path not in self.paths:
                 self.ignored += 1
                 continue
-            self.paths[path] = health.observe(self.policy, self.paths[path], self.evidence.facts(path), now)
+            limits, facts = self.usual.limits(path), self.evidence.facts(path)
+            self.paths[path] = health.observe(self.policy, self.paths[path], facts, now, limits)
+            self.usual.take(path, self.paths[path])
         if isinstance(signal, Link) and told:
             self._carry(signal, told)
         return touched
@@ -365,6 +369,8 @@ class Engine:
             why = f"hold: stale; before: {known.because}"
         elif plan and dict(plan.held).get(path):
             why = f"{why}; {dict(plan.held)[path]}"
+        elif known.state == "healthy" and (learning := self.usual.said(path)):
+            why = f"{why}; {learning}"
         if group.target in self._rejected:
             why = f"{why}; {self._rejected[group.target]}"
         if known.state in ("healthy", "unmeasured", "suspect"):

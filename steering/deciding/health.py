@@ -24,6 +24,7 @@ from pytools.signals import Path
 from steering.deciding.evidence import Facts
 from steering.deciding.judging import Memory, Reading, judge
 from steering.deciding.measuring import Verdict
+from steering.deciding.thresholds import LeafLimits
 from steering.policy import Policy, Rule, duration_text, leaves
 from steering.policy.actions import WEIGHT_KINDS
 
@@ -91,10 +92,11 @@ def stale(policy: Policy, path: PathHealth, now: int) -> bool:
     return now - path.seen_ns > policy.safety.stale_after
 
 
-def observe(policy: Policy, path: PathHealth, facts: Facts, now: int) -> PathHealth:
+def observe(policy: Policy, path: PathHealth, facts: Facts, now: int, limits: Sequence[LeafLimits] = ()) -> PathHealth:
     """The path after what was newly measured of it, and after what the clock allows.
 
-    Facts that are older than the last ones, stale on arrival, or from the future change nothing.
+    Facts that are older than the last ones, stale on arrival, or from the future change nothing. `limits` are, by rule,
+    what relative thresholds are on this path; empty when nothing is learnt.
     """
     at = measured_ns(facts)
     if at < path.seen_ns or abs(now - at) > policy.safety.stale_after:
@@ -103,8 +105,10 @@ def observe(policy: Policy, path: PathHealth, facts: Facts, now: int) -> PathHea
     memories = path.memories if path.memories and not broken else ((),) * len(policy.rules)
     covered = path.covered or tuple(rule.scope.covers(facts.path) for rule in policy.rules)
     judged = [
-        judge(rule.when, facts, memory, now, policy.safety.stale_after) if within else _OUT_OF_SCOPE
-        for rule, within, memory in zip(policy.rules, covered, memories, strict=True)
+        judge(rule.when, facts, memory, now, policy.safety.stale_after, limit) if within else _OUT_OF_SCOPE
+        for rule, within, memory, limit in zip(
+            policy.rules, covered, memories, limits or ((),) * len(policy.rules), strict=True
+        )
     ]
     path = replace(
         path,

@@ -7,13 +7,14 @@ Of the tree, `since_ns` and `run` are those of the leaves that made the verdict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from steering.deciding.evidence import Facts
-from steering.deciding.measuring import Measurement, Said, Verdict, measure, words
+from steering.deciding.measuring import Measurement, Verdict, measure
+from steering.deciding.thresholds import Limits, Said, words
 from steering.durations import SECOND, duration_text
 from steering.policy.conditions import All, AnyLeaf, AnyOf, Condition, Not, Silence, leaves, samples_of
 
@@ -74,7 +75,12 @@ Memory = tuple[LeafMemory | None, ...]  # by leaf, in the order of the tree; emp
 
 
 def judge(
-    condition: Condition, facts: Facts, memory: Memory, now: int, stale_after: int = STALE_AFTER
+    condition: Condition,
+    facts: Facts,
+    memory: Memory,
+    now: int,
+    stale_after: int = STALE_AFTER,
+    limits: Sequence[Limits | None] = (),
 ) -> tuple[Reading, Memory]:
     """What the newest facts say about a condition.
 
@@ -90,14 +96,18 @@ def judge(
         CLOCK_MONOTONIC nanoseconds.
     stale_after : int
         `safety.stale_after`: a fact of a short window is of no use after so many nanoseconds.
+    limits : sequence of Limits
+        By leaf, in the order of the tree: what relative thresholds are on this path; empty when nothing is learnt.
     """
     if not isinstance(condition, All | AnyOf | Not):  # most are one leaf
-        leaf = _remember(measure(condition, facts, now, stale_after), memory[0] if len(memory) == 1 else None)
+        made = measure(condition, facts, now, stale_after, limits[0] if limits else None)
+        leaf = _remember(made, memory[0] if len(memory) == 1 else None)
         return _read(condition, leaf, now), (leaf,)
     each = list(leaves(condition))
     before: Memory = memory if len(memory) == len(each) else (None,) * len(each)
     after = tuple(
-        _remember(measure(leaf, facts, now, stale_after), known) for leaf, known in zip(each, before, strict=True)
+        _remember(measure(leaf, facts, now, stale_after, limit), known)
+        for leaf, known, limit in zip(each, before, limits or (None,) * len(each), strict=True)
     )
     readings = iter([_read(leaf, known, now) for leaf, known in zip(each, after, strict=True)])
     return _combine(condition, readings), after

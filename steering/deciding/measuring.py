@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -17,6 +16,7 @@ from pytools.signals import PathDelay
 from steering.deciding.evidence import Facts
 from steering.deciding.link_states import REPORT_LIVES_NS, link_state
 from steering.deciding.silence import classify
+from steering.deciding.thresholds import Limits, Said, unlearnt, words
 from steering.durations import SECOND, duration_text
 from steering.policy.conditions import (
     AnyLeaf,
@@ -44,14 +44,6 @@ class Verdict(enum.Enum):
     NONE = "none"  # nothing was measured
 
 
-Said: TypeAlias = str | tuple[Callable[..., str], *tuple[Any, ...]]  # words, or what makes them of what: few are read
-
-
-def words(said: Said) -> str:
-    """What is said, in words."""
-    return said if isinstance(said, str) else said[0](*said[1:])
-
-
 class Measurement(msgspec.Struct, frozen=True):
     """What one fact says about one leaf."""
 
@@ -67,6 +59,7 @@ class Measurement(msgspec.Struct, frozen=True):
     samples: int = 1  # at least so many probes bear the verdict out
     window_ns: int = 0  # they came within so long before `at_ns`
     last_ns: int | None = None  # the value of the only sample that counts, where it is the last one
+    value: float | None = None  # the figure that was compared with a threshold; None for a limit of it, or none
 
     @property
     def text(self) -> str:
@@ -79,7 +72,9 @@ def nothing(text: str, idle: bool = False) -> Measurement:
     return Measurement(0, 0, Verdict.NONE, text, idle=idle)
 
 
-def measure(leaf: AnyLeaf, facts: Facts, now: int, stale_after: int) -> Measurement:  # noqa: PLR0911
+def measure(  # noqa: PLR0911
+    leaf: AnyLeaf, facts: Facts, now: int, stale_after: int, limits: Limits | None = None
+) -> Measurement:
     """What the newest fact says about a leaf.
 
     Parameters
@@ -92,20 +87,22 @@ def measure(leaf: AnyLeaf, facts: Facts, now: int, stale_after: int) -> Measurem
         CLOCK_MONOTONIC nanoseconds.
     stale_after : int
         Facts of short windows are of no use after so many nanoseconds.
+    limits : Limits, optional
+        The figures of a threshold that follows what is usual on the path; as long as nothing is learnt when left out.
     """
     match leaf:
         case QueueingDelay():
-            return _queueing(leaf, facts, stale_after)
+            return _queueing(leaf, facts, stale_after, limits or unlearnt(leaf))
         case OneWayDelay():
-            return _one_way(leaf, facts, stale_after)
+            return _one_way(leaf, facts, stale_after, limits or unlearnt(leaf))
         case Loss():
-            return _loss(leaf, facts, stale_after)
+            return _loss(leaf, facts, stale_after, limits or unlearnt(leaf))
         case Silence():
             return _silence(leaf, facts, stale_after)
         case Retransmits():
-            return _retransmits(leaf, facts, stale_after)
+            return _retransmits(leaf, facts, stale_after, limits or unlearnt(leaf))
         case CeShare():
-            return _marks(leaf, facts, stale_after)
+            return _marks(leaf, facts, stale_after, limits or unlearnt(leaf))
         case LinkState():
             return _link(leaf, facts, now, stale_after)
         case Rdma():
@@ -120,24 +117,24 @@ def _between(bad: bool, clear: bool) -> Verdict:
     return Verdict.BAD if bad else Verdict.CLEAR if clear else Verdict.BETWEEN
 
 
-def _queueing(leaf: QueueingDelay, facts: Facts, stale_after: int) -> Measurement:
+def _queueing(leaf: QueueingDelay, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
     signal = facts.delay
     if signal is None:
         return nothing("no delay was measured")
-    beyond, lives = (_above_time, leaf.above), _lives(signal.window_ns, stale_after)
+    lives = _lives(signal.window_ns, stale_after)
     if signal.overtaken_p50_ns is not None:
         # Neither clear nor a value: a lower bound, of both directions together, from probes that are still under way.
-        verdict = _between(signal.overtaken_p50_ns > leaf.above, False)
+        verdict = _between(signal.overtaken_p50_ns > limits.above, False)
         counts = signal.overtaken, signal.forward.samples
         said = _overtaken, signal.overtaken_p50_ns, *counts
         half = _half(sum(counts))
-        return Measurement(signal.at_ns, lives, verdict, said, beyond, samples=half, window_ns=signal.window_ns)
+        return Measurement(signal.at_ns, lives, verdict, said, limits.said, samples=half, window_ns=signal.window_ns)
     delay = signal.forward
     value = {"p50": delay.queueing_p50_ns, "p99": delay.queueing_p99_ns, "last": delay.queueing_last_ns}[leaf.quantile]
-    return _delay("queueing delay", leaf, signal, value, delay.queueing_bound_ns, lives)
+    return _delay("queueing delay", leaf, signal, value, delay.queueing_bound_ns, lives, limits)
 
 
-def _one_way(leaf: OneWayDelay, facts: Facts, stale_after: int) -> Measurement:
+def _one_way(leaf: OneWayDelay, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
     signal = facts.delay
     if signal is None:
         return nothing("no delay was measured")
@@ -147,11 +144,17 @@ def _one_way(leaf: OneWayDelay, facts: Facts, stale_after: int) -> Measurement:
         return Measurement(signal.at_ns, lives, Verdict.NONE, why)
     delay = signal.forward
     value = {"min": delay.owd_min_ns, "p50": delay.owd_p50_ns, "p99": delay.owd_p99_ns}[leaf.quantile]
-    return _delay("one-way delay", leaf, signal, value, delay.bound_ns, lives)
+    return _delay("one-way delay", leaf, signal, value, delay.bound_ns, lives, limits)
 
 
 def _delay(
-    what: str, leaf: QueueingDelay | OneWayDelay, signal: PathDelay, value: int | None, bound: int | None, lives: int
+    what: str,
+    leaf: QueueingDelay | OneWayDelay,
+    signal: PathDelay,
+    value: int | None,
+    bound: int | None,
+    lives: int,
+    limits: Limits,
 ) -> Measurement:
     at_ns, samples = signal.at_ns, signal.forward.samples
     if samples <= 0 or value is None:
@@ -159,12 +162,12 @@ def _delay(
         return Measurement(at_ns, lives, Verdict.NONE, f"no {what} was measured", empty=empty)
     if bound is None or bound < 0:
         return Measurement(at_ns, lives, Verdict.NONE, f"the {what} came without its error")
-    verdict = _between(value - bound > leaf.above, value + bound < leaf.clear_below)
-    said, beyond = (_value, what, leaf.quantile, value, bound), (_above_time, leaf.above)
+    verdict = _between(value - bound > limits.above, value + bound < limits.clear_below)
+    said = _value, what, leaf.quantile, value, bound
     if leaf.quantile == "last":
-        return Measurement(at_ns, lives, verdict, said, beyond, last_ns=value)
+        return Measurement(at_ns, lives, verdict, said, limits.said, last_ns=value, value=value)
     least = {"min": samples, "p50": _half(samples), "p99": 1}[leaf.quantile]
-    return Measurement(at_ns, lives, verdict, said, beyond, samples=least, window_ns=signal.window_ns)
+    return Measurement(at_ns, lives, verdict, said, limits.said, samples=least, window_ns=signal.window_ns, value=value)
 
 
 def _half(samples: int) -> int:
@@ -181,24 +184,16 @@ def _overtaken(waited: int, overtaken: int, answered: int) -> str:
     return f"queueing delay at least {duration_text(waited)}: {late}"
 
 
-def _above_time(threshold: int) -> str:
-    return f"above {duration_text(threshold)}"
-
-
-def _above_share(threshold: float, digits: int) -> str:
-    return f"above {threshold:.{digits}%}"
-
-
-def _loss(leaf: Loss, facts: Facts, stale_after: int) -> Measurement:
+def _loss(leaf: Loss, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
     signal = facts.delay
     if signal is None:
         return nothing("no loss was measured")
     lives, settled = _lives(signal.window_ns, stale_after), signal.received + signal.lost
     if signal.received < 0 or signal.lost < 0 or settled == 0:
         return Measurement(signal.at_ns, lives, Verdict.NONE, "no probe was due", empty=settled == 0)
-    verdict = _between(signal.loss > leaf.above, signal.loss < leaf.clear_below or signal.lost == 0)
+    verdict = _between(signal.loss > limits.above, signal.loss < limits.clear_below or signal.lost == 0)
     said = _lost, signal.lost, settled, signal.loss
-    return Measurement(signal.at_ns, lives, verdict, said, (_above_share, leaf.above, 0))
+    return Measurement(signal.at_ns, lives, verdict, said, limits.said, value=signal.loss)
 
 
 def _lost(lost: int, settled: int, share: float) -> str:
@@ -230,16 +225,18 @@ def _silence(leaf: Silence, facts: Facts, stale_after: int) -> Measurement:
     return Measurement(signal.at_ns, lives, verdict, said, "silent", since_ns=since_ns)
 
 
-def _share(part: int, total: int, units: str, done: str, leaf: Retransmits | CeShare) -> tuple[Verdict, str, bool]:
-    """Verdict, words, and whether traffic is wanting, of a part of all packets or segments."""
+def _share(
+    part: int, total: int, units: str, done: str, leaf: Retransmits | CeShare, limits: Limits
+) -> tuple[Verdict, str, bool, float | None]:
+    """Verdict, words, whether traffic is wanting, and the share, of a part of all packets or segments."""
     if part < 0 or total < leaf.at_least:
-        return Verdict.NONE, f"too little to say: {max(total, 0)} {units}, {leaf.at_least} needed", part >= 0
+        return Verdict.NONE, f"too little to say: {max(total, 0)} {units}, {leaf.at_least} needed", part >= 0, None
     share = min(part / total, 1.0)
-    verdict = _between(share > leaf.above, share < leaf.clear_below or part == 0)
-    return verdict, f"{part} of {total} {units} {done} ({share:.2%})", False
+    verdict = _between(share > limits.above, share < limits.clear_below or part == 0)
+    return verdict, f"{part} of {total} {units} {done} ({share:.2%})", False, share
 
 
-def _retransmits(leaf: Retransmits, facts: Facts, stale_after: int) -> Measurement:
+def _retransmits(leaf: Retransmits, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
     signal = facts.tcp
     if signal is None:
         return nothing("nothing is known of its TCP connections")
@@ -252,24 +249,24 @@ def _retransmits(leaf: Retransmits, facts: Facts, stale_after: int) -> Measureme
         "syn": causes.syn,
     }[leaf.cause]
     done = "sent again" if leaf.cause == "any" else f"sent again ({leaf.cause})"
-    verdict, text, idle = _share(part, signal.segments_out, "TCP segments", done, leaf)
+    verdict, text, idle, share = _share(part, signal.segments_out, "TCP segments", done, leaf, limits)
     lives = _lives(signal.window_ns, stale_after)
-    return Measurement(signal.at_ns, lives, verdict, text, (_above_share, leaf.above, 2), idle=idle)
+    return Measurement(signal.at_ns, lives, verdict, text, limits.said, idle=idle, value=share)
 
 
-def _marks(leaf: CeShare, facts: Facts, stale_after: int) -> Measurement:
+def _marks(leaf: CeShare, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
     back, out = facts.ecn, facts.tcp
     if leaf.direction == "back" and back is not None:
-        found = _share(back.ce_packets, back.packets, "packets", "marked on the way back", leaf)
+        found = _share(back.ce_packets, back.packets, "packets", "marked on the way back", leaf, limits)
         at_ns, window_ns = back.at_ns, back.window_ns
     elif leaf.direction == "out" and out is not None:
         counts = out.delivered_ce_segments, out.delivered_segments
-        found = _share(*counts, "TCP segments", "marked on the way there", leaf)
+        found = _share(*counts, "TCP segments", "marked on the way there", leaf, limits)
         at_ns, window_ns = out.at_ns, out.window_ns
     else:
         return nothing("nothing is known of marked packets")
-    verdict, text, idle = found
-    return Measurement(at_ns, _lives(window_ns, stale_after), verdict, text, (_above_share, leaf.above, 2), idle=idle)
+    verdict, text, idle, share = found
+    return Measurement(at_ns, _lives(window_ns, stale_after), verdict, text, limits.said, idle=idle, value=share)
 
 
 def _link(leaf: LinkState, facts: Facts, now: int, stale_after: int) -> Measurement:

@@ -26,6 +26,7 @@ from pytools.lab import Lab
 from pytools.lab.topology import Host
 from steering.control import client
 from steering.control.requests import Status
+from steering.deciding.thresholds import unlearnt
 from steering.demo.observe import Observer, Record
 from steering.demo.phases import BAD_RAIL, Phase, Placed, Stage
 from steering.policy import QueueingDelay
@@ -83,7 +84,7 @@ def play(script: Script, say: Callable[[str], None]) -> Result:
         _wait_measured(observer, lab)
         when = load_policy(script.policy).rules[0].when
         assert isinstance(when, QueueingDelay), "the demo's policy begins with a queueing delay"
-        stage = Stage(lab, observer, script.load_bit_s, when.above)
+        stage = Stage(lab, observer, script.load_bit_s, round(unlearnt(when).above))
         phases, return_s = _phases(script, lab, stage, observer, logs, say)
         return Result(script.steer, script.hosts, 2, script.rate, script.congested_rate, phases, return_s)
 

@@ -13,7 +13,18 @@ from pydantic_core.core_schema import ValidationInfo
 from typing_extensions import TypeAliasType
 
 from steering.durations import SECOND, duration_text
-from steering.policy.base import Count, Duration, Model, Share, ShareAboveZero, ShareBelowOne, bad
+from steering.policy.base import Count, Duration, Model, Share, ShareAboveZero, bad
+from steering.policy.levels import (
+    DELAY,
+    SHARE,
+    AboveDelay,
+    AboveShare,
+    ClearDelay,
+    ClearShare,
+    FigureKind,
+    OfAbove,
+    Usual,
+)
 
 Quantile = Literal["p50", "p99", "last"]
 Cause = Literal["any", "fast", "timeout", "tail_probe", "syn"]
@@ -54,26 +65,33 @@ class Leaf(Model):
 
 
 class _Delay(Leaf):
-    above: Duration
-    clear_below: Duration = Field(description="only below this does the path count as good again")
+    above: AboveDelay = Field(description="a duration, or relative to what is usual on the path")
+    clear_below: ClearDelay = Field(description="only below this does the path count as good again")
     samples: Count = Field(default=1, description="in place of for: how many probes beyond above before the rule acts")
 
     @field_validator("above")
     @classmethod
-    def _positive(cls, above: int) -> int:
+    def _positive(cls, above: int | Usual) -> int | Usual:
         if above == 0:
             raise bad("more than 0")
         return above
 
     @field_validator("clear_below")
     @classmethod
-    def _clear_is_lower(cls, clear: int, info: ValidationInfo) -> int:
-        above = info.data.get("above")
-        if above is not None and clear >= above:
-            raise bad(f"less than above ({duration_text(above)}), so that the state does not flutter")
+    def _clear_is_lower(cls, clear: int | OfAbove, info: ValidationInfo) -> int | OfAbove:
+        lowest, name = _lowest(info.data.get("above"))
+        if isinstance(clear, OfAbove):
+            return clear
+        if lowest is not None and clear >= lowest:
+            raise bad(f"less than {name} ({duration_text(round(lowest))}), so that the state does not flutter")
         if clear == 0:
             raise bad("more than 0: a delay is never below 0")
         return clear
+
+
+def _lowest(above: float | Usual | None) -> tuple[float | None, str]:
+    """The lowest that a threshold can be, and what the file calls that."""
+    return (above.at_least, "at least") if isinstance(above, Usual) else (above, "above")
 
 
 class QueueingDelay(_Delay):
@@ -91,15 +109,15 @@ class OneWayDelay(_Delay):
 
 
 class _ShareLeaf(Leaf):
-    above: ShareBelowOne
-    clear_below: ShareAboveZero = Field(description="only below this does the path count as good again")
+    above: AboveShare = Field(description="a share, or relative to what is usual on the path")
+    clear_below: ClearShare = Field(description="only below this does the path count as good again")
 
     @field_validator("clear_below")
     @classmethod
-    def _clear_is_lower(cls, clear: float, info: ValidationInfo) -> float:
-        above = info.data.get("above")
-        if above is not None and clear > above:
-            raise bad(f"at most above ({above:g})")
+    def _clear_is_lower(cls, clear: float | OfAbove, info: ValidationInfo) -> float | OfAbove:
+        lowest, name = _lowest(info.data.get("above"))
+        if lowest is not None and not isinstance(clear, OfAbove) and clear > lowest:
+            raise bad(f"at most {name} ({lowest:g})")
         return clear
 
 
@@ -227,6 +245,7 @@ def _tag(value: Any) -> str | None:
 
 
 AnyLeaf: TypeAlias = QueueingDelay | OneWayDelay | Loss | Silence | Retransmits | CeShare | LinkState | Rdma
+WithThreshold: TypeAlias = QueueingDelay | OneWayDelay | Loss | Retransmits | CeShare
 Condition = TypeAliasType(
     "Condition",
     Annotated[
@@ -277,3 +296,31 @@ def leaves(condition: Condition) -> Iterator[AnyLeaf]:
 def samples_of(leaf: AnyLeaf) -> int:
     """How many samples must be beyond the threshold before a leaf holds."""
     return leaf.samples if isinstance(leaf, QueueingDelay | OneWayDelay) else 1
+
+
+def relative(leaf: AnyLeaf) -> Usual | None:
+    """The threshold of a leaf that follows what is usual; None if it has none."""
+    return leaf.above if isinstance(leaf, WithThreshold) and isinstance(leaf.above, Usual) else None
+
+
+def with_threshold(condition: Condition) -> Iterator[WithThreshold]:
+    """The leaves of a tree that have a threshold."""
+    return (leaf for leaf in leaves(condition) if isinstance(leaf, WithThreshold))
+
+
+def subject(leaf: WithThreshold) -> str:
+    """What a leaf measures: leaves about the same have the same usual value."""
+    match leaf:
+        case QueueingDelay() | OneWayDelay():
+            return f"{leaf.signal} {leaf.quantile}"
+        case Retransmits():
+            return f"{leaf.signal} {leaf.cause}"
+        case CeShare():
+            return f"{leaf.signal} {leaf.direction}"
+        case Loss():
+            return leaf.signal
+
+
+def figures_of(leaf: WithThreshold) -> FigureKind:
+    """How the figures of a leaf are read and written."""
+    return DELAY if isinstance(leaf, QueueingDelay | OneWayDelay) else SHARE

@@ -19,8 +19,11 @@ from steering.policy.conditions import (
     Rdma,
     Retransmits,
     Silence,
+    WithThreshold,
+    figures_of,
     samples_of,
 )
+from steering.policy.levels import OfAbove, Usual
 
 LINK_WORDS: Final = {
     "carrier_lost": "its link has no carrier",
@@ -87,19 +90,17 @@ def _joined(word: str, parts: list[str]) -> str:
 def _holds(leaf: AnyLeaf) -> str:  # noqa: PLR0911 (one return per signal)
     match leaf:
         case QueueingDelay():
-            above = duration_text(leaf.above)
-            return f"the {leaf.quantile} queueing delay is above {above} by more than its error"
+            return f"the {leaf.quantile} queueing delay is above {_above(leaf)} by more than its error"
         case OneWayDelay():
-            above = duration_text(leaf.above)
-            return f"the {leaf.quantile} one-way delay there is above {above} by more than its error"
+            return f"the {leaf.quantile} one-way delay there is above {_above(leaf)} by more than its error"
         case Loss():
-            return f"more than {leaf.above:.3g} of the probes are lost"
+            return f"more than {_above(leaf)} of the probes are lost"
         case Silence():
             return f"{leaf.missed} probes in a row are unanswered while other paths to the peer answer"
         case Retransmits():
-            return f"more than {leaf.above:.3g} of the TCP segments are sent again{_CAUSES[leaf.cause]}"
+            return f"more than {_above(leaf)} of the TCP segments are sent again{_CAUSES[leaf.cause]}"
         case CeShare():
-            return f"more than {leaf.above:.3g} of the packets {_way(leaf)} are marked by a queue (ECN CE)"
+            return f"more than {_above(leaf)} of the packets {_way(leaf)} are marked by a queue (ECN CE)"
         case LinkState():
             return LINK_WORDS[leaf.event]
         case Rdma():
@@ -107,18 +108,35 @@ def _holds(leaf: AnyLeaf) -> str:  # noqa: PLR0911 (one return per signal)
             return f"{some} its queue pairs are {leaf.verdict.replace('_', ' ')}"
 
 
+def _above(leaf: WithThreshold) -> str:
+    text, level = figures_of(leaf).text, leaf.above
+    if not isinstance(level, Usual):
+        return text(level)
+    times = f"{level.factor:g} × " if level.factor != 1 else ""
+    plus = f" + {text(level.plus)}" if level.plus else ""
+    return (
+        f"{times}its usual {level.quantile}{plus} (at least {text(level.at_least)}, at most {text(level.at_most)}; "
+        f"{text(level.until_learned)} until that is learnt)"
+    )
+
+
+def _below(leaf: WithThreshold) -> str:
+    level = leaf.clear_below
+    return f"{level.factor:.3g} of that threshold" if isinstance(level, OfAbove) else figures_of(leaf).text(level)
+
+
 def _clears(leaf: AnyLeaf) -> str:  # noqa: PLR0911
     match leaf:
         case QueueingDelay() | OneWayDelay():
-            return f"that is below {duration_text(leaf.clear_below)} by more than its error"
+            return f"that is below {_below(leaf)} by more than its error"
         case Loss():
-            return f"less than {leaf.clear_below:.3g} of the probes are lost"
+            return f"less than {_below(leaf)} of the probes are lost"
         case Silence():
             return "its probes are answered"
         case Retransmits():
-            return f"less than {leaf.clear_below:.3g} of the segments are sent again{_CAUSES[leaf.cause]}"
+            return f"less than {_below(leaf)} of the segments are sent again{_CAUSES[leaf.cause]}"
         case CeShare():
-            return f"less than {leaf.clear_below:.3g} of the packets {_way(leaf)} are marked"
+            return f"less than {_below(leaf)} of the packets {_way(leaf)} are marked"
         case LinkState():
             return _CLEARED.get(leaf.event, f"that is {duration_text(leaf.hold)} ago")
         case Rdma():

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from steering.durations import RATE_UNITS, UNITS
 from steering.policy.conditions import SIGNALS, TREES
+from steering.policy.levels import CLAUSES
 from steering.policy.schema import described
 from steering.policy.yaml import Location, Problem, Reader, dotted
 
@@ -58,7 +59,7 @@ def _value_at(raw: Any, at: Location, otherwise: Any) -> Any:
     return node
 
 
-def _words(  # noqa: PLR0911 (one return per kind of error)
+def _words(  # noqa: PLR0911, PLR0912 (one return per kind of error)
     fault: Mapping[str, Any], context: Mapping[str, Any], at: Location, raw: Any
 ) -> tuple[str, str]:
     """What is wrong and what was expected; and the nearest valid word, if one is near."""
@@ -67,6 +68,8 @@ def _words(  # noqa: PLR0911 (one return per kind of error)
     name = str(at[-1]) if at else ""
     if kind == "extra_forbidden":
         valid = sorted(described(at[:-1], raw).get("properties", {}))
+        if "above" in valid and name.startswith(CLAUSES):
+            return f'unknown key "{name}"; expected above in quotes, as its value has a comma', ""
         expected = f"one of {', '.join(valid)}" if len(valid) > 1 else f"only {valid[0]}" if valid else "none"
         return f'unknown key "{name}"; expected {expected}', _near(name, valid)
     if kind == "union_tag_not_found":
@@ -81,6 +84,8 @@ def _words(  # noqa: PLR0911 (one return per kind of error)
         return f"expected {_listed(valid)}, got {given}", _near(given.strip('"'), valid)
     if kind == "duration":
         return f"expected a duration, a number and a unit such as 40ms, 3s or 1m, got {given}", _unit(given, UNITS)
+    if kind == "level":
+        return f"expected {context['expected']}, got {given}", context["near"]
     if kind == "rate":
         return f"expected a rate, a number and a unit such as 10mbit or 1gbit, got {given}", _unit(given, RATE_UNITS)
     if kind == "prefix":

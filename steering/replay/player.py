@@ -6,7 +6,7 @@ forgotten. One thread; no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -15,6 +15,7 @@ import msgspec
 from pytools.signals import Act, AnySignal, NexthopGroup, Path, PathState
 from steering.acting import messages
 from steering.deciding.engine import Engine
+from steering.deciding.health import PathHealth
 from steering.flows.engine import FlowEngine
 from steering.plan import Change, Target
 from steering.policy import Policy, duration_text
@@ -61,10 +62,12 @@ class Player:
     ----------
     policy : Policy
         The policy that decides.
+    watch : callable, optional
+        Takes each path that a record is about, and what is thought of it then.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, policy: Policy, watch: Callable[[Path, PathHealth], None] | None = None) -> None:
+        self._policy, self._watch = policy, watch
         self._says_more = any(rule.then.kind not in WEIGHT_KINDS for rule in policy.rules)
         self.tally = Tally()
         self._restart()
@@ -140,6 +143,8 @@ class Player:
         try:
             self._touched |= self.engine.take(signal, self._now)
             self.flows.take(signal, self._now)
+            if self._watch is not None and path in self.engine.paths:
+                self._watch(path, self.engine.paths[path])
         except (ArithmeticError, ValueError):  # numbers that no measurement can have
             self.tally.undigested += 1
 

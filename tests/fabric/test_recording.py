@@ -128,6 +128,58 @@ def test_a_policy_is_tried_on_what_was_recorded(lab: Lab, tmp_path: Path) -> Non
     assert not [line for line in before if line["type"] == "act"], "before that there was none"
 
 
+@pytest.mark.deadline(240)
+def test_thresholds_are_suggested_from_what_was_recorded(lab: Lab, tmp_path: Path) -> None:
+    """A minute of health under load, then congestion: what is suggested is a policy, and leaves the congested rail."""
+    present, suggested = tmp_path / "policy.yaml", tmp_path / "suggested.yaml"
+    present.write_text(POLICY)
+    recorded, host = places.recording("", lab.hosts[0].netns), lab.hosts[0].netns
+    shutil.rmtree(recorded, ignore_errors=True)
+    began = time.time_ns()
+    with agent(lab):
+        support.wait_until(lambda: newest(recorded) > began, 20, "it records")
+        early = support.run([*support.SWERVE, "policy", "suggest", "--policy", str(present), "-n", host], check=False)
+        assert early.returncode == 1 and "too little was recorded" in early.stderr and "--since" in early.stderr
+        lab.load(1, "60mbit", toward=2)
+        support.wait_until(lambda: windows(recorded, began) > 400, 150, "enough is recorded")
+        healthy_until = datetime.fromtimestamp(time.time()).isoformat()
+        words = ["policy", "suggest", "--policy", str(present), "--until", healthy_until, "-j"]
+        found = json.loads(swerve(lab, *words)[0])
+        lab.heal()
+        onset = time.time_ns()
+        lab.load(1, "130mbit", toward=2)
+        support.wait_until(lambda: congested(recorded, onset), 20, "congestion is recorded")
+        lab.heal()
+    suggested.write_text(found["policy"])
+    (threshold,) = found["thresholds"]
+    assert threshold["signal"] == "queueing_delay p50" and threshold["measurements"] >= 300
+    assert threshold["above"].startswith("usual p99 × 3, at least ")
+    assert acts(lab, suggested, "--until", healthy_until) == found["suggested"]["acts"]
+    assert acts(lab, present, "--until", healthy_until) == found["present"]["acts"]
+    left = acts(lab, suggested)
+    assert left > found["suggested"]["acts"], "the congestion is left"
+    lines = swerve(lab, "policy", "explain", str(suggested))
+    (where,) = [number for number, line in enumerate(lines) if line.startswith("What is usual on each path, as the ")]
+    rows = lines[where + 1 :]
+    assert len(rows) == 2 and all("leave: queueing_delay p50 above " in row for row in rows)
+
+
+def acts(lab: Lab, policy: Path, *words: str) -> int:
+    """How many acts a replay has."""
+    lines = swerve(lab, "policy", "replay", "--policy", str(policy), "-j", *words)
+    return sum(json.loads(line)["type"] == "act" for line in lines)
+
+
+def windows(folder: Path, since_ns: int) -> int:
+    """How many short windows of rail 1 with an answer were recorded, at most five a second."""
+    times = set()
+    for line in reader.lines(folder, since_ns):
+        signal_ = json.loads(line)
+        if signal_["type"] == "path_delay" and signal_["path"]["interface"] == "rail1" and signal_["received"]:
+            times.add(signal_["at_ns"] // 200_000_000)
+    return len(times)
+
+
 def congested(folder: Path, since_ns: int) -> bool:
     for line in reader.lines(folder, since_ns):
         signal_ = json.loads(line)

@@ -1,0 +1,89 @@
+"""What paths have learnt to be usual, kept beside the sockets of the instance: survives a controller, not a reboot.
+
+In a file system in memory, so that no disk holds the controller up. Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from pytools import places
+from pytools.errors import SwerveError
+from steering.deciding.usual import Entry, Usuals
+
+FILE: Final = "usual.json"
+EVERY_NS: Final = 10_000_000_000
+_LARGEST: Final = 1 << 27
+
+
+class _Contents(msgspec.Struct, frozen=True):
+    at_ns: int  # when it was written
+    entries: list[Entry]
+
+
+class UsualFile:
+    """Keeps what an engine learns.
+
+    Parameters
+    ----------
+    folder : Path
+        The instance's runtime directory.
+    usuals : Usuals
+        What is kept.
+    say : callable
+        Takes a line for the log.
+    """
+
+    def __init__(self, folder: Path, usuals: Usuals, say: Callable[[str], None]) -> None:
+        self._path, self._usuals, self._say = folder / FILE, usuals, say
+        self._due_ns, self._version, self._failed = 0, 0, ""
+
+    def __enter__(self) -> UsualFile:
+        """Go on with what the controller before us has learnt."""
+        if self._usuals.needed:
+            self._usuals.restore(read(self._path.parent)[1], time.monotonic_ns())
+            self._version = self._usuals.version
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.write(time.monotonic_ns())
+
+    def tick(self, now: int) -> None:
+        """Write, if it is time and there is something new."""
+        if now >= self._due_ns and self._version != self._usuals.version:
+            self._due_ns = now + EVERY_NS
+            self.write(now)
+
+    def write(self, now: int) -> None:
+        """Write, if there is something new; what fails is said once, and costs no more than learning again."""
+        if self._version == self._usuals.version:
+            return
+        part = self._path.with_suffix(".part")
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+                file.write(msgspec.json.encode(_Contents(now, self._usuals.entries())))
+            os.replace(part, self._path)
+        except OSError as error:
+            if self._failed != str(error):
+                self._say(f"what is usual is not kept for the next controller: {error}")
+            self._failed = str(error)
+            return
+        self._failed, self._version = "", self._usuals.version
+
+
+def read(folder: Path, *, guarded: bool = True) -> tuple[int, Iterable[Entry]]:
+    """When a controller last wrote what it had learnt, and that; 0 and nothing without a file that makes sense.
+
+    `guarded` refuses a file that somebody else could have written; only for showing is this not needed.
+    """
+    with contextlib.suppress(OSError, SwerveError, msgspec.MsgspecError, ValueError):
+        found = msgspec.json.decode(places.read_obeyed(folder / FILE, _LARGEST, guarded=guarded), type=_Contents)
+        return found.at_ns, found.entries
+    return 0, ()
