@@ -16,8 +16,10 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -41,6 +43,7 @@ HAND_OVER = b"h"  # the controller ends, and leaves all to a successor
 DIED: Final = "died"
 HUNG: Final = "stopped renewing its lease, and was killed"
 HANDED_OVER: Final = "ended for a successor"
+_LAST_S = 3.0  # after the end of its time, for a successor that has to be killed
 _RETRY_S = 0.2
 _TRIES = 50
 
@@ -76,41 +79,57 @@ def main(arguments: list[str]) -> int:
     orders = msgspec.json.decode(arguments[0], type=Orders)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it leaves when its controller does, not before
-    folder = journal.directory(orders.netns)
-    with Netlink() as netlink, journal.Journal(folder / journal.FILE) as log:
+    file = places.state_dir(orders.netns) / journal.FILE
+    with Netlink() as netlink:  # nothing here waits for a disk before our rules are deleted
         scope = journal.scope()
         with contextlib.suppress(OSError):  # the controller may be dead already
             os.write(orders.echo, READY)
-        overdue = functools.partial(_overdue, log, scope, orders.deadline)
+        overdue = functools.partial(_overdue, file, scope, orders.deadline)
         watched = orders.pidfd, orders.renewals, orders.echo, orders.lease_ns
         why = watch(*watched, orders.deadline_ns, overdue, orders.former)
         if not why:
             return 0
         why = f"the controller {why}"
-        if _keeps(orders, log) and why.endswith((DIED, HUNG, HANDED_OVER)) and _in_force(netlink):
+        if _keeps(orders, file) and why.endswith((DIED, HUNG, HANDED_OVER)) and _in_force(netlink):
             until_ns = time.monotonic_ns() + orders.keep_ns
             _say(f"{why}: what is in force stays for {duration_text(orders.keep_ns)}, for a successor")
-            for fd in orders.locks[:1]:
-                write_facts(fd, {"kept_until_ns": until_ns})
-            if takeover.keep(folder, scope, orders.locks, until_ns):
+            if _keep(file.parent, scope, orders.locks, until_ns):
                 _say("a successor has taken over")
                 return 0
             why += ", and no successor took over"
-        code, acts = undo(netlink, log, scope, why)
+        code, acts = undo(netlink, file, scope, why)
         with contextlib.suppress(OSError):
             places.steering_memory(orders.netns).unlink(missing_ok=True)
         telling.tell(orders.netns, acts)  # last: who hears of it must not keep it waiting
         return code
 
 
-def _overdue(log: journal.Journal, scope: str, deadline: Deadline | None) -> bool:
-    return deadline is not None and confirming.expire(log, deadline.run, scope, "guardian")
+def _overdue(file: Path, scope: str, deadline: Deadline | None) -> bool:
+    if deadline is None:
+        return False
+    with journal.Journal(file) as log:
+        return confirming.expire(log, deadline.run, scope, "guardian")
 
 
-def _keeps(orders: Orders, log: journal.Journal) -> bool:
+def _keeps(orders: Orders, file: Path) -> bool:
     """Whether anything may outlive this run: not as long as it is not confirmed."""
-    confirmed = orders.deadline is None or confirming.verdict(log.path, orders.run) == "confirmed"
+    confirmed = orders.deadline is None or confirming.verdict(file, orders.run) == "confirmed"
     return orders.keep_ns > 0 and confirmed
+
+
+def _keep(folder: Path, scope: str, locks: list[int], until_ns: int) -> bool:
+    """Keep what is in force for a successor; whether one has taken over. A disk that hangs makes it no longer."""
+    taken: list[bool] = []
+
+    def keep() -> None:
+        for fd in locks[:1]:
+            write_facts(fd, {"kept_until_ns": until_ns})
+        taken.append(takeover.keep(folder, scope, locks, until_ns))
+
+    thread = threading.Thread(target=keep, daemon=True)
+    thread.start()
+    thread.join((until_ns - time.monotonic_ns()) / 1e9 + _LAST_S)
+    return taken == [True]
 
 
 def _in_force(netlink: Netlink) -> bool:
@@ -178,7 +197,7 @@ def _take_charge(former: int) -> None:
         connection.send(takeover.DONE, socket.MSG_NOSIGNAL)
 
 
-def undo(netlink: Netlink, log: journal.Journal, scope: str, why: str) -> tuple[int, list[Act]]:
+def undo(netlink: Netlink, file: Path, scope: str, why: str) -> tuple[int, list[Act]]:
     """Delete our rules, whatever else happens; then note it and remove the rest. The exit code, and the acts."""
     began_ns = time.monotonic_ns()
     for attempt in range(_TRIES):
@@ -195,7 +214,8 @@ def undo(netlink: Netlink, log: journal.Journal, scope: str, why: str) -> tuple[
     _say(f"{why}: its rules are deleted")
     acts: list[Act] = []
     try:
-        done = rollback.take_back(log, lambda: None, scope, "guardian", why)
+        with journal.Journal(file) as log:
+            done = rollback.take_back(log, lambda: None, scope, "guardian", why)
         acts = telling.taken_back(done, why, began_ns)
         for text in (*(each.text for each in done), *(f"removed {each}" for each in sweep(netlink))):
             _say(text)

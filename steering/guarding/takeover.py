@@ -26,6 +26,7 @@ DONE: Final = b"d"
 _MOST_LOCKS: Final = 2
 _SCOPE_BYTES: Final = 256
 _ANSWER_S: Final = 0.2
+_KILLED_MS: Final = 2000.0
 _QUEUE: Final = 8
 
 
@@ -94,12 +95,12 @@ def _serve(client: socket.socket, scope: str, locks: Sequence[int], until_ns: in
 
 
 def kill(pidfd: int) -> None:
-    """End a process, and wait until it can do nothing more."""
+    """End a process, and wait until it is dead; one of whose threads waits for a disk can do nothing more either."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    poll.poll()
+    poll.poll(_KILLED_MS)
 
 
 # ---- the successor's end ----

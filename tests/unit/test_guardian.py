@@ -126,7 +126,7 @@ def test_the_rules_go_first_then_it_is_noted_then_the_rest_goes(tmp_path, monkey
         left_in_force(log)
         append = journal.append_line
         monkeypatch.setattr(journal, "append_line", lambda *a: (kernel.asked.append("note"), append(*a))[1])
-        code, acts = guardian.undo(None, log, "scope", "the controller died")
+        code, acts = guardian.undo(None, log.path, "scope", "the controller died")
         assert (code, kernel.asked) == (0, ["off", "note", "sweep"])
         assert log.read().in_force("scope") == {}
     [act] = acts
@@ -142,7 +142,7 @@ def test_a_full_disk_keeps_nothing_in_force(tmp_path, monkeypatch):
     with journal.Journal(tmp_path / journal.FILE) as log:
         left_in_force(log)
         monkeypatch.setattr(journal, "append_line", full)
-        assert guardian.undo(None, log, "scope", "died") == (1, [])
+        assert guardian.undo(None, log.path, "scope", "died") == (1, [])
     assert kernel.asked == ["off"]
 
 
@@ -150,7 +150,7 @@ def test_a_full_disk_keeps_nothing_in_force(tmp_path, monkeypatch):
 def test_a_kernel_that_refuses_is_asked_again(tmp_path, monkeypatch, refusals, code):
     kernel = Kernel(monkeypatch, refusals)
     with journal.Journal(tmp_path / journal.FILE) as log:
-        assert guardian.undo(None, log, "scope", "died")[0] == code
+        assert guardian.undo(None, log.path, "scope", "died")[0] == code
     assert kernel.asked.count("off") == (4 if code == 0 else guardian._TRIES)
 
 

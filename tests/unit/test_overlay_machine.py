@@ -316,12 +316,13 @@ class Steering(RuleBasedStateMachine):
 
         def undo():
             netlink = ModelNetlink(self.kernel)
-            with journal.Journal(places.state_dir(None) / journal.FILE) as log:
-                code, acts = guardian.undo(netlink, log, self.scope, "the controller died")
-                self.told += acts
-                assert code == 0 or failing
-                if not failing:
-                    self.is_undone()
+            code, acts = guardian.undo(
+                netlink, places.state_dir(None) / journal.FILE, self.scope, "the controller died"
+            )
+            self.told += acts
+            assert code == 0 or failing
+            if not failing:
+                self.is_undone()
 
         self.mortal(undo)
 
