@@ -9,25 +9,24 @@ one thread, in the namespace that is steered.
 from __future__ import annotations
 
 import contextlib
-import errno
-import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Self
 
-from pytools.errors import RefusedError, SwerveError
+from pytools.errors import SwerveError
 from pytools.kernel.leftovers import is_our_rule, sweep, switch_off
-from pytools.kernel.netlink import MAIN_TABLE, PROTOCOL, Family, Netlink
+from pytools.kernel.netlink import MAIN_TABLE, Family, Netlink
 from pytools.kernel.netlink_messages import family_of
-from pytools.kernel.netlink_tables import rule_like, rule_of, rule_selects_all
 from pytools.kernel.netlink_watch import NetlinkWatch
+from steering.actuators.collisions import TableUsers, refuse
 from steering.actuators.mirror import Mirror, Numbers, foreign_ids
-from steering.actuators.objects import Objects, Table, owner_name, read
+from steering.actuators.objects import Objects, Table, read
 from steering.actuators.overlay_memory import OverlayMemory, of_target, recalled
 from steering.actuators.prefixes import Key, LongestPrefix, key_of
 from steering.actuators.steered import Steered, alike, is_named_after, name_of
+from steering.actuators.switch import Switch
 from steering.actuators.theirs import Steerable, View, ViewKey, Ways, views
 from steering.plan import Group, Member, Target, Weights, overlay_target, weights_of
 from steering.policy import Manage
@@ -38,8 +37,6 @@ _SPACING: Final = 4  # readings take at most a quarter of a processor
 _ANYWAY_NS: Final = 30_000 * _MS
 _RETRY_NS: Final = 1_000 * _MS
 _ZEBRA: Final = 11  # RTPROT_ZEBRA
-_LAST: Final = 32_767  # priority
-_NOWHERE: Final = "swerve-none"  # no interface
 MOVES: Final = "new flows, and live ones whose hash then falls to another hop"
 
 
@@ -101,8 +98,8 @@ class Overlay:
         self._shut: list[View] = []  # views that cannot be steered, as others use the table that would be ours
         self._targets: dict[Target, Steered] = {}
         self._apart: frozenset[str] = frozenset()  # addresses
-        self._rules: dict[ViewKey, list[bytes]] = {}  # in force
-        self._taken: dict[ViewKey, str] = {}  # who uses the table of ours above a view; empty for nobody
+        self._rules = Switch(netlink, self._numbers, manage.priority)
+        self._users = TableUsers(netlink, self._numbers)
         self._routes_changed = True
         self._due_ns = self._free_ns = 0
         self._complaints: frozenset[str] = frozenset()
@@ -113,7 +110,7 @@ class Overlay:
             objects = self._read()
             if memory is not None:
                 self._recall(memory, objects)
-            self._refuse_collisions(objects, self._look(objects))
+            refuse(self._look(objects), self._users, objects.rules, manage.priority)
         except BaseException:
             self._watch.close()
             raise
@@ -225,7 +222,7 @@ class Overlay:
             If the kernel refuses.
         """
         deleted = switch_off(self._netlink)
-        self._rules.clear()
+        self._rules.forget()
         for target in self._targets.values():
             target.weights = None
         self._due_ns = 0
@@ -239,26 +236,9 @@ class Overlay:
 
     # ---- rules ----
 
-    def _wanted_rules(self, view: View) -> list[bytes]:
-        """Ours directly above each of theirs; one that shares a priority with another comes after that one."""
-        found, fixed = [], self._manage.priority
-        for each in view.selectors:
-            of_main = view.table == MAIN_TABLE and rule_selects_all(rule_of(each.body))
-            priority = fixed if of_main and fixed is not None else each.priority - 1
-            number = self._numbers.table(view.key)
-            found.append(rule_like(each.body, priority, number, PROTOCOL, each.iif, each.oif))
-        return found
-
     def _switch(self, key: ViewKey, on: bool) -> None:
         """Have the rules of a view, or none."""
-        wanted = self._wanted_rules(self._views[key]) if on and key in self._views else []
-        have = self._rules.get(key, [])
-        fresh = [body for body in wanted if rule_of(body) not in map(rule_of, have)]
-        stale = [body for body in have if rule_of(body) not in map(rule_of, wanted)]
-        for error in (*self._netlink.make_rules(fresh), *self._netlink.drop_rules(stale)):
-            if error is not None and error.code not in (errno.EEXIST, errno.ENOENT):
-                raise error
-        self._rules[key] = wanted
+        self._rules.put(key, self._views.get(key) if on else None)
 
     def _check_vrf(self, target: Steered) -> None:
         """See whether the kernel finds our table for packets of a VRF: from 5.18 to 6.14 rules do not match the device.
@@ -293,12 +273,12 @@ class Overlay:
         objects = self._read()
         self._numbers.skip(foreign_ids(objects))
         found = self._look(objects)
-        self._views = {view.key: view for view in found if not self._user_of_table(view)}
-        self._shut = [view for view in found if self._user_of_table(view)]
+        self._views = {view.key: view for view in found if not self._users.of(view)}
+        self._shut = [view for view in found if self._users.of(view)]
         self._assign(objects)
         for target in self._targets.values():
             target.follow(objects)
-        failed = [why for view in found if (why := self._user_of_table(view))]
+        failed = [why for view in found if (why := self._users.of(view))]
         failed += self._write(objects) if self._apply else []
         events = tuple(each for each in failed if each not in self._complaints)
         self._complaints = frozenset(failed)
@@ -371,12 +351,7 @@ class Overlay:
         form = self._mirror.form
         if form == "object" and (_zebra_runs(objects) or self._mirror.rewritten(objects)):
             form = "inline"  # zebra adopts the nexthop groups of others, and writes its own members into them
-        self._rules = {}
-        for rule in objects.rules:
-            if is_our_rule(rule):
-                key = next((key for key in self._views if (rule.family, rule.table) == self._place(key)), None)
-                self._rules.setdefault(key or (rule.family, 0, None), []).append(rule.body)
-        for key in [key for key in self._rules if not self._steered(key)]:
+        for key in [key for key in self._rules.read(objects.rules, self._views) if not self._steered(key)]:
             self._switch(key, on=False)
         failed = self._mirror.follow(
             objects,
@@ -387,40 +362,11 @@ class Overlay:
         for key in {t.view for t in self._targets.values() if self._steered(t.view)}:
             self._switch(key, on=True)
             if key[0] == 6 and self._place(key) in self._mirror.made:
-                self._touch(key)
+                self._rules.touch(key)
         return failed
-
-    def _touch(self, view: ViewKey) -> None:
-        """Have live IPv6 flows look their routes up again, by a rule that holds for no packet."""
-        nothing = rule_like(bytes([socket.AF_INET6, *bytes(11)]), _LAST, self._numbers.table(view), PROTOCOL, _NOWHERE)
-        self._netlink.make_rules([nothing])
-        self._netlink.drop_rules([nothing])
 
     def _place(self, view: ViewKey) -> Table:
         return view[0], self._numbers.table(view)
-
-    def _refuse_collisions(self, objects: Objects, found: Sequence[View]) -> None:
-        """Refuse to start where others use our numbers."""
-        for view in found:
-            if why := self._user_of_table(view):
-                raise RefusedError(why, "set manage.table in the policy to a free number")
-        for rule in objects.rules:
-            if rule.priority == self._manage.priority and not is_our_rule(rule):
-                user = f"protocol {owner_name(rule.protocol)} (table {rule.table})"
-                why = f"rule priority {rule.priority} is used by {user}"
-                raise RefusedError(why, "set manage.priority in the policy to a free number, or leave it out")
-
-    def _user_of_table(self, view: View) -> str:
-        """Who uses the table that would be ours above a view; empty for nobody. It is looked at once."""
-        if view.key not in self._taken:
-            number = self._numbers.table(view.key)
-            theirs = [route for route in self._netlink.routes(view.family, number) if route.protocol != PROTOCOL]
-            self._taken[view.key] = (
-                f"routing table {number} is used by protocol {owner_name(theirs[0].protocol)} ({theirs[0].destination})"
-                if theirs
-                else ""
-            )
-        return self._taken[view.key]
 
     # ---- what there is ----
 
@@ -437,7 +383,7 @@ class Overlay:
         for name, target in self._targets.items():
             routes.setdefault(target.view, {}).update((key_of(each.destination), name) for each in target.prefixes)
         refused = [(view, prefix, why) for view in self._views.values() for prefix, why in view.refused.items()]
-        refused += [(v, each.destination, self._user_of_table(v)) for v in self._shut for each in v.prefixes]
+        refused += [(v, each.destination, self._users.of(v)) for v in self._shut for each in v.prefixes]
         named = {p if v.name == "main" else f"{p} in table {v.name}": why for v, p, why in refused}
         unlinked = frozenset(link.name for link in objects.links.values() if not objects.carries(link.index))
         return Found(
