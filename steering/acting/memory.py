@@ -80,6 +80,12 @@ class MemoryFile:
 
     def remove(self) -> None:
         """Nothing of ours is in force any more."""
-        with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+        remove(self._path)
         self._written = b""
+
+
+def remove(path: Path) -> None:
+    """Remove a memory, and what a writer that was killed left beside it."""
+    for each in (path, path.with_suffix(".new")):
+        with contextlib.suppress(OSError):
+            each.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from pytools.errors import RefusedError
 from pytools.kernel import attach, netns
 from pytools.kernel.leftovers import sweep, switch_off
 from pytools.kernel.netlink import Netlink
-from steering.acting import journal, rollback, telling
+from steering.acting import journal, memory, rollback, telling
 from steering.acting.lock import holder, holder_pidfd
 from steering.commands import disk, orders, systemd_restart
 from steering.control import client
@@ -93,7 +93,7 @@ def _off(options: Options, stop: bool) -> int:
                 why = "the operator took everything back"
                 deleted = switch_off(netlink)
                 done = rollback.take_back(log, lambda: None, scope, "command", why)
-                places.steering_memory(options.netns).unlink(missing_ok=True)
+                memory.remove(places.steering_memory(options.netns))
                 swept = [*swept, *deleted, *sweep(netlink), *attach.clean(attach.STEERING)]
                 if locks.former is not None:
                     locks.former.done()

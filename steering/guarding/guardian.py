@@ -30,7 +30,7 @@ from pytools.kernel.leftovers import FAMILIES, is_our_rule, sweep, switch_off
 from pytools.kernel.netlink import Netlink
 from pytools.signals import Act
 from steering import elapsed
-from steering.acting import journal, rollback, telling
+from steering.acting import journal, memory, rollback, telling
 from steering.acting.lock import write_facts
 from steering.durations import duration_text
 from steering.guarding import confirming, takeover
@@ -98,8 +98,7 @@ def main(arguments: list[str]) -> int:
                 return 0
             why += ", and no successor took over"
         code, acts = undo(netlink, file, scope, why)
-        with contextlib.suppress(OSError):
-            places.steering_memory(orders.netns).unlink(missing_ok=True)
+        memory.remove(places.steering_memory(orders.netns))
         telling.tell(orders.netns, acts)  # last: who hears of it must not keep it waiting
         return code
 
