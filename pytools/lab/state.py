@@ -88,6 +88,8 @@ def tear_down(name: str) -> list[str]:
         for place in base.glob(f"swerve-{name}-*"):
             if pattern.fullmatch(place.name):
                 shutil.rmtree(place)
+            elif pattern.fullmatch(place.stem):  # a socket beside it, of an agent that was killed
+                place.unlink(missing_ok=True)
     key_file(name).unlink(missing_ok=True)
     _file(name).unlink(missing_ok=True)
     return [f"process {pid} ({line}) was not started by the lab" for pid, line in sorted(foreign.items())]
