@@ -18,6 +18,8 @@ from steering_kit import EVEN, MS, STEERED, controlled, path
 from pytools import places
 from steering.acting import journal
 
+pytestmark = pytest.mark.beside
+
 FROZEN_S = 10.0  # several leases
 
 

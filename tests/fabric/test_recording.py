@@ -141,7 +141,7 @@ def test_thresholds_are_suggested_from_what_was_recorded(lab: Lab, tmp_path: Pat
         early = support.run([*support.SWERVE, "policy", "suggest", "--policy", str(present), "-n", host], check=False)
         assert early.returncode == 1 and "too little was recorded" in early.stderr and "--since" in early.stderr
         lab.load(1, "60mbit", toward=2)
-        support.wait_until(lambda: windows(recorded, began) > 400, 150, "enough is recorded")
+        support.wait_until(lambda: windows(recorded, began) > 330, 150, "enough is recorded")
         healthy_until = datetime.fromtimestamp(time.time()).isoformat()
         words = ["policy", "suggest", "--policy", str(present), "--until", healthy_until, "-j"]
         found = json.loads(swerve(lab, *words)[0])

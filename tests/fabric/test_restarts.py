@@ -8,6 +8,8 @@ import sys
 import pytest
 import support
 
+pytestmark = pytest.mark.beside
+
 PROOF = support.ROOT / "tests/prove/restarts.py"
 
 
