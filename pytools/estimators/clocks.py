@@ -7,7 +7,7 @@ goes to float64. A forward difference is delay + offset, a reverse one delay - o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from pytools.estimators.corridor import Corridor, Floats, ceiling, corridor
 from pytools.estimators.delays import DRIFT_PPM, STAMP_BOUND_NS
 from pytools.estimators.lower_edges import LowerEdges, lower_edges
 from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S, WANDER_SIGMAS
-from pytools.estimators.pairs import Probes, sift, with_singles
+from pytools.estimators.pairs import Probes, joined, sift, with_singles
 from pytools.estimators.windows import Times
 
 STAMP_NOISE_NS: Final = 20.0  # standard deviation of one stamp
@@ -26,6 +26,9 @@ LEAST_FOUND: Final = 0.01  # a line that no unqueued probe carries still has thi
 _ENOUGH_FOUND: Final = 0.9  # below this probability, or with fewer kept pairs, all probes are fitted as well
 _ENOUGH_KEPT: Final = 8
 _WRONG_SHARE: Final = 0.01  # of the stamps may be wrong and thus lie below the line
+_NEAR: Final = 35.0  # standard deviations of noise above a line: what the fit looks at
+_BENT: Final = 2 / 3  # of a parabola's curvature: what a line through its middle part is off by at the end
+_LONGEST_S: Final = 10.0  # of probes of earlier windows
 _TRUSTED_SHARE: Final = 0.25  # of the pairs kept: then the kept ones alone say where to start
 
 
@@ -53,6 +56,7 @@ class EdgeFit:
     wander_ppb_per_s: float = WANDER_PPB_PER_S  # the drift changes no faster, as was known then
     span_ns: int = 0  # from the oldest to the newest probe that it rests on: those behind the last step
     floor_ns: int | None = None  # the round trip when nothing waits, where this window says too much
+    probes: tuple[Probes, Probes] | None = field(default=None, compare=False, repr=False)  # for the next window
 
     @property
     def unqueued_ns(self) -> int:
@@ -101,7 +105,8 @@ def fit_edge(
     asymmetry_share : float
         Stated allowance: the smallest delays of the directions differ by no more than this share of the round trip.
     prior : EdgeFit, optional
-        What an earlier window gave. Its drift, let loose by the wander, guides this one; its offset never does.
+        What an earlier window gave. Its drift, let loose by the wander, guides this one; its offset never does. Where
+        this window has too few unqueued probes, the earlier ones near the prior's line are fitted with it.
     noise_ns : float
         Standard deviation of one stamp.
     singles : tuple of four ndarray of int64, shape (n,), optional
@@ -121,14 +126,55 @@ def fit_edge(
     noise_ns *= math.sqrt(2)
     if prior is not None:
         prior = replace(prior, wander_ppb_per_s=wander_ppb_per_s)
-    fit = _fit(_Window.over(forward, reverse, wander_ppb_per_s), asymmetry_share, prior, noise_ns)
-    if singles is None or (fit.found > _ENOUGH_FOUND and fit.kept >= _ENOUGH_KEPT):
-        return fit
+    fit = None
+    if singles is None or prior is None or 2 * prior.span_ns < 3 * int(np.ptp(forward.at_ns)):
+        fit = _fit(_Window.over(forward, reverse, wander_ppb_per_s), asymmetry_share, prior, noise_ns)
+        if singles is None or (fit.found > _ENOUGH_FOUND and fit.kept >= _ENOUGH_KEPT):
+            return fit
+    # Where the last window needed earlier probes as well, pairs alone will hardly do in this one.
     forward = with_singles(forward, singles[0], singles[1], forward_at_ns)
     reverse = with_singles(reverse, singles[2], singles[3], reverse_at_ns)
     everything = _Window.over(forward, reverse, wander_ppb_per_s)
     other = _fit(everything, asymmetry_share, prior, noise_ns, trusted=False)
-    return min(other, fit, key=lambda each: (everything.unexplained(each, noise_ns), each.spread_ns))
+    fits = [other] if fit is None else [other, fit]
+    best = min(fits, key=lambda each: (everything.unexplained(each, noise_ns), each.spread_ns))
+    if prior is None or other.found > _ENOUGH_FOUND or any(each.stepped for each in fits):
+        return replace(best, probes=other.probes)
+    longer = _Window.over(*_remembered(forward, reverse, prior, noise_ns), wander_ppb_per_s)
+    long = _aged(_fit(longer, asymmetry_share, prior, noise_ns, trusted=False), everything)
+    # Which of them has the smallest error cannot be told from a window without unqueued probes: it passes for empty.
+    if everything.unexplained(long, noise_ns) > everything.unexplained(best, noise_ns):
+        return replace(best, probes=long.probes)
+    return long
+
+
+def _aged(fit: EdgeFit, window: _Window) -> EdgeFit:
+    """A fit over more than a window: its drift is that of an earlier moment."""
+    older_s = max(fit.span_ns * 0.5e-9 - window.half_span_s, 0.0)
+    changed_ppb = fit.wander_ppb_per_s / WANDER_SIGMAS * older_s
+    return replace(fit, drift_sigma_ppb=math.hypot(fit.drift_sigma_ppb, changed_ppb))
+
+
+def _remembered(forward: Probes, reverse: Probes, prior: EdgeFit, noise_ns: float) -> tuple[Probes, Probes]:
+    """Both directions with those earlier probes that may have met no queue.
+
+    They reach back as far as the wander turns the line's end by less than two probes' noise.
+    """
+    if prior.probes is None:
+        return forward, reverse
+    newest = max(int(forward.at_ns.max()), int(reverse.at_ns.max()))
+    bent_s = 2 * math.sqrt(2 * noise_ns * WANDER_SIGMAS / (_BENT * prior.wander_ppb_per_s))
+    begin_ns = newest - round(min(bent_s, _LONGEST_S) * 1e9)
+    oldest = min(int(forward.at_ns.min()), int(reverse.at_ns.min()))
+    both = []
+    for probes, earlier, sign in ((forward, prior.probes[0], 1), (reverse, prior.probes[1], -1)):
+        chosen = (earlier.at_ns >= begin_ns) & (earlier.at_ns < oldest)
+        since_s = (earlier.at_ns - prior.epoch_ns) * 1e-9
+        above = earlier.difference_ns - sign * prior.offset_ns - sign * prior.drift_ppb * since_s
+        above -= prior.unqueued_ns / 2
+        chosen &= (above < _NEAR * noise_ns + prior.bound_ns) & (above > -BLATANT_NS)
+        both.append(joined(earlier.take(chosen), probes))
+    return both[0], both[1]
 
 
 def _fit(
@@ -324,6 +370,7 @@ class _Window:
             kept=self.forward.kept + self.reverse.kept,
             rejected=self.forward.rejected + self.reverse.rejected,
             stepped=False,
+            probes=(self.forward, self.reverse),
         )
 
     def _ceiling(self, direction: int, edge_ns: float, drift: float, epoch_s: float) -> float:

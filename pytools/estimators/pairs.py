@@ -94,3 +94,12 @@ def with_singles(probes: Probes, at_ns: Times, difference_ns: Times, paired_ns: 
         kept=probes.kept,
         rejected=probes.rejected,
     )
+
+
+def joined(earlier: Probes, probes: Probes) -> Probes:
+    """Both together, means first; the counts of pairs are those of `probes`."""
+    parts = [
+        np.concatenate([old[: earlier.means], new[: probes.means], old[earlier.means :], new[probes.means :]])
+        for old, new in ((earlier.at_ns, probes.at_ns), (earlier.difference_ns, probes.difference_ns))
+    ]
+    return Probes(parts[0], parts[1], earlier.means + probes.means, probes.kept, probes.rejected)

@@ -349,6 +349,73 @@ def test_shifting_clocks_shifts_the_offset_from_single_probes_too(seed: int, our
     assert abs(found[1].offset_ns - found[0].offset_ns - (theirs - ours)) <= 1
 
 
+def in_a_row(
+    case: Case, seed: int, windows: int, ours: int = 0, theirs: int = 0, wander: float = 20.0, step_ns: int = 0
+) -> list[EdgeFit]:
+    """Fits of consecutive windows, each the prior of the next.
+
+    The clocks are `ours` and `theirs` ahead; the peer's is stepped before the last window.
+    """
+    fits: list[EdgeFit] = []
+    moves = (ours, theirs - ours, ours, ours - theirs)
+    for number in range(windows):
+        passed_ns = number * SPAN_NS
+        drifted_ns = round(case.drift_ppb * passed_ns * 1e-9)
+        drifted_ns += step_ns * (number == windows - 1)
+        since = (passed_ns, drifted_ns, passed_ns, -drifted_ns)
+        window = busy(case, 100 * seed + number, 0.005)
+        shown = [times + move + later for times, move, later in zip(window, moves, since, strict=True)]
+        singles = [times[:, 0] for times in shown]
+        prior = fits[-1] if fits else None
+        fit = fit_edge(
+            *shown,
+            tolerance_ns=150,
+            asymmetry_share=0.0,
+            prior=prior,
+            singles=(singles[0], singles[1], singles[2], singles[3]),
+            wander_ppb_per_s=wander,
+        )
+        assert fit is not None
+        fits.append(fit)
+    return fits
+
+
+def test_unqueued_probes_of_earlier_windows_count_where_a_window_has_few() -> None:
+    case = Case(empty_share=1.0, pairs=200)
+    fits = [in_a_row(case, seed, 4) for seed in range(20)]
+    first, last = (np.array([abs(error(row[place], case)) for row in fits]) for place in (0, -1))
+    assert np.median(last) < np.median(first) / 2
+    assert all(abs(error(fit, case)) <= fit.bound_ns for row in fits for fit in row)
+    assert np.median([row[-1].span_ns for row in fits]) > 1.5 * SPAN_NS
+
+
+def test_a_fast_wander_leaves_earlier_probes_out() -> None:
+    case = Case(empty_share=1.0, pairs=200)
+    for wander, beyond in ((20.0, True), (1_000.0, False)):
+        assert (in_a_row(case, 2, 3, wander=wander)[-1].span_ns > 1.5 * SPAN_NS) == beyond
+
+
+def test_a_step_leaves_earlier_probes_out() -> None:
+    case = Case(empty_share=1.0, pairs=200)
+    before, after = in_a_row(case, 2, 3), in_a_row(case, 2, 3, step_ns=10_000_000)
+    assert before[-1].span_ns > 1.5 * SPAN_NS
+    assert after[-1].stepped
+    assert after[-1].span_ns <= SPAN_NS
+    assert after[-1].probes is not None
+    assert min(int(probes.at_ns.min()) for probes in after[-1].probes) >= BEGIN_NS + 2 * SPAN_NS
+    assert abs(error(after[-1], case) - 10_000_000) <= after[-1].bound_ns
+
+
+@few
+@given(seeds.map(lambda seed: seed % 1_000), st.integers(-DAY_NS, DAY_NS), st.integers(-DAY_NS, DAY_NS))
+def test_shifting_clocks_shifts_the_offset_from_earlier_probes_too(seed: int, ours: int, theirs: int) -> None:
+    case = Case(empty_share=1.0, pairs=60)
+    fit, other = in_a_row(case, seed, 3)[-1], in_a_row(case, seed, 3, ours, theirs)[-1]
+    assert other.epoch_ns - fit.epoch_ns == pytest.approx(ours, abs=2)
+    assert abs(other.offset_ns - fit.offset_ns - (theirs - ours)) <= 2
+    assert other.bound_ns == pytest.approx(fit.bound_ns, abs=2)
+
+
 def test_probes_of_pairs_are_not_counted_twice() -> None:
     at, values = np.array([[0, 10], [100, 110]]), np.array([[1_000, 1_010], [1_000, 5_000]])
     probes = with_singles(sift(at, values, 150), np.array([0, 10, 50, 60]), np.array([1_000, 1_010, 7, MISSING]), at)
