@@ -74,6 +74,46 @@ def as_owner(place: Path) -> Iterator[None]:
         _become(0, 0)
 
 
+def beside(path: Path) -> Path:
+    """Where `replace` writes first; a writer that is killed leaves it."""
+    return path.with_name(f"{path.name}.new")
+
+
+def replace(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Give a file other contents, mode 0600, as a whole: whoever reads it finds the former ones or these.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    data : bytes
+        What it shall hold.
+    durable : bool
+        Whether that is on disk when this returns; its name has to be synced besides.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; the file has the former contents then.
+    """
+    fresh = beside(path)
+    with as_owner(fresh):
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        with as_owner(path):
+            os.replace(fresh, path)
+    except OSError:
+        with as_owner(fresh):
+            fresh.unlink(missing_ok=True)
+        raise
+
+
 def _become(uid: int, gid: int) -> None:
     """Have files reached as this user. With root's, the capabilities that pass over permissions go and come."""
     first, second = (_libc.setfsgid, gid), (_libc.setfsuid, uid)

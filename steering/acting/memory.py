@@ -7,14 +7,13 @@ file that is torn, of another boot, namespace or version, or that others could h
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from pytools import places
+from pytools import owner, places
 from pytools.errors import SwerveError
 from steering.actuators.overlay_memory import OverlayMemory
 from steering.deciding.remembering import PathMemory
@@ -64,13 +63,9 @@ class MemoryFile:
         data = msgspec.json.encode(Memory(_VERSION, self._scope, overlay, paths))
         if data == self._written:
             return
-        beside = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with open(fd, "wb") as file:
-                file.write(data)
-            os.replace(beside, self._path)
+            owner.replace(self._path, data)
         except OSError as error:
             if self._trouble != str(error):
                 self._say(f"a successor could not take over: {error}")
@@ -86,6 +81,6 @@ class MemoryFile:
 
 def remove(path: Path) -> None:
     """Remove a memory, and what a writer that was killed left beside it."""
-    for each in (path, path.with_suffix(".new")):
+    for each in (path, owner.beside(path)):
         with contextlib.suppress(OSError):
             each.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ In a file system in memory, so that no disk holds the controller up. Times are C
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from pytools import places
+from pytools import owner, places
 from pytools.errors import SwerveError
 from steering.deciding.usual import Entry, Usuals
 
@@ -65,11 +64,8 @@ class UsualFile:
         """Write, if there is something new; what fails is said once, and costs no more than learning again."""
         if self._version == self._usuals.version:
             return
-        part = self._path.with_suffix(".part")
         try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(_Contents(now, self._usuals.entries())))
-            os.replace(part, self._path)
+            owner.replace(self._path, msgspec.json.encode(_Contents(now, self._usuals.entries())))
         except OSError as error:
             if self._failed != str(error):
                 self._say(f"what is usual is not kept for the next controller: {error}")

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pytools import owner
 from pytools.errors import CapabilityError, RefusedError, SwerveError
 from pytools.owner import as_owner, owner_of
 from pytools.places import unsafe
@@ -91,20 +92,6 @@ def save(folder: Path, overrides: Overrides) -> None:
     OSError
         If they cannot be written, or their name not be synced: the file has them or the former ones.
     """
-    path, fresh = folder / FILE, folder / f"{FILE}.new"
     data = msgspec.json.encode(_Contents(_VERSIONS[-1], overrides.orders))
-    with as_owner(fresh):
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        with as_owner(path):
-            os.replace(fresh, path)
-    except OSError:
-        with as_owner(fresh):
-            fresh.unlink(missing_ok=True)
-        raise
+    owner.replace(folder / FILE, data, durable=True)
     sync_folder(folder)
