@@ -129,9 +129,10 @@ def group(
 class AtOnce(Later):
     """Writes where it is asked to, so that a test sees what was written."""
 
-    def put(self, write: Callable[[], object]) -> None:
+    def put(self, write: Callable[[], object]) -> bool:
         """Write it now."""
         self._try(write)
+        return True
 
     def do(self, write: Callable[[], object], timeout_s: float) -> None:
         """Write it now."""

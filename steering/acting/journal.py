@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -166,7 +167,8 @@ class Journal:
             self._append(entries, sync)
         elif entries:
             self._unwritten += entries
-            self._later.put(lambda: self._append_later(entries))
+            if not self._later.put(lambda: self._append_later(entries)):
+                del self._unwritten[-len(entries) :]
 
     def _append_later(self, entries: tuple[Entry, ...]) -> None:
         try:
@@ -194,7 +196,10 @@ class Journal:
         return self._later.failure() if self._later is not None else ""
 
     def rotate(self) -> None:
-        """Put a long journal aside; to be called while nothing is in force."""
+        """Put a long journal aside, once all is written; to be called while nothing is in force."""
+        self._in_turn(self._rotate)
+
+    def _rotate(self) -> None:
         if os.fstat(self._fd).st_size < ROTATE_BYTES:
             return
         with as_owner(self.path):
@@ -203,8 +208,15 @@ class Journal:
         self._fd = _open_synced(self.path)
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
+        """Close the file, once all is written."""
+        self._in_turn(lambda: os.close(self._fd))
+
+    def _in_turn(self, do: Callable[[], object]) -> None:
+        """Do something to the file after what is still to be written to it."""
+        if self._later is None:
+            do()
+        else:
+            self._later.put(do)
 
     def __enter__(self) -> Self:
         return self

@@ -33,12 +33,13 @@ class Later:
         while True:
             self._waiting.get()()
 
-    def put(self, write: Callable[[], object]) -> None:
-        """Have something written; what comes of it `failure` says."""
+    def put(self, write: Callable[[], object]) -> bool:
+        """Have something written; what comes of it `failure` says. False: there is no room, it never will be."""
         if self._waiting.qsize() >= MOST:
             self._failed("the disk does not answer")
-            return
+            return False
         self._waiting.put(lambda: self._try(write))
+        return True
 
     def _try(self, write: Callable[[], object]) -> None:
         try:

@@ -11,6 +11,7 @@ import support
 
 from pytools.signals import Act
 from steering.acting import acts_file, journal
+from steering.acting import later as later_module
 from steering.acting.later import MOST, Later
 
 
@@ -101,3 +102,39 @@ def test_acts_are_kept_while_the_disk_hangs(tmp_path, hung):
         assert list(acts_file.read(tmp_path)) == []
         hung.set()
         assert later.wait(10) and list(acts_file.read(tmp_path)) == [act] and kept.lost == 0
+
+
+def test_what_was_noted_last_is_written_before_the_journal_is_closed(tmp_path, hung):
+    file = tmp_path / journal.FILE
+    with Later() as later:
+        with journal.Journal(file, later) as log:
+            later.put(hung.wait)
+            log.write(entry(1))
+        hung.set()
+        assert later.wait(10) and later.lost == 0
+        assert [each.act_id for each in journal.read(file).entries] == ["act 1"]
+
+
+def test_a_journal_is_put_aside_after_what_is_still_to_be_written(tmp_path, hung, monkeypatch):
+    monkeypatch.setattr(journal, "ROTATE_BYTES", 1)
+    file = tmp_path / journal.FILE
+    with Later() as later, journal.Journal(file, later) as log:
+        later.put(hung.wait)
+        log.write(entry(1))
+        log.rotate()
+        log.write(entry(2))
+        hung.set()
+        assert later.wait(10) and later.lost == 0
+        old, new = (journal.read(place).entries for place in (file.with_suffix(".jsonl.1"), file))
+        assert [[each.act_id for each in part] for part in (old, new)] == [["act 1"], ["act 2"]]
+
+
+def test_what_there_is_no_room_for_is_not_said_to_be_still_written(tmp_path, hung, monkeypatch):
+    monkeypatch.setattr(later_module, "MOST", 1)
+    with Later() as later, journal.Journal(tmp_path / journal.FILE, later) as log:
+        started = threading.Event()
+        later.put(lambda: (started.set(), hung.wait()))
+        assert started.wait(10)
+        for number in range(3):
+            log.write(entry(number))
+        assert later.lost == 2 and [each.act_id for each in log.read().entries] == ["act 0"]
