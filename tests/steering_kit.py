@@ -23,10 +23,12 @@ from pytools import places
 from pytools.bus import Bus, Server
 from pytools.kernel.leftovers import is_our_nexthop, is_our_rule
 from pytools.kernel.netlink import Netlink, NexthopGroup
+from pytools.lab import Lab
 from pytools.signals import Act, Delay, Path, PathDelay, PathState
 from steering.acting import journal
 from steering.acting.later import Later
 from steering.deciding.evidence import Facts
+from steering.demo.observe import Observer
 from steering.plan import Group, Member, Weights, nexthop_group, overlay_target, weights_of
 
 MS = 1_000_000
@@ -377,3 +379,14 @@ def steered(host: Host, agent: FakeAgent) -> None:
     """Congest rail 1 and wait until its traffic has left."""
     agent.queueing_ns[1] = 20 * MS
     support.wait_until(lambda: host.weights() == STEERED, 20, "rail 1 is taken out of the group")
+
+
+@contextlib.contextmanager
+def measuring(lab: Lab) -> Iterator[Observer]:
+    """Agents on all hosts of a lab, and what they are heard to say."""
+    for host in lab.hosts:
+        lab.start(host, [*support.SWERVE, "agent", "-n", host.netns])
+    for host in lab.hosts:
+        support.wait_until(places.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+    with contextlib.closing(Observer(lab.hosts)) as heard:
+        yield heard

@@ -273,12 +273,12 @@ class Overlay:
         objects = self._read()
         self._numbers.skip(foreign_ids(objects))
         found = self._look(objects)
-        self._views = {view.key: view for view in found if not self._users.of(view)}
         self._shut = [view for view in found if self._users.of(view)]
+        self._views = {view.key: view for view in found if not self._users.of(view)}
         self._assign(objects)
         for target in self._targets.values():
             target.follow(objects)
-        failed = [why for view in found if (why := self._users.of(view))]
+        failed = [self._users.of(view) for view in self._shut]
         failed += self._write(objects) if self._apply else []
         events = tuple(each for each in failed if each not in self._complaints)
         self._complaints = frozenset(failed)
@@ -309,19 +309,19 @@ class Overlay:
         old, self._targets = self._targets, {}
         for key, view in self._views.items():
             sets: dict[Ways, list[Steerable]] = {}
+            apart: list[Steerable] = []
             for each in view.prefixes:
-                if not each.within:
-                    sets.setdefault(each.ways, []).append(each)
+                (apart if each.within else sets.setdefault(each.ways, [])).append(each)
             names: dict[Ways, Target] = {}
             for ways, prefixes in sorted(sets.items(), key=lambda pair: -len(pair[1])):
                 votes = Counter(before[place].name for each in prefixes if (place := (key, each.destination)) in before)
                 parent = old[votes.most_common(1)[0][0]] if votes else None
-                out = [each for each in view.prefixes if each.within == each.destination and each.ways == ways]
+                out = [each for each in apart if each.within == each.destination and each.ways == ways]
                 inherits = parent is not None and is_named_after(parent.name, view.name, [*prefixes, *out])
                 name = parent.name if parent is not None and inherits else name_of(view.name, prefixes)
                 self._keep(name, key, ways, prefixes, old, parent)
                 names[ways] = name
-            for each in (each for each in view.prefixes if each.within):
+            for each in apart:
                 name = overlay_target(view.name, each.destination.partition("/")[0])
                 known = self._keep(name, key, each.ways, (each,), old, old.get(name) or before.get((key, each.within)))
                 known.beside = names.get(each.ways, name)

@@ -274,8 +274,9 @@ class Engine:
         ill = [
             path.address
             for group in self.groups.values()
+            if group.beside
             for _, path in group.paths
-            if group.beside and (group.current != group.original or self.paths[path].state != "healthy")
+            if group.current != group.original or self.paths[path].state != "healthy"
         ]
         self._apart |= dict.fromkeys((*lone, *ill), now)
         lasting = {address: last for address, last in self._apart.items() if now - last < _TOGETHER_NS}

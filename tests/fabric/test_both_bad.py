@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import pytest
@@ -10,9 +9,7 @@ import steering_kit as kit
 import support
 from steering_kit import FIRST, SECOND_HOP, controlled
 
-from pytools import places
 from pytools.lab import Lab
-from steering.demo.observe import Observer
 
 EVEN = {FIRST: 1, SECOND_HOP: 1}
 POLICY = """\
@@ -47,14 +44,8 @@ def policy(tmp_path):
 
 @pytest.fixture
 def observer(lab):
-    """Agents on both hosts, and what they are heard to say."""
-    for host in lab.hosts:
-        lab.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns])
-    for host in lab.hosts:
-        support.wait_until(places.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
-    heard = Observer(lab.hosts)
-    yield heard
-    heard.close()
+    with kit.measuring(lab) as heard:
+        yield heard
 
 
 def states(observer, host):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import steering_kit as kit
 import support
 from steering_kit import controlled
 
-from pytools import places
 from pytools.lab import Lab
-from steering.demo.observe import Observer
 
 POLICY = """\
 version: 1
@@ -33,14 +29,8 @@ def lab(unique_name):
 
 @pytest.fixture
 def observer(lab):
-    """Agents on all hosts, and what they are heard to say."""
-    for host in lab.hosts:
-        lab.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns])
-    for host in lab.hosts:
-        support.wait_until(places.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
-    heard = Observer(lab.hosts)
-    yield heard
-    heard.close()
+    with kit.measuring(lab) as heard:
+        yield heard
 
 
 def rails_to(host, address):

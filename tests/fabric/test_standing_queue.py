@@ -6,6 +6,7 @@ import statistics
 import time
 
 import pytest
+import steering_kit as kit
 import support
 import yaml
 
@@ -37,12 +38,8 @@ def observer(lab):
         config = yaml.safe_load(file.read_text())
         config.setdefault("windows", {})["base_s"] = BASE_S
         file.write_text(yaml.safe_dump(config))
-        lab.start(host, [*support.SWERVE, "agent", "-n", host.netns])
-    for host in lab.hosts:
-        support.wait_until(places.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
-    heard = Observer(lab.hosts)
-    yield heard
-    heard.close()
+    with kit.measuring(lab) as heard:
+        yield heard
 
 
 def of_rail(signals: list[PathDelay], since_ns: int, host: str = "h1", rail: int = 1) -> list[PathDelay]:

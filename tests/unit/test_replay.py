@@ -63,6 +63,23 @@ def between(begin, end):
     return lambda second: begin <= second < end
 
 
+def recorded_group(prefix, weight):
+    """Both rails in one group, as the agent tells of it."""
+    return NexthopGroup(
+        host="h1",
+        at_ns=START,
+        unix_ns=START,
+        group_id=102,
+        destinations=[prefix],
+        members=[
+            GroupMember(
+                nexthop_id=10 + rail, gateway=f"10.{rail}.1.1", interface=f"rail{rail}", weight=weight, packets=None
+            )
+            for rail in (1, 2)
+        ],
+    )
+
+
 def test_congestion_that_comes_and_goes():
     events, player, _ = played(records(20, between(2, 4)))
     assert [each.after[FIRST] / each.after[OTHER] for each in acts(events)] == [0, 0.1, 0.5, 1]
@@ -97,17 +114,7 @@ def test_silence_gives_the_original_weights_back_in_the_middle_of_a_gap():
 
 
 def test_recorded_groups_stand_for_those_made_up():
-    group = NexthopGroup(
-        host="h1",
-        at_ns=START,
-        unix_ns=START,
-        group_id=102,
-        destinations=["10.9.0.2/32"],
-        members=[
-            GroupMember(nexthop_id=11, gateway="10.1.1.1", interface="rail1", weight=2, packets=None),
-            GroupMember(nexthop_id=12, gateway="10.2.1.1", interface="rail2", weight=2, packets=None),
-        ],
-    )
+    group = recorded_group("10.9.0.2/32", 2)
     measurements = list(records(4, between(1, 3)))
     events, player, _ = played([*measurements[:10], group, *measurements[10:]])
     assert list(player.kernel.groups) == ["nexthop_group:102"]
@@ -119,17 +126,7 @@ def test_recorded_groups_stand_for_those_made_up():
 
 
 def test_what_one_host_says_moves_its_own_traffic_alone_as_when_it_is_live():
-    group = NexthopGroup(
-        host="h1",
-        at_ns=START,
-        unix_ns=START,
-        group_id=102,
-        destinations=["10.9.0.0/24"],
-        members=[
-            GroupMember(nexthop_id=11, gateway="10.1.1.1", interface="rail1", weight=1, packets=None),
-            GroupMember(nexthop_id=12, gateway="10.2.1.1", interface="rail2", weight=1, packets=None),
-        ],
-    )
+    group = recorded_group("10.9.0.0/24", 1)
     to_h2 = list(records(90, between(1, 3)))
     to_h3 = [measured(path(rail, "h3"), at, 0) for at in range(START, START + 90 * SECOND, 20 * MS) for rail in (1, 2)]
     events, player, _ = played([group, *sorted((*to_h2, *to_h3), key=lambda each: each.at_ns)])
