@@ -16,10 +16,10 @@ from typing import IO, Any, Final
 import yaml
 from _common import wait_until
 
-from pytools import places
-from pytools.bus import Client
+from pytools import directories
 from pytools.errors import SwerveError
-from pytools.kernel import bpf
+from pytools.ipc.bus import Client
+from pytools.kernel.bpf import syscall
 from pytools.lab import Host, Lab
 from pytools.signals import PathDelay
 
@@ -31,7 +31,7 @@ _NAME_OFFSET, _NAME_BYTES = 64, 16  # of the name in struct bpf_prog_info
 
 def configure(host: Host, change: Callable[[dict[str, Any]], None]) -> None:
     """Change the configuration that the lab wrote for a host."""
-    file = places.default_config(host.netns)
+    file = directories.default_config(host.netns)
     config = yaml.safe_load(file.read_text())
     change(config)
     file.write_text(yaml.safe_dump(config, sort_keys=False))
@@ -56,7 +56,7 @@ def wait_serving(host: Host) -> None:
 
     def serving() -> bool:
         try:
-            Client(places.agent_socket(host.netns), frozenset()).close()
+            Client(directories.agent_socket(host.netns), frozenset()).close()
         except SwerveError:
             return False
         return True
@@ -68,7 +68,7 @@ def wait_measured(host: Host, paths: int = 1) -> None:
     """Wait until so many paths of a host have a delay."""
     wait_serving(host)
     seen: set[object] = set()
-    with Client(places.agent_socket(host.netns), frozenset({"path_delay"})) as client:
+    with Client(directories.agent_socket(host.netns), frozenset({"path_delay"})) as client:
 
         def measured() -> bool:
             seen.update(each.path for each in client.read() if isinstance(each, PathDelay) and each.received)
@@ -111,7 +111,7 @@ def controller(lab: Lab, host: Host, policy: str) -> Iterator[subprocess.Popen[s
         file = Path(directory) / "policy.yaml"
         file.write_text(policy)
         file.chmod(0o600)
-        with Client(places.agent_socket(host.netns), frozenset({"path_state"})) as client:
+        with Client(directories.agent_socket(host.netns), frozenset({"path_state"})) as client:
             process = lab.start(host, [*SWERVE, "steer", "run", "--policy", str(file), "-n", host.netns], stderr=None)
             try:
                 wait_until(client.read, f"the controller of {host.name} judges paths", _READY_S)
@@ -147,8 +147,8 @@ def programs_of(pid: int) -> Iterator[list[BpfProgram]]:
     programs: list[BpfProgram] = []
     try:
         for each in sorted(ids):
-            fd = bpf.bpf(bpf.PROG_GET_FD_BY_ID, struct.pack("<3I", each, 0, 0))
-            info = bpf.object_info(fd, bpf.PROG_INFO_BYTES)
+            fd = syscall.bpf(syscall.PROG_GET_FD_BY_ID, struct.pack("<3I", each, 0, 0))
+            info = syscall.object_info(fd, syscall.PROG_INFO_BYTES)
             name = info[_NAME_OFFSET : _NAME_OFFSET + _NAME_BYTES].rstrip(b"\0").decode()
             programs.append(BpfProgram(name, struct.unpack_from("<I", info)[0], fd))
         yield programs

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from pytools.errors import SwerveError
-from pytools.kernel import bpf
-from pytools.kernel.attach import Direction, attach_tc
-from pytools.kernel.loader import Loaded, Program, load
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.bpf import syscall
+from pytools.kernel.bpf.attach import Direction, attach_tc
+from pytools.kernel.bpf.loader import Loaded, Program, load
+from pytools.kernel.bpf.stats import RunTime
+from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
-from pytools.kernel.stats import RunTime
 from pytools.lab import namespaces, processes, wiring
 
 DEVICE = "v0"
@@ -193,10 +193,10 @@ def run_times(hooks: Mapping[str, Hook], work: Callable[[], object], rounds: int
                 for hook in both if turn % 2 else reversed(both):
                     with inside(hook.netns):
                         attached.enter_context(attach_tc(hook.fd, hook.interface, hook.direction))
-                before = {hook.fd: bpf.program_run_time(hook.fd) for hook in both}
+                before = {hook.fd: syscall.program_run_time(hook.fd) for hook in both}
                 with RunTime():
                     work()
-                each = {hook.fd: per_run(before[hook.fd], bpf.program_run_time(hook.fd)) for hook in both}
+                each = {hook.fd: per_run(before[hook.fd], syscall.program_run_time(hook.fd)) for hook in both}
             if turn == 0:
                 continue  # warm-up
             for name, hook in hooks.items():

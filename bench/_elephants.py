@@ -24,11 +24,11 @@ import msgspec
 import yaml
 from _common import iperf3_server, wait_until
 
-from pytools import places
-from pytools.bus import Client
+from pytools import directories
 from pytools.errors import SwerveError
+from pytools.ipc.bus import Client
+from pytools.kernel.netlink.sockdiag import Diagnostics
 from pytools.kernel.netns import inside
-from pytools.kernel.sockdiag import Diagnostics
 from pytools.lab import Lab
 from pytools.signals import Act, ProbeSamples, TcpFlow
 from steering.demo.traffic import established_resets
@@ -256,7 +256,7 @@ def play(rails: int, steer: Steer, work: Path, patience_s: float = 0.0) -> Trial
 
 def _agents(lab: Lab, work: Path) -> None:
     for host in lab.hosts:
-        file = places.default_config(host.netns)
+        file = directories.default_config(host.netns)
         settings = yaml.safe_load(file.read_text())
         settings |= {"probe": settings.get("probe", {}) | {"interval_ms": 10.0}}
         file.write_text(yaml.safe_dump(settings))
@@ -268,7 +268,7 @@ def _agents(lab: Lab, work: Path) -> None:
 
 def _serves(netns: str) -> bool:
     try:
-        Client(places.agent_socket(netns), frozenset()).close()
+        Client(directories.agent_socket(netns), frozenset()).close()
     except SwerveError:
         return False
     return True
@@ -279,7 +279,9 @@ def _listening(lab: Lab) -> Iterator[Heard]:
     heard, stop = Heard(), threading.Event()
 
     def listen() -> None:
-        with Client(places.agent_socket(lab.hosts[0].netns), frozenset({"tcp_flow", "probe_samples", "act"})) as agent:
+        with Client(
+            directories.agent_socket(lab.hosts[0].netns), frozenset({"tcp_flow", "probe_samples", "act"})
+        ) as agent:
             while not stop.is_set():
                 signal = agent.next(0.1)
                 if isinstance(signal, TcpFlow) and signal.remote_port == _PORT:
@@ -356,7 +358,7 @@ def small_loop(lab: Lab, work: Path) -> Iterator[None]:
     assert process.stdout is not None
     if process.stdout.readline().strip() != "ready":
         raise SwerveError(f"the loop did not start: {(work / 'loop.log').read_text()}")
-    with Client(places.agent_socket(host.netns), frozenset()) as agent:
+    with Client(directories.agent_socket(host.netns), frozenset()) as agent:
         lines = process.stdout
 
         def forward() -> None:
@@ -383,7 +385,7 @@ def command(lab: Lab, work: Path) -> Iterator[None]:
     with (work / "controller.log").open("w") as log:
         process = lab.start(host, [sys.executable, "-m", "steering.cli", *words], stdout=log, stderr=log)
     try:
-        with Client(places.agent_socket(host.netns), frozenset({"path_state"})) as agent:
+        with Client(directories.agent_socket(host.netns), frozenset({"path_state"})) as agent:
             deadline = time.monotonic() + 30
             while time.monotonic() < deadline and process.poll() is None:
                 state = agent.next(0.5)

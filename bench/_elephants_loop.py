@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from pytools import config, places
-from pytools.bus import Client
-from pytools.kernel.netlink import Netlink
+from pytools import config, directories
+from pytools.ipc.bus import Client
+from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act
 from steering.acting.flows import FlowActing
 from steering.actuators.overlay import Overlay
@@ -30,7 +30,7 @@ _REFRESH_NS = 1_000_000_000
 def main(netns: str, policy_file: str) -> None:
     policy = load_policy(Path(policy_file))
     engine, flows = Engine(policy), FlowEngine(policy, netns)
-    port = config.load(places.default_config(netns)).probe.port
+    port = config.load(directories.default_config(netns)).probe.port
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
 
@@ -43,7 +43,7 @@ def main(netns: str, policy_file: str) -> None:
     with (
         FlowActing(flows, engine, lambda: "h1", say, send) as acting,
         Netlink() as netlink,
-        Client(places.agent_socket(netns), SIGNALS) as agent,
+        Client(directories.agent_socket(netns), SIGNALS) as agent,
         contextlib.ExitStack() as stack,
     ):
         acting.open(port)

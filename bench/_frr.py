@@ -18,7 +18,7 @@ from typing import Any, Final
 from _common import note, wait_until
 
 from pytools.errors import CapabilityError
-from pytools.kernel.netlink import MAIN_TABLE, Family, Netlink, Route
+from pytools.kernel.netlink.routing import MAIN_TABLE, Family, Netlink, Route
 from pytools.lab import Host, Lab, Rail
 
 FAMILIES: Final[tuple[Family, ...]] = (4, 6)

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests")]
 import samples  # noqa: E402
 
-from pytools.bus import Bus, Server  # noqa: E402
 from pytools.errors import SwerveError  # noqa: E402
+from pytools.ipc.bus import Bus, Server  # noqa: E402
 from pytools.signals import (  # noqa: E402
     AnySignal,
     GroupMember,

@@ -20,10 +20,10 @@ import native_build
 import numpy as np
 from _common import alternating, emit, median, note, wait_until, whole
 
-from pytools.kernel import bpf
-from pytools.kernel.loader import Loaded, Program, load
-from pytools.kernel.stats import RunTime
-from pytools.kernel.uprobes import Uprobe
+from pytools.kernel.bpf import syscall
+from pytools.kernel.bpf.loader import Loaded, Program, load
+from pytools.kernel.bpf.stats import RunTime
+from pytools.kernel.bpf.uprobes import Uprobe
 from pytools.sources.rdma import providers
 from pytools.sources.rdma.providers import PROBES, Uprobes
 
@@ -89,10 +89,10 @@ def run_time(loaded: Loaded, devices: Path, app: native_build.App, api: str) -> 
             probes.tables()[0].records["run_mask"][:] = np.uint64(mask)
             found: dict[str, list[float]] = {name: [] for name in (*names, "mean")}
             for _ in range(ROUNDS):
-                before = {name: bpf.program_run_time(loaded.programs[name]) for name in (*names, "rdma_empty")}
+                before = {name: syscall.program_run_time(loaded.programs[name]) for name in (*names, "rdma_empty")}
                 with RunTime():
                     loop(app, api)
-                after = {name: bpf.program_run_time(loaded.programs[name]) for name in before}
+                after = {name: syscall.program_run_time(loaded.programs[name]) for name in before}
                 spent = {name: after[name][0] - before[name][0] for name in before}
                 runs = {name: after[name][1] - before[name][1] for name in before}
                 nothing = spent["rdma_empty"] / runs["rdma_empty"]

@@ -20,10 +20,10 @@ import _frr
 from _agents import SWERVE, configure, start_agent, wait_serving
 from _common import note, wait_until
 
-from pytools import places
-from pytools.bus import Client
+from pytools import directories
+from pytools.ipc.bus import Client
 from pytools.kernel.leftovers import FIRST_ID, is_our_nexthop
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink.routing import Netlink
 from pytools.lab import Host, Lab
 from pytools.signals import Act, PathState, decode
 from pytools.signals import Path as NetworkPath
@@ -134,7 +134,7 @@ class States:
     """What the controllers say of the paths."""
 
     def __init__(self, stack: contextlib.ExitStack, hosts: Sequence[Host]) -> None:
-        self._clients = [stack.enter_context(Client(places.agent_socket(host.netns), _STATES)) for host in hosts]
+        self._clients = [stack.enter_context(Client(directories.agent_socket(host.netns), _STATES)) for host in hosts]
         self._paths = len(hosts) * (len(hosts) - 1) * RAILS
         self._latest: dict[NetworkPath, str] = {}
 
@@ -168,7 +168,9 @@ def _acts(file: Path) -> list[Act]:
 
 
 def _applied(host: Host) -> int:
-    return sum(entry.kind == "applied" for entry in journal.read(places.state_dir(host.netns) / journal.FILE).entries)
+    return sum(
+        entry.kind == "applied" for entry in journal.read(directories.state_dir(host.netns) / journal.FILE).entries
+    )
 
 
 @contextlib.contextmanager

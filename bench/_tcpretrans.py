@@ -1,7 +1,7 @@
 """bcc's tcpretrans beside us: the distribution's own, unaltered, on the same segments sent again at a high rate.
 
 It wants a kernel's headers for three structures. Where there are none it gets a tree of its own with the few members
-that it reads, whose places have not changed for years; the rest of the tree is ours (pytools/kernel/compiler.py).
+that it reads, whose places have not changed for years; the rest of the tree is ours (pytools/kernel/bpf/compiler.py).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pathlib import Path
 from _common import ADDRESSES, DEVICE, Pair, cpu_s, emit, note, wait_until, whole
 
 from pytools.errors import SwerveError
-from pytools.kernel import bpf
-from pytools.kernel.attach import attach_tc
-from pytools.kernel.compiling import bpf_dir
-from pytools.kernel.loader import Loaded, Program, load
+from pytools.kernel.bpf import syscall
+from pytools.kernel.bpf.attach import attach_tc
+from pytools.kernel.bpf.compiler_client import bpf_dir
+from pytools.kernel.bpf.loader import Loaded, Program, load
+from pytools.kernel.bpf.stats import RunTime
 from pytools.kernel.netns import inside
-from pytools.kernel.stats import RunTime
 from pytools.sources.programs import TCP_EGRESS
 
 TOOL = "tcpretrans-bpfcc"
@@ -84,14 +84,14 @@ def one_round(loaded: Loaded, pair: Pair, tool: Peer) -> tuple[float, float, flo
     program = loaded.programs[TCP_EGRESS]
     before = kernel_segments(pair), our_segments(loaded), tool.segments()
     with RunTime():
-        our_s = time.thread_time() + bpf.program_run_time(program)[0] / 1e9
+        our_s = time.thread_time() + syscall.program_run_time(program)[0] / 1e9
         their_s = tool.cpu_s()
         flow = pair.start(0, ["iperf3", "-c", ADDRESSES[1][0], "-t", str(SECONDS)])
         while flow.poll() is None:
             time.sleep(READ_S)
             for each in maps:
                 each.read()
-        our_s = time.thread_time() + bpf.program_run_time(program)[0] / 1e9 - our_s
+        our_s = time.thread_time() + syscall.program_run_time(program)[0] / 1e9 - our_s
         wait_until(tool.idle, "tcpretrans has printed all that it has")
         their_s = tool.cpu_s() - their_s
     after = kernel_segments(pair), our_segments(loaded), tool.segments()

@@ -41,11 +41,11 @@ from _common import (
 )
 from numpy.typing import NDArray
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig, Peer, Samples
 from pytools.estimators.matching import JOINED
-from pytools.kernel.attach import attach_tc
-from pytools.kernel.loader import Loaded, load
+from pytools.ipc.bus import Bus
+from pytools.kernel.bpf.attach import attach_tc
+from pytools.kernel.bpf.loader import Loaded, load
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.signals import Path as MeasuredPath

@@ -17,10 +17,10 @@ import numpy as np
 from _clock_truth import Truth
 from _common import cpu_s, emit, note, resident_bytes, wait_until
 
-from pytools import places
-from pytools.bus import Client
+from pytools import directories
 from pytools.config import Clocks
 from pytools.errors import SwerveError
+from pytools.ipc.bus import Client
 from pytools.lab.fabric import Lab
 from pytools.lab.topology import Host
 from pytools.signals import AnySignal, Clock, PathDelay, ProbeSamples
@@ -77,7 +77,7 @@ class Watch:
 
     def __init__(self, host: Host, types: set[str]) -> None:
         self._client: list[Client] = []
-        socket = places.agent_socket(host.netns)
+        socket = directories.agent_socket(host.netns)
 
         def connected() -> bool:
             try:

@@ -26,11 +26,11 @@ from _agents import RAW_TRACEPOINT, SOCK_OPS, TC, TRACEPOINT, BpfProgram, agents
 from _common import alternating, emit, empty_program, iperf3, iperf3_server, median, note, whole
 
 from pytools.errors import SwerveError
-from pytools.kernel import bpf, cgroups
-from pytools.kernel.attach import OBSERVERS, STEERING, Direction, attach_tc
-from pytools.kernel.loader import Program, load
+from pytools.kernel.bpf import cgroups, syscall
+from pytools.kernel.bpf.attach import OBSERVERS, STEERING, Direction, attach_tc
+from pytools.kernel.bpf.loader import Program, load
+from pytools.kernel.bpf.stats import RunTime
 from pytools.kernel.netns import inside
-from pytools.kernel.stats import RunTime
 from pytools.lab import Host, Lab
 
 RAILS = 2
@@ -115,7 +115,7 @@ def run_time(lab: Lab, rounds: int, seconds: int) -> None:
         for turn in range(rounds + 1):
             with empty.on_packets(first=bool(turn % 2)):
                 for case, work in (("tcp", tcp), ("udp64", udp64)):
-                    before = {fd: bpf.program_run_time(fd) for fd in (*(each.fd for each in programs), *empty.fds)}
+                    before = {fd: syscall.program_run_time(fd) for fd in (*(each.fd for each in programs), *empty.fds)}
                     with RunTime():
                         work(lab, seconds)
                     spent = {fd: _since(before[fd], fd) for fd in before}
@@ -127,7 +127,7 @@ def run_time(lab: Lab, rounds: int, seconds: int) -> None:
 
 
 def _since(before: tuple[int, int], fd: int) -> tuple[int, int]:
-    after = bpf.program_run_time(fd)
+    after = syscall.program_run_time(fd)
     return after[0] - before[0], after[1] - before[1]
 
 
@@ -145,7 +145,7 @@ class Empty:
         )
         self._callbacks = loaded.programs["empty_callbacks"]
         stack.enter_context(cgroups.attach_sock_ops(self._callbacks))
-        self._tracepoint = bpf.program_of_link(loaded.tracepoints["tcp_cong_state_set"])
+        self._tracepoint = syscall.program_of_link(loaded.tracepoints["tcp_cong_state_set"])
         stack.callback(os.close, self._tracepoint)
 
     @property

@@ -21,8 +21,8 @@ from pathlib import Path
 from _common import DEVICE, Pair, emit, median, note, veth_pair
 
 from pytools.errors import SwerveError
-from pytools.kernel.netlink import MAIN_TABLE, Hop, Member, Netlink, Nexthop, Route
-from pytools.kernel.netlink_routes import mirrored, route_message
+from pytools.kernel.netlink.routes import mirrored, route_message
+from pytools.kernel.netlink.routing import MAIN_TABLE, Hop, Member, Netlink, Nexthop, Route
 from pytools.kernel.netns import inside
 from steering.actuators.overlay import Overlay
 from steering.plan import Group, Weights

@@ -39,12 +39,13 @@ from _common import (
 from numpy.typing import NDArray
 
 from pytools.errors import SwerveError
-from pytools.kernel import bpf, mapped, neighbours
-from pytools.kernel.attach import attach_tc
-from pytools.kernel.loader import load
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.bpf import mapped, syscall
+from pytools.kernel.bpf.attach import attach_tc
+from pytools.kernel.bpf.loader import load
+from pytools.kernel.bpf.stats import RunTime
+from pytools.kernel.netlink import neighbours
+from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
-from pytools.kernel.stats import RunTime
 from pytools.lab import wiring
 from steering.actuators import flow_table
 from steering.actuators.flow_table import FlowTable
@@ -198,11 +199,11 @@ def hit_times(pair: Pair, table: FlowTable, work: Callable[[], object]) -> list[
             with contextlib.ExitStack() as attached:
                 for fd, device in both:
                     attached.enter_context(attach_tc(fd, device, "egress"))
-                before = [bpf.program_run_time(fd) for fd, _ in both]
+                before = [syscall.program_run_time(fd) for fd, _ in both]
                 with RunTime():
                     work()
                 nothing, ours = (
-                    per_run(was, bpf.program_run_time(fd)) for was, (fd, _) in zip(before, both, strict=True)
+                    per_run(was, syscall.program_run_time(fd)) for was, (fd, _) in zip(before, both, strict=True)
                 )
             if turn:
                 found.append(ours - nothing)

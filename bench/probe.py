@@ -43,15 +43,15 @@ from _common import (
     whole,
 )
 
-from pytools import places
-from pytools.bus import Client
+from pytools import directories
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
-from pytools.kernel import bpf
-from pytools.kernel.attach import OBSERVERS, STEERING, Direction, attach_tc
-from pytools.kernel.loader import load
+from pytools.ipc.bus import Client
+from pytools.kernel.bpf import syscall
+from pytools.kernel.bpf.attach import OBSERVERS, STEERING, Direction, attach_tc
+from pytools.kernel.bpf.loader import load
+from pytools.kernel.bpf.stats import RunTime
 from pytools.kernel.netns import inside
-from pytools.kernel.stats import RunTime
 from pytools.lab import Host, Lab
 from pytools.signals import ProbeSamples
 from pytools.sources import programs
@@ -159,10 +159,10 @@ def net_run_times(
                         device = hook.host.interfaces[0].name
                         attached.enter_context(attach_tc(empty[name], device, hook.direction, role=role))
                 fds = [*(hook.fd for hook in hooks.values()), *empty.values()]
-                before = {fd: bpf.program_run_time(fd) for fd in fds}
+                before = {fd: syscall.program_run_time(fd) for fd in fds}
                 with RunTime():
                     work()
-                each = {fd: per_run(before[fd], bpf.program_run_time(fd)) for fd in fds}
+                each = {fd: per_run(before[fd], syscall.program_run_time(fd)) for fd in fds}
             if turn:  # the first is a warm-up
                 for name, hook in hooks.items():
                     found[name].append(each[hook.fd] - each[empty[name]])
@@ -251,7 +251,7 @@ class Fates:
     """Which probes of these hosts were answered, as their agents publish it."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
-        self._clients = [Client(places.agent_socket(host.netns), frozenset({"probe_samples"})) for host in hosts]
+        self._clients = [Client(directories.agent_socket(host.netns), frozenset({"probe_samples"})) for host in hosts]
         self._fates: list[tuple[int, bool]] = []  # sent_ns, answered
 
     def follow(self, seconds: float) -> None:

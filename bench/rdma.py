@@ -23,7 +23,7 @@ import native_build
 import numpy as np
 from _common import alternating, emit, median, note
 
-from pytools.kernel import loader
+from pytools.kernel.bpf import loader
 from pytools.kernel.native import TAP
 from pytools.sources.rdma.tap_server import TapServer, TapTable
 

@@ -17,11 +17,11 @@ import numpy as np
 from _common import alternating, emit, median
 
 from pytools.errors import CapabilityError
-from pytools.kernel import bpf
-from pytools.kernel.compiler import maps_of, use_headers, whole
-from pytools.kernel.loader import bpf_dir, dtype
-from pytools.kernel.maps import Map
-from pytools.kernel.rings import Ring
+from pytools.kernel.bpf import syscall
+from pytools.kernel.bpf.compiler import maps_of, use_headers, whole
+from pytools.kernel.bpf.loader import bpf_dir, dtype
+from pytools.kernel.bpf.maps import Map
+from pytools.kernel.bpf.rings import Ring
 
 PORT, SENDER_PORT = 862, 40000
 PEER = "10.77.0.2"
@@ -116,7 +116,7 @@ FRAME = reply()
 
 def fill(descriptor: int) -> None:
     """Have the program write RECORDS records."""
-    bpf.test_run(descriptor, FRAME, RECORDS)
+    syscall.test_run(descriptor, FRAME, RECORDS)
 
 
 def checked(count: int) -> int:

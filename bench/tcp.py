@@ -25,11 +25,11 @@ from _tcpretrans import compare, drop_every
 
 from pytools.config import Tcp
 from pytools.errors import SwerveError
-from pytools.kernel import bpf, cgroups
-from pytools.kernel.attach import attach_tc
-from pytools.kernel.loader import Loaded, Program, load
+from pytools.kernel.bpf import cgroups, syscall
+from pytools.kernel.bpf.attach import attach_tc
+from pytools.kernel.bpf.loader import Loaded, Program, load
+from pytools.kernel.bpf.stats import RunTime
 from pytools.kernel.netns import inside
-from pytools.kernel.stats import RunTime
 from pytools.lab import namespaces
 from pytools.sources.programs import TCP_CALLBACKS, TCP_EGRESS, TCP_INGRESS, tcp_connections
 
@@ -112,10 +112,10 @@ def beside_the_packets(loaded: Loaded, work: Callable[[], object]) -> None:
         found: dict[str, list[float]] = {name: [] for name in sides}
         ends: list[float] = []
         for turn in range(ROUNDS + 1):
-            before = {fd: bpf.program_run_time(fd) for pair in sides.values() for fd in pair}
+            before = {fd: syscall.program_run_time(fd) for pair in sides.values() for fd in pair}
             with RunTime():
                 work()
-            after = {fd: bpf.program_run_time(fd) for fd in before}
+            after = {fd: syscall.program_run_time(fd) for fd in before}
             for name, pair in sides.items():
                 ours, nothing = (per_run(before[fd], after[fd]) for fd in pair)
                 if turn:
@@ -137,7 +137,7 @@ def per_run(before: tuple[int, int], after: tuple[int, int]) -> float:
 @contextlib.contextmanager
 def program_of(link_fd: int) -> Iterator[int]:
     """The program behind a raw tracepoint's link."""
-    fd = bpf.program_of_link(link_fd)
+    fd = syscall.program_of_link(link_fd)
     try:
         yield fd
     finally:

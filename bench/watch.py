@@ -30,8 +30,8 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 import samples  # noqa: E402
 
-from pytools import places  # noqa: E402
-from pytools.bus import Bus, Client, Server  # noqa: E402
+from pytools import directories  # noqa: E402
+from pytools.ipc.bus import Bus, Client, Server  # noqa: E402
 from pytools.signals import decode  # noqa: E402
 
 LOT_S = 0.005
@@ -66,7 +66,7 @@ def main() -> None:
 def run(folder: Path, rate: int, seconds: float, stuck: bool) -> Outcome:
     """One command beside one server."""
     bus, selector, out = Bus(), selectors.DefaultSelector(), folder / "watched.jsonl"
-    server = Server(bus, places.agent_socket(None))
+    server = Server(bus, directories.agent_socket(None))
     server.register(selector)
     others: list[Client] = []
     with out.open("wb") as file:
@@ -76,7 +76,7 @@ def run(folder: Path, rate: int, seconds: float, stuck: bool) -> Outcome:
             while not bus.wanted("path_delay"):
                 turn(selector, 0.01)
             if stuck:  # only now: before, it would be this one that wants them
-                others.append(Client(places.agent_socket(None), frozenset({"path_delay"})))
+                others.append(Client(directories.agent_socket(None), frozenset({"path_delay"})))
             published, cpu, server_cpu, lasted_s = publish(bus, selector, process.pid, rate, seconds)
             end = time.monotonic() + 5
             while lines_in(out) < published and time.monotonic() < end:

@@ -29,17 +29,17 @@ from pytools.cli_options import (
 from pytools.errors import SwerveError, not_permitted
 
 if TYPE_CHECKING:
-    from pytools.bus import Client
+    from pytools.ipc.bus import Client
     from pytools.recording.reader import Read
-    from pytools.views.past import Wanted
+    from pytools.views.history_query import Wanted
     from pytools.views.report.records import Told
 
 
 def _client(options: Options, types: frozenset[str] | None) -> Client:
-    from pytools import places
-    from pytools.bus_client import Client
+    from pytools import directories
+    from pytools.ipc.client import Client
 
-    return Client(places.agent_socket(options.netns), types)
+    return Client(directories.agent_socket(options.netns), types)
 
 
 @click.command(epilog="Example: swerve agent -n swerve-x-h1 --config agent.yaml")
@@ -50,8 +50,8 @@ def agent(options: Options, prepare: bool) -> None:
 
     Reads FILE, else the first agent.yaml of: the instance, the working directory, ~/.config/swerve, /etc/swerve.
     """
-    from pytools import config, places
-    from pytools.kernel.compiling import Compilation
+    from pytools import config, directories
+    from pytools.kernel.bpf.compiler_client import Compilation
     from pytools.sources import programs
 
     if prepare:
@@ -61,11 +61,11 @@ def agent(options: Options, prepare: bool) -> None:
         return
 
     def read() -> config.AgentConfig:
-        return config.load(options.config or places.default_config(options.netns))
+        return config.load(options.config or directories.default_config(options.netns))
 
     settings = read()
     with Compilation(programs.all_of(settings)) as compilation:
-        from pytools import agent as daemon  # the child compiles meanwhile
+        from pytools.agent import loop as daemon  # the child compiles meanwhile
 
         daemon.run(settings, options.netns, compilation, read)
 
@@ -186,9 +186,9 @@ def tap(netns: str | None, command: Sequence[str]) -> int:
     For programs that post a lot, for whom probes would cost too much. The program sees nothing of it. Details:
     docs/rdma.md; what it costs, and when not to: docs/overhead.md
     """
-    from pytools import rdma_tap
+    from pytools.sources.rdma import tap_command
 
-    return rdma_tap.run(list(command), netns)
+    return tap_command.run(list(command), netns)
 
 
 @click.command("self", epilog="Example: swerve self -n swerve-x-h1 -c 1")
@@ -229,10 +229,11 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
     The line is flushed at once. Signals missed because the reader was slow are counted on standard error. With --since
     what the agent has recorded since then comes first; with --until there is nothing else, and no agent is needed.
     """
-    from pytools import bus_client, places
+    from pytools import directories
+    from pytools.ipc import client as bus_client
     from pytools.recording import kinds
     from pytools.recording.reader import Read
-    from pytools.views import export, past
+    from pytools.views import export, history_query
 
     if options.interval_s is not None:
         raise click.UsageError("watch prints as it comes: it has no interval")
@@ -240,17 +241,17 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
         raise click.UsageError("--until needs --since: what comes is not known yet")
     wanted, told = _wanted(types, asked, since, until), Read()
     if since is not None and (lacking := sorted(kinds.NEVER & (wanted.types or frozenset()))):
-        click.echo(f"swerve: {', '.join(lacking)} is not recorded ({places.page('recording.md')})", err=True)
+        click.echo(f"swerve: {', '.join(lacking)} is not recorded ({directories.page('recording.md')})", err=True)
     recording = None if until is None else recording_of(options)
     if recording is not None:
-        lots = past.lots(past.recorded(recording, wanted, told))
+        lots = history_query.lots(history_query.recorded(recording, wanted, told))
         export.lines(lots, sys.stdout.buffer, options.count)
     else:
-        with bus_client.LineClient(places.agent_socket(options.netns), wanted.types) as client:
+        with bus_client.LineClient(directories.agent_socket(options.netns), wanted.types) as client:
             if since is None:
-                live = past.live(client, wanted, told)
+                live = history_query.live(client, wanted, told)
             else:
-                live = past.recorded_and_on(recording_of(options), client, wanted, told)
+                live = history_query.recorded_and_on(recording_of(options), client, wanted, told)
             export.lines(live, sys.stdout.buffer, options.count, export.missed(client, sys.stderr))
     _tell_of(told, recording)
 
@@ -278,19 +279,19 @@ def replay(
     host's agent is read. Lines come out as they are in it; those that are none are counted on standard error.
     """
     from pytools.recording.reader import Read
-    from pytools.views import export, follow, past, query
+    from pytools.views import export, follow, history_query, query
 
     wanted, told = _wanted(types, asked, since, until), Read()
     recording = recording_of(options) if file is None else None
-    found = past.of(file, recording, wanted, told)
+    found = history_query.of(file, recording, wanted, told)
     if view is None:
         if asked.sort is not None:
             raise click.UsageError("--sort is for a table: name one with --view")
-        export.lines(past.lots(found), sys.stdout.buffer)
+        export.lines(history_query.lots(found), sys.stdout.buffer)
     else:
         kind = query.view_word(view)
         order = None if asked.sort is None else query.sort_word(kind, asked.sort)
-        known = past.model(found, told)
+        known = history_query.model(found, told)
         if known.host:  # else there is nothing to be seen of anybody
             follow.show_model(kind, known, options.json, options.color, query.Query(wanted.filters, order))
         elif file is not None:
@@ -301,9 +302,9 @@ def replay(
 def _wanted(types: Sequence[str], asked: Asked, since: str | None, until: str | None) -> Wanted:
     import time
 
+    from pytools.ipc.wire import check_types
     from pytools.recording.reader import FOR_EVER
-    from pytools.views import filters, past, times
-    from pytools.wire import check_types
+    from pytools.views import filters, history_query, times
 
     tags = frozenset(types) or None
     check_types(tags)
@@ -311,16 +312,16 @@ def _wanted(types: Sequence[str], asked: Asked, since: str | None, until: str | 
     since_ns = 0 if since is None else times.parse(since, now_ns)
     until_ns = FOR_EVER if until is None else times.parse(until, now_ns)
     times.check_order(since_ns, until_ns, now_ns)
-    return past.Wanted(tags, filters.parse(**asked.filters), since_ns, until_ns)
+    return history_query.Wanted(tags, filters.parse(**asked.filters), since_ns, until_ns)
 
 
 def _tell_of(told: Read | Told, recording: Path | None) -> None:
-    from pytools.views import past
+    from pytools.views import history_query
 
     if told.broken:
         click.echo(f"swerve: {told.broken} lines were left out: they are no signals of this schema", err=True)
     elif recording is not None and not told.records:
-        click.echo(f"swerve: {past.nothing_then(recording)}", err=True)
+        click.echo(f"swerve: {history_query.nothing_then(recording)}", err=True)
 
 
 @click.command(epilog="Example: swerve metrics -n swerve-x-h1 --listen 127.0.0.1:9762")
@@ -335,12 +336,12 @@ def metrics(options: Options, listen: str, allow_remote: bool, once: bool, openm
     http://127.0.0.1:9762/metrics, as Prometheus text or OpenMetrics, whichever is asked for. While there is no agent it
     says `swerve_up 0`. Alert rules and a dashboard are in examples/. Details: docs/metrics.md
     """
-    from pytools import places
+    from pytools import directories
     from pytools.views.metrics import server, serving
 
     if options.json or (openmetrics and not once):
         raise click.UsageError("metrics are text: without --json, and --openmetrics goes with --once")
-    agent_socket, instance = places.readers_socket(options.netns), places.instance(options.netns)
+    agent_socket, instance = directories.readers_socket(options.netns), directories.instance(options.netns)
     if once:
         return 0 if serving.once(agent_socket, instance, sys.stdout.buffer, openmetrics) else 1
     serving.serve(agent_socket, instance, server.address_of(listen, allow_remote))
@@ -373,14 +374,14 @@ def report(
     """
     import time
 
-    from pytools.views.report import gathering, reading
+    from pytools.views.report import gather, reading
 
     reading.check_out(out)
     asked = reading.asked(files, lambda: recording_of(options), since, until, live_s, time.time_ns())
     if asked.live_s is None:
         found = reading.recorded(asked)
     else:
-        with _client(options, gathering.TYPES) as client:
+        with _client(options, gather.TYPES) as client:
             found = reading.live(client, asked.live_s)
     click.echo(reading.summary(found, out, reading.write(found, out), options.json), err=str(out) == "-")
     _tell_of(found.told, None if files or asked.live_s else asked.recording)

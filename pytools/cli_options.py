@@ -132,11 +132,11 @@ def recording_of(options: Options) -> Path:
     RefusedError
         If somebody else could have written it.
     """
-    from pytools import config, places
+    from pytools import config, directories
 
-    file = options.config or places.default_config(options.netns)
+    file = options.config or directories.default_config(options.netns)
     directory = config.load(file).recording.directory if options.config or file.exists() else ""
-    return places.recording(directory, options.netns)
+    return directories.recording(directory, options.netns)
 
 
 class LazyCommand(click.Command):

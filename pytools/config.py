@@ -11,9 +11,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from pytools import places, yaml_text
+from pytools import directories, yaml_text
+from pytools.directories import read_obeyed
 from pytools.errors import UsageError, not_permitted
-from pytools.places import read_obeyed
 
 _MAX_BYTES: Final = 1 << 22  # some 60,000 peers
 
@@ -152,17 +152,17 @@ def load(path: Path) -> AgentConfig:
     try:
         text = read_obeyed(path, _MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:
-            hint = f"is it the right file? ({places.page('config.md')})"
+            hint = f"is it the right file? ({directories.page('config.md')})"
             raise UsageError(f"{path}: larger than {_MAX_BYTES} bytes", hint)
         config = msgspec.convert(yaml_text.values(text), AgentConfig)
     except PermissionError as error:
         raise not_permitted(error, path) from None
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror}", f"write it, or name another with --config ({places.page('config.md')})"
+            f"{path}: {error.strerror}", f"write it, or name another with --config ({directories.page('config.md')})"
         ) from None
     except (yaml_text.NotYamlError, msgspec.ValidationError) as error:
-        raise UsageError(f"{path}: {error}", f"correct it ({places.page('config.md')})") from None
+        raise UsageError(f"{path}: {error}", f"correct it ({directories.page('config.md')})") from None
     return checked(config, str(path))
 
 

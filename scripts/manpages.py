@@ -19,7 +19,7 @@ from typing import Final
 import click
 import roff
 
-from pytools import errors, places
+from pytools import directories, errors
 from steering.cli import root
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -35,8 +35,8 @@ _PLACES: Final = (
     *(
         (f"./{name}, ~/.config/swerve/{name}, /etc/swerve/{name}", f"{what}: the first that is there, unless {how}")
         for name, what, how in (
-            (places.CONFIG, "configuration of the agent", "`--config` names another"),
-            (places.POLICY, "policy of `swerve steer run`", "`--policy` names another"),
+            (directories.CONFIG, "configuration of the agent", "`--config` names another"),
+            (directories.POLICY, "policy of `swerve steer run`", "`--policy` names another"),
         )
     ),
     ("/run/swerve/INSTANCE", "sockets; the instance is the network namespace's name, or host"),

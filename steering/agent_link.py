@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from pytools.bus import Client
 from pytools.errors import SwerveError
+from pytools.ipc.bus import Client
 from pytools.signals import Act, AnySignal, PathState
 
 _CONNECT_NS: Final = 500_000_000

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from pytools import places
+from pytools import directories
 from pytools.errors import SwerveError
 from pytools.kernel.leftovers import FAMILIES, switch_off
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act, AnySignal, PathDelay
 from steering.acting import journal, messages
 from steering.acting.acts_file import ActsFile
+from steering.acting.disk_writer import Later
 from steering.acting.flows import FlowActing
-from steering.acting.later import Later
 from steering.acting.memory import Memory, MemoryFile
 from steering.acting.standbys import StandByActing
 from steering.acting.usual_file import UsualFile
@@ -30,9 +30,9 @@ from steering.acting.weights import Acting
 from steering.actuators import overlay_memory
 from steering.actuators.overlay import Overlay
 from steering.agent_link import AgentLink
-from steering.control.desk import Desk
+from steering.control.host import Site
 from steering.control.managed import Managed
-from steering.control.site import Site
+from steering.control.operator_api import Desk
 from steering.control.stop_signals import stop_signals
 from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
@@ -103,10 +103,10 @@ class Controller:
         self._unreadable = self._no_reroute = ""
         self._acts = False  # whether changes are being carried out: what arrives meanwhile waits
         self._touched: set[Target] = set()  # targets of which something was heard, not decided yet
-        socket_path = places.agent_socket(options.netns)
+        socket_path = directories.agent_socket(options.netns)
         kinds = signals_of(policy)
         self._agent = AgentLink(socket_path, kinds, self._received, self._engine.forget_windows, say)
-        self._host = places.instance(options.netns)
+        self._host = directories.instance(options.netns)
         self._managed = Managed(policy)
         self._stack = contextlib.ExitStack()
         try:
@@ -122,7 +122,7 @@ class Controller:
         locks = Locks(folder / journal.LOCK_FILE, _LOCK_WAIT_S, self._options.apply, scope)
         self._locks = self._stack.enter_context(locks)
         self._netlink = self._stack.enter_context(Netlink())
-        self._memory = MemoryFile(places.steering_memory(self._options.netns), scope, self._say)
+        self._memory = MemoryFile(directories.steering_memory(self._options.netns), scope, self._say)
         self._former = self._take_over()
         if self._former is None:
             self._stays = False
@@ -139,13 +139,13 @@ class Controller:
         if self._former is None and (self._options.apply or locks.former is not None):  # the rules are deleted already
             self._acting.take_back("it was left by a controller before this one", off=lambda: None)
             self._acting.rotate()
-        self.flows = FlowEngine(self._policy, places.instance(self._options.netns))
+        self.flows = FlowEngine(self._policy, directories.instance(self._options.netns))
         acting = FlowActing(self.flows, self._engine, lambda: self._host, self._say, self._send)
         self._flow_acting = self._stack.enter_context(acting)
-        lender = places.maps_socket(self._options.netns)
+        lender = directories.maps_socket(self._options.netns)
         self._standbys = StandByActing(self._policy, self._engine, lender, lambda: self._host, self._say, self._send)
         self._stack.callback(self._standbys.close)
-        keeps = UsualFile(places.runtime_dir(self._options.netns), self._engine.usual, self._say)
+        keeps = UsualFile(directories.runtime_dir(self._options.netns), self._engine.usual, self._say)
         self._usual_file = self._stack.enter_context(keeps)
         deadline = confirming.deadline_in(self._options.confirm_ns)
         locks.lock.say(confirming.facts(deadline) | self._facts())

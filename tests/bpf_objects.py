@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from pytools.kernel import bpf
+from pytools.kernel.bpf import syscall
 
 # BPF_PROG_GET_NEXT_ID, BPF_MAP_GET_NEXT_ID, BPF_LINK_GET_NEXT_ID
 _NEXT: Final = {"prog": 11, "map": 12, "link": 31}
@@ -30,7 +30,7 @@ def _numbers(kind: str) -> set[int]:
     request = ctypes.create_string_buffer(12)  # the number before, the next one, flags
     with contextlib.suppress(FileNotFoundError):  # there is none above
         while True:
-            bpf.call(_NEXT[kind], request, len(request))
+            syscall.call(_NEXT[kind], request, len(request))
             (number,) = struct.unpack_from("<I", request, 4)
             found.add(number)
             struct.pack_into("<I", request, 0, number)

@@ -11,9 +11,9 @@ from typing import Any
 
 import support
 
-from pytools.bus import Bus, Subscription
 from pytools.config import AgentConfig, Links, Windows
-from pytools.kernel.netlink import Netlink
+from pytools.ipc.bus import Bus, Subscription
+from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from pytools.signals import Link, LinkEvent, Path, RdmaPort
 from pytools.sources.links.rdma_sysfs import Sysfs

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import support
 
-from pytools.kernel import loader
+from pytools.kernel.bpf import loader
 from pytools.kernel.netns import inside
 from steering.actuators import flow_table
 from steering.actuators.flow_table import FlowTable

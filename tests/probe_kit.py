@@ -15,10 +15,11 @@ import pytest
 import support
 from numpy.typing import NDArray
 
-from pytools.agent_hooks import link_observers
+from pytools.agent.hooks import link_observers
 from pytools.config import AgentConfig, Probe, Tcp
-from pytools.kernel import attach, bpf, loader, netns
-from pytools.kernel.netlink import Netlink
+from pytools.kernel import netns
+from pytools.kernel.bpf import attach, loader, syscall
+from pytools.kernel.netlink.routing import Netlink
 from pytools.sources.probing import frames
 from pytools.sources.probing.frames import Frames, Lane
 from pytools.sources.probing.program import ProbeProgram
@@ -214,12 +215,12 @@ class TestRun:
     def run(self, hook: str, frame: bytes, segments: int = 0, mark: int = 0) -> tuple[int, bytes]:
         """The verdict, and the packet as the program left it."""
         with netns.inside(self.namespace):
-            return bpf.test_packet(self.hooks[hook], frame, segments=segments, mark=mark)
+            return syscall.test_packet(self.hooks[hook], frame, segments=segments, mark=mark)
 
     def repeat(self, hook: str, frame: bytes, count: int, segments: int = 0) -> None:
         """Run it so often on one packet, which must be one that it leaves as it is."""
         with netns.inside(self.namespace):
-            bpf.test_run(self.hooks[hook], frame, count, segments=segments)
+            syscall.test_run(self.hooks[hook], frame, count, segments=segments)
 
     def _counters(self) -> dict[str, int]:
         return {name: value for name, value in self.program.counters().items() if name != "wire_bytes"}

@@ -12,7 +12,7 @@ import native_build
 import numpy as np
 from support import require, wait_until
 
-from pytools.kernel.loader import Loaded, load
+from pytools.kernel.bpf.loader import Loaded, load
 from pytools.sources.rdma import providers
 from pytools.sources.rdma.providers import Uprobes
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import support
 
-from pytools import places
+from pytools import directories
 
 UNITS = support.ROOT / "packaging/systemd"
 AGENT = UNITS / "swerve-agent.service"
@@ -45,7 +45,7 @@ def room(unique_name: Callable[[], str]) -> Iterator[Path]:
 @contextlib.contextmanager
 def make_room(name: str) -> Iterator[Path]:
     """The same, of this name."""
-    place = places.runtime_dir(None).parent.parent / name
+    place = directories.runtime_dir(None).parent.parent / name
     place.mkdir()
     own(place / "x")
     try:

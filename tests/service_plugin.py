@@ -17,7 +17,7 @@ import pytest
 import service_kit as kit
 import support
 
-from pytools import places
+from pytools import directories
 from pytools.lab import processes, state
 
 _start = processes.start
@@ -37,7 +37,10 @@ def start(
         return _start(lab, netns, argv, env, stdout, stderr)
     started.append(netns)
     # As in /etc: the configuration is root's, and not in a directory of the service's, where root would refuse it.
-    written, kept = places.runtime_dir(netns) / "agent.yaml", places.runtime_dir(None).parent.parent / f"{netns}.yaml"
+    written, kept = (
+        directories.runtime_dir(netns) / "agent.yaml",
+        directories.runtime_dir(None).parent.parent / f"{netns}.yaml",
+    )
     if written.exists():
         kept.write_text(written.read_text())
         kept.chmod(0o644)
@@ -56,9 +59,9 @@ def under_the_unit(
     stderr: int | IO[Any] | None = subprocess.DEVNULL,
 ) -> subprocess.Popen[str]:
     """A `swerve` command as the unit runs it: it takes itself for the host's instance, and is the namespace's."""
-    room = places.runtime_dir(None).parent.parent / "units" / netns
+    room = directories.runtime_dir(None).parent.parent / "units" / netns
     run, kept = kit.own(room / "run"), kit.own(room / "state")
-    shared = [kit.own(places.runtime_dir(netns)), kit.own(places.state_dir(netns))]
+    shared = [kit.own(directories.runtime_dir(netns)), kit.own(directories.state_dir(netns))]
     for link, target in zip((run / "host", kept / "host"), shared, strict=True):
         if not link.is_symlink():
             link.symlink_to(target)

@@ -10,9 +10,9 @@ from typing import TypeVar
 import samples
 from support import wait_until
 
-from pytools.bus import Bus, Client, Server
-from pytools.bus_client import LineClient
-from pytools.bus_readers import ReadServer
+from pytools.ipc.bus import Bus, Client, Server
+from pytools.ipc.client import LineClient
+from pytools.ipc.readers import ReadServer
 
 _Made = TypeVar("_Made")
 

@@ -19,14 +19,14 @@ from typing import Any
 
 import support
 
-from pytools import places
-from pytools.bus import Bus, Server
+from pytools import directories
+from pytools.ipc.bus import Bus, Server
 from pytools.kernel.leftovers import is_our_nexthop, is_our_rule
-from pytools.kernel.netlink import Netlink, NexthopGroup
+from pytools.kernel.netlink.routing import Netlink, NexthopGroup
 from pytools.lab import Lab
 from pytools.signals import Act, Delay, Path, PathDelay, PathState
 from steering.acting import journal
-from steering.acting.later import Later
+from steering.acting.disk_writer import Later
 from steering.deciding.evidence import Facts
 from steering.demo.observe import Observer
 from steering.plan import Group, Member, Weights, nexthop_group, overlay_target, weights_of
@@ -181,7 +181,7 @@ class FakeAgent:
 
     def _run(self) -> None:
         bus = Bus()
-        with selectors.DefaultSelector() as selector, Server(bus, places.agent_socket(self._netns)) as server:
+        with selectors.DefaultSelector() as selector, Server(bus, directories.agent_socket(self._netns)) as server:
             server.register(selector)
             heard = bus.subscribe(frozenset({"act", "path_state"}))
             self._started.set()
@@ -265,7 +265,7 @@ class Controller:
 
     def __init__(self, host: Host, policy: File, *options: str) -> None:
         self.host = host
-        self.folder = places.state_dir(host.netns)
+        self.folder = directories.state_dir(host.netns)
         self.process = subprocess.Popen(
             [*support.SWERVE, "steer", "run", "-n", host.netns, "--policy", str(policy), "-j", *options],
             stdin=subprocess.DEVNULL,
@@ -387,6 +387,6 @@ def measuring(lab: Lab) -> Iterator[Observer]:
     for host in lab.hosts:
         lab.start(host, [*support.SWERVE, "agent", "-n", host.netns])
     for host in lab.hosts:
-        support.wait_until(places.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+        support.wait_until(directories.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
     with contextlib.closing(Observer(lab.hosts)) as heard:
         yield heard

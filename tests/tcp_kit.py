@@ -21,12 +21,12 @@ from typing import Final, TypeVar
 
 import support
 
-from pytools.agent_hooks import link_observers
-from pytools.bus import Bus, Subscription
+from pytools.agent.hooks import link_observers
 from pytools.config import AgentConfig, Tcp, Windows
-from pytools.kernel.attach import attach_tc
-from pytools.kernel.loader import Loaded, load
-from pytools.kernel.netlink import Member, Netlink
+from pytools.ipc.bus import Bus, Subscription
+from pytools.kernel.bpf.attach import attach_tc
+from pytools.kernel.bpf.loader import Loaded, load
+from pytools.kernel.netlink.routing import Member, Netlink
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.lab.topology import group_id

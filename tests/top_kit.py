@@ -11,7 +11,7 @@ from samples import AT_NS, SECOND_NS
 
 from pytools.signals import AnySignal, Histogram, encode
 from pytools.views.top.header import Around
-from pytools.views.top.known import Known
+from pytools.views.top.state import Known
 
 NOW_NS = AT_NS + SECOND_NS // 2
 

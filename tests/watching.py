@@ -14,10 +14,11 @@ from typing import TypeVar
 import numpy as np
 import support
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig
-from pytools.kernel import attach, loader, netns
-from pytools.kernel.netlink import PROTOCOL, Netlink
+from pytools.ipc.bus import Bus
+from pytools.kernel import netns
+from pytools.kernel.bpf import attach, loader
+from pytools.kernel.netlink.routing import PROTOCOL, Netlink
 from pytools.lab.building import agent_config
 from pytools.lab.fabric import Lab
 from pytools.signals import LinkEvent, PathEcn, PathMtu

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pytools.errors import SwerveError
-from pytools.kernel import bpf, rdma_class
+from pytools.kernel import rdma_class
+from pytools.kernel.bpf import syscall
 
 CAPABILITIES: Final = {
     "CAP_NET_ADMIN": 12,
@@ -90,7 +91,7 @@ def map_of(map_type: int, key_bytes: int, value_bytes: int, entries: int) -> Fin
 
     def make() -> str:
         attributes = struct.pack("<4I", map_type, key_bytes, value_bytes, entries).ljust(48, b"\0")
-        os.close(bpf.bpf(bpf.MAP_CREATE, attributes))
+        os.close(syscall.bpf(syscall.MAP_CREATE, attributes))
         return ""
 
     return attempt(make)
@@ -120,9 +121,9 @@ def loaded(instructions: Sequence[Instruction]) -> Iterator[int]:
         for op, destination, source, offset, immediate in instructions
     )
     body, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
-    pointers = (bpf.address(body), bpf.address(licence))
+    pointers = (syscall.address(body), syscall.address(licence))
     attributes = struct.pack("<2I2Q", _SCHED_CLS, len(instructions), *pointers).ljust(72, b"\0")
-    fd = bpf.bpf(_PROG_LOAD, attributes)
+    fd = syscall.bpf(_PROG_LOAD, attributes)
     try:
         yield fd
     finally:
@@ -133,7 +134,7 @@ def run_time_statistics() -> Finding:
     """Whether the kernel times programs for us."""
 
     def switch() -> str:
-        os.close(bpf.enable_stats())
+        os.close(syscall.enable_stats())
         return ""
 
     return attempt(switch)
@@ -188,7 +189,7 @@ def network() -> dict[str, Finding]:
 
 
 def _attach(direction: Literal["ingress", "egress"], force_clsact: bool, expected: str) -> str:
-    from pytools.kernel.attach import attach_tc
+    from pytools.kernel.bpf.attach import attach_tc
 
     with loaded(NOTHING) as fd, attach_tc(fd, "lo", direction, force_clsact) as attachment:
         if attachment.mechanism != expected:
@@ -206,9 +207,9 @@ def _qdisc(ip: Any, kind: str, arguments: dict[str, object]) -> Finding:
 
 
 def _nexthops() -> dict[str, Finding]:
-    from pytools.kernel.netlink import Member, Netlink, Nexthop
-    from pytools.kernel.netlink_messages import group_message
-    from pytools.kernel.netlink_socket import CREATE, REPLACE
+    from pytools.kernel.netlink.nexthops import group_message
+    from pytools.kernel.netlink.routing import Member, Netlink, Nexthop
+    from pytools.kernel.netlink.socket import CREATE, REPLACE
 
     members = [Member(1, 1), Member(2, 1)]
     with Netlink() as netlink:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
-from pytools.kernel.netlink import PROTOCOL, Family, Netlink, NetlinkError, Nexthop, NexthopGroup, Rule
+from pytools.kernel.netlink.routing import PROTOCOL, Family, Netlink, NetlinkError, Nexthop, NexthopGroup, Rule
 
 FIRST_ID: Final = PROTOCOL << 24  # of our own nexthops and groups
 LAST_ID: Final = FIRST_ID | 0xFFFFFF

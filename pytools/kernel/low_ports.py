@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pytools import places
+from pytools import directories
 from pytools.errors import CapabilityError
-from pytools.kernel import bpf, cgroups
+from pytools.kernel.bpf import cgroups, syscall
 
 _PROG_LOAD, _CGROUP_SOCK_ADDR = 5, 18
 _BIND: Final = (8, 9)  # BPF_CGROUP_INET4_BIND, BPF_CGROUP_INET6_BIND
@@ -48,12 +48,12 @@ def allowed(port: int) -> Iterator[None]:
                 program = _load(port, kind)
                 kept.callback(os.close, program)
                 attributes = struct.pack("<4I", program, group, kind, 0).ljust(48, b"\0")
-                kept.callback(os.close, bpf.bpf(bpf.LINK_CREATE, attributes))
+                kept.callback(os.close, syscall.bpf(syscall.LINK_CREATE, attributes))
         except OSError as error:
             raise CapabilityError(
                 f"port {port} may not be used: {error.strerror}",
                 "grant CAP_NET_BIND_SERVICE, or set probe.port to 1024 or more on every host "
-                f"({places.page('service.md')})",
+                f"({directories.page('service.md')})",
             ) from None
         yield
 
@@ -95,6 +95,6 @@ def _load(port: int, kind: int) -> int:
     )
     code = b"".join(struct.pack("<BBhi", op, src << 4 | dst, offset, value) for op, dst, src, offset, value in rows)
     body, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
-    attributes = struct.pack("<2I2Q", _CGROUP_SOCK_ADDR, len(rows), bpf.address(body), bpf.address(licence))
+    attributes = struct.pack("<2I2Q", _CGROUP_SOCK_ADDR, len(rows), syscall.address(body), syscall.address(licence))
     # expected_attach_type stands behind log, version, flags, name and interface
-    return bpf.bpf(_PROG_LOAD, attributes.ljust(68, b"\0") + struct.pack("<I", kind))
+    return syscall.bpf(_PROG_LOAD, attributes.ljust(68, b"\0") + struct.pack("<I", kind))

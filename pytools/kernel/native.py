@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from pytools.errors import CapabilityError, SwerveError
-from pytools.kernel.compiling import bpf_dir
+from pytools.kernel.bpf.compiler_client import bpf_dir
 
 _FLAGS: Final = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra")
 

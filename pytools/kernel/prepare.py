@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from pytools import places
+from pytools import directories as places
 from pytools.errors import CapabilityError
 from pytools.kernel import tracefs
 

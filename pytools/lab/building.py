@@ -15,11 +15,11 @@ from typing import Literal
 import msgspec
 import yaml
 
-from pytools import config, places
+from pytools import config, directories
 from pytools.errors import CapabilityError, SwerveError
-from pytools.kernel.netlink import MAIN_TABLE, Member, Netlink, Nexthop, Route
-from pytools.kernel.netlink_messages import family_of
-from pytools.lab import clocks, inner, namespaces, timekeeping, wiring
+from pytools.kernel.netlink.nexthops import family_of
+from pytools.kernel.netlink.routing import MAIN_TABLE, Member, Netlink, Nexthop, Route
+from pytools.lab import clocks, inner_paths, namespaces, timekeeping, wiring
 from pytools.lab.topology import Host, Rail, Spec, group_id
 
 _STATIC = 4  # RTPROT_STATIC
@@ -82,7 +82,7 @@ def build(spec: Spec, given: Sequence[clocks.VirtualClock] | None = None, key_fi
     if key_file is not None:
         _write_key(key_file)
     ways = [way for rail in rails for way in rail.inner]
-    choosing = _RAIL | (inner.HASHING if ways else {})
+    choosing = _RAIL | (inner_paths.HASHING if ways else {})
     places_made = [(host.netns, _HOST) for host in hosts] + [(rail.netns, choosing) for rail in rails]
     for netns, settings in places_made + [(way.netns, _RAIL) for way in ways]:
         namespaces.create(netns)
@@ -93,7 +93,7 @@ def build(spec: Spec, given: Sequence[clocks.VirtualClock] | None = None, key_fi
     for rail in rails:
         with Netlink(rail.netns) as netlink:
             _build_rail(netlink, rail, hosts, spec)
-            inner.build(netlink, rail, hosts, spec)
+            inner_paths.build(netlink, rail, hosts, spec)
     for host in hosts:
         with Netlink(host.netns) as netlink:
             route_host(netlink, host, hosts)
@@ -199,7 +199,7 @@ def agent_config(
 def _write_config(
     host: Host, hosts: tuple[Host, ...], ipv6: bool, clock: clocks.VirtualClock | None, key_file: Path | None
 ) -> None:
-    directory = places.runtime_dir(host.netns)
+    directory = directories.runtime_dir(host.netns)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if clock is not None:
         clocks.save(clock, timekeeping.file_of(host))

@@ -7,7 +7,7 @@ takes the carrier of the host's end: the kernel then drops the nexthops there by
 
 from __future__ import annotations
 
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink.routing import Netlink
 from pytools.lab import building, filters, wiring
 from pytools.lab.topology import Rail, Spec, host_of, rail_of
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from pytools.errors import SwerveError, UsageError
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink.routing import Netlink
 from pytools.lab import building, bursts, cables, faults, filters, processes, state, timekeeping, view
 from pytools.lab.clocks import VirtualClock
 from pytools.lab.topology import Host, Rail, Spec, check_shape, host_of, parse_rate, rail_of
@@ -253,7 +253,7 @@ class Lab:
             By how much.
         """
         device, extra_ns = faults.longer_way(self.spec, rail, source, destination, extra_us)
-        words = [sys.executable, "-P", "-m", "pytools.lab.holding", device, str(extra_ns)]
+        words = [sys.executable, "-P", "-m", "pytools.lab.delay_line", device, str(extra_ns)]
         mark = {processes.LOAD_MARK: str(rail)}
         process = self.start(self.rails[rail - 1], words, mark, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         processes.wait_until_ready(process)

@@ -6,9 +6,9 @@ All are made in the rail's namespace, so that a host sees them as it would see a
 from __future__ import annotations
 
 from pytools.errors import UsageError
-from pytools.kernel.netlink import MAIN_TABLE, PROTOCOL, Family, Netlink, Route, Rule
+from pytools.kernel.netlink.routing import MAIN_TABLE, PROTOCOL, Family, Netlink, Route, Rule
 from pytools.lab import building, cables, filters, wiring
-from pytools.lab import inner as innards
+from pytools.lab import inner_paths as innards
 from pytools.lab.topology import Host, Port, Rail, Spec, check_shape, host_of, rail_of
 
 # Two priorities: the kernel takes a rule without a destination for the same as one that only adds a destination.

@@ -16,9 +16,9 @@ import numpy as np
 from pyroute2.netlink import nla, nlmsg
 
 from pytools.errors import SwerveError, UsageError
-from pytools.kernel import attach, bpf, loader
-from pytools.kernel.maps import Map
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.bpf import attach, loader, syscall
+from pytools.kernel.bpf.maps import Map
+from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from pytools.lab.tc_message import TrafficControl
 from pytools.lab.topology import Port, Rail
@@ -136,9 +136,9 @@ def _described(program_id: int) -> tuple[str, int]:
     fd = _open(_PROGRAM_BY_ID, program_id)
     try:
         maps = ctypes.create_string_buffer(4)
-        asked = _PROGRAM_INFO.pack(0, 0, b"", 0, 0, 0, 0, 0, 0, 1, bpf.address(maps), b"")
+        asked = _PROGRAM_INFO.pack(0, 0, b"", 0, 0, 0, 0, 0, 0, 1, syscall.address(maps), b"")
         info = ctypes.create_string_buffer(asked, len(asked))
-        bpf.bpf(_INFO, struct.pack("<IIQ", fd, len(asked), bpf.address(info)))
+        syscall.bpf(_INFO, struct.pack("<IIQ", fd, len(asked), syscall.address(info)))
         name = _PROGRAM_INFO.unpack(info.raw)[-1].rstrip(b"\0").decode()
         return name, int.from_bytes(maps.raw, "little")
     finally:
@@ -146,4 +146,4 @@ def _described(program_id: int) -> tuple[str, int]:
 
 
 def _open(command: int, number: int) -> int:
-    return bpf.bpf(command, struct.pack("<III", number, 0, 0))
+    return syscall.bpf(command, struct.pack("<III", number, 0, 0))

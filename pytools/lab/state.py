@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytools import places
+from pytools import directories
 from pytools.errors import UsageError
 from pytools.lab import namespaces, processes
 from pytools.lab.topology import Spec, check_name, lab_of_namespace, namespace_pattern
@@ -84,7 +84,7 @@ def tear_down(name: str) -> list[str]:
     for netns in ours:
         namespaces.delete(netns)
     pattern = namespace_pattern(name)
-    for base in (places.runtime_dir(None).parent, places.state_dir(None).parent):
+    for base in (directories.runtime_dir(None).parent, directories.state_dir(None).parent):
         for place in base.glob(f"swerve-{name}-*"):
             if pattern.fullmatch(place.name):
                 shutil.rmtree(place)
@@ -106,4 +106,4 @@ def _namespaces_of(name: str) -> list[str]:
 
 
 def _file(name: str) -> Path:
-    return places.runtime_dir(None).parent / "labs" / f"{name}.json"
+    return directories.runtime_dir(None).parent / "labs" / f"{name}.json"

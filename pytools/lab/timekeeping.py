@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytools import places
+from pytools import directories
 from pytools.errors import UsageError
 from pytools.lab import clocks
 from pytools.lab.clocks import VirtualClock
@@ -24,7 +24,7 @@ _UNITS_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 
 def file_of(host: Host) -> Path:
     """Where a host's clock lies."""
-    return places.runtime_dir(host.netns) / clocks.FILE
+    return directories.runtime_dir(host.netns) / clocks.FILE
 
 
 def wanted(hosts: int, asked: int | Sequence[VirtualClock] | None) -> list[VirtualClock] | None:

@@ -16,10 +16,10 @@ from pyroute2.netlink import nla, nlmsg
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from pytools.kernel.netlink import Netlink, NetlinkError, Route
-from pytools.kernel.netlink_messages import family_of, socket_family
-from pytools.kernel.netlink_routes import route_message
-from pytools.kernel.netlink_socket import CREATE, EXCLUSIVE, REPLACE
+from pytools.kernel.netlink.nexthops import family_of, socket_family
+from pytools.kernel.netlink.routes import route_message
+from pytools.kernel.netlink.routing import Netlink, NetlinkError, Route
+from pytools.kernel.netlink.socket import CREATE, EXCLUSIVE, REPLACE
 from pytools.lab.namespaces import NAMED
 from pytools.lab.tc_message import TrafficControl
 

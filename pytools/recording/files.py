@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final, cast
 
 from pytools.errors import SwerveError
+from pytools.ipc.wire import LINE_BYTES, Lines
 from pytools.recording import reader
 from pytools.recording.reader import FOR_EVER, Read
-from pytools.wire import LINE_BYTES, Lines
 
 _CHUNK: Final = 1 << 16
 _MAGIC: Final = b"\x1f\x8b"

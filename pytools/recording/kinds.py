@@ -6,4 +6,6 @@ from typing import Final
 
 NEVER: Final = frozenset({"probe_samples", "tcp_flow"})  # single probes and single connections: unbounded in number
 ASIDE: Final = frozenset({"self"})  # costs something to make: recorded while somebody else asks for it
-FINE_ONLY: Final = frozenset({"path_liveness", "clock_edge"})  # many a second, as are details (pytools.wire.is_detail)
+FINE_ONLY: Final = frozenset(
+    {"path_liveness", "clock_edge"}
+)  # many a second, as are details (pytools.ipc.wire.is_detail)

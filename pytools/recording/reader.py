@@ -14,12 +14,12 @@ from typing import Annotated, Final
 
 import msgspec
 
-from pytools import places
+from pytools import directories
 from pytools.errors import CapabilityError, SwerveError
+from pytools.ipc.wire import LINE_BYTES
 from pytools.recording import segments
 from pytools.recording.segments import Segment, Track
 from pytools.signals import UNREADABLE
-from pytools.wire import LINE_BYTES
 
 _CHUNK: Final = 1 << 16
 _SLACK_NS: Final = 5_000_000_000  # a record is written a while after its time, and clocks are slewed
@@ -106,7 +106,7 @@ def _listed(directory: Path) -> list[Segment]:
     if not found:
         raise SwerveError(
             f"there is no recording in {directory}",
-            f"an agent writes it unless recording.hours is 0 ({places.page('recording.md')})",
+            f"an agent writes it unless recording.hours is 0 ({directories.page('recording.md')})",
         )
     return found
 

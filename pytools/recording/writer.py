@@ -12,7 +12,7 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from pytools.owner import as_owner
+from pytools.owned_files import as_owner
 from pytools.recording import segments
 from pytools.recording.segments import Track
 

@@ -12,9 +12,9 @@ import selectors
 import time
 from collections.abc import Callable, Mapping
 
-from pytools.bus import Bus
 from pytools.errors import CapabilityError
-from pytools.kernel import bpf
+from pytools.ipc.bus import Bus
+from pytools.kernel.bpf import syscall
 from pytools.signals import ProgramCost, Self
 
 _INTERVAL_NS = 1_000_000_000
@@ -79,7 +79,7 @@ class CostSource:
     def _switch_stats_on(self) -> None:
         if self._stats_fd is None and not self._stats_refused:
             try:
-                self._stats_fd = bpf.enable_stats()
+                self._stats_fd = syscall.enable_stats()
             except CapabilityError:
                 self._stats_refused = True
 
@@ -106,7 +106,7 @@ class CostSource:
         return usage.ru_utime + usage.ru_stime + self._pacer()[0] * 1e-9
 
     def _cost(self, name: str, fd: int) -> ProgramCost:
-        run_time_ns, runs = bpf.program_run_time(fd)
+        run_time_ns, runs = syscall.program_run_time(fd)
         return ProgramCost(name=name, runs=runs, run_time_ns=None if self._stats_refused else run_time_ns)
 
 

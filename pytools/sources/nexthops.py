@@ -12,11 +12,11 @@ import socket
 import time
 from collections.abc import Sequence
 
-from pytools.bus import Bus
-from pytools.kernel.netlink import Netlink
-from pytools.kernel.netlink_messages import Nexthop
-from pytools.kernel.netlink_messages import NexthopGroup as KernelGroup
-from pytools.kernel.netlink_socket import NetlinkError
+from pytools.ipc.bus import Bus
+from pytools.kernel.netlink.nexthops import Nexthop
+from pytools.kernel.netlink.nexthops import NexthopGroup as KernelGroup
+from pytools.kernel.netlink.routing import Netlink
+from pytools.kernel.netlink.socket import NetlinkError
 from pytools.signals import GroupMember, NexthopGroup
 
 _INTERVAL_NS = 1_000_000_000

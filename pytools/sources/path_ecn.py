@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig
-from pytools.kernel.loader import Loaded
+from pytools.ipc.bus import Bus
+from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import LinkEvent, Path, PathEcn
 from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath

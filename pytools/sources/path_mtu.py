@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.estimators import packet_sizes
 from pytools.estimators.packet_sizes import Shot, Sizes
+from pytools.ipc.bus import Bus
 from pytools.signals import LinkEvent, PathMtu
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.size_probes import LARGEST, SMALLEST, SizeProbes, Told

@@ -7,7 +7,7 @@ from typing import Final
 
 from pytools.config import AgentConfig, Tcp
 from pytools.kernel import tracefs
-from pytools.kernel.compiling import Program
+from pytools.kernel.bpf.compiler_client import Program
 
 OBSERVE_EGRESS: Final = "observe_egress"
 OBSERVE_INGRESS: Final = "observe_ingress"

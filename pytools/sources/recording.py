@@ -15,14 +15,14 @@ import time
 from pathlib import Path
 from typing import Final
 
-from pytools.bus import Bus, Published
 from pytools.config import Recording
 from pytools.errors import CapabilityError
-from pytools.owner import as_owner
+from pytools.ipc.bus import Bus, Published
+from pytools.ipc.wire import TYPES, is_detail
+from pytools.owned_files import as_owner
 from pytools.recording.kinds import ASIDE, FINE_ONLY, NEVER
 from pytools.recording.segments import TRACKS, Track
 from pytools.recording.writer import TrackWriter
-from pytools.wire import TYPES, is_detail
 
 _LOT_NS: Final = 250_000_000
 _FLUSH_S: Final = 1.0

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from pytools import places
-from pytools.bus_client import Client
+from pytools import directories
+from pytools.ipc.client import Client
+from pytools.ipc.wire import TAGS
 from pytools.kernel.features import Finding
 from pytools.signals import AnySignal
-from pytools.wire import TAGS
 
 _ASKED_S: Final = 2.5  # an agent says once a second what it counts and sees
 _Told = TypeVar("_Told", bound=AnySignal)
@@ -35,7 +35,7 @@ def heard(name: str | None, kind: type[_Told]) -> Iterator[_Told]:
     SwerveError
         If no agent runs.
     """
-    with Client(places.agent_socket(name), frozenset({TAGS[kind]})) as client:
+    with Client(directories.agent_socket(name), frozenset({TAGS[kind]})) as client:
         for signal in client.within(_ASKED_S):
             if isinstance(signal, kind):
                 yield signal

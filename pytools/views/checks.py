@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytools import config as configuration
-from pytools import places
-from pytools.bus_client import Client
+from pytools import directories
 from pytools.errors import SwerveError
+from pytools.ipc.client import Client
 from pytools.kernel import features
 from pytools.kernel.features import Finding
 from pytools.kernel.native import PACER
@@ -23,7 +23,7 @@ from pytools.views import checks_agent, checks_network
 from pytools.views.check import Check
 
 if TYPE_CHECKING:
-    from pytools.kernel.loader import Program
+    from pytools.kernel.bpf.loader import Program
 
 _GOOD_CLOCKS: Final = {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"}
 _ROOT: Final = "run as root"
@@ -109,7 +109,7 @@ def _tools() -> list[Check]:
 
 
 def _bcc() -> str:
-    from pytools.kernel.loader import interpreter
+    from pytools.kernel.bpf.loader import interpreter
 
     return interpreter()
 
@@ -169,7 +169,7 @@ def _loaded(programs: Sequence[Program]) -> str:
     SwerveError
         If one of them cannot be loaded; says which, and why.
     """
-    from pytools.kernel.loader import load
+    from pytools.kernel.bpf.loader import load
 
     with load(programs, anew=True) as loaded:
         if loaded.failed:
@@ -241,7 +241,7 @@ def _surroundings(name: str | None, config: Path | None) -> list[Check]:
             "configuration",
             False,
             "`swerve agent` does not start",
-            f"write it ({places.page('config.md')}), or name one with --config",
+            f"write it ({directories.page('config.md')}), or name one with --config",
             lambda: features.attempt(lambda: _configured(name, config)),
         ),
         Check(
@@ -260,7 +260,7 @@ def _rdma() -> Finding:
 
 
 def _configured(name: str | None, config: Path | None) -> str:
-    place = config or places.default_config(name)
+    place = config or directories.default_config(name)
     loaded = configuration.load(place)
     return f"{place}: host {loaded.host}, {len(loaded.peers)} peers"
 
@@ -273,5 +273,5 @@ def served(name: str | None) -> str:
     SwerveError
         If none does.
     """
-    with Client(places.agent_socket(name), frozenset()):
-        return str(places.agent_socket(name))
+    with Client(directories.agent_socket(name), frozenset()):
+        return str(directories.agent_socket(name))

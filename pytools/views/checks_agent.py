@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from pytools import config as configuration
-from pytools import places
-from pytools.bus_socket import connect, peer
+from pytools import directories
 from pytools.errors import SwerveError
-from pytools.kernel import priority, privileges, tc_programs
+from pytools.ipc.socket_files import connect, peer
+from pytools.kernel import priority, privileges
+from pytools.kernel.bpf import tc_programs
 from pytools.kernel.features import Finding
-from pytools.kernel.netlink import Netlink, NetlinkError
+from pytools.kernel.netlink.routing import Netlink, NetlinkError
 from pytools.signals import PathLiveness, Self
 from pytools.views.check import Check, heard
 
@@ -41,14 +42,14 @@ def checks(name: str | None, config: Path | None) -> list[Check]:
             False,
             "; ".join(each.what for each in found[1]),
             "nothing to mend if that can be spared; else add AmbientCapabilities= and CapabilityBoundingSet= with "
-            f"{', '.join(each.capability for each in found[1])} to its unit ({places.page('service.md')})",
+            f"{', '.join(each.capability for each in found[1])} to its unit ({directories.page('service.md')})",
             lambda: found[0],
         ),
         Check(
             "priority of the agent",
             False,
             "where applications take all processors its probes are read late, and failover takes longer",
-            f"start it as root, or with Nice={priority.NICE} in its unit ({places.page('service.md')})",
+            f"start it as root, or with Nice={priority.NICE} in its unit ({directories.page('service.md')})",
             lambda: _priority(name),
         ),
         Check(
@@ -63,7 +64,7 @@ def checks(name: str | None, config: Path | None) -> list[Check]:
             False,
             "between hosts that do not share the key no probe is answered or believed: their paths are silent",
             "let bus.key_file hold the same key on all hosts, and restart their agents "
-            f"({places.page('probes.md')}, with a cluster key)",
+            f"({directories.page('probes.md')}, with a cluster key)",
             lambda: _keys(name),
         ),
         Check(
@@ -87,7 +88,7 @@ def checks(name: str | None, config: Path | None) -> list[Check]:
 def _agent(name: str | None) -> tuple[int, int] | None:
     """Process and user of the agent that runs, by the other end of its socket."""
     try:
-        with connect(places.agent_socket(name)) as sock:
+        with connect(directories.agent_socket(name)) as sock:
             pid, uid, _ = peer(sock)
     except (SwerveError, OSError):
         return None
@@ -158,7 +159,7 @@ def _interfaces(name: str | None, config: Path | None) -> tuple[list[tuple[str, 
     """The interfaces that carry paths to the configured peers; every one where that is not known."""
     all_of_them = {index: interface for index, interface in socket.if_nameindex() if interface != "lo"}
     try:
-        peers = configuration.load(config or places.default_config(name)).peers
+        peers = configuration.load(config or directories.default_config(name)).peers
         with Netlink() as netlink:
             indexes = set(_carrying(netlink, [each.address for each in peers]))
     except SwerveError:

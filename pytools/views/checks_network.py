@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from pytools.errors import SwerveError
-from pytools.kernel import cgroups, drop_reasons, features, rdma_class, tracefs, uprobes
+from pytools.kernel import drop_reasons, features, rdma_class, tracefs
+from pytools.kernel.bpf import cgroups, uprobes
 from pytools.kernel.features import Family, Finding
 from pytools.kernel.native import TAP
 from pytools.signals import RdmaSight

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytools.signals import Clock
-from pytools.views import silence, tables
+from pytools.views import empty_states, tables
 from pytools.views.model import Model
 from pytools.views.sheet import Sheet
 from pytools.views.timing import is_silent, references
@@ -32,7 +32,7 @@ def clocks(model: Model) -> RenderableType:
     """The clock of every host against the reference's."""
     known = model.timing.clocks
     if not known:
-        return Text(silence.no_clocks(model))
+        return Text(empty_states.no_clocks(model))
     common = references(model.timing)
     sheet = Sheet(
         f"{model.host}: clocks against {' and '.join(common)}" if common else f"{model.host}: clocks, no reference",
@@ -56,7 +56,7 @@ def clocks(model: Model) -> RenderableType:
             tables.ppm(clock.slew_ppb),
             style="dim" if silent else None,
         )
-    remarks = [silence.no_others(model)] if len(known) == 1 else _remarks(known.values(), common)
+    remarks = [empty_states.no_others(model)] if len(known) == 1 else _remarks(known.values(), common)
     return Group(sheet, *(Text(each, style="dim") for each in remarks))
 
 
@@ -81,7 +81,7 @@ def edges(model: Model) -> RenderableType:
     """The clock of each peer against ours, path by path."""
     known = model.timing.edges
     if not known:
-        return Text(silence.no_edges(model))
+        return Text(empty_states.no_edges(model))
     sheet = Sheet(
         f"{model.host}: the peers' clocks against ours, by path",
         _EDGE_COLUMNS,
@@ -111,7 +111,7 @@ def collocation(model: Model) -> RenderableType:
     """Which hosts share an oscillator."""
     found = model.timing.collocation
     if found is None or not (found.groups or found.alone or found.unknown):
-        return Text(silence.no_collocation(model))
+        return Text(empty_states.no_collocation(model))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("oscillator", no_wrap=True)
     table.add_column("confidence", no_wrap=True, justify="right")

@@ -12,9 +12,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pytools.signals import AppDelay, Delay, PathDelay, PathLiveness
+from pytools.views.empty_states import no_app_delays
 from pytools.views.model import Model
 from pytools.views.sheet import Sheet
-from pytools.views.silence import no_app_delays
 from pytools.views.tables import UNKNOWN, bound, clock_state, duration, endpoint, offset, one_way, one_way_bound, share
 from pytools.views.timing import is_whole_path, supports_one_way
 

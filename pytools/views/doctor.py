@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from pytools import places
+from pytools import directories
 from pytools.errors import RefusedError
 from pytools.kernel import features, netns
 from pytools.views import versions
@@ -23,7 +23,7 @@ from pytools.views.check import Check
 from pytools.views.checks import checks, served
 
 if TYPE_CHECKING:
-    from pytools.kernel.loader import Program
+    from pytools.kernel.bpf.loader import Program
 
 CANNOT: Final = (
     "RDMA on hardware (RoCE, InfiniBand) bypasses TC: queue pairs are counted and timed, its packets neither timed "
@@ -113,14 +113,17 @@ def clean(name: str | None) -> list[str]:
     RefusedError
         If an agent or a controller runs there: this would take away what it works with.
     """
-    from pytools.kernel import attach, leftovers
-    from pytools.kernel.netlink import Netlink
+    from pytools.kernel import leftovers
+    from pytools.kernel.bpf import attach
+    from pytools.kernel.netlink.routing import Netlink
 
-    socket = places.agent_socket(name)
+    socket = directories.agent_socket(name)
     if features.attempt(lambda: served(name)).present:
         raise RefusedError(f"an agent serves {socket}", "stop it first: it cleans up after itself")
     if _steered(name):
-        raise RefusedError(f"a controller steers {places.instance(name)}", "stop it first: it takes back what it did")
+        raise RefusedError(
+            f"a controller steers {directories.instance(name)}", "stop it first: it takes back what it did"
+        )
     with netns.inside(name), Netlink() as netlink:
         hooks = [*attach.clean(), *attach.clean(attach.STEERING)]
         removed = [*hooks, *leftovers.sweep(netlink)]
@@ -133,7 +136,7 @@ def clean(name: str | None) -> list[str]:
 def _steered(name: str | None) -> bool:
     """Whether a controller, or the guardian that undoes what one did, holds the instance's lock."""
     try:
-        with (places.state_dir(name) / "lock").open("rb") as lock:
+        with (directories.state_dir(name) / "lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (FileNotFoundError, PermissionError):
         return False

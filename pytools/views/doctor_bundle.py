@@ -25,10 +25,10 @@ import msgspec
 import yaml
 
 from pytools import config as configuration
-from pytools import places
-from pytools.bus_client import Client
+from pytools import directories
 from pytools.errors import SwerveError, UsageError
-from pytools.owner import as_owner
+from pytools.ipc.client import Client
+from pytools.owned_files import as_owner
 from pytools.recording import reader
 from pytools.views.doctor_redact import Addresses, cleaned
 
@@ -144,7 +144,7 @@ def _write(file: io.BufferedWriter, name: str | None, config: Path | None, repor
     hide = Addresses(managed) if redact else None
     parts: list[Part] = []
     left_out: list[LeftOut] = []
-    stem = f"swerve-{places.instance(name)}"
+    stem = f"swerve-{directories.instance(name)}"
     with tarfile.open(fileobj=file, mode="w:gz") as archive:
         for part, make in _parts(name, config, report, policy):
             try:
@@ -160,7 +160,7 @@ def _write(file: io.BufferedWriter, name: str | None, config: Path | None, repor
             _add(archive, f"{stem}/{part}", data)
         manifest = Manifest(
             made_unix_ns=time.time_ns(),
-            instance=places.instance(name),
+            instance=directories.instance(name),
             versions=report.versions,
             addresses_hidden=hide.replaced if hide is not None else None,
             managed=managed if redact else [],
@@ -177,7 +177,7 @@ def _parts(name: str | None, config: Path | None, report: Any, policy: Any) -> I
     yield "policy.json", lambda: Made(value=_given(policy))
     yield "self.json", lambda: Made(value=_self(name))
     for each in _HISTORY:
-        yield each, lambda each=each: _history(places.state_dir(name) / each)  # type: ignore[misc]
+        yield each, lambda each=each: _history(directories.state_dir(name) / each)  # type: ignore[misc]
     for part, command in _COMMANDS.items():
         yield part, lambda command=command: Made(value=_asked(command))  # type: ignore[misc]
     yield "tc-filter.json", _filters
@@ -227,17 +227,17 @@ def _report(report: Any) -> Any:
 
 
 def _config(name: str | None, config: Path | None) -> configuration.AgentConfig:
-    return configuration.load(config or places.default_config(name))
+    return configuration.load(config or directories.default_config(name))
 
 
 def _policy(name: str | None) -> Any:
     """The policy of the controller that runs, else the one where it belongs; why not, in words, where there is none."""
     try:
-        facts = json.loads((places.state_dir(name) / "lock").read_text())
-        file = Path(facts["policy"]) if facts.get("policy") else places.default_policy()
+        facts = json.loads((directories.state_dir(name) / "lock").read_text())
+        file = Path(facts["policy"]) if facts.get("policy") else directories.default_policy()
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         try:
-            file = places.default_policy()
+            file = directories.default_policy()
         except SwerveError as error:
             return str(error)
     try:
@@ -255,7 +255,7 @@ def _given(policy: Any) -> Any:
 
 
 def _self(name: str | None) -> Any:
-    with Client(places.agent_socket(name), frozenset({"self"})) as client:
+    with Client(directories.agent_socket(name), frozenset({"self"})) as client:
         said = client.next(_ANSWER_S)
     if said is None:
         raise _MissingError(f"the agent said nothing for {_ANSWER_S:g} s")
@@ -313,7 +313,7 @@ def _recorded(name: str | None, config: Path | None) -> Made:
     except SwerveError:
         directory = ""
     told = reader.Read()
-    lines = reader.lines(places.recording(directory, name), time.time_ns() - _RECORDED_S * 10**9, told=told)
+    lines = reader.lines(directories.recording(directory, name), time.time_ns() - _RECORDED_S * 10**9, told=told)
     return Made(
         lines=_parsed(lines),
         note=lambda: f"the last {_RECORDED_S} s" + (f"; {told.broken} lines were none" if told.broken else ""),

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import BinaryIO, TextIO, TypeVar
 
-from pytools.bus_client import AgentGoneError, Connection
+from pytools.ipc.client import AgentGoneError, Connection
 from pytools.signals import AnySignal, encode
 
 _Told = TypeVar("_Told")

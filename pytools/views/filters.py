@@ -31,7 +31,7 @@ from pytools.signals import (
     TcpFlow,
     TcpPath,
 )
-from pytools.views.words import chosen
+from pytools.views.choices import chosen
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

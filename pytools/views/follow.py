@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from pytools.bus_client import Client
 from pytools.errors import SwerveError
+from pytools.ipc.client import Client
 from pytools.signals import AnySignal, RdmaQueuePair, TcpFlow
 from pytools.views import export
 from pytools.views.filters import Filters

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytools.signals import AnySignal
-from pytools.views import silence
+from pytools.views import empty_states as silence
 from pytools.views.filters import Filters
 from pytools.views.model import Model
 from pytools.views.timing import is_whole_path

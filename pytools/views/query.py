@@ -8,9 +8,9 @@ from typing import Any
 
 from pytools.errors import UsageError
 from pytools.views import filters
+from pytools.views.choices import chosen
 from pytools.views.filters import Filters
 from pytools.views.kinds import VIEWS
-from pytools.views.words import chosen
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pytools.signals import AnySignal, Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaVerdict, Suspect
-from pytools.views import silence, tables
+from pytools.views import empty_states, tables
 from pytools.views.columns import Column, Listing, little, much, named
 from pytools.views.model import Model
 from pytools.views.network import QUEUE_PAIRS, is_silent
@@ -181,7 +181,7 @@ def suspect_table(model: Model, _signals: Sequence[AnySignal], asked: Query) -> 
     """Who is suspected to be slow."""
     found = model.rdma.suspects
     if found is None or not found.suspects:
-        why = silence.no_rdma(model)
+        why = empty_states.no_rdma(model)
         return Text(why or f"{model.host}: no host and no link is suspected: no two queue pairs agree that one is slow")
     return _suspects(model, found.suspects, asked.sort)
 
@@ -194,7 +194,7 @@ def _suspects(model: Model, found: Sequence[Suspect], sort: str | None) -> Rende
 def _none(model: Model, asked: Query) -> str:
     if asked.filters:
         return f"{model.host}: nothing passes {asked.filters}"
-    return silence.no_rdma(model) or silence.no_queue_pairs(model)
+    return empty_states.no_rdma(model) or empty_states.no_queue_pairs(model)
 
 
 def _sight(sight: RdmaSight | None) -> list[Text]:

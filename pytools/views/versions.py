@@ -44,7 +44,7 @@ def _swerve() -> str:
 
 
 def _bcc() -> str:
-    from pytools.kernel.loader import interpreter
+    from pytools.kernel.bpf.loader import interpreter
 
     try:
         return _of([interpreter(), "-c", _BCC], r"['\"]([^'\"]+)['\"]")

@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from pytools.owner import as_owner
+from pytools.owned_files import as_owner
 from pytools.signals import Act, decode, encode
+from steering.acting.disk_writer import Later
 from steering.acting.journal import append_line, scope
-from steering.acting.later import Later
 
 FILE: Final = "acts.jsonl"
 ROTATE_BYTES: Final = 4 << 20

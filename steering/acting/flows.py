@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Self
 
 from pytools.errors import SwerveError
-from pytools.kernel import loader
+from pytools.kernel.bpf import loader
 from pytools.signals import Act
 from steering.acting import messages
 from steering.acting.background import Background

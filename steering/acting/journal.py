@@ -17,10 +17,10 @@ from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from pytools import places
+from pytools import directories
 from pytools.errors import CapabilityError
-from pytools.owner import as_owner
-from steering.acting.later import Later
+from pytools.owned_files import as_owner
+from steering.acting.disk_writer import Later
 from steering.plan import Group, Member, Target, Weights, weights_of
 
 Kind = Literal["applied", "failed", "undone", "confirmed", "expired"]
@@ -94,7 +94,7 @@ def scope() -> str:
 
 def directory(netns: str | None) -> Path:
     """Where this instance's journal and lock are; made with mode 0700 when missing."""
-    path = places.state_dir(netns)
+    path = directories.state_dir(netns)
     try:
         with as_owner(path.parent):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)

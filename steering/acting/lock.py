@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pytools.errors import CapabilityError, RefusedError, SwerveError
-from pytools.owner import as_owner
+from pytools.owned_files import as_owner
 
 
 class Lock:

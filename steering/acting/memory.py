@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from pytools import owner, places
+from pytools import directories, owned_files
 from pytools.errors import SwerveError
 from steering.actuators.overlay_memory import OverlayMemory
-from steering.deciding.remembering import PathMemory
+from steering.deciding.memory import PathMemory
 
 _VERSION: Final = 1
 _MOST_BYTES: Final = 64 << 20
@@ -52,7 +52,7 @@ class MemoryFile:
     def load(self) -> Memory | None:
         """What the controller before us left here; None when that is of no use."""
         try:
-            found = msgspec.json.decode(places.read_obeyed(self._path, _MOST_BYTES), type=Memory)
+            found = msgspec.json.decode(directories.read_obeyed(self._path, _MOST_BYTES), type=Memory)
         except (OSError, SwerveError, ValueError) as error:
             self._say(f"{self._path}: nothing is taken over: {error}")
             return None
@@ -65,7 +65,7 @@ class MemoryFile:
             return
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            owner.replace(self._path, data)
+            owned_files.replace(self._path, data)
         except OSError as error:
             if self._trouble != str(error):
                 self._say(f"a successor could not take over: {error}")
@@ -81,6 +81,6 @@ class MemoryFile:
 
 def remove(path: Path) -> None:
     """Remove a memory, and what a writer that was killed left beside it."""
-    for each in (path, owner.beside(path)):
+    for each in (path, owned_files.beside(path)):
         with contextlib.suppress(OSError):
             each.unlink(missing_ok=True)

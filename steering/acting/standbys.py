@@ -13,7 +13,7 @@ from pathlib import Path as File
 from typing import Final
 
 from pytools.errors import SwerveError
-from pytools.lending import Loan
+from pytools.ipc.map_lending import Loan
 from pytools.signals import Act, Path
 from steering.acting import messages
 from steering.actuators.standbys import Moved, StandBys

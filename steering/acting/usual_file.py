@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from pytools import owner, places
+from pytools import directories, owned_files
 from pytools.errors import SwerveError
 from steering.deciding.usual import Entry, Usuals
 
@@ -65,7 +65,7 @@ class UsualFile:
         if self._version == self._usuals.version:
             return
         try:
-            owner.replace(self._path, msgspec.json.encode(_Contents(now, self._usuals.entries())))
+            owned_files.replace(self._path, msgspec.json.encode(_Contents(now, self._usuals.entries())))
         except OSError as error:
             if self._failed != str(error):
                 self._say(f"what is usual is not kept for the next controller: {error}")
@@ -80,6 +80,6 @@ def read(folder: Path, *, guarded: bool = True) -> tuple[int, Iterable[Entry]]:
     `guarded` refuses a file that somebody else could have written; only for showing is this not needed.
     """
     with contextlib.suppress(OSError, SwerveError, msgspec.MsgspecError, ValueError):
-        found = msgspec.json.decode(places.read_obeyed(folder / FILE, _LARGEST, guarded=guarded), type=_Contents)
+        found = msgspec.json.decode(directories.read_obeyed(folder / FILE, _LARGEST, guarded=guarded), type=_Contents)
         return found.at_ns, found.entries
     return 0, ()

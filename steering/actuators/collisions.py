@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 from pytools.errors import RefusedError
 from pytools.kernel.leftovers import is_our_rule
-from pytools.kernel.netlink import PROTOCOL, Netlink, Rule
+from pytools.kernel.netlink.routing import PROTOCOL, Netlink, Rule
 from steering.actuators.mirror import Numbers
 from steering.actuators.objects import owner_name
-from steering.actuators.theirs import View, ViewKey
+from steering.actuators.owners_routes import View, ViewKey
 
 
 class TableUsers:

@@ -21,10 +21,10 @@ from typing import Final, Literal, Self
 import numpy as np
 
 from pytools.errors import CapabilityError, SwerveError
-from pytools.kernel import bpf
-from pytools.kernel.attach import STEERING, Attachment, attach_tc, clean, is_ethernet
-from pytools.kernel.compiling import Program
-from pytools.kernel.loader import Loaded
+from pytools.kernel.bpf import syscall
+from pytools.kernel.bpf.attach import STEERING, Attachment, attach_tc, clean, is_ethernet
+from pytools.kernel.bpf.compiler_client import Program
+from pytools.kernel.bpf.loader import Loaded
 from steering.actuators import flow_keys
 from steering.actuators.flow_places import Place, Places
 from steering.plan import FlowKey
@@ -87,7 +87,7 @@ class FlowTable:
                 why = "; ".join(loaded.failed.values())
                 raise CapabilityError(f"flows cannot be steered: {why}", "`swerve doctor` says what is missing")
             self.program_fd = loaded.programs[_FUNCTION]
-            if force_clsact or not bpf.has_tcx(self.program_fd):
+            if force_clsact or not syscall.has_tcx(self.program_fd):
                 clean(STEERING)  # what a killed predecessor left
             self._counters = loaded.map("steer_counters")
             self.settings, self._sets, self._rows, self.targets, self.standbys = (

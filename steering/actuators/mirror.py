@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from pytools.kernel.leftovers import FIRST_ID, LAST_ID, is_our_nexthop
-from pytools.kernel.netlink import PROTOCOL, Hop, Member, Netlink, NetlinkError, Nexthop, NexthopGroup
-from pytools.kernel.netlink_messages import group_body, nexthop_body
-from pytools.kernel.netlink_routes import hop_of, mirrored, route_of, throw_route
+from pytools.kernel.netlink.nexthops import group_body, nexthop_body
+from pytools.kernel.netlink.routes import hop_of, mirrored, route_of, throw_route
+from pytools.kernel.netlink.routing import PROTOCOL, Hop, Member, Netlink, NetlinkError, Nexthop, NexthopGroup
 from steering.actuators.objects import Objects, Table
 from steering.actuators.overlay_memory import HopKey, OverlayMemory
-from steering.actuators.theirs import Steerable, View, ViewKey, Way
+from steering.actuators.owners_routes import Steerable, View, ViewKey, Way
 from steering.plan import Target
 
 Form = Literal["object", "inline"]

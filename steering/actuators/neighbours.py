@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Final, Self
 
-from pytools.kernel import neighbours as kernel
-from pytools.kernel.links_netlink import Heard, Monitor, Tables
-from pytools.kernel.netlink import Netlink, NetlinkError
+from pytools.kernel.netlink import neighbours as kernel
+from pytools.kernel.netlink.links import Heard, Monitor, Tables
+from pytools.kernel.netlink.routing import Netlink, NetlinkError
 
 Hop = tuple[int, str]  # interface index, gateway in its one spelling
 

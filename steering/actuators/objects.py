@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pytools.kernel.leftovers import FAMILIES, is_our_table
-from pytools.kernel.netlink import Family, Link, Netlink, Nexthop, NexthopGroup, Route, Rule
+from pytools.kernel.netlink.routing import Family, Link, Netlink, Nexthop, NexthopGroup, Route, Rule
 
 Table = tuple[Family, int]
 LOCAL_TABLE = 255

@@ -11,9 +11,9 @@ from typing import Literal
 import msgspec
 
 from pytools.kernel.leftovers import is_our_rule
-from pytools.kernel.netlink import NexthopGroup, Rule
+from pytools.kernel.netlink.routing import NexthopGroup, Rule
+from steering.actuators.owners_routes import Steerable, ViewKey, Way, Ways
 from steering.actuators.steered import Steered, alike
-from steering.actuators.theirs import Steerable, ViewKey, Way, Ways
 from steering.policy import Manage
 
 _Weights = tuple[tuple[Way, int], ...]

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pytools.kernel.mapped import MappedArray
+from pytools.kernel.bpf.mapped import MappedArray
 from pytools.signals import Path
 from steering.actuators import flow_keys
 from steering.actuators.flow_table import LENT, FlowTable

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from pytools.kernel.leftovers import is_our_rule
-from pytools.kernel.netlink import MAIN_TABLE, PROTOCOL, Netlink, Rule
-from pytools.kernel.netlink_tables import rule_like, rule_of, rule_selects_all
+from pytools.kernel.netlink.routing import MAIN_TABLE, PROTOCOL, Netlink, Rule
+from pytools.kernel.netlink.tables import rule_like, rule_of, rule_selects_all
 from steering.actuators.mirror import Numbers
-from steering.actuators.theirs import View, ViewKey
+from steering.actuators.owners_routes import View, ViewKey
 
 _LAST: Final = 32_767  # priority
 _NOWHERE: Final = "swerve-none"  # no interface

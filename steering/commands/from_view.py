@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pytools import places
+from pytools import directories
 from pytools.errors import UsageError
 from pytools.signals import TcpFlow
 from pytools.views.actions import Mode
@@ -29,7 +29,7 @@ class Orders:
     """Implements `pytools.views.actions.Steering`."""
 
     def __init__(self, netns: str | None) -> None:
-        self._folder = places.state_dir(netns)
+        self._folder = directories.state_dir(netns)
         self._stop_file = StopFile(self._folder)  # remembers what it read
 
     def mode(self) -> Mode:
@@ -41,7 +41,7 @@ class Orders:
         left_s = None
         if deadline is not None and confirming.verdict(self._folder / journal.FILE, deadline.run) == "open":
             left_s = max(0.0, (deadline.at_ns - elapsed.now_ns()) / 1e9)
-        confirm = f"{Mode.confirm}{places.option_of(self._folder.name)}"
+        confirm = f"{Mode.confirm}{directories.option_of(self._folder.name)}"
         return Mode(True, bool(held.get("apply")), left_s, self._stop_file.why(), confirm)
 
     def drain(self, interface: str, lasting: str) -> list[str]:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import click
 
-from pytools import places
+from pytools import directories
 from pytools.cli_options import SINCE, Options, common
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.signals import Act, encode
 from pytools.views import times
 from steering.acting import acts_file, journal
+from steering.cli_types import act_line, clock, weights_text
 from steering.plan import title
-from steering.words import act_line, clock, weights_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def history(options: Options, since: str | None, target: str, everything: bool) 
     if options.interval_s is not None:
         raise click.UsageError("history ends where the journal ends: it has no interval")
     low_ns = 0 if since is None else times.parse(since, time.time_ns())
-    folder = places.state_dir(options.netns)
+    folder = directories.state_dir(options.netns)
     parts = [journal.read(folder / name) for name in (f"{journal.FILE}.1", journal.FILE)]
     done = _sorted(
         [_Done(entry, entry.scope) for part in parts for entry in part.entries]

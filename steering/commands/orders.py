@@ -14,19 +14,19 @@ from typing import Final, Self
 
 import click
 
-from pytools import places
+from pytools import directories
 from pytools.cli_options import Options, common
 from pytools.errors import SwerveError, UsageError
 from steering import elapsed
 from steering.acting import journal
 from steering.acting.lock import Lock
+from steering.cli_types import Duration, Flow, who
 from steering.commands import disk
 from steering.control import client, kept_orders, orders, stop_file
 from steering.control.requests import AnyRequest, Drain, Hold, PinFlow, Undrain, Unhold, UnpinFlow
 from steering.deciding.overrides import Overrides
 from steering.guarding import confirming
 from steering.plan import FlowKey
-from steering.words import Duration, Flow, who
 
 LOCK_S: Final = 1.0  # a guardian may be undoing just now, or somebody looks who holds the lock
 _PIN_S: Final = 10.0  # until the first pin's kernel program is loaded, and a neighbour has answered
@@ -38,7 +38,7 @@ _TO: Final = click.option("--to", default="", metavar="PREFIX", help="Only what 
 
 
 def _ask(options: Options, request: AnyRequest, patience_s: float = 0.0) -> None:
-    reply = client.ask(places.state_dir(options.netns), request, patience_s=patience_s)
+    reply = client.ask(directories.state_dir(options.netns), request, patience_s=patience_s)
     say(options, reply.lines)
 
 
@@ -53,7 +53,7 @@ def say(options: Options, lines: list[str]) -> None:
 def confirm(options: Options) -> None:
     """Let a controller that was started with --confirm go on; without it everything is taken back in time."""
     try:
-        said = confirming.confirm(places.state_dir(options.netns), who())
+        said = confirming.confirm(directories.state_dir(options.netns), who())
     except OSError as error:
         raise SwerveError(f"it cannot be written: {error.strerror}", "nothing is confirmed") from None
     say(options, [said])
@@ -173,7 +173,7 @@ _HOST: Final = click.option("--host", is_flag=True, help="All instances of this 
 
 
 def _stop_file(options: Options, host: bool) -> Path:
-    return stop_file.places_of(places.state_dir(options.netns))[host]
+    return stop_file.places_of(directories.state_dir(options.netns))[host]
 
 
 @click.command(epilog='Example: swerve steer freeze --why "switch upgrade until noon"')
@@ -199,7 +199,7 @@ def thaw(options: Options, host: bool) -> None:
     place = _stop_file(options, host)
     with disk.told(place):
         gone = stop_file.thaw(place)
-    left = stop_file.StopFile(places.state_dir(options.netns)).why()
+    left = stop_file.StopFile(directories.state_dir(options.netns)).why()
     said = f"{place} is gone" if gone else f"{place} was not there"
     say(options, [f"{said}; still frozen: {left}" if left else said])
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pytools import places
+from pytools import directories
 from pytools.cli_options import SINCE, UNTIL, Options, common, recording_of
 from pytools.errors import SwerveError, UsageError
 from steering import policy as model
@@ -189,7 +189,9 @@ def recorded(
     place = recording_of(options) if recording is None else recording
     if recording is None and not place.is_dir():
         hint = "name its instance with -n, or give what `swerve watch` has written"
-        raise SwerveError(f"no agent of instance {places.instance(options.netns)} has recorded anything: {place}", hint)
+        raise SwerveError(
+            f"no agent of instance {directories.instance(options.netns)} has recorded anything: {place}", hint
+        )
     if (low, high) != (0, FOR_EVER) and not place.is_dir():
         raise UsageError(f"{place} is read as a whole", "--since and --until are for what the agent has recorded")
 

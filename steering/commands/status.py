@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from pytools import places
+from pytools import directories
 from pytools.cli_options import Options, common
 from pytools.errors import SwerveError
 from pytools.kernel import netns
@@ -22,13 +22,13 @@ from steering import elapsed
 from steering.acting import journal
 from steering.acting.journal import Entry
 from steering.acting.lock import holder
+from steering.cli_types import clock, flow_text, weights_text
 from steering.control import client, kept_orders, managed, orders
 from steering.control.requests import Status
 from steering.control.stop_file import StopFile
 from steering.deciding.overrides import Override
 from steering.guarding import confirming
 from steering.plan import FlowKey, title
-from steering.words import clock, flow_text, weights_text
 
 _STATES_S: Final = 1.3  # at most: a controller repeats every state once a second, and says of how many paths
 _ANSWER_S: Final = 2.0
@@ -48,12 +48,12 @@ def status(options: Options) -> None:
 
 
 def _facts(name: str | None) -> dict[str, Any]:
-    folder = places.state_dir(name)
+    folder = directories.state_dir(name)
     held = holder(folder / journal.LOCK_FILE)
     kept_until_ns = (held or {}).get("kept_until_ns")
     if kept_until_ns is not None:
         held = None  # the controller has ended: its guardian waits for another
-    facts: dict[str, Any] = {"instance": places.instance(name), "running": held is not None}
+    facts: dict[str, Any] = {"instance": directories.instance(name), "running": held is not None}
     if kept_until_ns is not None:
         facts["kept_for_s"] = round(max(0, kept_until_ns - time.monotonic_ns()) / 1e9, 1)
     facts |= {key: held[key] for key in ("pid", "apply", "policy", "policy_hash") if held and key in held}
@@ -74,7 +74,7 @@ def _facts(name: str | None) -> dict[str, Any]:
 def _in_force(acts: list[Entry]) -> list[dict[str, Any]]:
     """What of ours is in force in the namespace that we are in: acts count while a rule of ours is there."""
     from pytools.kernel.leftovers import FAMILIES, is_our_rule
-    from pytools.kernel.netlink import Netlink
+    from pytools.kernel.netlink.routing import Netlink
 
     if not acts:
         return []
@@ -133,11 +133,11 @@ def _stored(folder: Path) -> dict[str, Any]:
 
 def _states(name: str | None, count: int | None) -> list[dict[str, Any]]:
     """What the controller thinks of each path, of so many if it is known; empty when there is no agent to ask."""
-    from pytools.bus_client import Client
+    from pytools.ipc.client import Client
 
     found: dict[str, dict[str, Any]] = {}
     try:
-        with Client(places.agent_socket(name), frozenset({"path_state"})) as agent:
+        with Client(directories.agent_socket(name), frozenset({"path_state"})) as agent:
             deadline = time.monotonic() + _STATES_S
             while len(found) != count and (left := deadline - time.monotonic()) > 0:
                 state = agent.next(left)
@@ -230,7 +230,7 @@ def _named(weights: dict[int, int], members: dict[str, str]) -> dict[str, int]:
 def _about_the_controller(facts: dict[str, Any]) -> Iterator[str]:
     if not facts["running"]:
         beside = ", ".join(
-            f"swerve steer status{places.option_of(name)}" for name in facts.get("running_elsewhere", ())
+            f"swerve steer status{directories.option_of(name)}" for name in facts.get("running_elsewhere", ())
         )
         yield f"not running (instance {facts['instance']}" + (f"; but see: {beside})" if beside else ")")
         if "kept_for_s" in facts:
@@ -246,7 +246,7 @@ def _about_the_controller(facts: dict[str, Any]) -> Iterator[str]:
         yield f"it does not answer: {facts['silence']}"
     confirm = facts["confirm"]
     if confirm and confirm["state"] == "open":
-        by = f"swerve steer confirm{places.option_of(facts['instance'])}"
+        by = f"swerve steer confirm{directories.option_of(facts['instance'])}"
         yield f"TO BE CONFIRMED within {confirm['left_s']:g} s, or everything is taken back: {by}"
     elif confirm:
         yield f"this run was {confirm['state']}"

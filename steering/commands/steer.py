@@ -13,12 +13,12 @@ from typing import Final
 
 import click
 
-from pytools import places
+from pytools import directories
 from pytools.cli_options import LazyCommand, Options, common
 from pytools.signals import Act, encode
+from steering.cli_types import Duration, act_line
 from steering.commands import orders
 from steering.commands.history import history
-from steering.words import Duration, act_line
 
 _SECOND_NS: Final = 1_000_000_000
 
@@ -64,7 +64,7 @@ def run(options: Options, apply: bool, confirm_ns: int, hand_over: bool, keep: b
     from steering.controller import Options as How
     from steering.policy import file as policy_file
 
-    file = file or places.default_policy()
+    file = file or directories.default_policy()
     policy = policy_file.load(file)
     if options.netns:
         netns.enter(options.netns)

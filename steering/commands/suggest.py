@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytools import places
+from pytools import directories
 from pytools.errors import UsageError
 from steering.plan import canonical
 from steering.policy import Policy, parse
@@ -66,7 +66,7 @@ def suggested(place: Path, records: Callable[[Policy], Recording], file: Path | 
 
 
 def _default() -> Path | None:
-    file = places.default_policy()
+    file = directories.default_policy()
     return file if file.exists() else None
 
 

@@ -13,19 +13,20 @@ from typing import Final
 
 import click
 
-from pytools import places
+from pytools import directories
 from pytools.cli_options import Options, common
 from pytools.errors import RefusedError
-from pytools.kernel import attach, netns
+from pytools.kernel import netns
+from pytools.kernel.bpf import attach
 from pytools.kernel.leftovers import sweep, switch_off
-from pytools.kernel.netlink import Netlink
-from steering.acting import journal, memory, rollback, telling
+from pytools.kernel.netlink.routing import Netlink
+from steering.acting import journal, memory, publish, rollback
 from steering.acting.lock import holder, holder_pidfd
+from steering.cli_types import Duration
 from steering.commands import disk, orders, systemd_restart
 from steering.control import client
 from steering.control.requests import MOST_UNDONE, Undo
 from steering.guarding.takeover import Locks
-from steering.words import Duration
 
 _STOP_S: Final = 10.0
 _SECOND_NS: Final = 1_000_000_000
@@ -41,7 +42,7 @@ _SECOND_NS: Final = 1_000_000_000
 @common(follows=False)
 def off(options: Options, unit: str | None) -> int:
     """Delete the rules of steering at once, then end the controller and remove all that it left in the kernel."""
-    guarded = holder(places.state_dir(options.netns) / journal.LOCK_FILE) is not None
+    guarded = holder(directories.state_dir(options.netns) / journal.LOCK_FILE) is not None
     if unit and guarded and systemd_restart.expected(unit, os.environ):
         click.echo(f"{unit} is started again: what is in force is kept for it")
         return 0
@@ -71,13 +72,13 @@ def undo(options: Options, number: int | None, hold_ns: int, stop: bool) -> int:
         return _off(options, stop)
     if stop:
         raise click.UsageError("--stop takes everything back: it has no NUMBER")
-    orders.say(options, client.ask(places.state_dir(options.netns), Undo(number, hold_ns)).lines)
+    orders.say(options, client.ask(directories.state_dir(options.netns), Undo(number, hold_ns)).lines)
     return 0
 
 
 def _off(options: Options, stop: bool) -> int:
     """Take everything back; with `stop` whoever steers."""
-    folder = places.state_dir(options.netns)
+    folder = directories.state_dir(options.netns)
     if options.netns:
         netns.enter(options.netns)
     began_ns, lock = time.monotonic_ns(), folder / journal.LOCK_FILE
@@ -93,11 +94,11 @@ def _off(options: Options, stop: bool) -> int:
                 why = "the operator took everything back"
                 deleted = switch_off(netlink)
                 done = rollback.take_back(log, lambda: None, scope, "command", why)
-                memory.remove(places.steering_memory(options.netns))
+                memory.remove(directories.steering_memory(options.netns))
                 swept = [*swept, *deleted, *sweep(netlink), *attach.clean(attach.STEERING)]
                 if locks.former is not None:
                     locks.former.done()
-                telling.tell(options.netns, telling.taken_back(done, why, began_ns))
+                publish.tell(options.netns, publish.taken_back(done, why, began_ns))
     _say_undone(options, done, swept)
     return 0
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pytools import places
+from pytools import directories
 from pytools.cli_options import Options, recording_of
 from steering.acting import usual_file
 from steering.deciding.thresholds import ENOUGH
@@ -22,8 +22,8 @@ def learnt(options: Options, policy: Policy) -> tuple[str, list[Row]]:
     usuals = Usuals(policy)
     if not usuals.needed:
         return "", []
-    instance = places.instance(options.netns)
-    at_ns, entries = usual_file.read(places.runtime_dir(options.netns), guarded=False)
+    instance = directories.instance(options.netns)
+    at_ns, entries = usual_file.read(directories.runtime_dir(options.netns), guarded=False)
     now = time.monotonic_ns()
     if 0 < at_ns <= now:
         usuals.restore(entries, now)

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from pytools import owner
+from pytools import owned_files as owner
+from pytools.directories import unsafe
 from pytools.errors import CapabilityError, RefusedError, SwerveError
-from pytools.owner import as_owner, owner_of
-from pytools.places import unsafe
+from pytools.owned_files import as_owner, owner_of
 from steering.acting.journal import sync_folder
 from steering.deciding.overrides import NONE, Moment, Override, Overrides
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from pytools import places
+from pytools import directories
 from steering.plan import Group, Target, title
 
 if TYPE_CHECKING:  # `status` shows these facts, and starts sooner without
@@ -117,7 +117,7 @@ def _target(group: Group) -> dict[str, Any]:
 
 
 def _remedy(reason: str) -> str:
-    return next((said for part, said in _REMEDIES if part in reason), f"see {places.page('overlay.md')}")
+    return next((said for part, said in _REMEDIES if part in reason), f"see {directories.page('overlay.md')}")
 
 
 def _apart(managed: Iterable[str], there: Collection[str]) -> list[str]:

@@ -12,10 +12,10 @@ from typing import Any, Final, Literal
 from pytools.errors import RefusedError, UsageError
 from steering.acting import messages
 from steering.control import manual_pins, objections, orders
+from steering.control.host import Site
 from steering.control.manual_pins import ManualPins
 from steering.control.requests import AGAIN, PinFlow, Reply, UnpinFlow
 from steering.control.server import Peer
-from steering.control.site import Site
 from steering.elapsed import Slept
 from steering.flows.plan import FlowAct
 from steering.plan import FlowKey, Pin, canonical

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pytools.accepting import Accepting
-from pytools.bus_socket import peer
 from pytools.errors import SwerveError
-from pytools.owner import as_owner
+from pytools.ipc.accepting import Accepting
+from pytools.ipc.socket_files import peer
+from pytools.owned_files import as_owner
 from steering.control.requests import MOST_BYTES, AnyRequest, Reply, decode, encode_reply, refusal
 
 _MOST_CLIENTS: Final = 16

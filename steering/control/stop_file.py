@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from pytools.owner import as_owner
+from pytools.owned_files import as_owner
 
 FILE: Final = "freeze"
 _MOST_BYTES: Final = 200

@@ -13,14 +13,14 @@ from typing import Final
 import msgspec
 
 from pytools.signals import Link, Path, Signal
-from steering.deciding import capacity, health, remembering, waiting
+from steering.deciding import capacity, health, memory, waiting
 from steering.deciding.capacity import Estimate
+from steering.deciding.condition_eval import Verdict
 from steering.deciding.decide import decide, shares_of
 from steering.deciding.evidence import Evidence
 from steering.deciding.health import PathHealth
-from steering.deciding.measuring import Verdict
+from steering.deciding.memory import PathMemory
 from steering.deciding.overrides import NONE, Overrides
-from steering.deciding.remembering import PathMemory
 from steering.deciding.usual import Usuals
 from steering.plan import Change, Group, GroupPlan, Target, Weights, diff
 from steering.policy import Policy
@@ -132,9 +132,7 @@ class Engine:
 
     def remember(self, now: int) -> tuple[PathMemory, ...]:
         """What a successor has to know of the paths of managed groups."""
-        return remembering.remembered(
-            self.policy, {path: self.paths[path] for path, at in self._places.items() if at}, now
-        )
+        return memory.remembered(self.policy, {path: self.paths[path] for path, at in self._places.items() if at}, now)
 
     def recall(self, memories: Iterable[PathMemory], now: int) -> list[Path]:
         """Go on where a controller before us ended, after the targets are arranged; the paths that it had left.
@@ -149,7 +147,7 @@ class Engine:
             if not where:
                 continue
             in_kernel = min(shares[target][member] for target, member in where.items())
-            known = remembering.recalled(self.policy, each, in_kernel, now)
+            known = memory.recalled(self.policy, each, in_kernel, now)
             if known.down:
                 self._leave(each.path, known, where)
             else:
@@ -164,7 +162,7 @@ class Engine:
             for path in left:
                 self.paths[path] = msgspec.structs.replace(self.paths[path], share=share, held_share=0.0)
             for path in paths if not left else ():
-                known = remembering.left_before(self.policy, path, share, now)
+                known = memory.left_before(self.policy, path, share, now)
                 if known.down:
                     self._leave(path, known, self._place(path))
         self._wire()

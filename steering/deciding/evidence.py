@@ -24,7 +24,7 @@ from pytools.signals import (
     Signal,
     TcpPath,
 )
-from steering.deciding.silence import has_answered
+from steering.deciding.failure_classifier import has_answered
 
 FORGET_NS: Final = 300_000_000_000  # a subject not heard of for so long is forgotten
 FUTURE_NS: Final = 1_000_000_000  # a fact may be this far ahead of our own look at the clock

@@ -21,9 +21,9 @@ import msgspec
 from msgspec.structs import replace
 
 from pytools.signals import Path
+from steering.deciding.condition_eval import Verdict
 from steering.deciding.evidence import Facts
-from steering.deciding.judging import Memory, Reading, judge
-from steering.deciding.measuring import Verdict
+from steering.deciding.rule_eval import Memory, Reading, judge
 from steering.deciding.thresholds import LeafLimits
 from steering.policy import Policy, Rule, duration_text, leaves
 from steering.policy.actions import WEIGHT_KINDS

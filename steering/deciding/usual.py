@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from pytools.signals import Path
+from steering.deciding.condition_eval import Verdict
 from steering.deciding.health import PathHealth
-from steering.deciding.measuring import Verdict
 from steering.deciding.thresholds import NOTEWORTHY, NOTHING, LeafLimits, Learnt, Limits, learn, learning, limits_of
 from steering.durations import SECOND
 from steering.policy import Policy, leaves

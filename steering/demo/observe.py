@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools import places
-from pytools.bus import Client
+from pytools import directories
 from pytools.errors import SwerveError
+from pytools.ipc.bus import Client
 from pytools.lab.topology import Host
 from pytools.signals import Act, AnySignal, Path, PathDelay, PathState, ProbeSamples
 
@@ -56,7 +56,7 @@ class AgentListener(Generic[_Heard]):
         self._heard = heard
         self._stop = False
         self._failure: SwerveError | None = None
-        self._clients = [Client(places.agent_socket(host.netns), types) for host in hosts]
+        self._clients = [Client(directories.agent_socket(host.netns), types) for host in hosts]
         self._thread = threading.Thread(target=self._listen, name="agent listener", daemon=True)
         self._thread.start()
 

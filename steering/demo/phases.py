@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from pytools.kernel.leftovers import is_our_nexthop
-from pytools.kernel.netlink import Netlink
-from pytools.kernel.netlink_messages import Member
+from pytools.kernel.netlink.nexthops import Member
+from pytools.kernel.netlink.routing import Netlink
 from pytools.lab import Lab
 from pytools.signals import Act
 from steering.demo import traffic

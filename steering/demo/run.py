@@ -20,7 +20,7 @@ from typing import IO
 
 import msgspec
 
-from pytools import places
+from pytools import directories
 from pytools.errors import SwerveError
 from pytools.lab import Lab
 from pytools.lab.topology import Host
@@ -127,7 +127,7 @@ def _start_agents(lab: Lab, logs: Path) -> None:
     agents = [_start(lab, host, logs, "agent", _swerve("agent", "-n", host.netns)) for host in lab.hosts]
     deadline_s = time.monotonic() + _STARTUP_S
     for host, process in zip(lab.hosts, agents, strict=True):
-        while not places.agent_socket(host.netns).exists():
+        while not directories.agent_socket(host.netns).exists():
             _still_alive(process, host, "agent", logs, deadline_s)
             time.sleep(0.02)
 
@@ -151,7 +151,7 @@ def _start_controllers(lab: Lab, logs: Path, observer: Observer, policy: Path) -
 def _guarded(host: Host) -> bool:
     """Whether a host's controller has a guardian that is ready."""
     try:
-        return bool(client.ask(places.state_dir(host.netns), Status()).facts.get("guarded"))
+        return bool(client.ask(directories.state_dir(host.netns), Status()).facts.get("guarded"))
     except SwerveError:
         return False
 

@@ -22,7 +22,7 @@ from steering.deciding import health
 from steering.deciding.health import PathHealth
 from steering.deciding.overrides import NONE, Overrides
 from steering.flows import returns
-from steering.flows.holding import Holdings, lease_ns
+from steering.flows.leases import Holdings, lease_ns
 from steering.flows.placing import Case, Way, ambiguous, label_act, pin_act, stranded, ways_of
 from steering.flows.plan import FlowAct, FlowPlan, Renewal, Trouble
 from steering.flows.rail_rates import RailRate, RailRates, place_of

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pytools.signals import Path
 from steering.flows.elephants import Balance, Flow, Move, Rail, balance
-from steering.flows.holding import Holdings
+from steering.flows.leases import Holdings
 from steering.flows.maxmin import INFINITE
 from steering.flows.plan import FlowAct, Trouble
 from steering.flows.rail_rates import Place, RailRate, place_of

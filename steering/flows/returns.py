@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from steering.deciding import health
+from steering.deciding.condition_eval import Verdict
 from steering.deciding.health import PathHealth
-from steering.deciding.judging import Reading
-from steering.deciding.measuring import Verdict
+from steering.deciding.rule_eval import Reading
 from steering.policy import Policy
 
 State = Literal["away", "returning", "over"]

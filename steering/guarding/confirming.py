@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pytools.errors import RefusedError
-from pytools.owner import as_owner
+from pytools.owned_files import as_owner
 from steering import elapsed
 from steering.acting import journal
 from steering.acting.lock import holder, holder_pidfd

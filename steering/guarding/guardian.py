@@ -24,13 +24,13 @@ from typing import Final
 
 import msgspec
 
-from pytools import places
+from pytools import directories
 from pytools.errors import SwerveError
 from pytools.kernel.leftovers import FAMILIES, is_our_rule, sweep, switch_off
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act
 from steering import elapsed
-from steering.acting import journal, memory, rollback, telling
+from steering.acting import journal, memory, publish, rollback
 from steering.acting.lock import write_facts
 from steering.durations import duration_text
 from steering.guarding import confirming, takeover
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     orders = msgspec.json.decode(arguments[0], type=Orders)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it leaves when its controller does, not before
-    file = places.state_dir(orders.netns) / journal.FILE
+    file = directories.state_dir(orders.netns) / journal.FILE
     with Netlink() as netlink:  # nothing here waits for a disk before our rules are deleted
         scope = journal.scope()
         with contextlib.suppress(OSError):  # the controller may be dead already
@@ -98,8 +98,8 @@ def main(arguments: list[str]) -> int:
                 return 0
             why += ", and no successor took over"
         code, acts = undo(netlink, file, scope, why)
-        memory.remove(places.steering_memory(orders.netns))
-        telling.tell(orders.netns, acts)  # last: who hears of it must not keep it waiting
+        memory.remove(directories.steering_memory(orders.netns))
+        publish.tell(orders.netns, acts)  # last: who hears of it must not keep it waiting
         return code
 
 
@@ -215,7 +215,7 @@ def undo(netlink: Netlink, file: Path, scope: str, why: str) -> tuple[int, list[
     try:
         with journal.Journal(file) as log:
             done = rollback.take_back(log, lambda: None, scope, "guardian", why)
-        acts = telling.taken_back(done, why, began_ns)
+        acts = publish.taken_back(done, why, began_ns)
         for text in (*(each.text for each in done), *(f"removed {each}" for each in sweep(netlink))):
             _say(text)
     except (OSError, SwerveError) as error:  # nothing leads to what is left

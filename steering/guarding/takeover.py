@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from pytools.bus_socket import peer
+from pytools.ipc.socket_files import peer
 from steering.acting.lock import Lock
 from steering.acting.namespace_lock import NamespaceLock
 

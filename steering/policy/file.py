@@ -12,11 +12,11 @@ from typing import Final
 import yaml
 from pydantic import ValidationError
 
+from pytools.directories import page, read_obeyed
 from pytools.errors import PolicyError, UsageError, not_permitted
-from pytools.places import page, read_obeyed
 from steering.policy.consistency import inconsistencies
 from steering.policy.model import Policy
-from steering.policy.words import follows, problem_of
+from steering.policy.validation_errors import follows, problem_of
 from steering.policy.yaml import Problem, Reader
 
 MAX_BYTES: Final = 1 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytools import places
+from pytools import directories
 from steering.policy.actions import WEIGHT_KINDS
 from steering.policy.conditions import leaves
 from steering.policy.model import Policy, Rule
@@ -21,12 +21,12 @@ def _notes(policy: Policy, rule: Rule) -> Iterator[str]:
     if rule.then.shift is None or rule.then.shift.step == 1:
         yield (
             f"{rule.name}: takes {_what(rule)} in one act; with many hosts on the same rails that oscillates "
-            f"({places.page('herd.md')}): shift: {{share: 0, step: 0.1, settle: 1s}} and safety.herd.jitter: 1s"
+            f"({directories.page('herd.md')}): shift: {{share: 0, step: 0.1, settle: 1s}} and safety.herd.jitter: 1s"
         )
     elif not policy.safety.herd.jitter:
         yield (
             f"{rule.name}: goes down in steps, but many hosts on the same rails take each of them at the same instant "
-            f"({places.page('herd.md')}): safety.herd.jitter: 1s"
+            f"({directories.page('herd.md')}): safety.herd.jitter: 1s"
         )
 
 

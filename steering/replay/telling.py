@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 from pytools.signals import Act, PathState, encode
+from steering.cli_types import act_line, clock
 from steering.plan import title
 from steering.policy import duration_text
 from steering.replay.player import Event, Note, Player, Tally
 from steering.replay.recording import Counts, Recording
-from steering.words import act_line, clock
 
 UNKNOWABLE = (
     "no traffic moved: congestion that an act would have ended stays in the recording, and what the act would have "

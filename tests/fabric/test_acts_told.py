@@ -11,7 +11,7 @@ import pytest
 import support
 from steering_kit import EVEN, controlled, steered
 
-from pytools import places
+from pytools import directories
 
 pytestmark = pytest.mark.beside
 
@@ -83,7 +83,7 @@ def test_nobody_is_waited_for(host, agent, policy, there):
         os.kill(guardian, signal.SIGSTOP)  # until what it shall meet is there
         controller.kill()
         agent.close()
-        with deaf(places.agent_socket(host.netns)) if there == "deaf" else contextlib.nullcontext():
+        with deaf(directories.agent_socket(host.netns)) if there == "deaf" else contextlib.nullcontext():
             os.kill(guardian, signal.SIGCONT)
             support.wait_until(lambda: host.weights() == EVEN, 10, "the weights are back")
             support.wait_until(controller.lock_is_free, 20, "the guardian has gone")

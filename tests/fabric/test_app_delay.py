@@ -15,9 +15,9 @@ import pytest
 import support
 import yaml
 
-from pytools import places
-from pytools.bus import Client
+from pytools import directories
 from pytools.errors import SwerveError
+from pytools.ipc.bus import Client
 from pytools.kernel.netns import inside
 from pytools.lab import Host, Lab
 from pytools.signals import AppDelay
@@ -44,7 +44,7 @@ def running(name: str, **how: Any) -> Iterator[Lab]:
 
 def tell_often(host: Host) -> None:
     """Have its agent tell four times a second what it has joined."""
-    file = places.default_config(host.netns)
+    file = directories.default_config(host.netns)
     settings = yaml.safe_load(file.read_text())
     settings["windows"]["long_ms"] = 250.0
     file.write_text(yaml.safe_dump(settings))
@@ -76,7 +76,7 @@ class Listener:
 
     def __init__(self, host: Host) -> None:
         self.told = Told()
-        path = places.agent_socket(host.netns)
+        path = directories.agent_socket(host.netns)
 
         def connected() -> Client | None:
             with contextlib.suppress(SwerveError):

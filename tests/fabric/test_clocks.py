@@ -18,9 +18,9 @@ import support
 from lab_truth import EARLIER_NS, Judged, Truth, facts, told_as_facts
 from support import SWERVE
 
-from pytools import places, signals
-from pytools.bus import Client
+from pytools import directories, signals
 from pytools.errors import SwerveError
+from pytools.ipc.bus import Client
 from pytools.lab import Lab
 from pytools.lab.topology import Host
 from pytools.signals import AnySignal, Clock, ClockEdge, PathDelay, ProbeSamples, Self
@@ -77,7 +77,7 @@ class Agents:
         self.processes[host.name] = self.lab.start(host, [*SWERVE, "agent", "-n", host.netns])
 
     def watch(self, host: Host) -> None:
-        socket = places.agent_socket(host.netns)
+        socket = directories.agent_socket(host.netns)
 
         def connected() -> Client | None:
             with contextlib.suppress(SwerveError):
@@ -345,7 +345,7 @@ def test_on_loaded_links_the_bounds_still_cover_the_truth(agents: Agents) -> Non
 def test_nothing_was_lost_unseen(agents: Agents) -> None:
     """What other hosts told was understood, and no sample contradicted the clocks but those of the steps."""
     host = agents.lab.hosts[1]
-    with Client(places.agent_socket(host.netns), frozenset({"self"})) as client:
+    with Client(directories.agent_socket(host.netns), frozenset({"self"})) as client:
         end = time.monotonic() + 10
         cost = None
         while not isinstance(cost, Self) and time.monotonic() < end:

@@ -15,7 +15,7 @@ import steering_kit as kit
 import support
 from steering_kit import EVEN, MS, STEERED, controlled, path
 
-from pytools import places
+from pytools import directories
 from steering.acting import journal
 
 pytestmark = pytest.mark.beside
@@ -88,7 +88,7 @@ def test_a_disk_that_hangs_holds_up_no_act_and_kills_nobody(steered, disk):
         while time.monotonic() - began < FROZEN_S:
             assert controller.process.poll() is None and controller.guardian() == guardian
             time.sleep(0.1)
-    file = places.state_dir(host.netns) / journal.FILE
+    file = directories.state_dir(host.netns) / journal.FILE
     support.wait_until(lambda: len(journal.read(file).entries) >= 2, 20, "what was done is written")
     assert {entry.kind for entry in journal.read(file).entries} == {"applied"}
     assert controller.end() == 0

@@ -19,7 +19,7 @@ import support
 import yaml
 from steering_kit import controlled
 
-from pytools import places
+from pytools import directories
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.signals import Act
@@ -48,7 +48,7 @@ def lab(unique_name):
 def agents(lab):
     found = [lab.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns]) for host in lab.hosts]
     for host in lab.hosts:
-        support.wait_until(places.maps_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+        support.wait_until(directories.maps_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
     return found
 
 
@@ -170,7 +170,7 @@ def rarely_probed(unique_name):
     """Hosts that share a key, and probe each other so rarely that silence would tell of nothing for half a minute."""
     with Lab.up(unique_name(), hosts=2, rails=2, rate="none", bus=True) as made:
         for host in made.hosts:
-            file = places.default_config(host.netns)
+            file = directories.default_config(host.netns)
             config = yaml.safe_load(file.read_text())
             config["probe"] |= {"interval_ms": RARELY_S * 1000, "timeout_ms": RARELY_S * 1000}
             config["windows"] = {"short_ms": RARELY_S * 2000, "long_ms": RARELY_S * 4000, "base_s": 3600}
@@ -184,7 +184,7 @@ def test_a_peer_that_loses_a_carrier_says_so(rarely_probed, tmp_path):
     for host in lab.hosts:
         lab.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns])
     for host in lab.hosts:
-        support.wait_until(places.maps_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+        support.wait_until(directories.maps_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
     near = kit.Host(lab.hosts[0].netns)
     with (
         controlled(near, kit.policy_file(tmp_path, POLICY), "--apply") as first,

@@ -13,9 +13,9 @@ import pytest
 import support
 from click.testing import CliRunner
 
-from pytools import config, places
+from pytools import config, directories
 from pytools.errors import SwerveError, UsageError
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from pytools.lab import Lab, building, cli, clocks, fabric, namespaces, processes, state
 
@@ -110,7 +110,7 @@ def left_of(name):
     """Everything that a lab of this name still has."""
     files = [
         str(place)
-        for base in (places.runtime_dir(None).parent, places.state_dir(None).parent)
+        for base in (directories.runtime_dir(None).parent, directories.state_dir(None).parent)
         for place in base.rglob("*")
         if name in place.name
     ]
@@ -278,7 +278,7 @@ def test_an_unshaped_lab_can_be_congested_and_healed(unique_name):
 
 def test_the_agents_are_told_their_peers(unique_name):
     with Lab.up(unique_name(), hosts=3, rails=1, ipv6=True) as lab:
-        told = config.load(places.default_config(lab.hosts[2].netns))
+        told = config.load(directories.default_config(lab.hosts[2].netns))
     assert told.host == "h3"
     assert [peer.address for peer in told.peers] == ["10.9.0.1", "10.9.0.2", "fd00:9::1", "fd00:9::2"]
 
@@ -286,7 +286,7 @@ def test_the_agents_are_told_their_peers(unique_name):
 def test_hosts_get_clocks_of_their_own_and_agents_that_talk(unique_name):
     wanted = clocks.draw(3, 5, 0, shared=[[1, 3]])
     with Lab.up(unique_name(), hosts=3, rails=1, ipv6=True, clocks=wanted) as lab:
-        told = [config.load(places.default_config(host.netns)) for host in lab.hosts]
+        told = [config.load(directories.default_config(host.netns)) for host in lab.hosts]
         assert [lab.clock(host) for host in lab.hosts] == wanted == [lab.clock(number) for number in (1, 2, 3)]
         assert [clocks.load(Path(each.virtual_clock)) for each in told] == wanted
         assert {peer.clock for each in told for peer in each.peers} == {"free_running"}
@@ -304,7 +304,7 @@ def test_hosts_get_clocks_of_their_own_and_agents_that_talk(unique_name):
 
 def test_without_clocks_all_hosts_share_the_machines(unique_name):
     with Lab.up(unique_name(), hosts=2, rails=1, bus=True) as lab:
-        told = config.load(places.default_config(lab.hosts[0].netns))
+        told = config.load(directories.default_config(lab.hosts[0].netns))
         assert told.virtual_clock == ""
         assert Path(told.bus.key_file).stat().st_size == 32
         assert {peer.clock for peer in told.peers} == {"shared"}
@@ -359,7 +359,7 @@ def test_nothing_of_a_lab_stays(unique_name):
     lab = Lab.up(unique_name(), hosts=2, rails=2)
     stubborn = "trap '' TERM; (sleep 1000 & sleep 1000 & wait) & wait; while :; do wait; done"
     lab.start(lab.hosts[0], ["sh", "-c", stubborn])
-    outside = Path(places.state_dir(lab.hosts[0].netns))
+    outside = Path(directories.state_dir(lab.hosts[0].netns))
     outside.mkdir(parents=True)
     (outside / "journal").write_text("x")
     support.wait_until(lambda: len(processes.marked(lab.name)) == 4, 10, "the process has its children")
@@ -431,7 +431,7 @@ def test_a_lab_is_found_without_its_file(unique_name):
     name = unique_name()
     lab = Lab.up(name, hosts=2, rails=1)
     sleeper = lab.start(lab.hosts[0], ["sleep", "1000"])
-    (places.runtime_dir(None).parent / "labs" / f"{name}.json").unlink()
+    (directories.runtime_dir(None).parent / "labs" / f"{name}.json").unlink()
     assert name in state.labs()
     with pytest.raises(UsageError, match="not how it was made"):
         Lab.open(name)
@@ -462,7 +462,7 @@ def test_the_commands_do_it_all(unique_name):
         lab("delay", "--rail", "1", "--direction", "h2:h1", "--us", "300")
         lab("bursts", "--rail", "1", "--share", "0.1")
         commands = " ".join(each["command"] for each in json.loads(lab("show", "-j"))["processes"])
-        assert "pytools.lab.holding hold2-1 300000" in commands
+        assert "pytools.lab.delay_line hold2-1 300000" in commands
         assert f"pytools.lab.bursts {name} 1 0.1 1" in commands
         lab("congest", "--rail", "1", "--rate", "10mbit", "--toward", "h2")
         lab("blackhole", "--rail", "1", "--direction", "h1:h2")

@@ -11,7 +11,7 @@ import support
 from click.testing import CliRunner
 
 from pytools.errors import SwerveError, UsageError
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink.routing import Netlink
 from pytools.lab import Lab, cli
 
 pytestmark = pytest.mark.beside

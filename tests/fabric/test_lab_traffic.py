@@ -7,7 +7,7 @@ import pytest
 import support
 
 from pytools.errors import SwerveError, UsageError
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from pytools.lab import Lab, processes
 

@@ -25,8 +25,8 @@ import steering_kit
 import support
 import yaml
 
-from pytools import places
-from pytools.bus import Client
+from pytools import directories
+from pytools.ipc.bus import Client
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.signals import Pause
@@ -116,7 +116,7 @@ class Site:
     def publish_hardware(self) -> None:
         """What there would be with RDMA adapters and lossless links."""
         if self._hardware is None:
-            self._hardware = Client(places.agent_socket(self.lab.hosts[0].netns), frozenset())
+            self._hardware = Client(directories.agent_socket(self.lab.hosts[0].netns), frozenset())
         now = time.monotonic_ns()
         pauses = [Pause(priority=3, received=now // 10**6, sent=0, received_duration_us=now // 10**5)]
         for each in (

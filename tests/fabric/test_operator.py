@@ -15,7 +15,7 @@ import steering_kit as kit
 import support
 from steering_kit import EVEN, FIRST, MS, ROUTES, SECOND_HOP, STEERED, controlled, steered
 
-from pytools import places
+from pytools import directories
 from pytools.kernel import netns
 from steering import elapsed
 from steering.acting import acts_file
@@ -47,7 +47,7 @@ def settled(agent, host=None):
 
 def asked(host):
     """What the controller says of itself when a program asks."""
-    return client.ask(places.state_dir(host.netns), requests.Status()).facts
+    return client.ask(directories.state_dir(host.netns), requests.Status()).facts
 
 
 # ---- confirmation ----
@@ -150,7 +150,7 @@ def test_a_dry_run_needs_no_confirmation(host, policy):
 
 @pytest.mark.parametrize("where", ["instance", "host"])
 def test_while_the_stop_file_exists_nothing_is_changed(host, agent, policy, where):
-    folder = places.state_dir(host.netns)
+    folder = directories.state_dir(host.netns)
     option = ["--host"] if where == "host" else []
     with controlled(host, policy, "--apply") as controller:
         settled(agent, host)
@@ -180,7 +180,7 @@ def test_while_the_stop_file_exists_nothing_is_changed(host, agent, policy, wher
 def test_what_is_in_force_stays_while_frozen_and_ends_with_the_controller(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         steered(host, agent)
-        (places.state_dir(host.netns) / "freeze").touch()
+        (directories.state_dir(host.netns) / "freeze").touch()
         agent.silent = True
         support.wait_until(lambda: "hold" in agent.states[kit.path(1)].reason, 10, "the measurements are stale")
         baseline_over = time.monotonic() + 4
@@ -204,7 +204,7 @@ def test_a_drain_for_maintenance_and_its_end(host, agent, policy):
         order = status(host)["orders"][0]
         assert (order["interface"], order["why"]) == ("rail1", "new optics")
         assert order["until_unix_ns"] - time.time_ns() > 3500 * 10**9
-        file = places.state_dir(host.netns) / kept_orders.FILE
+        file = directories.state_dir(host.netns) / kept_orders.FILE
         assert file.stat().st_mode & 0o777 == 0o600
         assert "rail1 weight 1" in steer(host, "undrain", "rail1").stdout
         assert host.weights() == EVEN
@@ -230,7 +230,7 @@ def test_an_order_outlives_the_controller(host, agent, policy):
     forgotten = steer(host, "undrain", "10.2.1.1", "--to", "10.9.0.0/24", check=False)
     assert forgotten.returncode == 1, "which targets carry a prefix only a controller knows"
     assert "forgotten: drain" in steer(host, "undrain", "10.2.1.1").stdout
-    assert kept_orders.load(places.state_dir(host.netns), elapsed.moment()).orders == ()
+    assert kept_orders.load(directories.state_dir(host.netns), elapsed.moment()).orders == ()
 
 
 def test_a_drain_that_would_leave_nothing_is_refused(host, agent, policy):
@@ -261,7 +261,7 @@ def test_a_drain_toward_paths_that_are_not_measured_is_refused(host, agent, poli
 
 
 def test_orders_that_others_could_have_written_are_not_obeyed(host, policy):
-    file = places.state_dir(host.netns) / kept_orders.FILE
+    file = directories.state_dir(host.netns) / kept_orders.FILE
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file.write_text('{"version":1,"orders":[]}')
     file.chmod(0o666)
@@ -317,7 +317,7 @@ def test_single_acts_are_taken_back_by_a_controller_only(host, agent, policy):
 
 def test_no_client_holds_the_controller_up(host, agent, policy):
     """Rubbish is answered, silence is put out, and steering goes on meanwhile."""
-    path = str(places.state_dir(host.netns) / SOCKET)
+    path = str(directories.state_dir(host.netns) / SOCKET)
     with controlled(host, policy, "--apply") as controller:
         settled(agent, host)
         silent = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(40)]

@@ -12,7 +12,7 @@ import steering_kit as kit
 import support
 from steering_kit import controlled
 
-from pytools import places
+from pytools import directories
 from pytools.lab import Lab
 from steering.demo.observe import Observer
 
@@ -90,7 +90,7 @@ def test_a_silent_rail_is_left_stays_out_while_it_is_silent_and_returns(lab, tmp
     for host in lab.hosts:
         lab.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns])
     for host in lab.hosts:
-        support.wait_until(places.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+        support.wait_until(directories.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
     host = kit.Host(lab.hosts[0].netns)
     policy = kit.policy_file(tmp_path, POLICY)
 

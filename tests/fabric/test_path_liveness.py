@@ -14,8 +14,8 @@ import watching
 from msgspec.structs import replace
 from watching import Watcher
 
-from pytools.bus import Subscription
 from pytools.config import AgentConfig, Links, Probe
+from pytools.ipc.bus import Subscription
 from pytools.kernel import netns
 from pytools.lab.building import agent_config
 from pytools.lab.fabric import Lab

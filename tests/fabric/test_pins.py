@@ -22,7 +22,7 @@ import pytest
 import support
 from pin_kit import compiled_once, versions
 
-from pytools.kernel import attach
+from pytools.kernel.bpf import attach
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.lab.topology import group_id

@@ -17,12 +17,13 @@ import support
 import watching
 from msgspec.structs import replace
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig, Clocks, Peer, Probe, Windows
 from pytools.estimators.delays import FOREIGN_BOUND_NS
 from pytools.estimators.windows import MISSING
-from pytools.kernel import attach, loader, netns
-from pytools.kernel.netlink import PROTOCOL, Member, Netlink
+from pytools.ipc.bus import Bus
+from pytools.kernel import netns
+from pytools.kernel.bpf import attach, loader
+from pytools.kernel.netlink.routing import PROTOCOL, Member, Netlink
 from pytools.lab.building import agent_config
 from pytools.lab.fabric import Lab
 from pytools.lab.topology import group_id

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import support
 
-from pytools import places
+from pytools import directories
 from pytools.errors import SwerveError
 from pytools.lab import Lab
 from pytools.recording import reader
@@ -49,7 +49,7 @@ def agent(lab: Lab) -> Iterator[subprocess.Popen[str]]:
     command = [*support.SWERVE, "agent", "-n", host.netns]
     process = lab.start(host, command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
-        support.wait_until(lambda: places.agent_socket(host.netns).exists(), 30, "the agent serves")
+        support.wait_until(lambda: directories.agent_socket(host.netns).exists(), 30, "the agent serves")
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -79,7 +79,7 @@ def watched(lab: Lab, seconds: float, file: Path) -> set[str]:
 
 
 def test_all_that_a_watcher_saw_is_recorded_once_and_outlives_a_kill(lab: Lab, tmp_path: Path) -> None:
-    folder = places.recording("", lab.hosts[0].netns)
+    folder = directories.recording("", lab.hosts[0].netns)
     with agent(lab) as process:
         saw = watched(lab, 5, tmp_path / "watched.jsonl")
         last = max(json.loads(line)["unix_ns"] for line in saw)
@@ -106,7 +106,7 @@ def test_a_policy_is_tried_on_what_was_recorded(lab: Lab, tmp_path: Path) -> Non
     """Congestion while nobody steered: the replay says when and why it would have left the rail."""
     file = tmp_path / "policy.yaml"
     file.write_text(POLICY)
-    recorded = places.recording("", lab.hosts[0].netns)
+    recorded = directories.recording("", lab.hosts[0].netns)
     shutil.rmtree(recorded, ignore_errors=True)  # on a starved machine the probes of other tests wait for real
     began = time.time_ns()
     with agent(lab):
@@ -133,7 +133,7 @@ def test_thresholds_are_suggested_from_what_was_recorded(lab: Lab, tmp_path: Pat
     """A minute of health under load, then congestion: what is suggested is a policy, and leaves the congested rail."""
     present, suggested = tmp_path / "policy.yaml", tmp_path / "suggested.yaml"
     present.write_text(POLICY)
-    recorded, host = places.recording("", lab.hosts[0].netns), lab.hosts[0].netns
+    recorded, host = directories.recording("", lab.hosts[0].netns), lab.hosts[0].netns
     shutil.rmtree(recorded, ignore_errors=True)
     began = time.time_ns()
     with agent(lab):
@@ -193,10 +193,10 @@ def congested(folder: Path, since_ns: int) -> bool:
 def test_a_lab_leaves_no_recording_behind(lab: Lab) -> None:
     host = lab.hosts[0]
     with agent(lab):
-        support.wait_until(lambda: newest_or_zero(places.recording("", host.netns)), 20, "it records")
+        support.wait_until(lambda: newest_or_zero(directories.recording("", host.netns)), 20, "it records")
     with Lab.up(f"rec2{os.getpid()}", hosts=2, rails=1) as other:
-        places.recording("", other.hosts[0].netns).mkdir(parents=True)
-        left = places.state_dir(other.hosts[0].netns)
+        directories.recording("", other.hosts[0].netns).mkdir(parents=True)
+        left = directories.state_dir(other.hosts[0].netns)
     assert not left.exists()
 
 

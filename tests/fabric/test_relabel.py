@@ -17,9 +17,9 @@ import support
 import tcp_kit
 import yaml
 
-from pytools import places
-from pytools.bus import Client
+from pytools import directories
 from pytools.errors import SwerveError
+from pytools.ipc.bus import Client
 from pytools.lab import Lab, namespaces
 from pytools.signals import PathDelay
 from steering.acting import acts_file
@@ -149,7 +149,7 @@ def agents(lab, folder):
     """The agents of both hosts; probes by several source ports meet all inner ways. Gives h1's measured IPv6 paths."""
     running = []
     for host in lab.hosts:
-        file = places.default_config(host.netns)
+        file = directories.default_config(host.netns)
         settings = yaml.safe_load(file.read_text())
         settings["probe"] |= {"interval_ms": 40.0, "flows": 16}
         settings["windows"] = settings.get("windows", {}) | {"short_ms": 400.0}
@@ -160,7 +160,7 @@ def agents(lab, folder):
 
     def served():
         with contextlib.suppress(SwerveError):
-            return Client(places.agent_socket(first), frozenset({"path_delay"}))
+            return Client(directories.agent_socket(first), frozenset({"path_delay"}))
         return None
 
     with support.wait_until(served, 60, "the agent of h1 serves") as agent:
@@ -191,7 +191,7 @@ def test_the_controller_relabels_what_an_inner_way_serves_badly(unique_name, tmp
             harm(lab, bad, "congested")
             good = goes(lab, lambda place: place != bad, "the connection leaves the bad way")
             assert good[0] == bad[0], "the same rail: nothing but the label changed"
-            acts = [act for act in acts_file.read(places.state_dir(host.netns)) if act.outcome == "applied"]
+            acts = [act for act in acts_file.read(directories.state_dir(host.netns)) if act.outcome == "applied"]
             assert {(act.actuator, act.under) for act in acts} == {("label", "repath")}
             assert steering_kit.Host(host.netns).ours() == 0
             shown = support.run([*support.SWERVE, "steer", "status", "-n", host.netns]).stdout

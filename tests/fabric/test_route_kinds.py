@@ -20,7 +20,7 @@ from live_traffic import Traffic
 from route_kinds import FAMILIES, PEER, RAILS, SOURCE
 from routing_daemons import NetworkManager, Writes
 
-from pytools import places
+from pytools import directories
 from pytools.signals import Path
 from steering.control import client, kept_orders, requests
 from steering.deciding.overrides import NONE
@@ -76,7 +76,7 @@ class Steered:
         self.is_undone()
 
     def ask(self, request):
-        return client.ask(places.state_dir(self.host.netns), request)
+        return client.ask(directories.state_dir(self.host.netns), request)
 
     def facts(self):
         with contextlib.suppress(Exception):
@@ -107,7 +107,7 @@ class Steered:
 
     def forget_orders(self):
         """No controller runs, and the next one finds no order."""
-        kept_orders.save(places.state_dir(self.host.netns), NONE)
+        kept_orders.save(directories.state_dir(self.host.netns), NONE)
 
     def end(self):
         if self.controller is not None and self.controller.process.poll() is None:

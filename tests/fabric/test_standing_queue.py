@@ -10,7 +10,7 @@ import steering_kit as kit
 import support
 import yaml
 
-from pytools import places
+from pytools import directories
 from pytools.lab import Lab
 from pytools.signals import PathDelay
 from steering.demo.observe import Observer
@@ -34,7 +34,7 @@ def lab(unique_name):
 def observer(lab):
     """Agents on both hosts, whose minima reach back a short time, and what they publish."""
     for host in lab.hosts:
-        file = places.default_config(host.netns)
+        file = directories.default_config(host.netns)
         config = yaml.safe_load(file.read_text())
         config.setdefault("windows", {})["base_s"] = BASE_S
         file.write_text(yaml.safe_dump(config))

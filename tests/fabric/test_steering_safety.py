@@ -13,7 +13,7 @@ import steering_kit as kit
 import support
 from steering_kit import EVEN, FIRST, GROUP, MS, SECOND_HOP, STEERED, controlled, steered
 
-from pytools import places
+from pytools import directories
 
 pytestmark = pytest.mark.beside
 
@@ -156,7 +156,7 @@ def stopped_before_it_is_ready(controller, former):
 
 
 def test_a_killed_guardian_is_replaced_before_anything_is_changed(host, agent, policy):
-    stop_file = places.state_dir(host.netns) / "freeze"
+    stop_file = directories.state_dir(host.netns) / "freeze"
     with controlled(host, policy, "--apply") as controller:
         settled(agent)
         first = support.wait_until(controller.guardian, 10, "the guardian runs")
@@ -273,7 +273,7 @@ def test_a_policy_that_others_can_write_is_refused(host, policy, writable, what)
     done = support.run(command, check=False)
     assert done.returncode == 4
     assert "writable by" in done.stderr and done.stderr.count("\n") == 1
-    assert not Path(places.state_dir(host.netns) / "journal.jsonl").exists()
+    assert not Path(directories.state_dir(host.netns) / "journal.jsonl").exists()
 
 
 def test_a_policy_of_another_user_is_refused(host, policy):

@@ -13,7 +13,7 @@ import steering_kit as kit
 import support
 from steering_kit import EVEN, STEERED, controlled, steered
 
-from pytools import places
+from pytools import directories
 from steering.acting.lock import holder
 from steering.guarding.takeover import SOCKET
 
@@ -145,7 +145,7 @@ def test_a_guardian_that_is_killed_while_it_waits_leaves_the_rest_to_the_next_st
 
 @pytest.mark.parametrize("what", ["torn", "missing", "of another policy"])
 def test_what_cannot_be_understood_is_taken_back(host, agent, policy, tmp_path, what):
-    memory = places.steering_memory(host.netns)
+    memory = directories.steering_memory(host.netns)
     with controlled(host, policy, "--apply") as first:
         left(host, agent)
         killed(first)

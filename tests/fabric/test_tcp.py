@@ -24,7 +24,8 @@ import tcp_kit as kit
 from tcp_kit import MEASURED, MEGABYTE, RECEIVER, RECEIVER6, receiver, sender
 
 from pytools.errors import SwerveError
-from pytools.kernel import cgroups, drop_reasons, tracefs
+from pytools.kernel import drop_reasons, tracefs
+from pytools.kernel.bpf import cgroups
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.signals import PacketDrops

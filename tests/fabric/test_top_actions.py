@@ -14,7 +14,7 @@ import support
 from steering_kit import FIRST, SECOND_HOP, controlled
 from tmux import Tmux
 
-from pytools import places
+from pytools import directories
 from pytools.lab import Lab
 
 pytestmark = pytest.mark.beside
@@ -38,7 +38,7 @@ def lab(unique_name: Callable[[], str]) -> Iterator[Lab]:
         for host in made.hosts:
             made.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns])
         for host in made.hosts:
-            support.wait_until(places.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+            support.wait_until(directories.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
         yield made
 
 

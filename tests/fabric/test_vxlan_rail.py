@@ -10,14 +10,14 @@ import support
 import watching
 from watching import Watcher
 
-from pytools.bus import Subscription
 from pytools.config import AgentConfig, Links, Probe
+from pytools.ipc.bus import Subscription
 from pytools.lab.building import agent_config
 from pytools.lab.fabric import Lab
 from pytools.lab.topology import Host, group_id
 from pytools.signals import Path, PathDelay, PathLiveness
 from pytools.sources.probing.measurements import RECEIVED, SENT
-from steering.deciding.silence import Silence, classify
+from steering.deciding.failure_classifier import Silence, classify
 
 TUNNEL = "vx0"
 NEXTHOP = 77

@@ -13,10 +13,11 @@ import bpf_objects
 import pytest
 import support
 
-from pytools import places
-from pytools.bus import Client
+from pytools import directories
 from pytools.errors import SwerveError
-from pytools.kernel import attach, bpf, loader, netns, tc_programs
+from pytools.ipc.bus import Client
+from pytools.kernel import netns
+from pytools.kernel.bpf import attach, loader, syscall, tc_programs
 from pytools.signals import PathLiveness, Self
 
 CONFIG = """\
@@ -47,7 +48,10 @@ def running(namespace: str, config: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def probes(namespace: str) -> bool:
     """Whether an agent tells of unanswered probes: nobody is at the other end."""
-    with contextlib.suppress(SwerveError), Client(places.agent_socket(namespace), frozenset({"path_liveness"})) as told:
+    with (
+        contextlib.suppress(SwerveError),
+        Client(directories.agent_socket(namespace), frozenset({"path_liveness"})) as told,
+    ):
         signal_ = told.next(2.0)
         return isinstance(signal_, PathLiveness) and signal_.missed > 0
     return False
@@ -63,7 +67,7 @@ def everything(namespace: str) -> dict[str, list[str]]:
 
 
 def files(namespace: str) -> set[Path]:
-    return {path for path in places.runtime_dir(namespace).rglob("*") if not path.is_dir()}
+    return {path for path in directories.runtime_dir(namespace).rglob("*") if not path.is_dir()}
 
 
 def test_a_killed_agent_leaves_nothing_but_sockets_that_its_successor_replaces(
@@ -71,7 +75,7 @@ def test_a_killed_agent_leaves_nothing_but_sockets_that_its_successor_replaces(
 ) -> None:
     support.require("bcc", "netns", "tc", "tracefs")
     with loader.load([loader.Program("empty.c", ("empty",))]) as loaded:
-        if not bpf.has_tcx(loaded.programs["empty"]):
+        if not syscall.has_tcx(loaded.programs["empty"]):
             pytest.skip("missing: TCX (Linux 6.6)")
     namespace, config = veth_pair[0], tmp_path / "agent.yaml"
     config.write_text(CONFIG)
@@ -108,7 +112,7 @@ def test_a_pacer_that_was_killed_is_replaced_within_seconds(veth_pair: tuple[str
     with running(namespace, config) as agent:
         pacer = pacer_of(agent.pid)
         assert pacer is not None
-        with Client(places.agent_socket(namespace), frozenset({"path_liveness", "self"})) as told:
+        with Client(directories.agent_socket(namespace), frozenset({"path_liveness", "self"})) as told:
             os.kill(pacer, signal.SIGKILL)
             support.wait_until(lambda: pacer_of(agent.pid) not in (None, pacer), 30, "there is another")
             costs = (each for each in told.within(30) if isinstance(each, Self))

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from serving import Served
 from support import AS_NOBODY
 
-from pytools import bus_readers, bus_server
-from pytools.bus import AgentGoneError, Bus, Client, Server
 from pytools.errors import CapabilityError, RefusedError, SwerveError, UsageError
+from pytools.ipc import readers, server
+from pytools.ipc.bus import AgentGoneError, Bus, Client, Server
+from pytools.ipc.wire import LINE_BYTES
 from pytools.signals import encode
-from pytools.wire import LINE_BYTES
 
 
 @pytest.fixture
@@ -350,7 +350,7 @@ def test_who_may_read(for_readers: Served, user: int, group: int, groups: str, l
 
 
 def test_readers_have_places_of_their_own(for_readers: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bus_readers, "READERS", 1)
+    monkeypatch.setattr(readers, "READERS", 1)
     with for_readers.client(), Client(for_readers.path, None) as late:
         for_readers.until(lambda: for_readers.server.drops()["bus_readers_refused"] == 1, "it is shown out")
         with pytest.raises(AgentGoneError, match="1 clients are connected already"):
@@ -363,7 +363,7 @@ def test_the_hint_of_the_readers_socket_names_the_instance(tmp_path: Path) -> No
 
 
 def test_one_client_too_many_is_not_told_to_start_an_agent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bus_server, "CLIENTS", 1)
+    monkeypatch.setattr(server, "CLIENTS", 1)
     with served.client(), Client(served.path, None) as late:
         served.until(lambda: served.server.drops()["bus_refused"] == 1, "it is shown out")
         with pytest.raises(AgentGoneError, match="it said: 1 clients are connected already; end one of them") as raised:
@@ -383,7 +383,7 @@ def test_a_live_agent_is_not_replaced(served: Served) -> None:
 def test_the_socket_of_a_dead_agent_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     script = (
-        "import os,sys,signal; from pathlib import Path; from pytools.bus import Bus, Server;"
+        "import os,sys,signal; from pathlib import Path; from pytools.ipc.bus import Bus, Server;"
         "Server(Bus(), Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(path)], check=False)

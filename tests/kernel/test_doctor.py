@@ -17,17 +17,17 @@ import samples
 from serving import Served
 from support import AS_NOBODY, ROOT, SWERVE, require, run
 
-from pytools import places
+from pytools import directories as places
 from pytools.config import AgentConfig
 from pytools.errors import RefusedError, UsageError
+from pytools.ipc.wire import TAGS
 from pytools.kernel import features, leftovers
-from pytools.kernel.loader import Program
+from pytools.kernel.bpf.loader import Program
 from pytools.kernel.native import Native
 from pytools.kernel.netns import inside
 from pytools.signals import AnySignal, RdmaSight
 from pytools.sources import programs
 from pytools.views import check, checks_agent, checks_network, doctor
-from pytools.wire import TAGS
 from steering.acting import journal
 from steering.acting.lock import Lock
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from support import AS_NOBODY, SWERVE, require, run
 
-from pytools import places
+from pytools import directories
 from pytools.config import AgentConfig
-from pytools.kernel import attach, features, loader, tc_programs
+from pytools.kernel import features
+from pytools.kernel.bpf import attach, loader, tc_programs
 from pytools.kernel.netns import inside
 from pytools.sources import programs
 from pytools.views import checks_agent, doctor_bundle, versions
@@ -28,7 +29,7 @@ def host(veth_pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("SWERVE_STATE_DIR", str(tmp_path / "state"))
     name = veth_pair[0]
-    folder = places.runtime_dir(name)
+    folder = directories.runtime_dir(name)
     folder.mkdir(parents=True)
     (folder / "agent.yaml").write_text(CONFIG)
     run(["ip", "-n", name, "link", "add", "w0", "type", "veth", "peer", "name", "w1"])
@@ -85,7 +86,7 @@ def test_filters_of_others_are_named_and_ours_are_not(host: str) -> None:
 
 
 def test_without_a_configuration_every_interface_is_looked_at(host: str) -> None:
-    (places.runtime_dir(host) / "agent.yaml").unlink()
+    (directories.runtime_dir(host) / "agent.yaml").unlink()
     with inside(host), features.loaded(features.NOTHING) as fd, attach.attach_tc(fd, "w0", "egress"):
         assert others(host).detail.startswith("w0 egress: tcx")
 
@@ -117,7 +118,7 @@ def test_a_bundle_of_a_namespace(host: str, tmp_path: Path) -> None:
     run(["ip", "-n", host, "rule", "add", "fwmark", "0x99", "table", "99"])
     policy = tmp_path / "policy.yaml"
     policy.write_text("version: 1\nmanage: {destinations: [10.9.0.0/16]}\n")
-    state = places.state_dir(host)
+    state = directories.state_dir(host)
     state.mkdir(parents=True)
     (state / "lock").write_text(json.dumps({"pid": 1, "policy": str(policy)}))
     out = tmp_path / "out.tar.gz"

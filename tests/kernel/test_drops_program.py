@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import support
 
-from pytools.kernel.loader import Loaded, Program, load
+from pytools.kernel.bpf.loader import Loaded, Program, load
 from pytools.kernel.netns import inside
 
 FORMAT = Path("/sys/kernel/tracing/events/skb/kfree_skb/format")

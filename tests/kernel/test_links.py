@@ -14,8 +14,8 @@ from link_watch import kernel_link, kernel_queues, watching
 
 from pytools.config import Links
 from pytools.kernel.ethtool import Ethtool
-from pytools.kernel.links_netlink import FAILED, Monitor, Tables, handle_text, parent_text
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink.links import FAILED, Monitor, Tables, handle_text, parent_text
+from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from pytools.signals import Path as NetworkPath
 

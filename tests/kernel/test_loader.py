@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from pytools.errors import SwerveError
-from pytools.kernel import attach, bpf, compiled, loader, netns
+from pytools.kernel import netns
+from pytools.kernel.bpf import attach, loader, syscall
+from pytools.kernel.bpf import cache as compiled
 
 MAPS = """
 struct key { u32 a; u16 b; u16 pad; };
@@ -75,7 +77,7 @@ def test_maps_are_arrays_of_the_compiled_types(tmp_path: Path) -> None:
         assert looked_up["n"].tolist() == [0, *values["n"][1:300].tolist()]
         assert [len(each) for each in table.lookup_many(keys[:0])] == [0, 0]
         assert len(table.read()[0]) == 4999
-        bpf.test_run(loaded.programs["nothing"], bytes(64), 11)
+        syscall.test_run(loaded.programs["nothing"], bytes(64), 11)
         assert loaded.map("percpu").read_percpu_sum().tolist() == [0, 11, 0]
 
 
@@ -117,13 +119,13 @@ def ours() -> list[loader.Program]:
 
 def described(loaded: loader.Loaded) -> dict[str, object]:
     """What was loaded, as the kernel and we describe it."""
-    maps = {name: (bpf.MapInfo(fd).made_with, key, value) for name, (fd, key, value) in loaded._maps.items()}
+    maps = {name: (syscall.MapInfo(fd).made_with, key, value) for name, (fd, key, value) in loaded._maps.items()}
     return {"maps": maps, "programs": set(loaded.programs), "at": set(loaded.tracepoints), "failed": loaded.failed}
 
 
 def type_and_tag(fd: int) -> tuple[bytes, bytes]:
     """A program's type, and the kernel's digest of its instructions, maps left out."""
-    raw = bpf.object_info(fd, bpf.PROG_INFO_BYTES)
+    raw = syscall.object_info(fd, syscall.PROG_INFO_BYTES)
     return raw[:4], raw[8:16]
 
 
@@ -227,10 +229,10 @@ def test_attached_programs_see_packets_and_go_without_trace(
             attach.attach_tc(loaded.programs["probe_egress"], "v0", "egress", force_clsact),
             attach.attach_tc(loaded.programs["probe_ingress"], "v0", "ingress", force_clsact),
         ]
-        fd = bpf.enable_stats()
+        fd = syscall.enable_stats()
         run(["ip", "netns", "exec", namespace, "ping", "-c", "3", "-i", "0.01", "10.77.0.2"])
         os.close(fd)
-        assert all(bpf.program_run_time(each)[1] >= 3 for each in loaded.programs.values())
+        assert all(syscall.program_run_time(each)[1] >= 3 for each in loaded.programs.values())
         if force_clsact:
             assert "swerve" in filters(namespace, "v0")
         for attachment in attachments:

@@ -6,16 +6,7 @@ import pytest
 import support
 
 from pytools.errors import UsageError
-from pytools.kernel.netlink import (
-    MAIN_TABLE,
-    Hop,
-    Member,
-    Netlink,
-    NetlinkError,
-    Nexthop,
-    Route,
-    Rule,
-)
+from pytools.kernel.netlink.routing import MAIN_TABLE, Hop, Member, Netlink, NetlinkError, Nexthop, Route, Rule
 
 
 def ip(netns, *words):

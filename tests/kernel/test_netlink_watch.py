@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 import support
 
-from pytools.kernel.netlink import MAIN_TABLE, Member, Netlink, Nexthop, Route
-from pytools.kernel.netlink_watch import NetlinkWatch, News
+from pytools.kernel.netlink.monitor import NetlinkWatch, News
+from pytools.kernel.netlink.routing import MAIN_TABLE, Member, Netlink, Nexthop, Route
 
 
 class Place(NamedTuple):

@@ -13,7 +13,7 @@ import support
 
 from pytools.errors import RefusedError
 from pytools.kernel.leftovers import sweep
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from steering.actuators.overlay import Overlay
 from steering.policy import Manage

@@ -12,7 +12,7 @@ import pytest
 import samples
 
 from pytools.errors import SwerveError
-from pytools.owner import as_owner, owner_of
+from pytools.owned_files import as_owner, owner_of
 from pytools.recording.writer import TrackWriter
 from steering import elapsed
 from steering.acting import journal

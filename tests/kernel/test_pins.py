@@ -21,9 +21,9 @@ import support
 from pin_kit import Rails, Wire, compiled_once, rails, versions
 
 from pytools.errors import RefusedError
-from pytools.kernel import attach, bpf, loader
+from pytools.kernel.bpf import attach, loader, syscall
+from pytools.kernel.bpf.stats import RunTime
 from pytools.kernel.netns import inside
-from pytools.kernel.stats import RunTime
 from steering.actuators.neighbours import Neighbours
 from steering.actuators.pins import Pins, PinTarget
 from steering.plan import FlowKey, Pin
@@ -195,10 +195,10 @@ def test_observers_see_a_moved_packet_once_where_it_leaves(rails: Rails, force_c
         routed, _ = wire.send()
         pins.install([kit.pin(wire.flow, other(routed))])
         stack.enter_context(RunTime())
-        before = {key: bpf.program_run_time(fd)[1] for key, fd in observers.items()}
+        before = {key: syscall.program_run_time(fd)[1] for key, fd in observers.items()}
         for _ in range(50):
             wire.send()
-        seen = {key: bpf.program_run_time(fd)[1] - before[key] for key, fd in observers.items()}
+        seen = {key: syscall.program_run_time(fd)[1] - before[key] for key, fd in observers.items()}
         assert {key: runs // 50 for key, runs in seen.items()} == {
             (when, rail): int(rail == other(routed)) for when in ("before", "after") for rail in (1, 2)
         }, f"beside a neighbour's question or two: {seen}"
@@ -542,7 +542,7 @@ def test_pins_are_replaced_under_traffic_and_no_packet_is_lost(rails: Rails, pin
 def test_the_session_of_a_killed_process_leaves_no_hook(rails: Rails) -> None:
     """TCX: the link goes with the process. Where there is none, see what a crash leaves, above."""
     with kit.table(rails.near) as table:
-        if not bpf.has_tcx(table.program_fd):
+        if not syscall.has_tcx(table.program_fd):
             pytest.skip("missing: TCX (kernel 6.6)")
     code = "import sys, time; sys.path[:0] = sys.argv[1:]; import pin_kit\n"
     code += f"rails = pin_kit.Rails({rails.near!r}, {rails.far!r}, 2)\n"

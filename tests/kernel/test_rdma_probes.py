@@ -14,8 +14,8 @@ from support import require, run, wait_until
 
 from pytools.errors import SwerveError
 from pytools.kernel import rdma_class
-from pytools.kernel.loader import Loaded, Program, load
-from pytools.kernel.uprobes import Uprobe
+from pytools.kernel.bpf.loader import Loaded, Program, load
+from pytools.kernel.bpf.uprobes import Uprobe
 from pytools.sources.rdma.elf import build_id
 from pytools.sources.rdma.providers import Uprobes
 

@@ -34,7 +34,7 @@ from rdma_probes import (
     sums,
 )
 
-from pytools.kernel.loader import Loaded
+from pytools.kernel.bpf.loader import Loaded
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,12 @@ import rdma_kit
 import rdma_probes
 import support
 
-from pytools import rdma_tap
-from pytools.bus import Bus
 from pytools.config import AgentConfig
-from pytools.kernel.loader import Loaded
+from pytools.ipc.bus import Bus
+from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.native import TAP
 from pytools.signals import AnySignal, RdmaQueuePair, RdmaSight
+from pytools.sources.rdma import tap_command
 from pytools.sources.rdma.providers import Uprobes
 from pytools.sources.rdma.source import RdmaSource
 from pytools.sources.rdma.table import LIVE, Table, Way, text
@@ -221,7 +221,7 @@ def seen(
         socket = tmp_path / "tap"
         way = TapServer(socket, loaded.map("rdma_table").value, ROWS)
         library = request.getfixturevalue("library")
-        environment |= {"LD_AUDIT": str(library), rdma_tap.SOCKET_VARIABLE: str(socket)}
+        environment |= {"LD_AUDIT": str(library), tap_command.SOCKET_VARIABLE: str(socket)}
     else:
         way = cast(Way, Lasting(request.getfixturevalue("uprobes")))
     watcher = Watcher(way, cable.client.device)

@@ -19,7 +19,7 @@ from support import require, wait_until
 
 from pytools.signals import Path as Way
 from pytools.views.report import reading
-from pytools.views.report.gathering import Gathering
+from pytools.views.report.gather import Gathering
 from pytools.views.report.reading import Asked
 from pytools.views.report.records import Told
 

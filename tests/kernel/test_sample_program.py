@@ -10,11 +10,11 @@ import numpy as np
 import packets as p
 import pytest
 
-from pytools.agent_hooks import link_observers
+from pytools.agent.hooks import link_observers
 from pytools.config import AgentConfig, Probe, Tcp
-from pytools.kernel import bpf, loader
-from pytools.kernel.maps import Map
-from pytools.kernel.rings import Ring
+from pytools.kernel.bpf import loader, syscall
+from pytools.kernel.bpf.maps import Map
+from pytools.kernel.bpf.rings import Ring
 from pytools.sources import programs
 
 UNSPEC = 0xFFFFFFFF
@@ -46,7 +46,7 @@ class Sample:
         self.peers.update(key, directions)
 
     def run(self, hook: str, frame: bytes, segment_bytes: int = 0) -> list[Any]:
-        verdict, _ = bpf.test_run(self.programs[hook], frame, segment_bytes=segment_bytes)
+        verdict, _ = syscall.test_run(self.programs[hook], frame, segment_bytes=segment_bytes)
         assert verdict == UNSPEC, "an observer must let other programs decide"
         return list(self.ring.read())
 
@@ -386,7 +386,7 @@ def test_only_what_is_asked_for_is_sampled(sample: Sample, hook: str) -> None:
 def test_a_full_ring_is_counted(sample: Sample) -> None:
     frame = p.ipv4(p.udp(DATAGRAM, 5000, 6000))
     capacity = 128 * 4096 // (sample.ring.record.itemsize + 8)
-    bpf.test_run(sample.programs[OUT], frame, capacity + 50)
+    syscall.test_run(sample.programs[OUT], frame, capacity + 50)
     records = sample.ring.read()
     counted = sample.counted()
     assert counted["recorded"] == len(records)

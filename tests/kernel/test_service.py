@@ -22,9 +22,10 @@ import under_unit
 from service_kit import CONFIG, Service, room
 from steering_kit import Host, guardians
 
-from pytools import places
-from pytools.bus import Client
-from pytools.kernel import low_ports, netns, prepare, privileges, tracefs, uprobes
+from pytools import directories
+from pytools.ipc.bus import Client
+from pytools.kernel import low_ports, netns, prepare, privileges, tracefs
+from pytools.kernel.bpf import uprobes
 from pytools.lab import Lab
 from pytools.signals import Owner, TcpFlow
 from steering.acting import journal
@@ -389,10 +390,10 @@ def test_metrics_are_served_without_any_capability(veth_pair: tuple[str, str], r
 def test_the_user_of_the_metrics_reads_and_can_do_nothing_else(veth_pair: tuple[str, str], room: Path) -> None:
     """With the unit's user and sandbox: it gets no other socket, publishes nothing, and is told so."""
     script = (
-        "import sys, json; from pytools import places; from pytools.bus import AgentGoneError, Client\n"
+        "import sys, json; from pytools import places; from pytools.ipc.bus import AgentGoneError, Client\n"
         "from pytools.errors import SwerveError; from pytools.signals import decode\n"
         "from steering.control import client; from steering.control.requests import Drain\n"
-        "for attempt in (lambda: Client(places.agent_socket(None)),\n"
+        "for attempt in (lambda: Client(directories.agent_socket(None)),\n"
         "                lambda: open(places.state_dir(None) / 'journal.jsonl'),\n"
         "                lambda: client.ask(places.state_dir(None), Drain(leaves_by='rail1'))):\n"
         "    try: attempt()\n"
@@ -498,11 +499,11 @@ def test_a_killed_controller_is_undone_by_its_guardian(unique_name) -> None:
         host = lab.hosts[0]
         for each in lab.hosts:
             service_plugin.start(lab.name, each.netns, [*support.SWERVE, "agent", "-n", each.netns])
-        file = places.runtime_dir(None).parent.parent / f"{lab.name}.yaml"
+        file = directories.runtime_dir(None).parent.parent / f"{lab.name}.yaml"
         file.write_text(POLICY)
         file.chmod(0o644)
         words = ["steer", "run", "--apply", "--policy", str(file)]
-        room = places.state_dir(host.netns)
+        room = directories.state_dir(host.netns)
         controller = service_plugin.under_the_unit(kit.STEER, lab.name, host.netns, words, stderr=subprocess.PIPE)
 
         def weights() -> dict[int, int]:

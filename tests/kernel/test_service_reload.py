@@ -13,7 +13,7 @@ import service_kit as kit
 import support
 from service_kit import Service
 
-from pytools.bus import Client
+from pytools.ipc.bus import Client
 from pytools.signals import PathDelay, ProbeSamples
 
 # Many probes in a short time. Without a processor for a second, the other agent answers late: that is no loss by ours.

@@ -17,7 +17,7 @@ import pytest
 from pin_kit import FAR, Rails, Wire, compiled_once, rails, versions
 
 from pytools.errors import SwerveError
-from pytools.kernel import mapped
+from pytools.kernel.bpf import mapped
 from pytools.kernel.netns import inside
 from pytools.signals import Path
 from steering.actuators import flow_keys

@@ -17,7 +17,7 @@ import pytest
 import support
 
 from pytools.errors import RefusedError
-from pytools.kernel import bpf
+from pytools.kernel.bpf import syscall
 from steering.actuators import flow_keys
 from steering.actuators.flow_table import FlowTable
 from steering.plan import FlowKey
@@ -42,7 +42,7 @@ class Steer:
         return self.altered(frame, segments, segment_bytes)[0]
 
     def altered(self, frame: bytes, segments: int = 0, segment_bytes: int = 0) -> tuple[int, bytes]:
-        return bpf.test_packet(self.table.program_fd, frame, segments, segment_bytes)
+        return syscall.test_packet(self.table.program_fd, frame, segments, segment_bytes)
 
     def counted(self) -> dict[str, int]:
         """Counters that have moved since the last call."""

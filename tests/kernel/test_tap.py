@@ -21,13 +21,12 @@ import numpy as np
 import pytest
 from support import ROOT, no_descriptor, wait_until
 
-from pytools import rdma_tap
-from pytools.accepting import PAUSE_NS
 from pytools.errors import RefusedError, SwerveError, UsageError
-from pytools.kernel import loader, mapped
+from pytools.ipc.accepting import PAUSE_NS
+from pytools.kernel.bpf import loader, mapped
 from pytools.kernel.native import TAP
 from pytools.sources.rdma import table as row_table
-from pytools.sources.rdma import tap_server
+from pytools.sources.rdma import tap_command, tap_server
 from pytools.sources.rdma.table import CLOSED, FREE, LIVE
 from pytools.sources.rdma.tap_server import TapServer, TapTable
 
@@ -873,13 +872,13 @@ def test_the_launcher_sets_the_tap_up(agent: Agent, tmp_path: Path) -> None:
 
 def test_the_launcher_says_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="no command is given"):
-        rdma_tap.run([])
+        tap_command.run([])
     with pytest.raises(UsageError, match="no command surely-not"):
-        rdma_tap.run(["surely-not"])
+        tap_command.run(["surely-not"])
     (tmp_path / "static.c").write_text("int main(void) { return 0; }\n")
     subprocess.run(["cc", "-static", tmp_path / "static.c", "-o", tmp_path / "static"], check=True)
     with pytest.raises(UsageError, match="linked statically"):
-        rdma_tap.run([str(tmp_path / "static")])
+        tap_command.run([str(tmp_path / "static")])
     monkeypatch.setenv("CC", "surely-no-compiler")
     with pytest.raises(SwerveError, match="no C compiler"):
         TAP.build(tmp_path / "tap.so")

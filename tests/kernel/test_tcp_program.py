@@ -23,9 +23,9 @@ import pytest
 import support
 import tcp_kit as kit
 
-from pytools.kernel import cgroups
-from pytools.kernel.attach import attach_tc
-from pytools.kernel.loader import Loaded, Program, load
+from pytools.kernel.bpf import cgroups
+from pytools.kernel.bpf.attach import attach_tc
+from pytools.kernel.bpf.loader import Loaded, Program, load
 from pytools.kernel.netns import inside
 
 FUNCTIONS = ("tcp_egress", "tcp_ingress", "tcp_callbacks")
@@ -224,7 +224,7 @@ def program(causes: bool, **sizes: int) -> Program:
 
 def note_older(loaded: Loaded) -> None:
     """What every socket of the calling thread's namespace has counted so far, from socket diagnostics."""
-    from pytools.kernel.sockdiag import Diagnostics
+    from pytools.kernel.netlink.sockdiag import Diagnostics
 
     accounted = loaded.map("tcp_accounted")
     for each in Diagnostics().sockets():

@@ -17,7 +17,7 @@ from probe_kit import REDIRECTED, SENDER_PORT, TestRun, request
 
 from pytools.config import AgentConfig
 from pytools.errors import UsageError
-from pytools.kernel import loader
+from pytools.kernel.bpf import loader
 from pytools.lab import clocks
 from pytools.lab.clocks import VirtualClock, Wander
 from pytools.sources.clocks.virtual_clock import VirtualClockSource

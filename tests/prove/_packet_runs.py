@@ -9,7 +9,7 @@ import ctypes
 import struct
 from typing import Final, NamedTuple
 
-from pytools.kernel import bpf
+from pytools.kernel.bpf import syscall
 
 UNSPEC, DROPPED, REDIRECTED = 0xFFFFFFFF, 2, 7  # what TC is told
 LOOPBACK: Final = 1  # interface index that packets come in by unless another one is named
@@ -36,7 +36,7 @@ class PacketRuns:
         self._data, self._left = (ctypes.create_string_buffer(_ROOM) for _ in range(2))
         self._context = ctypes.create_string_buffer(_CONTEXT_BYTES)
         self._command = ctypes.create_string_buffer(_ATTRIBUTES.size)
-        self._places = tuple(bpf.address(each) for each in (self._data, self._left, self._context))
+        self._places = tuple(syscall.address(each) for each in (self._data, self._left, self._context))
 
     def run(self, program: int, frame: bytes, mark: int = 0, ifindex: int = 0, segments: int = 0) -> Run:
         """Run a program on one packet.
@@ -57,7 +57,7 @@ class PacketRuns:
         sizes = (len(frame), _ROOM)
         contexts = (_CONTEXT_BYTES, _CONTEXT_BYTES, context, context)
         _ATTRIBUTES.pack_into(self._command, 0, program, 0, *sizes, data, left, 1, 0, *contexts)
-        bpf.call(bpf.PROG_TEST_RUN, self._command, _ATTRIBUTES.size)
+        syscall.call(syscall.PROG_TEST_RUN, self._command, _ATTRIBUTES.size)
         _, verdict, _, size = struct.unpack_from("=4I", self._command)
         (mark,) = struct.unpack_from("=I", self._context, _MARK)
         return Run(verdict, ctypes.string_at(left, size), mark)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from pytools.lab import Host
 from pytools.signals import Act, AnySignal, Path, PathDelay, PathLiveness, PathState
-from steering.deciding.silence import classify
+from steering.deciding.failure_classifier import classify
 from steering.demo.observe import AgentListener
 from steering.policy.conditions import Silence
 

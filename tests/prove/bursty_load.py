@@ -24,7 +24,7 @@ from typing import Any, Final
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from pytools import places  # noqa: E402
+from pytools import directories  # noqa: E402
 from pytools.errors import SwerveError  # noqa: E402
 from pytools.lab import Host, Lab  # noqa: E402
 from pytools.signals import Act  # noqa: E402
@@ -104,7 +104,7 @@ def main() -> int:
         for host in lab.hosts:
             swerve(lab, host, logs, "agent")
         deadline = time.monotonic() + START_S
-        while not all(places.agent_socket(host.netns).exists() for host in lab.hosts):
+        while not all(directories.agent_socket(host.netns).exists() for host in lab.hosts):
             if time.monotonic() > deadline:
                 raise SwerveError("an agent did not come up", f"see {logs}")
             time.sleep(0.05)

@@ -22,9 +22,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from pytools import places
-from pytools.bus import Client
+from pytools import directories
 from pytools.errors import SwerveError
+from pytools.ipc.bus import Client
 from pytools.lab import Lab, clocks
 from pytools.lab.topology import Host
 from pytools.signals import Collocation
@@ -46,7 +46,7 @@ def connected(host: Host) -> Client:
     end = time.monotonic() + START_S
     while True:
         try:
-            return Client(places.agent_socket(host.netns), frozenset({"collocation"}))
+            return Client(directories.agent_socket(host.netns), frozenset({"collocation"}))
         except SwerveError:
             if time.monotonic() > end:
                 raise

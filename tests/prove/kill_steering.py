@@ -37,7 +37,7 @@ import support  # noqa: E402
 from _traffic import Traffic  # noqa: E402
 
 from pytools.kernel.leftovers import is_our_rule  # noqa: E402
-from pytools.kernel.netlink import Netlink  # noqa: E402
+from pytools.kernel.netlink.routing import Netlink  # noqa: E402
 from pytools.lab import Lab  # noqa: E402
 from steering.acting import journal  # noqa: E402
 from steering.plan import Weights, weights_of  # noqa: E402

@@ -5,12 +5,12 @@
 
 Two hosts, two rails, an agent and a controller on each, as shipped. All rails lose 5, then 20, then 50 % of all
 packets at random, in each direction: a listener beside the controllers must never call a path dead
-(steering/deciding/silence.py says so, and as many probes are missed as a rule and the path's own limit ask for), and no
-controller may act under a rule for silence. Both ends of each cable know the other's link address for good: at 50 %
-all three of ARP's requests are lost often enough that a path carries nothing for seconds, and is then dead indeed. Each
-policy has its share of the time. Then one rail carries nothing while the other loses 20 %: it must be called dead
-within 250 ms, in every trial, counted from the cut. Prints JSON Lines; exits with 1 unless all of it holds. Run as
-root, from the checkout.
+(steering/deciding/failure_classifier.py says so, and as many probes are missed as a rule and the path's own limit ask
+for), and no controller may act under a rule for silence. Both ends of each cable know the other's link address for
+good: at 50 % all three of ARP's requests are lost often enough that a path carries nothing for seconds, and is then
+dead indeed. Each policy has its share of the time. Then one rail carries nothing while the other loses 20 %: it must
+be called dead within 250 ms, in every trial, counted from the cut. Prints JSON Lines; exits with 1 unless all of it
+holds. Run as root, from the checkout.
 """
 
 from __future__ import annotations

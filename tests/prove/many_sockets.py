@@ -28,8 +28,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench"), str(Path(__
 import support  # noqa: E402
 from _agents import start_agent, stop, wait_measured  # noqa: E402
 
-from pytools import places  # noqa: E402
-from pytools.bus import Client  # noqa: E402
+from pytools import directories  # noqa: E402
+from pytools.ipc.bus import Client  # noqa: E402
 from pytools.kernel.netns import inside  # noqa: E402
 from pytools.lab import Host, Lab  # noqa: E402
 from pytools.signals import ProbeSamples  # noqa: E402
@@ -48,7 +48,7 @@ def answered(hosts: Sequence[Host], seconds: float) -> dict[str, tuple[int, int]
     found: dict[str, tuple[int, int]] = {}
     with contextlib.ExitStack() as stack:
         wanted = frozenset({"probe_samples"})
-        clients = [stack.enter_context(Client(places.agent_socket(host.netns), wanted)) for host in hosts]
+        clients = [stack.enter_context(Client(directories.agent_socket(host.netns), wanted)) for host in hosts]
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             time.sleep(0.1)

@@ -36,7 +36,8 @@ import numpy as np  # noqa: E402
 from _mutated_requests import OURS, PEERS  # noqa: E402
 from _packet_runs import DROPPED, LONGEST, LOOPBACK, REDIRECTED, UNSPEC, PacketRuns  # noqa: E402
 
-from pytools.kernel import loader, netns  # noqa: E402
+from pytools.kernel import netns  # noqa: E402
+from pytools.kernel.bpf import loader  # noqa: E402
 from pytools.lab import namespaces  # noqa: E402
 from pytools.sources.probing.program import DUPLICATE, ProbeProgram  # noqa: E402
 

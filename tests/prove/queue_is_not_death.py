@@ -6,8 +6,8 @@ Two hosts, two rails, an agent and a controller on each. In each trial the queue
 300 ms long, and stays so for a second: at once, by a burst into a slow port, or as the port is slowed down under a
 load. Agents probe every 5 to 20 ms, drawn anew for each lab. The controllers have a rule for silence and one for
 queueing delay; whose act comes first is counted. Prints JSON Lines: one per trial, then the verdict; exits with 1
-unless no path was ever called dead (steering/deciding/silence.py says so, and as many probes are missed as a rule and
-the path's own limit ask for), and each trial's rail was called congested. Run as root, from the checkout.
+unless no path was ever called dead (steering/deciding/failure_classifier.py says so, and as many probes are missed as a
+rule and the path's own limit ask for), and each trial's rail was called congested. Run as root, from the checkout.
 """
 
 from __future__ import annotations

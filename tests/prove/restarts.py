@@ -32,10 +32,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests"), str(Path(__
 from _agents import start_agent, wait_measured  # noqa: E402
 from _traffic import Traffic  # noqa: E402
 
-from pytools import places  # noqa: E402
-from pytools.bus import Client  # noqa: E402
+from pytools import directories  # noqa: E402
+from pytools.ipc.bus import Client  # noqa: E402
 from pytools.kernel.leftovers import is_our_rule  # noqa: E402
-from pytools.kernel.netlink import Netlink  # noqa: E402
+from pytools.kernel.netlink.routing import Netlink  # noqa: E402
 from pytools.lab import Host, Lab  # noqa: E402
 from pytools.signals import PathState  # noqa: E402
 from steering.acting.lock import holder  # noqa: E402
@@ -70,7 +70,7 @@ class Steered:
     def __init__(self, lab: Lab, host: Host, policy: Path, log: Any) -> None:
         self.lab, self.host, self._log = lab, host, log
         self._words = [*SWERVE, "steer", "run", "--apply", "--hand-over", "--policy", str(policy), "-n", host.netns]
-        self.folder = places.state_dir(host.netns)
+        self.folder = directories.state_dir(host.netns)
         self.controller = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -80,7 +80,10 @@ class Steered:
         """The state of every path, by rail, as told within this time."""
         found: dict[int, str] = {}
         deadline = time.monotonic() + seconds
-        with contextlib.suppress(Exception), Client(places.agent_socket(self.host.netns), {"path_state"}) as client:
+        with (
+            contextlib.suppress(Exception),
+            Client(directories.agent_socket(self.host.netns), {"path_state"}) as client,
+        ):
             while len(found) < 2 and (left := deadline - time.monotonic()) > 0:
                 each = client.next(left)
                 if isinstance(each, PathState):

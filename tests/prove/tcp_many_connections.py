@@ -22,9 +22,9 @@ from _common import ADDRESSES, DEVICE, Pair, veth_pair, wait_until, whole  # noq
 from _tcpretrans import drop_every  # noqa: E402
 
 from pytools.config import Tcp  # noqa: E402
-from pytools.kernel import cgroups  # noqa: E402
-from pytools.kernel.attach import attach_tc  # noqa: E402
-from pytools.kernel.loader import Loaded, load  # noqa: E402
+from pytools.kernel.bpf import cgroups  # noqa: E402
+from pytools.kernel.bpf.attach import attach_tc  # noqa: E402
+from pytools.kernel.bpf.loader import Loaded, load  # noqa: E402
 from pytools.kernel.netns import inside  # noqa: E402
 from pytools.sources.programs import TCP_CALLBACKS, TCP_EGRESS, TCP_INGRESS, tcp_connections  # noqa: E402
 

@@ -13,10 +13,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from support import no_descriptor, wait_until
 
-from pytools import accepting
-from pytools.bus import Bus, Server
-from pytools.bus_readers import ReadServer
-from pytools.lending import Lender
+from pytools.ipc import accepting
+from pytools.ipc.bus import Bus, Server
+from pytools.ipc.map_lending import Lender
+from pytools.ipc.readers import ReadServer
 from pytools.views.metrics.server import MetricsServer
 from steering.control import requests
 from steering.control.server import ControlServer

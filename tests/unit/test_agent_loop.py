@@ -7,8 +7,8 @@ import selectors
 
 import pytest
 
-from pytools import agent as module
-from pytools.agent import Agent
+from pytools.agent import loop as module
+from pytools.agent.loop import Agent
 
 HOUR_NS = 3600 * 10**9
 

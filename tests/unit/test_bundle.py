@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytools import places
+from pytools import directories
 from pytools.errors import UsageError
 from pytools.recording import segments
 from pytools.signals import encode
@@ -59,9 +59,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SWERVE_STATE_DIR", str(tmp_path / "state"))
     key = tmp_path / "key"
     key.write_text(SECRET)
-    places.runtime_dir(None).mkdir(parents=True)
-    (places.runtime_dir(None) / "agent.yaml").write_text(CONFIG.replace("KEY", str(key)))
-    state = places.state_dir(None)
+    directories.runtime_dir(None).mkdir(parents=True)
+    (directories.runtime_dir(None) / "agent.yaml").write_text(CONFIG.replace("KEY", str(key)))
+    state = directories.state_dir(None)
     state.mkdir(parents=True)
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
@@ -160,14 +160,14 @@ def test_what_fails_on_the_way_leaves_no_half_bundle(host: Path, monkeypatch: py
 def test_sizes_are_bounded_and_the_newest_is_kept(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_bundle, "RECORDING_BYTES", 4000)
     monkeypatch.setattr(doctor_bundle, "PART_BYTES", 5000)
-    folder = places.recording("", None)
+    folder = directories.recording("", None)
     folder.mkdir(parents=True)
     now = time.time_ns()
     acts = [encode(replace(samples.act(number=number), unix_ns=now)) for number in range(100)]
     with gzip.open(folder / segments.name("fine", 1, now), "wb") as file:
         file.write(b"\n".join(acts) + b"\n")
     many = b"\n".join(encode(samples.act(number=number)) for number in range(5000))
-    (places.state_dir(None) / "acts.jsonl").write_bytes(many)
+    (directories.state_dir(None) / "acts.jsonl").write_bytes(many)
     manifest, parts = made(host)
     notes = {part.name: part.note for part in manifest.parts}
     assert len(parts["recording.jsonl"]) <= 4000 and "lines were left out" in notes["recording.jsonl"]

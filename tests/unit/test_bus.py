@@ -7,12 +7,12 @@ import samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytools import bus as buses
 from pytools import signals
-from pytools.bus import TYPES, Bus
-from pytools.bus_outbox import Outbox
 from pytools.errors import UsageError
-from pytools.wire import LINE_BYTES, URGENT, Lines, is_pressing
+from pytools.ipc import bus as buses
+from pytools.ipc.bus import TYPES, Bus
+from pytools.ipc.outbox import Outbox
+from pytools.ipc.wire import LINE_BYTES, URGENT, Lines, is_pressing
 
 
 def test_every_type_of_signal_has_a_sample_and_a_tag() -> None:

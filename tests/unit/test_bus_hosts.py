@@ -16,8 +16,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytools import bus_hosts
-from pytools.bus_sealed import (
+from pytools.config import AgentConfig, Clocks, HostBus, Peer, Samples, checked
+from pytools.errors import SwerveError, UsageError
+from pytools.ipc import hosts
+from pytools.ipc.sealed import (
     MAX_BYTES,
     MAX_PAYLOAD,
     Kind,
@@ -29,8 +31,6 @@ from pytools.bus_sealed import (
     encode,
     is_signed,
 )
-from pytools.config import AgentConfig, Clocks, HostBus, Peer, Samples, checked
-from pytools.errors import SwerveError, UsageError
 
 KEY = b"k" * 32
 SECOND = 10**9
@@ -343,51 +343,51 @@ def key_file(tmp_path: Path) -> Path:
 
 
 def test_a_good_key_file(key_file: Path) -> None:
-    assert bus_hosts.read_key(key_file) == KEY
+    assert hosts.read_key(key_file) == KEY
     key_file.chmod(0o400)
-    assert bus_hosts.read_key(key_file) == KEY
+    assert hosts.read_key(key_file) == KEY
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o666])
 def test_a_key_file_that_others_may_touch(key_file: Path, mode: int) -> None:
     key_file.chmod(mode)
     with pytest.raises(SwerveError, match="chmod 600"):
-        bus_hosts.read_key(key_file)
+        hosts.read_key(key_file)
 
 
 def test_a_key_that_is_too_short(key_file: Path) -> None:
     key_file.write_bytes(b"k" * 31)
     with pytest.raises(UsageError, match="31 bytes, must be at least 32"):
-        bus_hosts.read_key(key_file)
+        hosts.read_key(key_file)
 
 
 def test_no_key_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"No such file.*urandom"):
-        bus_hosts.read_key(tmp_path / "none")
+        hosts.read_key(tmp_path / "none")
     with pytest.raises(UsageError, match="a directory"):
-        bus_hosts.read_key(tmp_path)
+        hosts.read_key(tmp_path)
 
 
 def test_a_pipe_instead_of_a_key_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(UsageError, match="not a file"):
-        bus_hosts.read_key(tmp_path / "pipe")
+        hosts.read_key(tmp_path / "pipe")
 
 
 def test_a_key_of_another_user(key_file: Path) -> None:
     support.require("root")
     os.chown(key_file, 12345, 0)
     with pytest.raises(SwerveError, match="belongs to user 12345"):
-        bus_hosts.read_key(key_file)
+        hosts.read_key(key_file)
 
 
 # ---- the end itself, as far as it needs no peer ----
 
 
 def test_local_addresses() -> None:
-    assert bus_hosts.local_addresses(["127.0.0.1", "::1", "127.0.0.9"]) <= {"127.0.0.1", "::1"}
-    assert "127.0.0.1" in bus_hosts.local_addresses(["127.0.0.9"])
-    assert bus_hosts.local_addresses([]) == frozenset()
+    assert hosts.local_addresses(["127.0.0.1", "::1", "127.0.0.9"]) <= {"127.0.0.1", "::1"}
+    assert "127.0.0.1" in hosts.local_addresses(["127.0.0.9"])
+    assert hosts.local_addresses([]) == frozenset()
 
 
 @pytest.fixture
@@ -398,17 +398,17 @@ def free_port() -> int:
         return port
 
 
-Open = Callable[..., bus_hosts.HostBus]
+Open = Callable[..., hosts.HostBus]
 
 
 @pytest.fixture
 def lonely(key_file: Path, free_port: int):  # type: ignore[no-untyped-def]
-    bus = bus_hosts.HostBus("a", [Peer("b/*?", "127.0.0.2")], HostBus(port=free_port, key_file=str(key_file)))
+    bus = hosts.HostBus("a", [Peer("b/*?", "127.0.0.2")], HostBus(port=free_port, key_file=str(key_file)))
     yield bus
     bus.close()
 
 
-def test_an_end_without_peers_that_answer(lonely: bus_hosts.HostBus) -> None:
+def test_an_end_without_peers_that_answer(lonely: hosts.HostBus) -> None:
     lonely.send("news", b"to all")
     lonely.send("news", b"to one", to="b/*?")
     lonely.send("news", bytes(MAX_PAYLOAD + 1))
@@ -426,13 +426,13 @@ def test_an_end_without_peers_that_answer(lonely: bus_hosts.HostBus) -> None:
 
 def test_one_connection_a_pair(key_file: Path, free_port: int) -> None:
     peers = [Peer("d", "127.0.0.4"), Peer("a", "127.0.0.1"), Peer("c", "127.0.0.3"), Peer("c", "::3"), Peer("d", "::4")]
-    with contextlib.closing(bus_hosts.HostBus("b", peers, HostBus(port=free_port, key_file=str(key_file)))) as bus:
+    with contextlib.closing(hosts.HostBus("b", peers, HostBus(port=free_port, key_file=str(key_file)))) as bus:
         assert sorted(bus._connect) == ["127.0.0.3", "127.0.0.4"]
         bus.send("news", b"")
         assert bus.drops()["host_bus_unsent"] == 3
 
 
-def test_queues_are_bounded_and_only_wanted_topics_are_kept(lonely: bus_hosts.HostBus) -> None:
+def test_queues_are_bounded_and_only_wanted_topics_are_kept(lonely: hosts.HostBus) -> None:
     peer = Sealer("b/*?", ["a"], derived(KEY, "messages"))
     for _, ask in lonely._sealer.asks(SECOND):
         peer.open(ask, SECOND)
@@ -456,7 +456,7 @@ def test_queues_are_bounded_and_only_wanted_topics_are_kept(lonely: bus_hosts.Ho
 
 def test_our_own_name_among_the_peers(key_file: Path) -> None:
     with pytest.raises(UsageError, match="a peer has the same name"):
-        bus_hosts.HostBus("a", [Peer("a", "127.0.0.2")], HostBus(key_file=str(key_file)))
+        hosts.HostBus("a", [Peer("a", "127.0.0.2")], HostBus(key_file=str(key_file)))
 
 
 # ---- configuration ----

@@ -340,7 +340,7 @@ def test_what_cannot_be_asked_is_said_before_any_agent_is(
 
 @pytest.mark.parametrize("separator", [["--"], []])
 def test_the_tap_gets_the_command_as_it_stands(separator: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytools import rdma_tap
+    from pytools.sources.rdma import tap_command
 
     asked: list[tuple[list[str], str | None]] = []
 
@@ -348,7 +348,7 @@ def test_the_tap_gets_the_command_as_it_stands(separator: list[str], monkeypatch
         asked.append((arguments, netns))
         return 7
 
-    monkeypatch.setattr(rdma_tap, "run", run_tapped)
+    monkeypatch.setattr(tap_command, "run", run_tapped)
     words = ["ib_write_bw", "-d", "rxe0", "--iters", "5", "-n", "3", "--", "h2"]
     assert cli.run(cli.rdma, ["tap", "-n", "lab-h1", *separator, *words]) == 7
     assert asked == [(words, "lab-h1")]

@@ -10,8 +10,8 @@ import pytest
 from crystals import SECOND_NS, Crystal, edges_of
 from msgspec.structs import replace
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig, Clocks
+from pytools.ipc.bus import Bus
 from pytools.signals import Clock
 from pytools.sources.clocks import messages
 from pytools.sources.clocks.source import ClockSource

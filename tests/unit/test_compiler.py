@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import support
 
-from pytools.kernel import compiler
+from pytools.kernel.bpf import compiler
 
 
 @pytest.fixture

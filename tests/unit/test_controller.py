@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from steering_kit import MS, POLICY, SECOND_HOP, AtOnce, group, measured, path
 
-from pytools import places
+from pytools import directories
 from pytools.errors import SwerveError
 from steering import controller, elapsed
 from steering.acting import journal
@@ -133,7 +133,7 @@ def made(monkeypatch, tmp_path):
 
 
 def in_force():
-    return journal.read(places.state_dir(None) / journal.FILE).in_force(journal.scope())
+    return journal.read(directories.state_dir(None) / journal.FILE).in_force(journal.scope())
 
 
 def left_behind(which):
@@ -181,7 +181,7 @@ def test_what_was_under_way_when_the_host_slept_moves_nothing(made):
 
 def test_a_freeze_holds_what_is_decided_and_not_done_yet(made):
     made.start()
-    stop_file = places.state_dir(None) / "freeze"
+    stop_file = directories.state_dir(None) / "freeze"
     made.kernel.meanwhile = stop_file.touch
     made.controller._act(made.changes())
     assert made.kernel.asked == [target(101)]
@@ -256,7 +256,7 @@ def test_what_others_change_ends_what_was_in_force_there(made, goes):
 
 def test_what_was_left_behind_is_taken_back_before_anything_else_can_fail(made):
     left_behind(target(102))
-    orders = places.state_dir(None) / kept_orders.FILE
+    orders = directories.state_dir(None) / kept_orders.FILE
     orders.write_text("rubbish")
     orders.chmod(0o600)
     with pytest.raises(SwerveError, match="not a file of orders"):
@@ -288,7 +288,7 @@ def test_what_is_in_force_is_handed_over_to_a_guardian_that_lives_when_a_service
     kept = alive and number == signal.SIGTERM
     assert (made.guardian.handed, made.guardian.left, made.kernel.closed) == (kept, not kept, [not kept])
     assert len(in_force()) == (3 if kept else 0)
-    assert places.steering_memory(None).exists() is kept
+    assert directories.steering_memory(None).exists() is kept
 
 
 def test_nothing_is_handed_over_where_nothing_is_in_force(made):
@@ -318,7 +318,7 @@ def test_a_second_signal_does_not_cut_the_end_short(made):
 
 def test_acts_of_the_operator_are_kept_for_the_history(made):
     made.start()
-    (places.state_dir(None) / "freeze").write_text("noon")
+    (directories.state_dir(None) / "freeze").write_text("noon")
     made.controller._desk.tick(time.monotonic_ns())
-    [line] = (places.state_dir(None) / "acts.jsonl").read_text().splitlines()
+    [line] = (directories.state_dir(None) / "acts.jsonl").read_text().splitlines()
     assert json.loads(line)["what"] == "freeze"

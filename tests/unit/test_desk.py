@@ -12,11 +12,12 @@ from steering_kit import FIRST, MS, POLICY, SECOND, SECOND_HOP, TARGET, group, m
 from pytools.errors import RefusedError, SwerveError
 from steering import elapsed
 from steering.acting import journal
-from steering.acting.later import Later
-from steering.control import desk, kept_orders, requests
-from steering.control.desk import Desk
+from steering.acting.disk_writer import Later
+from steering.control import kept_orders, requests
+from steering.control import operator_api as desk
+from steering.control.host import Site
+from steering.control.operator_api import Desk
 from steering.control.server import Peer
-from steering.control.site import Site
 from steering.deciding import health
 from steering.deciding.engine import Engine
 from steering.deciding.overrides import Moment

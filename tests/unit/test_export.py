@@ -15,9 +15,9 @@ from serving import Served
 from support import ROOT
 
 from pytools import signals
-from pytools.bus import Client
 from pytools.errors import SwerveError
-from pytools.views import export, past
+from pytools.ipc.bus import Client
+from pytools.views import export, history_query
 
 
 @pytest.fixture
@@ -62,7 +62,15 @@ def test_watch_takes_what_it_was_asked_for_and_no_more(served: Served) -> None:
             served.bus.publish(each)
     served.turn(0.1)
     out, notes = io.BytesIO(), io.StringIO()
-    assert export.lines(past.live(client, past.Wanted(), past.Read()), out, 5, export.missed(client, notes)) == 5
+    assert (
+        export.lines(
+            history_query.live(client, history_query.Wanted(), history_query.Read()),
+            out,
+            5,
+            export.missed(client, notes),
+        )
+        == 5
+    )
     assert [signals.decode(line) for line in out.getvalue().splitlines()] == samples.one_of_each()[:5]
     assert notes.getvalue() == ""
 
@@ -71,7 +79,7 @@ def test_watch_ends_without_a_word_when_nobody_reads(served: Served) -> None:
     client = served.lines()
     served.bus.publish(samples.act())
     served.turn(0.1)
-    assert export.lines(past.live(client, past.Wanted(), past.Read()), Broken()) == 0
+    assert export.lines(history_query.live(client, history_query.Wanted(), history_query.Read()), Broken()) == 0
 
 
 def test_watch_passes_on_that_the_agent_is_gone(served: Served) -> None:
@@ -80,7 +88,7 @@ def test_watch_passes_on_that_the_agent_is_gone(served: Served) -> None:
     served.server.close()
     out = io.BytesIO()
     with pytest.raises(SwerveError, match="closed the connection"):
-        export.lines(past.live(client, past.Wanted(), past.Read()), out)
+        export.lines(history_query.live(client, history_query.Wanted(), history_query.Read()), out)
     assert signals.decode(out.getvalue()) == samples.act()
 
 

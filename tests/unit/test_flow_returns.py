@@ -5,9 +5,9 @@ from __future__ import annotations
 from flow_world import MBIT, MS, POLICY, SECOND, World
 
 from steering import policy as policies
+from steering.deciding.condition_eval import Verdict
 from steering.deciding.health import PathHealth
-from steering.deciding.judging import Reading
-from steering.deciding.measuring import Verdict
+from steering.deciding.rule_eval import Reading
 from steering.flows import returns
 from steering.flows.returns import Avoided
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steering.flows.engine import SETTLE_NS
-from steering.flows.holding import Holdings
+from steering.flows.leases import Holdings
 from steering.flows.maxmin import INFINITE
 from steering.flows.plan import FlowAct
 from steering.flows.rail_rates import RailRates

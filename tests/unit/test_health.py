@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from steering_kit import MS, POLICY, SECOND, facts, measured, path
 
 from steering.deciding import health, waiting
-from steering.deciding.measuring import Verdict
+from steering.deciding.condition_eval import Verdict
 from steering.policy import parse
 
 T0 = 10**12

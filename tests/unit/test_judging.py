@@ -14,9 +14,9 @@ from policy_kit import MS, SECOND, T0, condition
 from steering_kit import measured, path
 
 from pytools.signals import Delay, Path, PathDelay
+from steering.deciding.condition_eval import Verdict
 from steering.deciding.evidence import Evidence, Facts
-from steering.deciding.judging import Memory, Reading, judge
-from steering.deciding.measuring import Verdict
+from steering.deciding.rule_eval import Memory, Reading, judge
 from steering.policy import All, AnyOf, Condition, Not, leaves
 
 BAD, PENDING, BETWEEN, CLEAR, NONE = Verdict.BAD, Verdict.PENDING, Verdict.BETWEEN, Verdict.CLEAR, Verdict.NONE

@@ -11,7 +11,7 @@ import pytest
 import support
 
 from pytools.errors import SwerveError
-from pytools.lending import Lender, Loan
+from pytools.ipc.map_lending import Lender, Loan
 
 
 class Borrower:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytools.kernel import links_netlink as kernel
-from pytools.kernel.links_netlink import FAILED, Heard, LinkRow, NeighbourRow, QdiscRow
+from pytools.kernel.netlink import links as kernel
+from pytools.kernel.netlink.links import FAILED, Heard, LinkRow, NeighbourRow, QdiscRow
 from pytools.signals import LinkCounters, Path
 from pytools.sources.links.events import LinkHistory, NeighbourHistory, QueueHistory
 from pytools.sources.links.interface import Interface, grown

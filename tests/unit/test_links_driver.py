@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pytools.kernel.ethtool import Ethtool
-from pytools.kernel.links_netlink import LinkRow
+from pytools.kernel.netlink.links import LinkRow
 from pytools.signals import Pause
 from pytools.sources.links import driver
 from pytools.sources.links.events import PauseHistory

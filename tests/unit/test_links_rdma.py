@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytools.bus import Bus, Subscription
+from pytools.ipc.bus import Bus, Subscription
 from pytools.signals import LinkEvent, RdmaPort
 from pytools.signals import Path as NetworkPath
 from pytools.sources.links import rdma_ports

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytools.errors import CapabilityError, UsageError
-from pytools.kernel import netlink_messages as messages
-from pytools.kernel import netlink_routes as routes
-from pytools.kernel import netlink_socket as transport
-from pytools.kernel import netlink_tables as tables
+from pytools.kernel.netlink import nexthops as messages
+from pytools.kernel.netlink import routes, tables
+from pytools.kernel.netlink import socket as transport
 
 weights = st.integers(1, messages.MAX_WEIGHT)
 addresses = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)

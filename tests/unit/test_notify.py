@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytools.agent_heartbeat import Heartbeat, Standing
+from pytools.agent.heartbeat import Heartbeat, Standing
 from pytools.notify import Manager
 
 

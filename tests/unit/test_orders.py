@@ -14,7 +14,8 @@ from steering_kit import FIRST, MS, ORIGINAL, POLICY, SECOND, SECOND_HOP, TARGET
 from pytools.errors import RefusedError, SwerveError, UsageError
 from pytools.signals import Act
 from steering import elapsed
-from steering.acting import acts_file, journal, taking_back
+from steering.acting import acts_file, journal, undo
+from steering.cli_types import Flow, flow_text
 from steering.control import kept_orders, objections, orders, requests, stop_file
 from steering.control.manual_pins import MOST, ManualPins
 from steering.deciding.engine import Engine
@@ -22,7 +23,6 @@ from steering.deciding.overrides import NONE, Moment, Override, Overrides
 from steering.guarding import confirming
 from steering.plan import FlowKey, Pin, nexthop_group, weights_of
 from steering.policy import parse
-from steering.words import Flow, flow_text
 
 START = 10**12
 RULES = parse(POLICY)
@@ -333,7 +333,7 @@ def _done(name, before, after, target=TARGET):
 
 
 def _last(acts):
-    return [act.act_id for act in taking_back.last_acts(acts, "here")]
+    return [act.act_id for act in undo.last_acts(acts, "here")]
 
 
 DOWN, HALF = weights_of({SECOND_HOP: 1}), weights_of({FIRST: 5, SECOND_HOP: 10})
@@ -342,9 +342,9 @@ DOWN, HALF = weights_of({SECOND_HOP: 1}), weights_of({FIRST: 5, SECOND_HOP: 10})
 def test_the_last_acts_are_found_newest_first_and_each_once():
     acts = [*_done("a", ORIGINAL, DOWN), *_done("b", DOWN, HALF), *_done("c", HALF, ORIGINAL)]
     assert _last(acts) == ["c", "b", "a"]
-    acts += _done(taking_back.undo_name("c"), ORIGINAL, HALF)
+    acts += _done(undo.undo_name("c"), ORIGINAL, HALF)
     assert _last(acts) == ["b", "a"]
-    assert taking_back.last_acts(acts, "elsewhere") == []
+    assert undo.last_acts(acts, "elsewhere") == []
     other = nexthop_group(103)
     acts += [*_done("d", ORIGINAL, DOWN, target=other), _act("e", HALF, HALF, kind="undone")]
     assert _last(acts) == ["d"]
@@ -356,11 +356,11 @@ def test_what_cannot_be_taken_back_does_not_hide_what_is_older():
 
     def one(act):
         why = "gone" if act.act_id in gone else "failed" if act.act_id in failed else ""
-        return taking_back.TakenBack(act, why, tried=act.act_id not in gone)
+        return undo.TakenBack(act, why, tried=act.act_id not in gone)
 
     def undone(acts, count):
-        done = taking_back.take_back(acts, count, one)
-        return "".join(each.act.act_id for each in done), taking_back.exit_code(done)
+        done = undo.take_back(acts, count, one)
+        return "".join(each.act.act_id for each in done), undo.exit_code(done)
 
     assert undone(acts, 1) == ("ab", 0)
     assert undone(acts, 9) == ("abcd", 1)
@@ -371,10 +371,10 @@ def test_what_cannot_be_taken_back_does_not_hide_what_is_older():
 def test_taking_back_leaves_out_what_an_order_drains():
     act = _act("a", ORIGINAL, DOWN)
     drained = group({1: [], 2: []}, current={FIRST: 5, SECOND_HOP: 10})
-    back = taking_back.change_back(act, drained, {}, {FIRST: "drained"})
+    back = undo.change_back(act, drained, {}, {FIRST: "drained"})
     assert back.after == DOWN
     for current in (DOWN, weights_of({SECOND_HOP: 3})):
-        assert "undrain" in taking_back.change_back(act, replace(drained, current=current), {}, {FIRST: ""})
+        assert "undrain" in undo.change_back(act, replace(drained, current=current), {}, {FIRST: ""})
 
 
 def test_a_change_back_lifts_the_paths_that_get_their_whole_weight():
@@ -382,14 +382,14 @@ def test_a_change_back_lifts_the_paths_that_get_their_whole_weight():
     [change] = engine.changes(now)
     engine.carried_out(change, now, change.after)
     act = _act("a", change.before, change.after)
-    back = taking_back.change_back(act, engine.groups[TARGET], engine.paths)
+    back = undo.change_back(act, engine.groups[TARGET], engine.paths)
     assert (back.before, back.after, back.under) == (DOWN, ORIGINAL, "operator")
     assert back.lifted == {path(1)}
     engine.overrides = Overrides((Override("hold", target=TARGET),))
     engine.carried_out(back, now, back.after)
     assert engine.paths[path(1)].state == "healthy", "it never claims a drain that is not"
     assert engine.changes(now + 20 * MS) == []
-    assert isinstance(taking_back.change_back(act, engine.groups[TARGET], engine.paths), str)
+    assert isinstance(undo.change_back(act, engine.groups[TARGET], engine.paths), str)
 
 
 # ---- the record of acts ----

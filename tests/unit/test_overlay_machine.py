@@ -33,17 +33,17 @@ from model_kernel import (
 )
 from steering_kit import MS, SECOND, AtOnce, measured
 
-from pytools import places
+from pytools import directories
 from pytools.errors import RefusedError, SwerveError, UsageError
 from pytools.kernel.leftovers import FIRST_ID, is_our_rule, is_our_table
-from pytools.kernel.netlink import UNICAST
+from pytools.kernel.netlink.routing import UNICAST
 from pytools.signals import Path
 from steering import controller as controller_module
 from steering.acting import journal, messages, weights
 from steering.actuators import overlay as overlay_module
 from steering.actuators.prefixes import Within, key_of
 from steering.commands import undo as undo_command
-from steering.control import desk as desk_module
+from steering.control import operator_api as desk_module
 from steering.control.requests import Drain, Hold, Undo, Undrain, Unhold
 from steering.control.server import Peer
 from steering.controller import Controller, Options
@@ -255,7 +255,7 @@ class Steering(RuleBasedStateMachine):
         self.kernel.watches.clear()
 
     def entries(self):
-        return journal.read(places.state_dir(None) / journal.FILE)
+        return journal.read(directories.state_dir(None) / journal.FILE)
 
     @initialize(kind=st.sampled_from(["hops", "group", "metric"]))
     def begin(self, kind="hops"):
@@ -317,7 +317,7 @@ class Steering(RuleBasedStateMachine):
         def undo():
             netlink = ModelNetlink(self.kernel)
             code, acts = guardian.undo(
-                netlink, places.state_dir(None) / journal.FILE, self.scope, "the controller died"
+                netlink, directories.state_dir(None) / journal.FILE, self.scope, "the controller died"
             )
             self.told += acts
             assert code == 0 or failing
@@ -754,7 +754,7 @@ class Steering(RuleBasedStateMachine):
 
 
 def overlay_news(routes):
-    from pytools.kernel.netlink_watch import News
+    from pytools.kernel.netlink.monitor import News
 
     return News(True, routes)
 

@@ -11,9 +11,9 @@ from pytools.estimators.delays import half_waited
 from pytools.estimators.windows import MISSING
 from pytools.signals import Delay, Path, PathDelay
 from pytools.sources.probing.sessions import latest_of_others
+from steering.deciding.condition_eval import Verdict
 from steering.deciding.evidence import Facts
-from steering.deciding.judging import judge
-from steering.deciding.measuring import Verdict
+from steering.deciding.rule_eval import judge
 from steering.policy import QueueingDelay
 
 MS = 1_000_000

@@ -19,7 +19,8 @@ import pytest
 import vendored
 from support import ROOT, run
 
-from pytools import cli, places
+from pytools import cli
+from pytools import directories as places
 from pytools.kernel.native import TAP, Native
 from steering.cli import root
 

@@ -22,18 +22,18 @@ from hypothesis import strategies as st
 from serving import Served
 from support import ROOT, SWERVE, wait_until
 
-from pytools import cli, places
-from pytools.bus_client import LineClient
+from pytools import cli, directories
 from pytools.config import Recording
+from pytools.ipc.client import LineClient
+from pytools.ipc.wire import TAGS
 from pytools.recording import files, segments
 from pytools.recording.kinds import NEVER
 from pytools.recording.reader import Read
 from pytools.recording.writer import TrackWriter
 from pytools.signals import Act, AnySignal, PathDelay, TcpFlow, decode, encode
 from pytools.sources.recording import RecordingSource
-from pytools.views import past
+from pytools.views import history_query
 from pytools.views.filters import Filters
-from pytools.wire import TAGS
 
 SECOND = 1_000_000_000
 
@@ -99,7 +99,7 @@ def test_a_line_without_an_end_takes_no_memory_and_is_counted() -> None:
 
 def passing(signals: list[AnySignal], **wanted: object) -> list[AnySignal]:
     told = Read()
-    lines = past.passing([encode(each) for each in signals], past.Wanted(**wanted), told)  # type: ignore[arg-type]
+    lines = history_query.passing([encode(each) for each in signals], history_query.Wanted(**wanted), told)  # type: ignore[arg-type]
     found = [decode(line) for line in lines]
     assert told.broken == 0
     return found
@@ -119,13 +119,15 @@ def test_types_times_hosts_and_filters_narrow() -> None:
 
 def test_fields_of_later_programs_are_handed_on_untouched() -> None:
     line = json.dumps(json.loads(encode(samples.act())) | {"comes_later": [1, 2]}).encode()
-    assert list(past.passing([line], past.Wanted(types=frozenset({"act"})), Read())) == [line]
+    assert list(history_query.passing([line], history_query.Wanted(types=frozenset({"act"})), Read())) == [line]
 
 
 @pytest.mark.parametrize("line", [b"{}", b"[]", b"null", b"\xff", b"{", b'{"type":"act","unix_ns":"x"}'])
 def test_what_is_no_record_is_left_out_and_counted(line: bytes) -> None:
     told = Read()
-    assert list(past.passing([line, encode(samples.act())], past.Wanted(since_ns=1), told)) == [encode(samples.act())]
+    assert list(history_query.passing([line, encode(samples.act())], history_query.Wanted(since_ns=1), told)) == [
+        encode(samples.act())
+    ]
     assert told.broken == 1
 
 
@@ -144,7 +146,7 @@ def test_since_joins_what_was_recorded_to_what_is_told_with_nothing_twice_or_lef
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While an agent publishes an act a millisecond, and records them."""
-    monkeypatch.setattr(past, "_WRITTEN_NS", 3 * SECOND // 2)
+    monkeypatch.setattr(history_query, "_WRITTEN_NS", 3 * SECOND // 2)
     recording = RecordingSource(Recording(), tmp_path / "recording", SECOND, served.bus)
     done, numbers = threading.Event(), iter(range(1 << 30))
 
@@ -158,15 +160,15 @@ def test_since_joins_what_was_recorded_to_what_is_told_with_nothing_twice_or_lef
     for _ in range(500):
         served.bus.publish(act(next(numbers)))
     recording.tick(0)
-    old_ns = time.time_ns() + past._WRITTEN_NS
+    old_ns = time.time_ns() + history_query._WRITTEN_NS
     wait_until(lambda: time.time_ns() > old_ns, 5, "these are certainly written")
     client = LineClient(served.path, frozenset({"act"}))  # the agent hears of it once it turns
     thread = threading.Thread(target=agent)
     thread.start()
     try:
-        since = past.Wanted(types=frozenset({"act"}), since_ns=time.time_ns() - 3600 * SECOND)
+        since = history_query.Wanted(types=frozenset({"act"}), since_ns=time.time_ns() - 3600 * SECOND)
         found: list[int] = []
-        for lot in past.recorded_and_on(tmp_path / "recording", client, since, Read()):
+        for lot in history_query.recorded_and_on(tmp_path / "recording", client, since, Read()):
             found += [int(msgspec.json.decode(line)["act_id"]) for line in lot]
             if len(found) > 6000:
                 break
@@ -185,7 +187,7 @@ def test_since_joins_what_was_recorded_to_what_is_told_with_nothing_twice_or_lef
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SWERVE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path / "run"))
-    return places.recording("", "x")
+    return directories.recording("", "x")
 
 
 def run(*words: str, stdin: bytes = b"") -> Result:
@@ -194,7 +196,7 @@ def run(*words: str, stdin: bytes = b"") -> Result:
 
 
 def recorded(folder: Path, signals: list[AnySignal]) -> None:
-    from pytools.bus import Bus
+    from pytools.ipc.bus import Bus
 
     bus = Bus()
     source = RecordingSource(Recording(), folder, SECOND, bus)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig, Peer
+from pytools.ipc.bus import Bus
 from pytools.signals import LinkEvent, Path, PathEcn
 from pytools.sources.path_ecn import PathEcnSource
 from pytools.sources.probing import udp

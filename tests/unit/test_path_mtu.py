@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig, Links, Peer
 from pytools.errors import SwerveError
+from pytools.ipc.bus import Bus
 from pytools.signals import LinkEvent, Path, PathMtu
 from pytools.sources import path_mtu
 from pytools.sources.path_mtu import PathMtuSource

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from qp_rows import TIMED, FakeTable, Sender
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig, Rdma, Windows
+from pytools.ipc.bus import Bus
 from pytools.signals import AnySignal, Path, RdmaQueuePair, RdmaSight, RdmaSuspects
 from pytools.sources.rdma import source as rdma
 from pytools.sources.rdma import table as tables

@@ -14,8 +14,8 @@ from steering_kit import MS, SECOND, path
 from steering.acting.memory import MemoryFile
 from steering.actuators.overlay_memory import OverlayMemory
 from steering.deciding.engine import Engine
+from steering.deciding.memory import PathMemory
 from steering.deciding.overrides import Override, Overrides
-from steering.deciding.remembering import PathMemory
 from steering.policy import parse
 
 TENTHS = st.integers(0, 10).map(lambda tenths: tenths / 10)

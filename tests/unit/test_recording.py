@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import wait_until
 
-from pytools.bus import Bus
 from pytools.config import Recording
 from pytools.errors import CapabilityError, SwerveError
+from pytools.ipc.bus import Bus
+from pytools.ipc.wire import TAGS, TYPES
 from pytools.recording import reader, segments
 from pytools.recording.kinds import ASIDE, NEVER
 from pytools.recording.reader import Read
@@ -26,7 +27,6 @@ from pytools.recording.segments import Segment, Track
 from pytools.recording.writer import TrackWriter
 from pytools.signals import AnySignal, PathDelay, decode, encode
 from pytools.sources.recording import RecordingSource
-from pytools.wire import TAGS, TYPES
 
 SECOND = 1_000_000_000
 DAY = 86_400 * SECOND

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytools import agent_reload
-from pytools.agent_reload import LIVE, Slot, plan
+from pytools.agent import reload
+from pytools.agent.reload import LIVE, Slot, plan
 from pytools.config import AgentConfig, Clocks, HostBus, Links, Peer, Probe, Recording
 from pytools.errors import SwerveError
 
@@ -156,4 +156,4 @@ def test_a_slot_may_be_empty() -> None:
 
 def test_what_is_live_is_a_field() -> None:
     assert LIVE.keys() <= {f"{section}.{name}" for section, name in FIELDS} | {"peers"}
-    assert agent_reload.plan(OLD, OLD).taken({}) == []
+    assert reload.plan(OLD, OLD).taken({}) == []

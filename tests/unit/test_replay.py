@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from steering_kit import MS, POLICY, SECOND, measured, path
 
+from pytools.ipc.wire import LINE_BYTES
 from pytools.kernel.leftovers import FIRST_ID
 from pytools.recording import files
 from pytools.recording.reader import Read
 from pytools.signals import Act, GroupMember, NexthopGroup, PathState, encode
-from pytools.wire import LINE_BYTES
 from steering.cli import root
 from steering.policy import parse
 from steering.policy.needs import signals_of

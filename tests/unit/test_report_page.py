@@ -21,7 +21,7 @@ from support import ROOT
 
 from pytools.signals import AnySignal, Delay, Path
 from pytools.views.report import matrix
-from pytools.views.report.gathering import ACTS, PATHS, Gathering
+from pytools.views.report.gather import ACTS, PATHS, Gathering
 from pytools.views.report.markup import Markup, element, text
 from pytools.views.report.page import page
 from pytools.views.report.records import Report, Told

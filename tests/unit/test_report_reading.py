@@ -19,11 +19,11 @@ from msgspec.structs import replace as replaced
 from report_world import World
 from serving import Served
 
-from pytools import cli, places
+from pytools import cli, directories
 from pytools.errors import SwerveError, UsageError
 from pytools.signals import AnySignal, encode
 from pytools.views.report import reading
-from pytools.views.report.gathering import TYPES
+from pytools.views.report.gather import TYPES
 from pytools.views.report.reading import Asked
 from pytools.views.report.records import Report
 
@@ -109,7 +109,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SWERVE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.chdir(tmp_path)
-    return places.recording("", "x")
+    return directories.recording("", "x")
 
 
 def run(*words: str) -> Result:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from packets import mapped
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig, Peer, Samples
 from pytools.estimators.offsets import Offset
+from pytools.ipc.bus import Bus
 from pytools.signals import AppDelay, Path
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.samples import batches as wire

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from support import ROOT
 
 from pytools import cli
+from pytools.ipc.wire import TAGS, TYPES
 from pytools.schema import json_schema
 from pytools.signals import SCHEMA_VERSION, decode, encode
-from pytools.wire import TAGS, TYPES
 
 PUBLISHED = ROOT / "docs" / "signals.schema.json"
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("signals-*.jsonl"))

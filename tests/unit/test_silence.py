@@ -10,7 +10,7 @@ from policy_kit import MS, T0
 from steering_kit import path
 
 from pytools.signals import Path
-from steering.deciding.silence import classify
+from steering.deciding.failure_classifier import classify
 
 A, B, C = path(1), path(2), path(3)
 INTERVAL = 10 * MS

@@ -17,7 +17,7 @@ import support
 from serving import Served
 from steering_kit import ORIGINAL, SECOND, TARGET, group
 
-from pytools import cli, places
+from pytools import cli, directories
 from pytools.errors import RefusedError, SwerveError
 from pytools.signals import encode
 from steering import elapsed
@@ -49,7 +49,7 @@ class Kernel:
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SWERVE_STATE_DIR", str(tmp_path))
     monkeypatch.setattr(undo, "Netlink", contextlib.nullcontext)
-    found = places.state_dir(None)
+    found = directories.state_dir(None)
     found.mkdir()
     return found
 
@@ -251,7 +251,7 @@ def test_acts_have_their_boot_and_namespace(folder, say, monkeypatch):
 
 
 def test_a_namespace_that_is_gone_leaves_its_history(folder, say, monkeypatch):
-    gone = places.state_dir("swerve-gone")
+    gone = directories.state_dir("swerve-gone")
     gone.mkdir()
     remember(gone, ("applied", "a"), scope=_other(namespace="cookie:1"))
     code, said = say("history", "-n", "swerve-gone")
@@ -317,7 +317,7 @@ def test_a_guardian_that_is_not_ready_is_told_as_such(guarded, said):
 def test_once_every_path_was_heard_of_nothing_more_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(status, "_STATES_S", 1e6)
-    served = Served(places.agent_socket(None))
+    served = Served(directories.agent_socket(None))
     heard = []
     asking = threading.Thread(target=lambda: heard.extend(status._states(None, 2)), daemon=True)
     asking.start()
@@ -332,7 +332,7 @@ def test_once_every_path_was_heard_of_nothing_more_is_waited_for(tmp_path, monke
 def test_where_no_path_is_known_none_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(status, "_STATES_S", 1e6)
-    with contextlib.closing(Served(places.agent_socket(None))):
+    with contextlib.closing(Served(directories.agent_socket(None))):
         assert status._states(None, 0) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from steering_kit import MS, SECOND, measured, path
 
-from pytools import places
+from pytools import directories
 from pytools.errors import SwerveError
 from pytools.signals import Act, encode
 from steering.acting import usual_file
@@ -155,7 +155,7 @@ def instance(tmp_path, monkeypatch):
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("SWERVE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    places.runtime_dir("x").mkdir(parents=True)
+    directories.runtime_dir("x").mkdir(parents=True)
     return "x"
 
 
@@ -178,7 +178,9 @@ def test_explain_shows_what_the_controller_has_learnt(instance, tmp_path):
         "What is usual on each path, nothing is learnt on instance x yet." in invoked("explain", file, "-n", "x").output
     )
     early = Entry(Key(path(2), "queueing_delay p50", "p99", 5e6), Learnt(40, START, early=(1e6,) * 40))
-    kept(places.runtime_dir("x"), (ENTRY, early)).chmod(0o666)  # not to be obeyed, as one of a service's user for root
+    kept(directories.runtime_dir("x"), (ENTRY, early)).chmod(
+        0o666
+    )  # not to be obeyed, as one of a service's user for root
     lines = invoked("explain", file, "-n", "x").output.splitlines()
     assert lines[-3].startswith("What is usual on each path, learnt by the controller of instance x, ")
     assert lines[-2:] == [
@@ -236,7 +238,7 @@ def test_its_text_is_the_present_policy_with_other_thresholds(instance, tmp_path
 
 
 def test_without_a_policy_one_for_queues(instance, tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "default_policy", lambda: tmp_path / "none.yaml")
+    monkeypatch.setattr(directories, "default_policy", lambda: tmp_path / "none.yaml")
     text = invoked("suggest", recorded(tmp_path, story())).output
     policy = parse(text)
     assert policy.manage.destinations == ("10.9.0.2/32",)

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tcp_tables import Kernel, counts, flow, flow_key, path_key
 
-from pytools.bus import Bus, Subscription
 from pytools.config import AgentConfig, Tcp
-from pytools.kernel import drop_reasons, sockdiag
-from pytools.kernel.loader import Loaded
-from pytools.kernel.maps import Map
+from pytools.ipc.bus import Bus, Subscription
+from pytools.kernel import drop_reasons
+from pytools.kernel.bpf.loader import Loaded
+from pytools.kernel.bpf.maps import Map
+from pytools.kernel.netlink import sockdiag
 from pytools.signals import Owner, PacketDrops, Path, Retransmissions, TcpFlow, TcpHost, TcpPath
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.tcp import baselines, busiest, source, table

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytools.kernel import drop_reasons, sockdiag
+from pytools.kernel import drop_reasons
+from pytools.kernel.netlink import sockdiag
 from pytools.sources.tcp import kernel_counters
 
 FORMAT = """name: kfree_skb

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pytools.kernel.netlink import Hop, Link, Member, Nexthop, NexthopGroup, Route, Rule
-from pytools.kernel.netlink_routes import route_message, route_of
-from pytools.kernel.netlink_tables import rule_message, rule_of
+from pytools.kernel.netlink.routes import route_message, route_of
+from pytools.kernel.netlink.routing import Hop, Link, Member, Nexthop, NexthopGroup, Route, Rule
+from pytools.kernel.netlink.tables import rule_message, rule_of
 from steering.actuators.objects import Objects, tables_of
+from steering.actuators.owners_routes import Way, views
 from steering.actuators.steered import Steered
-from steering.actuators.theirs import Way, views
 
 MANAGED = ("10.9.0.0/16",)
 LINKS = [Link(100 + rail, f"rail{rail}", True, True, True, 1, "veth", 1500, "") for rail in (1, 2, 3)]

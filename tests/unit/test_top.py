@@ -16,9 +16,9 @@ from pytools.views.tables import UNKNOWN
 from pytools.views.top import lists, paths, plain
 from pytools.views.top.glyphs import ASCII, UNICODE, Glyphs
 from pytools.views.top.header import Around
-from pytools.views.top.known import Known
-from pytools.views.top.look import KEYS, Asked, Look, asked
+from pytools.views.top.keys import KEYS, Asked, Look, asked
 from pytools.views.top.page import Frame, draw
+from pytools.views.top.state import Known
 
 SIZES = [(80, 24), (100, 30), (132, 43), (200, 50), (400, 60)]
 

@@ -17,7 +17,7 @@ from top_pilot import Orders, Script, app, shown, until, without_looking_at_the_
 from pytools.errors import RefusedError, UsageError
 from pytools.views.actions import Mode
 from pytools.views.top.app import Top
-from pytools.views.top.look import KEYS, asked
+from pytools.views.top.keys import KEYS, asked
 
 SIZES = [(80, 24), (200, 50)]
 Driven = Callable[[Top, Pilot[Any], Script], Awaitable[None]]

@@ -13,8 +13,8 @@ from top_kit import NOW_NS, known, lines, story
 from pytools.signals import DELAY_BOUNDS_NS, Delay, Histogram, encode
 from pytools.views.top import paths
 from pytools.views.top.glyphs import UNICODE
-from pytools.views.top.known import EVENTS, Known
 from pytools.views.top.rings import LONGEST_S, WINDOWS, Ring, figures, queued, trend
+from pytools.views.top.state import EVENTS, Known
 
 
 def test_a_line_in_another_order_is_decoded_like_any_other() -> None:

@@ -12,9 +12,9 @@ from serving import Served
 from pytools.recording.reader import Read
 from pytools.signals import UNREADABLE, decode, encode
 from pytools.sources.clocks import messages
-from pytools.views import past
+from pytools.views import history_query
 from pytools.views.report.reading import _time
-from pytools.views.top.known import Known
+from pytools.views.top.state import Known
 
 GOOD = encode(samples.act())
 DEEP = b'{"type":"act","deep":' + b"[" * 20_000 + b"]" * 20_000 + b"," + GOOD[1:]
@@ -29,10 +29,10 @@ def test_it_is_what_a_decoder_calls_a_recursion_error() -> None:
 
 def test_records_of_the_past_go_on_behind_it() -> None:
     told = Read()
-    wanted = past.Wanted(types=frozenset({"act"}))
-    assert list(past.passing([DEEP, GOOD], wanted, told)) == [GOOD]
+    wanted = history_query.Wanted(types=frozenset({"act"}))
+    assert list(history_query.passing([DEEP, GOOD], wanted, told)) == [GOOD]
     assert told.broken == 1
-    assert [encode(each) for each in past.signals([DEEP, GOOD], told)] == [GOOD]
+    assert [encode(each) for each in history_query.signals([DEEP, GOOD], told)] == [GOOD]
     assert told.broken == 2
     assert _time(DEEP) == 0
 

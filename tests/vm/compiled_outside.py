@@ -17,10 +17,10 @@ from unittest import mock
 import pin_kit
 import probe_kit
 
-from pytools import places
+from pytools import directories
 from pytools.config import AgentConfig, Probe, Tcp
-from pytools.kernel import compiled, loader
-from pytools.kernel.compiling import Program, bpf_dir
+from pytools.kernel.bpf import cache, loader
+from pytools.kernel.bpf.compiler_client import Program, bpf_dir
 from pytools.sources import programs
 from pytools.sources.rdma import providers
 from steering.actuators import flow_table
@@ -55,13 +55,13 @@ def put(image: Path, directory: Path) -> None:
         there = _names(wanted())
     for here, name in zip(_names(wanted()), there, strict=True):
         with suppress(FileNotFoundError):  # it cannot be compiled, as the guest will say
-            shutil.copyfile(places.compiled_dir() / here, directory / name)
+            shutil.copyfile(directories.compiled_dir() / here, directory / name)
 
 
 def _names(made: Sequence[Program]) -> list[str]:
-    compiled._made_from.cache_clear()
+    cache._made_from.cache_clear()
     return [
-        compiled.name_of(
+        cache.name_of(
             {
                 "source": each.source,
                 "defines": dict(each.defines),

@@ -19,8 +19,8 @@ import rdma_kit
 import rdma_probes
 import support
 
-from pytools import rdma_tap
 from pytools.kernel.native import TAP
+from pytools.sources.rdma import tap_command
 from pytools.sources.rdma.probe_table import KernelTable
 from pytools.sources.rdma.tap_server import TapServer
 
@@ -52,7 +52,7 @@ class Tap:
 
     def __init__(self, directory: Path, record: np.dtype[Any]) -> None:
         library = TAP.build(directory / TAP.target.name)
-        self.environment = {"LD_AUDIT": str(library), rdma_tap.SOCKET_VARIABLE: str(directory / "tap")}
+        self.environment = {"LD_AUDIT": str(library), tap_command.SOCKET_VARIABLE: str(directory / "tap")}
         self._server = TapServer(directory / "tap", record, ROWS)
         self._selector, self._lock, self._stop = selectors.DefaultSelector(), threading.Lock(), threading.Event()
         self._server.register(self._selector)

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pytools.bus import Bus
-from pytools.bus_hosts import HostBus
 from pytools.config import AgentConfig
 from pytools.estimators.clocks import EdgeFit, fit_edge
 from pytools.estimators.collocation import groups
 from pytools.estimators.congested import Floor, doubted, noise_ns, tells_round_trip, tempered
 from pytools.estimators.drift_history import DriftHistory
 from pytools.estimators.offsets import SIGMAS, UNBOUNDED_NS, Offset
+from pytools.ipc.bus import Bus
+from pytools.ipc.hosts import HostBus
 from pytools.signals import Clock, ClockEdge, Collocated, Collocation
 from pytools.sources.clocks import messages, slew
 from pytools.sources.clocks.chrony import ChronyFeed, correction_ns, realtime_difference_ns

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pytools.errors import SwerveError
-from pytools.kernel.loader import Loaded
+from pytools.kernel.bpf.loader import Loaded
 from pytools.lab import clocks
 
 _MAPS = ("probe_clock", "sample_clock")

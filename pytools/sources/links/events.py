@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from pytools.kernel.links_netlink import FAILED, REACHED, LinkRow, NeighbourRow, QdiscRow, handle_text, parent_text
+from pytools.kernel.netlink.links import FAILED, REACHED, LinkRow, NeighbourRow, QdiscRow, handle_text, parent_text
 from pytools.sources.links.driver import Held
 
 What = Literal[

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from pytools.kernel.links_netlink import LinkRow, QdiscRow, handle_text, parent_text
+from pytools.kernel.netlink.links import LinkRow, QdiscRow, handle_text, parent_text
 from pytools.signals import Link, LinkCounters, LinkEvent, Path, Pause, Qdisc
 from pytools.sources.links import driver
 from pytools.sources.links.events import Happening, LinkHistory, PauseHistory, QueueHistory

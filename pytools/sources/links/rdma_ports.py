@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from pytools.bus import Bus
+from pytools.ipc.bus import Bus
 from pytools.signals import LinkEvent, Path, RdmaPort
 from pytools.sources.links.gids import GidHistory
 from pytools.sources.links.rdma_sysfs import Port, Sysfs, meanings

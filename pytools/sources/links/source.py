@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
+from pytools.ipc.bus import Bus
 from pytools.kernel.ethtool import Ethtool
-from pytools.kernel.links_netlink import Heard, Monitor, NeighbourRow, Tables
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink.links import Heard, Monitor, NeighbourRow, Tables
+from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Path
 from pytools.sources.links.events import Happening, Neighbour, NeighbourHistory
 from pytools.sources.links.interface import Interface

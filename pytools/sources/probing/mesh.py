@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools import log
-from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.errors import CapabilityError, SwerveError
 from pytools.estimators.delays import STAMP_BOUND_NS
 from pytools.estimators.offsets import Offset
 from pytools.estimators.windows import MISSING
-from pytools.kernel.loader import Loaded
-from pytools.kernel.netlink import Netlink
+from pytools.ipc.bus import Bus
+from pytools.kernel.bpf.loader import Loaded
+from pytools.kernel.netlink.routing import Netlink
 from pytools.log import Level
 from pytools.signals import Path, PathState
 from pytools.sources.probing import stamp_packet, udp

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pytools.config import Peer
-from pytools.kernel.netlink import LOCAL, UNICAST, Family, Link, Netlink, NetlinkError, Nexthop, Route
+from pytools.kernel.netlink.routing import LOCAL, UNICAST, Family, Link, Netlink, NetlinkError, Nexthop, Route
 from pytools.signals import Path
 
 MOST_PATHS: Final = 4096  # as many as probe.c has room for

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from pytools.kernel import socket_filter as bpf
-from pytools.kernel.netlink import Netlink, NetlinkError
-from pytools.kernel.netlink_messages import LOCAL
+from pytools.kernel.netlink.nexthops import LOCAL
+from pytools.kernel.netlink.routing import Netlink, NetlinkError
 from pytools.sources.probing import udp
 
 _AT_ONCE: Final = 64  # datagrams; a flood is dropped in the socket

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.errors import UsageError
-from pytools.kernel.loader import Loaded
+from pytools.kernel.bpf.loader import Loaded
 from pytools.sources.probing import udp
 
 MOST_PATHS: Final = 4096

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pytools.bus import Bus
+from pytools.ipc.bus import Bus
 from pytools.signals import ProbeSamples
 from pytools.sources.probing.path_clocks import PathClocks
 from pytools.sources.probing.paths import PinnedPath

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.kernel.loader import Loaded
-from pytools.kernel.mapped import MappedArray
-from pytools.kernel.queues import drain, push
+from pytools.kernel.bpf.loader import Loaded
+from pytools.kernel.bpf.mapped import MappedArray
+from pytools.kernel.bpf.queues import drain, push
 from pytools.kernel.rdma_class import SYSFS
 from pytools.sources.rdma.table import SeenBy
 

@@ -22,11 +22,11 @@ from typing import Final
 import numpy as np
 
 from pytools.errors import SwerveError
-from pytools.kernel import uprobes
-from pytools.kernel.compiling import Program
-from pytools.kernel.loader import Loaded
+from pytools.kernel.bpf import uprobes
+from pytools.kernel.bpf.compiler_client import Program
+from pytools.kernel.bpf.loader import Loaded
+from pytools.kernel.bpf.uprobes import Uprobe
 from pytools.kernel.rdma_class import SYSFS, absent, listed
-from pytools.kernel.uprobes import Uprobe
 from pytools.sources.rdma.elf import build_id
 from pytools.sources.rdma.probe_table import TAIL_CALLS, KernelTable
 from pytools.sources.rdma.table import Sight

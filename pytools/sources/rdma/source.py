@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path as File
 from typing import Final
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.estimators import verdicts
+from pytools.ipc.bus import Bus
 from pytools.kernel.rdma_class import SYSFS, absent, listed
 from pytools.signals import Owner, Path, RdmaSight
 from pytools.sources.links.rdma_sysfs import Sysfs

@@ -22,10 +22,10 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.accepting import Accepting
-from pytools.bus_socket import bind, peer
 from pytools.errors import CapabilityError, RefusedError, SwerveError
-from pytools.kernel import mapped
+from pytools.ipc.accepting import Accepting
+from pytools.ipc.socket_files import bind, peer
+from pytools.kernel.bpf import mapped
 from pytools.sources.rdma.owners import user_of
 from pytools.sources.rdma.table import CLOSED, FREE, LIVE, Sight
 

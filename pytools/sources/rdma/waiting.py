@@ -14,10 +14,10 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Final
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
-from pytools.kernel.compiling import Compilation
+from pytools.ipc.bus import Bus
+from pytools.kernel.bpf.compiler_client import Compilation
 from pytools.kernel.rdma_class import SYSFS, absent
 from pytools.signals import Path, RdmaSight
 
@@ -106,7 +106,7 @@ class RdmaWhenThere:
             self.failed["rdma.c"] = str(error)
 
     def _start(self, compilation: Compilation) -> None:
-        from pytools.kernel import loader
+        from pytools.kernel.bpf import loader
         from pytools.sources.rdma.providers import Uprobes
         from pytools.sources.rdma.source import RdmaSource
         from pytools.sources.rdma.table import Way

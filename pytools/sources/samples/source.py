@@ -16,12 +16,12 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.estimators.matching import FRESH
 from pytools.estimators.offsets import Offset
-from pytools.kernel.loader import Loaded
+from pytools.ipc.bus import Bus
+from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import Path
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.probing import udp

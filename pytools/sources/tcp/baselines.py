@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from pytools.kernel.loader import Loaded
-from pytools.kernel.maps import Map
-from pytools.kernel.sockdiag import Socket
+from pytools.kernel.bpf.loader import Loaded
+from pytools.kernel.bpf.maps import Map
+from pytools.kernel.netlink.sockdiag import Socket
 
 _SO_NETNS_COOKIE: Final = 71
 

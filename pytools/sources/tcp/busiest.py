@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.kernel.maps import Map
+from pytools.kernel.bpf.maps import Map
 from pytools.sources.tcp.rows import CLOSED, delivery_rates
 
 SLICE: Final = 128

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from pytools.errors import SwerveError
-from pytools.kernel import cgroups
+from pytools.kernel.bpf import cgroups
 from pytools.kernel.printable import printable
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.kernel import drop_reasons
-from pytools.kernel.loader import Loaded
+from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import DropReason, PacketDrops
 
 _COUNTERS: Final = ("counted", "other", "sockets_full")  # enum swerve_drop_counter

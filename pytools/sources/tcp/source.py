@@ -17,12 +17,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.bus import Bus
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
-from pytools.kernel import cgroups, drop_reasons
-from pytools.kernel.loader import Loaded
-from pytools.kernel.sockdiag import Diagnostics
+from pytools.ipc.bus import Bus
+from pytools.kernel import drop_reasons
+from pytools.kernel.bpf import cgroups
+from pytools.kernel.bpf.loader import Loaded
+from pytools.kernel.netlink.sockdiag import Diagnostics
 from pytools.signals import Path
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.programs import TCP_CALLBACKS

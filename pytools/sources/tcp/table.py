@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from pytools.kernel.maps import Map, possible_cpus
+from pytools.kernel.bpf.maps import Map, possible_cpus
 
 SLICE: Final = 256
 _LISTENED_TO: Final = 5  # a part and its pause take so many times what the part takes

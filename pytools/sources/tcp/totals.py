@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.kernel.maps import Map
+from pytools.kernel.bpf.maps import Map
 from pytools.signals import Path, Retransmissions, TcpHost, TcpPath
 from pytools.sources.tcp.addresses import Addresses
 

@@ -39,7 +39,7 @@ def expose(model: Model, now_ns: int, instance: str) -> Iterator[Metric]:
     now_ns : int
         CLOCK_MONOTONIC.
     instance : str
-        The name of the agent's instance (`pytools.places`).
+        The name of the agent's instance (`pytools.directories`).
     """
     out = Exposition()
     _ourselves(out, model, now_ns, instance)

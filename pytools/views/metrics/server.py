@@ -16,8 +16,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from pytools.accepting import LACKING
 from pytools.errors import CapabilityError, RefusedError, SwerveError, UsageError
+from pytools.ipc.accepting import LACKING
 
 AT_ONCE: Final = 8
 _PATIENCE_S: Final = 10.0

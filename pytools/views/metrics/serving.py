@@ -23,9 +23,9 @@ from prometheus_client import CollectorRegistry, Metric, ProcessCollector, gener
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from pytools.bus_client import Client
-from pytools.bus_socket import peer
 from pytools.errors import SwerveError
+from pytools.ipc.client import Client
+from pytools.ipc.socket_files import peer
 from pytools.signals import AnySignal, Self
 from pytools.views.metrics.exposition import empty
 from pytools.views.metrics.families import FAMILIES

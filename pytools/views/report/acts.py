@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytools.views.report import chart, scales, tabled, words
+from pytools.views.report import chart, format, scales, tables
 from pytools.views.report.chart import HEIGHT, Curve, Mark
 from pytools.views.report.markup import Markup
 from pytools.views.report.records import Report, WeightStory
@@ -15,44 +15,44 @@ def drawn(report: Report, span: Span) -> Markup:
     """Every act, explained."""
     if not report.acts:
         nothing = "Nothing was done or wanted within this time: no controller told of an act."
-        return tabled.section("acts", "Acts", tabled.paragraphs(nothing))
+        return tables.section("acts", "Acts", tables.paragraphs(nothing))
     rows = [
         [
             str(each.number),
             span.clock(each.act.unix_ns, 3),
             each.act.host,
             each.act.what,
-            words.moved(each.act),
+            format.moved(each.act),
             each.act.because,
             each.act.under,
-            words.outcome(each.act),
-            words.took(each.act),
+            format.outcome(each.act),
+            format.took(each.act),
             each.act.moves,
         ]
         for each in report.acts
     ]
     headings = ["act", "UTC", "host", "what", "from → to", "because", "under", "outcome", "took", "moves"]
-    table = tabled.table(
+    table = tables.table(
         "By time; took: from the measurement to the kernel's acknowledgement",
         headings,
         rows,
         left=[name for name in headings if name not in ("act", "took")],
         ids=[f"act-{each.number}" for each in report.acts],
     )
-    return tabled.section("acts", "Acts", table, tabled.paragraphs(_older(report, "acts")))
+    return tables.section("acts", "Acts", table, tables.paragraphs(_older(report, "acts")))
 
 
 def events(report: Report, span: Span) -> Markup:
     """What happened to links, and alerts."""
     if not report.events:
-        return tabled.section("events", "Events", tabled.paragraphs("No link event and no alert within this time."))
+        return tables.section("events", "Events", tables.paragraphs("No link event and no alert within this time."))
     headings = ["UTC", "host", "where", "what", "detail", "under"]
     rows = [
         [span.clock(each.unix_ns, 3), each.host, each.where, each.what, each.detail, each.under]
         for each in report.events
     ]
-    table = tabled.table("Events of links and paths, and alerts, by time", headings, rows, left=headings)
-    return tabled.section("events", "Events", table, tabled.paragraphs(_older(report, "events")))
+    table = tables.table("Events of links and paths, and alerts, by time", headings, rows, left=headings)
+    return tables.section("events", "Events", table, tables.paragraphs(_older(report, "events")))
 
 
 def _older(report: Report, what: str) -> str:
@@ -64,12 +64,12 @@ def weights(report: Report, span: Span, made: Mapping[int, Mark]) -> Markup:
     """The weights of every nexthop group."""
     told = [each for each in report.weights if each.members]
     if not told:
-        return tabled.section("weights", "Weights", tabled.paragraphs("No nexthop group was told of."))
+        return tables.section("weights", "Weights", tables.paragraphs("No nexthop group was told of."))
     how = "What the kernel had, looked at once a second. Flags are the acts on the group."
-    return tabled.section(
+    return tables.section(
         "weights",
         "Weights",
-        tabled.paragraphs(how),
+        tables.paragraphs(how),
         *(_group(each, span, made, len(told) <= 4) for each in told),
     )
 
@@ -81,13 +81,13 @@ def _group(story: WeightStory, span: Span, made: Mapping[int, Mark], opened: boo
     name = f"{story.host}: nexthop group {story.group_id} to {behind}"
     marks = [made[number] for number in story.acts if number in made]
     label = f"Weights of {name} over time. Arrow keys read values, plus and minus look closer; a table follows."
-    return tabled.folded(
-        f"{name}, {words.counted(len(marks), 'act')}",
-        tabled.figure(
+    return tables.folded(
+        f"{name}, {format.counted(len(marks), 'act')}",
+        tables.figure(
             "Weights",
             chart.legend([curve.name for curve in curves]),
             chart.lines(span, curves, scales.linear(values, HEIGHT / 2, whole=True), "number", label, _whole, marks),
-            tabled.lines_table(span, curves, _whole),
+            tables.lines_table(span, curves, _whole),
         ),
         opened=opened,
     )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from pytools.views.report import chart, scales, tabled, words
+from pytools.views.report import chart, format, scales, tables
 from pytools.views.report.chart import HEIGHT, STYLES, Curve
 from pytools.views.report.markup import Markup, element
 from pytools.views.report.records import ClockStory, Report
@@ -22,16 +22,16 @@ def drawn(report: Report, span: Span) -> Markup:
     others = sorted((story for story in report.clocks if story.of != story.reference), key=_by_reference(report))
     if not others:
         nothing = "No other clock was compared within this time (a clock has no error against itself)."
-        return tabled.section("clocks", "Clock errors", tabled.paragraphs(nothing))
+        return tables.section("clocks", "Clock errors", tables.paragraphs(nothing))
     rows = [
         [
             f"{story.of} against {story.reference or 'nothing'}",
-            chart.strip(span, story.states, words.state),
-            words.lasted(story.states.lasted_ns()),
+            chart.strip(span, story.states, format.state),
+            format.lasted(story.states.lasted_ns()),
             _offset(story),
-            duration(story.last.hard_bound_ns) if story.last.hard_bound_ns is not None else words.UNKNOWN,
-            f"{ppm(story.last.drift_ppb)} ppm" if story.last.drift_ppb is not None else words.UNKNOWN,
-            duration(story.most.value) if story.most is not None else words.UNKNOWN,
+            duration(story.last.hard_bound_ns) if story.last.hard_bound_ns is not None else format.UNKNOWN,
+            f"{ppm(story.last.drift_ppb)} ppm" if story.last.drift_ppb is not None else format.UNKNOWN,
+            duration(story.most.value) if story.most is not None else format.UNKNOWN,
             story.host,
         ]
         for story in others
@@ -47,12 +47,12 @@ def drawn(report: Report, span: Span) -> Markup:
         for some in (list(against),)
         for first in range(0, len(some), STYLES)
     ]
-    return tabled.section(
+    return tables.section(
         "clocks",
         "Clock errors",
-        tabled.paragraphs(how),
+        tables.paragraphs(how),
         *(_chart(group, span) for group in groups[:_CHARTS]),
-        tabled.table("Every clock, at the end", headings, rows, left=("state", "how long", "told by")),
+        tables.table("Every clock, at the end", headings, rows, left=("state", "how long", "told by")),
     )
 
 
@@ -67,19 +67,19 @@ def _by_reference(report: Report) -> Callable[[ClockStory], tuple[int, str, str]
 def _offset(story: ClockStory) -> str:
     last = story.last
     if last.offset_ns is None:
-        return words.UNKNOWN
-    return f"{offset(last.offset_ns)} ± {duration(last.bound_ns) if last.bound_ns is not None else words.UNKNOWN}"
+        return format.UNKNOWN
+    return f"{offset(last.offset_ns)} ± {duration(last.bound_ns) if last.bound_ns is not None else format.UNKNOWN}"
 
 
 def _chart(stories: Sequence[ClockStory], span: Span) -> Markup:
     curves = [Curve(story.of, story.bound) for story in stories]
     values = [point.value for curve in curves for point in curve.line.points]
     if not values:
-        return tabled.paragraphs("Of these clocks no bound is known: " + ", ".join(curve.name for curve in curves))
+        return tables.paragraphs("Of these clocks no bound is known: " + ", ".join(curve.name for curve in curves))
     label = "Bounds of clock offsets over time. Arrow keys read values, plus and minus look closer; a table follows."
-    return tabled.figure(
+    return tables.figure(
         f"Bound (±) of the offset against {stories[0].reference}, logarithmic",
         chart.legend([curve.name for curve in curves]),
         element("div", chart.lines(span, curves, scales.logarithmic(values, HEIGHT), "ns", label, duration)),
-        tabled.lines_table(span, curves, duration),
+        tables.lines_table(span, curves, duration),
     )

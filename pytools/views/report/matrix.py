@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytools.signals import Path
-from pytools.views.report import words
+from pytools.views.report import format
 from pytools.views.report.markup import Markup, element
 from pytools.views.report.records import Direction, PathStory, Report
-from pytools.views.report.tabled import paragraphs, section
+from pytools.views.report.tables import paragraphs, section
 from pytools.views.tables import UNKNOWN
 
 STEPS: Final = 7
@@ -112,7 +112,7 @@ def _cell(
     measured = cell.direction.owd_p99_ns
     anchor = anchors.get(cell.story.key)
     step = "none" if measured is None else f"h{heat(measured.value, low, high)}"
-    figure = words.UNKNOWN if measured is None else words.delay(measured).partition(" ±")[0]
+    figure = format.UNKNOWN if measured is None else format.delay(measured).partition(" ±")[0]
     name = f"{source} to {to}: {figure}"
     said = element("a", figure, href=f"#{anchor or 'paths'}", title=_tip(source, to, cell), aria_label=name)
     return element("td", said, class_=step)
@@ -121,14 +121,14 @@ def _cell(
 def _tip(source: str, to: str, cell: Cell) -> str:
     direction = cell.direction
     lines = [
-        f"{source} → {to}, worst of {words.counted(cell.paths, 'path')}: {words.way(cell.story.path)}",
-        f"one-way delay p50 {words.delay(direction.owd_p50_ns)}, p99 {words.delay(direction.owd_p99_ns)}",
-        f"queueing p99 {words.delay(direction.queueing_p99_ns)}",
-        f"probes lost {words.share(cell.story.loss)}",
+        f"{source} → {to}, worst of {format.counted(cell.paths, 'path')}: {format.way(cell.story.path)}",
+        f"one-way delay p50 {format.delay(direction.owd_p50_ns)}, p99 {format.delay(direction.owd_p99_ns)}",
+        f"queueing p99 {format.delay(direction.queueing_p99_ns)}",
+        f"probes lost {format.share(cell.story.loss)}",
     ]
     if cell.reverse:
         lines[0] = (
-            f"{source} → {to}, told by probes of {to} on their way back; worst of {words.counted(cell.paths, 'path')}"
+            f"{source} → {to}, told by probes of {to} on their way back; worst of {format.counted(cell.paths, 'path')}"
         )
     if cell.unknown:
         lines.append(f"of {cell.unknown} of these paths no one-way delay is known")

@@ -14,7 +14,7 @@ from datetime import datetime
 from importlib import resources
 from typing import Final
 
-from pytools.views.report import acts, clocks, matrix, paths, scales, tabled, transport, words
+from pytools.views.report import acts, clocks, format, matrix, paths, scales, tables, transport
 from pytools.views.report.markup import Markup, element, joined, text
 from pytools.views.report.records import HostStory, Report
 from pytools.views.report.scales import Span
@@ -85,7 +85,7 @@ def _item(anchor: str, name: str) -> Markup:
 def _sections(report: Report, span: Span) -> list[Markup]:
     made = paths.marks(report, span)
     if not report.told.records:
-        return [tabled.section("matrix", "Nothing to show", tabled.paragraphs(
+        return [tables.section("matrix", "Nothing to show", tables.paragraphs(
             "There was no signal within this time. Look at another time with --since and --until, or whether the agent "
             "runs (swerve doctor)."))]  # fmt: skip
     return [
@@ -97,7 +97,7 @@ def _sections(report: Report, span: Span) -> list[Markup]:
         transport.tcp(report, span),
         transport.rdma(report, span),
         clocks.drawn(report, span),
-        tabled.section("rings", "Rings of collective communication", tabled.paragraphs(
+        tables.section("rings", "Rings of collective communication", tables.paragraphs(
             "The bottleneck of a ring is not known: this version does not look for rings.")),
         acts.events(report, span),
         _agents(report, span),
@@ -120,7 +120,7 @@ def _heading(report: Report, span: Span, local: Callable[[datetime], datetime] |
             here, there = local(since), local(until)
             times += f"; {here:%Y-%m-%d %H:%M:%S} to {_end(here, there)} {here:%Z} where this page was made"
         lines.append(element("p", times, class_="span"))
-    lines.append(element("p", f"Made of {words.counted(told.records, 'record')}.", *_losses(report)))
+    lines.append(element("p", f"Made of {format.counted(told.records, 'record')}.", *_losses(report)))
     reading = (
         "Times are UTC, by the clock of the host that published. ± is an error: the true value lies within it. Of long "
         "times not every point is drawn: time is cut into equal stretches, and of each the smallest and the largest "
@@ -130,7 +130,7 @@ def _heading(report: Report, span: Span, local: Callable[[datetime], datetime] |
         "In a chart: arrow keys read values, + and - look closer, 0 shows all again, Home and End go to its ends, "
         "Escape closes what is said. With a pointer: drag to look closer, double click to see all."
     )
-    return joined([*lines, tabled.folded("How to read this page", tabled.paragraphs(reading, keys))])
+    return joined([*lines, tables.folded("How to read this page", tables.paragraphs(reading, keys))])
 
 
 def _end(since: datetime, until: datetime) -> str:
@@ -151,7 +151,7 @@ def _losses(report: Report) -> list[Markup]:
         element(
             "strong",
             f" Nothing was heard of {host.host} for {duration(host.silent_ns)} "
-            f"({words.counted(host.silences, 'time')}).",
+            f"({format.counted(host.silences, 'time')}).",
         )
         for host in report.hosts
         if host.silences
@@ -159,7 +159,7 @@ def _losses(report: Report) -> list[Markup]:
     lost = sum(sum(host.drops.values()) for host in report.hosts)
     if lost:
         said.append(element("strong", f" What the agents themselves count as lost grew by {lost:,} (see Agents)."))
-    cut = f" {words.counted(told.cut, 'file')} ended in the middle: written just now, or by an agent that was killed."
+    cut = f" {format.counted(told.cut, 'file')} ended in the middle: written just now, or by an agent that was killed."
     return [*(said or [text(" Nothing was lost or broken in what was read.")]), text(cut if told.cut else "")]
 
 
@@ -180,8 +180,8 @@ def _agents(report: Report, span: Span) -> Markup:
         if any(not host.drops_known for host in report.hosts)
         else ""
     )
-    table = tabled.table("What the agents say of themselves", headings, rows, left=headings)
-    return tabled.section("agents", "Agents", table, tabled.paragraphs(unknown))
+    table = tables.table("What the agents say of themselves", headings, rows, left=headings)
+    return tables.section("agents", "Agents", table, tables.paragraphs(unknown))
 
 
 def _lost(host: HostStory) -> str:

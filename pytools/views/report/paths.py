@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pytools.signals import Path
-from pytools.views.report import chart, scales, tabled, words
+from pytools.views.report import chart, format, scales, tables
 from pytools.views.report.chart import HEIGHT, Curve, Mark
 from pytools.views.report.markup import Markup, element
 from pytools.views.report.records import PathStory, Report
@@ -26,14 +26,14 @@ def anchors(report: Report) -> dict[tuple[str, Path], str]:
 
 def marks(report: Report, span: Span) -> dict[int, Mark]:
     """Every act as a mark on a chart, by its number."""
-    return {each.number: Mark(each.act.unix_ns, each.number, words.explained(each, span)) for each in report.acts}
+    return {each.number: Mark(each.act.unix_ns, each.number, format.explained(each, span)) for each in report.acts}
 
 
 def drawn(report: Report, span: Span) -> Markup:
     """The section."""
     places, made = anchors(report), marks(report, span)
     if not report.paths:
-        return tabled.section("paths", "Paths", tabled.paragraphs("No path was measured within this time."))
+        return tables.section("paths", "Paths", tables.paragraphs("No path was measured within this time."))
     stories = [
         _story(story, span, made, places[story.key], number <= OPEN)
         for number, story in enumerate(report.paths[:DRAWN], start=1)
@@ -46,7 +46,7 @@ def drawn(report: Report, span: Span) -> Markup:
         "The worst path first. A line is broken where nothing is known; a shade is the error (±) of the line in it. "
         "Flags are acts of steering on what carries the path: focus or point at one to read what was done and why."
     )
-    return tabled.section("paths", "Paths", _table(report.paths, places), tabled.paragraphs(how, note), *stories)
+    return tables.section("paths", "Paths", _table(report.paths, places), tables.paragraphs(how, note), *stories)
 
 
 def _table(paths: Sequence[PathStory], places: Mapping[tuple[str, Path], str]) -> Markup:
@@ -54,22 +54,22 @@ def _table(paths: Sequence[PathStory], places: Mapping[tuple[str, Path], str]) -
     rows = []
     for story in paths:
         anchor = places.get(story.key)
-        name = words.way(story.path)
+        name = format.way(story.path)
         there = story.forward
         resent = sum(story.resent.totals.values())
         rows.append(
             [
                 element("a", name, href=f"#{anchor}") if anchor else name,
-                words.delay(there.owd_p50_ns),
-                words.delay(there.owd_p99_ns),
-                words.delay(there.queueing_p50_ns),
-                words.delay(there.queueing_p99_ns),
-                words.share(story.loss),
+                format.delay(there.owd_p50_ns),
+                format.delay(there.owd_p99_ns),
+                format.delay(there.queueing_p50_ns),
+                format.delay(there.queueing_p99_ns),
+                format.share(story.loss),
                 f"{resent:,} of {story.segments_out:,}" if story.segments_out or resent else "no TCP",
-                story.states.runs[-1].word if story.states.runs else words.UNKNOWN,
+                story.states.runs[-1].word if story.states.runs else format.UNKNOWN,
             ]
         )
-    return tabled.table(
+    return tables.table(
         "From source to destination, over the whole time; p50: median of the windows' medians; p99: no larger in all "
         "windows but one in a hundred", headings, rows, left=("last state",),
     )  # fmt: skip
@@ -77,18 +77,18 @@ def _table(paths: Sequence[PathStory], places: Mapping[tuple[str, Path], str]) -
 
 def _story(story: PathStory, span: Span, made: Mapping[int, Mark], anchor: str, opened: bool) -> Markup:
     acts = [made[number] for number in story.acts if number in made]
-    name = words.way(story.path)
-    summary = f"{name}: p99 {words.delay(story.forward.owd_p99_ns)}, queueing p99 " + words.delay(
+    name = format.way(story.path)
+    summary = f"{name}: p99 {format.delay(story.forward.owd_p99_ns)}, queueing p99 " + format.delay(
         story.forward.queueing_p99_ns
     )
     if acts:
-        summary += f", {words.counted(len(acts), 'act')}"
-    return tabled.folded(
+        summary += f", {format.counted(len(acts), 'act')}"
+    return tables.folded(
         summary,
         _chart("One-way delay", name, [Curve("p50", story.owd_p50), Curve("p99", story.owd_p99)], span, acts,
                _why_unknown(story)),
         _chart("Queueing", name, [Curve("p50", story.queueing_p50), Curve("p99", story.queueing_p99)], span, acts, ""),
-        tabled.paragraphs(_resolution(story)),
+        tables.paragraphs(_resolution(story)),
         id_=anchor,
         opened=opened,
     )  # fmt: skip
@@ -97,17 +97,17 @@ def _story(story: PathStory, span: Span, made: Mapping[int, Mark], anchor: str, 
 def _chart(title: str, name: str, curves: Sequence[Curve], span: Span, acts: Sequence[Mark], why: str) -> Markup:
     values = [point.value for curve in curves for point in curve.line.points]
     if not values:
-        return tabled.paragraphs(f"{title}: unknown within this time. {why}")
+        return tables.paragraphs(f"{title}: unknown within this time. {why}")
     scale = scales.logarithmic(values, HEIGHT)
     label = (
         f"{title} of {name} over time: {duration(min(values))} to {duration(max(values))}. Arrow keys read values, "
         "plus and minus look closer; a table follows."
     )
-    return tabled.figure(
+    return tables.figure(
         f"{title}, logarithmic",
         chart.legend([curve.name for curve in curves]),
         chart.lines(span, curves, scale, "ns", label, duration, acts),
-        tabled.lines_table(span, curves, duration),
+        tables.lines_table(span, curves, duration),
     )
 
 
@@ -133,13 +133,13 @@ def states(report: Report, span: Span) -> Markup:
     """What steering thought of the paths."""
     told = [story for story in report.paths if story.states.runs]
     if not told:
-        return tabled.section("states", "States of paths", tabled.paragraphs("No controller told any state."))
+        return tables.section("states", "States of paths", tables.paragraphs("No controller told any state."))
     rows = [
-        [words.way(story.path), chart.strip(span, story.states, words.state), words.lasted(story.states.lasted_ns())]
+        [format.way(story.path), chart.strip(span, story.states, format.state), format.lasted(story.states.lasted_ns())]
         for story in told[:_STATES]
     ]
     changes = sorted(
-        ((run.began_ns, words.way(story.path), run) for story in told for run in story.states.runs), reverse=True
+        ((run.began_ns, format.way(story.path), run) for story in told for run in story.states.runs), reverse=True
     )
     listed = [
         [span.clock(began, 3), name, run.word, duration(run.ended_ns - run.began_ns), run.note]
@@ -147,12 +147,12 @@ def states(report: Report, span: Span) -> Markup:
     ]
     forgotten = sum(story.states.forgotten for story in told) + max(0, len(changes) - _CHANGES)
     note = f"{forgotten:,} older changes are not listed." if forgotten else ""
-    return tabled.section(
+    return tables.section(
         "states",
         "States of paths",
-        tabled.table("State over time: the higher the band, the worse", ["path", "state", "how long"], rows,
+        tables.table("State over time: the higher the band, the worse", ["path", "state", "how long"], rows,
                      left=("state", "how long")),
-        tabled.folded("All changes as a table", tabled.table("Changes of state, by time", [
+        tables.folded("All changes as a table", tables.table("Changes of state, by time", [
             "UTC", "path", "state", "lasted", "because [under]"], listed, left=("path", "state", "because [under]")),
-            tabled.paragraphs(note)),
+            tables.paragraphs(note)),
     )  # fmt: skip

@@ -18,15 +18,15 @@ from typing import Final
 
 import msgspec
 
-from pytools.bus_client import Client
 from pytools.errors import SwerveError, UsageError
+from pytools.ipc.client import Client
 from pytools.recording import reader
 from pytools.recording.reader import FOR_EVER, Read
 from pytools.signals import UNREADABLE
-from pytools.views import past
-from pytools.views.past import Wanted
+from pytools.views import history_query
+from pytools.views.history_query import Wanted
 from pytools.views.report import page
-from pytools.views.report.gathering import TYPES, Gathering
+from pytools.views.report.gather import TYPES, Gathering
 from pytools.views.report.records import Report, Told
 from pytools.views.times import check_order, parse
 
@@ -93,10 +93,10 @@ def recorded(wanted: Asked) -> Report:
     """
     told, gathering = Read(), Gathering()
     choice = Wanted(TYPES, since_ns=wanted.since_ns, until_ns=wanted.until_ns)
-    sources = [past.of(file, None, choice, told) for file in wanted.files]
-    for lines in _in_order(sources or [past.recorded(wanted.recording, choice, told)]):
-        for lot in past.lots(lines):
-            gathering.add(past.signals(lot, told))
+    sources = [history_query.of(file, None, choice, told) for file in wanted.files]
+    for lines in _in_order(sources or [history_query.recorded(wanted.recording, choice, told)]):
+        for lot in history_query.lots(lines):
+            gathering.add(history_query.signals(lot, told))
     source = "From " + (", ".join(map(str, wanted.files)) if wanted.files else f"the recording in {wanted.recording}")
     return gathering.report(Told(source, broken=told.broken, cut=told.cut))
 

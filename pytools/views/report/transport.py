@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pytools.views.report import chart, scales, tabled, words
+from pytools.views.report import chart, format, scales, tables
 from pytools.views.report.chart import HEIGHT, Curve
 from pytools.views.report.markup import Markup, element
 from pytools.views.report.records import PathStory, QueuePairStory, Report
@@ -28,14 +28,14 @@ def tcp(report: Report, span: Span) -> Markup:
     told = [story for story in report.paths if story.segments_out or story.resent.slots]
     if not told:
         nothing = "No TCP on a measured path was told of."
-        return tabled.section("tcp", "Retransmissions by cause", tabled.paragraphs(nothing))
+        return tables.section("tcp", "Retransmissions by cause", tables.paragraphs(nothing))
     charts = [
         _host(host, [story for story in told if story.host == host], span)
         for host in sorted({story.host for story in told})
     ]
     rows = [
-        [words.way(story.path), *(f"{story.resent.totals.get(cause, 0):,}" for cause in CAUSES),
-         f"{story.segments_out:,}", words.share(_again(story))]
+        [format.way(story.path), *(f"{story.resent.totals.get(cause, 0):,}" for cause in CAUSES),
+         f"{story.segments_out:,}", format.share(_again(story))]
         for story in sorted(told, key=lambda each: -sum(each.resent.totals.values()))
     ]  # fmt: skip
     how = (
@@ -43,8 +43,8 @@ def tcp(report: Report, span: Span) -> Markup:
         "or the end of a burst. TLP: the end of a burst, sent again as a probe. SYN: of a handshake."
     )
     headings = ["path", *CAUSES.values(), "segments sent", "share sent again"]
-    table = tabled.table("Segments sent again by path, over the whole time", headings, rows)
-    return tabled.section("tcp", "Retransmissions by cause", tabled.paragraphs(how), table, *charts)
+    table = tables.table("Segments sent again by path, over the whole time", headings, rows)
+    return tables.section("tcp", "Retransmissions by cause", tables.paragraphs(how), table, *charts)
 
 
 def _again(story: PathStory) -> float | None:
@@ -54,7 +54,7 @@ def _again(story: PathStory) -> float | None:
 def _host(host: str, stories: Sequence[PathStory], span: Span) -> Markup:
     counts = together([story.resent for story in stories])
     if not counts.slots:
-        return tabled.paragraphs(f"{host} sent nothing again.")
+        return tables.paragraphs(f"{host} sent nothing again.")
     kinds = [cause for cause in CAUSES if counts.totals.get(cause)]
     named = Bars(
         tuple((at, {CAUSES[cause]: count for cause, count in slot.items()}) for at, slot in counts.slots),
@@ -63,11 +63,11 @@ def _host(host: str, stories: Sequence[PathStory], span: Span) -> Markup:
     names = [CAUSES[cause] for cause in kinds]
     scale = scales.linear([sum(slot.values()) for _, slot in named.slots], HEIGHT / 2, whole=True)
     label = f"Segments that {host} sent again, by cause, over time. Arrow keys read values; a table follows."
-    return tabled.figure(
+    return tables.figure(
         f"{host}: segments sent again in each {duration(named.slot_ns)}",
         chart.legend(names, "bar"),
         chart.bars(span, named, names, scale, label, lambda value: f"{value:,.0f}"),
-        tabled.bars_table(span, named, names),
+        tables.bars_table(span, named, names),
     )
 
 
@@ -97,21 +97,21 @@ def rdma(report: Report, span: Span) -> Markup:
             f"{host.host}: {host.sight.reason}" for host in report.hosts if host.sight and not host.sight.available
         }
         why = " ".join(sorted(reasons)) or "No queue pair was told of."
-        return tabled.section("rdma", title, tabled.paragraphs(f"No RDMA within this time. {why}"))
+        return tables.section("rdma", title, tables.paragraphs(f"No RDMA within this time. {why}"))
     rows = [
         [
             _name(story),
-            chart.strip(span, story.verdicts, words.state),
-            words.lasted(story.verdicts.lasted_ns()),
+            chart.strip(span, story.verdicts, format.state),
+            format.lasted(story.verdicts.lasted_ns()),
             story.last.verdict,
             story.last.reason,
         ]
         for story in report.queue_pairs
     ]
     headings = ["queue pair", "verdict over time", "how long", "last verdict", "reason"]
-    table = tabled.table("The higher the band, the worse", headings, rows, left=headings)
+    table = tables.table("The higher the band, the worse", headings, rows, left=headings)
     charts = [_bandwidth(story, span) for story in report.queue_pairs[:_DRAWN] if story.bandwidth.points]
-    return tabled.section("rdma", title, table, _suspects(report), *charts)
+    return tables.section("rdma", title, table, _suspects(report), *charts)
 
 
 def _name(story: QueuePairStory) -> str:
@@ -122,24 +122,24 @@ def _name(story: QueuePairStory) -> str:
 
 def _suspects(report: Report) -> Markup:
     rows = [
-        [f"{each.kind} {each.name}", words.share(each.slowness), f"{each.agreeing} of {each.queue_pairs}", host.host,
+        [f"{each.kind} {each.name}", format.share(each.slowness), f"{each.agreeing} of {each.queue_pairs}", host.host,
          each.reason]
         for host in report.hosts
         for each in host.suspects
     ]  # fmt: skip
     if not rows:
-        return tabled.paragraphs("No host and no link was suspected to be slow at the end.")
+        return tables.paragraphs("No host and no link was suspected to be slow at the end.")
     headings = ["suspect", "bandwidth missing", "queue pairs agreeing", "told by", "reason"]
-    return tabled.table("Suspected to be slow, at the end", headings, rows, left=("told by", "reason"))
+    return tables.table("Suspected to be slow, at the end", headings, rows, left=("told by", "reason"))
 
 
 def _bandwidth(story: QueuePairStory, span: Span) -> Markup:
     curves = [Curve("mean of 8-message windows", story.bandwidth)]
     scale = scales.linear([point.value for point in story.bandwidth.points], HEIGHT / 2)
     label = f"Bandwidth of {_name(story)} over time. Arrow keys read values; a table follows."
-    figure = tabled.figure(
+    figure = tables.figure(
         "Bandwidth over sliding windows of 8 messages, mean",
         element("div", chart.lines(span, curves, scale, "bps", label, bit_rate)),
-        tabled.lines_table(span, curves, bit_rate),
+        tables.lines_table(span, curves, bit_rate),
     )
-    return tabled.folded(_name(story), figure)
+    return tables.folded(_name(story), figure)

@@ -21,16 +21,16 @@ from textual.driver import Driver
 
 from pytools.errors import SwerveError
 from pytools.views.actions import Mode, Steering
-from pytools.views.top import feed, look, orders
+from pytools.views.top import feed, keys, orders
 from pytools.views.top.canvas import Canvas
 from pytools.views.top.glyphs import UNICODE, Glyphs
 from pytools.views.top.header import Around
-from pytools.views.top.known import Known
-from pytools.views.top.look import KEYS, Look, Panel
+from pytools.views.top.keys import KEYS, Look, Panel
 from pytools.views.top.page import Frame, draw
 from pytools.views.top.prompt import Prompt
+from pytools.views.top.state import Known
 
-_READ_S: Final = 0.1  # the agent's socket holds so much of what it tells, and more (bus_server.py)
+_READ_S: Final = 0.1  # the agent's socket holds so much of what it tells, and more (ipc/server.py)
 _FIRST_S: Final = 0.3  # something to look at, soon
 _MODE_S: Final = 1.0
 _NOTICE_S: Final = 10.0
@@ -265,7 +265,7 @@ class Top(App[int]):
         if self.look.page != "list":
             self._looks(page="list", scroll=0)
         else:
-            self._looks(asked=look.Asked())
+            self._looks(asked=keys.Asked())
 
     def action_sort(self, step: int) -> None:
         """By the next column."""
@@ -304,7 +304,7 @@ class Top(App[int]):
         self.show()
 
     def _filtered(self, typed: str) -> None:
-        self._looks(asked=look.asked(typed), page="list", cursor=0, selected=None)
+        self._looks(asked=keys.asked(typed), page="list", cursor=0, selected=None)
 
     def action_order(self, kind: orders.Kind) -> None:
         """Ask for an order, word by word."""

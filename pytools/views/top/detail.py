@@ -17,13 +17,13 @@ from pytools.signals import DELAY_BOUNDS_NS
 from pytools.views import tables
 from pytools.views.tables import UNKNOWN, duration
 from pytools.views.top.glyphs import Glyphs
+from pytools.views.top.group_traffic import Share
 from pytools.views.top.header import Around
-from pytools.views.top.known import Event, Known, since_ns
+from pytools.views.top.keys import KEYS, Look
 from pytools.views.top.lists import clock_time
-from pytools.views.top.look import KEYS, Look
 from pytools.views.top.paths import STYLES, PathRow, short_time
 from pytools.views.top.rings import Direction, queued
-from pytools.views.top.shares import Share
+from pytools.views.top.state import Event, Known, since_ns
 
 _HEAD: Final = "bold"
 _LABEL: Final = 14

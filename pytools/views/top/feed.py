@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from pytools import places
-from pytools.bus_socket import connect
+from pytools import directories
 from pytools.errors import SwerveError
+from pytools.ipc.socket_files import connect
 
 _ALWAYS: Final = frozenset(
     {
@@ -50,13 +50,13 @@ def attached(netns: str | None, config: Path | None) -> Iterator[tuple[Path, boo
     SwerveError
         If no agent runs, and none can be started: not root, no configuration, or it failed.
     """
-    path = places.agent_socket(netns)
+    path = directories.agent_socket(netns)
     try:
         connect(path).close()
     except SwerveError:
         if path.exists() or os.geteuid() != 0:
             raise
-        file = config or places.default_config(netns)
+        file = config or directories.default_config(netns)
         if not file.exists():
             raise
     else:

@@ -13,9 +13,9 @@ from rich.text import Text
 from pytools.views import clock_panel, tables
 from pytools.views.actions import Mode
 from pytools.views.top.fields import Rows
-from pytools.views.top.known import Known
-from pytools.views.top.look import Look
+from pytools.views.top.keys import Look
 from pytools.views.top.paths import short_time
+from pytools.views.top.state import Known
 
 _FRESH_NS: Final = 3_000_000_000  # a controller repeats every state once a second
 _TABS: Final = (

@@ -17,8 +17,8 @@ from pytools.views.columns import Column, Listing, Order, little, much, named
 from pytools.views.network import flow_key, is_silent
 from pytools.views.tables import UNKNOWN, alarm, number
 from pytools.views.top.fields import Cell, Field, Rows
-from pytools.views.top.known import Event, Known
 from pytools.views.top.paths import short_time
+from pytools.views.top.state import Event, Known
 
 Row = TypeVar("Row")
 _KINDS: Final = ("act", "state", "link", "clock")

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pytools.bus_client import LineClient
 from pytools.errors import SwerveError
+from pytools.ipc.client import LineClient
 from pytools.views.actions import Mode, Steering
 from pytools.views.top import plain
 from pytools.views.top.feed import types_of
 from pytools.views.top.glyphs import Glyphs, of_locale
 from pytools.views.top.header import Around
-from pytools.views.top.look import Look
+from pytools.views.top.keys import Look
 
 _CHILD_S: Final = 30.0  # until an agent that has just been started publishes
 

@@ -13,9 +13,9 @@ from pytools.views.top import detail, header, lists, paths
 from pytools.views.top.fields import Cell, Field, Rows, line, shown_fields
 from pytools.views.top.glyphs import Glyphs
 from pytools.views.top.header import Around
-from pytools.views.top.known import Event, Known
-from pytools.views.top.look import Look
+from pytools.views.top.keys import Look
 from pytools.views.top.paths import PathRow
+from pytools.views.top.state import Event, Known
 
 _LEAST_ROWS: Final = 4
 _LEAST_NOTES: Final = 6

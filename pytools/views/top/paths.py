@@ -19,9 +19,9 @@ from pytools.views.tables import UNKNOWN, duration
 from pytools.views.timing import is_whole_path
 from pytools.views.top.fields import Cell, Field, Rows
 from pytools.views.top.glyphs import Glyphs
-from pytools.views.top.known import Known, said, since_ns
+from pytools.views.top.group_traffic import Share
 from pytools.views.top.rings import Direction, Figures, Ring, figures, segments, trend, trouble
-from pytools.views.top.shares import Share
+from pytools.views.top.state import Known, said, since_ns
 
 STYLES: Final = {
     "healthy": "green",

@@ -12,16 +12,16 @@ from typing import Final
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from pytools.bus_client import LineClient
 from pytools.errors import SwerveError
+from pytools.ipc.client import LineClient
 from pytools.views import clock_panel, network_panel
 from pytools.views.sheet import Sheet
 from pytools.views.top import header, paths
 from pytools.views.top.glyphs import Glyphs
 from pytools.views.top.header import Around
-from pytools.views.top.known import Known
+from pytools.views.top.keys import Look
 from pytools.views.top.lists import clock_time
-from pytools.views.top.look import Look
+from pytools.views.top.state import Known
 
 _FIRST_S: Final = 1.2  # long enough for one long window of every path
 PATIENCE_S: Final = 5.0

@@ -1,0 +1,315 @@
+"""The agent: runs the sources of one network namespace on one thread, and serves their signals.
+
+Everything it puts into the kernel goes when it stops; what a killed predecessor left is removed at the start. All times
+are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import operator
+import selectors
+import signal
+import sys
+import time
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pytools import directories, log
+from pytools.agent import reload as agent_reload
+from pytools.agent.heartbeat import Heartbeat, Standing
+from pytools.agent.hooks import Hooks
+from pytools.agent.reload import Slot, Source
+from pytools.config import AgentConfig
+from pytools.errors import SwerveError
+from pytools.estimators.offsets import Offset
+from pytools.ipc.bus import Bus, Server
+from pytools.ipc.map_lending import Lender
+from pytools.ipc.readers import ReadServer, readers_group
+from pytools.kernel import low_ports, netns, priority, privileges
+from pytools.kernel.bpf import attach, loader, syscall
+from pytools.kernel.netlink.routing import Netlink
+from pytools.log import Level
+from pytools.notify import Manager
+from pytools.sources.cost import CostSource
+from pytools.sources.interfaces import Interfaces
+from pytools.sources.links.source import LinkSource
+from pytools.sources.nexthops import NexthopSource
+from pytools.sources.path_ecn import PathEcnSource
+from pytools.sources.path_mtu import PathMtuSource
+from pytools.sources.probing.mesh import ProbeMesh
+from pytools.sources.programs import SAMPLE_EGRESS, TCP_EGRESS
+from pytools.sources.rdma.waiting import RdmaWhenThere
+from pytools.sources.recording import RecordingSource
+from pytools.sources.tcp.source import TcpSource
+
+if TYPE_CHECKING:
+    from pytools.ipc.hosts import HostBus
+
+_S = TypeVar("_S", bound=Source)
+_SEARCH_LATE_NS: Final = 20_000_000  # of a search that takes some rounds
+_LATE_NS: Final = 100_000_000  # of sources for which it does not matter: they have their turn when the mesh has
+
+
+class Agent:
+    """All sources of one namespace, wired; enter the namespace before making one.
+
+    Parameters
+    ----------
+    config : AgentConfig
+        Whom to probe, and how.
+    namespace : str, optional
+        The name of the namespace, for the place of the control socket.
+    compilation : Compilation
+        Of `pytools.sources.programs.all_of(config)`, which may be under way since before this module was imported.
+    read : callable, optional
+        Reads the configuration again, for `reload`.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        namespace: str | None,
+        compilation: loader.Compilation,
+        read: Callable[[], AgentConfig] | None = None,
+    ) -> None:
+        self._stop = self._reload_asked = False
+        self._config, self._read, self._manager = config, read, Manager()
+        self._began_ns = time.monotonic_ns()
+        self._waiting: Mapping[str, str] = {}  # fields of the configuration that wait for a restart, and why
+        self._slots: dict[str, Slot[Any]] = {}
+        self._due: dict[int, int] = {}
+        self._late_ns: list[int] = []  # how late each source may be called
+        self._closing = contextlib.ExitStack()
+        try:
+            self._build(config, namespace, compilation)
+        except BaseException:
+            self._closing.close()
+            raise
+
+    def _build(self, config: AgentConfig, namespace: str | None, compilation: loader.Compilation) -> None:
+        keep = self._closing.enter_context
+        self._selector = keep(contextlib.closing(selectors.DefaultSelector()))  # first in, so last to go
+        self._sources: list[Source] = []
+        bus = Bus()
+        self._server = Server(bus, directories.agent_socket(namespace), long_window_ns=config.windows.long_ns)
+        self._add(self._server)
+        readers = directories.readers_socket(namespace)
+        self._readers = ReadServer(bus, readers, readers_group(), config.windows.long_ns)
+        self._add(self._readers)
+        netlink = keep(contextlib.closing(Netlink()))
+        loaded = keep(loader.collect(compilation))
+        if not syscall.has_tcx(next(iter(loaded.programs.values()), -1)):
+            attach.clean()
+        if config.virtual_clock:
+            from pytools.sources.clocks.virtual_clock import VirtualClockSource
+
+            self._add(VirtualClockSource(config.virtual_clock, loaded))  # before anything is stamped
+        with low_ports.allowed(config.probe.port):
+            self._mesh = mesh = ProbeMesh(config, loaded, netlink, bus)
+        lent = {name: loaded.map(name).fd for name in ("probe_settings", "probe_paths")}
+        self._add(Lender(directories.maps_socket(namespace), lent))
+        hooks = Hooks(loaded, mesh.interfaces)
+        self._add(hooks)  # before the mesh: its first tick attaches, and the first probe is to be stamped
+        self._add(mesh)
+        self._add_between_hosts(config, loaded, bus, mesh)
+        rdma = RdmaWhenThere(config, bus, mesh.path_of, directories.tap_socket(namespace))
+        failed = [loaded.failed, hooks.failed, rdma.failed]
+        if TCP_EGRESS in loaded.programs:  # notes in the constructor what happened before the first tick
+            connections = TcpSource(config, loaded, Interfaces(), bus, mesh.path_of, mesh.all_paths)
+            failed.append(connections.failed)
+            self._add(connections)
+        self._add_slot("peers", lambda now: NexthopSource(now.host, [each.address for each in now.peers], netlink, bus))
+        self._add_slot(
+            "links", lambda now: LinkSource(now, netlink, bus, mesh.interfaces, mesh.all_paths, mesh.carrier_changed)
+        )
+        if loaded.has_map("path_ecn"):
+            self._add(PathEcnSource(config, loaded, bus, lambda: mesh.current), _LATE_NS)
+        sizes = PathMtuSource(config, bus, lambda: mesh.current)
+        self._add(sizes, _SEARCH_LATE_NS)
+        self._add(rdma)
+        recorder = self._add_slot("recording", lambda now: _recording(now, namespace, bus))
+
+        def named() -> dict[str, str]:
+            return dict(ChainMap(*failed, recorder.source.failed if recorder.source is not None else {}))
+
+        self._add(
+            CostSource(
+                config.host,
+                ChainMap({name: fd for name, fd in loaded.programs.items() if name not in hooks.called}, rdma.programs),
+                drops=self.drops,
+                failed=named,
+                wire_bytes=lambda: mesh.wire_bytes() + sizes.wire_bytes(),
+                pacer=mesh.sender.schedule.cost,
+                bus=bus,
+            ),
+            _LATE_NS,
+        )
+
+        def standing() -> Standing:
+            wanted = len(mesh.interfaces())
+            peers = len(self._config.peers)
+            return Standing(len(mesh.current), peers, wanted, hooks.attached(), named(), tuple(self._waiting))
+
+        # Last: ready when all had a turn.
+        self._add(Heartbeat(self._manager, standing, self.drops, self._began_ns), _LATE_NS)
+
+    def _add_between_hosts(self, config: AgentConfig, loaded: loader.Loaded, bus: Bus, mesh: ProbeMesh) -> None:
+        """What needs the other hosts' agents; imported only where it is wanted."""
+        hosts: HostBus | None = None
+        between: Callable[[str], Offset | None] = _unknown
+        if config.bus.key_file:
+            from pytools.ipc import hosts as bus_hosts
+
+            hosts = bus_hosts.HostBus(config.host, config.peers, config.bus)
+            self._add(hosts, _LATE_NS)
+            mesh.program.set_key(hosts.probe_key)  # before the first probe: none has been sent yet
+        if any(peer.clock != "shared" for peer in config.peers):
+            from pytools.sources.clocks.source import ClockSource
+
+            clocks = ClockSource(config, mesh, hosts, bus)
+            between = clocks.since_long
+            self._add(clocks, _LATE_NS)
+        if hosts is not None and SAMPLE_EGRESS in loaded.programs:
+            from pytools.sources.samples.source import SampleSource
+
+            self._add(SampleSource(config, loaded, Interfaces(), bus, hosts, between, mesh.path_of), _LATE_NS)
+
+    def _add(self, source: Source, late_ns: int = 0) -> None:
+        self._closing.enter_context(contextlib.closing(source))
+        self._sources.append(source)
+        self._late_ns.append(late_ns)
+        source.register(self._selector)
+
+    def _add_slot(self, part: str, make: Callable[[AgentConfig], _S | None]) -> Slot[_S]:
+        self._slots[part] = made = Slot(make, self._config)
+        self._add(made, _LATE_NS)
+        return made
+
+    def drops(self) -> dict[str, int]:
+        """Everything that any source lost so far, by name."""
+        return {name: count for source in self._sources for name, count in source.drops().items()}
+
+    def run(self) -> None:
+        """Work until `stop` is called."""
+        gc.freeze()  # what was loaded stays: a full collection would look through it for 10 ms
+        due = self._due = dict.fromkeys(range(len(self._sources)), 0)
+        mesh = self._sources.index(self._mesh)
+        while not self._stop:
+            if self._reload_asked:
+                self._reload_asked = False
+                self._reload()
+            now_ns = time.monotonic_ns()
+            for index, source in enumerate(self._sources):
+                if due[index] <= now_ns:
+                    due[index] = source.tick(now_ns)
+            self._server.flush()
+            self._readers.flush()
+            next_ns = min(map(operator.add, due.values(), self._late_ns))
+            timeout_s = max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
+            for key, mask in self._selector.select(timeout_s):
+                key.data(mask)
+                due[mesh] = 0  # it may have been woken, or its routes have changed: it knows when it is due
+
+    def stop(self) -> None:
+        """Have `run` return; safe in a signal handler."""
+        self._stop = True
+
+    def reload(self) -> None:
+        """Have the configuration read again before the next turn; safe in a signal handler."""
+        self._reload_asked = True
+
+    def _reload(self) -> None:
+        self._manager.reloading()
+        try:
+            if self._read is not None:
+                self._take_up(agent_reload.plan(self._config, self._read()))
+        except SwerveError as error:
+            log.event(Level.ERROR, "configuration not taken up, the one before holds", why=error)
+        self._manager.ready()
+
+    def _take_up(self, plan: agent_reload.Plan) -> None:
+        """Make the parts anew that have changed; one that fails stays as it was, and does not keep the others."""
+        failed = {}
+        for part in plan.parts:
+            try:
+                if part == "peers":
+                    with low_ports.allowed(plan.config.probe.port):
+                        self._mesh.set_peers(plan.config, time.monotonic_ns())
+                self._slots[part].renew(plan.config)
+            except SwerveError as error:
+                failed[part] = str(error)
+        self._config = plan.holds(failed)
+        self._waiting = {**plan.waiting, **failed}
+        self._due.update(dict.fromkeys(self._due, 0))  # hooks first: what is new is to be stamped from the start
+        log.event(Level.INFO, "configuration read again", changed=",".join(plan.taken(failed)) or "nothing")
+        for field, why in self._waiting.items():
+            log.event(Level.WARNING, "not taken up", field=field, why=why, next="restart the agent")
+
+    def close(self) -> None:
+        """Remove everything from the kernel, last thing first."""
+        self._closing.close()
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _unknown(_peer: str) -> Offset | None:
+    """How a peer's clock runs against ours, where nobody looks."""
+    return None
+
+
+def _recording(config: AgentConfig, namespace: str | None, bus: Bus) -> RecordingSource | None:
+    """The flight recorder that is configured, if one is."""
+    if not config.recording.hours:
+        return None
+    directory = directories.recording(config.recording.directory, namespace)
+    return RecordingSource(config.recording, directory, config.windows.long_ns, bus)
+
+
+def run(
+    config: AgentConfig,
+    namespace: str | None,
+    compilation: loader.Compilation,
+    read: Callable[[], AgentConfig] | None = None,
+) -> None:
+    """Run an agent in a namespace until SIGTERM or SIGINT; at SIGHUP it reads its configuration again.
+
+    Raises
+    ------
+    SwerveError
+        If it cannot start: no bcc, no privilege, another agent serves this namespace.
+    """
+    if namespace is not None:
+        netns.enter(namespace)
+    instance = directories.instance(namespace)
+    log.event(Level.INFO, "agent starting", host=config.host, peers=len(config.peers), instance=instance)
+    if refused := priority.raise_own():
+        log.event(Level.NOTICE, "agent runs at the usual CPU priority", why=refused)
+    for missing, lost in privileges.gaps():
+        log.event(Level.NOTICE, "agent runs without", missing=missing, lost=lost)
+    with Agent(config, namespace, compilation, read) as agent, _on_signals(agent.stop, agent.reload):
+        agent.run()
+
+
+@contextlib.contextmanager
+def _on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> Iterator[None]:
+    handled = {signal.SIGTERM: stop, signal.SIGINT: stop}
+    if not sys.stderr.isatty():  # an agent at a terminal ends with it
+        handled[signal.SIGHUP] = reload
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        handled[signal.Signals(number)]()
+
+    before = {number: signal.signal(number, handler) for number in handled}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

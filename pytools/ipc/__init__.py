@@ -1,0 +1,1 @@
+"""Messages between processes and hosts: the agent socket, lent maps, signed messages between agents."""

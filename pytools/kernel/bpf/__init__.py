@@ -1,0 +1,1 @@
+"""BPF: programs compiled, loaded and attached; maps and rings read as arrays."""

@@ -1,0 +1,217 @@
+"""The child process that holds bcc and LLVM: compiles, loads, attaches tracepoints, hands the descriptors over, exits.
+
+bcc costs 75 MB for its import and 125-230 MB a program; here that ends with the child. Runs as a script under any
+interpreter that can import bcc, hence the standard library only. What was compiled before is loaded as it was kept
+(compiled.py). One program, one request, one reply:
+
+request   JSON: {"bpf_dir", "kept", "program": {"source", "defines", "functions": [[name, kind]]}}
+reply     JSON: {"source", "error", "descriptors": [name, ...], "maps": {name: {"key", "value"}}, "failed": {...}},
+          with the descriptors in the same order as ancillary data
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import re
+import socket
+import struct
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_NUMPY_CODE = {"c": "S1", "?": "?"}
+_PART = re.compile(r'#include "(\w+/\w+\.h|\w+\.c)"')
+
+
+def use_headers(bpf_dir: str) -> list[str]:
+    """Point bcc at our headers; returns the compiler flags that go with them.
+
+    bcc wants a kernel source tree: ours holds the few headers that it names, the rest are the distribution's.
+    """
+    os.environ["BCC_KERNEL_SOURCE"] = bpf_dir
+    multiarch = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
+    return ["-I/usr/include", f"-I/usr/include/{multiarch}", f"-I{bpf_dir}", "-Wno-macro-redefined"]
+
+
+def whole(source: str, bpf_dir: str) -> Iterator[str]:
+    """The lines of a program file, and in their places those of its parts: other programs, headers in a directory.
+
+    bcc rewrites the operations on maps in the main file alone: so they may stand in its parts.
+    """
+    with open(os.path.join(bpf_dir, source)) as file:
+        lines = file.read().splitlines()
+    yield f'#line 1 "{source}"'
+    for number, line in enumerate(lines, 1):
+        part = _PART.match(line)
+        if part:
+            yield from whole(part[1], bpf_dir)
+            yield f'#line {number + 1} "{source}"'
+        else:
+            yield line
+
+
+def layout(kind: Any) -> Any:
+    """A ctypes type as the arguments of a numpy dtype: a code, a [code, shape] pair, or a record."""
+    if isinstance(kind, type) and issubclass(kind, ctypes.Array):
+        return [layout(kind._type_), [kind._length_]]
+    if isinstance(kind, type) and issubclass(kind, ctypes.Structure):
+        fields = [(field[0], field[1]) for field in kind._fields_]
+        return {
+            "names": [name for name, _ in fields],
+            "formats": [layout(field) for _, field in fields],
+            "offsets": [getattr(kind, name).offset for name, _ in fields],
+            "itemsize": ctypes.sizeof(kind),
+        }
+    code = kind._type_
+    if code in _NUMPY_CODE:
+        return _NUMPY_CODE[code]
+    return ("u" if code.isupper() else "i") + str(ctypes.sizeof(kind))
+
+
+def maps_of(module: Any, lib: Any, decode: Any) -> dict[str, dict[str, Any]]:
+    """Every map of a compiled program: its descriptor and the layout of its key and value."""
+    # bcc's own bindings leave these two undeclared, and ctypes would cut the pointers to 32 bits.
+    lib.bpf_num_tables.restype, lib.bpf_num_tables.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
+    lib.bpf_table_name.restype, lib.bpf_table_name.argtypes = (
+        ctypes.c_char_p,
+        [ctypes.c_void_p, ctypes.c_size_t],
+    )
+    found: dict[str, dict[str, Any]] = {}
+    for index in range(lib.bpf_num_tables(module)):
+        name = lib.bpf_table_name(module, index)
+        described: dict[str, Any] = {"fd": lib.bpf_table_fd(module, name)}
+        for part, describe in (("key", lib.bpf_table_key_desc), ("value", lib.bpf_table_leaf_desc)):
+            text = describe(module, name)
+            described[part] = layout(decode(json.loads(text))) if text else None
+        found[name.decode()] = described
+    return found
+
+
+def build(
+    request: dict[str, Any], bpf_dir: str, flags: list[str], keep: Callable[..., None]
+) -> tuple[dict[str, Any], list[int]]:
+    """Compile and load one program file, and keep it; what fails is said in the reply, never raised."""
+    from bcc import BPF, lib
+
+    from pytools.kernel.bpf.cache import Function
+
+    defines = [f"-D{name}={value}" for name, value in request["defines"].items()]
+    reply: dict[str, Any] = {
+        "source": request["source"],
+        "error": "",
+        "descriptors": [],
+        "maps": {},
+        "failed": {},
+    }
+    descriptors: list[int] = []
+    made: list[Function] = []
+    with captured_stderr() as said:
+
+        def reason(error: Exception) -> str:
+            return explain(said(), str(error))
+
+        try:
+            text = "\n".join(whole(request["source"], bpf_dir))
+            program = BPF(text=text, cflags=[*flags, *defines])
+        except Exception as error:  # bcc raises bare Exception
+            reply["error"] = reason(error)
+            return reply, descriptors
+        types = {"tc": BPF.SCHED_CLS, "sock_ops": BPF.SOCK_OPS, "uprobe": BPF.KPROBE}
+        for name, kind in request["functions"]:
+            try:
+                descriptors.append(program.load_func(name, types[kind]).fd)
+                reply["descriptors"].append(f"program:{name}")
+                code = program.dump_func(name)
+                made.append(Function(f"program:{name}", name, types[kind], code))
+            except Exception as error:
+                reply["failed"][name] = reason(error)
+    for tracepoint, fd in [*program.tracepoint_fds.items(), *program.raw_tracepoint_fds.items()]:
+        descriptors.append(fd)
+        reply["descriptors"].append(f"tracepoint:{tracepoint.decode()}")
+    for event in map(bytes.decode, program.raw_tracepoint_fds):
+        code = program.dump_func(f"raw_tracepoint__{event}")
+        made.append(Function(f"tracepoint:{event}", event, BPF.RAW_TRACEPOINT, code, event))
+    maps: dict[str, int] = {}
+    for name, table in maps_of(program.module, lib, BPF._decode_table_type).items():
+        maps[name] = table.pop("fd")
+        descriptors.append(maps[name])
+        reply["descriptors"].append(f"map:{name}")
+        reply["maps"][name] = table
+    if not reply["failed"] and not program.tracepoint_fds:  # the others have numbers of this boot's
+        keep(reply, maps, made)
+    _keep.append(program)  # bcc closes everything when the object goes
+    return reply, descriptors
+
+
+_keep: list[Any] = []
+
+
+@contextlib.contextmanager
+def captured_stderr() -> Iterator[Callable[[], str]]:
+    """What is written to descriptor 2 meanwhile: the compiler and the verifier do so from C++."""
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as log:
+
+        def said() -> str:
+            log.seek(0)
+            return log.read().decode(errors="replace")
+
+        os.dup2(log.fileno(), 2)
+        try:
+            yield said
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+
+
+def explain(log: str, error: str) -> str:
+    """The one line of a compiler's or verifier's output that says what is wrong."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for line in lines:
+        if "error:" in line:
+            return line
+    wordy = [line for line in lines if not line.startswith(("processed ", "HINT", ";"))]
+    return f"{error}: {wordy[-1]}" if wordy else error
+
+
+def main(fd: int) -> None:
+    """Serve one request on the socket `fd`."""
+    here = os.path.abspath(__file__)
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(here)))  # of a script it is where the script lies
+    from pytools.kernel.bpf import cache
+
+    del sys.path[0]  # another interpreter's packages may be there
+    with socket.socket(fileno=fd) as sock:
+        size = struct.unpack("<I", _exactly(sock, 4))[0]
+        request = json.loads(_exactly(sock, size))
+        flags = use_headers(request["bpf_dir"])
+        shelf = cache.Shelf(request["kept"])
+        program = request["program"]
+        name = cache.name_of(program, request["bpf_dir"])
+        keep = functools.partial(shelf.keep, name)
+        reply, descriptors = shelf.load(name) or build(program, request["bpf_dir"], flags, keep)
+        body = json.dumps(reply).encode()
+        socket.send_fds(sock, [struct.pack("<II", len(body), len(descriptors))], descriptors)
+        sock.sendall(body)
+        sock.recv(1)  # wait until the parent has them
+    os._exit(0)  # bcc's clean-up would detach what was just handed over
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = sock.recv(size - len(data))
+        if not part:
+            raise EOFError("the parent went away")
+        data += part
+    return data
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,213 @@
+"""Our end of the compiling child: starts it, asks, and takes its replies when somebody waits for them.
+
+The child needs most of a second, so it is started first thing, before anything heavy is imported: this module uses the
+standard library alone. One thread per `Compilation`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from pytools import directories as places
+from pytools.errors import CapabilityError, SwerveError
+
+_DEADLINE_S = 300.0  # emulated processors need minutes; a child that dies is noticed at once
+_MOST_DESCRIPTORS = 250  # in one message (SCM_MAX_FD is 253)
+
+
+Kind = Literal["tc", "sock_ops", "uprobe"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One C file to load: its entry points by name, constants for the compiler, and what is no TC program."""
+
+    source: str
+    functions: Sequence[str]
+    defines: Mapping[str, int | str] = field(default_factory=dict)
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+
+
+def bpf_dir() -> Path:
+    """Where the C sources are: inside the installed package, or beside it in a checkout.
+
+    Raises
+    ------
+    SwerveError
+        If the installation lacks them.
+    """
+    package = Path(__file__).resolve().parent.parent
+    for candidate in (package / "bpf", package.parent / "bpf"):
+        if (candidate / "swerve.h").exists():
+            return candidate
+    raise SwerveError(f"the kernel programs are missing beside {package}", "install swerve again")
+
+
+def has_bcc() -> bool:
+    """Whether this interpreter can import bcc; finds out without loading LLVM. PyPI's bcc is another package."""
+    spec = importlib.util.find_spec("bcc")
+    places = spec.submodule_search_locations if spec else None
+    return any(Path(place, "libbcc.py").exists() for place in places or ())
+
+
+@functools.cache
+def interpreter() -> str:
+    """A Python that can import bcc: this one, or the distribution's.
+
+    Raises
+    ------
+    CapabilityError
+        If neither can.
+    """
+    if sys.executable and has_bcc():
+        return sys.executable
+    other = "/usr/bin/python3"
+    probe = "import os, sys, importlib.util as u; s = u.find_spec('bcc'); sys.exit(not (s and s.origin and "
+    probe += "os.path.exists(os.path.join(os.path.dirname(s.origin), 'libbcc.py'))))"
+    with contextlib.suppress(OSError):
+        if subprocess.run([other, "-c", probe], capture_output=True, check=False).returncode == 0:
+            return other
+    raise CapabilityError("no Python here can import bcc", "apt-get install python3-bpfcc")
+
+
+class Compilation:
+    """Programs on their way into the kernel, each with a child process of its own.
+
+    Parameters
+    ----------
+    programs : sequence of Program
+        What to compile and load.
+    anew : bool
+        Compile them even if they were compiled before.
+
+    Raises
+    ------
+    CapabilityError
+        If bcc cannot be imported at all.
+    """
+
+    def __init__(self, programs: Sequence[Program], anew: bool = False) -> None:
+        self._children: list[_Child] = []
+        try:
+            for each in programs:
+                self._children.append(_Child(each, anew))
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """For a selector: readable once the only program has its answer."""
+        (child,) = self._children
+        return child.sock.fileno()
+
+    def replies(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
+        """Each program's reply and its descriptors, which are then the caller's, in their order; waits for them.
+
+        Raises
+        ------
+        SwerveError
+            If a child dies before it has answered.
+        """
+        for child in self._children:
+            yield child.reply()
+
+    def close(self) -> None:
+        """End the children; a second time does nothing."""
+        for child in self._children:
+            child.close()
+
+    def __enter__(self) -> Compilation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Child:
+    """A process that compiles and loads one program."""
+
+    def __init__(self, program: Program, anew: bool) -> None:
+        self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_DEADLINE_S)
+        script = Path(__file__).with_name("compiler.py")
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [interpreter(), str(script), str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                )
+        except BaseException:
+            self.sock.close()
+            raise
+        request = {
+            "bpf_dir": str(bpf_dir()),
+            "kept": "" if anew else str(places.compiled_dir()),
+            "program": {
+                "source": program.source,
+                "defines": dict(program.defines),
+                "functions": [[name, program.kinds.get(name, "tc")] for name in program.functions],
+            },
+        }
+        body = json.dumps(request).encode()
+        with contextlib.suppress(OSError):  # a child that died already is noticed by `reply`
+            self.sock.sendall(struct.pack("<I", len(body)) + body)
+
+    def reply(self) -> tuple[dict[str, Any], list[int]]:
+        try:
+            found = _reply(self.sock)
+            self.sock.send(b"k")
+        except (OSError, EOFError) as error:
+            raise SwerveError(
+                f"the compiling process died: {self._last_words() or error}", "`swerve doctor` says what is missing"
+            ) from None
+        return found
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        self._process.kill()
+        assert self._process.stderr is not None
+        lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def close(self) -> None:
+        self.sock.close()
+        self._process.kill()
+        self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+
+def _reply(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    header, descriptors, _, _ = socket.recv_fds(sock, 8, _MOST_DESCRIPTORS)
+    if len(header) < 8:
+        raise EOFError("no answer")
+    size, count = struct.unpack("<II", header)
+    body = b""
+    while len(body) < size:
+        part = sock.recv(size - len(body))
+        if not part:
+            raise EOFError("half an answer")
+        body += part
+    if len(descriptors) != count:
+        for fd in descriptors:
+            os.close(fd)
+        raise EOFError(f"{len(descriptors)} descriptors of {count}")
+    return json.loads(body), list(descriptors)

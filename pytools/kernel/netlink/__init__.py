@@ -1,0 +1,1 @@
+"""Routing netlink: links, addresses, routes, rules, nexthops, neighbours, queue disciplines; TCP sockets."""

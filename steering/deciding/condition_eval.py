@@ -1,0 +1,301 @@
+"""What the newest fact says about one leaf of a condition: numbers, a verdict, and since when. Pure.
+
+The error of a figure never helps to a verdict, and what makes no sense is no measurement. Times are CLOCK_MONOTONIC
+nanoseconds.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from typing import Final
+
+import msgspec
+
+from pytools.signals import PathDelay
+from steering.deciding.evidence import Facts
+from steering.deciding.failure_classifier import classify
+from steering.deciding.link_states import REPORT_LIVES_NS, link_state
+from steering.deciding.thresholds import Limits, Said, unlearnt, words
+from steering.durations import SECOND, duration_text
+from steering.policy.conditions import (
+    AnyLeaf,
+    CeShare,
+    LinkState,
+    Loss,
+    OneWayDelay,
+    QueueingDelay,
+    Rdma,
+    Retransmits,
+    Silence,
+)
+
+_ROUNDING: Final = 1e-9  # of a sum of shares
+_LONGEST_WINDOW: Final = 60 * SECOND  # a window that claims to be longer makes no fact live longer
+
+
+class Verdict(enum.Enum):
+    """What is said about a condition."""
+
+    BAD = "bad"  # it holds
+    PENDING = "pending"  # it would, but not for so long or not so often yet
+    BETWEEN = "between"  # neither bad nor clear
+    CLEAR = "clear"  # it does not hold
+    NONE = "none"  # nothing was measured
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """What one fact says about one leaf."""
+
+    at_ns: int  # when it was measured: a measurement counts once
+    lives_ns: int  # older than this it says nothing
+    verdict: Verdict
+    said: Said
+    beyond: Said = ""  # the threshold, said when it is bad
+    since_ns: int | None = None  # since when, where the fact itself says so
+    run: int | None = None  # how many in a row, where the fact itself says so
+    idle: bool = False  # nothing measured for want of traffic
+    empty: bool = False  # nothing measured for want of samples: what is remembered stands
+    samples: int = 1  # at least so many probes bear the verdict out
+    window_ns: int = 0  # they came within so long before `at_ns`
+    last_ns: int | None = None  # the value of the only sample that counts, where it is the last one
+    value: float | None = None  # the figure that was compared with a threshold; None for a limit of it, or none
+
+    @property
+    def text(self) -> str:
+        """What was measured, in words."""
+        return words(self.said)
+
+
+def nothing(text: str, idle: bool = False) -> Measurement:
+    """No fact."""
+    return Measurement(0, 0, Verdict.NONE, text, idle=idle)
+
+
+def measure(  # noqa: PLR0911
+    leaf: AnyLeaf, facts: Facts, now: int, stale_after: int, limits: Limits | None = None
+) -> Measurement:
+    """What the newest fact says about a leaf.
+
+    Parameters
+    ----------
+    leaf : Leaf
+        The threshold.
+    facts : Facts
+        What is known of the path.
+    now : int
+        CLOCK_MONOTONIC nanoseconds.
+    stale_after : int
+        Facts of short windows are of no use after so many nanoseconds.
+    limits : Limits, optional
+        The figures of a threshold that follows what is usual on the path; as long as nothing is learnt when left out.
+    """
+    match leaf:
+        case QueueingDelay():
+            return _queueing(leaf, facts, stale_after, limits or unlearnt(leaf))
+        case OneWayDelay():
+            return _one_way(leaf, facts, stale_after, limits or unlearnt(leaf))
+        case Loss():
+            return _loss(leaf, facts, stale_after, limits or unlearnt(leaf))
+        case Silence():
+            return _silence(leaf, facts, stale_after)
+        case Retransmits():
+            return _retransmits(leaf, facts, stale_after, limits or unlearnt(leaf))
+        case CeShare():
+            return _marks(leaf, facts, stale_after, limits or unlearnt(leaf))
+        case LinkState():
+            return _link(leaf, facts, now, stale_after)
+        case Rdma():
+            return _rdma(leaf, facts, now, stale_after)
+
+
+def _lives(window_ns: int, stale_after: int) -> int:
+    return max(stale_after, 2 * min(window_ns, _LONGEST_WINDOW))
+
+
+def _between(bad: bool, clear: bool) -> Verdict:
+    return Verdict.BAD if bad else Verdict.CLEAR if clear else Verdict.BETWEEN
+
+
+def _queueing(leaf: QueueingDelay, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
+    signal = facts.delay
+    if signal is None:
+        return nothing("no delay was measured")
+    lives = _lives(signal.window_ns, stale_after)
+    if signal.overtaken_p50_ns is not None:
+        # Neither clear nor a value: a lower bound, of both directions together, from probes that are still under way.
+        verdict = _between(signal.overtaken_p50_ns > limits.above, False)
+        counts = signal.overtaken, signal.forward.samples
+        said = _overtaken, signal.overtaken_p50_ns, *counts
+        half = _half(sum(counts))
+        return Measurement(signal.at_ns, lives, verdict, said, limits.said, samples=half, window_ns=signal.window_ns)
+    delay = signal.forward
+    value = {"p50": delay.queueing_p50_ns, "p99": delay.queueing_p99_ns, "last": delay.queueing_last_ns}[leaf.quantile]
+    return _delay("queueing delay", leaf, signal, value, delay.queueing_bound_ns, lives, limits)
+
+
+def _one_way(leaf: OneWayDelay, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
+    signal = facts.delay
+    if signal is None:
+        return nothing("no delay was measured")
+    lives = _lives(signal.window_ns, stale_after)
+    if signal.clock != "synchronised":
+        why = f"no one-way delay: the clocks are {signal.clock.replace('_', ' ')}"
+        return Measurement(signal.at_ns, lives, Verdict.NONE, why)
+    delay = signal.forward
+    value = {"min": delay.owd_min_ns, "p50": delay.owd_p50_ns, "p99": delay.owd_p99_ns}[leaf.quantile]
+    return _delay("one-way delay", leaf, signal, value, delay.bound_ns, lives, limits)
+
+
+def _delay(
+    what: str,
+    leaf: QueueingDelay | OneWayDelay,
+    signal: PathDelay,
+    value: int | None,
+    bound: int | None,
+    lives: int,
+    limits: Limits,
+) -> Measurement:
+    at_ns, samples = signal.at_ns, signal.forward.samples
+    if samples <= 0 or value is None:
+        empty = samples <= 0  # answers without a value, as of probes before a pause of the host, say nothing either
+        return Measurement(at_ns, lives, Verdict.NONE, f"no {what} was measured", empty=empty)
+    if bound is None or bound < 0:
+        return Measurement(at_ns, lives, Verdict.NONE, f"the {what} came without its error")
+    verdict = _between(value - bound > limits.above, value + bound < limits.clear_below)
+    said = _value, what, leaf.quantile, value, bound
+    if leaf.quantile == "last":
+        return Measurement(at_ns, lives, verdict, said, limits.said, last_ns=value, value=value)
+    least = {"min": samples, "p50": _half(samples), "p99": 1}[leaf.quantile]
+    return Measurement(at_ns, lives, verdict, said, limits.said, samples=least, window_ns=signal.window_ns, value=value)
+
+
+def _half(samples: int) -> int:
+    """How many samples are at or beyond their median."""
+    return (max(samples, 0) + 1) // 2
+
+
+def _value(what: str, quantile: str, value: int, bound: int) -> str:
+    return f"{what} {quantile} {duration_text(value)} ± {duration_text(bound)}"
+
+
+def _overtaken(waited: int, overtaken: int, answered: int) -> str:
+    late = f"{overtaken} probes overtaken by other paths, {answered} answered"
+    return f"queueing delay at least {duration_text(waited)}: {late}"
+
+
+def _loss(leaf: Loss, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
+    signal = facts.delay
+    if signal is None:
+        return nothing("no loss was measured")
+    lives, settled = _lives(signal.window_ns, stale_after), signal.received + signal.lost
+    if signal.received < 0 or signal.lost < 0 or settled == 0:
+        return Measurement(signal.at_ns, lives, Verdict.NONE, "no probe was due", empty=settled == 0)
+    verdict = _between(signal.loss > limits.above, signal.loss < limits.clear_below or signal.lost == 0)
+    said = _lost, signal.lost, settled, signal.loss
+    return Measurement(signal.at_ns, lives, verdict, said, limits.said, value=signal.loss)
+
+
+def _lost(lost: int, settled: int, share: float) -> str:
+    return f"loss {lost} of {settled} probes ({share:.0%})"
+
+
+def _silence(leaf: Silence, facts: Facts, stale_after: int) -> Measurement:
+    signal = facts.liveness
+    if signal is None:
+        return nothing("nothing is known of its probes")
+    found = classify(signal, facts.siblings)
+    lives = max(stale_after, 2 * SECOND)  # told once a second when nothing happens
+    if found.cause == "answers":
+        run = max(signal.answered_run, 0)
+        verdict = Verdict.CLEAR if run else Verdict.BETWEEN
+        return Measurement(signal.at_ns, lives, verdict, found.text, run=max(run, 1))
+    if found.cause == "unmeasured":
+        return Measurement(signal.at_ns, lives, Verdict.NONE, found.text)
+    needed = max(leaf.missed, signal.limit or 0)
+    lasted = signal.silent_ns >= leaf.lasting
+    verdict = _between(found.cause == "path_dead" and signal.missed >= needed and lasted, False)
+    since_ns = signal.at_ns - max(signal.silent_ns, 0)
+    said = found.text
+    if found.cause == "path_dead" and not lasted:
+        said += f"; silent for {duration_text(signal.silent_ns)}, a queue may hold {duration_text(leaf.lasting)}"
+    if signal.missed < needed and needed > leaf.missed:
+        loss = "" if signal.recent_loss is None else f" at a recent loss of {signal.recent_loss:.0%}"
+        said += f", {needed} needed{loss}"
+    return Measurement(signal.at_ns, lives, verdict, said, "silent", since_ns=since_ns)
+
+
+def _share(
+    part: int, total: int, units: str, done: str, leaf: Retransmits | CeShare, limits: Limits
+) -> tuple[Verdict, str, bool, float | None]:
+    """Verdict, words, whether traffic is wanting, and the share, of a part of all packets or segments."""
+    if part < 0 or total < leaf.at_least:
+        return Verdict.NONE, f"too little to say: {max(total, 0)} {units}, {leaf.at_least} needed", part >= 0, None
+    share = min(part / total, 1.0)
+    verdict = _between(share > limits.above, share < limits.clear_below or part == 0)
+    return verdict, f"{part} of {total} {units} {done} ({share:.2%})", False, share
+
+
+def _retransmits(leaf: Retransmits, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
+    signal = facts.tcp
+    if signal is None:
+        return nothing("nothing is known of its TCP connections")
+    causes = signal.retransmitted
+    part = {
+        "any": signal.retransmitted_segments,
+        "fast": causes.fast,
+        "timeout": causes.timeout,
+        "tail_probe": causes.tail_probe,
+        "syn": causes.syn,
+    }[leaf.cause]
+    done = "sent again" if leaf.cause == "any" else f"sent again ({leaf.cause})"
+    verdict, text, idle, share = _share(part, signal.segments_out, "TCP segments", done, leaf, limits)
+    lives = _lives(signal.window_ns, stale_after)
+    return Measurement(signal.at_ns, lives, verdict, text, limits.said, idle=idle, value=share)
+
+
+def _marks(leaf: CeShare, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
+    back, out = facts.ecn, facts.tcp
+    if leaf.direction == "back" and back is not None:
+        found = _share(back.ce_packets, back.packets, "packets", "marked on the way back", leaf, limits)
+        at_ns, window_ns = back.at_ns, back.window_ns
+    elif leaf.direction == "out" and out is not None:
+        counts = out.delivered_ce_segments, out.delivered_segments
+        found = _share(*counts, "TCP segments", "marked on the way there", leaf, limits)
+        at_ns, window_ns = out.at_ns, out.window_ns
+    else:
+        return nothing("nothing is known of marked packets")
+    verdict, text, idle, share = found
+    return Measurement(at_ns, _lives(window_ns, stale_after), verdict, text, limits.said, idle=idle, value=share)
+
+
+def _link(leaf: LinkState, facts: Facts, now: int, stale_after: int) -> Measurement:
+    state = link_state(leaf.event, leaf.hold, facts, now)
+    if state is None:
+        return nothing(f"nothing is known about {leaf.event.replace('_', ' ')}")
+    verdict = Verdict.BAD if state.bad else Verdict.CLEAR
+    return Measurement(state.at_ns, max(stale_after, REPORT_LIVES_NS), verdict, state.text, since_ns=state.since_ns)
+
+
+def _rdma(leaf: Rdma, facts: Facts, now: int, stale_after: int) -> Measurement:
+    fresh = [pair for pair in facts.queue_pairs if now - pair.at_ns <= _lives(pair.window_ns, stale_after)]
+    if not fresh:
+        return nothing("no queue pair on it", idle=True)
+    newest = max(fresh, key=lambda pair: pair.at_ns)
+    lives = _lives(newest.window_ns, stale_after)
+    judged = [pair for pair in fresh if pair.verdict != "unknown"]
+    having = [pair for pair in judged if pair.verdict == leaf.verdict]
+    word = leaf.verdict.replace("_", " ")
+    if not judged:
+        return Measurement(newest.at_ns, lives, Verdict.NONE, "its queue pairs are not judged yet", idle=True)
+    users = Counter(pair.uid for pair in judged)
+    share = sum(1 / users[pair.uid] for pair in having) / len(users)  # a user has one vote, however many pairs it has
+    verdict = _between(bool(having) and share >= leaf.share - _ROUNDING, not having or share < leaf.clear_below)
+    text = f"{len(having)} of {len(judged)} queue pairs {word}"
+    if len(users) > 1:
+        text += f", {share:.0%} with one vote for each of {len(users)} users"
+    if having:
+        worst = min(having, key=lambda pair: pair.since_ns)
+        text += f" (pair {worst.qp_number}: {worst.reason})"
+    beyond = f"at least {leaf.share:.0%}"
+    return Measurement(newest.at_ns, lives, verdict, text, beyond)
