@@ -8,6 +8,7 @@ a service may do is said by its unit. Needs a mount namespace of our own. One th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from _clean_root import ENVIRONMENT, MOUNTED, ROOT, run
 
@@ -28,6 +29,8 @@ import bpf_objects  # noqa: E402
 
 COMMANDS: Final = ("systemd-nspawn", "nsenter")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
+T = TypeVar("T")
+_CLONE_NEWNET: Final = 0x40000000
 _NAMESPACES: Final = ("mount", "pid", "net", "uts", "ipc", "cgroup")
 
 
@@ -51,7 +54,7 @@ class Machine:
     """The booted root."""
 
     def __init__(self, root: Path, group: Path, leader: int) -> None:
-        self.root, self._group = root, group
+        self.root, self.leader, self._group = root, leader, group
         self._enter = ["nsenter", f"--target={leader}", *(f"--{each}" for each in _NAMESPACES), "--"]
 
     def run(self, *words: str, check: bool = True) -> str:
@@ -105,9 +108,52 @@ class Machine:
         except FileNotFoundError:
             return []
 
+    def main_process(self, unit: str) -> int:
+        """The process that systemd started for a unit, by its number out here: the unit may have helpers beside it."""
+        inner = self.show(unit, "MainPID")["MainPID"]
+        numbers = {each: Path(f"/proc/{each}/status").read_text() for each in self.processes(unit)}
+        (found,) = (each for each, status in numbers.items() if f"\t{inner}\n" in _line(status, "NSpid"))
+        return found
+
+    def command(self, words: Sequence[str], netns: str = "") -> list[str]:
+        """A command of this side's file system, as it is run in the network of the root, or of a namespace in it."""
+        place = f"/proc/{self.leader}/" + (f"root/run/netns/{netns}" if netns else "ns/net")
+        return ["nsenter", f"--net={place}", "--", *words]
+
+    def inside(self, netns: str, make: Callable[[], T]) -> T:
+        """What is made in a network namespace of the root; the calling thread is there meanwhile."""
+        before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        there = os.open(f"/proc/{self.leader}/root/run/netns/{netns}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            enter(there)
+            try:
+                return make()
+            finally:
+                enter(before)
+        finally:
+            os.close(before)
+            os.close(there)
+
     def hooks(self, unit: str) -> set[tuple[str, int]]:
         """BPF programs, maps and links that a unit's processes hold."""
         return set().union(*(bpf_objects.held_by(Path(f"/proc/{each}")) for each in self.processes(unit)))
+
+
+def enter(namespace: int) -> None:
+    """Have the calling thread in a network namespace.
+
+    Raises
+    ------
+    OSError
+        If it may not be there.
+    """
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def _line(status: str, name: str) -> str:
+    """A line of a process's status, with its end."""
+    return next(line for line in status.splitlines(keepends=True) if line.startswith(f"{name}:"))
 
 
 def loaded() -> set[tuple[str, int]]:

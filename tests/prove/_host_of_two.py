@@ -26,6 +26,10 @@ _POLICY = """\
 version: 1
 manage: {destinations: [10.78.0.0/24]}
 rules:
+  - name: leave-silent-rail
+    when: {signal: silence, missed: 3}
+    then: {drain: {}}
+    return: {dwell: 2s, retry_after: 10s, steps: [1.0], step: 500ms}
   - name: leave-congested-rail
     when: {signal: queueing_delay, quantile: p50, above: 500ms, for: 1s, clear_below: 100ms}
     then: {shift: {share: 0}}
@@ -37,12 +41,11 @@ CONFIGURATION = {  # by file
     "near": _PEER.format(name="near", ours="10.78.0.1"),
     "far": _PEER.format(name="far", ours="10.79.0.1"),
 }
-# near has two rails, and addresses behind them; far has one cable.
+# near has addresses behind two rails, each a router of its own; far has one cable.
 _NETWORK = """\
 set -e
-ip netns add near
-ip netns add far
-for cable in near:rail1:10.77.1 near:rail2:10.77.2 far:cable:10.79.0; do
+for name in near far r1 r2; do ip netns add $name; done
+for cable in r1:rail1:10.77.1 r2:rail2:10.77.2 far:cable:10.79.0; do
     IFS=: read -r peer name net <<<"$cable"
     ip link add $name type veth peer name $name netns $peer
     ip address add $net.1/24 dev $name
@@ -51,6 +54,17 @@ for cable in near:rail1:10.77.1 near:rail2:10.77.2 far:cable:10.79.0; do
     ip -n $peer link set $name up
     ip -n $peer link set lo up
 done
+for rail in 1 2; do
+    ip -n r$rail link add near type veth peer name rail$rail netns near
+    ip -n r$rail address add 10.77.1$rail.1/24 dev near
+    ip -n r$rail link set dev near up
+    ip -n near address add 10.77.1$rail.2/24 dev rail$rail
+    ip -n near link set rail$rail up
+    ip netns exec r$rail bash -c 'echo 1 >/proc/sys/net/ipv4/ip_forward'
+    ip -n r$rail route add 10.78.0.1 via 10.77.$rail.1
+    for address in 2 3; do ip -n r$rail route add 10.78.0.$address via 10.77.1$rail.2; done
+done
+echo 1 >/proc/sys/net/ipv4/fib_multipath_hash_policy
 ip address add 10.78.0.1/32 dev lo
 ip nexthop add id 1 via 10.77.1.2 dev rail1
 ip nexthop add id 2 via 10.77.2.2 dev rail2
@@ -59,8 +73,17 @@ ip route add 10.78.0.2 nhid 10 src 10.78.0.1
 ip route add 10.78.0.3 nhid 10 src 10.78.0.1
 ip -n near address add 10.78.0.2/32 dev lo
 ip -n near address add 10.78.0.3/32 dev lo
-ip -n near route add 10.78.0.1 src 10.78.0.2 nexthop via 10.77.1.1 nexthop via 10.77.2.1
+ip -n near route add 10.78.0.1 src 10.78.0.2 nexthop via 10.77.11.1 nexthop via 10.77.12.1
 """
+
+
+# What comes from here into a rail is lost without a word; the way back is whole.
+SILENT = ("rule", "{verb}", "pref", "10", "iif", "rail1", "blackhole")
+
+
+def silence(machine: Machine, verb: str) -> None:
+    """Let the first rail lose what comes from here (`add`), or no more (`delete`)."""
+    machine.run("ip", "-n", "r1", *(word.format(verb=verb) for word in SILENT))
 
 
 def network(machine: Machine) -> dict[str, object]:

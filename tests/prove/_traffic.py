@@ -3,7 +3,7 @@
 Run inside a host: `_traffic.py receive PORT` or `_traffic.py send ADDRESS PORT`. A datagram leaves each ms from
 unconnected sockets, so that the kernel looks its route up anew; one connection lives all the time and carries a byte
 string each 10 ms; each 50 ms another connection is made and closed. SIGTERM ends either, which then prints its counts
-as one JSON object. `Traffic` is both of them on a lab.
+as one JSON object. `Traffic` is both of them. A connection that is not made at once holds nothing else up.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import errno
 import itertools
 import json
 import os
+import select
 import selectors
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pytools.lab import Host, Lab
 
@@ -31,15 +33,33 @@ _PERIOD_S: Final = 0.001
 _EVERY: Final = 10  # periods between writes to the connection that lives
 _CONNECT_EVERY: Final = 50
 _NO_ROUTE: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
+Starter = Callable[[Sequence[str]], "subprocess.Popen[str]"]
 
 
 class Traffic:
-    """A sender on one host of a lab and a receiver on another."""
+    """Both of them.
 
-    def __init__(self, lab: Lab, sender: Host, receiver: Host) -> None:
-        self._receiver = _start(lab, receiver, "receive", str(PORT))
-        self._sender = _start(lab, sender, "send", receiver.service, str(PORT))
+    Parameters
+    ----------
+    send_from, receive_at : callable
+        Start this program with these words at either end; its standard output is read.
+    address : str
+        Of the receiver.
+    """
+
+    def __init__(self, send_from: Starter, receive_at: Starter, address: str) -> None:
+        self._receiver = _ready(receive_at([sys.executable, __file__, "receive", str(PORT)]))
+        self._sender = _ready(send_from([sys.executable, __file__, "send", address, str(PORT)]))
         self._no_routes_before = no_routes(self._sender.pid)
+
+    @classmethod
+    def between(cls, lab: Lab, sender: Host, receiver: Host) -> Self:
+        """From one host of a lab to another."""
+
+        def at(host: Host) -> Starter:
+            return lambda words: lab.start(host, words, stdout=subprocess.PIPE)
+
+        return cls(at(sender), at(receiver), receiver.service)
 
     def stop(self) -> dict[str, Any]:
         """End both; their counts, and how many packets the sender's kernel had no route for."""
@@ -54,8 +74,7 @@ def no_routes(pid: int) -> int:
     return int(dict(zip(*rows, strict=True))["OutNoRoutes"])
 
 
-def _start(lab: Lab, host: Host, *words: str) -> subprocess.Popen[str]:
-    process = lab.start(host, [sys.executable, __file__, *words], stdout=subprocess.PIPE)
+def _ready(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     return process
 
@@ -77,29 +96,36 @@ def send(address: str, port: int) -> dict[str, Any]:
     stream = socket.create_connection((address, port))
     stream.setblocking(False)
     broken = ""
+    under_way: list[socket.socket] = []
     print("ready", flush=True)
     began = time.monotonic()
-    with contextlib.suppress(_EndedError):
-        for number in itertools.count():
-            time.sleep(max(0.0, began + number * _PERIOD_S - time.monotonic()))
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))  # between two datagrams: all are counted
+    for number in itertools.count():
+        if ended:
+            break
+        time.sleep(max(0.0, began + number * _PERIOD_S - time.monotonic()))
+        try:
+            udp[number % _SOCKETS].sendto(number.to_bytes(8, "little"), (address, port))
+            sent += 1
+        except OSError as error:
+            refused[f"udp {os.strerror(error.errno or 0)}"] += 1
+        if number % _EVERY == 0 and not broken:
             try:
-                udp[number % _SOCKETS].sendto(number.to_bytes(8, "little"), (address, port))
-                sent += 1
+                stream_bytes += stream.send(bytes(200))
+            except BlockingIOError:
+                pass
             except OSError as error:
-                refused[f"udp {os.strerror(error.errno or 0)}"] += 1
-            if number % _EVERY == 0 and not broken:
-                try:
-                    stream_bytes += stream.send(bytes(200))
-                except BlockingIOError:
-                    pass
-                except OSError as error:
-                    broken = str(error)
-            if number % _CONNECT_EVERY == 0:
-                try:
-                    with socket.create_connection((address, port), timeout=5):
-                        connections += 1
-                except OSError as error:
-                    refused[f"tcp {os.strerror(error.errno) if error.errno else error}"] += 1
+                broken = str(error)
+        if number % _CONNECT_EVERY == 0:
+            try:
+                under_way.append(_connecting(address, port))
+            except OSError as error:
+                refused[f"tcp {os.strerror(error.errno or 0)}"] += 1
+            for code in _ended(under_way):
+                connections += code == 0
+                if code:
+                    refused[f"tcp {os.strerror(code)}"] += 1
     with contextlib.suppress(OSError):
         stream.close()
     words = {os.strerror(number) for number in _NO_ROUTE}
@@ -111,6 +137,31 @@ def send(address: str, port: int) -> dict[str, Any]:
         "no_route": sum(count for word, count in refused.items() if word.partition(" ")[2] in words),
         "other_errors": {word: count for word, count in refused.items() if word.partition(" ")[2] not in words},
     }
+
+
+def _connecting(address: str, port: int) -> socket.socket:
+    """Begin to make a connection."""
+    made = socket.socket()
+    made.setblocking(False)
+    code = made.connect_ex((address, port))
+    if code not in (0, errno.EINPROGRESS):
+        made.close()
+        raise OSError(code, os.strerror(code))
+    return made
+
+
+def _ended(under_way: list[socket.socket]) -> list[int]:
+    """Close those of these connections that are made, or will not be; the error of each, 0 for none."""
+    poll = select.poll()
+    for each in under_way:
+        poll.register(each, select.POLLOUT)
+    ready = {fd for fd, _ in poll.poll(0)}
+    done = [each for each in under_way if each.fileno() in ready]
+    codes = [each.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for each in done]
+    for each in done:
+        under_way.remove(each)
+        each.close()
+    return codes
 
 
 def receive(port: int) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """Proof: whoever of controller and guardian is killed, whenever, routes end as they began or as the policy says.
 
-    python tests/prove/kill_steering.py [--kills 100] [--seed N] [--pins-every 12]
+    python tests/prove/kill_steering.py [--kills 100] [--seed N] [--pins-every 12] [--stolen 0]
 
-Two hosts of a lab; congestion, made up by a stand-in for the agent, comes and goes on either rail, so that acts are
-under way all the time. SIGKILL takes the controller, the guardian, or both, at random instants, half of them within
-milliseconds after an act was noted. Then a successor starts, at once or late, or `swerve steer off` does. UDP and TCP
-run all the while, and `ip monitor` writes down each route and each group that is changed: nobody else's may be. Now
-and then the controller has rules that pin flows, and so a kernel program. Prints JSON Lines: one per kill, then the
-verdict; exits with 1 unless all of it holds. Run as root, from the checkout.
+Two hosts of a lab with real agents, each steered; either rail falls silent, or slow, and is whole again, so that acts
+are under way all the time. On the first host SIGKILL takes the controller, the guardian, or both, at random instants,
+half of them within milliseconds after an act was noted. Then a successor starts, at once or late, or `swerve steer off`
+does. UDP and TCP run all the while, and `ip monitor` writes down each route and each group that is changed: nobody
+else's may be. Now and then the controller has rules that pin flows, and so a kernel program. The last `--stolen` kills
+happen under CPU steal (bench/_steal.py). A datagram may be lost in a rail, by its fault, and nowhere else; none goes
+into a silent rail that had been left when a controller was killed, until its successor is in charge. Prints JSON Lines:
+one per kill, then the verdict; exits with 1 unless all of it holds. Run as root, from the checkout.
 """
 
 from __future__ import annotations
@@ -22,18 +24,19 @@ import re
 import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests"), str(Path(__file__).resolve().parent)]
 
 import bpf_objects  # noqa: E402
 import steering_kit as kit  # noqa: E402
 import support  # noqa: E402
+from _faults import SILENT, Faults, RailCounts  # noqa: E402
+from _steal import steal  # noqa: E402
+from _steered_host import SteeredHost, start_agents, until  # noqa: E402
 from _traffic import Traffic  # noqa: E402
 
 from pytools.kernel.leftovers import is_our_rule  # noqa: E402
@@ -44,13 +47,16 @@ from steering.plan import Weights, weights_of  # noqa: E402
 
 LONGEST_ACT_S: Final = 0.006  # from its intent to its last entry
 LONGEST_IDLE_S: Final = 0.8
-LATEST_S: Final = 20.0
 TAKEOVER_S: Final = 6.0  # a successor that takes longer is killed
 POLICY: Final = f"""\
 version: 1
 manage: {{destinations: [10.9.0.0/16]}}
 safety: {{lease: {kit.LEASE_S:g}s, takeover: {TAKEOVER_S:g}s, stale_after: 500ms, baseline_after: 2s}}
 rules:
+  - name: leave-silent-rail
+    when: {{signal: silence, missed: 3}}
+    then: {{drain: {{}}}}
+    return: {{dwell: 60ms, max_dwell: 60ms, retry_after: 100ms, steps: [0.1, 0.5, 1.0], step: 40ms}}
   - name: leave-congested-rail
     when: {{signal: queueing_delay, quantile: p50, above: 5ms, for: 40ms, clear_below: 1ms}}
     then: {{shift: {{share: 0}}}}
@@ -64,50 +70,26 @@ PINS: Final = """\
 STEERED: Final[Weights] = ((kit.SECOND_HOP, 1),)
 
 
-class Congestion:
-    """Comes and goes on either rail of a fake agent, until told to stay as it is."""
-
-    def __init__(self, agent: kit.FakeAgent, seed: int) -> None:
-        self._agent, self._chance = agent, random.Random(seed)
-        self._lock, self._end = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._end.wait(self._chance.uniform(0.05, 0.4)):
-            with self._lock:
-                for rail in (1, 2):
-                    self._agent.queueing_ns[rail] = self._chance.choice((0, 0, 20 * kit.MS))
-
-    @contextlib.contextmanager
-    def held(self, first_rail_ns: int) -> Iterator[None]:
-        """Keep it on the first rail, or off."""
-        with self._lock:
-            self._agent.queueing_ns.update({1: first_rail_ns, 2: 0})
-            yield
-
-    def close(self) -> None:
-        self._end.set()
-        self._thread.join()
-
-
 class Proof:
     """A host that is steered, and whoever is killed on it."""
 
-    def __init__(self, netns: str, policies: dict[bool, Path], seed: int, pins_every: int) -> None:
+    def __init__(self, lab: Lab, policies: dict[bool, Path], log: Path, seed: int, pins_every: int) -> None:
         self._chance = random.Random(seed)
+        netns = lab.hosts[0].netns
         self._host, self._policies, self._pins_every = kit.Host(netns), policies, pins_every
-        self._folder = journal.directory(netns)
-        self._file = self._folder / journal.FILE
+        self.steered = SteeredHost(lab, lab.hosts[0], log)
+        self._file = self.steered.folder / journal.FILE
         self._started = 0
-        self._guardian: int | None = None
-        self.controller: kit.Controller | None = None
+        self.runs = False  # whether a controller does
         self.programs: set[int] = set()  # kernel programs that a controller of ours held
         self.first_routes = self.routes()
         self._stack = contextlib.ExitStack()
         self._netlink = self._stack.enter_context(Netlink(netns))
-        self.agent = self._stack.enter_context(contextlib.closing(kit.FakeAgent(netns)))
-        self.congestion = self._stack.enter_context(contextlib.closing(Congestion(self.agent, seed)))
+        self.rails = self._stack.enter_context(contextlib.closing(RailCounts(lab)))
+        self.faults = Faults(lab, seed)
+        self.start()
+        self.faults.start()
+        self._stack.callback(self.faults.close)
 
     def close(self) -> None:
         self._stack.close()
@@ -132,42 +114,49 @@ class Proof:
 
     # ---- living and dying ----
 
-    def start(self) -> None:
-        """A controller that steers, with its guardian."""
+    def start(self) -> float:
+        """A controller that steers, with its guardian; how long until it is in charge, in ms."""
+        began = time.monotonic()
         self._started += 1
-        self.agent.states.clear()
         pins = self._started % self._pins_every == 0
-        self.controller = kit.Controller(self._host, self._policies[pins], "--apply")
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._end_controller)
-            support.wait_until(lambda: len(self.agent.states) == 2, LATEST_S, "the controller speaks of both paths")
-            self._guardian = support.wait_until(self.controller.guardian, LATEST_S, "it has a guardian")
-            undo.pop_all()
+        self.steered.start(self._policies[pins])
+        self.runs = True
+        self.steered.wait_in_charge()
+        took_ms = (time.monotonic() - began) * 1e3
+        until(lambda: len(self.steered.states()) == 2, "the controller speaks of both paths")
         if pins:
-            self.programs |= _programs_of(self.controller.process.pid)
+            self.programs |= _programs_of(self.pid)
+        return took_ms
 
-    def _end_controller(self) -> None:
-        assert self.controller is not None
-        if self.controller.process.poll() is None:
-            self.controller.kill()
-        _, errors = self.controller.process.communicate(timeout=LATEST_S)
-        self.controller.errors = errors
+    @property
+    def pid(self) -> int:
+        """The controller's process number."""
+        assert self.steered.controller is not None
+        return self.steered.controller.pid
 
     def stop(self) -> None:
         """End in order."""
-        if self.controller is not None:
-            assert self.controller.end(signal.SIGTERM) == 0, self.controller.errors
-            self.controller = None
+        if self.runs:
+            self.runs = False
+            code = self.steered.stop()
+            assert code in (0, 130), f"exit code {code}: {self.steered.said()}"
+            until(self.steered.lock_is_free, "the guardian has gone")
 
     def round(self) -> dict[str, Any]:
         """One kill, and all that follows from it."""
-        if self.controller is None:
+        if not self.runs:
             self.start()
-        assert self.controller is not None
         victim = self._chance.choices(("controller", "guardian", "both"), (50, 30, 20))[0]
+        if victim == "controller" and self._chance.random() < 0.3:  # beside a rail that has been left for its silence
+            with self.faults.held({1: SILENT, 2: ""}):
+                until(lambda: self.weights() == STEERED, "the silent rail is left")
+                return self._kill(victim)
         self._await_the_instant()
-        pid = self.controller.process.pid
-        guardians = [self.controller.guardian()] if victim != "controller" else []
+        return self._kill(victim)
+
+    def _kill(self, victim: str) -> dict[str, Any]:
+        pid = self.pid
+        guardians = [self.steered.guardian()] if victim != "controller" else []
         gap_s = self._chance.choice((0.0, self._chance.uniform(0, 0.05)))
         order = [pid] if victim != "guardian" else []
         for each in guardians:
@@ -177,12 +166,13 @@ class Proof:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
         killed = time.monotonic()
-        told = {"victim": victim, "in_force": self.in_force()}
+        told: dict[str, Any] = {"victim": victim, "in_force": self.in_force()}
         if victim == "guardian":
-            told |= self._after_guardian(guardians[0])
-        else:
-            told |= self._after_controller(killed, victim)
-        return told
+            return told | self._after_guardian(guardians[0])
+        self.runs = False
+        if victim == "controller" and self._chance.random() < 0.5:
+            return told | self._succeeded(killed)
+        return told | self._after_controller(killed, victim)
 
     def _await_the_instant(self) -> None:
         """Any moment, or within an act."""
@@ -198,25 +188,39 @@ class Proof:
 
     def _after_guardian(self, dead: int | None) -> dict[str, Any]:
         """The controller goes on, with another guardian, and its weights are in force."""
-        controller = self.controller
-        assert controller is not None
-        support.wait_until(lambda: controller.guardian() not in (dead, None), LATEST_S, "there is another guardian")
-        assert controller.process.poll() is None, "the controller outlives its guardian"
+        until(lambda: self.steered.guardian() not in (dead, None), "there is another guardian")
+        assert self.steered.controller is not None and self.steered.controller.poll() is None, (
+            "it outlives its guardian"
+        )
         return {"ended": "as the policy says"}
 
+    def _succeeded(self, killed: float) -> dict[str, Any]:
+        """A successor at once; what is in force stays as it is until it is in charge."""
+        with self.faults.held():
+            out = {10 + rail for rail, fault in self.faults.now.items() if fault == SILENT}
+            out -= {hop for hop, _ in self.weights()}
+            before = self.rails.came()
+            self.steered.start(self._policies[False])
+            self.runs = True
+            self.steered.wait_in_charge()
+            in_charge_ms = (time.monotonic() - killed) * 1e3
+            into_dead = sum(count - before[rail] for rail, count in self.rails.came().items() if 10 + rail in out)
+        until(lambda: len(self.steered.states()) == 2, "the controller speaks of both paths")
+        return {
+            "ended": "as the policy says",
+            "by": "successor",
+            "taken_over": "a successor has taken over" in self.steered.said(),
+            "in_charge_ms": round(in_charge_ms),
+            "rails_left": len(out),
+            "into_left_rail": into_dead,
+        }
+
     def _after_controller(self, killed: float, victim: str) -> dict[str, Any]:
-        controller, self.controller = self.controller, None
-        assert controller is not None
-        if victim == "controller" and self._chance.random() < 0.5:
-            self.start()
-            _, errors = controller.process.communicate(timeout=LATEST_S)  # its guardian has gone
-            taken_over = "a successor has taken over" in errors
-            return {"ended": "as the policy says", "by": "successor", "taken_over": taken_over}
+        """Nobody at once: the guardian keeps, and undoes; or nobody is left, until somebody comes."""
         if victim == "controller":
-            support.wait_until(lambda: not self.in_force(), LATEST_S, "our rule is gone", every_s=0.0005)
+            until(lambda: not self.in_force(), "our rule is gone", every_s=0.0005)
         restored_ms = (time.monotonic() - killed) * 1e3
-        controller.process.communicate(timeout=LATEST_S)
-        support.wait_until(controller.lock_is_free, LATEST_S, "the guardian has gone", every_s=0.005)
+        until(self.steered.lock_is_free, "the guardian has gone", every_s=0.005)
         left = self.in_force()
         if victim == "controller" or not left:
             assert not left and self.weights() == kit.ORIGINAL
@@ -235,13 +239,13 @@ class Proof:
         assert now == self.first_routes, f"routes differ: {_difference(self.first_routes, now)}"
 
     def follows_the_policy(self) -> None:
-        """The weights are those that steady congestion, then none, asks for."""
-        if self.controller is None:
+        """The weights are those that a rail that stays silent, then none, asks for."""
+        if not self.runs:
             self.start()
-        for queueing_ns, wanted in ((20 * kit.MS, STEERED), (0, kit.ORIGINAL)):
-            with self.congestion.held(queueing_ns):
-                support.wait_until(lambda w=wanted: self.weights() == w, LATEST_S, f"the weights are {wanted}")
-        self.programs |= _programs_of(self.controller.process.pid) if self.controller else set()
+        for faults, wanted in (({1: SILENT, 2: ""}, STEERED), ({1: "", 2: ""}, kit.ORIGINAL)):
+            with self.faults.held(faults):
+                until(lambda w=wanted: self.weights() == w, f"the weights are {wanted}")
+        self.programs |= _programs_of(self.pid)
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
@@ -294,6 +298,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--stolen", type=int, default=0, help="so many of the kills, the last ones, under CPU steal")
     parser.add_argument("--pins-every", type=int, default=12, help="every Nth controller has a kernel program")
     wanted = parser.parse_args()
     began = time.monotonic()
@@ -306,32 +311,41 @@ def main() -> int:
             file.chmod(0o600)
         done: list[dict[str, Any]] = []
         news = Path(folder, "monitor")
-        with Lab.up(f"kills{os.getpid()}", hosts=2, rails=2) as lab, news.open("w") as out:
+        log = Path(folder, "log")
+        with Lab.up(f"kills{os.getpid()}", hosts=2, rails=2) as lab, news.open("w") as out, log.open("a") as agents:
             first, second = lab.hosts
+            start_agents(lab, agents)
+            other = SteeredHost(lab, second, Path(folder, "other"))
+            other.start(policies[False])
+            other.wait_in_charge()
             command = ["ip", "-rcvbuf", str(8 << 20), "monitor", "nexthop", "route"]
             monitor = lab.start(first, command, stdout=out, stderr=out)
-            traffic = Traffic(lab, first, second)
-            proof = Proof(first.netns, policies, wanted.seed, wanted.pins_every)
-            with contextlib.closing(proof):
-                try:
+            proof = Proof(lab, policies, log, wanted.seed, wanted.pins_every)
+            traffic = Traffic.between(lab, first, second)
+            try:
+                with contextlib.closing(proof), contextlib.ExitStack() as stolen:
                     for number in range(1, wanted.kills + 1):
+                        if number == wanted.kills - wanted.stolen + 1:
+                            stolen.enter_context(steal(wanted.seed))
                         told = proof.round()
                         done.append(told)
                         print(json.dumps({"proof": "kill_steering", "kill": number, **told}), flush=True)
                         if number % 10 == 0:
                             proof.follows_the_policy()
-                finally:
-                    if proof.controller is not None and sys.exc_info()[0] is not None:
-                        proof.controller.kill()
-                proof.stop()
-                as_it_began = proof.routes() == proof.first_routes
-                rules_left = proof.in_force()
-                entries = collections.Counter(
-                    entry.kind for entry in journal.read(journal.directory(first.netns) / journal.FILE).entries
-                )
-            monitor_lived = monitor.poll() is None
-            monitor.terminate()
-            counts = traffic.stop()
+                    proof.stop()
+                    proof.faults.close()
+                    monitor_lived = monitor.poll() is None
+                    monitor.terminate()
+                    counts = traffic.stop()
+                    came, out_of = sum(proof.rails.came().values()), sum(proof.rails.left().values())
+                    as_it_began = proof.routes() == proof.first_routes
+                    rules_left = proof.in_force()
+            except BaseException:
+                sys.stderr.write(log.read_text()[-8000:])
+                raise
+            file = journal.directory(first.netns) / journal.FILE
+            entries = collections.Counter(entry.kind for entry in journal.read(file).entries)
+            other.stop()
         left = _processes_of(folder)
         seen = watched(news)
     programs_left = _programs_left(proof.programs)
@@ -344,9 +358,14 @@ def main() -> int:
         "left_to_a_successor": sum(each.get("left", 0) for each in done),
         "seed": wanted.seed,
         "acts": entries["applied"],
+        "faults": proof.faults.made,
+        "in_charge_max_ms": max((each["in_charge_ms"] for each in done if "in_charge_ms" in each), default=None),
+        "rails_left_at_a_kill": sum(each.get("rails_left", 0) for each in done),
+        "into_left_rail": sum(each.get("into_left_rail", 0) for each in done),
         "restored_max_ms": max((each["restored_ms"] for each in done if "restored_ms" in each), default=None),
         **counts,
-        "datagrams_lost": counts["datagrams"] - counts["datagrams_received"],
+        "lost_in_rails": came - out_of,
+        "lost_elsewhere": counts["datagrams"] - counts["datagrams_received"] - (came - out_of),
         **seen,
         "routes_as_they_began": as_it_began,
         "rules_left": rules_left,
@@ -365,7 +384,7 @@ def main() -> int:
             verdict[name]
             for name in (
                 *("no_route", "kernel_no_route", "other_errors", "changes_seen", "deleted", "news_missed"),
-                *("rules_left", "processes_left", "programs_left"),
+                *("rules_left", "processes_left", "programs_left", "into_left_rail", "lost_elsewhere"),
             )
         )
     )

@@ -6,18 +6,21 @@ Builds the package unless one is named, installs it in a fresh Debian 12, boots 
 (_booted.py), and lays three cables in there to two peers. Then, with `systemctl` alone: the agent becomes active and
 has the rights that its unit says and no others, reloads without losing a sample, is started anew by the watchdog after
 it was stopped short; the controller runs dry, then drains a rail, which stays drained when it is killed and when it is
-restarted, and is put back when it is stopped; the metrics are served; the journal has levels and fields; and after
+restarted, and is put back when it is stopped; the same with a rail that is silent, under a stream of datagrams of which
+only the fault may lose any; the metrics are served; the journal has levels and fields; and after
 `systemctl stop` nothing is left. Prints
 JSON Lines, one per part; exits with 1 if one fails. Run as root, from the checkout.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +29,9 @@ from pathlib import Path
 import _booted
 from _booted import Machine, booted, until
 from _clean_root import Proof, apt, bootstrap, install, main, tail
-from _host_of_two import CONFIGURATION, RELOADED, inventory, measured, network, said_of, steering, weights
+from _host_of_two import CONFIGURATION, RELOADED, inventory, measured, network, said_of, silence, steering, weights
+from _taps import Tap
+from _traffic import Starter, Traffic
 
 AGENT, STEER, METRICS = UNITS = ("swerve-agent.service", "swerve-steer.service", "swerve-metrics.service")
 CAPABILITIES = {"cap_net_admin": 12, "cap_net_raw": 13, "cap_perfmon": 38, "cap_bpf": 39}
@@ -61,23 +66,34 @@ def starts(machine: Machine) -> dict[str, object]:
         "WatchdogTimestamp",
     )
     shown = machine.show(AGENT, *names, "UnitFileState", "NRestarts")
-    (process,) = machine.processes(AGENT)
-    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    main, processes = machine.main_process(AGENT), machine.processes(AGENT)
+    statuses = {each: status_of(each) for each in processes}
+    status = statuses[main]
     sets = {name: status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
+    helpers = {status_of(each)["Name"]: statuses[each] for each in processes if each != main}
     wanted = sum(1 << bit for bit in CAPABILITIES.values())
     user = machine.run("id", "-u", "swerve")
     return {
         "ok": shown["ActiveState"] == "active"
         and shown["UnitFileState"] == "enabled"
         and shown["WatchdogTimestamp"] != ""
-        and set(status["Uid"].split()) == {user}
-        and {int(each, 16) for each in sets.values()} == {wanted}
-        and (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2"),
+        and set(helpers) == {"swerve-pacer"}
+        and all(set(each["Uid"].split()) == {user} for each in statuses.values())
+        and not any(int(each[name], 16) & ~wanted for each in helpers.values() for name in sets)
+        and all((each["NoNewPrivs"], each["Seccomp"]) == ("1", "2") for each in statuses.values())
+        and {int(each, 16) for each in sets.values()} == {wanted},
         "ready_s": round(seconds, 2),
         **shown,
         **sets,
         "uid": status["Uid"].split()[1],
+        "helpers": {name: each["CapEff"] for name, each in helpers.items()},
     }
+
+
+def status_of(process: int) -> dict[str, str]:
+    """What the kernel says of a process."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return {name: words.strip() for name, _, words in (line.partition(":") for line in lines)}
 
 
 def answers(machine: Machine) -> dict[str, object]:
@@ -192,13 +208,80 @@ def applies(machine: Machine) -> dict[str, object]:
     }
 
 
+def in_trouble(machine: Machine) -> dict[str, object]:
+    """A rail is silent and left: a restart and a kill lose nothing, what ends for good is undone at once."""
+    before = weights(machine)
+
+    def left(wanted: dict[str, int]) -> bool:
+        status = steering(machine)
+        return bool(status) and status["guarded"] and weights(machine) == wanted
+
+    with contextlib.ExitStack() as stack:
+        into, out_of = (
+            stack.enter_context(contextlib.closing(machine.inside("r1", lambda name=name: Tap(name))))
+            for name in ("rail1", "near")
+        )
+        traffic = Traffic(starter(machine, ""), starter(machine, "near"), "10.78.0.2")
+        machine.run("systemctl", "start", STEER)
+        until(lambda: steering(machine), 30, "the controller answers")
+        machine.run("swerve", "steer", "undrain", "rail1")  # an order outlives its controller
+        until(lambda: left(before), 30, "the controller steers")
+        silence(machine, "add")
+        stack.callback(silence, machine, "delete")
+        until(lambda: left({"rail2": 1}), 30, "the silent rail is left")
+        entered, took, lasted = into.passed(), {}, {}
+        for name, words in (("restart", ("restart",)), ("kill", ("kill", "--signal=KILL", "--kill-whom=main"))):
+            began, pid = time.monotonic(), machine.show(STEER, "MainPID")["MainPID"]
+            machine.run("systemctl", *words, STEER)
+
+            def another(pid: str = pid) -> bool:
+                found = steering(machine)
+                return bool(found) and found["pid"] != int(pid) and found["guarded"]
+
+            until(another, 30, "the next controller answers")
+            took[name] = round(time.monotonic() - began, 1)
+            lasted[name] = weights(machine)
+        entered = into.passed() - entered
+        began = time.monotonic()
+        machine.run("systemctl", "stop", STEER)
+        stopped = round(time.monotonic() - began, 1)
+        undone = weights(machine)
+        kept = [line for line in machine.run("ip", "rule").splitlines() if "proto 201" in line]
+        counts = traffic.stop()
+        dropped = into.passed() - out_of.passed()
+    lost = counts["datagrams"] - counts["datagrams_received"]
+    return {
+        "ok": entered == 0
+        and lost == dropped > 0
+        and set(map(str, lasted.values())) == {"{'rail2': 1}"}
+        and undone == before
+        and not kept
+        and not machine.processes(STEER)
+        and not counts["stream_broken"]
+        and not counts["kernel_no_route"],
+        "taken_over_s": took,
+        "into_the_left_rail": entered,
+        "datagrams": counts["datagrams"],
+        "lost": lost,
+        "lost_by_the_fault": dropped,
+        "stopped_in_s": stopped,
+        "undone": undone,
+        "rules": kept,
+    }
+
+
+def starter(machine: Machine, netns: str) -> Starter:
+    """Starts a program of the checkout in the root's network, or in that of a namespace there."""
+    return lambda words: subprocess.Popen(machine.command(words, netns), stdout=subprocess.PIPE, text=True)
+
+
 def metrics(machine: Machine) -> dict[str, object]:
     """Served to who asks on this host, by a process without any capability, and with a user of its own."""
     machine.run("systemctl", "start", METRICS)
     found = until(lambda: re.findall(r"^swerve_path_\w+\{.*", page(machine), re.MULTILINE), 20, "figures of paths")
-    (process,) = machine.processes(METRICS)
+    process = machine.main_process(METRICS)
     (effective,) = re.findall(r"CapEff:\t(\w+)", Path(f"/proc/{process}/status").read_text())
-    own_user = os.stat(f"/proc/{process}").st_uid != os.stat(f"/proc/{machine.processes(AGENT)[0]}").st_uid
+    own_user = os.stat(f"/proc/{process}").st_uid != os.stat(f"/proc/{machine.main_process(AGENT)}").st_uid
     return {
         "ok": int(effective, 16) == 0 and own_user,
         "own_user": own_user,
@@ -225,16 +308,17 @@ def exposure(machine: Machine) -> dict[str, object]:
 def watchdog(machine: Machine) -> dict[str, object]:
     """An agent that is stopped short falls silent, is killed, and another one measures."""
     before = machine.show(AGENT, "MainPID")
-    (process,) = machine.processes(AGENT)
+    former = machine.processes(AGENT)
     began = time.monotonic()
-    os.kill(process, signal.SIGSTOP)
+    os.kill(machine.main_process(AGENT), signal.SIGSTOP)
     until(lambda: machine.show(AGENT, "NRestarts")["NRestarts"] == "1", 60, "the watchdog has it started anew")
     until(lambda: machine.show(AGENT, "ActiveState")["ActiveState"] == "active", 30, "it is active")
     seconds = time.monotonic() - began
     after = machine.show(AGENT, "MainPID", "NRestarts", "ActiveState")
     until(lambda: measured(machine, {"near", "far", "third"}), 30, "every path is measured")
     said = machine.run("journalctl", "--unit", AGENT, "--output=cat", "--no-pager")
-    ok = after["MainPID"] != before["MainPID"] and "Watchdog timeout" in said
+    left = set(former) & set(machine.processes(AGENT))
+    ok = after["MainPID"] != before["MainPID"] and "Watchdog timeout" in said and not left
     return {"ok": ok, "active_again_s": round(seconds, 1), **after}
 
 
@@ -266,7 +350,7 @@ def leaves_nothing(machine: Machine, before: set[str]) -> dict[str, object]:
     }
 
 
-PARTS = (starts, answers, reloads, journal, dry_run, applies, metrics, exposure, watchdog)
+PARTS = (starts, answers, reloads, journal, dry_run, applies, in_trouble, metrics, exposure, watchdog)
 
 
 def inside(proof: Proof, root: Path, without: Sequence[str]) -> int:
