@@ -17,10 +17,10 @@ from typing import Any, Final
 from _agents import start_agent, wait_measured
 from steering_kit import guardians
 
-from pytools import places
-from pytools.bus import Client
+from pytools import directories
+from pytools.ipc.bus import Client
 from pytools.kernel.leftovers import is_our_rule
-from pytools.kernel.netlink import Netlink
+from pytools.kernel.netlink.routing import Netlink
 from pytools.lab import Host, Lab
 from pytools.signals import PathState
 from steering.acting import journal
@@ -60,7 +60,7 @@ class SteeredHost:
 
     def __init__(self, lab: Lab, host: Host, log: Path) -> None:
         self.lab, self.host, self.log = lab, host, log
-        self.folder = places.state_dir(host.netns)
+        self.folder = directories.state_dir(host.netns)
         self.controller: subprocess.Popen[str] | None = None
         self._log_at = 0
 
@@ -97,7 +97,10 @@ class SteeredHost:
         """The state of every path, by rail, as told within this time."""
         found: dict[int, str] = {}
         deadline = time.monotonic() + seconds
-        with contextlib.suppress(Exception), Client(places.agent_socket(self.host.netns), {"path_state"}) as client:
+        with (
+            contextlib.suppress(Exception),
+            Client(directories.agent_socket(self.host.netns), {"path_state"}) as client,
+        ):
             while len(found) < len(self.lab.rails) and (left := deadline - time.monotonic()) > 0:
                 each = client.next(left)
                 if isinstance(each, PathState):

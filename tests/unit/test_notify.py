@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytools.agent.heartbeat import Heartbeat, Standing
-from pytools.notify import Manager
+from pytools.agent.notify import Manager
 
 
 class Listener:
