@@ -154,6 +154,8 @@ struct swerve_probe {
 struct swerve_probe_requests {
 	u64 last_ns;
 	u64 count;
+	u64 ours_ns;	/* when the last one of a swerve came in; 0: none did */
+	s64 transit_ns; /* our stamp of that one minus the peer's */
 };
 
 /* Per-CPU counters of probe.c, by index. Names in user space are these, in lower case, without the prefix. */

@@ -101,11 +101,13 @@ class PathDelay(Signal, frozen=True, kw_only=True, tag="path_delay"):
     lost: int  # timed out in this window
     duplicates: int
     reordered: int
-    # Unanswered although a later probe to the same peer over another path is answered: the peer lives, this path waits
-    # or loses. Half of the probes of this window have waited at least overtaken_p50_ns, there and back together; None
-    # when fewer than half were overtaken.
+    # Unanswered although a later probe to the same peer over another path is answered, and no later one of its own:
+    # the peer lives, this path waits or loses. Half of the probes of this window have waited at least overtaken_p50_ns,
+    # there and back together; None when fewer than half were overtaken, or they may be lost. And at least
+    # overtaken_forward_p50_ns on the way there; None when the directions cannot be told apart.
     overtaken: int = 0
     overtaken_p50_ns: int | None = None
+    overtaken_forward_p50_ns: int | None = None
     # Smallest forward minus smallest reverse delay: what the two directions differ by when nothing waits.
     asymmetry_ns: int | None = None
     asymmetry_bound_ns: int | None = None

@@ -316,8 +316,9 @@ static __always_inline int answer(struct __sk_buff *skb, struct udp_packet *pack
 static __always_inline int reflect(struct __sk_buff *skb, struct udp_packet *packet, u64 now)
 {
 	struct swerve_ecn_key key = { .remote = packet->source, .ifindex = skb->ifindex };
-	struct swerve_probe_requests first = {}, *seen;
+	struct swerve_probe_requests first = { .last_ns = now, .count = 1 }, *seen;
 	struct swerve_probe_peer *peer;
+	struct stamp_base *base;
 
 	if (!is_local(skb, packet))
 		return TC_ACT_UNSPEC;
@@ -338,9 +339,12 @@ static __always_inline int reflect(struct __sk_buff *skb, struct udp_packet *pac
 	if (seen) {
 		seen->last_ns = now;
 		seen->count++;
+		if (has_tlv(packet)) {
+			base = base_of(packet);
+			seen->transit_ns = stamping_clock(now) - joined(&base->at, base->error);
+			seen->ours_ns = now;
+		}
 	} else {
-		first.last_ns = now;
-		first.count = 1;
 		probe_requests.update(&key, &first);
 	}
 	return answer(skb, packet, peer, now);

@@ -7,7 +7,6 @@ grows with the age of the minimum. What it is compared with is the base delay (b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -25,7 +24,6 @@ STAMP_BOUND_NS: Final = 100  # reading one clock in a kernel hook, on whichever 
 FOREIGN_BOUND_NS: Final = 1_000_000  # a stamp of a reflector that takes it in user space
 DRIFT_PPM: Final = 50  # a free-running oscillator against true time
 _NS_A_DRIFTED_NS: Final = 1_000_000 // (2 * DRIFT_PPM)  # of two against each other
-_BY_CHANCE: Final = 1e-5
 _PERCENT: Final = np.array([0, 50, 99])[:, None, None]
 _NONE: Final = np.array(None)
 _DRIFTING_NS: Final = 10_000_000_000  # what is longer is no delay, and its drift would not fit a float
@@ -139,48 +137,6 @@ def summarise(samples: Samples, base: BaseDelays, rows: Rows, begin_ns: int, now
     ranked = nearest_rank(ordered, counts, _PERCENT)
     delays_ns = np.concatenate([ranked[:, :2], last[None, :2]])
     return Figures(counts[:2], delays_ns, base.at(rows, now_ns), ranked[0, 2])
-
-
-def half_waited(
-    paths: Rows, leads_ns: Times, answered: NDArray[np.int64], rows: Rows, loss: NDArray[np.float64]
-) -> tuple[Times, Times]:
-    """How many probes of each path were overtaken, and what at least half of its probes have waited.
-
-    The answered ones are all taken to have waited less, so the figure errs on the low side. A probe that is lost has
-    not waited: where so many may have been lost by chance, nothing is said.
-
-    Parameters
-    ----------
-    paths : ndarray of int, shape (n,)
-        Path of each overtaken probe.
-    leads_ns : ndarray of int64, shape (n,)
-        By how much it was overtaken: it has waited at least so long.
-    answered : ndarray of int64, shape (rows,)
-        How many probes of each row were answered in the window.
-    rows : ndarray of int, shape (rows,)
-        The paths asked for.
-    loss : ndarray of float, shape (rows,)
-        How large the share of probes that are lost at random may be, above 0.
-
-    Returns
-    -------
-    overtaken, waited_ns : ndarray of int64, shape (rows,)
-        `waited_ns` is MISSING where fewer than half were overtaken, or as many would be lost by chance more often than
-        once in 10^5 such windows.
-    """
-    counts, waited = np.zeros(len(rows), np.int64), np.full(len(rows), MISSING)
-    for place in np.isin(rows, paths).nonzero()[0] if len(paths) else ():
-        leads = np.sort(leads_ns[paths == rows[place]])
-        counts[place] = len(leads)
-        rank = (len(leads) + answered[place] + 1) // 2 - answered[place]
-        if rank > 0 and _chance(len(leads), len(leads) + int(answered[place]), float(loss[place])) <= _BY_CHANCE:
-            waited[place] = leads[rank - 1]
-    return counts, waited
-
-
-def _chance(lost: int, sent: int, share: float) -> float:
-    """How likely so many at least of these are lost, each independently with this probability."""
-    return sum(math.comb(sent, each) * share**each * (1.0 - share) ** (sent - each) for each in range(lost, sent + 1))
 
 
 class Published(NamedTuple):

@@ -122,16 +122,20 @@ def _queueing(leaf: QueueingDelay, facts: Facts, stale_after: int, limits: Limit
     if signal is None:
         return nothing("no delay was measured")
     lives = _lives(signal.window_ns, stale_after)
-    if signal.overtaken_p50_ns is not None:
-        # Neither clear nor a value: a lower bound, of both directions together, from probes that are still under way.
-        verdict = _between(signal.overtaken_p50_ns > limits.above, False)
-        counts = signal.overtaken, signal.forward.samples
-        said = _overtaken, signal.overtaken_p50_ns, *counts
-        half = _half(sum(counts))
-        return Measurement(signal.at_ns, lives, verdict, said, limits.said, samples=half, window_ns=signal.window_ns)
-    delay = signal.forward
+    delay, counts = signal.forward, (signal.overtaken, signal.forward.samples)
     value = {"p50": delay.queueing_p50_ns, "p99": delay.queueing_p99_ns, "last": delay.queueing_last_ns}[leaf.quantile]
-    return _delay("queueing delay", leaf, signal, value, delay.queueing_bound_ns, lives, limits)
+    answered = _delay("queueing delay", leaf, signal, value, delay.queueing_bound_ns, lives, limits)
+    both, there = signal.overtaken_p50_ns, signal.overtaken_forward_p50_ns
+    if there is not None and there > limits.above:
+        half = _half(sum(counts))
+        said = _overtaken, there, *counts
+        return Measurement(
+            signal.at_ns, lives, Verdict.BAD, said, limits.said, samples=half, window_ns=signal.window_ns
+        )
+    if both is None or answered.verdict is Verdict.BAD:
+        return answered
+    # Neither clear nor a value: probes are still under way, and it is not known that they wait on the way there.
+    return Measurement(signal.at_ns, lives, Verdict.BETWEEN, (_either_way, both, *counts), window_ns=signal.window_ns)
 
 
 def _one_way(leaf: OneWayDelay, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
@@ -182,6 +186,11 @@ def _value(what: str, quantile: str, value: int, bound: int) -> str:
 def _overtaken(waited: int, overtaken: int, answered: int) -> str:
     late = f"{overtaken} probes overtaken by other paths, {answered} answered"
     return f"queueing delay at least {duration_text(waited)}: {late}"
+
+
+def _either_way(waited: int, overtaken: int, answered: int) -> str:
+    late = f"{overtaken} probes overtaken by other paths, {answered} answered"
+    return f"queueing there and back together at least {duration_text(waited)}, which way is not known: {late}"
 
 
 def _loss(leaf: Loss, facts: Facts, stale_after: int, limits: Limits) -> Measurement:

@@ -132,7 +132,7 @@ class Stage:
             and signal.path.destination == destination
             and signal.path.interface == f"rail{BAD_RAIL}"
             and signal.at_ns >= onset_ns
-            and max(signal.forward.queueing_last_ns or 0, signal.overtaken_p50_ns or 0) > self._threshold_ns
+            and max(signal.forward.queueing_last_ns or 0, signal.overtaken_forward_p50_ns or 0) > self._threshold_ns
         ]
         return min(times, default=None)
 

@@ -133,7 +133,7 @@ def place_of(path: Path) -> Place:
 
 def _queued(signal: PathDelay) -> bool | None:
     """Whether a queue stands; None when the signal does not say."""
-    if signal.overtaken_p50_ns is not None and signal.overtaken_p50_ns > QUEUE_NS:
+    if signal.overtaken_forward_p50_ns is not None and signal.overtaken_forward_p50_ns > QUEUE_NS:
         return True
     delay = signal.forward
     if not delay.samples or delay.queueing_p50_ns is None or delay.queueing_bound_ns is None:

@@ -85,7 +85,7 @@ class Verdicts(AgentListener[Heard]):
                 self._live[signal.path] = signal
                 told.append(signal)
             elif isinstance(signal, PathDelay):
-                if max(signal.forward.queueing_p50_ns or 0, signal.overtaken_p50_ns or 0) > CONGESTED_NS:
+                if max(signal.forward.queueing_p50_ns or 0, signal.overtaken_forward_p50_ns or 0) > CONGESTED_NS:
                     self._heard.congested.append(Congested(signal.at_ns, signal.path))
             elif isinstance(signal, PathState) and signal.host == signal.path.source:
                 self._states[signal.path] = signal

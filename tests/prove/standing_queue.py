@@ -182,6 +182,7 @@ def run(made: Steered, case: str, seconds: float) -> dict[str, Any]:
         "back_s": round(back_s, 2) if back else None,
         "limit_s": limit_s,
         "acts_after": len([act for act in after if act.outcome == "applied"]),
+        "others_because": [f"{act.host}: {act.because}" for act in others],
     }
     line["proven"] = (
         line["left"] == len(hosts) and not returned and len(others) <= 1 and back and back_s <= limit_s and bool(queue)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pytools.config import Peer, Probe, Windows
 from pytools.estimators import delays as d
+from pytools.estimators import overtaken
 from pytools.estimators.offsets import SIGMAS, UNBOUNDED_NS, Offset
 from pytools.estimators.windows import MISSING
 from pytools.signals import DELAY_BOUNDS_NS, Path, PathDelay
@@ -25,7 +26,7 @@ from pytools.sources.probing.measurements import (
 from pytools.sources.probing.paths import PinnedPath
 
 END_NS = 50_000_000_000
-NONE_OVERTAKEN = (np.zeros(0, np.intp), np.zeros(0, np.int64))
+NONE_OVERTAKEN = overtaken.NONE
 ONE = np.array([0])
 
 

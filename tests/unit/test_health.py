@@ -683,10 +683,13 @@ def test_a_path_left_for_silence_returns_by_the_dwell_of_the_queue_that_showed_w
     assert watched.now - began > 20 * SECOND
 
 
+WAITED = ("overtaken_p50_ns", "overtaken_forward_p50_ns")
+
+
 def test_probes_that_were_overtaken_on_a_dead_path_are_no_queue():
     watched = died(Watched(dead_first()))
     watched.now += STEP
-    signal = replace(measured(path(), watched.now), overtaken=6, overtaken_p50_ns=60 * MS)
+    signal = replace(measured(path(), watched.now), overtaken=6, **dict.fromkeys(WAITED, 60 * MS))
     seen = replace(facts(signal), liveness=kit.liveness(path(), watched.now, answered_run=2))
     watched.health = health.observe(watched.policy, watched.health, seen, watched.now)
     assert watched.health.also == frozenset()

@@ -354,7 +354,12 @@ def test_samples_are_counted_without_a_break(between):
 
 def test_overtaken_probes_are_samples():
     def late(overtaken):
-        signal = replace(measured(A, T0, None, received=0), overtaken=overtaken, overtaken_p50_ns=9 * MS)
+        signal = replace(
+            measured(A, T0, None, received=0),
+            overtaken=overtaken,
+            overtaken_p50_ns=9 * MS,
+            overtaken_forward_p50_ns=9 * MS,
+        )
         return verdict_of(COUNTED.replace("QUANTILE", "p50"), signal)
 
     assert (late(4), late(5)) == (PENDING, BAD)
@@ -577,6 +582,7 @@ def any_facts(draw: st.DrawFn) -> Facts:
         received=draw(NUMBERS),
         lost=draw(NUMBERS),
         overtaken_p50_ns=draw(st.none() | NUMBERS),
+        overtaken_forward_p50_ns=draw(st.none() | NUMBERS),
     )
     alive = [
         kit.liveness(

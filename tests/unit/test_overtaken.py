@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytools.estimators.delays import half_waited
+from pytools.estimators.overtaken import half_waited, waiting
 from pytools.estimators.windows import MISSING
 from pytools.signals import Delay, Path, PathDelay
 from pytools.sources.probing.sessions import latest_of_others
@@ -38,29 +38,18 @@ def test_latest_of_others_is_what_a_plain_loop_finds(sessions: list[tuple[int, i
 
 
 @pytest.mark.parametrize(
-    ("leads", "answered", "loss", "expected"),
+    ("leads", "answered", "expected"),
     [
-        ([30, 10, 20], 0, 0.005, 20),
-        ([30, 10, 20], 2, 0.005, 10),  # five probes: the median is the lowest of the three that waited
-        ([30, 10, 20], 3, 0.005, MISSING),  # six probes: the lower median was answered
-        ([30], 0, 0.005, MISSING),  # one lost probe says nothing
-        ([30, 10], 0, 0.005, MISSING),  # nor do two: once in 40,000 windows
-        ([30, 10, 20], 2, 0.01, 10),  # three of five are lost once in 100,000 windows
-        ([30, 10, 20], 2, 0.011, MISSING),
-        ([30, 10, 20], 2, 0.13, MISSING),
-        (list(range(10, 90, 10)), 2, 0.13, 30),
-        ([], 0, 0.005, MISSING),
+        ([30, 10, 20], 0, 20),
+        ([30, 10, 20], 2, 10),  # five probes: the median is the lowest of the three that waited
+        ([30, 10, 20], 3, MISSING),  # six probes: the lower median was answered
+        (list(range(10, 90, 10)), 2, 30),
+        ([], 0, MISSING),
     ],
 )
-def test_half_of_the_probes_have_waited_at_least_so_long_unless_they_may_be_lost(
-    leads: list[int], answered: int, loss: float, expected: int
-) -> None:
+def test_half_of_the_probes_have_waited_at_least_so_long(leads: list[int], answered: int, expected: int) -> None:
     counts, waited = half_waited(
-        np.full(len(leads), 5, np.intp),
-        np.array(leads, np.int64),
-        np.array([answered, 0]),
-        np.array([5, 6]),
-        np.full(2, loss),
+        np.full(len(leads), 5, np.intp), np.array(leads, np.int64), np.array([answered, 0]), np.array([5, 6])
     )
     assert counts.tolist() == [len(leads), 0]
     assert waited.tolist() == [expected, MISSING]
@@ -69,17 +58,29 @@ def test_half_of_the_probes_have_waited_at_least_so_long_unless_they_may_be_lost
 @given(st.lists(st.integers(1, 10**9), min_size=2, max_size=9), st.lists(st.integers(0, 10**9), max_size=9))
 def test_the_figure_never_exceeds_the_median_of_all(leads: list[int], answered: list[int]) -> None:
     _, waited = half_waited(
-        np.zeros(len(leads), np.intp),
-        np.array(leads),
-        np.array([len(answered)]),
-        np.array([0], np.intp),
-        np.array([0.005]),
+        np.zeros(len(leads), np.intp), np.array(leads), np.array([len(answered)]), np.array([0], np.intp)
     )
     everything = sorted(leads + answered)
     assert waited[0] <= everything[(len(everything) - 1) // 2]
 
 
-def signal(overtaken_p50_ns: int | None, forward: Delay) -> PathDelay:
+@pytest.mark.parametrize(
+    ("run", "loss", "late", "waits"),
+    [
+        (2, 0.005, True, False),  # once in 40,000 times
+        (3, 0.005, True, True),
+        (3, 0.005, False, False),  # no answer was late: loss may have begun
+        (16, 0.005, False, False),
+        (17, 0.005, False, True),
+        (17, 0.75, False, False),  # the other paths lose as much
+        (41, 0.75, False, True),
+    ],
+)
+def test_probes_in_a_row_wait_unless_they_may_be_lost(run: int, loss: float, late: bool, waits: bool) -> None:
+    assert waiting(np.array([run]), np.array([loss]), np.array([late])).tolist() == [waits]
+
+
+def signal(overtaken_p50_ns: int | None, there_ns: int | None, forward: Delay) -> PathDelay:
     return PathDelay(
         host="a",
         at_ns=1,
@@ -98,6 +99,7 @@ def signal(overtaken_p50_ns: int | None, forward: Delay) -> PathDelay:
         reordered=0,
         overtaken=0 if overtaken_p50_ns is None else 3,
         overtaken_p50_ns=overtaken_p50_ns,
+        overtaken_forward_p50_ns=there_ns,
     )
 
 
@@ -107,17 +109,28 @@ CONDITION = QueueingDelay.model_validate(
 QUIET = Delay(3, queueing_p50_ns=1000, queueing_p99_ns=1000, queueing_last_ns=1000, queueing_bound_ns=400)
 
 
+SLOW = Delay(3, queueing_p50_ns=9 * MS, queueing_p99_ns=9 * MS, queueing_last_ns=9 * MS, queueing_bound_ns=400)
+
+
 @pytest.mark.parametrize(
-    ("overtaken_p50_ns", "forward", "verdict"),
+    ("overtaken_p50_ns", "there_ns", "forward", "verdict"),
     [
-        (20 * MS, Delay(0), Verdict.BAD),
-        (20 * MS, QUIET, Verdict.BAD),
-        (4 * MS, Delay(0), Verdict.BETWEEN),
-        (1000, QUIET, Verdict.BETWEEN),  # a lower bound never clears a path
-        (None, Delay(0), Verdict.NONE),  # silence alone is no congestion
-        (None, QUIET, Verdict.CLEAR),
+        (20 * MS, 20 * MS, Delay(0), Verdict.BAD),
+        (20 * MS, 20 * MS, QUIET, Verdict.BAD),
+        (20 * MS, None, QUIET, Verdict.BETWEEN),  # which way is not known
+        (20 * MS, 0, QUIET, Verdict.BETWEEN),  # on the way back
+        (20 * MS, 4 * MS, Delay(0), Verdict.BETWEEN),
+        (20 * MS, None, SLOW, Verdict.BAD),  # the answered ones were measured on the way there
+        (4 * MS, 4 * MS, Delay(0), Verdict.BETWEEN),
+        (1000, 1000, QUIET, Verdict.BETWEEN),  # a lower bound never clears a path
+        (None, None, Delay(0), Verdict.NONE),  # silence alone is no congestion
+        (None, None, QUIET, Verdict.CLEAR),
     ],
 )
-def test_overtaken_probes_count_as_waiting(overtaken_p50_ns: int | None, forward: Delay, verdict: Verdict) -> None:
-    told = signal(overtaken_p50_ns, forward)
-    assert judge(CONDITION, Facts(told.path, delay=told), (), told.at_ns)[0].verdict is verdict
+def test_overtaken_probes_count_as_waiting_on_the_way_there_alone(
+    overtaken_p50_ns: int | None, there_ns: int | None, forward: Delay, verdict: Verdict
+) -> None:
+    told = signal(overtaken_p50_ns, there_ns, forward)
+    reading = judge(CONDITION, Facts(told.path, delay=told), (), told.at_ns)[0]
+    assert reading.verdict is verdict
+    assert ("which way is not known" in reading.text) == (verdict is Verdict.BETWEEN)

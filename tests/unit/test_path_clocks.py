@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytools.config import Peer, Probe, Windows
+from pytools.estimators import overtaken
 from pytools.estimators.delays import STAMP_BOUND_NS, corrected
 from pytools.estimators.offsets import SIGMAS, Offset
 from pytools.signals import Path, PathDelay
@@ -229,8 +230,7 @@ class Measured:
 
     def told(self) -> PathDelay:
         """What the long window says."""
-        none = (np.zeros(0, np.intp), np.zeros(0, np.int64))
-        (signal,) = self.all.signals(self.all.long, self.now_ns, 0, False, none)
+        (signal,) = self.all.signals(self.all.long, self.now_ns, 0, False, overtaken.NONE)
         return signal
 
 

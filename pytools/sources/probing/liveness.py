@@ -102,13 +102,15 @@ class Liveness:
     ----------
     missed : ndarray of int64
         By path index, as of the latest `look`.
+    request_keys : dict
+        By path index, the peer's address (IPv4-mapped) and our interface.
     """
 
     def __init__(self, interval_ns: int) -> None:
         self._interval_ns = interval_ns
         self._log = SendLog(max(_LEAST_LOGGED, _LOGGED_NS // interval_ns))
         self._paths: dict[int, Path] = {}
-        self._request_keys: dict[int, tuple[bytes, int]] = {}
+        self.request_keys: dict[int, tuple[bytes, int]] = {}
         self._requests: Mapping[tuple[bytes, int], int] = {}
         self.any_silent = False
         self._allocate(0)
@@ -158,7 +160,7 @@ class Liveness:
         self._peers[:] = 0
         for index, path in self._paths.items():
             self._peers[index] = peers[path.destination]
-        self._request_keys = {
+        self.request_keys = {
             pinned.index: (udp.mapped(pinned.path.address).tobytes(), pinned.ifindex) for pinned in paths
         }
 
@@ -344,7 +346,7 @@ class Liveness:
             answered_run=0 if missed else min(int(self._run[index]), MOST_RUN),
             silent_ns=now_ns - since_ns if missed else 0,
             last_answer_ns=int(self._arrived_ns[index]) or None,
-            last_request_ns=self._requests.get(self._request_keys[index]),
+            last_request_ns=self._requests.get(self.request_keys[index]),
             interval_ns=self._interval_ns,
             answered_sent_ns=int(self._answered_sent_ns[index]) or None,
             limit=limit,

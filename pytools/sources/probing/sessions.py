@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pytools.config import Clocks, Probe
 from pytools.errors import UsageError
+from pytools.estimators.overtaken import NONE, Overtaken, may_be_lost
 from pytools.estimators.windows import MISSING, power_of_two
 from pytools.sources.probing.measurements import LOST, Measurements
 
@@ -28,9 +29,6 @@ LEAST_TICKS: Final = 4
 EXTRA_TICKS: Final = 24  # between the others, so far apart, when a peer keeps us waiting
 EXTRA_EVERY_NS: Final = 2_000_000
 HURRY_EVERY_NS: Final = 500_000_000  # at most
-
-_NO_PATHS: Final = np.zeros(0, np.intp)
-_NO_TIMES: Final = np.zeros(0, np.int64)
 
 Result = tuple[int, int, int | None, int | None, bool]  # sequence number, sent, forward, reverse, whether it is extra
 
@@ -147,28 +145,53 @@ class Sessions:
         waiting: NDArray[np.intp] = (self._state[:used].reshape(-1) == OUTSTANDING).nonzero()[0]
         return waiting
 
-    def overtaken(self, since_ns: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    def overtaken(self, since_ns: int) -> Overtaken:
         """Probes sent since then, unanswered although a later one to the same peer by another path is answered.
 
         Such a probe has been delayed, both ways together, by at least the time between the two sends more than the
         other; and that neither we nor the peer are asleep, the other shows.
-
-        Returns
-        -------
-        paths : ndarray of int, shape (n,)
-            Path index of each.
-        leads_ns : ndarray of int64, shape (n,)
-            How much later the latest that was answered had been sent.
         """
         waiting = self._waiting()
-        sent_ns = self._sent_ns.take(waiting)
-        recent = (sent_ns >= since_ns) & (sent_ns < self._answered_ns.max(initial=0))
-        if not np.count_nonzero(recent):
-            return _NO_PATHS, _NO_TIMES
-        rows = waiting[recent] // self._slots
-        leads = latest_of_others(self._answered_ns, self._peer, self._probe.flows)[rows] - sent_ns[recent]
+        sent_ns, rows = self._sent_ns.take(waiting), waiting // self._slots
+        # What a later one of its session has passed is lost.
+        last = (sent_ns < self._answered_ns.max(initial=0)) & (sent_ns > self._answered_ns.take(rows))
+        if not np.count_nonzero(last & (sent_ns >= since_ns)):
+            return NONE
+        waiting, sent_ns, rows = waiting[last], sent_ns[last], rows[last]
+        flows = self._probe.flows
+        leads = latest_of_others(self._answered_ns, self._peer, flows)[rows] - sent_ns
         ahead = leads > 0
-        return rows[ahead] // self._probe.flows, leads[ahead]
+        waiting, sent_ns, rows, leads = waiting[ahead], sent_ns[ahead], rows[ahead], leads[ahead]
+        paths = rows // flows
+        # Of several at once one counts.
+        alone = np.isin(self._part.take(waiting), (SINGLE, EXTRA))
+        runs = np.bincount(paths[alone], minlength=len(self._next_seq) // flows)
+        losses = np.zeros(len(runs))
+        for path in np.unique(paths).tolist():
+            losses[path] = self._may_be_lost(path, since_ns, int(sent_ns[paths == path].min()))
+        recent = sent_ns >= since_ns
+        return Overtaken(paths[recent], sent_ns[recent], leads[recent], runs, losses)
+
+    def _may_be_lost(self, path: int, since_ns: int, silent_since_ns: int) -> float:
+        """How large the share of lost probes may be, see `Overtaken.losses`."""
+        flows = self._probe.flows
+        own = np.arange(path * flows, (path + 1) * flows)
+        others = np.setdiff1d((self._peer == self._peer[own[0]]).nonzero()[0], own)
+        passed, _ = self._fates(own, since_ns)
+        mine = (0, 0)
+        if len(passed):
+            lost, answered = self._fates(own, int(passed.min()))
+            mine = len(lost), len(answered)
+        lost, answered = self._fates(others, silent_since_ns)
+        return max(may_be_lost(*mine), may_be_lost(len(lost), len(answered)))
+
+    def _fates(self, rows: NDArray[np.intp], since_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """When the probes of some sessions left that a later one has passed, and those that were answered."""
+        state, sent_ns = self._state[rows], self._sent_ns[rows]
+        chosen = (sent_ns >= since_ns) & np.isin(self._part[rows], (SINGLE, EXTRA))
+        answered = (state == ANSWERED) | (state == LATE)
+        passed = ((state == OUTSTANDING) | (state == TIMED_OUT)) & (sent_ns < self._answered_ns[rows, None])
+        return sent_ns[chosen & passed], sent_ns[chosen & answered]
 
     def pairs(self, path: int, since_ns: int) -> Pairs:
         """The coded pairs of a path that were sent since then, oldest first."""

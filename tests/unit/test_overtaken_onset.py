@@ -1,0 +1,169 @@
+"""Where loss or a queue begins: what the short window says of unanswered probes, against packets of a known fate.
+
+Two paths to one peer, probed every 20 ms, and every 2 ms for a moment once an answer is overdue, as the mesh does; the
+peer does the same. Packets of one direction of a path keep their order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from pytools.config import Peer, Probe, Windows
+from pytools.signals import Path, PathDelay
+from pytools.sources.probing.measurements import Measurements
+from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.program import Requests
+from pytools.sources.probing.sessions import ANSWERED, EXTRA, OUTSTANDING, SINGLE, Sessions
+
+MS = 1_000_000
+EVERY_NS, EXTRA_NS, EXTRA_TICKS, LOOK_NS = 20 * MS, 2 * MS, 24, 4 * MS
+ONSET_NS, END_NS = 1_000 * MS, 1_400 * MS
+ROUTE_NS = 50_000
+ABOVE_NS = 5 * MS
+THERE, BACK = 0, 1
+
+
+def nothing(_: int) -> int:
+    return 0
+
+
+@dataclass
+class World:
+    """Both paths: the queue of each path and direction by time, and the share of packets that each loses."""
+
+    queues: dict[tuple[int, int], Callable[[int], int]] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    peer_probes: bool = True
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        probe = Probe()
+        self.measured = Measurements("h1", Windows(), probe)
+        self.sessions = Sessions(probe, None, self.measured)
+        ways = [Path("h1", "h2", "10.9.0.2", f"10.{number}.1.1", f"rail{number}") for number in (1, 2)]
+        paths = [
+            PinnedPath(number, path, Peer("h2", path.address), 4, 100 + number, "10.9.0.1", None, False)
+            for number, path in enumerate(ways)
+        ]
+        self.measured.set_paths(paths, 0)
+        self.sessions._peer[:2] = 0
+        self.sent = [0, 0]
+        self.busy_ns: dict[tuple[int, int, bool], int] = {}
+        self.answers: list[tuple[int, int, int, int, int]] = []  # arrival, path, slot, when sent, forward delay
+        self.requests: list[tuple[int, int, int]] = []  # arrival, path, transit
+
+    def passes(self, path: int, way: int, at_ns: int, request: bool = False) -> int | None:
+        """When a packet arrives; None: it is lost."""
+        began = at_ns >= ONSET_NS
+        if began and self.chance.random() < self.losses.get(path, 0.0):
+            return None
+        wait = self.queues.get((path, way), nothing)(at_ns) if began else 0
+        jitter = int(self.chance.expovariate(1 / 2_000))
+        arrival = max(at_ns + ROUTE_NS // 2 + wait + jitter, self.busy_ns.get((path, way, request), 0))
+        self.busy_ns[path, way, request] = arrival
+        return arrival
+
+    def send(self, at_ns: int, extra: bool) -> None:
+        for path in (0, 1):
+            slot = self.sent[path]
+            self.sent[path] += 1
+            table = self.sessions
+            table._state[path, slot], table._seq[path, slot] = OUTSTANDING, slot
+            table._sent_ns[path, slot], table._part[path, slot] = at_ns, EXTRA if extra else SINGLE
+            there = self.passes(path, THERE, at_ns)
+            back = None if there is None else self.passes(path, BACK, there)
+            if there is not None and back is not None:
+                self.answers.append((back, path, slot, at_ns, there - at_ns))
+            if self.peer_probes:
+                came = self.passes(path, BACK, at_ns + MS, True)
+                if came is not None:
+                    self.requests.append((came, path, came - at_ns - MS))
+
+    def hear(self, now_ns: int) -> None:
+        known = {}
+        for came, path, transit in sorted(each for each in self.requests if each[0] <= now_ns):
+            known[self.measured.liveness.request_keys[path]] = Requests(came, 1, came, transit)
+        self.measured.requested(known, 0)
+        arrived = sorted(each for each in self.answers if each[0] <= now_ns)
+        self.answers = [each for each in self.answers if each[0] > now_ns]
+        for back, path, slot, sent_ns, there in arrived:
+            where, table = np.array([path]), self.sessions
+            table._state[path, slot] = ANSWERED
+            table._answered_ns[path] = max(table._answered_ns[path], sent_ns)
+            stamps, at = np.array([[there], [back - sent_ns - there]]), np.array([[sent_ns], [back]])
+            self.measured.add(where, stamps, at, np.array([back]))
+
+    def run(self) -> list[PathDelay]:
+        """What is told of the first path from the onset on."""
+        told: list[PathDelay] = []
+        steady, extra = list(range(0, END_NS, EVERY_NS)), list[int]()
+        self.sessions._oldest_ns = 0
+        for now_ns in range(0, END_NS, EXTRA_NS):
+            if now_ns in steady:
+                self.send(now_ns, False)
+            elif extra and extra[0] <= now_ns:
+                extra.pop(0)
+                self.send(now_ns, True)
+            if now_ns % LOOK_NS:
+                continue
+            self.hear(now_ns)
+            if now_ns < ONSET_NS:
+                continue
+            overdue = self.sessions._sent_ns[:2][self.sessions._state[:2] == OUTSTANDING]
+            begun = not extra and now_ns - ONSET_NS < EVERY_NS + 12 * MS
+            if begun and (overdue < now_ns - 10 * MS).any():
+                extra = [now_ns + number * EXTRA_NS for number in range(1, EXTRA_TICKS + 1)]
+            window = self.measured.short
+            found = self.sessions.overtaken(now_ns - window.length_ns)
+            signals = self.measured.signals(window, now_ns, 0, False, found)
+            told.append(next(signal for signal in signals if signal.path.interface == "rail1"))
+        return told
+
+
+def called_ns(told: list[PathDelay]) -> int | None:
+    """When so many probes were told to have waited on the way there, after the onset."""
+    for signal in told:
+        if (signal.overtaken_forward_p50_ns or 0) > ABOVE_NS or (signal.forward.queueing_p50_ns or 0) > ABOVE_NS:
+            return signal.at_ns - ONSET_NS
+    return None
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+@pytest.mark.parametrize("paths", [(0, 1), (0,)], ids=["all", "one"])
+def test_where_loss_begins_no_queue_is_told(share: float, paths: tuple[int, ...]) -> None:
+    called = sum(
+        called_ns(World(losses=dict.fromkeys(paths, share), seed=seed).run()) is not None for seed in range(40)
+    )
+    assert called <= (1 if paths == (0,) and share == 0.5 else 0)
+
+
+@pytest.mark.parametrize("queue_ms", [10, 65, 256])
+@pytest.mark.parametrize("grows", [False, True], ids=["at_once", "grows"])
+def test_a_queue_is_told_long_before_its_first_answer(queue_ms: int, grows: bool) -> None:
+    def queue(at_ns: int) -> int:
+        return min((at_ns - ONSET_NS) // 2, queue_ms * MS) if grows else queue_ms * MS
+
+    for seed in range(10):
+        found = called_ns(World({(0, THERE): queue}, seed=seed).run())
+        assert found is not None and found <= 100 * MS
+
+
+@pytest.mark.parametrize("queue_ms", [17, 65, 256])
+@pytest.mark.parametrize("peer_probes", [True, False])
+def test_a_queue_on_the_way_back_is_never_told_of_the_way_there(queue_ms: int, peer_probes: bool) -> None:
+    for seed in range(10):
+        told = World({(0, BACK): lambda _: queue_ms * MS}, peer_probes=peer_probes, seed=seed).run()
+        assert called_ns(told) is None
+        assert any(signal.overtaken for signal in told), "probes were overtaken"
+
+
+def test_without_requests_of_the_peer_the_ways_cannot_be_told_apart() -> None:
+    told = World({(0, THERE): lambda _: 256 * MS}, peer_probes=False).run()
+    assert all(signal.overtaken_forward_p50_ns is None for signal in told)
+    assert any((signal.overtaken_p50_ns or 0) > ABOVE_NS for signal in told)
