@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytools import log
-from pytools.agent.notify import Manager
 from pytools.log import Level
+from pytools.notify import Manager
 
 _LOOK_NS: Final = 1_000_000_000
 

@@ -22,7 +22,6 @@ from pytools import directories, log
 from pytools.agent import reload as agent_reload
 from pytools.agent.heartbeat import Heartbeat, Standing
 from pytools.agent.hooks import Hooks
-from pytools.agent.notify import Manager
 from pytools.agent.reload import Slot, Source
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
@@ -34,6 +33,7 @@ from pytools.kernel import low_ports, netns, priority, privileges
 from pytools.kernel.bpf import attach, loader, syscall
 from pytools.kernel.netlink.routing import Netlink
 from pytools.log import Level
+from pytools.notify import Manager
 from pytools.sources.cost import CostSource
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.links.source import LinkSource
