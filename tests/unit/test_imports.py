@@ -15,6 +15,7 @@ from support import ROOT
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.errors",),
     ("pytools.signals", "pytools.places", "pytools.yaml_text", "pytools.owner"),
+    ("pytools.figures",),
     ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.wire", "pytools.schema"),
     ("pytools.log", "pytools.notify", "pytools.streams", "pytools.accepting"),
     ("pytools.bus", "pytools.lab", "pytools.rdma_tap", "pytools.recording"),
@@ -35,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("steering.cli",),
     ("steering.demo",),
 )
-VOCABULARY = ("pytools.errors", "pytools.signals", "pytools.places")
+VOCABULARY = ("pytools.errors", "pytools.signals", "pytools.figures", "pytools.places")
 DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan", "steering.durations")
 ACTUATORS = ("steering.actuators",)
 PURE = (
