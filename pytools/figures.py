@@ -47,8 +47,8 @@ class Measure:
         What its metric is, and what the error is of.
     metric : str
         In place of `name` in the metric's.
-    holds, clears : str
-        When a rule of a policy about it holds, and is clear again; empty: the policy has it not.
+    rule, holds, clears : str
+        Of policies: what a condition about it is, when it holds, and when it is clear; empty: there is none.
     least : float
         The lowest threshold that is suggested, of shares.
     charted : str
@@ -69,6 +69,7 @@ class Measure:
     hard_error: str = ""
     error_help: str = ""
     metric: str = ""
+    rule: str = ""
     holds: str = ""
     clears: str = ""
     least: float = 0.0
@@ -159,6 +160,7 @@ ONE_WAY: Final = Measure(
     error="bound_ns",
     hard_error="hard_bound_ns",
     error_help="one-way delays",
+    rule="Bad while the one-way delay there is above a threshold by more than its error; needs compared clocks.",
     holds="the {quantile} one-way delay there is above {above} by more than its error",
     clears="that is below {below} by more than its error",
     charted="One-way delay",
@@ -175,6 +177,7 @@ QUEUEING: Final = Measure(
     error="queueing_bound_ns",
     error_help="queueing delays",
     metric="queueing_delay_window",
+    rule="Bad while the forward queueing delay of a path is above a threshold by more than its error.",
     holds="the {quantile} queueing delay is above {above} by more than its error",
     clears="that is below {below} by more than its error",
     charted="Queueing",
@@ -212,6 +215,7 @@ LOSS: Final = Measure(
     "Probes lost, of those settled in the last long window.",
     {},
     rest="received",
+    rule="Bad while the share of probes lost on a path is above a threshold.",
     holds="more than {above} of the probes are lost",
     clears="less than {below} of the probes are lost",
     least=0.2,
@@ -219,7 +223,7 @@ LOSS: Final = Measure(
 MEASURES: Final = (ONE_WAY, QUEUEING, ROUND_TRIP, ASYMMETRY, LOSS)
 OF_DIRECTIONS: Final = tuple(each for each in MEASURES if each.of_direction)
 OF_PATHS: Final = tuple(each for each in MEASURES if not each.of_direction)
-RULED: Final = tuple(each for each in MEASURES if each.holds)  # policies have conditions about them
+RULED: Final = (QUEUEING, ONE_WAY, LOSS)  # policies have conditions about them, named in this order
 BY_NAME: Final = {each.name: each for each in MEASURES}
 # What views follow over a longer time than a window.
 FOLLOWED: Final = tuple(Figure(each, part) for each in OF_DIRECTIONS for part in each.parts if part not in _NOW)
