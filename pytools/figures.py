@@ -182,6 +182,22 @@ QUEUEING: Final = Measure(
     clears="that is below {below} by more than its error",
     charted="Queueing",
 )
+JITTER: Final = Measure(
+    "jitter",
+    True,
+    "jitter",
+    "jitter",
+    "duration",
+    {"": "jitter_ns"},
+    "How much one-way delays of successive probes differ (RFC 3550), of the last long window.",
+    {"": 5},
+    error="jitter_bound_ns",
+    error_help="the jitter",
+    rule="Bad while the delays of successive probes there differ by more than a threshold, by more than its error.",
+    holds="the jitter there is above {above} by more than its error",
+    clears="that is below {below} by more than its error",
+    charted="Jitter",
+)
 ROUND_TRIP: Final = Measure(
     "round_trip_min",
     False,
@@ -220,10 +236,10 @@ LOSS: Final = Measure(
     clears="less than {below} of the probes are lost",
     least=0.2,
 )
-MEASURES: Final = (ONE_WAY, QUEUEING, ROUND_TRIP, ASYMMETRY, LOSS)
+MEASURES: Final = (ONE_WAY, QUEUEING, JITTER, ROUND_TRIP, ASYMMETRY, LOSS)
 OF_DIRECTIONS: Final = tuple(each for each in MEASURES if each.of_direction)
 OF_PATHS: Final = tuple(each for each in MEASURES if not each.of_direction)
-RULED: Final = (QUEUEING, ONE_WAY, LOSS)  # policies have conditions about them, named in this order
+RULED: Final = (QUEUEING, ONE_WAY, LOSS, JITTER)  # policies have conditions about them, named in this order
 BY_NAME: Final = {each.name: each for each in MEASURES}
 # What views follow over a longer time than a window.
 FOLLOWED: Final = tuple(Figure(each, part) for each in OF_DIRECTIONS for part in each.parts if part not in _NOW)
