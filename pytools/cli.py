@@ -91,15 +91,18 @@ def _one_of(tables: dict[str, bool]) -> str | None:
 
 @click.command(epilog="Example: swerve delay -n swerve-x-h1 -i 2")
 @click.option("--app", is_flag=True, help="Delays of application packets instead of probes: by path, then by flow.")
+@filtered()
 @common()
-def delay(options: Options, app: bool) -> None:
+def delay(options: Options, asked: Asked, app: bool) -> None:
     """One-way delays, queueing and loss of every path.
 
     Each value stands beside its error (±). A dash is what is not known: a one-way delay needs clocks that are
     synchronised, or in holdover after they were; queueing needs neither. Asymmetry is what the smallest delay there has
     more than the smallest one back.
     """
-    _frames(options, "app" if app else "delay")
+    if app and asked.sort is not None:
+        raise click.UsageError("--sort is for the table of probes: leave --app out")
+    _frames(options, "app" if app else "delay", asked)
 
 
 @click.command(epilog="Example: swerve clocks -n swerve-x-h1 --edges -i 2")

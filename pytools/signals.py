@@ -75,6 +75,8 @@ class Delay(msgspec.Struct, frozen=True, gc=False):
     queueing_bound_ns: int | None = None
     # Of long windows: queueing of each probe that was settled since the last one, below zero as zero.
     queueing_histogram: Histogram | None = None
+    jitter_ns: int | None = None  # RFC 3550, 6.4.1, of one-way delays; needs no common clock
+    jitter_bound_ns: int | None = None
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # refers to nothing that refers to it

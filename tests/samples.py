@@ -78,6 +78,8 @@ def path_delay(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathDelay:
         queueing_last_ns=300,
         queueing_bound_ns=200,
         queueing_histogram=Histogram([44, 0, 4, 2], 50_000),
+        jitter_ns=350,
+        jitter_bound_ns=210,
     )
     fields: dict[str, Any] = {
         "path": path(rail),

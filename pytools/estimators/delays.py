@@ -26,6 +26,8 @@ DRIFT_PPM: Final = 50  # a free-running oscillator against true time
 _NS_A_DRIFTED_NS: Final = 1_000_000 // (2 * DRIFT_PPM)  # of two against each other
 _PERCENT: Final = np.array([0, 50, 99])[:, None, None]
 _NONE: Final = np.array(None)
+_GAIN: Final = 1 / 16
+_WEIGHTS: Final = _GAIN * (1.0 - _GAIN) ** np.arange(1024)  # beyond, nothing counts
 _DRIFTING_NS: Final = 10_000_000_000  # what is longer is no delay, and its drift would not fit a float
 
 
@@ -115,12 +117,17 @@ class Figures:
     base : Base
         What the queueing delays are measured against.
     round_trip_min : ndarray of int64, shape (paths,)
+    jitter : ndarray of int64, shape (2, paths)
+    jitter_drift : ndarray of int64, shape (2, paths)
+        How far free clocks may have drifted between two samples of it, weighted as they are.
     """
 
     samples: NDArray[np.int64]
     delays: Times
     base: Base
     round_trip_min: Times
+    jitter: Times
+    jitter_drift: Times
 
 
 def summarise(samples: Samples, base: BaseDelays, rows: Rows, begin_ns: int, now_ns: int, at_most: int) -> Figures:
@@ -133,10 +140,49 @@ def summarise(samples: Samples, base: BaseDelays, rows: Rows, begin_ns: int, now
     at_most : int
         Look at this many of the newest samples of each row.
     """
-    ordered, counts, last = samples.since(rows, begin_ns, at_most)
+    ordered, counts, last, came = samples.since(rows, begin_ns, at_most)
     ranked = nearest_rank(ordered, counts, _PERCENT)
     delays_ns = np.concatenate([ranked[:, :2], last[None, :2]])
-    return Figures(counts[:2], delays_ns, base.at(rows, now_ns), ranked[0, 2])
+    drift_ns = -(-(now_ns - begin_ns) // _NS_A_DRIFTED_NS)
+    swing = jitter(came[:2], counts[:2])
+    weights = _GAIN / _settled(np.maximum(counts[:2] - 1, 1))  # the largest; all gaps make a window at most
+    return Figures(
+        counts[:2], delays_ns, base.at(rows, now_ns), ranked[0, 2], swing, np.ceil(weights * drift_ns).astype(np.int64)
+    )
+
+
+def jitter(came: Times, counts: NDArray[np.int64]) -> Times:
+    """How much delays of successive samples differ: J += (|D| - J) / 16 of RFC 3550, 6.4.1, over a window.
+
+    A window begins anew, so the figure is divided by what J lacks for having begun at 0: it is of the same size in
+    short windows and in long ones, where both are the same.
+
+    Parameters
+    ----------
+    came : ndarray of int64, shape (..., k)
+        As `Samples.since` gives them: the newest first.
+    counts : ndarray of int64, shape (...)
+
+    Returns
+    -------
+    ndarray of int64
+        MISSING where there are fewer than two samples.
+    """
+    width = came.shape[-1]
+    known = came != MISSING
+    if width and np.count_nonzero(known[..., 1:] > known[..., :-1]):  # gaps between samples
+        order = np.argsort(~known, axis=-1, kind="stable")
+        came, known = np.take_along_axis(came, order, -1), np.take_along_axis(known, order, -1)
+    apart = np.where(known[..., 1:], came[..., :-1] - np.where(known[..., 1:], came[..., 1:], 0), 0)
+    told = min(apart.shape[-1], len(_WEIGHTS))
+    swing = np.abs(apart[..., :told]) @ _WEIGHTS[:told]
+    pairs = np.maximum(counts - 1, 1)
+    return np.where(counts > 1, np.rint(swing / _settled(pairs)).astype(np.int64), MISSING)
+
+
+def _settled(pairs: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The share of its value that J has reached after so many differences."""
+    return np.asarray(1.0 - (1.0 - _GAIN) ** pairs, np.float64)
 
 
 class Published(NamedTuple):
@@ -183,8 +229,11 @@ def published(
     np.maximum(table[6:9], 0, out=table[6:9])
     age_ns = np.where(compared, now_ns - base.taken_ns, 0)
     table[9], known[6:] = queueing_bound(stamps, age_ns, clocks) + base.slack, compared
-    rows = zip(or_none(table.transpose(1, 2, 0), known.transpose(1, 2, 0)), queueing, strict=True)
-    forward, reverse = ([Delay(*[*row, waits]) for row, waits in zip(*each, strict=True)] for each in rows)
+    swings = or_none(figures.jitter, figures.jitter != MISSING)
+    drift = np.where(clocks.free, figures.jitter_drift, clocks.jitter_ns)
+    bounds = or_none(2 * stamps + drift, figures.jitter != MISSING)
+    rows = zip(or_none(table.transpose(1, 2, 0), known.transpose(1, 2, 0)), queueing, swings, bounds, strict=True)
+    forward, reverse = ([Delay(*row, *rest) for row, *rest in zip(*each, strict=True)] for each in rows)
     both, difference_ns = absolute[0] & absolute[1], figures.delays[0, 0] - figures.delays[0, 1]
     return Published(forward, reverse, or_none(difference_ns, both), or_none(2 * bound_ns, both))
 

@@ -121,7 +121,7 @@ class Samples:
         at = rows[:, None] * self.depth + places
         return self._flat_values().take(at, axis=-1), self.times.take(at)
 
-    def since(self, rows: Rows, begin_ns: int, at_most: int) -> tuple[Times, NDArray[np.int64], Times]:
+    def since(self, rows: Rows, begin_ns: int, at_most: int) -> tuple[Times, NDArray[np.int64], Times, Times]:
         """The samples of some rows that are not older than `begin_ns`, ascending.
 
         Parameters
@@ -136,14 +136,17 @@ class Samples:
         counts : ndarray of int64, shape (*shape, len(rows))
         last : ndarray of int64, shape (*shape, len(rows))
             The newest sample in the window, or MISSING.
+        newest_first : ndarray of int64, shape (*shape, len(rows), k)
+            In the order in which they came, MISSING what is no sample in the window.
         """
         held, times = self._last(rows, min(power_of_two(at_most), self.depth))
         inside = (times >= begin_ns) & (held != MISSING)  # an empty place has a time before all others
         counts: NDArray[np.int64] = inside.sum(axis=-1)
         last = np.where(counts > 0, _pick(held, inside.argmax(axis=-1)), MISSING)
         ordered = np.where(inside, held, NO_MINIMUM)
+        came = np.where(inside, held, MISSING)
         ordered.sort(axis=-1)
-        return ordered, counts, last
+        return ordered, counts, last, came
 
 
 def _pick(table: Times, places: NDArray[Any]) -> Times:

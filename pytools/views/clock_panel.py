@@ -9,11 +9,12 @@ from typing import Final
 
 from rich.text import Text
 
+from pytools.figures import supports_one_way
 from pytools.signals import Clock
 from pytools.views import tables
 from pytools.views.model import Model
 from pytools.views.sheet import Sheet
-from pytools.views.timing import is_silent, references, supports_one_way
+from pytools.views.timing import is_silent, references
 
 HEAD_LINES: Final = 2  # of the table: headings and rule
 _NAMED: Final = 3  # hosts called by name in one line

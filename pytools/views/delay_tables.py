@@ -5,70 +5,151 @@ One-way delays stand apart from queueing, which needs no common clock. Pure: a m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from pytools.signals import AppDelay, Delay, PathDelay, PathLiveness
+from pytools.figures import ASYMMETRY, OF_DIRECTIONS, OF_PATHS, Figure, Measure
+from pytools.signals import AppDelay, Delay, Path, PathDelay, PathLiveness
+from pytools.views.columns import Column, Listing, much, named
 from pytools.views.empty_states import no_app_delays
 from pytools.views.model import Model
 from pytools.views.sheet import Sheet
 from pytools.views.tables import UNKNOWN, bound, clock_state, duration, endpoint, offset, one_way, one_way_bound, share
-from pytools.views.timing import is_whole_path, supports_one_way
+from pytools.views.timing import is_whole_path
 
-_QUEUEING: Final = ("queueing\np50", "queueing\np99", "queueing\n±")
 _APP_FIGURES: Final = ("OWD\np50", "OWD\np90", "OWD\np99", "OWD\nmax", "OWD\n±", "queueing\np50", "queueing\np99")
 _APP_COUNTS: Final = ("sampled\njoined", "ambiguous\nunmatched")
 
 
-def delays(model: Model) -> RenderableType:
+def delays(model: Model, sort: str | None = None) -> RenderableType:
     """Both directions of every path, a line each."""
-    sheet = Sheet(
-        f"{model.host}: one-way delays{_over([delay.window_ns for delay in model.delays.values()])}",
-        ("path", "", "OWD\nmin", "OWD\np50", "OWD\np99", "OWD\n±", *_QUEUEING, "RTT min\nasymmetry", "clock\nloss"),
-        left=("", "clock\nloss"),
-        spare=("OWD\nmin", "queueing\np50", "RTT min\nasymmetry", "OWD\np50"),
-    )
-    for path, delay in sorted(model.delays.items()):
-        there, back = _direction(delay, delay.forward), _direction(delay, delay.reverse)
-        via = f"  via {path.gateway}" if path.gateway else f"  to {path.address}"
-        clock = clock_state(delay.clock)
-        sheet.add(f"{path.destination} {path.interface}", "→", *there, duration(delay.round_trip_min_ns), clock)
-        sheet.add(via, "←", *back, asymmetry(delay), _loss(delay, model.liveness.get(path)))
-    return sheet
+    listing, rows = paths(model.liveness), model.delays.values()
+    title = f"{model.host}: one-way delays{_over([row.window_ns for row in rows])}"
+    return listing.sheet(title, listing.ordered(rows, sort))
 
 
-def _direction(delay: PathDelay, one: Delay) -> tuple[str, ...]:
-    return (
-        one_way(one.owd_min_ns, delay.clock),
-        one_way(one.owd_p50_ns, delay.clock),
-        one_way(one.owd_p99_ns, delay.clock),
-        one_way_bound(one.bound_ns, delay.clock, one.owd_p99_ns),
-        duration(one.queueing_p50_ns),
-        duration(one.queueing_p99_ns),
-        bound(one.queueing_bound_ns) if one.queueing_p50_ns is not None else UNKNOWN,
+def paths(liveness: Mapping[Path, PathLiveness]) -> Listing[PathDelay]:
+    """One row per path, of two lines: there and back. It is sorted by the worse of both."""
+
+    def lost(measure: Measure, row: PathDelay) -> Text:
+        return _share(measure, row, liveness.get(row.path))
+
+    shares = [each for each in OF_PATHS if each.unit == "share"]
+    cells: list[_Cell] = [
+        *((each.heading, functools.partial(_of_path, each), each) for each in OF_PATHS if each not in shares),
+        ("clock", lambda row: clock_state(row.clock), None),
+        *((each.heading, functools.partial(lost, each), each) for each in shares),
+    ]
+    return Listing(
+        (
+            Column("path", _ends, {"path": named(lambda row: str(row.path))}),
+            Column("", lambda _row: "→\n←", left=True),
+            *(column for each in OF_DIRECTIONS for column in _of_direction(each)),
+            *(_pair(cells[place : place + 2]) for place in range(0, len(cells), 2)),
+        ),
+        lambda row: msgspec.structs.astuple(row.path),
     )
+
+
+_Cell = tuple[str, Callable[[PathDelay], Text], Measure | None]
+
+
+def _ends(row: PathDelay) -> str:
+    path = row.path
+    via = f"  via {path.gateway}" if path.gateway else f"  to {path.address}"
+    return f"{path.destination} {path.interface}\n{via}"
+
+
+def _of_direction(measure: Measure) -> Iterator[Column[PathDelay]]:
+    """A column for each part, and one for the error."""
+
+    def column(
+        heading: str, word: str, show: Callable[[PathDelay, Delay], str], key: _Value, spare: int
+    ) -> Column[PathDelay]:
+        def worse(row: PathDelay) -> float | None:
+            found = [value for way in (row.forward, row.reverse) if (value := key(row, way)) is not None]
+            return max(found, default=None)
+
+        def both(row: PathDelay) -> str:
+            return "\n".join(show(row, way) for way in (row.forward, row.reverse))
+
+        return Column(heading, both, {word: much(worse)}, spare=spare)
+
+    *_, last = parts = list(measure.exported)
+    for part in parts:
+        figure, value = Figure(measure, part), functools.partial(_value, measure, part)
+        heading, spare = figure.name.replace(" ", "\n"), measure.spare.get(part, 0)
+        yield column(heading, figure.word, functools.partial(_shown, value), value, spare)
+    if measure.error:
+
+        def error(row: PathDelay, way: Delay) -> int | None:
+            known = duration(measure.value(row, way, last)) != UNKNOWN
+            return measure.bound(row, way) if known else None
+
+        heading = f"{measure.heading}\n±"
+        yield column(heading, f"{Figure(measure, '').word}-error", lambda *of: bound(error(*of)), error, 0)
+
+
+_Value = Callable[[PathDelay, Delay], "float | None"]
+
+
+def _value(measure: Measure, part: str, row: PathDelay, way: Delay) -> float | None:
+    return measure.value(row, way, part)
+
+
+def _shown(value: _Value, row: PathDelay, way: Delay) -> str:
+    return duration(value(row, way))
+
+
+def _pair(cells: Sequence[_Cell]) -> Column[PathDelay]:
+    """Figures of the path, one below the other."""
+    measures = [measure for _, _, measure in cells if measure is not None]
+    return Column(
+        "\n".join(heading for heading, _, _ in cells),
+        lambda row: Text("\n").join([show(row) for _, show, _ in cells]),
+        {Figure(each, "").word: much(_magnitude(each)) for each in measures},
+        left=len(measures) < len(cells),
+        spare=max((each.spare.get("", 0) for each in measures), default=0),
+    )
+
+
+def _magnitude(measure: Measure) -> Callable[[PathDelay], float | None]:
+    def key(row: PathDelay) -> float | None:
+        value = measure.value(row, None, "")
+        return None if value is None else abs(value)
+
+    return key
+
+
+def _of_path(measure: Measure, row: PathDelay) -> Text:
+    """With its error where it has one; a difference is coloured when it is larger than that."""
+    value, error = measure.value(row, None, ""), measure.bound(row, None)
+    if measure.unit == "duration":
+        return Text(duration(value))
+    if value is None or error is None:
+        return Text(UNKNOWN)
+    return Text(f"{offset(round(value))} {bound(error)}", style="yellow" if abs(value) > error else "dim")
 
 
 def asymmetry(delay: PathDelay) -> Text:
     """Smallest forward minus smallest reverse delay with its error; coloured when it is larger than that."""
-    if delay.asymmetry_ns is None or delay.asymmetry_bound_ns is None or not supports_one_way(delay.clock):
-        return Text(UNKNOWN)
-    sure = abs(delay.asymmetry_ns) > delay.asymmetry_bound_ns
-    shown = f"{offset(delay.asymmetry_ns)} {bound(delay.asymmetry_bound_ns)}"
-    return Text(shown, style="yellow" if sure else "dim")
+    return _of_path(ASYMMETRY, delay)
 
 
-def _loss(delay: PathDelay, liveness: PathLiveness | None) -> Text:
-    """The share of lost probes; of a path that is silent now, for how long: that is known before anything is lost."""
-    if liveness is not None and liveness.missed > 1 and liveness.at_ns >= delay.at_ns - delay.window_ns:
+def _share(measure: Measure, row: PathDelay, liveness: PathLiveness | None) -> Text:
+    """Of how many; of a path that is silent now, for how long: that is known before anything is lost."""
+    if liveness is not None and liveness.missed > 1 and liveness.at_ns >= row.at_ns - row.window_ns:
         return Text(f"silent {duration(liveness.silent_ns)} ({liveness.missed})", style="red")
-    settled = delay.received + delay.lost
-    if not settled:
+    value = measure.value(row, None, "")
+    if value is None:
         return Text(UNKNOWN)
-    return Text(f"{share(delay.loss)} ({delay.lost}/{settled})", style="red" if delay.lost else "")
+    of_it, whole = measure.counts(row)
+    return Text(f"{share(value)} ({of_it}/{whole})", style="red" if of_it else "")
 
 
 def _over(windows_ns: Sequence[int]) -> str:

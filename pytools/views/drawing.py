@@ -12,6 +12,7 @@ from pytools.signals import (
     DropReason,
     Link,
     LinkEvent,
+    PathDelay,
     PathEcn,
     PathMtu,
     RdmaPort,
@@ -34,7 +35,7 @@ def _whole(draw: Callable[[Model], RenderableType]) -> Draw:
 
 
 TABLES: Final[Mapping[str, Draw]] = {
-    "delay": _whole(delay_tables.delays),
+    "delay": lambda model, _signals, asked: delay_tables.delays(model, asked.sort),
     "app": _whole(delay_tables.app_delays),
     "clocks": _whole(clock_tables.clocks),
     "edges": _whole(clock_tables.edges),
@@ -51,6 +52,7 @@ TABLES: Final[Mapping[str, Draw]] = {
 }
 # View -> kind of row -> its columns, at a time. A row is a signal, or a part of one.
 LISTINGS: Final[Mapping[str, Mapping[type, Callable[[int], Listing[Any]]]]] = {
+    "delay": {PathDelay: lambda _now_ns: delay_tables.paths({})},
     "tcp": {TcpPath: tcp_columns.paths, TcpFlow: tcp_columns.flows},
     "flows": {TcpFlow: tcp_columns.flows},
     "drops": {DropReason: tcp_columns.reasons},

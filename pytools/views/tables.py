@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pytools.figures import supports_one_way
 from pytools.signals import ClockState, Owner, Path, PathDelay, Self
 from pytools.views.model import Model
-from pytools.views.timing import supports_one_way
 
 UNKNOWN = "\u2013"
 NO_PATH: Final = "no measured path"

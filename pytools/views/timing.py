@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytools.signals import AnySignal, AppDelay, Clock, ClockEdge, ClockState, Collocation, Path
+from pytools.signals import AnySignal, AppDelay, Clock, ClockEdge, Collocation, Path
 
 SILENT_NS: Final = 10_000_000_000  # a clock not heard of for so long: what was last said is not vouched for
 FORGOTTEN_NS: Final = 60_000_000_000
@@ -84,11 +84,6 @@ def app_of(timing: Timing, path: Path) -> AppDelay | None:
     """Application delays of a path, all flows together; of two protocols the one with more samples."""
     found = [app for app in timing.apps.values() if app.path == path and is_whole_path(app)]
     return max(found, key=lambda app: app.sampled, default=None)
-
-
-def supports_one_way(state: ClockState) -> bool:
-    """Whether one-way delays between such clocks are facts: in holdover too, with the bound that has grown."""
-    return state in ("synchronised", "holdover")
 
 
 def is_silent(at_ns: int, now_ns: int, window_ns: int = 0) -> bool:

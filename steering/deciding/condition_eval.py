@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from pytools.figures import QUEUEING
 from pytools.signals import PathDelay
 from steering.deciding.evidence import Facts
 from steering.deciding.failure_classifier import classify
@@ -22,12 +23,12 @@ from steering.policy.conditions import (
     AnyLeaf,
     CeShare,
     LinkState,
-    Loss,
-    OneWayDelay,
-    QueueingDelay,
+    MeasuredDelay,
+    MeasuredShare,
     Rdma,
     Retransmits,
     Silence,
+    part_of,
 )
 
 _ROUNDING: Final = 1e-9  # of a sum of shares
@@ -91,11 +92,9 @@ def measure(  # noqa: PLR0911
         The figures of a threshold that follows what is usual on the path; as long as nothing is learnt when left out.
     """
     match leaf:
-        case QueueingDelay():
-            return _queueing(leaf, facts, stale_after, limits or unlearnt(leaf))
-        case OneWayDelay():
-            return _one_way(leaf, facts, stale_after, limits or unlearnt(leaf))
-        case Loss():
+        case MeasuredDelay():
+            return _delay(leaf, facts, stale_after, limits or unlearnt(leaf))
+        case MeasuredShare():
             return _loss(leaf, facts, stale_after, limits or unlearnt(leaf))
         case Silence():
             return _silence(leaf, facts, stale_after)
@@ -117,60 +116,44 @@ def _between(bad: bool, clear: bool) -> Verdict:
     return Verdict.BAD if bad else Verdict.CLEAR if clear else Verdict.BETWEEN
 
 
-def _queueing(leaf: QueueingDelay, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
+def _delay(leaf: MeasuredDelay, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
     signal = facts.delay
     if signal is None:
         return nothing("no delay was measured")
-    lives = _lives(signal.window_ns, stale_after)
-    delay, counts = signal.forward, (signal.overtaken, signal.forward.samples)
-    value = {"p50": delay.queueing_p50_ns, "p99": delay.queueing_p99_ns, "last": delay.queueing_last_ns}[leaf.quantile]
-    answered = _delay("queueing delay", leaf, signal, value, delay.queueing_bound_ns, lives, limits)
+    lives, counts = _lives(signal.window_ns, stale_after), (signal.overtaken, signal.forward.samples)
+    answered = _answered(leaf, signal, lives, limits)
+    if leaf.measure is not QUEUEING or answered.verdict is Verdict.BAD:
+        return answered
     both, there = signal.overtaken_p50_ns, signal.overtaken_forward_p50_ns
     if there is not None and there > limits.above:
-        half = _half(sum(counts))
-        said = _overtaken, there, *counts
+        half, said = _half(sum(counts)), (_overtaken, there, *counts)
         return Measurement(
             signal.at_ns, lives, Verdict.BAD, said, limits.said, samples=half, window_ns=signal.window_ns
         )
-    if both is None or answered.verdict is Verdict.BAD:
+    if both is None:
         return answered
     # Neither clear nor a value: probes are still under way, and it is not known that they wait on the way there.
     return Measurement(signal.at_ns, lives, Verdict.BETWEEN, (_either_way, both, *counts), window_ns=signal.window_ns)
 
 
-def _one_way(leaf: OneWayDelay, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
-    signal = facts.delay
-    if signal is None:
-        return nothing("no delay was measured")
-    lives = _lives(signal.window_ns, stale_after)
-    if signal.clock != "synchronised":
-        why = f"no one-way delay: the clocks are {signal.clock.replace('_', ' ')}"
-        return Measurement(signal.at_ns, lives, Verdict.NONE, why)
-    delay = signal.forward
-    value = {"min": delay.owd_min_ns, "p50": delay.owd_p50_ns, "p99": delay.owd_p99_ns}[leaf.quantile]
-    return _delay("one-way delay", leaf, signal, value, delay.bound_ns, lives, limits)
-
-
-def _delay(
-    what: str,
-    leaf: QueueingDelay | OneWayDelay,
-    signal: PathDelay,
-    value: int | None,
-    bound: int | None,
-    lives: int,
-    limits: Limits,
-) -> Measurement:
-    at_ns, samples = signal.at_ns, signal.forward.samples
+def _answered(leaf: MeasuredDelay, signal: PathDelay, lives: int, limits: Limits) -> Measurement:
+    """What the probes that were answered say."""
+    measure, part, at_ns, samples = leaf.measure, part_of(leaf), signal.at_ns, signal.forward.samples
+    what = measure.words
+    if measure.compared and signal.clock != "synchronised":
+        why = f"no {what}: the clocks are {signal.clock.replace('_', ' ')}"
+        return Measurement(at_ns, lives, Verdict.NONE, why)
+    value, bound = measure.value(signal, signal.forward, part), measure.bound(signal, signal.forward)
     if samples <= 0 or value is None:
         empty = samples <= 0  # answers without a value, as of probes before a pause of the host, say nothing either
         return Measurement(at_ns, lives, Verdict.NONE, f"no {what} was measured", empty=empty)
     if bound is None or bound < 0:
         return Measurement(at_ns, lives, Verdict.NONE, f"the {what} came without its error")
     verdict = _between(value - bound > limits.above, value + bound < limits.clear_below)
-    said = _value, what, leaf.quantile, value, bound
-    if leaf.quantile == "last":
-        return Measurement(at_ns, lives, verdict, said, limits.said, last_ns=value, value=value)
-    least = {"min": samples, "p50": _half(samples), "p99": 1}[leaf.quantile]
+    said = _value, f"{what} {part}".strip(), value, bound
+    if part == "last":
+        return Measurement(at_ns, lives, verdict, said, limits.said, last_ns=round(value), value=value)
+    least = {"min": samples, "p50": _half(samples)}.get(part, 1)
     return Measurement(at_ns, lives, verdict, said, limits.said, samples=least, window_ns=signal.window_ns, value=value)
 
 
@@ -179,8 +162,8 @@ def _half(samples: int) -> int:
     return (max(samples, 0) + 1) // 2
 
 
-def _value(what: str, quantile: str, value: int, bound: int) -> str:
-    return f"{what} {quantile} {duration_text(value)} ± {duration_text(bound)}"
+def _value(what: str, value: float, bound: int) -> str:
+    return f"{what} {duration_text(round(value))} ± {duration_text(bound)}"
 
 
 def _overtaken(waited: int, overtaken: int, answered: int) -> str:
@@ -193,20 +176,21 @@ def _either_way(waited: int, overtaken: int, answered: int) -> str:
     return f"queueing there and back together at least {duration_text(waited)}, which way is not known: {late}"
 
 
-def _loss(leaf: Loss, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
-    signal = facts.delay
+def _loss(leaf: MeasuredShare, facts: Facts, stale_after: int, limits: Limits) -> Measurement:
+    signal, measure = facts.delay, leaf.measure
     if signal is None:
-        return nothing("no loss was measured")
-    lives, settled = _lives(signal.window_ns, stale_after), signal.received + signal.lost
-    if signal.received < 0 or signal.lost < 0 or settled == 0:
+        return nothing(f"no {measure.words} was measured")
+    lives, (part, settled) = _lives(signal.window_ns, stale_after), measure.counts(signal)
+    share = measure.value(signal, None, "")
+    if part < 0 or settled < part or share is None:
         return Measurement(signal.at_ns, lives, Verdict.NONE, "no probe was due", empty=settled == 0)
-    verdict = _between(signal.loss > limits.above, signal.loss < limits.clear_below or signal.lost == 0)
-    said = _lost, signal.lost, settled, signal.loss
-    return Measurement(signal.at_ns, lives, verdict, said, limits.said, value=signal.loss)
+    verdict = _between(share > limits.above, share < limits.clear_below or part == 0)
+    said = _lost, measure.words, part, settled, share
+    return Measurement(signal.at_ns, lives, verdict, said, limits.said, value=share)
 
 
-def _lost(lost: int, settled: int, share: float) -> str:
-    return f"loss {lost} of {settled} probes ({share:.0%})"
+def _lost(what: str, lost: int, settled: int, share: float) -> str:
+    return f"{what} {lost} of {settled} probes ({share:.0%})"
 
 
 def _silence(leaf: Silence, facts: Facts, stale_after: int) -> Measurement:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from steering.durations import SECOND
-from steering.policy.conditions import WithThreshold, figures_of
+from steering.policy.conditions import MeasuredShare, WithThreshold, figures_of
 from steering.policy.levels import DELAY, QUANTILES, FigureKind, OfAbove, Usual
 
 ENOUGH: Final = 300  # measurements: a minute of a busy path
@@ -99,7 +99,11 @@ def limits_of(leaf: WithThreshold, known: Learnt) -> Limits:
     """The figures of a leaf on a path that has learnt so much."""
     level, clear, kind = leaf.above, leaf.clear_below, figures_of(leaf)
     if not isinstance(level, Usual):
-        said: Said = (_above_time, level) if kind is DELAY else (_above_share, level, 0 if leaf.signal == "loss" else 2)
+        said: Said = (
+            (_above_time, level)
+            if kind is DELAY
+            else (_above_share, level, 0 if isinstance(leaf, MeasuredShare) else 2)
+        )
         return Limits(level, _clear(clear, level), said)
     if not known.known:
         above: float = level.until_learned

@@ -5,13 +5,16 @@ Durations are nanoseconds, shares are within 0 and 1.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag, create_model, field_validator
 from pydantic_core.core_schema import ValidationInfo
 from typing_extensions import TypeAliasType
 
+from pytools.figures import RULED, Measure
 from steering.durations import SECOND, duration_text
 from steering.policy.base import Count, Duration, Model, Share, ShareAboveZero, bad
 from steering.policy.levels import (
@@ -26,7 +29,6 @@ from steering.policy.levels import (
     Usual,
 )
 
-Quantile = Literal["p50", "p99", "last"]
 Cause = Literal["any", "fast", "timeout", "tail_probe", "syn"]
 Direction = Literal["out", "back"]
 LinkWord = Literal[
@@ -94,18 +96,12 @@ def _lowest(above: float | Usual | None) -> tuple[float | None, str]:
     return (above.at_least, "at least") if isinstance(above, Usual) else (above, "above")
 
 
-class QueueingDelay(_Delay):
-    """Bad while the forward queueing delay of a path is above a threshold by more than its error."""
+class MeasuredDelay(_Delay):
+    """A threshold on a delay of the catalogue; its subclasses are the conditions."""
 
-    signal: Literal["queueing_delay"]
-    quantile: Quantile = "p50"
+    measure: ClassVar[Measure]
 
-
-class OneWayDelay(_Delay):
-    """Bad while the one-way delay there is above a threshold by more than its error; needs compared clocks."""
-
-    signal: Literal["one_way_delay"]
-    quantile: Literal["min", "p50", "p99"] = "p50"
+    signal: str
 
 
 class _ShareLeaf(Leaf):
@@ -121,10 +117,32 @@ class _ShareLeaf(Leaf):
         return clear
 
 
-class Loss(_ShareLeaf):
-    """Bad while the share of probes lost on a path is above a threshold."""
+class MeasuredShare(_ShareLeaf):
+    """The same of a share."""
 
-    signal: Literal["loss"]
+    measure: ClassVar[Measure]
+
+    signal: str
+
+
+Measured: TypeAlias = MeasuredDelay | MeasuredShare
+
+
+def _condition(measure: Measure) -> type[Measured]:
+    """The condition about a measure: its name, and which of its quantiles is meant where it has several."""
+    name = "".join(word.capitalize() for word in measure.name.split("_"))
+    fields: dict[str, Any] = {"signal": (Literal[measure.name], ...)}
+    if len(measure.parts) > 1:
+        fields["quantile"] = (Literal[tuple(measure.parts)], "p50")
+    base: Any = MeasuredShare if measure.unit == "share" else MeasuredDelay
+    made: type[Measured] = create_model(name, __base__=base, __doc__=measure.rule, __module__=__name__, **fields)
+    made.measure = measure
+    return made
+
+
+MEASURED: Final = {measure.name: _condition(measure) for measure in RULED}
+QueueingDelay: Final = MEASURED["queueing_delay"]
+Loss: Final = MEASURED["loss"]
 
 
 class Silence(Leaf):
@@ -244,38 +262,29 @@ def _tag(value: Any) -> str | None:
     return next((tag for key, tag in TREES.items() if key in value), None)
 
 
-AnyLeaf: TypeAlias = QueueingDelay | OneWayDelay | Loss | Silence | Retransmits | CeShare | LinkState | Rdma
-WithThreshold: TypeAlias = QueueingDelay | OneWayDelay | Loss | Retransmits | CeShare
-Condition = TypeAliasType(
-    "Condition",
-    Annotated[
-        Annotated[QueueingDelay, Tag("queueing_delay")]
-        | Annotated[OneWayDelay, Tag("one_way_delay")]
-        | Annotated[Loss, Tag("loss")]
-        | Annotated[Silence, Tag("silence")]
-        | Annotated[Retransmits, Tag("retransmits")]
-        | Annotated[CeShare, Tag("ce_share")]
-        | Annotated[LinkState, Tag("link")]
-        | Annotated[Rdma, Tag("rdma")]
-        | Annotated[All, Tag("all of")]
-        | Annotated[AnyOf, Tag("any of")]
-        | Annotated[Not, Tag("none of")],
-        Discriminator(_tag),
-    ],
-)
+AnyLeaf: TypeAlias = MeasuredDelay | MeasuredShare | Silence | Retransmits | CeShare | LinkState | Rdma
+WithThreshold: TypeAlias = MeasuredDelay | MeasuredShare | Retransmits | CeShare
+_OTHERS: Final = {
+    "silence": Silence,
+    "retransmits": Retransmits,
+    "ce_share": CeShare,
+    "link": LinkState,
+    "rdma": Rdma,
+}
+SIGNALS: Final = (*MEASURED, *_OTHERS)
+if TYPE_CHECKING:
+    Condition: TypeAlias = AnyLeaf | All | AnyOf | Not
+else:
+    _TAGGED = {**MEASURED, **_OTHERS, "all of": All, "any of": AnyOf, "none of": Not}
+    Condition = TypeAliasType(
+        "Condition",
+        Annotated[
+            functools.reduce(operator.or_, (Annotated[each, Tag(tag)] for tag, each in _TAGGED.items())),
+            Discriminator(_tag),
+        ],
+    )
 for _tree in (All, AnyOf, Not):
     _tree.model_rebuild()
-
-SIGNALS: Final = (
-    "queueing_delay",
-    "one_way_delay",
-    "loss",
-    "silence",
-    "retransmits",
-    "ce_share",
-    "link",
-    "rdma",
-)
 
 
 def leaves(condition: Condition) -> Iterator[AnyLeaf]:
@@ -295,7 +304,7 @@ def leaves(condition: Condition) -> Iterator[AnyLeaf]:
 
 def samples_of(leaf: AnyLeaf) -> int:
     """How many samples must be beyond the threshold before a leaf holds."""
-    return leaf.samples if isinstance(leaf, QueueingDelay | OneWayDelay) else 1
+    return leaf.samples if isinstance(leaf, MeasuredDelay) else 1
 
 
 def relative(leaf: AnyLeaf) -> Usual | None:
@@ -311,16 +320,19 @@ def with_threshold(condition: Condition) -> Iterator[WithThreshold]:
 def subject(leaf: WithThreshold) -> str:
     """What a leaf measures: leaves about the same have the same usual value."""
     match leaf:
-        case QueueingDelay() | OneWayDelay():
-            return f"{leaf.signal} {leaf.quantile}"
         case Retransmits():
             return f"{leaf.signal} {leaf.cause}"
         case CeShare():
             return f"{leaf.signal} {leaf.direction}"
-        case Loss():
-            return leaf.signal
+        case _:
+            return f"{leaf.signal} {part_of(leaf)}".strip()
+
+
+def part_of(leaf: Measured) -> str:
+    """Which figure of its measure a leaf is about: a quantile, or nothing where there is one figure."""
+    return str(getattr(leaf, "quantile", ""))
 
 
 def figures_of(leaf: WithThreshold) -> FigureKind:
     """How the figures of a leaf are read and written."""
-    return DELAY if isinstance(leaf, QueueingDelay | OneWayDelay) else SHARE
+    return DELAY if isinstance(leaf, MeasuredDelay) else SHARE

@@ -12,15 +12,15 @@ from steering.policy.conditions import (
     CeShare,
     Condition,
     LinkState,
-    Loss,
+    MeasuredDelay,
+    MeasuredShare,
     Not,
-    OneWayDelay,
-    QueueingDelay,
     Rdma,
     Retransmits,
     Silence,
     WithThreshold,
     figures_of,
+    part_of,
     samples_of,
 )
 from steering.policy.levels import OfAbove, Usual
@@ -87,14 +87,10 @@ def _joined(word: str, parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else "(" + f") {word} (".join(parts) + ")"
 
 
-def _holds(leaf: AnyLeaf) -> str:  # noqa: PLR0911 (one return per signal)
+def _holds(leaf: AnyLeaf) -> str:
     match leaf:
-        case QueueingDelay():
-            return f"the {leaf.quantile} queueing delay is above {_above(leaf)} by more than its error"
-        case OneWayDelay():
-            return f"the {leaf.quantile} one-way delay there is above {_above(leaf)} by more than its error"
-        case Loss():
-            return f"more than {_above(leaf)} of the probes are lost"
+        case MeasuredDelay() | MeasuredShare():
+            return leaf.measure.holds.format(quantile=part_of(leaf), above=_above(leaf))
         case Silence():
             return f"{leaf.missed} probes in a row are unanswered while other paths to the peer answer"
         case Retransmits():
@@ -125,12 +121,10 @@ def _below(leaf: WithThreshold) -> str:
     return f"{level.factor:.3g} of that threshold" if isinstance(level, OfAbove) else figures_of(leaf).text(level)
 
 
-def _clears(leaf: AnyLeaf) -> str:  # noqa: PLR0911
+def _clears(leaf: AnyLeaf) -> str:
     match leaf:
-        case QueueingDelay() | OneWayDelay():
-            return f"that is below {_below(leaf)} by more than its error"
-        case Loss():
-            return f"less than {_below(leaf)} of the probes are lost"
+        case MeasuredDelay() | MeasuredShare():
+            return leaf.measure.clears.format(below=_below(leaf))
         case Silence():
             return "its probes are answered"
         case Retransmits():

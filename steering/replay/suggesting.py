@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pytools.errors import SwerveError
+from pytools.figures import RULED
 from pytools.signals import Act, AnySignal, Path
 from steering.deciding.health import PathHealth
 from steering.deciding.thresholds import ENOUGH, NOTEWORTHY, SPACING_NS
@@ -44,7 +45,7 @@ _FACTOR: Final = 3.0  # of what is usual
 _FLOOR: Final = 1.5  # of what is usual on the busiest path: an idle one may become as busy
 _CLEAR: Final = 0.2  # of the threshold
 _LEAST_NS: Final = float(UNITS["ms"])  # of delays; of shares:
-_LEAST_SHARE: Final = {"loss": 0.2, "retransmits": 0.01, "ce_share": 0.05}
+_LEAST_SHARE: Final = {**{each.name: each.least for each in RULED}, "retransmits": 0.01, "ce_share": 0.05}
 _HIGHEST_SHARE: Final = 0.3  # of `at least`
 _ILL: Final = 0.2  # share of the time that was not well, beyond which it is said
 

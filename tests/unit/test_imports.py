@@ -15,6 +15,7 @@ from support import ROOT
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.errors",),
     ("pytools.signals", "pytools.directories", "pytools.yaml_text", "pytools.owned_files"),
+    ("pytools.figures",),
     ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.schema"),
     ("pytools.log", "pytools.notify", "pytools.streams"),
     ("pytools.ipc",),
@@ -36,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("steering.cli",),
     ("steering.demo",),
 )
-VOCABULARY = ("pytools.errors", "pytools.signals", "pytools.directories")
+VOCABULARY = ("pytools.errors", "pytools.signals", "pytools.figures", "pytools.directories")
 DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan", "steering.durations")
 ACTUATORS = ("steering.actuators",)
 PURE = (

@@ -113,9 +113,11 @@ def test_what_a_leaf_stands_for(when, failure, by_traffic):
         ("{signal: silence, above: 3}",
          'when.above: unknown key "above"; expected one of fall, for, lasting, missed, signal'),
         ("{signl: silence}", 'when.signal: "signal" is missing; expected one of queueing_delay, one_way_delay, loss, '
+             'jitter, '
          'silence, retransmits, ce_share, link, rdma; or all, any or not in its place; did you mean "signal"?'),
         ("{nto: {signal: silence}}", 'when.signal: "signal" is missing; expected one of queueing_delay, one_way_delay, '
-         'loss, silence, retransmits, ce_share, link, rdma; or all, any or not in its place; did you mean "not"?'),
+         'loss, jitter, silence, retransmits, ce_share, link, rdma; or all, any or not in its place; '
+             'did you mean "not"?'),
     ],
 )  # fmt: skip
 def test_a_fault_in_a_condition_is_named_with_its_place(when, expected):

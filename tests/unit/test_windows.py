@@ -66,7 +66,7 @@ def test_samples_since_are_the_newest_ones_in_the_window(
         for row, value in batch:
             plain[row].append((now, value))
     width = min(16, power_of_two(at_most))
-    ordered, counts, last = samples.since(np.arange(ROWS), begin, at_most)
+    ordered, counts, last, _ = samples.since(np.arange(ROWS), begin, at_most)
     for row in range(ROWS):
         inside = [value for now, value in plain[row][-width:] if now >= begin]
         assert counts[row] == len(inside)
@@ -79,7 +79,7 @@ def test_samples_survive_growth() -> None:
     samples.add(np.array([0]), np.array([5]), np.array([1]))
     samples.grow(3)
     samples.add(np.array([2, 0]), np.array([7, 6]), np.array([2, 2]))
-    ordered, counts, _ = samples.since(np.arange(3), 0, 4)
+    ordered, counts, *_ = samples.since(np.arange(3), 0, 4)
     assert counts.tolist() == [2, 0, 1]
     assert ordered[0, :2].tolist() == [5, 6]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
+from pytools.figures import MEASURES
+
 Kind = Literal["gauge", "counter", "histogram", "info"]
 
 
@@ -17,11 +19,21 @@ class Family(NamedTuple):
 
 PATH: Final = ("source", "destination", "address", "gateway", "interface")
 _WAY: Final = (*PATH, "direction")
-_FIGURE: Final = (*_WAY, "figure")
 _APP: Final = (*PATH, "protocol")
 _LINK: Final = ("interface",)
 _PAUSE: Final = ("interface", "priority", "direction")
 _MEMBER: Final = ("group", "interface", "gateway")
+
+
+def _measured() -> dict[str, Family]:
+    """The gauges of the catalogue, each measure's errors behind it."""
+    found = {}
+    for each in MEASURES:
+        labels = _WAY if each.of_direction else PATH
+        found[each.family] = Family("gauge", (*labels, "figure") if len(each.exported) > 1 else labels, each.help)
+        found |= {name: Family("gauge", labels, text) for name, (_, text) in each.errors.items()}
+    return found
+
 
 # What a person finds first in a list, they find first here: is it there, what does it cost, then paths, hosts, links.
 FAMILIES: Final[dict[str, Family]] = {
@@ -58,18 +70,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "swerve_path_queueing_delay_seconds": Family(
         "histogram", _WAY, "One-way delay above its recent minimum, of each answered probe."
     ),
-    "swerve_path_queueing_delay_window_seconds": Family("gauge", _FIGURE, "The same over the last long window."),
-    "swerve_path_queueing_delay_bound_seconds": Family("gauge", _WAY, "The error of queueing delays, either way."),
-    "swerve_path_one_way_delay_seconds": Family(
-        "gauge", _FIGURE, "One-way delay over the last long window; absent while the clocks are free running."
-    ),
-    "swerve_path_one_way_delay_bound_seconds": Family("gauge", _WAY, "The error of one-way delays, either way."),
-    "swerve_path_one_way_delay_hard_bound_seconds": Family(
-        "gauge", _WAY, "The same with no assumption about symmetric paths."
-    ),
-    "swerve_path_round_trip_min_seconds": Family("gauge", PATH, "Smallest round trip of the last long window."),
-    "swerve_path_asymmetry_seconds": Family("gauge", PATH, "Smallest forward minus smallest reverse delay."),
-    "swerve_path_asymmetry_bound_seconds": Family("gauge", PATH, "The error of the asymmetry, either way."),
+    **_measured(),
     "swerve_path_clock_state": Family("gauge", (*PATH, "state"), "1 for the state of the clocks of the two ends."),
     "swerve_app_delay_seconds": Family(
         "gauge", (*_APP, "figure"), "One-way delay of application packets over the last window."
@@ -83,7 +84,6 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     # ---- what becomes of packets on paths ----
     "swerve_path_probes_total": Family("counter", (*PATH, "outcome"), "Probes whose fate is settled."),
-    "swerve_path_loss_ratio": Family("gauge", PATH, "Probes lost, of those settled in the last long window."),
     "swerve_path_missed_probes": Family("gauge", PATH, "Probes in a row that were not answered in time."),
     "swerve_path_silent_seconds": Family("gauge", PATH, "Since the first of these left; 0 while the path answers."),
     "swerve_path_markable_packets_total": Family("counter", PATH, "Packets of the peer that arrived ECN-capable."),

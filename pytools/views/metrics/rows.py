@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from pytools.figures import DIRECTIONS
 from pytools.signals import (
     AppDelay,
     Link,
@@ -29,7 +30,6 @@ from pytools.views.metrics.parts import Histogram, Totals
 from pytools.views.windows import is_shown
 
 CAUSES: Final = ("fast", "timeout", "tail_probe", "syn", "unknown")
-DIRECTIONS: Final = ("forward", "reverse")
 TCP_COUNTS: Final = (
     *("sent_bytes", "segments_out", "retransmitted_bytes", "spurious_segments", "timeouts", "delivered_segments"),
     *("delivered_ce_segments", "zero_windows", "resets_sent", "resets_received"),

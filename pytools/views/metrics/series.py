@@ -13,10 +13,11 @@ from typing import Final
 
 from prometheus_client import Metric
 
-from pytools.signals import ClockState, Delay, LinkEvent, RdmaVerdict
+from pytools.figures import DIRECTIONS, MEASURES, Measure
+from pytools.signals import ClockState, Delay, LinkEvent, PathDelay, RdmaVerdict
 from pytools.views.metrics.exposition import Exposition
 from pytools.views.metrics.model import COST_FRESH_NS, MEMBERS, NAMES, Model
-from pytools.views.metrics.rows import DIRECTIONS, AppRow, LinkRow, PathRow, PortRow
+from pytools.views.metrics.rows import AppRow, LinkRow, PathRow, PortRow
 
 SERIES_LIMIT: Final = 100_000  # more than the limits of the model's tables come to together
 _CLOCK_STATES: Final = typing.get_args(ClockState)
@@ -120,24 +121,23 @@ def _path_delay(out: Exposition, model: Model, row: PathRow, labels: Sequence[st
     delay = row.delay
     if delay is None or not model.is_fresh(delay.at_ns, now_ns, delay.window_ns):
         return
-    for direction, way in zip(DIRECTIONS, (delay.forward, delay.reverse), strict=True):
-        _direction(out, way, (*labels, direction))
-    out.ns("swerve_path_round_trip_min_seconds", labels, delay.round_trip_min_ns)
-    out.ns("swerve_path_asymmetry_seconds", labels, delay.asymmetry_ns)
-    out.ns("swerve_path_asymmetry_bound_seconds", labels, delay.asymmetry_bound_ns)
+    for measure in MEASURES:
+        if measure.of_direction:
+            _measure(out, measure, delay, delay.forward, (*labels, DIRECTIONS[0]))
+            _measure(out, measure, delay, delay.reverse, (*labels, DIRECTIONS[1]))
+        else:
+            _measure(out, measure, delay, None, labels)
     out.one_of("swerve_path_clock_state", labels, _CLOCK_STATES, delay.clock)
-    if delay.received + delay.lost:
-        out.add("swerve_path_loss_ratio", labels, delay.loss)
 
 
-def _direction(out: Exposition, way: Delay, labels: Sequence[str]) -> None:
-    for figure, value_ns in (("min", way.owd_min_ns), ("p50", way.owd_p50_ns), ("p99", way.owd_p99_ns)):
-        out.ns("swerve_path_one_way_delay_seconds", (*labels, figure), value_ns)
-    out.ns("swerve_path_one_way_delay_bound_seconds", labels, way.bound_ns)
-    out.ns("swerve_path_one_way_delay_hard_bound_seconds", labels, way.hard_bound_ns)
-    for figure, value_ns in (("p50", way.queueing_p50_ns), ("p99", way.queueing_p99_ns)):
-        out.ns("swerve_path_queueing_delay_window_seconds", (*labels, figure), value_ns)
-    out.ns("swerve_path_queueing_delay_bound_seconds", labels, way.queueing_bound_ns)
+def _measure(out: Exposition, measure: Measure, delay: PathDelay, way: Delay | None, labels: Sequence[str]) -> None:
+    scale = 1 if measure.unit == "share" else 1e9
+    for part in measure.exported:
+        value = measure.value(delay, way, part)
+        own = (*labels, part) if len(measure.exported) > 1 else labels
+        out.add(measure.family, own, None if value is None else value / scale)
+    for name, (field, _) in measure.errors.items():
+        out.ns(name, labels, getattr(way if measure.of_direction else delay, field))
 
 
 def _path_fate(out: Exposition, model: Model, row: PathRow, labels: Sequence[str], now_ns: int) -> None:

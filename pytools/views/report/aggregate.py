@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from pytools.figures import supports_one_way
 from pytools.signals import (
     Clock,
     Delay,
@@ -21,7 +22,6 @@ from pytools.signals import (
 from pytools.views.report.records import ClockStory, Direction, HostStory, PathStory, QueuePairStory, WeightStory
 from pytools.views.report.runs import Runs
 from pytools.views.report.series import SLOTS, Series, Spread, Sums
-from pytools.views.timing import supports_one_way
 from pytools.views.windows import is_shown
 
 SILENCE_NS: Final = 5_000_000_000  # of what is told about once a second

@@ -15,8 +15,8 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeVar
 
+from pytools.figures import supports_one_way
 from pytools.signals import ClockState, Delay, Histogram, PathDelay, PathEcn, TcpPath
-from pytools.views.timing import supports_one_way
 from pytools.views.windows import is_shown
 
 SECOND_NS: Final = 1_000_000_000
