@@ -89,9 +89,9 @@ def _one_of(tables: dict[str, bool]) -> str | None:
     return given[0] if given else None
 
 
-@click.command(epilog="Example: swerve delay -n swerve-x-h1 -i 2")
+@click.command(epilog="Example: swerve delay -n swerve-x-h1 --dst 10.9.0.0/16 --sort queueing-p99 -i 2")
 @click.option("--app", is_flag=True, help="Delays of application packets instead of probes: by path, then by flow.")
-@filtered()
+@filtered("dst", "interface", "path")
 @common()
 def delay(options: Options, asked: Asked, app: bool) -> None:
     """One-way delays, queueing and loss of every path.

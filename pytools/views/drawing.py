@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rich.console import RenderableType
@@ -34,8 +35,13 @@ def _whole(draw: Callable[[Model], RenderableType]) -> Draw:
     return lambda model, _signals, _asked: draw(model)
 
 
+def _delays(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
+    passed = {row.path: row for row in signals if isinstance(row, PathDelay)}
+    return delay_tables.delays(replace(model, delays=passed), asked.sort)
+
+
 TABLES: Final[Mapping[str, Draw]] = {
-    "delay": lambda model, _signals, asked: delay_tables.delays(model, asked.sort),
+    "delay": _delays,
     "app": _whole(delay_tables.app_delays),
     "clocks": _whole(clock_tables.clocks),
     "edges": _whole(clock_tables.edges),

@@ -91,6 +91,7 @@ VIEWS: Final[Mapping[str, View]] = {
         frozenset({"path_delay", "path_liveness"}),
         lambda model: [*model.delays.values(), *model.liveness.values()],
         lambda model: bool(model.delays),
+        filters=_OF_LINKS,
     ),
     "tcp": View(  # `self` and `tcp_host` say that the agent lives, and whether its hooks do
         frozenset({"tcp_flow", "tcp_path", "tcp_host", "self"}),
