@@ -27,7 +27,8 @@ NODE = r"""
 import json, os, sys, time
 setting = json.loads(sys.argv[1])
 import msgspec
-from pytools import bus_hosts, config
+from pytools import config
+from pytools.ipc import hosts
 from pytools.kernel import netns
 
 def resident():
@@ -54,7 +55,7 @@ window(0.2)
 bare = [window(setting["window_s"])[0] for _ in range(3)]
 before = resident()
 peers = msgspec.convert(setting["peers"], list[config.Peer])
-bus = bus_hosts.HostBus(setting["host"], peers, config.HostBus(key_file=setting["key"]))
+bus = hosts.HostBus(setting["host"], peers, config.HostBus(key_file=setting["key"]))
 opened = resident()
 print(json.dumps({"bare": bare, "before": before, "opened": opened}), flush=True)
 for line in sys.stdin:

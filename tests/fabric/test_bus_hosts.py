@@ -30,7 +30,8 @@ STALL_S = 4 * support.slow_factor()  # zenoh's own limits, which nobody shall wa
 NODE = """
 import json, os, select, sys, time
 import msgspec
-from pytools import bus_hosts, config
+from pytools import config
+from pytools.ipc import hosts
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 
@@ -38,7 +39,7 @@ setting = json.loads(sys.argv[1])
 netns.enter(setting["netns"])
 peers = msgspec.convert(setting["peers"], list[config.Peer])
 try:
-    bus = bus_hosts.HostBus(setting["host"], peers, config.HostBus(**setting["bus"]))
+    bus = hosts.HostBus(setting["host"], peers, config.HostBus(**setting["bus"]))
 except SwerveError as error:
     print(json.dumps({"error": str(error)}), flush=True)
     sys.exit(error.exit_code)
@@ -137,16 +138,16 @@ Keep = Callable[[subprocess.Popen[str]], None]
 THIEF = """
 import json, os, sys
 import zenoh
-from pytools import bus_hosts, bus_sealed
+from pytools.ipc import hosts, sealed
 from pytools.kernel import netns
 
 setting = json.loads(sys.argv[1])
 netns.enter(setting["netns"])
-secret = bus_hosts.read_key(bus_hosts.Path(setting["key"]))
-key = bus_sealed.derived(secret, "messages")
-settings = bus_hosts._settings([setting["address"]], setting["peers"], 7447)
-with bus_hosts._held("x:y") as file:
-    login = {"user": "swerve", "password": bus_sealed.derived(secret, "connections").hex(), "dictionary_file": file}
+secret = hosts.read_key(hosts.Path(setting["key"]))
+key = sealed.derived(secret, "messages")
+settings = hosts._settings([setting["address"]], setting["peers"], 7447)
+with hosts._held("x:y") as file:
+    login = {"user": "swerve", "password": sealed.derived(secret, "connections").hex(), "dictionary_file": file}
     settings["transport"]["auth"] = {"usrpwd": login}
     session = zenoh.open(zenoh.Config.from_json5(json.dumps(settings)))
 recorded = []
@@ -159,15 +160,15 @@ def put(raw):
 
 def act(do):
     loot[:] = loot or [raw for raw in recorded if b"pay once" in raw]
-    message = bus_sealed.decode(loot[0]) if loot else None
+    message = sealed.decode(loot[0]) if loot else None
     if do == "replay":
         put(loot[0])
     elif do == "alter":
         put(loot[0].replace(b"once", b"more"))
     elif do == "stranger":
-        put(bus_sealed.encode(message._replace(sender="h9"), key))
+        put(sealed.encode(message._replace(sender="h9"), key))
     elif do == "divert":
-        put(bus_sealed.encode(message._replace(to="h3", sequence=99), key))
+        put(sealed.encode(message._replace(to="h3", sequence=99), key))
     elif do == "noise":
         put(os.urandom(100))
     return {"peers": len(list(session.info.peers_zid())), "messages": len(loot)}

@@ -249,8 +249,8 @@ def test_an_unknown_namespace_is_a_usage_error() -> None:
 
 _CRASHING = """
 import os, signal, sys
-from pytools.kernel import attach, features
-from pytools.kernel.netlink import Netlink
+from pytools.kernel import features; from pytools.kernel.bpf import attach
+from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import enter
 enter(sys.argv[1])
 with features.loaded(features.NOTHING) as fd:

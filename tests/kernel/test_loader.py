@@ -196,7 +196,7 @@ def test_only_so_many_entries_are_kept(cache: Path) -> None:
 
 def test_the_parent_never_loads_llvm() -> None:
     text = (
-        "from pytools.kernel import loader\n"
+        "from pytools.kernel.bpf import loader\n"
         "loaded = loader.load([loader.Program('probe.c', ('probe_egress',))])\n"
         "assert loaded.programs and 'libbcc' not in open('/proc/self/maps').read()\n"
     )

@@ -313,11 +313,11 @@ def test_whose_a_connection_is_takes_two_capabilities_more(
 
 _BREAKS = """
 import ctypes, os, struct, sys
-from pytools.kernel import bpf, features, uprobes
+from pytools.kernel import features; from pytools.kernel.bpf import syscall, uprobes
 rows = [struct.pack("<BBhi", op, src << 4 | dst, off, imm) for op, dst, src, off, imm in features.NOTHING]
 code = b"".join(rows)
 body, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
-kprobe = bpf.bpf(5, struct.pack("<2I2Q", 2, len(rows), bpf.address(body), bpf.address(licence)).ljust(72, bytes(1)))
+kprobe = syscall.bpf(5, struct.pack("<2I2Q", 2, len(rows), syscall.address(body), syscall.address(licence)).ljust(72, bytes(1)))
 libc = ctypes.CDLL(None)
 at = ctypes.cast(libc.getppid, ctypes.c_void_p).value
 for line in open("/proc/self/maps"):

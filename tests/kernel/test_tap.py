@@ -848,7 +848,7 @@ def test_an_agent_that_is_silent_costs_little(start: Start, tmp_path: Path, reco
 
 
 def launch(arguments: Sequence[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from pytools import rdma_tap; rdma_tap.run(sys.argv[1:])"
+    code = "import sys; from pytools.sources.rdma import tap_command; tap_command.run(sys.argv[1:])"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,

@@ -14,7 +14,7 @@ from support import ROOT, require, run
 LOAD = """
 import pathlib, sys
 import pytools, steering
-from pytools.kernel import loader
+from pytools.kernel.bpf import loader
 assert str(pathlib.Path(sys.prefix)) in pytools.__file__, pytools.__file__
 names = ("probe_egress", "probe_ingress")
 with loader.load([loader.Program("probe.c", names)]) as loaded:
