@@ -317,7 +317,8 @@ from pytools.kernel import features; from pytools.kernel.bpf import syscall, upr
 rows = [struct.pack("<BBhi", op, src << 4 | dst, off, imm) for op, dst, src, off, imm in features.NOTHING]
 code = b"".join(rows)
 body, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
-kprobe = syscall.bpf(5, struct.pack("<2I2Q", 2, len(rows), syscall.address(body), syscall.address(licence)).ljust(72, bytes(1)))
+asked = struct.pack("<2I2Q", 2, len(rows), syscall.address(body), syscall.address(licence))
+kprobe = syscall.bpf(5, asked.ljust(72, bytes(1)))
 libc = ctypes.CDLL(None)
 at = ctypes.cast(libc.getppid, ctypes.c_void_p).value
 for line in open("/proc/self/maps"):
