@@ -60,7 +60,7 @@ bench: setup-check ## All benchmarks as JSON Lines, or one: make bench NAME=ring
 prove: setup ## Proofs that take minutes, or one: make prove NAME=kill
 	@set -e; for proof in $(PROOFS); do echo "== $$proof" >&2; $(PYTHON) $$proof; done
 
-deb: setup ## Debian package with man pages and completion, dist/swerve_*.deb (docs/install.md)
+deb: setup ## Debian package with man pages and completion, dist/swerve_*.deb (docs/service.md)
 	@$(PYTHON) scripts/build_deb.py
 
 check: setup-check ## Format, lint, types, direction of imports, links, commands shown in the pages

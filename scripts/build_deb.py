@@ -3,7 +3,7 @@
 
     python scripts/build_deb.py [--out dist]
 
-The package holds an environment of its own in /usr/lib/swerve (docs/install.md says why), laid out as `python3 -m venv
+The package holds an environment of its own in /usr/lib/swerve (docs/service.md says why), laid out as `python3 -m venv
 --system-site-packages` would: processes that swerve starts find the same one. Templates and lists are in packaging/.
 The same sources give the same bytes: every time is that of the changelog's newest entry.
 """
