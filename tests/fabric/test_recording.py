@@ -141,7 +141,8 @@ def test_thresholds_are_suggested_from_what_was_recorded(lab: Lab, tmp_path: Pat
         early = support.run([*support.SWERVE, "policy", "suggest", "--policy", str(present), "-n", host], check=False)
         assert early.returncode == 1 and "too little was recorded" in early.stderr and "--since" in early.stderr
         lab.load(1, "60mbit", toward=2)
-        support.wait_until(lambda: windows(recorded, began) > 330, 150, "enough is recorded")
+        seen = Windows(recorded, began)
+        support.wait_until(lambda: seen.count() > 330, 150, "enough is recorded", every_s=0.5)
         healthy_until = datetime.fromtimestamp(time.time()).isoformat()
         words = ["policy", "suggest", "--policy", str(present), "--until", healthy_until, "-j"]
         found = json.loads(swerve(lab, *words)[0])
@@ -170,14 +171,22 @@ def acts(lab: Lab, policy: Path, *words: str) -> int:
     return sum(json.loads(line)["type"] == "act" for line in lines)
 
 
-def windows(folder: Path, since_ns: int) -> int:
-    """How many short windows of rail 1 with an answer were recorded, at most five a second."""
-    times = set()
-    for line in reader.lines(folder, since_ns):
-        signal_ = json.loads(line)
-        if signal_["type"] == "path_delay" and signal_["path"]["interface"] == "rail1" and signal_["received"]:
-            times.add(signal_["at_ns"] // 200_000_000)
-    return len(times)
+class Windows:
+    """How many short windows of rail 1 with an answer were recorded, at most five a second; read on at each count."""
+
+    def __init__(self, folder: Path, since_ns: int) -> None:
+        self._folder, self._since_ns = folder, since_ns
+        self._times: set[int] = set()
+
+    def count(self) -> int:
+        told = Read()
+        for line in reader.lines(self._folder, self._since_ns, told=told):
+            signal_ = json.loads(line)
+            if signal_["type"] == "path_delay" and signal_["path"]["interface"] == "rail1" and signal_["received"]:
+                self._times.add(signal_["at_ns"] // 200_000_000)
+        # Records are not quite in the order of their times.
+        self._since_ns = max(self._since_ns, told.last_unix_ns - 2_000_000_000)
+        return len(self._times)
 
 
 def queues(folder: Path, since_ns: int) -> list[int]:
