@@ -27,6 +27,7 @@ from hypothesis import HealthCheck, settings
 
 ROOT_TIERS = ("kernel", "fabric", "vm")
 DEADLINE_S, CLEAN_UP_S = 120.0, 30.0
+CACHE_VARIABLE = "SWERVE_TEST_CACHE"  # where the sessions of one run keep what they compile; else each has its own
 CLONE_NEWNS = 0x0002_0000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
@@ -51,11 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_directory] = directory
     os.environ["SWERVE_RUNTIME_DIR"] = str(directory / "run")
     os.environ["SWERVE_STATE_DIR"] = str(directory / "state")
-    os.environ["SWERVE_CACHE_DIR"] = str(directory / "cache")
-    (directory / "cache").mkdir()
-    (directory / "cache").chmod(0o1777)  # agents that run as another user keep there as well what they compile
+    cache = Path(os.environ.setdefault(CACHE_VARIABLE, str(directory / "cache")))
+    os.environ["SWERVE_CACHE_DIR"] = str(cache)
+    cache.mkdir(exist_ok=True)
+    cache.chmod(0o1777)  # agents that run as another user keep there as well what they compile
     if "SWERVE_GUEST_COMPILED" in os.environ:
-        shutil.copytree(os.environ["SWERVE_GUEST_COMPILED"], directory / "cache" / f"compiled.{os.geteuid()}")
+        shutil.copytree(os.environ["SWERVE_GUEST_COMPILED"], cache / f"compiled.{os.geteuid()}")
     if os.geteuid() == 0:
         try:
             _own_namespaces()

@@ -25,7 +25,7 @@ from pytools.agent.hooks import link_observers
 from pytools.config import AgentConfig, Tcp, Windows
 from pytools.ipc.bus import Bus, Subscription
 from pytools.kernel.bpf.attach import attach_tc
-from pytools.kernel.bpf.loader import Loaded, load
+from pytools.kernel.bpf.loader import Loaded, Program, load
 from pytools.kernel.netlink.routing import Member, Netlink
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
@@ -40,6 +40,14 @@ RAILS: Final = ("rail1", "rail2")
 MEASURED: Final = Path("h1", "h2", RECEIVER, "", "rail1")
 MEGABYTE = 1_000_000
 S = TypeVar("S", TcpFlow, TcpPath, TcpHost, PacketDrops)
+
+
+def program(causes: bool, **sizes: int) -> Program:
+    """tcp.c alone, with its entry points and with what it counts of causes."""
+    known = {"SWERVE_TCP_CONGESTION": 1} if causes else {}
+    defines = {"SWERVE_TCP_FLOWS": 1024, "SWERVE_TCP_PATHS": 64, **known, **sizes}
+    functions = ("tcp_egress", "tcp_ingress", "tcp_callbacks")
+    return Program("tcp.c", functions, defines, {"tcp_callbacks": "sock_ops"})
 
 
 def path_of(remote: str, interface: str) -> Path | None:

@@ -24,6 +24,8 @@ from pytools.recording.reader import Read
 
 pytestmark = pytest.mark.beside
 
+EVERY_S = 0.2  # to read a recording takes processor time
+
 # Far above what a machine without a free processor makes of idle rails, and well below their full queues: 80 ms.
 POLICY = """\
 version: 1
@@ -83,7 +85,7 @@ def test_all_that_a_watcher_saw_is_recorded_once_and_outlives_a_kill(lab: Lab, t
     with agent(lab) as process:
         saw = watched(lab, 5, tmp_path / "watched.jsonl")
         last = max(json.loads(line)["unix_ns"] for line in saw)
-        support.wait_until(lambda: newest(folder) > last, 10, "all of it is on the disk")
+        support.wait_until(lambda: newest(folder) > last, 10, "all of it is on the disk", EVERY_S)
         process.send_signal(signal.SIGKILL)
         process.wait(60)
     told = Read()
@@ -110,9 +112,9 @@ def test_a_policy_is_tried_on_what_was_recorded(lab: Lab, tmp_path: Path) -> Non
     shutil.rmtree(recorded, ignore_errors=True)  # on a starved machine the probes of other tests wait for real
     began = time.time_ns()
     with agent(lab):
-        support.wait_until(lambda: newest(recorded) > began, 20, "it records")
+        support.wait_until(lambda: newest(recorded) > began, 20, "it records", EVERY_S)
         lab.load(1, "130mbit", toward=2)
-        support.wait_until(lambda: congested(recorded, began), 20, "congestion is recorded")
+        support.wait_until(lambda: congested(recorded, began), 20, "congestion is recorded", EVERY_S)
         lab.heal()
     since = datetime.fromtimestamp(began / 1e9 - 1).isoformat()
     lines = [
@@ -137,18 +139,19 @@ def test_thresholds_are_suggested_from_what_was_recorded(lab: Lab, tmp_path: Pat
     shutil.rmtree(recorded, ignore_errors=True)
     began = time.time_ns()
     with agent(lab):
-        support.wait_until(lambda: newest(recorded) > began, 20, "it records")
+        support.wait_until(lambda: newest(recorded) > began, 20, "it records", EVERY_S)
         early = support.run([*support.SWERVE, "policy", "suggest", "--policy", str(present), "-n", host], check=False)
         assert early.returncode == 1 and "too little was recorded" in early.stderr and "--since" in early.stderr
         lab.load(1, "60mbit", toward=2)
-        support.wait_until(lambda: windows(recorded, began) > 330, 150, "enough is recorded")
+        seen = Windows(recorded, began)
+        support.wait_until(lambda: seen.count() > 330, 150, "enough is recorded", EVERY_S)
         healthy_until = datetime.fromtimestamp(time.time()).isoformat()
         words = ["policy", "suggest", "--policy", str(present), "--until", healthy_until, "-j"]
         found = json.loads(swerve(lab, *words)[0])
         lab.heal()
         onset = time.time_ns()
         lab.load(1, "130mbit", toward=2)
-        support.wait_until(lambda: congested(recorded, onset), 20, "congestion is recorded")
+        support.wait_until(lambda: congested(recorded, onset), 20, "congestion is recorded", EVERY_S)
         lab.heal()
     suggested.write_text(found["policy"])
     (threshold,) = found["thresholds"]
@@ -170,14 +173,22 @@ def acts(lab: Lab, policy: Path, *words: str) -> int:
     return sum(json.loads(line)["type"] == "act" for line in lines)
 
 
-def windows(folder: Path, since_ns: int) -> int:
-    """How many short windows of rail 1 with an answer were recorded, at most five a second."""
-    times = set()
-    for line in reader.lines(folder, since_ns):
-        signal_ = json.loads(line)
-        if signal_["type"] == "path_delay" and signal_["path"]["interface"] == "rail1" and signal_["received"]:
-            times.add(signal_["at_ns"] // 200_000_000)
-    return len(times)
+class Windows:
+    """How many short windows of rail 1 with an answer were recorded, at most five a second; read on at each count."""
+
+    def __init__(self, folder: Path, since_ns: int) -> None:
+        self._folder, self._since_ns = folder, since_ns
+        self._times: set[int] = set()
+
+    def count(self) -> int:
+        told = Read()
+        for line in reader.lines(self._folder, self._since_ns, told=told):
+            signal_ = json.loads(line)
+            if signal_["type"] == "path_delay" and signal_["path"]["interface"] == "rail1" and signal_["received"]:
+                self._times.add(signal_["at_ns"] // 200_000_000)
+        # Records are not quite in the order of their times.
+        self._since_ns = max(self._since_ns, told.last_unix_ns - 2_000_000_000)
+        return len(self._times)
 
 
 def queues(folder: Path, since_ns: int) -> list[int]:
@@ -193,7 +204,7 @@ def congested(folder: Path, since_ns: int) -> bool:
 def test_a_lab_leaves_no_recording_behind(lab: Lab) -> None:
     host = lab.hosts[0]
     with agent(lab):
-        support.wait_until(lambda: newest_or_zero(directories.recording("", host.netns)), 20, "it records")
+        support.wait_until(lambda: newest_or_zero(places.recording("", host.netns)), 20, "it records", EVERY_S)
     with Lab.up(f"rec2{os.getpid()}", hosts=2, rails=1) as other:
         directories.recording("", other.hosts[0].netns).mkdir(parents=True)
         left = directories.state_dir(other.hosts[0].netns)

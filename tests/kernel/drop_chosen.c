@@ -14,7 +14,7 @@ struct choice {
 	u64 lost;
 };
 
-BPF_ARRAY(choice, struct choice, 1);
+BPF_ARRAY(choice, struct choice, 2); /* for each of the two hosts */
 
 static __always_inline int chosen(struct __sk_buff *skb, u64 what)
 {
@@ -42,13 +42,12 @@ static __always_inline int chosen(struct __sk_buff *skb, u64 what)
 	return (what == 1) == (end > offset + (tcp[12] >> 4) * 4);
 }
 
-int drop_chosen(struct __sk_buff *skb)
+static __always_inline int drop_chosen(struct __sk_buff *skb, u32 host)
 {
 	struct choice *choice_now;
 	u64 number;
-	u32 only = 0;
 
-	choice_now = choice.lookup(&only);
+	choice_now = choice.lookup(&host);
 	if (!choice_now || !choice_now->what || !chosen(skb, choice_now->what))
 		return TC_ACT_UNSPEC;
 	number = choice_now->seen++;
@@ -61,4 +60,14 @@ int drop_chosen(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	choice_now->lost++;
 	return TC_ACT_SHOT;
+}
+
+int drop_near(struct __sk_buff *skb)
+{
+	return drop_chosen(skb, 0);
+}
+
+int drop_far(struct __sk_buff *skb)
+{
+	return drop_chosen(skb, 1);
 }

@@ -28,12 +28,12 @@ from pytools.kernel.bpf.attach import attach_tc
 from pytools.kernel.bpf.loader import Loaded, Program, load
 from pytools.kernel.netns import inside
 
-FUNCTIONS = ("tcp_egress", "tcp_ingress", "tcp_callbacks")
 CAUSES: Final = ("fast", "timeout", "tail_probe", "syn", "unknown")
 COUNTERS: Final = (
     *("flows_created", "flows_replaced", "flows_full", "paths_full", "interfaces_full", "lost", "synacks_full"),
     *("deferred", "congestion_full", "unsized", "met", "congestion_missed"),
 )
+HOSTS: Final = ("near", "far")
 NEAR, FAR = ("10.77.0.1", "fd77::1"), ("10.77.0.2", "fd77::2")
 SO_NETNS_COOKIE, TCP_INFO, TCP_USER_TIMEOUT = 71, 11, 18
 SETTINGS = {  # what follows depends on nothing but what is lost
@@ -130,19 +130,16 @@ def causes_of(row: Any) -> dict[str, int]:
 class Hosts:
     """Two namespaces joined by a veth pair, and what is lost between them."""
 
-    def __init__(self, near: str, far: str, droppers: tuple[Loaded, Loaded]) -> None:
-        self.near, self.far, self._droppers = near, far, droppers
+    def __init__(self, near: str, far: str, droppers: Loaded) -> None:
+        self.near, self.far, self._choice = near, far, droppers.map("choice")
 
     def lose(self, what: str, skip: int = 0, lose: int = 1 << 40, every: int = 0, towards: str = "far") -> None:
         """Lose packets from now on: `payload`, `all`, `syn`, `bare` or `nothing`."""
         kind = ("nothing", "payload", "all", "syn", "bare").index(what)
-        self._dropper(towards).map("choice").update(0, (kind, skip, lose, every, 0, 0))
+        self._choice.update(HOSTS.index(towards), (kind, skip, lose, every, 0, 0))
 
     def lost(self, towards: str = "far") -> int:
-        return int(self._dropper(towards).map("choice").read()[1]["lost"][0])
-
-    def _dropper(self, towards: str) -> Loaded:
-        return self._droppers[("near", "far").index(towards)]
+        return int(self._choice.read()[1]["lost"][HOSTS.index(towards)])
 
     def kernel(self, name: str, where: str = "near") -> int:
         """A counter of the kernel's own, by the name that nstat has for it."""
@@ -200,7 +197,7 @@ class Hosts:
         """Count in one of the namespaces, as a source does."""
         namespace = self.near if where == "near" else self.far
         with contextlib.ExitStack() as stack:
-            loaded = stack.enter_context(load([program(causes, **sizes)]))
+            loaded = stack.enter_context(load([kit.program(causes, **sizes)]))
             assert loaded.failed == {}
             stack.enter_context(inside(namespace))
             with socket.socket() as any_socket:
@@ -216,12 +213,6 @@ class Hosts:
             yield Agent(loaded)
 
 
-def program(causes: bool, **sizes: int) -> Program:
-    known = {"SWERVE_TCP_CONGESTION": 1} if causes else {}
-    defines = {"SWERVE_TCP_FLOWS": 1024, "SWERVE_TCP_PATHS": 64, **known, **sizes}
-    return Program("tcp.c", FUNCTIONS, defines, {"tcp_callbacks": "sock_ops"})
-
-
 def note_older(loaded: Loaded) -> None:
     """What every socket of the calling thread's namespace has counted so far, from socket diagnostics."""
     from pytools.kernel.netlink.sockdiag import Diagnostics
@@ -235,27 +226,27 @@ def note_older(loaded: Loaded) -> None:
 
 
 @pytest.fixture(scope="module")
-def droppers() -> Iterator[tuple[Loaded, Loaded]]:
+def droppers() -> Iterator[Loaded]:
     support.require("bcc", "tracefs")
-    source = Program(str(Path(__file__).with_name("drop_chosen.c")), ("drop_chosen",))
-    with load([source]) as towards_near, load([source]) as towards_far:
-        assert towards_near.failed == towards_far.failed == {}
-        yield towards_near, towards_far
+    functions = tuple(f"drop_{host}" for host in HOSTS)
+    with load([Program(str(Path(__file__).with_name("drop_chosen.c")), functions)]) as loaded:
+        assert loaded.failed == {}
+        yield loaded
 
 
 @pytest.fixture
-def hosts(veth_pair: tuple[str, str], droppers: tuple[Loaded, Loaded]) -> Iterator[Hosts]:
+def hosts(veth_pair: tuple[str, str], droppers: Loaded) -> Iterator[Hosts]:
     """The near and the far host: packets leave one by one, and nothing is lost yet."""
     support.require("ethtool", "ping", "ss")
     near, far = veth_pair
     with contextlib.ExitStack() as stack:
-        for namespace, dropper in zip(veth_pair, droppers, strict=True):
+        for namespace, host in zip(veth_pair, HOSTS, strict=True):
             for word in ("tso", "gso", "gro"):
                 support.run(["ip", "netns", "exec", namespace, "ethtool", "-K", "v0", word, "off"])
             with inside(namespace):
                 for path, value in SETTINGS.items():
                     Path("/proc/sys/net", path).write_text(f"{value}")
-                stack.enter_context(attach_tc(dropper.programs["drop_chosen"], "v0", "ingress"))
+                stack.enter_context(attach_tc(droppers.programs[f"drop_{host}"], "v0", "ingress"))
         for family in (0, 1):  # who does not know its neighbour yet sends its first SYN late
             support.run(["ip", "netns", "exec", near, "ping", "-c1", "-W5", FAR[family]])
             support.run(["ip", "netns", "exec", far, "ping", "-c1", "-W5", NEAR[family]])

@@ -54,7 +54,7 @@ def lent() -> dict[str, str]:
 
 def test_programs_load_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     require("bcc", "tracefs")
-    done = run([installed / "bin/python", "-c", LOAD], cwd=tmp_path, env=lent())
+    done = run([installed / "bin/python", "-c", LOAD], cwd=tmp_path, env={**lent(), "SWERVE_CACHE_DIR": str(tmp_path)})
     sources = Path(done.stdout.strip())
     assert sources.is_relative_to(installed)
     assert {path.relative_to(ROOT / "bpf") for path in (ROOT / "bpf").rglob("*.[ch]")} == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import os
 import re
@@ -37,47 +38,54 @@ SWERVE = {
 @pytest.fixture
 def wheel(tmp_path: Path) -> Callable[..., Path]:
     """Makes a wheel with these files, as a package index would serve it."""
+    return functools.partial(_wheel, tmp_path)
 
-    def make(name: str, files: Mapping[str, str], *requires: str) -> Path:
-        place = tmp_path / f"{name}-1.0-py3-none-any.whl"
-        facts = [f"Name: {name}", "Version: 1.0", "License-Expression: MIT", *(f"Requires-Dist: {x}" for x in requires)]
-        info = f"{name}-1.0.dist-info"
-        recorded = {**files, f"{info}/METADATA": "Metadata-Version: 2.4\n" + "\n".join(facts) + "\n"}
-        recorded[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in recorded)
-        with zipfile.ZipFile(place, "w") as archive:
-            for path, text in recorded.items():
-                archive.writestr(path, text)
-        return place
 
-    return make
+def _wheel(directory: Path, name: str, files: Mapping[str, str], *requires: str) -> Path:
+    place = directory / f"{name}-1.0-py3-none-any.whl"
+    facts = [f"Name: {name}", "Version: 1.0", "License-Expression: MIT", *(f"Requires-Dist: {x}" for x in requires)]
+    info = f"{name}-1.0.dist-info"
+    recorded = {**files, f"{info}/METADATA": "Metadata-Version: 2.4\n" + "\n".join(facts) + "\n"}
+    recorded[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in recorded)
+    with zipfile.ZipFile(place, "w") as archive:
+        for path, text in recorded.items():
+            archive.writestr(path, text)
+    return place
 
 
 @pytest.fixture
-def made_up(wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages of two wheels, and a tap that needs no compiler."""
-    swerve = wheel("swerve", SWERVE, "helper>=1", "PyYAML>=6")
-    helper = wheel("helper", {"helper/__init__.py": "X = 1\n", "helper-1.0.dist-info/LICENSE": "MIT\n"})
+    _make_up(tmp_path, monkeypatch)
+
+
+def _make_up(directory: Path, patch: pytest.MonkeyPatch) -> None:
+    swerve = _wheel(directory, "swerve", SWERVE, "helper>=1", "PyYAML>=6")
+    helper = _wheel(directory, "helper", {"helper/__init__.py": "X = 1\n", "helper-1.0.dist-info/LICENSE": "MIT\n"})
 
     def build(_: Native, target: Path) -> Path:
         shutil.copy("/usr/bin/true", target)
         return target
 
-    monkeypatch.setattr(vendored, "fetch", lambda arch, target: [helper])
-    monkeypatch.setattr(build_deb, "own_wheel", lambda target: swerve)
-    monkeypatch.setattr(Native, "build", build)
-    monkeypatch.setattr(build_deb.subprocess, "run", _without_strip(subprocess.run))
+    patch.setattr(vendored, "fetch", lambda arch, target: [helper])
+    patch.setattr(build_deb, "own_wheel", lambda target: swerve)
+    patch.setattr(Native, "build", build)
+    patch.setattr(build_deb.subprocess, "run", _without_strip(subprocess.run))
 
 
 def _without_strip(real: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., object]:
     return lambda command, **rest: None if command[0] == "strip" else real(command, **rest)
 
 
-@pytest.fixture
-def package(made_up: None, tmp_path: Path) -> Path:
-    """The built package, unpacked; DEBIAN holds what dpkg reads."""
-    place = build_deb.build(tmp_path / "out")
-    run(["dpkg-deb", "--raw-extract", place, tmp_path / "tree"])
-    return tmp_path / "tree"
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built package, unpacked, for all tests that only read it; DEBIAN holds what dpkg reads."""
+    directory = tmp_path_factory.mktemp("package")
+    with pytest.MonkeyPatch.context() as patch:
+        _make_up(directory, patch)
+        place = build_deb.build(directory / "out")
+    run(["dpkg-deb", "--raw-extract", place, directory / "tree"])
+    return directory / "tree"
 
 
 def fields(tree: Path) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """What the guest's tests load most, compiled out here: LLVM, emulated, takes half a minute for each program.
 
 The guest has this machine's compiler, headers and sources, so it would come to the same code; its kernel verifies and
-runs it. What tests/kernel/test_loader.py and test_tcp_program.py load is compiled in there. An entry that the guest
-looks for by another name is not found, and compiled in there as well.
+runs it. What tests/kernel/test_loader.py loads is compiled in there. An entry that the guest looks for by another name
+is not found, and compiled in there as well.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from unittest import mock
 
 import pin_kit
 import probe_kit
+import tcp_kit
 
 from pytools import directories
 from pytools.config import AgentConfig, Probe, Tcp
@@ -41,6 +42,7 @@ def wanted() -> list[Program]:
         programs.observers(probes, programs.tcp_connections(Tcp(flows=1024)), samples)[-1],
         loader.Program("probe.c", ("probe_egress", "probe_ingress")),
         loader.Program("empty.c", ("empty",)),
+        tcp_kit.program(causes=True),
         flow_table.program(pin_kit.PORT),
         providers.program(),
     ]
