@@ -66,12 +66,13 @@ static __always_inline bool remember(struct __sk_buff *skb, const struct frame *
 	return true;
 }
 
-#define LATE_NS 10000000 /* without an answer: worth a look, however long round trips were of late */
-
-/* One more probe without an answer; when the last that is allowed is overdue, the path is silent. */
+/*
+ * One more probe without an answer; when the last that is allowed is overdue, the path is silent. That the first is
+ * overdue pacer.c may have seen before.
+ */
 static __always_inline void note_sent(struct swerve_probe_path *path, u64 now)
 {
-	u64 late_ns = path->grace_ns < LATE_NS ? path->grace_ns : LATE_NS;
+	u64 late_ns = path->grace_ns < SWERVE_PROBE_LATE_NS ? path->grace_ns : SWERVE_PROBE_LATE_NS;
 	u32 unanswered = path->unanswered + 1;
 	struct swerve_probe_settings *known;
 

@@ -154,7 +154,7 @@ fi
 native_is_built() {
 	[ -f bpf/swerve-tap.so ] && [ -f pytools/sources/probing/swerve-pacer ] &&
 		[ -z "$(find bpf/tap bpf/tap.c bpf/swerve.h -newer bpf/swerve-tap.so -print -quit)" ] &&
-		[ ! pytools/sources/probing/pacer.c -nt pytools/sources/probing/swerve-pacer ]
+		[ -z "$(find pytools/sources/probing/pacer.c bpf/swerve.h -newer pytools/sources/probing/swerve-pacer -print -quit)" ]
 }
 if ! native_is_built; then
 	step native "it needs a C compiler and libibverbs' headers (gcc libc6-dev libibverbs-dev)" \

@@ -116,7 +116,11 @@ TAP: Final = Native(
 )
 _PROBING: Final = Path(__file__).parents[1] / "sources/probing"
 PACER: Final = Native(
-    what="the process that sends probes", source=_PROBING / "pacer.c", target=_PROBING / "swerve-pacer"
+    what="the process that sends probes",
+    source=_PROBING / "pacer.c",
+    target=_PROBING / "swerve-pacer",
+    parts=(bpf_dir() / "swerve.h",),
+    flags=(f"-I{bpf_dir()}",),
 )
 ALL: Final = (TAP, PACER)
 

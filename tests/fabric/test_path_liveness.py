@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import select
 import time
 from collections.abc import Callable, Iterator
 
@@ -269,6 +270,23 @@ def test_a_young_silence_wakes_the_mesh_when_the_next_miss_falls_due(lab: Lab, s
     work_until(hosts, silent, "the rail is silent")
     assert len(due) >= 3
     assert mesh._miss_ns is None, "a path that is known to be dead is looked at as often as others"
+
+
+def test_what_the_pacer_sees_makes_the_mesh_look_at_once(lab: Lab, start: Callable[..., Hosts]) -> None:
+    first, _ = hosts = start()
+    mesh = first.mesh
+
+    def heard() -> bool:
+        mesh.program.paths["overdue"][:] = 0  # as if probe.c had seen none: a look that is late is left out
+        if not select.select([mesh.sender.schedule.control], [], [], 0)[0]:
+            return False
+        mesh._pacer_speaks(0)
+        return True
+
+    assert not heard(), "while all answer"
+    lab.blackhole(1)
+    work_until(hosts, heard, "an answer is overdue")
+    assert mesh._due["read"] == 0
 
 
 def test_when_an_answer_is_overdue_extra_probes_show_whether_it_waits(lab: Lab, start: Callable[..., Hosts]) -> None:

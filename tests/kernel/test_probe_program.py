@@ -15,8 +15,10 @@ import support
 from probe_kit import ADDRESSES, ESTIMATE, PORT, Host, Hosts, Replies, ask, hosts, one_sided, request, two, udp_socket
 
 from pytools.kernel import netns
-from pytools.sources.probing import program
+from pytools.sources.probing import frames, program
+from pytools.sources.probing.frames import Frames, Lane
 from pytools.sources.probing.program import DUPLICATE, OURS
+from pytools.sources.probing.schedule import Schedule
 
 __all__ = ["hosts", "one_sided"]  # fixtures
 
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.guest(every=2)
 
 SWERVE_TLV, SIZE_TLV, PADDING = 253, 252, 1
 PROBES = 23
+MS = 1_000_000
 
 
 def assert_nothing_reached(host: Host) -> None:
@@ -162,6 +165,37 @@ def test_the_agent_is_woken_once_when_the_first_unanswered_probe_is_overdue(
         assert len(first.records(1)) == 1
         second.program.set_peers({})
         assert [wakes(0) for _ in range(3)] == [False, True, False], "after an answer anew"
+
+
+def test_between_two_probes_of_a_path_the_pacer_says_that_the_first_is_overdue(
+    hosts: Hosts, veth_pair: tuple[str, str]
+) -> None:
+    """probe.c itself sees it only when the next one leaves."""
+    first, second = two(hosts, veth_pair, 4)
+    program, ticks = first.program, 8
+    first.send(4)
+    assert len(first.records(1)) == 1
+    second.program.set_peers({})  # nobody answers any more
+    program.set_limits(np.array([3]), np.array([2 * MS]))
+    lane = Lane(0, 0, first.ifindex, *ADDRESSES[4], first.ports[4], ESTIMATE)
+    with contextlib.ExitStack() as keep:
+        with netns.inside(veth_pair[0]):
+            packets = keep.enter_context(frames.open_socket())
+        schedule = keep.enter_context(contextlib.closing(Schedule(packets, program.paths_fd)))
+        schedule.watch(1)
+        with schedule.held():
+            schedule.set_ticks(ticks)
+            made = Frames(4, [lane], PORT, 0, ticks, schedule)
+        made.fill(np.arange(ticks), program.seq(np.zeros((ticks, 1), np.int64), 1 + np.arange(ticks)[:, None]))
+        due_ns = time.monotonic_ns() + 20 * MS * np.arange(ticks)
+        schedule.plan(due_ns, due_ns + 10**10, [[schedule.group(each)] for each in made.headers])
+
+        def said() -> bool:
+            program.paths["overdue"][0] = 0  # as if probe.c had seen none: a look that is late is left out
+            return bool(select.select([schedule.control], [], [], 0)[0])
+
+        support.wait_until(said, 10, "the pacer says so", every_s=0.001)
+        assert schedule.hear()
 
 
 # ---- the reflector, asked by others ----

@@ -41,9 +41,10 @@ class World:
     paths: int = 1
     now_ns: int = START_NS
     told: list[PathLiveness] = field(default_factory=list)
+    interval_ns: int = INTERVAL_NS
 
     def __post_init__(self) -> None:
-        self.liveness = Liveness(INTERVAL_NS)
+        self.liveness = Liveness(self.interval_ns)
         self.liveness.grow(self.paths)
         self.liveness.set_paths([pinned(index) for index in range(self.paths)])
 
@@ -79,7 +80,7 @@ class World:
             self.wait(turnaround_ns)
             self.answer(path, sent_ns)
             self.look()
-            self.wait(INTERVAL_NS - turnaround_ns)
+            self.wait(self.interval_ns - turnaround_ns)
 
 
 def test_an_answered_path_misses_nothing_and_counts_its_answers() -> None:
@@ -172,6 +173,22 @@ def test_where_an_answer_is_overdue_is_known_but_not_of_paths_that_lose_many_or_
     world.wait(30 * MS)
     world.look()
     assert not len(world.liveness.begun(world.now_ns))
+
+
+@pytest.mark.parametrize(("turnaround_ms", "begins"), [(4, True), (7, True), (9, False)])
+def test_with_short_round_trips_an_answer_is_overdue_after_10_ms_but_not_missed(
+    turnaround_ms: int, begins: bool
+) -> None:
+    """Where they are longer, an answer that is a little late is no news."""
+    world = World(interval_ns=20 * MS)
+    world.steady(50, turnaround_ns=turnaround_ms * MS)
+    world.send(0)
+    world.wait(9 * MS if turnaround_ms > 4 else 7 * MS)
+    assert not len(world.liveness.begun(world.now_ns))
+    world.wait(2 * MS)
+    world.look()
+    assert len(world.liveness.begun(world.now_ns)) == begins
+    assert world.liveness.missed[0] == (turnaround_ms == 4), "the grace of a miss is what it was"
 
 
 def test_what_was_long_is_forgotten_by_answers_however_many_are_taken_at_once() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import mmap
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -212,6 +215,104 @@ def test_where_no_process_can_be_had_it_is_said_and_tried_again(
     group = one_message(schedule)
     plan(schedule, [time.monotonic_ns()], group)
     assert ends[1].recv(100)[0] == 0
+
+
+# ---- answers that are overdue ----
+
+ROWS = 4
+PATH = np.dtype(  # struct swerve_probe_path
+    {
+        "names": ["grace_ns", "limit", "first_ns", "overdue"],
+        "formats": ["u8", "u4", "u8", "u4"],
+        "offsets": [40, 56, 72, 104],
+        "itemsize": 112,
+    }
+)
+
+
+class Watched:
+    """A schedule whose pacer looks at rows that the test fills; none is overdue to begin with."""
+
+    def __init__(self, packets: socket.socket, keep: contextlib.ExitStack) -> None:
+        fd = os.memfd_create("paths")
+        keep.callback(os.close, fd)
+        os.ftruncate(fd, 4096 * PATH.itemsize)
+        self.rows = np.frombuffer(mmap.mmap(fd, ROWS * PATH.itemsize), PATH, ROWS)
+        self.schedule = keep.enter_context(contextlib.closing(Schedule(packets, fd)))
+        self.schedule.watch(ROWS)
+        self._group = one_message(self.schedule)
+
+    def set(self, row: int, limit: int = 3, overdue: int = 0, grace_ns: int = 2 * MS, first_ns: int = 1) -> None:
+        self.rows[row] = (grace_ns, limit, first_ns, overdue)
+
+    def tick(self, *after_ms: int) -> None:
+        now_ns = time.monotonic_ns()
+        plan(self.schedule, [now_ns + after * MS for after in after_ms], self._group)
+
+    def spoke(self) -> bool:
+        return bool(select.select([self.schedule.control], [], [], 0)[0])
+
+    def sign(self, number: int) -> None:
+        assert self.schedule._process is not None
+        os.kill(self.schedule._process.pid, number)
+
+
+@pytest.fixture
+def watched(ends: tuple[socket.socket, socket.socket]) -> Iterator[Watched]:
+    with contextlib.ExitStack() as keep:
+        yield Watched(ends[0], keep)
+
+
+def test_the_pacer_says_that_an_answer_is_overdue_and_nothing_else(watched: Watched) -> None:
+    watched.set(0, limit=0)
+    watched.set(1, overdue=1)
+    watched.set(2, first_ns=0)
+    watched.set(3, grace_ns=17 * MS)
+    watched.tick(0, 30)
+    wait_sent(watched.schedule)
+    assert not watched.spoke(), "not judged, known, answered, and no news at the time of a look"
+    watched.set(3, grace_ns=16 * MS)
+    watched.tick(*range(0, 30 * TICKS, 30))  # several looks: any may be late
+    support.wait_until(watched.spoke, 10, "it is said")
+    assert watched.schedule.hear()
+    watched.sign(signal.SIGKILL)
+    support.wait_until(lambda: not watched.schedule.hear(), 10, "its end is another matter")
+
+
+def test_where_ticks_are_less_than_10_ms_apart_nobody_looks(watched: Watched) -> None:
+    watched.set(0)
+    watched.tick(0, 5)
+    wait_sent(watched.schedule)
+    assert not watched.spoke()
+
+
+def test_a_look_that_comes_late_is_left_out(watched: Watched) -> None:
+    """Without a processor for us, answers may wait for one too."""
+    watched.tick(0, 100)
+    support.wait_until(lambda: watched.schedule.done == 1, 10, "the first has been sent")
+    watched.sign(signal.SIGSTOP)
+    stopped_ns = time.monotonic_ns()
+    try:
+        watched.set(0)
+        support.wait_until(lambda: time.monotonic_ns() > stopped_ns + 15 * MS, 10, "the look is late")
+    finally:
+        watched.sign(signal.SIGCONT)
+    wait_sent(watched.schedule)
+    assert not watched.spoke()
+
+
+def test_it_does_not_wait_for_an_agent_that_does_not_listen_and_can_be_held(
+    watched: Watched, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    watched.set(0)
+    for _ in range(3):
+        watched.tick(*range(0, 15 * TICKS, 15))
+        wait_sent(watched.schedule)
+    support.wait_until(watched.spoke, 10, "several were said")
+    with watched.schedule.held() as withdrawn:
+        assert withdrawn == (3 * TICKS, 3 * TICKS)
+    assert watched.schedule.restarts == 0
+    assert watched.schedule.hear(), "there was a word, which is gone"
 
 
 _OWNER = """

@@ -32,6 +32,7 @@ TOLD_SINGLY: Final = 32
 TOLD_SILENT_EVERY_NS: Final = 100_000_000
 YOUNG_INTERVALS: Final = TOLD_SINGLY  # a silence that is older is looked at as often as paths that answer
 _BEGUN_INTERVALS: Final = 3
+_LATE_NS, _MOST_GRACE_NS = 10_000_000, 16_000_000  # as in swerve.h: SWERVE_PROBE_LATE_NS, SWERVE_PROBE_MOST_GRACE_NS
 _RARELY: Final = 0.05  # share of probes: where more are lost an answer that is overdue is mostly one
 _ALERT_INTERVALS: Final = 8  # for so long after the first miss, the next ones are looked for when they fall due
 
@@ -295,11 +296,18 @@ class Liveness:
         return np.where(self._arrived_ns > 0, self._limits, 0), np.maximum(2 * self._recent_ns, LEAST_GRACE_NS)
 
     def begun(self, now_ns: int) -> Rows:
-        """Paths that have lost hardly a probe lately, and on which an answer has just become overdue."""
-        if not self.any_silent:
-            return self._rows[:0]
-        begun = (self.missed > 0) & (self._silent_since_ns > now_ns - _BEGUN_INTERVALS * self._interval_ns)
-        chosen = np.flatnonzero(begun & self._probed & (self._arrived_ns > 0))
+        """Paths that have lost hardly a probe lately, and on which an answer has just become overdue.
+
+        Where round trips are short that is after `_LATE_NS`, before it is a miss: worth extra probes, and no more.
+        """
+        most_ns = np.where(2 * self._recent_ns <= _MOST_GRACE_NS, _LATE_NS, self._interval_ns)
+        late_ns = np.minimum(self._grace_ns, most_ns)
+        overdue = self._log.sent_by(now_ns - late_ns, self._rows) > self._sent_before
+        chosen = np.flatnonzero(overdue & self._probed & (self._arrived_ns > 0))
+        if not len(chosen):
+            return chosen
+        since_ns = self._log.sent_beyond(self._sent_before[chosen], chosen)
+        chosen = chosen[since_ns > now_ns - _BEGUN_INTERVALS * self._interval_ns]
         return chosen[self.loss(chosen)[0] <= _RARELY]
 
     def young(self, now_ns: int) -> NDArray[np.bool_]:

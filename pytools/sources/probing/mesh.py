@@ -176,11 +176,13 @@ class ProbeMesh:
             if self._watched is not None:
                 self._selector.unregister(self._watched)
             self._watched = self.sender.schedule.control
-            self._selector.register(self._watched, selectors.EVENT_READ, self._pacer_ended)
+            self._selector.register(self._watched, selectors.EVENT_READ, self._pacer_speaks)
 
-    def _pacer_ended(self, _mask: int) -> None:
-        """Laying out the paths anew starts another one, but not more than one a second."""
-        if self._selector is not None and self._watched is not None:
+    def _pacer_speaks(self, _mask: int) -> None:
+        """An answer is overdue, or the pacer has ended: then the paths are laid out again, which starts another one."""
+        if self.sender.schedule.hear():
+            self._due["read"] = 0
+        elif self._selector is not None and self._watched is not None:
             self._selector.unregister(self._watched)
             self._watched = None
             self._due["pacer"] = time.monotonic_ns() + _PACER_AFTER_NS

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The pacer: sends the agent's probes when they are due, and does nothing else. Runs in user space, as a process of its
- * own: swerve-pacer CONTROL PACKETS MEMORY PRIORITY, the first three being descriptors: a socket to the agent, the
- * packet socket, and the memory that schedule.py fills. What is due was put there some hundred milliseconds ahead, so
- * probes leave on time while the agent is kept waiting; when the plan is used up, nothing is sent. It runs at the
- * real-time priority PRIORITY where it may: it sleeps between ticks, and a tick is a bounded number of frames.
+ * The pacer: sends the agent's probes when they are due, and looks whether they are answered. Runs in user space, as a
+ * process of its own: swerve-pacer CONTROL PACKETS MEMORY PATHS PRIORITY, the first four being descriptors: a socket to
+ * the agent, the packet socket, the memory that schedule.py fills, and the map probe_paths of probe.c. What is due was
+ * put there some hundred milliseconds ahead, so probes leave on time while the agent is kept waiting; when the plan is
+ * used up, nothing is sent. It runs at the real-time priority PRIORITY where it may: it sleeps between ticks, and a
+ * tick is a bounded number of frames.
+ *
+ * Between two ticks it looks once for answers that are overdue, and tells the agent if one is, which then probes more
+ * often: no verdict rests on it. probe.c does the same when the next probe leaves, so the map may be missing.
  *
  * In C because it wakes up for every tick: what an interpreter touches is cold each time. Times are CLOCK_MONOTONIC
  * nanoseconds. One thread.
@@ -24,11 +28,19 @@
 #include <sys/stat.h>
 #include <time.h>
 
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef int64_t s64;
+
+#include "swerve.h"
+
 /* ---- shared with schedule.py, which checks that it has the same LAYOUT ---- */
 
 /*
  * The memory begins with words: how many ticks were planned, begun and done since the start, the processor time that
- * we have used, whether we wait for a plan, and how many entries follow.
+ * we have used, whether we wait for a plan, how many entries follow, and how many rows of probe_paths are in use.
  */
 enum {
 	PLANNED,
@@ -37,6 +49,7 @@ enum {
 	CPU,
 	WAITING,
 	ENTRIES,
+	ROWS,
 	FIRST_ENTRY = 8
 };
 
@@ -64,23 +77,27 @@ enum {
 
 /*
  * Over the control socket, a byte each: READY is ours, with the address of the memory here and LAYOUT. HOLD is answered
- * with HELD, and then nothing is sent until GO. A plan for a pacer that waits comes with GO, too.
+ * with HELD, and then nothing is sent until GO. A plan for a pacer that waits comes with GO, too. OVERDUE is ours: an
+ * answer is, and the agent is to look.
  */
 enum {
 	READY = 'R',
 	HOLD = 'H',
 	HELD = 'D',
-	GO = 'G'
+	GO = 'G',
+	OVERDUE = 'O'
 };
 
 /* ---- */
 
 #define MOST_RT_US 200000
 #define NS_PER_S 1000000000LL
+#define LOOK_LATE_NS 2000000 /* then we had no processor, and answers may wait for one as well */
 
 static int control, packets;
 static char *base;
 static int64_t *words;
+static const struct swerve_probe_path *paths; /* NULL: not known, and nobody looks */
 
 static int64_t clock_ns(clockid_t clock)
 {
@@ -170,6 +187,31 @@ static void send_tick(int64_t tick, int64_t *entry)
 	store(DONE, tick + 1);
 }
 
+/* As in note_sent of probe.c; but where round trips are nearly that long, an answer that is not here yet is no news. */
+static int is_overdue(const struct swerve_probe_path *path, u64 now_ns)
+{
+	u64 first_ns = __atomic_load_n(&path->first_ns, __ATOMIC_RELAXED), grace_ns = path->grace_ns;
+	u64 late_ns = grace_ns < SWERVE_PROBE_LATE_NS ? grace_ns : SWERVE_PROBE_LATE_NS;
+
+	return path->limit && !path->overdue && grace_ns <= SWERVE_PROBE_MOST_GRACE_NS && first_ns &&
+	       now_ns > first_ns + late_ns;
+}
+
+/* Whether an answer to the last tick is overdue. The agent may be hanging: we do not wait for it. */
+static void look(int64_t due_ns)
+{
+	const unsigned char overdue = OVERDUE;
+	int64_t now_ns = clock_ns(CLOCK_MONOTONIC), rows = load(ROWS);
+
+	if (now_ns > due_ns + LOOK_LATE_NS)
+		return;
+	for (int64_t row = 0; row < rows && row < SWERVE_PROBE_PATHS; row++)
+		if (is_overdue(&paths[row], now_ns)) {
+			send(control, &overdue, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+			return;
+		}
+}
+
 /* For a plan; 0 when the agent is gone. */
 static int wait_for_plan(void)
 {
@@ -193,6 +235,7 @@ static int sleep_for(int64_t left_ns)
 static void run(void)
 {
 	int alive = obey(); /* there is no plan yet */
+	int64_t look_ns = INT64_MAX;
 
 	while (alive) {
 		int64_t tick = load(BEGUN);
@@ -202,12 +245,18 @@ static void run(void)
 			continue;
 		}
 		int64_t *entry = words + FIRST_ENTRY + tick % load(ENTRIES) * ENTRY_WORDS;
-		int64_t left_ns = entry[DUE] - clock_ns(CLOCK_MONOTONIC);
+		int looks = look_ns < entry[DUE];
+		int64_t left_ns = (looks ? look_ns : entry[DUE]) - clock_ns(CLOCK_MONOTONIC);
 
-		if (left_ns <= 0)
-			send_tick(tick, entry);
-		else
+		if (left_ns > 0) {
 			alive = sleep_for(left_ns);
+		} else if (looks) {
+			look(look_ns);
+			look_ns = INT64_MAX;
+		} else {
+			send_tick(tick, entry);
+			look_ns = paths ? clock_ns(CLOCK_MONOTONIC) + SWERVE_PROBE_LATE_NS : INT64_MAX;
+		}
 	}
 }
 
@@ -237,20 +286,23 @@ int main(int count, char **arguments)
 {
 	struct stat memory;
 
-	if (count != 5)
+	if (count != 6)
 		return 2;
 	control = atoi(arguments[1]);
 	packets = atoi(arguments[2]);
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	signal(SIGINT, SIG_IGN); /* meant for the agent, with which we end */
 	signal(SIGTERM, SIG_IGN);
-	be_prompt(atoi(arguments[4]));
+	be_prompt(atoi(arguments[5]));
 	if (fstat(atoi(arguments[3]), &memory))
 		return 1;
 	base = mmap(NULL, memory.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(arguments[3]), 0);
 	if (base == MAP_FAILED)
 		return 1;
 	words = (int64_t *)base;
+	paths = mmap(NULL, SWERVE_PROBE_PATHS * sizeof(*paths), PROT_READ, MAP_SHARED, atoi(arguments[4]), 0);
+	if (paths == MAP_FAILED)
+		paths = NULL;
 	if (say_ready())
 		run();
 	return 0;

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-PLANNED, BEGUN, DONE, CPU, WAITING, ENTRIES = range(6)
+PLANNED, BEGUN, DONE, CPU, WAITING, ENTRIES, ROWS = range(7)
 FIRST_ENTRY: Final = 8
 DUE, TOO_LATE, BEGAN, GROUPS, FIRST_GROUP = range(5)
 GROUP_WORDS, MOST_GROUPS = 3, 6
@@ -16,4 +16,4 @@ HEADER_BYTES: Final = 64  # struct mmsghdr
 RESULT_AT: Final = 56  # in it
 LAYOUT: Final = FIRST_ENTRY << 16 | ENTRY_WORDS << 8 | HEADER_BYTES
 
-READY, HOLD, HELD, GO = b"R", b"H", b"D", b"G"
+READY, HOLD, HELD, GO, OVERDUE = b"R", b"H", b"D", b"G", b"O"

@@ -76,6 +76,8 @@ class ProbeProgram:
     ----------
     slow, slow_limit : ndarray
         By path, as in struct swerve_probe_path; the kernel writes the first.
+    paths_fd : int
+        The descriptor of the map with these; stays the program's.
     seq_base : int
         Random; with it a sequence number on the wire is `(seq_base + session * NUMBERS + number % NUMBERS) % 2^32`.
     """
@@ -96,6 +98,7 @@ class ProbeProgram:
             mapped = [undo.enter_context(loaded.mapped(f"probe_{name}")) for name in ("settings", "paths", "sessions")]
             self._close = undo.pop_all().close
         self._settings, self.paths, self.sessions = (each.records for each in mapped)
+        self.paths_fd = mapped[1].fd
         self.slow, self.slow_limit = self.paths["slow"], self.paths["slow_limit"]
         self._limits, self._graces_ns = self.paths["limit"], self.paths["grace_ns"]
         self._beat_ns = self._settings["beat_ns"]

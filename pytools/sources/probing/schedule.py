@@ -47,6 +47,8 @@ class Schedule:
     ----------
     packets : socket
         What messages are sent by.
+    paths_fd : int
+        The map probe_paths, in which the pacer sees answers that are overdue; -1: it does not look.
 
     Raises
     ------
@@ -54,9 +56,9 @@ class Schedule:
         If the pacer does not start.
     """
 
-    def __init__(self, packets: socket.socket) -> None:
+    def __init__(self, packets: socket.socket, paths_fd: int = -1) -> None:
         self.restarts = 0
-        self._packets = packets
+        self._packets, self._paths_fd = packets, paths_fd
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._memory_fd = os.memfd_create("swerve-probes", os.MFD_CLOEXEC)
@@ -78,10 +80,11 @@ class Schedule:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         fds = theirs.fileno(), self._packets.fileno(), self._memory_fd
-        words = [str(PACER.ready()), *map(str, (*fds, PRIORITY))]
+        words = [str(PACER.ready()), *map(str, (*fds, self._paths_fd, PRIORITY))]
+        passed = fds if self._paths_fd < 0 else (*fds, self._paths_fd)
         try:
             with theirs:
-                self._process = subprocess.Popen(words, pass_fds=fds, stdin=subprocess.DEVNULL)
+                self._process = subprocess.Popen(words, pass_fds=passed, stdin=subprocess.DEVNULL)
             ready = self._answer()
         except OSError as error:
             self._end()
@@ -117,7 +120,7 @@ class Schedule:
 
     @property
     def control(self) -> socket.socket:
-        """Readable when the pacer has ended.
+        """Readable when the pacer has ended, or sees an answer overdue: see `hear`.
 
         Raises
         ------
@@ -127,6 +130,19 @@ class Schedule:
         if self._control is None:
             raise CapabilityError("no process sends probes", "the log says why it did not start")
         return self._control
+
+    def hear(self) -> bool:
+        """Take one word of the pacer's, that an answer is overdue; False: it has ended."""
+        try:
+            return len(self.control.recv(1, socket.MSG_DONTWAIT)) == 1
+        except BlockingIOError:  # `held` took it
+            return True
+        except (OSError, CapabilityError):
+            return False
+
+    def watch(self, rows: int) -> None:
+        """Let the pacer look at the first so many rows of its map."""
+        self._words[pacer.ROWS] = rows
 
     def cost(self) -> tuple[int, int]:
         """Processor time that the pacer has used (ns), and its memory (bytes)."""
@@ -174,7 +190,9 @@ class Schedule:
             return self._process.poll() is None
         try:
             self.control.send(pacer.HOLD)
-            return self._answer() == pacer.HELD
+            while (answer := self._answer()) == pacer.OVERDUE:
+                pass
+            return answer == pacer.HELD
         except OSError:  # it has gone
             return False
 

@@ -70,7 +70,7 @@ class Sender(Planner):
         self._held: dict[tuple[udp.Family, int], socket.socket] = {}
         with contextlib.ExitStack() as undo:
             packets = undo.enter_context(frames.open_socket())
-            schedule = undo.enter_context(contextlib.closing(Schedule(packets)))
+            schedule = undo.enter_context(contextlib.closing(Schedule(packets, program.paths_fd)))
             super().__init__(probe, clocks, measurements, program, schedule)
             self.drops |= dict.fromkeys(("late_replies", "stray_records", "foreign_replies"), 0)
             undo.callback(self._release)
@@ -129,6 +129,7 @@ class Sender(Planner):
             self.note_sent()
             self._withdraw(*withdrawn)
             self._grow(rows)
+            self.schedule.watch(rows // flows)
             self._forget({pinned.index for pinned in paths})
             dealt: dict[udp.Family, list[tuple[int, PinnedPath]]] = {}
             for pinned in paths:
