@@ -165,6 +165,7 @@ def prove_lossy(policies: Sequence[str], shares: Sequence[float], minutes: float
 def prove_dead(trials: int, share: float, seed: int) -> bool:
     chance, found = random.Random(seed), []
     with steered(f"lossy{os.getpid()}", BACK) as made:
+        hold_neighbours(made.lab)
         for _ in range(trials):
             made.wait_healthy("before the trial")
             found.append(dead(made, chance.choice((1, 2)), share))
