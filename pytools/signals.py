@@ -136,6 +136,7 @@ class PathLiveness(Signal, frozen=True, kw_only=True, tag="path_liveness"):
     recent_loss: float | None = None  # share of the recent probes that are unanswered, 0 to 1
     longest_rtt_ns: int | None = None  # the longest recent round trip
     peer_agent_age_ns: int | None = None  # how long the peer's agent had not shown that it works, by the latest answer
+    missed_extra: int = 0  # what extra probes that were missed add to `missed`
 
 
 class ProbeSamples(Signal, frozen=True, kw_only=True, tag="probe_samples"):

@@ -206,13 +206,14 @@ def _silence(leaf: Silence, facts: Facts, stale_after: int) -> Measurement:
     if found.cause == "unmeasured":
         return Measurement(signal.at_ns, lives, Verdict.NONE, found.text)
     needed = max(leaf.missed, signal.limit or 0)
+    enough = signal.missed >= leaf.missed and signal.missed + signal.missed_extra >= (signal.limit or 0)
     lasted = signal.silent_ns >= leaf.lasting
-    verdict = _between(found.cause == "path_dead" and signal.missed >= needed and lasted, False)
+    verdict = _between(found.cause == "path_dead" and enough and lasted, False)
     since_ns = signal.at_ns - max(signal.silent_ns, 0)
     said = found.text
     if found.cause == "path_dead" and not lasted:
         said += f"; silent for {duration_text(signal.silent_ns)}, a queue may hold {duration_text(leaf.lasting)}"
-    if signal.missed < needed and needed > leaf.missed:
+    if not enough and needed > leaf.missed:
         loss = "" if signal.recent_loss is None else f" at a recent loss of {signal.recent_loss:.0%}"
         said += f", {needed} needed{loss}"
     return Measurement(signal.at_ns, lives, verdict, said, "silent", since_ns=since_ns)

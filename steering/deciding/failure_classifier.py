@@ -55,7 +55,7 @@ def classify(path: PathLiveness, siblings: Sequence[PathLiveness]) -> Silence:
             "unknown", way, f"{missed} missed; with one path to {peer} nothing tells a dead path from a dead peer"
         )
     answered = [other for other in others if _answered(other, second_ns)]
-    answering = next((other for other in answered if _reliable(other, path.missed)), None)
+    answering = next((other for other in answered if _reliable(other, path)), None)
     if answering is not None:
         passes = "; probes of the peer still come in over it" if way == "there" else ""
         return Silence("path_dead", way, f"{missed} missed while {answering.path} answers{passes}")
@@ -115,14 +115,15 @@ def has_answered(path: PathLiveness) -> bool:
     return path.last_answer_ns is not None or path.answered_sent_ns is not None
 
 
-def _reliable(other: PathLiveness, probes: int) -> bool:
-    """Whether a path answered nearly all of its probes while another one missed so many."""
+def _reliable(other: PathLiveness, path: PathLiveness) -> bool:
+    """Whether a path answered nearly all of its probes while another one missed some."""
+    weight = path.missed + path.missed_extra
     loss = other.recent_loss
     if loss is not None and 0 <= loss <= 1 - _NEARLY_ALL:
         return True
-    if loss is not None and 0 <= loss <= _MOST_LOSS and other.limit is not None and probes >= other.limit > 0:
+    if loss is not None and 0 <= loss <= _MOST_LOSS and other.limit is not None and weight >= other.limit > 0:
         return True
-    return other.answered_run >= _NEARLY_ALL * probes
+    return other.answered_run >= _NEARLY_ALL * path.missed
 
 
 def _share_answered(other: PathLiveness) -> str:

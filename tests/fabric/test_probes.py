@@ -416,6 +416,23 @@ def test_extra_probes_are_answered_as_the_others_and_count_for_no_silence(
     assert sender.lost_anything() == {}
 
 
+def test_extra_probes_along_one_path_are_counted_there(
+    nodes: Nodes, veth_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "_EXTRA_PATIENCE_NS", 10**10)
+    sender, _ = two(nodes, veth_pair, 4)
+    probes, liveness = sender.mesh.sender, sender.mesh._measurements.liveness
+    sender.send()
+    assert not probes.hurry(np.array([1]), alone=True), "no such path"
+    assert probes.hurry(np.zeros(1, np.intp), alone=True)
+    nodes.serve_until(lambda: liveness._extra_sent[0] == EXTRA_TICKS, "all are sent")
+    nodes.serve_until(
+        lambda: np.count_nonzero((probes._part[0] == EXTRA) & (probes._state[0] == ANSWERED)) == EXTRA_TICKS,
+        "all are answered",
+    )
+    assert liveness._extra_before[0] == EXTRA_TICKS
+
+
 def test_extra_probes_that_are_too_late_are_left_out_and_counted(
     nodes: Nodes, veth_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

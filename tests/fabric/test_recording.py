@@ -204,7 +204,7 @@ def congested(folder: Path, since_ns: int) -> bool:
 def test_a_lab_leaves_no_recording_behind(lab: Lab) -> None:
     host = lab.hosts[0]
     with agent(lab):
-        support.wait_until(lambda: newest_or_zero(places.recording("", host.netns)), 20, "it records", EVERY_S)
+        support.wait_until(lambda: newest_or_zero(directories.recording("", host.netns)), 20, "it records", EVERY_S)
     with Lab.up(f"rec2{os.getpid()}", hosts=2, rails=1) as other:
         directories.recording("", other.hosts[0].netns).mkdir(parents=True)
         left = directories.state_dir(other.hosts[0].netns)

@@ -29,7 +29,7 @@ class Dead(NamedTuple):
     heard_ns: int
     path: Path
     silent_ns: int
-    missed: int
+    missed: int  # with what extra probes add
     limit: int  # how many had to be missed before a rule acts
     text: str
 
@@ -103,7 +103,7 @@ class Verdicts(AgentListener[Heard]):
         self._heard.looks += 1
         self._heard.missing += live.missed > 0
         if found.cause == "path_dead":
-            facts = live.path, live.silent_ns, live.missed, live.limit or 0, found.text
+            facts = live.path, live.silent_ns, live.missed + live.missed_extra, live.limit or 0, found.text
             self._heard.dead.append(Dead(live.at_ns, now_ns, *facts))
 
     def states(self) -> dict[Path, PathState]:

@@ -244,6 +244,15 @@ def test_a_path_is_dead_at_the_larger_of_the_limits_of_rule_and_path(asked, limi
     assert ("10 needed at a recent loss of 20%" in reading.text) is (limit == 10 and asked == 3 and missed < 10)
 
 
+@pytest.mark.parametrize(
+    ("asked", "missed", "extra", "verdict"), [(3, 4, 5, BETWEEN), (3, 4, 6, BAD), (5, 4, 6, BETWEEN), (5, 5, 5, BAD)]
+)
+def test_extra_probes_count_towards_the_limit_of_a_path_but_not_of_a_rule(asked, missed, extra, verdict):
+    silent = kit.liveness(A, T0, missed, limit=10, recent_loss=0.2, missed_extra=extra)
+    reading = Judge(f"{{signal: silence, missed: {asked}, lasting: 0ms}}").hear(kit.liveness(B, T0), silent)
+    assert reading.verdict is verdict
+
+
 @pytest.mark.parametrize(("silent_ms", "verdict"), [(61, BETWEEN), (399, BETWEEN), (400, Verdict.BAD)])
 def test_a_silence_that_a_queue_may_explain_is_waited_with(silent_ms, verdict):
     silent = kit.liveness(A, T0, 3 + silent_ms // 20, silent_ns=silent_ms * MS)

@@ -13,6 +13,8 @@ from pytools.config import Peer
 from pytools.signals import Path, PathLiveness
 from pytools.sources.probing import udp
 from pytools.sources.probing.liveness import (
+    BURSTS,
+    HURRY_EVERY_NS,
     LEAST_GRACE_NS,
     MOST_RUN,
     TOLD_EVERY_NS,
@@ -20,9 +22,9 @@ from pytools.sources.probing.liveness import (
     TOLD_SINGLY,
     YOUNG_INTERVALS,
     Liveness,
-    SendLog,
 )
 from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.send_log import SendLog
 
 MS = 1_000_000
 INTERVAL_NS = 10 * MS
@@ -139,6 +141,83 @@ def test_the_kernel_is_told_a_limit_once_a_path_has_answered_and_a_grace_that_no
     assert limits[0] >= 3
     assert graces_ns[0] == 2 * 8 * INTERVAL_NS
     assert (limits[1], graces_ns[1]) == (0, LEAST_GRACE_NS), "it has not answered"
+
+
+def silent_with_extra(world: World, misses: int, extra: int) -> None:
+    """Path 0 of two misses all; then extra probes on it alone, which are missed as well."""
+    for _ in range(misses):
+        sent_ns = world.send(0, 1)
+        world.wait(MS)
+        world.answer(1, sent_ns)
+        world.wait(INTERVAL_NS - MS)
+    times_ns = world.now_ns - INTERVAL_NS + 2 * MS + np.arange(extra)
+    world.liveness.sent_extra(times_ns, np.tile([1, 0], (extra, 1)))
+    world.look()
+
+
+@pytest.mark.parametrize(("misses", "counted"), [(2, 0), (3, 3), (5, 3)])
+def test_extra_probes_count_half_after_three_other_misses_until_an_answer(misses: int, counted: int) -> None:
+    world = World(2)
+    world.steady(50, turnaround_ns=MS)
+    world.liveness._limits[:] = 10
+    silent_with_extra(world, misses, extra=7)
+    assert (world.now().missed, world.now().missed_extra, world.now(1).missed_extra) == (misses, counted, 0)
+    assert world.liveness.for_kernel()[0].tolist()[0] == 10 - counted
+    world.answer(0, world.now_ns - MS, counting=False)
+    world.look()
+    assert (world.now().missed, world.now().missed_extra) == (0, 0)
+    assert world.liveness.for_kernel()[0].tolist()[0] == world.now().limit
+    silent_with_extra(world, 3, extra=4)
+    assert world.now().missed_extra == 2, "those before the answer are forgotten"
+
+
+@pytest.mark.parametrize(("extra", "learnt"), [(9, True), (10, False)])
+def test_what_extra_probes_called_dead_is_no_random_loss_afterwards(extra: int, learnt: bool) -> None:
+    world = World(2)
+    world.steady(95, turnaround_ns=MS)
+    world.liveness._limits[:] = 10
+    silent_with_extra(world, 5, extra)
+    world.answer(0, world.now_ns - MS, counting=False)
+    world.look()
+    assert (world.now().recent_loss != 0) is learnt
+
+
+def test_a_path_that_loses_hardly_a_probe_is_dead_after_three_misses_whatever_extra_probes_show() -> None:
+    world = World(2)
+    world.steady(300, turnaround_ns=MS)
+    silent_with_extra(world, 3, extra=9)
+    assert (world.now().missed, world.now().limit) == (3, 3)
+    assert world.liveness.for_kernel()[0].tolist()[0] == 3
+    assert not len(world.liveness.suspected(world.now_ns))
+
+
+def test_a_miss_by_extra_probes_is_told_at_once_up_to_the_limit() -> None:
+    world = World(2)
+    world.steady(50, turnaround_ns=MS)
+    world.liveness._limits[:] = 6
+    silent_with_extra(world, 4, extra=0)
+    world.told.clear()
+    for _ in range(8):
+        world.liveness.sent_extra(np.array([world.now_ns - 3 * MS]), np.array([[1, 0]]))
+        world.look()
+    told = [signal.missed_extra for signal in world.told if signal.path.interface == "rail0"]
+    assert told == [1, 2]
+
+
+def test_extra_probes_leave_where_a_lossy_path_may_be_dead_but_not_for_ever() -> None:
+    world = World(2)
+    for path in (0, 1):
+        world.steady(50, turnaround_ns=MS, path=path)
+    world.liveness._limits[:] = 25
+    silent_with_extra(world, 4, extra=0)
+    assert not len(world.liveness.suspected(world.now_ns))
+    world.send(0)
+    world.wait(INTERVAL_NS)
+    world.look()
+    rounds = [world.liveness.suspected(world.now_ns).tolist() for _ in range(BURSTS + 1)]
+    assert rounds == [[0]] * BURSTS + [[]]
+    world.wait(HURRY_EVERY_NS + 1)
+    assert world.liveness.suspected(world.now_ns).tolist() == [0]
 
 
 def test_a_silence_is_young_for_some_intervals() -> None:

@@ -147,6 +147,12 @@ def test_a_lossy_path_testifies_against_a_silence_that_its_own_loss_does_not_exp
     assert classify(long, [answering(recent_loss=loss, limit=limit, answered_run=1)]).cause == cause
 
 
+@pytest.mark.parametrize(("extra", "cause"), [(15, "waiting"), (16, "path_dead")])
+def test_extra_probes_count_where_a_lossy_path_testifies(extra, cause):
+    found = classify(silent(missed_extra=extra), [answering(recent_loss=0.5, limit=20, answered_run=1)])
+    assert found.cause == cause
+
+
 def test_one_reliable_path_is_enough():
     lossy = answering(B, recent_loss=0.5, answered_run=1)
     assert classify(silent(), [lossy, answering(C, recent_loss=0.0)]).cause == "path_dead"

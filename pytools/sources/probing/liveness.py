@@ -5,7 +5,9 @@ answer to an earlier probe will do: on a path with a long queue answers come lat
 the largest recent time between a probe and its answer, at least `LEAST_GRACE_NS` and at most the probes' interval.
 
 Misses and answers are counted once an interval, however many probes leave a path in it (coded pairs, several source
-ports): three packets that one full queue drops within a microsecond are no silence.
+ports): three packets that one full queue drops within a microsecond are no silence. Extra probes, which leave between
+two intervals, count half because losses come in bursts, at most 5/4 of the others, and only after `LEAST_BEFORE_EXTRA`
+of these.
 
 Pure counting in arrays, one row per path. Times are CLOCK_MONOTONIC nanoseconds. One thread.
 """
@@ -23,6 +25,7 @@ from pytools.estimators.windows import Rows, Times
 from pytools.signals import Path, PathLiveness
 from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.send_log import Counts, SendLog
 
 LEAST_GRACE_NS: Final = 2_000_000
 MOST_RUN: Final = 1_000_000
@@ -31,6 +34,11 @@ TOLD_EVERY_NS: Final = 1_000_000_000
 TOLD_SINGLY: Final = 32
 TOLD_SILENT_EVERY_NS: Final = 100_000_000
 YOUNG_INTERVALS: Final = TOLD_SINGLY  # a silence that is older is looked at as often as paths that answer
+LEAST_BEFORE_EXTRA: Final = 3  # misses: a path that has lost hardly a probe is dead by then
+_SUSPECTED: Final = 0.2  # of the misses that are needed: then extra probes may find the rest sooner
+BURSTS: Final = 3  # of extra probes, along one path without a pause
+HURRY_EVERY_NS: Final = 500_000_000  # at most, in the long run, extra probes leave
+_LOGGED_EXTRA: Final = 128  # times that extra probes were sent: more than leave between two looks
 _BEGUN_INTERVALS: Final = 3
 _LATE_NS, _MOST_GRACE_NS = 10_000_000, 16_000_000  # as in swerve.h: SWERVE_PROBE_LATE_NS, SWERVE_PROBE_MOST_GRACE_NS
 _RARELY: Final = 0.05  # share of probes: where more are lost an answer that is overdue is mostly one
@@ -48,53 +56,6 @@ _LEAST_LOSS, _MOST_LOSS = 0.005, 0.75  # assumed, whatever was seen
 _LEAST_LOGGED: Final = 32  # times that probes were sent
 _LOGGED_NS: Final = 1_000_000_000  # for so long they are remembered
 
-_Counts = NDArray[np.int64]
-
-
-class SendLog:
-    """How many probes had been sent on each path after each of the last `kept` times, at least, that any were sent."""
-
-    def __init__(self, kept: int) -> None:
-        self._kept = kept
-        self._times = np.zeros(2 * kept, np.int64)
-        self._counts = np.zeros((2 * kept + 1, 0), np.int64)  # row k: after k of the times; 0: before all
-        self._used = 0
-
-    def grow(self, paths: int) -> None:
-        """Have this many paths."""
-        more = paths - self._counts.shape[1]
-        self._counts = np.concatenate([self._counts, np.zeros((len(self._counts), more), np.int64)], axis=1)
-
-    def note(self, times_ns: Times, counts: _Counts) -> None:
-        """Take note of when some were sent, and of how many had then been sent in all, shape (times, paths)."""
-        times_ns, counts = times_ns[-self._kept :], counts[-self._kept :]
-        end = self._used + len(times_ns)
-        if end > len(self._times):
-            kept = self._kept - len(times_ns)
-            self._times[:kept] = self._times[self._used - kept : self._used]
-            self._counts[: kept + 1] = self._counts[self._used - kept : self._used + 1]
-            self._used, end = kept, self._kept
-        self._times[self._used : end], self._counts[self._used + 1 : end + 1] = times_ns, counts
-        self._used = end
-
-    @property
-    def latest_ns(self) -> int:
-        """The last time that any were sent; 0: there is none."""
-        return int(self._times[self._used - 1]) if self._used else 0
-
-    def sent_by(self, times_ns: Times, paths: Rows) -> _Counts:
-        """How many had been sent on each of these paths at a time of its own."""
-        places = self._times[: self._used].searchsorted(times_ns, side="right")
-        counts: _Counts = self._counts[places, paths]
-        return counts
-
-    def sent_beyond(self, counts: _Counts, paths: Rows) -> Times:
-        """When the probe after the first so many was sent on each of these paths; 0 where none was yet."""
-        beyond = self._counts[1 : self._used + 1, paths] > counts
-        if not len(beyond):
-            return np.zeros(len(paths), np.int64)
-        return np.where(beyond[-1], self._times[beyond.argmax(axis=0)], 0)
-
 
 class Liveness:
     """Misses and answers in a row, of every path.
@@ -105,11 +66,14 @@ class Liveness:
         By path index, as of the latest `look`.
     request_keys : dict
         By path index, the peer's address (IPv4-mapped) and our interface.
+    missed_extra : ndarray of int64
+        What extra probes that were missed add to that.
     """
 
     def __init__(self, interval_ns: int) -> None:
         self._interval_ns = interval_ns
         self._log = SendLog(max(_LEAST_LOGGED, _LOGGED_NS // interval_ns))
+        self._extra_log = SendLog(_LOGGED_EXTRA)
         self._paths: dict[int, Path] = {}
         self.request_keys: dict[int, tuple[bytes, int]] = {}
         self._requests: Mapping[tuple[bytes, int], int] = {}
@@ -119,18 +83,20 @@ class Liveness:
     def _allocate(self, paths: int) -> None:
         self._rows = np.arange(paths)
         self._probed = np.zeros(paths, np.bool_)
-        self.missed = np.zeros(paths, np.int64)
+        self.missed, self.missed_extra = np.zeros((2, paths), np.int64)
         self._sent = np.zeros(paths, np.int64)  # probes that count, in all
         self._arrived_ns = np.zeros(paths, np.int64)  # latest answer; 0: none
         self._sent_before = np.zeros(paths, np.int64)  # probes sent until then
+        self._extra_sent, self._extra_before = np.zeros((2, paths), np.int64)  # the same of extra probes
+        self._extra_due_ns = np.zeros(paths, np.int64)  # see `suspected`
         self._answered_sent_ns = np.zeros(paths, np.int64)  # when the latest of the answered probes had left; 0: none
-        self._peers = np.zeros(paths, np.int64)  # of each path, a number of its peer; 0: none
+        self._peers, self._addresses = np.zeros((2, paths), np.int64)  # of each path, numbers of its peer's; 0: none
         self._turnaround_ns = np.zeros(paths, np.int64)  # largest recent time between a probe and its answer
         self._grace_ns = np.full(paths, self._interval_ns, np.int64)
         self._silent_since_ns = np.zeros(paths, np.int64)  # when the first missed probe left; 0: not known
         self._run = np.zeros(paths, np.int64)
         self._run_began_ns = np.zeros(paths, np.int64)  # when the first probe of that run was sent
-        self._told = np.zeros(paths, np.int64)  # missed, as last published
+        self._told, self._told_weight = np.zeros((2, paths), np.int64)  # missed, without and with extra, as published
         self._answered = np.zeros(paths, np.int64)  # probes that count and were answered, in all
         self._longest_ns = np.zeros(paths, np.int64)  # longest recent round trip
         self._recent_ns = np.zeros(paths, np.int64)  # the same, of the last second or so
@@ -142,11 +108,13 @@ class Liveness:
         self._share = np.zeros(paths)  # lost, of the recent probes
         self._may_be = np.full(paths, _LEAST_LOSS)  # how large that may be: 1.5 standard deviations above
         self._limits = _unlikely(self._may_be)
+        self._decisive = self._limits.copy()  # or a sibling's: a lossy one testifies by its own limit
         self._tell_ns = np.zeros(paths, np.int64)  # when to publish again if nothing happens
 
     def grow(self, paths: int) -> None:
         """Have this many paths."""
         self._log.grow(paths)
+        self._extra_log.grow(paths)
         old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         self._allocate(paths)
         for name, value in old.items():
@@ -158,21 +126,29 @@ class Liveness:
         self._probed[:] = False
         self._probed[list(self._paths)] = True
         peers = {peer: number for number, peer in enumerate({path.destination for path in self._paths.values()}, 1)}
-        self._peers[:] = 0
+        addresses = {each: number for number, each in enumerate({path.address for path in self._paths.values()}, 1)}
+        self._peers[:] = self._addresses[:] = 0
         for index, path in self._paths.items():
-            self._peers[index] = peers[path.destination]
+            self._peers[index], self._addresses[index] = peers[path.destination], addresses[path.address]
         self.request_keys = {
             pinned.index: (udp.mapped(pinned.path.address).tobytes(), pinned.ifindex) for pinned in paths
         }
 
     # ---- what happens ----
 
-    def sent(self, times_ns: Times, counts: _Counts) -> None:
+    def sent(self, times_ns: Times, counts: Counts) -> None:
         """Take note of when probes that count were sent, and how many on each path: shape (times, paths)."""
         if len(times_ns):
             totals = self._sent + counts.cumsum(axis=0)
             self._log.note(times_ns, totals)
             self._sent = totals[-1]
+
+    def sent_extra(self, times_ns: Times, counts: Counts) -> None:
+        """Take note of when extra probes were sent, as `sent` does of others."""
+        if len(times_ns):
+            totals = self._extra_sent + counts.cumsum(axis=0)
+            self._extra_log.note(times_ns, totals)
+            self._extra_sent = totals[-1]
 
     def arrived(self, paths: Rows, sent_ns: Times, arrived_ns: Times, round_trips_ns: Times) -> None:
         """Take note of answers, to whatever probes."""
@@ -190,6 +166,8 @@ class Liveness:
         grace_ns = np.minimum(np.maximum(2 * turnaround.take(paths), LEAST_GRACE_NS), self._interval_ns)
         self._grace_ns.put(paths, grace_ns)
         self._sent_before.put(paths, self._log.sent_by(self._arrived_ns.take(paths), paths))
+        if self._extra_log.latest_ns:
+            self._extra_before.put(paths, self._extra_log.sent_by(self._arrived_ns.take(paths), paths))
         if self.any_silent:
             self._silent_since_ns[paths] = 0
 
@@ -231,13 +209,24 @@ class Liveness:
         self._measure_loss()
         self.any_silent = bool(np.count_nonzero(self.missed))
         if not self.any_silent:
+            self.missed_extra = np.zeros_like(self.missed)
             return None
         self._run[self.missed > 1] = 0
         begins = ((self.missed > 0) & (self._silent_since_ns == 0)).nonzero()[0]
         self._silent_since_ns[begins] = self._log.sent_beyond(self._sent_before[begins], begins)
+        self._count_extra(now_ns)
         young = now_ns - self._silent_since_ns < _ALERT_INTERVALS * self._interval_ns
         alert = np.flatnonzero((self.missed > 0) & young & self._probed)
         return self._next_miss(alert, now_ns) if len(alert) else None
+
+    def _count_extra(self, now_ns: int) -> None:
+        """Count what extra probes add to the misses, and how much would decide for every path that is silent."""
+        extra = self._extra_log.sent_by(now_ns - self._grace_ns, self._rows) - self._extra_before
+        extra = np.minimum(np.maximum(extra, 0) // 2, 5 * self.missed // 4)
+        self.missed_extra = np.where(self.missed >= LEAST_BEFORE_EXTRA, extra, 0)
+        limits = np.zeros(self._addresses.max(initial=0) + 1, np.int64)
+        np.maximum.at(limits, self._addresses, self._limits)
+        self._decisive = limits[self._addresses]
 
     def _measure_loss(self) -> None:
         """Of the probes sent until the latest answer: those since are the silence that is to be judged.
@@ -254,10 +243,11 @@ class Liveness:
         np.copyto(self._seen[:, 0], self._sent_before, where=grown)
         np.copyto(self._seen[:, 1], self._answered, where=grown)
 
-    def _count_losses(self, grown: Rows, sent: _Counts, answered: _Counts) -> None:
+    def _count_losses(self, grown: Rows, sent: Counts, answered: Counts) -> None:
         silent = self._seen[grown, 1] == 0
         if (sent - answered).max() > 1:  # else below every limit
-            silent |= (sent - answered >= self._limits[grown]) & (answered <= _FEW * sent)
+            weight = sent - answered + self.missed_extra[grown]  # as of the look before
+            silent |= (weight >= self._limits[grown]) & (answered <= _FEW * sent)
         self._blocks[grown[silent], 0::2] += np.maximum(sent - answered, 0)[silent, None]
         forgotten = (1.0 - _SUDDEN_WEIGHT) ** sent
         lost = np.where(silent, self._sudden[grown], np.clip(1.0 - answered / sent, 0.0, 1.0))
@@ -268,7 +258,7 @@ class Liveness:
         self._blocks[full, :2] = self._seen[full]
         self._judge(grown)
 
-    def limits(self, paths: Rows) -> tuple[NDArray[np.float64], _Counts]:
+    def limits(self, paths: Rows) -> tuple[NDArray[np.float64], Counts]:
         """The share of recent probes that were lost, and how many in a row must be for the path to be dead."""
         return self._share[paths], self._limits[paths]
 
@@ -287,13 +277,15 @@ class Liveness:
         self._may_be[paths] = np.clip(np.maximum(may_be, sudden), _LEAST_LOSS, _MOST_LOSS)
         self._limits[paths] = _unlikely(self._may_be[paths])
 
-    def for_kernel(self) -> tuple[_Counts, Times]:
+    def for_kernel(self) -> tuple[Counts, Times]:
         """By path index, how many unanswered probes make it silent (0: it never answered), and how late answers may be.
 
         Unlike the grace of a miss here, that of the kernel is not bounded by the interval: what it concludes from
-        silence, nobody looks at again before packets are redirected.
+        silence, nobody looks at again before packets are redirected. It counts no extra probes: what they have shown
+        is taken off its limit.
         """
-        return np.where(self._arrived_ns > 0, self._limits, 0), np.maximum(2 * self._recent_ns, LEAST_GRACE_NS)
+        limits = np.maximum(self._limits - self.missed_extra, LEAST_BEFORE_EXTRA)
+        return np.where(self._arrived_ns > 0, limits, 0), np.maximum(2 * self._recent_ns, LEAST_GRACE_NS)
 
     def begun(self, now_ns: int) -> Rows:
         """Paths that have lost hardly a probe lately, and on which an answer has just become overdue.
@@ -309,6 +301,20 @@ class Liveness:
         since_ns = self._log.sent_beyond(self._sent_before[chosen], chosen)
         chosen = chosen[since_ns > now_ns - _BEGUN_INTERVALS * self._interval_ns]
         return chosen[self.loss(chosen)[0] <= _RARELY]
+
+    def suspected(self, now_ns: int) -> Rows:
+        """Paths along which extra probes are to leave because they may be dead, and lose too many to tell it soon.
+
+        A path has `BURSTS` of them at once, and one in `HURRY_EVERY_NS` in the long run.
+        """
+        if not self.any_silent:
+            return self._rows[:0]
+        least = np.maximum(np.ceil(_SUSPECTED * self._limits), LEAST_BEFORE_EXTRA)
+        suspected = (self.missed >= least) & (self.missed + self.missed_extra < self._decisive) & self._probed
+        suspected &= (self._arrived_ns > 0) & (self._extra_due_ns < now_ns + BURSTS * HURRY_EVERY_NS)
+        chosen: Rows = np.flatnonzero(suspected)
+        self._extra_due_ns[chosen] = np.maximum(self._extra_due_ns[chosen], now_ns) + HURRY_EVERY_NS
+        return chosen
 
     def young(self, now_ns: int) -> NDArray[np.bool_]:
         """Which paths have fallen silent a short while ago."""
@@ -326,9 +332,11 @@ class Liveness:
     def signals(self, host: str, now_ns: int, unix_ns: int) -> list[PathLiveness]:
         """What is to be told now: misses that have just grown or ended, and every path from time to time."""
         missed, told = self.missed, self._told
+        weight = np.minimum(missed + self.missed_extra, self._decisive)  # what is more changes nothing
         news = now_ns >= self._tell_ns
         if self.any_silent:
-            grown = (missed > told) & (missed > 1) & (told < TOLD_SINGLY) & self._probed
+            grown = (missed > told) & (told < TOLD_SINGLY) | (weight > self._told_weight)
+            grown &= (missed > 1) & self._probed
             # Whether the path is dead, or the peer, only its other paths tell: they are told in the same round.
             news |= np.isin(self._peers, self._peers[grown])
         news |= (told > 0) & (missed == 0)
@@ -336,7 +344,7 @@ class Liveness:
         if not np.count_nonzero(news):
             return []
         chosen = np.flatnonzero(news)
-        self._told[chosen] = missed[chosen]
+        self._told[chosen], self._told_weight[chosen] = missed[chosen], weight[chosen]
         self._tell_ns[chosen] = now_ns + np.where(missed[chosen] < TOLD_SINGLY, TOLD_EVERY_NS, TOLD_SILENT_EVERY_NS)
         loss, limits = self.limits(chosen)
         columns = zip(chosen.tolist(), loss.tolist(), limits.tolist(), strict=True)
@@ -358,12 +366,13 @@ class Liveness:
             interval_ns=self._interval_ns,
             answered_sent_ns=int(self._answered_sent_ns[index]) or None,
             limit=limit,
+            missed_extra=int(self.missed_extra[index]),
             recent_loss=round(loss, 4),
             longest_rtt_ns=int(self._longest_ns[index]) or None,
             peer_agent_age_ns=None if age_ms == _NO_AGE else age_ms * 1_000_000,
         )
 
 
-def _unlikely(loss: NDArray[np.float64]) -> _Counts:
+def _unlikely(loss: NDArray[np.float64]) -> Counts:
     """How many probes in a row are all lost by chance once in 10^6 at this loss: a sequential test."""
     return np.ceil(math.log(_BY_CHANCE) / np.log(loss)).astype(np.int64)

@@ -31,13 +31,14 @@ from pytools.kernel.netlink.routing import Netlink
 from pytools.log import Level
 from pytools.signals import Path, PathState
 from pytools.sources.probing import stamp_packet, udp
+from pytools.sources.probing.liveness import HURRY_EVERY_NS
 from pytools.sources.probing.measurements import RECEIVED, Measurements, Window
 from pytools.sources.probing.paths import Changes, PinnedPath, PinnedPaths
 from pytools.sources.probing.probe_port import ProbePort
 from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.raw_results import RawResults
 from pytools.sources.probing.sender import Sender
-from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS, HURRY_EVERY_NS
+from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS
 
 _MS: Final = 1_000_000
 _READ_EVERY_NS: Final = 200 * _MS
@@ -236,18 +237,17 @@ class ProbeMesh:
         self._due["read"] = self._next_read(now_ns)
 
     def _hurry(self, now_ns: int) -> None:
-        """Where answers have just become overdue, find out soon whether probes are lost, or wait."""
-        if now_ns < self._due["hurry"]:
-            return
-        paths = self._measurements.liveness.begun(now_ns)
-        if not len(paths):
-            return
-        self._due["hurry"] = now_ns + HURRY_EVERY_NS
-        self._hurry_along(paths, now_ns)
+        """Where answers have just become overdue, find out soon whether probes are lost, or wait; or paths are dead."""
+        liveness = self._measurements.liveness
+        if now_ns >= self._due["hurry"] and len(paths := liveness.begun(now_ns)):
+            self._due["hurry"] = now_ns + HURRY_EVERY_NS
+            self._hurry_along(paths, now_ns)
+        elif now_ns >= self._hurried_ns and len(paths := liveness.suspected(now_ns)):
+            self._hurry_along(paths, now_ns, alone=True)
 
-    def _hurry_along(self, paths: NDArray[np.intp], now_ns: int) -> None:
+    def _hurry_along(self, paths: NDArray[np.intp], now_ns: int, alone: bool = False) -> None:
         try:
-            if self.sender.hurry(paths):
+            if self.sender.hurry(paths, alone):
                 self._hurried_ns = now_ns + EXTRA_TICKS * EXTRA_EVERY_NS
         except CapabilityError:
             self._due["pacer"] = now_ns  # where it is said, too

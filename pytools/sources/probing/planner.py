@@ -79,7 +79,7 @@ class Kind:
     by_session : ndarray of int64
         How many each session sends in one.
     by_path : ndarray of int64, shape (2, paths)
-        The same for each path, and how many of them count for silence.
+        The same for each path, and how many of them count for silence, if only as extra ones.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Kind:
         self.messages, self.times = messages, times
         self.rows, parts = np.array(probes, np.intp).reshape(-1, 2).T
         self.parts, self.paths, self.turns = parts.astype(np.uint8), self.rows // flows, occurrence(self.rows)
-        self.counts = (parts == SINGLE) & (self.rows % flows == 0)  # for silence
+        self.counts = ((parts == SINGLE) | (parts == EXTRA)) & (self.rows % flows == 0)  # for silence
         self.at = np.zeros((times, len(self.rows)), np.intp)
         self.by_session = np.bincount(self.rows, minlength=sessions)
         self.by_path = np.array(
@@ -223,8 +223,10 @@ class Planner(Sessions):
         due_ns = self.next_ns + np.arange(ticks) * self._interval_ns
         self.add(due_ns, max(_PATIENCE_NS, self._interval_ns), extra_ns)
 
-    def hurry(self, paths: Rows) -> bool:
+    def hurry(self, paths: Rows, alone: bool = False) -> bool:
         """For a moment probe more often: the peers of these paths along all their paths, and others as there is room.
+
+        Or these paths alone.
 
         Returns whether extra probes leave: where those of every interval are as frequent, none do.
 
@@ -241,6 +243,8 @@ class Planner(Sessions):
             return False
         asked = np.isin(self._peer, self._peer[paths * flows])
         sessions = [(family, each) for family, dealt in self._dealt.items() for each in dealt if each[0] % flows == 0]
+        if alone:
+            sessions = [session for session in sessions if session[1][0] // flows in set(paths.tolist())]
         sessions.sort(key=lambda session: not asked[session[1][0]])  # those asked for first
         chosen: dict[udp.Family, list[tuple[int, PinnedPath]]] = {}
         for family, session in sessions[:_MOST_EXTRA]:
@@ -328,7 +332,9 @@ class Planner(Sessions):
                     self._refused(kind, made, places, results, counts[:, 1], chosen)
         self._measurements.sent(counts[:, 0].sum(axis=0))
         if extra:
-            began_ns, counts = (each[kinds != _BETWEEN] for each in (began_ns, counts))
+            between = kinds == _BETWEEN
+            self._measurements.liveness.sent_extra(began_ns[between], counts[between, 1])
+            began_ns, counts = began_ns[~between], counts[~between]
         self._measurements.liveness.sent(began_ns, counts[:, 1])
 
     def _by_path_of_kinds(self) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from pytools.config import Clocks, Probe
 from pytools.errors import UsageError
 from pytools.estimators.overtaken import NONE, Overtaken, may_be_lost
 from pytools.estimators.windows import MISSING, power_of_two
+from pytools.sources.probing.liveness import BURSTS, HURRY_EVERY_NS
 from pytools.sources.probing.measurements import LOST, Measurements
 
 SINGLE, FIRST, SECOND, EXTRA = range(4)  # a probe's part: in a coded pair, or between those that leave every interval
@@ -28,7 +29,6 @@ AHEAD_NS: Final = 640_000_000  # for so long probes are planned ahead, where tha
 LEAST_TICKS: Final = 4
 EXTRA_TICKS: Final = 24  # between the others, so far apart, when a peer keeps us waiting
 EXTRA_EVERY_NS: Final = 2_000_000
-HURRY_EVERY_NS: Final = 500_000_000  # at most
 
 Result = tuple[int, int, int | None, int | None, bool]  # sequence number, sent, forward, reverse, whether it is extra
 
@@ -87,7 +87,8 @@ class Sessions:
             remembered_ms = max(remembered_ms, clocks.window_ms + 500)
             per_interval += (PROBES - 1) / clocks.pair_every(probe)
         remembered_ms += max(AHEAD_NS / 1e6, LEAST_TICKS * probe.interval_ms)
-        extra = (remembered_ms * 1e6 / HURRY_EVERY_NS + 1) * EXTRA_TICKS
+        # Along all paths where an answer is overdue, and along those alone that may be dead.
+        extra = (2 * remembered_ms * 1e6 / HURRY_EVERY_NS + 1 + BURSTS) * EXTRA_TICKS
         slots = max(64, power_of_two(remembered_ms / probe.interval_ms * per_interval + extra + 8))
         if slots > _MOST_SLOTS:
             raise UsageError(
