@@ -14,7 +14,7 @@ from pytools.signals import Path
 from pytools.sources.probing.liveness import HURRY_EVERY_NS, Liveness
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS
-from steering.deciding.silence import classify
+from steering.deciding.failure_classifier import classify
 
 MS: Final = 1_000_000
 INTERVAL_NS: Final = 20 * MS
