@@ -1,16 +1,19 @@
 """Every test, for `make test`: several pytest sessions, some of them side by side.
 
-kernel    tests of one host's kernel, then some files of tests/fabric that are marked `beside`
-unit      unit tests, then the other files marked so; at the same time
-alone     the files of tests/fabric that look at the clock, when both have ended
+kernel    tests of one host's kernel
+unit      unit tests, then some files of tests/fabric that are marked `beside`; at the same time
+beside    the other files marked so; at the same time
+timed     the files of tests/fabric that look at the clock, in two sessions, when those have ended
 guests    tests in the second kernel, from the beginning on, with the processor time that nobody else asks for
 
-The output of `unit` and `guests` is shown when they have ended.
+Three at first, on two processors, as each waits about half of its time; two that look at the clock, so that each has a
+processor. What one compiles the others load. Of each group the output of the first is shown at once, the rest later.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import signal
@@ -23,7 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL, UNIT, GUESTS = "tests/kernel", "tests/unit", "tests/vm"
 MARK = re.compile(r"^pytestmark = .*\bmark\.beside\b", re.MULTILINE)
-KERNELS_PART = 4  # of the files marked so, each 4th follows tests/kernel, which take longer than unit tests
+UNITS_PART = 3  # of the files marked so, each 3rd follows tests/unit, which take less time than the others
+CACHE = "SWERVE_TEST_CACHE"  # tests/conftest.py
 _ENDING_S = 60
 
 
@@ -47,20 +51,27 @@ def session(arguments: Sequence[str], shown_later: bool = False) -> Iterator[sub
             sys.stdout.flush()
 
 
+def run(*sessions: Sequence[str]) -> list[int]:
+    """Run these side by side until all have ended."""
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(session(each, bool(number))) for number, each in enumerate(sessions)]
+        return [each.wait() for each in running]
+
+
 def main() -> int:
     """Run all of them, whatever fails; 0 if nothing did."""
     # SIGINT too: started in the background by a shell we would ignore it, and so would all that tests interrupt.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     files = {str(each.relative_to(ROOT)): each.read_text() for each in sorted(ROOT.glob("tests/fabric/test_*.py"))}
-    shared = [name for name, text in files.items() if MARK.search(text)]
-    after_kernel = shared[::KERNELS_PART]
-    after_unit = [name for name in shared if name not in after_kernel]
-    with session([GUESTS], shown_later=True) as guests:
-        with session([UNIT, *after_unit], shown_later=True) as unit, session([KERNEL, *after_kernel]) as kernel:
-            codes = [kernel.wait(), unit.wait()]
-        with session([name for name in files if name not in shared]) as alone:
-            codes.append(alone.wait())
+    beside = [name for name, text in files.items() if MARK.search(text)]
+    timed = [name for name in files if name not in beside]
+    after_unit = beside[::UNITS_PART]
+    others = [name for name in beside if name not in after_unit]
+    with tempfile.TemporaryDirectory(prefix="swerve-compiled-") as cache, contextlib.ExitStack() as stack:
+        os.environ[CACHE] = cache
+        guests = stack.enter_context(session([GUESTS], shown_later=True))
+        codes = run([KERNEL], [UNIT, *after_unit], others) + run(timed[::2], timed[1::2])
         codes.append(guests.wait())
     return int(any(codes))
 
