@@ -22,7 +22,7 @@ def supports_one_way(state: ClockState) -> bool:
     return state in ("synchronised", "holdover")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Measure:
     """What is measured: its figures have a unit, an error, a metric and a signal of the policy in common.
 
@@ -51,8 +51,6 @@ class Measure:
         Of policies: what a condition about it is, when it holds, and when it is clear; empty: there is none.
     least : float
         The lowest threshold that is suggested, of shares.
-    charted : str
-        Title of its chart in the report; empty: it has none.
     """
 
     name: str
@@ -73,7 +71,6 @@ class Measure:
     holds: str = ""
     clears: str = ""
     least: float = 0.0
-    charted: str = ""
 
     @property
     def family(self) -> str:
@@ -97,10 +94,6 @@ class Measure:
         """A figure; None where it is not known, or where the clocks do not support it."""
         if self.compared and not supports_one_way(delay.clock):
             return None
-        return self.recorded(delay, way, part)
-
-    def recorded(self, delay: PathDelay, way: Delay | None, part: str) -> float | None:
-        """The same, whatever the clocks do."""
         if self.rest:
             of_it, whole = self.counts(delay)
             return of_it / whole if whole else None
@@ -114,8 +107,10 @@ class Measure:
         return of_it, of_it + rest
 
     def bound(self, delay: PathDelay, way: Delay | None) -> int | None:
-        """Its error; None where it is not known."""
-        found: int | None = getattr(way if self.of_direction else delay, self.error) if self.error else None
+        """Its error; None where it is not known, or where the clocks do not support it."""
+        if not self.error or (self.compared and not supports_one_way(delay.clock)):
+            return None
+        found: int | None = getattr(way if self.of_direction else delay, self.error)
         return found
 
 
@@ -146,6 +141,10 @@ class Figure:
         """The quantile of many windows that stands for the whole."""
         return 0.5 if self.part == "p50" else 0.99
 
+    def value(self, delay: PathDelay, way: Delay | None) -> float | None:
+        """Of a window; None where it is not known, or where the clocks do not support it."""
+        return self.measure.value(delay, way, self.part)
+
 
 ONE_WAY: Final = Measure(
     "one_way_delay",
@@ -163,7 +162,6 @@ ONE_WAY: Final = Measure(
     rule="Bad while the one-way delay there is above a threshold by more than its error; needs compared clocks.",
     holds="the {quantile} one-way delay there is above {above} by more than its error",
     clears="that is below {below} by more than its error",
-    charted="One-way delay",
 )
 QUEUEING: Final = Measure(
     "queueing_delay",
@@ -180,7 +178,6 @@ QUEUEING: Final = Measure(
     rule="Bad while the forward queueing delay of a path is above a threshold by more than its error.",
     holds="the {quantile} queueing delay is above {above} by more than its error",
     clears="that is below {below} by more than its error",
-    charted="Queueing",
 )
 JITTER: Final = Measure(
     "jitter",
@@ -196,7 +193,6 @@ JITTER: Final = Measure(
     rule="Bad while the delays of successive probes there differ by more than a threshold, by more than its error.",
     holds="the jitter there is above {above} by more than its error",
     clears="that is below {below} by more than its error",
-    charted="Jitter",
 )
 ROUND_TRIP: Final = Measure(
     "round_trip_min",
@@ -240,6 +236,5 @@ MEASURES: Final = (ONE_WAY, QUEUEING, JITTER, ROUND_TRIP, ASYMMETRY, LOSS)
 OF_DIRECTIONS: Final = tuple(each for each in MEASURES if each.of_direction)
 OF_PATHS: Final = tuple(each for each in MEASURES if not each.of_direction)
 RULED: Final = (QUEUEING, ONE_WAY, LOSS, JITTER)  # policies have conditions about them, named in this order
-BY_NAME: Final = {each.name: each for each in MEASURES}
 # What views follow over a longer time than a window.
 FOLLOWED: Final = tuple(Figure(each, part) for each in OF_DIRECTIONS for part in each.parts if part not in _NOW)

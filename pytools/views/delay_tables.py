@@ -82,9 +82,9 @@ def _of_direction(measure: Measure) -> Iterator[Column[PathDelay]]:
 
     *_, last = parts = list(measure.exported)
     for part in parts:
-        figure, value = Figure(measure, part), functools.partial(_value, measure, part)
+        figure = Figure(measure, part)
         heading, spare = figure.name.replace(" ", "\n"), measure.spare.get(part, 0)
-        yield column(heading, figure.word, functools.partial(_shown, value), value, spare)
+        yield column(heading, figure.word, functools.partial(_shown, figure), figure.value, spare)
     if measure.error:
 
         def error(row: PathDelay, way: Delay) -> int | None:
@@ -98,12 +98,8 @@ def _of_direction(measure: Measure) -> Iterator[Column[PathDelay]]:
 _Value = Callable[[PathDelay, Delay], "float | None"]
 
 
-def _value(measure: Measure, part: str, row: PathDelay, way: Delay) -> float | None:
-    return measure.value(row, way, part)
-
-
-def _shown(value: _Value, row: PathDelay, way: Delay) -> str:
-    return duration(value(row, way))
+def _shown(figure: Figure, row: PathDelay, way: Delay) -> str:
+    return duration(figure.value(row, way))
 
 
 def _pair(cells: Sequence[_Cell]) -> Column[PathDelay]:

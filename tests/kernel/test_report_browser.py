@@ -199,7 +199,7 @@ def test_a_cell_of_the_matrix_says_more_under_the_pointer(opened: Browser) -> No
     opened.point(*middle(opened, ".heat a"))
     words = said(opened, "±")
     assert re.search(r"h1 → h2, worst of 2 paths: h1 → h2 dev rail1", words)
-    assert "one-way delay p50" in words and "queueing p99" in words
+    assert "OWD p50" in words and "queueing p99" in words
     opened.point(1, 1)
     wait_until(lambda: not opened.run(TIP), 10, "it is silent again")
 

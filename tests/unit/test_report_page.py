@@ -19,12 +19,14 @@ from msgspec.structs import replace as replaced
 from report_world import World
 from support import ROOT
 
+from pytools.figures import FOLLOWED
 from pytools.signals import AnySignal, Delay, Path
 from pytools.views.report import matrix
 from pytools.views.report.gather import ACTS, PATHS, Gathering
 from pytools.views.report.markup import Markup, element, text
 from pytools.views.report.page import page
 from pytools.views.report.records import Report, Told
+from pytools.views.tables import duration
 
 SECOND = 1_000_000_000
 HOSTILE = "<script>alert(1)</script>\"'&\x00\u202e</td></svg></title>"
@@ -239,7 +241,7 @@ def test_the_matrix_has_the_worst_path_of_every_pair(incident: Report, shown: Fo
     for (source, to), cell in found.items():
         assert (cell.story.path.source, cell.story.path.destination) == (source, to) and not cell.reverse
         assert cell.story.path.interface == "rail1" and cell.paths == 2
-        assert cell.direction.owd_p99_ns is not None and cell.direction.owd_p99_ns.value > 1_000_000
+        assert cell.direction.delay is not None and cell.direction.delay.value > 1_000_000
     cells = [each for each in shown.all_of("a") if "rail1" in (each.get("title") or "")]
     assert len(cells) == 12 and all("±" in (each["title"] or "") for each in cells)
 
@@ -249,7 +251,7 @@ def test_of_one_host_the_way_back_fills_the_other_row() -> None:
     found = matrix.cells(report([one]).paths)
     assert found.keys() == {("h1", "h2"), ("h2", "h1")}
     back = found["h2", "h1"]
-    assert back.reverse and back.direction.owd_p99_ns is not None and back.direction.owd_p99_ns.value == 50_000
+    assert back.reverse and back.direction.delay is not None and back.direction.delay.value == 50_000
     both = [one, replaced(samples.path_delay(), host="h2", path=Path("h2", "h1", "10.9.0.1", "10.1.2.1", "rail1"))]
     assert not any(cell.reverse for cell in matrix.cells(report(both).paths).values())
 
@@ -282,6 +284,17 @@ def test_every_chart_has_a_name_a_place_in_the_tab_order_and_a_table(shown: Foun
     regions = shown.all_of("div", role="region")
     assert len(regions) == len(shown.all_of("table")) and all(each["aria-label"] for each in regions)
     assert len(shown.all_of("caption")) == len(shown.all_of("table"))
+
+
+def test_every_figure_of_the_catalogue_is_in_the_table_on_a_chart_and_in_the_matrix() -> None:
+    one = samples.path_delay()
+    found = whole([one])
+    charts = [each["aria-label"] or "" for each in found.all_of("svg", class_="chart")]
+    (cell, *_) = [title for each in found.all_of("a") if "rail1" in (title := each.get("title") or "")]
+    for figure in FOLLOWED:
+        assert figure.name in found.words
+        assert any(each.startswith(f"{figure.measure.words.capitalize()} of h1 → h2") for each in charts)
+        assert f"{figure.name} {duration(figure.value(one, one.forward))} ± " in cell
 
 
 def test_what_else_happened_is_on_it(shown: Found) -> None:

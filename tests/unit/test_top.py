@@ -10,6 +10,7 @@ from support import ROOT
 from top_kit import NOW_NS, around, known, story
 
 from pytools.errors import UsageError
+from pytools.figures import FOLLOWED, ONE_WAY, Figure
 from pytools.signals import PathState
 from pytools.views.actions import Mode
 from pytools.views.tables import UNKNOWN
@@ -128,7 +129,7 @@ def test_unknown_is_a_dash_and_never_a_number() -> None:
 def test_a_horizon_with_a_free_running_clock_in_it_shows_what_was_synchronised() -> None:
     both = known(samples.path_delay(1), samples.path_delay(1, AT_NS + 1, clock="free_running"))
     rows = paths.rows(both, NOW_NS, 10, UNICODE).rows
-    assert rows[0].figures.clock == "free_running" and rows[0].figures.forward.p99_ns == 8_400
+    assert rows[0].figures.clock == "free_running" and rows[0].figures.forward.figures[Figure(ONE_WAY, "p99")] == 8_400
 
 
 def test_a_path_that_fell_silent_is_called_so_and_keeps_its_last_window() -> None:
@@ -271,6 +272,9 @@ def test_a_path_in_detail_has_its_histogram_and_its_log() -> None:
     lines = text(frame(known(*story()), 80, 60, page="detail"))
     whole = "\n".join(lines)
     assert "last 10 s: 10 windows of 1.00 s, which cover 10.00 s" in whole
+    for each in FOLLOWED:
+        assert line(lines, each.name).count("±") == 2
+    assert line(lines, "jitter").split() == ["jitter", "350", "ns", "±210", "ns", "350", "ns", "±210", "ns"]
     assert "weight 1 in the kernel, 0 wanted: 0 % of the group's packets, 10.0 % sent" in whole
     assert "sent here: 10,000 TCP segments, and 1,000 that the kernel counted where" in whole
     assert line(lines, "queueing of single probes").endswith("500 there, 500 back")

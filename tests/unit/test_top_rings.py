@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from samples import AT_NS, SECOND_NS
 from top_kit import NOW_NS, known, lines, story
 
+from pytools.figures import ONE_WAY, Figure
 from pytools.signals import DELAY_BOUNDS_NS, Delay, Histogram, encode
 from pytools.views.top import paths
 from pytools.views.top.glyphs import UNICODE
 from pytools.views.top.rings import LONGEST_S, WINDOWS, Ring, figures, queued, trend
 from pytools.views.top.state import EVENTS, Known
+
+P50, P99 = Figure(ONE_WAY, "p50"), Figure(ONE_WAY, "p99")
 
 
 def test_a_line_in_another_order_is_decoded_like_any_other() -> None:
@@ -70,16 +73,16 @@ def test_figures_are_those_of_the_windows_in_the_horizon(rows: list[tuple[int, i
     found = figures(ring, now_ns - horizon_s * SECOND_NS)
     medians = sorted(each[1] for each in kept)
     assert found.windows == len(kept) and found.covered_ns == len(kept) * SECOND_NS
-    assert found.forward.p99_ns == max(each[2] for each in kept)
-    assert found.forward.p50_ns == medians[(len(medians) - 1) // 2]
+    assert found.forward.figures[P99] == max(each[2] for each in kept)
+    assert found.forward.figures[P50] == medians[(len(medians) - 1) // 2]
     assert (found.received, found.lost) == (sum(each[3] for each in kept), sum(each[4] for each in kept))
 
 
 def test_the_last_window_stands_when_none_is_in_the_horizon() -> None:
     ring = Ring()
     ring.add(samples.path_delay())
-    assert figures(ring, AT_NS + 100 * SECOND_NS).forward.p99_ns == 8_400
-    assert figures(Ring(), 0).forward.p99_ns is None and figures(Ring(), 0).loss is None
+    assert figures(ring, AT_NS + 100 * SECOND_NS).forward.figures[P99] == 8_400
+    assert not figures(Ring(), 0).forward.figures and figures(Ring(), 0).loss is None
 
 
 def test_a_ring_holds_forty_seconds_and_never_more_than_so_many_windows() -> None:

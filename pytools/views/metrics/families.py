@@ -19,10 +19,11 @@ class Family(NamedTuple):
 
 PATH: Final = ("source", "destination", "address", "gateway", "interface")
 _WAY: Final = (*PATH, "direction")
-_APP: Final = (*PATH, "protocol")
-_LINK: Final = ("interface",)
+APP: Final = (*PATH, "protocol")
+LINK: Final = ("interface",)
 _PAUSE: Final = ("interface", "priority", "direction")
-_MEMBER: Final = ("group", "interface", "gateway")
+MEMBER: Final = ("group", "interface", "gateway")
+PORT: Final = ("device", "port")
 
 
 def _measured() -> dict[str, Family]:
@@ -73,14 +74,14 @@ FAMILIES: Final[dict[str, Family]] = {
     **_measured(),
     "swerve_path_clock_state": Family("gauge", (*PATH, "state"), "1 for the state of the clocks of the two ends."),
     "swerve_app_delay_seconds": Family(
-        "gauge", (*_APP, "figure"), "One-way delay of application packets over the last window."
+        "gauge", (*APP, "figure"), "One-way delay of application packets over the last window."
     ),
     "swerve_app_queueing_delay_seconds": Family(
-        "gauge", (*_APP, "figure"), "The same above the recent minimum of the path."
+        "gauge", (*APP, "figure"), "The same above the recent minimum of the path."
     ),
-    "swerve_app_delay_bound_seconds": Family("gauge", _APP, "The error of one-way delays of application packets."),
+    "swerve_app_delay_bound_seconds": Family("gauge", APP, "The error of one-way delays of application packets."),
     "swerve_app_samples_total": Family(
-        "counter", (*_APP, "fate"), "Sampled application packets by what became of the sample."
+        "counter", (*APP, "fate"), "Sampled application packets by what became of the sample."
     ),
     # ---- what becomes of packets on paths ----
     "swerve_path_probes_total": Family("counter", (*PATH, "outcome"), "Probes whose fate is settled."),
@@ -116,24 +117,24 @@ FAMILIES: Final[dict[str, Family]] = {
         "counter", ("reason",), "Packets that this machine's kernel dropped, all network namespaces."
     ),
     # ---- links ----
-    "swerve_link_up": Family("gauge", _LINK, "1: somebody switched the interface on."),
-    "swerve_link_carrier": Family("gauge", _LINK, "1: there is a peer at the other end."),
-    "swerve_link_carrier_changes_total": Family("counter", _LINK, "Times the carrier was lost and found."),
-    "swerve_link_mtu_bytes": Family("gauge", _LINK, "The largest IP packet that it sends."),
-    "swerve_link_speed_bytes_per_second": Family("gauge", _LINK, "Its speed, where the driver says it."),
-    "swerve_link_bytes_total": Family("counter", (*_LINK, "direction"), "Bytes of the interface."),
-    "swerve_link_packets_total": Family("counter", (*_LINK, "direction"), "Packets of the interface."),
-    "swerve_link_errors_total": Family("counter", (*_LINK, "direction"), "Errors of the interface."),
-    "swerve_link_drops_total": Family("counter", (*_LINK, "direction"), "Drops of the interface, its queue excluded."),
-    "swerve_link_queue_bytes": Family("gauge", _LINK, "Waiting in the interface's root queue discipline."),
-    "swerve_link_queue_packets": Family("gauge", _LINK, "The same in packets."),
-    "swerve_link_queue_drops_total": Family("counter", _LINK, "Packets that this queue dropped."),
-    "swerve_link_queue_overlimits_total": Family("counter", _LINK, "Packets held back because of the rate."),
-    "swerve_link_queue_requeues_total": Family("counter", _LINK, "Packets that the driver gave back."),
+    "swerve_link_up": Family("gauge", LINK, "1: somebody switched the interface on."),
+    "swerve_link_carrier": Family("gauge", LINK, "1: there is a peer at the other end."),
+    "swerve_link_carrier_changes_total": Family("counter", LINK, "Times the carrier was lost and found."),
+    "swerve_link_mtu_bytes": Family("gauge", LINK, "The largest IP packet that it sends."),
+    "swerve_link_speed_bytes_per_second": Family("gauge", LINK, "Its speed, where the driver says it."),
+    "swerve_link_bytes_total": Family("counter", (*LINK, "direction"), "Bytes of the interface."),
+    "swerve_link_packets_total": Family("counter", (*LINK, "direction"), "Packets of the interface."),
+    "swerve_link_errors_total": Family("counter", (*LINK, "direction"), "Errors of the interface."),
+    "swerve_link_drops_total": Family("counter", (*LINK, "direction"), "Drops of the interface, its queue excluded."),
+    "swerve_link_queue_bytes": Family("gauge", LINK, "Waiting in the interface's root queue discipline."),
+    "swerve_link_queue_packets": Family("gauge", LINK, "The same in packets."),
+    "swerve_link_queue_drops_total": Family("counter", LINK, "Packets that this queue dropped."),
+    "swerve_link_queue_overlimits_total": Family("counter", LINK, "Packets held back because of the rate."),
+    "swerve_link_queue_requeues_total": Family("counter", LINK, "Packets that the driver gave back."),
     "swerve_link_pause_frames_total": Family("counter", _PAUSE, "Pause frames; of one priority, or of the link."),
     "swerve_link_paused_seconds_total": Family("counter", _PAUSE, "How long pauses held this host, or its peer."),
-    "swerve_link_failed_neighbours": Family("gauge", _LINK, "Gateways and peers that do not answer."),
-    "swerve_link_events_total": Family("counter", (*_LINK, "what"), "What happened to the interface."),
+    "swerve_link_failed_neighbours": Family("gauge", LINK, "Gateways and peers that do not answer."),
+    "swerve_link_events_total": Family("counter", (*LINK, "what"), "What happened to the interface."),
     # ---- clocks ----
     "swerve_clock_state": Family("gauge", ("state",), "1 for the state of this host's clock."),
     "swerve_clock_offset_seconds": Family("gauge", (), "This host's clock minus the reference's."),
@@ -149,8 +150,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "swerve_path_steering_weight": Family("gauge", (*PATH, "figure"), "Weights: wanted, and what the kernel has."),
     "swerve_acts_total": Family("counter", ("actuator", "outcome"), "What steering did, would have done or said."),
     "swerve_time_to_act_seconds": Family("histogram", (), "From the measurement to the kernel's acknowledgement."),
-    "swerve_nexthop_weight": Family("gauge", _MEMBER, "Weight of a member of a nexthop group in the kernel."),
-    "swerve_nexthop_packets_total": Family("counter", _MEMBER, "Packets that the kernel sent through it."),
+    "swerve_nexthop_weight": Family("gauge", MEMBER, "Weight of a member of a nexthop group in the kernel."),
+    "swerve_nexthop_packets_total": Family("counter", MEMBER, "Packets that the kernel sent through it."),
     # ---- RDMA ----
     "swerve_rdma_available": Family("gauge", (), "1: there is RDMA to see on this host."),
     "swerve_rdma_queue_pairs": Family("gauge", ("verdict",), "Queue pairs by verdict."),
@@ -163,8 +164,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "swerve_rdma_untracked_requests_total": Family("counter", (), "Requests that could not be followed."),
     "swerve_rdma_suspects": Family("gauge", ("kind",), "Hosts and links that several queue pairs agree to be slow."),
     "swerve_rdma_tap_processes": Family("gauge", (), "Processes that run with the tap."),
-    "swerve_rdma_port_active": Family("gauge", ("device", "port"), "1: the port's state is active."),
+    "swerve_rdma_port_active": Family("gauge", PORT, "1: the port's state is active."),
     "swerve_rdma_port_events_total": Family(
-        "counter", ("device", "port", "event"), "Congestion notifications, marks, losses and timeouts of the port."
+        "counter", (*PORT, "event"), "Congestion notifications, marks, losses and timeouts of the port."
     ),
 }

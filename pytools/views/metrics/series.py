@@ -6,6 +6,7 @@ A gauge is given only while what it says was heard of lately; totals and histogr
 
 from __future__ import annotations
 
+import math
 import typing
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,11 @@ from prometheus_client import Metric
 from pytools.figures import DIRECTIONS, MEASURES, Measure
 from pytools.signals import ClockState, Delay, LinkEvent, PathDelay, RdmaVerdict
 from pytools.views.metrics.exposition import Exposition
-from pytools.views.metrics.model import COST_FRESH_NS, MEMBERS, NAMES, Model
-from pytools.views.metrics.rows import AppRow, LinkRow, PathRow, PortRow
+from pytools.views.metrics.families import APP, FAMILIES, LINK, MEMBER, PATH, PORT, Family
+from pytools.views.metrics.model import COST_FRESH_NS, GROUPS, INTERFACES, MEMBERS, NAMES, PATHS, PORTS, Model
+from pytools.views.metrics.parts import BUCKETS
+from pytools.views.metrics.rows import CAUSES, PORT_EVENTS, AppRow, LinkRow, PathRow, PortRow
 
-SERIES_LIMIT: Final = 100_000  # more than the limits of the model's tables come to together
 _CLOCK_STATES: Final = typing.get_args(ClockState)
 _MTU_STATES: Final = ("agrees", "mismatch", "unknown")
 _STEERING_STATES: Final = ("healthy", "suspect", "drained", "returning", "unmeasured")
@@ -30,6 +32,28 @@ _ACTS: Final = (
       for how in ("dry_run", "applied", "failed", "undone")),
     *((each, how) for each in ("alert", "operator") for how in ("alert", "alert_over")),
 )  # fmt: skip
+_APP_FIGURES: Final = ("p50", "p90", "p99", "max")
+# What has a row in the model, by its labels, the longest first; and how many values each other label can have there.
+_ROWS: Final = {APP: 2 * PATHS, PATH: PATHS, MEMBER: GROUPS * MEMBERS, PORT: PORTS, LINK: INTERFACES}
+_VALUES: Final = {
+    **{"direction": 2, "outcome": 2, "fate": 3, "priority": 1 + 8, "cause": len(CAUSES), "what": len(_EVENTS)},
+    "event": len(PORT_EVENTS),
+    "state": 1 + len(_STEERING_STATES),  # a word that is not known comes besides
+    "figure": max(len(_APP_FIGURES), *(len(each.exported) for each in MEASURES)),
+}
+
+
+def most(family: Family) -> int:
+    """Series that a metric can have; of what has no row, as many as names are remembered besides the usual ones."""
+    row = next((labels for labels in _ROWS if family.labels[: len(labels)] == labels), None)
+    if row is not None:
+        count = _ROWS[row] * math.prod(_VALUES[each] for each in family.labels[len(row) :])
+    else:
+        count = NAMES + len(_ACTS) if family.labels and family.kind != "info" else 1
+    return count * (BUCKETS + 2 if family.kind == "histogram" else 1)
+
+
+SERIES_LIMIT: Final = sum(map(most, FAMILIES.values()))
 
 
 def expose(model: Model, now_ns: int, instance: str) -> Iterator[Metric]:
@@ -173,7 +197,7 @@ def _app(out: Exposition, model: Model, row: AppRow, now_ns: int) -> None:
     if delay is None or not model.is_fresh(delay.at_ns, now_ns, delay.window_ns):
         return
     for name, some in (("swerve_app_delay_seconds", delay.owd), ("swerve_app_queueing_delay_seconds", delay.queueing)):
-        for figure in ("p50", "p90", "p99", "max"):
+        for figure in _APP_FIGURES:
             out.ns(name, (*labels, figure), getattr(some, f"{figure}_ns"))
     out.ns("swerve_app_delay_bound_seconds", labels, delay.bound_ns)
 

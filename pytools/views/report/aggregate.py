@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from pytools.figures import supports_one_way
+from pytools.figures import FOLLOWED, Figure, supports_one_way
 from pytools.signals import (
     Clock,
-    Delay,
     NexthopGroup,
     PathDelay,
     PathState,
@@ -30,38 +30,12 @@ _MESSAGES: Final = 8  # bandwidth over sliding windows of so many
 _MEMBERS: Final = 16
 
 
-class _Way:
-    """One direction."""
-
-    def __init__(self) -> None:
-        self.owd_p50, self.owd_p99, self.queueing_p50, self.queueing_p99 = Spread(), Spread(), Spread(), Spread()
-
-    def take(self, delay: Delay, one_way: bool) -> None:
-        for spread, value, bound in (
-            (self.owd_p50, delay.owd_p50_ns if one_way else None, delay.bound_ns),
-            (self.owd_p99, delay.owd_p99_ns if one_way else None, delay.bound_ns),
-            (self.queueing_p50, delay.queueing_p50_ns, delay.queueing_bound_ns),
-            (self.queueing_p99, delay.queueing_p99_ns, delay.queueing_bound_ns),
-        ):
-            if value is not None and value >= 0:
-                spread.add(value, bound)
-
-    def figures(self) -> Direction:
-        return Direction(
-            self.owd_p50.quantile(0.5),
-            self.owd_p99.quantile(0.99),
-            self.queueing_p50.quantile(0.5),
-            self.queueing_p99.quantile(0.99),
-        )
-
-
 class HeardPath:
     """One path."""
 
     def __init__(self) -> None:
-        self._owd_p50, self._owd_p99 = Series(), Series()
-        self._queueing_p50, self._queueing_p99 = Series(), Series()
-        self._forward, self._reverse = _Way(), _Way()
+        self._lines = {each: Series() for each in FOLLOWED}
+        self._forward, self._reverse = ({each: Spread() for each in FOLLOWED} for _ in range(2))
         self._clocks: dict[str, int] = {}
         self._states, self._resent = Runs(SILENCE_NS), Sums()
         self._last: PathDelay | None = None
@@ -90,17 +64,14 @@ class HeardPath:
         self._clocks[new.clock] = self._clocks.get(new.clock, 0) + 1
         self._lost += new.lost
         self._settled += new.received + new.lost
-        one_way = supports_one_way(new.clock)
-        self._forward.take(new.forward, one_way)
-        self._reverse.take(new.reverse, one_way)
-        there = new.forward
-        for series, value, bound in (
-            (self._owd_p50, there.owd_p50_ns if one_way else None, there.bound_ns),
-            (self._owd_p99, there.owd_p99_ns if one_way else None, there.bound_ns),
-            (self._queueing_p50, there.queueing_p50_ns, there.queueing_bound_ns),
-            (self._queueing_p99, there.queueing_p99_ns, there.queueing_bound_ns),
-        ):
-            series.add(new.unix_ns, None if value is None or value < 0 else value, bound)
+        for way, spreads in ((new.forward, self._forward), (new.reverse, self._reverse)):
+            for figure, spread in spreads.items():
+                value, bound = figure.value(new, way), figure.measure.bound(new, way)
+                known = None if value is None or value < 0 else round(value)
+                if known is not None:
+                    spread.add(known, bound)
+                if spreads is self._forward:
+                    self._lines[figure].add(new.unix_ns, known, bound)
 
     def _tcp(self, new: TcpPath) -> None:
         if new.unix_ns <= self._tcp_ns:
@@ -119,12 +90,9 @@ class HeardPath:
             self._any.path,
             step_ns if self._last is not None else 0,
             self._windows,
-            self._forward.figures(),
-            self._reverse.figures(),
-            self._owd_p50.line(step_ns, slots),
-            self._owd_p99.line(step_ns, slots),
-            self._queueing_p50.line(step_ns, slots),
-            self._queueing_p99.line(step_ns, slots),
+            _direction(self._forward),
+            _direction(self._reverse),
+            {figure: series.line(step_ns, slots) for figure, series in self._lines.items()},
             self._lost,
             self._settled,
             self._clocks,
@@ -133,6 +101,11 @@ class HeardPath:
             self._resent.bars(slots),
             self._segments_out,
         )
+
+
+def _direction(spreads: Mapping[Figure, Spread]) -> Direction:
+    measured = ((figure, spread.quantile(figure.share)) for figure, spread in spreads.items())
+    return Direction({figure: value for figure, value in measured if value is not None})
 
 
 def by_cause(resent: Retransmissions) -> dict[str, int]:

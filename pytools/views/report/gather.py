@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
+from pytools.figures import FOLLOWED
 from pytools.signals import (
     Act,
     AnySignal,
@@ -151,7 +152,7 @@ class Gathering:
             NumberedAct(number, each)
             for number, each in enumerate(sorted(self._acts, key=lambda act: act.unix_ns), start=1)
         ]
-        slots = max(_FEWEST, min(_MOST, _SLOTS // max(1, 4 * len(self._paths))))
+        slots = max(_FEWEST, min(_MOST, _SLOTS // max(1, len(FOLLOWED) * len(self._paths))))
         groups = [each for each in self._groups.values() if each.last is not None]
         paths = [each.story(until_ns, slots) for each in self._paths.values()]
         numbers = concern.acts_by_path([each.path for each in paths], acts, [g.last for g in groups if g.last])

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pytools.figures import FOLLOWED
 from pytools.signals import Path
 from pytools.views.report import format
 from pytools.views.report.markup import Markup, element
@@ -50,8 +51,8 @@ def cells(paths: Sequence[PathStory]) -> dict[tuple[str, str], Cell]:
     for ends in there.keys() | back.keys():
         reverse = ends not in there
         rows = back[ends] if reverse else there[ends]
-        unknown = sum(direction.owd_p99_ns is None for direction, _ in rows)
-        direction, story = max(rows, key=lambda row: row[0].owd_p99_ns.value if row[0].owd_p99_ns else -1.0)
+        unknown = sum(direction.delay is None for direction, _ in rows)
+        direction, story = max(rows, key=lambda row: row[0].delay.value if row[0].delay else -1.0)
         found[ends] = Cell(story, direction, reverse, len(rows), unknown)
     return found
 
@@ -74,7 +75,7 @@ def drawn(report: Report, anchors: Mapping[tuple[str, Path], str]) -> Markup:
     """
     found = cells(report.paths)
     names = sorted({name for ends in found for name in ends})[:_MOST]
-    known = [cell.direction.owd_p99_ns.value for cell in found.values() if cell.direction.owd_p99_ns is not None]
+    known = [delay.value for cell in found.values() if (delay := cell.direction.delay) is not None]
     high = max(known, default=1.0)
     low = max(1.0, min(*known, high / _LEAST_RANGE)) if known else 1.0
     head = element(
@@ -109,7 +110,7 @@ def _cell(
         return element("td", UNKNOWN, class_="self")
     if cell is None:
         return element("td", "not measured", class_="none")
-    measured = cell.direction.owd_p99_ns
+    measured = cell.direction.delay
     anchor = anchors.get(cell.story.key)
     step = "none" if measured is None else f"h{heat(measured.value, low, high)}"
     figure = format.UNKNOWN if measured is None else format.delay(measured).partition(" ±")[0]
@@ -122,8 +123,7 @@ def _tip(source: str, to: str, cell: Cell) -> str:
     direction = cell.direction
     lines = [
         f"{source} → {to}, worst of {format.counted(cell.paths, 'path')}: {format.way(cell.story.path)}",
-        f"one-way delay p50 {format.delay(direction.owd_p50_ns)}, p99 {format.delay(direction.owd_p99_ns)}",
-        f"queueing p99 {format.delay(direction.queueing_p99_ns)}",
+        *(f"{figure.name} {format.delay(direction.figures.get(figure))}" for figure in FOLLOWED),
         f"probes lost {format.share(cell.story.loss)}",
     ]
     if cell.reverse:

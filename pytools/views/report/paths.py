@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from pytools.figures import FOLLOWED, Measure
 from pytools.signals import Path
 from pytools.views.report import chart, format, scales, tables
 from pytools.views.report.chart import HEIGHT, Curve, Mark
@@ -50,58 +51,54 @@ def drawn(report: Report, span: Span) -> Markup:
 
 
 def _table(paths: Sequence[PathStory], places: Mapping[tuple[str, Path], str]) -> Markup:
-    headings = ["path", "OWD p50", "OWD p99", "queueing p50", "queueing p99", "lost", "sent again", "last state"]
+    headings = ["path", *(figure.name for figure in FOLLOWED), "lost", "sent again", "last state"]
     rows = []
     for story in paths:
         anchor = places.get(story.key)
         name = format.way(story.path)
-        there = story.forward
         resent = sum(story.resent.totals.values())
         rows.append(
             [
                 element("a", name, href=f"#{anchor}") if anchor else name,
-                format.delay(there.owd_p50_ns),
-                format.delay(there.owd_p99_ns),
-                format.delay(there.queueing_p50_ns),
-                format.delay(there.queueing_p99_ns),
+                *(format.delay(story.forward.figures.get(figure)) for figure in FOLLOWED),
                 format.share(story.loss),
                 f"{resent:,} of {story.segments_out:,}" if story.segments_out or resent else "no TCP",
                 story.states.runs[-1].word if story.states.runs else format.UNKNOWN,
             ]
         )
     return tables.table(
-        "From source to destination, over the whole time; p50: median of the windows' medians; p99: no larger in all "
-        "windows but one in a hundred", headings, rows, left=("last state",),
+        "From source to destination, over the whole time; p50: median of the windows' medians; else: no larger in "
+        "all windows but one in a hundred", headings, rows, left=("last state",),
     )  # fmt: skip
 
 
 def _story(story: PathStory, span: Span, made: Mapping[int, Mark], anchor: str, opened: bool) -> Markup:
     acts = [made[number] for number in story.acts if number in made]
     name = format.way(story.path)
-    summary = f"{name}: p99 {format.delay(story.forward.owd_p99_ns)}, queueing p99 " + format.delay(
-        story.forward.queueing_p99_ns
+    summary = f"{name}: " + ", ".join(
+        f"{figure.name} {format.delay(story.forward.figures.get(figure))}" for figure in FOLLOWED if figure.share > 0.5
     )
     if acts:
         summary += f", {format.counted(len(acts), 'act')}"
     return tables.folded(
         summary,
-        _chart("One-way delay", name, [Curve("p50", story.owd_p50), Curve("p99", story.owd_p99)], span, acts,
-               _why_unknown(story)),
-        _chart("Queueing", name, [Curve("p50", story.queueing_p50), Curve("p99", story.queueing_p99)], span, acts, ""),
+        *(_chart(measure, story, span, acts) for measure in dict.fromkeys(figure.measure for figure in FOLLOWED)),
         tables.paragraphs(_resolution(story)),
         id_=anchor,
         opened=opened,
     )  # fmt: skip
 
 
-def _chart(title: str, name: str, curves: Sequence[Curve], span: Span, acts: Sequence[Mark], why: str) -> Markup:
+def _chart(measure: Measure, story: PathStory, span: Span, acts: Sequence[Mark]) -> Markup:
+    title = measure.words.capitalize()
+    curves = [Curve(each.part or each.name, line) for each, line in story.lines.items() if each.measure is measure]
     values = [point.value for curve in curves for point in curve.line.points]
     if not values:
-        return tables.paragraphs(f"{title}: unknown within this time. {why}")
+        return tables.paragraphs(f"{title}: unknown within this time. {_why_unknown(story, measure)}")
     scale = scales.logarithmic(values, HEIGHT)
     label = (
-        f"{title} of {name} over time: {duration(min(values))} to {duration(max(values))}. Arrow keys read values, "
-        "plus and minus look closer; a table follows."
+        f"{title} of {words.way(story.path)} over time: {duration(min(values))} to {duration(max(values))}. "
+        "Arrow keys read values, plus and minus look closer; a table follows."
     )
     return tables.figure(
         f"{title}, logarithmic",
@@ -111,18 +108,18 @@ def _chart(title: str, name: str, curves: Sequence[Curve], span: Span, acts: Seq
     )
 
 
-def _why_unknown(story: PathStory) -> str:
+def _why_unknown(story: PathStory, measure: Measure) -> str:
     if story.settled and story.lost == story.settled:
         return "All its probes were lost."
-    if set(story.clocks) == {"free_running"}:
-        return "The clocks of the two hosts were never compared (free_running), so only queueing is known."
+    if measure.compared and set(story.clocks) == {"free_running"}:
+        return "The clocks of the two hosts were never compared (free_running): this needs them to be."
     return ""
 
 
 def _resolution(story: PathStory) -> str:
     if not story.windows:
         return "It was not probed within this time."
-    line = story.queueing_p99
+    line = max(story.lines.values(), key=lambda line: line.values)
     kept = f"of each {duration(line.slot_ns)} the smallest and the largest are drawn" if line.values > len(
         line.points) else "all are drawn"  # fmt: skip
     clocks = ", ".join(f"{state} {count}" for state, count in sorted(story.clocks.items()))

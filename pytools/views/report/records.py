@@ -9,9 +9,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pytools.figures import ONE_WAY, QUEUEING, Figure
 from pytools.signals import Act, Clock, LinkEvent, Path, RdmaQueuePair, RdmaSight, Suspect
 from pytools.views.report.runs import Bands
 from pytools.views.report.series import Bars, Line, Measured
+
+_DELAY, _QUEUEING = Figure(ONE_WAY, "p99"), Figure(QUEUEING, "p99")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +32,20 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One direction of a path over the whole time; None is not known."""
+    """One direction of a path over the whole time."""
 
-    owd_p50_ns: Measured | None = None  # the median of the windows' medians
-    owd_p99_ns: Measured | None = None  # of all windows but one in a hundred the 99th percentile was no larger
-    queueing_p50_ns: Measured | None = None
-    queueing_p99_ns: Measured | None = None
+    # What is known of `FOLLOWED`: of p50 the median of the windows, of others what 99 % of the windows do not exceed.
+    figures: Mapping[Figure, Measured] = field(default_factory=dict)
+
+    @property
+    def delay(self) -> Measured | None:
+        """By which pairs of hosts are compared; None is not known."""
+        return self.figures.get(_DELAY)
 
     @property
     def worst(self) -> float:
         """To put the worst first: by one-way delay, else by queueing."""
-        measured = self.owd_p99_ns or self.queueing_p99_ns
+        measured = self.delay or self.figures.get(_QUEUEING)
         return measured.value if measured is not None else -1.0
 
 
@@ -53,10 +59,7 @@ class PathStory:
     windows: int
     forward: Direction
     reverse: Direction
-    owd_p50: Line
-    owd_p99: Line
-    queueing_p50: Line
-    queueing_p99: Line
+    lines: Mapping[Figure, Line]  # there
     lost: int
     settled: int  # probes answered or lost
     clocks: Mapping[str, int]  # windows by the state of the clocks

@@ -13,6 +13,7 @@ import msgspec
 from rich.style import Style
 from rich.text import Text
 
+from pytools.figures import FOLLOWED
 from pytools.signals import DELAY_BOUNDS_NS
 from pytools.views import tables
 from pytools.views.tables import UNKNOWN, duration
@@ -22,7 +23,8 @@ from pytools.views.top.header import Around
 from pytools.views.top.keys import KEYS, Look
 from pytools.views.top.lists import clock_time
 from pytools.views.top.paths import STYLES, PathRow, short_time
-from pytools.views.top.rings import Direction, queued
+from pytools.views.top.group_traffic import Share
+from pytools.views.top.rings import queued
 from pytools.views.top.state import Event, Known, since_ns
 
 _HEAD: Final = "bold"
@@ -85,11 +87,15 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
         f"last {look.horizon_s} s: {figures.windows} windows of {window}, "
         f"which cover {duration(figures.covered_ns)}; clock {figures.clock or UNKNOWN}"
     )
-    head = "".join(f"{name:>11}" for name in ("OWD p50", "p99", "±", "queue p50", "p99", "±"))
-    yield Text(f"{'':6}{head}", style="dim")
-    for name, direction in (("there", figures.forward), ("back", figures.reverse)):
-        yield Text(f"{name:6}{_figures(direction)}")
-    yield Text("p50: the middle one of the windows'; p99 and ±: the largest of the windows'", style="dim")
+    yield Text(f"{'':{_LABEL}}" + "".join(f"{name:>11}" for name in ("there", "±", "back", "±")), style="dim")
+    for each in FOLLOWED:
+        cells = (
+            text
+            for of in (figures.forward, figures.reverse)
+            for text in (duration(of.figures.get(each)), tables.bound(of.bounds.get(each.measure)))
+        )
+        yield Text(f"{each.name:{_LABEL}}" + "".join(f"{text:>11}" for text in cells))
+    yield Text("p50: the middle one of the windows'; the others and ±: the largest of the windows'", style="dim")
     yield Text(f"probes lost {figures.lost:,} of {figures.received + figures.lost:,}").append(
         f"   TCP sent again {_number(figures.retransmitted_per_s)}/s, timeouts {_count(figures.timeouts)}"
         f"   CE there {_percent(figures.marked_forward)}, back {_percent(figures.marked_reverse)}"
@@ -123,18 +129,6 @@ def _counted(share: Share) -> str:
         f"sent here: {share.segments:,} TCP segments, and {kernel} where it chooses the way: "
         "each forwarded packet, but a connected socket once; so of connected UDP sockets nothing is known"
     )
-
-
-def _figures(of: Direction) -> str:
-    values = (
-        duration(of.p50_ns),
-        duration(of.p99_ns),
-        tables.bound(of.bound_ns),
-        duration(of.queue_p50_ns),
-        duration(of.queue_p99_ns),
-        tables.bound(of.queue_bound_ns),
-    )
-    return "".join(f"{each:>11}" for each in values)
 
 
 def _number(value: float | None) -> str:
@@ -197,8 +191,8 @@ def help_lines(width: int, allow_actions: bool) -> list[Text]:
     if not allow_actions:
         said += wrapped("d, u, p, n need `swerve top --allow-actions`; each is typed out before it is done.", width)
     text = (
-        "Figures are of the horizon. Counts and shares are exact over it. Of percentiles of windows: p99 and ± are the "
-        "largest of the windows' (that of the whole horizon is no larger), p50 is the middle one of the windows'."
+        "Figures are of the horizon. Counts and shares are exact over it. Of percentiles of windows: p50 is the "
+        "middle one of the windows'; the others and ± are the largest (a percentile of the whole horizon is no larger)."
     )
     return [*said, *wrapped(text, width)]
 

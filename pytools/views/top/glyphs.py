@@ -32,7 +32,7 @@ class Glyphs:
             return text
         return text.translate(self.plain).encode("ascii", "replace").decode()
 
-    def spark(self, values_ns: Sequence[int | None]) -> str:
+    def spark(self, values_ns: Sequence[float | None]) -> str:
         """A sparkline; a blank where nothing was measured."""
         return "".join(
             " " if value is None else self.sparks[sum(value >= step for step in STEPS_NS)] for value in values_ns

@@ -12,6 +12,7 @@ from typing import Final
 
 from rich.text import Text
 
+from pytools.figures import ONE_WAY, QUEUEING, Figure
 from pytools.signals import AnySignal, AppDelay, Path, PathDelay, PathState
 from pytools.views import tables
 from pytools.views.columns import little, much, named
@@ -114,7 +115,7 @@ def _signals(row: PathRow) -> list[AnySignal]:
     return [each for each in (row.delay, row.state) if each is not None]
 
 
-def _rank(row: PathRow) -> tuple[int, float, int, Path]:
+def _rank(row: PathRow) -> tuple[int, float, float, Path]:
     """Worst first: by state, then by loss and queueing."""
     loss, queueing_ns = trouble(row.ring, row.since_ns)
     return _urgency(row), -loss, -queueing_ns, row.path
@@ -150,7 +151,7 @@ def _loss(row: PathRow) -> Cell:
     return Text(tables.share(loss), style="red") if row.figures.lost else tables.share(loss)
 
 
-def _queue(value: int | None, bound: int | None) -> Cell:
+def _queue(value: float | None, bound: float | None) -> Cell:
     """A queueing delay; dimmed while it is no larger than its own bound."""
     small = value is None or (bound is not None and value <= bound)
     return Text(duration(value), style="dim") if small else duration(value)
@@ -183,20 +184,25 @@ def _app(row: PathRow) -> str:
 def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
     """The columns."""
 
-    def delay(
-        heading: str, of: Callable[[PathRow], Direction], name: str, meaning: str, width: int = 8
-    ) -> Field[PathRow]:
-        def value(row: PathRow) -> int | None:
-            found: int | None = getattr(of(row), name)
-            return found
+    def one_way(text: str, row: PathRow) -> Cell:
+        return Text(text, style="yellow") if row.figures.clock == "holdover" else text
+
+    def delay(heading: str, of: Callable[[PathRow], Direction], figure: Figure, meaning: str) -> Field[PathRow]:
+        def value(row: PathRow) -> float | None:
+            return of(row).figures.get(figure)
 
         def show(row: PathRow) -> Cell:
-            if name.startswith("queue"):
-                return _queue(value(row), of(row).queue_bound_ns)
-            text = tables.bound(value(row)) if name == "bound_ns" else duration(value(row))
-            return Text(text, style="yellow") if row.figures.clock == "holdover" else text
+            if figure.measure is QUEUEING:
+                return _queue(value(row), of(row).bounds.get(QUEUEING))
+            return one_way(duration(value(row)), row)
 
-        return Field(heading, width, show, meaning, much(value))
+        return Field(heading, 8, show, meaning, much(value))
+
+    def error(heading: str, of: Callable[[PathRow], Direction], meaning: str) -> Field[PathRow]:
+        def value(row: PathRow) -> int | None:
+            return of(row).bounds.get(ONE_WAY)
+
+        return Field(heading, 9, lambda row: one_way(tables.bound(value(row)), row), meaning, much(value))
 
     def there(row: PathRow) -> Direction:
         return row.figures.forward
@@ -214,10 +220,10 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
             little(lambda row: None if row.state is None else _urgency(row)),
             True,
         ),
-        delay("q p99", there, "queue_p99_ns", "queueing there, p99; dimmed while no larger than its bound"),
+        delay("q p99", there, Figure(QUEUEING, "p99"), "queueing there, p99; dimmed while no larger than its bound"),
         Field("loss", 7, _loss, "probes lost, of those whose fate was settled", much(lambda row: row.figures.loss)),
-        delay("OWD p99", there, "p99_ns", "one-way delay there, p99"),
-        delay("±", there, "bound_ns", "bound of the one-way delays there", 9),
+        delay("OWD p99", there, Figure(ONE_WAY, "p99"), "one-way delay there, p99"),
+        error("±", there, "bound of the one-way delays there"),
         Field(
             "trend 40 s",
             SPARKS,
@@ -260,12 +266,12 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
             "share of its group's packets that left there: TCP segments, and what the kernel counts where it chooses",
             little(lambda row: row.share.sent if row.share else None),
         ),
-        delay("back p99", back, "p99_ns", "one-way delay back, p99"),
-        delay("q back", back, "queue_p99_ns", "queueing back, p99"),
-        delay("OWD p50", there, "p50_ns", "one-way delay there, p50"),
-        delay("back p50", back, "p50_ns", "one-way delay back, p50"),
-        delay("± back", back, "bound_ns", "bound of the one-way delays back", 9),
-        delay("q p50", there, "queue_p50_ns", "queueing there, p50"),
+        delay("back p99", back, Figure(ONE_WAY, "p99"), "one-way delay back, p99"),
+        delay("q back", back, Figure(QUEUEING, "p99"), "queueing back, p99"),
+        delay("OWD p50", there, Figure(ONE_WAY, "p50"), "one-way delay there, p50"),
+        delay("back p50", back, Figure(ONE_WAY, "p50"), "one-way delay back, p50"),
+        error("± back", back, "bound of the one-way delays back"),
+        delay("q p50", there, Figure(QUEUEING, "p50"), "queueing there, p50"),
         Field(
             "CE back",
             7,

@@ -1,21 +1,21 @@
 """The last 40 seconds of every path: its windows as tuples, each with how many of its probes waited how long.
 
 What is asked of them is a horizon: 2, 10 or 40 s back from now. Percentiles of windows cannot be put together: of the
-99th the largest is given (that of the whole horizon is no larger), of the 50th the middle one of the windows. Counts
-add up exactly. Nanoseconds of CLOCK_MONOTONIC of the agent's host; bounded by time and by number. One thread.
+50th the middle one of the windows is given, else the largest (a percentile of the whole horizon is no larger).
+Counts add up exactly. Nanoseconds of CLOCK_MONOTONIC of the agent's host; bounded by time and by number. One thread.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeVar
 
-from pytools.figures import supports_one_way
+from pytools.figures import FOLLOWED, OF_DIRECTIONS, QUEUEING, Figure, Measure
 from pytools.signals import ClockState, Delay, Histogram, PathDelay, PathEcn, TcpPath
 from pytools.views.windows import is_shown
 
@@ -23,17 +23,14 @@ SECOND_NS: Final = 1_000_000_000
 LONGEST_S: Final = 40
 HORIZONS_S: Final = (2, 10, LONGEST_S)
 WINDOWS: Final = 512  # of one path; more than that in 40 s: the horizon is as long as they reach
+_QUEUEING: Final = FOLLOWED.index(Figure(QUEUEING, "p99"))
 
 
 class Way(NamedTuple):
     """One direction of one window."""
 
-    p50_ns: int | None
-    p99_ns: int | None
-    bound_ns: int | None
-    queue_p50_ns: int | None
-    queue_p99_ns: int | None
-    queue_bound_ns: int | None
+    figures: tuple[float | None, ...]  # of `FOLLOWED`
+    bounds: tuple[int | None, ...]  # of `OF_DIRECTIONS`
     queued: Histogram | None
 
 
@@ -47,7 +44,7 @@ class Window(NamedTuple):
     reverse: Way
     received: int
     lost: int
-    queueing_ns: int  # there, p99; 0 where it is not known
+    queueing_ns: float  # there, p99; 0 where it is not known
 
 
 class TcpWindow(NamedTuple):
@@ -62,16 +59,11 @@ class TcpWindow(NamedTuple):
     sent: int
 
 
-def _way(delay: Delay, clock: ClockState) -> Way:
-    known = supports_one_way(clock)
+def _way(delay: PathDelay, way: Delay) -> Way:
     return Way(
-        delay.owd_p50_ns if known else None,
-        delay.owd_p99_ns if known else None,
-        delay.bound_ns if known else None,
-        delay.queueing_p50_ns,
-        delay.queueing_p99_ns,
-        delay.queueing_bound_ns,
-        delay.queueing_histogram,
+        tuple(each.value(delay, way) for each in FOLLOWED),
+        tuple(each.bound(delay, way) for each in OF_DIRECTIONS),
+        way.queueing_histogram,
     )
 
 
@@ -96,14 +88,14 @@ class Ring:
             last = self.windows[-1]
             if delay.at_ns <= last.at_ns or not is_shown(delay.window_ns, last.window_ns, delay.at_ns - last.at_ns):
                 return
-        clock = delay.clock
-        ways = _way(delay.forward, clock), _way(delay.reverse, clock)
+        ways = _way(delay, delay.forward), _way(delay, delay.reverse)
         _forget(self.windows, delay.at_ns)
         # The first to be heard may be short ones: they go when a long one comes, which covers what they cover.
         while self.windows and self.windows[-1].window_ns < delay.window_ns:
             self.windows.pop()
-        queueing_ns = ways[0].queue_p99_ns or 0
-        self.windows.append(Window(delay.at_ns, delay.window_ns, clock, *ways, delay.received, delay.lost, queueing_ns))
+        queueing_ns = ways[0].figures[_QUEUEING] or 0
+        counts = delay.received, delay.lost
+        self.windows.append(Window(delay.at_ns, delay.window_ns, delay.clock, *ways, *counts, queueing_ns))
 
     def add_tcp(self, row: TcpPath) -> None:
         """Take a window of TCP."""
@@ -140,12 +132,8 @@ def _forget(rows: deque[Window] | deque[TcpWindow], now_ns: int) -> None:
 class Direction:
     """One direction over a horizon."""
 
-    p50_ns: int | None = None  # the middle one of the windows' medians
-    p99_ns: int | None = None  # the largest of the windows'
-    bound_ns: int | None = None  # the largest
-    queue_p50_ns: int | None = None
-    queue_p99_ns: int | None = None
-    queue_bound_ns: int | None = None
+    figures: Mapping[Figure, float | None] = field(default_factory=dict)
+    bounds: Mapping[Measure, int | None] = field(default_factory=dict)  # the largest of the windows'
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +160,7 @@ class Figures:
 
 
 _Row = TypeVar("_Row", bound=tuple[object, ...])
+_Value = TypeVar("_Value", int, float)
 _at: Final = itemgetter(0)
 # For all paths each frame: by place they are found without Python's help.
 _received, _lost, _queueing_ns = (
@@ -223,7 +212,7 @@ def segments(ring: Ring, since_ns: int) -> int:
     return sum(map(_sent, recent(ring.tcp, since_ns)))
 
 
-def trouble(ring: Ring, since_ns: int) -> tuple[float, int]:
+def trouble(ring: Ring, since_ns: int) -> tuple[float, float]:
     """Of the same: the share of probes that were lost, and the largest queueing there; what paths are ranked by."""
     windows = _shown(ring, since_ns)
     lost = sum(map(_lost, windows))
@@ -245,17 +234,19 @@ def _summed(parts: Iterable[Histogram | None]) -> list[int]:
 def _over(ways: Sequence[Way]) -> Direction:
     if not ways:
         return Direction()
-    p50, p99, bound, queue_p50, queue_p99, queue_bound, _ = zip(*ways, strict=True)
+    figures, bounds, _ = zip(*ways, strict=True)
     return Direction(
-        _middle(p50), _largest(p99), _largest(bound), _middle(queue_p50), _largest(queue_p99), _largest(queue_bound)
-    )
+        {each: (_middle if each.share == 0.5 else _largest)(some)
+         for each, some in zip(FOLLOWED, zip(*figures, strict=True), strict=True)},
+        {each: _largest(some) for each, some in zip(OF_DIRECTIONS, zip(*bounds, strict=True), strict=True)},
+    )  # fmt: skip
 
 
-def _largest(values: Iterable[int | None]) -> int | None:
+def _largest(values: Iterable[_Value | None]) -> _Value | None:
     return max((each for each in values if each is not None), default=None)
 
 
-def _middle(values: Iterable[int | None]) -> int | None:
+def _middle(values: Iterable[float | None]) -> float | None:
     """The lower median: a value that was measured."""
     known = sorted(each for each in values if each is not None)
     return known[(len(known) - 1) // 2] if known else None
@@ -265,14 +256,14 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def trend(ring: Ring, now_ns: int, cells: int) -> list[int | None]:
+def trend(ring: Ring, now_ns: int, cells: int) -> list[float | None]:
     """The largest queueing (p99, there) in each of so many equal parts of the last 40 s, the newest last."""
     part_ns = LONGEST_S * SECOND_NS // cells
     last = now_ns // part_ns
-    found: list[int | None] = [None] * cells
+    found: list[float | None] = [None] * cells
     for each in ring.windows:
         place = cells - 1 - (last - each.at_ns // part_ns)
-        value = each.forward.queue_p99_ns
+        value = each.forward.figures[_QUEUEING]
         if 0 <= place < cells and value is not None:
             before = found[place]
             found[place] = value if before is None else max(before, value)
