@@ -97,7 +97,7 @@ def _chart(measure: Measure, story: PathStory, span: Span, acts: Sequence[Mark])
         return tables.paragraphs(f"{title}: unknown within this time. {_why_unknown(story, measure)}")
     scale = scales.logarithmic(values, HEIGHT)
     label = (
-        f"{title} of {words.way(story.path)} over time: {duration(min(values))} to {duration(max(values))}. "
+        f"{title} of {format.way(story.path)} over time: {duration(min(values))} to {duration(max(values))}. "
         "Arrow keys read values, plus and minus look closer; a table follows."
     )
     return tables.figure(

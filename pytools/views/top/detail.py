@@ -23,7 +23,6 @@ from pytools.views.top.header import Around
 from pytools.views.top.keys import KEYS, Look
 from pytools.views.top.lists import clock_time
 from pytools.views.top.paths import STYLES, PathRow, short_time
-from pytools.views.top.group_traffic import Share
 from pytools.views.top.rings import queued
 from pytools.views.top.state import Event, Known, since_ns
 
