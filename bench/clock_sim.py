@@ -19,7 +19,6 @@ unweighted least squares over the graph. Seeded; `--quick` runs fewer windows, `
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -38,7 +37,7 @@ from pytools.estimators.clock_graph import Edges, solve
 from pytools.estimators.clocks import EdgeFit, fit_edge
 from pytools.estimators.congested import Floor, doubted, noise_ns, tells_round_trip, tempered
 from pytools.estimators.offsets import WANDER_PPB_PER_S
-from pytools.estimators.wander import MEMORY_S, wander
+from pytools.estimators.wander import MEMORY_S, wander, wander_between
 
 HOSTS = 40
 SPAN_NS = 2 * 10**9
@@ -256,7 +255,7 @@ def running(seed: int, how: Running, tally: Tally) -> None:
                 asymmetry_share=ASYMMETRY_SHARE,
                 prior=known[place],
                 singles=singles,
-                wander_ppb_per_s=math.hypot(*wanders[list(edges[place])]),
+                wander_ppb_per_s=wander_between(*wanders[list(edges[place])]),
             )
             fits.append(told(fit, known[place], floors[place], end_ns))
             known[place] = fits[-1] or known[place]

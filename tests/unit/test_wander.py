@@ -32,10 +32,23 @@ def test_the_wander_of_a_sinusoid_is_its_amplitude() -> None:
         assert 75 <= wander(TIMES, drifts, np.full(24, 5.0)) <= 115
 
 
-def test_what_errors_of_the_drifts_explain_is_no_wander() -> None:
+@pytest.mark.parametrize("sigma", [5.0, 20.0, 40.0, 80.0])
+def test_what_errors_of_the_drifts_explain_is_no_wander(sigma: float) -> None:
     rng = np.random.default_rng(1)
-    found = [wander(TIMES, rng.normal(0, 80, 24), np.full(24, 80.0)) for _ in range(100)]
-    assert np.median(found) == WANDER_PPB_PER_S
+    of_windows = rng.normal(0, sigma, (600, 27))  # windows of 2 s every 0.5 s share three quarters of their errors
+    drifts = np.lib.stride_tricks.sliding_window_view(of_windows, 4, axis=1).sum(axis=2) / 2
+    found = [wander(TIMES, row, np.full(24, sigma)) for row in drifts]
+    assert np.mean(np.array(found) > WANDER_PPB_PER_S) <= 0.04
+
+
+def test_a_bad_start_does_not_outweigh_what_was_seen_since() -> None:
+    rng = np.random.default_rng(1)
+    early = TIMES < 1.5
+    sigmas = np.where(early, 150.0, 20.0)
+    drifts = np.where(early, rng.normal(0, 450, (200, 24)), 0.0)  # the first windows were worse than they knew
+    assert {wander(TIMES, row, sigmas) for row in drifts} == {WANDER_PPB_PER_S}
+    moving = drifts + 100 * TIMES
+    assert min(wander(TIMES, row, sigmas) for row in moving) > 90, "a rate that changes is still seen"
 
 
 @given(st.integers(0, 4))

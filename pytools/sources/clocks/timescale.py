@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from pytools.estimators.offsets import WANDER_PPB_PER_S, Offset
-from pytools.estimators.wander import MEMORY_S, wander
+from pytools.estimators.wander import MEMORY_S, wander, wander_between
 from pytools.sources.clocks.messages import VERSION, Clocks, Edge, Edges, HostClock
 
 FRESH_ROUNDS: Final = 3  # what is older than so many intervals no longer counts
@@ -86,8 +86,7 @@ class Timescale:
 
     def wander_between(self, peer: str) -> float:
         """The same for the drift between a peer and us."""
-        beyond = sum(self.wander(host) ** 2 - WANDER_PPB_PER_S**2 for host in (self._host, peer))
-        return math.sqrt(WANDER_PPB_PER_S**2 + beyond)
+        return wander_between(self.wander(self._host), self.wander(peer))
 
     def elected(self, now_ns: int) -> str:
         """Whose clock is to be the common one now."""
