@@ -75,6 +75,11 @@ def steering_memory(netns: str | None) -> Path:
     return runtime_dir(netns) / "steering.json"
 
 
+def base_delays(netns: str | None) -> Path:
+    """What an agent knows of base delays, for its successor."""
+    return runtime_dir(netns) / "bases.json"
+
+
 def tap_socket(netns: str | None) -> Path:
     """Where tapped RDMA processes, of any user, ask the agent for the table that they count in."""
     directory = runtime_dir(netns)  # itself for its owner alone

@@ -40,6 +40,7 @@ from pytools.sources.links.source import LinkSource
 from pytools.sources.nexthops import NexthopSource
 from pytools.sources.path_ecn import PathEcnSource
 from pytools.sources.path_mtu import PathMtuSource
+from pytools.sources.probing.base_memory import BaseMemory
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.programs import SAMPLE_EGRESS, TCP_EGRESS
 from pytools.sources.rdma.waiting import RdmaWhenThere
@@ -108,13 +109,15 @@ class Agent:
             from pytools.sources.clocks.virtual_clock import VirtualClockSource
 
             self._add(VirtualClockSource(config.virtual_clock, loaded))  # before anything is stamped
+        bases = BaseMemory(places.base_delays(namespace), netns.scope())
         with low_ports.allowed(config.probe.port):
-            self._mesh = mesh = ProbeMesh(config, loaded, netlink, bus)
+            self._mesh = mesh = ProbeMesh(config, loaded, netlink, bus, bases)
         lent = {name: loaded.map(name).fd for name in ("probe_settings", "probe_paths")}
         self._add(Lender(directories.maps_socket(namespace), lent))
         hooks = Hooks(loaded, mesh.interfaces)
         self._add(hooks)  # before the mesh: its first tick attaches, and the first probe is to be stamped
         self._add(mesh)
+        self._add(bases, _LATE_NS)
         self._add_between_hosts(config, loaded, bus, mesh)
         rdma = RdmaWhenThere(config, bus, mesh.path_of, directories.tap_socket(namespace))
         failed = [loaded.failed, hooks.failed, rdma.failed]

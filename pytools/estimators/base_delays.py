@@ -12,14 +12,15 @@ second.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pytools.estimators.hop_counts import LOOK_NS, HopCounts, Hops
+from pytools.estimators.remembered_bases import RememberedBase, RememberedChange
 from pytools.estimators.windows import MISSING, NO_MINIMUM, PARTS, Rows, SlidingMinimum, Times
 
 FORWARD, REVERSE, ROUND_TRIP, KINDS = range(4)
@@ -36,28 +37,8 @@ _CALM_NS: Final = 1_000  # and this
 _CALM_RISE: Final = 1_000  # the smallest spread seen is let rise by one in so many per update without load
 _SAME_SHARE: Final = 16  # both directions took the same step if they differ by one in so many of the round trip's
 _MOST_LOST: Final = 0.01  # share of the probes that are lost without load; a full queue loses more
-_LOOKS: Final = 3  # updates in a row that must see other hop counts
-_LOOK_NS: Final = 1_000_000_000
+_ANY_DRIFT_NS: Final = 1 << 40  # nothing is known of how what stands is divided between the directions
 _DRIFT_SHARE: Final = 10_000  # free clocks run apart by one part in so many
-
-
-class Hops(NamedTuple):
-    """TTLs on arrival, of the replies and (as the replies say) of the requests, one element per probe."""
-
-    paths: Rows
-    replies: NDArray[Any]
-    requests: NDArray[Any]
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What is known of the hop counts of a path."""
-
-    usual: tuple[int, int]  # TTL of requests and of replies
-    beside: Counter[tuple[int, int]] = field(default_factory=Counter)  # updates that saw each together with that one
-    others_since_ns: int = 0  # since when the usual one is not seen; 0: it is
-    looks: int = 0
-    queued: bool = False  # whether something waited on the path when the usual one was seen last
 
 
 @dataclass(slots=True)
@@ -100,7 +81,7 @@ class BaseDelays:
         self._drifted = np.zeros(0, np.int64)  # how far free clocks may have drifted apart since something stands
         self._base, self._taken_ns, self._slack, self._standing = np.zeros((4, 2, 0), np.int64)
         self._updated_ns = 0
-        self._seen: dict[int, _Seen] = {}
+        self._hops = HopCounts()
         self._changes: dict[int, _Change] = {}
 
     def grow(self, paths: int) -> None:
@@ -138,10 +119,15 @@ class BaseDelays:
         base = Base(*(each.take(paths, axis=1) for each in (self._base, self._taken_ns, self._slack)))
         unknown = base.delays == MISSING
         if np.count_nonzero(unknown):
-            least, taken_ns = self._minima.at(KINDS * paths + _DIRECTION, now_ns)
-            least = np.where(least == MISSING, MISSING, least - self._standing.take(paths, axis=1))
-            new = np.where(unknown, [least, taken_ns], base[:2])
-            base = Base(new[0], new[1], base.slack)
+            least, taken_ns = self._minima.at(KINDS * paths + _KIND, now_ns)
+            known, floor = least != MISSING, self._floor.take(paths)
+            compared = known[ROUND_TRIP] & (floor != MISSING)  # then as `_project` has it
+            excess = np.where(compared, np.maximum(least[ROUND_TRIP] - floor, 0), 0)
+            standing = self._standing.take(paths, axis=1)
+            standing = np.where(compared, np.minimum(standing, excess), standing)
+            fresh = np.where(known[:ROUND_TRIP], least[:ROUND_TRIP] - standing, MISSING)
+            slack = np.maximum(base.slack, excess)
+            base = Base(*np.where(unknown, [fresh, taken_ns[:ROUND_TRIP], slack], base))
         return base
 
     def reach(self, paths: Rows, now_ns: int) -> Times:
@@ -167,7 +153,8 @@ class BaseDelays:
         if self._floor[path] == MISSING:
             return  # nothing that could be too low
         before = self._changes.get(path)
-        floor, known = int(self._floor[path]), bool((self._base[:, path] != MISSING).all())
+        floor = int(self._floor[path])
+        known = bool((self._base[:, path] != MISSING).all() and (self._slack[:, path] <= _tolerance(floor)).all())
         base = (int(self._base[0, path]), int(self._base[1, path])) if known else None
         if before is not None:
             floor, base, queued = before.floor_ns, before.base_ns, before.queued or queued
@@ -179,11 +166,61 @@ class BaseDelays:
     def _queued(self, path: int, now_ns: int, began_ns: int) -> bool:
         """Whether something waited on a path just before its route changed."""
         minima, times = self._minima.parts(np.array([KINDS * path + ROUND_TRIP]), now_ns)
-        just = (minima != NO_MINIMUM) & (times < began_ns) & (times >= began_ns - 4 * _LOOK_NS)
+        just = (minima != NO_MINIMUM) & (times < began_ns) & (times >= began_ns - 4 * LOOK_NS)
         if just.any():
             floor = int(self._floor[path])
             return bool(minima[just].min() - floor > _tolerance(floor))
         return bool(self._standing[:, path].any())
+
+    # ---- over a restart ----
+
+    def known(self, path: int) -> RememberedBase | None:
+        """What a successor can begin with; None of a path whose floor is not known yet."""
+        if self._floor[path] == MISSING:
+            return None
+        change, calm = self._changes.get(path), int(self._calm[path])
+        usual, beside = self._hops.known(path)
+        return RememberedBase(
+            floor_ns=int(self._floor[path]),
+            since_ns=int(self._since_ns[path]),
+            support=int(self._support[path]),
+            reached_ns=int(self._reached_ns[path]),
+            calm_ns=None if calm == MISSING else calm,
+            drifted_ns=int(self._drifted[path]),
+            standing_ns=_pair(self._standing, path),
+            slack_ns=_pair(self._slack, path),
+            base_ns=_pair(self._base, path) if (self._base[:, path] != MISSING).all() else None,
+            hops=usual,
+            beside=beside,
+            change=None
+            if change is None
+            else RememberedChange(change.floor_ns, change.base_ns, change.directions, queued=change.queued),
+        )
+
+    def restore(self, path: int, known: RememberedBase, at_ns: int, now_ns: int, changed: bool) -> None:
+        """Begin with what a predecessor knew of a new path: it is as if this were its next update.
+
+        Nobody saw what waited meanwhile. So a route that changed meanwhile counts as changed under a queue.
+
+        Parameters
+        ----------
+        at_ns : int
+            When the predecessor knew it.
+        changed : bool
+            Whether our own route along this path may be another one.
+        """
+        self._floor[path], self._since_ns[path] = known.floor_ns, known.since_ns
+        self._support[path], self._reached_ns[path] = known.support, known.reached_ns
+        self._calm[path] = MISSING if known.calm_ns is None else known.calm_ns
+        self._drifted[path] = known.drifted_ns if known.base_ns is not None else _ANY_DRIFT_NS
+        self._standing[:, path], self._slack[:, path] = known.standing_ns, known.slack_ns
+        if known.base_ns is not None:
+            self._base[:, path], self._taken_ns[:, path] = known.base_ns, at_ns
+        self._hops.restore(path, known.hops, known.beside)
+        if (before := known.change) is not None:  # to be seen for a whole window again
+            self._changes[path] = _Change(now_ns, before.floor_ns, before.base_ns, before.directions, before.queued)
+        if changed:
+            self._change(path, now_ns, (True, True), queued=True)
 
     # ---- once a second ----
 
@@ -213,7 +250,8 @@ class BaseDelays:
         """
         paths = np.arange(len(self._floor))
         elapsed_ns = now_ns - self._updated_ns if self._updated_ns else 0
-        self._note_hops(now_ns, hops)
+        for other in self._hops.look(now_ns, hops, self._queued):
+            self._change(*other)
         minima, times = self._minima.parts(KINDS * paths[:, None] + _KIND[:, 0], now_ns)
         counts = (minima != NO_MINIMUM).sum(axis=2)
         ordered = np.sort(minima, axis=2)
@@ -319,41 +357,6 @@ class BaseDelays:
             self._since_ns[path], self._support[path], self._reached_ns[path] = self._steady_ns[path], 0, now_ns
             self._steady_ns[path] = 0
 
-    # ---- hop counts ----
-
-    def _note_hops(self, now_ns: int, hops: Sequence[Hops]) -> None:
-        """Find out which paths have other hop counts than before."""
-        if not hops:
-            return
-        paths = np.concatenate([each.paths for each in hops])
-        pairs = np.concatenate([each.requests.astype(np.int64) << 8 | each.replies for each in hops])
-        different = np.unique(paths << 16 | pairs, return_counts=True)
-        by_path: dict[int, Counter[tuple[int, int]]] = {}
-        for key, count in zip(different[0].tolist(), different[1].tolist(), strict=True):
-            by_path.setdefault(key >> 16, Counter())[key >> 8 & 0xFF, key & 0xFF] = count
-        for path, counted in by_path.items():
-            self._look(path, counted, now_ns)
-
-    def _look(self, path: int, counted: Counter[tuple[int, int]], now_ns: int) -> None:
-        ((new, _),) = counted.most_common(1)
-        known = self._seen.setdefault(path, _Seen(new))
-        if known.usual in counted:
-            known.beside.update(counted.keys())
-            known.looks = 0
-            return
-        if not known.looks:
-            known.others_since_ns = now_ns - 2 * _LOOK_NS  # the probes of two looks may have had them
-            known.queued = self._queued(path, now_ns, known.others_since_ns)
-        known.looks += 1
-        if known.looks < _LOOKS:
-            return
-        was, also = known.usual, known.beside
-        self._seen[path] = _Seen(new)
-        if also[new] >= _LOOKS:  # several ways at once, of which none is another one; a change is seen once or twice
-            self._seen[path].beside = also
-            return
-        self._change(path, known.others_since_ns, (new[0] != was[0], new[1] != was[1]), known.queued)
-
 
 _KIND: Final = np.arange(KINDS)[:, None]
 _DIRECTION: Final = np.arange(ROUND_TRIP)[:, None]
@@ -362,6 +365,11 @@ _DIRECTION: Final = np.arange(ROUND_TRIP)[:, None]
 def _tolerance(floor_ns: Any) -> Any:
     """What may stand above a floor without being a queue."""
     return np.where(floor_ns == MISSING, 0, np.maximum(_LEAST_NS, floor_ns // _LEAST_SHARE))
+
+
+def _pair(table: Times, path: int) -> tuple[int, int]:
+    """What both directions of a path have."""
+    return int(table[FORWARD, path]), int(table[REVERSE, path])
 
 
 def _pick(table: Times, places: NDArray[Any]) -> Times:

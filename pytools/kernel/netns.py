@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 from pytools.errors import CapabilityError, UsageError
 
 _CLONE_NEWNET = 0x40000000
 _NAMED = "/run/netns"
+_SO_NETNS_COOKIE = 71
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -52,6 +55,18 @@ def inside(name: str | None) -> Iterator[None]:
             _setns(before, "the one before")
     finally:
         os.close(before)
+
+
+def scope() -> str:
+    """This boot and this thread's network namespace, by numbers that are never used twice."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        try:
+            raw = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+            namespace = f"cookie:{int.from_bytes(raw, 'little')}"
+        except OSError:  # before Linux 5.14
+            namespace = f"inode:{os.stat('/proc/thread-self/ns/net').st_ino}"
+    return f"{boot}/{namespace}"
 
 
 def _setns(fd: int, name: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, fields
@@ -19,8 +18,9 @@ from typing import Any, Final, Literal, Self
 
 from pytools import directories
 from pytools.errors import CapabilityError
-from pytools.owned_files import as_owner
-from steering.acting.disk_writer import Later
+from pytools.kernel import netns
+from pytools.owner import as_owner
+from steering.acting.later import Later
 from steering.plan import Group, Member, Target, Weights, weights_of
 
 Kind = Literal["applied", "failed", "undone", "confirmed", "expired"]
@@ -28,8 +28,8 @@ KINDS: Final = ("applied", "failed", "undone", "confirmed", "expired")
 FILE: Final = "journal.jsonl"
 LOCK_FILE: Final = "lock"
 ROTATE_BYTES: Final = 4 << 20
+scope: Final = netns.scope  # of an entry: what it tells of was in force there alone
 _WAIT_S: Final = 0.2  # for the disk, before the journal is read
-_SO_NETNS_COOKIE: Final = 71
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +78,6 @@ class Contents:
             if entry.kind == "applied" and entry.after != entry.original:
                 found[entry.target] = entry
         return found
-
-
-def scope() -> str:
-    """This boot and this thread's network namespace, by numbers that are never used twice."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        try:
-            raw = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-            namespace = f"cookie:{int.from_bytes(raw, 'little')}"
-        except OSError:  # before Linux 5.14
-            namespace = f"inode:{os.stat('/proc/thread-self/ns/net').st_ino}"
-    return f"{boot}/{namespace}"
 
 
 def directory(netns: str | None) -> Path:

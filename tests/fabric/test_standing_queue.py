@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import signal
 import statistics
+import subprocess
 import time
 
 import pytest
@@ -10,7 +14,9 @@ import steering_kit as kit
 import support
 import yaml
 
-from pytools import directories
+from pytools import places
+from pytools.bus import Client
+from pytools.errors import SwerveError
 from pytools.lab import Lab
 from pytools.signals import PathDelay
 from steering.demo.observe import Observer
@@ -30,14 +36,19 @@ def lab(unique_name):
         yield made
 
 
-@pytest.fixture
-def observer(lab):
-    """Agents on both hosts, whose minima reach back a short time, and what they publish."""
+def shorten(lab):
+    """Let minima reach back a short time."""
     for host in lab.hosts:
         file = directories.default_config(host.netns)
         config = yaml.safe_load(file.read_text())
         config.setdefault("windows", {})["base_s"] = BASE_S
         file.write_text(yaml.safe_dump(config))
+
+
+@pytest.fixture
+def observer(lab):
+    """Agents on both hosts, and what they publish."""
+    shorten(lab)
     with kit.measuring(lab) as heard:
         yield heard
 
@@ -103,6 +114,52 @@ def test_a_queue_that_stands_for_many_windows_is_told_as_long_as_it_stands(lab, 
             assert each.owd_p50_ns - each.queueing_p50_ns <= each.queueing_bound_ns + MS
     lab.heal()
     settled(observer, 30)
+
+
+def started(lab: Lab) -> list[subprocess.Popen[str]]:
+    return [lab.start(host, [*support.SWERVE, "agent", "-n", host.netns]) for host in lab.hosts]
+
+
+def listening(lab: Lab) -> Observer:
+    """What both agents publish, as soon as both can be reached."""
+
+    def reached(netns: str) -> bool:
+        with contextlib.suppress(SwerveError), Client(places.agent_socket(netns), frozenset({"self"})):
+            return True
+        return False
+
+    support.wait_until(lambda: all(reached(host.netns) for host in lab.hosts), 60, "both agents are up")
+    return Observer(lab.hosts)
+
+
+@pytest.mark.deadline(240)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])
+def test_a_queue_that_stands_while_the_agents_restart_is_told_still(lab, number):
+    shorten(lab)
+    agents = started(lab)
+    with contextlib.closing(listening(lab)) as before:
+        measured(before)
+        lab.congest(1, RATE, QUEUE_BYTES, toward=2)
+        lab.load(1, LOAD, toward=2)
+        full = seen_for(before, time.monotonic_ns() + SECOND, 2 * BASE_S)
+        assert statistics.median(each.forward.queueing_p50_ns for each in full) > 10 * MS, "it stands"
+        known = [places.base_delays(host.netns) for host in lab.hosts]
+        support.wait_until(lambda: all(each.exists() for each in known), 30, "bases are kept")
+        ports = json.loads(known[0].read_text())["ports"]
+        for agent in agents:
+            agent.send_signal(number)
+        for agent in agents:
+            agent.wait(30)
+    since_ns = time.monotonic_ns()
+    started(lab)
+    with contextlib.closing(listening(lab)) as after:
+        for each in seen_for(after, since_ns, WINDOWS * BASE_S):  # from the first answer on
+            assert each.forward.owd_p50_ns - each.forward.queueing_p50_ns <= each.forward.queueing_bound_ns + MS
+        told = seen_for(after, time.monotonic_ns(), BASE_S)
+        assert statistics.median(each.forward.queueing_p50_ns for each in told) > 10 * MS, "it stands still"
+        assert json.loads(known[0].read_text())["ports"] == ports, "the probes are the same"
+        lab.heal()
+        settled(after, 30, time.monotonic_ns())
 
 
 @pytest.mark.parametrize("way", [(1, 2), (2, 1)], ids=["forward", "reverse"])

@@ -6,12 +6,15 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytools.estimators.base_delays import BaseDelays, Hops
+from pytools.estimators.base_delays import KINDS, BaseDelays
+from pytools.estimators.hop_counts import Hops
+from pytools.estimators.remembered_bases import RememberedBase
 from pytools.estimators.windows import MISSING
 
 SECOND = 1_000_000_000
@@ -92,6 +95,14 @@ class Path:
             )
             self.base.update(self.now_ns, [hops], np.array([self.free]), np.array([self.lost]))
             each_second()
+
+    def restart(self, clocks: bool = True, changed: bool = False, away_s: float = 3) -> None:
+        """Begin anew with what was known, as a file has it; the clocks may be other ones then."""
+        known = msgspec.json.decode(msgspec.json.encode(self.base.known(0)), type=RememberedBase)
+        left_ns, self.now_ns = self.now_ns, self.now_ns + int(away_s * SECOND)
+        self.base = BaseDelays(WINDOW_S * SECOND)
+        self.base.grow(1)
+        self.base.restore(0, known if clocks else known.without_clocks(), left_ns, self.now_ns, changed)
 
     def sees_the_queue(self) -> None:
         """What is told is the truth, but for the slack that is told with it."""
@@ -349,3 +360,130 @@ def test_a_path_of_which_only_one_direction_is_known_has_the_minimum_of_the_wind
         told = base.at(np.array([0]), now_ns).delays[:, 0]
         assert told.tolist() == [700 + max(0, second - WINDOW_S), MISSING] or second > WINDOW_S - 2
         assert 700 + second - WINDOW_S - 2 <= told[0] <= 700 + max(0, second - WINDOW_S + 2)
+
+
+# ---- over a restart ----
+
+
+@pytest.mark.parametrize("clocks", [True, False], ids=["one-clock", "two-clocks"])
+@pytest.mark.parametrize("way", [0, 1])
+@pytest.mark.parametrize("packet_ns", [0, 120_000], ids=["steady", "100mbit"])
+def test_a_queue_that_stands_while_the_agent_restarts_is_told_as_long_as_it_stands(
+    way: int, packet_ns: int, clocks: bool
+) -> None:
+    path = Path()
+    path.run(60)
+    path.queues[way] = full(17 * MS, packet_ns)
+    path.run(60)
+
+    def stands() -> None:
+        path.sees_the_queue()
+        assert path.last[way] > 16 * MS and not path.clear()
+
+    for _ in range(3):
+        path.ahead_ns += 0 if clocks else 10**9
+        path.restart(clocks)
+        path.probe()
+        stands()
+        path.run(2 * WINDOW_S, stands)
+    assert path.bad() or not clocks
+    path.queues[way] = nothing
+    path.run(1 if clocks else WINDOW_S + 5)
+    assert path.clear() and max(path.last) < ALLOWED_NS
+
+
+@pytest.mark.parametrize("packet_ns", [100, 120_000], ids=["steady", "100mbit"])
+@pytest.mark.parametrize("clocks", ["one", "free", "synchronised"])
+def test_a_queue_that_began_while_no_agent_ran_is_no_route(packet_ns: int, clocks: str) -> None:
+    """With clocks apart nobody can tell in which direction it stands, but that it does."""
+    path = Path(free=clocks == "free")
+    path.run(60)
+    path.queues[0] = full(17 * MS, packet_ns)
+    path.restart(clocks=clocks == "one")
+    path.probe()
+
+    def stands() -> None:
+        assert not path.clear() and (path.bad() or clocks != "one")
+        assert path.last[0] + path.slack[0] > 16 * MS
+
+    stands()
+    path.run(600, stands)
+    path.queues[0] = nothing
+    path.run(WINDOW_S + 5)
+    assert path.clear()
+
+
+def test_a_queue_that_went_while_no_agent_ran_is_not_told() -> None:
+    for clocks in (True, False):
+        path = Path()
+        path.run(60)
+        path.queues[0] = full(17 * MS, 1_200)
+        path.run(60)
+        path.queues[0] = nothing
+        path.restart(clocks)
+        path.probe()
+        assert path.clear() and max(path.last) < ALLOWED_NS
+        path.run(60, path.sees_the_queue)
+        assert path.clear()
+
+
+@pytest.mark.parametrize("told", ["hops", "way"])
+@pytest.mark.parametrize("clocks", [True, False])
+def test_a_route_that_changed_while_no_agent_ran_settles_without_load_alone(told: str, clocks: bool) -> None:
+    path = Path()
+    path.run(60)
+    path.route_ns = [each + 9 * MS for each in path.route_ns]
+    path.queues[0] = full(17 * MS, 120_000)
+    if told == "hops":
+        path.ttls = (60, 61)
+    path.restart(clocks, changed=told == "way")
+    path.run(4)
+
+    def in_doubt() -> None:
+        assert not path.clear()
+
+    path.run(300, in_doubt)
+    path.restart(clocks)
+    path.run(WINDOW_S - 2, in_doubt)
+    path.queues[0] = nothing
+    path.run(SETTLED_BY_STEP_S)
+    assert path.clear() and max(path.last) < ALLOWED_NS
+
+
+def test_evidence_of_another_route_is_to_be_seen_for_a_whole_window_by_one_agent() -> None:
+    path = Path()
+    path.run(60)
+    path.route_ns, path.ttls = [each + 9 * MS for each in path.route_ns], (60, 61)
+    path.run(WINDOW_S - 5)
+    path.restart()
+
+    def in_doubt() -> None:
+        assert not path.clear() and not path.bad()
+
+    path.run(WINDOW_S - 2, in_doubt)
+    path.run(12)
+    assert path.clear() and max(path.last) < ALLOWED_NS
+
+
+def test_ways_that_were_seen_at_once_are_known_to_a_successor() -> None:
+    path = Path()
+    path.also = {(60, 60)}
+    path.run(60)
+    path.queues[0] = full(17 * MS, 1_200)
+    path.also, path.ttls = set(), (60, 60)
+    path.restart()
+    path.run(100, path.sees_the_queue)
+    assert path.bad()
+
+
+@settings(max_examples=25, deadline=None)
+@given(levels, st.lists(st.booleans(), min_size=6, max_size=6), st.integers(0, 1000))
+def test_over_restarts_what_stands_is_never_told_as_less(
+    phases: list[tuple[int, int, int]], clocks: list[bool], seed: int
+) -> None:
+    path = Path(seed=seed)
+    path.run(20)
+    for (there, back, seconds), one_clock in zip(phases, clocks, strict=False):
+        path.queues = [full(each * MS, 120_000) if each else nothing for each in (there, back)]
+        path.restart(one_clock)
+        path.run(seconds, path.sees_the_queue)

@@ -5,7 +5,7 @@ Rows are path indexes. Times are CLOCK_MONOTONIC nanoseconds. One thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 from pytools.config import Probe, Windows
 from pytools.errors import UsageError
-from pytools.estimators.base_delays import FORWARD, KINDS, REVERSE, ROUND_TRIP, Base, BaseDelays, Hops
+from pytools.estimators.base_delays import FORWARD, KINDS, REVERSE, ROUND_TRIP, Base, BaseDelays
 from pytools.estimators.delays import Figures, or_none, published, queueing_bound, stamp_bound, summarise
 from pytools.estimators.distributions import histograms
+from pytools.estimators.hop_counts import Hops
 from pytools.estimators.offsets import Offset
 from pytools.estimators.overtaken import LATE_NS, Overtaken, half_waited, waiting
 from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, Times
 from pytools.signals import Histogram, Path, PathDelay
+from pytools.sources.probing.base_memory import Found, PathBase
 from pytools.sources.probing.liveness import Liveness
 from pytools.sources.probing.path_clocks import PathClocks
 from pytools.sources.probing.paths import PinnedPath
@@ -57,14 +59,25 @@ class Window:
 class Measurements:
     """Samples, minima and counters of every path.
 
+    Parameters
+    ----------
+    remembered : callable, optional
+        What a predecessor knew of the base delays of a path, at a time.
+
     Raises
     ------
     UsageError
         If a window would hold more probes than there is room for.
     """
 
-    def __init__(self, host: str, windows: Windows, probe: Probe) -> None:
-        self._host = host
+    def __init__(
+        self,
+        host: str,
+        windows: Windows,
+        probe: Probe,
+        remembered: Callable[[PinnedPath, int], Found | None] | None = None,
+    ) -> None:
+        self._host, self._remembered = host, remembered
         self.short = Window(windows.short_ms, probe, with_histograms=False)
         self.long = Window(windows.long_ms, probe, with_histograms=True)
         depth = max(self.short.at_most, self.long.at_most)
@@ -89,7 +102,7 @@ class Measurements:
         self._came_ns, self._came_at, self._transit_ns = np.zeros((3, 0), np.int64)
         self._own_clock: set[int] = set()
         self._paths: dict[int, Path] = {}
-        self._ways: dict[int, tuple[int, str, bool]] = {}  # of every path so far: interface, source, on-link
+        self._ways: dict[int, PinnedPath] = {}  # every path so far, as it was last
 
     def set_paths(self, paths: Sequence[PinnedPath], now_ns: int) -> None:
         """Measure these from now on; what is known of a path that comes back is kept.
@@ -97,11 +110,13 @@ class Measurements:
         A path that was gone, or whose interface or source address is another one, may have another base delay.
         """
         self._grow(max((pinned.index for pinned in paths), default=-1) + 1)
-        ways = {pinned.index: (pinned.ifindex, pinned.source, pinned.onlink) for pinned in paths}
-        for index, way in ways.items():
-            if index in self._ways and (self._ways[index] != way or index not in self._paths):
-                self._base.route_changed(index, now_ns)
-        self._ways |= ways
+        for pinned in paths:
+            before = self._ways.get(pinned.index)
+            if before is None:
+                self._restore(pinned, now_ns)
+            elif before.way != pinned.way or pinned.index not in self._paths:
+                self._base.route_changed(pinned.index, now_ns)
+            self._ways[pinned.index] = pinned
         self._paths = {pinned.index: pinned.path for pinned in paths}
         self._measured[:] = False
         self._measured[list(self._paths)] = True
@@ -112,6 +127,21 @@ class Measurements:
             elif pinned.index not in self._own_clock:
                 self._own_clock.add(pinned.index)
                 self.clocks.set(pinned.index, None, 0)
+
+    def _restore(self, pinned: PinnedPath, now_ns: int) -> None:
+        """Begin with what a predecessor knew of a path."""
+        found = self._remembered(pinned, now_ns) if self._remembered is not None else None
+        if found is not None:
+            self._base.restore(pinned.index, found.base, found.at_ns, now_ns, found.changed)
+
+    def bases(self, now_ns: int) -> Iterator[PathBase]:
+        """What is known of the base delays, for a successor."""
+        for index, pinned in self._ways.items():
+            known = self._base.known(index)
+            if known is not None:
+                one_clock = pinned.peer.clock == "shared"
+                base = known if one_clock else known.without_clocks()
+                yield PathBase(pinned.path, *pinned.way, now_ns, index not in self._paths, base)
 
     def set_offset(self, path: int, offset: Offset | None, known_ns: int) -> None:
         """Say what is known of the clocks of a path, see `PathClocks.set`."""

@@ -31,6 +31,7 @@ from pytools.kernel.netlink.routing import Netlink
 from pytools.log import Level
 from pytools.signals import Path, PathState
 from pytools.sources.probing import stamp_packet, udp
+from pytools.sources.probing.base_memory import BaseMemory
 from pytools.sources.probing.liveness import HURRY_EVERY_NS
 from pytools.sources.probing.measurements import RECEIVED, Measurements, Window
 from pytools.sources.probing.paths import Changes, PinnedPath, PinnedPaths
@@ -66,6 +67,8 @@ class ProbeMesh:
         With probe.c.
     netlink : Netlink
         In the namespace of the calling thread; stays the caller's.
+    memory : BaseMemory, optional
+        Of the base delays that a predecessor knew, and that a successor begins with.
 
     Raises
     ------
@@ -75,14 +78,17 @@ class ProbeMesh:
         If the probe port is taken or the routes cannot be read.
     """
 
-    def __init__(self, config: AgentConfig, loaded: Loaded, netlink: Netlink, bus: Bus) -> None:
+    def __init__(
+        self, config: AgentConfig, loaded: Loaded, netlink: Netlink, bus: Bus, memory: BaseMemory | None = None
+    ) -> None:
         if not loaded.has_map("probe_settings"):
             why = loaded.failed.get("probe.c", "it is missing")
             raise CapabilityError(f"the probe program was not loaded: {why}", "`swerve doctor` says what is missing")
         self._ahead_ns = 0  # stamping clock minus CLOCK_MONOTONIC, at the newest record
         self._config, self._bus, self._netlink = config, bus, netlink
         self._interval_ns = int(config.probe.interval_ms * _MS)
-        self._measurements = Measurements(config.host, config.windows, config.probe)
+        remembered = None if memory is None else memory.found
+        self._measurements = Measurements(config.host, config.windows, config.probe, remembered)
         with contextlib.ExitStack() as undo:
             clocks = config.clocks if any(peer.clock != "shared" for peer in config.peers) else None
             families = udp.families(peer.address for peer in config.peers)
@@ -92,8 +98,11 @@ class ProbeMesh:
             slots = Sender.slots_for(config.probe, clocks)
             self.program = undo.enter_context(ProbeProgram(loaded, slots))
             self._set_peers(config)
-            self.sender = Sender(config.probe, clocks, families, self._measurements, self.program)
+            ports = () if memory is None else memory.ports
+            self.sender = Sender(config.probe, clocks, families, self._measurements, self.program, ports)
             undo.callback(self.sender.close)
+            if memory is not None:
+                memory.keep(self._measurements.bases, self.sender.ports, config.probe.dscp)
             self._results = RawResults(config.host, bus, self.sender, self._measurements.clocks)
             self._changes = Changes()
             undo.callback(self._changes.close)

@@ -38,6 +38,11 @@ class PinnedPath:
     nexthop_id: int | None
     onlink: bool
 
+    @property
+    def way(self) -> tuple[int, str, bool]:
+        """What of it may change the base delay."""
+        return self.ifindex, self.source, self.onlink
+
 
 class PinnedPaths:
     """The paths to all peers, as the kernel has them now.

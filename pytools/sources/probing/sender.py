@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pytools.config import Clocks, Probe
 from pytools.errors import SwerveError, UsageError
-from pytools.estimators.base_delays import Hops
+from pytools.estimators.hop_counts import Hops
 from pytools.estimators.windows import MISSING, how_many, occurrence
 from pytools.sources.probing import frames, udp
 from pytools.sources.probing.measurements import DUPLICATES, RECEIVED, REORDERED, Measurements
@@ -49,6 +49,8 @@ class Sender(Planner):
         How coded pairs are sent; None when no peer has a clock of its own.
     families : iterable of {4, 6}
         Address families to have ports for.
+    ports : sequence of int
+        Those of a predecessor, by flow: had again where they are free, a hash on the way leads probes as before.
 
     Raises
     ------
@@ -65,8 +67,10 @@ class Sender(Planner):
         families: Iterable[udp.Family],
         measurements: Measurements,
         program: ProbeProgram,
+        ports: Sequence[int] = (),
     ) -> None:
         self._known_paths: set[int] = set()
+        self._wanted_ports = ports
         self._held: dict[tuple[udp.Family, int], socket.socket] = {}
         with contextlib.ExitStack() as undo:
             packets = undo.enter_context(frames.open_socket())
@@ -89,11 +93,17 @@ class Sender(Planner):
             for family in families:
                 if (family, flow) in self._held:
                     continue
-                port = self._ports[flow] if flow < len(self._ports) else 0
+                known = self._ports if flow < len(self._ports) else self._wanted_ports
+                port = known[flow] if flow < len(known) else 0
                 self._held[family, flow] = sock = self._hold(family, port, flow)
                 if flow >= len(self._ports):
                     self._ports.append(int(sock.getsockname()[1]))
         self._program.set_ports(self._ports)
+
+    @property
+    def ports(self) -> Sequence[int]:
+        """The source ports, by flow."""
+        return self._ports
 
     def _hold(self, family: udp.Family, port: int, flow: int) -> socket.socket:
         """A socket on this port, or where that is taken in this family, on another one for both."""
@@ -104,6 +114,9 @@ class Sender(Planner):
                 if not port:
                     raise
                 others = [key for key in self._held if key[1] == flow]
+                if not others:
+                    port = 0
+                    continue
                 for key in others:  # no probe has left by them yet, or replies to the few that have are strays
                     self._held.pop(key).close()
                 moved = udp.open_socket(others[0][0], 0)
