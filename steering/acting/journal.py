@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, Self
 from pytools import directories
 from pytools.errors import CapabilityError
 from pytools.kernel import netns
-from pytools.owner import as_owner
-from steering.acting.later import Later
+from pytools.owned_files import as_owner
+from steering.acting.disk_writer import Later
 from steering.plan import Group, Member, Target, Weights, weights_of
 
 Kind = Literal["applied", "failed", "undone", "confirmed", "expired"]

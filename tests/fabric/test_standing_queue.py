@@ -14,9 +14,9 @@ import steering_kit as kit
 import support
 import yaml
 
-from pytools import places
-from pytools.bus import Client
+from pytools import directories as places
 from pytools.errors import SwerveError
+from pytools.ipc.bus import Client
 from pytools.lab import Lab
 from pytools.signals import PathDelay
 from steering.demo.observe import Observer

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytools.estimators.base_delays import KINDS, BaseDelays
+from pytools.estimators.base_delays import BaseDelays
 from pytools.estimators.hop_counts import Hops
 from pytools.estimators.remembered_bases import RememberedBase
 from pytools.estimators.windows import MISSING

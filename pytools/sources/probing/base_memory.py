@@ -15,7 +15,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from pytools import log, owner, places
+from pytools import directories, log, owned_files
 from pytools.errors import SwerveError
 from pytools.estimators.remembered_bases import RememberedBase, Time
 from pytools.log import Level
@@ -86,7 +86,7 @@ class BaseMemory:
 
     def _load(self, now_ns: int) -> None:
         try:
-            found = msgspec.json.decode(places.read_obeyed(self._place, _MOST_BYTES), type=Contents)
+            found = msgspec.json.decode(directories.read_obeyed(self._place, _MOST_BYTES), type=Contents)
         except FileNotFoundError:
             return
         except (OSError, SwerveError, ValueError) as error:
@@ -162,7 +162,7 @@ class BaseMemory:
         paths = [msgspec.Raw(msgspec.json.encode(each)) for each in known.values()]
         contents = Contents(_VERSION, self._scope, tuple(self.ports), self._dscp, paths[-MOST_PATHS:])
         try:
-            owner.replace(self._place, msgspec.json.encode(contents))
+            owned_files.replace(self._place, msgspec.json.encode(contents))
             self._trouble = ""
         except OSError as error:
             if self._trouble != str(error):
