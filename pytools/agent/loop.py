@@ -109,7 +109,7 @@ class Agent:
             from pytools.sources.clocks.virtual_clock import VirtualClockSource
 
             self._add(VirtualClockSource(config.virtual_clock, loaded))  # before anything is stamped
-        bases = BaseMemory(places.base_delays(namespace), netns.scope())
+        bases = BaseMemory(directories.base_delays(namespace), netns.scope())
         with low_ports.allowed(config.probe.port):
             self._mesh = mesh = ProbeMesh(config, loaded, netlink, bus, bases)
         lent = {name: loaded.map(name).fd for name in ("probe_settings", "probe_paths")}

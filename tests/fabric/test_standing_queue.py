@@ -14,7 +14,7 @@ import steering_kit as kit
 import support
 import yaml
 
-from pytools import directories as places
+from pytools import directories
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Client
 from pytools.lab import Lab
@@ -124,7 +124,7 @@ def listening(lab: Lab) -> Observer:
     """What both agents publish, as soon as both can be reached."""
 
     def reached(netns: str) -> bool:
-        with contextlib.suppress(SwerveError), Client(places.agent_socket(netns), frozenset({"self"})):
+        with contextlib.suppress(SwerveError), Client(directories.agent_socket(netns), frozenset({"self"})):
             return True
         return False
 
@@ -143,7 +143,7 @@ def test_a_queue_that_stands_while_the_agents_restart_is_told_still(lab, number)
         lab.load(1, LOAD, toward=2)
         full = seen_for(before, time.monotonic_ns() + SECOND, 2 * BASE_S)
         assert statistics.median(each.forward.queueing_p50_ns for each in full) > 10 * MS, "it stands"
-        known = [places.base_delays(host.netns) for host in lab.hosts]
+        known = [directories.base_delays(host.netns) for host in lab.hosts]
         support.wait_until(lambda: all(each.exists() for each in known), 30, "bases are kept")
         ports = json.loads(known[0].read_text())["ports"]
         for agent in agents:
