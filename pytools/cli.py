@@ -43,10 +43,14 @@ def _client(options: Options, types: frozenset[str] | None) -> Client:
 
 
 @click.command(epilog="Example: swerve agent -n swerve-x-h1 --config agent.yaml")
-@click.option("--prepare", is_flag=True, help="Only open, as root, what a service cannot (docs/service.md), and end.")
+@click.option(
+    "--prepare",
+    is_flag=True,
+    help="Run the privileged setup that the sandboxed service cannot, then exit (docs/service.md).",
+)
 @common(follows=False)
 def agent(options: Options, prepare: bool) -> None:
-    """Measure, and serve what was measured, until interrupted.
+    """Measure and serve the results until interrupted.
 
     Reads FILE, else the first agent.yaml of: the instance, the working directory, ~/.config/swerve, /etc/swerve.
     """
@@ -90,11 +94,11 @@ def _one_of(tables: dict[str, bool]) -> str | None:
 
 
 @click.command(epilog="Example: swerve delay -n swerve-x-h1 --dst 10.9.0.0/16 --sort queueing-p99 -i 2")
-@click.option("--app", is_flag=True, help="Delays of application packets instead of probes: by path, then by flow.")
+@click.option("--app", is_flag=True, help="Show delays of application packets instead of probes, by path and by flow.")
 @filtered("dst", "interface", "path")
 @common()
 def delay(options: Options, asked: Asked, app: bool) -> None:
-    """One-way delays, queueing and loss of every path.
+    """Show one-way delay, queueing and loss of every path.
 
     Each value stands beside its error (±). A dash is what is not known: a one-way delay needs clocks that are
     synchronised, or in holdover after they were; queueing needs neither. Asymmetry is what the smallest delay there has
@@ -106,11 +110,11 @@ def delay(options: Options, asked: Asked, app: bool) -> None:
 
 
 @click.command(epilog="Example: swerve clocks -n swerve-x-h1 --edges -i 2")
-@click.option("--edges", is_flag=True, help="Clocks of the peers against this host's, by path: what is measured here.")
-@click.option("--collocation", is_flag=True, help="Which hosts share an oscillator, and how sure that is.")
+@click.option("--edges", is_flag=True, help="Show the clocks of the peers against this host's, by path.")
+@click.option("--collocation", is_flag=True, help="Show which hosts share an oscillator, with the confidence.")
 @common()
 def clocks(options: Options, edges: bool, collocation: bool) -> None:
-    """Clocks of all hosts against the reference: offset, drift, bound, state.
+    """Show the clocks of all hosts against the reference: offset, drift, bound, state.
 
     ± holds under the stated allowance for asymmetric paths (clocks.asymmetry_share), the hard ± whatever the network
     does. swerve compares clocks and sets none.
@@ -119,11 +123,11 @@ def clocks(options: Options, edges: bool, collocation: bool) -> None:
 
 
 @click.command(epilog="Example: swerve tcp -n swerve-x-h1 --dst 10.9.0.0/16 --sort srtt -i 2")
-@click.option("--flows", is_flag=True, help="All connections, without the totals of the host and of its paths.")
+@click.option("--flows", is_flag=True, help="Show connections only, without the totals of the host and its paths.")
 @filtered("dst", "src", "port", "pid", "command", "interface", "path")
 @common()
 def tcp(options: Options, asked: Asked, flows: bool) -> None:
-    """TCP by cause: what was sent again, and why, by path and by connection.
+    """Show TCP retransmissions by cause, by path and by connection.
 
     Fast: acknowledgements showed the loss (a queue that overflows). RTO: nothing came back at all. TLP: the end of a
     burst, sent again as a probe. SYN: of the handshake. Spurious: sent again needlessly, the first had arrived (delay,
@@ -137,7 +141,7 @@ def tcp(options: Options, asked: Asked, flows: bool) -> None:
 @filtered()
 @common()
 def drops(options: Options, asked: Asked) -> None:
-    """Packets that this machine's kernel dropped, by its own reasons.
+    """Show packets that the kernel of this machine dropped, by reason.
 
     Of all its network namespaces together, forwarded packets too. Those of a TCP connection are beside it (swerve tcp
     --flows); what an interface and its queue dropped is with the interface (swerve links). Details: docs/tcp.md
@@ -146,13 +150,11 @@ def drops(options: Options, asked: Asked) -> None:
 
 
 @click.command(epilog="Example: swerve links -n swerve-x-h1 --interface rail1 -i 1")
-@click.option(
-    "--events", is_flag=True, help="What happened to them: carrier, flaps, full queues, sizes, marks, pauses."
-)
+@click.option("--events", is_flag=True, help="Show events only: carrier, flaps, full queues, sizes, marks, pauses.")
 @filtered("dst", "interface", "path")
 @common()
 def links(options: Options, asked: Asked, events: bool) -> None:
-    """Interfaces that carry paths: carrier, rates, queues, drops, pauses, neighbours; sizes and marks of their paths.
+    """Show interfaces that carry paths: carrier, rates, queues, drops, pauses, neighbours, MTU, ECN marks.
 
     Rates, drops and errors are of the last window; what a queue dropped and what drivers count are totals. Details:
     docs/links.md
@@ -161,13 +163,13 @@ def links(options: Options, asked: Asked, events: bool) -> None:
 
 
 @click.group(invoke_without_command=True, epilog="Example: swerve rdma -n swerve-x-h1 --verdict congested -i 1")
-@click.option("--ports", is_flag=True, help="Ports of the devices: state, congestion notifications, losses, addresses.")
-@click.option("--suspects", is_flag=True, help="Hosts and links that several queue pairs agree to be slow.")
+@click.option("--ports", is_flag=True, help="Show ports: state, congestion notifications, losses, addresses.")
+@click.option("--suspects", is_flag=True, help="Show hosts and links that several queue pairs agree to be slow.")
 @filtered("dst", "pid", "command", "interface", "path", "verdict")
 @common()
 @click.pass_context
 def rdma(context: click.Context, options: Options, asked: Asked, ports: bool, suspects: bool) -> None:
-    """RDMA queue pairs: what is posted, what completes, how fast, and what that means.
+    """Show RDMA queue pairs: posted and completed work requests, bandwidth, verdict.
 
     The verdict of each, with its reason: congested (slow, while more and more is outstanding), slow_receiver (the other
     side has no buffers ready), dead (outstanding, nothing completes), no_demand (nothing to send), ok. Where no RDMA
@@ -197,7 +199,7 @@ def tap(netns: str | None, command: Sequence[str]) -> int:
 @click.command("self", epilog="Example: swerve self -n swerve-x-h1 -c 1")
 @common()
 def self_(options: Options) -> None:
-    """What the agent costs, and what it lost.
+    """Show what the agent costs, and what it lost.
 
     While this runs, the kernel times every BPF program (about 70 ns a packet).
     """
@@ -206,7 +208,7 @@ def self_(options: Options) -> None:
 
 @click.command(epilog="Example: swerve schema > signals.schema.json")
 def schema() -> None:
-    """JSON Schema of the signals: one line of `swerve watch`, and of every command with -j that shows signals.
+    """Print the JSON Schema of the signals: a line of `swerve watch`, and of commands with -j that print signals.
 
     What a program may rely on from one version to the next: docs/signals.md
     """
@@ -217,7 +219,9 @@ def schema() -> None:
     click.echo(json.dumps(published.json_schema(), indent=2))
 
 
-_TYPES = click.option("--type", "types", multiple=True, metavar="TYPE", help="Only this type (may be repeated).")
+_TYPES = click.option(
+    "--type", "types", multiple=True, metavar="TYPE", help="Select signals of this type (repeatable)."
+)
 
 
 @click.command(epilog="Example: swerve watch -n swerve-x-h1 --type act --type path_state --since 15m")
@@ -227,7 +231,7 @@ _TYPES = click.option("--type", "types", multiple=True, metavar="TYPE", help="On
 @filtered("dst", "src", "port", "pid", "command", "interface", "path", "verdict", sort=False)
 @common()
 def watch(options: Options, types: Sequence[str], since: str | None, until: str | None, asked: Asked) -> None:
-    """Print every signal as one line of JSON, as it comes.
+    """Print each signal as a line of JSON as it arrives.
 
     The line is flushed at once. Signals missed because the reader was slow are counted on standard error. With --since
     what the agent has recorded since then comes first; with --until there is nothing else, and no agent is needed.
@@ -264,7 +268,7 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
 @_TYPES
 @SINCE
 @UNTIL
-@click.option("--view", metavar="NAME", help="The table of this command instead, as it was at the end.")
+@click.option("--view", metavar="NAME", help="Print the table of the command NAME, as of the end of the range.")
 @filtered("dst", "src", "port", "pid", "command", "interface", "path", "verdict")
 @common(follows=False)
 def replay(
@@ -276,7 +280,7 @@ def replay(
     view: str | None,
     asked: Asked,
 ) -> None:
-    """Read back what `swerve watch` wrote, or what the agent has recorded, with the same filters.
+    """Read back the output of `swerve watch` or the recording of the agent, with the same filters.
 
     FILE is JSON Lines, plain or gzip, or a recording's directory; - is standard input. Without it the recording of this
     host's agent is read. Lines come out as they are in it; those that are none are counted on standard error.
@@ -328,13 +332,13 @@ def _tell_of(told: Read | Told, recording: Path | None) -> None:
 
 
 @click.command(epilog="Example: swerve metrics -n swerve-x-h1 --listen 127.0.0.1:9762")
-@click.option("--listen", default="127.0.0.1:9762", show_default=True, metavar="ADDR:PORT", help="Where to serve.")
-@click.option("--allow-remote", is_flag=True, help="Listen even where other hosts can reach it.")
-@click.option("--once", is_flag=True, help="Print metrics once instead (exit code 1 when there is no agent).")
-@click.option("--openmetrics", is_flag=True, help="With --once: as OpenMetrics, not as Prometheus text.")
+@click.option("--listen", default="127.0.0.1:9762", show_default=True, metavar="ADDR:PORT", help="Listen on ADDR:PORT.")
+@click.option("--allow-remote", is_flag=True, help="Allow an address that other hosts can reach.")
+@click.option("--once", is_flag=True, help="Print the metrics once and exit (exit code 1 if there is no agent).")
+@click.option("--openmetrics", is_flag=True, help="With --once, print OpenMetrics instead of Prometheus text.")
 @common(follows=False)
 def metrics(options: Options, listen: str, allow_remote: bool, once: bool, openmetrics: bool) -> int:
-    """Serve metrics for Prometheus, of an agent that may come and go.
+    """Serve the metrics of an agent to Prometheus; the agent may restart.
 
     http://127.0.0.1:9762/metrics, as Prometheus text or OpenMetrics, whichever is asked for. While there is no agent it
     says `swerve_up 0`. Alert rules and a dashboard are in examples/. Details: docs/metrics.md
@@ -363,13 +367,13 @@ def metrics(options: Options, listen: str, allow_remote: bool, once: bool, openm
     type=click.FloatRange(min=1),
     callback=finite,
     metavar="SECONDS",
-    help="Of what comes now.",
+    help="Record for so many seconds from now instead of reading a recording.",
 )
 @common(follows=False)
 def report(
     options: Options, out: Path, files: tuple[Path, ...], since: str | None, until: str | None, live_s: float | None
 ) -> None:
-    """Write one page of what happened: delays between hosts, acts and why, weights, retransmissions, RDMA, clocks.
+    """Write an HTML report: delays between hosts, acts and their reasons, weights, retransmissions, RDMA, clocks.
 
     Of the agent's recording (the last ten minutes unless --since or --until say otherwise), of FILES (what `swerve
     watch` wrote, plain or gzip, or directories of recordings, also of several hosts), or with -c of what the agent
@@ -391,10 +395,12 @@ def report(
 
 
 @click.command(epilog="Example: swerve top -n swerve-x-h1")
-@click.option("--allow-actions", is_flag=True, help="Let drains and pins be ordered from the view; each is typed out.")
+@click.option(
+    "--allow-actions", is_flag=True, help="Allow drains and pins from the view; each is confirmed by typing it."
+)
 @common()
 def top(options: Options, allow_actions: bool) -> int:
-    """Live view of paths, flows, links and events: delay, queueing, loss, weights, states, and why (? shows all keys).
+    """Show a live view of paths, flows, links and events: delay, queueing, loss, weights, states (? lists the keys).
 
     Where no agent runs, root measures by itself while the view is open, with the configuration that the agent would
     read. In a pipe it is a report, once, or as often as -c and -i say. Details: docs/top.md
@@ -426,12 +432,14 @@ def top(options: Options, allow_actions: bool) -> int:
     "--bundle",
     metavar="OUT.tar.gz",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a support bundle: what helps others to help, and no secrets.",
+    help="Write a support bundle to FILE; it holds no secrets.",
 )
-@click.option("--redact", is_flag=True, help="In the bundle, addresses outside the policy's prefixes become numbers.")
+@click.option(
+    "--redact", is_flag=True, help="With --bundle, replace addresses outside the policy's prefixes by numbers."
+)
 @common(follows=False)
 def doctor(options: Options, clean: bool, bundle: Path | None, redact: bool) -> int:
-    """What this host can do, what is missing, what each gap costs, and how to mend it.
+    """Check what this host can do, what is missing, what each gap costs and how to fix it.
 
     Exit code 5 when something essential is missing.
     """
@@ -440,7 +448,7 @@ def doctor(options: Options, clean: bool, bundle: Path | None, redact: bool) -> 
     from pytools.views import doctor as room
 
     if clean and bundle is not None:
-        raise click.UsageError("--clean and --bundle are two things: make the bundle first")
+        raise click.UsageError("--clean and --bundle are mutually exclusive: make the bundle first")
     if redact and bundle is None:
         raise click.UsageError("--redact is for a bundle: name one with --bundle")
     if clean:
@@ -469,7 +477,7 @@ commands: list[click.Command] = [
     metrics,
     top,
     doctor,
-    LazyCommand("lab", "pytools.lab.cli", "lab", "A fabric in network namespaces, to try things on."),
+    LazyCommand("lab", "pytools.lab.cli", "lab", "Run a fabric in network namespaces, to try things on."),
 ]
 
 

@@ -58,7 +58,7 @@ def _instance(_context: click.Context, _option: click.Parameter, name: str | Non
 
 
 NETNS: Final = click.option(
-    "-n", "--netns", metavar="NAME", callback=_instance, help="The instance of this network namespace."
+    "-n", "--netns", metavar="NAME", callback=_instance, help="Select the instance of network namespace NAME."
 )
 
 
@@ -71,15 +71,15 @@ def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[...,
         Whether the command can go on showing (`--interval`, `--count`).
     """
     listed = [
-        click.option("-j", "--json", is_flag=True, help="JSON, one object per line."),
+        click.option("-j", "--json", is_flag=True, help="Print JSON, one object per line."),
         NETNS,
         click.option(
             "--config",
             metavar="FILE",
             type=click.Path(dir_okay=False, path_type=Path),
-            help="Configuration of the agent (read by agent, doctor, and what reads its recording).",
+            help="Read the agent's configuration from FILE.",
         ),
-        click.option("--no-color", is_flag=True, help="No colour (also: environment NO_COLOR)."),
+        click.option("--no-color", is_flag=True, help="Disable colour (also: environment NO_COLOR)."),
     ]
     if follows:
         listed[1:1] = [
@@ -89,9 +89,9 @@ def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[...,
                 type=click.FloatRange(min=0.05),
                 callback=finite,
                 metavar="SECONDS",
-                help="Show again every so often, until interrupted.",
+                help="Repeat every SECONDS until interrupted.",
             ),
-            click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after so many."),
+            click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after N."),
         ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,9 +117,9 @@ def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 SINCE: Final = click.option(
-    "--since", metavar="TIME", help="From then on: 03:10, '2026-11-20 03:10', or 15m for 15 minutes ago."
+    "--since", metavar="TIME", help="Start of the range: 03:10, '2026-11-20 03:10', or 15m for 15 minutes ago."
 )
-UNTIL: Final = click.option("--until", metavar="TIME", help="Until then.")
+UNTIL: Final = click.option("--until", metavar="TIME", help="End of the range; same formats as --since.")
 
 
 def recording_of(options: Options) -> Path:
@@ -163,14 +163,14 @@ class Asked:
 
 
 _FILTERS: Final[Mapping[str, tuple[str, type, str]]] = {
-    "dst": ("PREFIX", str, "Only what goes to these addresses, like 10.9.0.0/16."),
-    "src": ("PREFIX", str, "Only what comes from these addresses of this host."),
-    "port": ("N", int, "Only connections with this port at either end."),
-    "pid": ("N", int, "Only what this process holds."),
-    "command": ("TEXT", str, "Only processes with this in their name."),
-    "interface": ("NAME", str, "Only what uses this interface (or this RDMA device)."),
-    "path": ("TEXT", str, "Only paths with this in them: a host, an interface, a gateway."),
-    "verdict": ("WORD", str, "Only queue pairs with this verdict."),
+    "dst": ("PREFIX", str, "Select destinations in PREFIX, like 10.9.0.0/16."),
+    "src": ("PREFIX", str, "Select local addresses in PREFIX."),
+    "port": ("N", int, "Select connections with port N at either end."),
+    "pid": ("N", int, "Select what process N owns."),
+    "command": ("TEXT", str, "Select processes with TEXT in their name."),
+    "interface": ("NAME", str, "Select interface NAME (or RDMA device NAME)."),
+    "path": ("TEXT", str, "Select paths that contain TEXT: a host, an interface, a gateway."),
+    "verdict": ("WORD", str, "Select queue pairs with verdict WORD."),
 }
 
 
@@ -188,7 +188,7 @@ def filtered(*names: str, sort: bool = True) -> Callable[[Callable[..., Any]], C
             metavar, kind, text = _FILTERS[name]
             option = click.option(f"--{name}", f"filter_{name}", metavar=metavar, type=kind, multiple=True, help=text)
             wrapped = option(wrapped)
-        column = click.option("--sort", metavar="COLUMN", help="The worst of this column first; names from a to z.")
+        column = click.option("--sort", metavar="COLUMN", help="Sort by COLUMN, the worst first; names from a to z.")
         return column(wrapped) if sort else wrapped
 
     return decorate

@@ -62,7 +62,7 @@ class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chrony_socket: str = ""  # feed the estimate to chrony's SOCK reference clock there
 
     def pair_every(self, probe: Probe) -> int:
-        """A pair is sent at every so manieth probe of a path."""
+        """Every Nth probe of a path is sent as a pair."""
         return max(1, round(self.pair_interval_ms / probe.interval_ms))
 
 
@@ -232,7 +232,7 @@ def _no_hosts_address(text: str) -> str:
     except ValueError:
         return "not an IP address"
     if isinstance(address, ipaddress.IPv6Address) and (address.ipv4_mapped or address.is_link_local):
-        return "an IPv4 address in the clothes of IPv6" if address.ipv4_mapped else "of one link alone"
+        return "an IPv4-mapped IPv6 address" if address.ipv4_mapped else "of one link alone"
     if address.is_unspecified or address.is_multicast or address == ipaddress.IPv4Address("255.255.255.255"):
         return "not of one host"
     return ""

@@ -31,8 +31,15 @@ def root() -> None:
 for _command in (
     *reading.commands,
     LazyCommand("policy", "steering.commands.policy", "policy", "Check, explain and try out policy files."),
-    LazyCommand("steer", "steering.commands.steer", "steer", "Steer by a policy; see and undo what was done."),
-    LazyCommand("demo", "steering.demo.command", "demo", "The main job on a fabric in network namespaces."),
+    LazyCommand(
+        "steer", "steering.commands.steer", "steer", "Steer by a policy; show and undo acts; give orders by hand."
+    ),
+    LazyCommand(
+        "demo",
+        "steering.demo.command",
+        "demo",
+        "See a congested rail and steer traffic away from it, in network namespaces.",
+    ),
 ):
     root.add_command(_command)
 

@@ -13,21 +13,21 @@ from pytools.errors import UsageError
 from pytools.lab import clocks, fabric, state, timekeeping
 from pytools.lab.topology import DEFAULT_QUEUE_BYTES, rate_text
 
-_name = click.option("--name", default="lab", show_default=True, help="Which lab.")
+_name = click.option("--name", default="lab", show_default=True, help="Name of the lab.")
 _rail = click.option("--rail", type=int, required=True, help="Number of the rail, from 1.")
-_inner = click.option("--inner", type=int, help="One of the ways inside the rail, from 1, and not its ports.")
-_json = click.option("-j", "--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+_inner = click.option("--inner", type=int, help="Apply to inner path N of the rail, from 1, instead of its ports.")
+_json = click.option("-j", "--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.group(epilog="Example: swerve lab up --hosts 4 --rails 2")
 def lab() -> None:
-    """A leaf-spine fabric in network namespaces."""
+    """Run a leaf-spine fabric in network namespaces."""
 
 
 @lab.command(epilog="Example: swerve lab up --hosts 4 --rails 2")
 @_name
-@click.option("--hosts", type=int, default=4, show_default=True, help="How many hosts.")
-@click.option("--rails", type=int, default=2, show_default=True, help="How many rails.")
+@click.option("--hosts", type=int, default=4, show_default=True, help="Number of hosts.")
+@click.option("--rails", type=int, default=2, show_default=True, help="Number of rails.")
 @click.option("--rate", default="100mbit", show_default=True, help="Rate of each rail port, or none.")
 @click.option(
     "--queue",
@@ -37,13 +37,13 @@ def lab() -> None:
     show_default=True,
     help="Queue of each rail port, in bytes.",
 )
-@click.option("--inner", type=int, default=0, help="Ways inside each rail, of which it chooses one per flow.")
+@click.option(
+    "--inner", type=int, default=0, help="Number of inner paths of each rail; the rail hashes flows over them."
+)
 @click.option("--ipv6", is_flag=True, help="Configure the agents to probe over IPv6 as well.")
 @click.option("--clocks", "seed", type=int, help="Give each host a clock of its own, drawn from this seed.")
-@click.option(
-    "--share", "shared", multiple=True, help="Hosts whose clocks are one oscillator, like h1,h2; may be repeated."
-)
-@click.option("--bus", is_flag=True, help="Let the agents talk to each other; with --clocks they always do.")
+@click.option("--share", "shared", multiple=True, help="Give these hosts one oscillator, like h1,h2 (repeatable).")
+@click.option("--bus", is_flag=True, help="Connect the agents by the bus; implied by --clocks.")
 @_json
 def up(
     name: str,
@@ -77,10 +77,10 @@ def up(
 @lab.command(epilog="Example: swerve lab congest --rail 1 --rate 10mbit")
 @_name
 @_rail
-@click.option("--rate", help="The rate that is left, like 10mbit.")
-@click.option("--queue", "queue_bytes", type=int, help="The queue that is left, in bytes.")
-@click.option("--load", help="Other traffic instead: how much is sent, like 90mbit.")
-@click.option("--toward", help="Only the port towards this host, like h2.")
+@click.option("--rate", help="Limit the rate, like 10mbit.")
+@click.option("--queue", "queue_bytes", type=int, help="Limit the queue, in bytes.")
+@click.option("--load", help="Send competing traffic at this rate instead, like 90mbit.")
+@click.option("--toward", help="Apply to the port towards this host only, like h2.")
 @_inner
 def congest(
     name: str,
@@ -107,20 +107,20 @@ def congest(
 @lab.command(epilog="Example: swerve lab blackhole --rail 1")
 @_name
 @_rail
-@click.option("--direction", help="Only packets from one host to another, like h1:h2.")
+@click.option("--direction", help="Drop packets from one host to another only, like h1:h2.")
 @_inner
 def blackhole(name: str, rail: int, direction: str | None, inner: int | None) -> None:
-    """Let a rail lose packets silently; its carrier stays up."""
+    """Drop all packets in a rail silently; the carrier stays up."""
     fabric.Lab.open(name).blackhole(rail, None if direction is None else _direction(direction), inner)
 
 
 @lab.command(epilog="Example: swerve lab delay --rail 1 --direction h1:h2 --us 500")
 @_name
 @_rail
-@click.option("--direction", required=True, help="From which host to which, like h1:h2.")
-@click.option("--us", "extra_us", type=float, required=True, help="How much longer, in microseconds.")
+@click.option("--direction", required=True, help="Delay packets from one host to another, like h1:h2.")
+@click.option("--us", "extra_us", type=float, required=True, help="Extra delay in microseconds.")
 def delay(name: str, rail: int, direction: str, extra_us: float) -> None:
-    """Let packets from one host to another take longer over a rail, and not the way back."""
+    """Delay packets from one host to another over a rail, in this direction only."""
     source, destination = _direction(direction)
     fabric.Lab.open(name).delay(rail, source, destination, extra_us)
 
@@ -128,8 +128,8 @@ def delay(name: str, rail: int, direction: str, extra_us: float) -> None:
 @lab.command(epilog="Example: swerve lab bursts --rail 1 --share 0.4")
 @_name
 @_rail
-@click.option("--share", type=float, required=True, help="Of each port's rate, on average, like 0.4.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Which bursts.")
+@click.option("--share", type=float, required=True, help="Mean share of each port's rate to fill, like 0.4.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the random bursts.")
 def bursts(name: str, rail: int, share: float, seed: int) -> None:
     """Fill a share of a rail's ports with bursty TCP between all hosts."""
     fabric.Lab.open(name).bursts(rail, share, seed)
@@ -138,50 +138,50 @@ def bursts(name: str, rail: int, share: float, seed: int) -> None:
 @lab.command(epilog="Example: swerve lab mark --rail 1 --every 10")
 @_name
 @_rail
-@click.option("--every", type=int, default=1, show_default=True, help="Every so manieth packet that can be marked.")
-@click.option("--toward", help="Only packets towards this host, like h2.")
+@click.option("--every", type=int, default=1, show_default=True, help="Mark every Nth ECN-capable packet.")
+@click.option("--toward", help="Apply to packets towards this host only, like h2.")
 def mark(name: str, rail: int, every: int, toward: str | None) -> None:
-    """Let a rail mark packets (ECN) as having met congestion."""
+    """Mark packets in a rail as having met congestion (ECN CE)."""
     fabric.Lab.open(name).mark(rail, every, None if toward is None else _host_number(toward))
 
 
 @lab.command(epilog="Example: swerve lab mtu --rail 1 --bytes 1400")
 @_name
 @_rail
-@click.option("--bytes", "mtu_bytes", type=int, required=True, help="The longest IP packet that passes, like 1400.")
-@click.option("--silent", is_flag=True, help="Lose longer ones without a word, instead of telling the sender (ICMP).")
-@click.option("--toward", help="Only packets towards this host, like h2.")
+@click.option("--bytes", "mtu_bytes", type=int, required=True, help="Longest IP packet that is forwarded, like 1400.")
+@click.option("--silent", is_flag=True, help="Drop longer packets without an ICMP message.")
+@click.option("--toward", help="Apply to packets towards this host only, like h2.")
 def mtu(name: str, rail: int, mtu_bytes: int, silent: bool, toward: str | None) -> None:
-    """Let a rail forward no packet longer than this."""
+    """Limit the size of packets that a rail forwards."""
     fabric.Lab.open(name).mtu(rail, mtu_bytes, silent, None if toward is None else _host_number(toward))
 
 
 @lab.command(epilog="Example: swerve lab lose --rail 1 --share 0.2")
 @_name
 @_rail
-@click.option("--share", type=float, required=True, help="Share of all packets that is lost, like 0.2.")
-@click.option("--toward", help="Only packets towards this host, like h2.")
+@click.option("--share", type=float, required=True, help="Share of packets to drop, like 0.2.")
+@click.option("--toward", help="Apply to packets towards this host only, like h2.")
 def lose(name: str, rail: int, share: float, toward: str | None) -> None:
-    """Let a rail lose packets at random, without a word."""
+    """Drop packets in a rail at random."""
     fabric.Lab.open(name).lose(rail, share, None if toward is None else _host_number(toward))
 
 
 @lab.command(epilog="Example: swerve lab cut --rail 1 --host h1 --carrier")
 @_name
 @_rail
-@click.option("--host", help="Only the cable to this host, like h1.")
-@click.option("--carrier", is_flag=True, help="Both ends lose their carrier; else they notice nothing.")
+@click.option("--host", help="Cut the cable to this host only, like h1.")
+@click.option("--carrier", is_flag=True, help="Take the carrier down at both ends as well.")
 def cut(name: str, rail: int, host: str | None, carrier: bool) -> None:
-    """Let the cables between a rail and its hosts carry nothing."""
+    """Cut the cables between a rail and its hosts."""
     number = None if host is None else _host_number(host)
     fabric.Lab.open(name).cut(rail, number, carrier)
 
 
 @lab.command("kill-host", epilog="Example: swerve lab kill-host --host h2")
 @_name
-@click.option("--host", required=True, help="Which one, like h2.")
+@click.option("--host", required=True, help="Name of the host, like h2.")
 def kill_host(name: str, host: str) -> None:
-    """Let a host die: its processes are killed, its cables cut."""
+    """Kill a host: end its processes and cut its cables."""
     number = _host_number(host)
     for line in fabric.Lab.open(name).kill_host(number):
         click.echo(f"killed: {line}")
@@ -189,20 +189,20 @@ def kill_host(name: str, host: str) -> None:
 
 @lab.command(epilog="Example: swerve lab heal --rail 1")
 @_name
-@click.option("--rail", type=int, help="Only this rail.")
-@click.option("--routes", is_flag=True, help="Give hosts back what the kernel dropped with a carrier, too.")
+@click.option("--rail", type=int, help="Heal this rail only.")
+@click.option("--routes", is_flag=True, help="Restore the routes that the kernel removed with the carrier.")
 def heal(name: str, rail: int | None, routes: bool) -> None:
-    """Undo congest, blackhole, cut, delay, mark, mtu and lose, and end other traffic."""
+    """Undo congest, blackhole, cut, delay, mark, mtu and lose, and end competing traffic."""
     fabric.Lab.open(name).heal(rail, routes)
 
 
 @lab.command(epilog="Example: swerve lab clock --host h3 --step 10ms")
 @_name
-@click.option("--host", help="Whose clock, like h3: only with --step.")
-@click.option("--step", "by", help="Step it by this much half a second from now, like 10ms or -250us.")
+@click.option("--host", help="With --step, the host whose clock is stepped, like h3.")
+@click.option("--step", "by", help="Step the clock by this much in half a second, like 10ms or -250us.")
 @_json
 def clock(name: str, host: str | None, by: str | None, as_json: bool) -> None:
-    """How every host's clock runs against h1's now, in truth; or step one."""
+    """Show the true offset of every host's clock against h1's, or step one."""
     if (host is None) != (by is None):
         raise UsageError("a step needs a host and a size", "give --host and --step, or neither")
     lab = fabric.Lab.open(name)
@@ -221,14 +221,14 @@ def clock(name: str, host: str | None, by: str | None, as_json: bool) -> None:
 @_name
 @_json
 def show(name: str, as_json: bool) -> None:
-    """The lab as the kernel has it now."""
+    """Show the lab as the kernel has it now."""
     _print(fabric.Lab.open(name).show(), as_json)
 
 
 @lab.command(epilog="Example: swerve lab down")
 @_name
 def down(name: str) -> None:
-    """Remove a lab and all that is left of it, also after a crash."""
+    """Remove a lab, also after a crash."""
     for line in state.tear_down(name):
         click.echo(f"left alone: {line}", err=True)
 

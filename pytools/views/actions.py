@@ -54,7 +54,7 @@ class Steering(Protocol):
         """Hold a live connection on an interface for so long. Raises as `drain` does."""
 
     def unpin(self, flow: TcpFlow) -> list[str]:
-        """Let it go as it is routed. Raises as `drain` does."""
+        """Remove the pin. Raises as `drain` does."""
 
 
 Maker = Callable[[str | None], Steering]

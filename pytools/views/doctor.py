@@ -1,4 +1,4 @@
-"""What this host can do, what is missing, what each gap costs, and how to mend it.
+"""Check what this host can do, what is missing, what each gap costs and how to fix it.
 
 Everything is found out by trying (pytools/kernel/features.py). `clean` removes what a crashed agent or controller
 left.

@@ -236,7 +236,7 @@ class FlowActing:
         return why
 
     def unpin(self, flow: FlowKey) -> bool:
-        """Let one flow go as it is routed; whether it was pinned."""
+        """Remove the pin of one flow; return whether it had one."""
         self._flows.held.unpinned_by_hand(flow)
         return self._table is not None and bool(self._pins.remove([flow]))
 

@@ -1,8 +1,9 @@
 """Stand-bys: where the kernel sends packets by itself while the path that they are routed along is silent.
 
 steer.c looks at the agent's own table of paths, which the agent lends us: without it, without a lease that we renew,
-and while no path is silent, every packet goes as it is routed. Nothing outlives this process but, before TCX, a filter
-whose lease has ended. Times are CLOCK_MONOTONIC nanoseconds; one thread, in the namespace whose interfaces are hooked.
+and while no path is silent, every packet follows the routing table. Nothing outlives this process but, before TCX, a
+filter whose lease has ended. Times are CLOCK_MONOTONIC nanoseconds; one thread, in the namespace whose interfaces are
+hooked.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class StandBys:
         self._paths: MappedArray | None = None
 
     def close(self) -> None:
-        """Let every packet go as it is routed."""
+        """Disarm all stand-bys: every packet follows the routing table."""
         self._table.settings["standby_until_ns"] = 0
         self.take_back()
 

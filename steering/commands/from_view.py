@@ -58,7 +58,7 @@ class Orders:
         return self._ask(PinFlow(*ends, interface, _duration(lasting), _WHY), _PIN_S)
 
     def unpin(self, flow: TcpFlow) -> list[str]:
-        """Let it go as it is routed."""
+        """Remove the pin."""
         return self._ask(UnpinFlow(_TCP, flow.local, flow.local_port, flow.remote, flow.remote_port))
 
     def _ask(self, request: AnyRequest, patience_s: float = 0.0) -> list[str]:

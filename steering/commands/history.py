@@ -34,11 +34,11 @@ class _Done:
 
 @click.command(epilog="Example: swerve steer history -n swerve-x-h1 --since 1h --target 10.9.0.2 -c 20")
 @SINCE
-@click.option("--target", default="", metavar="TEXT", help="Only about targets with this in their name.")
-@click.option("--all", "everything", is_flag=True, help="Also of earlier network namespaces that were called so.")
+@click.option("--target", default="", metavar="TEXT", help="Select targets with TEXT in their name.")
+@click.option("--all", "everything", is_flag=True, help="Include earlier network namespaces of the same name.")
 @common()
 def history(options: Options, since: str | None, target: str, everything: bool) -> None:
-    """What was done, when, by whom and why, oldest first; with --count only the last entries.
+    """Print what was done, when, by whom and why, oldest first; with --count, the last entries.
 
     One line an act, with its outcome. What earlier boots did is set apart by a line. With -j changes of weights come
     from the journal (objects with `kind`), pins, labels, alerts and orders from the record of acts (objects with

@@ -31,10 +31,15 @@ from steering.plan import FlowKey
 LOCK_S: Final = 1.0  # a guardian may be undoing just now, or somebody looks who holds the lock
 _PIN_S: Final = 10.0  # until the first pin's kernel program is loaded, and a neighbour has answered
 _FOR: Final = click.option(
-    "--for", "for_ns", type=Duration(), default=0, metavar="DURATION", help="It ends by itself then."
+    "--for",
+    "for_ns",
+    type=Duration(),
+    default=0,
+    metavar="DURATION",
+    help="Expire the order after DURATION (default: never).",
 )
-_WHY: Final = click.option("--why", default="", metavar="TEXT", help="The reason, for whoever asks later.")
-_TO: Final = click.option("--to", default="", metavar="PREFIX", help="Only what carries routes to this prefix.")
+_WHY: Final = click.option("--why", default="", metavar="TEXT", help="Record TEXT as the reason.")
+_TO: Final = click.option("--to", default="", metavar="PREFIX", help="Apply to routes to PREFIX only.")
 
 
 def _ask(options: Options, request: AnyRequest, patience_s: float = 0.0) -> None:
@@ -51,7 +56,7 @@ def say(options: Options, lines: list[str]) -> None:
 @click.command(epilog="Example: swerve steer confirm -n swerve-x-h1")
 @common(follows=False)
 def confirm(options: Options) -> None:
-    """Let a controller that was started with --confirm go on; without it everything is taken back in time."""
+    """Confirm a controller that was started with --confirm; otherwise it undoes everything at its deadline."""
     try:
         said = confirming.confirm(directories.state_dir(options.netns), who())
     except OSError as error:
@@ -66,7 +71,7 @@ def confirm(options: Options) -> None:
 @_WHY
 @common(follows=False)
 def drain(options: Options, leaves_by: str, to: str, for_ns: int, why: str) -> None:
-    """Take what leaves by an INTERFACE or GATEWAY out of use, for maintenance.
+    """Drain an INTERFACE or GATEWAY for maintenance.
 
     It holds whatever is measured, also after a restart, until it is taken back or its time is over. Refused (exit code
     4) where nothing, or nothing that is measured, would be left; exit code 1 means that the order stands but something
@@ -80,7 +85,7 @@ def drain(options: Options, leaves_by: str, to: str, for_ns: int, why: str) -> N
 @_TO
 @common(follows=False)
 def undrain(options: Options, leaves_by: str, to: str) -> None:
-    """Take such an order back: at once the policy decides again. Without a controller the order is only forgotten."""
+    """Remove a drain; the policy decides again. Without a controller, only delete the order."""
     try:
         _ask(options, Undrain(leaves_by, to))
     except client.NotRunningError:
@@ -97,7 +102,7 @@ def undrain(options: Options, leaves_by: str, to: str) -> None:
 @_WHY
 @common(follows=False)
 def hold(options: Options, target: str, for_ns: int, why: str) -> None:
-    """Leave TARGET as it is (by its name in `status`, or a prefix that it carries), or without one everything.
+    """Hold the weights of TARGET (its name in `status`, or a prefix that it carries); without TARGET, of all targets.
 
     The stop file (`freeze`) stops what orders ask for as well.
     """
@@ -108,7 +113,7 @@ def hold(options: Options, target: str, for_ns: int, why: str) -> None:
 @click.argument("target", default="")
 @common(follows=False)
 def unhold(options: Options, target: str) -> None:
-    """Take such an order back. Without a controller the order is only forgotten."""
+    """Remove a hold. Without a controller, only delete the order."""
     try:
         _ask(options, Unhold(target))
     except client.NotRunningError:
@@ -149,12 +154,14 @@ class _Stored:
 
 @click.command(epilog="Example: swerve steer pin tcp:10.9.0.1:40000-10.9.0.2:5201 --via rail2 --for 10m")
 @click.argument("flow", type=Flow())
-@click.option("--via", required=True, metavar="INTERFACE", help="Where it shall leave: an interface or a gateway.")
-@click.option("--for", "for_ns", type=Duration(), required=True, metavar="DURATION", help="It lapses by itself then.")
+@click.option("--via", required=True, metavar="INTERFACE", help="Send the flow out of this interface or gateway.")
+@click.option(
+    "--for", "for_ns", type=Duration(), required=True, metavar="DURATION", help="Remove the pin after DURATION."
+)
 @_WHY
 @common(follows=False)
 def pin(options: Options, flow: FlowKey, via: str, for_ns: int, why: str) -> None:
-    """Hold one live FLOW on an interface, packet by packet, wherever routing sends it.
+    """Pin one live FLOW to an interface, whatever the routing table says.
 
     A lease that the kernel ends: with its time, with the controller, or for as long as the neighbour there is dead.
     """
@@ -165,11 +172,11 @@ def pin(options: Options, flow: FlowKey, via: str, for_ns: int, why: str) -> Non
 @click.argument("flow", type=Flow())
 @common(follows=False)
 def unpin(options: Options, flow: FlowKey) -> None:
-    """Let a FLOW go as it is routed."""
+    """Remove the pin; FLOW follows the routing table again."""
     _ask(options, UnpinFlow(**asdict(flow)))
 
 
-_HOST: Final = click.option("--host", is_flag=True, help="All instances of this host, not only this one.")
+_HOST: Final = click.option("--host", is_flag=True, help="Apply to all instances of this host.")
 
 
 def _stop_file(options: Options, host: bool) -> Path:
@@ -181,7 +188,7 @@ def _stop_file(options: Options, host: bool) -> Path:
 @_WHY
 @common(follows=False)
 def freeze(options: Options, host: bool, why: str) -> None:
-    """Start no act of any kind until `thaw`: what is in force stays, its leases are renewed.
+    """Stop all new acts until `thaw`; what is in force stays, and its leases are renewed.
 
     Makes the stop file, which any other tool may make as well. A controller that ends or dies is undone all the same.
     """
@@ -195,7 +202,7 @@ def freeze(options: Options, host: bool, why: str) -> None:
 @_HOST
 @common(follows=False)
 def thaw(options: Options, host: bool) -> None:
-    """Remove the stop file: steering goes on."""
+    """Remove the stop file; steering resumes."""
     place = _stop_file(options, host)
     with disk.told(place):
         gone = stop_file.thaw(place)

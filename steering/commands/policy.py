@@ -31,7 +31,7 @@ def policy() -> None:
 @_FILE
 @common(follows=False)
 def check(options: Options, file: Path) -> int:
-    """Say what is wrong with FILE, every fault with its line, and note what many hosts had better not do.
+    """Check FILE: print each fault with its line, and note what is harmful on many hosts.
 
     Exit code 3 when it is invalid, 4 when it is valid but others could write it.
     """
@@ -58,7 +58,7 @@ def check(options: Options, file: Path) -> int:
 @_FILE
 @common(follows=False)
 def explain(options: Options, file: Path) -> None:
-    """Say in words what FILE would do, and what its relative thresholds are on each path.
+    """Explain what FILE does, with the relative thresholds of each path.
 
     Those are as the controller of this instance has learnt, else as the recording of its agent teaches.
     """
@@ -86,7 +86,9 @@ def schema(options: Options) -> None:
 _RECORDING = click.argument(
     "recording", metavar="[RECORDING]", type=click.Path(path_type=Path, allow_dash=True), required=False
 )
-_HOST = click.option("--host", default="", metavar="NAME", help="Whose signals, if there are several hosts in it.")
+_HOST = click.option(
+    "--host", default="", metavar="NAME", help="Select the signals of host NAME, if the recording has several."
+)
 
 
 @policy.command(epilog="Example: swerve policy replay recording.jsonl --policy policy.yaml --only-changes")
@@ -96,9 +98,9 @@ _HOST = click.option("--host", default="", metavar="NAME", help="Whose signals, 
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
-    help="The policy file.",
+    help="Read the policy from this file.",
 )
-@click.option("--only-changes", is_flag=True, help="Acts and alerts, not every change of a path's state.")
+@click.option("--only-changes", is_flag=True, help="Print acts and alerts only, not every change of a path's state.")
 @_HOST
 @SINCE
 @UNTIL
@@ -112,7 +114,7 @@ def replay(
     since: str | None,
     until: str | None,
 ) -> None:
-    """Say what a policy would have done over RECORDING: what `swerve watch` wrote (- for standard input).
+    """Print what a policy would have done over RECORDING, the output of `swerve watch` (- for standard input).
 
     Without it, over what the agent of this instance has recorded, or a stretch of that (--since, --until).
 
@@ -140,7 +142,7 @@ def replay(
     "--policy",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The policy whose thresholds are looked at; else the one that `swerve steer run` finds, else one for queues.",
+    help="Suggest thresholds for this policy; default: the one that `swerve steer run` finds, else one for queues.",
 )
 @_HOST
 @SINCE
@@ -149,7 +151,7 @@ def replay(
 def suggest(
     options: Options, recording: Path | None, file: Path | None, host: str, since: str | None, until: str | None
 ) -> None:
-    """Print a policy whose thresholds follow what was usual in RECORDING, with the acts that it would have caused.
+    """Print a policy with thresholds from the usual values in RECORDING, and the acts that it would have caused.
 
     RECORDING is what `swerve watch` wrote; without it, what the agent of this instance has recorded, or a stretch of
     that (--since, --until). Everything but the thresholds is as in the present policy. The comments above it say what

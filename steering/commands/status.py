@@ -38,7 +38,7 @@ _LABELS: Final = 20  # shown
 @click.command(epilog="Example: swerve steer status -n swerve-x-h1 -j")
 @common(follows=False)
 def status(options: Options) -> None:
-    """Who steers, what is in force and what is wanted, what was ordered, and what is thought of each path."""
+    """Show who steers, what is in force and what is wanted, orders, and the state of each path."""
     facts = _facts(options.netns)
     if options.json:
         click.echo(json.dumps(facts, ensure_ascii=False))
@@ -209,7 +209,7 @@ def _weights(facts: dict[str, Any]) -> Iterator[str]:
 
 def _left_out(facts: dict[str, Any]) -> Iterator[str]:
     if facts.get("signals_refused"):
-        yield f"{facts['signals_refused']} signals were refused: senseless, late, or of one path too many"
+        yield f"{facts['signals_refused']} signals were refused: invalid, late, or of one path too many"
     if facts.get("signals_missed"):
         urgent = facts["signals_missed_urgent"]
         yield f"{facts['signals_missed']} signals were missed, {urgent} of them urgent: it reads too slowly"

@@ -25,30 +25,32 @@ _SECOND_NS: Final = 1_000_000_000
 
 @click.group(epilog="Example: swerve steer run --policy policy.yaml -n swerve-x-h1")
 def steer() -> None:
-    """Steer by a policy; see and undo what was done; give orders by hand (docs/operating.md)."""
+    """Steer by a policy; show and undo acts; give orders by hand (docs/operating.md)."""
 
 
 @steer.command(epilog="Example: swerve steer run --apply --policy /etc/swerve/policy.yaml")
-@click.option("--apply", is_flag=True, help="Change weights. Without it: a dry run that only says what it would do.")
+@click.option(
+    "--apply", is_flag=True, help="Change weights. Without this option: a dry run that prints what it would do."
+)
 @click.option(
     "--confirm",
     "confirm_ns",
     type=Duration(_SECOND_NS, 86_400 * _SECOND_NS),
     default=0,
     metavar="DURATION",
-    help="Take everything back and end after so long, unless `swerve steer confirm` is given in time.",
+    help="Undo everything and exit after this time, unless `swerve steer confirm` is run before.",
 )
 @click.option(
     "--hand-over",
     is_flag=True,
-    help="On SIGTERM leave what is in force to a successor: for safety.takeover, then it is undone. For services.",
+    help="On SIGTERM leave what is in force to a successor for safety.takeover, then undo it. For services.",
 )
-@click.option("--keep", is_flag=True, help="At the end leave the weights as they are, not as they were found.")
+@click.option("--keep", is_flag=True, help="At exit leave the weights in force.")
 @click.option(
     "--policy",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The policy file; else ./policy.yaml, ~/.config/swerve/policy.yaml or /etc/swerve/policy.yaml.",
+    help="Policy file; default: ./policy.yaml, ~/.config/swerve/policy.yaml, /etc/swerve/policy.yaml.",
 )
 @common(follows=False)
 def run(options: Options, apply: bool, confirm_ns: int, hand_over: bool, keep: bool, file: Path | None) -> int:

@@ -37,11 +37,11 @@ _SECOND_NS: Final = 1_000_000_000
     "--unless-restarted",
     "unit",
     metavar="UNIT",
-    help="For ExecStopPost=: do nothing when systemd starts UNIT again and a guardian keeps what is in force.",
+    help="For ExecStopPost=: do nothing if systemd restarts UNIT and a guardian holds what is in force.",
 )
 @common(follows=False)
 def off(options: Options, unit: str | None) -> int:
-    """Delete the rules of steering at once, then end the controller and remove all that it left in the kernel."""
+    """Delete the rules of steering at once, then end the controller and remove its objects from the kernel."""
     guarded = holder(directories.state_dir(options.netns) / journal.LOCK_FILE) is not None
     if unit and guarded and systemd_restart.expected(unit, os.environ):
         click.echo(f"{unit} is started again: what is in force is kept for it")
@@ -57,12 +57,12 @@ def off(options: Options, unit: str | None) -> int:
     type=Duration(0),
     default=600 * _SECOND_NS,
     metavar="DURATION",
-    help="So long a running controller leaves what it took back as it is (10m; 0s for not at all).",
+    help="Keep a running controller from acting again for this time (default 10m; 0s: not at all).",
 )
-@click.option("--stop", is_flag=True, help="Without NUMBER: stop a running controller first.")
+@click.option("--stop", is_flag=True, help="Without NUMBER, stop a running controller first.")
 @common(follows=False)
 def undo(options: Options, number: int | None, hold_ns: int, stop: bool) -> int:
-    """Put the original weights back; with NUMBER take only so many acts back, the last one first.
+    """Restore the original weights; with NUMBER, undo only the last NUMBER acts.
 
     Without NUMBER it is refused while a controller runs (it would steer again), unless it is told to stop it; then it
     is `swerve steer off`. With it the running controller takes its acts back, and holds their targets for a while, so

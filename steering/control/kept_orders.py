@@ -50,9 +50,9 @@ def load(folder: Path, now: Moment) -> Overrides:
     try:
         contents = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise _senseless(path, str(error)) from None
+        raise _invalid(path, str(error)) from None
     if contents.version not in _VERSIONS:
-        raise _senseless(path, f"version {contents.version}")
+        raise _invalid(path, f"version {contents.version}")
     return Overrides(contents.orders).at(now)
 
 
@@ -80,7 +80,7 @@ def _read(path: Path) -> bytes | None:
         return file.read(_MAX_BYTES + 1)
 
 
-def _senseless(path: Path, why: str) -> SwerveError:
+def _invalid(path: Path, why: str) -> SwerveError:
     return SwerveError(f"{path}: not a file of orders: {why}", "remove it; the orders in it are lost")
 
 

@@ -98,7 +98,7 @@ class PinDesk:
                 f"no flow to {flow.remote} port {flow.remote_port} is pinned so", "see `swerve steer status`"
             )
         self._tell("unpin", pin, f"taken back by {asker}")
-        return Reply(lines=["the flow goes as it is routed"])
+        return Reply(lines=["the pin is removed; the flow follows the routing table"])
 
     def _via(self, pin: Pin) -> str:
         """The hop that a flow is pinned to; empty when its target does not have it any more."""

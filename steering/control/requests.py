@@ -78,7 +78,7 @@ class PinFlow(FlowRequest, frozen=True, tag="pin"):
 
 
 class UnpinFlow(FlowRequest, frozen=True, tag="unpin"):
-    """Let it go as it is routed."""
+    """Remove a pin; the flow follows the routing table again."""
 
 
 class Undo(Request, frozen=True, tag="undo"):
@@ -98,7 +98,7 @@ AnyRequest: TypeAlias = Drain | Undrain | Hold | Unhold | PinFlow | UnpinFlow | 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was done, or why not."""
 
-    code: int = 0  # exit code of the command that asked: 0 done, 1 failed, 2 senseless, 4 refused by a guard
+    code: int = 0  # exit code of the command that asked: 0 done, 1 failed, 2 usage error, 4 refused by a guard
     lines: list[str] = []  # what was done; of an error, what is wrong
     next_step: str = ""
     facts: dict[str, Any] = {}

@@ -20,17 +20,17 @@ _REASONS = 4
 
 
 @click.command(epilog="Example: swerve demo --json > demo.json")
-@click.option("-j", "--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
-@click.option("--no-steer", is_flag=True, help="Only show what it is like when nobody acts.")
+@click.option("-j", "--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@click.option("--no-steer", is_flag=True, help="Do not steer: show the congested rail only.")
 @click.option(
     "--steady",
     type=click.IntRange(5, 600),
     default=Script.steady_s,
     show_default=True,
     metavar="SECONDS",
-    help="How long the rail stays congested while controllers act.",
+    help="Time that the rail stays congested while controllers act.",
 )
-@click.option("--no-color", is_flag=True, help="No colour (also: environment NO_COLOR).")
+@click.option("--no-color", is_flag=True, help="Disable colour (also: environment NO_COLOR).")
 def demo(as_json: bool, no_steer: bool, steady: int, no_color: bool) -> None:
     """See a congested rail and steer traffic away from it, on a lab of 4 hosts and 2 rails.
 

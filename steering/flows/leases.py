@@ -114,7 +114,7 @@ class Holdings:
         self._drop("pin", [pin.flow])
 
     def unpinned_by_hand(self, flow: FlowKey) -> None:
-        """The operator let a flow go as it is routed, whoever pinned it."""
+        """The operator removed the pin of a flow, whoever set it."""
         self._by_hand.pop(flow, None)
         self._drop("pin", [flow])
 

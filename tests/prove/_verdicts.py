@@ -32,6 +32,7 @@ class Dead(NamedTuple):
     missed: int  # with what extra probes add
     limit: int  # how many had to be missed before a rule acts
     text: str
+    answered_ns: int  # when its last answer came: no later than whatever killed it
 
     @property
     def acted_on(self) -> bool:
@@ -103,7 +104,14 @@ class Verdicts(AgentListener[Heard]):
         self._heard.looks += 1
         self._heard.missing += live.missed > 0
         if found.cause == "path_dead":
-            facts = live.path, live.silent_ns, live.missed + live.missed_extra, live.limit or 0, found.text
+            facts = (
+                live.path,
+                live.silent_ns,
+                live.missed + live.missed_extra,
+                live.limit or 0,
+                found.text,
+                live.last_answer_ns or 0,
+            )
             self._heard.dead.append(Dead(live.at_ns, now_ns, *facts))
 
     def states(self) -> dict[Path, PathState]:

@@ -31,7 +31,7 @@ def test_a_peer_has_any_address_of_a_host(address: str) -> None:
         ("224.0.0.1", "not of one host"),
         ("ff02::1", "not of one host"),
         ("255.255.255.255", "not of one host"),
-        ("::ffff:10.9.0.2", "an IPv4 address in the clothes of IPv6"),
+        ("::ffff:10.9.0.2", "an IPv4-mapped IPv6 address"),
         ("fe80::1", "of one link alone"),
         ("fe80::1%rail1", "of one link alone"),
     ],

@@ -215,7 +215,7 @@ def test_a_link_or_a_directory_that_others_could_write_is_refused(tmp_path):
 
 
 @given(st.binary(max_size=80) | st.sampled_from([b'{"version":3,"orders":[]}', b'{"version":1}', b"[" * 100_000]))
-def test_a_senseless_file_is_an_error_and_not_ignored(tmp_path_factory, data):
+def test_an_invalid_file_is_an_error_and_not_ignored(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("orders")
     file = folder / kept_orders.FILE
     file.write_bytes(data)
