@@ -74,9 +74,9 @@ class Path:
         wrong = self.wrong.pop() if self.wrong else 0
         return [there + apart + wrong, back - apart, there + back + wrong]
 
-    def second(self) -> None:
-        """Take in the probes of a second, as those that arrive together; see what is told of the last."""
-        times = self.now_ns + EVERY_NS * np.arange(1, SECOND // EVERY_NS + 1)
+    def probes(self, count: int) -> None:
+        """Add the next probes, which arrive together; see what is published of the last."""
+        times = self.now_ns + EVERY_NS * np.arange(1, count + 1)
         values = np.array([self.probe() for _ in times]).T
         self.base.add(np.zeros(len(times), np.int64), values, np.ones(values.shape, np.bool_), times)
         told = self.base.at(np.array([0]), self.now_ns)
@@ -86,7 +86,7 @@ class Path:
     def run(self, seconds: float, each_second: Callable[[], None] = lambda: None) -> None:
         """Probe for so long; look at what is told each second."""
         for _ in range(round(seconds)):
-            self.second()
+            self.probes(SECOND // EVERY_NS)
             ttls = [self.ttls, *self.also]
             hops = Hops(
                 np.zeros(len(ttls), np.int64),
@@ -383,7 +383,7 @@ def test_a_queue_that_stands_while_the_agent_restarts_is_told_as_long_as_it_stan
     for _ in range(3):
         path.ahead_ns += 0 if clocks else 10**9
         path.restart(clocks)
-        path.probe()
+        path.probes(1)
         stands()
         path.run(2 * WINDOW_S, stands)
     assert path.bad() or not clocks
@@ -400,7 +400,7 @@ def test_a_queue_that_began_while_no_agent_ran_is_no_route(packet_ns: int, clock
     path.run(60)
     path.queues[0] = full(17 * MS, packet_ns)
     path.restart(clocks=clocks == "one")
-    path.probe()
+    path.probes(1)
 
     def stands() -> None:
         assert not path.clear() and (path.bad() or clocks != "one")
@@ -421,7 +421,7 @@ def test_a_queue_that_went_while_no_agent_ran_is_not_told() -> None:
         path.run(60)
         path.queues[0] = nothing
         path.restart(clocks)
-        path.probe()
+        path.probes(1)
         assert path.clear() and max(path.last) < ALLOWED_NS
         path.run(60, path.sees_the_queue)
         assert path.clear()
