@@ -110,7 +110,7 @@ def test_a_holder_that_dies_leaves_the_way_as_it_was(lab):
 def test_a_holder_that_cannot_begin_says_why(lab, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(SwerveError, match=r"pytools\.lab\.holding"):
+    with pytest.raises(SwerveError, match=r"pytools\.lab\.delay_line"):
         lab.delay(1, 1, 2, EXTRA_US)
     assert [rule for rule in rules_of(lab.rails[0]) if rule.iif] == []
 
