@@ -16,6 +16,7 @@ from typing import Final
 
 from pytools import directories
 from pytools.errors import SwerveError
+from pytools.kernel import netns
 from pytools.kernel.leftovers import FAMILIES, switch_off
 from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act, AnySignal, PathDelay
@@ -118,7 +119,7 @@ class Controller:
     def _open(self) -> None:
         self._stack.callback(self._selector.close)
         folder = journal.directory(self._options.netns)
-        scope = journal.scope()
+        scope = netns.scope()
         locks = Locks(folder / journal.LOCK_FILE, _LOCK_WAIT_S, self._options.apply, scope)
         self._locks = self._stack.enter_context(locks)
         self._netlink = self._stack.enter_context(Netlink())

@@ -152,7 +152,7 @@ def connect(path: Path) -> socket.socket:
 
 
 def start_hint(path: Path) -> str:
-    """How to start the agent that would serve this socket (`places.agent_socket`, `readers_socket`)."""
+    """How to start the agent that would serve this socket (`directories.agent_socket`, `readers_socket`)."""
     name = path.name.removesuffix(READERS_SUFFIX)
     instance = path.parent.name if name == path.name else name
     return "start it with: swerve agent" + ("" if instance == "host" else f" -n {instance}")

@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from pytools import directories as places
+from pytools import directories
 from pytools.errors import CapabilityError
 from pytools.kernel import tracefs
 
@@ -22,7 +22,7 @@ EVENTS: Final = (("tcp", "tcp_cong_state_set"), ("sock", "inet_sock_set_state"),
 
 def formats_dir() -> Path:
     """Where the copies lie: beside the runtime directory, for that one belongs to the service."""
-    runtime = places.runtime_dir(None).parent
+    runtime = directories.runtime_dir(None).parent
     return runtime.with_name(f"{runtime.name}-tracing")
 
 
@@ -35,8 +35,9 @@ def run() -> list[str]:
         If the caller is not root.
     """
     if os.geteuid() != 0:
-        raise CapabilityError("only root can prepare the service", f"let its unit do it ({places.page('service.md')})")
-    return [*copy_formats(formats_dir()), *give_back(places.state_dir(None).parent)]
+        hint = f"let its unit do it ({directories.page('service.md')})"
+        raise CapabilityError("only root can prepare the service", hint)
+    return [*copy_formats(formats_dir()), *give_back(directories.state_dir(None).parent)]
 
 
 def copy_formats(to: Path) -> list[str]:
@@ -68,8 +69,8 @@ def give_back(state: Path) -> list[str]:
     if owner.st_uid == 0:
         return []
     done = []
-    for path, directories, files, at in os.fwalk(state):
-        for name in (*directories, *files):
+    for path, folders, files, at in os.fwalk(state):
+        for name in (*folders, *files):
             with contextlib.suppress(OSError):
                 fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
                 try:

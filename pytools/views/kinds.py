@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytools.signals import AnySignal
-from pytools.views import empty_states as silence
+from pytools.views import empty_states
 from pytools.views.filters import Filters
 from pytools.views.model import Model
 from pytools.views.timing import is_whole_path
@@ -113,41 +113,41 @@ VIEWS: Final[Mapping[str, View]] = {
         frozenset({"packet_drops", "path_delay"}),
         lambda model: _told(model.tcp.drops),
         lambda model: model.tcp.drops is not None,
-        silence=silence.no_drops,
+        silence=empty_states.no_drops,
     ),
     "links": View(
         frozenset({"link", "link_event", "path_mtu", "path_ecn", "path_delay"}),
         _links,
         lambda model: bool(model.links.links),
-        silence=silence.no_links,
+        silence=empty_states.no_links,
         filters=_OF_LINKS,
     ),
     "events": View(  # an interface that is well says nothing of events, but that it is there
         frozenset({"link_event", "link", "path_delay"}),
         lambda model: list(model.links.events.values()),
         lambda model: bool(model.links.links or model.links.events),
-        silence=silence.no_links,
+        silence=empty_states.no_links,
         filters=_OF_LINKS,
     ),
     "rdma": View(
         frozenset({"rdma_qp", "rdma_suspects", "rdma_sight", "path_delay"}),
         _rdma,
         lambda model: model.rdma.sight is not None,
-        silence=silence.no_rdma,
+        silence=empty_states.no_rdma,
         filters=frozenset({"dst", "pid", "command", "interface", "path", "verdict"}),
     ),
     "ports": View(
         frozenset({"rdma_port", "rdma_sight", "path_delay"}),
         lambda model: list(model.rdma.ports.values()),
         lambda model: model.rdma.sight is not None,
-        silence=silence.no_rdma,
+        silence=empty_states.no_rdma,
         filters=frozenset({"interface"}),
     ),
     "suspects": View(
         frozenset({"rdma_suspects", "rdma_sight", "path_delay"}),
         lambda model: _told(model.rdma.suspects),
         lambda model: model.rdma.sight is not None,
-        silence=silence.no_rdma,
+        silence=empty_states.no_rdma,
     ),
     "self": View(  # the first signal covers the time since somebody last asked; the second one covers a second
         frozenset({"self"}),
@@ -159,25 +159,25 @@ VIEWS: Final[Mapping[str, View]] = {
         frozenset({"app_delay", "path_delay"}),
         _busiest,
         lambda model: bool(model.timing.apps),
-        silence=silence.no_app_delays,
+        silence=empty_states.no_app_delays,
     ),
     "clocks": View(
         frozenset({"clock", "clock_edge", "path_delay"}),
         lambda model: list(model.timing.clocks.values()),
         lambda model: bool(model.timing.clocks),
-        silence=silence.no_clocks,
+        silence=empty_states.no_clocks,
     ),
     "edges": View(
         frozenset({"clock_edge", "path_delay"}),
         lambda model: list(model.timing.edges.values()),
         lambda model: bool(model.timing.edges),
-        silence=silence.no_edges,
+        silence=empty_states.no_edges,
     ),
     "collocation": View(  # every five seconds, of which some may just have passed
         frozenset({"collocation", "clock", "clock_edge", "path_delay"}),
         _collocation,
         lambda model: model.timing.collocation is not None,
-        silence=silence.no_collocation,
+        silence=empty_states.no_collocation,
         patience_s=8.0,
     ),
     "top": View(

@@ -14,10 +14,11 @@ from typing import Final
 
 import msgspec
 
+from pytools.kernel import netns
 from pytools.owned_files import as_owner
 from pytools.signals import Act, decode, encode
 from steering.acting.disk_writer import Later
-from steering.acting.journal import append_line, scope
+from steering.acting.journal import append_line
 
 FILE: Final = "acts.jsonl"
 ROTATE_BYTES: Final = 4 << 20
@@ -37,7 +38,7 @@ class ActsFile:
 
     def __init__(self, folder: Path, later: Later | None = None) -> None:
         self._path, self._later = folder / FILE, later
-        self._scope = b',"scope":' + msgspec.json.encode(scope()) + b"}"
+        self._scope = b',"scope":' + msgspec.json.encode(netns.scope()) + b"}"
         self._fd: int | None = None
         self.lost = 0
 

@@ -18,7 +18,6 @@ from typing import Any, Final, Literal, Self
 
 from pytools import directories
 from pytools.errors import CapabilityError
-from pytools.kernel import netns
 from pytools.owned_files import as_owner
 from steering.acting.disk_writer import Later
 from steering.plan import Group, Member, Target, Weights, weights_of
@@ -28,7 +27,6 @@ KINDS: Final = ("applied", "failed", "undone", "confirmed", "expired")
 FILE: Final = "journal.jsonl"
 LOCK_FILE: Final = "lock"
 ROTATE_BYTES: Final = 4 << 20
-scope: Final = netns.scope  # of an entry: what it tells of was in force there alone
 _WAIT_S: Final = 0.2  # for the disk, before the journal is read
 
 
@@ -44,7 +42,7 @@ class Entry:
     after: Weights
     because: str
     under: str
-    scope: str  # boot and network namespace
+    scope: str  # boot and network namespace (netns.scope): what it records was in force there alone
     by: str = "controller"  # who wrote it: controller, guardian, command
     at_ns: int = 0
     unix_ns: int = 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pytools.errors import SwerveError
+from pytools.kernel import netns
 from pytools.signals import Act
 from steering.acting import journal, messages, rollback
 from steering.actuators.overlay import Outcome, Overlay
@@ -62,7 +63,7 @@ class Acting:
     ) -> None:
         self._engine, self._overlay, self._journal = engine, overlay, log
         self._host, self._say, self._send = host, say, send
-        self._scope = journal.scope()
+        self._scope = netns.scope()
         self._pretended: dict[Target, Weights] = {}  # wanted weights already reported in a dry run
         self._acts: dict[Target, journal.Entry] = {}  # the last one on each target
         self._retry: dict[Target, dict[Weights, tuple[int, int]]] = {}  # when to try again, and the wait after that

@@ -78,9 +78,9 @@ def _scope(name: str | None) -> str:
     """The boot and namespace that is called so now; only the boot where none is."""
     try:
         with netns.inside(name):
-            return journal.scope()
+            return netns.scope()
     except SwerveError:
-        return journal.scope().partition("/")[0]
+        return netns.scope().partition("/")[0]
 
 
 def _of_another_namespace(each: _Done, here: str) -> bool:

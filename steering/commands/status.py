@@ -65,7 +65,7 @@ def _facts(name: str | None) -> dict[str, Any]:
     facts |= _controller(folder) if held else _stored(folder)
     contents = journal.read(folder / journal.FILE)
     with netns.inside(name):
-        facts["in_force"] = _in_force(list(contents.in_force(journal.scope()).values()))
+        facts["in_force"] = _in_force(list(contents.in_force(netns.scope()).values()))
     facts["torn_lines"] = contents.torn
     facts["paths"] = _states(name, facts.pop("path_count", None)) if held else []
     return facts

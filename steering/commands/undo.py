@@ -89,7 +89,7 @@ def _off(options: Options, stop: bool) -> int:
             swept = switch_off(netlink)  # first of all: files and processes can wait
         if lock.exists():  # else nobody ever steered here
             stopped = stop and _stop_controller(lock)
-            wait_s, scope = _STOP_S if stopped else orders.LOCK_S, journal.scope()
+            wait_s, scope = _STOP_S if stopped else orders.LOCK_S, netns.scope()
             with Locks(lock, wait_s, False, scope) as locks, journal.Journal(folder / journal.FILE) as log:
                 why = "the operator took everything back"
                 deleted = switch_off(netlink)

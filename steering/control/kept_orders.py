@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pytools import owned_files as owner
+from pytools import owned_files
 from pytools.directories import unsafe
 from pytools.errors import CapabilityError, RefusedError, SwerveError
 from pytools.owned_files import as_owner, owner_of
@@ -93,5 +93,5 @@ def save(folder: Path, overrides: Overrides) -> None:
         If they cannot be written, or their name not be synced: the file has them or the former ones.
     """
     data = msgspec.json.encode(_Contents(_VERSIONS[-1], overrides.orders))
-    owner.replace(folder / FILE, data, durable=True)
+    owned_files.replace(folder / FILE, data, durable=True)
     sync_folder(folder)

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 from pytools import directories
 from pytools.errors import RefusedError, SwerveError, UsageError
+from pytools.kernel import netns
 from steering import elapsed
 from steering.acting import journal, messages, undo
 from steering.acting.undo import TakenBack
@@ -69,7 +70,7 @@ class Desk:
     def __init__(self, site: Site, deadline: Deadline | None) -> None:
         self._site, self._deadline = site, deadline
         self._stop_file = StopFile(site.folder)
-        self._scope = journal.scope()
+        self._scope = netns.scope()
         self._sleeps = elapsed.Sleeps()
         self.frozen = ""
         self._pins = PinDesk(site)

@@ -26,6 +26,7 @@ import msgspec
 
 from pytools import directories
 from pytools.errors import SwerveError
+from pytools.kernel import netns
 from pytools.kernel.leftovers import FAMILIES, is_our_rule, sweep, switch_off
 from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act
@@ -81,7 +82,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # it leaves when its controller does, not before
     file = directories.state_dir(orders.netns) / journal.FILE
     with Netlink() as netlink:  # nothing here waits for a disk before our rules are deleted
-        scope = journal.scope()
+        scope = netns.scope()
         with contextlib.suppress(OSError):  # the controller may be dead already
             os.write(orders.echo, READY)
         overdue = functools.partial(_overdue, file, scope, orders.deadline)

@@ -17,7 +17,7 @@ import samples
 from serving import Served
 from support import AS_NOBODY, ROOT, SWERVE, require, run
 
-from pytools import directories as places
+from pytools import directories
 from pytools.config import AgentConfig
 from pytools.errors import RefusedError, UsageError
 from pytools.ipc.wire import TAGS
@@ -147,7 +147,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     def answer(checks: Iterable[check.Check], name: str, signal: AnySignal | None) -> features.Finding:
         find = next(each for each in checks if each.name == name).find
         assert find() == features.Finding(None, "no agent runs that could say")
-        with contextlib.closing(Served(places.agent_socket("t"))) as served, ThreadPoolExecutor() as pool:
+        with contextlib.closing(Served(directories.agent_socket("t"))) as served, ThreadPoolExecutor() as pool:
             asking = pool.submit(find)
 
             def answered() -> bool:
@@ -285,7 +285,7 @@ def test_clean_removes_what_a_killed_agent_left_and_only_that(
     rules_before = ip("rule")
     ip("rule", "add", "fwmark", "0x99", "table", "99", "priority", "99")
     ip("route", "add", "blackhole", "10.9.0.2/32", "table", "99", "protocol", "201")
-    socket = places.agent_socket(namespace)
+    socket = directories.agent_socket(namespace)
     crashed = Served(socket)
     crashed.server._listener._accepting.close()  # as a kill leaves it: the file is there, nobody listens
 
@@ -337,7 +337,7 @@ def test_an_agent_that_hangs_behind_its_kernel_is_named(ask: Ask, age_ns: int | 
 
 def test_clean_refuses_while_an_agent_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str) -> None:
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
-    served = Served(places.agent_socket(namespace))
+    served = Served(directories.agent_socket(namespace))
     with pytest.raises(RefusedError, match="stop it first"):
         doctor.clean(namespace)
     served.close()

@@ -11,13 +11,14 @@ import pytest
 from steering_kit import ORIGINAL, group
 
 from pytools.errors import SwerveError
+from pytools.kernel import netns
 from steering.acting import journal
 from steering.acting.weights import Acting
 from steering.actuators.overlay import Outcome
 from steering.plan import Change, overlay_target
 
 DRAINED = ((12, 1),)
-SCOPE = journal.scope()
+SCOPE = netns.scope()
 
 
 def target(number):

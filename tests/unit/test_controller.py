@@ -14,6 +14,7 @@ from steering_kit import MS, POLICY, SECOND_HOP, AtOnce, group, measured, path
 
 from pytools import directories
 from pytools.errors import SwerveError
+from pytools.kernel import netns
 from steering import controller, elapsed
 from steering.acting import journal
 from steering.actuators.overlay import Found, Outcome
@@ -133,14 +134,14 @@ def made(monkeypatch, tmp_path):
 
 
 def in_force():
-    return journal.read(directories.state_dir(None) / journal.FILE).in_force(journal.scope())
+    return journal.read(directories.state_dir(None) / journal.FILE).in_force(netns.scope())
 
 
 def left_behind(which):
     """A controller and its guardian died in the same instant."""
     known = replace(group({1: [], 2: []}), target=which)
     with journal.Journal(journal.directory(None) / journal.FILE) as log:
-        log.write(journal.entry_now("applied", "a", known, known.current, AFTER, "", "", journal.scope()))
+        log.write(journal.entry_now("applied", "a", known, known.current, AFTER, "", "", netns.scope()))
 
 
 # ---- acts ----

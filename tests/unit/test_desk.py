@@ -10,6 +10,7 @@ import pytest
 from steering_kit import FIRST, MS, POLICY, SECOND, SECOND_HOP, TARGET, group, measured, path
 
 from pytools.errors import RefusedError, SwerveError
+from pytools.kernel import netns
 from steering import elapsed
 from steering.acting import journal
 from steering.acting.disk_writer import Later
@@ -251,7 +252,7 @@ def _acted(made, tmp_path):
     """The policy took rail 1 out, and said so in the journal."""
     known, after = made.engine.groups[TARGET], ((SECOND_HOP, 1),)
     with journal.Journal(tmp_path / journal.FILE) as log:
-        facts = (known.current, after, "congestion", "rule", journal.scope())
+        facts = (known.current, after, "congestion", "rule", netns.scope())
         log.write(journal.entry_now("applied", "act", known, *facts))
     made.engine.groups[TARGET] = replace(known, current=after)
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from steering_kit import ORIGINAL, TARGET, group
 
+from pytools.kernel import netns
 from steering.acting import journal
 from steering.acting.journal import Journal, entry_now, read
 
@@ -163,6 +164,6 @@ def test_a_long_journal_is_put_aside(file, monkeypatch):
 
 
 def test_the_scope_is_this_boot_and_this_namespace():
-    boot, namespace = journal.scope().split("/")
+    boot, namespace = netns.scope().split("/")
     assert len(boot) == 36 and namespace.startswith(("cookie:", "inode:"))
-    assert journal.scope() == journal.scope()
+    assert netns.scope() == netns.scope()

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pytools.notify import Manager
 
 from pytools.agent.heartbeat import Heartbeat, Standing
+from pytools.notify import Manager
 
 
 class Listener:

@@ -35,6 +35,7 @@ from steering_kit import MS, SECOND, AtOnce, measured
 
 from pytools import directories
 from pytools.errors import RefusedError, SwerveError, UsageError
+from pytools.kernel import netns
 from pytools.kernel.leftovers import FIRST_ID, is_our_rule, is_our_table
 from pytools.kernel.netlink.routing import UNICAST
 from pytools.signals import Path
@@ -209,7 +210,7 @@ class Steering(RuleBasedStateMachine):
             (undo_command.click, "echo", self.said.append),
         ):
             self.replace(module, name, value)
-        self.scope = journal.scope()
+        self.scope = netns.scope()
         journal.directory(None)
 
     def enter(self, context):

@@ -19,6 +19,7 @@ from steering_kit import ORIGINAL, SECOND, TARGET, group
 
 from pytools import cli, directories
 from pytools.errors import RefusedError, SwerveError
+from pytools.kernel import netns
 from pytools.signals import encode
 from steering import elapsed
 from steering.acting import acts_file, journal, lock
@@ -99,7 +100,7 @@ def test_the_rules_go_before_the_controller_is_asked_to_end(folder, kernel, say,
 def test_what_was_in_force_is_told_and_noted(folder, kernel, say):
     known = group({1: [], 2: []})
     with journal.Journal(folder / journal.FILE) as log:
-        log.write(journal.entry_now("applied", "a", known, known.current, ((12, 1),), "", "", journal.scope()))
+        log.write(journal.entry_now("applied", "a", known, known.current, ((12, 1),), "", "", netns.scope()))
     (folder / journal.LOCK_FILE).touch()
     code, said = say("undo")
     assert code == 0 and said.startswith("nexthop group 102: original weights are back\n")
@@ -180,7 +181,7 @@ def remember(folder, *entries, scope="", begin=0):
     """Journal these (kind, act), a second apart."""
     with journal.Journal(folder / journal.FILE) as log:
         for second, (kind, act_id) in enumerate(entries):
-            facts = (group({1: [], 2: []}), ORIGINAL, ((12, 1),), act_id, "rule", scope or journal.scope())
+            facts = (group({1: [], 2: []}), ORIGINAL, ((12, 1),), act_id, "rule", scope or netns.scope())
             log.write(replace(journal.entry_now(kind, act_id, *facts), unix_ns=(begin + second) * SECOND))
 
 
@@ -207,7 +208,7 @@ def test_a_program_is_told_every_entry(folder, say):
 
 
 def _other(boot="", namespace=""):
-    here, _, cookie = journal.scope().partition("/")
+    here, _, cookie = netns.scope().partition("/")
     return f"{boot or here}/{namespace or cookie}"
 
 
@@ -222,7 +223,7 @@ def test_earlier_namespaces_of_a_name_are_left_out_unless_asked_for(folder, say)
     assert lines[0] == "-- an earlier network namespace of this name --" and lines[3] == "-- this boot --"
     assert shown("\n".join(lines[1:3] + lines[4:])) == [("applied", "theirs"), ("undone", "theirs"), ("applied", "a")]
     told = [json.loads(line) for line in say("history", "-j", "--all")[1].splitlines()]
-    assert [each["scope"] == journal.scope() for each in told] == [False, False, True]
+    assert [each["scope"] == netns.scope() for each in told] == [False, False, True]
 
 
 def test_earlier_boots_are_told_apart(folder, say):
@@ -235,7 +236,7 @@ def test_earlier_boots_are_told_apart(folder, say):
 
 
 def test_acts_have_their_boot_and_namespace(folder, say, monkeypatch):
-    monkeypatch.setattr(acts_file, "scope", lambda: _other(namespace="cookie:1"))
+    monkeypatch.setattr(acts_file.netns, "scope", lambda: _other(namespace="cookie:1"))
     with contextlib.closing(acts_file.ActsFile(folder)) as file:
         file.write(samples.act(5, actuator="pin", act_id="theirs"))
     monkeypatch.undo()
@@ -243,7 +244,7 @@ def test_acts_have_their_boot_and_namespace(folder, say, monkeypatch):
     with contextlib.closing(acts_file.ActsFile(folder)) as file:
         file.write(samples.act(6, actuator="pin", act_id="ours"))
     (line, note) = say("history", "-j")[1].splitlines()
-    assert (json.loads(line)["act_id"], json.loads(line)["scope"]) == ("ours", journal.scope())
+    assert (json.loads(line)["act_id"], json.loads(line)["scope"]) == ("ours", netns.scope())
     assert note.startswith("swerve steer: 1 entries of earlier")
     with (folder / acts_file.FILE).open("ab") as file:  # of an older version: it was where the last one was
         file.write(encode(samples.act(7, actuator="pin", act_id="older")) + b"\n")

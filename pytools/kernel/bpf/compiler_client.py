@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from pytools import directories as places
+from pytools import directories
 from pytools.errors import CapabilityError, SwerveError
 
 _DEADLINE_S = 300.0  # emulated processors need minutes; a child that dies is noticed at once
@@ -158,7 +158,7 @@ class _Child:
             raise
         request = {
             "bpf_dir": str(bpf_dir()),
-            "kept": "" if anew else str(places.compiled_dir()),
+            "kept": "" if anew else str(directories.compiled_dir()),
             "program": {
                 "source": program.source,
                 "defines": dict(program.defines),
