@@ -236,7 +236,8 @@ def test_earlier_boots_are_told_apart(folder, say):
 
 
 def test_acts_have_their_boot_and_namespace(folder, say, monkeypatch):
-    monkeypatch.setattr(acts_file.netns, "scope", lambda: _other(namespace="cookie:1"))
+    theirs = _other(namespace="cookie:1")
+    monkeypatch.setattr(netns, "scope", lambda: theirs)
     with contextlib.closing(acts_file.ActsFile(folder)) as file:
         file.write(samples.act(5, actuator="pin", act_id="theirs"))
     monkeypatch.undo()
