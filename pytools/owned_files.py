@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -121,3 +121,35 @@ def _become(uid: int, gid: int) -> None:
         call(ctypes.c_uint(number))
         if call(ctypes.c_uint(0xFFFFFFFF)) != number:  # it has no other way to say that it failed
             raise PermissionError(1, f"the kernel refuses to reach files as user {uid}")
+
+
+class ReplacedFile:
+    """A file that is replaced from time to time; an error is reported when it is another one than the last time.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    report : callable
+        Takes the error.
+    makes_directory : bool
+        Whether its directory is made, with mode 0700, when it is missing.
+    """
+
+    def __init__(self, path: Path, report: Callable[[OSError], None], *, makes_directory: bool = False) -> None:
+        self._path, self._report, self._makes_directory = path, report, makes_directory
+        self._error = ""
+
+    def write(self, data: bytes) -> bool:
+        """Replace it; return whether that worked."""
+        try:
+            if self._makes_directory:
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace(self._path, data)
+        except OSError as error:
+            if self._error != str(error):
+                self._report(error)
+            self._error = str(error)
+            return False
+        self._error = ""
+        return True

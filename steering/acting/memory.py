@@ -46,8 +46,10 @@ class MemoryFile:
 
     def __init__(self, path: Path, scope: str, say: Callable[[str], None]) -> None:
         self._path, self._scope, self._say = path, scope, say
+        self._file = owned_files.ReplacedFile(
+            path, lambda error: say(f"a successor could not take over: {error}"), makes_directory=True
+        )
         self._written = b""
-        self._trouble = ""
 
     def load(self) -> Memory | None:
         """What the controller before us left here; None when that is of no use."""
@@ -61,17 +63,8 @@ class MemoryFile:
     def write(self, overlay: OverlayMemory, paths: tuple[PathMemory, ...]) -> None:
         """Replace it, if anything has changed. What cannot be written costs a successor its knowledge, and no act."""
         data = msgspec.json.encode(Memory(_VERSION, self._scope, overlay, paths))
-        if data == self._written:
-            return
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            owned_files.replace(self._path, data)
-        except OSError as error:
-            if self._trouble != str(error):
-                self._say(f"a successor could not take over: {error}")
-            self._trouble = str(error)
-            return
-        self._written, self._trouble = data, ""
+        if data != self._written and self._file.write(data):
+            self._written = data
 
     def remove(self) -> None:
         """Nothing of ours is in force any more."""

@@ -41,8 +41,11 @@ class UsualFile:
     """
 
     def __init__(self, folder: Path, usuals: Usuals, say: Callable[[str], None]) -> None:
-        self._path, self._usuals, self._say = folder / FILE, usuals, say
-        self._due_ns, self._version, self._failed = 0, 0, ""
+        self._path, self._usuals = folder / FILE, usuals
+        self._due_ns = self._version = 0
+        self._file = owned_files.ReplacedFile(
+            self._path, lambda error: say(f"what is usual is not kept for the next controller: {error}")
+        )
 
     def __enter__(self) -> UsualFile:
         """Go on with what the controller before us has learnt."""
@@ -64,14 +67,9 @@ class UsualFile:
         """Write, if there is something new; what fails is said once, and costs no more than learning again."""
         if self._version == self._usuals.version:
             return
-        try:
-            owned_files.replace(self._path, msgspec.json.encode(_Contents(now, self._usuals.entries())))
-        except OSError as error:
-            if self._failed != str(error):
-                self._say(f"what is usual is not kept for the next controller: {error}")
-            self._failed = str(error)
-            return
-        self._failed, self._version = "", self._usuals.version
+        version = self._usuals.version
+        if self._file.write(msgspec.json.encode(_Contents(now, self._usuals.entries()))):
+            self._version = version
 
 
 def read(folder: Path, *, guarded: bool = True) -> tuple[int, Iterable[Entry]]:

@@ -242,9 +242,13 @@ def left_for_dead_memory():
     return (PathMemory(path(1), "drained", 5, rule="dead", share=0.0, dead=True, because="silent"), PathMemory(path(2)))
 
 
-def test_a_disk_that_is_full_is_said_once_and_costs_no_act(file, tmp_path):
-    file._path = tmp_path / "steering.json" / "steering.json"
+def test_a_disk_that_is_full_is_said_once_and_costs_no_act(tmp_path):
+    said = []
+    file = MemoryFile(tmp_path / "steering.json" / "steering.json", "boot/cookie:1", said.append)
     (tmp_path / "steering.json").write_text("a file where a directory should be")
     for _ in range(2):
         file.write(NOTHING, ())
-    assert len(file.said) == 1 and "could not take over" in file.said[0]
+    assert len(said) == 1 and "could not take over" in said[0]
+    (tmp_path / "steering.json").unlink()
+    file.write(NOTHING, ())
+    assert file.load() is not None, "what could not be written is written when it can be"

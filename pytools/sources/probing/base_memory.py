@@ -15,10 +15,11 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from pytools import directories, log, owned_files
+from pytools import directories, log
 from pytools.errors import SwerveError
 from pytools.estimators.remembered_bases import RememberedBase, Time
 from pytools.log import Level
+from pytools.owned_files import ReplacedFile
 from pytools.signals import Path
 from pytools.sources.probing.paths import MOST_PATHS, SPOKEN_FOR_NS, PinnedPath
 
@@ -75,9 +76,11 @@ class BaseMemory:
 
     def __init__(self, place: File, scope: str, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._place, self._scope, self._clock, self._began_ns = place, scope, clock, clock()
+        self._file = ReplacedFile(
+            place, lambda error: log.event(Level.WARNING, "base delays are not kept for a successor", why=error)
+        )
         self._left: dict[Path, PathBase] = {}
         self._refused = self._due_ns = 0
-        self._trouble = ""
         self._same_probes = False
         self._bases: Callable[[int], Iterable[PathBase]] | None = None
         self.ports: Sequence[int] = ()  # those of the predecessor
@@ -161,13 +164,7 @@ class BaseMemory:
             return
         paths = [msgspec.Raw(msgspec.json.encode(each)) for each in known.values()]
         contents = Contents(_VERSION, self._scope, tuple(self.ports), self._dscp, paths[-MOST_PATHS:])
-        try:
-            owned_files.replace(self._place, msgspec.json.encode(contents))
-            self._trouble = ""
-        except OSError as error:
-            if self._trouble != str(error):
-                log.event(Level.WARNING, "base delays are not kept for a successor", why=error)
-            self._trouble = str(error)
+        self._file.write(msgspec.json.encode(contents))
 
     def drops(self) -> dict[str, int]:
         """What of the file was ignored."""
