@@ -104,8 +104,11 @@ def half_waited(paths: Rows, leads_ns: Times, answered: NDArray[np.int64], rows:
         `waited_ns` is MISSING where fewer than half were overtaken.
     """
     counts, waited = np.zeros(len(rows), np.int64), np.full(len(rows), MISSING)
-    for place in np.isin(rows, paths).nonzero()[0] if len(paths) else ():
-        leads = np.sort(leads_ns[paths == rows[place]])
+    behind = set(paths.tolist())
+    for place, path in enumerate(rows.tolist() if behind else ()):
+        if path not in behind:
+            continue
+        leads = np.sort(leads_ns[paths == path])
         counts[place] = len(leads)
         rank = (len(leads) + answered[place] + 1) // 2 - answered[place]
         if rank > 0:

@@ -336,7 +336,8 @@ class Liveness:
             grown = (missed > told) & (told < TOLD_SINGLY) | (weight > self._told_weight)
             grown &= (missed > 1) & self._probed
             # Whether the path is dead, or the peer, only its other paths tell: they are told in the same round.
-            news |= np.isin(self._peers, self._peers[grown])
+            if np.count_nonzero(grown):
+                news |= np.isin(self._peers, self._peers[grown])
         news |= (told > 0) & (missed == 0)
         news &= self._probed
         if not np.count_nonzero(news):

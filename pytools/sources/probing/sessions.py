@@ -207,7 +207,7 @@ class Sessions:
         there = self._there.take(waiting)
         paths = rows // flows
         # Of several at once one counts.
-        alone = np.isin(self._part.take(waiting), (SINGLE, EXTRA))
+        alone = is_alone(self._part.take(waiting))
         runs = np.bincount(paths[alone], minlength=len(self._next_seq) // flows)
         losses = np.zeros(len(runs))
         for path in np.unique(paths).tolist():
@@ -220,7 +220,9 @@ class Sessions:
         """How large the share of lost probes may be, see `Overtaken.losses`."""
         flows = self._probe.flows
         own = np.arange(path * flows, (path + 1) * flows)
-        others = np.setdiff1d((self._peer == self._peer[own[0]]).nonzero()[0], own)
+        of_peer = self._peer == self._peer[own[0]]
+        of_peer[own] = False
+        others = of_peer.nonzero()[0]
         passed, _ = self._fates(own, since_ns)
         mine = (0, 0)
         if len(passed):
@@ -231,11 +233,13 @@ class Sessions:
 
     def _fates(self, rows: NDArray[np.intp], since_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """When the probes of some sessions left that a later one has passed, and those that were answered."""
-        state, sent_ns = self._state[rows], self._sent_ns[rows]
-        chosen = (sent_ns >= since_ns) & np.isin(self._part[rows], (SINGLE, EXTRA))
+        row, slot = (self._sent_ns[rows] >= since_ns).nonzero()
+        row = rows[row]
+        state, sent_ns = self._state[row, slot], self._sent_ns[row, slot]
+        alone = is_alone(self._part[row, slot])
         answered = (state == ANSWERED) | (state == LATE)
-        passed = ((state == OUTSTANDING) | (state == TIMED_OUT)) & (sent_ns < self._answered_ns[rows, None])
-        return sent_ns[chosen & passed], sent_ns[chosen & answered]
+        passed = ((state == OUTSTANDING) | (state == TIMED_OUT)) & (sent_ns < self._answered_ns[row])
+        return sent_ns[alone & passed], sent_ns[alone & answered]
 
     def pairs(self, path: int, since_ns: int) -> Pairs:
         """The coded pairs of a path that were sent since then, oldest first."""
@@ -291,6 +295,12 @@ class Sessions:
     def skip_results(self) -> None:
         """Let `results` begin with the probes sent from now on."""
         self._told[:] = self._next_seq
+
+
+def is_alone(part: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which probes leave by themselves: of several at once, none says of the others whether it was lost by chance."""
+    alone: NDArray[np.bool_] = (part == SINGLE) | (part == EXTRA)
+    return alone
 
 
 def latest_of_others(times_ns: NDArray[np.int64], peers: NDArray[np.intp], flows: int) -> NDArray[np.int64]:
