@@ -16,20 +16,34 @@ from pytools.cli_options import LazyCommand
 from pytools.views import actions
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog="Example: swerve doctor")
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: swerve doctor",
+)
 @click.version_option(package_name="swerve")
-def root() -> None:
+@click.pass_context
+def root(context: click.Context) -> None:
     """See where packets wait between the hosts of a cluster, and move traffic away from there.
+
+    Without a command: `swerve status`.
 
     Exit codes: 0 ok, 1 failed, 2 usage, 3 policy invalid, 4 refused by a safety guard, 5 privilege or kernel feature
     missing, 130 interrupted.
 
     Pages that are named like docs/tcp.md are in the sources, and with the Debian package in /usr/share/doc/swerve.
     """
+    if context.invoked_subcommand is None:
+        status = root.commands["status"]
+        with status.make_context("status", [], parent=context) as inner:
+            inner.command.invoke(inner)
 
 
 for _command in (
     *reading.commands,
+    LazyCommand(
+        "status", "steering.commands.overview", "status", "Show how this host is: agent, paths, clocks, steering."
+    ),
     LazyCommand("policy", "steering.commands.policy", "policy", "Check, explain and try out policy files."),
     LazyCommand(
         "steer", "steering.commands.steer", "steer", "Steer by a policy; show and undo acts; give orders by hand."

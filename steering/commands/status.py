@@ -39,7 +39,7 @@ _LABELS: Final = 20  # shown
 @common(follows=False)
 def status(options: Options) -> None:
     """Show who steers, what is in force and what is wanted, orders, and the state of each path."""
-    facts = _facts(options.netns)
+    facts = facts_of(options.netns)
     if options.json:
         click.echo(json.dumps(facts, ensure_ascii=False))
         return
@@ -47,7 +47,14 @@ def status(options: Options) -> None:
         click.echo(line)
 
 
-def _facts(name: str | None) -> dict[str, Any]:
+def facts_of(name: str | None, with_paths: bool = True) -> dict[str, Any]:
+    """What is known of the controller of an instance, and of what is in force.
+
+    Raises
+    ------
+    SwerveError
+        If it cannot be read.
+    """
     folder = directories.state_dir(name)
     held = holder(folder / journal.LOCK_FILE)
     kept_until_ns = (held or {}).get("kept_until_ns")
@@ -67,7 +74,8 @@ def _facts(name: str | None) -> dict[str, Any]:
     with netns.inside(name):
         facts["in_force"] = _in_force(list(contents.in_force(netns.scope()).values()))
     facts["torn_lines"] = contents.torn
-    facts["paths"] = _states(name, facts.pop("path_count", None)) if held else []
+    if with_paths:
+        facts["paths"] = _states(name, facts.pop("path_count", None)) if held else []
     return facts
 
 
@@ -149,7 +157,7 @@ def _states(name: str | None, count: int | None) -> list[dict[str, Any]]:
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
-    yield from _about_the_controller(facts)
+    yield from about_the_controller(facts)
     if facts["frozen"]:
         yield f"FROZEN, nothing is changed: {facts['frozen']}"
     for raw in facts["orders"]:
@@ -227,7 +235,8 @@ def _named(weights: dict[int, int], members: dict[str, str]) -> dict[str, int]:
     return {members.get(str(nexthop), str(nexthop)): weight for nexthop, weight in weights.items()}
 
 
-def _about_the_controller(facts: dict[str, Any]) -> Iterator[str]:
+def about_the_controller(facts: dict[str, Any]) -> Iterator[str]:
+    """Who steers, in lines."""
     if not facts["running"]:
         beside = ", ".join(
             f"swerve steer status{directories.option_of(name)}" for name in facts.get("running_elsewhere", ())

@@ -337,6 +337,8 @@ def test_status_and_history_say_what_was_done(host, agent, policy):
         [act] = found["in_force"]
         assert (list(act["kernel"].values()), list(act["original"].values())) == ([1], [1, 1])
         assert {state["state"] for state in found["paths"]} == {"drained", "healthy"}
+        brief = json.loads(support.run([*support.SWERVE, "status", "-n", host.netns, "-j"]).stdout)
+        assert (brief["steering"]["pid"], len(brief["steering"]["in_force"])) == (controller.process.pid, 1)
         controller.end()
     lines = support.run([*support.SWERVE, "steer", "history", "-n", host.netns, "-j"]).stdout.splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["applied", "undone"]

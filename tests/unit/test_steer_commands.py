@@ -312,7 +312,7 @@ def test_a_dry_run_says_what_is_wanted(apply, shown):
 def test_a_guardian_that_is_not_ready_is_told_as_such(guarded, said):
     facts = {"running": True, "answers": True, "apply": True, "policy_changed": False, "confirm": None}
     facts |= {"guardian_pid": 7, "guarded": guarded}
-    assert f"guardian {said}" in "".join(f"{line}\n" for line in status._about_the_controller(facts))
+    assert f"guardian {said}" in "".join(f"{line}\n" for line in status.about_the_controller(facts))
 
 
 @pytest.mark.deadline(60)
