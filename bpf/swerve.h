@@ -70,13 +70,24 @@ struct swerve_probe_settings {
 	u16 pad;
 };
 
+#define SWERVE_PROBE_NEWEST 8 /* interfaces of ours that one peer's requests are told apart by */
+
+/* The newest request of a peer that came in by one interface. */
+struct swerve_probe_newest {
+	u64 t1_ns;   /* when it left, by the peer's clock */
+	u32 ifindex; /* 0: an empty row */
+	u32 seq;     /* as on the wire */
+};
+
 /* A host whose probes are answered, by its address. */
 struct swerve_probe_peer {
 	u64 due_ns;	    /* kernel: when its next reply would be due at the rate allowed */
 	u16 error_estimate; /* of our timestamps, as replies carry it */
-	u16 pad[3];
-	u64 unsigned_due_ns; /* kernel: with a key, the same as due_ns of requests that are no probes of swerve */
-	u64 told_ns;	     /* kernel: t1 of its latest request that named a lost interface; others are replays */
+	u16 pad;
+	u32 turn;	     /* kernel, and the following: row of `newest` that the next reply may tell of */
+	u64 unsigned_due_ns; /* with a key, the same as due_ns of requests that are no probes of swerve */
+	u64 told_ns;	     /* t1 of its latest request that named a lost interface; others are replays */
+	struct swerve_probe_newest newest[SWERVE_PROBE_NEWEST];
 };
 
 /* Where the probes of a path go, and whether answers come back. User space writes the first half. */
@@ -150,14 +161,14 @@ struct swerve_probe {
 	u8 flags;      /* enum swerve_probe_flag */
 	u8 pad;
 	u32 agent_age_ms; /* how long ago the peer's agent last showed that it works; all ones: not known */
+	u32 other; /* session * 2^20 + number of our newest probe that had come in at another interface; its own: none */
+	u32 pad2;
 };
 
 /* When a peer's requests came in by an interface. */
 struct swerve_probe_requests {
 	u64 last_ns;
 	u64 count;
-	u64 ours_ns;	/* when the last one of a swerve came in; 0: none did */
-	s64 transit_ns; /* our stamp of that one minus the peer's */
 };
 
 /* Per-CPU counters of probe.c, by index. Names in user space are these, in lower case, without the prefix. */

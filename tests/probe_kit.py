@@ -212,10 +212,10 @@ class TestRun:
         self.peers, self.ecn, self._slots = (loaded.map(name) for name in ("probe_peers", "path_ecn", "probe_slots"))
         self._before = self._counters()
 
-    def run(self, hook: str, frame: bytes, segments: int = 0, mark: int = 0) -> tuple[int, bytes]:
+    def run(self, hook: str, frame: bytes, segments: int = 0, mark: int = 0, ifindex: int = 0) -> tuple[int, bytes]:
         """The verdict, and the packet as the program left it."""
         with netns.inside(self.namespace):
-            return syscall.test_packet(self.hooks[hook], frame, segments=segments, mark=mark)
+            return syscall.test_packet(self.hooks[hook], frame, segments=segments, mark=mark, ifindex=ifindex)
 
     def repeat(self, hook: str, frame: bytes, count: int, segments: int = 0) -> None:
         """Run it so often on one packet, which must be one that it leaves as it is."""

@@ -93,6 +93,7 @@ static __always_inline bool read_tlv(struct udp_packet *packet, u64 nonce, bool 
 	if (ours) {
 		record->flags |= SWERVE_PROBE_OURS;
 		record->agent_age_ms = bpf_ntohl(tlv->agent_age_ms);
+		record->other = bpf_ntohl(tlv->other_seq);
 	}
 	return ours || !must;
 }
@@ -176,8 +177,11 @@ static __always_inline int match_reply(struct __sk_buff *skb, struct udp_packet 
 	record.ttl = packet->ttl;
 	record.sender_ttl = base->sender_ttl;
 	record.bytes = packet->bytes;
-	if (!(record.flags & SWERVE_PROBE_OURS))
+	if (!(record.flags & SWERVE_PROBE_OURS)) {
 		record.agent_age_ms = ~0;
+		record.other = bpf_ntohl(base->sender_seq);
+	}
+	record.other -= known->seq_base;
 	if (!possible(&record, slot->sent_ns, session->flags & SWERVE_SESSION_SHARED))
 		return drop(SWERVE_PROBE_IMPOSSIBLE);
 	if (slot->state == SWERVE_PROBE_ANSWERED)

@@ -109,17 +109,58 @@ static __always_inline __be32 agent_age_ms(const struct swerve_probe_settings *k
 	return bpf_htonl((u32)((now - known->beat_ns) / 1000000));
 }
 
+/* Remember a request as the newest by its interface, unless a newer one came before it; after a step of the clock, any. */
+static __always_inline void note_newest(struct udp_packet *packet, struct swerve_probe_peer *peer, u32 ifindex)
+{
+	u64 sent_ns = joined(&base_of(packet)->at, base_of(packet)->error);
+	struct swerve_probe_newest *row = &peer->newest[0];
+
+#pragma unroll
+	for (int i = 0; i < SWERVE_PROBE_NEWEST; i++) {
+		if (peer->newest[i].ifindex == ifindex) {
+			row = &peer->newest[i];
+			break;
+		}
+		if (peer->newest[i].t1_ns < row->t1_ns)
+			row = &peer->newest[i];
+	}
+	if (row->ifindex == ifindex && sent_ns < row->t1_ns && sent_ns + NS_PER_S > row->t1_ns)
+		return;
+	row->ifindex = ifindex;
+	row->seq = base_of(packet)->seq;
+	row->t1_ns = sent_ns;
+}
+
+/* The peer's newest request by another interface than this one, by each of them in turn. */
+static __always_inline __be32 newest_of_others(struct swerve_probe_peer *peer, u32 ifindex, __be32 none)
+{
+	struct swerve_probe_newest *row;
+	u32 turn = peer->turn;
+
+#pragma unroll
+	for (u32 i = 0; i < SWERVE_PROBE_NEWEST; i++) {
+		row = &peer->newest[(turn + i) & (SWERVE_PROBE_NEWEST - 1)];
+		if (!row->ifindex || row->ifindex == ifindex)
+			continue;
+		peer->turn = turn + i + 1;
+		return row->seq;
+	}
+	return none;
+}
+
 /* What our TLV in a reply says. Returns how much of the checksum changes. */
-static __always_inline u64 answer_ours(struct swerve_tlv *tlv, u32 ifindex, u64 now)
+static __always_inline u64 answer_ours(struct swerve_tlv *tlv, struct swerve_probe_peer *peer, __be32 seq, u32 ifindex,
+				       u64 now)
 {
 	const struct swerve_probe_settings *known = settings();
-	u64 difference = words_taken(&tlv->agent_age_ms, 4);
+	u64 difference = words_taken(&tlv->agent_age_ms, 5);
 
 	tlv->agent_age_ms = known ? agent_age_ms(known, now) : ~0;
 	tlv->interface = bpf_htons(ifindex);
 	tlv->lost_interface = known ? bpf_htons(known->lost_interface) : 0;
+	tlv->other_seq = newest_of_others(peer, ifindex, seq);
 	tlv->tag[0] = tlv->tag[1] = 0; /* of the request; the reply gets its own when it leaves */
-	return difference + words_added(&tlv->agent_age_ms, 2);
+	return difference + words_added(&tlv->agent_age_ms, 3);
 }
 
 /* Ours are understood as the first TLV only. */
@@ -137,7 +178,8 @@ static __always_inline u8 flags_of_first(const struct tlv_header *tlv, u32 room)
 }
 
 /* Set the flags of the first TLV, and answer it if it is ours. Returns how much of the checksum changes. */
-static __always_inline u64 answer_first(struct udp_packet *packet, u32 ifindex, u64 now, bool *shorten)
+static __always_inline u64 answer_first(struct udp_packet *packet, struct swerve_probe_peer *peer, u32 ifindex, u64 now,
+					bool *shorten)
 {
 	struct swerve_tlv *ours = tlv_of(packet);
 	struct tlv_header *tlv = &ours->header, before = *tlv;
@@ -150,7 +192,7 @@ static __always_inline u64 answer_first(struct udp_packet *packet, u32 ifindex, 
 	if (tlv->flags)
 		return difference;
 	if (tlv->type == TLV_SWERVE)
-		return difference + answer_ours(ours, ifindex, now);
+		return difference + answer_ours(ours, peer, base_of(packet)->sender_seq, ifindex, now);
 	if (tlv->type == TLV_REPLY_SIZE) {
 		word = *(u32 *)(tlv + 1);
 		*shorten = size->short_reply & bpf_htons(1);
@@ -295,7 +337,7 @@ static __always_inline int answer(struct __sk_buff *skb, struct udp_packet *pack
 	tlvs = bytes >= sizeof(struct stamp_base) + sizeof(struct tlv_header);
 	difference = answer_base(packet, bpf_htons(peer->error_estimate), now);
 	if (tlvs)
-		difference += answer_first(packet, skb->ifindex, now, &shorten);
+		difference += answer_first(packet, peer, skb->ifindex, now, &shorten);
 	turn_ends(packet, shorten ? SHORT_REPLY_BYTES : bytes);
 	bytes = packet->payload + (bytes < seen ? bytes : seen);
 	bytes = ((bytes - 1) & 0xff) + 1; /* which the verifier can follow */
@@ -318,7 +360,6 @@ static __always_inline int reflect(struct __sk_buff *skb, struct udp_packet *pac
 	struct swerve_ecn_key key = { .remote = packet->source, .ifindex = skb->ifindex };
 	struct swerve_probe_requests first = { .last_ns = now, .count = 1 }, *seen;
 	struct swerve_probe_peer *peer;
-	struct stamp_base *base;
 
 	if (!is_local(skb, packet))
 		return TC_ACT_UNSPEC;
@@ -339,14 +380,11 @@ static __always_inline int reflect(struct __sk_buff *skb, struct udp_packet *pac
 	if (seen) {
 		seen->last_ns = now;
 		seen->count++;
-		if (has_tlv(packet)) {
-			base = base_of(packet);
-			seen->transit_ns = stamping_clock(now) - joined(&base->at, base->error);
-			seen->ours_ns = now;
-		}
 	} else {
 		probe_requests.update(&key, &first);
 	}
+	if (has_tlv(packet))
+		note_newest(packet, peer, skb->ifindex);
 	return answer(skb, packet, peer, now);
 }
 

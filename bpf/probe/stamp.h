@@ -49,6 +49,7 @@ struct swerve_tlv {
 	__be32 agent_age_ms;
 	__be16 interface;      /* reply: of the reflector, the one that the request came in by */
 	__be16 lost_interface; /* of whoever sends this, one that has lost its carrier; 0: none */
+	__be32 other_seq;      /* reply: the sender's newest request that came in by another interface; its own: none */
 	u32 tag[2];	       /* little-endian; zero: none */
 };
 

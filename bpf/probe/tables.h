@@ -19,7 +19,7 @@
 #define SWERVE_PROBE_SLOTS 65536 /* probes under way, of all sessions */
 #endif
 
-BPF_RINGBUF_OUTPUT(probes, 128); /* pages: 8192 records */
+BPF_RINGBUF_OUTPUT(probes, 128); /* pages: 7281 records */
 SWERVE_RECORD(probe, struct swerve_probe);
 BPF_PERCPU_ARRAY(probe_counters, u64, SWERVE_PROBE_COUNTERS);
 BPF_HASH(probe_peers, struct swerve_addr, struct swerve_probe_peer, 4096);

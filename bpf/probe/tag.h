@@ -11,8 +11,8 @@
 
 #define TAG_REQUEST 1 /* the direction, as the first word of what is hashed has it */
 #define TAG_REPLY 2
-#define TAG_REQUEST_WORDS 9
-#define TAG_REPLY_WORDS 12
+#define TAG_REQUEST_WORDS 10
+#define TAG_REPLY_WORDS 13
 
 static __always_inline bool has_key(const struct swerve_probe_settings *known)
 {
@@ -47,8 +47,9 @@ static __always_inline u64 tag_of(const struct swerve_probe_settings *known, str
 	said[0] = SIP_LITTLE(direction << 32 | (u32)packet->source_port << 16 | packet->destination_port);
 	__builtin_memcpy(&said[1], &packet->source, sizeof(packet->source));
 	__builtin_memcpy(&said[3], &packet->destination, sizeof(packet->destination));
-	__builtin_memcpy(&said[5], base_of(packet), (words - 7) * sizeof(u64));
-	__builtin_memcpy(&said[words - 2], tlv_of(packet)->nonce, 2 * sizeof(u64)); /* and what follows it */
+	__builtin_memcpy(&said[5], base_of(packet), (words - 8) * sizeof(u64));
+	__builtin_memcpy(&said[words - 3], tlv_of(packet)->nonce, 2 * sizeof(u64)); /* and what follows it */
+	said[words - 1] = SIP_LITTLE(bpf_ntohl(tlv_of(packet)->other_seq));
 	return SIP_LITTLE(siphash(known->key, said, words));
 }
 

@@ -4,8 +4,8 @@ Packets of one session keep their order. So a probe waits only if no later one o
 passed is lost. Whether the last ones wait or are lost too is told by what else is lost, and by answers that came late.
 
 A probe is overtaken where a later one to the same peer by another path is answered: it has waited for that much
-longer, there and back together. It still waits on the way there if a request of the peer has come in by the same path
-that left the peer later than the answer could have. Nanoseconds of CLOCK_MONOTONIC.
+longer, there and back together. It waits on the way there if the later one has come to the peer before it: the answer
+says which probe was the newest that had come in by another interface. Nanoseconds of CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ class Overtaken(NamedTuple):
     ----------
     paths, sent_ns, leads_ns : ndarray of int, shape (n,)
         Of each probe: its path, when it was sent, and how much later one was that is answered.
+    there_ns : ndarray of int64, shape (n,)
+        How much later one was that came to the peer first; MISSING where the peer does not say.
+    late : ndarray of bool, by path
+        Whether one has come to the peer `LATE_NS` after a later one by another path: it was not lost.
     runs : ndarray of int64, by path
         How many probes are unanswered since the latest answer.
     losses : ndarray of float, by path
@@ -42,12 +46,16 @@ class Overtaken(NamedTuple):
     paths: Rows
     sent_ns: Times
     leads_ns: Times
+    there_ns: Times
+    late: NDArray[np.bool_]
     runs: NDArray[np.int64]
     losses: NDArray[np.float64]
 
 
 _NO_TIMES: Final = np.zeros(0, np.int64)
-NONE: Final = Overtaken(_NO_TIMES, _NO_TIMES, _NO_TIMES, _NO_TIMES, np.zeros(0))
+NONE: Final = Overtaken(
+    _NO_TIMES, _NO_TIMES, _NO_TIMES, _NO_TIMES, late=np.zeros(0, np.bool_), runs=_NO_TIMES, losses=np.zeros(0)
+)
 
 
 def may_be_lost(lost: int, answered: int) -> float:
@@ -96,8 +104,11 @@ def half_waited(paths: Rows, leads_ns: Times, answered: NDArray[np.int64], rows:
         `waited_ns` is MISSING where fewer than half were overtaken.
     """
     counts, waited = np.zeros(len(rows), np.int64), np.full(len(rows), MISSING)
-    for place in np.isin(rows, paths).nonzero()[0] if len(paths) else ():
-        leads = np.sort(leads_ns[paths == rows[place]])
+    behind = set(paths.tolist())
+    for place, path in enumerate(rows.tolist() if behind else ()):
+        if path not in behind:
+            continue
+        leads = np.sort(leads_ns[paths == path])
         counts[place] = len(leads)
         rank = (len(leads) + answered[place] + 1) // 2 - answered[place]
         if rank > 0:

@@ -308,3 +308,22 @@ def test_when_an_answer_is_overdue_extra_probes_show_whether_it_waits(lab: Lab, 
     work_until(hosts, lambda: first.missed("rail1"), "the rail is silent")
     assert_all_sent_are_missed(first, "rail1")
     assert first.worst("rail2") < 2
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_answers_by_the_other_rail_say_on_which_way_probes_are_missing(
+    lab: Lab, start: Callable[..., Hosts], way: str
+) -> None:
+    first, _ = hosts = start()
+    table, rows = first.mesh.sender, first.rows("rail1")
+
+    lab.blackhole(1, (1, 2) if way == "there" else (2, 1))
+    work_until(hosts, lambda: all(first.live.missed[row] >= ENOUGH for row in rows), "nothing is answered")
+    latest_ns = table._answered_ns[first.rows("rail2")].min() - int(INTERVAL_MS * 1e6)
+    chosen = (table._state[rows] == OUTSTANDING) & (table._sent_ns[rows] < latest_ns)
+    there, leads = table._there[rows][chosen], latest_ns - table._sent_ns[rows][chosen]
+    assert len(there) >= len(rows) * ENOUGH
+    if way == "back":
+        assert set(there.tolist()) == {0}, "they have come to the peer"
+    else:
+        assert (there >= leads).all(), "none has"

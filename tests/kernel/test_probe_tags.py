@@ -114,7 +114,7 @@ def test_a_replayed_request_is_answered_again_to_its_sender_alone(keyed: TestRun
 
 def test_a_reply_is_believed_only_with_its_tag(keyed: TestRun) -> None:
     base = keyed.remember_probe(PEERS[0])
-    bare = base + struct.pack("!BBH8sI12x", 0, SWERVE, 24, bytes(8), 7)
+    bare = base + struct.pack("!BBH8sI16x", 0, SWERVE, 28, bytes(8), 7)
 
     def arrives(payload: bytes) -> dict[str, int]:
         assert keyed.run(IN, p.ipv4(p.udp(payload, p.PORT, SENDER_PORT)))[0] == DROPPED
@@ -125,7 +125,7 @@ def test_a_reply_is_believed_only_with_its_tag(keyed: TestRun) -> None:
     assert arrives(bare) == {"unsigned_reply": 1}, "of a swerve without a key"
     assert arrives(bare[:44] + b"\x80" + bare[45:]) == {"unsigned_reply": 1}, "our own TLV come back as it was"
     assert arrives(bare[:TAG_AT] + reply_tag(bare, *ENDS[4], OTHER_KEY) + bare[TAG_AT + 8 :]) == {"forged": 1}
-    for at in (0, 4, 12, 16, 36, 56, 60, 62, TAG_AT):  # what no other check looks at, or only for what is possible
+    for at in (0, 4, 12, 16, 36, 56, 60, 62, 64, 67, TAG_AT):  # what no other check looks at
         lie = signed[:at] + bytes([signed[at] ^ 1]) + signed[at + 1 :]
         assert arrives(lie).keys() <= {"forged", "malformed"}, f"byte {at}"
     echoed = signed_request(4)[TAG_AT : TAG_AT + 8]
@@ -139,7 +139,7 @@ def test_a_reply_is_believed_only_with_its_tag(keyed: TestRun) -> None:
 
 def test_random_forgeries_of_a_signed_reply_are_never_believed(keyed: TestRun) -> None:
     base = keyed.remember_probe(PEERS[0])
-    bare = base + struct.pack("!BBH8sI12x", 0, SWERVE, 24, bytes(8), 7)
+    bare = base + struct.pack("!BBH8sI16x", 0, SWERVE, 28, bytes(8), 7)
     random = np.random.default_rng(253)
     for _ in range(3000):
         tag = random.bytes(8)

@@ -29,7 +29,7 @@ NOW_NS = 123_000_000_456
 
 def our_request(seq: int = 3, ssid: int = 9) -> bytes:
     """A request as our senders write it, built by scapy."""
-    tlv = scapy_stamp.STAMPTestTLV(flags="U", type=frames.TLV_TYPE, len=frames.TLV_BYTES, value=bytes(range(24)))
+    tlv = scapy_stamp.STAMPTestTLV(flags="U", type=frames.TLV_TYPE, len=frames.TLV_BYTES, value=bytes(range(28)))
     estimate = scapy_stamp.ErrorEstimate(S=1, Z=1, scale=0, multiplier=1)
     return bytes(SENDER(seq=seq, ssid=ssid, ts=RawVal(TIMESTAMP.to_bytes(8)), err_estimate=estimate, tlv_objects=[tlv]))
 
@@ -91,7 +91,7 @@ def test_scapy_reads_our_request(one_sided: tuple[Host, Replies]) -> None:
     assert packet.ts >> 32 > 0
     assert packet.ts & 0xFFFFFFFF < 10**9, "PTPv2 truncated: nanoseconds"
     (tlv,) = packet.tlv_objects
-    assert (tlv.type, tlv.len, tlv.value[8:]) == (frames.TLV_TYPE, frames.TLV_BYTES, bytes(16))
+    assert (tlv.type, tlv.len, tlv.value[8:]) == (frames.TLV_TYPE, frames.TLV_BYTES, bytes(20))
     assert tlv.value[:8] != bytes(8), "the nonce"
     assert request[44] == 0x80, "U is set by the sender (RFC 8972, section 4)"
     assert len(request) == frames.PROBE_BYTES
@@ -113,7 +113,8 @@ def test_scapy_reads_our_reply(asked: Asked) -> None:
         (tlv,) = packet.tlv_objects
         assert (tlv.type, tlv.len, reply[44]) == (frames.TLV_TYPE, frames.TLV_BYTES, 0)
         came_by = asked.host.ifindex.to_bytes(2)
-        assert tlv.value == bytes(range(8)) + b"\xff" * 4 + came_by + bytes(2) + bytes(8), "nonce, age, interfaces, tag"
+        nonce_and_age = bytes(range(8)) + b"\xff" * 4
+        assert tlv.value == nonce_and_age + came_by + bytes(2) + seq.to_bytes(4) + bytes(8), "the tag is last"
         assert bytes(packet) == reply
     assert asked.host.counted() == {"reflected": 2}
 
@@ -141,15 +142,15 @@ def test_unknown_tlvs_come_back_marked(asked: Asked) -> None:
 
 
 def test_a_reply_is_never_longer_than_the_request_and_padding_comes_back(asked: Asked) -> None:
-    lengths = (44, 45, 71, 72, 73, 600, 1400, 9188)
+    lengths = (44, 45, 75, 76, 77, 600, 1400, 9188)
     whole = our_request() + bytes([0x80, 1]) + (9188 - 76).to_bytes(2) + (bytes(range(256)) * 36)[: 9188 - 76]
     for length in lengths:
         request = whole[:length]
         (reply,) = asked.ask(request)
         assert len(reply) == length
-        assert reply[73:] == request[73:]
-        if length >= 76:
-            assert reply[72] == (0 if length == len(whole) else 0x40), "malformed: it ends before its padding does"
+        assert reply[77:] == request[77:]
+        if length >= 80:
+            assert reply[76] == (0 if length == len(whole) else 0x40), "malformed: it ends before its padding does"
     assert asked.host.counted() == {"reflected": len(lengths)}
 
 
@@ -162,9 +163,9 @@ def test_good_requests_among_bad_ones_get_their_own_replies(asked: Asked) -> Non
     requests = [b"x", our_request(10, 4), bytes(9189), our_request(11, 5) + bytes(30), bytes(43), our_request(12, 6)]
     replies = asked.ask(*requests)
     assert [(REFLECTOR(each).seq_sender, REFLECTOR(each).ssid, len(each)) for each in replies] == [
-        (10, 4, 72),
-        (11, 5, 102),
-        (12, 6, 72),
+        (10, 4, 76),
+        (11, 5, 106),
+        (12, 6, 76),
     ]
     assert asked.host.counted() == {"malformed": 3, "reflected": 3}
 
@@ -175,10 +176,10 @@ def test_probes_about_size_are_answered_among_others_in_full_or_as_short_as_can_
     assert [(tlv.type, tlv.len) for tlv in sized.tlv_objects] == [(wire.REPLY_SIZE, 4), (1, 9188 - 56)]
     replies = asked.ask(*requests, our_request(11, 5))
     assert [(REFLECTOR(each).seq_sender, REFLECTOR(each).ssid, len(each)) for each in replies] == [
-        (10, 4, 72),
+        (10, 4, 76),
         (7, wire.SIZE_SSID, 9188),
         (8, wire.SIZE_SSID, wire.SHORT_REPLY_BYTES),
-        (11, 5, 72),
+        (11, 5, 76),
     ]
     assert [wire.size_reply(each) for each in replies[1:3]] == [(7, 9188), (8, 9188)]
     for reply in replies[1:3]:

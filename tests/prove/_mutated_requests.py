@@ -39,7 +39,7 @@ def whole(chance: random.Random) -> bytes:
     ssid = chance.getrandbits(16)
     payload, kind = b"", chance.randrange(4)
     if kind == 0:
-        payload = tlv(SWERVE_TLV, chance.randbytes(8) + bytes(16))
+        payload = tlv(SWERVE_TLV, chance.randbytes(8) + bytes(20))
     elif kind == 1:
         ssid, payload = check.SIZE_SESSION, tlv(SIZE_TLV, struct.pack("!HH", chance.getrandbits(1), 0))
         payload += tlv(check.PADDING, bytes(chance.randrange(0, 1200)))
@@ -67,7 +67,7 @@ def tlv(kind: int, value: bytes) -> bytes:
 
 
 def _any_tlv(chance: random.Random) -> bytes:
-    length = chance.choice((0, 1, 3, 4, 7, 24, 24, 60))
+    length = chance.choice((0, 1, 3, 4, 7, 28, 28, 60))
     return struct.pack("!BBH", chance.getrandbits(8), chance.choice(_KINDS), length) + chance.randbytes(length)
 
 

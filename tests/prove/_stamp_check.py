@@ -21,7 +21,7 @@ LONGEST_REQUEST: Final = 9188
 LOWEST_PORT: Final = 1024
 _TAGS: Final = (0x8100, 0x88A8)
 _IPV4, _IPV6, _UDP = 0x0800, 0x86DD, 17
-_TLV_BYTES: Final = {SWERVE_TLV: 24, SIZE_TLV: 4}
+_TLV_BYTES: Final = {SWERVE_TLV: 28, SIZE_TLV: 4}
 _MOST_TLVS: Final = 8  # what lies behind them goes back as it came (docs/probes.md)
 
 

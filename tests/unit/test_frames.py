@@ -113,7 +113,7 @@ def test_a_probe_has_all_its_headers_and_right_checksums(family: Any, dscp: int)
     lanes = [lane(family, 0, 0), lane(family, 4095, 0x0102, ifindex=7, counts=False, error_estimate=0x4001)]
     made = made_of(family, lanes, dscp, 3)
     messages = filled(made, [0, 0xFFFFFFFE], 2)
-    assert made.wire_bytes == 14 + IP_BYTES[family] + 8 + 72
+    assert made.wire_bytes == 14 + IP_BYTES[family] + 8 + 76
     for frame, sent, seq in zip(messages.frames, lanes, (0, 0xFFFFFFFE), strict=True):
         assert len(frame) == made.wire_bytes
         read = parsed(frame, family)
@@ -123,7 +123,7 @@ def test_a_probe_has_all_its_headers_and_right_checksums(family: Any, dscp: int)
         assert struct.unpack_from("!IQHH", read.payload) == (seq, 0, sent.error_estimate, sent.session + 1)
         assert read.payload[16:44] == bytes(28), "must be zero"
         assert read.payload[44:48] == struct.pack("!BBH", 0x80, frames.TLV_TYPE, frames.TLV_BYTES)
-        assert read.payload[56:] == bytes(16)
+        assert read.payload[56:] == bytes(20)
         assert len(read.payload) == frames.PROBE_BYTES == 48 + frames.TLV_BYTES
 
 

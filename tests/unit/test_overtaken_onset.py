@@ -1,7 +1,7 @@
 """Where loss or a queue begins: what the short window says of unanswered probes, against packets of a known fate.
 
-Two paths to one peer, probed every 20 ms, and every 2 ms for a moment once an answer is overdue, as the mesh does; the
-peer does the same. Packets of one direction of a path keep their order.
+Two paths to one peer, probed every 20 ms, and every 2 ms for a moment once an answer is overdue, as the mesh does.
+Packets of one direction of a path keep their order. Answers say which probe by the other path had come in last.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from pytools.config import Peer, Probe, Windows
+from pytools.estimators.windows import MISSING
 from pytools.signals import Path, PathDelay
 from pytools.sources.probing.measurements import Measurements
 from pytools.sources.probing.paths import PinnedPath
-from pytools.sources.probing.program import Requests
+from pytools.sources.probing.program import NUMBERS
 from pytools.sources.probing.sessions import ANSWERED, EXTRA, OUTSTANDING, SINGLE, Sessions
 
 MS = 1_000_000
@@ -38,7 +39,7 @@ class World:
 
     queues: dict[tuple[int, int], Callable[[int], int]] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
-    peer_probes: bool = True
+    foreign: bool = False  # the peer's answers say nothing of the other path
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -54,19 +55,19 @@ class World:
         self.measured.set_paths(paths, 0)
         self.sessions._peer[:2] = 0
         self.sent = [0, 0]
-        self.busy_ns: dict[tuple[int, int, bool], int] = {}
+        self.busy_ns: dict[tuple[int, int], int] = {}
         self.answers: list[tuple[int, int, int, int, int]] = []  # arrival, path, slot, when sent, forward delay
-        self.requests: list[tuple[int, int, int]] = []  # arrival, path, transit
+        self.came: list[list[tuple[int, int]]] = [[], []]  # of each path: when a probe came to the peer, and its slot
 
-    def passes(self, path: int, way: int, at_ns: int, request: bool = False) -> int | None:
+    def passes(self, path: int, way: int, at_ns: int) -> int | None:
         """When a packet arrives; None: it is lost."""
         began = at_ns >= ONSET_NS
         if began and self.chance.random() < self.losses.get(path, 0.0):
             return None
         wait = self.queues.get((path, way), nothing)(at_ns) if began else 0
         jitter = int(self.chance.expovariate(1 / 2_000))
-        arrival = max(at_ns + ROUTE_NS // 2 + wait + jitter, self.busy_ns.get((path, way, request), 0))
-        self.busy_ns[path, way, request] = arrival
+        arrival = max(at_ns + ROUTE_NS // 2 + wait + jitter, self.busy_ns.get((path, way), 0))
+        self.busy_ns[path, way] = arrival
         return arrival
 
     def send(self, at_ns: int, extra: bool) -> None:
@@ -76,28 +77,28 @@ class World:
             table = self.sessions
             table._state[path, slot], table._seq[path, slot] = OUTSTANDING, slot
             table._sent_ns[path, slot], table._part[path, slot] = at_ns, EXTRA if extra else SINGLE
+            table._there[path, slot] = MISSING
             there = self.passes(path, THERE, at_ns)
             back = None if there is None else self.passes(path, BACK, there)
             if there is not None and back is not None:
                 self.answers.append((back, path, slot, at_ns, there - at_ns))
-            if self.peer_probes:
-                came = self.passes(path, BACK, at_ns + MS, True)
-                if came is not None:
-                    self.requests.append((came, path, came - at_ns - MS))
+            if there is not None:
+                self.came[path].append((there, slot))
 
     def hear(self, now_ns: int) -> None:
-        known = {}
-        for came, path, transit in sorted(each for each in self.requests if each[0] <= now_ns):
-            known[self.measured.liveness.request_keys[path]] = Requests(came, 1, came, transit)
-        self.measured.requested(known, 0)
+        table = self.sessions
         arrived = sorted(each for each in self.answers if each[0] <= now_ns)
         self.answers = [each for each in self.answers if each[0] > now_ns]
         for back, path, slot, sent_ns, there in arrived:
-            where, table = np.array([path]), self.sessions
+            where = np.array([path])
             table._state[path, slot] = ANSWERED
             table._answered_ns[path] = max(table._answered_ns[path], sent_ns)
             stamps, at = np.array([[there], [back - sent_ns - there]]), np.array([[sent_ns], [back]])
             self.measured.add(where, stamps, at, np.array([back]))
+        for _, path, slot, sent_ns, there in arrived if not self.foreign else ():
+            newest = max((each for at_ns, each in self.came[1 - path] if at_ns < sent_ns + there), default=None)
+            told = path * NUMBERS + slot if newest is None else (1 - path) * NUMBERS + newest
+            table.note_newest(np.array([path]), np.array([sent_ns]), np.array([told]))
 
     def run(self) -> list[PathDelay]:
         """What is told of the first path from the onset on."""
@@ -155,15 +156,25 @@ def test_a_queue_is_told_long_before_its_first_answer(queue_ms: int, grows: bool
 
 
 @pytest.mark.parametrize("queue_ms", [17, 65, 256])
-@pytest.mark.parametrize("peer_probes", [True, False])
-def test_a_queue_on_the_way_back_is_never_told_of_the_way_there(queue_ms: int, peer_probes: bool) -> None:
+@pytest.mark.parametrize("foreign", [True, False])
+def test_a_queue_on_the_way_back_is_never_told_of_the_way_there(queue_ms: int, foreign: bool) -> None:
     for seed in range(10):
-        told = World({(0, BACK): lambda _: queue_ms * MS}, peer_probes=peer_probes, seed=seed).run()
+        told = World({(0, BACK): lambda _: queue_ms * MS}, foreign=foreign, seed=seed).run()
         assert called_ns(told) is None
         assert any(signal.overtaken for signal in told), "probes were overtaken"
 
 
-def test_without_requests_of_the_peer_the_ways_cannot_be_told_apart() -> None:
-    told = World({(0, THERE): lambda _: 256 * MS}, peer_probes=False).run()
+@pytest.mark.parametrize("grows", [False, True], ids=["at_once", "grows"])
+def test_a_queue_on_both_ways_is_told_as_soon(grows: bool) -> None:
+    def queue(at_ns: int) -> int:
+        return min((at_ns - ONSET_NS) // 2, 65 * MS) if grows else 65 * MS
+
+    for seed in range(10):
+        found = called_ns(World({(0, THERE): queue, (0, BACK): queue}, seed=seed).run())
+        assert found is not None and found <= 100 * MS
+
+
+def test_where_the_peer_does_not_say_the_ways_cannot_be_told_apart() -> None:
+    told = World({(0, THERE): lambda _: 256 * MS}, foreign=True).run()
     assert all(signal.overtaken_forward_p50_ns is None for signal in told)
     assert any((signal.overtaken_p50_ns or 0) > ABOVE_NS for signal in told)

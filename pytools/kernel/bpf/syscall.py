@@ -25,7 +25,7 @@ MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, LINK_CREATE, ENABLE_STATS = 24, 26, 28, 32
 TCX_INGRESS, TCX_EGRESS = 46, 47
 _BEFORE = 1 << 3  # BPF_F_BEFORE; with no other program named: all of them
 _MAP_INFO_BYTES, PROG_INFO_BYTES, _LINK_INFO_BYTES = 80, 232, 16
-_SKB_BYTES, _SKB_MARK, _SKB_GSO_SEGS, _SKB_GSO_SIZE = 192, 8, 164, 176  # struct __sk_buff
+_SKB_BYTES, _SKB_MARK, _SKB_IFINDEX, _SKB_GSO_SEGS, _SKB_GSO_SIZE = 192, 8, 40, 164, 176  # struct __sk_buff
 _RUN_TIME_OFFSET = 192  # of run_time_ns, run_cnt in struct bpf_prog_info
 
 
@@ -167,20 +167,21 @@ def test_run(
 
 
 def test_packet(
-    prog_fd: int, packet: bytes, segments: int = 0, segment_bytes: int = 0, mark: int = 0
+    prog_fd: int, packet: bytes, segments: int = 0, segment_bytes: int = 0, mark: int = 0, ifindex: int = 0
 ) -> tuple[int, bytes]:
-    """The same, once: the verdict, and the packet as the program left it."""
-    verdict, _, left = _test_run(prog_fd, packet, 1, segments, segment_bytes, mark)
+    """The same, once: the verdict, and the packet as the program left it. `ifindex`: 0 stands for loopback."""
+    verdict, _, left = _test_run(prog_fd, packet, 1, segments, segment_bytes, mark, ifindex)
     return verdict, left
 
 
 def _test_run(
-    prog_fd: int, packet: bytes, repeat: int, segments: int, segment_bytes: int, mark: int = 0
+    prog_fd: int, packet: bytes, repeat: int, segments: int, segment_bytes: int, mark: int = 0, ifindex: int = 0
 ) -> tuple[int, int, bytes]:
     data = ctypes.create_string_buffer(packet, len(packet))
     left = ctypes.create_string_buffer(len(packet))
     context = ctypes.create_string_buffer(_SKB_BYTES)
     struct.pack_into("<I", context, _SKB_MARK, mark)
+    struct.pack_into("<I", context, _SKB_IFINDEX, ifindex)
     struct.pack_into("<I", context, _SKB_GSO_SEGS, segments)
     struct.pack_into("<I", context, _SKB_GSO_SIZE, segment_bytes)
     attributes = struct.pack("<4IQQ2I", prog_fd, 0, len(packet), len(packet), address(data), address(left), repeat, 0)

@@ -24,8 +24,8 @@ from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
 
 SEND_MARK: Final = 0x5E770001  # SWERVE_MARK_SEND
-PROBE_BYTES: Final = 72  # UDP payload: the base packet and swerve's TLV
-TLV_TYPE, TLV_BYTES = 253, 24
+PROBE_BYTES: Final = 76  # UDP payload: the base packet and swerve's TLV
+TLV_TYPE, TLV_BYTES = 253, 28
 
 _SO_MARK = 36
 _ETHERNET_BYTES, _UDP_BYTES, _BASE_BYTES, _TLV_HEADER_BYTES = 14, 8, 44, 4
@@ -191,7 +191,7 @@ class Frame:
 def _frame(family: udp.Family, lane: Lane, port: int, dscp: int) -> bytes:
     """One probe with everything but sequence number, timestamp, nonce and UDP checksum."""
     base = struct.pack("!I8xHH28x", 0, lane.error_estimate, lane.session + 1)
-    tlv = struct.pack("!BBH24x", _UNRECOGNISED, TLV_TYPE, TLV_BYTES)
+    tlv = struct.pack("!BBH28x", _UNRECOGNISED, TLV_TYPE, TLV_BYTES)
     return _headers(family, lane, port, dscp, PROBE_BYTES) + base + tlv
 
 

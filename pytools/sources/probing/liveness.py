@@ -64,8 +64,6 @@ class Liveness:
     ----------
     missed : ndarray of int64
         By path index, as of the latest `look`.
-    request_keys : dict
-        By path index, the peer's address (IPv4-mapped) and our interface.
     missed_extra : ndarray of int64
         What extra probes that were missed add to that.
     """
@@ -75,7 +73,7 @@ class Liveness:
         self._log = SendLog(max(_LEAST_LOGGED, _LOGGED_NS // interval_ns))
         self._extra_log = SendLog(_LOGGED_EXTRA)
         self._paths: dict[int, Path] = {}
-        self.request_keys: dict[int, tuple[bytes, int]] = {}
+        self._request_keys: dict[int, tuple[bytes, int]] = {}
         self._requests: Mapping[tuple[bytes, int], int] = {}
         self.any_silent = False
         self._allocate(0)
@@ -130,7 +128,7 @@ class Liveness:
         self._peers[:] = self._addresses[:] = 0
         for index, path in self._paths.items():
             self._peers[index], self._addresses[index] = peers[path.destination], addresses[path.address]
-        self.request_keys = {
+        self._request_keys = {
             pinned.index: (udp.mapped(pinned.path.address).tobytes(), pinned.ifindex) for pinned in paths
         }
 
@@ -338,7 +336,8 @@ class Liveness:
             grown = (missed > told) & (told < TOLD_SINGLY) | (weight > self._told_weight)
             grown &= (missed > 1) & self._probed
             # Whether the path is dead, or the peer, only its other paths tell: they are told in the same round.
-            news |= np.isin(self._peers, self._peers[grown])
+            if np.count_nonzero(grown):
+                news |= np.isin(self._peers, self._peers[grown])
         news |= (told > 0) & (missed == 0)
         news &= self._probed
         if not np.count_nonzero(news):
@@ -362,7 +361,7 @@ class Liveness:
             answered_run=0 if missed else min(int(self._run[index]), MOST_RUN),
             silent_ns=now_ns - since_ns if missed else 0,
             last_answer_ns=int(self._arrived_ns[index]) or None,
-            last_request_ns=self._requests.get(self.request_keys[index]),
+            last_request_ns=self._requests.get(self._request_keys[index]),
             interval_ns=self._interval_ns,
             answered_sent_ns=int(self._answered_sent_ns[index]) or None,
             limit=limit,

@@ -5,7 +5,7 @@ Rows are path indexes. Times are CLOCK_MONOTONIC nanoseconds. One thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from pytools.config import Probe, Windows
 from pytools.errors import UsageError
-from pytools.estimators.base_delays import FORWARD, KINDS, REVERSE, ROUND_TRIP, Base, BaseDelays
-from pytools.estimators.delays import Figures, or_none, published, queueing_bound, stamp_bound, summarise
+from pytools.estimators.base_delays import FORWARD, KINDS, REVERSE, ROUND_TRIP, BaseDelays
+from pytools.estimators.delays import Figures, or_none, published, summarise
 from pytools.estimators.distributions import histograms
 from pytools.estimators.hop_counts import Hops
 from pytools.estimators.offsets import Offset
@@ -25,7 +25,6 @@ from pytools.sources.probing.base_memory import Found, PathBase
 from pytools.sources.probing.liveness import Liveness
 from pytools.sources.probing.path_clocks import PathClocks
 from pytools.sources.probing.paths import PinnedPath
-from pytools.sources.probing.program import Requests
 
 SENT, RECEIVED, LOST, DUPLICATES, REORDERED, COUNTERS = range(6)
 
@@ -97,9 +96,6 @@ class Measurements:
         self.clocks = PathClocks()
         self.liveness = Liveness(int(probe.interval_ms * _MS))
         self._measured = np.zeros(0, np.bool_)
-        # Of the newest request of each path's peer by the same path: when it came in (0: none), our stamp of it, and
-        # that minus the peer's.
-        self._came_ns, self._came_at, self._transit_ns = np.zeros((3, 0), np.int64)
         self._own_clock: set[int] = set()
         self._paths: dict[int, Path] = {}
         self._ways: dict[int, PinnedPath] = {}  # every path so far, as it was last
@@ -159,10 +155,6 @@ class Measurements:
         self.foreign, self.news, self._measured = (
             np.concatenate([flags, np.zeros(more, np.bool_)]) for flags in (self.foreign, self.news, self._measured)
         )
-        self._came_ns, self._came_at, self._transit_ns = (
-            np.concatenate([each, np.zeros(more, np.int64)])
-            for each in (self._came_ns, self._came_at, self._transit_ns)
-        )
         self.clocks.grow(rows)
         self.liveness.grow(rows)
 
@@ -210,51 +202,21 @@ class Measurements:
         """Take note of how many hops probes have passed; `find_base` looks at them."""
         self._hops.append(hops)
 
-    def requested(self, requests: Mapping[tuple[bytes, int], Requests], ahead_ns: int) -> None:
-        """Take note of the peers' requests, by address (IPv4-mapped) and interface.
+    def longer_there(self, paths: Rows, than: Rows, now_ns: int) -> Times:
+        """How much longer the base delays of these paths are on the way there than those of others to the same peer."""
+        ours, others = self._base.at(paths, now_ns).delays[FORWARD], self._base.at(than, now_ns).delays[FORWARD]
+        return np.where((ours != MISSING) & (others != MISSING), np.maximum(ours - others, 0), 0)
 
-        Parameters
-        ----------
-        ahead_ns : int
-            Our stamping clock minus CLOCK_MONOTONIC.
-        """
-        self.liveness.requested({key: seen.last_ns for key, seen in requests.items()})
-        for path, key in self.liveness.request_keys.items():
-            seen = requests.get(key)
-            if seen is not None and seen.ours_ns:
-                self._came_ns[path], self._came_at[path] = seen.ours_ns, seen.ours_ns + ahead_ns
-                self._transit_ns[path] = seen.transit_ns
-
-    def _not_back(self, rows: Rows, base: Base, now_ns: int) -> Times:
-        """A probe sent at this time, less than its base delays before, had not left the peer again; MISSING: unknown.
-
-        Whatever left the peer before its newest request has come in before it, and nothing else has come in since. What
-        the request itself waited, and may have waited, is taken off.
-        """
-        came_ns, clocks = self._came_ns.take(rows), self.clocks.clocks(rows)
-        delays = self._transit_ns.take(rows) + self.clocks.offsets(rows, self._came_at.take(rows))
-        known = (came_ns > 0) & (base.delays != MISSING).all(axis=0) & ~self.clocks.suspended(rows)
-        there, back = np.where(known, base.delays, 0)
-        stamps = stamp_bound(self.foreign.take(rows))
-        bound = queueing_bound(stamps, np.where(known, now_ns - base.taken_ns[REVERSE], 0), clocks)
-        waited = np.where(known, delays - back, 0)
-        known &= waited >= -bound  # else a clock was stepped
-        return np.where(known, came_ns - np.maximum(waited, 0) - bound - base.slack[REVERSE] - there - back, MISSING)
-
-    def _overtaken(self, overtaken: Overtaken, figures: Figures, rows: Rows, now_ns: int) -> tuple[Times, Times, Times]:
+    def _overtaken(self, overtaken: Overtaken, figures: Figures, rows: Rows) -> tuple[Times, Times, Times]:
         """How many probes were overtaken, and how long half of them have waited in all, and on the way there."""
         answered, base = figures.samples[FORWARD], figures.base
         loss = np.maximum(self.liveness.loss(rows)[1], overtaken.losses.take(rows))
         known = (base.delays != MISSING) & (figures.delays[2] != MISSING)
         late = known & (np.where(known, figures.delays[2] - base.delays, 0) - base.slack > LATE_NS)
         counts, waited = half_waited(overtaken.paths, overtaken.leads_ns, answered, rows)
-        until_ns = np.full(len(self.counts), MISSING)
-        until_ns[rows] = self._not_back(rows, base, now_ns)
-        until = until_ns.take(overtaken.paths)
-        told = until != MISSING
-        leads = np.where(told, np.where(told, until, 0) - overtaken.sent_ns, 0)
-        leads = np.clip(leads, 0, overtaken.leads_ns)
-        _, there = half_waited(overtaken.paths[told], leads[told], answered, rows)
+        told = overtaken.there_ns != MISSING
+        _, there = half_waited(overtaken.paths[told], overtaken.there_ns[told], answered, rows)
+        late[FORWARD] |= overtaken.late.take(rows)
         runs = overtaken.runs.take(rows)
         waited[~waiting(runs, loss, late.any(axis=0))] = MISSING
         there[~waiting(runs, loss, late[FORWARD])] = MISSING
@@ -321,7 +283,7 @@ class Measurements:
         )
         overtakes, waited, waited_there = [0] * len(rows), [None] * len(rows), [None] * len(rows)
         if len(overtaken.paths):
-            behind, both, there = self._overtaken(overtaken, figures, rows, now_ns)
+            behind, both, there = self._overtaken(overtaken, figures, rows)
             overtakes = behind.tolist()
             waited, waited_there = or_none(both, both != MISSING), or_none(there, there != MISSING)
         columns = zip(

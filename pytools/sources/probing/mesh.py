@@ -286,18 +286,16 @@ class ProbeMesh:
 
     def serve(self, now_ns: int) -> int:
         """Measure by the replies that have come in; returns when the last of them did, if that was after `now_ns`."""
-        # Before the ring: of what came in before a request of the peer, every answer is read.
-        look = self._measurements.liveness.any_silent or now_ns >= self._due["requests"]
-        requests = self.program.requests() if look else {}
         records = self.program.read()
         self.sender.note_sent()  # after reading: of every answer the probe is known
         if len(records):
             self._ahead_ns = int(records["t4_ns"][-1]) - int(records["seen_ns"][-1])
             now_ns = max(now_ns, int(records["seen_ns"].max()))
             self.sender.take(records)
-        if look:
+        liveness = self._measurements.liveness
+        if liveness.any_silent or now_ns >= self._due["requests"]:
             self._due["requests"] = now_ns + _REQUESTS_EVERY_NS
-            self._measurements.requested(requests, self._ahead_ns)
+            liveness.requested({key: seen.last_ns for key, seen in self.program.requests().items()})
             known = len(self._port.addresses)
             self._port.look()
             if len(self._port.addresses) > known:

@@ -113,7 +113,7 @@ class PathClocks:
         """
         if not self._any_known:
             return values
-        offsets = self.offsets(paths, at_ns)
+        offsets = self._offsets(paths, at_ns)
         delays = corrected(values, np.where(reverse, -offsets, offsets), self._drift.take(paths))
         early = delays < -(self._bound.take(paths) + 2 * STAMP_BOUND_NS)
         if np.count_nonzero(early):
@@ -125,9 +125,9 @@ class PathClocks:
 
     def difference(self, paths: Rows, forward: Times, at_ns: int) -> Times:
         """What two stamps would differ by, one delay of each of these paths later."""
-        return forward + self.offsets(paths, np.full(len(paths), at_ns))
+        return forward + self._offsets(paths, np.full(len(paths), at_ns))
 
-    def offsets(self, paths: Rows, at_ns: Times) -> Times:
+    def _offsets(self, paths: Rows, at_ns: Times) -> Times:
         """The peers' clocks against ours at these times of ours; 0 where that is not known."""
         since, drift = at_ns - self._epoch.take(paths), self._drift.take(paths) * 1e-9
         offsets: Times = self._offset.take(paths) + np.rint(since * drift).astype(np.int64)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pytools.config import Clocks, Probe
 from pytools.estimators.delays import STAMP_BOUND_NS
-from pytools.estimators.windows import Rows, how_many, occurrence
+from pytools.estimators.windows import MISSING, Rows, how_many, occurrence
 from pytools.sources.probing import stamp_packet as wire
 from pytools.sources.probing import udp
 from pytools.sources.probing.frames import Frames, Lane
@@ -294,6 +294,7 @@ class Planner(Sessions):
             kind.at[places] = at = kind.rows * self._slots + (numbers & (self._slots - 1))
             self._seq.put(at, numbers)
             self._state.put(at, OUTSTANDING)
+            self._there.put(at, MISSING)
             self._sent_ns.reshape(-1)[at], self._part.reshape(-1)[at] = due_ns[chosen, None], kind.parts
             seq = self._program.seq(kind.rows, numbers)
             for made in kind.messages:

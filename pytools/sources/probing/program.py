@@ -60,8 +60,6 @@ class Requests(NamedTuple):
 
     last_ns: int
     requests: int
-    ours_ns: int  # when the last one of a swerve came in; 0: none did
-    transit_ns: int  # our stamp of that one minus the peer's
 
 
 class ProbeProgram:
@@ -210,11 +208,8 @@ class ProbeProgram:
         """By peer's address (16 bytes, IPv4-mapped) and interface index, what came in from it."""
         keys, values = self._requests.read()
         remotes, interfaces = keys["remote"]["bytes"], keys["ifindex"].tolist()
-        columns = (values[name].tolist() for name in ("last_ns", "count", "ours_ns", "transit_ns"))
-        return {
-            (remote.tobytes(), ifindex): Requests(*known)
-            for remote, ifindex, *known in zip(remotes, interfaces, *columns, strict=True)
-        }
+        columns = zip(remotes, interfaces, values["last_ns"].tolist(), values["count"].tolist(), strict=True)
+        return {(remote.tobytes(), ifindex): Requests(last, count) for remote, ifindex, last, count in columns}
 
     def counters(self) -> dict[str, int]:
         """All counters by name, since the program was loaded."""

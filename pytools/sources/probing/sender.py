@@ -198,12 +198,15 @@ class Sender(Planner):
         liveness.arrived(paths, sent_ns, seen, np.minimum(back - left, seen - sent_ns))
         liveness.beats(paths, records["agent_age_ms"])
         self._measurements.note_hops(Hops(paths, records["ttl"], records["sender_ttl"]))
+        newest = records["other"].astype(np.int64)
         stamps = np.array([left, came_ns - left, back, back - went])
         if np.count_nonzero(came_ns) < len(at) or np.count_nonzero(went) < len(at):  # the reflector gives no time
             stamps[1, came_ns == 0] = stamps[3, went == 0] = MISSING
         self._stamps.reshape(-1, 4)[at] = stamps.T
         if not usual:
-            rows, at, paths, sent_ns, flags, seen = (each[fresh] for each in (rows, at, paths, sent_ns, flags, seen))
+            rows, at, paths, sent_ns, flags, seen, newest = (
+                each[fresh] for each in (rows, at, paths, sent_ns, flags, seen, newest)
+            )
             stamps = stamps[:, fresh]
         self._state.put(at, ANSWERED)
         np.maximum.at(self._answered_ns, rows, sent_ns)
@@ -211,6 +214,7 @@ class Sender(Planner):
         behind = self._reordered(rows, self._seq.take(at), ascending)
         if np.count_nonzero(behind):
             self._measurements.count(REORDERED, paths[behind])
+        self.note_newest(rows, sent_ns, newest)
         self._measurements.foreign[paths] = flags & OURS == 0
         liveness.answered(paths, sent_ns, self._counting(rows, at), self._passed(at))
         self._measurements.add(paths, stamps[1::2], stamps[::2], seen)

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from pytools.config import Clocks, Probe
 from pytools.errors import UsageError
-from pytools.estimators.overtaken import NONE, Overtaken, may_be_lost
+from pytools.estimators.overtaken import LATE_NS, NONE, Overtaken, may_be_lost
 from pytools.estimators.windows import MISSING, power_of_two
 from pytools.sources.probing.liveness import BURSTS, HURRY_EVERY_NS
 from pytools.sources.probing.measurements import LOST, Measurements
+from pytools.sources.probing.program import NUMBERS
 
 SINGLE, FIRST, SECOND, EXTRA = range(4)  # a probe's part: in a coded pair, or between those that leave every interval
 PROBES: Final = 3  # to a pair: the one that leads it included
@@ -103,6 +104,7 @@ class Sessions:
         self._next_seq = np.zeros(rows, np.int64)
         self._highest = np.full(rows, -1, np.int64)  # sequence number answered so far
         self._answered_ns = np.zeros(rows, np.int64)  # when the latest probe that was answered had been sent
+        self._late_ns = np.zeros(rows, np.int64)  # when a probe was sent that showed one before it to come late
         self._peer = np.full(rows, -1, np.intp)  # sessions with the same address have the same number
         self._told = np.zeros(rows, np.int64)  # raw results were given out up to here
         self._own_clock = np.zeros(rows, np.bool_)  # whether the peer does not read the same clock as we do
@@ -111,6 +113,8 @@ class Sessions:
         self._seq = np.full(grid, -1, np.int64)
         self._sent_ns = np.zeros(grid, np.int64)
         self._part = np.full(grid, SINGLE, np.uint8)
+        # How much later a probe by another path was that came to the peer first, as answers say; MISSING: none does.
+        self._there = np.full(grid, MISSING, np.int64)
         # Of probes that were answered, late or in time; what stands there of others is of an earlier one. In the order
         # of Pairs: when the request left, the forward delay, when the reply came back, the reverse delay.
         self._stamps = np.full((*grid, 4), MISSING, np.int64)
@@ -146,6 +150,43 @@ class Sessions:
         waiting: NDArray[np.intp] = (self._state[:used].reshape(-1) == OUTSTANDING).nonzero()[0]
         return waiting
 
+    def note_newest(self, rows: NDArray[np.int64], sent_ns: NDArray[np.int64], newest: NDArray[np.int64]) -> None:
+        """Take note of how far behind the probes by other paths were when these probes came to the peer.
+
+        Parameters
+        ----------
+        rows, sent_ns : ndarray of int64, shape (n,)
+            Of each answered probe its session, and when it was sent.
+        newest : ndarray of int64, shape (n,)
+            Session and number (`session * NUMBERS + number`) of the newest probe that had come in by another interface.
+        """
+        others, numbers = newest // NUMBERS, newest % NUMBERS
+        told = (others < len(self._next_seq)) & (others != rows)
+        others = np.where(told, others, 0)
+        flows = self._probe.flows
+        # Where answers come as they should, a later one of the other path is there by now.
+        told &= (self._peer[others] == self._peer[rows]) & (sent_ns > self._answered_ns[others])
+        at = others * self._slots + (numbers & (self._slots - 1))
+        told &= (self._seq.take(at) & (NUMBERS - 1)) == numbers
+        told &= (others // flows != rows // flows) & (self._state.take(at) != FREE)
+        if not np.count_nonzero(told):
+            return
+        paths, sent_ns, by = others[told] // flows, sent_ns[told], rows[told] // flows
+        came_ns = self._sent_ns.take(at[told])
+        longer_ns = self._measurements.longer_there(paths, by, int(sent_ns.max()))
+        for path in np.unique(paths).tolist():
+            chosen = paths == path
+            waiting = np.flatnonzero(self._state[path * flows : (path + 1) * flows] == OUTSTANDING)
+            waiting += path * flows * self._slots
+            left_ns = self._sent_ns.take(waiting)
+            leads = sent_ns[chosen, None] - left_ns
+            behind = np.where(left_ns > came_ns[chosen, None], np.maximum(leads - longer_ns[chosen, None], 0), 0)
+            found = np.where(leads > 0, behind, MISSING).max(axis=0, initial=MISSING)
+            self._there.put(waiting, np.maximum(found, self._there.take(waiting)))
+        late = self._there.take(at[told]) > LATE_NS
+        if np.count_nonzero(late):
+            np.maximum.at(self._late_ns, others[told][late], sent_ns[late])
+
     def overtaken(self, since_ns: int) -> Overtaken:
         """Probes sent since then, unanswered although a later one to the same peer by another path is answered.
 
@@ -163,21 +204,25 @@ class Sessions:
         leads = latest_of_others(self._answered_ns, self._peer, flows)[rows] - sent_ns
         ahead = leads > 0
         waiting, sent_ns, rows, leads = waiting[ahead], sent_ns[ahead], rows[ahead], leads[ahead]
+        there = self._there.take(waiting)
         paths = rows // flows
         # Of several at once one counts.
-        alone = np.isin(self._part.take(waiting), (SINGLE, EXTRA))
+        alone = is_alone(self._part.take(waiting))
         runs = np.bincount(paths[alone], minlength=len(self._next_seq) // flows)
         losses = np.zeros(len(runs))
         for path in np.unique(paths).tolist():
             losses[path] = self._may_be_lost(path, since_ns, int(sent_ns[paths == path].min()))
         recent = sent_ns >= since_ns
-        return Overtaken(paths[recent], sent_ns[recent], leads[recent], runs, losses)
+        late = self._late_ns.reshape(-1, flows).max(axis=1) >= since_ns
+        return Overtaken(paths[recent], sent_ns[recent], leads[recent], there[recent], late, runs, losses)
 
     def _may_be_lost(self, path: int, since_ns: int, silent_since_ns: int) -> float:
         """How large the share of lost probes may be, see `Overtaken.losses`."""
         flows = self._probe.flows
         own = np.arange(path * flows, (path + 1) * flows)
-        others = np.setdiff1d((self._peer == self._peer[own[0]]).nonzero()[0], own)
+        of_peer = self._peer == self._peer[own[0]]
+        of_peer[own] = False
+        others = of_peer.nonzero()[0]
         passed, _ = self._fates(own, since_ns)
         mine = (0, 0)
         if len(passed):
@@ -188,11 +233,13 @@ class Sessions:
 
     def _fates(self, rows: NDArray[np.intp], since_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """When the probes of some sessions left that a later one has passed, and those that were answered."""
-        state, sent_ns = self._state[rows], self._sent_ns[rows]
-        chosen = (sent_ns >= since_ns) & np.isin(self._part[rows], (SINGLE, EXTRA))
+        row, slot = (self._sent_ns[rows] >= since_ns).nonzero()
+        row = rows[row]
+        state, sent_ns = self._state[row, slot], self._sent_ns[row, slot]
+        alone = is_alone(self._part[row, slot])
         answered = (state == ANSWERED) | (state == LATE)
-        passed = ((state == OUTSTANDING) | (state == TIMED_OUT)) & (sent_ns < self._answered_ns[rows, None])
-        return sent_ns[chosen & passed], sent_ns[chosen & answered]
+        passed = ((state == OUTSTANDING) | (state == TIMED_OUT)) & (sent_ns < self._answered_ns[row])
+        return sent_ns[alone & passed], sent_ns[alone & answered]
 
     def pairs(self, path: int, since_ns: int) -> Pairs:
         """The coded pairs of a path that were sent since then, oldest first."""
@@ -248,6 +295,12 @@ class Sessions:
     def skip_results(self) -> None:
         """Let `results` begin with the probes sent from now on."""
         self._told[:] = self._next_seq
+
+
+def is_alone(part: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which probes leave by themselves: of several at once, none says of the others whether it was lost by chance."""
+    alone: NDArray[np.bool_] = (part == SINGLE) | (part == EXTRA)
+    return alone
 
 
 def latest_of_others(times_ns: NDArray[np.int64], peers: NDArray[np.intp], flows: int) -> NDArray[np.int64]:
