@@ -8,7 +8,7 @@ import struct
 from typing import Final, NamedTuple
 
 import _stamp_check as check
-from _stamp_check import PORT, SIZE_TLV, SWERVE_TLV
+from _stamp_check import PORT, SIZE_TLV, SWERVE_TLV, SWERVE_TLV_BYTES
 
 PEERS: Final = tuple(f"10.9.1.{number}" for number in range(1, 65)) + tuple(
     f"fd00:9:1::{number:x}" for number in range(1, 65)
@@ -39,7 +39,7 @@ def whole(chance: random.Random) -> bytes:
     ssid = chance.getrandbits(16)
     payload, kind = b"", chance.randrange(4)
     if kind == 0:
-        payload = tlv(SWERVE_TLV, chance.randbytes(8) + bytes(20))
+        payload = tlv(SWERVE_TLV, chance.randbytes(8).ljust(SWERVE_TLV_BYTES, b"\0"))
     elif kind == 1:
         ssid, payload = check.SIZE_SESSION, tlv(SIZE_TLV, struct.pack("!HH", chance.getrandbits(1), 0))
         payload += tlv(check.PADDING, bytes(chance.randrange(0, 1200)))

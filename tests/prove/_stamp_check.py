@@ -21,7 +21,8 @@ LONGEST_REQUEST: Final = 9188
 LOWEST_PORT: Final = 1024
 _TAGS: Final = (0x8100, 0x88A8)
 _IPV4, _IPV6, _UDP = 0x0800, 0x86DD, 17
-_TLV_BYTES: Final = {SWERVE_TLV: 28, SIZE_TLV: 4}
+SWERVE_TLV_BYTES: Final = 28
+_TLV_BYTES: Final = {SWERVE_TLV: SWERVE_TLV_BYTES, SIZE_TLV: 4}
 _MOST_TLVS: Final = 8  # what lies behind them goes back as it came (docs/probes.md)
 
 
@@ -225,14 +226,14 @@ def _stamp_faults(asked: bytes, told: bytes, ttl: int, times_ns: tuple[int, int]
     left, came = (seconds * 10**9 + ns for seconds, ns in (struct.unpack_from("!II", told, at) for at in (4, 16)))
     if not times_ns[0] <= came <= left <= times_ns[1]:
         yield "times"
-    expected, short = _tlvs(asked[BASE_BYTES:], told[BASE_BYTES:])
+    expected, short = _tlvs(asked[BASE_BYTES:], told[BASE_BYTES:], asked[:4])
     if short:
         expected = expected[:8]
     if told[BASE_BYTES:] != expected:
         yield "TLVs"
 
 
-def _tlvs(asked: bytes, told: bytes) -> tuple[bytes, bool]:
+def _tlvs(asked: bytes, told: bytes, seq: bytes) -> tuple[bytes, bool]:
     """The TLVs that a reply has to have, and whether only the first is to come back.
 
     What is the reflector's own to say is taken from the reply.
@@ -250,8 +251,9 @@ def _tlvs(asked: bytes, told: bytes) -> tuple[bytes, bool]:
         made[at] = 0 if own or kind == PADDING else 0x80  # U
         if own and kind == SWERVE_TLV:
             made[at + 12 : at + 16] = told[at + 12 : at + 16].ljust(4, b"\0")
-            # The interface that it came in by, none that has lost its carrier; whoever has no key signs nothing.
-            made[at + 16 : at + 28] = struct.pack("!HH8x", LOOPBACK, 0)
+            # The interface that it came in by, none that has lost its carrier, no request by another interface; whoever
+            # has no key signs nothing.
+            made[at + 16 : at + 32] = struct.pack("!HH4s8x", LOOPBACK, 0, seq)
         elif own:
             made[at + 6 : at + 8] = struct.pack("!H", LONGEST_REQUEST)
             short = bool(asked[at + 5] & 1)

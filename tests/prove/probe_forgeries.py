@@ -113,7 +113,7 @@ def true_reply(program: Program, session: int) -> bytes:
     program.sent[session] += 1
     (seq,) = program.maps.seq(np.array([session]), np.array([number])).tolist()
     base = struct.pack("!I8xHH28x", seq, ESTIMATE, session + 1)
-    payload = base + mutating.tlv(check.SWERVE_TLV, program.chance.randbytes(8) + bytes(20))
+    payload = base + mutating.tlv(check.SWERVE_TLV, program.chance.randbytes(8).ljust(check.SWERVE_TLV_BYTES, b"\0"))
     pin = struct.pack("!3xBH6x", 1, session)
     frame = check.build(*ends(session), (SENDER_PORT, check.PORT), payload, ethernet=pin)
     steps = ((program.out, SEND, REDIRECTED), (program.out, STAMP, UNSPEC), (program.into, 0, REDIRECTED))
@@ -124,7 +124,7 @@ def true_reply(program: Program, session: int) -> bytes:
         assert done.verdict == wanted, f"mark {mark}: verdict {done.verdict}, {program.counted()}"
         frame = bytes(12) + done.frame[12:]
     if is_foreign(session):
-        at = len(frame) - 28
+        at = len(frame) - 4 - check.SWERVE_TLV_BYTES
         frame = check.mended(frame[:at] + b"\x80" + frame[at + 1 :])
     return frame
 
