@@ -262,12 +262,15 @@ def test_any_name_survives(host: str, gateway: str) -> None:
 
 def test_the_page_has_every_metric_and_no_other() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text().partition("## All metrics")[2]
-    assert set(re.findall(r"^\| `(swerve_[a-z_]+)`", page, re.MULTILINE)) == set(FAMILIES)
+    rows = [line.split(" | ", 2) for line in page.splitlines() if line.startswith("| `")]
+    listed = {name: (labels, meaning) for names, labels, meaning in rows for name in re.findall(r"`(\w+)`", names)}
+    assert listed.keys() == FAMILIES.keys()
     for name, family in FAMILIES.items():
-        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}`"))
-        assert row.split("|")[2].strip() == family.kind, name
-        own = tuple(re.findall(r"`([a-z_]+)`", row.split("|")[3]))
+        labels, meaning = listed[name]
+        own = tuple(re.findall(r"`(\w+)`", labels))
         assert own == (("path", *family.labels[5:]) if family.labels[:1] == ("source",) else family.labels), name
+        by_name = {"total": "counter", "info": "info"}.get(name.rpartition("_")[2], "gauge")
+        assert family.kind == ("histogram" if meaning.startswith("histogram") else by_name), name
 
 
 # ---- delays ----

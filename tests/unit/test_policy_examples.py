@@ -53,8 +53,13 @@ def test_the_command_finds_nothing_wrong_with_the_files(file):
     assert [line.split(": ")[:2] for line in noted] == [["note", name] for name in alone + rdma]
 
 
-def test_every_signal_and_every_action_is_shown_in_the_page():
-    rules = [rule for text in documented() for rule in parse(text).rules]
+def test_every_signal_and_every_action_is_in_the_page_and_in_an_example():
+    conditions = PAGE.partition("## Conditions")[2].partition("\n|---")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", conditions, re.MULTILINE)) == set(SIGNALS)
+    assert set(re.findall(r"^\| `(\w+): \{", PAGE.partition("## Actions")[2].partition("##")[0], re.MULTILINE)) == set(
+        KINDS
+    )
+    rules = [rule for text in SHOWN for rule in parse(text).rules]
     assert {leaf.signal for rule in rules for leaf in leaves(rule.when)} == set(SIGNALS)
     assert {rule.then.kind for rule in rules} == set(KINDS)
 

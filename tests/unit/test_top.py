@@ -359,10 +359,8 @@ def test_the_report_has_everything_and_is_not_cut() -> None:
     assert plain.text(plain.report(known(*story()), Look(), around(), ASCII), ASCII).isascii()
 
 
-def test_the_page_names_every_column_and_every_key() -> None:
+def test_the_page_names_every_column() -> None:
     page = (ROOT / "docs" / "top.md").read_text()
     listed = [panel(Known(), 0).fields for panel in lists.PANELS.values()]
     for field in [*paths.fields(UNICODE), *(field for fields in listed for field in fields)]:
         assert f"| {field.heading} | {field.meaning} |" in page
-    for key in KEYS:
-        assert f"| {key.shown} | {key.words}{' (`--allow-actions`)' if key.acts else ''} |" in page

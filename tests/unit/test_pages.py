@@ -1,0 +1,71 @@
+"""The pages name what there is: docs/architecture.md each directory and page, the pages together each drop counter."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from support import ROOT
+
+from pytools.sources.probing.program import COUNTERS
+
+PAGES = {file.name: file.read_text() for file in (ROOT / "docs").glob("*.md")}
+PAGE = PAGES["architecture.md"]
+MAP = PAGE.partition("## Directories\n```\n")[2].partition("```")[0]
+COUNT_WHAT_WENT_WELL = {"recorded", "reflected", "wire_bytes", "lost_carriers"}
+
+
+def named() -> set[str]:
+    """Files and directories of the map, from the root of the repository; a line starts with names and two blanks."""
+    found: set[str] = set()
+    top = ""
+    for line in MAP.splitlines():
+        names = re.split(r"\s{2,}", line.strip())[0].split()
+        if not line.startswith(" "):
+            top = names[0] if len(names) == 1 else ""
+            found.update(each.rstrip("/") for each in names)
+        else:
+            found.update(f"{top}{each}".rstrip("/") for each in names)
+    return found
+
+
+def counters() -> Iterator[str]:
+    """Names of counters in `swerve self` that the sources write out in full, where they give what they lost."""
+    for file in (ROOT / "pytools").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name == "drops":
+                parts = list(ast.walk(node))
+                keys = [key for part in parts if isinstance(part, ast.Dict) for key in part.keys]
+                assigned = [
+                    part for part in parts if isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store)
+                ]
+                keys += [part.slice for part in assigned]
+                yield from (str(key.value) for key in keys if isinstance(key, ast.Constant))
+
+
+def test_every_directory_of_sources_is_on_the_map() -> None:
+    sources = [file for top in ("bpf", "pytools", "steering") for file in (ROOT / top).rglob("*.[pch]*")]
+    rooms = {str(file.parent.relative_to(ROOT)) for file in sources if file.suffix in (".py", ".c", ".h")}
+    linked = {room for room in rooms if any(part.is_symlink() for part in [ROOT / room, *(ROOT / room).parents])}
+    inner = {room for room in rooms if room.startswith("bpf/include/")}
+    assert rooms - linked - inner - named() == set()
+
+
+def test_what_the_map_names_is_there() -> None:
+    assert [each for each in sorted(named()) if not (ROOT / each).exists()] == []
+
+
+def test_every_page_is_listed() -> None:
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", PAGE.partition("## All pages")[2]))
+    assert PAGES.keys() - {"architecture.md"} - listed == set()
+
+
+def test_every_drop_counter_is_explained() -> None:
+    told = set(re.findall(r"`(\w+)`", "".join(PAGES.values())))
+    found = {*counters(), *(f"probe_{name}" for name in COUNTERS if name not in COUNT_WHAT_WENT_WELL)}
+    assert {"link_reads_failed", "tap_refused", "probe_forged"} < found
+    missing = {
+        name for name in found if not told & {name, f"bus_{name}"}
+    }  # those of the agent's socket get their prefix
+    assert {name for name in missing if not name.endswith("accept_paused")} == set()
