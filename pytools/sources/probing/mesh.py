@@ -31,6 +31,7 @@ from pytools.kernel.netlink.routing import Netlink
 from pytools.log import Level
 from pytools.signals import Path, PathState
 from pytools.sources.probing import stamp_packet, udp
+from pytools.sources.probing.attention import Attention, next_slow
 from pytools.sources.probing.base_memory import BaseMemory
 from pytools.sources.probing.liveness import HURRY_EVERY_NS
 from pytools.sources.probing.measurements import RECEIVED, Measurements, Window
@@ -39,15 +40,8 @@ from pytools.sources.probing.probe_port import ProbePort
 from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.raw_results import RawResults
 from pytools.sources.probing.sender import Sender
-from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS
 
 _MS: Final = 1_000_000
-_READ_EVERY_NS: Final = 200 * _MS
-_MOST_RECORDS: Final = 4096  # between two readings: half of what the ring holds
-_MOST_INTERVALS: Final = 24  # between two readings: fewer than liveness.py remembers
-_ALERT_NS: Final = 200 * _MS  # for so long after a path was slow or silent it is told of once an interval
-_HURRIED_EVERY_NS: Final = 8 * _MS
-_SLOW_SINGLY: Final = 4  # slow samples in a row that are told of at once, one by one
 _SLOW_EVERY_NS: Final = 1000 * _MS
 _SAMPLES_EVERY_NS: Final = 200 * _MS
 _PATHS_EVERY_NS: Final = 30_000 * _MS  # besides whenever routes change
@@ -114,12 +108,9 @@ class ProbeMesh:
             now_ns = time.monotonic_ns()
             due = "read", "short", "long", "slow", "samples", "paths", "requests", "hurry"
             self._due = {**dict.fromkeys(due, now_ns), "pacer": _NEVER_NS}
-            self._hurried_ns = 0  # until when extra probes leave
             self._lost_interface = 0  # index of the one that lost its carrier last; 0: none
             self._miss_ns: int | None = None  # when a path that has just fallen silent misses its next answer
-            self._alert_ns = np.zeros(0, np.int64)  # by path, until when it is told of once an interval
-            self._alerted = False
-            self._read_ns = _READ_EVERY_NS
+            self._attention = Attention(self._interval_ns)
             self._started = self._answered = False
             self._selector: selectors.BaseSelector | None = None
             self._watched: socket.socket | None = None  # the pacer's end is told by it
@@ -224,11 +215,10 @@ class ProbeMesh:
         self.sender.expire(now_ns)
         self._hurry(now_ns)
         alert = self._alert(now_ns)
-        self._alerted = alert is not None
         if now_ns >= self._due["short"]:
             self._answered = self._answered or bool(self._measurements.counts[:, RECEIVED].any())
             if self._answered:  # the first answers are told of at once
-                self._due["short"] = now_ns + self._read_ns * 3 // 4
+                self._due["short"] = now_ns + self._attention.read_ns * 3 // 4
             self._publish_delays(self._measurements.short, now_ns, only_news=True)
         elif alert is not None:
             self._publish_delays(self._measurements.short, now_ns, only_news=True, among=alert)
@@ -243,7 +233,7 @@ class ProbeMesh:
         if now_ns >= self._due["slow"]:
             self._due["slow"] = now_ns + _SLOW_EVERY_NS
             self._set_slow(now_ns)
-        self._due["read"] = self._next_read(now_ns)
+        self._due["read"] = self._attention.next_read(now_ns, self.sender.next_ns)
 
     def _hurry(self, now_ns: int) -> None:
         """Where answers have just become overdue, find out soon whether probes are lost, or wait; or paths are dead."""
@@ -251,38 +241,23 @@ class ProbeMesh:
         if now_ns >= self._due["hurry"] and len(paths := liveness.begun(now_ns)):
             self._due["hurry"] = now_ns + HURRY_EVERY_NS
             self._hurry_along(paths, now_ns)
-        elif now_ns >= self._hurried_ns and len(paths := liveness.suspected(now_ns)):
+        elif not self._attention.hurried(now_ns) and len(paths := liveness.suspected(now_ns)):
             self._hurry_along(paths, now_ns, alone=True)
 
     def _hurry_along(self, paths: NDArray[np.intp], now_ns: int, alone: bool = False) -> None:
         try:
             if self.sender.hurry(paths, alone):
-                self._hurried_ns = now_ns + EXTRA_TICKS * EXTRA_EVERY_NS
+                self._attention.hurry(now_ns)
         except CapabilityError:
             self._due["pacer"] = now_ns  # where it is said, too
 
     def _alert(self, now_ns: int) -> NDArray[np.bool_] | None:
         """Which paths are to be told of once an interval, by index; None: none is."""
-        slow, liveness = self.program.slow[: len(self._alert_ns)], self._measurements.liveness
-        if not (liveness.any_silent or self._alerted or np.count_nonzero(slow)):
-            return None
-        # Of a dead path the last sample may have been a slow one.
-        self._alert_ns[((slow > 0) & (liveness.missed == 0)) | liveness.young(now_ns)] = now_ns + _ALERT_NS
-        alert = self._alert_ns > now_ns
-        if not np.count_nonzero(alert):
-            return None
-        limits = self.program.slow_limit[: len(slow)]
-        limits[:] = np.where(limits > 0, _next_slow(slow), 0)
+        alert = self._attention.look(self.program.slow, self._measurements.liveness, now_ns)
+        if alert is not None:
+            limits = self.program.slow_limit[: len(alert)]
+            limits[:] = np.where(limits > 0, next_slow(self.program.slow[: len(alert)]), 0)
         return alert
-
-    def _next_read(self, now_ns: int) -> int:
-        """Shortly before probes leave, when most answers are there; if alerted soon after: who is overtaken shows."""
-        step_ns = min(self._interval_ns, _READ_EVERY_NS)
-        if now_ns < self._hurried_ns:
-            return now_ns + min(step_ns, _HURRIED_EVERY_NS)
-        phase_ns = self.sender.next_ns + (step_ns // 8 if self._alerted else -step_ns // 4)
-        due_ns = now_ns + (step_ns if self._alerted else self._read_ns)
-        return due_ns - (due_ns - phase_ns) % step_ns
 
     def serve(self, now_ns: int) -> int:
         """Measure by the replies that have come in; returns when the last of them did, if that was after `now_ns`."""
@@ -307,7 +282,7 @@ class ProbeMesh:
         """Find the base delays anew, and tell the kernel what makes a path slow."""
         self._measurements.find_base(now_ns)
         slow_ns = self._measurements.slow_from(now_ns, self.stamping_clock(now_ns))
-        limits = _next_slow(self.program.slow[: len(slow_ns)])
+        limits = next_slow(self.program.slow[: len(slow_ns)])
         self.program.set_slow(slow_ns, np.where(slow_ns == MISSING, 0, limits))
 
     def _publish_delays(
@@ -344,10 +319,7 @@ class ProbeMesh:
     def _take_paths(self) -> None:
         self._measurements.set_paths(self.paths.current, time.monotonic_ns())
         self._send_along(self.paths.current)
-        rows = len(self._measurements.counts)
-        self._alert_ns = np.concatenate([self._alert_ns, np.zeros(rows - len(self._alert_ns), np.int64)])
-        longest_ns = min(_MOST_INTERVALS, max(1, _MOST_RECORDS // max(1, self.sender.probes))) * self._interval_ns
-        self._read_ns = min(_READ_EVERY_NS, longest_ns)
+        self._attention.grow(len(self._measurements.counts), self.sender.probes)
         self._path_by_end = {
             (str(ipaddress.ip_address(pinned.path.address)), pinned.path.interface): pinned.path
             for pinned in reversed(self.paths.current)
@@ -423,12 +395,6 @@ class ProbeMesh:
     def close(self) -> None:
         """Close every socket."""
         self._close()
-
-
-def _next_slow(slow: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """How many slow samples in a row are to wake us next: the first few do so one by one."""
-    limits: NDArray[np.uint32] = np.minimum(slow + np.uint32(1), np.uint32(_SLOW_SINGLY))
-    return limits
 
 
 def _after(due_ns: int, every_ns: int, now_ns: int) -> int:

@@ -1,0 +1,85 @@
+"""Which paths are looked at often, and when the ring is read next. CLOCK_MONOTONIC nanoseconds; one thread."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools.sources.probing.liveness import Liveness
+from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS
+
+READ_EVERY_NS: Final = 200_000_000
+_MOST_RECORDS: Final = 4096  # between two readings: half of what the ring holds
+_MOST_INTERVALS: Final = 24  # between two readings: fewer than liveness.py remembers
+_ALERT_NS: Final = 200_000_000  # for so long after a path was slow or silent it is told of once an interval
+_HURRIED_EVERY_NS: Final = 8_000_000
+_SLOW_SINGLY: Final = 4  # slow samples in a row that are told of at once, one by one
+
+
+class Attention:
+    """What the mesh looks at, and when.
+
+    Attributes
+    ----------
+    alerted : bool
+        Whether any path is told of once an interval.
+    read_ns : int
+        How often the ring is read while none is.
+    """
+
+    def __init__(self, interval_ns: int) -> None:
+        self._interval_ns = interval_ns
+        self._alert_ns = np.zeros(0, np.int64)  # by path, until when it is told of once an interval
+        self._hurried_ns = 0  # until when extra probes leave
+        self.alerted, self.read_ns = False, READ_EVERY_NS
+
+    def grow(self, paths: int, probes: int) -> None:
+        """Have this many paths, along which so many probes leave every interval."""
+        self._alert_ns = np.concatenate([self._alert_ns, np.zeros(paths - len(self._alert_ns), np.int64)])
+        intervals = min(_MOST_INTERVALS, max(1, _MOST_RECORDS // max(1, probes)))
+        self.read_ns = min(READ_EVERY_NS, intervals * self._interval_ns)
+
+    def hurry(self, now_ns: int) -> None:
+        """Extra probes leave from now on."""
+        self._hurried_ns = now_ns + EXTRA_TICKS * EXTRA_EVERY_NS
+
+    def hurried(self, now_ns: int) -> bool:
+        """Whether extra probes are leaving."""
+        return now_ns < self._hurried_ns
+
+    def look(self, slow: NDArray[np.uint32], liveness: Liveness, now_ns: int) -> NDArray[np.bool_] | None:
+        """Which paths are to be told of once an interval, by index; None: none is.
+
+        Parameters
+        ----------
+        slow : ndarray of uint32
+            By path, how many slow samples in a row there were.
+        """
+        slow = slow[: len(self._alert_ns)]
+        alert = None
+        if liveness.any_silent or self.alerted or np.count_nonzero(slow):
+            # Of a dead path the last sample may have been a slow one.
+            self._alert_ns[((slow > 0) & (liveness.missed == 0)) | liveness.young(now_ns)] = now_ns + _ALERT_NS
+            alert = self._alert_ns > now_ns
+        self.alerted = alert is not None and bool(np.count_nonzero(alert))
+        return alert if self.alerted else None
+
+    def next_read(self, now_ns: int, sends_ns: int) -> int:
+        """When to read the ring, where the next probes leave at `sends_ns`.
+
+        Shortly before probes leave, when most answers are there; if alerted soon after: who is overtaken shows.
+        """
+        step_ns = min(self._interval_ns, READ_EVERY_NS)
+        if self.hurried(now_ns):
+            return now_ns + min(step_ns, _HURRIED_EVERY_NS)
+        phase_ns = sends_ns + (step_ns // 8 if self.alerted else -step_ns // 4)
+        due_ns = now_ns + (step_ns if self.alerted else self.read_ns)
+        return due_ns - (due_ns - phase_ns) % step_ns
+
+
+def next_slow(slow: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """How many slow samples in a row are to wake us next: the first few do so one by one."""
+    limits: NDArray[np.uint32] = np.minimum(slow + np.uint32(1), np.uint32(_SLOW_SINGLY))
+    return limits

@@ -1,0 +1,61 @@
+"""How often the mesh looks, and at which paths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytools.sources.probing.attention import READ_EVERY_NS, Attention, next_slow
+from pytools.sources.probing.liveness import Liveness
+
+MS = 1_000_000
+INTERVAL_NS = 20 * MS
+
+
+def made(paths: int = 3, probes: int = 3) -> tuple[Attention, Liveness]:
+    attention, liveness = Attention(INTERVAL_NS), Liveness(INTERVAL_NS)
+    liveness.grow(paths)
+    attention.grow(paths, probes)
+    return attention, liveness
+
+
+def slow(*counts: int) -> np.ndarray:
+    return np.array(counts, np.uint32)
+
+
+def test_a_slow_path_is_told_of_for_a_while_after_its_last_slow_sample() -> None:
+    attention, liveness = made()
+    assert attention.look(slow(0, 0, 0), liveness, 0) is None and not attention.alerted
+    found = attention.look(slow(0, 2, 0), liveness, 1000 * MS)
+    assert found is not None and found.tolist() == [False, True, False]
+    assert attention.look(slow(0, 0, 0), liveness, 1199 * MS) is not None
+    assert attention.look(slow(0, 0, 0), liveness, 1200 * MS) is None and not attention.alerted
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**12), st.booleans())
+def test_the_next_reading_is_soon_and_in_step_with_the_probes(now_ns: int, sends_ns: int, alerted: bool) -> None:
+    attention, _ = made()
+    attention.alerted = alerted
+    due_ns = attention.next_read(now_ns, sends_ns)
+    assert (due_ns - sends_ns) % INTERVAL_NS == (INTERVAL_NS // 8 if alerted else INTERVAL_NS * 3 // 4)
+    longest_ns = INTERVAL_NS if alerted else attention.read_ns
+    assert longest_ns - INTERVAL_NS < due_ns - now_ns <= longest_ns
+
+
+def test_while_extra_probes_leave_it_reads_every_few_of_them() -> None:
+    attention, _ = made()
+    attention.hurry(0)
+    assert attention.next_read(0, 0) == 8 * MS
+    assert attention.hurried(47 * MS) and not attention.hurried(48 * MS)
+
+
+@pytest.mark.parametrize(("probes", "read_ms"), [(3, 200), (512, 160), (4096, 20), (100_000, 20)])
+def test_the_ring_is_read_before_it_is_half_full(probes: int, read_ms: int) -> None:
+    attention, _ = made(probes=probes)
+    assert attention.read_ns == read_ms * MS <= READ_EVERY_NS
+
+
+def test_the_first_slow_samples_wake_one_by_one() -> None:
+    assert next_slow(slow(0, 1, 2, 3, 4, 900)).tolist() == [1, 2, 3, 4, 4, 4]
