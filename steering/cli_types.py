@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from pytools.signals import Act
-from steering.durations import parse_duration
+from pytools.units import parse_duration
 from steering.plan import FlowKey, canonical
 
 _PROTOCOLS: Final = {"tcp": 6, "udp": 17}

@@ -30,10 +30,10 @@ from pytools.kernel import netns
 from pytools.kernel.leftovers import FAMILIES, is_our_rule, sweep, switch_off
 from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act
+from pytools.units import duration_text
 from steering import elapsed
 from steering.acting import journal, memory, publish, rollback
 from steering.acting.lock import write_facts
-from steering.durations import duration_text
 from steering.guarding import confirming, takeover
 from steering.guarding.confirming import Deadline
 from steering.guarding.takeover import kill

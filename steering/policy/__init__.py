@@ -3,7 +3,7 @@
 `file` alone does I/O. docs/policy.md explains every key.
 """
 
-from steering.durations import (
+from pytools.units import (
     UNITS,
     duration_text,
     duration_yaml,

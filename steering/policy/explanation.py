@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from steering.durations import duration_text, rate_text
+from pytools.units import duration_text, rate_text
 from steering.policy.actions import WEIGHT_KINDS, Alert, Drain, Pin, PinFlows, Relabel, Shift
 from steering.policy.conditions import leaves
 from steering.policy.conditions_text import clear_text, condition_text

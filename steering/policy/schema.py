@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Final
 
-from steering.durations import SCHEMA_DURATION, SCHEMA_RATE, duration_yaml, rate_yaml
+from pytools.units import SCHEMA_DURATION, SCHEMA_RATE, duration_yaml, rate_yaml
 from steering.policy.model import Policy
 from steering.policy.yaml import Location
 

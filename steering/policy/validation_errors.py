@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from steering.durations import RATE_UNITS, UNITS
+from pytools.units import RATE_UNITS, UNITS
 from steering.policy.conditions import SIGNALS, TREES
 from steering.policy.levels import CLAUSES
 from steering.policy.schema import described
