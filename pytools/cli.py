@@ -54,7 +54,7 @@ def agent(options: Options, prepare: bool) -> None:
 
     Reads FILE, else the first agent.yaml of: the instance, the working directory, ~/.config/swerve, /etc/swerve.
     """
-    from pytools import config, directories
+    from pytools import config, directories, log
     from pytools.kernel.bpf.compiler_client import Compilation
     from pytools.sources import programs
 
@@ -65,7 +65,10 @@ def agent(options: Options, prepare: bool) -> None:
         return
 
     def read() -> config.AgentConfig:
-        return config.load(options.config or directories.default_config(options.netns))
+        found, hints = config.read(options.config or directories.default_config(options.netns))
+        for hint in hints:
+            log.event(log.Level.NOTICE, "configuration in an earlier spelling", hint=hint)
+        return found
 
     settings = read()
     with Compilation(programs.all_of(settings)) as compilation:

@@ -64,7 +64,8 @@ def duration_text(ns: int) -> str:
 
 def duration_yaml(ns: int) -> str:
     """A duration exactly, as it is written in a file."""
-    return next(f"{ns // UNITS[unit]}{unit}" for unit in ("h", "m", "s", "ms", "us", "ns") if ns % UNITS[unit] == 0)
+    units = ("h", "m", "s", "ms", "us", "ns") if ns else ("s",)
+    return next(f"{ns // UNITS[unit]}{unit}" for unit in units if ns % UNITS[unit] == 0)
 
 
 def parse_rate(text: object) -> int:

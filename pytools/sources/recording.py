@@ -62,7 +62,8 @@ class RecordingSource:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise CapabilityError(
-                f"{directory}: {error.strerror}", "name another with recording.directory, or set recording.hours to 0"
+                f"{directory}: {error.strerror}",
+                "name another with recording.directory, or set recording.retention: 0s",
             ) from None
         age_ns = int(settings.hours * _HOUR_NS)
         limits: dict[Track, float] = {"fine": settings.fine_mib, "coarse": settings.coarse_mib}

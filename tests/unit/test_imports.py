@@ -14,7 +14,7 @@ from support import ROOT
 # From the bottom up; a room may use its own modules and every layer below.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.errors",),
-    ("pytools.signals", "pytools.directories", "pytools.yaml_text", "pytools.owned_files", "pytools.units"),
+    ("pytools.signals", "pytools.directories", "pytools.yaml_reader", "pytools.owned_files", "pytools.units"),
     ("pytools.figures",),
     ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.schema"),
     ("pytools.log", "pytools.notify", "pytools.streams"),
@@ -37,7 +37,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("steering.cli",),
     ("steering.demo",),
 )
-VOCABULARY = ("pytools.errors", "pytools.signals", "pytools.figures", "pytools.directories", "pytools.units")
+VOCABULARY = (
+    "pytools.errors",
+    "pytools.signals",
+    "pytools.figures",
+    "pytools.directories",
+    "pytools.units",
+    "pytools.yaml_reader",
+)
 DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan")
 ACTUATORS = ("steering.actuators",)
 PURE = (

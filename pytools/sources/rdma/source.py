@@ -1,6 +1,6 @@
 """RDMA: `rdma_qp` of every queue pair, `rdma_suspects`, and `rdma_sight`: how it is seen here, and why where it is not.
 
-The tables of all ways in are read every `rdma.interval_ms` while any queue pair moves, four times a second while none
+The tables of all ways in are read every `rdma.interval` while any queue pair moves, four times a second while none
 does; a reading of tables that are empty costs microseconds. Signals go out once per long window, and at once when a
 verdict changes. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 """
