@@ -223,6 +223,11 @@ def messages(data: bytes) -> Iterator[tuple[int, int, int, int]]:
         offset += (length + 3) & ~3
 
 
+def bodies(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Type and body of every message in one datagram."""
+    return ((kind, _body(data, offset)) for offset, kind, _, _ in messages(data))
+
+
 def _raise_refusal(data: bytes, offset: int, kind: int, flags: int, what: str) -> None:
     """Raise what an error or end-of-dump message says, if it says that something failed."""
     length = _HEADER.unpack_from(data, offset)[0]

@@ -20,7 +20,7 @@ from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Bus
 from pytools.kernel.ethtool import Ethtool
-from pytools.kernel.netlink.links import Heard, Monitor, NeighbourRow, Tables
+from pytools.kernel.netlink.links import Heard, LinkMonitor, NeighbourRow, Tables
 from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Path
 from pytools.sources.links.events import Happening, Neighbour, NeighbourHistory
@@ -77,7 +77,7 @@ class LinkSource:
         self._due = {"poll": 0, "driver": 0, "window": 0}
         self._overruns = self._failed_reads = 0
         with contextlib.ExitStack() as undo:
-            self._monitor = Monitor(room_bytes)
+            self._monitor = LinkMonitor(room_bytes)
             undo.callback(self._monitor.close)
             self._statistics = Statistics(Ethtool())
             undo.callback(self._statistics.close)
