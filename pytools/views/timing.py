@@ -80,12 +80,6 @@ def is_whole_path(app: AppDelay) -> bool:
     return not app.local
 
 
-def app_of(timing: Timing, path: Path) -> AppDelay | None:
-    """Application delays of a path, all flows together; of two protocols the one with more samples."""
-    found = [app for app in timing.apps.values() if app.path == path and is_whole_path(app)]
-    return max(found, key=lambda app: app.sampled, default=None)
-
-
 def is_silent(at_ns: int, now_ns: int, window_ns: int = 0) -> bool:
     """Whether the last word about a clock is too old to stand for now."""
     return now_ns - at_ns > max(SILENT_NS, 3 * window_ns)

@@ -19,7 +19,6 @@ from pytools.errors import SwerveError
 from pytools.kernel.bpf import syscall
 
 _PERCPU_TYPES = (5, 6, 10)  # BPF_MAP_TYPE_PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH
-_ARRAY_TYPES = (2, 6)
 _BATCH = 512  # at once: larger buffers, made and freed each second, leave the heap in pieces
 _ENOTSUPP = 524  # the kernel's own, not in errno.h
 
@@ -48,7 +47,6 @@ class Map:
         info = syscall.MapInfo(fd)
         self.max_entries = info.max_entries
         self.percpu = info.type in _PERCPU_TYPES
-        self._array = info.type in _ARRAY_TYPES
         self._cpus = possible_cpus() if self.percpu else 1
         stride = (value.itemsize + 7) // 8 * 8 if self.percpu else value.itemsize
         self._slot = np.dtype({"names": ["value"], "formats": [value], "offsets": [0], "itemsize": stride})

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 _HEAD = struct.Struct("=HH")  # length, type
 _TYPE_MASK = 0x3FFF  # without the flags "nested" and "in network order"
-NESTED = 0x8000
 
 
 def attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
