@@ -241,7 +241,7 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
     """
     from pytools import directories
     from pytools.ipc import client as bus_client
-    from pytools.recording import kinds
+    from pytools.recording import segments
     from pytools.recording.reader import Read
     from pytools.views import export, history_query
 
@@ -250,7 +250,7 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
     if until is not None and since is None:
         raise click.UsageError("--until needs --since: what comes is not known yet")
     wanted, told = _wanted(types, asked, since, until), Read()
-    if since is not None and (lacking := sorted(kinds.NEVER & (wanted.types or frozenset()))):
+    if since is not None and (lacking := sorted(segments.NEVER & (wanted.types or frozenset()))):
         click.echo(f"swerve: {', '.join(lacking)} is not recorded ({directories.page('recording.md')})", err=True)
     recording = None if until is None else recording_of(options)
     if recording is not None:

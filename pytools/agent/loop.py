@@ -29,7 +29,7 @@ from pytools.estimators.offsets import Offset
 from pytools.ipc.bus import Bus, Server
 from pytools.ipc.map_lending import Lender
 from pytools.ipc.readers import ReadServer, readers_group
-from pytools.kernel import low_ports, netns, priority, privileges
+from pytools.kernel import low_ports, netns, privileges
 from pytools.kernel.bpf import attach, loader, syscall
 from pytools.kernel.netlink.routing import Netlink
 from pytools.log import Level
@@ -294,7 +294,7 @@ def run(
         netns.enter(namespace)
     instance = directories.instance(namespace)
     log.event(Level.INFO, "agent starting", host=config.host, peers=len(config.peers), instance=instance)
-    if refused := priority.raise_own():
+    if refused := privileges.raise_priority():
         log.event(Level.NOTICE, "agent runs at the usual CPU priority", why=refused)
     for missing, lost in privileges.gaps():
         log.event(Level.NOTICE, "agent runs without", missing=missing, lost=lost)

@@ -20,8 +20,7 @@ from pytools.errors import CapabilityError
 from pytools.ipc.bus import Bus, Published
 from pytools.ipc.wire import TYPES, is_detail
 from pytools.owned_files import as_owner
-from pytools.recording.kinds import ASIDE, FINE_ONLY, NEVER
-from pytools.recording.segments import TRACKS, Track
+from pytools.recording.segments import ASIDE, FINE_ONLY, NEVER, TRACKS, Track
 from pytools.recording.writer import TrackWriter
 
 _LOT_NS: Final = 250_000_000

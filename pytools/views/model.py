@@ -26,8 +26,7 @@ from pytools.signals import (
 )
 from pytools.views import network, timing
 from pytools.views.network import Links, Rdma, Tcp
-from pytools.views.timing import Timing
-from pytools.views.windows import is_shown
+from pytools.views.timing import Timing, is_shown
 
 ACTS = 50
 

@@ -1,5 +1,7 @@
 """What a view knows of clocks and of application delays: a fold of signals, beside the one in model.py.
 
+And which of a path's windows people are shown: the longest, so that figures do not jump.
+
 Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host.
 """
 
@@ -88,3 +90,19 @@ def is_silent(at_ns: int, now_ns: int, window_ns: int = 0) -> bool:
 def references(timing: Timing) -> list[str]:
     """The hosts whose clock is the common one; more than one only while hosts disagree about it."""
     return sorted({clock.reference for clock in timing.clocks.values() if clock.reference})
+
+
+_LONG_OVER: Final = 3  # so many windows without another one as long: the agent has shorter ones by now
+
+
+def is_shown(window_ns: int, shown_ns: int, since_ns: int) -> bool:
+    """Whether a window takes the place of the one that is shown.
+
+    Parameters
+    ----------
+    window_ns, shown_ns : int
+        Lengths of the new one and of the one that is shown.
+    since_ns : int
+        From the end of the one that is shown to the end of the new one.
+    """
+    return window_ns >= shown_ns or since_ns > _LONG_OVER * shown_ns

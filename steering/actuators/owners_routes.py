@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pytools.kernel.leftovers import is_our_table
-from pytools.kernel.netlink.attributes import attributes
 from pytools.kernel.netlink.nexthops import family_of
 from pytools.kernel.netlink.routes import hops_of
 from pytools.kernel.netlink.routing import MAIN_TABLE, UNICAST, Family, Route, Rule
+from pytools.kernel.netlink.socket import attributes
 from pytools.kernel.netlink.tables import rule_suppresses_group
 from steering.actuators.objects import LOCAL_TABLE, Objects
 from steering.actuators.prefixes import Key, Within, host_key, key_of

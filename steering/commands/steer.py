@@ -61,7 +61,7 @@ def run(options: Options, apply: bool, confirm_ns: int, hand_over: bool, keep: b
     """
     if confirm_ns and not apply:
         raise click.UsageError("--confirm without --apply: a dry run changes nothing that had to be confirmed")
-    from pytools.kernel import netns, priority
+    from pytools.kernel import netns, privileges
     from steering.controller import Controller
     from steering.controller import Options as How
     from steering.policy import file as policy_file
@@ -87,7 +87,7 @@ def run(options: Options, apply: bool, confirm_ns: int, hand_over: bool, keep: b
         policy_hash=hashlib.sha256(file.read_bytes()).hexdigest(),
         confirm_ns=confirm_ns,
     )
-    if refused := priority.raise_own():  # the guardian inherits it
+    if refused := privileges.raise_priority():  # the guardian inherits it
         say(f"runs at the usual CPU priority: {refused}")
     controller = Controller(policy, how, say, report)
     return 130 if controller.run() == signal.SIGINT else 0

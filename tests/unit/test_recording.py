@@ -21,9 +21,8 @@ from pytools.errors import CapabilityError, SwerveError
 from pytools.ipc.bus import Bus
 from pytools.ipc.wire import TAGS, TYPES
 from pytools.recording import reader, segments
-from pytools.recording.kinds import ASIDE, NEVER
 from pytools.recording.reader import Read
-from pytools.recording.segments import Segment, Track
+from pytools.recording.segments import ASIDE, NEVER, Segment, Track
 from pytools.recording.writer import TrackWriter
 from pytools.signals import AnySignal, PathDelay, decode, encode
 from pytools.sources.recording import RecordingSource

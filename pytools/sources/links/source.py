@@ -23,11 +23,11 @@ from pytools.kernel.ethtool import Ethtool
 from pytools.kernel.netlink.links import Heard, LinkMonitor, NeighbourRow, Tables
 from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Path
+from pytools.sources.links.driver import Statistics
 from pytools.sources.links.events import Happening, Neighbour, NeighbourHistory
 from pytools.sources.links.interface import Interface
 from pytools.sources.links.rdma_ports import RdmaPorts
 from pytools.sources.links.rdma_sysfs import Sysfs
-from pytools.sources.links.statistics import Statistics
 
 _MS: Final = 1_000_000
 _S: Final = 1_000_000_000

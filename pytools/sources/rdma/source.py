@@ -22,8 +22,8 @@ from pytools.kernel.rdma_class import SYSFS, absent, listed
 from pytools.signals import Owner, Path, RdmaSight
 from pytools.sources.links.rdma_sysfs import Sysfs
 from pytools.sources.rdma import table as tables
-from pytools.sources.rdma.not_ready import NotReady
 from pytools.sources.rdma.owners import process_owner, start_of, user_of
+from pytools.sources.rdma.receivers import NotReady
 from pytools.sources.rdma.register import QueuePair
 from pytools.sources.rdma.reports import Reports
 from pytools.sources.rdma.table import Columns, Table, Way

@@ -22,8 +22,7 @@ from pytools.estimators.windows import MISSING
 from pytools.sources.rdma import budget
 from pytools.sources.rdma import table as tables
 from pytools.sources.rdma.budget import Budget
-from pytools.sources.rdma.not_ready import NotReady
-from pytools.sources.rdma.receivers import Receivers
+from pytools.sources.rdma.receivers import NotReady, Receivers
 from pytools.sources.rdma.register import ROWS, QueuePair, Register
 from pytools.sources.rdma.table import Columns, Counters, Rows, Signed, Table, growth
 
