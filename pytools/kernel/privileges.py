@@ -93,7 +93,7 @@ def raise_priority() -> str:
     return ""
 
 
-def of_pacer(agent: int) -> int:
+def pacer_priority(agent: int) -> int:
     """The real-time priority of the process that sends an agent's probes; 0: it has none, or cannot be seen."""
     try:
         children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
@@ -102,7 +102,7 @@ def of_pacer(agent: int) -> int:
         return 0
 
 
-def of(pid: int) -> int | None:
+def priority_of(pid: int) -> int | None:
     """The nice value of a process; None where it cannot be seen."""
     try:
         return os.getpriority(os.PRIO_PROCESS, pid)

@@ -113,10 +113,10 @@ def _priority(name: str | None) -> Finding:
     agent = _agent(name)
     if agent is None:
         return Finding(None, "no agent runs")
-    nice = privileges.of(agent[0])
+    nice = privileges.priority_of(agent[0])
     if nice is None:
         return Finding(None, f"process {agent[0]} cannot be seen from here")
-    real_time = privileges.of_pacer(agent[0])
+    real_time = privileges.pacer_priority(agent[0])
     sends = f"real-time priority {real_time}" if real_time else "no real-time priority"
     return Finding(nice <= privileges.NICE, f"process {agent[0]} at nice {nice}; its probes are sent at {sends}")
 

@@ -283,7 +283,7 @@ def test_no_recording_is_an_error_with_the_next_step(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "none"):
         with pytest.raises(SwerveError, match="there is no recording") as caught:
             list(reader.lines(place))
-        assert "recording.hours" in str(caught.value)
+        assert "recording.retention" in str(caught.value)
 
 
 # ---- the agent's end ----
