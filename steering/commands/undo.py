@@ -20,7 +20,7 @@ from pytools.kernel import netns
 from pytools.kernel.bpf import attach
 from pytools.kernel.leftovers import sweep, switch_off
 from pytools.kernel.netlink.routing import Netlink
-from steering.acting import journal, memory, publish, rollback
+from steering.acting import journal, memory, messages, rollback
 from steering.acting.lock import holder, holder_pidfd
 from steering.cli_types import Duration
 from steering.commands import disk, orders, systemd_restart
@@ -98,7 +98,7 @@ def _off(options: Options, stop: bool) -> int:
                 swept = [*swept, *deleted, *sweep(netlink), *attach.clean(attach.STEERING)]
                 if locks.former is not None:
                     locks.former.done()
-                publish.tell(options.netns, publish.taken_back(done, why, began_ns))
+                messages.tell(options.netns, messages.taken_back(done, why, began_ns))
     _say_undone(options, done, swept)
     return 0
 

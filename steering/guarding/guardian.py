@@ -32,7 +32,7 @@ from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act
 from pytools.units import duration_text
 from steering import elapsed
-from steering.acting import journal, memory, publish, rollback
+from steering.acting import journal, memory, messages, rollback
 from steering.acting.lock import write_facts
 from steering.guarding import confirming, takeover
 from steering.guarding.confirming import Deadline
@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> int:
             why += ", and no successor took over"
         code, acts = undo(netlink, file, scope, why)
         memory.remove(directories.steering_memory(orders.netns))
-        publish.tell(orders.netns, acts)  # last: who hears of it must not keep it waiting
+        messages.tell(orders.netns, acts)  # last: who hears of it must not keep it waiting
         return code
 
 
@@ -216,7 +216,7 @@ def undo(netlink: Netlink, file: Path, scope: str, why: str) -> tuple[int, list[
     try:
         with journal.Journal(file) as log:
             done = rollback.take_back(log, lambda: None, scope, "guardian", why)
-        acts = publish.taken_back(done, why, began_ns)
+        acts = messages.taken_back(done, why, began_ns)
         for text in (*(each.text for each in done), *(f"removed {each}" for each in sweep(netlink))):
             _say(text)
     except (OSError, SwerveError) as error:  # nothing leads to what is left

@@ -23,7 +23,7 @@ from pytools.ipc.bus import Client
 from pytools.lab import Lab, namespaces
 from pytools.signals import PathDelay
 from steering.acting import acts_file
-from steering.actuators.labels import Labels
+from steering.actuators.pins import Labels
 from steering.demo.traffic import established_resets
 from steering.plan import FlowKey, LabelChange
 

@@ -42,7 +42,7 @@ from pytools.signals import Path
 from steering import controller as controller_module
 from steering.acting import journal, messages, weights
 from steering.actuators import overlay as overlay_module
-from steering.actuators.prefixes import Within, key_of
+from steering.actuators.owners_routes import Within, key_of
 from steering.commands import undo as undo_command
 from steering.control import operator_api as desk_module
 from steering.control.requests import Drain, Hold, Undo, Undrain, Unhold
