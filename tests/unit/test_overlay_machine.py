@@ -205,7 +205,7 @@ class Steering(RuleBasedStateMachine):
             (controller_module, "GuardianLink", lambda *_: Guardian(self)),
             (guardian, "_say", self.said.append),
             (undo_command, "_stop_controller", lambda _: self.ask_to_stop()),
-            (undo_command.publish, "tell", lambda _, acts: self.told.extend(acts)),
+            (messages, "tell", lambda _, acts: self.told.extend(acts)),
             (undo_command.attach, "clean", lambda _: []),
             (undo_command.click, "echo", self.said.append),
         ):
