@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import signal
-import sys
 from pathlib import Path
 from typing import Final
 
 import click
 
-from pytools import directories
+from pytools import directories, log
 from pytools.cli_options import LazyCommand, Options, common
 from pytools.signals import Act, encode
 from steering.cli_types import Duration, act_line
@@ -72,7 +71,7 @@ def run(options: Options, apply: bool, confirm_ns: int, hand_over: bool, keep: b
         netns.enter(options.netns)
 
     def say(text: str) -> None:
-        print(f"swerve steer: {text}", file=sys.stderr, flush=True)
+        log.logger("steer").info("%s", text)
 
     def report(act: Act) -> None:
         line = encode(act).decode() if options.json else act_line(act)

@@ -24,7 +24,7 @@ from typing import Final
 
 import msgspec
 
-from pytools import directories
+from pytools import directories, log
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.kernel.leftovers import FAMILIES, is_our_rule, sweep, switch_off
@@ -44,6 +44,7 @@ HAND_OVER = b"h"  # the controller ends, and leaves all to a successor
 DIED: Final = "died"
 HUNG: Final = "stopped renewing its lease, and was killed"
 HANDED_OVER: Final = "ended for a successor"
+_LOG: Final = log.logger("guardian")
 _LAST_S = 3.0  # after the end of its time, for a successor that has to be killed
 _RETRY_S = 0.2
 _TRIES = 50
@@ -226,8 +227,7 @@ def undo(netlink: Netlink, file: Path, scope: str, why: str) -> tuple[int, list[
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(f"swerve guardian: {text}", file=sys.stderr, flush=True)
+    _LOG.info("%s", text)
 
 
 if __name__ == "__main__":
