@@ -50,7 +50,7 @@ from pytools.ipc.bus import Client
 from pytools.kernel.bpf import syscall
 from pytools.kernel.bpf.attach import OBSERVERS, STEERING, Direction, attach_tc
 from pytools.kernel.bpf.loader import load
-from pytools.kernel.bpf.stats import RunTime
+from pytools.kernel.bpf.syscall import RunTime
 from pytools.kernel.netns import inside
 from pytools.lab import Host, Lab
 from pytools.signals import ProbeSamples
