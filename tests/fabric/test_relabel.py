@@ -151,8 +151,8 @@ def agents(lab, folder):
     for host in lab.hosts:
         file = directories.default_config(host.netns)
         settings = yaml.safe_load(file.read_text())
-        settings["probe"] |= {"interval_ms": 40.0, "flows": 16}
-        settings["windows"] = settings.get("windows", {}) | {"short_ms": 400.0}
+        settings["probe"] |= {"interval": "40ms", "flows": 16}
+        settings["windows"] = settings.get("windows", {}) | {"short": "400ms"}
         file.write_text(yaml.safe_dump(settings))
         with (folder / f"{host.name}.log").open("w") as log:
             running.append(lab.start(host, [*support.SWERVE, "agent", "-n", host.netns], stdout=log, stderr=log))
