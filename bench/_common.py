@@ -23,7 +23,7 @@ from pytools.errors import SwerveError
 from pytools.kernel.bpf import syscall
 from pytools.kernel.bpf.attach import Direction, attach_tc
 from pytools.kernel.bpf.loader import Loaded, Program, load
-from pytools.kernel.bpf.stats import RunTime
+from pytools.kernel.bpf.syscall import RunTime
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from pytools.lab import namespaces, processes, wiring

@@ -258,7 +258,7 @@ def _agents(lab: Lab, work: Path) -> None:
     for host in lab.hosts:
         file = directories.default_config(host.netns)
         settings = yaml.safe_load(file.read_text())
-        settings |= {"probe": settings.get("probe", {}) | {"interval_ms": 10.0}}
+        settings |= {"probe": settings.get("probe", {}) | {"interval": "10ms"}}
         file.write_text(yaml.safe_dump(settings))
         log = (work / f"{host.name}.log").open("w")
         lab.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns], stdout=log, stderr=log)

@@ -22,7 +22,7 @@ from _common import alternating, emit, median, note, wait_until, whole
 
 from pytools.kernel.bpf import syscall
 from pytools.kernel.bpf.loader import Loaded, Program, load
-from pytools.kernel.bpf.stats import RunTime
+from pytools.kernel.bpf.syscall import RunTime
 from pytools.kernel.bpf.uprobes import Uprobe
 from pytools.sources.rdma import providers
 from pytools.sources.rdma.providers import PROBES, Uprobes

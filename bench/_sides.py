@@ -126,8 +126,8 @@ def swerve(lab: Lab, signal: str, probe_ms: int) -> Iterator[Side]:
 
 
 def _probe_every(interval_ms: int, config: dict[str, Any]) -> None:
-    config["probe"]["interval_ms"] = interval_ms
-    config["windows"]["short_ms"] = max(_SHORTEST_WINDOW_MS, 4 * interval_ms)
+    config["probe"]["interval"] = f"{interval_ms}ms"
+    config["windows"]["short"] = f"{max(_SHORTEST_WINDOW_MS, 4 * interval_ms)}ms"
 
 
 class States:

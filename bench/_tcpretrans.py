@@ -25,7 +25,7 @@ from pytools.kernel.bpf import syscall
 from pytools.kernel.bpf.attach import attach_tc
 from pytools.kernel.bpf.compiler_client import bpf_dir
 from pytools.kernel.bpf.loader import Loaded, Program, load
-from pytools.kernel.bpf.stats import RunTime
+from pytools.kernel.bpf.syscall import RunTime
 from pytools.kernel.netns import inside
 from pytools.sources.programs import TCP_EGRESS
 

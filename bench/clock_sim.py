@@ -36,8 +36,7 @@ from pytools.estimators.clock_graph import Clocks as Solved
 from pytools.estimators.clock_graph import Edges, solve
 from pytools.estimators.clocks import EdgeFit, fit_edge
 from pytools.estimators.congested import Floor, doubted, noise_ns, tells_round_trip, tempered
-from pytools.estimators.offsets import WANDER_PPB_PER_S
-from pytools.estimators.wander import MEMORY_S, wander, wander_between
+from pytools.estimators.offsets import MEMORY_S, WANDER_PPB_PER_S, wander, wander_between
 
 HOSTS = 40
 SPAN_NS = 2 * 10**9

@@ -29,7 +29,7 @@ from pytools.errors import SwerveError
 from pytools.kernel.bpf import cgroups, syscall
 from pytools.kernel.bpf.attach import OBSERVERS, STEERING, Direction, attach_tc
 from pytools.kernel.bpf.loader import Program, load
-from pytools.kernel.bpf.stats import RunTime
+from pytools.kernel.bpf.syscall import RunTime
 from pytools.kernel.netns import inside
 from pytools.lab import Host, Lab
 

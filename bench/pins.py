@@ -42,7 +42,7 @@ from pytools.errors import SwerveError
 from pytools.kernel.bpf import mapped, syscall
 from pytools.kernel.bpf.attach import attach_tc
 from pytools.kernel.bpf.loader import load
-from pytools.kernel.bpf.stats import RunTime
+from pytools.kernel.bpf.syscall import RunTime
 from pytools.kernel.netlink import neighbours
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside

@@ -50,7 +50,7 @@ from pytools.ipc.bus import Client
 from pytools.kernel.bpf import syscall
 from pytools.kernel.bpf.attach import OBSERVERS, STEERING, Direction, attach_tc
 from pytools.kernel.bpf.loader import load
-from pytools.kernel.bpf.stats import RunTime
+from pytools.kernel.bpf.syscall import RunTime
 from pytools.kernel.netns import inside
 from pytools.lab import Host, Lab
 from pytools.signals import ProbeSamples
@@ -61,8 +61,8 @@ PAIRS = 15
 TURNAROUND_S, JUNK_S, FATE_S = 20.0, 10.0, 2.0
 JUNK_RATE = 500_000
 ORDINARY = ("-u", "-b", "0", "-l", "1400")
-OFTEN = {"interval_ms": 1, "flows": 4}  # of the host whose probes are reflected
-SELDOM = {"interval_ms": 1000}  # of the reflector, which is to do hardly anything else
+OFTEN = {"interval": "1ms", "flows": 4}  # of the host whose probes are reflected
+SELDOM = {"interval": "1s"}  # of the reflector, which is to do hardly anything else
 _GET_HARDWARE, _ETH_P_ALL = 0x8927, 0x0003  # SIOCGIFHWADDR
 _PTP = 0x4000  # Z of the error estimate: seconds and nanoseconds
 _REPLY = struct.Struct("!4xIIH2xII")  # seconds, fraction, error estimate, seconds and fraction of the arrival
@@ -88,7 +88,7 @@ def main() -> None:
     throughput(options.pairs)
 
 
-def _probe_every(setting: dict[str, int], config: dict[str, Any]) -> None:
+def _probe_every(setting: dict[str, Any], config: dict[str, Any]) -> None:
     config["probe"].update(setting)
 
 

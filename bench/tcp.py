@@ -28,7 +28,7 @@ from pytools.errors import SwerveError
 from pytools.kernel.bpf import cgroups, syscall
 from pytools.kernel.bpf.attach import attach_tc
 from pytools.kernel.bpf.loader import Loaded, Program, load
-from pytools.kernel.bpf.stats import RunTime
+from pytools.kernel.bpf.syscall import RunTime
 from pytools.kernel.netns import inside
 from pytools.lab import namespaces
 from pytools.sources.programs import TCP_CALLBACKS, TCP_EGRESS, TCP_INGRESS, tcp_connections

@@ -54,7 +54,7 @@ def agent(options: Options, prepare: bool) -> None:
 
     Reads FILE, else the first agent.yaml of: the instance, the working directory, ~/.config/swerve, /etc/swerve.
     """
-    from pytools import config, directories
+    from pytools import config, directories, log
     from pytools.kernel.bpf.compiler_client import Compilation
     from pytools.sources import programs
 
@@ -65,7 +65,10 @@ def agent(options: Options, prepare: bool) -> None:
         return
 
     def read() -> config.AgentConfig:
-        return config.load(options.config or directories.default_config(options.netns))
+        found, hints = config.read(options.config or directories.default_config(options.netns))
+        for hint in hints:
+            log.event(log.Level.NOTICE, "configuration in an earlier spelling", hint=hint)
+        return found
 
     settings = read()
     with Compilation(programs.all_of(settings)) as compilation:
@@ -238,7 +241,7 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
     """
     from pytools import directories
     from pytools.ipc import client as bus_client
-    from pytools.recording import kinds
+    from pytools.recording import segments
     from pytools.recording.reader import Read
     from pytools.views import export, history_query
 
@@ -247,7 +250,7 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
     if until is not None and since is None:
         raise click.UsageError("--until needs --since: what comes is not known yet")
     wanted, told = _wanted(types, asked, since, until), Read()
-    if since is not None and (lacking := sorted(kinds.NEVER & (wanted.types or frozenset()))):
+    if since is not None and (lacking := sorted(segments.NEVER & (wanted.types or frozenset()))):
         click.echo(f"swerve: {', '.join(lacking)} is not recorded ({directories.page('recording.md')})", err=True)
     recording = None if until is None else recording_of(options)
     if recording is not None:

@@ -1,21 +1,38 @@
 """The agent's configuration file: YAML to a frozen, checked record.
 
-Units are in the names. Read once at start; nothing here touches the kernel.
+In the file a quantity carries its unit (`interval: 20ms`), in the record its name does (`interval_ms`). A file with the
+names of the record, as earlier versions had them, is read too. Read at the start and on a reload; nothing here touches
+the kernel.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import math
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
-from pytools import directories, yaml_text
+from pytools import directories
 from pytools.directories import read_obeyed
 from pytools.errors import UsageError, not_permitted
+from pytools.units import SIZE_UNITS, UNITS, duration_yaml, parse_duration, parse_size, size_yaml
+from pytools.yaml_reader import Location, NotYamlError, Reader, decoded
 
 _MAX_BYTES: Final = 1 << 22  # some 60,000 peers
+_MIB: Final = SIZE_UNITS["MiB"]
+_QUANTITY: Final = re.compile(r"(?!\w*per_s$)(\w+)_(ns|us|ms|s|mib)")
+_KEYS: Final = {"hours": "retention", "busiest_ms": "busiest_interval"}  # the others are the name without its unit
+
+
+class Within(NamedTuple):
+    """The range of a number, both ends in it."""
+
+    least: float
+    most: float
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,19 +46,21 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How paths are probed."""
 
-    port: int = 862  # RFC 8762, section 4.1
-    interval_ms: float = 20.0
-    timeout_ms: float = 1000.0  # a probe not answered by then is lost
-    dscp: int = 0
-    flows: int = 1  # source ports per path: more than one samples what a hash behind the nexthop does
+    port: Annotated[int, Within(1, 65535)] = 862  # RFC 8762, section 4.1
+    interval_ms: Annotated[float, Within(1, 60_000)] = 20.0
+    timeout_ms: Annotated[float, Within(10, 60_000)] = 1000.0  # a probe not answered by then is lost
+    dscp: Annotated[int, Within(0, 63)] = 0
+    # source ports per path: more than one samples what a hash behind the nexthop does
+    flows: Annotated[int, Within(1, 16)] = 1
 
 
 class Windows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Over which time figures are given."""
 
-    short_ms: float = 90.0  # what steering reacts to: five probes, so that three of them are a median
-    long_ms: float = 1000.0  # what people read
-    base_s: float = 30.0  # window of the base delay behind a queueing delay
+    # what steering reacts to: five probes, so that three of them are a median
+    short_ms: Annotated[float, Within(10, 60_000)] = 90.0
+    long_ms: Annotated[float, Within(10, 600_000)] = 1000.0  # what people read
+    base_s: Annotated[float, Within(1, 3600)] = 30.0  # window of the base delay behind a queueing delay
 
     @property
     def long_ns(self) -> int:
@@ -52,12 +71,17 @@ class Windows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How clocks are compared. A coded pair is two probes a set spacing apart, behind a third that leads them."""
 
-    pair_interval_ms: float = 40.0  # a pair per path and interval; rounded to whole probe intervals
-    spacing_us: float = 0.0  # between the two probes of a pair; 0: as close as they will go
-    tolerance_ns: int = 150  # a pair whose spacing changed by more on its way is rejected
-    window_ms: float = 2000.0  # what a line is fitted to
-    interval_ms: float = 500.0  # how often; four times as often after a step, a doubt or a new path
-    asymmetry_share: float = 0.1  # stated allowance: directions differ by no more than this share of the round trip
+    # a pair per path and interval; rounded to whole probe intervals
+    pair_interval_ms: Annotated[float, Within(1, 60_000)] = 40.0
+    # between the two probes of a pair; 0: as close as they will go
+    spacing_us: Annotated[float, Within(0, 10_000)] = 0.0
+    # a pair whose spacing changed by more on its way is rejected
+    tolerance_ns: Annotated[int, Within(1, 1_000_000)] = 150
+    window_ms: Annotated[float, Within(100, 600_000)] = 2000.0  # what a line is fitted to
+    # how often; four times as often after a step, a doubt or a new path
+    interval_ms: Annotated[float, Within(10, 600_000)] = 500.0
+    # stated allowance: directions differ by no more than this share of the round trip
+    asymmetry_share: Annotated[float, Within(0, 1)] = 0.1
     reference: str = ""  # the host whose clock is the common one; empty: elected, the first by name that is heard
     chrony_socket: str = ""  # feed the estimate to chrony's SOCK reference clock there
 
@@ -69,7 +93,7 @@ class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HostBus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How agents talk to each other; without a key file they do not."""
 
-    port: int = 7447
+    port: Annotated[int, Within(1, 65535)] = 7447
     key_file: str = ""  # at least 32 bytes that all hosts share; readable by its owner alone
 
 
@@ -77,24 +101,25 @@ class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How application packets are sampled."""
 
     enabled: bool = True  # needs the bus between hosts
-    per_s: int = 2000  # budget: samples a second, both directions; the rate adapts
+    per_s: Annotated[int, Within(1, 1_000_000)] = 2000  # budget: samples a second, both directions; the rate adapts
 
 
 class Tcp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How TCP connections are followed."""
 
-    flows: int = 131_072  # remembered at most; beyond, the least recently used go
-    refresh_ms: float = 100.0  # how often the figures of a busy connection are taken
-    busiest: int = 1024  # so many connections are told more often than once per long window, while somebody listens
-    busiest_ms: float = 100.0  # how often
+    flows: Annotated[int, Within(64, 4_000_000)] = 131_072  # remembered at most; beyond, the least recently used go
+    refresh_ms: Annotated[float, Within(1, 60_000)] = 100.0  # how often the figures of a busy connection are taken
+    # so many connections are told more often than once per long window, while somebody listens
+    busiest: Annotated[int, Within(0, 100_000)] = 1024
+    busiest_ms: Annotated[float, Within(10, 60_000)] = 100.0  # how often
 
 
 class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How interfaces are watched."""
 
-    interval_ms: float = 250.0  # counters and queues; events come at once
-    mtu_interval_s: float = 1.0  # a packet of full size per path so often; 0: none
-    flap_window_s: float = 60.0  # carrier lost and found again within it is a flap
+    interval_ms: Annotated[float, Within(10, 60_000)] = 250.0  # counters and queues; events come at once
+    mtu_interval_s: Annotated[float, Within(0, 3600)] = 1.0  # a packet of full size per path so often; 0: none
+    flap_window_s: Annotated[float, Within(1, 3600)] = 60.0  # carrier lost and found again within it is a flap
 
 
 class Rdma(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,21 +127,25 @@ class Rdma(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     uprobes: Literal["auto", "off"] = "auto"  # breakpoints in the providers: not for processes that post a lot
     tap: bool = True  # serve the memory in which tapped processes count
-    tap_tables_per_user: int = 4  # of 512 queue pairs each, one at least per process; root has more
-    interval_ms: float = 10.0  # reading of the queue pairs while any is busy
-    budget_per_s: int = 20_000  # requests timed a second by one queue pair's process, at most
-    congested_share: float = 0.5  # of the mean bandwidth: below is half of "congested"
-    congested_backlog: float = 2.0  # times the mean of outstanding bytes: above is the other half
-    mean_ms: float = 50.0  # what "mean" reaches back
-    dead_ms: float = 200.0  # outstanding and nothing completed for so long
+    # of 512 queue pairs each, one at least per process; root has more
+    tap_tables_per_user: Annotated[int, Within(1, 256)] = 4
+    interval_ms: Annotated[float, Within(1, 10_000)] = 10.0  # reading of the queue pairs while any is busy
+    # requests timed a second by one queue pair's process, at most
+    budget_per_s: Annotated[int, Within(0, 10_000_000)] = 20_000
+    congested_share: Annotated[float, Within(0.01, 1)] = 0.5  # of the mean bandwidth: below is half of "congested"
+    # times the mean of outstanding bytes: above is the other half
+    congested_backlog: Annotated[float, Within(1, 1000)] = 2.0
+    mean_ms: Annotated[float, Within(1, 60_000)] = 50.0  # what "mean" reaches back
+    dead_ms: Annotated[float, Within(1, 600_000)] = 200.0  # outstanding and nothing completed for so long
 
 
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How much of what was told is kept (docs/recording.md)."""
 
-    hours: float = 24.0  # older records go; 0: nothing is recorded
-    fine_mib: float = 64.0  # compressed: every record, for the last minutes or hours
-    coarse_mib: float = 192.0  # the same without short windows, which reaches further back
+    hours: Annotated[float, Within(0, 10_000)] = 24.0  # older records go; 0: nothing is recorded
+    fine_mib: Annotated[float, Within(1, 1_000_000)] = 64.0  # compressed: every record, for the last minutes or hours
+    # the same without short windows, which reaches further back
+    coarse_mib: Annotated[float, Within(1, 1_000_000)] = 192.0
     directory: str = ""  # empty: `recording` in the instance's state directory
 
 
@@ -137,36 +166,139 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     virtual_clock: str = ""  # labs only: the file that says how this host's stamping clock runs
 
 
+_SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    name: kind
+    for name, kind in get_type_hints(AgentConfig).items()
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+}
+
+
 def load(path: Path) -> AgentConfig:
-    """Read and check a configuration.
+    """Read and check a configuration; `read` without the hints.
+
+    Raises
+    ------
+    SwerveError
+        As `read`.
+    """
+    return read(path)[0]
+
+
+def read(path: Path) -> tuple[AgentConfig, tuple[str, ...]]:
+    """A checked configuration, and hints how to write what is in the spelling of earlier versions.
 
     Raises
     ------
     UsageError
-        If the file is missing, is not YAML, or has a field that does not fit; names the field.
+        If the file is missing, is not YAML, or has a field that does not fit; names the line and the field.
     RefusedError
         If somebody else could have written it: it says whom to probe and where a key is.
     CapabilityError
         If this user may not read it.
     """
+    page = directories.page("config.md")
     try:
         text = read_obeyed(path, _MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:
-            hint = f"is it the right file? ({directories.page('config.md')})"
-            raise UsageError(f"{path}: larger than {_MAX_BYTES} bytes", hint)
-        config = msgspec.convert(yaml_text.values(text), AgentConfig)
+            raise UsageError(f"{path}: larger than {_MAX_BYTES} bytes", f"is it the right file? ({page})")
+        reader = Reader(aliases=True)
+        raw, hints = _as_record(reader.read(decoded(text)), reader)
     except PermissionError as error:
         raise not_permitted(error, path) from None
     except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror}", f"write it, or name another with --config ({directories.page('config.md')})"
-        ) from None
-    except (yaml_text.NotYamlError, msgspec.ValidationError) as error:
-        raise UsageError(f"{path}: {error}", f"correct it ({directories.page('config.md')})") from None
-    return checked(config, str(path))
+        raise UsageError(f"{path}: {error.strerror}", f"write it, or name another with --config ({page})") from None
+    except NotYamlError as error:
+        raise UsageError(f"{path}:{error.line}: {error}", f"correct it ({page})") from None
+    problems, config = reader.problems, None
+    try:
+        config = msgspec.convert(raw, AgentConfig) if not problems else None
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        problems = [reader.problem(_location(place.rstrip("`")), what)]
+    if config is None or problems:
+        raise UsageError(min(problems).text(str(path)), f"correct it ({page})")
+    return checked(config, str(path), reader), hints
 
 
-def checked(config: AgentConfig, where: str) -> AgentConfig:
+def as_file(config: AgentConfig) -> dict[str, Any]:
+    """A configuration as plain values, named and written as in a file."""
+    found: dict[str, Any] = msgspec.to_builtins(config)
+    for section, value in found.items():
+        if isinstance(value, dict):
+            found[section] = {key_of(name): _written(name, each) for name, each in value.items()}
+    return found
+
+
+def key_of(field: str) -> str:
+    """A field of the record (`probe.interval_ms`) as the file names it (`probe.interval`)."""
+    section, dot, name = field.rpartition(".")
+    match = _QUANTITY.fullmatch(name)
+    return section + dot + _KEYS.get(name, match[1] if match else name)
+
+
+def _unit(name: str) -> str:
+    """The unit in the name of a field; empty where its value is a plain number."""
+    match = _QUANTITY.fullmatch(name.rpartition(".")[2])
+    return "h" if name.endswith("hours") else match[2] if match else ""
+
+
+def _written(name: str, value: Any) -> Any:
+    """The value of a field as it is written in a file."""
+    unit = _unit(name)
+    if not unit or not math.isfinite(value):
+        return value
+    return size_yaml(round(value * _MIB)) if unit == "mib" else duration_yaml(round(value * UNITS[unit]))
+
+
+def _quantity(name: str, text: object) -> float:
+    """A quantity of a file as the value of the field; raises ValueError."""
+    unit = _unit(name)
+    value = parse_size(text) / _MIB if unit == "mib" else parse_duration(text) / UNITS[unit]
+    return int(value) if value.is_integer() else value
+
+
+def _as_record(raw: Any, reader: Reader) -> tuple[Any, tuple[str, ...]]:
+    """The values of a file under the names of the record, and how to write those that are in the old spelling."""
+    hints: list[str] = []
+    if not isinstance(raw, dict):
+        return raw, ()
+    return {section: _section(section, value, reader, hints) for section, value in raw.items()}, tuple(hints)
+
+
+def _section(section: str, raw: Any, reader: Reader, hints: list[str]) -> Any:
+    kind = _SECTIONS.get(section)
+    if kind is None or not isinstance(raw, dict):
+        return raw
+    found = dict(raw)
+    for name in (each.name for each in msgspec.structs.fields(kind)):
+        key, at = key_of(name), (section, key_of(name))
+        if key == name:
+            continue
+        if name in found:
+            if key in found:
+                reader.problems.append(reader.problem((section, name), f"given twice: {key} is the same"))
+            elif isinstance(found[name], int | float):
+                said, line = f"{section}.{name}: {found[name]}", reader.lines[section, name]
+                hints.append(f"line {line}: write {said} as {section}.{key}: {_written(name, found[name])}")
+        elif key in found:
+            try:
+                found[name] = _quantity(name, found[key])
+            except ValueError:
+                example = "64MiB" if _unit(name) == "mib" else "20ms"
+                reader.problems.append(
+                    reader.problem(at, f"expected a number with its unit, such as {example}, got {found[key]!r}")
+                )
+            del found[key]
+    return found
+
+
+def _location(path: str) -> Location:
+    """Where in the file `.probe.port` or `.peers[0].name` is."""
+    parts = re.findall(r"\.(\w+)|\[(\d+)\]", path)
+    return tuple(int(number) if number else key_of(name) for name, number in parts)
+
+
+def checked(config: AgentConfig, where: str, reader: Reader | None = None) -> AgentConfig:
     """The same configuration, once its values are known to make sense.
 
     Raises
@@ -174,55 +306,58 @@ def checked(config: AgentConfig, where: str) -> AgentConfig:
     UsageError
         If an address is no address, a name or address is used twice, or a number is out of its range.
     """
-    for peer in config.peers:
+
+    def wrong(field: str, what: str, step: str = "") -> UsageError:
+        names = (tuple(field.split(".")), tuple(key_of(field).split(".")))
+        line = next((f":{reader.lines[at]}" for at in names if at in reader.lines), "") if reader else ""
+        return UsageError(f"{where}{line}: {what}", step)
+
+    for number, peer in enumerate(config.peers):
         if why := _no_hosts_address(peer.address):
-            raise UsageError(f"{where}: peer {peer.name}: {peer.address!r} is {why}", "name an address of that host")
+            line = f":{reader.lines.get(('peers', number, 'address'), 1)}" if reader else ""
+            said = f"peer {peer.name}: {peer.address!r} is {why}"
+            raise UsageError(f"{where}{line}: {said}", "name an address of that host")
     for what, values in (
         ("address", [ipaddress.ip_address(peer.address) for peer in config.peers]),
         ("name", [(peer.name, ":" in peer.address) for peer in config.peers]),
     ):
         if len(set(values)) != len(values):
-            raise UsageError(f"{where}: a peer's {what} is used twice", "keep one entry per peer and family")
-    probe = config.probe
-    for name, value, low, high in (
-        ("probe.port", probe.port, 1, 65535),
-        ("probe.interval_ms", probe.interval_ms, 1, 60_000),
-        ("probe.timeout_ms", probe.timeout_ms, 10, 60_000),
-        ("probe.dscp", probe.dscp, 0, 63),
-        ("probe.flows", probe.flows, 1, 16),
-        ("windows.short_ms", config.windows.short_ms, 10, 60_000),
-        ("windows.long_ms", config.windows.long_ms, 10, 600_000),
-        ("windows.base_s", config.windows.base_s, 1, 3600),
-        ("clocks.pair_interval_ms", config.clocks.pair_interval_ms, 1, 60_000),
-        ("clocks.spacing_us", config.clocks.spacing_us, 0, 10_000),
-        ("clocks.tolerance_ns", config.clocks.tolerance_ns, 1, 1_000_000),
-        ("clocks.window_ms", config.clocks.window_ms, 100, 600_000),
-        ("clocks.interval_ms", config.clocks.interval_ms, 10, config.clocks.window_ms),
-        ("clocks.asymmetry_share", config.clocks.asymmetry_share, 0, 1),
-        ("bus.port", config.bus.port, 1, 65535),
-        ("samples.per_s", config.samples.per_s, 1, 1_000_000),
-        ("tcp.flows", config.tcp.flows, 64, 4_000_000),
-        ("tcp.refresh_ms", config.tcp.refresh_ms, 1, 60_000),
-        ("tcp.busiest", config.tcp.busiest, 0, 100_000),
-        ("tcp.busiest_ms", config.tcp.busiest_ms, 10, 60_000),
-        ("links.interval_ms", config.links.interval_ms, 10, 60_000),
-        ("links.mtu_interval_s", config.links.mtu_interval_s, 0, 3600),
-        ("links.flap_window_s", config.links.flap_window_s, 1, 3600),
-        ("rdma.interval_ms", config.rdma.interval_ms, 1, 10_000),
-        ("rdma.tap_tables_per_user", config.rdma.tap_tables_per_user, 1, 256),
-        ("rdma.budget_per_s", config.rdma.budget_per_s, 0, 10_000_000),
-        ("rdma.congested_share", config.rdma.congested_share, 0.01, 1),
-        ("rdma.congested_backlog", config.rdma.congested_backlog, 1, 1000),
-        ("rdma.mean_ms", config.rdma.mean_ms, 1, 60_000),
-        ("rdma.dead_ms", config.rdma.dead_ms, 1, 600_000),
-        ("recording.hours", config.recording.hours, 0, 10_000),
-        ("recording.fine_mib", config.recording.fine_mib, 1, 1_000_000),
-        ("recording.coarse_mib", config.recording.coarse_mib, 1, 1_000_000),
-    ):
+            raise wrong("peers", f"a peer's {what} is used twice", "keep one entry per peer and family")
+    for field, value, low, high in _ranges(config):
         if not low <= value <= high:
-            raise UsageError(f"{where}: {name} is {value}, must be within {low} and {high}")
-    _check_texts(config, where)
+            said, least, most = (_written(field, each) for each in (value, low, high))
+            raise wrong(field, f"{key_of(field)} is {said}, must be within {least} and {most}")
+    for field, what, name in _names(config):
+        if not (name.isprintable() and 1 <= len(name.encode()) <= 255):
+            raise wrong(field, f"{what} is {name!r}", "a name has 1 to 255 bytes of printable text")
+    for field, path, limit in (
+        ("clocks.chrony_socket", config.clocks.chrony_socket, 107),  # the path of a socket has room for no more
+        ("bus.key_file", config.bus.key_file, 4095),
+        ("recording.directory", config.recording.directory, 4000),
+    ):
+        if path and not (path.startswith("/") and path.isprintable() and len(path.encode()) <= limit):
+            step = f"name an absolute path of at most {limit} printable bytes"
+            raise wrong(field, f"{field} is {path!r}", step)
     return config
+
+
+def _ranges(config: AgentConfig) -> Iterator[tuple[str, float, float, float]]:
+    """Of each number with a range: field, value, least and most."""
+    for section, kind in _SECTIONS.items():
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            value = getattr(getattr(config, section), name)
+            for within in getattr(hint, "__metadata__", ()):
+                yield f"{section}.{name}", value, within.least, within.most
+    yield "clocks.interval_ms", config.clocks.interval_ms, 10, config.clocks.window_ms
+
+
+def _names(config: AgentConfig) -> Iterator[tuple[str, str, str]]:
+    """Names of hosts: field, what it is, and the name. They travel between hosts behind a length of one byte."""
+    yield "host", "host", config.host
+    for peer in config.peers:
+        yield "peers", "a peer's name", peer.name
+    if config.clocks.reference:
+        yield "clocks.reference", "clocks.reference", config.clocks.reference
 
 
 def _no_hosts_address(text: str) -> str:
@@ -236,20 +371,3 @@ def _no_hosts_address(text: str) -> str:
     if address.is_unspecified or address.is_multicast or address == ipaddress.IPv4Address("255.255.255.255"):
         return "not of one host"
     return ""
-
-
-def _check_texts(config: AgentConfig, where: str) -> None:
-    """Names travel between hosts behind a length of one byte; a socket's path has room for 107 bytes."""
-    names = [("host", config.host), *(("a peer's name", peer.name) for peer in config.peers)]
-    for what, name in [*names, *([("clocks.reference", config.clocks.reference)] if config.clocks.reference else [])]:
-        if not (name.isprintable() and 1 <= len(name.encode()) <= 255):
-            raise UsageError(f"{where}: {what} is {name!r}", "a name has 1 to 255 bytes of printable text")
-    for what, path, limit in (
-        ("clocks.chrony_socket", config.clocks.chrony_socket, 107),
-        ("bus.key_file", config.bus.key_file, 4095),
-        ("recording.directory", config.recording.directory, 4000),
-    ):
-        if path and not (path.startswith("/") and path.isprintable() and len(path.encode()) <= limit):
-            raise UsageError(
-                f"{where}: {what} is {path!r}", f"name an absolute path of at most {limit} printable bytes"
-            )

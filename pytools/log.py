@@ -1,12 +1,14 @@
-"""Log lines of a daemon: one event a line on standard error, words first, then key=value fields.
+"""What the daemons log: one event a line on standard error, words first, then key=value fields.
 
-Where the journal reads them (JOURNAL_STREAM names our standard error) each begins with its level, <4> for a warning,
-which the journal takes off. Never raises: a log that is gone must not end what it tells of. Any thread.
+The loggers are those of the standard library below `swerve`; importing this module sets them up. Where the journal
+reads our standard error (JOURNAL_STREAM names it) each line begins with its level, <4> for a warning, which the journal
+takes off. Never raises: a log that is gone must not end what it tells of. Any thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sys
@@ -19,20 +21,25 @@ _LONGEST: Final = 4000  # characters; the journal breaks lines of 48 KiB
 
 
 class Level(IntEnum):
-    """As syslog numbers them."""
+    """As the standard library numbers them, and one between."""
 
-    ERROR = 3
-    WARNING = 4
-    NOTICE = 5
-    INFO = 6
+    ERROR = logging.ERROR
+    WARNING = logging.WARNING
+    NOTICE = 25
+    INFO = logging.INFO
+
+
+_SYSLOG: Final[Mapping[int, int]] = {Level.ERROR: 3, Level.WARNING: 4, Level.NOTICE: 5, Level.INFO: 6}
+
+
+def logger(part: str = "") -> logging.Logger:
+    """The logger of a part of swerve, whose lines begin with its name: `swerve steer: `."""
+    return logging.getLogger(f"swerve.{part}" if part else "swerve")
 
 
 def event(level: Level, what: str, /, **fields: object) -> None:
-    """Write one line; fields that are None are left out."""
-    line = text(what, fields)
-    prefix = f"<{level.value}>" if to_journal(sys.stderr) else ""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"{prefix}{line}", file=sys.stderr, flush=True)
+    """Log an event of the agent; fields that are None are left out."""
+    _AGENT.log(level, "%s", text(what, fields))
 
 
 def text(what: str, fields: Mapping[str, object]) -> str:
@@ -43,6 +50,23 @@ def text(what: str, fields: Mapping[str, object]) -> str:
     """
     parts = [_clean(what), *(f"{name}={_value(value)}" for name, value in fields.items() if value is not None)]
     return " ".join(parts)[:_LONGEST]
+
+
+class _ToStderr(logging.Handler):
+    """Writes to what is standard error at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = f"<{_SYSLOG.get(record.levelno, 6)}>" if to_journal(sys.stderr) else ""
+        name = "" if record.name == _AGENT.name else record.name.replace(".", " ") + ": "
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            print(f"{level}{name}{record.getMessage()}", file=sys.stderr, flush=True)
+
+
+_AGENT: Final = logger("agent")
+_ROOT: Final = logger()
+_ROOT.setLevel(logging.INFO)
+_ROOT.addHandler(_ToStderr())
+_ROOT.propagate = False
 
 
 def to_journal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from pytools.errors import CapabilityError, SwerveError
 from pytools.signals import Act
-from steering.durations import parse_duration
+from pytools.units import parse_duration
 from steering.plan import FlowKey, canonical
 
 _PROTOCOLS: Final = {"tcp": 6, "udp": 17}
@@ -98,3 +102,14 @@ def who() -> str:
     """Who types, for the history."""
     user = os.environ.get("SUDO_USER", "")
     return f"user {os.getuid()}" + (f" ({user})" if user.isprintable() and user else "")
+
+
+@contextlib.contextmanager
+def file_errors(place: Path) -> Iterator[None]:
+    """Make an OSError about `place`, or a file in it, a SwerveError."""
+    try:
+        yield
+    except PermissionError as error:
+        raise CapabilityError(f"{error.filename or place}: {error.strerror}", "run it as root") from None
+    except OSError as error:
+        raise SwerveError(f"{error.filename or place}: {error.strerror or error}") from None

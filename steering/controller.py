@@ -22,11 +22,10 @@ from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act, AnySignal, PathDelay
 from steering.acting import journal, messages
 from steering.acting.acts_file import ActsFile
-from steering.acting.disk_writer import Later
+from steering.acting.background import Later
 from steering.acting.flows import FlowActing
-from steering.acting.memory import Memory, MemoryFile
+from steering.acting.memory import Memory, MemoryFile, UsualFile
 from steering.acting.standbys import StandByActing
-from steering.acting.usual_file import UsualFile
 from steering.acting.weights import Acting
 from steering.actuators import overlay_memory
 from steering.actuators.overlay import Overlay

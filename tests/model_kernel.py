@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytools.kernel.leftovers import FIRST_ID, LAST_ID, is_our_rule, is_our_table
-from pytools.kernel.netlink.attributes import attribute, attributes
 from pytools.kernel.netlink.monitor import News
 from pytools.kernel.netlink.nexthops import group_body, nexthop_body
 from pytools.kernel.netlink.routes import Hop, hop_of, hops_of, route_of
 from pytools.kernel.netlink.routing import PROTOCOL, UNICAST, Link, Netlink, NetlinkError, Nexthop
+from pytools.kernel.netlink.socket import attribute, attributes
 from pytools.kernel.netlink.tables import rule_of
 
 THROW, BLACKHOLE = 9, 6

@@ -31,7 +31,7 @@ _RUNNER = support.ROOT / "tests/under_unit.py"
 CONFIG = """\
 host: one
 peers: [{name: two, address: 10.77.0.2, clock: shared}]
-recording: {fine_mib: 1, coarse_mib: 1}
+recording: {fine: 1MiB, coarse: 1MiB}
 """
 
 

@@ -26,7 +26,7 @@ from pytools.kernel.netlink.routing import Netlink, NexthopGroup
 from pytools.lab import Lab
 from pytools.signals import Act, Delay, Path, PathDelay, PathState
 from steering.acting import journal
-from steering.acting.disk_writer import Later
+from steering.acting.background import Later
 from steering.deciding.evidence import Facts
 from steering.demo.observe import Observer
 from steering.plan import Group, Member, Weights, nexthop_group, overlay_target, weights_of

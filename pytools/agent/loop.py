@@ -23,13 +23,13 @@ from pytools.agent import reload as agent_reload
 from pytools.agent.heartbeat import Heartbeat, Standing
 from pytools.agent.hooks import Hooks
 from pytools.agent.reload import Slot, Source
-from pytools.config import AgentConfig
+from pytools.config import AgentConfig, key_of
 from pytools.errors import SwerveError
 from pytools.estimators.offsets import Offset
 from pytools.ipc.bus import Bus, Server
 from pytools.ipc.map_lending import Lender
 from pytools.ipc.readers import ReadServer, readers_group
-from pytools.kernel import low_ports, netns, priority, privileges
+from pytools.kernel import low_ports, netns, privileges
 from pytools.kernel.bpf import attach, loader, syscall
 from pytools.kernel.netlink.routing import Netlink
 from pytools.log import Level
@@ -246,9 +246,10 @@ class Agent:
             except SwerveError as error:
                 failed[part] = str(error)
         self._config = plan.holds(failed)
-        self._waiting = {**plan.waiting, **failed}
+        self._waiting = {key_of(field): why for field, why in {**plan.waiting, **failed}.items()}
         self._due.update(dict.fromkeys(self._due, 0))  # hooks first: what is new is to be stamped from the start
-        log.event(Level.INFO, "configuration read again", changed=",".join(plan.taken(failed)) or "nothing")
+        changed = ",".join(map(key_of, plan.taken(failed)))
+        log.event(Level.INFO, "configuration read again", changed=changed or "nothing")
         for field, why in self._waiting.items():
             log.event(Level.WARNING, "not taken up", field=field, why=why, next="restart the agent")
 
@@ -293,7 +294,7 @@ def run(
         netns.enter(namespace)
     instance = directories.instance(namespace)
     log.event(Level.INFO, "agent starting", host=config.host, peers=len(config.peers), instance=instance)
-    if refused := priority.raise_own():
+    if refused := privileges.raise_priority():
         log.event(Level.NOTICE, "agent runs at the usual CPU priority", why=refused)
     for missing, lost in privileges.gaps():
         log.event(Level.NOTICE, "agent runs without", missing=missing, lost=lost)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import yaml
 
 from pytools import config, directories
@@ -204,7 +203,7 @@ def _write_config(
     if clock is not None:
         clocks.save(clock, timekeeping.file_of(host))
     told = agent_config(host, hosts, ipv6, clock is not None, key_file)
-    text = yaml.safe_dump(msgspec.to_builtins(told), sort_keys=False)
+    text = yaml.safe_dump(config.as_file(told), sort_keys=False)
     (directory / "agent.yaml").write_text(text)
 
 

@@ -209,7 +209,7 @@ def clock(name: str, host: str | None, by: str | None, as_json: bool) -> None:
     if host is None or by is None:
         _print_clocks(lab.clocks(), as_json)
         return
-    number, step_ns = _host_number(host), timekeeping.parse_duration(by)
+    number, step_ns = _host_number(host), timekeeping.parse_shift(by)
     at_ns = lab.step_clock(number, step_ns)
     if as_json:
         click.echo(json.dumps({"host": f"h{number}", "step_ns": step_ns, "at_ns": at_ns}))

@@ -14,7 +14,7 @@ from typing import IO, Any, Self
 
 from pytools.errors import SwerveError, UsageError
 from pytools.kernel.netlink.routing import Netlink
-from pytools.lab import building, bursts, cables, faults, filters, processes, state, timekeeping, view
+from pytools.lab import building, bursts, faults, filters, processes, state, timekeeping, view
 from pytools.lab.clocks import VirtualClock
 from pytools.lab.topology import Host, Rail, Spec, check_shape, host_of, parse_rate, rail_of
 
@@ -315,7 +315,7 @@ class Lab:
         carrier : bool
             Both ends lose their carrier, and with it the host its nexthops; else they notice nothing.
         """
-        cables.cut(self.spec, rail, host, carrier)
+        faults.cut(self.spec, rail, host, carrier)
 
     def kill_host(self, host: int) -> list[str]:
         """Let a host die: its processes are killed, its cables cut silently. Returns the processes.
@@ -327,7 +327,7 @@ class Lab:
         for process in self._started:
             process.poll()
         for rail in self.rails:
-            cables.cut(self.spec, rail.number, host, carrier=False)
+            faults.cut(self.spec, rail.number, host, carrier=False)
         return killed
 
     def counts(self, rail: int) -> dict[str, int]:

@@ -1,15 +1,45 @@
 """Faults in a rail, and their end: rate, queue, silent or random loss, a longer way, marks, small MTUs.
 
 All are made in the rail's namespace, so that a host sees them as it would see a fault in the network.
+
+A silent cut of a cable loses everything in both directions in the rail's port, ARP and the rail's own packets too, so
+that a neighbour one hop away (BFD) misses as much as a probe across the fabric. A cut carrier is the port set down,
+which takes the carrier of the host's end: the kernel then drops the nexthops there by itself.
 """
 
 from __future__ import annotations
 
 from pytools.errors import UsageError
 from pytools.kernel.netlink.routing import MAIN_TABLE, PROTOCOL, Family, Netlink, Route, Rule
-from pytools.lab import building, cables, filters, wiring
+from pytools.lab import building, filters, wiring
 from pytools.lab import inner_paths as innards
 from pytools.lab.topology import Host, Port, Rail, Spec, check_shape, host_of, rail_of
+
+
+def cut(spec: Spec, rail: int, host: int | None, carrier: bool) -> None:
+    """Cut the cable to a host, or all of a rail's; one that is cut that way already stays so."""
+    target = rail_of(spec, rail)
+    ports = target.ports if host is None else (target.ports[host_of(spec, host).number - 1],)
+    if carrier:
+        with Netlink(target.netns) as netlink:
+            for port in ports:
+                wiring.set_up(netlink, port.index, up=False)
+        return
+    whole = [port for port in ports if not filters.has(target, port, filters.LOSE)]
+    if whole:
+        filters.install(target, whole, filters.LOSE, {}, ("ingress", "egress"))
+
+
+def plug_in(spec: Spec, rail: Rail) -> None:
+    """Give ports that are down their carrier back, and the rail the routes it lost with them."""
+    with Netlink(rail.netns) as netlink:
+        up = {link.index for link in netlink.links() if link.up}
+        for port in rail.ports:
+            if port.index not in up:
+                wiring.set_up(netlink, port.index)
+                for route in building.ways_to(host_of(spec, port.host), rail):
+                    netlink.replace_route(route)
+
 
 # Two priorities: the kernel takes a rule without a destination for the same as one that only adds a destination.
 _ONE_WAY_PRIORITY, _RAIL_PRIORITY = 100, 101
@@ -144,7 +174,7 @@ def heal(spec: Spec, rail: Rail) -> None:
     for way in rail.inner:
         _restore(spec, way)
     filters.remove(rail)
-    cables.plug_in(spec, rail)
+    plug_in(spec, rail)
     with Netlink(rail.netns) as netlink:
         _widen(netlink, spec, rail)
     _restore(spec, rail)

@@ -20,8 +20,26 @@ from pytools.kernel.bpf import attach, loader, syscall
 from pytools.kernel.bpf.maps import Map
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
-from pytools.lab.tc_message import TrafficControl
 from pytools.lab.topology import Port, Rail
+
+
+class TrafficControl:
+    """`struct tcmsg`, to be inherited beside `nlmsg` by a message that adds its attributes.
+
+    Not a message itself: what inherits from one is given the attribute table that was compiled for it.
+    """
+
+    prefix = "TCA_"
+    fields = (
+        ("family", "B"),
+        ("pad1", "B"),
+        ("pad2", "H"),
+        ("index", "i"),
+        ("handle", "I"),
+        ("parent", "I"),
+        ("info", "I"),
+    )
+
 
 MARK: Final = "lab_mark"
 NARROW: Final = "lab_narrow"

@@ -5,21 +5,18 @@ A clock lies in its host's runtime directory, so it goes with the lab. Times are
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytools import directories
+from pytools import directories, units
 from pytools.errors import UsageError
 from pytools.lab import clocks
 from pytools.lab.clocks import VirtualClock
 from pytools.lab.topology import Host
 
 _AHEAD_NS = 500_000_000  # how long before a step is announced: agents look at the file every 50 ms
-_DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?)(ns|us|ms|s)")
-_UNITS_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 
 
 def file_of(host: Host) -> Path:
@@ -86,15 +83,16 @@ def show(hosts: Sequence[Host]) -> dict[str, Any]:
     return {"reference": hosts[0].name, "at_ns": now_ns, "clocks": shown}
 
 
-def parse_duration(text: str) -> int:
-    """Nanoseconds of `10ms`, `-250us`, `1.5s`, `40ns`.
+def parse_shift(text: str) -> int:
+    """Nanoseconds by which a clock is set, of `10ms`, `-250us`, `1.5s`, `40ns`.
 
     Raises
     ------
     UsageError
         If it is no duration.
     """
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{text!r} is no duration", "write it like 10ms, -250us, 1.5s or 40ns")
-    return round(float(match[1]) * _UNITS_NS[match[2]])
+    try:
+        size_ns = units.parse_duration(text[1:] if text[:1] in "+-" else text)
+    except ValueError:
+        raise UsageError(f"{text!r} is no duration", "write it like 10ms, -250us, 1.5s or 40ns") from None
+    return -size_ns if text.startswith("-") else size_ns

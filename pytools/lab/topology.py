@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from pytools import units
 from pytools.errors import UsageError
 
 DEFAULT_QUEUE_BYTES = 65_536  # 5 ms at 100 Mbit/s, 52 ms at 10 Mbit/s
@@ -18,8 +19,6 @@ MAX_INNER = 8  # way K of rail R has 10.RK.0.0/16
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _PLACE = r"(?:[hr][1-9][0-9]?|r[1-9]w[1-9])"
-_RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit", re.IGNORECASE)
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _MIN_RATE, _MAX_RATE = 10_000, 400 * 10**9
 _MIN_QUEUE = 2_000  # one full frame must fit
 
@@ -144,20 +143,15 @@ def parse_rate(text: str) -> int | None:
     """
     if text.lower() == "none":
         return None
-    match = _RATE.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{text!r} is no rate", "write it like 100mbit, 1.5gbit, 800kbit, or none")
-    return round(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    try:
+        return units.parse_rate(text.lower())
+    except ValueError:
+        raise UsageError(f"{text!r} is no rate", "write it like 100mbit, 1.5gbit, 800kbit, or none") from None
 
 
 def rate_text(rate_bit_s: int | None) -> str:
     """A rate as `parse_rate` reads it."""
-    if rate_bit_s is None:
-        return "none"
-    for unit in ("g", "m", "k"):
-        if rate_bit_s % _UNITS[unit] == 0:
-            return f"{rate_bit_s // _UNITS[unit]}{unit}bit"
-    return f"{rate_bit_s}bit"
+    return "none" if rate_bit_s is None else units.rate_yaml(rate_bit_s)
 
 
 def namespace_pattern(name: str) -> re.Pattern[str]:

@@ -20,8 +20,8 @@ from pytools.kernel.netlink.nexthops import family_of, socket_family
 from pytools.kernel.netlink.routes import route_message
 from pytools.kernel.netlink.routing import Netlink, NetlinkError, Route
 from pytools.kernel.netlink.socket import CREATE, EXCLUSIVE, REPLACE
+from pytools.lab.filters import TrafficControl
 from pytools.lab.namespaces import NAMED
-from pytools.lab.tc_message import TrafficControl
 
 _NEW_LINK, _NEW_ADDRESS, _NEW_ROUTE, _NEW_QDISC, _DEL_QDISC, _GET_QDISC = 16, 20, 24, 36, 37, 38
 _LOCK_MTU = 1 << 2  # RTAX_LOCK: a bit per metric; without it IPv6 forwards by the interface's MTU

@@ -106,7 +106,7 @@ def _listed(directory: Path) -> list[Segment]:
     if not found:
         raise SwerveError(
             f"there is no recording in {directory}",
-            f"an agent writes it unless recording.hours is 0 ({directories.page('recording.md')})",
+            f"an agent writes it unless recording.retention is 0s ({directories.page('recording.md')})",
         )
     return found
 

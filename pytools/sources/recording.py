@@ -20,8 +20,7 @@ from pytools.errors import CapabilityError
 from pytools.ipc.bus import Bus, Published
 from pytools.ipc.wire import TYPES, is_detail
 from pytools.owned_files import as_owner
-from pytools.recording.kinds import ASIDE, FINE_ONLY, NEVER
-from pytools.recording.segments import TRACKS, Track
+from pytools.recording.segments import ASIDE, FINE_ONLY, NEVER, TRACKS, Track
 from pytools.recording.writer import TrackWriter
 
 _LOT_NS: Final = 250_000_000
@@ -62,7 +61,8 @@ class RecordingSource:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise CapabilityError(
-                f"{directory}: {error.strerror}", "name another with recording.directory, or set recording.hours to 0"
+                f"{directory}: {error.strerror}",
+                "name another with recording.directory, or set recording.retention: 0s",
             ) from None
         age_ns = int(settings.hours * _HOUR_NS)
         limits: dict[Track, float] = {"fine": settings.fine_mib, "coarse": settings.coarse_mib}

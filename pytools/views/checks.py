@@ -261,8 +261,8 @@ def _rdma() -> Finding:
 
 def _configured(name: str | None, config: Path | None) -> str:
     place = config or directories.default_config(name)
-    loaded = configuration.load(place)
-    return f"{place}: host {loaded.host}, {len(loaded.peers)} peers"
+    loaded, hints = configuration.read(place)
+    return "; ".join([f"{place}: host {loaded.host}, {len(loaded.peers)} peers", *hints])
 
 
 def served(name: str | None) -> str:

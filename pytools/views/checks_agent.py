@@ -16,7 +16,7 @@ from pytools import config as configuration
 from pytools import directories
 from pytools.errors import SwerveError
 from pytools.ipc.socket_files import connect, peer
-from pytools.kernel import priority, privileges
+from pytools.kernel import privileges
 from pytools.kernel.bpf import tc_programs
 from pytools.kernel.features import Finding
 from pytools.kernel.netlink.routing import Netlink, NetlinkError
@@ -49,7 +49,7 @@ def checks(name: str | None, config: Path | None) -> list[Check]:
             "priority of the agent",
             False,
             "where applications take all processors its probes are read late, and failover takes longer",
-            f"start it as root, or with Nice={priority.NICE} in its unit ({directories.page('service.md')})",
+            f"start it as root, or with Nice={privileges.NICE} in its unit ({directories.page('service.md')})",
             lambda: _priority(name),
         ),
         Check(
@@ -113,12 +113,12 @@ def _priority(name: str | None) -> Finding:
     agent = _agent(name)
     if agent is None:
         return Finding(None, "no agent runs")
-    nice = priority.of(agent[0])
+    nice = privileges.priority_of(agent[0])
     if nice is None:
         return Finding(None, f"process {agent[0]} cannot be seen from here")
-    real_time = priority.of_pacer(agent[0])
+    real_time = privileges.pacer_priority(agent[0])
     sends = f"real-time priority {real_time}" if real_time else "no real-time priority"
-    return Finding(nice <= priority.NICE, f"process {agent[0]} at nice {nice}; its probes are sent at {sends}")
+    return Finding(nice <= privileges.NICE, f"process {agent[0]} at nice {nice}; its probes are sent at {sends}")
 
 
 def _peers(name: str | None) -> Finding:

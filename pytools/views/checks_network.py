@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from pytools.errors import SwerveError
-from pytools.kernel import drop_reasons, features, rdma_class, tracefs
+from pytools.kernel import features, rdma_class, tracefs
 from pytools.kernel.bpf import cgroups, uprobes
 from pytools.kernel.features import Family, Finding
 from pytools.kernel.native import TAP
@@ -75,7 +75,7 @@ def _control_groups() -> str:
 def _drop_reasons() -> Finding:
     if "reason" not in tracefs.fields("skb", "kfree_skb"):
         return Finding(False, "no event skb:kfree_skb with a reason")
-    return Finding(True, f"{len(drop_reasons.from_kernel())} reasons")
+    return Finding(True, f"{len(tracefs.drop_reasons())} reasons")
 
 
 def links() -> list[Check]:

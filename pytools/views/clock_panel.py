@@ -16,7 +16,6 @@ from pytools.views.model import Model
 from pytools.views.sheet import Sheet
 from pytools.views.timing import is_silent, references
 
-HEAD_LINES: Final = 2  # of the table: headings and rule
 _NAMED: Final = 3  # hosts called by name in one line
 _ORDER: Final = ("free_running", "holdover", "synchronised")
 

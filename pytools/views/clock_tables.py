@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pytools import units
 from pytools.signals import Clock
 from pytools.views import empty_states, tables
 from pytools.views.model import Model
@@ -94,11 +95,11 @@ def edges(model: Model) -> RenderableType:
             tables.way(path),
             tables.offset(edge.offset_ns),
             tables.ppm(edge.drift_ppb),
-            tables.duration(edge.sigma_ns),
+            units.duration(edge.sigma_ns),
             tables.bound(edge.bound_ns),
             # As the larger of the two distances: offset ± this holds whatever the network does.
             tables.bound(max(edge.hard_high_ns - edge.offset_ns, edge.offset_ns - edge.hard_low_ns)),
-            tables.duration(edge.round_trip_min_ns),
+            units.duration(edge.round_trip_min_ns),
             str(edge.pairs_kept),
             str(edge.pairs_rejected),
             Text("stepped", style="red") if edge.stepped else "no",
@@ -122,9 +123,9 @@ def collocation(model: Model) -> RenderableType:
         tables.add_row(table, "own", "", ", ".join(found.alone))
     if found.unknown:
         tables.add_row(table, "unknown", "", ", ".join(found.unknown), style="dim")
-    title = f"{found.host}: oscillators, from {tables.duration(found.span_ns)} of drift history"
+    title = f"{found.host}: oscillators, from {units.duration(found.span_ns)} of drift history"
     if is_silent(found.at_ns, model.at_ns):
-        title += f", said {tables.duration(model.at_ns - found.at_ns)} ago"
+        title += f", said {units.duration(model.at_ns - found.at_ns)} ago"
     parts: list[RenderableType] = [Text(title, style="bold"), table]
     if not found.groups:
         parts.append(Text("no two hosts are known to share one", style="dim"))
@@ -133,4 +134,4 @@ def collocation(model: Model) -> RenderableType:
 
 def _confidence(value: float) -> str:
     """A probability that is never shown as certainty."""
-    return "> 99.9 %" if value >= 0.9995 else tables.share(value)
+    return "> 99.9 %" if value >= 0.9995 else units.share(value)

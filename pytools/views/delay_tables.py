@@ -15,11 +15,12 @@ from rich.text import Text
 
 from pytools.figures import ASYMMETRY, OF_DIRECTIONS, OF_PATHS, Figure, Measure
 from pytools.signals import AppDelay, Delay, Path, PathDelay, PathLiveness
+from pytools.units import UNKNOWN, duration, share
 from pytools.views.columns import Column, Listing, much, named
 from pytools.views.empty_states import no_app_delays
 from pytools.views.model import Model
 from pytools.views.sheet import Sheet
-from pytools.views.tables import UNKNOWN, bound, clock_state, duration, endpoint, offset, one_way, one_way_bound, share
+from pytools.views.tables import bound, clock_state, endpoint, offset, one_way, one_way_bound
 from pytools.views.timing import is_whole_path
 
 _APP_FIGURES: Final = ("OWD\np50", "OWD\np90", "OWD\np99", "OWD\nmax", "OWD\n±", "queueing\np50", "queueing\np99")

@@ -7,7 +7,11 @@ left.
 from __future__ import annotations
 
 import fcntl
+import importlib.metadata
 import os
+import platform
+import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +20,60 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from pytools import directories
-from pytools.errors import RefusedError
+from pytools.errors import RefusedError, SwerveError
 from pytools.kernel import features, netns
-from pytools.views import versions
 from pytools.views.check import Check
 from pytools.views.checks import checks, served
+
+_ASK_S: Final = 10.0
+# Where bcc says its version; found without importing it, which would load LLVM.
+_BCC: Final = """
+from importlib.util import find_spec
+print(open(find_spec("bcc").submodule_search_locations[0] + "/version.py").read())
+"""
+
+
+def versions_found() -> dict[str, str]:
+    """Name -> version."""
+    return {
+        "kernel": os.uname().release,
+        "swerve": _swerve(),
+        "bcc": _bcc(),
+        "iproute2": _of(["ip", "-V"], r"iproute2-([^\s,]+)"),
+        "python": platform.python_version(),
+    }
+
+
+def versions_text(versions: dict[str, str]) -> str:
+    """In a line, the kernel first, without its name."""
+    others = [f"{name} {version}" for name, version in versions.items() if name != "kernel" and version]
+    return ", ".join([versions["kernel"], *others])
+
+
+def _swerve() -> str:
+    try:
+        return importlib.metadata.version("swerve")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _bcc() -> str:
+    from pytools.kernel.bpf.loader import interpreter
+
+    try:
+        return _of([interpreter(), "-c", _BCC], r"['\"]([^'\"]+)['\"]")
+    except SwerveError:
+        return ""
+
+
+def _of(command: list[str], pattern: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    match = re.search(pattern, done.stdout)
+    return match[1] if match and done.returncode == 0 else ""
+
 
 if TYPE_CHECKING:
     from pytools.kernel.bpf.loader import Program
@@ -79,7 +132,7 @@ def examine(name: str | None, config: Path | None, programs: Sequence[Program]) 
     """
     with netns.inside(name):
         results = [_result(check) for check in checks(name, config, programs)]
-    return Report(os.uname().release, name, results, CANNOT, versions.found())
+    return Report(os.uname().release, name, results, CANNOT, versions_found())
 
 
 def _result(check: Check) -> Result:
@@ -154,7 +207,7 @@ def run(name: str | None, config: Path | None, programs: Sequence[Program], as_j
         from pytools.views.follow import console
         from pytools.views.tables import diagnosis
 
-        console(color).print(diagnosis(report.results, report.cannot, versions.text(report.versions), name))
+        console(color).print(diagnosis(report.results, report.cannot, versions_text(report.versions), name))
     return 0 if report.sound else 5
 
 

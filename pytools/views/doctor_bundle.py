@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import yaml
 
 from pytools import config as configuration
-from pytools import directories
+from pytools import directories, yaml_reader
 from pytools.errors import SwerveError, UsageError
 from pytools.ipc.client import Client
 from pytools.owned_files import as_owner
@@ -173,7 +172,7 @@ def _write(file: io.BufferedWriter, name: str | None, config: Path | None, repor
 
 def _parts(name: str | None, config: Path | None, report: Any, policy: Any) -> Iterator[tuple[str, Callable[[], Made]]]:
     yield "doctor.json", lambda: Made(value=_report(report))
-    yield "config.json", lambda: Made(value=msgspec.to_builtins(_config(name, config)))
+    yield "config.json", lambda: Made(value=configuration.as_file(_config(name, config)))
     yield "policy.json", lambda: Made(value=_given(policy))
     yield "self.json", lambda: Made(value=_self(name))
     for each in _HISTORY:
@@ -241,11 +240,11 @@ def _policy(name: str | None) -> Any:
         except SwerveError as error:
             return str(error)
     try:
-        return yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        return f"{file}: {getattr(error, 'strerror', None) or error}"
-    except yaml.YAMLError:
-        return f"{file} is no YAML"
+        return yaml_reader.Reader().read(yaml_reader.decoded(file.read_bytes()))
+    except OSError as error:
+        return f"{file}: {error.strerror or error}"
+    except yaml_reader.NotYamlError as error:
+        return f"{file}:{error.line}: {error}"
 
 
 def _given(policy: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytools import directories
 from pytools.views.model import Model
 
-_WINDOW = "a first result takes a window (clocks.window_ms, 2 s by default) after the agents at both ends have started"
+_WINDOW = "a first result takes a window (clocks.window, 2 s by default) after the agents at both ends have started"
 
 
 def no_clocks(model: Model) -> str:

@@ -6,6 +6,7 @@ pass. Of several values of one kind any will do. Pure.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import ipaddress
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +32,24 @@ from pytools.signals import (
     TcpFlow,
     TcpPath,
 )
-from pytools.views.choices import chosen
+
+
+def chosen(word: str, words: Iterable[str], what: str) -> str:
+    """The word as it is written among `words`, whatever its case.
+
+    Raises
+    ------
+    UsageError
+        If it is none of them; names the nearest, and all there are.
+    """
+    known = list(dict.fromkeys(words))
+    for each in known:
+        if each.lower() == word.lower():
+            return each
+    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(f"there is no {what} {word!r}", f"{hint}there are: {', '.join(known)}")
+
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

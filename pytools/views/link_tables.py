@@ -11,13 +11,15 @@ from typing import Final, TypeVar
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from pytools import units
 from pytools.signals import AnySignal, Link, LinkEvent, PathEcn, PathMtu, Qdisc
+from pytools.units import UNKNOWN, share
 from pytools.views import tables
 from pytools.views.columns import Column, Listing, little, much, named
 from pytools.views.model import Model
 from pytools.views.network import is_silent
 from pytools.views.query import Query
-from pytools.views.tables import UNKNOWN, alarm, number, share
+from pytools.views.tables import alarm, number
 
 _SHOWN_EVENTS: Final = 5  # under the interfaces; --events shows all
 GOOD_NEWS: Final = frozenset({"carrier_found", "neighbour_reachable", "mtu_agrees", "port_up"})
@@ -39,8 +41,8 @@ def links(_now_ns: int) -> Listing[Link]:
             ),
             Column("speed", _speed, {"speed": little(lambda row: row.speed_mbps)}, spare=8),
             Column("MTU", lambda row: number(row.mtu_bytes), {"mtu": little(lambda row: row.mtu_bytes)}, spare=7),
-            Column("in", lambda row: tables.bit_rate(_received(row)), {"in": much(_received)}, spare=2),
-            Column("out", lambda row: tables.bit_rate(_sent(row)), {"out": much(_sent)}, spare=1),
+            Column("in", lambda row: units.bit_rate(_received(row)), {"in": much(_received)}, spare=2),
+            Column("out", lambda row: units.bit_rate(_sent(row)), {"out": much(_sent)}, spare=1),
             Column("queue", _backlog, {"queue": much(backlog_bytes)}),
             Column("queue\ndrops", lambda row: alarm(_queue_drops(row)), {"queue-drops": much(_queue_drops)}, spare=3),
             Column("over-\nlimits", lambda row: number(_overlimits(row)), {"overlimits": much(_overlimits)}, spare=9),
@@ -162,7 +164,7 @@ def _state(link: Link) -> Text:
 
 
 def _speed(link: Link) -> str:
-    return UNKNOWN if link.speed_mbps is None else tables.bit_rate(link.speed_mbps * 1e6)
+    return UNKNOWN if link.speed_mbps is None else units.bit_rate(link.speed_mbps * 1e6)
 
 
 def _received(link: Link) -> float | None:
@@ -188,7 +190,7 @@ def _backlog(link: Link) -> str:
     fullest = _fullest(link)
     if fullest is None:
         return UNKNOWN
-    return f"{tables.size(fullest.backlog_bytes)}\n{fullest.backlog_packets:,} packets"
+    return f"{units.size(fullest.backlog_bytes)}\n{fullest.backlog_packets:,} packets"
 
 
 def _queue_drops(link: Link) -> int:
@@ -222,7 +224,7 @@ def _pauses(link: Link) -> str:
         which = "link" if pause.priority is None else f"prio {pause.priority}"
         text = f"{which}: {number(pause.received)} / {number(pause.sent)}"
         if pause.received_duration_us:
-            text += f", kept for {tables.duration(pause.received_duration_us * 1000)}"
+            text += f", kept for {units.duration(pause.received_duration_us * 1000)}"
         said.append(text)
     return "\n".join(said) or ("0" if link.pauses else UNKNOWN)
 

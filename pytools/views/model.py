@@ -26,8 +26,7 @@ from pytools.signals import (
 )
 from pytools.views import network, timing
 from pytools.views.network import Links, Rdma, Tcp
-from pytools.views.timing import Timing
-from pytools.views.windows import is_shown
+from pytools.views.timing import Timing, is_shown
 
 ACTS = 50
 
@@ -144,8 +143,3 @@ def _match(prefix: str, address: str) -> int:
 def retransmitted(model: Model, path: Path) -> TcpPath | None:
     """TCP retransmissions on a path."""
     return model.tcp.paths.get((path.interface, path))
-
-
-def lost_while_watching(model: Model) -> int | None:
-    """The sum of the agent's drop counters; None while they are not known."""
-    return None if model.cost is None else sum(model.cost.drops.values())

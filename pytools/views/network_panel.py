@@ -9,6 +9,7 @@ from typing import Final
 
 from rich.text import Text
 
+from pytools import units
 from pytools.signals import LinkEvent, RdmaQueuePair, TcpPath
 from pytools.views import tables
 from pytools.views.link_tables import GOOD_NEWS
@@ -83,7 +84,7 @@ def rdma(model: Model, now_ns: int) -> Text | None:
     suspects = model.rdma.suspects
     if suspects is not None and not is_silent(suspects, now_ns):
         worst = sorted(suspects.suspects, key=lambda each: -each.slowness)
-        said.extend(Text(f"slow {each.kind} {each.name}, {tables.share(each.slowness)}") for each in worst[:1])
+        said.extend(Text(f"slow {each.kind} {each.name}, {units.share(each.slowness)}") for each in worst[:1])
     if not said:
         return None
     well = sum(pair.verdict in _WELL for pair in pairs)

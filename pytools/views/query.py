@@ -8,8 +8,7 @@ from typing import Any
 
 from pytools.errors import UsageError
 from pytools.views import filters
-from pytools.views.choices import chosen
-from pytools.views.filters import Filters
+from pytools.views.filters import Filters, chosen
 from pytools.views.kinds import VIEWS
 
 

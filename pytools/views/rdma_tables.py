@@ -11,13 +11,15 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from pytools import units
 from pytools.signals import AnySignal, Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaVerdict, Suspect
+from pytools.units import duration
 from pytools.views import empty_states, tables
 from pytools.views.columns import Column, Listing, little, much, named
 from pytools.views.model import Model
 from pytools.views.network import QUEUE_PAIRS, is_silent
 from pytools.views.query import Query
-from pytools.views.tables import alarm, duration, number
+from pytools.views.tables import alarm, number
 
 _WINDOW: Final = 8  # messages; of the windows that are kept, the one that neither jumps nor lags
 _REASONS: Final = 8
@@ -53,7 +55,7 @@ def queue_pairs(now_ns: int) -> Listing[RdmaQueuePair]:
             ),
             Column(
                 "outstanding",
-                lambda row: f"{row.outstanding:,}\n{tables.size(row.outstanding_bytes)}",
+                lambda row: f"{row.outstanding:,}\n{units.size(row.outstanding_bytes)}",
                 {"outstanding": much(lambda row: row.outstanding_bytes)},
                 spare=1,
             ),
@@ -94,7 +96,7 @@ def ports(_now_ns: int) -> Listing[RdmaPort]:
             ),
             Column(
                 "interface",
-                lambda row: row.interface or tables.UNKNOWN,
+                lambda row: row.interface or units.UNKNOWN,
                 {"interface": named(lambda row: row.interface)},
                 left=True,
             ),
@@ -124,7 +126,7 @@ def suspects(_now_ns: int) -> Listing[Suspect]:
     return Listing(
         (
             Column("suspect", lambda row: f"{row.kind} {row.name}", {"name": named(lambda row: row.name)}),
-            Column("slowness", lambda row: tables.share(row.slowness), {"slowness": much(lambda row: row.slowness)}),
+            Column("slowness", lambda row: units.share(row.slowness), {"slowness": much(lambda row: row.slowness)}),
             Column(
                 "queue pairs",
                 lambda row: f"{row.agreeing} of {row.queue_pairs}",
@@ -226,8 +228,8 @@ def _of(row: RdmaQueuePair) -> Bandwidth | None:
 def _bandwidth(row: RdmaQueuePair) -> str:
     found = _of(row)
     if found is None:
-        return tables.UNKNOWN
-    return f"{tables.bit_rate(found.last_bps)}\n{tables.bit_rate(found.mean_bps)}"
+        return units.UNKNOWN
+    return f"{units.bit_rate(found.last_bps)}\n{units.bit_rate(found.mean_bps)}"
 
 
 def _errors(row: RdmaQueuePair) -> Text:

@@ -15,21 +15,11 @@ from rich.text import Text
 
 from pytools.figures import supports_one_way
 from pytools.signals import ClockState, Owner, Path, PathDelay, Self
+from pytools.units import UNKNOWN, duration, share, size
 from pytools.views.model import Model
 
-UNKNOWN = "\u2013"
 NO_PATH: Final = "no measured path"
 _CLOCK_STYLES: Final[dict[ClockState, str]] = {"synchronised": "green", "holdover": "yellow", "free_running": "red"}
-
-
-def duration(ns: float | None) -> str:
-    """Nanoseconds with a unit that keeps three or four digits; a dash for unknown or negative."""
-    if ns is None or ns < 0:
-        return UNKNOWN
-    for scale, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
-        if ns >= scale:
-            return f"{ns / scale:.{2 if ns < 100 * scale else 0}f} {unit}"
-    return f"{ns:.0f} ns"
 
 
 def bound(ns: int | None) -> str:
@@ -70,30 +60,6 @@ def ppm(ppb: float | None) -> str:
 def clock_state(state: ClockState, silent: bool = False) -> Text:
     """The state of a clock; with a question mark when nobody stands for it any more."""
     return Text(f"{state}?", style="dim") if silent else Text(state, style=_CLOCK_STYLES[state])
-
-
-def share(value: float) -> str:
-    """A share as per cent."""
-    percent = 100 * value
-    return "0 %" if percent == 0 else f"{percent:.2f} %" if percent < 1 else f"{percent:.1f} %"
-
-
-def size(count: float) -> str:
-    """Bytes with a unit (powers of 1024)."""
-    for scale, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count:.0f} B"
-
-
-def bit_rate(bps: float | None) -> str:
-    """Bits per second with a unit (powers of 1000)."""
-    if bps is None:
-        return UNKNOWN
-    for scale, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
-        if bps >= scale:
-            return f"{bps / scale:.{2 if bps < 10 * scale else 1}f} {unit}"
-    return f"{bps:.0f} bit/s"
 
 
 def number(count: int | None) -> str:

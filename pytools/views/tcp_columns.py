@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from pytools import units
 from pytools.signals import DropReason, TcpFlow, TcpPath
+from pytools.units import UNKNOWN, duration, share
 from pytools.views import tables
 from pytools.views.columns import Column, Listing, little, much, named
-from pytools.views.tables import UNKNOWN, alarm, duration, number, share
+from pytools.views.tables import alarm, number
 
 # Field of Retransmissions -> what --sort calls it, heading.
 CAUSES: Final[Mapping[str, tuple[str, str]]] = {
@@ -54,7 +56,7 @@ def paths(_now_ns: int) -> Listing[TcpPath]:
                 {"resets": much(lambda row: row.resets_sent + row.resets_received)},
                 spare=12,
             ),
-            Column("sent", lambda row: tables.bit_rate(_sending(row)), {"sent": much(_sending)}, spare=9),
+            Column("sent", lambda row: units.bit_rate(_sending(row)), {"sent": much(_sending)}, spare=9),
             Column(
                 "retx\ntotal",
                 lambda row: number(row.total_segments),
@@ -105,7 +107,7 @@ def flows(now_ns: int) -> Listing[TcpFlow]:
             ),
             Column(
                 "rate\nsent",
-                lambda row: f"{tables.bit_rate(row.delivery_rate_bps)}\n{tables.size(row.sent_bytes)}",
+                lambda row: f"{units.bit_rate(row.delivery_rate_bps)}\n{units.size(row.sent_bytes)}",
                 {"rate": little(lambda row: row.delivery_rate_bps), "sent": much(lambda row: row.sent_bytes)},
                 spare=4,
             ),

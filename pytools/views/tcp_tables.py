@@ -11,12 +11,13 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from pytools import units
 from pytools.signals import AnySignal, Retransmissions, TcpFlow, TcpHost, TcpPath
+from pytools.units import duration
 from pytools.views import tables
 from pytools.views.model import Model
 from pytools.views.network import FLOWS, is_silent
 from pytools.views.query import Query
-from pytools.views.tables import duration
 from pytools.views.tcp_columns import CAUSES, flows, paths, reasons
 
 _SHOWN_FLOWS: Final = 20  # under the paths; --flows shows all
@@ -86,7 +87,7 @@ def _host(host: TcpHost) -> Text:
     plain.append(f", {host.evicted:,} evicted (their counts stay in the totals)" if host.evicted else "")
     plain.append("\nsince the agent started: ")
     plain.append(f"{host.retransmitted_segments:,} segments", style="red" if host.retransmitted_segments else "")
-    plain.append(f" retransmitted ({causes(host.retransmitted)}; {tables.size(host.retransmitted_bytes)})")
+    plain.append(f" retransmitted ({causes(host.retransmitted)}; {units.size(host.retransmitted_bytes)})")
     plain.append(f", {host.spurious_segments:,} of them needlessly")
     plain.append(f"; timeouts {host.timeouts:,}, zero windows {host.zero_windows:,}; resets {host.resets_sent:,} by")
     plain.append(f" connections, {host.resets_refused:,} to strangers, {host.resets_received:,} received")

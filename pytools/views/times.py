@@ -6,14 +6,15 @@ ago.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from datetime import datetime, timedelta, tzinfo
 from typing import Final
 
 from pytools.errors import UsageError
+from pytools.units import parse_duration
 
-_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)")
-_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LONGEST_NS: Final = 1 << 100  # "99999999d" is before everything, no error
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d(?:\.\d+)?))?")
 
 
@@ -35,8 +36,8 @@ def parse(text: str, now_ns: int, zone: tzinfo | None = None) -> int:
         If it is none of these.
     """
     given = text.strip()
-    if ago := _AGO.fullmatch(given):
-        return now_ns - round(float(ago[1]) * _UNIT_S[ago[2]] * 1e9)
+    with contextlib.suppress(ValueError):
+        return now_ns - parse_duration("".join(given.split()), _LONGEST_NS)
     now = datetime.fromtimestamp(now_ns // 1_000_000_000, zone)
     try:
         found = _latest(given, now) or datetime.fromisoformat(given)

@@ -1,5 +1,7 @@
 """What a view knows of clocks and of application delays: a fold of signals, beside the one in model.py.
 
+And which of a path's windows people are shown: the longest, so that figures do not jump.
+
 Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host.
 """
 
@@ -80,12 +82,6 @@ def is_whole_path(app: AppDelay) -> bool:
     return not app.local
 
 
-def app_of(timing: Timing, path: Path) -> AppDelay | None:
-    """Application delays of a path, all flows together; of two protocols the one with more samples."""
-    found = [app for app in timing.apps.values() if app.path == path and is_whole_path(app)]
-    return max(found, key=lambda app: app.sampled, default=None)
-
-
 def is_silent(at_ns: int, now_ns: int, window_ns: int = 0) -> bool:
     """Whether the last word about a clock is too old to stand for now."""
     return now_ns - at_ns > max(SILENT_NS, 3 * window_ns)
@@ -94,3 +90,19 @@ def is_silent(at_ns: int, now_ns: int, window_ns: int = 0) -> bool:
 def references(timing: Timing) -> list[str]:
     """The hosts whose clock is the common one; more than one only while hosts disagree about it."""
     return sorted({clock.reference for clock in timing.clocks.values() if clock.reference})
+
+
+_LONG_OVER: Final = 3  # so many windows without another one as long: the agent has shorter ones by now
+
+
+def is_shown(window_ns: int, shown_ns: int, since_ns: int) -> bool:
+    """Whether a window takes the place of the one that is shown.
+
+    Parameters
+    ----------
+    window_ns, shown_ns : int
+        Lengths of the new one and of the one that is shown.
+    since_ns : int
+        From the end of the one that is shown to the end of the new one.
+    """
+    return window_ns >= shown_ns or since_ns > _LONG_OVER * shown_ns

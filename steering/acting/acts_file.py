@@ -17,7 +17,7 @@ import msgspec
 from pytools.kernel import netns
 from pytools.owned_files import as_owner
 from pytools.signals import Act, decode, encode
-from steering.acting.disk_writer import Later
+from steering.acting.background import Later
 from steering.acting.journal import append_line
 
 FILE: Final = "acts.jsonl"

@@ -19,8 +19,7 @@ from steering.acting import messages
 from steering.acting.background import Background
 from steering.actuators import flow_table
 from steering.actuators.flow_table import FlowTable
-from steering.actuators.labels import Labels
-from steering.actuators.pins import Pins, PinTarget
+from steering.actuators.pins import Labels, Pins, PinTarget
 from steering.actuators.standbys import StandBys
 from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Self
 from pytools import directories
 from pytools.errors import CapabilityError
 from pytools.owned_files import as_owner
-from steering.acting.disk_writer import Later
+from steering.acting.background import Later
 from steering.plan import Group, Member, Target, Weights, weights_of
 
 Kind = Literal["applied", "failed", "undone", "confirmed", "expired"]

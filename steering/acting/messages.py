@@ -1,12 +1,20 @@
-"""What the controller says of itself, as signals. Pure but for the clocks (CLOCK_REALTIME for people only)."""
+"""What the controller says of itself, as signals.
+
+Pure but for the clocks (CLOCK_REALTIME for people only) and `tell`, which hands acts to the agent.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from pytools import directories
+from pytools.errors import SwerveError
+from pytools.ipc.client import Client
 from pytools.signals import Act, PathState, nexthop_name
 from steering.acting.rollback import Undone
 from steering.plan import Change, Group, Target, kind_of, title
@@ -213,3 +221,18 @@ def flow_act(
         decided_ns=decided_ns,
         acknowledged_ns=acknowledged_ns,
     )
+
+
+def taken_back(done: Iterable[Undone], why: str, decided_ns: int) -> list[Act]:
+    """What was taken back, as acts."""
+    return [undone("", each, why, decided_ns) for each in done]
+
+
+def tell(netns: str | None, acts: Iterable[Act]) -> None:
+    """Hand acts over, if an agent runs that takes them within a second. In its network namespace or outside."""
+    named = [act if act.host else msgspec.structs.replace(act, host=directories.instance(netns)) for act in acts]
+    if not named:
+        return
+    with contextlib.suppress(SwerveError), Client(directories.agent_socket(netns), frozenset()) as agent:
+        for act in named:
+            agent.publish(act)

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from pytools.kernel.netlink import neighbours as kernel
-from pytools.kernel.netlink.links import Heard, Monitor, Tables
+from pytools.kernel.netlink.links import Heard, LinkMonitor, Tables
 from pytools.kernel.netlink.routing import Netlink, NetlinkError
 
 Hop = tuple[int, str]  # interface index, gateway in its one spelling
@@ -49,7 +49,7 @@ class Neighbours:
         self._removed: set[int] = set()
         self._error = ""
         self._closed = False
-        self._monitor = Monitor()
+        self._monitor = LinkMonitor()
         try:
             self._netlink = Netlink()
         except BaseException:

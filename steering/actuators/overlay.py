@@ -20,14 +20,12 @@ from pytools.kernel.leftovers import is_our_rule, sweep, switch_off
 from pytools.kernel.netlink.monitor import NetlinkWatch
 from pytools.kernel.netlink.nexthops import family_of
 from pytools.kernel.netlink.routing import MAIN_TABLE, Family, Netlink
-from steering.actuators.collisions import TableUsers, refuse
 from steering.actuators.mirror import Mirror, Numbers, foreign_ids
 from steering.actuators.objects import Objects, Table, read
 from steering.actuators.overlay_memory import OverlayMemory, of_target, recalled
-from steering.actuators.owners_routes import Steerable, View, ViewKey, Ways, views
-from steering.actuators.prefixes import Key, LongestPrefix, key_of
+from steering.actuators.owners_routes import Key, LongestPrefix, Steerable, View, ViewKey, Ways, key_of, views
 from steering.actuators.steered import Steered, alike, is_named_after, name_of
-from steering.actuators.switch import Switch
+from steering.actuators.switch import Switch, TableUsers, refuse
 from steering.plan import Group, Member, Target, Weights, overlay_target, weights_of
 from steering.policy import Manage
 

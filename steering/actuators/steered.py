@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from steering.actuators.objects import Objects
-from steering.actuators.owners_routes import Steerable, ViewKey, Way, Ways
-from steering.actuators.prefixes import key_of
+from steering.actuators.owners_routes import Steerable, ViewKey, Way, Ways, key_of
 from steering.plan import MAX_WEIGHT, Target, overlay_target
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from pytools import directories
 from pytools.errors import UsageError
 from pytools.signals import TcpFlow
+from pytools.units import parse_duration
 from pytools.views.actions import Mode
 from steering import elapsed
 from steering.acting import journal
@@ -17,7 +18,6 @@ from steering.acting.lock import holder
 from steering.control import client
 from steering.control.requests import AnyRequest, Drain, PinFlow, Undrain, UnpinFlow
 from steering.control.stop_file import StopFile
-from steering.durations import parse_duration
 from steering.guarding import confirming
 
 _TCP: Final = 6

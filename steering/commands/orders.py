@@ -17,11 +17,10 @@ import click
 from pytools import directories
 from pytools.cli_options import Options, common
 from pytools.errors import SwerveError, UsageError
-from steering import elapsed
+from steering import cli_types, elapsed
 from steering.acting import journal
 from steering.acting.lock import Lock
 from steering.cli_types import Duration, Flow, who
-from steering.commands import disk
 from steering.control import client, kept_orders, orders, stop_file
 from steering.control.requests import AnyRequest, Drain, Hold, PinFlow, Undrain, Unhold, UnpinFlow
 from steering.deciding.overrides import Overrides
@@ -132,7 +131,7 @@ class _Stored:
     def __enter__(self) -> Self:
         self._folder = journal.directory(self._options.netns)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(disk.told(self._folder))
+            stack.enter_context(cli_types.file_errors(self._folder))
             stack.enter_context(Lock(self._folder / journal.LOCK_FILE, LOCK_S))
             self.overrides = kept_orders.load(self._folder, elapsed.moment())
             self._stack = stack.pop_all()
@@ -193,7 +192,7 @@ def freeze(options: Options, host: bool, why: str) -> None:
     Makes the stop file, which any other tool may make as well. A controller that ends or dies is undone all the same.
     """
     place = _stop_file(options, host)
-    with disk.told(place):
+    with cli_types.file_errors(place):
         stop_file.freeze(place, why)
     say(options, [f"frozen by {place}"])
 
@@ -204,7 +203,7 @@ def freeze(options: Options, host: bool, why: str) -> None:
 def thaw(options: Options, host: bool) -> None:
     """Remove the stop file; steering resumes."""
     place = _stop_file(options, host)
-    with disk.told(place):
+    with cli_types.file_errors(place):
         gone = stop_file.thaw(place)
     left = stop_file.StopFile(directories.state_dir(options.netns)).why()
     said = f"{place} is gone" if gone else f"{place} was not there"

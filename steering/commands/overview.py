@@ -17,7 +17,7 @@ from pytools import directories
 from pytools.cli_options import Options, common
 from pytools.errors import SwerveError
 from pytools.signals import AnySignal, Clock, PathDelay, PathState
-from pytools.views.tables import duration
+from pytools.units import duration
 from steering.commands import status as steering
 
 _LISTEN_S: Final = 1.3  # a long window, and a controller's round of all states, take a second

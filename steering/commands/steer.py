@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import signal
-import sys
 from pathlib import Path
 from typing import Final
 
 import click
 
-from pytools import directories
+from pytools import directories, log
 from pytools.cli_options import LazyCommand, Options, common
 from pytools.signals import Act, encode
 from steering.cli_types import Duration, act_line
@@ -61,7 +60,7 @@ def run(options: Options, apply: bool, confirm_ns: int, hand_over: bool, keep: b
     """
     if confirm_ns and not apply:
         raise click.UsageError("--confirm without --apply: a dry run changes nothing that had to be confirmed")
-    from pytools.kernel import netns, priority
+    from pytools.kernel import netns, privileges
     from steering.controller import Controller
     from steering.controller import Options as How
     from steering.policy import file as policy_file
@@ -72,7 +71,7 @@ def run(options: Options, apply: bool, confirm_ns: int, hand_over: bool, keep: b
         netns.enter(options.netns)
 
     def say(text: str) -> None:
-        print(f"swerve steer: {text}", file=sys.stderr, flush=True)
+        log.logger("steer").info("%s", text)
 
     def report(act: Act) -> None:
         line = encode(act).decode() if options.json else act_line(act)
@@ -87,7 +86,7 @@ def run(options: Options, apply: bool, confirm_ns: int, hand_over: bool, keep: b
         policy_hash=hashlib.sha256(file.read_bytes()).hexdigest(),
         confirm_ns=confirm_ns,
     )
-    if refused := priority.raise_own():  # the guardian inherits it
+    if refused := privileges.raise_priority():  # the guardian inherits it
         say(f"runs at the usual CPU priority: {refused}")
     controller = Controller(policy, how, say, report)
     return 130 if controller.run() == signal.SIGINT else 0

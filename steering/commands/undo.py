@@ -6,8 +6,9 @@ import json
 import os
 import select
 import signal
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +21,51 @@ from pytools.kernel import netns
 from pytools.kernel.bpf import attach
 from pytools.kernel.leftovers import sweep, switch_off
 from pytools.kernel.netlink.routing import Netlink
-from steering.acting import journal, memory, publish, rollback
+from steering import cli_types
+from steering.acting import journal, memory, messages, rollback
 from steering.acting.lock import holder, holder_pidfd
 from steering.cli_types import Duration
-from steering.commands import disk, orders, systemd_restart
+from steering.commands import orders
 from steering.control import client
 from steering.control.requests import MOST_UNDONE, Undo
 from steering.guarding.takeover import Locks
+
+_ANSWER_S: Final = 5.0
+_RESTARTS: Final = ("restart", "try-restart")
+# As in packaging/systemd/swerve-steer.service: with these it is not started again.
+_FOR_GOOD: Final = frozenset({"2", "3", "4", "5"})
+
+
+def restart_expected(unit: str, environment: Mapping[str, str]) -> bool:
+    """Whether a unit that has just ended will be started again; False where that cannot be told.
+
+    Parameters
+    ----------
+    unit : str
+        Its name.
+    environment : mapping of str to str
+        What systemd says of the end: `SERVICE_RESULT`, `EXIT_CODE`, `EXIT_STATUS`.
+    """
+    result = environment.get("SERVICE_RESULT", "")
+    if result == "success":
+        return _restart_queued(unit)
+    if result in ("", "start-limit-hit"):
+        return False
+    return not (environment.get("EXIT_CODE") == "exited" and environment.get("EXIT_STATUS") in _FOR_GOOD)
+
+
+def _restart_queued(unit: str) -> bool:
+    """Whether it was stopped for a restart."""
+    words = ["systemctl", "list-jobs", "--no-legend", "--plain", "--no-pager", unit]
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    jobs = [line.split() for line in done.stdout.splitlines()]
+    return any(len(job) >= 3 and job[1] == unit and job[2] in _RESTARTS for job in jobs)
+
 
 _STOP_S: Final = 10.0
 _SECOND_NS: Final = 1_000_000_000
@@ -43,7 +82,7 @@ _SECOND_NS: Final = 1_000_000_000
 def off(options: Options, unit: str | None) -> int:
     """Delete the rules of steering at once, then end the controller and remove its objects from the kernel."""
     guarded = holder(directories.state_dir(options.netns) / journal.LOCK_FILE) is not None
-    if unit and guarded and systemd_restart.expected(unit, os.environ):
+    if unit and guarded and restart_expected(unit, os.environ):
         click.echo(f"{unit} is started again: what is in force is kept for it")
         return 0
     return _off(options, stop=True)
@@ -84,7 +123,7 @@ def _off(options: Options, stop: bool) -> int:
     began_ns, lock = time.monotonic_ns(), folder / journal.LOCK_FILE
     done: Sequence[rollback.Undone] = ()
     swept: Sequence[str] = ()
-    with Netlink() as netlink, disk.told(folder):
+    with Netlink() as netlink, cli_types.file_errors(folder):
         if stop:
             swept = switch_off(netlink)  # first of all: files and processes can wait
         if lock.exists():  # else nobody ever steered here
@@ -98,7 +137,7 @@ def _off(options: Options, stop: bool) -> int:
                 swept = [*swept, *deleted, *sweep(netlink), *attach.clean(attach.STEERING)]
                 if locks.former is not None:
                     locks.former.done()
-                publish.tell(options.netns, publish.taken_back(done, why, began_ns))
+                messages.tell(options.netns, messages.taken_back(done, why, began_ns))
     _say_undone(options, done, swept)
     return 0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytools import directories
 from pytools.cli_options import Options, recording_of
-from steering.acting import usual_file
+from steering.acting import memory
 from steering.deciding.thresholds import ENOUGH
 from steering.deciding.usual import Row, Usuals
 from steering.policy import Policy, duration_text
@@ -23,7 +23,7 @@ def learnt(options: Options, policy: Policy) -> tuple[str, list[Row]]:
     if not usuals.needed:
         return "", []
     instance = directories.instance(options.netns)
-    at_ns, entries = usual_file.read(directories.runtime_dir(options.netns), guarded=False)
+    at_ns, entries = memory.read_usual(directories.runtime_dir(options.netns), guarded=False)
     now = time.monotonic_ns()
     if 0 < at_ns <= now:
         usuals.restore(entries, now)

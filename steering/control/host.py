@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytools.signals import Act
-from steering.acting.disk_writer import Later
+from steering.acting.background import Later
 from steering.deciding.engine import Engine
 from steering.plan import Change, FlowKey, LabelChange, Pin
 

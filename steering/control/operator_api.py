@@ -17,7 +17,7 @@ from pytools.kernel import netns
 from steering import elapsed
 from steering.acting import journal, messages, undo
 from steering.acting.undo import TakenBack
-from steering.control import kept_orders, objections, orders
+from steering.control import kept_orders, orders, pins
 from steering.control.host import Site
 from steering.control.pins import PinDesk
 from steering.control.requests import (
@@ -171,7 +171,7 @@ class Desk:
         wanted = orders.with_orders(engine.overrides, fresh)
         touched = [group for group in groups if Overrides(fresh).drained(group)]
         for group in touched:
-            why = objections.objection(engine.policy, engine.paths, group, wanted, now)
+            why = pins.objection(engine.policy, engine.paths, group, wanted, now)
             if why:
                 raise RefusedError(f"refused: {why}", "see `swerve steer status`")
         self._keep(wanted)

@@ -6,19 +6,91 @@ One thread, the controller's; CLOCK_MONOTONIC nanoseconds.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
 from pytools.errors import RefusedError, UsageError
+from pytools.signals import Path
 from steering.acting import messages
-from steering.control import manual_pins, objections, orders
+from steering.control import orders
 from steering.control.host import Site
-from steering.control.manual_pins import ManualPins
 from steering.control.requests import AGAIN, PinFlow, Reply, UnpinFlow
 from steering.control.server import Peer
+from steering.deciding import health
+from steering.deciding.health import PathHealth
+from steering.deciding.overrides import Overrides
 from steering.elapsed import Slept
 from steering.flows.plan import FlowAct
-from steering.plan import FlowKey, Pin, canonical
+from steering.plan import FlowKey, Group, Member, Pin, canonical, title
+from steering.policy import Policy
+
+
+def objection(policy: Policy, paths: Mapping[Path, PathHealth], group: Group, overrides: Overrides, now: int) -> str:
+    """Why a target must not be left with what these orders leave it; empty when it may."""
+    ordered = overrides.drained(group)
+    left = [member for member in group.members if member.nexthop_id not in ordered]
+    if not left:
+        return f"{title(group.target)} would be left without a nexthop"
+    usable = [member for member in left if all(health.share(paths[path]) > 0 for path in _over(group, member, paths))]
+    if not usable:
+        bad = "; ".join(f"{path}: {paths[path].because}" for member in left for path in _over(group, member, paths))
+        return f"all others of {title(group.target)} are drained ({bad})"
+    measured = {path.address for m in usable for path in _over(group, m, paths) if _fresh(policy, paths[path], now)}
+    wanted = {path.address for _, path in group.paths if path in paths and paths[path].state != "unmeasured"}
+    if not measured:
+        names = ", ".join(member.name for member in usable)
+        return f"what is left of {title(group.target)} is not measured ({names}), or no longer"
+    unheard = sorted(wanted - measured)
+    return f"no other path to {unheard[0]} is measured" if unheard else ""
+
+
+def pin_objection(
+    policy: Policy, paths: Mapping[Path, PathHealth], group: Group, member: Member, remote: str, now: int
+) -> str:
+    """Why a flow must not be pinned to a member; empty when it may."""
+    over = [path for path in _over(group, member, paths) if path.address == remote] or _over(group, member, paths)
+    if not any(_fresh(policy, paths[path], now) for path in over):
+        return f"{member.name} is not measured, or no longer"
+    failed = next((path for path in over if paths[path].failed), None)
+    return f"{failed}: {paths[failed].because}" if failed else ""
+
+
+def _over(group: Group, member: Member, paths: Mapping[Path, PathHealth]) -> list[Path]:
+    return [path for nexthop, path in group.paths if nexthop == member.nexthop_id and path in paths]
+
+
+def _fresh(policy: Policy, path: PathHealth, now: int) -> bool:
+    return path.measured and path.state != "unmeasured" and not health.stale(policy, path, now)
+
+
+MOST: Final = 200
+
+
+@dataclass(slots=True)
+class ManualPins:
+    """The pins that the operator ordered."""
+
+    _pins: dict[FlowKey, Pin] = field(default_factory=dict)
+
+    def put(self, pin: Pin) -> None:
+        """Want a pin, in place of the flow's former one."""
+        self._pins[pin.flow] = pin
+
+    def drop(self, flow: FlowKey) -> bool:
+        """Want it no more; whether it was wanted."""
+        return self._pins.pop(flow, None) is not None
+
+    def full(self, flow: FlowKey, now: int) -> bool:
+        """Whether there is no room for a pin of this flow."""
+        return len(self.wanted(now)) >= MOST and flow not in self._pins
+
+    def wanted(self, now: int) -> tuple[Pin, ...]:
+        """Those that have not run out; the others are forgotten."""
+        for flow in [flow for flow, pin in self._pins.items() if pin.expires_ns <= now]:
+            del self._pins[flow]
+        return tuple(self._pins.values())
+
 
 _SHOWN: Final = 100  # in a reply
 
@@ -67,9 +139,9 @@ class PinDesk:
         engine, now = self._site.engine, time.monotonic_ns()
         group, member = orders.member_for(engine.groups.values(), flow.remote, request.via)
         pin = Pin(flow, group.target, member.nexthop_id, now + request.for_ns)
-        why = objections.pin_objection(engine.policy, engine.paths, group, member, flow.remote, now)
+        why = pin_objection(engine.policy, engine.paths, group, member, flow.remote, now)
         if self._pins.full(flow, now):
-            why = f"{manual_pins.MOST} flows are pinned by hand already"
+            why = f"{MOST} flows are pinned by hand already"
         if why:
             raise RefusedError(f"refused: {why}", "see `swerve steer status`")
         if why := self._site.pin(pin):  # what it needs may be on its way

@@ -14,11 +14,11 @@ import msgspec
 
 from pytools.figures import QUEUEING
 from pytools.signals import PathDelay
+from pytools.units import SECOND, duration_text
 from steering.deciding.evidence import Facts
 from steering.deciding.failure_classifier import classify
 from steering.deciding.link_states import REPORT_LIVES_NS, link_state
 from steering.deciding.thresholds import Limits, Said, unlearnt, words
-from steering.durations import SECOND, duration_text
 from steering.policy.conditions import (
     AnyLeaf,
     CeShare,

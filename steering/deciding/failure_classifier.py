@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from pytools.signals import PathLiveness
-from steering.durations import duration_text
+from pytools.units import duration_text
 
 Cause = Literal["answers", "waiting", "path_dead", "peer_dead", "probe_broken", "unknown", "unmeasured"]
 Way = Literal["there", "back or both", "unknown"]

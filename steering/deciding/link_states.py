@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from pytools.units import duration_text
 from steering.deciding.evidence import Facts
-from steering.durations import duration_text
 from steering.policy.conditions import OPPOSITES, LinkWord
 from steering.policy.conditions_text import LINK_WORDS
 

@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
+from pytools.units import SECOND, duration_text
 from steering.deciding.condition_eval import Measurement, Verdict, measure
 from steering.deciding.evidence import Facts
 from steering.deciding.thresholds import Limits, Said, words
-from steering.durations import SECOND, duration_text
 from steering.policy.conditions import All, AnyLeaf, AnyOf, Condition, Not, Silence, leaves, samples_of
 
 STALE_AFTER: Final = SECOND // 2

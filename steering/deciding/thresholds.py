@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from steering.durations import SECOND
+from pytools.units import SECOND
 from steering.policy.conditions import MeasuredShare, WithThreshold, figures_of
 from steering.policy.levels import DELAY, QUANTILES, FigureKind, OfAbove, Usual
 

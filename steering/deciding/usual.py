@@ -12,10 +12,10 @@ from typing import Final
 import msgspec
 
 from pytools.signals import Path
+from pytools.units import SECOND
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.health import PathHealth
 from steering.deciding.thresholds import NOTEWORTHY, NOTHING, LeafLimits, Learnt, Limits, learn, learning, limits_of
-from steering.durations import SECOND
 from steering.policy import Policy, leaves
 from steering.policy.conditions import WithThreshold, relative, subject
 

@@ -1,6 +1,6 @@
 """How fast each TCP connection is, and what it asks for, from successive `TcpFlow` signals. Pure.
 
-A signal says what the kernel had counted at `last_ns`, at most once per `tcp.refresh_ms` (100) of a busy connection.
+A signal says what the kernel had counted at `last_ns`, at most once per `tcp.refresh` (100 ms) of a busy connection.
 The rate is what was delivered between two of these, over a short memory: after a rail was cut the old rate is wrong.
 Delivered means acknowledged, in order or not (`delivered_segments` times the mean segment), so that a recovery does not
 look like a pause with a burst behind it.

@@ -24,16 +24,16 @@ from typing import Final
 
 import msgspec
 
-from pytools import directories
+from pytools import directories, log
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.kernel.leftovers import FAMILIES, is_our_rule, sweep, switch_off
 from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act
+from pytools.units import duration_text
 from steering import elapsed
-from steering.acting import journal, memory, publish, rollback
+from steering.acting import journal, memory, messages, rollback
 from steering.acting.lock import write_facts
-from steering.durations import duration_text
 from steering.guarding import confirming, takeover
 from steering.guarding.confirming import Deadline
 from steering.guarding.takeover import kill
@@ -44,6 +44,7 @@ HAND_OVER = b"h"  # the controller ends, and leaves all to a successor
 DIED: Final = "died"
 HUNG: Final = "stopped renewing its lease, and was killed"
 HANDED_OVER: Final = "ended for a successor"
+_LOG: Final = log.logger("guardian")
 _LAST_S = 3.0  # after the end of its time, for a successor that has to be killed
 _RETRY_S = 0.2
 _TRIES = 50
@@ -100,7 +101,7 @@ def main(arguments: list[str]) -> int:
             why += ", and no successor took over"
         code, acts = undo(netlink, file, scope, why)
         memory.remove(directories.steering_memory(orders.netns))
-        publish.tell(orders.netns, acts)  # last: who hears of it must not keep it waiting
+        messages.tell(orders.netns, acts)  # last: who hears of it must not keep it waiting
         return code
 
 
@@ -216,7 +217,7 @@ def undo(netlink: Netlink, file: Path, scope: str, why: str) -> tuple[int, list[
     try:
         with journal.Journal(file) as log:
             done = rollback.take_back(log, lambda: None, scope, "guardian", why)
-        acts = publish.taken_back(done, why, began_ns)
+        acts = messages.taken_back(done, why, began_ns)
         for text in (*(each.text for each in done), *(f"removed {each}" for each in sweep(netlink))):
             _say(text)
     except (OSError, SwerveError) as error:  # nothing leads to what is left
@@ -226,8 +227,7 @@ def undo(netlink: Netlink, file: Path, scope: str, why: str) -> tuple[int, list[
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(f"swerve guardian: {text}", file=sys.stderr, flush=True)
+    _LOG.info("%s", text)
 
 
 if __name__ == "__main__":

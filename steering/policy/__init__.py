@@ -3,7 +3,7 @@
 `file` alone does I/O. docs/policy.md explains every key.
 """
 
-from steering.durations import (
+from pytools.units import (
     UNITS,
     duration_text,
     duration_yaml,
@@ -43,10 +43,9 @@ from steering.policy.conditions import (
     leaves,
 )
 from steering.policy.conditions_text import clear_text, condition_text
-from steering.policy.explanation import explain
+from steering.policy.explanation import explain, notes
 from steering.policy.file import InvalidPolicyError, load, parse
 from steering.policy.model import Herd, Manage, Moves, Policy, Rule, Safety
-from steering.policy.notes import notes
 from steering.policy.schema import json_schema
 from steering.policy.scope import FlowLike, Flows, Scope
 

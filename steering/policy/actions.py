@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from steering.durations import SECOND, duration_text
+from pytools.units import SECOND, duration_text
 from steering.policy.base import Count, Duration, Model, NotNull, Rate, ShareAboveZero, ShareBelowOne, bad
 
 Kind = Literal["shift", "drain", "pin", "relabel", "alert"]

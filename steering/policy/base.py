@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from steering.durations import SCHEMA_DURATION, SCHEMA_RATE, parse_duration, parse_rate
+from pytools.units import SCHEMA_DURATION, SCHEMA_RATE, parse_duration, parse_rate
 
 
 class Model(BaseModel):

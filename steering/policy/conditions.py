@@ -15,7 +15,7 @@ from pydantic_core.core_schema import ValidationInfo
 from typing_extensions import TypeAliasType
 
 from pytools.figures import RULED, Measure
-from steering.durations import SECOND, duration_text
+from pytools.units import SECOND, duration_text
 from steering.policy.base import Count, Duration, Model, Share, ShareAboveZero, bad
 from steering.policy.levels import (
     DELAY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from steering.durations import duration_text
+from pytools.units import duration_text
 from steering.policy.conditions import (
     All,
     AnyLeaf,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from pytools.yaml_reader import Location, Problem, Reader, dotted
 from steering.policy.actions import FLOW_KINDS, KINDS
-from steering.policy.yaml import Location, Problem, Reader, dotted
 
 _FLOW_SCOPES: Final = ("flows", "processes", "cgroups")
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import yaml
-
-from steering.policy.yaml import Location
+from pytools.yaml_reader import Location, Reader
 
 _TREES: Final = ("all", "any", "not")
 
@@ -15,7 +13,7 @@ _TREES: Final = ("all", "any", "not")
 def thresholds(text: str) -> dict[str, list[Location]]:
     """Where the leaves of each rule are, by its name, in the order of the tree (`leaves`)."""
     found: dict[str, list[Location]] = {}
-    raw = yaml.safe_load(text)
+    raw = Reader().read(text)
     for i, rule in enumerate(raw["rules"]):
         found[rule["name"]] = _leaves(rule["when"], ("rules", i, "when"))
     return found
@@ -31,19 +29,8 @@ def _leaves(node: object, at: Location) -> list[Location]:
 
 def replaced(text: str, values: Mapping[Location, str]) -> str:
     """The text with these scalars in the places of those that are there, each in quotes."""
-    root = yaml.compose(text, yaml.SafeLoader)
-    spans = sorted(((*_span(root, at), value) for at, value in values.items()), reverse=True)
-    for begin, end, value in spans:
+    reader = Reader()
+    reader.read(text)
+    for (begin, end), value in sorted(((reader.spans[at], value) for at, value in values.items()), reverse=True):
         text = f'{text[:begin]}"{value}"{text[end:]}'
     return text
-
-
-def _span(node: yaml.Node | None, at: Location) -> tuple[int, int]:
-    """From where to where a scalar is written."""
-    for part in at:
-        if isinstance(node, yaml.MappingNode):
-            node = next(value for key, value in node.value if key.value == part)
-        elif isinstance(node, yaml.SequenceNode):
-            node = node.value[int(part)]
-    assert isinstance(node, yaml.ScalarNode), at
-    return node.start_mark.index, node.end_mark.index

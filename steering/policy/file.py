@@ -9,15 +9,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-import yaml
 from pydantic import ValidationError
 
 from pytools.directories import page, read_obeyed
 from pytools.errors import PolicyError, UsageError, not_permitted
+from pytools.yaml_reader import NotYamlError, Problem, Reader, decoded
 from steering.policy.consistency import inconsistencies
 from steering.policy.model import Policy
 from steering.policy.validation_errors import follows, problem_of
-from steering.policy.yaml import Problem, Reader
 
 MAX_BYTES: Final = 1 << 20
 
@@ -60,10 +59,9 @@ def load(path: Path, *, guarded: bool = True) -> Policy:
     if len(data) > MAX_BYTES:
         raise PolicyError(f"{path}: larger than {MAX_BYTES} bytes", "a policy is a page of text")
     try:
-        return parse(data.decode(), str(path))
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise InvalidPolicyError(str(path), [Problem(line, "", "not UTF-8 text")]) from None
+        return parse(decoded(data), str(path))
+    except NotYamlError as error:
+        raise InvalidPolicyError(str(path), [Problem(error.line, "", str(error))]) from None
 
 
 def parse(text: str, path: str = "policy") -> Policy:
@@ -77,12 +75,8 @@ def parse(text: str, path: str = "policy") -> Policy:
     reader = Reader()
     try:
         raw = reader.read(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = f"not a policy: {error.problem or error.context}"
-        raise InvalidPolicyError(path, [Problem(mark.line + 1 if mark else 1, "", what)]) from None
-    except yaml.YAMLError as error:
-        raise InvalidPolicyError(path, [Problem(1, "", f"not a policy: {error}".splitlines()[0])]) from None
+    except NotYamlError as error:
+        raise InvalidPolicyError(path, [Problem(error.line, "", f"not a policy: {error}")]) from None
     problems = [*reader.problems, *inconsistencies(raw, reader)]
     try:
         policy = Policy.model_validate(raw)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from steering.durations import SCHEMA_DURATION, UNITS, duration_text, duration_yaml, parse_duration
+from pytools.units import SCHEMA_DURATION, UNITS, duration_text, duration_yaml, parse_duration
 from steering.policy.base import Model
 
 Figure = int | float

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
-from steering.durations import SECOND, duration_text
+from pytools.units import SECOND, duration_text
 from steering.policy.actions import Return, Then
 from steering.policy.base import Address, Count, Duration, Model, NotNull, Prefix, ShareAboveZero, Some, bad
 from steering.policy.conditions import Condition

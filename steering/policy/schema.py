@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any, Final
 
-from steering.durations import SCHEMA_DURATION, SCHEMA_RATE, duration_yaml, rate_yaml
+from pytools.units import SCHEMA_DURATION, SCHEMA_RATE, duration_yaml, rate_yaml
+from pytools.yaml_reader import Location
 from steering.policy.model import Policy
-from steering.policy.yaml import Location
 
 _NONE: Final = object()
 _WRITTEN: Final = {SCHEMA_DURATION: duration_yaml, SCHEMA_RATE: rate_yaml}

@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from steering.durations import RATE_UNITS, UNITS
+from pytools.units import RATE_UNITS, UNITS
+from pytools.yaml_reader import Location, Problem, Reader, dotted
 from steering.policy.conditions import SIGNALS, TREES
 from steering.policy.levels import CLAUSES
 from steering.policy.schema import described
-from steering.policy.yaml import Location, Problem, Reader, dotted
 
 _NO_PART: Final = (*SIGNALS, *TREES.values())  # of a location: names of union members, which are in no file
 

@@ -15,15 +15,15 @@ from typing import Any, Final
 from pytools.errors import SwerveError
 from pytools.figures import RULED
 from pytools.signals import Act, AnySignal, Path
+from pytools.units import UNITS, duration_text
+from pytools.yaml_reader import Location
 from steering.deciding.health import PathHealth
 from steering.deciding.thresholds import ENOUGH, NOTEWORTHY, SPACING_NS
 from steering.deciding.usual import teaches
-from steering.durations import UNITS, duration_text
 from steering.policy import Policy, leaves, parse
 from steering.policy.conditions import WithThreshold, figures_of, subject
 from steering.policy.edit import replaced, thresholds
 from steering.policy.levels import DELAY, Figure, FigureKind, Usual, written
-from steering.policy.yaml import Location
 from steering.replay.player import Player
 
 TEMPLATE: Final = """\

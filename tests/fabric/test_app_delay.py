@@ -46,7 +46,7 @@ def tell_often(host: Host) -> None:
     """Have its agent tell four times a second what it has joined."""
     file = directories.default_config(host.netns)
     settings = yaml.safe_load(file.read_text())
-    settings["windows"]["long_ms"] = 250.0
+    settings["windows"]["long"] = "250ms"
     file.write_text(yaml.safe_dump(settings))
 
 

@@ -172,8 +172,8 @@ def rarely_probed(unique_name):
         for host in made.hosts:
             file = directories.default_config(host.netns)
             config = yaml.safe_load(file.read_text())
-            config["probe"] |= {"interval_ms": RARELY_S * 1000, "timeout_ms": RARELY_S * 1000}
-            config["windows"] = {"short_ms": RARELY_S * 2000, "long_ms": RARELY_S * 4000, "base_s": 3600}
+            config["probe"] |= {"interval": f"{RARELY_S}s", "timeout": f"{RARELY_S}s"}
+            config["windows"] = {"short": f"{2 * RARELY_S}s", "long": f"{4 * RARELY_S}s", "base": "1h"}
             file.write_text(yaml.safe_dump(config, sort_keys=False))
         yield made
 

@@ -26,8 +26,7 @@ from pytools.kernel.bpf import attach
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.lab.topology import group_id
-from steering.actuators.labels import Labels
-from steering.actuators.pins import PinTarget
+from steering.actuators.pins import Labels, PinTarget
 from steering.plan import FlowKey, LabelChange, Pin, nexthop_group
 
 __all__ = ["compiled_once"]  # fixtures

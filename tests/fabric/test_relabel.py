@@ -23,7 +23,7 @@ from pytools.ipc.bus import Client
 from pytools.lab import Lab, namespaces
 from pytools.signals import PathDelay
 from steering.acting import acts_file
-from steering.actuators.labels import Labels
+from steering.actuators.pins import Labels
 from steering.demo.traffic import established_resets
 from steering.plan import FlowKey, LabelChange
 
@@ -151,8 +151,8 @@ def agents(lab, folder):
     for host in lab.hosts:
         file = directories.default_config(host.netns)
         settings = yaml.safe_load(file.read_text())
-        settings["probe"] |= {"interval_ms": 40.0, "flows": 16}
-        settings["windows"] = settings.get("windows", {}) | {"short_ms": 400.0}
+        settings["probe"] |= {"interval": "40ms", "flows": 16}
+        settings["windows"] = settings.get("windows", {}) | {"short": "400ms"}
         file.write_text(yaml.safe_dump(settings))
         with (folder / f"{host.name}.log").open("w") as log:
             running.append(lab.start(host, [*support.SWERVE, "agent", "-n", host.netns], stdout=log, stderr=log))

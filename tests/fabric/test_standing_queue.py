@@ -41,7 +41,7 @@ def shorten(lab):
     for host in lab.hosts:
         file = directories.default_config(host.netns)
         config = yaml.safe_load(file.read_text())
-        config.setdefault("windows", {})["base_s"] = BASE_S
+        config.setdefault("windows", {})["base"] = f"{BASE_S}s"
         file.write_text(yaml.safe_dump(config))
 
 

@@ -24,7 +24,7 @@ import tcp_kit as kit
 from tcp_kit import MEASURED, MEGABYTE, RECEIVER, RECEIVER6, receiver, sender
 
 from pytools.errors import SwerveError
-from pytools.kernel import drop_reasons, tracefs
+from pytools.kernel import tracefs
 from pytools.kernel.bpf import cgroups
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
@@ -228,7 +228,7 @@ def test_the_owner_is_the_process_in_its_container(lossy: Lab, unique_name: Call
 
 def test_dropped_packets_have_the_kernels_reasons(lossy: Lab) -> None:
     """What the queue of the rail drops; the machine may have dropped more meanwhile, but hardly for this reason."""
-    names = drop_reasons.from_kernel()
+    names = tracefs.drop_reasons()
     assert names, "the kernel gives no reasons"
     rail = lossy.rails[0].netns
     with kit.watching(sender(lossy)) as watch, kit.listener(lossy) as server, kit.connected(lossy, server) as ends:
@@ -303,4 +303,4 @@ def test_drops_of_a_connection(lossy: Lab) -> None:
             flows = watch.flows(0.6)
             drops = next((flow.drops for flow in flows.values() if flow.local_port == destination[1]), {})
         assert sum(drops.values()) == 3
-        assert set(drops) <= set(drop_reasons.from_kernel().values())
+        assert set(drops) <= set(tracefs.drop_reasons().values())

@@ -23,7 +23,7 @@ from pytools.signals import PathLiveness, Self
 CONFIG = """\
 host: one
 peers: [{name: two, address: 10.77.0.2, clock: shared}]
-recording: {fine_mib: 1, coarse_mib: 1}
+recording: {fine: 1MiB, coarse: 1MiB}
 """
 EVERYTHING = (
     *(("ip", family, *what) for family in ("-4", "-6") for what in (("rule",), ("route", "show", "table", "all"))),

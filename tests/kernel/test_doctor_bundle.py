@@ -17,7 +17,7 @@ from pytools.kernel import features
 from pytools.kernel.bpf import attach, loader, tc_programs
 from pytools.kernel.netns import inside
 from pytools.sources import programs
-from pytools.views import checks_agent, doctor_bundle, versions
+from pytools.views import checks_agent, doctor, doctor_bundle
 
 CONFIG = "host: one\npeers: [{name: two, address: 10.77.0.2, clock: shared}]\n"
 
@@ -99,11 +99,11 @@ def test_our_names_are_those_that_we_load() -> None:
 
 def test_versions_are_what_the_packages_say() -> None:
     require("bcc", "ip")
-    found = versions.found()
+    found = doctor.versions_found()
     package = run(["dpkg-query", "-W", "-f", "${Version}", "python3-bpfcc"], check=False).stdout
     assert found["bcc"] and (not package or package.startswith(found["bcc"]))
     assert found["iproute2"] in run(["ip", "-V"]).stdout and found["kernel"] == os.uname().release
-    assert versions.text(found).startswith(f"{os.uname().release}, swerve ")
+    assert doctor.versions_text(found).startswith(f"{os.uname().release}, swerve ")
 
 
 def test_the_clock_is_said_to_be_set_or_not() -> None:

@@ -14,7 +14,7 @@ from link_watch import kernel_link, kernel_queues, watching
 
 from pytools.config import Links
 from pytools.kernel.ethtool import Ethtool
-from pytools.kernel.netlink.links import FAILED, Monitor, Tables, handle_text, parent_text
+from pytools.kernel.netlink.links import FAILED, LinkMonitor, Tables, handle_text, parent_text
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from pytools.signals import Path as NetworkPath
@@ -204,7 +204,7 @@ def test_an_interface_that_comes_back_under_its_name_is_watched_anew(veth_pair: 
 def test_a_monitor_hears_of_links_addresses_and_neighbours(veth_pair: tuple[str, str]) -> None:
     first, _ = veth_pair
     with inside(first):
-        monitor = Monitor()
+        monitor = LinkMonitor()
     try:
         monitor.read()  # that the link came up may be told late
         support.run(["ip", "-n", first, "address", "add", "10.78.0.1/24", "dev", "v0"])

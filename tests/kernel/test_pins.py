@@ -22,7 +22,7 @@ from pin_kit import Rails, Wire, compiled_once, rails, versions
 
 from pytools.errors import RefusedError
 from pytools.kernel.bpf import attach, loader, syscall
-from pytools.kernel.bpf.stats import RunTime
+from pytools.kernel.bpf.syscall import RunTime
 from pytools.kernel.netns import inside
 from steering.actuators.neighbours import Neighbours
 from steering.actuators.pins import Pins, PinTarget

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
-from pytools.kernel import priority
+from pytools.kernel import privileges
 from pytools.kernel.features import Finding
 from pytools.sources.probing.schedule import PRIORITY, Schedule
 from pytools.views import checks_agent
 
 UNITS = [ROOT / "packaging" / "systemd" / f"swerve-{name}.service" for name in ("agent", "steer")]
 ASK = (
-    "import os; from pytools.kernel import priority; why = priority.raise_own(); "
+    "import os; from pytools.kernel import privileges; why = privileges.raise_priority(); "
     "import subprocess, sys; "
     "child = subprocess.run(['/usr/bin/nice'], capture_output=True, text=True).stdout.strip(); "
     "print(os.getpriority(os.PRIO_PROCESS, 0), child, why)"
@@ -84,8 +84,8 @@ def test_doctor_shows_that_of_the_agent(
     monkeypatch: pytest.MonkeyPatch, nice: int | None, pacer: int, finding: Finding
 ) -> None:
     monkeypatch.setattr(checks_agent, "_agent", lambda _: (7, 0))
-    monkeypatch.setattr(checks_agent.priority, "of", lambda _: nice)
-    monkeypatch.setattr(checks_agent.priority, "of_pacer", lambda _: pacer)
+    monkeypatch.setattr(checks_agent.privileges, "priority_of", lambda _: nice)
+    monkeypatch.setattr(checks_agent.privileges, "pacer_priority", lambda _: pacer)
     (check,) = [each for each in checks_agent.checks(None, None) if each.name == "priority of the agent"]
     assert check.find() == finding and not check.essential
 
@@ -93,9 +93,9 @@ def test_doctor_shows_that_of_the_agent(
 def test_the_priority_of_a_pacer_is_that_of_the_process_it_is() -> None:
     with contextlib.ExitStack() as stack:
         schedule = stack.enter_context(contextlib.closing(Schedule(stack.enter_context(socket.socket()))))
-        assert priority.of_pacer(os.getpid()) == PRIORITY
+        assert privileges.pacer_priority(os.getpid()) == PRIORITY
         assert schedule.restarts == 0
-    assert priority.of_pacer(os.getpid()) == 0
+    assert privileges.pacer_priority(os.getpid()) == 0
 
 
 def test_doctor_asks_nothing_of_an_agent_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

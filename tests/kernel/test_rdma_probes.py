@@ -16,8 +16,7 @@ from pytools.errors import SwerveError
 from pytools.kernel import rdma_class
 from pytools.kernel.bpf.loader import Loaded, Program, load
 from pytools.kernel.bpf.uprobes import Uprobe
-from pytools.sources.rdma.elf import build_id
-from pytools.sources.rdma.providers import Uprobes
+from pytools.sources.rdma.providers import Uprobes, build_id
 
 
 @pytest.fixture(scope="module")

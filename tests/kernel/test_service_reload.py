@@ -17,12 +17,12 @@ from pytools.ipc.bus import Client
 from pytools.signals import PathDelay, ProbeSamples
 
 # Many probes in a short time. Without a processor for a second, the other agent answers late: that is no loss by ours.
-CONFIG = kit.CONFIG + "probe: {interval_ms: 5, timeout_ms: 10000}\n"
+CONFIG = kit.CONFIG + "probe: {interval: 5ms, timeout: 10s}\n"
 THIRD = CONFIG.replace("shared}]", "shared}, {name: three, address: 10.77.0.3, clock: shared}]")
 TURNED = """\
 host: two
 peers: [{name: one, address: 10.77.0.1, clock: shared}]
-recording: {hours: 0}
+recording: {retention: 0s}
 """
 
 
@@ -134,7 +134,7 @@ def test_the_recorder_changes_and_nothing_is_lost(measuring: tuple[Service, Watc
     one, watcher = measuring
     folder = Path(one.env["SWERVE_STATE_DIR"]) / "host/recording"
     assert list(folder.iterdir())
-    reload(one, CONFIG.replace("fine_mib: 1", "hours: 0"))
+    reload(one, CONFIG.replace("fine: 1MiB", "retention: 0s"))
     files = sorted(folder.iterdir())
     sizes = [each.stat().st_size for each in files]
     support.wait_until(more(watcher, "two"), 30, "it measures on")
@@ -146,12 +146,12 @@ def test_the_recorder_changes_and_nothing_is_lost(measuring: tuple[Service, Watc
 
 def test_what_cannot_change_live_is_said_and_stays(measuring: tuple[Service, Watcher]) -> None:
     one, watcher = measuring
-    reload(one, CONFIG.replace("interval_ms: 5", "interval_ms: 4") + "links: {interval_ms: 100}\n")
-    one.manager.until("STATUS=probes 1 paths to 1 peers by 1 interfaces; waiting for a restart: probe.interval_ms", 20)
-    assert "<4>not taken up field=probe.interval_ms" in one.said()
-    assert "configuration read again changed=links.interval_ms" in one.said()
+    reload(one, CONFIG.replace("interval: 5ms", "interval: 4ms") + "links: {interval: 100ms}\n")
+    one.manager.until("STATUS=probes 1 paths to 1 peers by 1 interfaces; waiting for a restart: probe.interval", 20)
+    assert "<4>not taken up field=probe.interval" in one.said()
+    assert "configuration read again changed=links.interval" in one.said()
     reload(one, CONFIG)
-    assert "changed=links.interval_ms\n" in one.said().rpartition("configuration read again ")[2]
+    assert "changed=links.interval\n" in one.said().rpartition("configuration read again ")[2]
     assert watcher.hear().gaps("two") == []
 
 

@@ -250,7 +250,7 @@ def test_in_a_pipe_it_is_a_report_and_ends(served: Served, tmp_path: Path) -> No
 
 # ---- an agent of its own ----
 
-CONFIG = "host: h1\npeers: [{name: h2, address: 10.77.0.2, clock: shared}]\nrecording: {fine_mib: 1, coarse_mib: 1}\n"
+CONFIG = "host: h1\npeers: [{name: h2, address: 10.77.0.2, clock: shared}]\nrecording: {fine: 1MiB, coarse: 1MiB}\n"
 
 
 def own_agent_of(pid: int) -> list[int]:

@@ -14,14 +14,14 @@ host: here
 peers:
   - {name: near, address: 10.78.0.2, clock: shared}
   - {name: far, address: 10.79.0.2, clock: shared}
-recording: {fine_mib: 1, coarse_mib: 1}
+recording: {fine: 1MiB, coarse: 1MiB}
 """
 # Another peer, which is taken up, and another window, which waits for a restart.
 RELOADED = (
     _AGENT.replace("recording", "  - {name: third, address: 10.78.0.3, clock: shared}\nrecording")
-    + "windows: {short_ms: 100}\n"
+    + "windows: {short: 100ms}\n"
 )
-_PEER = "host: {name}\npeers: [{{name: here, address: {ours}, clock: shared}}]\nrecording: {{hours: 0}}\n"
+_PEER = "host: {name}\npeers: [{{name: here, address: {ours}, clock: shared}}]\nrecording: {{retention: 0s}}\n"
 _POLICY = """\
 version: 1
 manage: {destinations: [10.78.0.0/24]}

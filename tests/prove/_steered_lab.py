@@ -74,7 +74,7 @@ def steered(
             if probe_ms is not None:
                 configure(host, lambda config: _probe_every(probe_ms, config))
             if base_s is not None:
-                configure(host, lambda config: config["windows"].update(base_s=base_s))
+                configure(host, lambda config: config["windows"].update(base=f"{base_s}s"))
             start_agent(lab, host, stderr=stack.enter_context((folder / f"{host.name}-agent.log").open("w")))
         for host in lab.hosts:
             wait_measured(host, _RAILS)
@@ -88,5 +88,5 @@ def steered(
 
 
 def _probe_every(interval_ms: float, config: dict[str, Any]) -> None:
-    config["probe"]["interval_ms"] = interval_ms
-    config["windows"]["short_ms"] = max(_SHORTEST_WINDOW_MS, round(4 * interval_ms))
+    config["probe"]["interval"] = f"{interval_ms}ms"
+    config["windows"]["short"] = f"{max(_SHORTEST_WINDOW_MS, round(4 * interval_ms))}ms"

@@ -151,7 +151,7 @@ def main() -> int:
     given = parser.parse_args()
     with Lab.up(f"sockets{os.getpid()}", hosts=2, rails=2) as lab:
         for host in lab.hosts:
-            configure(host, lambda config: config.setdefault("links", {}).update(mtu_interval_s=0))
+            configure(host, lambda config: config.setdefault("links", {}).update(mtu_interval="0s"))
         parts = Parts(lab, given.seconds)
         first, second = lab.hosts
         ports = sorted(sockets_of(parts.agents[1], second))

@@ -147,7 +147,7 @@ def journal(machine: Machine) -> dict[str, object]:
         "ok": fields.keys() == {"paths", "interfaces", "after_s"}
         and ready["PRIORITY"] == "6"
         and {each["PRIORITY"] for each in without} == {"5"}
-        and "windows.short_ms" in warning["MESSAGE"]
+        and "windows.short" in warning["MESSAGE"]
         and warning["PRIORITY"] == "4"
         and not any(each["MESSAGE"].startswith("<") for each in (ready, *without, warning)),
         "ready": fields,

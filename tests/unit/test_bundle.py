@@ -125,7 +125,9 @@ def test_only_managed_addresses_are_shown_when_redacted(host: Path) -> None:
 def test_without_a_policy_nothing_is_managed(host: Path) -> None:
     (host / "policy.yaml").write_text("manage: [")
     manifest, parts = made(host, redact=True)
-    assert "is no YAML" in {each.name: each.why for each in manifest.left_out}["policy.json"]
+    assert (
+        "policy.yaml:1: expected the node content" in {each.name: each.why for each in manifest.left_out}["policy.json"]
+    )
     assert b"10.9.0." not in b"".join(parts.values())
 
 

@@ -13,7 +13,7 @@ from pytools.errors import RefusedError, SwerveError
 from pytools.kernel import netns
 from steering import elapsed
 from steering.acting import journal
-from steering.acting.disk_writer import Later
+from steering.acting.background import Later
 from steering.control import kept_orders, requests
 from steering.control import operator_api as desk
 from steering.control.host import Site

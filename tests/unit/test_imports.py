@@ -14,7 +14,7 @@ from support import ROOT
 # From the bottom up; a room may use its own modules and every layer below.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.errors",),
-    ("pytools.signals", "pytools.directories", "pytools.yaml_text", "pytools.owned_files"),
+    ("pytools.signals", "pytools.directories", "pytools.yaml_reader", "pytools.owned_files", "pytools.units"),
     ("pytools.figures",),
     ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.schema"),
     ("pytools.log", "pytools.notify", "pytools.streams"),
@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.agent",),
     ("pytools.cli_options",),
     ("pytools.cli",),
-    ("steering.plan", "steering.durations"),
+    ("steering.plan",),
     ("steering.policy",),
     ("steering.deciding", "steering.cli_types"),
     ("steering.flows", "steering.actuators"),
@@ -37,15 +37,22 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("steering.cli",),
     ("steering.demo",),
 )
-VOCABULARY = ("pytools.errors", "pytools.signals", "pytools.figures", "pytools.directories")
-DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan", "steering.durations")
+VOCABULARY = (
+    "pytools.errors",
+    "pytools.signals",
+    "pytools.figures",
+    "pytools.directories",
+    "pytools.units",
+    "pytools.yaml_reader",
+)
+DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan")
 ACTUATORS = ("steering.actuators",)
 PURE = (
     "pytools.estimators",
     "steering.deciding",
     "steering.flows",
     "steering.plan",
-    "steering.durations",
+    "pytools.units",
 )
 DOES_IO = frozenset(
     {

@@ -243,13 +243,13 @@ def test_the_truth_is_shown_against_the_first_host(tmp_path: Path, monkeypatch: 
     ("text", "ns"), [("10ms", 10_000_000), ("-250us", -250_000), ("1.5s", 1_500_000_000), ("7ns", 7)]
 )
 def test_durations_are_read(text: str, ns: int) -> None:
-    assert timekeeping.parse_duration(text) == ns
+    assert timekeeping.parse_shift(text) == ns
 
 
 @pytest.mark.parametrize("text", ["", "10", "ms", "1 ms", "1e3ns", "one"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        timekeeping.parse_duration(text)
+        timekeeping.parse_shift(text)
 
 
 def test_there_must_be_a_clock_for_each_host() -> None:

@@ -11,8 +11,8 @@ import support
 
 from pytools.signals import Act
 from steering.acting import acts_file, journal
-from steering.acting import disk_writer as later_module
-from steering.acting.disk_writer import MOST, Later
+from steering.acting import background as later_module
+from steering.acting.background import MOST, Later
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from pytools.kernel.ethtool import Ethtool
 from pytools.kernel.netlink.links import LinkRow
 from pytools.signals import Pause
 from pytools.sources.links import driver
+from pytools.sources.links.driver import Statistics
 from pytools.sources.links.events import PauseHistory
 from pytools.sources.links.interface import Interface
-from pytools.sources.links.statistics import Statistics
 
 S = 1_000_000_000
 PRIORITIES = range(8)

@@ -12,8 +12,7 @@ from pytools.ipc.bus import Bus, Subscription
 from pytools.signals import LinkEvent, RdmaPort
 from pytools.signals import Path as NetworkPath
 from pytools.sources.links import rdma_ports
-from pytools.sources.links.gids import GidHistory
-from pytools.sources.links.rdma_ports import RdmaPorts
+from pytools.sources.links.rdma_ports import GidHistory, RdmaPorts
 from pytools.sources.links.rdma_sysfs import Port, Sysfs, meanings
 
 S, MS = 1_000_000_000, 1_000_000

@@ -65,3 +65,10 @@ def test_a_log_that_is_gone_ends_nothing(stream: io.StringIO | None, monkeypatch
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     log.event(Level.INFO, "still here")
+
+
+def test_a_part_begins_its_lines_with_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    log.logger("steer").info("%s", "100% of a \x1b line")
+    log.logger().warning("gone")
+    log.logger("steer").debug("too much")
+    assert capsys.readouterr().err == "swerve steer: 100% of a \x1b line\nswerve: gone\n"

@@ -16,8 +16,8 @@ from pytools.signals import Act
 from steering import elapsed
 from steering.acting import acts_file, journal, undo
 from steering.cli_types import Flow, flow_text
-from steering.control import kept_orders, objections, orders, requests, stop_file
-from steering.control.manual_pins import MOST, ManualPins
+from steering.control import kept_orders, orders, pins, requests, stop_file
+from steering.control.pins import MOST, ManualPins
 from steering.deciding.engine import Engine
 from steering.deciding.overrides import NONE, Moment, Override, Overrides
 from steering.guarding import confirming
@@ -42,7 +42,7 @@ def host(queueing=(0, 0), ticks=5):
 
 
 def objection(engine, now, *fresh):
-    return objections.objection(RULES, engine.paths, engine.groups[TARGET], Overrides(fresh), now)
+    return pins.objection(RULES, engine.paths, engine.groups[TARGET], Overrides(fresh), now)
 
 
 # ---- what may be ordered ----
@@ -145,9 +145,9 @@ def test_a_pin_goes_where_its_remote_address_is_routed_and_something_is_measured
     engine, now = host(queueing=(0, None))
     found, member = orders.member_for(engine.groups.values(), "10.9.0.2", "rail1")
     assert (found.target, member.nexthop_id) == (TARGET, FIRST)
-    assert objections.pin_objection(RULES, engine.paths, found, member, "10.9.0.2", now) == ""
+    assert pins.pin_objection(RULES, engine.paths, found, member, "10.9.0.2", now) == ""
     found, member = orders.member_for(engine.groups.values(), "10.9.0.2", "10.2.1.1")
-    assert "not measured" in objections.pin_objection(RULES, engine.paths, found, member, "10.9.0.2", now)
+    assert "not measured" in pins.pin_objection(RULES, engine.paths, found, member, "10.9.0.2", now)
     for remote, via in (("10.9.0.3", "rail1"), ("10.9.0.2", "rail3"), ("nonsense", "rail1")):
         with pytest.raises(UsageError):
             orders.member_for(engine.groups.values(), remote, via)

@@ -42,7 +42,7 @@ from pytools.signals import Path
 from steering import controller as controller_module
 from steering.acting import journal, messages, weights
 from steering.actuators import overlay as overlay_module
-from steering.actuators.prefixes import Within, key_of
+from steering.actuators.owners_routes import Within, key_of
 from steering.commands import undo as undo_command
 from steering.control import operator_api as desk_module
 from steering.control.requests import Drain, Hold, Undo, Undrain, Unhold
@@ -205,7 +205,7 @@ class Steering(RuleBasedStateMachine):
             (controller_module, "GuardianLink", lambda *_: Guardian(self)),
             (guardian, "_say", self.said.append),
             (undo_command, "_stop_controller", lambda _: self.ask_to_stop()),
-            (undo_command.publish, "tell", lambda _, acts: self.told.extend(acts)),
+            (messages, "tell", lambda _, acts: self.told.extend(acts)),
             (undo_command.attach, "clean", lambda _: []),
             (undo_command.click, "echo", self.said.append),
         ):

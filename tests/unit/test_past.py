@@ -27,8 +27,8 @@ from pytools.config import Recording
 from pytools.ipc.client import LineClient
 from pytools.ipc.wire import TAGS
 from pytools.recording import files, segments
-from pytools.recording.kinds import NEVER
 from pytools.recording.reader import Read
+from pytools.recording.segments import NEVER
 from pytools.recording.writer import TrackWriter
 from pytools.signals import Act, AnySignal, PathDelay, TcpFlow, decode, encode
 from pytools.sources.recording import RecordingSource

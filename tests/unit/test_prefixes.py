@@ -7,7 +7,7 @@ import ipaddress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steering.actuators.prefixes import LongestPrefix, Within, key_of
+from steering.actuators.owners_routes import LongestPrefix, Within, key_of
 
 addresses = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6))
 

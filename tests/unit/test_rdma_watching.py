@@ -10,7 +10,7 @@ from qp_rows import FakeTable, Sender
 from pytools.config import Rdma
 from pytools.signals import Owner
 from pytools.sources.rdma import table as tables
-from pytools.sources.rdma.not_ready import NotReady
+from pytools.sources.rdma.receivers import NotReady
 from pytools.sources.rdma.register import QueuePair, Register
 from pytools.sources.rdma.table import Columns, Table
 from pytools.sources.rdma.watching import Watch

@@ -21,9 +21,8 @@ from pytools.errors import CapabilityError, SwerveError
 from pytools.ipc.bus import Bus
 from pytools.ipc.wire import TAGS, TYPES
 from pytools.recording import reader, segments
-from pytools.recording.kinds import ASIDE, NEVER
 from pytools.recording.reader import Read
-from pytools.recording.segments import Segment, Track
+from pytools.recording.segments import ASIDE, NEVER, Segment, Track
 from pytools.recording.writer import TrackWriter
 from pytools.signals import AnySignal, PathDelay, decode, encode
 from pytools.sources.recording import RecordingSource
@@ -284,7 +283,7 @@ def test_no_recording_is_an_error_with_the_next_step(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "none"):
         with pytest.raises(SwerveError, match="there is no recording") as caught:
             list(reader.lines(place))
-        assert "recording.hours" in str(caught.value)
+        assert "recording.retention" in str(caught.value)
 
 
 # ---- the agent's end ----

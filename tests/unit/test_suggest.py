@@ -13,8 +13,8 @@ from steering_kit import MS, SECOND, measured, path
 from pytools import directories
 from pytools.errors import SwerveError
 from pytools.signals import Act, encode
-from steering.acting import usual_file
-from steering.acting.usual_file import UsualFile
+from steering.acting import memory
+from steering.acting.memory import UsualFile
 from steering.cli import root
 from steering.deciding.thresholds import Learnt
 from steering.deciding.usual import Entry, Key, Usuals
@@ -100,7 +100,7 @@ def kept(folder, entries=(ENTRY,), said=None):
     usuals = Usuals(parse(RELATIVE))
     with UsualFile(folder, usuals, (said if said is not None else []).append):
         usuals.restore(entries, time.monotonic_ns())
-    return folder / usual_file.FILE
+    return folder / memory.USUAL_FILE
 
 
 def test_the_next_controller_begins_with_it(tmp_path):
@@ -116,26 +116,26 @@ def test_it_is_written_when_there_is_something_new_and_not_too_often(tmp_path):
     usuals = Usuals(parse(RELATIVE))
     file = UsualFile(tmp_path, usuals, print)
     file.tick(START)
-    assert not (tmp_path / usual_file.FILE).exists(), "nothing is learnt"
+    assert not (tmp_path / memory.USUAL_FILE).exists(), "nothing is learnt"
     usuals.restore([ENTRY], START)
     file.tick(START)
-    first = (tmp_path / usual_file.FILE).read_bytes()
+    first = (tmp_path / memory.USUAL_FILE).read_bytes()
     usuals.restore([msgspec.structs.replace(ENTRY, learnt=Learnt(500, START, 5e6))], START)
-    file.tick(START + usual_file.EVERY_NS - 1)
-    assert (tmp_path / usual_file.FILE).read_bytes() == first
-    file.tick(START + usual_file.EVERY_NS)
-    assert (tmp_path / usual_file.FILE).read_bytes() != first
+    file.tick(START + memory.USUAL_EVERY_NS - 1)
+    assert (tmp_path / memory.USUAL_FILE).read_bytes() == first
+    file.tick(START + memory.USUAL_EVERY_NS)
+    assert (tmp_path / memory.USUAL_FILE).read_bytes() != first
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"at_ns":"x","entries":[]}', b"\xff" * 100])
 def test_what_makes_no_sense_is_left_out(tmp_path, content):
-    (tmp_path / usual_file.FILE).write_bytes(content)
-    assert usual_file.read(tmp_path) == (0, ())
+    (tmp_path / memory.USUAL_FILE).write_bytes(content)
+    assert memory.read_usual(tmp_path) == (0, ())
 
 
 def test_what_others_could_have_written_is_left_out(tmp_path):
     kept(tmp_path).chmod(0o666)
-    assert usual_file.read(tmp_path) == (0, ())
+    assert memory.read_usual(tmp_path) == (0, ())
 
 
 def test_a_place_that_cannot_be_written_is_said_once(tmp_path):
@@ -143,7 +143,7 @@ def test_a_place_that_cannot_be_written_is_said_once(tmp_path):
     file = UsualFile(tmp_path / "none", usuals, said.append)
     usuals.restore([ENTRY], START)
     file.tick(START)
-    file.tick(START + usual_file.EVERY_NS)
+    file.tick(START + memory.USUAL_EVERY_NS)
     assert len(said) == 1 and said[0].startswith("what is usual is not kept for the next controller: ")
 
 

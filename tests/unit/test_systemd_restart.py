@@ -7,8 +7,8 @@ import re
 import pytest
 from support import ROOT
 
-from steering.commands import systemd_restart
-from steering.commands.systemd_restart import expected
+from steering.commands import undo
+from steering.commands.undo import restart_expected
 
 UNIT = "swerve-steer.service"
 
@@ -41,12 +41,12 @@ def systemctl(tmp_path, monkeypatch):
 )
 def test_after_a_stop_the_queue_of_jobs_tells(systemctl, said, code, comes):
     systemctl(said, code)
-    assert expected(UNIT, ended("success", "exited", "0")) is comes
+    assert restart_expected(UNIT, ended("success", "exited", "0")) is comes
 
 
 def test_without_systemctl_nothing_is_expected(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert not expected(UNIT, ended("success", "exited", "0"))
+    assert not restart_expected(UNIT, ended("success", "exited", "0"))
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_without_systemctl_nothing_is_expected(tmp_path, monkeypatch):
 )
 def test_after_a_failure_the_end_itself_tells(systemctl, end, comes):
     systemctl("must not be asked", 1)
-    assert expected(UNIT, end) is comes
+    assert restart_expected(UNIT, end) is comes
 
 
 def test_the_unit_says_the_same():
     text = (ROOT / "packaging/systemd" / UNIT).read_text()
     [for_good] = re.findall(r"^RestartPreventExitStatus=(.*)$", text, re.MULTILINE)
-    assert set(for_good.split()) == systemd_restart._FOR_GOOD
+    assert set(for_good.split()) == undo._FOR_GOOD
     assert "\nRestart=on-failure\n" in text and "steer off --unless-restarted %n\n" in text
     assert " --hand-over " in text

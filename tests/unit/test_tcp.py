@@ -15,17 +15,16 @@ from tcp_tables import Kernel, counts, flow, flow_key, path_key
 
 from pytools.config import AgentConfig, Tcp
 from pytools.ipc.bus import Bus, Subscription
-from pytools.kernel import drop_reasons
+from pytools.kernel import tracefs
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.bpf.maps import Map
 from pytools.kernel.netlink import sockdiag
 from pytools.signals import Owner, PacketDrops, Path, Retransmissions, TcpFlow, TcpHost, TcpPath
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.tcp import baselines, busiest, source, table
-from pytools.sources.tcp.addresses import Addresses
 from pytools.sources.tcp.drops import SocketDrops
 from pytools.sources.tcp.owners import Identity
-from pytools.sources.tcp.rows import CLOSED, Rows
+from pytools.sources.tcp.rows import CLOSED, Addresses, Rows
 from pytools.sources.tcp.source import TcpSource
 from pytools.sources.tcp.table import SLICE, Table
 
@@ -58,7 +57,7 @@ def started_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeDiagnostics, "listed", ())
     monkeypatch.setattr(source, "Diagnostics", FakeDiagnostics)
     monkeypatch.setattr(source.time, "monotonic_ns", lambda: 0)
-    monkeypatch.setattr(drop_reasons, "from_kernel", lambda: {5: "NO_ROOM"})
+    monkeypatch.setattr(tracefs, "drop_reasons", lambda: {5: "NO_ROOM"})
 
 
 def path_of(remote: str, interface: str) -> Path | None:

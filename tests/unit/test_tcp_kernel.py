@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytools.kernel import drop_reasons
+from pytools.kernel import tracefs
 from pytools.kernel.netlink import sockdiag
 from pytools.sources.tcp import kernel_counters
 
@@ -23,11 +23,11 @@ print fmt: "skbaddr=%p reason: %s", REC->skbaddr, __print_symbolic(REC->reason, 
 
 
 def test_drop_reasons() -> None:
-    names = drop_reasons.parsed(FORMAT)
+    names = tracefs.reasons_in(FORMAT)
     assert names == {2: "NOT_SPECIFIED", 3: "NO_SOCKET", 64: "QDISC_DROP"}
-    assert drop_reasons.name(64, names) == "QDISC_DROP"
-    assert drop_reasons.name(65, names) == "reason_65"
-    assert drop_reasons.parsed("") == drop_reasons.parsed("print fmt: {") == {}
+    assert tracefs.name(64, names) == "QDISC_DROP"
+    assert tracefs.name(65, names) == "reason_65"
+    assert tracefs.reasons_in("") == tracefs.reasons_in("print fmt: {") == {}
 
 
 def test_kernel_counters() -> None:
@@ -132,7 +132,7 @@ def test_no_bytes_break_the_parser(data: bytes) -> None:
     sockdiag.parsed(data)
     sockdiag.tcp_info(data)
     sockdiag.parsed(diagnostics(1, 0, data))
-    drop_reasons.parsed(data.decode(errors="replace"))
+    tracefs.reasons_in(data.decode(errors="replace"))
     kernel_counters.parsed(data.decode(errors="replace"), ("Tcp", ""))
 
 

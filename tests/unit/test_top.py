@@ -12,8 +12,8 @@ from top_kit import NOW_NS, around, known, story
 from pytools.errors import UsageError
 from pytools.figures import FOLLOWED, ONE_WAY, Figure
 from pytools.signals import PathState
+from pytools.units import UNKNOWN
 from pytools.views.actions import Mode
-from pytools.views.tables import UNKNOWN
 from pytools.views.top import lists, paths, plain
 from pytools.views.top.glyphs import ASCII, UNICODE, Glyphs
 from pytools.views.top.header import Around

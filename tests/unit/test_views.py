@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
+from pytools import units
 from pytools.signals import AnySignal, Delay
+from pytools.units import UNKNOWN
 from pytools.views import delay_tables, tables
 from pytools.views.model import Model, fold, member_of, packet_rates
-from pytools.views.tables import UNKNOWN
 
 SECOND_NS = samples.SECOND_NS
 
@@ -48,7 +49,7 @@ def row(table: str, start: str) -> list[str]:
     ],
 )
 def test_durations_have_a_unit(ns: int | None, shown: str) -> None:
-    assert tables.duration(ns) == shown
+    assert units.duration(ns) == shown
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_no_negative_and_no_unsynchronised_delay_is_ever_a_fact(clock: str, owd_
     shown = text(delay_tables.delays(fold(Model(), [signal])))
     owd = row(shown, "h2 rail1")[2:6]
     known = clock != "free_running" and owd_ns >= 0
-    assert owd == [tables.duration(owd_ns)] * 3 + [tables.bound(bound)] if known else owd == [UNKNOWN] * 4
+    assert owd == [units.duration(owd_ns)] * 3 + [tables.bound(bound)] if known else owd == [UNKNOWN] * 4
     assert not re.search(r"-\d", shown)
 
 

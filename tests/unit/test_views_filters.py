@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from pytools.errors import UsageError
 from pytools.signals import AnySignal, Owner, RdmaQueuePair, TcpFlow
 from pytools.views import drawing, filters, query
-from pytools.views.choices import chosen
 from pytools.views.columns import Column, Listing, little, much, named
-from pytools.views.filters import VERDICTS, Filters, parse
+from pytools.views.filters import VERDICTS, Filters, chosen, parse
 from pytools.views.kinds import VIEWS
 
 ADDRESSES = st.ip_addresses()

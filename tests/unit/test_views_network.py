@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from pytools import units
 from pytools.signals import AnySignal, Owner, Pause, Retransmissions, Suspect
-from pytools.views import drawing, follow, network, tables, tcp_tables
+from pytools.units import UNKNOWN
+from pytools.views import drawing, follow, network, tcp_tables
 from pytools.views.filters import Filters
 from pytools.views.kinds import VIEWS
 from pytools.views.model import Model, fold
 from pytools.views.query import Query, asked_for
-from pytools.views.tables import UNKNOWN
 
 SECOND_NS = samples.SECOND_NS
 NEW = ("tcp", "flows", "drops", "links", "events", "rdma", "ports", "suspects")
@@ -334,7 +335,7 @@ def test_every_view_is_heard_once_its_signals_are_there_and_asks_for_all_it_show
     ("bps", "text"), [(None, UNKNOWN), (0, "0 bit/s"), (1_500, "1.50 kbit/s"), (8e11, "800.0 Gbit/s")]
 )
 def test_rates_have_a_unit(bps: float | None, text: str) -> None:
-    assert tables.bit_rate(bps) == text
+    assert units.bit_rate(bps) == text
 
 
 def test_causes_in_words_leave_out_what_was_none() -> None:

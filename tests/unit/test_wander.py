@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytools.estimators.clock_graph import Edges, solve
-from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S
-from pytools.estimators.wander import wander
+from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S, wander
 
 TIMES = np.arange(24) * 0.5
 

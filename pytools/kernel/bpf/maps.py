@@ -19,7 +19,6 @@ from pytools.errors import SwerveError
 from pytools.kernel.bpf import syscall
 
 _PERCPU_TYPES = (5, 6, 10)  # BPF_MAP_TYPE_PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH
-_ARRAY_TYPES = (2, 6)
 _BATCH = 512  # at once: larger buffers, made and freed each second, leave the heap in pieces
 _ENOTSUPP = 524  # the kernel's own, not in errno.h
 
@@ -48,7 +47,6 @@ class Map:
         info = syscall.MapInfo(fd)
         self.max_entries = info.max_entries
         self.percpu = info.type in _PERCPU_TYPES
-        self._array = info.type in _ARRAY_TYPES
         self._cpus = possible_cpus() if self.percpu else 1
         stride = (value.itemsize + 7) // 8 * 8 if self.percpu else value.itemsize
         self._slot = np.dtype({"names": ["value"], "formats": [value], "offsets": [0], "itemsize": stride})
@@ -231,3 +229,35 @@ class Map:
             all_keys.append(key.raw)
             all_values.append(value.raw)
         return self._shaped(b"".join(all_keys), b"".join(all_values), len(all_keys))
+
+
+_LOOKUP_AND_DELETE = 21
+
+
+def push(queue_fd: int, value: int) -> None:
+    """Put in a number of 32 bits.
+
+    Raises
+    ------
+    SwerveError
+        If the queue is full.
+    """
+    buffer = ctypes.create_string_buffer(struct.pack("<I", value), 4)
+    try:
+        syscall.bpf(syscall.MAP_UPDATE_ELEM, struct.pack("<IIQQQ", queue_fd, 0, 0, syscall.address(buffer), 0))
+    except OSError as error:
+        raise SwerveError(f"a kernel queue takes no more: {os.strerror(error.errno or 0)}") from None
+
+
+def drain(queue_fd: int) -> int:
+    """Take everything out; returns how many there were."""
+    found = 0
+    buffer = ctypes.create_string_buffer(4)
+    while True:
+        try:
+            syscall.bpf(_LOOKUP_AND_DELETE, struct.pack("<IIQQQ", queue_fd, 0, 0, syscall.address(buffer), 0))
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return found
+            raise SwerveError(f"a kernel queue gives nothing: {os.strerror(error.errno or 0)}") from None
+        found += 1

@@ -10,6 +10,7 @@ import errno
 import os
 import platform
 import struct
+from types import TracebackType
 from typing import Final
 
 from pytools.errors import CapabilityError, SwerveError
@@ -190,3 +191,16 @@ def _test_run(
     call(PROG_TEST_RUN, buffer, len(attributes))
     _, verdict, _, _, _, _, _, duration_ns = struct.unpack_from("<4IQQ2I", buffer.raw)
     return verdict, duration_ns, left.raw
+
+
+class RunTime:
+    """Context in which the kernel times programs; read them with `bpf.program_run_time`."""
+
+    def __enter__(self) -> RunTime:
+        self._fd = enable_stats()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)

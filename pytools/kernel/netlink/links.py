@@ -7,7 +7,6 @@ namespace of the thread that makes them.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 import struct
@@ -15,14 +14,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from pytools.kernel.netlink.monitor import OVERRUN, Group, Monitor
 from pytools.kernel.netlink.routing import Netlink
-from pytools.kernel.netlink.socket import NetlinkError, messages
+from pytools.kernel.netlink.socket import NetlinkError
 
 _NEW_LINK, _DEL_LINK, _GET_LINK = 16, 17, 18
 _NEW_ADDRESS, _DEL_ADDRESS = 20, 21
 _NEW_NEIGHBOUR, _DEL_NEIGHBOUR, _GET_NEIGHBOUR = 28, 29, 30
 _GET_QDISC = 38
-_HEADER_BYTES = 16
 _LINK_HEADER = struct.Struct("=BxHiII")  # family, hardware type, index, flags, changed flags
 _QDISC_HEADER = struct.Struct("=BxxxiIII")  # family, interface index, handle, parent, info
 _NEIGHBOUR_HEADER = struct.Struct("=BxxxiHBB")  # family, interface index, state, flags, type
@@ -40,8 +39,6 @@ _NDA_DST = 1
 _IFF_UP, _IFF_LOWER_UP = 0x1, 0x10000
 _ROOT, _INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
 
-_GROUP_LINK, _GROUP_NEIGHBOUR, _GROUP_ADDRESS4, _GROUP_ADDRESS6 = 1, 3, 5, 9
-_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 
 REACHED: Final = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80  # NUD_VALID: its link-layer address is believed
 FAILED: Final = 0x20
@@ -263,54 +260,21 @@ class Heard:
             self.addresses = True
 
 
-class Monitor:
-    """Is told by the kernel when interfaces, neighbours and addresses change.
-
-    Parameters
-    ----------
-    room_bytes : int
-        How much may wait to be read; what does not fit is lost, and `read` says so.
-    """
+class LinkMonitor(Monitor):
+    """Is told by the kernel when interfaces, neighbours and addresses change."""
 
     def __init__(self, room_bytes: int = 1 << 20) -> None:
-        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        self._socket = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room_bytes)
-            self._socket.bind((0, 0))
-            for group in (_GROUP_LINK, _GROUP_NEIGHBOUR, _GROUP_ADDRESS4, _GROUP_ADDRESS6):
-                with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6 has no such group
-                    self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, struct.pack("=I", group))
-        except BaseException:
-            self._socket.close()
-            raise
-        self._room = bytearray(1 << 16)
-
-    def fileno(self) -> int:
-        """For selectors."""
-        return self._socket.fileno()
+        super().__init__((Group.LINK, Group.NEIGHBOUR, Group.ADDRESS4, Group.ADDRESS6), room_bytes=room_bytes)
 
     def read(self) -> Heard:
         """Everything that has been told since the last call."""
         heard = Heard()
-        while True:
-            try:
-                size = self._socket.recv_into(self._room)
-            except BlockingIOError:
-                return heard
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
+        for kind, body in self.messages():
+            if kind == OVERRUN:
                 heard.overrun = True
-                continue
-            data = bytes(memoryview(self._room)[:size])
-            for offset, kind, _, _ in messages(data):
-                length = _U32.unpack_from(data, offset)[0]
-                heard.take(kind, data[offset + _HEADER_BYTES : offset + length])
-
-    def close(self) -> None:
-        """Listen no more."""
-        self._socket.close()
+            else:
+                heard.take(kind, body)
+        return heard
 
 
 def _attributes(body: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -1,80 +1,95 @@
-"""What others change about links, routes, rules and nexthops, as the kernel announces it: enough to know when to read.
+"""What the kernel announces of links, addresses, neighbours, routes, rules and nexthops.
 
-The receive buffer is small on purpose: a flood of news says no more than that all must be read again. The kernel
-itself leaves out the news of changes that sockets of ours made. It does not announce what it deletes together with a
-link, only the link. One thread.
+The kernel does not announce what it deletes together with a link, only the link. One thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from enum import IntEnum
+from typing import Final, Self
 
 from pytools.kernel import netns as namespaces
 from pytools.kernel import socket_filter as bpf
-from pytools.kernel.netlink.socket import messages
+from pytools.kernel.netlink.socket import bodies
 
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
-_GROUPS = (1, 7, 8, 11, 19, 32)  # RTNLGRP_LINK, _IPV4_ROUTE, _IPV4_RULE, _IPV6_ROUTE, _IPV6_RULE, _NEXTHOP
 _OF_ROUTES = frozenset({24, 25})  # RTM_NEWROUTE, RTM_DELROUTE
 _ROOM_BYTES = 64 << 10
 _PORT_AT = 12  # nlmsg_pid
+OVERRUN: Final = -1  # in the place of a message type: something was announced that the socket had no room for
 
 
-@dataclass(frozen=True, slots=True)
-class News:
-    """What was announced since the last time."""
+class Group(IntEnum):
+    """Multicast groups (RTNLGRP_*)."""
 
-    changed: bool = False
-    routes: bool = False  # a route was made, changed or deleted, or news was lost
+    LINK = 1
+    NEIGHBOUR = 3
+    ADDRESS4 = 5
+    ROUTE4 = 7
+    RULE4 = 8
+    ADDRESS6 = 9
+    ROUTE6 = 11
+    RULE6 = 19
+    NEXTHOP = 32
 
 
-class NetlinkWatch:
-    """Listens in one namespace.
+class Monitor:
+    """Receives what is announced to some groups, in one namespace.
 
     Parameters
     ----------
+    groups : iterable of Group
+        Those that this kernel has not (of IPv6) are left out.
     ours : iterable of int
         Ports of sockets whose own changes are no news (`NetlinkSocket.port`).
     netns : str, optional
         A named namespace; the thread's own unless given.
+    room_bytes : int
+        How much may wait to be read; what does not fit is lost, and told as `OVERRUN`.
     """
 
-    def __init__(self, ours: Iterable[int] = (), netns: str | None = None) -> None:
+    def __init__(
+        self, groups: Iterable[Group], ours: Iterable[int] = (), netns: str | None = None, room_bytes: int = 1 << 20
+    ) -> None:
+        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         with namespaces.inside(netns):
-            self._socket = socket.socket(
-                socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE
-            )
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _ROOM_BYTES)
-        _leave_out(self._socket, list(ours))
-        self._socket.bind((0, 0))
-        for group in _GROUPS:
-            self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, struct.pack("=I", group))
+            self._socket = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room_bytes)
+            if ports := list(ours):
+                _leave_out(self._socket, ports)
+            self._socket.bind((0, 0))
+            for group in groups:
+                with contextlib.suppress(FileNotFoundError):
+                    self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, struct.pack("=I", group))
+        except BaseException:
+            self._socket.close()
+            raise
 
     def fileno(self) -> int:
         """What to wait on."""
         return self._socket.fileno()
 
-    def read(self) -> News:
-        """All that was announced since the last time; does not wait."""
-        changed = routes = False
+    def messages(self) -> Iterator[tuple[int, bytes]]:
+        """Type and body of all that was announced since the last time; does not wait."""
         while True:
             try:
                 data = self._socket.recv(1 << 16)
             except BlockingIOError:
-                return News(changed, routes)
+                return
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
-                changed = routes = True
+                yield OVERRUN, b""
                 continue
-            changed = True
-            routes = routes or any(kind in _OF_ROUTES for _, kind, _, _ in messages(data))
+            yield from bodies(data)
 
     def close(self) -> None:
         """Stop listening."""
@@ -85,6 +100,30 @@ class NetlinkWatch:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What was announced since the last time."""
+
+    changed: bool = False
+    routes: bool = False  # a route was made, changed or deleted, or news was lost
+
+
+class NetlinkWatch(Monitor):
+    """What others change about links, routes, rules and nexthops: enough to know when to read.
+
+    The receive buffer is small on purpose: a flood of news says no more than that all must be read again.
+    """
+
+    def __init__(self, ours: Iterable[int] = (), netns: str | None = None) -> None:
+        groups = (Group.LINK, Group.ROUTE4, Group.RULE4, Group.ROUTE6, Group.RULE6, Group.NEXTHOP)
+        super().__init__(groups, ours, netns, _ROOM_BYTES)
+
+    def read(self) -> News:
+        """All that was announced since the last time; does not wait."""
+        kinds = {kind for kind, _ in self.messages()}
+        return News(bool(kinds), bool(kinds & _OF_ROUTES) or OVERRUN in kinds)
 
 
 def _leave_out(sock: socket.socket, ports: list[int]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pyroute2.netlink import nla, nlmsg
 
 from pytools.errors import UsageError
-from pytools.kernel.netlink.attributes import attribute, attributes
+from pytools.kernel.netlink.socket import attribute, attributes
 
 GroupKind = Literal["mpath", "resilient"]
 Family = Literal[4, 6]

@@ -17,8 +17,8 @@ from typing import Any, Final
 from pyroute2.netlink import nlmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg_base
 
-from pytools.kernel.netlink.attributes import attribute, attributes
 from pytools.kernel.netlink.nexthops import UNICAST, Family, ip_family, socket_family
+from pytools.kernel.netlink.socket import attribute, attributes
 
 _HEADER = struct.Struct("=BBBBBBBBI")  # struct rtmsg: family, lengths, tos, table, protocol, scope, type, flags
 _HOP = struct.Struct("=HBBI")  # struct rtnexthop: length, flags, weight - 1, ifindex

@@ -223,6 +223,11 @@ def messages(data: bytes) -> Iterator[tuple[int, int, int, int]]:
         offset += (length + 3) & ~3
 
 
+def bodies(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Type and body of every message in one datagram."""
+    return ((kind, _body(data, offset)) for offset, kind, _, _ in messages(data))
+
+
 def _raise_refusal(data: bytes, offset: int, kind: int, flags: int, what: str) -> None:
     """Raise what an error or end-of-dump message says, if it says that something failed."""
     length = _HEADER.unpack_from(data, offset)[0]
@@ -253,3 +258,23 @@ def _explanation(attributes: bytes) -> str:
             return attributes[offset + 4 : offset + length].rstrip(b"\0").decode(errors="replace").rstrip(". ")
         offset += (length + 3) & ~3
     return ""
+
+
+_HEAD = struct.Struct("=HH")  # length, type
+_TYPE_MASK = 0x3FFF  # without the flags "nested" and "in network order"
+
+
+def attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Type and value of every attribute from an offset on."""
+    end = len(data)
+    while offset + 4 <= end:
+        length, name = _HEAD.unpack_from(data, offset)
+        if length < 4:
+            return
+        yield name & _TYPE_MASK, data[offset + 4 : offset + length]
+        offset += (length + 3) & ~3
+
+
+def attribute(name: int, value: bytes) -> bytes:
+    """One attribute, padded."""
+    return _HEAD.pack(4 + len(value), name) + value + bytes(-len(value) % 4)

@@ -17,8 +17,8 @@ from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.ndmsg import ndmsg
 
-from pytools.kernel.netlink.attributes import attribute, attributes
 from pytools.kernel.netlink.nexthops import Family, ip_family, socket_family
+from pytools.kernel.netlink.socket import attribute, attributes
 
 RuleAction = Literal["table", "blackhole", "other"]
 

@@ -16,8 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from pytools.estimators.offsets import WANDER_PPB_PER_S, Offset
-from pytools.estimators.wander import MEMORY_S, wander, wander_between
+from pytools.estimators.offsets import MEMORY_S, WANDER_PPB_PER_S, Offset, wander, wander_between
 from pytools.sources.clocks.messages import VERSION, Clocks, Edge, Edges, HostClock
 
 FRESH_ROUNDS: Final = 3  # what is older than so many intervals no longer counts

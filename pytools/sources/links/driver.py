@@ -1,8 +1,10 @@
-"""What a driver's statistics mean: pause frames and their durations by priority, and signs of trouble. Pure.
+"""What a driver's statistics mean: pause frames and their durations by priority, and signs of trouble.
 
 Drivers name alike things differently; the tables below know the names of mlx5, bnxt, ice, i40e, ixgbe, cxgb4, ENA and
 veth, and what many others have in common. A frame that starts a pause counts (XOFF), one that only ends it does not
 (XON), where the driver tells them apart. Durations are microseconds.
+
+`Statistics` reads them, in one thread and its own network namespace; the rest is pure.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from pytools.kernel.ethtool import Ethtool
 from pytools.signals import Pause
 
 Part = Literal["received", "sent", "received_duration_us", "sent_duration_us"]
@@ -159,3 +162,57 @@ def _grown(before: int | None, now: int | None) -> int | None:
 
 
 NOTHING: Final = Meaning((), (), ())
+
+
+_NAMES_AGAIN_NS: Final = 60_000_000_000  # a driver may rename its statistics without having more of them
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    count: int
+    meaning: Meaning
+    read_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a driver counts, and what that means."""
+
+    meaning: Meaning
+    values: Sequence[int]
+    speed_mbps: int | None
+
+
+class Statistics:
+    """Asks the drivers of interfaces for what matters."""
+
+    def __init__(self, ethtool: Ethtool) -> None:
+        self._ethtool = ethtool
+        self._names: dict[int, _Names] = {}
+        self.failed = 0  # readings that a driver refused although it has statistics
+
+    def read(self, index: int, interface: str, now_ns: int) -> Reading:
+        """One reading; a driver without statistics that matter is asked for the speed alone."""
+        speed_mbps = self._ethtool.speed_mbps(interface)
+        count = self._ethtool.count(interface)
+        names = self._names.get(index)
+        if names is None or names.count != count or now_ns - names.read_ns > _NAMES_AGAIN_NS:
+            listed = self._ethtool.names(interface, count) if count else []
+            if count and not listed:
+                self.failed += 1
+                return Reading(NOTHING, (), speed_mbps)
+            meaning = meaning_of(listed)
+            names = self._names[index] = _Names(count, meaning, now_ns)
+        values = self._ethtool.values(interface, count) if names.meaning else None
+        if values is None:
+            self.failed += bool(names.meaning)
+            return Reading(NOTHING, (), speed_mbps)
+        return Reading(names.meaning, values.tolist(), speed_mbps)
+
+    def forget(self, index: int) -> None:
+        """The interface is gone, or watched no more."""
+        self._names.pop(index, None)
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._ethtool.close()

@@ -20,14 +20,14 @@ from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Bus
 from pytools.kernel.ethtool import Ethtool
-from pytools.kernel.netlink.links import Heard, Monitor, NeighbourRow, Tables
+from pytools.kernel.netlink.links import Heard, LinkMonitor, NeighbourRow, Tables
 from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Path
+from pytools.sources.links.driver import Statistics
 from pytools.sources.links.events import Happening, Neighbour, NeighbourHistory
 from pytools.sources.links.interface import Interface
 from pytools.sources.links.rdma_ports import RdmaPorts
 from pytools.sources.links.rdma_sysfs import Sysfs
-from pytools.sources.links.statistics import Statistics
 
 _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
@@ -77,7 +77,7 @@ class LinkSource:
         self._due = {"poll": 0, "driver": 0, "window": 0}
         self._overruns = self._failed_reads = 0
         with contextlib.ExitStack() as undo:
-            self._monitor = Monitor(room_bytes)
+            self._monitor = LinkMonitor(room_bytes)
             undo.callback(self._monitor.close)
             self._statistics = Statistics(Ethtool())
             undo.callback(self._statistics.close)

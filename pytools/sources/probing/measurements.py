@@ -83,7 +83,7 @@ class Measurements:
         if depth > _MOST_SAMPLES:
             raise UsageError(
                 f"a window of {windows.long_ms:g} ms with a probe every {probe.interval_ms:g} ms is too long",
-                "shorten windows.long_ms or probe less often",
+                "shorten windows.long or probe less often",
             )
         base_ns = int(windows.base_s * 1_000_000_000)
         self._samples = Samples(0, depth, (KINDS,))

@@ -6,13 +6,12 @@ kernel here: probe.c hands each probe to its path's gateway. One thread; the net
 
 from __future__ import annotations
 
-import socket
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from pytools.config import Peer
+from pytools.kernel.netlink.monitor import Group, Monitor
 from pytools.kernel.netlink.routing import LOCAL, UNICAST, Family, Link, Netlink, NetlinkError, Nexthop, Route
 from pytools.signals import Path
 
@@ -20,9 +19,6 @@ MOST_PATHS: Final = 4096  # as many as probe.c has room for
 SPOKEN_FOR_NS: Final = 10_000_000_000  # a controller speaks of every path once a second
 
 _ONLINK: Final = 4  # RTNH_F_ONLINK
-# Multicast groups of routing netlink: links, IPv4 and IPv6 addresses and routes, nexthops.
-_GROUPS: Final = (1, 5, 9, 7, 11, 32)
-_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,32 +211,12 @@ def _ways(
     ]
 
 
-class Changes:
+class Changes(Monitor):
     """Tells that links, routes or nexthops have changed; not which. Made in the caller's network namespace."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0)
-        self._socket.bind((0, 0))
-        for group in _GROUPS:
-            self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, struct.pack("=I", group))
-        self._room = bytearray(1 << 16)
-
-    def fileno(self) -> int:
-        """For selectors."""
-        return self._socket.fileno()
+        super().__init__((Group.LINK, Group.ADDRESS4, Group.ADDRESS6, Group.ROUTE4, Group.ROUTE6, Group.NEXTHOP))
 
     def happened(self) -> bool:
         """Whether anything changed since the last call."""
-        any_change = False
-        while True:
-            try:
-                self._socket.recv_into(self._room)
-            except BlockingIOError:
-                return any_change
-            except OSError:  # ENOBUFS: more happened than the socket could hold
-                pass
-            any_change = True
-
-    def close(self) -> None:
-        """Listen no more."""
-        self._socket.close()
+        return sum(1 for _ in self.messages()) > 0

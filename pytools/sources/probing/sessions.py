@@ -95,7 +95,7 @@ class Sessions:
             raise UsageError(
                 f"with a timeout of {probe.timeout_ms:g} ms and an interval of {probe.interval_ms:g} ms too many "
                 "probes are under way",
-                "shorten probe.timeout_ms or probe less often",
+                "shorten probe.timeout or probe less often",
             )
         return slots
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.bpf.mapped import MappedArray
-from pytools.kernel.bpf.queues import drain, push
+from pytools.kernel.bpf.maps import drain, push
 from pytools.kernel.rdma_class import SYSFS
 from pytools.sources.rdma.table import SeenBy
 

@@ -1,6 +1,6 @@
 """RDMA: `rdma_qp` of every queue pair, `rdma_suspects`, and `rdma_sight`: how it is seen here, and why where it is not.
 
-The tables of all ways in are read every `rdma.interval_ms` while any queue pair moves, four times a second while none
+The tables of all ways in are read every `rdma.interval` while any queue pair moves, four times a second while none
 does; a reading of tables that are empty costs microseconds. Signals go out once per long window, and at once when a
 verdict changes. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 """
@@ -22,8 +22,8 @@ from pytools.kernel.rdma_class import SYSFS, absent, listed
 from pytools.signals import Owner, Path, RdmaSight
 from pytools.sources.links.rdma_sysfs import Sysfs
 from pytools.sources.rdma import table as tables
-from pytools.sources.rdma.not_ready import NotReady
 from pytools.sources.rdma.owners import process_owner, start_of, user_of
+from pytools.sources.rdma.receivers import NotReady
 from pytools.sources.rdma.register import QueuePair
 from pytools.sources.rdma.reports import Reports
 from pytools.sources.rdma.table import Columns, Table, Way

@@ -18,14 +18,52 @@ from numpy.typing import NDArray
 from pytools.config import Rdma
 from pytools.estimators import queue_rates, verdicts
 from pytools.estimators.queue_pairs import Served, TimedRequests
+from pytools.estimators.queue_rates import run_masks
 from pytools.estimators.windows import MISSING
-from pytools.sources.rdma import budget
 from pytools.sources.rdma import table as tables
-from pytools.sources.rdma.budget import Budget
-from pytools.sources.rdma.not_ready import NotReady
-from pytools.sources.rdma.receivers import Receivers
+from pytools.sources.rdma.receivers import NotReady, Receivers
 from pytools.sources.rdma.register import ROWS, QueuePair, Register
-from pytools.sources.rdma.table import Columns, Counters, Rows, Signed, Table, growth
+from pytools.sources.rdma.table import NOT_TIMED, Columns, Counters, Rows, Signed, Slots, Table, growth
+
+_EVERY_NS: Final = 100_000_000
+
+
+class Budget:
+    """Sets the run masks of all tables."""
+
+    def __init__(self, settings: Rdma) -> None:
+        self._per_process, self._interval_ms = settings.budget_per_s, settings.interval_ms
+        self._completed = np.zeros(ROWS, np.uint64)  # at the last look
+        self._per_s = np.zeros(ROWS)
+        self._looked_ns = 0
+
+    def due(self, now_ns: int) -> bool:
+        """Whether it is time to look."""
+        return now_ns - self._looked_ns >= _EVERY_NS
+
+    def begin(self, table: Table, slot: int, row: int, completed: int) -> None:
+        """Time a new queue pair as it comes, until it is known how much it posts."""
+        self._completed[row], self._per_s[row] = completed, 0.0
+        if table.records.flags.writeable:
+            table.records["run_mask"][slot] = 0 if self._per_process else NOT_TIMED
+
+    def share_out(self, rows: Rows, completed: Counters, processes: Counters, now_ns: int, readable: int) -> Counters:
+        """The run mask of each of these rows; `readable` requests of a row are kept between two readings."""
+        passed_s = max(now_ns - self._looked_ns, 1) / 1e9
+        self._looked_ns = now_ns
+        per_s = np.maximum(growth(completed, self._completed[rows]), 0) / passed_s
+        self._per_s[rows] = np.maximum(per_s, self._per_s[rows] / 2)
+        self._completed[rows] = completed
+        group = np.unique(processes, return_inverse=True)[1]
+        return run_masks(self._per_s[rows], group, self._per_process, readable * 1e3 / self._interval_ms)
+
+
+def write_masks(table: Table, slots: Slots, masks: Counters) -> None:
+    """Tell those who write a table, where it may be written and says otherwise."""
+    differs = table.records["run_mask"][slots] != masks
+    if differs.any() and table.records.flags.writeable:
+        table.records["run_mask"][slots[differs]] = masks[differs]
+
 
 _MS: Final = 1_000_000
 _FORGOTTEN_NS: Final = verdicts.FROZEN_NS  # idle for that long: the old mean says nothing any more
@@ -176,7 +214,7 @@ class Watch:
         kept = looked[0].table.records.dtype["timed_requests"].shape[0]
         masks = self._budget.share_out(rows, completed, self.register.processes(rows), now_ns, kept)
         for each, some in zip(looked, np.split(masks, np.cumsum([len(each.rows) for each in looked])), strict=False):
-            budget.write(each.table, each.columns.slots, some)
+            write_masks(each.table, each.columns.slots, some)
 
     def _begin(self, table: Table, columns: Columns, place: int, now_ns: int) -> int:
         row = self.register.add(self._describe(table, int(columns.slots[place]), columns, place, now_ns))

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.kernel import drop_reasons
+from pytools.kernel import tracefs
 from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import DropReason, PacketDrops
 
@@ -65,7 +65,7 @@ class Drops:
         return self._by_reason.read_percpu_sum().astype(np.int64)
 
     def _name(self, reason: int) -> str:
-        return "other" if reason == self._last else drop_reasons.name(reason, self._names)
+        return "other" if reason == self._last else tracefs.name(reason, self._names)
 
 
 class SocketDrops:

@@ -5,6 +5,7 @@ A row is a copy of all that the kernel program keeps of a connection, so no stat
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -12,8 +13,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, TcpFlow
-from pytools.sources.tcp.addresses import Addresses
 from pytools.sources.tcp.owners import Identity
+
+_BYTES: Final = 16
+_REMEMBERED: Final = 65_536
+
+
+class Addresses:
+    """Remembers what it has written once: the same few addresses come again and again."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, str] = {}
+
+    def texts(self, rows: NDArray[np.uint8]) -> list[str]:
+        """Addresses of shape (n, 16) as text."""
+        raw = rows.tobytes()
+        return [self.text(raw[at : at + _BYTES]) for at in range(0, len(raw), _BYTES)]
+
+    def text(self, raw: bytes) -> str:
+        """One address."""
+        known = self._known.get(raw)
+        if known is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            ip = ipaddress.IPv6Address(raw)
+            known = self._known[raw] = str(ip.ipv4_mapped or ip)
+        return known
+
 
 CLOSED: Final = 16  # enum swerve_tcp_flag
 _ECN_NEGOTIATED: Final = 1

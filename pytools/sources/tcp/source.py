@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Bus
-from pytools.kernel import drop_reasons
+from pytools.kernel import tracefs
 from pytools.kernel.bpf import cgroups
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.netlink.sockdiag import Diagnostics
@@ -28,13 +28,12 @@ from pytools.signals import Path
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.programs import TCP_CALLBACKS
 from pytools.sources.tcp import baselines
-from pytools.sources.tcp.addresses import Addresses
 from pytools.sources.tcp.busiest import Busiest
 from pytools.sources.tcp.containers import Cgroups
 from pytools.sources.tcp.drops import Drops
 from pytools.sources.tcp.kernel_counters import KernelCounters
 from pytools.sources.tcp.owners import Identity, Owners
-from pytools.sources.tcp.rows import CLOSED, Rows
+from pytools.sources.tcp.rows import CLOSED, Addresses, Rows
 from pytools.sources.tcp.table import Table
 from pytools.sources.tcp.totals import PathOf, Totals, host_signal, path_signal
 
@@ -87,7 +86,7 @@ class TcpSource:
             self._kernel = KernelCounters()
             self._counters, self._accounted = loaded.map("tcp_counters"), loaded.map("tcp_accounted")
             has_drops = loaded.has_map("drops_by_reason")
-            self._drops = Drops(loaded, drop_reasons.from_kernel()) if has_drops else None
+            self._drops = Drops(loaded, tracefs.drop_reasons()) if has_drops else None
             addresses = Addresses()
             self._interfaces = interfaces
             name = self._interfaces.name

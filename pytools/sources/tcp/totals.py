@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pytools.kernel.bpf.maps import Map
 from pytools.signals import Path, Retransmissions, TcpHost, TcpPath
-from pytools.sources.tcp.addresses import Addresses
+from pytools.sources.tcp.rows import Addresses
 
 Where = tuple[str, Path | None]  # an interface, and the measured path over it: None for all the others
 PathOf = Callable[[str, str], Path | None]  # (remote address, interface) -> the path, if it is a measured one

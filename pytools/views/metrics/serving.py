@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ from prometheus_client import CollectorRegistry, Metric, ProcessCollector, gener
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from pytools import log
 from pytools.errors import SwerveError
 from pytools.ipc.client import Client
 from pytools.ipc.socket_files import peer
@@ -255,7 +255,7 @@ def once(path: Path, instance: str, out: BinaryIO, as_openmetrics: bool) -> bool
 
 
 def _say(text: str) -> None:
-    print(f"swerve: {text}", file=sys.stderr, flush=True)
+    log.logger().info("%s", text)
 
 
 @contextlib.contextmanager

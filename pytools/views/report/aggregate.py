@@ -22,7 +22,7 @@ from pytools.signals import (
 from pytools.views.report.records import ClockStory, Direction, HostStory, PathStory, QueuePairStory, WeightStory
 from pytools.views.report.runs import Runs
 from pytools.views.report.series import SLOTS, Series, Spread, Sums
-from pytools.views.windows import is_shown
+from pytools.views.timing import is_shown
 
 SILENCE_NS: Final = 5_000_000_000  # of what is told about once a second
 _CAUSES: Final = ("fast", "timeout", "tail_probe", "syn", "unknown")

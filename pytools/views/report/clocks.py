@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from pytools.units import duration
 from pytools.views.report import chart, format, scales, tables
 from pytools.views.report.chart import HEIGHT, STYLES, Curve
 from pytools.views.report.markup import Markup, element
 from pytools.views.report.records import ClockStory, Report
 from pytools.views.report.scales import Span
-from pytools.views.tables import duration, offset, ppm
+from pytools.views.tables import offset, ppm
 
 _CHARTS: Final = 16  # of so many clocks each at most `STYLES`
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from pytools.signals import Act, Path
+from pytools.units import duration
 from pytools.views.report.records import NumberedAct
 from pytools.views.report.scales import Span
 from pytools.views.report.series import Measured
-from pytools.views.tables import duration
 
 UNKNOWN: Final = "unknown"
 _ACKNOWLEDGED: Final = {

@@ -13,11 +13,11 @@ from typing import Final
 
 from pytools.figures import FOLLOWED
 from pytools.signals import Path
+from pytools.units import UNKNOWN
 from pytools.views.report import format
 from pytools.views.report.markup import Markup, element
 from pytools.views.report.records import Direction, PathStory, Report
 from pytools.views.report.tables import paragraphs, section
-from pytools.views.tables import UNKNOWN
 
 STEPS: Final = 7
 _MOST: Final = 64  # hosts on a side

@@ -14,11 +14,11 @@ from datetime import datetime
 from importlib import resources
 from typing import Final
 
+from pytools.units import duration
 from pytools.views.report import acts, clocks, format, matrix, paths, scales, tables, transport
 from pytools.views.report.markup import Markup, element, joined, text
 from pytools.views.report.records import HostStory, Report
 from pytools.views.report.scales import Span
-from pytools.views.tables import duration
 
 _SECTIONS: Final = {
     "matrix": "Delays between hosts",

@@ -7,12 +7,12 @@ from typing import Final
 
 from pytools.figures import FOLLOWED, Measure
 from pytools.signals import Path
+from pytools.units import duration
 from pytools.views.report import chart, format, scales, tables
 from pytools.views.report.chart import HEIGHT, Curve, Mark
 from pytools.views.report.markup import Markup, element
 from pytools.views.report.records import PathStory, Report
 from pytools.views.report.scales import Span
-from pytools.views.tables import duration
 
 DRAWN: Final = 48  # paths with charts, the worst first
 OPEN: Final = 2  # of these, shown without being asked for

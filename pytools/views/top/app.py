@@ -22,12 +22,11 @@ from textual.driver import Driver
 from pytools.errors import SwerveError
 from pytools.views.actions import Mode, Steering
 from pytools.views.top import feed, keys, orders
-from pytools.views.top.canvas import Canvas
+from pytools.views.top.canvas import Canvas, Prompt
 from pytools.views.top.glyphs import UNICODE, Glyphs
 from pytools.views.top.header import Around
 from pytools.views.top.keys import KEYS, Look, Panel
 from pytools.views.top.page import Frame, draw
-from pytools.views.top.prompt import Prompt
 from pytools.views.top.state import Known
 
 _READ_S: Final = 0.1  # the agent's socket holds so much of what it tells, and more (ipc/server.py)

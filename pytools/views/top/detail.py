@@ -13,10 +13,11 @@ import msgspec
 from rich.style import Style
 from rich.text import Text
 
+from pytools import units
 from pytools.figures import FOLLOWED
 from pytools.signals import DELAY_BOUNDS_NS
+from pytools.units import UNKNOWN, duration
 from pytools.views import tables
-from pytools.views.tables import UNKNOWN, duration
 from pytools.views.top.glyphs import Glyphs
 from pytools.views.top.group_traffic import Share
 from pytools.views.top.header import Around
@@ -97,13 +98,13 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
     yield Text("p50: the middle one of the windows'; the others and ±: the largest of the windows'", style="dim")
     yield Text(f"probes lost {figures.lost:,} of {figures.received + figures.lost:,}").append(
         f"   TCP sent again {_number(figures.retransmitted_per_s)}/s, timeouts {_count(figures.timeouts)}"
-        f"   CE there {_percent(figures.marked_forward)}, back {_percent(figures.marked_reverse)}"
+        f"   CE there {units.share(figures.marked_forward)}, back {units.share(figures.marked_reverse)}"
     )
     if row.share is not None:
         wanted = row.share.wanted_weight
         yield Text(
             f"weight {row.share.member.weight} in the kernel, {UNKNOWN if wanted is None else wanted} wanted: "
-            f"{_percent(row.share.wanted)} of the group's packets, {_percent(row.share.sent)} sent"
+            f"{units.share(row.share.wanted)} of the group's packets, {units.share(row.share.sent)} sent"
         )
         yield from wrapped(_counted(row.share), width, "  ", "dim")
     yield Text("")
@@ -136,10 +137,6 @@ def _number(value: float | None) -> str:
 
 def _count(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
-
-
-def _percent(value: float | None) -> str:
-    return UNKNOWN if value is None else tables.share(value)
 
 
 def _histogram(row: PathRow, look: Look, around: Around, width: int, glyphs: Glyphs) -> Iterator[Text]:

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from pytools.views import clock_panel, tables
+from pytools import units
+from pytools.views import clock_panel
 from pytools.views.actions import Mode
 from pytools.views.top.fields import Rows
 from pytools.views.top.keys import Look
@@ -59,16 +60,16 @@ def first(known: Known, around: Around, width: int) -> Text:
     parts = [
         (0, Text(f"swerve {model.host}", style="bold")),
         (0, Text(up)),
-        (0, clock if clock else Text(f"clock {tables.UNKNOWN}", style="dim")),
+        (0, clock if clock else Text(f"clock {units.UNKNOWN}", style="dim")),
         (0, Text(word, style=_MODES[word])),
     ]
     agent = "own agent" if around.child else "agent"
     if cost is not None:
-        parts += [(0, Text(f"{agent} {tables.share(cost.cpu_share)}")), (2, Text(tables.size(cost.resident_bytes)))]
+        parts += [(0, Text(f"{agent} {units.share(cost.cpu_share)}")), (2, Text(units.size(cost.resident_bytes)))]
     elif around.child:
         parts.append((0, Text(agent)))
     if around.own_share is not None:
-        parts.append((3, Text(f"view {tables.share(around.own_share)}")))
+        parts.append((3, Text(f"view {units.share(around.own_share)}")))
     parts.append((0, Text(f"lost {lost:,}", style="red" if lost else "")))
     for most in (3, 2, 1, 0):
         line = Text("  ").join(text for rank, text in parts if rank <= most)

@@ -13,8 +13,7 @@ from typing import Final, Literal, NamedTuple
 from pytools.errors import UsageError
 from pytools.signals import AnySignal
 from pytools.views import filters
-from pytools.views.choices import chosen
-from pytools.views.filters import Filters
+from pytools.views.filters import Filters, chosen
 from pytools.views.top.rings import HORIZONS_S
 
 Panel = Literal["paths", "flows", "links", "rdma", "events"]

@@ -11,11 +11,13 @@ from typing import Any, Final, TypeVar
 
 from rich.text import Text
 
+from pytools import units
 from pytools.signals import Link, RdmaQueuePair, TcpFlow
+from pytools.units import UNKNOWN
 from pytools.views import link_tables, rdma_tables, tables, tcp_columns
 from pytools.views.columns import Column, Listing, Order, little, much, named
 from pytools.views.network import flow_key, is_silent
-from pytools.views.tables import UNKNOWN, alarm, number
+from pytools.views.tables import alarm, number
 from pytools.views.top.fields import Cell, Field, Rows
 from pytools.views.top.paths import short_time
 from pytools.views.top.state import Event, Known
@@ -78,7 +80,7 @@ def flows(known: Known, now_ns: int) -> Rows[TcpFlow]:
         Field(
             "sent",
             9,
-            lambda row: tables.size(counts(row).sent_bytes),
+            lambda row: units.size(counts(row).sent_bytes),
             "handed to the network",
             much(lambda row: counts(row).sent_bytes),
         ),

@@ -12,11 +12,12 @@ from typing import Final
 
 from rich.text import Text
 
+from pytools import units
 from pytools.figures import ONE_WAY, QUEUEING, Figure
 from pytools.signals import AnySignal, AppDelay, Path, PathDelay, PathState
+from pytools.units import UNKNOWN, duration
 from pytools.views import tables
 from pytools.views.columns import little, much, named
-from pytools.views.tables import UNKNOWN, duration
 from pytools.views.timing import is_whole_path
 from pytools.views.top.fields import Cell, Field, Rows
 from pytools.views.top.glyphs import Glyphs
@@ -148,17 +149,13 @@ def _loss(row: PathRow) -> Cell:
     loss = row.figures.loss
     if loss is None:
         return UNKNOWN
-    return Text(tables.share(loss), style="red") if row.figures.lost else tables.share(loss)
+    return Text(units.share(loss), style="red") if row.figures.lost else units.share(loss)
 
 
 def _queue(value: float | None, bound: float | None) -> Cell:
     """A queueing delay; dimmed while it is no larger than its own bound."""
     small = value is None or (bound is not None and value <= bound)
     return Text(duration(value), style="dim") if small else duration(value)
-
-
-def _percent(value: float | None) -> str:
-    return UNKNOWN if value is None else tables.share(value)
 
 
 def _weight(row: PathRow) -> Cell:
@@ -241,7 +238,7 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
         Field(
             "CE",
             7,
-            lambda row: _percent(row.figures.marked_forward),
+            lambda row: units.share(row.figures.marked_forward),
             "share of the segments that TCP had acknowledged as marked by a queue there",
             much(lambda row: row.figures.marked_forward),
         ),
@@ -255,14 +252,14 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
         Field(
             "wanted",
             7,
-            lambda row: _percent(row.share.wanted if row.share else None),
+            lambda row: units.share(row.share.wanted if row.share else None),
             "share of its group's packets that the wanted weights give it",
             little(lambda row: row.share.wanted if row.share else None),
         ),
         Field(
             "sent",
             7,
-            lambda row: _percent(row.share.sent if row.share else None),
+            lambda row: units.share(row.share.sent if row.share else None),
             "share of its group's packets that left there: TCP segments, and what the kernel counts where it chooses",
             little(lambda row: row.share.sent if row.share else None),
         ),
@@ -275,7 +272,7 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
         Field(
             "CE back",
             7,
-            lambda row: _percent(row.figures.marked_reverse),
+            lambda row: units.share(row.figures.marked_reverse),
             "share of the packets that came in marked",
             much(lambda row: row.figures.marked_reverse),
         ),
