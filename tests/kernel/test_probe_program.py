@@ -167,6 +167,7 @@ def test_the_agent_is_woken_once_when_the_first_unanswered_probe_is_overdue(
         assert [wakes(0) for _ in range(3)] == [False, True, False], "after an answer anew"
 
 
+@pytest.mark.guest(thorough=True)
 def test_between_two_probes_of_a_path_the_pacer_says_that_the_first_is_overdue(
     hosts: Hosts, veth_pair: tuple[str, str]
 ) -> None:
@@ -322,6 +323,7 @@ def reply_to(asked: bytes, ours: bool = False, ssid: bool = True) -> bytes:
     return base + tlv
 
 
+@pytest.mark.guest(thorough=True)
 @pytest.mark.parametrize("how", ["STAMP", "TWAMP Light"])
 def test_a_foreign_reflector_gives_records_that_say_so(one_sided: tuple[Host, Replies], how: str) -> None:
     first, reflector = one_sided
@@ -403,6 +405,7 @@ def test_a_reply_by_another_interface_is_not_the_paths(
     support.wait_until(lambda: first.counted() == {"other_path": 1}, 10, "it is refused")
 
 
+@pytest.mark.guest(thorough=True)  # what is in a packet, no kernel decides
 def test_the_agents_heartbeat_travels_in_replies(hosts: Hosts, veth_pair: tuple[str, str]) -> None:
     first, second = two(hosts, veth_pair, 4)
     first.send(4)
@@ -414,6 +417,7 @@ def test_the_agents_heartbeat_travels_in_replies(hosts: Hosts, veth_pair: tuple[
     assert 5_000 <= record["agent_age_ms"] < 65_000
 
 
+@pytest.mark.guest(thorough=True)
 @pytest.mark.parametrize("number", [program.NUMBERS - 2, 63])
 def test_numbers_begin_again_without_a_gap(hosts: Hosts, veth_pair: tuple[str, str], number: int) -> None:
     first, _ = two(hosts, veth_pair, 4)

@@ -227,6 +227,7 @@ def test_steady_congestion_on_one_rail_leaves_the_others_alone():
     assert [weights for _, weights in fabric.log] == [ORIGINAL, ((12, 1), (13, 1))]
 
 
+@pytest.mark.slow
 def test_congestion_that_hides_when_drained_shows_at_most_one_reversal_in_any_minute():
     fabric = Fabric()
     fabric.condition[1] = "bad under load"

@@ -696,6 +696,7 @@ def test_probes_that_were_overtaken_on_a_dead_path_are_no_queue():
     assert answers(watched, 1200 * MS).state in ("returning", "healthy")
 
 
+@pytest.mark.slow
 @settings(max_examples=30)  # each is minutes of a path
 @given(
     st.lists(st.tuples(st.sampled_from(["dead", "slow", "good"]), st.integers(1, 40)), max_size=12),
