@@ -35,7 +35,7 @@ def assert_nothing_reached(host: Host) -> None:
             sock.recv(2048)
 
 
-@pytest.mark.guest(every=3)
+@pytest.mark.guest(every=6)
 @pytest.mark.parametrize("how", ["plain", "offloads off", "clsact"])
 @pytest.mark.parametrize("family", [4, 6])
 def test_23_probes_are_23_records_with_four_stamps_in_order(
@@ -239,7 +239,7 @@ def test_tlvs_that_do_not_fit_come_back_malformed(hosts: Hosts, veth_pair: tuple
     assert reply[44] == 0x40
 
 
-@pytest.mark.guest(every=6)
+@pytest.mark.guest(every=12)
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("size", [56, 400, 1400])
