@@ -274,11 +274,14 @@ def _objection(policy: Policy, group: Group, votes: list[_Vote], shares: Mapping
     for member in others:
         if shares[member.nexthop_id] > 0 and not all(v.health.measured for v in _of(votes, member.nexthop_id)):
             return f"it would shift toward {member.name}, of which there is no measurement"
-    if not any(
-        shares[member.nexthop_id] == 1 and all(_sound(v.health) for v in _of(votes, member.nexthop_id))
-        for member in others
-    ):
+    whole = [_of(votes, member.nexthop_id) for member in others if shares[member.nexthop_id] == 1]
+    sound = [each for each in whole if all(_sound(v.health) for v in each)]
+    if not sound:
         return "no healthy path would be left at its whole weight"
+    assert vote.due is not None
+    urgent = vote.health.readings[vote.due].failure
+    if not urgent and not any(all(health.recovered(policy, v.health, vote.due) for v in each) for each in sound):
+        return "the other paths were bad a moment ago"
     taken = sum(counts * (1 - shares[member]) for member, counts in group.nominal.items())
     if taken > policy.safety.max_drained_share * sum(group.nominal.values()) + 1e-9:
         return f"more than max_drained_share ({policy.safety.max_drained_share:g}) would be taken away"

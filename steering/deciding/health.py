@@ -48,6 +48,7 @@ class PathHealth(msgspec.Struct, frozen=True):
     measured: bool = False  # whether the latest measurement had an answer with a value
     dead: bool = False  # whether it failed, and has not begun to return since
     bad: bool = False  # whether it was bad under a rule that moves something, for however short a time
+    confirmed_ns: int | None = None  # when it was last bad for as long, and as often, as a rule that moves weight asks
     clear_since: int | None = None  # start of the time without a bad measurement, while drained
     rule: int | None = None  # under which it was taken down
     also: frozenset[int] = frozenset()  # other rules under which it was bad, by answered probes, since it was drained
@@ -121,6 +122,7 @@ def observe(policy: Policy, path: PathHealth, facts: Facts, now: int, limits: Se
         measured=_measured(facts),
         dead=_failed(reading for reading, _ in judged) or left_dead(path),
         bad=any(_bad(rule, reading) for rule, (reading, _) in zip(policy.rules, judged, strict=True)),
+        confirmed_ns=at if _confirmed(policy, (reading for reading, _ in judged)) else path.confirmed_ns,
         act_ns=_patience(policy, path, [reading for reading, _ in judged], facts, at),
         step_since=at if broken and path.step_since is not None else path.step_since,
     )
@@ -150,6 +152,13 @@ def measured_ns(facts: Facts) -> int:
 
 def _bad(rule: Rule, reading: Reading) -> bool:
     return reading.verdict in (Verdict.BAD, Verdict.PENDING) and rule.then.kind != "alert"
+
+
+def _confirmed(policy: Policy, readings: Iterable[Reading]) -> bool:
+    return any(
+        reading.verdict is Verdict.BAD and rule.then.kind in WEIGHT_KINDS
+        for rule, reading in zip(policy.rules, readings, strict=True)
+    )
 
 
 def _measured(facts: Facts) -> bool:
@@ -263,6 +272,15 @@ def _lowest(rule: Rule) -> float:
 
 def _settle_ns(rule: Rule) -> int:
     return rule.then.shift.settle if rule.then.shift is not None else 0
+
+
+def recovered(policy: Policy, path: PathHealth, number: int) -> bool:
+    """Whether a path may take the load of one that is bad under this rule.
+
+    One that was bad for as long as a rule asks must have been good for as long: between two bursts it looks idle, too.
+    """
+    asked = max((leaf.for_ for leaf in leaves(policy.rules[number].when)), default=0)
+    return path.confirmed_ns is None or path.seen_ns - path.confirmed_ns >= asked
 
 
 def lowered(policy: Policy, which: Path, path: PathHealth, share: float, now: int) -> PathHealth:

@@ -395,7 +395,7 @@ def test_a_flow_is_pinned_by_hand_and_let_go(host, agent, policy, require):
         pins = status(host)["pins"]
         assert [(pin["via"], pin["by_hand"]) for pin in pins] == [(f"10.{other}.1.1 dev rail{other}", True)]
         assert f"pinned: {flow} to 10.{other}.1.1 dev rail{other}" in steer(host, "status").stdout
-        told = [act for act in agent.acts if act.actuator == "pin"]
+        told = support.wait_until(lambda: [act for act in agent.acts if act.actuator == "pin"], 10, "the act is told")
         assert [(act.under, act.outcome) for act in told] == [("operator", "applied")]
         steer(host, "unpin", flow)
         support.wait_until(lambda: _send(host) == routed, 10, "the flow goes as it is routed")

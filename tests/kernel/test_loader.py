@@ -35,7 +35,7 @@ def program(directory: Path, name: str, text: str, *functions: str) -> loader.Pr
     return loader.Program(str(directory / name), functions)
 
 
-@pytest.mark.guest
+@pytest.mark.guest(thorough=True)  # compiles in the guest
 def test_a_program_that_fails_is_named_and_the_rest_go_on(tmp_path: Path) -> None:
     programs = [
         program(tmp_path, "syntax.c", "int broken(struct __sk_buff *skb) { return nosuch; }", "broken"),

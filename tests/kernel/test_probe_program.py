@@ -35,7 +35,7 @@ def assert_nothing_reached(host: Host) -> None:
             sock.recv(2048)
 
 
-@pytest.mark.guest(every=3)
+@pytest.mark.guest(every=6)
 @pytest.mark.parametrize("how", ["plain", "offloads off", "clsact"])
 @pytest.mark.parametrize("family", [4, 6])
 def test_23_probes_are_23_records_with_four_stamps_in_order(
@@ -167,6 +167,7 @@ def test_the_agent_is_woken_once_when_the_first_unanswered_probe_is_overdue(
         assert [wakes(0) for _ in range(3)] == [False, True, False], "after an answer anew"
 
 
+@pytest.mark.guest(thorough=True)
 def test_between_two_probes_of_a_path_the_pacer_says_that_the_first_is_overdue(
     hosts: Hosts, veth_pair: tuple[str, str]
 ) -> None:
@@ -238,7 +239,7 @@ def test_tlvs_that_do_not_fit_come_back_malformed(hosts: Hosts, veth_pair: tuple
     assert reply[44] == 0x40
 
 
-@pytest.mark.guest(every=6)
+@pytest.mark.guest(every=12)
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("size", [56, 400, 1400])
@@ -322,6 +323,7 @@ def reply_to(asked: bytes, ours: bool = False, ssid: bool = True) -> bytes:
     return base + tlv
 
 
+@pytest.mark.guest(thorough=True)
 @pytest.mark.parametrize("how", ["STAMP", "TWAMP Light"])
 def test_a_foreign_reflector_gives_records_that_say_so(one_sided: tuple[Host, Replies], how: str) -> None:
     first, reflector = one_sided
@@ -403,6 +405,7 @@ def test_a_reply_by_another_interface_is_not_the_paths(
     support.wait_until(lambda: first.counted() == {"other_path": 1}, 10, "it is refused")
 
 
+@pytest.mark.guest(thorough=True)  # what is in a packet, no kernel decides
 def test_the_agents_heartbeat_travels_in_replies(hosts: Hosts, veth_pair: tuple[str, str]) -> None:
     first, second = two(hosts, veth_pair, 4)
     first.send(4)
@@ -414,6 +417,7 @@ def test_the_agents_heartbeat_travels_in_replies(hosts: Hosts, veth_pair: tuple[
     assert 5_000 <= record["agent_age_ms"] < 65_000
 
 
+@pytest.mark.guest(thorough=True)
 @pytest.mark.parametrize("number", [program.NUMBERS - 2, 63])
 def test_numbers_begin_again_without_a_gap(hosts: Hosts, veth_pair: tuple[str, str], number: int) -> None:
     first, _ = two(hosts, veth_pair, 4)

@@ -116,6 +116,7 @@ class Path:
         return all(told + slack < below_ns for told, slack in zip(self.last, self.slack, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [0, 1])
 @pytest.mark.parametrize("packet_ns", [0, 1_200, 120_000], ids=["steady", "10gbit", "100mbit"])
 def test_a_queue_that_stands_for_over_an_hour_is_told_as_long_as_it_stands(way: int, packet_ns: int) -> None:
@@ -262,6 +263,7 @@ def test_a_few_wrong_stamps_change_nothing() -> None:
     assert path.clear() and max(path.last) < ALLOWED_NS
 
 
+@pytest.mark.slow
 def test_a_floor_that_was_wrong_for_some_seconds_is_forgotten_after_an_hour() -> None:
     path = Path(route_ns=[200_000, 210_000])
     path.run(60)
@@ -325,6 +327,7 @@ def test_a_shorter_route_counts_within_seconds() -> None:
 levels = st.lists(st.tuples(st.integers(0, 25), st.integers(0, 25), st.integers(1, 90)), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(levels, st.integers(0, 1000))
 def test_on_one_route_what_stands_is_never_told_as_less(phases: list[tuple[int, int, int]], seed: int) -> None:
@@ -336,6 +339,7 @@ def test_on_one_route_what_stands_is_never_told_as_less(phases: list[tuple[int, 
         path.run(seconds, path.sees_the_queue)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.booleans()), min_size=1, max_size=4), st.integers(0, 1000))
 def test_after_any_changes_of_the_route_an_idle_path_is_idle(changes: list[tuple[int, bool]], seed: int) -> None:
@@ -476,6 +480,7 @@ def test_ways_that_were_seen_at_once_are_known_to_a_successor() -> None:
     assert path.bad()
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(levels, st.lists(st.booleans(), min_size=6, max_size=6), st.integers(0, 1000))
 def test_over_restarts_what_stands_is_never_told_as_less(

@@ -20,7 +20,7 @@ FAILING = parse(
     POLICY
     + """\
   - name: silent-path
-    when: {signal: silence, missed: 3, lasting: 0ms}
+    when: {signal: silence, missed: 3, lasting: 0ms, for: 40ms}
     then: {drain: {}}
 """
 )
@@ -128,6 +128,32 @@ def test_nothing_is_shifted_toward_a_path_that_was_never_measured():
 def test_nothing_is_shifted_toward_a_path_that_is_suspect_itself():
     plan = two_rails(bad(), bad(for_ns=20 * MS))
     assert plan.wanted == ORIGINAL
+
+
+def after_trouble(bad_for_ns, good_for_ns, policy=POLICY_OF_TWO):
+    """The health of a path that was bad for so long, and then good for so long."""
+    known = health.unknown(NOW - bad_for_ns - good_for_ns)
+    for at in range(NOW - bad_for_ns - good_for_ns, NOW + 1, 20 * MS):
+        queueing_ns = 20 * MS if at <= NOW - good_for_ns else 0
+        known = health.observe(policy, known, facts(measured(path(), at, queueing_ns)), at)
+    return known
+
+
+def test_a_path_that_was_bad_a_moment_ago_takes_no_load_until_it_was_good_for_as_long_as_it_takes_to_be_bad():
+    soon = two_rails(bad(), after_trouble(SECOND, 20 * MS))
+    assert soon.wanted == ORIGINAL
+    assert soon.held == ((path(1), "held: the other paths were bad a moment ago"),)
+    assert two_rails(bad(), after_trouble(SECOND, 40 * MS)).wanted == ((12, 1),)
+
+
+def test_a_path_that_was_bad_only_for_a_moment_takes_load_at_once():
+    assert two_rails(bad(), after_trouble(20 * MS, 20 * MS)).wanted == ((12, 1),)
+
+
+def test_a_path_that_was_bad_a_moment_ago_takes_over_from_one_that_failed():
+    recent = after_trouble(SECOND, 20 * MS, FAILING)
+    plan = one(FAILING, {path(1): dead("suspect"), path(2): recent}, group({1: [path(1)], 2: [path(2)]}))
+    assert plan.wanted == ((12, 1),)
 
 
 def test_a_stale_path_freezes_the_group():

@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 import policy_kit as kit
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from steering_kit import MS, POLICY, SECOND, facts, measured, path
@@ -696,6 +696,8 @@ def test_probes_that_were_overtaken_on_a_dead_path_are_no_queue():
     assert answers(watched, 1200 * MS).state in ("returning", "healthy")
 
 
+@pytest.mark.slow
+@settings(max_examples=30)  # each is minutes of a path
 @given(
     st.lists(st.tuples(st.sampled_from(["dead", "slow", "good"]), st.integers(1, 40)), max_size=12),
     st.sampled_from([1, 3, 10]),

@@ -762,7 +762,7 @@ def overlay_news(routes):
 
 # The same examples each time: what a longer search finds is for whoever looks, not for who changes something else.
 Steering.TestCase.settings = settings(max_examples=50, stateful_step_count=35, derandomize=True)
-TestSteering = Steering.TestCase
+TestSteering = pytest.mark.slow(Steering.TestCase)
 
 
 @pytest.fixture
