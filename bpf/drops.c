@@ -13,26 +13,42 @@
 
 BPF_PERCPU_ARRAY(drops_by_reason, u64, SWERVE_DROP_REASONS);
 BPF_TABLE("lru_hash", struct swerve_drop_key, u64, drops_by_socket, SWERVE_DROPS_SOCKETS);
-BPF_PERCPU_ARRAY(drops_counters, u64, SWERVE_DROPS_COUNTERS);
+BPF_PERCPU_ARRAY(drops_latest, struct swerve_drop_run, 1);
+BPF_PERCPU_ARRAY(drops_sockets_full, u64, 1); /* not counted by socket: drops_by_socket has no room */
 
-/* Atomic even on one CPU: a packet that is dropped in a process may be interrupted by one that is dropped later. */
-static __always_inline void raise_counter(u32 index)
+static __always_inline void add_to_socket(const struct swerve_drop_run *run)
 {
-	u64 *counter = drops_counters.lookup(&index);
+	struct swerve_drop_key key = run->key;
+	u64 none = 0, *count;
+	u32 only = 0;
 
-	if (counter)
-		__sync_fetch_and_add(counter, 1);
+	count = drops_by_socket.lookup_or_try_init(&key, &none);
+	if (!count)
+		count = drops_sockets_full.lookup(&only);
+	if (count)
+		__sync_fetch_and_add(count, run->packets);
 }
 
+/*
+ * A queue that overflows drops packet after packet: the table is asked once for all of them. Needs no atomic operation:
+ * kernels that name the socket let no drop interrupt this program on its CPU.
+ */
 static __always_inline void count_for_socket(u64 rx_sk, u32 reason)
 {
-	struct swerve_drop_key key = { .rx_sk = rx_sk, .reason = reason };
-	u64 none = 0, *count = drops_by_socket.lookup_or_try_init(&key, &none);
+	struct swerve_drop_run *run;
+	u32 only = 0;
 
-	if (count)
-		__sync_fetch_and_add(count, 1);
-	else
-		raise_counter(SWERVE_DROPS_SOCKETS_FULL);
+	run = drops_latest.lookup(&only);
+	if (!run)
+		return;
+	if (run->key.rx_sk != rx_sk || run->key.reason != reason) {
+		if (run->packets)
+			add_to_socket(run);
+		run->key.rx_sk = rx_sk;
+		run->key.reason = reason;
+		run->packets = 0;
+	}
+	run->packets++;
 }
 
 /*
@@ -44,13 +60,10 @@ RAW_TRACEPOINT_PROBE(kfree_skb)
 	u32 reason = ctx->args[2];
 	u64 *count;
 
-	raise_counter(SWERVE_DROPS_COUNTED);
-	if (reason >= SWERVE_DROP_REASONS - 1) {
+	if (reason >= SWERVE_DROP_REASONS)
 		reason = SWERVE_DROP_REASONS - 1;
-		raise_counter(SWERVE_DROPS_OTHER);
-	}
 	count = drops_by_reason.lookup(&reason);
-	if (count)
+	if (count) /* atomic even on one CPU: in older kernels a drop may interrupt another */
 		__sync_fetch_and_add(count, 1);
 #ifdef SWERVE_DROPS_RX_SK
 	if (ctx->args[3])

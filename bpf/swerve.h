@@ -390,12 +390,10 @@ struct swerve_drop_key {
 	u64 reason;
 };
 
-/* Per-CPU counters of drops.c, by index. */
-enum swerve_drop_counter {
-	SWERVE_DROPS_COUNTED = 0,
-	SWERVE_DROPS_OTHER = 1,	       /* of these, with a number beyond SWERVE_DROP_REASONS (subsystems have theirs) */
-	SWERVE_DROPS_SOCKETS_FULL = 2, /* not counted by socket: drops_by_socket is full */
-	SWERVE_DROPS_COUNTERS = 3,
+/* The latest such packets of a CPU, all of one key, which are not in drops_by_socket yet. */
+struct swerve_drop_run {
+	struct swerve_drop_key key;
+	u64 packets;
 };
 
 /* ---- steer.c ------------------------------------------------------------------------------------------------ */

@@ -41,6 +41,7 @@ PATH_KEY = np.dtype([("remote", ADDRESS), ("ifindex", "u4")])
 ACCOUNTED = np.dtype([("segments", "u8"), ("timeouts", "u8"), ("last_ns", "u8"), ("older", "u4"), ("congestion", "u4")])
 SETTINGS = np.dtype([("netns_cookie", "u8"), ("refresh_ns", "u8")])
 DROP_KEY = np.dtype([("rx_sk", "u8"), ("reason", "u8")])
+DROP_RUN = np.dtype([("key", DROP_KEY), ("packets", "u8")])
 COUNTERS = (
     *("flows_created", "flows_replaced", "flows_full", "paths_full", "interfaces_full", "lost", "synacks_full"),
     *("deferred", "congestion_full", "unsized", "met", "congestion_missed"),
@@ -151,15 +152,16 @@ class Kernel:
     counters: FakeMap = field(default_factory=lambda: FakeMap("i4", "u8", 16, percpu=True))
     drops_by_reason: FakeMap = field(default_factory=lambda: FakeMap("u4", "u8", 1024, percpu=True))
     drops_by_socket: FakeMap = field(default_factory=lambda: FakeMap(DROP_KEY, "u8", 16))
-    drops_counters: FakeMap = field(default_factory=lambda: FakeMap("i4", "u8", 3, percpu=True))
+    drops_latest: FakeMap = field(default_factory=lambda: FakeMap("i4", DROP_RUN, 1, percpu=True))
+    drops_sockets_full: FakeMap = field(default_factory=lambda: FakeMap("i4", "u8", 1, percpu=True))
     programs: dict[str, int] = field(default_factory=dict)
     has_drops: bool = True
 
     def __post_init__(self) -> None:
         for at in range(len(COUNTERS)):
             self.counters.update(at, 0)
-        for at in range(3):
-            self.drops_counters.update(at, 0)
+        self.drops_sockets_full.update(0, 0)
+        self.drops_latest.update(0, ((0, 0), 0))
         for at in range(1024):
             self.drops_by_reason.update(at, 0)
 

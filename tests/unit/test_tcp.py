@@ -537,9 +537,10 @@ def test_dropped_packets_of_a_connection() -> None:
     kernel.flows.update(flow_key(2), flow(skaddr=78))
     kernel.drops_by_socket.update((77, 5), 3)
     kernel.drops_by_socket.update((77, 9), 1)
+    kernel.drops_latest.update(0, ((77, 5), 4))
     run(made, SECOND)
     lost = {each.local_port: each.drops for each in subscription.read() if isinstance(each, TcpFlow)}
-    assert lost == {1: {"NO_ROOM": 3, "reason_9": 1}, 2: {}}
+    assert lost == {1: {"NO_ROOM": 7, "reason_9": 1}, 2: {}}
 
 
 def drop_rows(*sockets: tuple[int, int, int]) -> np.ndarray:  # type: ignore[type-arg]
@@ -627,8 +628,9 @@ def test_every_loss_has_a_name() -> None:
     made, _ = source_on(kernel)
     for value, counter in enumerate(tcp_tables.COUNTERS, start=1):
         kernel.count(counter, value)
-    kernel.drops_counters.update(1, 20)
-    kernel.drops_counters.update(2, 21)
+    kernel.drops_by_reason.update(1023, 20)
+    kernel.drops_sockets_full.update(0, 21)
+    made.read(SECOND)
     assert made.drops() == {
         "tcp_baselines_full": 0,
         "tcp_flows_full": 3,

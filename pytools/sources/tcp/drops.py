@@ -5,8 +5,9 @@ One thread: the agent's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,6 @@ from numpy.typing import NDArray
 from pytools.kernel import tracefs
 from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import DropReason, PacketDrops
-
-_COUNTERS: Final = ("counted", "other", "sockets_full")  # enum swerve_drop_counter
 
 
 class Drops:
@@ -30,8 +29,9 @@ class Drops:
     """
 
     def __init__(self, loaded: Loaded, names: Mapping[int, str]) -> None:
-        self._by_reason, self._counters = loaded.map("drops_by_reason"), loaded.map("drops_counters")
-        self._by_socket, self._sockets = loaded.map("drops_by_socket"), SocketDrops()
+        self._by_reason, self._sockets_full = loaded.map("drops_by_reason"), loaded.map("drops_sockets_full")
+        self._by_socket, self._latest = loaded.map("drops_by_socket"), loaded.map("drops_latest")
+        self._sockets = SocketDrops()
         self._names = names
         self._last = self._by_reason.max_entries - 1  # stands for all that are beyond the table
         self._before = self._totals()
@@ -49,17 +49,26 @@ class Drops:
 
     def refresh(self, now_ns: int) -> None:
         """Read anew what single sockets have lost, for `of`."""
-        self._sockets.refresh(*self._by_socket.read(), now_ns)
+        self._sockets.refresh(*self.by_socket(), now_ns)
+
+    def by_socket(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys and packets since the program was loaded; packets of a key that comes more than once are to be added."""
+        keys, packets = self._by_socket.read()
+        runs = self._latest.read()[1].ravel()  # after the table: a run that goes there now waits for the next reading
+        keys, packets = np.concatenate([keys, runs["key"]]), np.concatenate([packets, runs["packets"]])
+        counted = np.flatnonzero(packets)
+        return keys.take(counted), packets.take(counted)
 
     def of(self, rows: NDArray[Any]) -> list[dict[str, int]]:
         """Packets of each of these connections that were dropped, by reason, as of the last `refresh`."""
         return [{self._name(reason): packets for reason, packets in lost.items()} for lost in self._sockets.of(rows)]
 
     def counters(self) -> dict[str, int]:
-        """What could not be told apart, by counter."""
-        counted = dict(zip(_COUNTERS, self._counters.read_percpu_sum().tolist(), strict=False))
-        del counted["counted"]
-        return {f"drops_{name}": count for name, count in counted.items()}
+        """What could not be told apart, by counter: by reason as of the last reading."""
+        return {
+            "drops_other": int(self._before[self._last]),
+            "drops_sockets_full": int(self._sockets_full.read_percpu_sum()[0]),
+        }
 
     def _totals(self) -> NDArray[np.int64]:
         return self._by_reason.read_percpu_sum().astype(np.int64)
@@ -81,7 +90,7 @@ class SocketDrops:
         self._tenants: dict[int, tuple[int, int, dict[int, int]]] = {}  # address -> since when, cookie, lost before
 
     def refresh(self, keys: NDArray[Any], packets: NDArray[Any], now_ns: int = 0) -> None:
-        """Takes all that there is."""
+        """Takes all that there is, as `Drops.by_socket` gives it."""
         self._previous_ns, self._read_ns = self._read_ns, now_ns
         self._previous, self._lost = self._lost, _Sorted(keys["rx_sk"], keys["reason"], packets)
         there = set(self._lost.sockets.tolist())
@@ -122,5 +131,7 @@ class _Sorted:
         address = np.uint64(sock)
         first = int(np.searchsorted(self.sockets, address, side="left"))
         end = int(np.searchsorted(self.sockets, address, side="right"))
-        reasons, packets = self._reasons[first:end].tolist(), self._packets[first:end].tolist()
-        return dict(zip(reasons, packets, strict=True))
+        lost: Counter[int] = Counter()
+        for reason, packets in zip(self._reasons[first:end].tolist(), self._packets[first:end].tolist(), strict=True):
+            lost[reason] += packets
+        return lost
