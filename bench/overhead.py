@@ -36,7 +36,7 @@ from pytools.lab import Host, Lab
 RAILS = 2
 PAIRS, RUN_S = 12, 3
 ROUNDS = 7
-SETTLING_S = 2.0
+SETTLING_S = 6.0  # new agents compare clocks more often for some seconds
 UDP64 = ("-u", "-b", "0", "-l", "64")
 
 

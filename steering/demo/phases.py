@@ -17,7 +17,7 @@ from pytools.kernel.leftovers import is_our_nexthop
 from pytools.kernel.netlink.nexthops import Member
 from pytools.kernel.netlink.routing import Netlink
 from pytools.lab import Lab
-from pytools.signals import Act
+from pytools.signals import Act, PathDelay
 from steering.demo import traffic
 from steering.demo.observe import Observer, Record, in_use
 
@@ -132,9 +132,16 @@ class Stage:
             and signal.path.destination == destination
             and signal.path.interface == f"rail{BAD_RAIL}"
             and signal.at_ns >= onset_ns
-            and max(signal.forward.queueing_last_ns or 0, signal.overtaken_forward_p50_ns or 0) > self._threshold_ns
+            and shown_ns(signal) > self._threshold_ns
         ]
         return min(times, default=None)
+
+
+def shown_ns(signal: PathDelay) -> int:
+    """The longest wait on the way there that a signal shows; the last sample may be one of after the queue."""
+    forward = signal.forward
+    shown = forward.queueing_last_ns, forward.queueing_p50_ns, signal.overtaken_forward_p50_ns
+    return max(each or 0 for each in shown)
 
 
 def p99(delays_ns: np.ndarray) -> float | None:

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import samples
 
-from pytools.signals import Act, Path, PathState
+from pytools.signals import Act, Delay, Path, PathState
 from steering.demo import phases, traffic
 from steering.demo.observe import Record, idle_spans, in_use
-from steering.demo.phases import first_act_ns, p99, reversals
+from steering.demo.phases import first_act_ns, p99, reversals, shown_ns
 
 SECOND = 1_000_000_000
 PATH = Path("h1", "h2", "10.9.0.2", "10.1.1.1", "rail1")
@@ -150,3 +151,14 @@ def test_the_first_act_is_the_first_that_the_kernel_acknowledged() -> None:
     assert first_act_ns(acts, "h1", "rail1") == 40
     assert first_act_ns(acts, "h2", "rail1") is None
     assert first_act_ns(acts, "h1", "rail2") is None
+
+
+@pytest.mark.parametrize(
+    ("last", "p50", "overtaken", "shown"),
+    [(0, 43, None, 43), (42, None, None, 42), (0, 0, 12, 12), (None, None, None, 0)],
+)
+def test_a_signal_shows_the_longest_wait_it_has(
+    last: int | None, p50: int | None, overtaken: int | None, shown: int
+) -> None:
+    forward = Delay(3, queueing_last_ns=last, queueing_p50_ns=p50)
+    assert shown_ns(samples.path_delay(forward=forward, overtaken_forward_p50_ns=overtaken)) == shown
