@@ -210,6 +210,7 @@ def test_an_address_that_no_interface_has_is_answered_once_it_was_asked_for(
     assert second.mesh.drops()["probe_requests_without_program"] > 0, "by no address of an interface"
     support.run(["ip", "-n", veth_pair[1], f"-{family}", "route", "delete", "local", prefix, "dev", "lo"])
     second.mesh._discover(time.monotonic_ns())
+    nodes.serve_until(lambda: True, "what was answered before is taken")
     received, sent = first.counted(RECEIVED), first.counted(SENT)
     nodes.run_until(lambda: first.counted(SENT) >= sent + 5, "more are sent")
     assert first.counted(RECEIVED) <= received + 1, "it is somebody else's now"
