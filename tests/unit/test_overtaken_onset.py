@@ -41,10 +41,11 @@ class World:
     losses: dict[int, float] = field(default_factory=dict)
     foreign: bool = False  # the peer's answers say nothing of the other path
     seed: int = 1
+    flows: int = 1
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
-        probe = Probe()
+        probe = Probe(flows=self.flows)
         self.measured = Measurements("h1", Windows(), probe)
         self.sessions = Sessions(probe, None, self.measured)
         ways = [Path("h1", "h2", "10.9.0.2", f"10.{number}.1.1", f"rail{number}") for number in (1, 2)]
@@ -53,7 +54,7 @@ class World:
             for number, path in enumerate(ways)
         ]
         self.measured.set_paths(paths, 0)
-        self.sessions._peer[:2] = 0
+        self.sessions._peer[: 2 * self.flows] = 0
         self.sent = [0, 0]
         self.busy_ns: dict[tuple[int, int], int] = {}
         self.answers: list[tuple[int, int, int, int, int]] = []  # arrival, path, slot, when sent, forward delay
@@ -75,9 +76,10 @@ class World:
             slot = self.sent[path]
             self.sent[path] += 1
             table = self.sessions
-            table._state[path, slot], table._seq[path, slot] = OUTSTANDING, slot
-            table._sent_ns[path, slot], table._part[path, slot] = at_ns, EXTRA if extra else SINGLE
-            table._there[path, slot] = MISSING
+            row = path * self.flows  # all by the first source port
+            table._state[row, slot], table._seq[row, slot] = OUTSTANDING, slot
+            table._sent_ns[row, slot], table._part[row, slot] = at_ns, EXTRA if extra else SINGLE
+            table._there[row, slot] = MISSING
             there = self.passes(path, THERE, at_ns)
             back = None if there is None else self.passes(path, BACK, there)
             if there is not None and back is not None:
@@ -91,14 +93,16 @@ class World:
         self.answers = [each for each in self.answers if each[0] > now_ns]
         for back, path, slot, sent_ns, there in arrived:
             where = np.array([path])
-            table._state[path, slot] = ANSWERED
-            table._answered_ns[path] = max(table._answered_ns[path], sent_ns)
+            row = path * self.flows
+            table._state[row, slot] = ANSWERED
+            table._answered_ns[row] = max(table._answered_ns[row], sent_ns)
             stamps, at = np.array([[there], [back - sent_ns - there]]), np.array([[sent_ns], [back]])
             self.measured.add(where, stamps, at, np.array([back]))
         for _, path, slot, sent_ns, there in arrived if not self.foreign else ():
             newest = max((each for at_ns, each in self.came[1 - path] if at_ns < sent_ns + there), default=None)
-            told = path * NUMBERS + slot if newest is None else (1 - path) * NUMBERS + newest
-            table.note_newest(np.array([path]), np.array([sent_ns]), np.array([told]))
+            row, other = path * self.flows, (1 - path) * self.flows
+            told = row * NUMBERS + slot if newest is None else other * NUMBERS + newest
+            table.note_newest(np.array([row]), np.array([sent_ns]), np.array([told]))
 
     def run(self) -> list[PathDelay]:
         """What is told of the first path from the onset on."""
@@ -116,7 +120,7 @@ class World:
             self.hear(now_ns)
             if now_ns < ONSET_NS:
                 continue
-            overdue = self.sessions._sent_ns[:2][self.sessions._state[:2] == OUTSTANDING]
+            overdue = self.sessions._sent_ns[self.sessions._state == OUTSTANDING]
             begun = not extra and now_ns - ONSET_NS < EVERY_NS + 12 * MS
             if begun and (overdue < now_ns - 10 * MS).any():
                 extra = [now_ns + number * EXTRA_NS for number in range(1, EXTRA_TICKS + 1)]
@@ -125,6 +129,11 @@ class World:
             signals = self.measured.signals(window, now_ns, 0, False, found)
             told.append(next(signal for signal in signals if signal.path.interface == "rail1"))
         return told
+
+    def late_of_first(self) -> bool:
+        """Play it; whether a probe by the first path is known to have come late to the peer."""
+        self.run()
+        return bool(self.sessions.overtaken(ONSET_NS).late[0])
 
 
 def called_ns(told: list[PathDelay]) -> int | None:
@@ -155,6 +164,13 @@ def test_a_queue_is_told_long_before_its_first_answer(queue_ms: int, grows: bool
         assert found is not None and found <= 100 * MS
 
 
+@pytest.mark.parametrize("flows", [3, 16])
+def test_any_number_of_source_ports_tells_the_same(flows: int) -> None:
+    told = [World({(0, THERE): lambda _: 65 * MS}, flows=each).run() for each in (1, flows)]
+    assert [each.overtaken_forward_p50_ns for each in told[0]] == [each.overtaken_forward_p50_ns for each in told[1]]
+    assert called_ns(told[0]) is not None
+
+
 @pytest.mark.parametrize("queue_ms", [17, 65, 256])
 @pytest.mark.parametrize("foreign", [True, False])
 def test_a_queue_on_the_way_back_is_never_told_of_the_way_there(queue_ms: int, foreign: bool) -> None:
@@ -178,3 +194,13 @@ def test_where_the_peer_does_not_say_the_ways_cannot_be_told_apart() -> None:
     told = World({(0, THERE): lambda _: 256 * MS}, foreign=True).run()
     assert all(signal.overtaken_forward_p50_ns is None for signal in told)
     assert any((signal.overtaken_p50_ns or 0) > ABOVE_NS for signal in told)
+
+
+def test_a_probe_that_came_late_to_the_peer_is_late_before_its_answer_is_back() -> None:
+    """Where the first answers wait on the way back, only the answers by the other path show that one was not lost."""
+
+    def queue(at_ns: int) -> int:
+        return min((at_ns - ONSET_NS) // 2, 65 * MS)
+
+    assert World({(0, THERE): queue, (0, BACK): lambda _: 256 * MS}).late_of_first()
+    assert not World({(0, BACK): lambda _: 256 * MS}).late_of_first()

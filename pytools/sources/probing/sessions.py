@@ -213,7 +213,7 @@ class Sessions:
         for path in np.unique(paths).tolist():
             losses[path] = self._may_be_lost(path, since_ns, int(sent_ns[paths == path].min()))
         recent = sent_ns >= since_ns
-        late = self._late_ns.reshape(-1, flows).max(axis=1) >= since_ns
+        late = self._late_ns[: len(runs) * flows].reshape(-1, flows).max(axis=1) >= since_ns
         return Overtaken(paths[recent], sent_ns[recent], leads[recent], there[recent], late, runs, losses)
 
     def _may_be_lost(self, path: int, since_ns: int, silent_since_ns: int) -> float:
