@@ -31,12 +31,19 @@ SCHEMA_RATE: Final = rf"^{_NUMBER}(bit|kbit|mbit|gbit)$"
 _SIZE: Final = rf"^{_NUMBER}(B|KiB|MiB|GiB)$"
 
 
-def _parse(text: object, pattern: str, units: dict[str, int]) -> int | None:
+def _parse(text: object, what: str, pattern: str, units: dict[str, int]) -> int:
     if not isinstance(text, str) or not (match := re.match(pattern, text.strip(), re.ASCII)):
-        return None
+        raise ValueError(f"not a {what}")
     number, unit = text.strip()[: match.start(2)], match[2]
     whole, _, fraction = number.partition(".")
     return int(whole + fraction) * units[unit] // int(10 ** len(fraction))
+
+
+def _exactly(count: int, units: dict[str, int]) -> str:
+    """In the largest unit of which it is a whole number."""
+    return next(
+        f"{count // size}{unit}" for unit, size in sorted(units.items(), key=lambda each: -each[1]) if count % size == 0
+    )
 
 
 def parse_duration(text: object, longest_ns: int = LONGEST) -> int:
@@ -47,8 +54,8 @@ def parse_duration(text: object, longest_ns: int = LONGEST) -> int:
     ValueError
         If it is not a string of a number and a unit, or longer than `longest_ns` (a century).
     """
-    found = _parse(text, SCHEMA_DURATION, UNITS)
-    if found is None or found > longest_ns:
+    found = _parse(text, "duration", SCHEMA_DURATION, UNITS)
+    if found > longest_ns:
         raise ValueError("not a duration")
     return found
 
@@ -64,8 +71,7 @@ def duration_text(ns: int) -> str:
 
 def duration_yaml(ns: int) -> str:
     """A duration exactly, as it is written in a file."""
-    units = ("h", "m", "s", "ms", "us", "ns") if ns else ("s",)
-    return next(f"{ns // UNITS[unit]}{unit}" for unit in units if ns % UNITS[unit] == 0)
+    return _exactly(ns, {unit: UNITS[unit] for unit in ("h", "m", "s", "ms", "us", "ns")}) if ns else "0s"
 
 
 def parse_rate(text: object) -> int:
@@ -76,10 +82,7 @@ def parse_rate(text: object) -> int:
     ValueError
         If it is not a string of a number and a unit.
     """
-    found = _parse(text, SCHEMA_RATE, RATE_UNITS)
-    if found is None:
-        raise ValueError("not a rate")
-    return found
+    return _parse(text, "rate", SCHEMA_RATE, RATE_UNITS)
 
 
 def rate_text(bps: int) -> str:
@@ -92,8 +95,7 @@ def rate_text(bps: int) -> str:
 
 def rate_yaml(bps: int) -> str:
     """A rate exactly, as it is written in a file."""
-    units = ("gbit", "mbit", "kbit", "bit")
-    return next(f"{bps // RATE_UNITS[unit]}{unit}" for unit in units if bps % RATE_UNITS[unit] == 0)
+    return _exactly(bps, RATE_UNITS)
 
 
 def parse_size(text: object) -> int:
@@ -104,17 +106,12 @@ def parse_size(text: object) -> int:
     ValueError
         If it is not a string of a number and a unit.
     """
-    found = _parse(text, _SIZE, SIZE_UNITS)
-    if found is None:
-        raise ValueError("not a size")
-    return found
+    return _parse(text, "size", _SIZE, SIZE_UNITS)
 
 
 def size_yaml(count: int) -> str:
     """A size exactly, as it is written in a file."""
-    return next(
-        f"{count // SIZE_UNITS[unit]}{unit}" for unit in ("GiB", "MiB", "KiB", "B") if count % SIZE_UNITS[unit] == 0
-    )
+    return _exactly(count, SIZE_UNITS)
 
 
 def duration(ns: float | None) -> str:

@@ -37,7 +37,7 @@ def status(options: Options) -> None:
     if options.json:
         click.echo(json.dumps(facts, ensure_ascii=False))
         return
-    for line in lines(facts, directories.option_of(directories.instance(options.netns)) if options.netns else ""):
+    for line in lines(facts, directories.option_of(facts["instance"])):
         click.echo(line)
 
 
@@ -52,9 +52,7 @@ def gather(netns: str | None) -> dict[str, Any]:
     except SwerveError as error:
         facts["why"] = str(error)
     try:
-        facts["steering"] = {
-            name: value for name, value in steering.facts_of(netns, with_paths=False).items() if name != "wanted"
-        }
+        facts["steering"] = steering.facts_of(netns, with_paths=False)
     except SwerveError as error:
         facts["steering"], facts["steering_unknown"] = None, str(error)
     return facts

@@ -11,7 +11,7 @@ from pytools.sources.probing.liveness import Liveness
 from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS
 
 READ_EVERY_NS: Final = 200_000_000
-_MOST_RECORDS: Final = 4096  # between two readings: half of what the ring holds
+_MOST_RECORDS: Final = 4096  # between two readings: fewer than the ring holds
 _MOST_INTERVALS: Final = 24  # between two readings: fewer than liveness.py remembers
 _ALERT_NS: Final = 200_000_000  # for so long after a path was slow or silent it is told of once an interval
 _HURRIED_EVERY_NS: Final = 8_000_000

@@ -24,11 +24,11 @@ from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
 
 SEND_MARK: Final = 0x5E770001  # SWERVE_MARK_SEND
-PROBE_BYTES: Final = 76  # UDP payload: the base packet and swerve's TLV
 TLV_TYPE, TLV_BYTES = 253, 28
 
 _SO_MARK = 36
 _ETHERNET_BYTES, _UDP_BYTES, _BASE_BYTES, _TLV_HEADER_BYTES = 14, 8, 44, 4
+PROBE_BYTES: Final = _BASE_BYTES + _TLV_HEADER_BYTES + TLV_BYTES  # UDP payload
 _IP_BYTES: Final = {4: 20, 6: 40}
 _ETHERTYPE: Final = {4: 0x0800, 6: 0x86DD}
 _UNRECOGNISED = 0x80
@@ -191,7 +191,7 @@ class Frame:
 def _frame(family: udp.Family, lane: Lane, port: int, dscp: int) -> bytes:
     """One probe with everything but sequence number, timestamp, nonce and UDP checksum."""
     base = struct.pack("!I8xHH28x", 0, lane.error_estimate, lane.session + 1)
-    tlv = struct.pack("!BBH28x", _UNRECOGNISED, TLV_TYPE, TLV_BYTES)
+    tlv = struct.pack("!BBH", _UNRECOGNISED, TLV_TYPE, TLV_BYTES) + bytes(TLV_BYTES)
     return _headers(family, lane, port, dscp, PROBE_BYTES) + base + tlv
 
 
