@@ -22,7 +22,7 @@ from pytools.kernel.netlink import sockdiag
 from pytools.signals import Owner, PacketDrops, Path, Retransmissions, TcpFlow, TcpHost, TcpPath
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.tcp import baselines, busiest, source, table
-from pytools.sources.tcp.drops import SocketDrops
+from pytools.sources.tcp.drops import Drops, SocketDrops
 from pytools.sources.tcp.owners import Identity
 from pytools.sources.tcp.rows import CLOSED, Addresses, Rows
 from pytools.sources.tcp.source import TcpSource
@@ -541,6 +541,24 @@ def test_dropped_packets_of_a_connection() -> None:
     run(made, SECOND)
     lost = {each.local_port: each.drops for each in subscription.read() if isinstance(each, TcpFlow)}
     assert lost == {1: {"NO_ROOM": 7, "reason_9": 1}, 2: {}}
+
+
+def test_a_run_of_drops_that_ends_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes from the row of a CPU to the table in the meantime is counted, and once."""
+    kernel = Kernel()
+    kernel.drops_by_socket.update((77, 5), 3)
+    kernel.drops_latest.update(0, ((77, 5), 4))
+    drops, read = Drops(cast(Loaded, kernel), {}), kernel.drops_by_socket.read
+
+    def ended() -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+        found = read()
+        kernel.drops_by_socket.update((77, 5), 7)
+        kernel.drops_latest.update(0, ((78, 5), 1))
+        return found
+
+    monkeypatch.setattr(kernel.drops_by_socket, "read", ended)
+    keys, packets = drops.by_socket()
+    assert dict(zip(keys["rx_sk"].tolist(), packets.tolist(), strict=True)) == {77: 7, 78: 1}
 
 
 def drop_rows(*sockets: tuple[int, int, int]) -> np.ndarray:  # type: ignore[type-arg]

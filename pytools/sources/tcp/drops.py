@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from pytools.kernel import tracefs
 from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import DropReason, PacketDrops
+
+_READINGS: Final = 3
 
 
 class Drops:
@@ -52,9 +54,17 @@ class Drops:
         self._sockets.refresh(*self.by_socket(), now_ns)
 
     def by_socket(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keys and packets since the program was loaded; packets of a key that comes more than once are to be added."""
-        keys, packets = self._by_socket.read()
-        runs = self._latest.read()[1].ravel()  # after the table: a run that goes there now waits for the next reading
+        """Keys and packets since the program was loaded; packets of a key that comes more than once are to be added.
+
+        A run goes to the table when another socket's begins. If that happens while the table is read, the run may be in
+        neither, and the table is read again; where sockets change faster than that, it waits for the next reading.
+        """
+        runs = self._latest.read()[1].ravel()
+        for _ in range(_READINGS):
+            keys, packets = self._by_socket.read()
+            before, runs = runs, self._latest.read()[1].ravel()
+            if np.array_equal(before["key"], runs["key"]) and (before["packets"] <= runs["packets"]).all():
+                break
         keys, packets = np.concatenate([keys, runs["key"]]), np.concatenate([packets, runs["packets"]])
         counted = np.flatnonzero(packets)
         return keys.take(counted), packets.take(counted)
