@@ -4,7 +4,8 @@ An unshaped lab of two hosts and two rails. Both agents compare clocks, talk ove
 and record; in one run they run and stop in turn.
 
 throughput_ratio   tcp: bit rate of one iperf3 flow; udp64: datagrams of 64 bytes, sent as fast as possible, counted as
-                   they arrive in the receiver's UDP. Median of the ratios of neighbouring runs.
+                   they arrive in the receiver's UDP. Median of the ratios of neighbouring runs. The peer
+                   empty_programs: without agents, but with programs that do nothing on the hooks that theirs have.
 run_time           all: BPF run time of all programs of both agents, net of an empty program of the same type on the
                    same hooks in the same run, per packet and TC hook that it passes, over TCP. A packet passes one hook
                    at each host. Packets are as TC sees them: before segmentation, after GRO. What programs on
@@ -63,16 +64,34 @@ def throughput(lab: Lab, pairs: int, seconds: int) -> None:
     def without() -> tuple[float, float]:
         return tcp(lab, seconds), udp64(lab, seconds)
 
+    def hooked() -> tuple[float, float]:
+        with contextlib.ExitStack() as stack, Empty(stack, lab).on_packets(first=False):
+            return without()
+
     def watched() -> tuple[float, float]:
         with agents(lab, *lab.hosts):
             time.sleep(SETTLING_S)
             return without()
 
-    ours, theirs = alternating(pairs, watched, without)
+    ours, hooks_alone, theirs = alternating(pairs, watched, hooked, without)
     for index, case in enumerate(("tcp", "udp64")):
-        ratios = [one[index] / other[index] for one, other in zip(ours, theirs, strict=True)]
-        note(f"{case}: with agents {_shown(ours, index)}, without {_shown(theirs, index)} per second")
-        emit("overhead", "throughput_ratio", median(ratios), "ratio", "higher", case=case, n=pairs)
+        sides = {"with agents": ours, "with empty programs": hooks_alone, "without": theirs}
+        note(f"{case}: {', '.join(f'{name} {_shown(found, index)}' for name, found in sides.items())} per second")
+        value, peer_value = (
+            median([one[index] / other[index] for one, other in zip(side, theirs, strict=True)])
+            for side in (ours, hooks_alone)
+        )
+        emit(
+            "overhead",
+            "throughput_ratio",
+            value,
+            "ratio",
+            "higher",
+            case=case,
+            peer="empty_programs",
+            peer_value=peer_value,
+            n=pairs,
+        )
 
 
 def tcp(lab: Lab, seconds: int) -> float:
