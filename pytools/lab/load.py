@@ -2,10 +2,15 @@
 
 Run as `python -m pytools.lab.load SOURCE_NETNS SINK_NETNS SINK_ADDRESS RATE_BIT_S`. The sink is a socket that is never
 read, so nothing answers and nothing is computed at the other end. The rate counts Ethernet frames, as the shapers do.
+
+It stands for traffic of other hosts, so it runs at real-time priority where it may: what keeps this machine busy does
+not thin it out.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import sys
 import time
@@ -18,6 +23,7 @@ _PAYLOAD_BYTES = FRAME_BYTES - 14 - 20 - 8
 _SOL_UDP, _UDP_SEGMENT = 17, 103
 _MAX_BATCH = 8
 _BATCH_NS = 1_000_000
+_PRIORITY = 10
 _CATCH_UP_NS = 10_000_000  # what a late wake-up may make good for; more would be a burst, not a load
 
 
@@ -41,6 +47,8 @@ def send(source: str, sink: str, address: str, rate_bit_s: int) -> None:
     out.setsockopt(_SOL_UDP, _UDP_SEGMENT, _PAYLOAD_BYTES)
     out.connect((address, PORT))
     batch = bytes(batch_frames(rate_bit_s) * _PAYLOAD_BYTES)
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
     interval = batch_interval_ns(rate_bit_s)
     due = time.monotonic_ns()
     while True:
