@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import metrics_list
 import pytest
+import reference
 import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -262,8 +262,8 @@ def test_any_name_survives(host: str, gateway: str) -> None:
 
 
 def test_the_published_list_is_that_of_the_exporter() -> None:
-    made = metrics_list.text()
-    assert (ROOT / "docs" / "metrics.txt").read_text() == made, "python scripts/metrics_list.py >docs/metrics.txt"
+    made = reference.metrics()
+    assert (ROOT / "docs" / "metrics.txt").read_text() == made, "python scripts/reference.py"
     listed = {
         name: (kind, labels) for name, kind, labels in re.findall(r"^(swerve_\w+) (\w+)(?: {(.*)})?$", made, re.M)
     }
