@@ -3,13 +3,16 @@
 
     python scripts/reference.py
 
-writes docs/metrics.txt (every metric with its type, labels and meaning) and docs/columns.txt (those of `swerve top`).
+writes docs/signals.txt (every field of every signal, from the comments in pytools/signals.py), docs/metrics.txt (every
+metric with its type, labels and meaning) and docs/columns.txt (those of `swerve top`).
 """
 
 from __future__ import annotations
 
+import ast
+import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +22,50 @@ from pytools.views.top.fields import Field
 from pytools.views.top.glyphs import UNICODE
 from pytools.views.top.state import Known
 
-DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
+ROOT: Final = Path(__file__).resolve().parent.parent
+DOCS: Final = ROOT / "docs"
 _TITLES: Final = {"flows": "Flows", "links": "Links", "rdma": "RDMA queue pairs", "events": "Events"}
+
+
+def _comment(lines: list[str], field: ast.AnnAssign) -> str:
+    """The comment behind a field, or else the one above it."""
+    behind = lines[(field.end_lineno or field.lineno) - 1].encode()[field.end_col_offset :].decode()
+    if "#" in behind:
+        return behind.partition("#")[2].strip()
+    above: list[str] = []
+    for line in reversed(lines[: field.lineno - 1]):
+        if not re.match(r"\s+# ", line):
+            break
+        above.insert(0, line.partition("#")[2].strip())
+    return " ".join(above)
+
+
+def _kinds() -> Iterator[tuple[str, str, list[tuple[str, str, str]]]]:
+    """Name, meaning and fields of each record and of each part of one; the name of a record is its `type`."""
+    source = (ROOT / "pytools" / "signals.py").read_text()
+    lines = source.splitlines()
+    for kind in ast.parse(source).body:
+        if isinstance(kind, ast.ClassDef) and kind.name != "Signal":
+            tags = [ast.literal_eval(each.value) for each in kind.keywords if each.arg == "tag"]
+            fields = [
+                (each.target.id, ast.unparse(each.annotation), _comment(lines, each))
+                for each in kind.body
+                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+            ]
+            yield tags[0] if tags else kind.name, ast.get_docstring(kind) or "", fields
+
+
+def signals() -> str:
+    """All records and their parts, in the order of the source."""
+    parts = ["The fields of every signal. None is null. For units and fields without a text see docs/signals.md.\n"]
+    for name, meaning, fields in _kinds():
+        part = [name, textwrap.indent(meaning, "    "), ""]
+        for field, kind, text in fields:
+            part.append(textwrap.fill(f"{field}: {kind}", 112, initial_indent="    ", subsequent_indent=" " * 12))
+            if text:
+                part.append(textwrap.fill(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 8))
+        parts.append("\n".join([*part, ""]))
+    return "\n".join(parts)
 
 
 def _metric(name: str, family: Family) -> str:
@@ -48,7 +93,7 @@ def columns() -> str:
     return "\n".join(parts)
 
 
-FILES: Final[dict[str, Callable[[], str]]] = {"metrics.txt": metrics, "columns.txt": columns}
+FILES: Final[dict[str, Callable[[], str]]] = {"signals.txt": signals, "metrics.txt": metrics, "columns.txt": columns}
 
 if __name__ == "__main__":
     for file, made in FILES.items():
