@@ -170,7 +170,7 @@ QUEUEING: Final = Measure(
     "queueing",
     "duration",
     {"p50": "queueing_p50_ns", "p99": "queueing_p99_ns", "last": "queueing_last_ns"},
-    "The same over the last long window.",  # as the histogram of each probe
+    "Queueing delay over the last long window.",
     {"p50": 3},
     error="queueing_bound_ns",
     error_help="queueing delays",

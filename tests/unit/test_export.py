@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import reference
 import samples
 from serving import Served
 from support import ROOT
@@ -126,31 +127,30 @@ def test_drops_are_told_once_a_second_when_there_are_more_and_at_the_end(served:
     assert [line.split()[1] for line in notes.getvalue().splitlines()] == ["3", "4", "5", "6"]
 
 
-@pytest.mark.parametrize("kind", typing.get_args(signals.AnySignal), ids=lambda kind: kind.__name__)
-def test_the_reference_explains_every_field(kind: type[msgspec.Struct]) -> None:
-    reference = (ROOT / "docs" / "signals.md").read_text()
-    chapters = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", reference, re.M | re.S))
-    shared = dict(re.findall(r"^## (Common fields)\n(.*?)(?=^## )", reference, re.M | re.S))["Common fields"]
-    common = set(re.findall(r"^\| `(\w+)` \|", shared, re.M))
-    assert common >= {field.name for field in msgspec.structs.fields(signals.Signal)}
-    chapter = chapters[str(kind.__struct_config__.tag)]
-    for field in msgspec.structs.fields(kind):
-        if field.name not in common:
-            assert re.search(rf"`{field.name}(`|\[\])", chapter), f"{field.name} of {kind.__name__}"
+def test_the_published_reference_is_that_of_the_records() -> None:
+    assert (ROOT / "docs" / "signals.txt").read_text() == reference.signals(), "python scripts/reference.py"
 
 
 PARTS = [
     *(signals.Delay, signals.Path, signals.GroupMember, signals.ProgramCost, signals.Collocated, signals.Quantiles),
     *(signals.Owner, signals.Retransmissions, signals.CongestionTimes, signals.DropReason, signals.LinkCounters),
-    *(signals.Qdisc, signals.Pause, signals.Bandwidth, signals.Suspect),
+    *(signals.Qdisc, signals.Pause, signals.Bandwidth, signals.Suspect, signals.Histogram),
 ]
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_the_reference_explains_every_field_of_a_part(part: type[msgspec.Struct]) -> None:
-    reference = (ROOT / "docs" / "signals.md").read_text()
-    for field in msgspec.structs.fields(part):
-        assert re.search(rf"`(\w+\[\]\.)?{field.name}`", reference), f"{field.name} of {part.__name__}"
+@pytest.mark.parametrize("kind", [*typing.get_args(signals.AnySignal), *PARTS], ids=lambda kind: kind.__name__)
+def test_the_reference_explains_every_field(kind: type[msgspec.Struct]) -> None:
+    page = (ROOT / "docs" / "signals.md").read_text()
+    shared = dict(re.findall(r"^## (Common fields)\n(.*?)(?=^## )", page, re.M | re.S))["Common fields"]
+    common = set(re.findall(r"^\| `(\w+)` \|", shared, re.M))
+    assert common >= {field.name for field in msgspec.structs.fields(signals.Signal)}
+    chapters = dict(re.findall(r"^(\w+)\n(    .*?)(?=^\w|\Z)", reference.signals(), re.M | re.S))
+    chapter = chapters[str(kind.__struct_config__.tag or kind.__name__)]
+    for field in msgspec.structs.fields(kind):
+        if field.name not in common:
+            assert re.search(rf"^    {field.name}: .*\n(?: {{12}}.*\n)* {{8}}\S", chapter, re.M), (
+                f"{field.name} of {kind.__name__}"
+            )
 
 
 def test_every_chapter_of_the_reference_is_a_signal() -> None:

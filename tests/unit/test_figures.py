@@ -32,8 +32,8 @@ def test_every_entry_is_of_the_record_and_documented(measure: Measure) -> None:
     fields = {each.name: each for each in msgspec.structs.fields(Delay if measure.of_direction else PathDelay)}
     named = [*measure.parts.values(), *(field for field, _ in measure.errors.values())]
     assert set(named) | ({measure.rest} if measure.rest else set()) <= fields.keys()
-    page = (ROOT / "docs" / "signals.md").read_text()
-    assert all(f"`{name}`" in page for name in named)
+    page = (ROOT / "docs" / "signals.txt").read_text()
+    assert all(f"\n    {name}: " in page for name in named)
     assert {measure.family, *measure.errors} <= FAMILIES.keys()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
+import reference
 import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -260,17 +261,24 @@ def test_any_name_survives(host: str, gateway: str) -> None:
         assert [(s.labels["source"], s.labels["gateway"]) for s in found] == [(host, gateway)]
 
 
-def test_the_page_has_every_metric_and_no_other() -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text().partition("## All metrics")[2]
-    rows = [line.split(" | ", 2) for line in page.splitlines() if line.startswith("| `")]
-    listed = {name: (labels, meaning) for names, labels, meaning in rows for name in re.findall(r"`(\w+)`", names)}
+def test_the_published_list_is_that_of_the_exporter() -> None:
+    made = reference.metrics()
+    assert (ROOT / "docs" / "metrics.txt").read_text() == made, "python scripts/reference.py"
+    listed = {
+        name: (kind, labels) for name, kind, labels in re.findall(r"^(swerve_\w+) (\w+)(?: {(.*)})?$", made, re.M)
+    }
     assert listed.keys() == FAMILIES.keys()
     for name, family in FAMILIES.items():
-        labels, meaning = listed[name]
-        own = tuple(re.findall(r"`(\w+)`", labels))
-        assert own == (("path", *family.labels[5:]) if family.labels[:1] == ("source",) else family.labels), name
+        assert listed[name] == (family.kind, ", ".join(family.labels).replace(", ".join(PATH), "PATH")), name
         by_name = {"total": "counter", "info": "info"}.get(name.rpartition("_")[2], "gauge")
-        assert family.kind == ("histogram" if meaning.startswith("histogram") else by_name), name
+        assert family.kind == ("histogram" if (family.kind, by_name) == ("histogram", "gauge") else by_name), name
+        assert family.help.endswith("."), name
+
+
+def test_every_metric_that_a_page_names_is_there() -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        named = set(re.findall(r"`(swerve_[a-z_]*[a-z])`", page.read_text()))
+        assert named <= FAMILIES.keys(), page.name
 
 
 # ---- delays ----

@@ -1,4 +1,4 @@
-"""Every metric there is: its name, type, labels and meaning. In base units; docs/metrics.md has the same list."""
+"""Every metric there is: its name, type, labels and meaning. In base units; docs/metrics.txt is made of it."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ FAMILIES: Final[dict[str, Family]] = {
     "swerve_up": Family("gauge", (), "1 while an agent is connected and speaks, else 0."),
     "swerve_agent_info": Family("info", ("host", "instance_name"), "The agent's host name and its instance."),
     "swerve_agent_connects_total": Family("counter", (), "Connections made to an agent."),
-    "swerve_last_signal_timestamp_seconds": Family("gauge", (), "When the agent last said anything, Unix time."),
-    "swerve_metrics_signals_total": Family("counter", (), "Signals that this process took in."),
+    "swerve_last_signal_timestamp_seconds": Family("gauge", (), "Unix time of the last message from the agent."),
+    "swerve_metrics_signals_total": Family("counter", (), "Signals received by this process."),
     "swerve_metrics_signals_dropped_total": Family(
         "counter", (), "Signals that the agent dropped because this process was too slow."
     ),
     "swerve_metrics_malformed_total": Family(
-        "counter", (), "Lines of the agent that were no signal: another version of swerve."
+        "counter", (), "Lines of the agent that are no signal, as of another version of swerve."
     ),
     "swerve_metrics_left_out_total": Family(
         "counter", ("kind",), "Signals about paths, interfaces and so on for which there was no room."
     ),
     "swerve_metrics_refused_total": Family("counter", (), "Scrapes refused because too many were under way."),
-    "swerve_metrics_accept_paused_total": Family("counter", (), "Times scrapes had to wait for a free descriptor."),
-    "swerve_metrics_series_limit": Family("gauge", (), "Series that this process can have at most."),
+    "swerve_metrics_accept_paused_total": Family("counter", (), "Times that scrapes waited for a free descriptor."),
+    "swerve_metrics_series_limit": Family("gauge", (), "Largest possible number of series of this process."),
     # ---- the agent ----
-    "swerve_agent_cpu_ratio": Family("gauge", (), "Processor time of the agent, of one core."),
+    "swerve_agent_cpu_ratio": Family("gauge", (), "CPU time of the agent, of one core."),
     "swerve_agent_resident_memory_bytes": Family("gauge", (), "Memory of the agent in RAM."),
     "swerve_agent_probe_bytes_per_second": Family("gauge", (), "Probes and answers on the wire, both directions."),
-    "swerve_drops_total": Family("counter", ("counter",), "What was lost while watching, by the agent's own counters."),
+    "swerve_drops_total": Family("counter", ("counter",), "Losses while measuring, by the counters of `swerve self`."),
     "swerve_hooks_failed": Family("gauge", (), "Kernel hooks that are not attached."),
     "swerve_hook_failed": Family("gauge", ("hook",), "1: this kernel hook is not attached; `swerve self` says why."),
     "swerve_program_runs_total": Family("counter", ("program",), "Runs of a BPF program while run times were counted."),
-    "swerve_program_run_time_seconds_total": Family("counter", ("program",), "How long these runs took."),
+    "swerve_program_run_time_seconds_total": Family("counter", ("program",), "Run time of these runs."),
     # ---- delays of paths ----
     "swerve_path_round_trip_seconds": Family(
         "histogram", PATH, "Forward plus reverse delay of each answered probe; needs no common clock."
@@ -84,44 +84,46 @@ FAMILIES: Final[dict[str, Family]] = {
         "counter", (*APP, "fate"), "Sampled application packets by what became of the sample."
     ),
     # ---- what becomes of packets on paths ----
-    "swerve_path_probes_total": Family("counter", (*PATH, "outcome"), "Probes whose fate is settled."),
+    "swerve_path_probes_total": Family(
+        "counter", (*PATH, "outcome"), "Probes answered or lost; those without a timestamp count as lost."
+    ),
     "swerve_path_missed_probes": Family("gauge", PATH, "Probes in a row that were not answered in time."),
-    "swerve_path_silent_seconds": Family("gauge", PATH, "Since the first of these left; 0 while the path answers."),
+    "swerve_path_silent_seconds": Family("gauge", PATH, "Since the first of these was sent; 0 while the path answers."),
     "swerve_path_markable_packets_total": Family("counter", PATH, "Packets of the peer that arrived ECN-capable."),
     "swerve_path_marked_packets_total": Family("counter", PATH, "Of these, marked by a queue on the way back (CE)."),
     "swerve_path_mtu_bytes": Family("gauge", (*PATH, "figure"), "Packet sizes: of the interface, and what works."),
     "swerve_path_mtu_state": Family("gauge", (*PATH, "state"), "1 for whether packets of full size pass."),
     # ---- TCP ----
-    "swerve_path_tcp_retransmitted_segments_total": Family("counter", (*PATH, "cause"), "Segments sent again."),
-    "swerve_path_tcp_retransmitted_bytes_total": Family("counter", PATH, "Bytes sent again."),
-    "swerve_path_tcp_spurious_segments_total": Family("counter", PATH, "Segments sent again needlessly."),
+    "swerve_path_tcp_retransmitted_segments_total": Family("counter", (*PATH, "cause"), "Segments retransmitted."),
+    "swerve_path_tcp_retransmitted_bytes_total": Family("counter", PATH, "Bytes retransmitted."),
+    "swerve_path_tcp_spurious_segments_total": Family("counter", PATH, "Segments retransmitted needlessly."),
     "swerve_path_tcp_timeouts_total": Family("counter", PATH, "Retransmission timeouts that fired."),
     "swerve_path_tcp_segments_total": Family("counter", PATH, "Segments sent, retransmissions included."),
     "swerve_path_tcp_sent_bytes_total": Family("counter", PATH, "Bytes sent, retransmissions not included."),
     "swerve_path_tcp_delivered_segments_total": Family("counter", PATH, "Segments acknowledged."),
-    "swerve_path_tcp_delivered_ce_segments_total": Family("counter", PATH, "Of these, acknowledged as marked."),
+    "swerve_path_tcp_delivered_ce_segments_total": Family("counter", PATH, "Of these, acknowledged as marked (CE)."),
     "swerve_path_tcp_zero_windows_total": Family("counter", PATH, "Times that a receiver closed its window."),
     "swerve_path_tcp_resets_total": Family("counter", _WAY, "Resets, sent and received."),
-    "swerve_tcp_retransmitted_segments_total": Family("counter", ("cause",), "Segments that the host sent again."),
-    "swerve_tcp_retransmitted_bytes_total": Family("counter", (), "Bytes that the host sent again."),
-    "swerve_tcp_spurious_segments_total": Family("counter", (), "Segments that the host sent again needlessly."),
+    "swerve_tcp_retransmitted_segments_total": Family("counter", ("cause",), "Segments that the host retransmitted."),
+    "swerve_tcp_retransmitted_bytes_total": Family("counter", (), "Bytes that the host retransmitted."),
+    "swerve_tcp_spurious_segments_total": Family("counter", (), "Segments that the host retransmitted needlessly."),
     "swerve_tcp_timeouts_total": Family("counter", (), "Retransmission timeouts of the host."),
     "swerve_tcp_sent_bytes_total": Family("counter", (), "Bytes that the host sent."),
     "swerve_tcp_zero_windows_total": Family("counter", (), "Times that a receiver closed its window."),
     "swerve_tcp_resets_total": Family("counter", ("direction",), "Resets: sent, refused (nobody listens), received."),
-    "swerve_tcp_connections": Family("gauge", (), "TCP connections that the agent remembers."),
-    "swerve_tcp_connections_limit": Family("gauge", (), "How many it can remember."),
+    "swerve_tcp_connections": Family("gauge", (), "TCP connections in the table of the agent."),
+    "swerve_tcp_connections_limit": Family("gauge", (), "Size of this table."),
     "swerve_tcp_connections_seen_total": Family("counter", (), "TCP connections seen."),
-    "swerve_tcp_connections_evicted_total": Family("counter", (), "Of these, those that made room for others."),
+    "swerve_tcp_connections_evicted_total": Family("counter", (), "Of these, removed from the table for others."),
     "swerve_kernel_dropped_packets_total": Family(
         "counter", ("reason",), "Packets that this machine's kernel dropped, all network namespaces."
     ),
     # ---- links ----
-    "swerve_link_up": Family("gauge", LINK, "1: somebody switched the interface on."),
-    "swerve_link_carrier": Family("gauge", LINK, "1: there is a peer at the other end."),
-    "swerve_link_carrier_changes_total": Family("counter", LINK, "Times the carrier was lost and found."),
-    "swerve_link_mtu_bytes": Family("gauge", LINK, "The largest IP packet that it sends."),
-    "swerve_link_speed_bytes_per_second": Family("gauge", LINK, "Its speed, where the driver says it."),
+    "swerve_link_up": Family("gauge", LINK, "1: the interface is administratively up."),
+    "swerve_link_carrier": Family("gauge", LINK, "1: the interface has a carrier."),
+    "swerve_link_carrier_changes_total": Family("counter", LINK, "Changes of the carrier."),
+    "swerve_link_mtu_bytes": Family("gauge", LINK, "The largest IP packet of the interface."),
+    "swerve_link_speed_bytes_per_second": Family("gauge", LINK, "Its speed, if the driver reports one."),
     "swerve_link_bytes_total": Family("counter", (*LINK, "direction"), "Bytes of the interface."),
     "swerve_link_packets_total": Family("counter", (*LINK, "direction"), "Packets of the interface."),
     "swerve_link_errors_total": Family("counter", (*LINK, "direction"), "Errors of the interface."),
@@ -130,38 +132,44 @@ FAMILIES: Final[dict[str, Family]] = {
     "swerve_link_queue_packets": Family("gauge", LINK, "The same in packets."),
     "swerve_link_queue_drops_total": Family("counter", LINK, "Packets that this queue dropped."),
     "swerve_link_queue_overlimits_total": Family("counter", LINK, "Packets held back because of the rate."),
-    "swerve_link_queue_requeues_total": Family("counter", LINK, "Packets that the driver gave back."),
-    "swerve_link_pause_frames_total": Family("counter", _PAUSE, "Pause frames; of one priority, or of the link."),
-    "swerve_link_paused_seconds_total": Family("counter", _PAUSE, "How long pauses held this host, or its peer."),
-    "swerve_link_failed_neighbours": Family("gauge", LINK, "Gateways and peers that do not answer."),
-    "swerve_link_events_total": Family("counter", (*LINK, "what"), "What happened to the interface."),
+    "swerve_link_queue_requeues_total": Family("counter", LINK, "Packets that the driver returned to the queue."),
+    "swerve_link_pause_frames_total": Family("counter", _PAUSE, "Pause frames of a priority, or of the whole link."),
+    "swerve_link_paused_seconds_total": Family(
+        "counter", _PAUSE, "How long pause frames stopped this host, or its peer."
+    ),
+    "swerve_link_failed_neighbours": Family("gauge", LINK, "Gateways and on-link peers that do not answer."),
+    "swerve_link_events_total": Family("counter", (*LINK, "what"), "Events of the interface."),
     # ---- clocks ----
     "swerve_clock_state": Family("gauge", ("state",), "1 for the state of this host's clock."),
     "swerve_clock_offset_seconds": Family("gauge", (), "This host's clock minus the reference's."),
     "swerve_clock_bound_seconds": Family("gauge", (), "The error of the offset, either way."),
     "swerve_clock_hard_bound_seconds": Family("gauge", (), "The same with no assumption about symmetric paths."),
     "swerve_clock_drift_ratio": Family("gauge", (), "Seconds that this host's clock gains in a second."),
-    "swerve_clock_slew_ratio": Family("gauge", (), "Of these, what its own time service makes."),
+    "swerve_clock_slew_ratio": Family("gauge", (), "Of these, by its own time service."),
     "swerve_clocks": Family("gauge", ("state",), "Hosts by the state of their clocks, as this host sees them."),
     "swerve_clocks_bound_max_seconds": Family("gauge", (), "The largest error of the offset of any host."),
     # ---- steering ----
     "swerve_steering_up": Family("gauge", (), "1 while a controller speaks; absent where none ever has."),
-    "swerve_path_steering_state": Family("gauge", (*PATH, "state"), "1 for what the controller thinks of the path."),
-    "swerve_path_steering_weight": Family("gauge", (*PATH, "figure"), "Weights: wanted, and what the kernel has."),
-    "swerve_acts_total": Family("counter", ("actuator", "outcome"), "What steering did, would have done or said."),
-    "swerve_time_to_act_seconds": Family("histogram", (), "From the measurement to the kernel's acknowledgement."),
+    "swerve_path_steering_state": Family("gauge", (*PATH, "state"), "1 for the controller's state of the path."),
+    "swerve_path_steering_weight": Family("gauge", (*PATH, "figure"), "Weights: wanted, and in the kernel."),
+    "swerve_acts_total": Family(
+        "counter", ("actuator", "outcome"), "Acts and alerts; without --apply, acts that would have been made."
+    ),
+    "swerve_time_to_act_seconds": Family(
+        "histogram", (), "From the measurement to the kernel's acknowledgement, of applied changes."
+    ),
     "swerve_nexthop_weight": Family("gauge", MEMBER, "Weight of a member of a nexthop group in the kernel."),
     "swerve_nexthop_packets_total": Family("counter", MEMBER, "Packets that the kernel sent through it."),
     # ---- RDMA ----
-    "swerve_rdma_available": Family("gauge", (), "1: there is RDMA to see on this host."),
+    "swerve_rdma_available": Family("gauge", (), "1: this host has RDMA."),
     "swerve_rdma_queue_pairs": Family("gauge", ("verdict",), "Queue pairs by verdict."),
     "swerve_rdma_outstanding_requests": Family("gauge", (), "Work requests posted and not completed."),
-    "swerve_rdma_outstanding_bytes": Family("gauge", (), "Bytes of these."),
+    "swerve_rdma_outstanding_bytes": Family("gauge", (), "Bytes of these requests."),
     "swerve_rdma_requests_total": Family("counter", ("stage",), "Work requests posted and completed."),
     "swerve_rdma_bytes_total": Family("counter", ("stage",), "Bytes posted and completed."),
-    "swerve_rdma_errors_total": Family("counter", ("status",), "Completions that failed."),
+    "swerve_rdma_errors_total": Family("counter", ("status",), "Failed completions."),
     "swerve_rdma_refused_posts_total": Family("counter", (), "Posts that the provider refused."),
-    "swerve_rdma_untracked_requests_total": Family("counter", (), "Requests that could not be followed."),
+    "swerve_rdma_untracked_requests_total": Family("counter", (), "Requests neither timed nor counted as outstanding."),
     "swerve_rdma_suspects": Family("gauge", ("kind",), "Hosts and links that several queue pairs agree to be slow."),
     "swerve_rdma_tap_processes": Family("gauge", (), "Processes that run with the tap."),
     "swerve_rdma_port_active": Family("gauge", PORT, "1: the port's state is active."),
