@@ -11,12 +11,13 @@ from typing import Any
 
 import policy_kit
 import steering_kit as kit
+from fair_rates import fair_rates
 
 from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, TcpFlow
 from steering import policy as policies
 from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
-from steering.flows.maxmin import INFINITE, fair_rates
+from steering.flows.maxmin import INFINITE
 from steering.flows.plan import FlowAct
 from steering.plan import FlowKey, Group, Member
 

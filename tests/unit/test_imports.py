@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("steering.acting",),
     ("steering.guarding",),
     ("steering.control", "steering.agent_link"),
-    ("steering.controller", "steering.replay", "steering.herd"),
+    ("steering.controller", "steering.replay"),
     ("steering.commands",),
     ("steering.cli",),
     ("steering.demo",),
