@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from pytools.signals import Link, Path, Signal
-from steering.deciding import capacity, health, memory, waiting
+from steering.deciding import capacity, health, hold_down, memory, transitions
 from steering.deciding.capacity import Estimate
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.decide import decide, shares_of
@@ -113,7 +113,7 @@ class Engine:
                 continue
             if before[path].keys() & (self.groups.keys() | lost):
                 if path.interface in unlinked:
-                    self.paths[path] = health.taken_away(self.policy, path, self.paths[path], now)
+                    self.paths[path] = transitions.taken_away(self.policy, path, self.paths[path], now)
             elif path not in self._lost:
                 self.paths.pop(path)
         self._lost = {path for path, where in self._places.items() if not where and path in self.paths}
@@ -197,7 +197,7 @@ class Engine:
                 self.ignored += 1
                 continue
             limits, facts = self.usual.limits(path), self.evidence.facts(path)
-            self.paths[path] = health.observe(self.policy, self.paths[path], facts, now, limits)
+            self.paths[path] = transitions.observe(self.policy, self.paths[path], facts, now, limits)
             self.usual.take(path, self.paths[path])
         if isinstance(signal, Link) and told:
             self._carry(signal, told)
@@ -246,7 +246,7 @@ class Engine:
         groups = [self.groups[target] for target in chosen if not self.calm(target, now)]
         for group in groups:
             for _, path in group.paths:
-                self.paths[path] = health.advance(self.policy, self.paths[path], now)
+                self.paths[path] = transitions.advance(self.policy, self.paths[path], now)
         plan = decide(self.policy, self.paths, groups, now, self._capacities, self.overrides)
         for group, each in zip(groups, plan.groups, strict=True):
             self._plans[group.target] = each
@@ -304,14 +304,14 @@ class Engine:
     def _note(self, done: Change | GroupPlan, now: int) -> None:
         for path, share in done.granted:
             if health.due(self.policy, self.paths[path]) is not None:
-                self.paths[path] = health.lowered(self.policy, path, self.paths[path], share, now)
+                self.paths[path] = transitions.lowered(self.policy, path, self.paths[path], share, now)
         for path in done.lifted:
-            self.paths[path] = health.lifted(self.policy, self.paths[path], now)
+            self.paths[path] = transitions.lifted(self.policy, self.paths[path], now)
         plan = self._plans.get(done.target)
         if plan is None or plan.undecided:
             return
         for _, path in self.groups[done.target].paths:
-            self.paths[path] = health.in_force(self.paths[path], now)
+            self.paths[path] = transitions.in_force(self.paths[path], now)
 
     def rejected(self, change: Change, why: str) -> None:
         """Take note that a change could not be made; its paths stay as they were."""
@@ -363,7 +363,7 @@ class Engine:
         wanted = dict(plan.wanted).get(nexthop, 0) if plan else None
         under = self.policy.rules[known.rule].name if known.rule is not None else ""
         frozen = f"frozen: {self.frozen}; " if self.frozen else ""
-        why = waiting.reason(self.policy, known, now)
+        why = hold_down.reason(self.policy, known, now)
         if health.stale(self.policy, known, now) and known.state != "unmeasured":
             why = f"hold: stale; before: {known.because}"
         elif plan and dict(plan.held).get(path):
