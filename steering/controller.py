@@ -105,7 +105,7 @@ class Controller:
         self._touched: set[Target] = set()  # targets of which something was heard, not decided yet
         socket_path = directories.agent_socket(options.netns)
         kinds = signals_of(policy)
-        self._agent = AgentLink(socket_path, kinds, self._received, self._engine.forget_windows, say)
+        self._agent = AgentLink(socket_path, kinds, self._received, self._engine.evidence.forget_windows, say)
         self._host = directories.instance(options.netns)
         self._managed = Managed(policy)
         self._stack = contextlib.ExitStack()
@@ -232,8 +232,7 @@ class Controller:
         if time.monotonic_ns() >= self._memory_ns:
             self._remember(time.monotonic_ns())
         self._usual_file.tick(time.monotonic_ns())
-        standings = self._engine.standings(time.monotonic_ns())
-        self._agent.publish_states(messages.path_state(self._host, each) for each in standings)
+        self._agent.publish_states(self._engine.states(self._host, time.monotonic_ns(), time.time_ns()))
 
     def _stopping(self, number: int) -> None:
         self._stop = number

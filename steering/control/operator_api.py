@@ -318,7 +318,7 @@ class Desk:
             "frozen": self.frozen,
             "orders": [kept_orders.as_json(order, now) for order in engine.overrides.orders],
             "managed": self._site.managed(),
-            "path_count": len({str(each.path) for each in engine.standings(time.monotonic_ns())}),
+            "path_count": len({str(path) for path in engine.known_paths}),
             "wanted": {
                 target: engine.groups[target].named(weights)
                 for target, weights in engine.wanted().items()

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import msgspec
 
-from pytools.signals import Link, Path, Signal
+from pytools.signals import Link, Path, PathState, Signal
 from steering.deciding import capacity, health, hold_down, memory, transitions
 from steering.deciding.capacity import Estimate
 from steering.deciding.condition_eval import Verdict
@@ -31,19 +32,6 @@ TargetsOf = Callable[[str], tuple[Target, ...]]
 _ALONE_NS: Final = 50_000_000  # so long an address waits for others that say the same
 _TOGETHER_NS: Final = 60_000_000_000  # so long it must be well before its traffic follows that of others again
 _MOST_APART: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What is thought of one path, for publication."""
-
-    path: Path
-    state: str
-    since_ns: int
-    weight_wanted: int | None
-    weight_actual: int | None
-    reason: str
-    under: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +224,6 @@ class Engine:
                 seen_ns = max(known.seen_ns - lasted_ns, min(known.seen_ns, stale_ns))
                 self.paths[path] = msgspec.structs.replace(known, seen_ns=max(1, seen_ns))
 
-    def forget_windows(self) -> None:
-        """Another agent may measure over other windows."""
-        self.evidence.forget_windows()
-
     def changes(self, now: int, only: Iterable[Target] | None = None) -> list[Change]:
         """The acts that are wanted now, in all groups or only in some."""
         chosen = self.groups if only is None else [target for target in only if target in self.groups]
@@ -298,7 +282,7 @@ class Engine:
         """Take note that a change was made; None for the weights when it only would have been."""
         self._rejected.pop(change.target, None)
         if weights is not None:
-            self._put(change.target, current=weights)
+            self.groups[change.target] = replace(self.groups[change.target], current=weights)
         self._note(change, now)
 
     def _note(self, done: Change | GroupPlan, now: int) -> None:
@@ -325,19 +309,27 @@ class Engine:
         """The weights that were decided last."""
         return {target: plan.wanted for target, plan in self._plans.items() if target in self.groups}
 
-    def standings(self, now: int) -> list[Standing]:
-        """What is thought of every path that runs over a managed group."""
-        there = [
-            self._standing(group, nexthop, path, now) for group in self.groups.values() for nexthop, path in group.paths
-        ]
-        lost = [(path, self.paths[path]) for path in sorted(self._lost)]
+    @property
+    def known_paths(self) -> set[Path]:
+        """The paths that run over a managed group, ran over one that is gone for now, or could."""
+        over = (path for group in self.groups.values() for _, path in group.paths)
+        return {*over, *self._lost, *(path for path, _ in self._unprobed)}
+
+    def states(self, host: str, now: int, unix_ns: int) -> list[PathState]:
+        """What is thought of each of them, as the signals of this host."""
+        signal = partial(PathState, host=host, at_ns=now, unix_ns=unix_ns)
+        aside = partial(signal, weight_wanted=None, under="")
+        lost = [(path, self.paths[path], self._why_lost(path)) for path in sorted(self._lost)]
         return [
-            *there,
+            *(self._state(signal, group, *each, now) for group in self.groups.values() for each in group.paths),
             *(
-                Standing(path, known.state, known.since_ns, None, None, self._why_lost(path), "")
-                for path, known in lost
+                aside(path=path, state=known.state, since_ns=known.since_ns, weight_actual=None, reason=why)
+                for path, known, why in lost
             ),
-            *(Standing(way, "unmeasured", since, None, 0, "nobody measures it", "") for way, since in self._unprobed),
+            *(
+                aside(path=path, state="unmeasured", since_ns=since_ns, weight_actual=0, reason="nobody measures it")
+                for path, since_ns in self._unprobed
+            ),
         ]
 
     def _why_lost(self, path: Path) -> str:
@@ -356,12 +348,9 @@ class Engine:
                     if (member.nexthop_id, path.address) not in known:
                         yield msgspec.structs.replace(path, gateway=member.gateway, interface=member.interface)
 
-    def _standing(self, group: Group, nexthop: int, path: Path, now: int) -> Standing:
+    def _state(self, signal: Callable[..., PathState], group: Group, nexthop: int, path: Path, now: int) -> PathState:
         known = self.paths[path]
         plan = self._plans.get(group.target)
-        actual = dict(group.current).get(nexthop, 0)
-        wanted = dict(plan.wanted).get(nexthop, 0) if plan else None
-        under = self.policy.rules[known.rule].name if known.rule is not None else ""
         frozen = f"frozen: {self.frozen}; " if self.frozen else ""
         why = hold_down.reason(self.policy, known, now)
         if health.stale(self.policy, known, now) and known.state != "unmeasured":
@@ -372,12 +361,15 @@ class Engine:
             why = f"{why}; {learning}"
         if group.target in self._rejected:
             why = f"{why}; {self._rejected[group.target]}"
-        if known.state in ("healthy", "unmeasured", "suspect"):
-            under = ""
-        return Standing(path, known.state, known.since_ns, wanted, actual, f"{frozen}{why}", under)
-
-    def _put(self, target: Target, current: Weights) -> None:
-        self.groups[target] = replace(self.groups[target], current=current)
+        return signal(
+            path=path,
+            state=known.state,
+            since_ns=known.since_ns,
+            weight_wanted=dict(plan.wanted).get(nexthop, 0) if plan else None,
+            weight_actual=dict(group.current).get(nexthop, 0),
+            reason=f"{frozen}{why}",
+            under="" if known.rule is None or not known.down else self.policy.rules[known.rule].name,
+        )
 
     def _wire(self) -> None:
         """Write into each group which measured paths run over its members."""

@@ -158,7 +158,7 @@ def test_the_stop_file_is_seen_at_the_next_tick(made, tmp_path):
     (tmp_path / "freeze").write_text("noon")
     made.desk.tick(time.monotonic_ns())
     assert made.desk.frozen == made.engine.frozen == "noon"
-    assert all(standing.reason.startswith("frozen: noon") for standing in made.engine.standings(0))
+    assert all(state.reason.startswith("frozen: noon") for state in made.engine.states("h1", 0, 0))
     with pytest.raises(RefusedError, match="frozen"):
         ask(made, requests.Undo())
     (tmp_path / "freeze").unlink()
@@ -242,7 +242,7 @@ def test_only_wanted_weights_that_are_not_so_yet_are_told(made):
 
 
 def test_it_is_told_how_many_paths_are_spoken_of(made):
-    assert ask(made, requests.Status()).facts["path_count"] == len(made.engine.standings(0)) == 2
+    assert ask(made, requests.Status()).facts["path_count"] == len(made.engine.known_paths) == 2
 
 
 # ---- taking back ----
