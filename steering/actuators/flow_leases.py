@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import ClassVar, Generic, Self, TypeVar
 
 from steering.actuators.flow_table import FlowTable, Lease
@@ -39,9 +38,7 @@ class Leases(Generic[Wanted]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def install(self, leases: Sequence[Wanted]) -> dict[FlowKey, str]:

@@ -10,7 +10,6 @@ import errno
 import os
 import platform
 import struct
-from types import TracebackType
 from typing import Final
 
 from pytools.errors import CapabilityError, SwerveError
@@ -153,7 +152,5 @@ class RunTime:
         self._fd = enable_stats()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)
