@@ -12,20 +12,20 @@ import selectors
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from pytools.config import AgentConfig
-from pytools.estimators.clocks import EdgeFit, fit_edge
+from pytools.estimators.clocks import fit_edge
 from pytools.estimators.collocation import groups
 from pytools.estimators.congested import Floor, doubted, noise_ns, tells_round_trip, tempered
 from pytools.estimators.drift_history import DriftHistory
-from pytools.estimators.offsets import SIGMAS, UNBOUNDED_NS, Offset
+from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.ipc.bus import Bus
 from pytools.ipc.hosts import HostBus
-from pytools.signals import Clock, ClockEdge, Collocated, Collocation
+from pytools.signals import Clock, Collocated, Collocation
 from pytools.sources.clocks import messages, slew
 from pytools.sources.clocks.chrony import ChronyFeed, correction_ns, realtime_difference_ns
+from pytools.sources.clocks.fitted import Fitted
 from pytools.sources.clocks.messages import Edge, Edges, HostClock
 from pytools.sources.clocks.timescale import Timescale
 from pytools.sources.probing.mesh import ProbeMesh
@@ -37,45 +37,9 @@ _MOST_TICK_NS: Final = 100 * _MS
 _QUICKER: Final = 4  # times as many rounds
 _QUICK_NS: Final = 4_000 * _MS  # after the last step or new path: until its round trip is known as well
 _DOUBTFUL_NS: Final = 1_000 * _MS  # the same after a doubt that no step explains
-_STEP_TOLD_NS: Final = 500 * _MS
 _LEAST_LIFE_NS: Final = 1_500 * _MS  # of an edge that no newer one replaces
 _COLLOCATION_NS: Final = 5_000 * _MS
 _DOUBT_NS: Final = 6_000 * _MS  # longer than any packet waits to be told of
-
-
-@dataclass(frozen=True)
-class _Fitted:
-    """The newest line of one path."""
-
-    pinned: PinnedPath
-    fit: EdgeFit
-    at_ns: int
-    stepped_ns: int | None  # when a step was last seen
-
-    def shows_step(self, now_ns: int) -> bool:
-        """Whether the others are to be told of a step: more than once, for messages get lost."""
-        return self.stepped_ns is not None and now_ns - self.stepped_ns <= _STEP_TOLD_NS
-
-    def bound_ns(self, clock_ns: int) -> float:
-        """The bound when our clock reads `clock_ns`."""
-        return self.fit.bound_ns + SIGMAS * (self.fit.sigma_at(clock_ns) - self.fit.sigma_at(self.fit.epoch_ns))
-
-    def edge(self, now_ns: int) -> Edge:
-        fit = self.fit
-        return Edge(
-            self.pinned.peer.name,
-            fit.epoch_ns,
-            fit.offset_ns,
-            fit.drift_ppb,
-            fit.sigma_ns,
-            fit.drift_sigma_ppb,
-            fit.bound_ns,
-            fit.hard_low_ns,
-            fit.hard_high_ns,
-            fit.kept,
-            fit.rejected,
-            self.shows_step(now_ns),
-        )
 
 
 class ClockSource:
@@ -95,7 +59,7 @@ class ClockSource:
         self._window_ns = int(config.clocks.window_ms * _MS)
         self._life_ns = max(_LEAST_LIFE_NS, 5 * self._interval_ns // 2)
         self._timescale = Timescale(config.host, self._interval_ns, config.clocks.reference)
-        self._fitted: dict[int, _Fitted] = {}  # by path index
+        self._fitted: dict[int, Fitted] = {}  # by path index
         self._floors: dict[int, Floor] = {}
         self._doubted_ns: dict[str, int] = {}  # peer -> when its clock or ours was last seen to be stepped
         self._waiting: list[PinnedPath] = []
@@ -199,9 +163,9 @@ class ClockSource:
             prior = before.fit if before else None
             fit = tempered(fit, prior, floor_ns, share) if floor.settled else doubted(fit)
             stepped_ns = now_ns if fit.stepped else None if before is None else before.stepped_ns
-            self._fitted[pinned.index] = fitted = _Fitted(pinned, fit, now_ns, stepped_ns)
+            self._fitted[pinned.index] = fitted = Fitted(pinned, fit, now_ns, stepped_ns)
             if self._bus.wanted("clock_edge"):
-                self._bus.publish(self._edge_signal(fitted, now_ns))
+                self._bus.publish(fitted.signal(self._config.host, self._window_ns, now_ns))
         peer = pinned.peer.name
         if self._mesh.in_doubt(pinned.index):
             self._doubt(peer, now_ns)
@@ -380,28 +344,6 @@ class ClockSource:
             pairs_kept=clock.pairs_kept,
             pairs_rejected=clock.pairs_rejected,
             outlier_edges=clock.outlier_edges,
-        )
-
-    def _edge_signal(self, fitted: _Fitted, now_ns: int) -> ClockEdge:
-        fit = fitted.fit
-        return ClockEdge(
-            host=self._config.host,
-            at_ns=now_ns,
-            unix_ns=time.time_ns(),
-            path=fitted.pinned.path,
-            epoch_ns=fit.epoch_ns,
-            window_ns=self._window_ns,
-            offset_ns=fit.offset_ns,
-            drift_ppb=fit.drift_ppb,
-            sigma_ns=fit.sigma_ns,
-            drift_sigma_ppb=fit.drift_sigma_ppb,
-            bound_ns=fit.bound_ns,
-            hard_low_ns=fit.hard_low_ns,
-            hard_high_ns=fit.hard_high_ns,
-            round_trip_min_ns=fit.round_trip_min_ns,
-            pairs_kept=fit.kept,
-            pairs_rejected=fit.rejected,
-            stepped=fit.stepped,
         )
 
     def drops(self) -> dict[str, int]:
