@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.sources", "pytools.views"),
     ("pytools.agent",),
     ("pytools.cli_options",),
+    ("pytools.cli_history",),
     ("pytools.cli",),
     ("steering.plan",),
     ("steering.policy",),
