@@ -92,7 +92,7 @@ def ask(made, request):
 def _journalled(folder, *kinds):
     with journal.Journal(folder / journal.FILE) as log:
         for kind in kinds:
-            log.write(confirming._entry(kind, "run-1", "because", "scope", "test"))
+            log.write(confirming.entry(kind, "run-1", "because", "scope", "test"))
 
 
 @pytest.mark.parametrize(("kinds", "stops"), [((), True), (("confirmed",), False), (("expired",), True)])

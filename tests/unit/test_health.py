@@ -59,7 +59,7 @@ class Watched:
             self.now += STEP
             seen = facts(measured(path(), self.now, **measurement))
             self.health = transitions.observe(self.policy, self.health, seen, self.now)
-            self._note()
+            self.note()
         return self.health
 
     def dead(self, for_ns, **measurement):
@@ -74,7 +74,7 @@ class Watched:
                 siblings=(kit.liveness(path(2), self.now, answered_sent_ns=self.now),),
             )
             self.health = transitions.observe(self.policy, self.health, seen, self.now)
-            self._note()
+            self.note()
         return self.health
 
     def silence(self, for_ns):
@@ -83,10 +83,10 @@ class Watched:
         while self.now < end:
             self.now += 50 * MS
             self.health = transitions.advance(self.policy, self.health, self.now)
-            self._note()
+            self.note()
         return self.health
 
-    def _note(self):
+    def note(self):
         if self.grant and health.due(self.policy, self.health) is not None:
             self._lower()
         if self.grant:
@@ -285,7 +285,7 @@ def test_a_path_that_answers_nothing_does_not_return():
             seen = facts(measured(path(), watched.now, **measurement))
             seen = replace(seen, link=kit.link(path(), watched.now, carrier=carrier))
             watched.health = transitions.observe(failing, watched.health, seen, watched.now)
-            watched._note()
+            watched.note()
         return watched.health
 
     unanswered = {"queueing_ns": None, "lost": 5, "received": 0}
@@ -442,7 +442,7 @@ def test_another_agent_does_not_make_a_dead_path_less_dead():
         watched.now += STEP
         seen = replace(facts(measured(path(), watched.now)), liveness=kit.liveness(path(), watched.now))
         watched.health = transitions.observe(watched.policy, watched.health, seen, watched.now)
-        watched._note()
+        watched.note()
     assert watched.health.state == "healthy" and not watched.health.dead
     assert watched.silence(7 * SECOND).state == "unmeasured", "it has come back since"
 
@@ -650,7 +650,7 @@ def answers(watched, for_ns, run=None, **measurement):
             siblings=(kit.liveness(path(2), watched.now, answered_sent_ns=watched.now),),
         )
         watched.health = transitions.observe(watched.policy, watched.health, seen, watched.now)
-        watched._note()
+        watched.note()
     return watched.health
 
 

@@ -334,7 +334,7 @@ class Steering(RuleBasedStateMachine):
     def off(self):
         """`swerve steer off`."""
         self.kernel.failing.clear()
-        if self.mortal(lambda: undo_command._off(OPTIONS, True)):
+        if self.mortal(lambda: undo_command.take_back(OPTIONS, True)):
             assert self.controller is None
             self.is_undone()
 
@@ -538,7 +538,7 @@ class Steering(RuleBasedStateMachine):
     def ours_in_kernel(self):
         kernel = self.kernel
         found = [body for body in kernel.rules if is_our_rule(rule_of(body))]
-        found += [key for key, body in kernel.routes.items() if kernel._ours(key[1], body[5])]
+        found += [key for key, body in kernel.routes.items() if kernel.is_ours(key[1], body[5])]
         return found + [number for number in (*kernel.nexthops, *kernel.groups) if number >= FIRST_ID]
 
     @rule()
@@ -573,7 +573,7 @@ class Steering(RuleBasedStateMachine):
     def rewrite(self, number):
         kernel, members = self.kernel, {}
         for place, member in enumerate(kernel.groups[number][1]):
-            known = kernel._nexthop(kernel.nexthops[member])
+            known = kernel.nexthop_of(kernel.nexthops[member])
             own = 9_000 + 10 * len(kernel.nexthops) + place
             kernel.put_nexthop(own, known.family, known.gateway, kernel.links[known.ifindex], ZEBRA)
             members[own] = 256
