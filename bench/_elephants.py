@@ -20,9 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
 import msgspec
 import yaml
 from _common import iperf3_server, wait_until
+from fair_rates import fair_rates
 
 from pytools import directories
 from pytools.errors import SwerveError
@@ -32,7 +35,7 @@ from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.signals import Act, ProbeSamples, TcpFlow
 from steering.demo.traffic import established_resets
-from steering.flows.maxmin import fair_rates, worst_ratio
+from steering.flows.maxmin import worst_ratio
 
 RATE_BPS, CUT_BPS, FLOWS = 100_000_000, 10_000_000, 8
 PAYLOAD: Final = 1448 / 1514  # of a full Ethernet frame, with timestamps

@@ -1,7 +1,7 @@
 """Many hosts with one policy on congested rails: does the herd settle near the optimum, or does it chase itself?
 
-Simulated rails and flows, the real engine on each host (steering/herd.py). Both policies see the same load, hashes and
-noise. With a file name as argument the shares of the cut rail over time are drawn there.
+Simulated rails and flows, the real engine on each host (tests/many_hosts.py). Both policies see the same load, hashes
+and noise. With a file name as argument the shares of the cut rail over time are drawn there.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from _common import emit, note
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from steering.herd import CUT_AFTER_S, Outcome, Scene, Second, outcome, policy, simulate
+from _common import emit, note
+from many_hosts import CUT_AFTER_S, Outcome, Scene, Second, outcome, policy, simulate
 
 SECONDS, JUDGED_S = 60, 40
 SCENES: Final = {

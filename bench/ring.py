@@ -11,13 +11,16 @@ import ipaddress
 import struct
 import sys
 import time
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import numpy as np
 from _common import alternating, emit, median
+from packet_runs import PacketRuns
 
 from pytools.errors import CapabilityError
-from pytools.kernel.bpf import syscall
 from pytools.kernel.bpf.compiler import maps_of, use_headers, whole
 from pytools.kernel.bpf.loader import bpf_dir, dtype
 from pytools.kernel.bpf.maps import Map
@@ -116,7 +119,7 @@ FRAME = reply()
 
 def fill(descriptor: int) -> None:
     """Have the program write RECORDS records."""
-    syscall.test_run(descriptor, FRAME, RECORDS)
+    PacketRuns().run(descriptor, FRAME, repeat=RECORDS)
 
 
 def checked(count: int) -> int:

@@ -9,9 +9,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+if TYPE_CHECKING:
+    from pytools.ipc.bus import Client
 
 _DEFAULT_INTERVAL_S: Final = 1.0
 _NAME_MAX: Final = 80  # bytes; the path of a socket has room for 107
@@ -137,6 +140,14 @@ def recording_of(options: Options) -> Path:
     file = options.config or directories.default_config(options.netns)
     directory = config.load(file).recording.directory if options.config or file.exists() else ""
     return directories.recording(directory, options.netns)
+
+
+def client_of(options: Options, types: frozenset[str] | None) -> Client:
+    """A connection to the agent of an instance, for signals of these types."""
+    from pytools import directories
+    from pytools.ipc.client import Client
+
+    return Client(directories.agent_socket(options.netns), types)
 
 
 class LazyCommand(click.Command):

@@ -94,7 +94,7 @@ class Controller:
         report: Callable[[Act], None] = lambda _: None,
     ) -> None:
         self._policy, self._options, self._say, self._report = policy, options, say, report
-        self._engine = Engine(policy)
+        self.engine = Engine(policy)
         self._selector = selectors.DefaultSelector()
         self._stop: int | None = None  # the signal that ends us
         self._stays = True  # whether what is in force stays when we end: until we run it is not ours
@@ -105,15 +105,19 @@ class Controller:
         self._touched: set[Target] = set()  # targets of which something was heard, not decided yet
         socket_path = directories.agent_socket(options.netns)
         kinds = signals_of(policy)
-        self._agent = AgentLink(socket_path, kinds, self._received, self._engine.forget_windows, say)
+        self.agent = AgentLink(socket_path, kinds, self.receive, self.engine.evidence.forget_windows, say)
         self._host = directories.instance(options.netns)
         self._managed = Managed(policy)
         self._stack = contextlib.ExitStack()
         try:
             self._open()
         except BaseException:
-            self._stack.close()
+            self.close()
             raise
+
+    def close(self) -> None:
+        """Give back what was opened; `run` does."""
+        self._stack.close()
 
     def _open(self) -> None:
         self._stack.callback(self._selector.close)
@@ -133,23 +137,23 @@ class Controller:
         self._acts_file = self._stack.enter_context(contextlib.closing(ActsFile(folder, self._later)))
         self._guardian: GuardianLink | None = None
         known = self._former.overlay if self._former is not None else None
-        self._overlay = Overlay(self._netlink, self._policy.manage, self._options.apply, known)
-        self._stack.callback(lambda: self._overlay.close(remove=not self._stays))
-        self._acting = Acting(self._engine, self._overlay, log, lambda: self._host, self._say, self._send)
+        self.overlay = Overlay(self._netlink, self._policy.manage, self._options.apply, known)
+        self._stack.callback(lambda: self.overlay.close(remove=not self._stays))
+        self._acting = Acting(self.engine, self.overlay, log, lambda: self._host, self._say, self._send)
         if self._former is None and (self._options.apply or locks.former is not None):  # the rules are deleted already
             self._acting.take_back("it was left by a controller before this one", off=lambda: None)
             self._acting.rotate()
         self.flows = FlowEngine(self._policy, directories.instance(self._options.netns))
-        acting = FlowActing(self.flows, self._engine, lambda: self._host, self._say, self._send)
+        acting = FlowActing(self.flows, self.engine, lambda: self._host, self._say, self._send)
         self._flow_acting = self._stack.enter_context(acting)
         lender = directories.maps_socket(self._options.netns)
-        self._standbys = StandByActing(self._policy, self._engine, lender, lambda: self._host, self._say, self._send)
+        self._standbys = StandByActing(self._policy, self.engine, lender, lambda: self._host, self._say, self._send)
         self._stack.callback(self._standbys.close)
-        keeps = UsualFile(directories.runtime_dir(self._options.netns), self._engine.usual, self._say)
+        keeps = UsualFile(directories.runtime_dir(self._options.netns), self.engine.usual, self._say)
         self._usual_file = self._stack.enter_context(keeps)
         deadline = confirming.deadline_in(self._options.confirm_ns)
         locks.lock.say(confirming.facts(deadline) | self._facts())
-        self._desk = self._stack.enter_context(Desk(self._site(folder), deadline))  # the operator's requests
+        self.desk = self._stack.enter_context(Desk(self._site(folder), deadline))  # the operator's requests
         if self._options.apply:
             if self.flows.needed:
                 self._flow_acting.open(self._options.probe_port)
@@ -160,6 +164,10 @@ class Controller:
         elif locks.former is not None:
             self._memory.remove()
             locks.former.done()  # a dry run keeps nothing
+        self.agent.register(self._selector)
+        self._standbys.register(self._selector)
+        self.desk.register(self._selector)
+        self._selector.register(self.overlay, selectors.EVENT_READ, lambda _: self.overlay.receive())
 
     def _take_over(self) -> Memory | None:
         """What a controller before us has in force, if its guardian keeps it and we can go on with it."""
@@ -181,18 +189,14 @@ class Controller:
         SwerveError
             If not all of them could be put back.
         """
-        with stop_signals(self._selector, self._stopping), self._stack:
-            self._agent.register(self._selector)
-            self._standbys.register(self._selector)
-            self._selector.register(self._overlay, selectors.EVENT_READ, lambda _: self._overlay.receive())
-            self._desk.register(self._selector)
+        with stop_signals(self._selector, self.stop), contextlib.closing(self):
             if self._guardian is not None:
                 self._guardian.register(self._selector)
             if not self._options.apply:
                 self._say("dry run: nothing is changed, until it is run with --apply; Ctrl-C ends it")
             try:
                 while self._stop is None:
-                    self._turn()
+                    self.turn()
             finally:
                 left = self._finish()
         if left:
@@ -201,16 +205,17 @@ class Controller:
             )
         return self._stop or 0
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Do all that is due, and wait for the next to be."""
         now = time.monotonic_ns()
         wake = now + _TICK_NS
         if self._guardian is not None:
             wake = min(wake, self._guardian.tick(now))
-        self._desk.tick(now)
-        if now >= self._overlay.due_ns:
-            self._refresh(now)
-        wake = min(wake, self._overlay.due_ns)
-        self._agent.tick(now)
+        self.desk.tick(now)
+        if now >= self.overlay.due_ns:
+            self.refresh(now)
+        wake = min(wake, self.overlay.due_ns)
+        self.agent.tick(now)
         if now >= self._look_ns:
             self._look_ns = now + _TICK_NS
             self._look_around()
@@ -222,43 +227,43 @@ class Controller:
 
     def _look_around(self) -> None:
         """Do what time alone asks for, and tell how everything stands; what is measured is acted on as it comes."""
-        self._act(self._engine.changes(time.monotonic_ns()))
-        if self._overlay.set_apart(self._engine.apart(time.monotonic_ns())):
-            self._refresh(time.monotonic_ns())
-            self._act(self._engine.changes(time.monotonic_ns()))
-        for alert in self._engine.alerts():
+        self.act(self.engine.changes(time.monotonic_ns()))
+        if self.overlay.set_apart(self.engine.apart(time.monotonic_ns())):
+            self.refresh(time.monotonic_ns())
+            self.act(self.engine.changes(time.monotonic_ns()))
+        for alert in self.engine.alerts():
             self._say(f"{alert.rule}: {alert.text}" if alert.holds else f"{alert.rule}: over: {alert.text}")
             self._send(messages.alert(self._host, alert))
         if time.monotonic_ns() >= self._memory_ns:
             self._remember(time.monotonic_ns())
         self._usual_file.tick(time.monotonic_ns())
-        standings = self._engine.standings(time.monotonic_ns())
-        self._agent.publish_states(messages.path_state(self._host, each) for each in standings)
+        self.agent.publish_states(self.engine.states(self._host, time.monotonic_ns(), time.time_ns()))
 
-    def _stopping(self, number: int) -> None:
+    def stop(self, number: int) -> None:
+        """End after this turn, as by the signal of this number."""
         self._stop = number
 
-    def _received(self, signals: list[AnySignal]) -> None:
+    def receive(self, signals: list[AnySignal]) -> None:
         """Digest what arrived, and change weights at once; flows have their turn right after."""
-        self._desk.look_for_sleep()
+        self.desk.look_for_sleep()
         now = time.monotonic_ns()
         touched = self._touched
         for each in signals:
             if isinstance(each, PathDelay) and each.path.source == each.host:
                 self._host = each.host
-            touched |= self._engine.take(each, now)
+            touched |= self.engine.take(each, now)
             self.flows.take(each, now)
         if not self._acts:
-            self._act(self._changes_of_touched())
+            self.act(self._changes_of_touched())
 
     def _changes_of_touched(self) -> list[Change]:
         """What is wanted of the targets of which something was heard."""
         touched, self._touched = self._touched, set()
-        return self._engine.changes(time.monotonic_ns(), touched) if touched else []
+        return self.engine.changes(time.monotonic_ns(), touched) if touched else []
 
     def _act_on_flows(self, now: int) -> None:
         if self.flows.needed or self._flow_acting.is_open:
-            self._flow_acting.turn(now, self._desk.look)
+            self._flow_acting.turn(now, self.desk.look)
 
     def _stand_by(self, now: int) -> None:
         """Keep the kernel's fast reroute armed; its program is loaded beside us, and may be late or missing."""
@@ -270,12 +275,13 @@ class Controller:
             self._no_reroute = str(error)
             self._say(f"no fast reroute: {error}")
             return
-        may_act = not self._desk.look() and self._guardian_lives
+        may_act = not self.desk.look() and self._guardian_lives
         self._standbys.turn(now, self._flow_acting.standbys, may_act)
 
     # ---- acts out ----
 
-    def _act(self, changes: list[Change]) -> None:
+    def act(self, changes: list[Change]) -> None:
+        """Carry out changes, and what is wanted of their targets by then."""
         self._acts = True
         try:
             while changes := [change for change in changes if self._stands(change)]:
@@ -285,7 +291,7 @@ class Controller:
                 done = self._acting.carry_out_all(changes, self._look_again)
                 self._remember(time.monotonic_ns())
                 if not done.as_thought:
-                    self._refresh(time.monotonic_ns())
+                    self.refresh(time.monotonic_ns())
                 changes = list(done.left) or self._changes_of_touched()
         finally:
             self._acts = False
@@ -293,25 +299,25 @@ class Controller:
     def _pretend(self, changes: list[Change]) -> None:
         why = self._refusal()
         for change in changes:
-            self._engine.rejected(change, why) if why else self._acting.pretend(change)
+            self.engine.rejected(change, why) if why else self._acting.pretend(change)
 
     def _look_again(self, change: Change) -> Change | None:
         """What a change is now, immediately before the kernel is asked: what was measured, ordered or lost meanwhile.
 
         Others may have been carried out since it was decided.
         """
-        self._agent.poll()
+        self.agent.poll()
         if why := self._refusal():
-            self._engine.rejected(change, why)
+            self.engine.rejected(change, why)
             return None
-        for now in self._engine.changes(time.monotonic_ns(), [change.target]):
+        for now in self.engine.changes(time.monotonic_ns(), [change.target]):
             same_weights = (now.before, now.after) == (change.before, change.after)
             return replace(now, because=change.because, under=change.under) if same_weights else now
         return None
 
     def _refusal(self) -> str:
         """Why nothing may be changed now; empty when it may."""
-        if self._desk.look():
+        if self.desk.look():
             return "nothing is changed while frozen"
         if self._options.apply and not self._guarded():
             return "held: there is no live guardian"
@@ -319,7 +325,7 @@ class Controller:
 
     def _stands(self, change: Change) -> bool:
         """Whether a target is still as it was when its change was decided: another one's may have shown otherwise."""
-        group = self._engine.groups.get(change.target)
+        group = self.engine.groups.get(change.target)
         return group is not None and same(group.current, change.before)
 
     @property
@@ -328,17 +334,14 @@ class Controller:
 
     def _guarded(self) -> bool:
         """Whether somebody would undo us now. Renews the lease: many changes may be due at once."""
-        self._renew()
-        return self._guardian_lives
-
-    def _renew(self) -> None:
         if self._guardian is not None:
             self._guardian.tick(time.monotonic_ns())
+        return self._guardian_lives
 
     def _send(self, act: Act) -> None:
         self._acts_file.write(act)
         self._report(act)
-        self._agent.publish(act)
+        self.agent.publish(act)
 
     # ---- what the operator wants ----
 
@@ -351,23 +354,23 @@ class Controller:
         return Site(
             folder=folder,
             later=self._later,
-            engine=self._engine,
+            engine=self.engine,
             apply=self._options.apply,
             host=lambda: self._host,
             say=self._say,
             send=self._send,
-            act=self._act,
+            act=self.act,
             take_back=self._take_back,
             pin=self._pin,
             unpin=self._flow_acting.unpin,
             pinned=self._flow_acting.pinned,
             labelled=self._flow_acting.labelled,
-            managed=lambda: self._managed.facts(self._engine.groups),
-            stop=self._stopping,
+            managed=lambda: self._managed.facts(self.engine.groups),
+            stop=self.stop,
             guardian=lambda: self._guardian.pid if self._guardian is not None else None,
             guarded=lambda: self._guardian_lives,
             acts_lost=lambda: self._acts_file.lost + self._later.lost,
-            missed=lambda: self._agent.missed,
+            missed=lambda: self.agent.missed,
             flow_facts=lambda: self.flows.facts() | self._standbys.facts(),
         )
 
@@ -376,10 +379,10 @@ class Controller:
         if why := self._refusal():
             return why
         if not self._acting.carry_out(change, name):
-            self._refresh(time.monotonic_ns())
-        group = self._engine.groups.get(change.target)
+            self.refresh(time.monotonic_ns())
+        group = self.engine.groups.get(change.target)
         done = group is not None and same(group.current, change.after)
-        return "" if done else self._engine.why_rejected(change.target) or "it failed a moment ago: try again"
+        return "" if done else self.engine.why_rejected(change.target) or "it failed a moment ago: try again"
 
     def _pin(self, pin: Pin) -> str:
         """Pin a flow by hand; why it could not be."""
@@ -390,10 +393,10 @@ class Controller:
 
     # ---- what the kernel has ----
 
-    def _refresh(self, now: int) -> None:
+    def refresh(self, now: int) -> None:
         """Read what others route, have ours follow it, and tell the engine."""
         try:
-            found = self._overlay.refresh()
+            found = self.overlay.refresh()
         except SwerveError as error:
             if self._unreadable != str(error):
                 self._say(f"cannot read or follow the routes: {error}")
@@ -404,11 +407,11 @@ class Controller:
             self._say(text)
         for text in self._managed.take(found):
             self._say(text)
-        for target, known in self._engine.groups.items():
+        for target, known in self.engine.groups.items():
             if target not in found.groups and not known.beside:
                 self._say(f"{title(target)}: " + ("gone with its links" if target in found.lost else "gone"))
         self._acting.follow(found.groups)
-        self._engine.arrange(found.groups.values(), found.targets_of, now, found.lost, found.unlinked)
+        self.engine.arrange(found.groups.values(), found.targets_of, now, found.lost, found.unlinked)
         if self._former is not None:
             self._recall(self._former, now)
         self._remember(now)
@@ -416,28 +419,28 @@ class Controller:
     def _recall(self, former: Memory, now: int) -> None:
         """Go on where the controller before us ended."""
         self._former = None
-        left = self._engine.recall(former.paths, now)
-        targets = sum(not same(group.current, group.original) for group in self._engine.groups.values())
+        left = self.engine.recall(former.paths, now)
+        targets = sum(not same(group.current, group.original) for group in self.engine.groups.values())
         self._say(f"took over from the controller before: {targets} targets are steered, {len(left)} paths are left")
 
     def _remember(self, now: int) -> None:
         """Have a successor know how things stand."""
         self._memory_ns = now + _SECOND_NS
         if self._options.apply and self._former is None:
-            self._memory.write(self._overlay.memory, self._engine.remember(now))
+            self._memory.write(self.overlay.memory, self.engine.remember(now))
 
     # ---- the end ----
 
     @property
     def _keeps(self) -> bool:
         """Whether what is in force stays when we end."""
-        return self._options.keep and self._desk.confirmed
+        return self._options.keep and self.desk.confirmed
 
     @property
     def _hands_over(self) -> bool:
         """Whether what is in force is for a successor."""
-        asked = self._options.hand_over and self._stop == signal.SIGTERM and self._desk.confirmed
-        return asked and self._overlay.in_force and self._guardian is not None and self._guardian.hand_over()
+        asked = self._options.hand_over and self._stop == signal.SIGTERM and self.desk.confirmed
+        return asked and self.overlay.in_force and self._guardian is not None and self._guardian.hand_over()
 
     def _finish(self) -> str:
         """Take everything back, unless it is to stay; what could not be, is left to the guardian."""
@@ -447,7 +450,7 @@ class Controller:
         elif self._options.apply and self._hands_over:
             self._remember(time.monotonic_ns())
             self._say("the weights stay as they are for a successor")
-            self._agent.close()
+            self.agent.close()
             return ""
         elif self._options.apply:
             try:
@@ -458,5 +461,5 @@ class Controller:
                 left = str(error)
         if self._guardian is not None and not left:
             self._guardian.leave()
-        self._agent.close()
+        self.agent.close()
         return left

@@ -11,12 +11,13 @@ from typing import Any
 
 import policy_kit
 import steering_kit as kit
+from fair_rates import fair_rates
 
 from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, TcpFlow
 from steering import policy as policies
 from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
-from steering.flows.maxmin import INFINITE, fair_rates
+from steering.flows.maxmin import INFINITE
 from steering.flows.plan import FlowAct
 from steering.plan import FlowKey, Group, Member
 
@@ -118,7 +119,7 @@ class World:
             self._flow(50 * MS)
             if self.now % (100 * MS) == 0:
                 for connection in self.connections:
-                    self._tell(connection)
+                    self.tell(connection)
             probed = [*self.paths.items(), *(self.paths6.items() if self.routed6 else ())]
             for rail, path in probed:
                 if rail in self.unheard:
@@ -130,7 +131,7 @@ class World:
                 missed = 10 if rail in self.silent else 0
                 self.engine.take(policy_kit.liveness(path, self.now, missed=missed), self.now)
             self.engine.changes(self.now)
-            self._steer()
+            self.steer()
         return [act for _, act in self.acts[first:]]
 
     def cut(self, rail: int = 1, to: float = 10 * MBIT) -> None:
@@ -169,7 +170,7 @@ class World:
                 connection.rate = rate
                 connection.delivered += rate * span_ns / 8e9
 
-    def _tell(self, connection: Connection) -> None:
+    def tell(self, connection: Connection) -> None:
         if connection.rate == 0:
             return  # nothing leaves, so it is not looked at
         segments = int(connection.delivered / SEGMENT)
@@ -188,7 +189,7 @@ class World:
         )
         self.flows.take(signal, self.now)
 
-    def _steer(self) -> None:
+    def steer(self) -> None:
         plan = self.flows.decide(self.engine.paths, self.engine.groups.values(), self.now, self.engine.overrides)
         by_key = {connection.key: connection for connection in self.connections}
         for renewal in plan.renewals:

@@ -102,12 +102,12 @@ class ModelKernel:
     def ours(self) -> list[str]:
         """Everything of ours."""
         found = [f"rule {rule_of(body)}" for body in self.rules if is_our_rule(rule_of(body))]
-        found += [f"route {key}" for key, body in self.routes.items() if self._ours(key[1], body[5])]
+        found += [f"route {key}" for key, body in self.routes.items() if self.is_ours(key[1], body[5])]
         found += [f"nexthop {number}" for number, body in self.nexthops.items() if self._our_id(number, body[2])]
         return found + [f"group {number}" for number, (owner, _) in self.groups.items() if self._our_id(number, owner)]
 
     @staticmethod
-    def _ours(table: int, protocol: int) -> bool:
+    def is_ours(table: int, protocol: int) -> bool:
         return is_our_table(table) and protocol == PROTOCOL
 
     @staticmethod
@@ -122,7 +122,7 @@ class ModelKernel:
         _, members = self.groups.get(route.nexthop_id, (0, {route.nexthop_id: 1}))
         found = []
         for number, weight in members.items():
-            nexthop = self._nexthop(self.nexthops[number])
+            nexthop = self.nexthop_of(self.nexthops[number])
             found.append((nexthop.gateway or "", self.links[nexthop.ifindex or 0], weight))
         return tuple(found)
 
@@ -205,7 +205,7 @@ class ModelKernel:
                 watch.news = News(True, watch.news.routes or news.routes)
 
     def _forget_nexthops(self, index: int) -> None:
-        for number in [n for n, body in self.nexthops.items() if self._nexthop(body).ifindex == index]:
+        for number in [n for n, body in self.nexthops.items() if self.nexthop_of(body).ifindex == index]:
             self._forget(number)
 
     def _forget(self, number: int) -> None:
@@ -219,7 +219,7 @@ class ModelKernel:
         self.routes = {key: body for key, body in self.routes.items() if route_of(body).nexthop_id != number}
 
     @staticmethod
-    def _nexthop(body: bytes) -> Nexthop:
+    def nexthop_of(body: bytes) -> Nexthop:
         found = dict(attributes(body, 8))
         family = 6 if body[0] == socket.AF_INET6 else 4
         number, index = (struct.unpack("=I", found[name])[0] for name in (1, 5))
@@ -259,11 +259,11 @@ class ModelKernel:
     def _new_route(self, body: bytes, replace: bool) -> int:
         route = route_of(body)
         key = (route.family, route.table, route.destination, route.metric)
-        self._may(self._ours(route.table, route.protocol), key)
+        self._may(self.is_ours(route.table, route.protocol), key)
         if (key in self.routes) != replace:
             return errno.ENOENT if replace else errno.EEXIST
         if replace:
-            self._may(self._ours(route.table, self.routes[key][5]), f"somebody's route {key}")
+            self._may(self.is_ours(route.table, self.routes[key][5]), f"somebody's route {key}")
         if route.nexthop_id is not None and not {route.nexthop_id} & (self.nexthops.keys() | self.groups.keys()):
             return errno.EINVAL
         if any(hop.ifindex not in self.links for hop in hops_of(route)):
@@ -277,7 +277,7 @@ class ModelKernel:
         there = self.routes.get(key)
         if there is None or there[5] != route.protocol:
             return errno.ESRCH
-        self._may(self._ours(route.table, there[5]), f"somebody's route {key}")
+        self._may(self.is_ours(route.table, there[5]), f"somebody's route {key}")
         del self.routes[key]
         return 0
 
@@ -307,7 +307,7 @@ class ModelKernel:
             self._may(self._our_id(number, there), f"somebody's nexthop {number}")
         if 2 in found:
             return self._new_group(number, body[2], found[2])
-        index = self._nexthop(body).ifindex
+        index = self.nexthop_of(body).ifindex
         if number in self.groups or index not in self.links:
             return errno.EINVAL
         if not self.carrier[self.links[index]]:
@@ -411,7 +411,7 @@ class ModelNetlink(Netlink):
         ]
 
     def nexthops(self) -> list[Nexthop]:
-        return [self._kernel._nexthop(body) for body in self._kernel.nexthops.values()]
+        return [self._kernel.nexthop_of(body) for body in self._kernel.nexthops.values()]
 
 
 class ModelWatch:

@@ -14,11 +14,12 @@ import packets as p
 import pytest
 import support
 from numpy.typing import NDArray
+from packet_runs import PacketRuns
 
 from pytools.agent.hooks import link_observers
 from pytools.config import AgentConfig, Probe, Tcp
 from pytools.kernel import netns
-from pytools.kernel.bpf import attach, loader, syscall
+from pytools.kernel.bpf import attach, loader
 from pytools.kernel.netlink.routing import Netlink
 from pytools.sources.probing import frames
 from pytools.sources.probing.frames import Frames, Lane
@@ -204,7 +205,7 @@ class TestRun:
 
     def __init__(self, loaded: loader.Loaded, namespace: str) -> None:
         link_observers(loaded)
-        self.hooks, self.namespace = loaded.programs, namespace
+        self.hooks, self.namespace, self._runs = loaded.programs, namespace, PacketRuns()
         self.program = ProbeProgram(loaded, 64)
         self.program.set_peers(dict.fromkeys(PEERS, ESTIMATE))
         self.program.set_locals(PEERS)
@@ -215,12 +216,13 @@ class TestRun:
     def run(self, hook: str, frame: bytes, segments: int = 0, mark: int = 0, ifindex: int = 0) -> tuple[int, bytes]:
         """The verdict, and the packet as the program left it."""
         with netns.inside(self.namespace):
-            return syscall.test_packet(self.hooks[hook], frame, segments=segments, mark=mark, ifindex=ifindex)
+            done = self._runs.run(self.hooks[hook], frame, mark, ifindex, segments)
+        return done.verdict, done.frame
 
     def repeat(self, hook: str, frame: bytes, count: int, segments: int = 0) -> None:
         """Run it so often on one packet, which must be one that it leaves as it is."""
         with netns.inside(self.namespace):
-            syscall.test_run(self.hooks[hook], frame, count, segments=segments)
+            self._runs.run(self.hooks[hook], frame, segments=segments, repeat=count)
 
     def _counters(self) -> dict[str, int]:
         return {name: value for name, value in self.program.counters().items() if name != "wire_bytes"}

@@ -92,7 +92,7 @@ class HostBus:
         # One connection a pair: the name that sorts first connects, to the first address. zenoh would try any other
         # way again and again, only to find that there is a connection.
         self._connect = tuple({peer.name: peer.address for peer in reversed(peers) if peer.name > host}.values())
-        self._sealer = Sealer(host, names, derived(secret, "messages"))
+        self.sealer = Sealer(host, names, derived(secret, "messages"))
         self._password = derived(secret, "connections").hex()
         self._queues: dict[str, list[tuple[str, bytes]]] = {}
         self._queued: Counter[str] = Counter()  # bytes
@@ -115,12 +115,12 @@ class HostBus:
         if to is not None and to not in self._names:
             raise UsageError(f"{to!r} is no peer of {self._host}")
         if len(payload) > MAX_PAYLOAD or len(topic.encode()) > MAX_NAME:
-            self._sealer.refused["oversize"] += 1
+            self.sealer.refused["oversize"] += 1
             return
         now_ns = self._now()
         for name in (to,) if to is not None else self._names:
-            if self._sealer.confirmed(name, now_ns):
-                self._put(name, self._sealer.seal(topic, payload, name))
+            if self.sealer.confirmed(name, now_ns):
+                self._put(name, self.sealer.seal(topic, payload, name))
             else:
                 self._counts["unsent"] += 1
 
@@ -135,7 +135,7 @@ class HostBus:
     def confirmed(self) -> list[str]:
         """The peers that have proved lately that they live and have the key."""
         now_ns = self._now()
-        return [name for name in self._names if self._sealer.confirmed(name, now_ns)]
+        return [name for name in self._names if self.sealer.confirmed(name, now_ns)]
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Nothing to wait for: what has arrived is looked at when it is time."""
@@ -143,7 +143,7 @@ class HostBus:
     def tick(self, now_ns: int) -> int:
         """Look at what has arrived, challenge who is unknown or silent; says when to be called next."""
         self._take_arrived()
-        for name, message in self._sealer.asks(now_ns):
+        for name, message in self.sealer.asks(now_ns):
             self._put(name, message)
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + (_ADDRESSES_NS if self._session else _NO_ADDRESS_NS)
@@ -152,7 +152,7 @@ class HostBus:
 
     def drops(self) -> dict[str, int]:
         """Everything refused or lost so far, by cause."""
-        refused = {f"host_bus_{cause}": self._sealer.refused[cause] for cause in _CAUSES}
+        refused = {f"host_bus_{cause}": self.sealer.refused[cause] for cause in _CAUSES}
         return refused | {f"host_bus_{cause}": self._counts[cause] for cause in _OURS}
 
     def close(self) -> None:
@@ -172,10 +172,11 @@ class HostBus:
         for _ in range(_ARRIVED):  # what keeps pouring in meanwhile waits for the next turn
             if (sample := self._ring.try_recv()) is None:
                 return
-            self._take(bytes(sample.payload), now_ns)
+            self.accept(bytes(sample.payload), now_ns)
 
-    def _take(self, raw: bytes, now_ns: int) -> None:
-        received, replies = self._sealer.open(raw, now_ns)
+    def accept(self, raw: bytes, now_ns: int) -> None:
+        """Open a message and keep what is in it; refusals are counted."""
+        received, replies = self.sealer.open(raw, now_ns)
         for name, message in replies:
             self._put(name, message)
         if received is None:

@@ -267,7 +267,7 @@ class Server:
         self._dropped = self._dropped_urgent = 0  # urgent ones are in both
         self._malformed = 0
         self._refused = self._not_published = 0
-        self._connections: set[_Connection] = set()
+        self.connections: set[_Connection] = set()
         self._unsent: set[_Connection] = set()  # for which something waits
         self._selector: selectors.BaseSelector | None = None
         self._listener = Listener(path, self._admit, self._mode)
@@ -300,11 +300,11 @@ class Server:
     @property
     def clients(self) -> int:
         """How many are connected."""
-        return len(self._connections)
+        return len(self.connections)
 
     def close(self) -> None:
         """Give each client what it takes at once, then let all go and remove the socket."""
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.flush()
             connection.close()
         self._listener.close()
@@ -325,7 +325,7 @@ class Server:
         if self.queue_bytes >= _HELD_BYTES:
             _enlarge(sock)
         connection = _Connection(self, sock)
-        self._connections.add(connection)
+        self.connections.add(connection)
         assert self._selector is not None
         self._selector.register(sock, selectors.EVENT_READ, connection.on_event)
 
@@ -336,7 +336,7 @@ class Server:
         return self._full(CLIENTS)
 
     def _full(self, most: int) -> str:
-        if len(self._connections) < most:
+        if len(self.connections) < most:
             return ""
         return f"{most} clients are connected already; end one of them (ss -xp names their processes)"
 
@@ -348,7 +348,7 @@ class Server:
 
     def _leave(self, connection: _Connection) -> None:
         self._bus.remove(connection)
-        self._connections.discard(connection)
+        self.connections.discard(connection)
         self._unsent.discard(connection)
         if self._selector is not None:
             self._selector.unregister(connection.sock)

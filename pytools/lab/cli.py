@@ -111,7 +111,7 @@ def congest(
 @_inner
 def blackhole(name: str, rail: int, direction: str | None, inner: int | None) -> None:
     """Drop all packets in a rail silently; the carrier stays up."""
-    fabric.Lab.open(name).blackhole(rail, None if direction is None else _direction(direction), inner)
+    fabric.Lab.open(name).blackhole(rail, None if direction is None else direction_of(direction), inner)
 
 
 @lab.command(epilog="Example: swerve lab delay --rail 1 --direction h1:h2 --us 500")
@@ -121,7 +121,7 @@ def blackhole(name: str, rail: int, direction: str | None, inner: int | None) ->
 @click.option("--us", "extra_us", type=float, required=True, help="Extra delay in microseconds.")
 def delay(name: str, rail: int, direction: str, extra_us: float) -> None:
     """Delay packets from one host to another over a rail, in this direction only."""
-    source, destination = _direction(direction)
+    source, destination = direction_of(direction)
     fabric.Lab.open(name).delay(rail, source, destination, extra_us)
 
 
@@ -240,7 +240,8 @@ def _host_number(text: str) -> int:
     return int(match[1])
 
 
-def _direction(text: str) -> tuple[int, int]:
+def direction_of(text: str) -> tuple[int, int]:
+    """The two hosts of `h1:h2`."""
     source, colon, destination = text.partition(":")
     if not colon:
         raise UsageError(f"{text!r} is no direction", "write it like h1:h2")

@@ -9,7 +9,6 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import IO, Any, Self
 
 from pytools.errors import SwerveError, UsageError
@@ -108,9 +107,7 @@ class Lab:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.down()
 
     # ---- processes ----
@@ -149,6 +146,13 @@ class Lab:
             words = f"{host.name}: {' '.join(argv)}: exit code {process.returncode}"
             raise SwerveError(f"{words}: {errors.strip()}" if errors.strip() else words)
         return output
+
+    def _start(
+        self, rail: int, place: Host | Rail, module: str, *words: str, output: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[str]:
+        """Start a program of the lab; `heal` of the rail ends it."""
+        argv = [sys.executable, "-P", "-m", f"pytools.lab.{module}", *words]
+        return self.start(place, argv, {processes.LOAD_MARK: str(rail)}, output, output)
 
     # ---- faults ----
 
@@ -199,9 +203,7 @@ class Lab:
         for sink in self.hosts if toward is None else (host_of(self.spec, toward),):
             source = self.hosts[sink.number % len(self.hosts)]
             address = sink.interfaces[target.number - 1].address
-            words = [source.netns, sink.netns, address, str(rate_bit_s)]
-            mark = {processes.LOAD_MARK: str(rail)}
-            self.start(source, [sys.executable, "-P", "-m", "pytools.lab.load", *words], env=mark)
+            self._start(rail, source, "load", source.netns, sink.netns, address, str(rate_bit_s))
 
     def bursts(self, rail: int, share: float, seed: int = 1) -> None:
         """Fill a share of every port of a rail with bursty TCP between all hosts; `heal` ends it.
@@ -219,10 +221,8 @@ class Lab:
         bursts.check_share(share)
         if self.spec.rate_bit_s is None:
             raise UsageError("an unshaped port has no rate to take a share of", "make the lab with --rate")
-        words = [sys.executable, "-P", "-m", "pytools.lab.bursts", self.name, str(rail), str(share), str(seed)]
-        mark = {processes.LOAD_MARK: str(rail)}
-        process = self.start(target, words, mark, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        processes.wait_until_ready(process)
+        words = self.name, str(rail), str(share), str(seed)
+        processes.wait_until_ready(self._start(rail, target, "bursts", *words, output=subprocess.PIPE))
 
     def blackhole(self, rail: int, direction: tuple[int, int] | None = None, inner: int | None = None) -> None:
         """Let a rail lose packets without a word: carrier stays up, gateways still answer.
@@ -253,10 +253,9 @@ class Lab:
             By how much.
         """
         device, extra_ns = faults.longer_way(self.spec, rail, source, destination, extra_us)
-        words = [sys.executable, "-P", "-m", "pytools.lab.delay_line", device, str(extra_ns)]
-        mark = {processes.LOAD_MARK: str(rail)}
-        process = self.start(self.rails[rail - 1], words, mark, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        processes.wait_until_ready(process)
+        words = device, str(extra_ns)
+        line = self._start(rail, self.rails[rail - 1], "delay_line", *words, output=subprocess.PIPE)
+        processes.wait_until_ready(line)
         faults.divert(self.spec, rail, source, destination, device)
 
     def mark(self, rail: int, every: int = 1, toward: int | None = None) -> None:
@@ -384,10 +383,6 @@ class Lab:
     def sent_bytes(self) -> dict[tuple[int, int], int]:
         """What each shaped port has sent so far, in bytes of Ethernet frames, by numbers of rail and host."""
         return view.sent_bytes(self.rails)
-
-    def inner_sent_bytes(self, rail: int) -> dict[tuple[int, int], int]:
-        """What the ways inside a rail have sent so far, in bytes of Ethernet frames, by numbers of way and host."""
-        return view.sent_bytes(rail_of(self.spec, rail).inner)
 
     def down(self) -> list[str]:
         """Take the lab down; a second time does nothing. Returns what stayed and why, normally nothing."""

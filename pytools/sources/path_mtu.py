@@ -100,7 +100,7 @@ class PathMtuSource:
         self._window_end_ns = 0
         self._known: Sequence[PinnedPath] = ()
         self._try_again_ns = _NEVER_NS  # to open sockets that could not be had
-        self._watched: dict[PinnedPath, _Watched] = {}
+        self.watched: dict[PinnedPath, _Watched] = {}
         self._next_seq = 0
         self._gone_wire_bytes = 0  # of sockets that are closed
         self._drops = dict.fromkeys(("mtu_no_socket", "mtu_send_refused", "mtu_late_replies"), 0)
@@ -115,10 +115,10 @@ class PathMtuSource:
         if not self._window_end_ns:
             self._window_end_ns = now_ns + self._window_ns
         self._follow(now_ns)
-        for watched in self._watched.values():
+        for watched in self.watched.values():
             self._advance(watched, now_ns)
-        searches = sum(1 for watched in self._watched.values() if watched.round and watched.sizes.urgent)
-        for watched in self._watched.values():
+        searches = sum(1 for watched in self.watched.values() if watched.round and watched.sizes.urgent)
+        for watched in self.watched.values():
             if watched.round is not None:
                 continue
             if watched.sizes.urgent and searches < _MOST_SEARCHES:
@@ -128,13 +128,13 @@ class PathMtuSource:
                 self._begin(watched, now_ns)
         if now_ns >= self._window_end_ns:
             self._window_end_ns += ((now_ns - self._window_end_ns) // self._window_ns + 1) * self._window_ns
-            for watched in self._watched.values():
+            for watched in self.watched.values():
                 self._publish(watched, now_ns)
         return min(self._window_end_ns, self._next(now_ns))
 
     def _next(self, now_ns: int) -> int:
         due_ns = now_ns + _IDLE_NS
-        for watched in self._watched.values():
+        for watched in self.watched.values():
             look_ns = watched.round.began_ns + watched.round.wait_ns if watched.round else watched.due_ns
             if watched.sizes.urgent or (watched.round and now_ns >= look_ns):
                 return now_ns + _POLL_NS
@@ -147,14 +147,14 @@ class PathMtuSource:
         if current is self._known and now_ns < self._try_again_ns:
             return
         self._known, self._try_again_ns = current, _NEVER_NS
-        for pinned in self._watched.keys() - set(current):
-            probes = self._watched.pop(pinned).probes
+        for pinned in self.watched.keys() - set(current):
+            probes = self.watched.pop(pinned).probes
             self._gone_wire_bytes += probes.wire_bytes
             probes.close()
         slots = min(_SLOTS, len(current))
         self._every_ns = max(self._interval_ns, len(current) * 1_000_000_000 // _MOST_A_SECOND)
         for pinned in current:
-            if pinned in self._watched:
+            if pinned in self.watched:
                 continue
             try:
                 probes = SizeProbes(pinned, self._config.probe.port, self._config.probe.dscp)
@@ -163,7 +163,7 @@ class PathMtuSource:
                 self._try_again_ns = now_ns + self._window_ns
                 continue
             due_ns = now_ns + self._every_ns * (pinned.index % slots) // slots
-            self._watched[pinned] = _Watched(pinned, probes, due_ns)
+            self.watched[pinned] = _Watched(pinned, probes, due_ns)
 
     # ---- one path ----
 
@@ -277,7 +277,7 @@ class PathMtuSource:
 
     def _look_at_others(self, watched: _Watched, now_ns: int) -> None:
         """What befell one path has often befallen all by the same interface: look at them now."""
-        for other in self._watched.values():
+        for other in self.watched.values():
             if other.pinned.ifindex == watched.pinned.ifindex and other.sizes.verdict != watched.sizes.verdict:
                 other.due_ns = min(other.due_ns, now_ns)
                 other.hint_bytes = watched.sizes.works
@@ -329,7 +329,7 @@ class PathMtuSource:
 
     def wire_bytes(self) -> int:
         """Bytes of these probes and their replies so far, with Ethernet, IP and UDP headers."""
-        return self._gone_wire_bytes + sum(watched.probes.wire_bytes for watched in self._watched.values())
+        return self._gone_wire_bytes + sum(watched.probes.wire_bytes for watched in self.watched.values())
 
     def drops(self) -> dict[str, int]:
         """What was not sent, and what came too late."""
@@ -337,9 +337,9 @@ class PathMtuSource:
 
     def close(self) -> None:
         """Close the sockets."""
-        for watched in self._watched.values():
+        for watched in self.watched.values():
             watched.probes.close()
-        self._watched = {}
+        self.watched = {}
 
 
 def _full(mtu_bytes: int, watched: _Watched) -> int:

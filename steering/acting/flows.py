@@ -59,7 +59,7 @@ class FlowActing:
         self._flows, self._engine = flows, engine
         self._host, self._say, self._send = host, say, send
         self._stack = contextlib.ExitStack()
-        self._table: FlowTable | None = None
+        self.table: FlowTable | None = None
         self.standbys: StandBys | None = None
         self._loading: Background[loader.Loaded] | None = None
         self._members: tuple[_Wanted, ...] = ()
@@ -87,31 +87,31 @@ class FlowActing:
         SwerveError
             If the kernel takes no such program.
         """
-        if self._table is None and self._loading is None:
+        if self.table is None and self._loading is None:
             self._loading = Background(lambda: loader.load([flow_table.program(probe_port)]))
-        elif self._table is None and self._loading is not None and self._loading.done:
+        elif self.table is None and self._loading is not None and self._loading.done:
             loading, self._loading = self._loading, None
             self._use(loading.result(), probe_port)
         return self.is_open
 
     def _use(self, loaded: loader.Loaded, probe_port: int) -> None:
         table = FlowTable(loaded, probe_port)
-        self._table = table
+        self.table = table
         self._stack.callback(table.close)
-        self._pins = self._stack.enter_context(Pins(table))
-        self._labels = self._stack.enter_context(Labels(table))
-        self.standbys = StandBys(table, self._pins)
+        self.pins = self._stack.enter_context(Pins(table))
+        self.labels = self._stack.enter_context(Labels(table))
+        self.standbys = StandBys(table, self.pins)
         self._stack.callback(self.standbys.close)
 
     @property
     def is_open(self) -> bool:
         """Whether anything can be changed."""
-        return self._table is not None
+        return self.table is not None
 
     def close(self) -> None:
         """Let all flows go as they are routed."""
         self._stack.close()
-        self._table = self.standbys = None
+        self.table = self.standbys = None
 
     def __enter__(self) -> Self:
         return self
@@ -123,24 +123,25 @@ class FlowActing:
 
     def turn(self, now: int, frozen: Callable[[], str] = str) -> None:
         """Decide and act; while frozen, which is asked before each act, leases are renewed and nothing else is done."""
-        if self._table is not None:
+        if self.table is not None:
             self._forget_expired(now)
             self._follow_targets()
         engine = self._engine
         plan = self._flows.decide(engine.paths, engine.groups.values(), now, engine.overrides)
-        self._say_skipped()
+        self.say_skipped()
         for renewal in plan.renewals:
             self._renew(renewal)
         for act in plan.acts:
             if frozen():
                 break
-            if self._table is None:
+            if self.table is None:
                 self._tell(act, "dry_run", now)
                 self._flows.pretended(act, now)
             else:
                 self._carry_out(act, now)
 
-    def _say_skipped(self) -> None:
+    def say_skipped(self) -> None:
+        """Say of which targets the flows stay, and why, once."""
         skipped = dict(self._flows.skipped)
         for target, why in skipped.items():
             if self._skipped.get(target) != why:
@@ -151,8 +152,8 @@ class FlowActing:
         """Clear away leases that nobody renews: pins by hand, above all."""
         if now >= self._clear_ns:
             self._clear_ns = now + _CLEAR_EVERY_NS
-            self._pins.expire(now)
-            self._labels.expire(now)
+            self.pins.expire(now)
+            self.labels.expire(now)
 
     def _carry_out(self, act: FlowAct, now: int) -> None:
         try:
@@ -171,20 +172,20 @@ class FlowActing:
     def _apply(self, act: FlowAct) -> dict[FlowKey, str]:
         match act.kind:
             case "pin":
-                return self._pins.install(act.pins)
+                return self.pins.install(act.pins)
             case "relabel":
-                return self._labels.install(act.labels)
+                return self.labels.install(act.labels)
             case "unpin":
-                self._pins.remove(act.flows)
+                self.pins.remove(act.flows)
             case "unlabel":
-                self._labels.remove(act.flows)
+                self.labels.remove(act.flows)
         return {}
 
     def _renew(self, renewal: Renewal) -> None:
-        if self._table is None:
+        if self.table is None:
             self._flows.renewed(renewal, renewal.flows)
             return
-        holder: Pins | Labels = self._pins if renewal.kind == "pin" else self._labels
+        holder: Pins | Labels = self.pins if renewal.kind == "pin" else self.labels
         self._flows.renewed(renewal, holder.renew(list(renewal.flows), renewal.expires_ns))
 
     def _tell(
@@ -197,11 +198,11 @@ class FlowActing:
     def _follow_targets(self) -> None:
         """Tell the kernel which members there are, and which of them lead nowhere."""
         wanted = tuple(self._wanted_members())
-        unchanged = wanted == self._members and not self._refused and self._error == self._pins.error
-        if unchanged and not self._pins.outdated:
+        unchanged = wanted == self._members and not self._refused and self._error == self.pins.error
+        if unchanged and not self.pins.outdated:
             return
         try:
-            refused = self._pins.targets(_targets(wanted))
+            refused = self.pins.targets(_targets(wanted))
         except SwerveError as error:
             if self._unread != str(error):
                 self._say(f"flows cannot be pinned now: {error}")
@@ -211,9 +212,9 @@ class FlowActing:
         for (target, nexthop), why in refused.items():
             if self._refused.get((target, nexthop)) != why:
                 self._say(f"nothing can be pinned to nexthop {nexthop} of {target}: {why}")
-        if self._pins.error and self._pins.error != self._error:
-            self._say(f"no pin acts: {self._pins.error}")
-        self._refused, self._error = refused, self._pins.error
+        if self.pins.error and self.pins.error != self._error:
+            self._say(f"no pin acts: {self.pins.error}")
+        self._refused, self._error = refused, self.pins.error
 
     def _wanted_members(self) -> Iterator[_Wanted]:
         for group in self._engine.groups.values():
@@ -227,9 +228,9 @@ class FlowActing:
 
     def pin(self, pin: Pin) -> str:
         """Pin one flow by hand; why it was refused, empty when it was not."""
-        if self._table is None:
+        if self.table is None:
             return "the controller runs dry: nothing is changed"
-        why = self._pins.install([pin]).get(pin.flow, "")
+        why = self.pins.install([pin]).get(pin.flow, "")
         if not why:
             self._flows.held.pinned_by_hand(pin, time.monotonic_ns())
         return why
@@ -237,17 +238,17 @@ class FlowActing:
     def unpin(self, flow: FlowKey) -> bool:
         """Remove the pin of one flow; return whether it had one."""
         self._flows.held.unpinned_by_hand(flow)
-        return self._table is not None and bool(self._pins.remove([flow]))
+        return self.table is not None and bool(self.pins.remove([flow]))
 
     def pinned(self) -> list[Pin]:
         """Every pin in the kernel's table whose lease lasts."""
-        pins = [] if self._table is None else [state.pin for state in self._pins.read().values()]
+        pins = [] if self.table is None else [state.pin for state in self.pins.read().values()]
         now = time.monotonic_ns()
         return [pin for pin in pins if pin.expires_ns > now]
 
     def labelled(self) -> list[LabelChange]:
         """Every label in the kernel's table whose lease lasts."""
-        changes = [] if self._table is None else [state.change for state in self._labels.read().values()]
+        changes = [] if self.table is None else [state.change for state in self.labels.read().values()]
         now = time.monotonic_ns()
         return [change for change in changes if change.expires_ns > now]
 

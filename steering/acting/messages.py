@@ -15,13 +15,13 @@ import msgspec
 from pytools import directories
 from pytools.errors import SwerveError
 from pytools.ipc.client import Client
-from pytools.signals import Act, PathState, nexthop_name
+from pytools.signals import Act, nexthop_name
 from steering.acting.rollback import Undone
 from steering.plan import Change, Group, Target, kind_of, title
 
 if TYPE_CHECKING:  # a guardian needs neither
     from steering.actuators.standbys import Moved
-    from steering.deciding.engine import Alert, Standing
+    from steering.deciding.engine import Alert
     from steering.flows.plan import FlowAct
 
 Outcome = Literal["dry_run", "applied", "failed", "undone"]
@@ -92,22 +92,6 @@ def undone(host: str, done: Undone, why: str, decided_ns: int) -> Act:
         seen_ns=decided_ns,
         decided_ns=decided_ns,
         acknowledged_ns=done.acknowledged_ns,
-    )
-
-
-def path_state(host: str, standing: Standing) -> PathState:
-    """What is thought of a path now."""
-    return PathState(
-        host=host,
-        at_ns=time.monotonic_ns(),
-        unix_ns=time.time_ns(),
-        path=standing.path,
-        state=standing.state,
-        since_ns=standing.since_ns,
-        weight_wanted=standing.weight_wanted,
-        weight_actual=standing.weight_actual,
-        reason=standing.reason,
-        under=standing.under,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import ClassVar, Generic, Self, TypeVar
 
 from steering.actuators.flow_table import FlowTable, Lease
@@ -29,7 +28,7 @@ class Leases(Generic[Wanted]):
     _lease: ClassVar[Lease]
 
     def __init__(self, table: FlowTable) -> None:
-        self._table = table
+        self.table = table
         self._held: dict[FlowKey, Wanted] = {}
 
     def close(self) -> None:
@@ -39,9 +38,7 @@ class Leases(Generic[Wanted]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def install(self, leases: Sequence[Wanted]) -> dict[FlowKey, str]:
@@ -77,12 +74,12 @@ class Leases(Generic[Wanted]):
 
     def _grant(self, granted: Sequence[Wanted]) -> None:
         flows, until_ns = [each.flow for each in granted], [each.expires_ns for each in granted]
-        self._table.grant(self._lease, flows, until_ns, **self._values(granted))
+        self.table.grant(self._lease, flows, until_ns, **self._values(granted))
         self._held.update((each.flow, each) for each in granted)
 
     def renew(self, flows: Sequence[FlowKey], expires_ns: int) -> set[FlowKey]:
         """Let these leases end at another moment; returns the flows that have none."""
-        missing = self._table.renew(self._lease, flows, [expires_ns] * len(flows))
+        missing = self.table.renew(self._lease, flows, [expires_ns] * len(flows))
         for flow in flows:
             if flow not in missing:
                 self._held[flow] = replace(self._held[flow], expires_ns=expires_ns)
@@ -93,7 +90,7 @@ class Leases(Generic[Wanted]):
         asked = set(flows)
         for flow in asked:
             self._held.pop(flow, None)
-        return self._table.end(self._lease, asked)
+        return self.table.end(self._lease, asked)
 
     def expire(self, now_ns: int) -> set[FlowKey]:
         """Forget the leases that have ended; returns their flows."""

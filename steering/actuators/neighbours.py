@@ -16,7 +16,6 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Final, Self
 
 from pytools.kernel.netlink import neighbours as kernel
@@ -124,9 +123,7 @@ class Neighbours:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- the thread ----

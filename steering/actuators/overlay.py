@@ -100,7 +100,7 @@ class Overlay:
         self._users = TableUsers(netlink, self._numbers)
         self._routes_changed = True
         self._due_ns = self._free_ns = 0
-        self._complaints: frozenset[str] = frozenset()
+        self.complaints: frozenset[str] = frozenset()
         if apply and memory is None:
             sweep(netlink)
         self._watch = NetlinkWatch([netlink.socket.port])
@@ -278,8 +278,8 @@ class Overlay:
             target.follow(objects)
         failed = [self._users.of(view) for view in self._shut]
         failed += self._write(objects) if self._apply else []
-        events = tuple(each for each in failed if each not in self._complaints)
-        self._complaints = frozenset(failed)
+        events = tuple(each for each in failed if each not in self.complaints)
+        self.complaints = frozenset(failed)
         now = time.monotonic_ns()
         self._free_ns = now + _SPACING * (now - began)
         self._due_ns = now + (_RETRY_NS if failed else _ANYWAY_NS)

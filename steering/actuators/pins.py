@@ -80,7 +80,7 @@ class Pins(Leases[Pin]):
     def close(self) -> None:
         """Let all flows go as they are routed."""
         self._neighbours.close()
-        self._table.targets["alive"] = 0
+        self.table.targets["alive"] = 0
         super().close()
 
     # ---- targets ----
@@ -106,7 +106,7 @@ class Pins(Leases[Pin]):
         stacked = self._stacked({each.ifindex for each in wanted.values()}, removed)
         refused = {name: why for name, each in wanted.items() if (why := _objection(each, stacked))}
         wanted = {name: each for name, each in wanted.items() if name not in refused}
-        unattached = self._table.attach({each.ifindex for each in wanted.values()}, removed)
+        unattached = self.table.attach({each.ifindex for each in wanted.values()}, removed)
         for name, each in wanted.items():
             if each.ifindex in unattached:
                 refused[name] = unattached[each.ifindex]
@@ -123,7 +123,7 @@ class Pins(Leases[Pin]):
     def alive(self, target: Target, nexthop_id: int) -> bool:
         """Whether pins to this member act."""
         row = self._rows.get((target, nexthop_id))
-        return row is not None and bool(self._table.targets["alive"][row])
+        return row is not None and bool(self.table.targets["alive"][row])
 
     def wait_alive(self, timeout_s: float) -> bool:
         """Wait until every neighbour has answered; False when one has not in time."""
@@ -153,16 +153,16 @@ class Pins(Leases[Pin]):
         with self._lock:
             dropped = [row for name, row in self._rows.items() if name not in wanted]
             for field in ("alive", "ifindex"):
-                self._table.targets[field][dropped] = 0
+                self.table.targets[field][dropped] = 0
             named = {(pin.target, pin.nexthop_id) for pin in self._held.values()}
             for name in [name for name in self._rows if name not in wanted and name not in named]:
                 del self._rows[name]
             used = set(self._rows.values())
-            free = (number for number in range(len(self._table.targets)) if number not in used)
+            free = (number for number in range(len(self.table.targets)) if number not in used)
             for name, each in wanted.items():
                 row = self._rows[name] if name in self._rows else next(free, None)
                 if row is None:
-                    refused[name] = f"there is room for {len(self._table.targets)} targets"
+                    refused[name] = f"there is room for {len(self.table.targets)} targets"
                     continue
                 self._rows[name] = row
                 self._fill(row, each)
@@ -173,7 +173,7 @@ class Pins(Leases[Pin]):
         return refused
 
     def _fill(self, row: int, target: PinTarget) -> None:
-        values = self._table.targets
+        values = self.table.targets
         address = flow_keys.address(target.gateway)
         gateway = np.frombuffer(address.mapped, np.uint8)
         alive = target.alive and self._neighbours.alive(target.hop)
@@ -193,7 +193,7 @@ class Pins(Leases[Pin]):
     def _changed(self, hop: Hop, alive: bool) -> None:
         with self._lock:
             for name in self._by_hop.get(hop, ()):
-                self._table.targets["alive"][self._rows[name]] = alive and self._targets[name].alive
+                self.table.targets["alive"][self._rows[name]] = alive and self._targets[name].alive
 
     # ---- pins ----
 
@@ -201,7 +201,7 @@ class Pins(Leases[Pin]):
         return {"target": [self._rows[pin.target, pin.nexthop_id] for pin in granted]}
 
     def _refusal(self, wanted: Pin, now_ns: int) -> str:
-        if why := self._table.objection(wanted.flow):
+        if why := self.table.objection(wanted.flow):
             return why
         target = self._targets.get((wanted.target, wanted.nexthop_id))
         if target is None:
@@ -224,13 +224,13 @@ class Pins(Leases[Pin]):
                 row.bytes,
                 row.last_ns or None,
             )
-            for row in self._table.read()
+            for row in self.table.read()
             if row.pin_until_ns
         }
 
     def drops(self) -> dict[str, int]:
         """Packets by what was done with them, since the program was loaded: redirected, and the reasons why not."""
-        return self._table.counters()
+        return self.table.counters()
 
 
 def _objection(target: PinTarget, stacked: set[int]) -> str:
@@ -270,7 +270,7 @@ class Labels(Leases[LabelChange]):
         return {"label": [each.label for each in granted]}
 
     def _refusal(self, wanted: LabelChange, now_ns: int) -> str:
-        if why := self._table.objection(wanted.flow):
+        if why := self.table.objection(wanted.flow):
             return why
         if ":" not in wanted.flow.remote:
             return "IPv4 has no flow labels"
@@ -284,6 +284,6 @@ class Labels(Leases[LabelChange]):
         """Every label in the kernel's table, acting or not."""
         return {
             row.flow: LabelState(LabelChange(row.flow, row.label, row.label_until_ns), row.relabelled)
-            for row in self._table.read()
+            for row in self.table.read()
             if row.label_until_ns
         }

@@ -43,7 +43,7 @@ def status(options: Options) -> None:
     if options.json:
         click.echo(json.dumps(facts, ensure_ascii=False))
         return
-    for line in _lines(facts):
+    for line in lines_of(facts):
         click.echo(line)
 
 
@@ -69,13 +69,13 @@ def facts_of(name: str | None, with_paths: bool = True) -> dict[str, Any]:
         facts["policy_changed"] = _changed(held)
         facts["confirm"] = _confirm(folder, held)
     facts["frozen"] = StopFile(folder).why()
-    facts |= _controller(folder) if held else _stored(folder)
+    facts |= controller_of(folder) if held else _stored(folder)
     contents = journal.read(folder / journal.FILE)
     with netns.inside(name):
         facts["in_force"] = _in_force(list(contents.in_force(netns.scope()).values()))
     facts["torn_lines"] = contents.torn
     if with_paths:
-        facts["paths"] = _states(name, facts.pop("path_count", None)) if held else []
+        facts["paths"] = path_states(name, facts.pop("path_count", None)) if held else []
     return facts
 
 
@@ -121,7 +121,7 @@ def _confirm(folder: Path, held: dict[str, Any]) -> dict[str, Any] | None:
     return {"state": confirming.verdict(folder / journal.FILE, deadline.run), "left_s": max(0.0, left_s)}
 
 
-def _controller(folder: Path) -> dict[str, Any]:
+def controller_of(folder: Path) -> dict[str, Any]:
     """What only the controller knows."""
     try:
         return {"answers": True} | _stored(folder) | client.ask(folder, Status(), _ANSWER_S).facts
@@ -139,7 +139,7 @@ def _stored(folder: Path) -> dict[str, Any]:
     return {"orders": [kept_orders.as_json(order, now) for order in found.orders]}
 
 
-def _states(name: str | None, count: int | None) -> list[dict[str, Any]]:
+def path_states(name: str | None, count: int | None) -> list[dict[str, Any]]:
     """What the controller thinks of each path, of so many if it is known; empty when there is no agent to ask."""
     from pytools.ipc.client import Client
 
@@ -156,7 +156,8 @@ def _states(name: str | None, count: int | None) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _lines(facts: dict[str, Any]) -> Iterator[str]:
+def lines_of(facts: dict[str, Any]) -> Iterator[str]:
+    """The facts for people."""
     yield from about_the_controller(facts)
     if facts["frozen"]:
         yield f"FROZEN, nothing is changed: {facts['frozen']}"

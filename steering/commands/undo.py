@@ -85,7 +85,7 @@ def off(options: Options, unit: str | None) -> int:
     if unit and guarded and restart_expected(unit, os.environ):
         click.echo(f"{unit} is started again: what is in force is kept for it")
         return 0
-    return _off(options, stop=True)
+    return take_back(options, stop=True)
 
 
 @click.command(epilog="Example: swerve steer undo 1 --hold 30m -n swerve-x-h1")
@@ -108,14 +108,14 @@ def undo(options: Options, number: int | None, hold_ns: int, stop: bool) -> int:
     that it does not steer again at once.
     """
     if number is None:
-        return _off(options, stop)
+        return take_back(options, stop)
     if stop:
         raise click.UsageError("--stop takes everything back: it has no NUMBER")
     orders.say(options, client.ask(directories.state_dir(options.netns), Undo(number, hold_ns)).lines)
     return 0
 
 
-def _off(options: Options, stop: bool) -> int:
+def take_back(options: Options, stop: bool) -> int:
     """Take everything back; with `stop` whoever steers."""
     folder = directories.state_dir(options.netns)
     if options.netns:

@@ -71,7 +71,7 @@ class Desk:
         self._site, self._deadline = site, deadline
         self._stop_file = StopFile(site.folder)
         self._scope = netns.scope()
-        self._sleeps = elapsed.Sleeps()
+        self.sleeps = elapsed.Sleeps()
         self.frozen = ""
         self._pins = PinDesk(site)
         site.engine.overrides = kept_orders.load(site.folder, elapsed.moment())
@@ -81,7 +81,7 @@ class Desk:
             left = duration_text(max(0, deadline.at_ns - elapsed.now_ns()))
             confirm = f"swerve steer confirm{directories.option_of(site.folder.name)}"
             site.say(f"everything is taken back after {left}, unless: {confirm}")
-        self._server = ControlServer(site.folder / SOCKET, self._answer)
+        self._server = ControlServer(site.folder / SOCKET, self.answer)
         self.register = self._server.register
 
     def __enter__(self) -> Self:
@@ -106,7 +106,7 @@ class Desk:
 
     def look_for_sleep(self) -> None:
         """After a suspend nothing counts that was measured before it; to be called before anything is decided."""
-        slept = self._sleeps.look()
+        slept = self.sleeps.look()
         if slept is None:
             return
         lasted = (
@@ -148,7 +148,8 @@ class Desk:
 
     # ---- requests ----
 
-    def _answer(self, request: AnyRequest, asker: Peer) -> Reply:
+    def answer(self, request: AnyRequest, asker: Peer) -> Reply:
+        """Do what is asked for."""
         match request:
             case Status():
                 return Reply(facts=self._facts())
@@ -318,7 +319,7 @@ class Desk:
             "frozen": self.frozen,
             "orders": [kept_orders.as_json(order, now) for order in engine.overrides.orders],
             "managed": self._site.managed(),
-            "path_count": len({str(each.path) for each in engine.standings(time.monotonic_ns())}),
+            "path_count": len({str(path) for path in engine.known_paths}),
             "wanted": {
                 target: engine.groups[target].named(weights)
                 for target, weights in engine.wanted().items()

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import msgspec
 
-from pytools.signals import Link, Path, Signal
-from steering.deciding import capacity, health, memory, waiting
+from pytools.signals import Link, Path, PathState, Signal
+from steering.deciding import capacity, health, hold_down, memory, transitions
 from steering.deciding.capacity import Estimate
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.decide import decide, shares_of
@@ -31,19 +32,6 @@ TargetsOf = Callable[[str], tuple[Target, ...]]
 _ALONE_NS: Final = 50_000_000  # so long an address waits for others that say the same
 _TOGETHER_NS: Final = 60_000_000_000  # so long it must be well before its traffic follows that of others again
 _MOST_APART: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What is thought of one path, for publication."""
-
-    path: Path
-    state: str
-    since_ns: int
-    weight_wanted: int | None
-    weight_actual: int | None
-    reason: str
-    under: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +101,7 @@ class Engine:
                 continue
             if before[path].keys() & (self.groups.keys() | lost):
                 if path.interface in unlinked:
-                    self.paths[path] = health.taken_away(self.policy, path, self.paths[path], now)
+                    self.paths[path] = transitions.taken_away(self.policy, path, self.paths[path], now)
             elif path not in self._lost:
                 self.paths.pop(path)
         self._lost = {path for path, where in self._places.items() if not where and path in self.paths}
@@ -197,7 +185,7 @@ class Engine:
                 self.ignored += 1
                 continue
             limits, facts = self.usual.limits(path), self.evidence.facts(path)
-            self.paths[path] = health.observe(self.policy, self.paths[path], facts, now, limits)
+            self.paths[path] = transitions.observe(self.policy, self.paths[path], facts, now, limits)
             self.usual.take(path, self.paths[path])
         if isinstance(signal, Link) and told:
             self._carry(signal, told)
@@ -236,17 +224,13 @@ class Engine:
                 seen_ns = max(known.seen_ns - lasted_ns, min(known.seen_ns, stale_ns))
                 self.paths[path] = msgspec.structs.replace(known, seen_ns=max(1, seen_ns))
 
-    def forget_windows(self) -> None:
-        """Another agent may measure over other windows."""
-        self.evidence.forget_windows()
-
     def changes(self, now: int, only: Iterable[Target] | None = None) -> list[Change]:
         """The acts that are wanted now, in all groups or only in some."""
         chosen = self.groups if only is None else [target for target in only if target in self.groups]
         groups = [self.groups[target] for target in chosen if not self.calm(target, now)]
         for group in groups:
             for _, path in group.paths:
-                self.paths[path] = health.advance(self.policy, self.paths[path], now)
+                self.paths[path] = transitions.advance(self.policy, self.paths[path], now)
         plan = decide(self.policy, self.paths, groups, now, self._capacities, self.overrides)
         for group, each in zip(groups, plan.groups, strict=True):
             self._plans[group.target] = each
@@ -298,20 +282,20 @@ class Engine:
         """Take note that a change was made; None for the weights when it only would have been."""
         self._rejected.pop(change.target, None)
         if weights is not None:
-            self._put(change.target, current=weights)
+            self.groups[change.target] = replace(self.groups[change.target], current=weights)
         self._note(change, now)
 
     def _note(self, done: Change | GroupPlan, now: int) -> None:
         for path, share in done.granted:
             if health.due(self.policy, self.paths[path]) is not None:
-                self.paths[path] = health.lowered(self.policy, path, self.paths[path], share, now)
+                self.paths[path] = transitions.lowered(self.policy, path, self.paths[path], share, now)
         for path in done.lifted:
-            self.paths[path] = health.lifted(self.policy, self.paths[path], now)
+            self.paths[path] = transitions.lifted(self.policy, self.paths[path], now)
         plan = self._plans.get(done.target)
         if plan is None or plan.undecided:
             return
         for _, path in self.groups[done.target].paths:
-            self.paths[path] = health.in_force(self.paths[path], now)
+            self.paths[path] = transitions.in_force(self.paths[path], now)
 
     def rejected(self, change: Change, why: str) -> None:
         """Take note that a change could not be made; its paths stay as they were."""
@@ -325,19 +309,27 @@ class Engine:
         """The weights that were decided last."""
         return {target: plan.wanted for target, plan in self._plans.items() if target in self.groups}
 
-    def standings(self, now: int) -> list[Standing]:
-        """What is thought of every path that runs over a managed group."""
-        there = [
-            self._standing(group, nexthop, path, now) for group in self.groups.values() for nexthop, path in group.paths
-        ]
-        lost = [(path, self.paths[path]) for path in sorted(self._lost)]
+    @property
+    def known_paths(self) -> set[Path]:
+        """The paths that run over a managed group, ran over one that is gone for now, or could."""
+        over = (path for group in self.groups.values() for _, path in group.paths)
+        return {*over, *self._lost, *(path for path, _ in self._unprobed)}
+
+    def states(self, host: str, now: int, unix_ns: int) -> list[PathState]:
+        """What is thought of each of them, as the signals of this host."""
+        signal = partial(PathState, host=host, at_ns=now, unix_ns=unix_ns)
+        aside = partial(signal, weight_wanted=None, under="")
+        lost = [(path, self.paths[path], self._why_lost(path)) for path in sorted(self._lost)]
         return [
-            *there,
+            *(self._state(signal, group, *each, now) for group in self.groups.values() for each in group.paths),
             *(
-                Standing(path, known.state, known.since_ns, None, None, self._why_lost(path), "")
-                for path, known in lost
+                aside(path=path, state=known.state, since_ns=known.since_ns, weight_actual=None, reason=why)
+                for path, known, why in lost
             ),
-            *(Standing(way, "unmeasured", since, None, 0, "nobody measures it", "") for way, since in self._unprobed),
+            *(
+                aside(path=path, state="unmeasured", since_ns=since_ns, weight_actual=0, reason="nobody measures it")
+                for path, since_ns in self._unprobed
+            ),
         ]
 
     def _why_lost(self, path: Path) -> str:
@@ -356,14 +348,11 @@ class Engine:
                     if (member.nexthop_id, path.address) not in known:
                         yield msgspec.structs.replace(path, gateway=member.gateway, interface=member.interface)
 
-    def _standing(self, group: Group, nexthop: int, path: Path, now: int) -> Standing:
+    def _state(self, signal: Callable[..., PathState], group: Group, nexthop: int, path: Path, now: int) -> PathState:
         known = self.paths[path]
         plan = self._plans.get(group.target)
-        actual = dict(group.current).get(nexthop, 0)
-        wanted = dict(plan.wanted).get(nexthop, 0) if plan else None
-        under = self.policy.rules[known.rule].name if known.rule is not None else ""
         frozen = f"frozen: {self.frozen}; " if self.frozen else ""
-        why = waiting.reason(self.policy, known, now)
+        why = hold_down.reason(self.policy, known, now)
         if health.stale(self.policy, known, now) and known.state != "unmeasured":
             why = f"hold: stale; before: {known.because}"
         elif plan and dict(plan.held).get(path):
@@ -372,12 +361,15 @@ class Engine:
             why = f"{why}; {learning}"
         if group.target in self._rejected:
             why = f"{why}; {self._rejected[group.target]}"
-        if known.state in ("healthy", "unmeasured", "suspect"):
-            under = ""
-        return Standing(path, known.state, known.since_ns, wanted, actual, f"{frozen}{why}", under)
-
-    def _put(self, target: Target, current: Weights) -> None:
-        self.groups[target] = replace(self.groups[target], current=current)
+        return signal(
+            path=path,
+            state=known.state,
+            since_ns=known.since_ns,
+            weight_wanted=dict(plan.wanted).get(nexthop, 0) if plan else None,
+            weight_actual=dict(group.current).get(nexthop, 0),
+            reason=f"{frozen}{why}",
+            under="" if known.rule is None or not known.down else self.policy.rules[known.rule].name,
+        )
 
     def _wire(self) -> None:
         """Write into each group which measured paths run over its members."""

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 from pytools.signals import Path, PathDelay, Signal, TcpFlow
-from steering.deciding import health
+from steering.deciding import health, hold_down
 from steering.deciding.health import PathHealth
 from steering.deciding.overrides import NONE, Overrides
 from steering.flows import returns
@@ -253,7 +253,7 @@ class FlowEngine:
         """Whether every bad path has waited the time that this host has drawn."""
         return all(
             case.now - self._avoided[path, number].since_ns
-            >= health.drawn(self.policy, path, self._avoided[path, number].since_ns)
+            >= hold_down.drawn(self.policy, path, self._avoided[path, number].since_ns)
             for path, number in case.troubles
         )
 

@@ -21,17 +21,6 @@ from operator import truediv
 INFINITE = math.inf
 
 
-def fair_rates(capacity: float, demands: Sequence[float]) -> list[float]:
-    """The max-min fair rates of the flows of one rail, in the order of their demands: progressive filling."""
-    rates = [0.0] * len(demands)
-    left, rising = max(0.0, capacity), len(demands)
-    for flow in sorted(range(len(demands)), key=demands.__getitem__):
-        rates[flow] = min(demands[flow], left / rising)
-        left -= rates[flow]
-        rising -= 1
-    return rates
-
-
 def worst_ratio(rates: Sequence[float], best: Sequence[float]) -> float:
     """How near one allocation is to another, both in rising order: the smallest ratio of rates with the same rank.
 

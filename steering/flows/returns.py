@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from steering.deciding import health
+from steering.deciding import health, hold_down
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.health import PathHealth
 from steering.deciding.rule_eval import Reading
@@ -59,7 +59,7 @@ def _let_go(policy: Policy, number: int, known: Avoided, now: int) -> Avoided:
     """Nobody knows any more how the path is; how often it was bad, and when it was tried, is remembered."""
     if known.state == "over":
         return known
-    forgive_ns = now + health.dwell(policy.rules[number], known.strikes)
+    forgive_ns = now + hold_down.dwell(policy.rules[number], known.strikes)
     return replace(known, state="over", acting=False, clear_since=None, forgive_ns=forgive_ns)
 
 
@@ -97,7 +97,7 @@ def _returning(policy: Policy, number: int, known: Avoided, path: PathHealth, no
     assert known.clear_since is not None
     if reading.run < rule.return_.rise and not reading.idle:
         return known
-    if path.seen_ns - known.clear_since < health.dwell(rule, known.strikes):
+    if path.seen_ns - known.clear_since < hold_down.dwell(rule, known.strikes):
         return known
     if known.tried_ns is not None and now - known.tried_ns < rule.return_.retry_after:
         return known
@@ -110,7 +110,7 @@ def _next_step(policy: Policy, number: int, known: Avoided, path: PathHealth, no
         return known
     if known.step + 1 < len(rule.return_.steps):
         return replace(known, step=known.step + 1, step_since=now)
-    return replace(known, state="over", forgive_ns=now + health.dwell(rule, known.strikes))
+    return replace(known, state="over", forgive_ns=now + hold_down.dwell(rule, known.strikes))
 
 
 def _forgiven(policy: Policy, number: int, known: Avoided, now: int) -> Avoided | None:
@@ -119,4 +119,4 @@ def _forgiven(policy: Policy, number: int, known: Avoided, now: int) -> Avoided 
     if known.strikes <= 1:
         return None
     strikes = known.strikes - 1
-    return replace(known, strikes=strikes, forgive_ns=now + health.dwell(policy.rules[number], strikes))
+    return replace(known, strikes=strikes, forgive_ns=now + hold_down.dwell(policy.rules[number], strikes))

@@ -66,7 +66,7 @@ def expire(log: journal.Journal, run: str, scope: str, by: str) -> bool:
     """At the deadline: whether the run has to end. What cannot be written does not keep it alive."""
     if verdict(log.path, run) == "open":
         with contextlib.suppress(OSError):
-            log.write(_entry("expired", run, "nobody confirmed it in time", scope, by), sync=True)
+            log.write(entry("expired", run, "nobody confirmed it in time", scope, by), sync=True)
     return verdict(log.path, run) != "confirmed"
 
 
@@ -99,7 +99,7 @@ def confirm(folder: Path, by: str) -> str:
         if elapsed.now_ns() >= deadline.at_ns:
             raise _too_late()
         with journal.Journal(file) as log:
-            log.write(_entry("confirmed", deadline.run, f"confirmed by {by}", "", "command"), sync=True)
+            log.write(entry("confirmed", deadline.run, f"confirmed by {by}", "", "command"), sync=True)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         if verdict(file, deadline.run) != "confirmed":
@@ -113,5 +113,6 @@ def _too_late() -> RefusedError:
     return RefusedError("too late: the time to confirm is over, and everything is taken back", "start it again")
 
 
-def _entry(kind: Literal["confirmed", "expired"], run: str, because: str, scope: str, by: str) -> journal.Entry:
+def entry(kind: Literal["confirmed", "expired"], run: str, because: str, scope: str, by: str) -> journal.Entry:
+    """What is written about a deadline."""
     return journal.entry_now(kind, run, _NO_GROUP, (), (), because, "operator", scope, by)

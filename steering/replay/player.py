@@ -213,11 +213,10 @@ class Player:
         changed = {path for path in paths if self._told.get(path, ("",))[0] != self.engine.paths[path].state}
         if not changed:
             return
-        for standing in self.engine.standings(self._now):
-            if standing.path in changed:
-                self._enter(standing.path, standing.state)
-                state = messages.path_state(standing.path.source, standing)
-                yield msgspec.structs.replace(state, at_ns=self._now, unix_ns=self._unix_ns)
+        for state in self.engine.states("", self._now, self._unix_ns):
+            if state.path in changed:
+                self._enter(state.path, state.state)
+                yield msgspec.structs.replace(state, host=state.path.source)
 
     def _enter(self, path: Path, state: str) -> None:
         """Keep the books of a path that changes its state."""

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from pytools.errors import SwerveError, UsageError
 from pytools.kernel.netns import inside
-from pytools.lab import Lab, cli
+from pytools.lab import Lab, cli, view
 
 pytestmark = pytest.mark.beside
 
@@ -69,7 +69,7 @@ def sent(lab):
     return {
         (rail.number, way): each
         for rail in lab.rails
-        for (way, host), each in lab.inner_sent_bytes(rail.number).items()
+        for (way, host), each in view.sent_bytes(rail.inner).items()
         if host == 2
     }
 

@@ -191,7 +191,7 @@ def test_every_packet_of_a_live_connection_carries_its_label(lab: Lab) -> None:
     with contextlib.ExitStack() as stack:
         pins = stack.enter_context(kit.pinning_in(lab.hosts[0].netns, targets(lab)))
         near, far, flow = stack.enter_context(connected(lab, 6))
-        with Labels(pins._table) as labels:
+        with Labels(pins.table) as labels:
             rail = rail_of_sending(lab, near, far)
             support.run(["ip", "netns", "exec", lab.hosts[1].netns, "ethtool", "-K", f"rail{rail}", "gro", "off"])
             capture = kit.Capture(lab.hosts[1].netns, f"rail{rail}")

@@ -20,7 +20,7 @@ import yaml
 from pytools import directories
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Client
-from pytools.lab import Lab, namespaces
+from pytools.lab import Lab, namespaces, view
 from pytools.signals import PathDelay
 from steering.acting import acts_file
 from steering.actuators.pins import Labels
@@ -56,7 +56,7 @@ def ways(lab):
     return {
         (rail.number, way): sent
         for rail in lab.rails
-        for (way, host), sent in lab.inner_sent_bytes(rail.number).items()
+        for (way, host), sent in view.sent_bytes(rail.inner).items()
         if host == 2
     }
 

@@ -157,11 +157,11 @@ def test_a_flush_writes_to_all_that_take_it_and_leaves_full_sockets_to_the_selec
     served.server.flush()
     assert [client.next(5) for client in clients] == 2 * [samples.tcp_path()], "no turn of the loop was needed"
     slow, quick = clients
-    while not any(connection.blocked for connection in served.server._connections):
+    while not any(connection.blocked for connection in served.server.connections):
         served.bus.publish(samples.tcp_path())
         served.server.flush()
         quick.read()
-    waiting = [connection for connection in served.server._connections if connection.blocked]
+    waiting = [connection for connection in served.server.connections if connection.blocked]
     assert len(waiting) == 1
     assert slow.read(), "the kernel has room again"
     served.server.flush()
@@ -174,7 +174,7 @@ def test_urgent_signals_that_do_not_fit_are_counted_apart(tmp_path: Path) -> Non
     served = Served(tmp_path / "agent.sock", queue_bytes=4000)
     try:
         client = served.client()
-        next(iter(served.server._connections)).sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+        next(iter(served.server.connections)).sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
         for _ in range(100):
             served.bus.publish(samples.act())
         drops = served.server.drops()
@@ -193,7 +193,7 @@ def test_published_is_received_plus_dropped_in_any_order_of_events(tmp_path: Pat
     served = Served(tmp_path / "agent.sock", queue_bytes=4000)
     try:
         client = served.client(frozenset({"tcp_path"}))
-        next(iter(served.server._connections)).sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+        next(iter(served.server.connections)).sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
         published, got = 0, []
         for step in steps:
             if step in ("publish", "burst"):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from packet_runs import PacketRuns
 
 from pytools.errors import SwerveError
 from pytools.kernel import netns
@@ -77,7 +78,7 @@ def test_maps_are_arrays_of_the_compiled_types(tmp_path: Path) -> None:
         assert looked_up["n"].tolist() == [0, *values["n"][1:300].tolist()]
         assert [len(each) for each in table.lookup_many(keys[:0])] == [0, 0]
         assert len(table.read()[0]) == 4999
-        syscall.test_run(loaded.programs["nothing"], bytes(64), 11)
+        PacketRuns().run(loaded.programs["nothing"], bytes(64), repeat=11)
         assert loaded.map("percpu").read_percpu_sum().tolist() == [0, 11, 0]
 
 

@@ -132,14 +132,14 @@ def test_a_replace_asks_the_kernel_for_one_change(grouped):
     netns, netlink, _ = grouped
     monitor = Netlink(netns)
     with monitor:
-        monitor.socket._socket.setsockopt(270, 1, 32)  # NETLINK_ADD_MEMBERSHIP, RTNLGRP_NEXTHOP
+        monitor.socket.sock.setsockopt(270, 1, 32)  # NETLINK_ADD_MEMBERSHIP, RTNLGRP_NEXTHOP
         netlink.replace_group(101, [Member(11, 5), Member(12, 6)])
-        monitor.socket._socket.settimeout(1)
-        data = monitor.socket._socket.recv(65536)
+        monitor.socket.sock.settimeout(1)
+        data = monitor.socket.sock.recv(65536)
         assert int.from_bytes(data[4:6], "little") == 104
-        monitor.socket._socket.setblocking(False)
+        monitor.socket.sock.setblocking(False)
         with pytest.raises(BlockingIOError):
-            monitor.socket._socket.recv(65536)
+            monitor.socket.sock.recv(65536)
 
 
 def test_packets_are_counted_per_member_where_the_kernel_can(grouped):

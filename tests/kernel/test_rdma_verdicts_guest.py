@@ -113,13 +113,13 @@ class Watcher:
         self._selector = selectors.DefaultSelector()
         self.source.register(self._selector)
         self.readings: list[Reading] = []
-        read = self.source._watch.read
+        read = self.source.watch.read
 
         def noted(present: Sequence[Table], now_ns: int) -> tuple[list[int], list[int]]:
             self.readings.append(self._reading(present, now_ns))
             return read(present, now_ns)
 
-        self.source._watch.read = noted  # type: ignore[method-assign]
+        self.source.watch.read = noted  # type: ignore[method-assign]
         self.seen: list[AnySignal] = []
 
     def _reading(self, present: Sequence[Table], now_ns: int) -> Reading:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import packets as p
 import pytest
+from packet_runs import PacketRuns
 
 from pytools.agent.hooks import link_observers
 from pytools.config import AgentConfig, Probe, Tcp
-from pytools.kernel.bpf import loader, syscall
+from pytools.kernel.bpf import loader
 from pytools.kernel.bpf.maps import Map
 from pytools.kernel.bpf.rings import Ring
 from pytools.sources import programs
@@ -30,7 +31,7 @@ class Sample:
     """The loaded program with its ring, its settings and its counters."""
 
     def __init__(self, loaded: loader.Loaded, hooks: dict[str, int]) -> None:
-        self.programs = hooks
+        self.programs, self.runs = hooks, PacketRuns()
         self.ring: Ring = loaded.ring("samples", "sample")
         self._counters: Map = loaded.map("sample_counters")
         self._settings: Map = loaded.map("sample_settings")
@@ -46,8 +47,8 @@ class Sample:
         self.peers.update(key, directions)
 
     def run(self, hook: str, frame: bytes, segment_bytes: int = 0) -> list[Any]:
-        verdict, _ = syscall.test_run(self.programs[hook], frame, segment_bytes=segment_bytes)
-        assert verdict == UNSPEC, "an observer must let other programs decide"
+        done = self.runs.run(self.programs[hook], frame, segment_bytes=segment_bytes)
+        assert done.verdict == UNSPEC, "an observer must let other programs decide"
         return list(self.ring.read())
 
     def keys(self, hook: str, frame: bytes, segment_bytes: int = 0) -> list[int]:
@@ -386,7 +387,7 @@ def test_only_what_is_asked_for_is_sampled(sample: Sample, hook: str) -> None:
 def test_a_full_ring_is_counted(sample: Sample) -> None:
     frame = p.ipv4(p.udp(DATAGRAM, 5000, 6000))
     capacity = 128 * 4096 // (sample.ring.record.itemsize + 8)
-    syscall.test_run(sample.programs[OUT], frame, capacity + 50)
+    sample.runs.run(sample.programs[OUT], frame, repeat=capacity + 50)
     records = sample.ring.read()
     counted = sample.counted()
     assert counted["recorded"] == len(records)

@@ -110,7 +110,7 @@ class World:
 @pytest.fixture
 def world(rails: Rails) -> Iterator[World]:
     with kit.pinning(rails) as pins, contextlib.ExitStack() as stack:
-        table = pins._table
+        table = pins.table
         layouts = table.path_record, table.settings_record
         paths = stack.enter_context(mapped.create("probe_paths", layouts[0], 4096))
         settings = stack.enter_context(mapped.create("probe_settings", layouts[1], 1))
@@ -224,7 +224,7 @@ def test_packets_go_as_they_are_routed(world: World, why: str, counted: dict[str
             case "another path in the other's row":
                 second["generation"] += 1
             case "the other's neighbour is dead":
-                world.pins._table.targets["alive"] = 0
+                world.pins.table.targets["alive"] = 0
         assert wire.send()[0] == routed
         assert world.counted() == counted
         assert world.standbys.moved() == []
@@ -329,7 +329,7 @@ def test_what_the_agent_does_not_probe_has_no_stand_by(world: World) -> None:
 
 
 def test_maps_of_another_layout_are_refused(world: World) -> None:
-    with inside(world.rails.near), mapped.create("probe_paths", world.pins._table.path_record, 17) as other:
+    with inside(world.rails.near), mapped.create("probe_paths", world.pins.table.path_record, 17) as other:
         lent = world.agent.lent() | {"probe_paths": os.dup(other.fd)}
         with pytest.raises(SwerveError):
             world.standbys.lend(lent)
@@ -341,8 +341,8 @@ def test_ten_thousand_prefixes(world: World) -> None:
     prefixes = tuple(f"10.{200 + i // 256}.{i % 256}.0/24" for i in range(10_000))
     wanted = [StandBy(path, prefixes, other, kit.GROUPS[0], 12, "r")]
     assert world.standbys.arm(wanted) == {}
-    keys, _ = world.pins._table.prefixes.read()
+    keys, _ = world.pins.table.prefixes.read()
     assert len(keys) == 10_000
     assert world.standbys.arm(()) == {}
-    keys, _ = world.pins._table.prefixes.read()
+    keys, _ = world.pins.table.prefixes.read()
     assert len(keys) == 0

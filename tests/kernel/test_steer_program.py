@@ -15,9 +15,9 @@ import packets as p
 import pin_kit as kit
 import pytest
 import support
+from packet_runs import PacketRuns
 
 from pytools.errors import RefusedError
-from pytools.kernel.bpf import syscall
 from steering.actuators import flow_keys
 from steering.actuators.flow_table import FlowTable
 from steering.plan import FlowKey
@@ -35,14 +35,15 @@ class Steer:
     """The table, and packets to run through its program."""
 
     def __init__(self, table: FlowTable) -> None:
-        self.table = table
+        self.table, self._runs = table, PacketRuns()
         self._before = table.counters()
 
     def run(self, frame: bytes, segments: int = 0, segment_bytes: int = 0) -> int:
         return self.altered(frame, segments, segment_bytes)[0]
 
     def altered(self, frame: bytes, segments: int = 0, segment_bytes: int = 0) -> tuple[int, bytes]:
-        return syscall.test_packet(self.table.program_fd, frame, segments, segment_bytes)
+        done = self._runs.run(self.table.program_fd, frame, segments=segments, segment_bytes=segment_bytes)
+        return done.verdict, done.frame
 
     def counted(self) -> dict[str, int]:
         """Counters that have moved since the last call."""

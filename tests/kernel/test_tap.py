@@ -759,7 +759,7 @@ def test_who_says_nothing_is_shown_out(agent: Agent) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(5)
         sock.connect(str(agent.path))
-        wait_until(lambda: bool(agent.server._conversations), 5, "the connection is taken")
+        wait_until(lambda: bool(agent.server.conversations), 5, "the connection is taken")
         agent.tick(later_ns=2_000_000_000)
         assert sock.recv(1) == b""
     assert agent.server.drops()["tap_malformed"] == 1
@@ -781,7 +781,7 @@ def test_without_descriptors_a_process_waits(tmp_path: Path, record: np.dtype[An
         server.tick(time.monotonic_ns() + PAUSE_NS)
         for key, mask in s.select(5):
             key.data(mask)
-        assert len(server._conversations) == 1
+        assert len(server.conversations) == 1
 
 
 @pytest.mark.parametrize("call", ["connect 0 1", "destroyqp 0"])

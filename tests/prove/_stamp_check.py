@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from _packet_runs import LOOPBACK
+from packet_runs import LOOPBACK
 
 PORT: Final = 862
 BASE_BYTES: Final = 44

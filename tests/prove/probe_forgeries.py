@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/prove")]
 
 import _forged_replies as forging  # noqa: E402
 import _mutated_requests as mutating  # noqa: E402
 import _stamp_check as check  # noqa: E402
 import numpy as np  # noqa: E402
 from _mutated_requests import OURS, PEERS  # noqa: E402
-from _packet_runs import DROPPED, LONGEST, LOOPBACK, REDIRECTED, UNSPEC, PacketRuns  # noqa: E402
+from packet_runs import DROPPED, LONGEST, LOOPBACK, REDIRECTED, UNSPEC, PacketRuns  # noqa: E402
 
 from pytools.kernel import netns  # noqa: E402
 from pytools.kernel.bpf import loader  # noqa: E402

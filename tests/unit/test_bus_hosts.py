@@ -434,23 +434,23 @@ def test_one_connection_a_pair(key_file: Path, free_port: int) -> None:
 
 def test_queues_are_bounded_and_only_wanted_topics_are_kept(lonely: hosts.HostBus) -> None:
     peer = Sealer("b/*?", ["a"], derived(KEY, "messages"))
-    for _, ask in lonely._sealer.asks(SECOND):
+    for _, ask in lonely.sealer.asks(SECOND):
         peer.open(ask, SECOND)
     for _, ask in peer.asks(SECOND):
-        lonely._take(ask, SECOND)
-    ((_, challenge),) = lonely._sealer.asks(3 * SECOND)
+        lonely.accept(ask, SECOND)
+    ((_, challenge),) = lonely.sealer.asks(3 * SECOND)
     for _, raw in peer.open(challenge, 3 * SECOND)[1]:
-        lonely._take(raw, 3 * SECOND)
-    lonely._take(peer.seal("other", b"nobody asked", "a"), 3 * SECOND)
+        lonely.accept(raw, 3 * SECOND)
+    lonely.accept(peer.seal("other", b"nobody asked", "a"), 3 * SECOND)
     assert lonely.receive("news") == []  # from now on it is wanted
     for number in range(18):
-        lonely._take(peer.seal("news", b"%d" % number + bytes(MAX_PAYLOAD - 2), "a"), 3 * SECOND)
+        lonely.accept(peer.seal("news", b"%d" % number + bytes(MAX_PAYLOAD - 2), "a"), 3 * SECOND)
     assert [(sender, payload[:2]) for sender, payload in lonely.receive("news")][:2] == [
         ("b/*?", b"0\0"),
         ("b/*?", b"1\0"),
     ]
     assert (lonely.drops()["host_bus_unwanted"], lonely.drops()["host_bus_full"]) == (1, 2)
-    lonely._take(peer.seal("news", b"room again", "a"), 3 * SECOND)
+    lonely.accept(peer.seal("news", b"room again", "a"), 3 * SECOND)
     assert lonely.receive("news") == [("b/*?", b"room again")]
 
 

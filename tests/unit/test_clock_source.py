@@ -45,13 +45,13 @@ class Agent:
         self.adopt(NOW_NS)
 
     def adopt(self, now_ns: int) -> None:
-        self.source._timescale.adopt(self.reference, self.told, now_ns)
+        self.source.timescale.adopt(self.reference, self.told, now_ns)
 
     def states(self, now_ns: int) -> dict[str, Any]:
         """What is published of each clock at the end of a round."""
         self.published.clear()
-        self.source._notice_doubts(now_ns)
-        self.source._publish(now_ns)
+        self.source.notice_doubts(now_ns)
+        self.source.publish(now_ns)
         for clock in self.published:
             assert (clock.offset_ns is None) == (clock.state == "free_running")
         return {clock.of: clock.state for clock in self.published}
@@ -92,7 +92,7 @@ def test_a_result_of_hosts_that_had_not_seen_the_step_is_not_believed_either() -
 def test_a_drift_that_is_hardly_known_makes_no_bound_wider_than_the_hard_one() -> None:
     agent = Agent("h1")
     hosts = [replace(each, drift_sigma_ppb=3e5) for each in agent.told.hosts]
-    agent.source._timescale.adopt("h1", replace(agent.told, hosts=hosts), NOW_NS)
+    agent.source.timescale.adopt("h1", replace(agent.told, hosts=hosts), NOW_NS)
     agent.states(NOW_NS + SECOND_NS // 2)
     for clock in agent.published:
         assert clock.bound_ns is not None and clock.hard_bound_ns is not None

@@ -110,14 +110,14 @@ class Made:
 
     def start(self, **options):
         self.controller = Controller(parse(POLICY), Options(apply=True, **options), self.said.append)
-        self.controller._refresh(time.monotonic_ns())
+        self.controller.refresh(time.monotonic_ns())
         self.kernel.asked.clear()
-        self.controller._engine.changes = lambda _, only=None: self.changes(only)
+        self.controller.engine.changes = lambda _, only=None: self.changes(only)
         return self.controller
 
     def changes(self, only=None):
         """What is wanted: every target without rail 1, but for those that have recovered."""
-        known = self.controller._engine.groups
+        known = self.controller.engine.groups
         wanted = [each for each in known if each not in self.recovered and (only is None or each in only)]
         return [Change(each, known[each].current, AFTER, "because", "rule") for each in wanted]
 
@@ -130,7 +130,7 @@ def made(monkeypatch, tmp_path):
     found.controller = None
     yield found
     if found.controller is not None:
-        found.controller._stack.close()
+        found.controller.close()
 
 
 def in_force():
@@ -151,32 +151,32 @@ def test_targets_that_vanish_together_cost_nothing_but_themselves(made):
     made.start()
     changes = made.changes()
     made.kernel.groups = {each: known for each, known in made.kernel.groups.items() if each.endswith("103/32")}
-    made.controller._act(changes)
+    made.controller.act(changes)
     assert made.kernel.asked == [target(101), target(103)], "the second was not asked for any more"
     assert made.kernel.groups[target(103)].current == AFTER
 
 
 def test_the_lease_is_renewed_between_changes(made):
     made.start()
-    made.controller._act(made.changes())
+    made.controller.act(made.changes())
     assert made.guardian.ticks >= len(made.kernel.asked) == 3
 
 
 def test_without_a_live_guardian_nothing_is_changed(made):
     made.start()
     made.guardian.alive = False
-    made.controller._act(made.changes())
+    made.controller.act(made.changes())
     assert made.kernel.asked == []
-    assert "no live guardian" in made.controller._engine.why_rejected(target(101))
+    assert "no live guardian" in made.controller.engine.why_rejected(target(101))
 
 
 def test_what_was_under_way_when_the_host_slept_moves_nothing(made):
     """The first thing after a suspend may be signals of before it, which were waiting in the socket."""
     made.start()
     now, hour = time.monotonic_ns(), 3600 * 10**9
-    made.controller._desk._sleeps = elapsed.Sleeps(iter([(now, now, now), (now, now + hour, now)]).__next__)
-    made.controller._received([measured(path(rail), now - MS, 50 * MS) for rail in (1, 2)])
-    assert made.controller._engine.evidence.refused == 2 and made.kernel.asked == []
+    made.controller.desk.sleeps = elapsed.Sleeps(iter([(now, now, now), (now, now + hour, now)]).__next__)
+    made.controller.receive([measured(path(rail), now - MS, 50 * MS) for rail in (1, 2)])
+    assert made.controller.engine.evidence.refused == 2 and made.kernel.asked == []
     assert any("the host was suspended for 1 h" in said for said in made.said)
 
 
@@ -184,11 +184,11 @@ def test_a_freeze_holds_what_is_decided_and_not_done_yet(made):
     made.start()
     stop_file = directories.state_dir(None) / "freeze"
     made.kernel.meanwhile = stop_file.touch
-    made.controller._act(made.changes())
+    made.controller.act(made.changes())
     assert made.kernel.asked == [target(101)]
-    assert "frozen" in made.controller._engine.why_rejected(target(102))
+    assert "frozen" in made.controller.engine.why_rejected(target(102))
     made.kernel.asked.clear()
-    made.controller._act(made.changes(target(102)))
+    made.controller.act(made.changes(target(102)))
     stop_file.unlink()
     assert made.kernel.asked == [], "nor is the first one of a decision carried out"
 
@@ -196,11 +196,11 @@ def test_a_freeze_holds_what_is_decided_and_not_done_yet(made):
 def test_what_has_recovered_meanwhile_is_left_alone(made):
     """While the kernel worked for one target, something was heard of another."""
     made.start()
-    heard = made.controller._agent.poll
+    heard = made.controller.agent.poll
     polled = []
-    made.controller._agent.poll = lambda: (polled.append(len(made.kernel.asked)), heard())
+    made.controller.agent.poll = lambda: (polled.append(len(made.kernel.asked)), heard())
     made.kernel.meanwhile = lambda: made.recovered.add(target(102))
-    made.controller._act(made.changes())
+    made.controller.act(made.changes())
     assert made.kernel.asked == [target(101), target(103)]
     assert polled == [0, 1, 1], "what has arrived is read before the kernel is asked, each time"
 
@@ -208,47 +208,54 @@ def test_what_has_recovered_meanwhile_is_left_alone(made):
 def test_a_guardian_that_dies_between_decision_and_act_holds_even_the_first(made):
     made.start()
     changes = made.changes()
-    made.controller._agent.poll = lambda: setattr(made.guardian, "alive", False)
-    made.controller._act(changes)
+    made.controller.agent.poll = lambda: setattr(made.guardian, "alive", False)
+    made.controller.act(changes)
     assert made.kernel.asked == []
-    assert "no live guardian" in made.controller._engine.why_rejected(target(101))
+    assert "no live guardian" in made.controller.engine.why_rejected(target(101))
 
 
 def test_what_arrives_while_changes_are_carried_out_is_decided_after_them(made, monkeypatch):
     made.start()
     changes, nested = made.changes([target(101)]), []
-    real = made.controller._act
-    monkeypatch.setattr(made.controller, "_act", lambda *a: (nested.append(made.controller._acts), real(*a)))
-    monkeypatch.setattr(made.controller._engine, "take", lambda *_: {target(103)})
-    made.kernel.meanwhile = lambda: made.controller._received([object()]) if len(made.kernel.asked) == 1 else None
+    real, under_way = made.controller.act, []
+
+    def act(changes):
+        nested.append(bool(under_way))
+        under_way.append(changes)
+        real(changes)
+        under_way.pop()
+
+    monkeypatch.setattr(made.controller, "act", act)
+    monkeypatch.setattr(made.controller.engine, "take", lambda *_: {target(103)})
+    made.kernel.meanwhile = lambda: made.controller.receive([object()]) if len(made.kernel.asked) == 1 else None
     monkeypatch.setattr(made.controller.flows, "take", lambda *_: None)
-    made.controller._act(changes)
+    made.controller.act(changes)
     assert made.kernel.asked == [target(101), target(103)] and nested == [False]
 
 
 def test_a_full_disk_does_not_end_the_loop_when_a_target_goes(made, monkeypatch):
     made.start()
-    made.controller._act(made.changes())
+    made.controller.act(made.changes())
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(journal.Journal, "write", full)
     made.kernel.groups.clear()
-    made.controller._refresh(time.monotonic_ns())
+    made.controller.refresh(time.monotonic_ns())
     assert any("cannot be written: No space" in said for said in made.said)
 
 
 @pytest.mark.parametrize("goes", [True, False])
 def test_what_others_change_ends_what_was_in_force_there(made, goes):
     made.start()
-    made.controller._act(made.changes())
+    made.controller.act(made.changes())
     name = target(102)
     if goes:
         del made.kernel.groups[name]
     else:
         made.kernel.groups[name] = replace(made.kernel.groups[name], current=made.kernel.groups[name].original)
-    made.controller._refresh(time.monotonic_ns())
+    made.controller.refresh(time.monotonic_ns())
     assert in_force().keys() == {target(101), target(103)}
 
 
@@ -266,15 +273,15 @@ def test_what_was_left_behind_is_taken_back_before_anything_else_can_fail(made):
 
 
 def test_a_guardian_leaves_once_everything_is_put_back(made):
-    made.start()._stopping(signal.SIGTERM)
-    made.controller._act(made.changes())
+    made.start().stop(signal.SIGTERM)
+    made.controller.act(made.changes())
     assert made.controller.run() == signal.SIGTERM
     assert made.guardian.left and in_force() == {} and made.kernel.closed == [True]
 
 
 def test_what_is_kept_stays_in_force(made):
-    made.start(keep=True)._stopping(signal.SIGTERM)
-    made.controller._act(made.changes())
+    made.start(keep=True).stop(signal.SIGTERM)
+    made.controller.act(made.changes())
     assert made.controller.run() == signal.SIGTERM
     assert made.guardian.left and len(in_force()) == 3 and made.kernel.closed == [False]
 
@@ -282,8 +289,8 @@ def test_what_is_kept_stays_in_force(made):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("alive", [True, False])
 def test_what_is_in_force_is_handed_over_to_a_guardian_that_lives_when_a_service_is_stopped(made, number, alive):
-    made.start(hand_over=True)._stopping(number)
-    made.controller._act(made.changes())
+    made.start(hand_over=True).stop(number)
+    made.controller.act(made.changes())
     made.guardian.alive = alive
     made.controller.run()
     kept = alive and number == signal.SIGTERM
@@ -293,14 +300,14 @@ def test_what_is_in_force_is_handed_over_to_a_guardian_that_lives_when_a_service
 
 
 def test_nothing_is_handed_over_where_nothing_is_in_force(made):
-    made.start(hand_over=True)._stopping(signal.SIGTERM)
+    made.start(hand_over=True).stop(signal.SIGTERM)
     made.controller.run()
     assert made.guardian.left and not made.guardian.handed and made.kernel.closed == [True]
 
 
 def test_a_guardian_stays_while_the_rules_cannot_be_deleted(made):
-    made.start()._stopping(signal.SIGTERM)
-    made.controller._act(made.changes())
+    made.start().stop(signal.SIGTERM)
+    made.controller.act(made.changes())
     made.kernel.stuck = SwerveError("not now")
     with pytest.raises(SwerveError, match="the rules cannot be deleted: not now"):
         made.controller.run()
@@ -308,9 +315,9 @@ def test_a_guardian_stays_while_the_rules_cannot_be_deleted(made):
 
 
 def test_a_second_signal_does_not_cut_the_end_short(made):
-    handlers = []
-    made.start()._stopping(signal.SIGTERM)
-    made.controller._stack.callback(lambda: handlers.append(signal.getsignal(signal.SIGTERM)))
+    handlers, close = [], made.kernel.close
+    made.start().stop(signal.SIGTERM)
+    made.kernel.close = lambda remove: (handlers.append(signal.getsignal(signal.SIGTERM)), close(remove))
     before = signal.getsignal(signal.SIGTERM)
     made.controller.run()
     assert len(handlers) == 1 and handlers[0] != before
@@ -320,6 +327,6 @@ def test_a_second_signal_does_not_cut_the_end_short(made):
 def test_acts_of_the_operator_are_kept_for_the_history(made):
     made.start()
     (directories.state_dir(None) / "freeze").write_text("noon")
-    made.controller._desk.tick(time.monotonic_ns())
+    made.controller.desk.tick(time.monotonic_ns())
     [line] = (directories.state_dir(None) / "acts.jsonl").read_text().splitlines()
     assert json.loads(line)["what"] == "freeze"

@@ -8,7 +8,7 @@ import policy_kit as kit
 from msgspec.structs import replace
 from steering_kit import MS, ORIGINAL, POLICY, SECOND, TARGET, facts, group, measured, path
 
-from steering.deciding import health
+from steering.deciding import health, transitions
 from steering.deciding.capacity import Estimate
 from steering.deciding.decide import decide
 from steering.deciding.overrides import Override, Overrides
@@ -31,7 +31,7 @@ def state(policy, queueing_ns=0, for_ns=SECOND, then="", now=NOW, **measurement)
     known = health.unknown(now - for_ns)
     at = now - for_ns
     while at <= now:
-        known = health.observe(policy, known, facts(measured(path(), at, queueing_ns, **measurement)), at)
+        known = transitions.observe(policy, known, facts(measured(path(), at, queueing_ns, **measurement)), at)
         at += 20 * MS
     if then:
         rule = 0
@@ -135,7 +135,7 @@ def after_trouble(bad_for_ns, good_for_ns, policy=POLICY_OF_TWO):
     known = health.unknown(NOW - bad_for_ns - good_for_ns)
     for at in range(NOW - bad_for_ns - good_for_ns, NOW + 1, 20 * MS):
         queueing_ns = 20 * MS if at <= NOW - good_for_ns else 0
-        known = health.observe(policy, known, facts(measured(path(), at, queueing_ns)), at)
+        known = transitions.observe(policy, known, facts(measured(path(), at, queueing_ns)), at)
     return known
 
 
@@ -164,7 +164,7 @@ def test_a_stale_path_freezes_the_group():
 
 
 def test_a_path_that_fell_silent_gives_the_group_its_original_weights_back():
-    gone = health.advance(POLICY_OF_TWO, state(POLICY_OF_TWO, 0, now=NOW - 10 * SECOND), NOW)
+    gone = transitions.advance(POLICY_OF_TWO, state(POLICY_OF_TWO, 0, now=NOW - 10 * SECOND), NOW)
     assert gone.state == "unmeasured"
     down = state(POLICY_OF_TWO, 20 * MS, then="drained")
     plan = two_rails(down, gone, current={12: 1})
@@ -181,13 +181,13 @@ def dead(then="drained"):
             liveness=kit.liveness(path(), at, 5),
             siblings=(kit.liveness(path(2), at, answered_sent_ns=at),),
         )
-        known = health.observe(FAILING, known, seen, at)
+        known = transitions.observe(FAILING, known, seen, at)
     assert known.failed
     return replace(known, state=then, rule=1, share=0.0) if then == "drained" else known
 
 
 def unmeasured():
-    return health.advance(FAILING, state(FAILING, 0, now=NOW - 10 * SECOND), NOW)
+    return transitions.advance(FAILING, state(FAILING, 0, now=NOW - 10 * SECOND), NOW)
 
 
 def test_what_is_known_to_be_dead_stays_out_when_another_path_falls_silent():
@@ -314,7 +314,7 @@ def test_a_destination_that_is_bad_everywhere_has_no_say_about_the_others():
 
 def test_a_destination_that_is_not_heard_of_at_all_has_no_say_either():
     paths = {1: [path(1, "h2"), path(1, "h3")], 2: [path(2, "h2"), path(2, "h3")]}
-    gone = health.advance(POLICY_OF_TWO, state(POLICY_OF_TWO, 0, now=NOW - 10 * SECOND), NOW)
+    gone = transitions.advance(POLICY_OF_TWO, state(POLICY_OF_TWO, 0, now=NOW - 10 * SECOND), NOW)
     states = {path(1, "h2"): bad(), path(2, "h2"): good(), path(1, "h3"): gone, path(2, "h3"): gone}
     assert one(POLICY_OF_TWO, states, group(paths)).wanted == ((12, 1),)
 

@@ -33,6 +33,7 @@ class Made:
 
     def __init__(self, folder, apply=True, deadline=None):
         self.engine, self.said, self.sent, self.stopped = Engine(parse(POLICY)), [], [], []
+        self.folder, self.pins, self.why_no_pin = folder, {}, "no pins here"
         self.later = Later()
         self.engine.arrange([group({1: [], 2: []})], lambda _: (TARGET,), time.monotonic_ns())
         for _ in range(3):
@@ -49,9 +50,9 @@ class Made:
             send=self.sent.append,
             act=self._act,
             take_back=self._take_back,
-            pin=lambda _: "no pins here",
-            unpin=lambda _: False,
-            pinned=list,
+            pin=lambda pin: self.why_no_pin or self.pins.update({pin.flow: pin}) or "",
+            unpin=lambda flow: self.pins.pop(flow, None) is not None,
+            pinned=lambda: list(self.pins.values()),
             stop=self.stopped.append,
             guardian=lambda: 7,
             acts_lost=lambda: 0,
@@ -85,13 +86,13 @@ def made(tmp_path):
 
 
 def ask(made, request):
-    return made.desk._answer(request, ASKER)
+    return made.desk.answer(request, ASKER)
 
 
 def _journalled(folder, *kinds):
     with journal.Journal(folder / journal.FILE) as log:
         for kind in kinds:
-            log.write(confirming._entry(kind, "run-1", "because", "scope", "test"))
+            log.write(confirming.entry(kind, "run-1", "because", "scope", "test"))
 
 
 @pytest.mark.parametrize(("kinds", "stops"), [((), True), (("confirmed",), False), (("expired",), True)])
@@ -133,7 +134,7 @@ def test_an_order_ends_with_its_time(made):
     ask(made, requests.Drain("rail1", for_ns=1))
     made.desk.tick(time.monotonic_ns())
     assert made.weights() == {FIRST: 1, SECOND_HOP: 1}
-    assert kept_orders.load(made.desk._site.folder, elapsed.moment()).orders == ()
+    assert kept_orders.load(made.folder, elapsed.moment()).orders == ()
     assert "has run out" in made.sent[-1].because
 
 
@@ -158,7 +159,7 @@ def test_the_stop_file_is_seen_at_the_next_tick(made, tmp_path):
     (tmp_path / "freeze").write_text("noon")
     made.desk.tick(time.monotonic_ns())
     assert made.desk.frozen == made.engine.frozen == "noon"
-    assert all(standing.reason.startswith("frozen: noon") for standing in made.engine.standings(0))
+    assert all(state.reason.startswith("frozen: noon") for state in made.engine.states("h1", 0, 0))
     with pytest.raises(RefusedError, match="frozen"):
         ask(made, requests.Undo())
     (tmp_path / "freeze").unlink()
@@ -242,7 +243,7 @@ def test_only_wanted_weights_that_are_not_so_yet_are_told(made):
 
 
 def test_it_is_told_how_many_paths_are_spoken_of(made):
-    assert ask(made, requests.Status()).facts["path_count"] == len(made.engine.standings(0)) == 2
+    assert ask(made, requests.Status()).facts["path_count"] == len(made.engine.known_paths) == 2
 
 
 # ---- taking back ----
@@ -298,7 +299,7 @@ def test_after_a_suspend_what_was_measured_before_moves_nothing(made, monkeypatc
     now = time.monotonic_ns()
     stale = made.engine.policy.safety.stale_after
     assert not any(health.stale(made.engine.policy, known, now) for known in made.engine.paths.values())
-    made.desk._sleeps = elapsed.Sleeps(iter([(now, now, now), (now, now + HOUR, now)]).__next__)
+    made.desk.sleeps = elapsed.Sleeps(iter([(now, now, now), (now, now + HOUR, now)]).__next__)
     made.desk.look_for_sleep()
     assert "the host was suspended for 1 h" in made.said[-1]
     assert all(health.stale(made.engine.policy, known, now) for known in made.engine.paths.values())
@@ -313,19 +314,12 @@ def test_after_a_suspend_what_was_measured_before_moves_nothing(made, monkeypatc
 
 def test_pins_by_hand_end_in_real_time(made):
     """The kernel ends them by a clock that stood still, so they are given less of it."""
-    now, there = time.monotonic_ns(), {}
-    desk = made.desk._pins
-    desk._site = replace(
-        desk._site,
-        pin=lambda pin: there.update({pin.flow: pin}) or "",
-        unpin=lambda flow: there.pop(flow, None) is not None,
-        pinned=lambda: list(there.values()),
-    )
+    now, made.why_no_pin = time.monotonic_ns(), ""
     for port, hours in ((1, 1), (2, 3)):
         ask(made, requests.PinFlow(6, "10.9.0.1", port, "10.9.0.2", 80, "rail1", hours * HOUR))
-    made.desk._sleeps = elapsed.Sleeps(iter([(now, now, now), (now, now + 2 * HOUR, now)]).__next__)
+    made.desk.sleeps = elapsed.Sleeps(iter([(now, now, now), (now, now + 2 * HOUR, now)]).__next__)
     made.desk.tick(now)
-    [left] = there.values()
+    [left] = made.pins.values()
     assert left.flow.local_port == 2 and HOUR - SECOND < left.expires_ns - now < HOUR + SECOND
     assert [act.outcome for act in made.sent] == ["applied", "applied", "undone"]
     assert "while the host was suspended" in made.sent[-1].because

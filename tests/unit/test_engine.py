@@ -172,7 +172,7 @@ class Steering(RuleBasedStateMachine):
         assert self.healed()
 
     def healed(self):
-        states = {standing.state for standing in self.fabric.engine.standings(self.fabric.now)}
+        states = {state.state for state in self.fabric.engine.states("h1", self.fabric.now, 0)}
         return self.fabric.kernel == ORIGINAL and states == {"healthy"}
 
     @rule()
@@ -252,13 +252,13 @@ def drained_and_good_again():
     return fabric
 
 
-def test_a_standing_says_how_far_a_drained_path_is_while_it_is_measured():
+def test_a_state_says_how_far_a_drained_path_is_while_it_is_measured():
     fabric = drained_and_good_again()
-    (standing,) = [each for each in fabric.engine.standings(fabric.now) if each.path == path(1)]
-    assert re.fullmatch(r"good for 1\.4 s of 2 s; before: queueing delay p50 20 ms .* above 5 ms .*", standing.reason)
+    (state,) = [each for each in fabric.engine.states("h1", fabric.now, 0) if each.path == path(1)]
+    assert re.fullmatch(r"good for 1\.4 s of 2 s; before: queueing delay p50 20 ms .* above 5 ms .*", state.reason)
     fabric.now += 600 * MS
-    (standing,) = [each for each in fabric.engine.standings(fabric.now) if each.path == path(1)]
-    assert standing.reason.startswith("hold: stale; before: queueing delay")
+    (state,) = [each for each in fabric.engine.states("h1", fabric.now, 0) if each.path == path(1)]
+    assert state.reason.startswith("hold: stale; before: queueing delay")
 
 
 def came_back_in_steps(fabric):
@@ -388,7 +388,7 @@ def test_only_the_shortest_window_of_a_path_counts():
     fabric.now += TICK
     long = measured(path(1), fabric.now, 20 * MS, window_ns=SECOND)
     assert fabric.engine.take(long, fabric.now) == set()
-    fabric.engine.forget_windows()
+    fabric.engine.evidence.forget_windows()
     assert fabric.engine.take(long, fabric.now) == {TARGET}
 
 
@@ -408,7 +408,8 @@ def test_a_member_that_was_taken_out_is_still_known_when_the_groups_are_read_aga
         fabric.tick()
     known = fabric.engine.groups[TARGET]
     fabric.engine.arrange([known], lambda _: (TARGET,), fabric.now)
-    assert {standing.path: standing.state for standing in fabric.engine.standings(fabric.now)}[path(1)] == "drained"
+    states = fabric.engine.states("h1", fabric.now, 0)
+    assert {each.path: each.state for each in states}[path(1)] == "drained"
 
 
 class Several:
@@ -455,7 +456,7 @@ class Several:
         return {target: dict(each.current) for target, each in self.engine.groups.items()}
 
     def states(self, rail):
-        found = {standing.path: standing.state for standing in self.engine.standings(self.now)}
+        found = {state.path: state.state for state in self.engine.states("h1", self.now, 0)}
         return [found[path(rail, host)] for host in self.hosts]
 
 
@@ -606,11 +607,14 @@ def test_a_way_that_nobody_measures_is_told_of_as_one_fact():
     engine = Engine(POLICY)
     engine.arrange([group({1: [], 2: []})], lambda _: (TARGET,), kit.T0)
     engine.take(measured(path(1), kit.T0), kit.T0)
-    told = [[each for each in engine.standings(now) if each.path == path(2)] for now in (kit.T0 + MS, kit.T0 + SECOND)]
-    assert told[0] == told[1], "else it would be published anew at each turn"
+    told = [
+        [each for each in engine.states("h1", now, 0) if each.path == path(2)] for now in (kit.T0 + MS, kit.T0 + SECOND)
+    ]
+    assert told[0] == [replace(each, at_ns=told[0][0].at_ns) for each in told[1]], "published each turn otherwise"
     assert [(each.state, each.weight_actual, each.since_ns) for each in told[0]] == [("unmeasured", 0, kit.T0)]
     engine.take(measured(path(2), kit.T0 + SECOND), kit.T0 + SECOND)
-    assert [each.state for each in engine.standings(kit.T0 + SECOND) if each.path == path(2)] != ["unmeasured"] * 2
+    states = engine.states("h1", kit.T0 + SECOND, 0)
+    assert [each.state for each in states if each.path == path(2)] != ["unmeasured"] * 2
 
 
 def test_a_path_may_run_over_several_targets():
@@ -640,7 +644,7 @@ def test_a_hop_that_went_with_its_link_comes_back_as_one_that_was_drained(unlink
         engine.changes(now)
     without = dataclasses.replace(known, members=known.members[1:], current=known.current[1:])
     engine.arrange([without], lambda _: (TARGET,), now, frozenset(), frozenset(unlinked))
-    [why] = [each.reason for each in engine.standings(now) if each.path == path(1)]
+    [why] = [each.reason for each in engine.states("h1", now, 0) if each.path == path(1)]
     assert why.startswith("its interface has no link" if unlinked else "no managed route has this nexthop")
     engine.arrange([known], lambda _: (TARGET,), now)
-    assert {each.path: each.state for each in engine.standings(now)}[path(1)] == state
+    assert {each.path: each.state for each in engine.states("h1", now, 0)}[path(1)] == state

@@ -64,8 +64,8 @@ class Desk:
         engine = SimpleNamespace(groups={self.group.target: self.group}, paths=_Paths(self.failed), overrides=None)
         self.acting = FlowActing(flows, engine, lambda: "h1", self.said.append, lambda _: None)  # type: ignore[arg-type]
         self.pins, self.labels = Leases(), Leases()
-        self.acting._table = SimpleNamespace()  # type: ignore[assignment]
-        self.acting._pins, self.acting._labels = self.pins, self.labels  # type: ignore[assignment]
+        self.acting.table = SimpleNamespace()  # type: ignore[assignment]
+        self.acting.pins, self.acting.labels = self.pins, self.labels  # type: ignore[assignment]
 
     def alive(self) -> dict[int, bool]:
         self.acting.turn(SECOND)

@@ -53,8 +53,8 @@ def test_a_flow_that_left_a_failed_path_and_is_not_looked_at_yet_is_not_moved_ag
     world = World([1, 1, 2, 3], rails=3, text=SILENT)
     world.run(3)
     world.kill(1)
-    tell, slow = world._tell, {connection.port for connection in world.connections[:2]}
-    world._tell = lambda connection: None if connection.port in slow else tell(connection)  # type: ignore[method-assign]
+    tell, slow = world.tell, {connection.port for connection in world.connections[:2]}
+    world.tell = lambda connection: None if connection.port in slow else tell(connection)  # type: ignore[method-assign]
     world.run(3)
     assert [len(act.pins) for _, act in world.acts] == [2], "they wait for a retransmission timeout"
 
@@ -85,7 +85,7 @@ def test_a_refused_pin_off_a_failed_path_waits_a_moment() -> None:
             told.append(world.now)
             world.flows.carried_out(act, world.now, dict.fromkeys(act.flows, "its gateway is not alive"))
 
-    world._steer = refuse  # type: ignore[method-assign]
+    world.steer = refuse  # type: ignore[method-assign]
     world.run(2)
     assert 2 <= len(told) <= 2 * SECOND // SETTLE_NS + 1
 

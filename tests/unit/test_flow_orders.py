@@ -126,7 +126,7 @@ class Kernel:
 
 def acting_over(flows: FlowEngine, kernel: Kernel, said: list[str]) -> FlowActing:
     acting = FlowActing(flows, None, lambda: "h1", said.append, lambda _: None)  # type: ignore[arg-type]
-    acting._table = acting._pins = kernel  # type: ignore[assignment]
+    acting.table = acting.pins = kernel  # type: ignore[assignment]
     return acting
 
 
@@ -148,12 +148,12 @@ def test_targets_whose_flows_cannot_be_told_apart_are_said_once() -> None:
     acting = acting_over(world.flows, Kernel(), said)
     world.flows.skipped = {kit.TARGET: "two members leave by rail1"}
     for _ in range(3):
-        acting._say_skipped()
+        acting.say_skipped()
     assert said == ["flows of nexthop group 102 stay as they are: two members leave by rail1"]
     world.flows.skipped = {}
-    acting._say_skipped()
+    acting.say_skipped()
     world.flows.skipped = {kit.TARGET: "two members leave by rail1"}
-    acting._say_skipped()
+    acting.say_skipped()
     assert len(said) == 2
 
 
@@ -169,7 +169,7 @@ def test_status_says_what_rules_about_flows_left_out() -> None:
     }
     world = World([1])
     world.flows.skipped, world.flows.flows.forgotten = {kit.TARGET: "two members leave by rail1"}, 3
-    told, plain = (list(status._lines(facts | more)) for more in (world.flows.facts(), {}))
+    told, plain = (list(status.lines_of(facts | more)) for more in (world.flows.facts(), {}))
     assert [line for line in told if line not in plain] == [
         "flows of nexthop group 102 stay as they are: two members leave by rail1",
         "3 connections were forgotten to make room for others",

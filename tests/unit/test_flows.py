@@ -294,7 +294,7 @@ def test_a_family_whose_pins_are_refused_does_not_keep_the_other_from_its_turn()
             asked.append(act.target)
             world.flows.carried_out(act, world.now, dict.fromkeys(act.flows, "its gateway is not alive"))
 
-    world._steer = refuse  # type: ignore[method-assign]
+    world.steer = refuse  # type: ignore[method-assign]
     world.run(3)
     assert asked[:4] in (["nexthop_group:102", "nexthop_group:202"] * 2, ["nexthop_group:202", "nexthop_group:102"] * 2)
 
@@ -340,16 +340,16 @@ def _decide_only(world: World) -> tuple[FlowAct, ...]:
     """Run until something is wanted, and do not do it."""
     from steering.flows.plan import FlowPlan
 
-    steer, wanted = world._steer, FlowPlan()
+    steer, wanted = world.steer, FlowPlan()
 
     def look() -> None:
         nonlocal wanted
         if not wanted.acts:
             wanted = world.flows.decide(world.engine.paths, world.engine.groups.values(), world.now)
 
-    world._steer = look  # type: ignore[method-assign]
+    world.steer = look  # type: ignore[method-assign]
     world.run(0.02)
-    world._steer = steer  # type: ignore[method-assign]
+    world.steer = steer  # type: ignore[method-assign]
     return wanted.acts
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from steering_kit import MS, POLICY, SECOND, facts, measured, path
 
-from steering.deciding import health, waiting
+from steering.deciding import health, hold_down, transitions
 from steering.deciding.condition_eval import Verdict
 from steering.policy import parse
 
@@ -58,8 +58,8 @@ class Watched:
         for _ in range(max(1, for_ns // STEP)):
             self.now += STEP
             seen = facts(measured(path(), self.now, **measurement))
-            self.health = health.observe(self.policy, self.health, seen, self.now)
-            self._note()
+            self.health = transitions.observe(self.policy, self.health, seen, self.now)
+            self.note()
         return self.health
 
     def dead(self, for_ns, **measurement):
@@ -73,8 +73,8 @@ class Watched:
                 liveness=kit.liveness(path(), self.now, missed),
                 siblings=(kit.liveness(path(2), self.now, answered_sent_ns=self.now),),
             )
-            self.health = health.observe(self.policy, self.health, seen, self.now)
-            self._note()
+            self.health = transitions.observe(self.policy, self.health, seen, self.now)
+            self.note()
         return self.health
 
     def silence(self, for_ns):
@@ -82,22 +82,22 @@ class Watched:
         end = self.now + for_ns
         while self.now < end:
             self.now += 50 * MS
-            self.health = health.advance(self.policy, self.health, self.now)
-            self._note()
+            self.health = transitions.advance(self.policy, self.health, self.now)
+            self.note()
         return self.health
 
-    def _note(self):
+    def note(self):
         if self.grant and health.due(self.policy, self.health) is not None:
             self._lower()
         if self.grant:
-            self.health = health.in_force(self.health, self.now)
+            self.health = transitions.in_force(self.health, self.now)
         if not self.log or self.log[-1][1] != self.health.state:
             self.log.append((self.now, self.health.state))
 
     def _lower(self):
         rule = self.policy.rules[health.due(self.policy, self.health)]
         share = health.wanted_share(self.policy, self.health, rule.then.share)
-        self.health = health.lowered(self.policy, path(), self.health, share, self.now)
+        self.health = transitions.lowered(self.policy, path(), self.health, share, self.now)
 
     @property
     def states(self):
@@ -141,7 +141,7 @@ def test_a_drain_that_is_not_granted_leaves_it_suspect():
     assert health.due(watched.policy, watched.health) == 0
     assert watched.good(STEP).state == "healthy"
     with pytest.raises(ValueError, match="not due"):
-        health.lowered(watched.policy, path(), watched.health, 0.0, watched.now)
+        transitions.lowered(watched.policy, path(), watched.health, 0.0, watched.now)
 
 
 def test_the_reason_has_the_measurement_the_threshold_and_the_time():
@@ -256,7 +256,7 @@ def test_each_relapse_doubles_the_dwell_up_to_its_cap_and_health_halves_it():
     while watched.health.state != "healthy":
         watched.good(STEP)
     for left in range(strikes - 1, -1, -1):
-        wait = health.dwell(rule, left + 1)
+        wait = hold_down.dwell(rule, left + 1)
         watched.good(wait + 2 * STEP)
         assert watched.health.strikes == left
 
@@ -284,8 +284,8 @@ def test_a_path_that_answers_nothing_does_not_return():
             watched.now += STEP
             seen = facts(measured(path(), watched.now, **measurement))
             seen = replace(seen, link=kit.link(path(), watched.now, carrier=carrier))
-            watched.health = health.observe(failing, watched.health, seen, watched.now)
-            watched._note()
+            watched.health = transitions.observe(failing, watched.health, seen, watched.now)
+            watched.note()
         return watched.health
 
     unanswered = {"queueing_ns": None, "lost": 5, "received": 0}
@@ -346,14 +346,14 @@ def test_bad_before_and_after_a_silence_is_not_bad_throughout():
 
 @pytest.mark.parametrize("late_ns", [-600 * MS, 600 * MS])
 def test_a_measurement_from_another_time_is_not_used(late_ns):
-    known = health.observe(policy(), health.unknown(T0), facts(measured(path(), T0 + late_ns, 20 * MS)), T0)
+    known = transitions.observe(policy(), health.unknown(T0), facts(measured(path(), T0 + late_ns, 20 * MS)), T0)
     assert known.state == "unmeasured"
 
 
 def test_an_older_measurement_changes_nothing():
     watched = Watched(policy())
     watched.good(SECOND)
-    old = health.observe(
+    old = transitions.observe(
         watched.policy, watched.health, facts(measured(path(), watched.now - STEP, 20 * MS)), watched.now
     )
     assert old == watched.health
@@ -379,7 +379,7 @@ def never_answered(at):
 def test_a_path_that_never_answered_is_neither_healthy_nor_dead():
     watched = Watched(policy(SILENT))
     for watched.now in range(T0, T0 + 10 * SECOND, STEP):
-        watched.health = health.observe(watched.policy, watched.health, never_answered(watched.now), watched.now)
+        watched.health = transitions.observe(watched.policy, watched.health, never_answered(watched.now), watched.now)
         assert (watched.health.state, watched.health.because) == ("unmeasured", health.NEVER_ANSWERED)
         assert health.due(watched.policy, watched.health) is None and not watched.health.failed
     assert watched.feel(STEP).state == "healthy"
@@ -400,7 +400,7 @@ def test_no_path_is_healthy_before_its_first_answer(events):
         else:
             watched.now += STEP
             seen = never_answered(watched.now)
-            watched.health = health.observe(watched.policy, watched.health, seen, watched.now)
+            watched.health = transitions.observe(watched.policy, watched.health, seen, watched.now)
         assert (watched.health.state == "healthy") is answered
         assert watched.health.state in ("healthy", "unmeasured")
 
@@ -434,15 +434,15 @@ def test_another_agent_does_not_make_a_dead_path_less_dead():
         for _ in range(100):
             watched.now += STEP
             seen = never_answered(watched.now)
-            watched.health = health.observe(watched.policy, watched.health, seen, watched.now)
+            watched.health = transitions.observe(watched.policy, watched.health, seen, watched.now)
             assert watched.health.state == "drained" and watched.health.dead
     watched.feel(STEP)
     assert watched.silence(7 * SECOND).state == "drained", "answered once: not enough for a return"
     for _ in range(60 * SECOND // STEP):
         watched.now += STEP
         seen = replace(facts(measured(path(), watched.now)), liveness=kit.liveness(path(), watched.now))
-        watched.health = health.observe(watched.policy, watched.health, seen, watched.now)
-        watched._note()
+        watched.health = transitions.observe(watched.policy, watched.health, seen, watched.now)
+        watched.note()
     assert watched.health.state == "healthy" and not watched.health.dead
     assert watched.silence(7 * SECOND).state == "unmeasured", "it has come back since"
 
@@ -456,14 +456,14 @@ def test_a_path_that_was_never_left_is_not_kept_out_for_having_been_dead():
 
 def test_never_heard_of_stays_unmeasured():
     never = health.unknown(T0)
-    assert health.advance(policy(), never, T0 + 100 * SECOND) == never
+    assert transitions.advance(policy(), never, T0 + 100 * SECOND) == never
     assert replace(never, since_ns=0).state == "unmeasured"
 
 
 def test_a_path_that_got_its_weight_back_without_recovering_must_be_bad_again_to_go_down():
     watched = Watched(policy())
     watched.bad(SECOND)
-    watched.health = health.lifted(watched.policy, watched.health, watched.now)
+    watched.health = transitions.lifted(watched.policy, watched.health, watched.now)
     assert watched.health.state == "healthy"
     assert health.share(watched.health) == 1.0
     assert watched.bad(STEP).state == "suspect"
@@ -471,7 +471,7 @@ def test_a_path_that_got_its_weight_back_without_recovering_must_be_bad_again_to
     assert watched.health.strikes == 1, "no relapse"
     healthy = Watched(policy())
     healthy.good(SECOND)
-    assert health.lifted(healthy.policy, healthy.health, healthy.now) == healthy.health
+    assert transitions.lifted(healthy.policy, healthy.health, healthy.now) == healthy.health
 
 
 # ---- in steps, and in herds ----
@@ -511,7 +511,7 @@ def test_a_relapse_goes_back_to_the_share_that_held():
 def test_each_host_of_a_herd_waits_its_own_time():
     jitter = ("safety: {", "safety: {herd: {jitter: 2s}, ")
     patient = policy(jitter=jitter)
-    when = [health.drawn(patient, msgspec.structs.replace(path(), source=f"h{n}"), 1) for n in range(200)]
+    when = [hold_down.drawn(patient, msgspec.structs.replace(path(), source=f"h{n}"), 1) for n in range(200)]
     assert 0 <= min(when) < 100 * MS
     assert 1_900 * MS < max(when) < 2 * SECOND
     watched = Watched(patient)
@@ -520,7 +520,7 @@ def test_each_host_of_a_herd_waits_its_own_time():
     while watched.health.state != "drained":
         watched.bad(STEP)
     bad_since = began + 3 * STEP  # for 40 ms
-    wait = health.drawn(patient, path(), bad_since)
+    wait = hold_down.drawn(patient, path(), bad_since)
     assert wait > STEP
     assert wait <= watched.now - bad_since < wait + STEP
     assert watched.health.lag > 0
@@ -541,7 +541,7 @@ def test_the_time_to_wait_begins_with_what_moves_something():
     watched.bad(STEP)
     watched.bad(2 * STEP)
     assert watched.health.act_ns >= watched.now
-    assert watched.health.act_ns == watched.now + health.drawn(watched.policy, path(), watched.now)
+    assert watched.health.act_ns == watched.now + hold_down.drawn(watched.policy, path(), watched.now)
 
 
 def test_several_good_measurements_in_a_row_before_the_first_step():
@@ -553,7 +553,7 @@ def test_several_good_measurements_in_a_row_before_the_first_step():
 
 
 def told(watched):
-    return waiting.reason(watched.policy, watched.health, watched.now)
+    return hold_down.reason(watched.policy, watched.health, watched.now)
 
 
 def test_while_it_waits_to_return_it_says_for_how_long_it_has_been_good():
@@ -612,12 +612,14 @@ def test_what_the_kernel_took_away_comes_back_as_one_that_failed():
     )
     watched = Watched(failing)
     watched.good(SECOND)
-    gone = health.taken_away(failing, path(), watched.health, watched.now)
+    gone = transitions.taken_away(failing, path(), watched.health, watched.now)
     assert (gone.state, gone.rule, health.share(gone)) == ("drained", 1, 0.0)
-    assert health.taken_away(failing, path(), gone, watched.now) == gone
-    assert health.taken_away(policy(), path(), watched.health, watched.now) == watched.health, "no rule asks for it"
+    assert transitions.taken_away(failing, path(), gone, watched.now) == gone
+    assert transitions.taken_away(policy(), path(), watched.health, watched.now) == watched.health, (
+        "no rule asks for it"
+    )
     lowered = replace(gone, rule=0, share=0.9)
-    gone = health.taken_away(failing, path(), lowered, watched.now)
+    gone = transitions.taken_away(failing, path(), lowered, watched.now)
     assert (gone.rule, health.share(gone), gone.strikes) == (1, 0.0, lowered.strikes), "also what was down for load"
 
 
@@ -647,8 +649,8 @@ def answers(watched, for_ns, run=None, **measurement):
             liveness=kit.liveness(path(), watched.now, answered_run=count, answered_sent_ns=watched.now),
             siblings=(kit.liveness(path(2), watched.now, answered_sent_ns=watched.now),),
         )
-        watched.health = health.observe(watched.policy, watched.health, seen, watched.now)
-        watched._note()
+        watched.health = transitions.observe(watched.policy, watched.health, seen, watched.now)
+        watched.note()
     return watched.health
 
 
@@ -691,7 +693,7 @@ def test_probes_that_were_overtaken_on_a_dead_path_are_no_queue():
     watched.now += STEP
     signal = replace(measured(path(), watched.now), overtaken=6, **dict.fromkeys(WAITED, 60 * MS))
     seen = replace(facts(signal), liveness=kit.liveness(path(), watched.now, answered_run=2))
-    watched.health = health.observe(watched.policy, watched.health, seen, watched.now)
+    watched.health = transitions.observe(watched.policy, watched.health, seen, watched.now)
     assert watched.health.also == frozenset()
     assert answers(watched, 1200 * MS).state in ("returning", "healthy")
 

@@ -6,8 +6,7 @@ import functools
 
 import numpy as np
 import pytest
-
-from steering.herd import CUT_AFTER_S, Outcome, Scene, Second, outcome, policy, simulate
+from many_hosts import CUT_AFTER_S, Outcome, Scene, Second, outcome, policy, simulate
 
 pytestmark = pytest.mark.slow
 

@@ -49,12 +49,12 @@ def test_a_refusal_says_what_is_wrong_and_what_to_do(words, says):
 @pytest.mark.parametrize("text", ["h1", "h1:x", "h0:h1", ":"])
 def test_a_direction_is_two_hosts(text):
     with pytest.raises(UsageError):
-        cli._direction(text)
+        cli.direction_of(text)
 
 
 def test_a_direction_is_read():
-    assert cli._direction("h1:h12") == (1, 12)
-    assert cli._direction("3:4") == (3, 4)
+    assert cli.direction_of("h1:h12") == (1, 12)
+    assert cli.direction_of("3:4") == (3, 4)
 
 
 @pytest.mark.parametrize("every", [0, -1, 1_000_001])

@@ -113,7 +113,7 @@ def test_status_shows_it_and_whether_anything_is_measured():
     list(one.take(found([target(0), target(1)])))
     measured = replace(target(0), paths=((11, path(1)),))
     facts["managed"] = one.facts({each.target: each for each in (measured, target(1))})
-    lines = [line for line in status._lines(facts) if "routes to" in line]
+    lines = [line for line in status.lines_of(facts) if "routes to" in line]
     assert "no peer" not in lines[0] and lines[1].endswith("no peer of the agent is reached by it")
     assert list(managed.lines(facts["managed"], started=True))[2] == lines[1].partition(";")[0]
 
@@ -129,14 +129,14 @@ def test_status_shows_it_and_whether_anything_is_measured():
 def test_labels_pins_and_standbys_are_in_force(more, shown):
     facts = {"running": True, "answers": True, "apply": True, "policy_changed": False, "confirm": None, "frozen": ""}
     facts |= {"orders": [], "in_force": [], "paths": [], "torn_lines": 0}
-    assert shown in status._lines(facts | more)
+    assert shown in status.lines_of(facts | more)
 
 
 def test_a_label_is_shown_with_its_flow():
     facts = {"running": True, "answers": True, "apply": True, "policy_changed": False, "confirm": None, "frozen": ""}
     facts |= {"orders": [], "in_force": [], "paths": [], "torn_lines": 0, "label_count": 2}
     flow = {"protocol": 6, "local": "fd00:9::1", "local_port": 1, "remote": "fd00:9::2", "remote_port": 2}
-    lines = list(status._lines(facts | {"labels": [{"flow": flow, "label": 0x123, "expires_ns": 1}]}))
+    lines = list(status.lines_of(facts | {"labels": [{"flow": flow, "label": 0x123, "expires_ns": 1}]}))
     assert (
         "relabelled: tcp:[fd00:9::1]:1-[fd00:9::2]:2 has flow label 0x00123" in lines and "and 1 more labels" in lines
     )

@@ -8,11 +8,12 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from fair_rates import fair_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steering.flows.elephants import Balance, Flow, Rail, balance
-from steering.flows.maxmin import INFINITE, Load, fair_rates, worst_ratio
+from steering.flows.maxmin import INFINITE, Load, worst_ratio
 
 DEMANDS = st.lists(st.one_of(st.just(INFINITE), st.floats(0.01, 200), st.sampled_from([1.0, 10.0, 50.0])), max_size=12)
 CAPACITIES = st.one_of(st.just(0.0), st.floats(0.1, 500), st.sampled_from([10.0, 100.0]))

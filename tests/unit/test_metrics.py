@@ -287,17 +287,17 @@ def test_readers_that_hang_hold_up_nobody_and_are_few(server: tuple[MetricsServe
     with contextlib.ExitStack() as hanging:
         for _ in range(AT_ONCE - 1):
             hanging.enter_context(socket.create_connection(("127.0.0.1", one.server_port)))
-        wait_until(lambda: one._room._value == 1, 10, "they are served")  # type: ignore[attr-defined]
+        wait_until(lambda: one.room._value == 1, 10, "they are served")  # type: ignore[attr-defined]
         assert get(one.server_port)[0] == 200
-        wait_until(lambda: one._room._value == 1, 10, "that one is done")  # type: ignore[attr-defined]
+        wait_until(lambda: one.room._value == 1, 10, "that one is done")  # type: ignore[attr-defined]
         hanging.enter_context(socket.create_connection(("127.0.0.1", one.server_port)))
-        wait_until(lambda: one._room._value == 0, 10, "there is no room")  # type: ignore[attr-defined]
+        wait_until(lambda: one.room._value == 0, 10, "there is no room")  # type: ignore[attr-defined]
         with pytest.raises(OSError), socket.create_connection(("127.0.0.1", one.server_port), 10) as late:
             late.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
             if not late.recv(100):
                 raise ConnectionResetError
         assert refused == [1]
-    wait_until(lambda: one._room._value == AT_ONCE, 10, "there is room again")  # type: ignore[attr-defined]
+    wait_until(lambda: one.room._value == AT_ONCE, 10, "there is room again")  # type: ignore[attr-defined]
     assert get(one.server_port)[0] == 200
 
 

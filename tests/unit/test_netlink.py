@@ -171,19 +171,19 @@ def refusal(code, sentence=b""):
 
 def test_a_refusal_carries_the_sentence_of_the_kernel():
     with pytest.raises(transport.NetlinkError, match="replacing nexthop group 7: Invalid nexthop id") as caught:
-        transport._raise_refusal(refusal(22, b"Invalid nexthop id."), 0, 2, 0x300, "replacing nexthop group 7")
+        transport.raise_refusal(refusal(22, b"Invalid nexthop id."), 0, 2, 0x300, "replacing nexthop group 7")
     assert caught.value.code == 22
 
 
 def test_a_refusal_without_a_sentence_is_still_one():
     with pytest.raises(transport.NetlinkError, match="reading rules: No such file or directory"):
-        transport._raise_refusal(refusal(2), 0, 2, 0x300, "reading rules")
+        transport.raise_refusal(refusal(2), 0, 2, 0x300, "reading rules")
 
 
 def test_a_missing_privilege_is_told_apart():
     with pytest.raises(CapabilityError, match="root"):
-        transport._raise_refusal(refusal(1), 0, 2, 0x300, "adding rule 5")
+        transport.raise_refusal(refusal(1), 0, 2, 0x300, "adding rule 5")
 
 
 def test_an_acknowledgement_is_no_error():
-    transport._raise_refusal(refusal(0), 0, 2, 0x300, "adding rule 5")
+    transport.raise_refusal(refusal(0), 0, 2, 0x300, "adding rule 5")

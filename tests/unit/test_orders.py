@@ -277,7 +277,7 @@ def test_a_place_that_cannot_be_looked_at_counts_as_stopped(tmp_path):
 def _entries(tmp_path, *kinds, run="run-1"):
     with journal.Journal(tmp_path / journal.FILE) as log:
         for kind in kinds:
-            log.write(confirming._entry(kind, run, "because", "scope", "test"))
+            log.write(confirming.entry(kind, run, "because", "scope", "test"))
     return tmp_path / journal.FILE
 
 

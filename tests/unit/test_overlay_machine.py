@@ -150,8 +150,8 @@ class Guardian:
 class Selector:
     """Has what the kernel announced, and never waits."""
 
-    def __init__(self):
-        self._overlay = None
+    def __init__(self, watches):
+        self.watches, self._overlay = watches, None
 
     def register(self, what, events, data=None):
         if isinstance(what, overlay_module.Overlay):
@@ -161,7 +161,7 @@ class Selector:
         pass
 
     def select(self, timeout):
-        news = self._overlay is not None and self._overlay._watch.news.changed
+        news = any(watch.news.changed for watch in self.watches)
         return [(SimpleNamespace(data=lambda _: self._overlay.receive()), 1)] if news else []
 
     def close(self):
@@ -191,8 +191,8 @@ class Steering(RuleBasedStateMachine):
         self.enter(mock.patch.dict(os.environ, SWERVE_STATE_DIR=str(self.folder), SWERVE_RUNTIME_DIR=str(self.folder)))
         for module in (controller_module, weights, overlay_module, desk_module, messages, guardian, undo_command):
             self.replace(module, "time", clock)
-        for module in (controller_module, undo_command):
-            self.replace(module, "Netlink", lambda: ModelNetlink(self.kernel))
+        self.replace(undo_command, "Netlink", lambda: ModelNetlink(self.kernel))
+        self.replace(controller_module, "Netlink", self.open_netlink)
         append = journal.append_line
         for module, name, value in (
             (os, "fsync", lambda _: None),
@@ -200,7 +200,7 @@ class Steering(RuleBasedStateMachine):
             (journal, "append_line", lambda *a: (self.step(), append(*a), self.step())),
             (controller_module, "Later", AtOnce),
             (overlay_module, "NetlinkWatch", lambda ours: ModelWatch(self.kernel, ours)),
-            (controller_module.selectors, "DefaultSelector", Selector),
+            (controller_module.selectors, "DefaultSelector", lambda: Selector(self.kernel.watches)),
             (controller_module, "AgentLink", lambda path, kinds, received, *_: Agent(self, received)),
             (controller_module, "GuardianLink", lambda *_: Guardian(self)),
             (guardian, "_say", self.said.append),
@@ -212,6 +212,10 @@ class Steering(RuleBasedStateMachine):
             self.replace(module, name, value)
         self.scope = netns.scope()
         journal.directory(None)
+
+    def open_netlink(self):
+        self.netlink = ModelNetlink(self.kernel)
+        return self.netlink
 
     def enter(self, context):
         return self.stack.enter_context(context)
@@ -250,8 +254,8 @@ class Steering(RuleBasedStateMachine):
     def bury(self):
         """The controller is dead: it does nothing more."""
         if self.controller is not None:
-            self.controller._netlink.socket.dead = True
-            self.controller._stack.close()
+            self.netlink.socket.dead = True
+            self.controller.close()
         self.controller = None
         self.kernel.watches.clear()
 
@@ -273,7 +277,6 @@ class Steering(RuleBasedStateMachine):
         def begin():
             self.controller = None
             made = Controller(POLICY, Options(apply=True), self.said.append)
-            made._selector.register(made._overlay, 1)
             self.controller = made
 
         self.guarded = True
@@ -331,7 +334,7 @@ class Steering(RuleBasedStateMachine):
     def off(self):
         """`swerve steer off`."""
         self.kernel.failing.clear()
-        if self.mortal(lambda: undo_command._off(OPTIONS, True)):
+        if self.mortal(lambda: undo_command.take_back(OPTIONS, True)):
             assert self.controller is None
             self.is_undone()
 
@@ -350,7 +353,7 @@ class Steering(RuleBasedStateMachine):
             self.is_undone()
 
     def end(self):
-        self.controller._stopping(signal.SIGTERM)
+        self.controller.stop(signal.SIGTERM)
         ending = self.controller
         ending.run()
         self.controller = None
@@ -377,7 +380,7 @@ class Steering(RuleBasedStateMachine):
             self.turn()
 
     def turn(self):
-        self.mortal(self.controller._turn)
+        self.mortal(self.controller.turn)
 
     def settle(self):
         """Let the controller hear of everything and answer to it, while nothing else happens."""
@@ -394,9 +397,10 @@ class Steering(RuleBasedStateMachine):
         """Whether the controller has done all it wants to."""
         if self.controller is None:
             return False
-        overlay = self.controller._overlay
-        taken = overlay._complaints and all("is used by protocol" in each for each in overlay._complaints)
-        return (taken or overlay.due_ns > self.now + CLEAN) and not overlay._watch.news.changed
+        overlay = self.controller.overlay
+        taken = overlay.complaints and all("is used by protocol" in each for each in overlay.complaints)
+        changed = any(watch.news.changed for watch in self.kernel.watches)
+        return (taken or overlay.due_ns > self.now + CLEAN) and not changed
 
     @rule()
     def requests_succeed_again(self):
@@ -534,7 +538,7 @@ class Steering(RuleBasedStateMachine):
     def ours_in_kernel(self):
         kernel = self.kernel
         found = [body for body in kernel.rules if is_our_rule(rule_of(body))]
-        found += [key for key, body in kernel.routes.items() if kernel._ours(key[1], body[5])]
+        found += [key for key, body in kernel.routes.items() if kernel.is_ours(key[1], body[5])]
         return found + [number for number in (*kernel.nexthops, *kernel.groups) if number >= FIRST_ID]
 
     @rule()
@@ -569,7 +573,7 @@ class Steering(RuleBasedStateMachine):
     def rewrite(self, number):
         kernel, members = self.kernel, {}
         for place, member in enumerate(kernel.groups[number][1]):
-            known = kernel._nexthop(kernel.nexthops[member])
+            known = kernel.nexthop_of(kernel.nexthops[member])
             own = 9_000 + 10 * len(kernel.nexthops) + place
             kernel.put_nexthop(own, known.family, known.gateway, kernel.links[known.ifindex], ZEBRA)
             members[own] = 256
@@ -589,7 +593,7 @@ class Steering(RuleBasedStateMachine):
     )
     def operator(self, request):
         with contextlib.suppress(RefusedError, UsageError):  # the last hop, or nothing to take back
-            self.mortal(lambda: self.controller._desk._answer(request, ROOT))
+            self.mortal(lambda: self.controller.desk.answer(request, ROOT))
         self.settle()
 
     @precondition(lambda self: self.rules_since > 8)
@@ -624,7 +628,7 @@ class Steering(RuleBasedStateMachine):
         return [(address, source) for address in ADDRESSES for source in ("", SOURCE)[: 1 + (":" not in address)]]
 
     def groups(self):
-        return self.controller._engine.groups
+        return self.controller.engine.groups
 
     def in_force(self):
         found = [rule_of(body) for body in self.kernel.rules if is_our_rule(rule_of(body))]
@@ -749,7 +753,7 @@ class Steering(RuleBasedStateMachine):
         before = self.kernel.requests
         self.steps_to_live = None
         self.kernel.failing.clear()
-        self.controller._refresh(self.now)
+        self.controller.refresh(self.now)
         assert self.kernel.requests == before, "a second look changed something"
         assert self.clean()
 

@@ -228,7 +228,7 @@ def test_a_peer_that_falls_silent_makes_its_paths_unknown(network: Network) -> N
 def test_paths_come_and_go(network: Network) -> None:
     watched = Watched(network, 2)
     watched.after(2 * SECOND)
-    sockets = [each.probes for each in watched.source._watched.values()]
+    sockets = [each.probes for each in watched.source.watched.values()]
     carried, all_of_them = watched.source.wire_bytes(), watched.paths
     watched.paths = all_of_them[:1]
     watched.after(SECOND)
@@ -240,7 +240,7 @@ def test_paths_come_and_go(network: Network) -> None:
     assert 1 <= watched.source.drops()["mtu_no_socket"] <= 5, "tried again, but not all the time"
     network.no_socket = False
     watched.after(2 * SECOND)
-    assert len(watched.source._watched) == 2
+    assert len(watched.source.watched) == 2
     watched.source.close()
     assert all(each.closed for each in sockets)  # type: ignore[attr-defined]
 

@@ -90,7 +90,7 @@ class World:
         self.source = rdma.RdmaSource(config, bus, lambda remote, interface: None, [self.way], self.sysfs)
         self.now_ns = START_NS
         self.seen: list[AnySignal] = []
-        self._due = 0
+        self.due_ns = 0
 
     def run(self, ms: float, *doing: Callable[[int], None]) -> None:
         """Let time pass."""
@@ -98,8 +98,8 @@ class World:
             self.now_ns += STEP_NS
             for each in doing:
                 each(self.now_ns)
-            if self.now_ns >= self._due:
-                self._due = self.source.tick(self.now_ns)
+            if self.now_ns >= self.due_ns:
+                self.due_ns = self.source.tick(self.now_ns)
             self.seen += self._signals.read()
 
     def pairs(self) -> list[RdmaQueuePair]:
@@ -197,7 +197,7 @@ def test_a_long_reading_does_not_become_the_mean(tmp_path: File, lulls: int) -> 
     usual, lull = paced(sender, 0.8 * GBIT), paced(sender, 0.15 * GBIT)
 
     def between_readings(ms: int, application: Callable[[int], None]) -> None:
-        world._due = world.now_ns + ms * MS
+        world.due_ns = world.now_ns + ms * MS
         world.run(ms, application, link.step)
 
     for _ in range(20):
@@ -484,10 +484,10 @@ def test_queue_pairs_to_one_slow_host_agree(world: World) -> None:
 def test_idle_tables_are_looked_at_seldom(world: World) -> None:
     world.sender()
     world.run(2000)
-    assert world.source.tick(world.now_ns) - world.now_ns > 100 * MS or world._due - world.now_ns > 0
+    assert world.source.tick(world.now_ns) - world.now_ns > 100 * MS or world.due_ns - world.now_ns > 0
     looks = []
-    read = world.source._watch.read
-    world.source._watch.read = lambda present, now_ns: (looks.append(now_ns), read(present, now_ns))[1]  # type: ignore[method-assign]
+    read = world.source.watch.read
+    world.source.watch.read = lambda present, now_ns: (looks.append(now_ns), read(present, now_ns))[1]  # type: ignore[method-assign]
     world.run(1000)
     assert len(looks) <= 5
 
@@ -533,7 +533,7 @@ def test_paths_are_found_by_address_and_interface(world: World) -> None:
 
 
 def test_more_queue_pairs_than_rows_are_counted_once(world: World) -> None:
-    del world.source._watch.register._free[2:]
+    del world.source.watch.register._free[2:]
     for slot in range(5):
         Sender(world.table, slot, os.getpid(), world.now_ns, number=slot)
     world.run(1500)

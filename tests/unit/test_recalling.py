@@ -184,7 +184,8 @@ def test_whatever_is_remembered_a_successor_puts_nothing_more_onto_a_left_rail(m
     made = World(Engine(POLICY), 10**12, current=dict(current))
     left = made.engine.recall(memories, made.now)
     assert {known.state for known in made.engine.paths.values()} <= {"drained", "unmeasured"}
-    assert [each.state for each in made.engine.standings(made.now) if each.path in left] == ["drained"] * len(left)
+    states = made.engine.states("h1", made.now, 0)
+    assert [each.state for each in states if each.path in left] == ["drained"] * len(left)
     made.measure(500 * MS)
     if {path(1), path(2)} >= set(left):
         assert made.weights in (current, ORIGINAL)

@@ -491,8 +491,8 @@ def test_a_fast_stream_wraps_and_is_still_joined() -> None:
 def test_a_receiver_that_samples_less_makes_nothing_unmatched() -> None:
     world = World(shared=True)
     subscription = world.buses["a"].subscribe(frozenset({"app_delay"}))
-    world.sources["b"]._control.tcp = 23
-    world.sources["b"]._control._floor = 23
+    world.sources["b"].control.tcp = 23
+    world.sources["b"].control.floor = 23
 
     def each(n: int) -> None:
         world.send(n << 20)
@@ -537,16 +537,16 @@ def test_while_a_rate_is_new_what_the_old_one_left_out_is_not_used() -> None:
     world = World(shared=True)
     subscription = world.buses["a"].subscribe(frozenset({"app_delay"}))
     world.run(6, lambda n: world.send(n << 20))
-    rate = world.sources["a"]._control.tcp
+    rate = world.sources["a"].control.tcp
     world.run(3)
     subscription.read()
-    world.sources["a"]._control.tcp = world.sources["b"]._control.tcp = rate + 8
-    world.sources["a"]._control._floor = world.sources["b"]._control._floor = rate + 8
+    world.sources["a"].control.tcp = world.sources["b"].control.tcp = rate + 8
+    world.sources["a"].control.floor = world.sources["b"].control.floor = rate + 8
     world.run(2)
     key = 3 << rate
     world.send(key)  # sampled by neither
     for source in world.sources.values():
-        source._control.tcp = source._control._floor = rate
+        source.control.tcp = source.control.floor = rate
     world.tick()
     world.tick()
     world.pass_by("a", world.now_ns, key, 5000)

@@ -273,7 +273,7 @@ def test_programs_get_names_beside_ids(folder, say):
 def test_a_controller_with_too_much_to_say_has_its_orders_told_from_disk(folder, monkeypatch):
     kept_orders.save(folder, Overrides((Override("drain", "rail1"),)))
     monkeypatch.setattr(client, "ask", lambda *_: requests.Reply())
-    facts = status._controller(folder)
+    facts = status.controller_of(folder)
     assert facts["answers"] and [order["interface"] for order in facts["orders"]] == ["rail1"]
 
 
@@ -283,7 +283,7 @@ def test_the_end_of_an_order_is_shown_by_the_wall_clock_of_now(monkeypatch, as_t
     order, now = Override("hold", why="optics").lasting(60 * SECOND, elapsed.moment()), elapsed.moment()
     monkeypatch.setattr(status.time, "time_ns", lambda: 129_600 * SECOND)  # it was stepped meanwhile
     facts = {"running": False, "instance": "host", "frozen": "", "in_force": [], "paths": [], "torn_lines": 0}
-    [line] = [line for line in status._lines(facts | {"orders": [as_told(order, now)]}) if "ordered by" in line]
+    [line] = [line for line in status.lines_of(facts | {"orders": [as_told(order, now)]}) if "ordered by" in line]
     assert "hold everything (optics) until 1970-01-02T" in line
 
 
@@ -292,10 +292,10 @@ def test_what_was_left_out_is_told():
         **{"running": True, "policy_changed": False, "answers": True, "confirm": None, "frozen": "", "orders": []},
         **{"in_force": [], "paths": [], "torn_lines": 0},
     }
-    lines = list(status._lines(facts | {"signals_refused": 3}))
+    lines = list(status.lines_of(facts | {"signals_refused": 3}))
     assert any(line.startswith("3 signals were refused") for line in lines)
     missed = {"signals_missed": 7, "signals_missed_urgent": 2}
-    assert "7 signals were missed, 2 of them urgent: it reads too slowly" in status._lines(facts | missed)
+    assert "7 signals were missed, 2 of them urgent: it reads too slowly" in status.lines_of(facts | missed)
     assert "nothing of ours is in force" in lines
 
 
@@ -304,7 +304,7 @@ def test_a_dry_run_says_what_is_wanted(apply, shown):
     facts = {"running": True, "answers": True, "apply": apply, "policy_changed": False, "confirm": None, "frozen": ""}
     facts |= {"orders": [], "in_force": [], "paths": [], "torn_lines": 0}
     facts["wanted"] = {"nexthop_group:102": {11: 0, 12: 1}}
-    lines = [line for line in status._lines(facts) if "wanted" in line]
+    lines = [line for line in status.lines_of(facts) if "wanted" in line]
     assert lines == ["nexthop group 102: 11 weight 0, 12 weight 1 is wanted (dry run)"][:shown]
 
 
@@ -321,7 +321,7 @@ def test_once_every_path_was_heard_of_nothing_more_is_waited_for(tmp_path, monke
     monkeypatch.setattr(status, "_STATES_S", 1e6)
     served = Served(directories.agent_socket(None))
     heard = []
-    asking = threading.Thread(target=lambda: heard.extend(status._states(None, 2)), daemon=True)
+    asking = threading.Thread(target=lambda: heard.extend(status.path_states(None, 2)), daemon=True)
     asking.start()
     served.until(lambda: served.bus.wanted("path_state"), "it listens")
     for rail in (1, 1, 2):
@@ -335,7 +335,7 @@ def test_where_no_path_is_known_none_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(status, "_STATES_S", 1e6)
     with contextlib.closing(Served(directories.agent_socket(None))):
-        assert status._states(None, 0) == []
+        assert status.path_states(None, 0) == []
 
 
 # ---- starting ----

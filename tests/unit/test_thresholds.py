@@ -267,12 +267,13 @@ def test_it_learns_while_healthy_and_says_how_far():
     world.run(9, 4 * MS)
     count = world.row.learnt.count
     assert 30 <= count <= 45
-    said = {each.path: each.reason for each in world.engine.standings(world.now)}
+    said = {each.path: each.reason for each in world.engine.states("h1", world.now, 0)}
     assert said[path(1)] == f"measured; leave is learning: {count} of 300 measurements"
     assert "learning" not in said[path(2)], "it is idle"
     world.run(60, 4 * MS)
     assert world.row.learnt.known and world.row.limits.above == 12 * MS
-    assert "learning" not in next(each.reason for each in world.engine.standings(world.now) if each.path == path(1))
+    said = {each.path: each.reason for each in world.engine.states("h1", world.now, 0)}
+    assert "learning" not in said[path(1)]
 
 
 def test_until_learned_holds_before():

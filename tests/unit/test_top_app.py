@@ -103,7 +103,7 @@ def test_the_cursor_stays_on_its_row_when_the_order_changes() -> None:
         await pilot.press("down")
         assert view.frame is not None and view.frame.row.name == "h2 rail2"
         script.tell(samples.path_state(1, AT_NS + 1, "healthy", 1), samples.path_state(3, AT_NS + 1, "drained", 0))
-        view._tick()
+        view.turn()
         view.tick()
         assert first_words(view)[0] == "h2 rail3" and view.frame.row.name == "h2 rail2"
 
@@ -113,7 +113,7 @@ def test_the_cursor_stays_on_its_row_when_the_order_changes() -> None:
 def test_the_first_row_stays_selected_as_long_as_nobody_chose_another() -> None:
     async def steps(view: Top, pilot: Pilot[Any], script: Script) -> None:
         script.tell(samples.path_state(1, AT_NS + 1, "healthy", 1), samples.path_state(3, AT_NS + 1, "drained", 0))
-        view._tick()
+        view.turn()
         view.tick()
         assert view.frame is not None and view.frame.row.name == "h2 rail3"
 
@@ -266,7 +266,7 @@ def test_space_freezes_what_is_shown_and_loses_nothing() -> None:
         before = rows(view)
         assert "FROZEN" in shown(view)[2]
         script.tell(samples.path_state(1, AT_NS + SECOND_NS, "healthy", 1), samples.path_delay(4, AT_NS + SECOND_NS))
-        view._tick()
+        view.turn()
         view.tick()
         assert rows(view) == before
         await pilot.press("down", "enter", "escape", "t", "t", "t")  # it can be looked at
@@ -294,12 +294,12 @@ def test_plus_and_minus_change_the_interval() -> None:
 def test_z_zeroes_counters_and_horizons() -> None:
     async def steps(view: Top, pilot: Pilot[Any], script: Script) -> None:
         script.tell(samples.self_cost(AT_NS + 1, drops={"ring_full": 3}))
-        view._tick()
+        view.turn()
         await pilot.press("z")
         assert "lost 0" in shown(view)[0] and "zeroed 0s ago" in shown(view)[2]
         assert rows(view)[0].split()[4] == "\u2013"  # no window since
         script.tell(samples.path_delay(1, AT_NS + SECOND_NS), samples.self_cost(AT_NS + 2, drops={"ring_full": 5}))
-        view._tick()
+        view.turn()
         view.tick()
         assert "lost 2" in shown(view)[0] and "6.70 µs" in rows(view)[0]
         await pilot.press("2")
@@ -454,7 +454,7 @@ def test_an_agent_that_is_gone_ends_it_with_its_reason() -> None:
             raise RefusedError("gone")
 
     async def steps(view: Top, pilot: Pilot[Any], _: Script) -> None:
-        view._tick()
+        view.turn()
 
     made = drive(steps, script=Gone(story()))
     assert made.return_code == 4 and str(made.failure) == "gone"
@@ -462,6 +462,6 @@ def test_an_agent_that_is_gone_ends_it_with_its_reason() -> None:
 
 def test_nobody_at_the_terminal_ends_it() -> None:
     async def steps(view: Top, pilot: Pilot[Any], _: Script) -> None:
-        view._tick()
+        view.turn()
 
     assert drive(steps, is_gone=lambda: True).return_code == 129

@@ -12,7 +12,6 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Literal
 
 from pytools.errors import SwerveError
@@ -65,9 +64,7 @@ class Attachment:
     def __enter__(self) -> Attachment:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

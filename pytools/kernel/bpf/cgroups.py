@@ -9,7 +9,6 @@ import codecs
 import os
 import struct
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from pytools.errors import CapabilityError, SwerveError
@@ -33,9 +32,7 @@ class CgroupLink:
     def __enter__(self) -> CgroupLink:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

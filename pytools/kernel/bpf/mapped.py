@@ -13,7 +13,6 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -76,9 +75,7 @@ class MappedArray:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -10,7 +10,6 @@ import errno
 import os
 import platform
 import struct
-from types import TracebackType
 from typing import Final
 
 from pytools.errors import CapabilityError, SwerveError
@@ -19,14 +18,13 @@ _SYSCALL: Final = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361
 _libc = ctypes.CDLL(None, use_errno=True)
 
 MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_GET_NEXT_KEY = 0, 1, 2, 3, 4
-PROG_LOAD, PROG_TEST_RUN, PROG_GET_FD_BY_ID, OBJ_GET_INFO_BY_FD = 5, 10, 13, 15
+PROG_LOAD, PROG_GET_FD_BY_ID, OBJ_GET_INFO_BY_FD = 5, 13, 15
 RAW_TRACEPOINT_OPEN, BTF_LOAD = 17, 18
 MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, LINK_CREATE, ENABLE_STATS = 24, 26, 28, 32
 
 TCX_INGRESS, TCX_EGRESS = 46, 47
 _BEFORE = 1 << 3  # BPF_F_BEFORE; with no other program named: all of them
 _MAP_INFO_BYTES, PROG_INFO_BYTES, _LINK_INFO_BYTES = 80, 232, 16
-_SKB_BYTES, _SKB_MARK, _SKB_IFINDEX, _SKB_GSO_SEGS, _SKB_GSO_SIZE = 192, 8, 40, 164, 176  # struct __sk_buff
 _RUN_TIME_OFFSET = 192  # of run_time_ns, run_cnt in struct bpf_prog_info
 
 
@@ -147,52 +145,6 @@ def has_tcx(prog_fd: int) -> bool:
     return False
 
 
-def test_run(
-    prog_fd: int, packet: bytes, repeat: int = 1, segments: int = 0, segment_bytes: int = 0
-) -> tuple[int, int]:
-    """Run a TC program on a packet that goes nowhere.
-
-    Parameters
-    ----------
-    segments : int
-        How many packets GRO or GSO is said to have merged into it.
-    segment_bytes : int
-        How much payload each of them has, but for the last.
-
-    Returns
-    -------
-    verdict, mean_duration_ns : int
-    """
-    verdict, duration_ns, _ = _test_run(prog_fd, packet, repeat, segments, segment_bytes)
-    return verdict, duration_ns
-
-
-def test_packet(
-    prog_fd: int, packet: bytes, segments: int = 0, segment_bytes: int = 0, mark: int = 0, ifindex: int = 0
-) -> tuple[int, bytes]:
-    """The same, once: the verdict, and the packet as the program left it. `ifindex`: 0 stands for loopback."""
-    verdict, _, left = _test_run(prog_fd, packet, 1, segments, segment_bytes, mark, ifindex)
-    return verdict, left
-
-
-def _test_run(
-    prog_fd: int, packet: bytes, repeat: int, segments: int, segment_bytes: int, mark: int = 0, ifindex: int = 0
-) -> tuple[int, int, bytes]:
-    data = ctypes.create_string_buffer(packet, len(packet))
-    left = ctypes.create_string_buffer(len(packet))
-    context = ctypes.create_string_buffer(_SKB_BYTES)
-    struct.pack_into("<I", context, _SKB_MARK, mark)
-    struct.pack_into("<I", context, _SKB_IFINDEX, ifindex)
-    struct.pack_into("<I", context, _SKB_GSO_SEGS, segments)
-    struct.pack_into("<I", context, _SKB_GSO_SIZE, segment_bytes)
-    attributes = struct.pack("<4IQQ2I", prog_fd, 0, len(packet), len(packet), address(data), address(left), repeat, 0)
-    attributes = (attributes + struct.pack("<IIQ", _SKB_BYTES, 0, address(context))).ljust(80, b"\0")
-    buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    call(PROG_TEST_RUN, buffer, len(attributes))
-    _, verdict, _, _, _, _, _, duration_ns = struct.unpack_from("<4IQQ2I", buffer.raw)
-    return verdict, duration_ns, left.raw
-
-
 class RunTime:
     """Context in which the kernel times programs; read them with `bpf.program_run_time`."""
 
@@ -200,7 +152,5 @@ class RunTime:
         self._fd = enable_stats()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)

@@ -13,7 +13,6 @@ import os
 import platform
 import struct
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from pytools.errors import CapabilityError, SwerveError
@@ -70,9 +69,7 @@ class Uprobe:
     def __enter__(self) -> Uprobe:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

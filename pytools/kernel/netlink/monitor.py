@@ -60,28 +60,28 @@ class Monitor:
     ) -> None:
         kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         with namespaces.inside(netns):
-            self._socket = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
+            self.sock = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room_bytes)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room_bytes)
             if ports := list(ours):
-                _leave_out(self._socket, ports)
-            self._socket.bind((0, 0))
+                _leave_out(self.sock, ports)
+            self.sock.bind((0, 0))
             for group in groups:
                 with contextlib.suppress(FileNotFoundError):
-                    self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, struct.pack("=I", group))
+                    self.sock.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, struct.pack("=I", group))
         except BaseException:
-            self._socket.close()
+            self.sock.close()
             raise
 
     def fileno(self) -> int:
         """What to wait on."""
-        return self._socket.fileno()
+        return self.sock.fileno()
 
     def messages(self) -> Iterator[tuple[int, bytes]]:
         """Type and body of all that was announced since the last time; does not wait."""
         while True:
             try:
-                data = self._socket.recv(1 << 16)
+                data = self.sock.recv(1 << 16)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -93,7 +93,7 @@ class Monitor:
 
     def close(self) -> None:
         """Stop listening."""
-        self._socket.close()
+        self.sock.close()
 
     def __enter__(self) -> Self:
         return self

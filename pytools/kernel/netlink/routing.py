@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
@@ -111,9 +110,7 @@ class Netlink:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from pytools.errors import SwerveError
@@ -169,9 +168,7 @@ class Diagnostics:
     def __enter__(self) -> Diagnostics:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

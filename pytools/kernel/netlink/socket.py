@@ -63,23 +63,23 @@ class NetlinkSocket:
     """
 
     def __init__(self, family: int = socket.NETLINK_ROUTE) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
+        self.sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
         for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
-            self._socket.setsockopt(_SOL_NETLINK, option, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-        self._socket.bind((0, 0))
-        self._socket.settimeout(_TIMEOUT_S)
+            self.sock.setsockopt(_SOL_NETLINK, option, 1)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self.sock.bind((0, 0))
+        self.sock.settimeout(_TIMEOUT_S)
         self._sequence = 0
 
     @property
     def port(self) -> int:
         """The number by which the kernel knows this socket: it stands in what it tells of changes made by it."""
-        port: int = self._socket.getsockname()[0]
+        port: int = self.sock.getsockname()[0]
         return port
 
     def close(self) -> None:
         """Close the socket; closing twice is harmless."""
-        self._socket.close()
+        self.sock.close()
 
     def change(self, message: nlmsg, msg_type: int, msg_flags: int, what: str) -> None:
         """Ask for a change and wait for the kernel's acknowledgement.
@@ -124,7 +124,7 @@ class NetlinkSocket:
         for place, body in enumerate(bodies):
             requests.append(self._framed(body, msg_type, msg_flags | ACK))
             places[self._sequence] = place
-        self._socket.send(b"".join(request + bytes(-len(request) % 4) for request in requests))
+        self.sock.send(b"".join(request + bytes(-len(request) % 4) for request in requests))
         found: list[NetlinkError | None] = [None] * len(bodies)
         while places:
             data = self._receive(what)
@@ -133,7 +133,7 @@ class NetlinkSocket:
                     continue
                 place = places.pop(sequence)
                 try:
-                    _raise_refusal(data, offset, kind, flags, what)
+                    raise_refusal(data, offset, kind, flags, what)
                 except NetlinkError as refusal:
                     found[place] = refusal
         return found
@@ -171,7 +171,7 @@ class NetlinkSocket:
 
     def _exchange(self, request: bytes, decode: Callable[[bytes, int], T], what: str, until_end: bool) -> list[T]:
         """Send, and read until the acknowledgement, the end of the dump, or the one answer."""
-        self._socket.send(request)
+        self.sock.send(request)
         interrupted = False
         answers: list[T] = []
         while True:
@@ -181,7 +181,7 @@ class NetlinkSocket:
                     continue  # the rest of an earlier exchange that was given up
                 interrupted |= bool(flags & DUMP_INTERRUPTED)
                 if kind in (_ERROR, _DONE):
-                    _raise_refusal(data, offset, kind, flags, what)
+                    raise_refusal(data, offset, kind, flags, what)
                     if interrupted:
                         raise _InterruptedDumpError
                     return answers
@@ -191,8 +191,8 @@ class NetlinkSocket:
 
     def _receive(self, what: str) -> bytes:
         try:
-            size = self._socket.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC)
-            return self._socket.recv(max(size, 65536))
+            size = self.sock.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC)
+            return self.sock.recv(max(size, 65536))
         except TimeoutError:
             raise SwerveError(f"{what}: the kernel did not answer within {_TIMEOUT_S:g} s") from None
 
@@ -228,7 +228,7 @@ def bodies(data: bytes) -> Iterator[tuple[int, bytes]]:
     return ((kind, _body(data, offset)) for offset, kind, _, _ in messages(data))
 
 
-def _raise_refusal(data: bytes, offset: int, kind: int, flags: int, what: str) -> None:
+def raise_refusal(data: bytes, offset: int, kind: int, flags: int, what: str) -> None:
     """Raise what an error or end-of-dump message says, if it says that something failed."""
     length = _HEADER.unpack_from(data, offset)[0]
     body = data[offset + _HEADER.size : offset + length]

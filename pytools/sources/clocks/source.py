@@ -12,20 +12,20 @@ import selectors
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from pytools.config import AgentConfig
-from pytools.estimators.clocks import EdgeFit, fit_edge
+from pytools.estimators.clocks import fit_edge
 from pytools.estimators.collocation import groups
 from pytools.estimators.congested import Floor, doubted, noise_ns, tells_round_trip, tempered
 from pytools.estimators.drift_history import DriftHistory
-from pytools.estimators.offsets import SIGMAS, UNBOUNDED_NS, Offset
+from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.ipc.bus import Bus
 from pytools.ipc.hosts import HostBus
-from pytools.signals import Clock, ClockEdge, Collocated, Collocation
+from pytools.signals import Clock, Collocated, Collocation
 from pytools.sources.clocks import messages, slew
 from pytools.sources.clocks.chrony import ChronyFeed, correction_ns, realtime_difference_ns
+from pytools.sources.clocks.fitted import Fitted
 from pytools.sources.clocks.messages import Edge, Edges, HostClock
 from pytools.sources.clocks.timescale import Timescale
 from pytools.sources.probing.mesh import ProbeMesh
@@ -37,45 +37,9 @@ _MOST_TICK_NS: Final = 100 * _MS
 _QUICKER: Final = 4  # times as many rounds
 _QUICK_NS: Final = 4_000 * _MS  # after the last step or new path: until its round trip is known as well
 _DOUBTFUL_NS: Final = 1_000 * _MS  # the same after a doubt that no step explains
-_STEP_TOLD_NS: Final = 500 * _MS
 _LEAST_LIFE_NS: Final = 1_500 * _MS  # of an edge that no newer one replaces
 _COLLOCATION_NS: Final = 5_000 * _MS
 _DOUBT_NS: Final = 6_000 * _MS  # longer than any packet waits to be told of
-
-
-@dataclass(frozen=True)
-class _Fitted:
-    """The newest line of one path."""
-
-    pinned: PinnedPath
-    fit: EdgeFit
-    at_ns: int
-    stepped_ns: int | None  # when a step was last seen
-
-    def shows_step(self, now_ns: int) -> bool:
-        """Whether the others are to be told of a step: more than once, for messages get lost."""
-        return self.stepped_ns is not None and now_ns - self.stepped_ns <= _STEP_TOLD_NS
-
-    def bound_ns(self, clock_ns: int) -> float:
-        """The bound when our clock reads `clock_ns`."""
-        return self.fit.bound_ns + SIGMAS * (self.fit.sigma_at(clock_ns) - self.fit.sigma_at(self.fit.epoch_ns))
-
-    def edge(self, now_ns: int) -> Edge:
-        fit = self.fit
-        return Edge(
-            self.pinned.peer.name,
-            fit.epoch_ns,
-            fit.offset_ns,
-            fit.drift_ppb,
-            fit.sigma_ns,
-            fit.drift_sigma_ppb,
-            fit.bound_ns,
-            fit.hard_low_ns,
-            fit.hard_high_ns,
-            fit.kept,
-            fit.rejected,
-            self.shows_step(now_ns),
-        )
 
 
 class ClockSource:
@@ -94,8 +58,8 @@ class ClockSource:
         self._interval_ns = int(config.clocks.interval_ms * _MS)
         self._window_ns = int(config.clocks.window_ms * _MS)
         self._life_ns = max(_LEAST_LIFE_NS, 5 * self._interval_ns // 2)
-        self._timescale = Timescale(config.host, self._interval_ns, config.clocks.reference)
-        self._fitted: dict[int, _Fitted] = {}  # by path index
+        self.timescale = Timescale(config.host, self._interval_ns, config.clocks.reference)
+        self._fitted: dict[int, Fitted] = {}  # by path index
         self._floors: dict[int, Floor] = {}
         self._doubted_ns: dict[str, int] = {}  # peer -> when its clock or ours was last seen to be stepped
         self._waiting: list[PinnedPath] = []
@@ -120,7 +84,7 @@ class ClockSource:
         self._hear(now_ns)
         if self._contradictions != self._mesh.contradictions:
             self._contradictions = self._mesh.contradictions
-            self._notice_doubts(now_ns)
+            self.notice_doubts(now_ns)
         begins = not self._waiting and now_ns >= self._round_ns
         if begins:
             paths = [pinned for pinned in self._mesh.current if self._mesh.has_own_clock(pinned)]
@@ -158,7 +122,7 @@ class ClockSource:
 
     def _pause_ns(self, now_ns: int) -> int:
         """Time from one round to the next: less while clocks are unsettled or the reference is silent."""
-        silent_ns = now_ns - self._timescale.told_ns if self._timescale.reference else 0
+        silent_ns = now_ns - self.timescale.told_ns if self.timescale.reference else 0
         silent = 3 * self._interval_ns < 2 * silent_ns < 8 * self._interval_ns
         return self._interval_ns // _QUICKER if silent or now_ns < self._quick_until_ns else self._interval_ns
 
@@ -181,7 +145,7 @@ class ClockSource:
             asymmetry_share=self._settings.asymmetry_share,
             prior=None if before is None else before.fit,
             singles=self._mesh.sender.singles(pinned.index, since_ns),
-            wander_ppb_per_s=self._timescale.wander_between(pinned.peer.name),
+            wander_ppb_per_s=self.timescale.wander_between(pinned.peer.name),
         )
         if fit is not None and fit.stepped:
             self._since_ns[pinned.index] = now_ns - fit.span_ns
@@ -199,9 +163,9 @@ class ClockSource:
             prior = before.fit if before else None
             fit = tempered(fit, prior, floor_ns, share) if floor.settled else doubted(fit)
             stepped_ns = now_ns if fit.stepped else None if before is None else before.stepped_ns
-            self._fitted[pinned.index] = fitted = _Fitted(pinned, fit, now_ns, stepped_ns)
+            self._fitted[pinned.index] = fitted = Fitted(pinned, fit, now_ns, stepped_ns)
             if self._bus.wanted("clock_edge"):
-                self._bus.publish(self._edge_signal(fitted, now_ns))
+                self._bus.publish(fitted.signal(self._config.host, self._window_ns, now_ns))
         peer = pinned.peer.name
         if self._mesh.in_doubt(pinned.index):
             self._doubt(peer, now_ns)
@@ -234,7 +198,7 @@ class ClockSource:
     def between(self, peer: str, now_ns: int | None = None) -> Offset | None:
         """A peer's clock against ours as it is known now; None when nothing is."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
-        return self._timescale.between(peer, self._mesh.stamping_clock(now_ns), self._own(peer, now_ns))
+        return self.timescale.between(peer, self._mesh.stamping_clock(now_ns), self._own(peer, now_ns))
 
     def since_long(self, peer: str) -> Offset | None:
         """The same, but None for a while after a doubt: for delays of packets that passed seconds ago.
@@ -242,12 +206,12 @@ class ClockSource:
         One line cannot hold for packets from before and from after a step.
         """
         now_ns = time.monotonic_ns()
-        self._notice_doubts(now_ns)
+        self.notice_doubts(now_ns)
         if now_ns - self._doubted_ns.get(peer, -_DOUBT_NS) < _DOUBT_NS:
             return None
         return self.between(peer, now_ns)
 
-    def _notice_doubts(self, now_ns: int) -> None:
+    def notice_doubts(self, now_ns: int) -> None:
         """Remember whose probes contradict what is known of their clocks."""
         for pinned in self._mesh.current:
             if self._mesh.in_doubt(pinned.index):
@@ -255,7 +219,7 @@ class ClockSource:
 
     def _doubt(self, peer: str, now_ns: int) -> None:
         self._doubted_ns[peer] = now_ns
-        self._timescale.doubt(peer, now_ns)
+        self.timescale.doubt(peer, now_ns)
         self._hurry(now_ns, _DOUBTFUL_NS)
 
     # ---- all hosts together ----
@@ -263,19 +227,19 @@ class ClockSource:
     def _tell(self, now_ns: int) -> None:
         """A round is over: say what we measured, and solve if we are the reference."""
         self._slew_ppb = slew.host_slew_ppb()
-        self._notice_doubts(now_ns)
+        self.notice_doubts(now_ns)
         fresh = [fitted.edge(now_ns) for fitted in self._fitted.values() if now_ns - fitted.at_ns <= self._life_ns]
         edges = Edges(messages.VERSION, self._slew_ppb, fresh)
-        self._timescale.hear(self._config.host, edges, now_ns)
+        self.timescale.hear(self._config.host, edges, now_ns)
         if self._hosts is not None:
             self._hosts.send(messages.EDGES, messages.encode(edges))
-        if self._timescale.elected(now_ns) == self._config.host:
+        if self.timescale.elected(now_ns) == self._config.host:
             clock_ns = self._mesh.stamping_clock(now_ns)
-            told = self._timescale.solve(clock_ns, now_ns, self._unix_ahead_ns(now_ns))
+            told = self.timescale.solve(clock_ns, now_ns, self._unix_ahead_ns(now_ns))
             if self._hosts is not None:
                 self._hosts.send(messages.CLOCKS, messages.encode(told))
             self._adopt(self._config.host, told, now_ns)
-        self._publish(now_ns)
+        self.publish(now_ns)
 
     def _hear(self, now_ns: int) -> None:
         if self._hosts is None:
@@ -285,18 +249,18 @@ class ClockSource:
             if edges is None:
                 self._refused += 1
             else:
-                self._timescale.hear(host, edges, now_ns)
+                self.timescale.hear(host, edges, now_ns)
                 if any(edge.stepped for edge in edges.edges):
                     self._hurry(now_ns)
         for host, payload in self._hosts.receive(messages.CLOCKS):
             told = messages.decode_clocks(payload)
             if told is None:
                 self._refused += 1
-            elif host == self._timescale.elected(now_ns) != self._config.host:
+            elif host == self.timescale.elected(now_ns) != self._config.host:
                 self._adopt(host, told, now_ns)
 
     def _adopt(self, reference: str, told: messages.Clocks, now_ns: int) -> None:
-        self._timescale.adopt(reference, told, now_ns)
+        self.timescale.adopt(reference, told, now_ns)
         steady = [clock for clock in told.hosts if clock.state == "synchronised" and clock.slew_ppb is not None]
         self._history.push(
             now_ns,
@@ -312,18 +276,19 @@ class ClockSource:
         return realtime_difference_ns() - (self._mesh.stamping_clock(now_ns) - now_ns)
 
     def _feed_chrony(self, now_ns: int) -> None:
-        ours = self._timescale.clocks.get(self._config.host)
-        if self._chrony is None or ours is None or self._timescale.unix_ahead_ns is None:
+        ours = self.timescale.clocks.get(self._config.host)
+        if self._chrony is None or ours is None or self.timescale.unix_ahead_ns is None:
             return
         clock_ns, ahead_ns = self._mesh.stamping_clock(now_ns), self._unix_ahead_ns(now_ns)
-        lacks_ns = correction_ns(self._clock_signal(ours, now_ns), clock_ns, ahead_ns, self._timescale.unix_ahead_ns)
+        lacks_ns = correction_ns(self._clock_signal(ours, now_ns), clock_ns, ahead_ns, self.timescale.unix_ahead_ns)
         self._chrony.send(now_ns, clock_ns + ahead_ns, lacks_ns)
 
     # ---- signals ----
 
-    def _publish(self, now_ns: int) -> None:
+    def publish(self, now_ns: int) -> None:
+        """Publish every clock, and now and then who shares an oscillator, if anybody listens."""
         if self._bus.wanted("clock"):
-            for clock in self._timescale.clocks.values():
+            for clock in self.timescale.clocks.values():
                 self._bus.publish(self._clock_signal(clock, now_ns))
         if self._bus.wanted("collocation") and now_ns >= self._collocation_ns:
             self._collocation_ns = now_ns + _COLLOCATION_NS
@@ -346,7 +311,7 @@ class ClockSource:
 
     def _clock_signal(self, clock: HostClock, now_ns: int) -> Clock:
         """One host's clock, judged as of now."""
-        age_ns, reference = now_ns - self._timescale.told_ns, self._timescale.reference
+        age_ns, reference = now_ns - self.timescale.told_ns, self.timescale.reference
         offset = Offset(
             clock.epoch_ns,
             clock.offset_ns,
@@ -355,10 +320,10 @@ class ClockSource:
             clock.drift_sigma_ppb,
             clock.bound_ns,
             clock.hard_bound_ns,
-            wander_ppb_per_s=self._timescale.wander(clock.host),
+            wander_ppb_per_s=self.timescale.wander(clock.host),
         ).aged(clock.epoch_ns + age_ns)
         # What was solved before a step was seen, or told by hosts that had not seen it yet, is the old offset.
-        stepped = self._timescale.seen_stepped(self._own_clocks(), now_ns)
+        stepped = self.timescale.seen_stepped(self._own_clocks(), now_ns)
         moved = clock.host != reference and not stepped.isdisjoint((clock.host, reference))
         state = "free_running" if moved or clock.state == "free_running" else offset.state
         known = state != "free_running"
@@ -367,7 +332,7 @@ class ClockSource:
             at_ns=now_ns,
             unix_ns=time.time_ns(),
             of=clock.host,
-            reference=self._timescale.reference,
+            reference=self.timescale.reference,
             epoch_ns=clock.epoch_ns,
             state=state,
             offset_ns=clock.offset_ns if known else None,
@@ -380,28 +345,6 @@ class ClockSource:
             pairs_kept=clock.pairs_kept,
             pairs_rejected=clock.pairs_rejected,
             outlier_edges=clock.outlier_edges,
-        )
-
-    def _edge_signal(self, fitted: _Fitted, now_ns: int) -> ClockEdge:
-        fit = fitted.fit
-        return ClockEdge(
-            host=self._config.host,
-            at_ns=now_ns,
-            unix_ns=time.time_ns(),
-            path=fitted.pinned.path,
-            epoch_ns=fit.epoch_ns,
-            window_ns=self._window_ns,
-            offset_ns=fit.offset_ns,
-            drift_ppb=fit.drift_ppb,
-            sigma_ns=fit.sigma_ns,
-            drift_sigma_ppb=fit.drift_sigma_ppb,
-            bound_ns=fit.bound_ns,
-            hard_low_ns=fit.hard_low_ns,
-            hard_high_ns=fit.hard_high_ns,
-            round_trip_min_ns=fit.round_trip_min_ns,
-            pairs_kept=fit.kept,
-            pairs_rejected=fit.rejected,
-            stepped=fit.stepped,
         )
 
     def drops(self) -> dict[str, int]:

@@ -70,8 +70,8 @@ class RdmaSource:
     ) -> None:
         self._host, self._bus, self._path_of, self._ways = config.host, bus, path_of, ways
         self._sysfs, self._ports = sysfs, Sysfs(sysfs)
-        self._watch = Watch(config.rdma, self._describe, NotReady(sysfs))
-        self._reports = Reports(config.host, self._watch)
+        self.watch = Watch(config.rdma, self._describe, NotReady(sysfs))
+        self._reports = Reports(config.host, self.watch)
         self._interval_ns = int(config.rdma.interval_ms * _MS)
         self._window_ns = config.windows.long_ns
         self._way_due = [0] * len(ways)
@@ -104,9 +104,9 @@ class RdmaSource:
 
     def drops(self) -> dict[str, int]:
         """Everything lost so far, by name."""
-        found = {**self._watch.drops, "rdma_no_row": self._watch.register.full}
-        found["rdma_user_share"] = self._watch.register.over_share
-        found["rdma_latencies"] = self._watch.timed.latencies_dropped
+        found = {**self.watch.drops, "rdma_no_row": self.watch.register.full}
+        found["rdma_user_share"] = self.watch.register.over_share
+        found["rdma_latencies"] = self.watch.timed.latencies_dropped
         for way in self._ways:
             found.update(way.drops())
         return found
@@ -121,7 +121,7 @@ class RdmaSource:
 
     def _read(self, now_ns: int) -> None:
         self._tables = [table for way in self._ways for table in way.tables()]
-        changed, over = self._watch.read(self._tables, now_ns)
+        changed, over = self.watch.read(self._tables, now_ns)
         if changed:
             self._tell_changes(changed, now_ns)
         self._give_up(over, now_ns)
@@ -129,7 +129,7 @@ class RdmaSource:
             self._details_due = now_ns + _DETAILS_NS
             self._devices = _devices(self._sysfs)
             self._give_up(self._details(now_ns), now_ns)
-        busy = now_ns - self._watch.moved_ns < _BUSY_NS
+        busy = now_ns - self.watch.moved_ns < _BUSY_NS
         self._read_due = now_ns + (self._interval_ns if busy else max(_CALM_NS, self._interval_ns))
 
     def _describe(self, table: Table, slot: int, columns: Columns, place: int, now_ns: int) -> QueuePair:
@@ -177,7 +177,7 @@ class RdmaSource:
 
     def _details(self, now_ns: int) -> list[int]:
         """What need not be looked at often; returns the rows whose process is gone."""
-        watch = self._watch
+        watch = self.watch
         pairs = watch.register.pairs
         for row, pair in pairs.items():
             if watch.moved(row):
@@ -191,7 +191,7 @@ class RdmaSource:
 
     def _give_up(self, over: list[int], now_ns: int) -> None:
         """Tell the last of these rows, and let their slots be used again."""
-        over = [row for row in dict.fromkeys(over) if row in self._watch.register.pairs]
+        over = [row for row in dict.fromkeys(over) if row in self.watch.register.pairs]
         if not over:
             return
         if self._bus.wanted("rdma_qp"):
@@ -199,11 +199,11 @@ class RdmaSource:
                 self._bus.publish(signal)
         present = {id(table) for table in self._tables}
         for row in over:
-            pair = self._watch.give_up(row)
+            pair = self.watch.give_up(row)
             if id(pair.table) in present and _still_there(pair):
                 pair.table.free(pair.slot)
-        for known in self._watch.register.tables() - present:
-            self._watch.register.leave(known)
+        for known in self.watch.register.tables() - present:
+            self.watch.register.leave(known)
 
     # ---- signals ----
 
@@ -211,19 +211,19 @@ class RdmaSource:
         if self._bus.wanted("rdma_qp"):
             due = [row for row in changed if self._worth_telling(row, now_ns)]
             for row in due:
-                self._watch.register.pairs[row].told_ns = now_ns
+                self.watch.register.pairs[row].told_ns = now_ns
             for signal in self._reports.signals(due, now_ns):
                 self._bus.publish(signal)
         if now_ns - self._suspects_ns >= _SUSPECTS_NS:
             self._tell_suspects(now_ns)
 
     def _worth_telling(self, row: int, now_ns: int) -> bool:
-        pair = self._watch.register.pairs[row]
-        return int(self._watch.verdicts.verdict[row]) not in _HARMLESS or now_ns - pair.told_ns >= _AGAIN_NS
+        pair = self.watch.register.pairs[row]
+        return int(self.watch.verdicts.verdict[row]) not in _HARMLESS or now_ns - pair.told_ns >= _AGAIN_NS
 
     def _tell_window(self, now_ns: int) -> None:
         self._window_due = now_ns + self._window_ns
-        watch = self._watch
+        watch = self.watch
         if watch.register.pairs:
             watch.say_again()
             if self._bus.wanted("rdma_qp"):
@@ -259,7 +259,7 @@ class RdmaSource:
         then_ns, before = self._hits
         self._hits = (now_ns, hits)
         seen = {pid: how for each in reversed(sights) for pid, how in each.seen}
-        seen |= {pair.tgid: pair.table.seen_by for pair in self._watch.register.pairs.values()}
+        seen |= {pair.tgid: pair.table.seen_by for pair in self.watch.register.pairs.values()}
         reason = self._blind(sights)
         return RdmaSight(
             host=self._host,
@@ -275,7 +275,7 @@ class RdmaSource:
 
     def _blind(self, sights: Sequence[tables.Sight]) -> str:
         """Why nothing can be seen; empty when something can."""
-        if self._watch.register.pairs:
+        if self.watch.register.pairs:
             return ""
         if reason := absent(self._sysfs):
             return reason

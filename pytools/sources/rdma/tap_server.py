@@ -126,7 +126,7 @@ class TapServer:
         self._path, self._record, self._rows, self._per_user = path, record, rows, per_user
         self._processes: dict[int, _Process] = {}
         self._left: list[TapTable] = []  # of processes that are gone, until their rows have been told
-        self._conversations: set[_Conversation] = set()
+        self.conversations: set[_Conversation] = set()
         self._selector: selectors.BaseSelector | None = None
         self._refused = self._malformed = self._abandoned = 0
         self._accepting = Accepting(_listen(path), self._admit)
@@ -146,7 +146,7 @@ class TapServer:
     def tick(self, now_ns: int) -> int:
         """End conversations that say nothing, forget tables that are told; returns when to be called next."""
         self._accepting.tick(now_ns)
-        for each in [each for each in self._conversations if each.until_ns <= now_ns]:
+        for each in [each for each in self.conversations if each.until_ns <= now_ns]:
             self._malformed += 1
             self._end(each)
         for table in [table for table in self._left if table.empty or now_ns > table.left_ns + _LEFT_NS]:
@@ -173,7 +173,7 @@ class TapServer:
 
     def close(self) -> None:
         """Stop serving. Tapped processes go on counting, for an agent to come."""
-        for conversation in list(self._conversations):
+        for conversation in list(self.conversations):
             self._end(conversation)
         for process in self._processes.values():
             self._unregister(process.pidfd)
@@ -254,14 +254,14 @@ class TapServer:
 
     def _admit(self, sock: socket.socket) -> None:
         uid = peer(sock)[1]
-        theirs = sum(each.uid == uid for each in self._conversations)
-        crowded = len(self._conversations) >= CONVERSATIONS or (uid != 0 and theirs >= CONVERSATIONS // 4)
+        theirs = sum(each.uid == uid for each in self.conversations)
+        crowded = len(self.conversations) >= CONVERSATIONS or (uid != 0 and theirs >= CONVERSATIONS // 4)
         if crowded or self._selector is None:
             self._refused += 1
             sock.close()
             return
         conversation = _Conversation(sock, uid, time.monotonic_ns() + _HELLO_NS)
-        self._conversations.add(conversation)
+        self.conversations.add(conversation)
 
         def said(_mask: int) -> None:
             self._said(conversation)
@@ -271,7 +271,7 @@ class TapServer:
 
     def _end(self, conversation: _Conversation) -> None:
         """Close the connection, and take back a table that nobody said was in place."""
-        self._conversations.discard(conversation)
+        self.conversations.discard(conversation)
         self._unregister(conversation.sock)
         conversation.sock.close()
         table, conversation.given = conversation.given, None

@@ -31,7 +31,7 @@ class RateControl:
     def __init__(self, per_s: int) -> None:
         self.tcp, self.udp = _TCP_START, _UDP_START
         self._per_s = per_s
-        self._floor = TCP_FLOOR
+        self.floor = TCP_FLOOR
         self._looked_ns = self._judged_ns = 0
         self._quiet = {"tcp": 0, "udp": 0}
         self._tcp = self._udp = self._multiple = 0  # recorded since the last judgement
@@ -55,8 +55,8 @@ class RateControl:
             self.start(now_ns)
 
     def _judge(self, elapsed_s: float) -> None:
-        if self._multiple > _MULTIPLE * self._tcp and self._tcp >= _BURST and self.tcp == self._floor < _MOST_FLOOR:
-            self._floor += 1
+        if self._multiple > _MULTIPLE * self._tcp and self._tcp >= _BURST and self.tcp == self.floor < _MOST_FLOOR:
+            self.floor += 1
             self.tcp += 1
             return
         tcp, udp = self._tcp / elapsed_s, self._udp / elapsed_s
@@ -64,7 +64,7 @@ class RateControl:
             self._coarser(tcp, udp)
             return
         room = _ROOM * self._per_s
-        for name, floor, recorded in sorted((("tcp", self._floor, tcp), ("udp", 0, udp)), key=lambda each: each[2]):
+        for name, floor, recorded in sorted((("tcp", self.floor, tcp), ("udp", 0, udp)), key=lambda each: each[2]):
             if getattr(self, name) == floor or tcp + udp + recorded > room:
                 self._quiet[name] = 0
                 continue

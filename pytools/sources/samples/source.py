@@ -99,7 +99,7 @@ class SampleSource:
         self._addresses = {udp.mapped(peer.address).tobytes(): self._names.index(peer.name) for peer in config.peers}
         self._directions: dict[bytes, int] = {}
         shared = {peer.name for peer in config.peers if peer.clock == "shared"}
-        self._control = RateControl(config.samples.per_s)
+        self.control = RateControl(config.samples.per_s)
         self._outward, self._inward = Rates(), Rates()
         self._joins = Joins(len(self._names))
         self._interfaces = interfaces
@@ -174,7 +174,7 @@ class SampleSource:
                 self._peer_map.update(np.frombuffer(address, self._peer_map.key)[0], directions)
                 self._directions[address] = directions
         directions = every | (INGRESS if self._askers else 0)
-        control = self._control
+        control = self.control
         settings = (directions, control.tcp, control.udp)
         if self._set == settings:
             return
@@ -199,7 +199,7 @@ class SampleSource:
         is_tcp = records["protocol"] == wire.TCP
         tcp = int(np.count_nonzero(is_tcp))
         lost = int(grown[_COUNTERS.index("ring_full")])
-        self._control.observe(now_ns, tcp + lost, len(records) - tcp, int(grown[_MULTIPLE]))
+        self.control.observe(now_ns, tcp + lost, len(records) - tcp, int(grown[_MULTIPLE]))
         outward = records["direction"] == EGRESS
         self._tell(records.take(np.flatnonzero(~outward)), now_ns)  # much faster with records than a mask is
         if not self._wanted:
@@ -255,7 +255,7 @@ class SampleSource:
         # A peer can only speak of what arrived at its own addresses.
         known = (self._peers_of(batch.flows["destination"]) == peer)[batch.samples["flow"]]
         self._counts["foreign"] += int(np.count_nonzero(~known))
-        chosen = batch.samples[known & wire.common(batch, self._control.tcp, self._control.udp)]
+        chosen = batch.samples[known & wire.common(batch, self.control.tcp, self.control.udp)]
         samples = np.zeros(len(chosen), SAMPLE)
         samples["flow"] = self._joins.flows.number(batch.flows)[chosen["flow"]]
         samples["key"], samples["at_ns"], samples["seen_ns"] = chosen["key"], chosen["at_ns"], now_ns

@@ -91,7 +91,7 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._refused, self._paused = refused, paused
         self._closing = threading.Event()
-        self._room = threading.BoundedSemaphore(AT_ONCE)
+        self.room = threading.BoundedSemaphore(AT_ONCE)
         try:
             super().__init__(address, _Handler)
         except PermissionError as error:
@@ -138,14 +138,14 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begin a thread, if there is room for one."""
-        if not self._room.acquire(blocking=False):
+        if not self.room.acquire(blocking=False):
             self._refused()
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread is to be had
-            self._room.release()
+            self.room.release()
             self._refused()
             self.shutdown_request(request)
 
@@ -154,7 +154,7 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self.room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader who hangs or goes away is no news."""

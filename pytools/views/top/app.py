@@ -111,13 +111,13 @@ class Top(App[int]):
     async def _follow(self) -> None:
         """Read and draw until the end."""
         while True:
-            self._tick()
+            self.turn()
             await asyncio.sleep(_READ_S)
 
     def _end(self, code: int) -> None:
         self.exit(code, code)
 
-    def _tick(self) -> None:
+    def turn(self) -> None:
         """Take what has come, draw when it is time."""
         if self._given.is_gone():
             self._end(128 + signal.SIGHUP)

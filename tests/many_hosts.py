@@ -1,5 +1,7 @@
 """Many hosts under one policy that share congested rails: simulated rails and flows, the real engine on every host.
 
+Imported as `many_hosts`.
+
 A rail is a fluid queue: what arrives beyond its capacity waits, what does not fit its buffer is lost. Every host has
 flows of its own, whose rates do not give way, spread over the rails by hash and weights as the kernel does it (hash
 threshold), and decides alone on its own measurements, every `TICK_NS`. Rates are in units of one whole rail's capacity.

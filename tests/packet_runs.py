@@ -1,6 +1,6 @@
-"""BPF_PROG_TEST_RUN for millions of packets: a loaded TC program, one packet at a time, without allocating anything.
+"""BPF_PROG_TEST_RUN: a loaded TC program, one packet at a time, without allocating anything.
 
-The calling thread's network namespace is the one the packets come in by. One thread.
+Imported as `packet_runs`. The calling thread's network namespace is the one the packets come in by. One thread.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ UNSPEC, DROPPED, REDIRECTED = 0xFFFFFFFF, 2, 7  # what TC is told
 LOOPBACK: Final = 1  # interface index that packets come in by unless another one is named
 LONGEST: Final = 3000  # of a packet: the kernel's test run takes what fits into a page
 
+_PROG_TEST_RUN: Final = 10
 _ROOM: Final = 4096
 _CONTEXT_BYTES: Final = 192  # struct __sk_buff
 _MARK, _IFINDEX, _SEGMENTS, _SEGMENT_BYTES = 8, 40, 164, 176
@@ -38,15 +39,26 @@ class PacketRuns:
         self._command = ctypes.create_string_buffer(_ATTRIBUTES.size)
         self._places = tuple(syscall.address(each) for each in (self._data, self._left, self._context))
 
-    def run(self, program: int, frame: bytes, mark: int = 0, ifindex: int = 0, segments: int = 0) -> Run:
+    def run(
+        self,
+        program: int,
+        frame: bytes,
+        mark: int = 0,
+        ifindex: int = 0,
+        segments: int = 0,
+        segment_bytes: int = 0,
+        repeat: int = 1,
+    ) -> Run:
         """Run a program on one packet.
 
         Parameters
         ----------
         mark, ifindex : int
             Of the packet; interface 0 is the loopback.
-        segments : int
-            How many packets GRO is said to have merged into this one.
+        segments, segment_bytes : int
+            How many packets GRO or GSO is said to have merged into this one; the payload of each but the last.
+        repeat : int
+            How often; the program must leave the packet as it is.
         """
         data, left, context = self._places
         ctypes.memmove(data, frame, len(frame))
@@ -54,10 +66,11 @@ class PacketRuns:
         struct.pack_into("=I", self._context, _MARK, mark)
         struct.pack_into("=I", self._context, _IFINDEX, ifindex)
         struct.pack_into("=I", self._context, _SEGMENTS, segments)
+        struct.pack_into("=I", self._context, _SEGMENT_BYTES, segment_bytes)
         sizes = (len(frame), _ROOM)
         contexts = (_CONTEXT_BYTES, _CONTEXT_BYTES, context, context)
-        _ATTRIBUTES.pack_into(self._command, 0, program, 0, *sizes, data, left, 1, 0, *contexts)
-        syscall.call(syscall.PROG_TEST_RUN, self._command, _ATTRIBUTES.size)
+        _ATTRIBUTES.pack_into(self._command, 0, program, 0, *sizes, data, left, repeat, 0, *contexts)
+        syscall.call(_PROG_TEST_RUN, self._command, _ATTRIBUTES.size)
         _, verdict, _, size = struct.unpack_from("=4I", self._command)
         (mark,) = struct.unpack_from("=I", self._context, _MARK)
         return Run(verdict, ctypes.string_at(left, size), mark)

@@ -1,0 +1,77 @@
+"""The newest line through the coded probes of one path, as the other hosts and the subscribers get it.
+
+Epochs are of this host's stamping clock; `now_ns` is CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from pytools.estimators.clocks import EdgeFit
+from pytools.estimators.offsets import SIGMAS
+from pytools.signals import ClockEdge
+from pytools.sources.clocks.messages import Edge
+from pytools.sources.probing.paths import PinnedPath
+
+_STEP_TOLD_NS: Final = 500_000_000
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The newest line of one path."""
+
+    pinned: PinnedPath
+    fit: EdgeFit
+    at_ns: int
+    stepped_ns: int | None  # when a step was last seen
+
+    def shows_step(self, now_ns: int) -> bool:
+        """Whether the others are to be told of a step: more than once, for messages get lost."""
+        return self.stepped_ns is not None and now_ns - self.stepped_ns <= _STEP_TOLD_NS
+
+    def bound_ns(self, clock_ns: int) -> float:
+        """The bound when our clock reads `clock_ns`."""
+        return self.fit.bound_ns + SIGMAS * (self.fit.sigma_at(clock_ns) - self.fit.sigma_at(self.fit.epoch_ns))
+
+    def edge(self, now_ns: int) -> Edge:
+        """What is told to the other hosts of it."""
+        fit = self.fit
+        return Edge(
+            self.pinned.peer.name,
+            fit.epoch_ns,
+            fit.offset_ns,
+            fit.drift_ppb,
+            fit.sigma_ns,
+            fit.drift_sigma_ppb,
+            fit.bound_ns,
+            fit.hard_low_ns,
+            fit.hard_high_ns,
+            fit.kept,
+            fit.rejected,
+            self.shows_step(now_ns),
+        )
+
+    def signal(self, host: str, window_ns: int, now_ns: int) -> ClockEdge:
+        """What is published of it."""
+        fit = self.fit
+        return ClockEdge(
+            host=host,
+            at_ns=now_ns,
+            unix_ns=time.time_ns(),
+            path=self.pinned.path,
+            epoch_ns=fit.epoch_ns,
+            window_ns=window_ns,
+            offset_ns=fit.offset_ns,
+            drift_ppb=fit.drift_ppb,
+            sigma_ns=fit.sigma_ns,
+            drift_sigma_ppb=fit.drift_sigma_ppb,
+            bound_ns=fit.bound_ns,
+            hard_low_ns=fit.hard_low_ns,
+            hard_high_ns=fit.hard_high_ns,
+            round_trip_min_ns=fit.round_trip_min_ns,
+            pairs_kept=fit.kept,
+            pairs_rejected=fit.rejected,
+            stepped=fit.stepped,
+        )
