@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The contract: every key, record and counter that crosses from the kernel programs to user space.
+ * The contract: every key, record and counter that crosses from the kernel programs to user space. Programs of user
+ * space that write such records themselves, the tap, or read such maps, the pacer, include it too.
  *
  * Fixed widths, named padding, natural alignment. User space never mirrors these types by hand: the loader reads
  * their layout back from the compiled program and hands it on as numpy record types.
@@ -522,7 +523,7 @@ enum swerve_lab_counter {
 	SWERVE_LAB_COUNTERS = 5,
 };
 
-/* ---- rdma.c and tap.c ---------------------------------------------------------------------------------------- */
+/* ---- rdma.c, and the tap (pytools/sources/rdma/tap) ---------------------------------------------------------- */
 
 #define SWERVE_QPS 512	       /* queue pairs in one table; a table is one mappable array map */
 #define SWERVE_TIMED 64	       /* requests whose times are kept, per queue pair */
