@@ -11,7 +11,7 @@
 #include <linux/tcp.h>
 #include <linux/udp.h>
 
-#include "packet.h"
+#include "lib/packet.h"
 #include "swerve.h"
 
 #ifndef SWERVE_LAB_EVERY

@@ -12,8 +12,8 @@
 #include <linux/tcp.h>
 #include <linux/udp.h>
 
-#include "clock.h"
-#include "packet.h"
+#include "lib/clock.h"
+#include "lib/packet.h"
 #include "swerve.h"
 
 #include "observe/chain.h"

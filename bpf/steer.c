@@ -13,7 +13,7 @@
  *
  * SWERVE_PROBE_PORT: UDP to or from there measures a path, and is never moved away from it.
  */
-#include "packet.h"
+#include "lib/packet.h"
 #include "swerve.h"
 
 #include "steer/tables.h"

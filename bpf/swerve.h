@@ -17,7 +17,7 @@ struct swerve_addr {
 	u8 bytes[16];
 };
 
-/* ---- clock.h: lab builds only ------------------------------------------------------------------------------- */
+/* ---- lib/clock.h: lab builds only --------------------------------------------------------------------------- */
 
 #define SWERVE_KNOTS 4096
 #define SWERVE_KNOT_SHIFT 30 /* knots are 2^30 ns apart, so the table lasts 73 minutes; then the last knot holds */

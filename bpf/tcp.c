@@ -15,9 +15,9 @@
  *
  * SYN-ACKs are sent for request sockets, which keep no total: see count_synack().
  */
-#include "packet.h"
+#include "lib/packet.h"
 #include "swerve.h"
-#include "tcp_packet.h"
+#include "lib/tcp.h"
 
 #include "observe/chain.h"
 

@@ -5,8 +5,8 @@
 
 #include <linux/udp.h>
 
-#include "clock.h"
-#include "packet.h"
+#include "lib/clock.h"
+#include "lib/packet.h"
 #include "swerve.h"
 
 #include "probe/lent.h"

@@ -3,7 +3,7 @@
 #ifndef SWERVE_RDMA_TABLES_H
 #define SWERVE_RDMA_TABLES_H
 
-#include "bcc.h"
+#include "lib/bcc.h"
 #include "rdma/state.h"
 #include "rdma/verbs.h"
 #include "swerve.h"

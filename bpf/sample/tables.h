@@ -3,8 +3,8 @@
 #ifndef SWERVE_SAMPLE_TABLES_H
 #define SWERVE_SAMPLE_TABLES_H
 
-#include "clock.h"
-#include "packet.h"
+#include "lib/clock.h"
+#include "lib/packet.h"
 #include "swerve.h"
 
 #ifndef SWERVE_PROBE_PORT

@@ -3,7 +3,7 @@
 #ifndef SWERVE_STEER_TABLES_H
 #define SWERVE_STEER_TABLES_H
 
-#include "packet.h"
+#include "lib/packet.h"
 #include "swerve.h"
 
 #include "probe/lent.h"

@@ -3,9 +3,9 @@
 #ifndef SWERVE_TCP_STATE_H
 #define SWERVE_TCP_STATE_H
 
-#include "packet.h"
+#include "lib/packet.h"
 #include "swerve.h"
-#include "tcp_packet.h"
+#include "lib/tcp.h"
 
 #ifndef SWERVE_TCP_FLOWS
 #define SWERVE_TCP_FLOWS 131072

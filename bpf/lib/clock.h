@@ -5,8 +5,8 @@
  *
  * The caller looks the clock up: bcc rewrites map calls in a program's main file only.
  */
-#ifndef SWERVE_CLOCK_H
-#define SWERVE_CLOCK_H
+#ifndef SWERVE_LIB_CLOCK_H
+#define SWERVE_LIB_CLOCK_H
 
 #include "swerve.h"
 
@@ -33,4 +33,4 @@ static __always_inline u64 virtual_time(u64 now, const struct swerve_virtual_clo
 }
 #endif
 
-#endif /* SWERVE_CLOCK_H */
+#endif /* SWERVE_LIB_CLOCK_H */

@@ -2,8 +2,8 @@
 /*
  * What a packet is: the tags in front of its network header, its addresses. Pure functions of the packet.
  */
-#ifndef SWERVE_PACKET_H
-#define SWERVE_PACKET_H
+#ifndef SWERVE_LIB_PACKET_H
+#define SWERVE_LIB_PACKET_H
 
 #include <linux/if_ether.h>
 #include <linux/in.h>
@@ -132,4 +132,4 @@ static __always_inline void map_ipv4(struct swerve_addr *to, __be32 address)
 	__builtin_memcpy(to->bytes + 12, &address, 4);
 }
 
-#endif /* SWERVE_PACKET_H */
+#endif /* SWERVE_LIB_PACKET_H */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* What bcc 0.26 leaves out. */
-#ifndef SWERVE_BCC_H
-#define SWERVE_BCC_H
+#ifndef SWERVE_LIB_BCC_H
+#define SWERVE_LIB_BCC_H
 
 #ifndef NULL
 #define NULL ((void *)0)
@@ -13,4 +13,4 @@
 static long (*redirect_neigh)(u32 ifindex, struct bpf_redir_neigh *hop, int bytes,
 			      u64 flags) = (void *)BPF_FUNC_redirect_neigh;
 
-#endif /* SWERVE_BCC_H */
+#endif /* SWERVE_LIB_BCC_H */

@@ -2,10 +2,10 @@
 /*
  * What a TCP packet says: flags, window, payload, whose it is. Pure functions of the packet.
  */
-#ifndef SWERVE_TCP_PACKET_H
-#define SWERVE_TCP_PACKET_H
+#ifndef SWERVE_LIB_TCP_H
+#define SWERVE_LIB_TCP_H
 
-#include "packet.h"
+#include "lib/packet.h"
 #include "swerve.h"
 
 #define IP6_JUMBO_BYTES 8
@@ -139,4 +139,4 @@ static __always_inline bool tells_something(u8 flags, u16 window)
 	return flags & RST || (flags & (SYN | ACK)) == SYN || !(window || flags & SYN);
 }
 
-#endif /* SWERVE_TCP_PACKET_H */
+#endif /* SWERVE_LIB_TCP_H */
