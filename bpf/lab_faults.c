@@ -11,6 +11,7 @@
 #include <linux/tcp.h>
 #include <linux/udp.h>
 
+#include "lib/counters.h"
 #include "lib/packet.h"
 #include "swerve.h"
 
@@ -33,10 +34,7 @@ BPF_PERCPU_ARRAY(lab_counts, u64, SWERVE_LAB_COUNTERS);
 
 static __always_inline void count(u32 counter, u64 more)
 {
-	u64 *value = lab_counts.lookup(&counter);
-
-	if (value)
-		*value += more;
+	raise(lab_counts.lookup(&counter), more);
 }
 
 static __always_inline u8 ecn_of(struct __sk_buff *skb)
@@ -54,7 +52,7 @@ static __always_inline u8 ecn_of(struct __sk_buff *skb)
 /* Counts per CPU. A buffer that is to become several packets is marked, or not, as a whole. */
 int lab_mark(struct __sk_buff *skb)
 {
-	u64 *able, before, packets = skb->gso_segs ?: 1;
+	u64 *able, before, packets = packets_in(skb);
 	u32 counter = SWERVE_LAB_ABLE;
 	u8 ecn = ecn_of(skb);
 
@@ -108,14 +106,14 @@ int lab_narrow(struct __sk_buff *skb)
 		bytes = header_bytes(skb) + segment;
 	if (bytes <= SWERVE_LAB_BYTES)
 		return TC_ACT_UNSPEC;
-	count(SWERVE_LAB_TOO_LONG, skb->gso_segs ?: 1);
+	count(SWERVE_LAB_TOO_LONG, packets_in(skb));
 	return TC_ACT_SHOT;
 }
 
 /* Whatever it is: ARP and what is meant for the rail itself, too. */
 int lab_lose(struct __sk_buff *skb)
 {
-	count(SWERVE_LAB_LOST, skb->gso_segs ?: 1);
+	count(SWERVE_LAB_LOST, packets_in(skb));
 	return TC_ACT_SHOT;
 }
 
@@ -124,6 +122,6 @@ int lab_random(struct __sk_buff *skb)
 {
 	if (bpf_get_prandom_u32() >= SWERVE_LAB_SHARE)
 		return TC_ACT_UNSPEC;
-	count(SWERVE_LAB_RANDOM, skb->gso_segs ?: 1);
+	count(SWERVE_LAB_RANDOM, packets_in(skb));
 	return TC_ACT_SHOT;
 }

@@ -54,7 +54,7 @@ static __always_inline void relabel(struct __sk_buff *skb, struct swerve_steer_r
 		count(skb, SWERVE_STEER_REFUSED);
 		return;
 	}
-	__sync_fetch_and_add(&row->relabelled, skb->gso_segs ?: 1);
+	__sync_fetch_and_add(&row->relabelled, packets_in(skb));
 	count(skb, SWERVE_STEER_RELABELLED);
 }
 
@@ -129,7 +129,7 @@ static __always_inline int follow_pin(struct __sk_buff *skb, struct swerve_steer
 		return TC_ACT_UNSPEC;
 	}
 	if (target->ifindex == skb->ifindex) {
-		__sync_fetch_and_add(&row->packets, skb->gso_segs ?: 1);
+		__sync_fetch_and_add(&row->packets, packets_in(skb));
 		__sync_fetch_and_add(&row->bytes, skb->wire_len);
 		row->last_ns = now;
 		count(skb, SWERVE_STEER_ON_TARGET);

@@ -47,7 +47,7 @@ static __always_inline void observe(struct __sk_buff *skb, struct bpf_sock *sk, 
 	}
 	now = bpf_ktime_get_ns();
 	sight.bytes = packet.bytes;
-	sight.segments = skb->gso_segs ? skb->gso_segs : 1;
+	sight.segments = packets_in(skb);
 	sight.flags = packet.flags;
 	sight.state = sk->state;
 	/* A socket that connects anew starts anew. */

@@ -43,6 +43,12 @@ struct vlan_tag {
 	__be16 protocol;
 };
 
+/* How many packets a buffer is on the wire: before receive offload merged them, once it is cut into segments. */
+static __always_inline u32 packets_in(struct __sk_buff *skb)
+{
+	return skb->gso_segs ?: 1;
+}
+
 static __always_inline bool is_tag(__be16 protocol)
 {
 	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);

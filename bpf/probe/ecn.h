@@ -16,7 +16,7 @@ static __always_inline void count_marks(struct __sk_buff *skb, struct swerve_add
 {
 	struct swerve_ecn_key key = { .remote = *source, .ifindex = skb->ifindex };
 	struct swerve_ecn first = {}, *seen;
-	u64 packets = skb->gso_segs ?: 1;
+	u64 packets = packets_in(skb);
 
 	seen = path_ecn.lookup(&key);
 	if (!seen) {
@@ -25,7 +25,7 @@ static __always_inline void count_marks(struct __sk_buff *skb, struct swerve_add
 		path_ecn.insert(&key, &first); /* another CPU may have been first */
 		seen = path_ecn.lookup(&key);
 		if (!seen) {
-			count_more(SWERVE_PROBE_ECN_FULL, packets);
+			count(SWERVE_PROBE_ECN_FULL, packets);
 			return;
 		}
 	}

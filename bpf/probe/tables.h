@@ -6,6 +6,7 @@
 #include <linux/udp.h>
 
 #include "lib/clock.h"
+#include "lib/counters.h"
 #include "lib/packet.h"
 #include "swerve.h"
 
@@ -35,18 +36,15 @@ BPF_F_TABLE("lru_hash", struct swerve_ecn_key, u32, probe_peer_interfaces, 2 * S
 BPF_ARRAY(probe_clock, struct swerve_virtual_clock, 1);
 #endif
 
-static __always_inline void count_more(u32 counter, u64 more)
+static __always_inline void count(u32 counter, u64 more)
 {
-	u64 *value = probe_counters.lookup(&counter);
-
-	if (value)
-		*value += more;
+	raise(probe_counters.lookup(&counter), more);
 }
 
 /* Count a packet that ends here. */
 static __always_inline int drop(u32 counter)
 {
-	count_more(counter, 1);
+	count(counter, 1);
 	return TC_ACT_SHOT;
 }
 

@@ -4,6 +4,7 @@
 #define SWERVE_SAMPLE_TABLES_H
 
 #include "lib/clock.h"
+#include "lib/counters.h"
 #include "lib/packet.h"
 #include "swerve.h"
 
@@ -59,10 +60,7 @@ struct jumbo_header {
 
 static __always_inline void count(u32 counter, u64 more)
 {
-	u64 *value = sample_counters.lookup(&counter);
-
-	if (value)
-		*value += more;
+	raise(sample_counters.lookup(&counter), more);
 }
 
 /* What the stamping clock shows at a moment of CLOCK_MONOTONIC. */

@@ -3,6 +3,7 @@
 #ifndef SWERVE_STEER_TABLES_H
 #define SWERVE_STEER_TABLES_H
 
+#include "lib/counters.h"
 #include "lib/packet.h"
 #include "swerve.h"
 
@@ -25,10 +26,10 @@ BPF_ARRAY_OF_MAPS(lent_probe_paths, "probe_paths", 1);
 
 static __always_inline void count(struct __sk_buff *skb, u32 counter)
 {
-	u64 *value = steer_counters.lookup(&counter);
+	u64 *row = steer_counters.lookup(&counter);
 
-	if (value)
-		*value += skb->gso_segs ?: 1;
+	if (row) /* asked here: packets that nobody counts are not looked at */
+		raise(row, packets_in(skb));
 }
 
 #endif /* SWERVE_STEER_TABLES_H */

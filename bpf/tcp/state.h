@@ -3,6 +3,7 @@
 #ifndef SWERVE_TCP_STATE_H
 #define SWERVE_TCP_STATE_H
 
+#include "lib/counters.h"
 #include "lib/packet.h"
 #include "swerve.h"
 #include "lib/tcp.h"
@@ -108,10 +109,7 @@ BPF_PERCPU_ARRAY(tcp_counters, u64, SWERVE_TCP_COUNTERS);
 /* Atomic even on one CPU: callbacks run in processes, which packets interrupt. */
 static __always_inline void raise_counter(u32 index, u64 by)
 {
-	u64 *counter = tcp_counters.lookup(&index);
-
-	if (counter)
-		__sync_fetch_and_add(counter, by);
+	raise_atomically(tcp_counters.lookup(&index), by);
 }
 
 #endif /* SWERVE_TCP_STATE_H */
