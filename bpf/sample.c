@@ -12,7 +12,6 @@
 #include <linux/tcp.h>
 #include <linux/udp.h>
 
-#include "lib/clock.h"
 #include "lib/packet.h"
 #include "swerve.h"
 

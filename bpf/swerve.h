@@ -17,6 +17,15 @@ struct swerve_addr {
 	u8 bytes[16];
 };
 
+/* Of an address: AF_INET and AF_INET6, which the kernel's UAPI does not name. */
+#define SWERVE_FAMILY_IPV4 2
+#define SWERVE_FAMILY_IPV6 10
+
+/* The UDP port of the reflectors. */
+#ifndef SWERVE_PROBE_PORT
+#define SWERVE_PROBE_PORT 862
+#endif
+
 /* ---- lib/clock.h: lab builds only --------------------------------------------------------------------------- */
 
 #define SWERVE_KNOTS 4096
@@ -38,8 +47,6 @@ struct swerve_virtual_clock {
 #define SWERVE_PROBE_MOST_GRACE_NS 16000000 /* with a longer one, not before the next probe leaves */
 #define SWERVE_PROBE_SESSIONS 4096	    /* a path and a source port each */
 #define SWERVE_PROBE_PORTS 16
-#define SWERVE_PROBE_FAMILY_IPV4 2
-#define SWERVE_PROBE_FAMILY_IPV6 10
 
 /*
  * Firewall marks of packets on their way between two hooks of ours; no packet leaves the host with one. User space
@@ -96,7 +103,7 @@ struct swerve_probe_path {
 	struct swerve_addr remote;  /* the peer's address */
 	struct swerve_addr gateway; /* or the same */
 	u32 ifindex;		    /* 0: none */
-	u16 family;		    /* of the gateway: SWERVE_PROBE_FAMILY_* */
+	u16 family;		    /* of the gateway: SWERVE_FAMILY_* */
 	u16 generation;		    /* another one for each path that has this row */
 	u64 grace_ns;		    /* how late the answer to a probe may be */
 	s64 slow_ns;		    /* a sample is slow when its t2 - t1 is longer than this, whatever the clocks */
@@ -403,8 +410,6 @@ struct swerve_drop_run {
 #define SWERVE_STEER_SETS 8192	/* a power of two; chance fills a set in 1 of 40,000 full tables (4096: in 1 of 220) */
 #define SWERVE_STEER_WAYS 8
 #define SWERVE_STEER_TARGETS 4096
-#define SWERVE_STEER_FAMILY_IPV4 2
-#define SWERVE_STEER_FAMILY_IPV6 10
 
 /* A flow by its five fields, as the host sees it that sends it. */
 struct swerve_flow {
@@ -449,7 +454,7 @@ struct swerve_steer_row {
 struct swerve_steer_target {
 	struct swerve_addr gateway;
 	u32 ifindex; /* 0: an empty row */
-	u32 family;  /* of the gateway: SWERVE_STEER_FAMILY_* */
+	u32 family;  /* of the gateway: SWERVE_FAMILY_* */
 	u32 alive;   /* 0: its neighbour, its link or the way behind is dead, so its flows go as they are routed */
 	u32 nexthop_id;
 	u32 pad[6];

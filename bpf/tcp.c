@@ -54,13 +54,13 @@ static __always_inline void observe(struct __sk_buff *skb, struct bpf_sock *sk, 
 	if (!truth->met || (sight.state == BPF_TCP_SYN_SENT && truth->state != BPF_TCP_SYN_SENT))
 		meet(truth, sk, tp, socket_cookie(skb), now);
 	truth->row.ifindex = skb->ifindex;
-	truth->row.cgroup = cgroup_of(skb);
+	truth->row.cgroup = bpf_skb_cgroup_id(skb);
 	if (glance_will_do(truth, tp, &sight)) {
 		glance(truth, &sight, now);
 	} else {
 		look(truth, tp, &sight, now);
-		truth->tick = ticks();
-		truth->due_ns = coarse_clock() + refresh_ns();
+		truth->tick = bpf_jiffies64();
+		truth->due_ns = bpf_ktime_get_coarse_ns() + refresh_ns();
 	}
 	give(truth);
 }
@@ -123,13 +123,13 @@ static __always_inline struct bpf_sock *receiver(struct __sk_buff *skb, struct p
 		tuple.ipv4.daddr = destination[3];
 		tuple.ipv4.sport = packet->source_port;
 		tuple.ipv4.dport = packet->destination_port;
-		return find_socket(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+		return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
 	}
 	__builtin_memcpy(tuple.ipv6.saddr, source, sizeof(tuple.ipv6.saddr));
 	__builtin_memcpy(tuple.ipv6.daddr, destination, sizeof(tuple.ipv6.daddr));
 	tuple.ipv6.sport = packet->source_port;
 	tuple.ipv6.dport = packet->destination_port;
-	return find_socket(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+	return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
 /* A reset, or a window that is closed; answers to probes of a closed window acknowledge what was acknowledged. */
@@ -189,7 +189,7 @@ static __always_inline void receive(struct __sk_buff *skb)
 		}
 		add_to_totals(&packet.source, skb->ifindex, &delta);
 	}
-	put_socket(sk);
+	bpf_sk_release(sk);
 }
 
 static __always_inline int look_at_received(struct __sk_buff *skb)
@@ -248,7 +248,7 @@ static __always_inline void call_back(struct bpf_sock_ops *ops, u64 refresh_ns)
 		if (ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB)
 			truth->row.flags |= SWERVE_TCP_ACTIVE;
 		truth->row.first_ns = bpf_ktime_get_ns();
-		truth->due_ns = coarse_clock() + refresh_ns;
+		truth->due_ns = bpf_ktime_get_coarse_ns() + refresh_ns;
 		truth->state = 0;
 		truth->met = 0;
 		truth->timeouts = 0;
@@ -273,7 +273,7 @@ int tcp_callbacks(struct bpf_sock_ops *ops)
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
 	case BPF_SOCK_OPS_RTO_CB:
 		settings = tcp_settings.lookup(&only);
-		if (settings && settings->netns_cookie == netns_cookie(ops))
+		if (settings && settings->netns_cookie == bpf_get_netns_cookie(ops))
 			call_back(ops, settings->refresh_ns);
 	}
 	return 1;

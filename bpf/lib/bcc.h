@@ -9,8 +9,10 @@
 
 #define MAPPABLE 1024 /* BPF_F_MMAPABLE */
 
-/* It declares the helper with a parameter less than it has. */
+/* It declares this helper with a parameter less than it has, */
 static long (*redirect_neigh)(u32 ifindex, struct bpf_redir_neigh *hop, int bytes,
 			      u64 flags) = (void *)BPF_FUNC_redirect_neigh;
+/* and this one with 32 bits of its 64. */
+static u64 (*socket_cookie)(void *context) = (void *)BPF_FUNC_get_socket_cookie;
 
 #endif /* SWERVE_LIB_BCC_H */

@@ -12,10 +12,6 @@
 
 #include "probe/lent.h"
 
-#ifndef SWERVE_PROBE_PORT
-#define SWERVE_PROBE_PORT 862
-#endif
-
 #ifndef SWERVE_PROBE_SLOTS
 #define SWERVE_PROBE_SLOTS 65536 /* probes under way, of all sessions */
 #endif
@@ -59,12 +55,9 @@ static __always_inline struct swerve_probe_settings *settings(void)
 static __always_inline u64 stamping_clock(u64 now)
 {
 #ifdef SWERVE_VIRTUAL_CLOCK
-	struct swerve_virtual_clock *clock;
 	u32 only = 0;
 
-	clock = probe_clock.lookup(&only);
-	if (clock)
-		return virtual_time(now, clock);
+	now = virtual_time(now, probe_clock.lookup(&only));
 #endif
 	return now;
 }

@@ -17,7 +17,7 @@ static __always_inline void record(struct __sk_buff *skb, struct found *packet, 
 		count(SWERVE_SAMPLE_RING_FULL, 1);
 		return;
 	}
-	sample->ts_ns = sampling_clock(now);
+	sample->ts_ns = stamping_clock(now);
 	sample->seen_ns = now;
 	sample->key = key;
 	if (direction == SWERVE_SAMPLE_EGRESS) {

@@ -8,10 +8,6 @@
 #include "lib/packet.h"
 #include "swerve.h"
 
-#ifndef SWERVE_PROBE_PORT
-#define SWERVE_PROBE_PORT 862
-#endif
-
 #define HASHED_WORDS 4
 #define HASHED_BYTES (8 * HASHED_WORDS) /* of a datagram's payload */
 #define MOST_DATAGRAMS 128		/* in one buffer; the kernel's own limit is 64, since 6.9 128 */
@@ -64,15 +60,12 @@ static __always_inline void count(u32 counter, u64 more)
 }
 
 /* What the stamping clock shows at a moment of CLOCK_MONOTONIC. */
-static __always_inline u64 sampling_clock(u64 now)
+static __always_inline u64 stamping_clock(u64 now)
 {
 #ifdef SWERVE_VIRTUAL_CLOCK
-	struct swerve_virtual_clock *clock;
 	u32 only = 0;
 
-	clock = sample_clock.lookup(&only);
-	if (clock)
-		return virtual_time(now, clock);
+	now = virtual_time(now, sample_clock.lookup(&only));
 #endif
 	return now;
 }

@@ -3,6 +3,7 @@
 #ifndef SWERVE_STEER_FLOWS_H
 #define SWERVE_STEER_FLOWS_H
 
+#include "lib/hash.h"
 #include "steer/tables.h"
 
 #define HEADERS_BYTES 128 /* more than Ethernet, IP with all options and the ports take */
@@ -11,7 +12,6 @@
 #define JUMBO_OPTION 0xc2
 #define LABEL_BITS 0x000fffff
 #define FLOW_WORDS 5
-#define GOLDEN_RATIO 0x9e3779b97f4a7c15ULL /* 2^64 over it */
 
 enum found {
 	FLOW,
@@ -126,10 +126,8 @@ static __always_inline enum found find_flow(struct __sk_buff *skb, union key *ke
 static __always_inline u64 hash_of(const union key *key, u64 hash)
 {
 #pragma unroll
-	for (int i = 0; i < FLOW_WORDS; i++) {
-		hash = (hash ^ key->words[i]) * GOLDEN_RATIO;
-		hash ^= hash >> 32;
-	}
+	for (int i = 0; i < FLOW_WORDS; i++)
+		hash = mixed(hash, key->words[i]);
 	return hash;
 }
 

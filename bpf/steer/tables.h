@@ -9,10 +9,6 @@
 
 #include "probe/lent.h"
 
-#ifndef SWERVE_PROBE_PORT
-#define SWERVE_PROBE_PORT 862
-#endif
-
 BPF_F_TABLE("array", u32, struct swerve_steer_settings, steer_settings, 1, MAPPABLE);
 BPF_F_TABLE("array", u32, struct swerve_steer_set, steer_sets, SWERVE_STEER_SETS, MAPPABLE);
 BPF_F_TABLE("array", u32, struct swerve_steer_row, steer_rows, SWERVE_STEER_FLOWS, MAPPABLE);
