@@ -31,7 +31,7 @@
 
 static __always_inline void observe(struct __sk_buff *skb, struct bpf_sock *sk, struct bpf_tcp_sock *tp, u32 word)
 {
-	struct packet packet = {};
+	struct packet packet;
 	struct tcp_truth *truth;
 	struct sight sight = {};
 	u64 now;
@@ -115,10 +115,10 @@ int tcp_egress(struct __sk_buff *skb)
 /* The connection or request of this host that a packet is for. */
 static __always_inline struct bpf_sock *receiver(struct __sk_buff *skb, struct packet *packet)
 {
-	u32 *source = (u32 *)&packet->source, *destination = (u32 *)&packet->destination;
+	u32 *source = (u32 *)&packet->ip.source, *destination = (u32 *)&packet->ip.destination;
 	struct bpf_sock_tuple tuple = {};
 
-	if (!packet->ipv6) {
+	if (!packet->ip.ipv6) {
 		tuple.ipv4.saddr = source[3];
 		tuple.ipv4.daddr = destination[3];
 		tuple.ipv4.sport = packet->source_port;
@@ -163,7 +163,7 @@ static __always_inline void note_repeated_syn(struct bpf_sock *request)
 static __always_inline void receive(struct __sk_buff *skb)
 {
 	struct swerve_tcp_counts delta = {};
-	struct packet packet = {};
+	struct packet packet;
 	struct bpf_tcp_sock *tp;
 	struct tcp_truth *truth;
 	struct bpf_sock *sk;
@@ -187,7 +187,7 @@ static __always_inline void receive(struct __sk_buff *skb)
 			else
 				raise_counter(SWERVE_TCP_DEFERRED, 1);
 		}
-		add_to_totals(&packet.source, skb->ifindex, &delta);
+		add_to_totals(&packet.ip.source, skb->ifindex, &delta);
 	}
 	bpf_sk_release(sk);
 }

@@ -5,7 +5,6 @@
 
 #include "probe/tables.h"
 
-#define ECN_CE 3
 #define ECN_UNKNOWN 0xff /* the header has to be looked for first */
 
 /*
@@ -48,12 +47,6 @@ static __always_inline void count_ipv6_marks(struct __sk_buff *skb, struct in6_a
 
 	__builtin_memcpy(&source, from, sizeof(source));
 	count_marks(skb, &source, ecn);
-}
-
-/* The traffic class lies across the first two bytes. */
-static __always_inline u8 ipv6_ecn(struct ipv6hdr *ip)
-{
-	return ((u8 *)ip)[1] >> 4 & ECN_BITS;
 }
 
 /* A packet that could be marked and whose header `ordinary` has found: the verifier wants its bounds looked at again. */
