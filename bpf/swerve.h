@@ -333,11 +333,11 @@ struct swerve_tcp_flow {
 	u32 mss;
 	u32 rate_delivered; /* segments within rate_interval_us */
 	u32 rate_interval_us;
-	u8 state;	 /* enum of the kernel: 1 ESTABLISHED ... 12 NEW_SYN_RECV */
-	u8 congestion;	 /* enum tcp_ca_state, or SWERVE_TCP_STATE_UNKNOWN */
-	u8 ecn_flags;	 /* 1: negotiated */
-	u8 flags;	 /* enum swerve_tcp_flag */
-	u32 retrans_out; /* sent again and not yet acknowledged */
+	u8 state;      /* enum of the kernel: 1 ESTABLISHED ... 12 NEW_SYN_RECV */
+	u8 congestion; /* enum tcp_ca_state, or SWERVE_TCP_STATE_UNKNOWN */
+	u8 ecn_flags;  /* 1: negotiated */
+	u8 flags;      /* enum swerve_tcp_flag */
+	u32 pad;
 };
 
 /* All connections with one address by one interface. */
