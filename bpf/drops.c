@@ -5,6 +5,7 @@
  *
  * SWERVE_DROPS_RX_SK: the event has the socket (6.11 and later).
  */
+#include "lib/counters.h"
 #include "swerve.h"
 
 #ifndef SWERVE_DROPS_SOCKETS
@@ -25,8 +26,7 @@ static __always_inline void add_to_socket(const struct swerve_drop_run *run)
 	count = drops_by_socket.lookup_or_try_init(&key, &none);
 	if (!count)
 		count = drops_sockets_full.lookup(&only);
-	if (count)
-		__sync_fetch_and_add(count, run->packets);
+	raise_atomically(count, run->packets);
 }
 
 /*
@@ -58,13 +58,10 @@ static __always_inline void count_for_socket(u64 rx_sk, u32 reason)
 RAW_TRACEPOINT_PROBE(kfree_skb)
 {
 	u32 reason = ctx->args[2];
-	u64 *count;
 
 	if (reason >= SWERVE_DROP_REASONS)
 		reason = SWERVE_DROP_REASONS - 1;
-	count = drops_by_reason.lookup(&reason);
-	if (count) /* atomic even on one CPU: in older kernels a drop may interrupt another */
-		__sync_fetch_and_add(count, 1);
+	raise_atomically(drops_by_reason.lookup(&reason), 1); /* in older kernels a drop may interrupt another */
 #ifdef SWERVE_DROPS_RX_SK
 	if (ctx->args[3])
 		count_for_socket(ctx->args[3], reason);

@@ -8,10 +8,11 @@
  * SWERVE_LAB_EVERY: which packets lab_mark marks. SWERVE_LAB_BYTES: the longest IP packet that lab_narrow lets pass.
  * SWERVE_LAB_SHARE: how many of 2^32 packets lab_random loses.
  */
-#include <linux/tcp.h>
 #include <linux/udp.h>
 
-#include "packet.h"
+#include "lib/counters.h"
+#include "lib/packet.h"
+#include "lib/tcp.h"
 #include "swerve.h"
 
 #ifndef SWERVE_LAB_EVERY
@@ -25,45 +26,26 @@
 #define SWERVE_LAB_SHARE 0
 #endif
 
-#define ECN_BITS 3
-#define ECN_CE 3
-#define TCP_WORDS 12 /* offset of the byte whose upper half is the header's length in 32-bit words */
-
 BPF_PERCPU_ARRAY(lab_counts, u64, SWERVE_LAB_COUNTERS);
 
 static __always_inline void count(u32 counter, u64 more)
 {
-	u64 *value = lab_counts.lookup(&counter);
-
-	if (value)
-		*value += more;
-}
-
-static __always_inline u8 ecn_of(struct __sk_buff *skb)
-{
-	struct ipv6hdr ip6;
-	struct iphdr ip;
-
-	if (skb->protocol == bpf_htons(ETH_P_IP) && !bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
-		return ip.tos & ECN_BITS;
-	if (skb->protocol == bpf_htons(ETH_P_IPV6) && !bpf_skb_load_bytes(skb, ETH_HLEN, &ip6, sizeof(ip6)))
-		return ((u8 *)&ip6)[1] >> 4 & ECN_BITS;
-	return 0;
+	raise(lab_counts.lookup(&counter), more);
 }
 
 /* Counts per CPU. A buffer that is to become several packets is marked, or not, as a whole. */
 int lab_mark(struct __sk_buff *skb)
 {
-	u64 *able, before, packets = skb->gso_segs ?: 1;
+	u64 *able, before, packets = packets_in(skb);
 	u32 counter = SWERVE_LAB_ABLE;
-	u8 ecn = ecn_of(skb);
+	struct ip_packet packet;
 
 	able = lab_counts.lookup(&counter);
-	if (!ecn || !able)
+	if (!able || !read_ip(skb, &packet) || !packet.ecn)
 		return TC_ACT_UNSPEC;
 	before = *able;
 	*able += packets;
-	if (before / SWERVE_LAB_EVERY == *able / SWERVE_LAB_EVERY || ecn == ECN_CE)
+	if (before / SWERVE_LAB_EVERY == *able / SWERVE_LAB_EVERY || packet.ecn == ECN_CE)
 		return TC_ACT_UNSPEC;
 	if (bpf_skb_ecn_set_ce(skb))
 		count(SWERVE_LAB_MARKED, packets);
@@ -73,27 +55,16 @@ int lab_mark(struct __sk_buff *skb)
 /* Headers in front of what is cut into segments; 0 when they cannot be read. */
 static __always_inline u32 header_bytes(struct __sk_buff *skb)
 {
-	struct ipv6hdr ip6;
-	struct iphdr ip;
-	u32 bytes;
-	u8 protocol, words;
+	struct ip_packet packet;
+	struct tcp_head head;
 
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
-			return 0;
-		bytes = ip.ihl * 4;
-		protocol = ip.protocol;
-	} else {
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip6, sizeof(ip6)))
-			return 0;
-		bytes = sizeof(ip6);
-		protocol = ip6.nexthdr;
-	}
-	if (protocol == IPPROTO_UDP)
-		return bytes + sizeof(struct udphdr);
-	if (protocol != IPPROTO_TCP || bpf_skb_load_bytes(skb, ETH_HLEN + bytes + TCP_WORDS, &words, sizeof(words)))
+	if (!read_ip(skb, &packet))
 		return 0;
-	return bytes + (words >> 4) * 4;
+	if (packet.protocol == IPPROTO_UDP)
+		return packet.transport - ETH_HLEN + sizeof(struct udphdr);
+	if (packet.protocol != IPPROTO_TCP || bpf_skb_load_bytes(skb, packet.transport, &head, sizeof(head)))
+		return 0;
+	return packet.transport - ETH_HLEN + tcp_header_bytes(&head);
 }
 
 /* Of a buffer that is to become several packets the longest counts, and all of it is lost. */
@@ -101,21 +72,21 @@ int lab_narrow(struct __sk_buff *skb)
 {
 	u32 segment = skb->gso_size, bytes; /* read once: the verifier takes no computed pointer into the context */
 
-	if (skb->protocol != bpf_htons(ETH_P_IP) && skb->protocol != bpf_htons(ETH_P_IPV6))
+	if (!is_ip(skb->protocol))
 		return TC_ACT_UNSPEC;
 	bytes = skb->len - ETH_HLEN;
 	if (segment)
 		bytes = header_bytes(skb) + segment;
 	if (bytes <= SWERVE_LAB_BYTES)
 		return TC_ACT_UNSPEC;
-	count(SWERVE_LAB_TOO_LONG, skb->gso_segs ?: 1);
+	count(SWERVE_LAB_TOO_LONG, packets_in(skb));
 	return TC_ACT_SHOT;
 }
 
 /* Whatever it is: ARP and what is meant for the rail itself, too. */
 int lab_lose(struct __sk_buff *skb)
 {
-	count(SWERVE_LAB_LOST, skb->gso_segs ?: 1);
+	count(SWERVE_LAB_LOST, packets_in(skb));
 	return TC_ACT_SHOT;
 }
 
@@ -124,6 +95,6 @@ int lab_random(struct __sk_buff *skb)
 {
 	if (bpf_get_prandom_u32() >= SWERVE_LAB_SHARE)
 		return TC_ACT_UNSPEC;
-	count(SWERVE_LAB_RANDOM, skb->gso_segs ?: 1);
+	count(SWERVE_LAB_RANDOM, packets_in(skb));
 	return TC_ACT_SHOT;
 }

@@ -11,6 +11,7 @@
  *
  * SWERVE_PROBE_PORT: the UDP port of reflectors. SWERVE_VIRTUAL_CLOCK: stamp by a lab's clock.
  */
+#include "lib/redirect.h"
 #include "observe/chain.h"
 #include "probe/tables.h"
 #include "probe/stamp.h"
@@ -95,7 +96,6 @@ static __always_inline void note_sent(struct swerve_probe_path *path, u64 now)
 /* Pin a probe to its path: by that path's gateway, whatever the routes say. */
 static __always_inline int send_probe(struct __sk_buff *skb)
 {
-	struct bpf_redir_neigh hop = {};
 	struct swerve_probe_path *path;
 	struct frame frame;
 	u8 pin[3];
@@ -115,12 +115,7 @@ static __always_inline int send_probe(struct __sk_buff *skb)
 		if (pin[0])
 			note_sent(path, bpf_ktime_get_ns());
 	}
-	hop.nh_family = path->family;
-	if (hop.nh_family == SWERVE_PROBE_FAMILY_IPV4)
-		__builtin_memcpy(&hop.ipv4_nh, path->gateway.bytes + 12, sizeof(hop.ipv4_nh));
-	else
-		__builtin_memcpy(hop.ipv6_nh, path->gateway.bytes, sizeof(hop.ipv6_nh));
-	if (redirect_neigh(path->ifindex, &hop, sizeof(hop), 0) != TC_ACT_REDIRECT)
+	if (redirect_by(path->ifindex, path->family, &path->gateway) != TC_ACT_REDIRECT)
 		return drop(SWERVE_PROBE_FAILED);
 	return TC_ACT_REDIRECT;
 }

@@ -9,11 +9,9 @@
  *
  * SWERVE_PROBE_PORT: UDP to or from there is no application's. SWERVE_VIRTUAL_CLOCK: stamp by a lab's clock.
  */
-#include <linux/tcp.h>
 #include <linux/udp.h>
 
-#include "clock.h"
-#include "packet.h"
+#include "lib/packet.h"
 #include "swerve.h"
 
 #include "observe/chain.h"
@@ -30,21 +28,21 @@ enum verdict {
 static __always_inline enum verdict quick_tcp(struct __sk_buff *skb, struct plain *plain, u8 rate, u64 *key)
 {
 	u32 before, last, anchors, header_bytes, bytes = plain->bytes;
-	u8 *tcp = plain->transport;
+	struct tcp_head *tcp = plain->transport;
 
-	if ((void *)(tcp + TCP_FIXED_BYTES) > plain->end)
+	if ((void *)(tcp + 1) > plain->end)
 		return UNCLEAR;
 	if (skb->gso_size)
 		bytes = skb->len - (u32)(plain->transport - plain->data);
-	header_bytes = (tcp[TCP_WORDS] >> 4) * 4;
-	if (bytes < header_bytes || header_bytes < TCP_FIXED_BYTES)
+	header_bytes = tcp_header_bytes(tcp);
+	if (bytes < header_bytes || header_bytes < sizeof(*tcp))
 		return UNCLEAR;
-	before = bpf_ntohl(*(__be32 *)(tcp + 4)) - 1;
+	before = bpf_ntohl(tcp->sequence) - 1;
 	last = before + bytes - header_bytes;
 	anchors = anchors_in(before, last, rate);
 	if (!anchors)
 		return NOTHING;
-	if (tcp[TCP_FLAGS] & TCP_SYN)
+	if (tcp->flags & SYN)
 		return NOTHING;
 	if (anchors > 1)
 		return UNCLEAR;
@@ -86,7 +84,7 @@ static __always_inline void record_plain(struct __sk_buff *skb, struct plain *pl
 	struct ipv6hdr *ip6 = plain->data + ETH_HLEN;
 	struct iphdr *ip = plain->data + ETH_HLEN;
 	struct transport ports;
-	struct found packet;
+	struct ip_packet packet;
 
 	/* What was checked before is checked again: the verifier does not remember it of both families at once. */
 	if (plain->ipv6) {

@@ -13,7 +13,8 @@
  *
  * SWERVE_PROBE_PORT: UDP to or from there measures a path, and is never moved away from it.
  */
-#include "packet.h"
+#include "lib/packet.h"
+#include "lib/redirect.h"
 #include "swerve.h"
 
 #include "steer/tables.h"
@@ -54,7 +55,7 @@ static __always_inline void relabel(struct __sk_buff *skb, struct swerve_steer_r
 		count(skb, SWERVE_STEER_REFUSED);
 		return;
 	}
-	__sync_fetch_and_add(&row->relabelled, skb->gso_segs ?: 1);
+	__sync_fetch_and_add(&row->relabelled, packets_in(skb));
 	count(skb, SWERVE_STEER_RELABELLED);
 }
 
@@ -87,7 +88,6 @@ static __always_inline u32 mtu_of(struct __sk_buff *skb, struct swerve_steer_tar
 
 static __always_inline int redirect(struct __sk_buff *skb, struct swerve_steer_target *target, u32 tick)
 {
-	struct bpf_redir_neigh hop = { .nh_family = target->family };
 	u32 mtu;
 
 	mtu = mtu_of(skb, target, tick);
@@ -99,11 +99,7 @@ static __always_inline int redirect(struct __sk_buff *skb, struct swerve_steer_t
 		count(skb, SWERVE_STEER_TOO_LARGE);
 		return TC_ACT_UNSPEC;
 	}
-	if (hop.nh_family == SWERVE_STEER_FAMILY_IPV4)
-		__builtin_memcpy(&hop.ipv4_nh, target->gateway.bytes + 12, sizeof(hop.ipv4_nh));
-	else
-		__builtin_memcpy(hop.ipv6_nh, target->gateway.bytes, sizeof(hop.ipv6_nh));
-	if (redirect_neigh(target->ifindex, &hop, sizeof(hop), 0) != TC_ACT_REDIRECT) {
+	if (redirect_by(target->ifindex, target->family, &target->gateway) != TC_ACT_REDIRECT) {
 		count(skb, SWERVE_STEER_REFUSED);
 		return TC_ACT_UNSPEC;
 	}
@@ -129,7 +125,7 @@ static __always_inline int follow_pin(struct __sk_buff *skb, struct swerve_steer
 		return TC_ACT_UNSPEC;
 	}
 	if (target->ifindex == skb->ifindex) {
-		__sync_fetch_and_add(&row->packets, skb->gso_segs ?: 1);
+		__sync_fetch_and_add(&row->packets, packets_in(skb));
 		__sync_fetch_and_add(&row->bytes, skb->wire_len);
 		row->last_ns = now;
 		count(skb, SWERVE_STEER_ON_TARGET);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The contract: every key, record and counter that crosses from the kernel programs to user space.
+ * The contract: every key, record and counter that crosses from the kernel programs to user space. Programs of user
+ * space that write such records themselves, the tap, or read such maps, the pacer, include it too.
  *
  * Fixed widths, named padding, natural alignment. User space never mirrors these types by hand: the loader reads
  * their layout back from the compiled program and hands it on as numpy record types.
@@ -16,7 +17,16 @@ struct swerve_addr {
 	u8 bytes[16];
 };
 
-/* ---- clock.h: lab builds only ------------------------------------------------------------------------------- */
+/* Of an address: AF_INET and AF_INET6, which the kernel's UAPI does not name. */
+#define SWERVE_FAMILY_IPV4 2
+#define SWERVE_FAMILY_IPV6 10
+
+/* The UDP port of the reflectors. */
+#ifndef SWERVE_PROBE_PORT
+#define SWERVE_PROBE_PORT 862
+#endif
+
+/* ---- lib/clock.h: lab builds only --------------------------------------------------------------------------- */
 
 #define SWERVE_KNOTS 4096
 #define SWERVE_KNOT_SHIFT 30 /* knots are 2^30 ns apart, so the table lasts 73 minutes; then the last knot holds */
@@ -37,8 +47,6 @@ struct swerve_virtual_clock {
 #define SWERVE_PROBE_MOST_GRACE_NS 16000000 /* with a longer one, not before the next probe leaves */
 #define SWERVE_PROBE_SESSIONS 4096	    /* a path and a source port each */
 #define SWERVE_PROBE_PORTS 16
-#define SWERVE_PROBE_FAMILY_IPV4 2
-#define SWERVE_PROBE_FAMILY_IPV6 10
 
 /*
  * Firewall marks of packets on their way between two hooks of ours; no packet leaves the host with one. User space
@@ -95,7 +103,7 @@ struct swerve_probe_path {
 	struct swerve_addr remote;  /* the peer's address */
 	struct swerve_addr gateway; /* or the same */
 	u32 ifindex;		    /* 0: none */
-	u16 family;		    /* of the gateway: SWERVE_PROBE_FAMILY_* */
+	u16 family;		    /* of the gateway: SWERVE_FAMILY_* */
 	u16 generation;		    /* another one for each path that has this row */
 	u64 grace_ns;		    /* how late the answer to a probe may be */
 	s64 slow_ns;		    /* a sample is slow when its t2 - t1 is longer than this, whatever the clocks */
@@ -325,11 +333,11 @@ struct swerve_tcp_flow {
 	u32 mss;
 	u32 rate_delivered; /* segments within rate_interval_us */
 	u32 rate_interval_us;
-	u8 state;	 /* enum of the kernel: 1 ESTABLISHED ... 12 NEW_SYN_RECV */
-	u8 congestion;	 /* enum tcp_ca_state, or SWERVE_TCP_STATE_UNKNOWN */
-	u8 ecn_flags;	 /* 1: negotiated */
-	u8 flags;	 /* enum swerve_tcp_flag */
-	u32 retrans_out; /* sent again and not yet acknowledged */
+	u8 state;      /* enum of the kernel: 1 ESTABLISHED ... 12 NEW_SYN_RECV */
+	u8 congestion; /* enum tcp_ca_state, or SWERVE_TCP_STATE_UNKNOWN */
+	u8 ecn_flags;  /* 1: negotiated */
+	u8 flags;      /* enum swerve_tcp_flag */
+	u32 pad;
 };
 
 /* All connections with one address by one interface. */
@@ -402,8 +410,6 @@ struct swerve_drop_run {
 #define SWERVE_STEER_SETS 8192	/* a power of two; chance fills a set in 1 of 40,000 full tables (4096: in 1 of 220) */
 #define SWERVE_STEER_WAYS 8
 #define SWERVE_STEER_TARGETS 4096
-#define SWERVE_STEER_FAMILY_IPV4 2
-#define SWERVE_STEER_FAMILY_IPV6 10
 
 /* A flow by its five fields, as the host sees it that sends it. */
 struct swerve_flow {
@@ -448,7 +454,7 @@ struct swerve_steer_row {
 struct swerve_steer_target {
 	struct swerve_addr gateway;
 	u32 ifindex; /* 0: an empty row */
-	u32 family;  /* of the gateway: SWERVE_STEER_FAMILY_* */
+	u32 family;  /* of the gateway: SWERVE_FAMILY_* */
 	u32 alive;   /* 0: its neighbour, its link or the way behind is dead, so its flows go as they are routed */
 	u32 nexthop_id;
 	u32 pad[6];
@@ -522,7 +528,7 @@ enum swerve_lab_counter {
 	SWERVE_LAB_COUNTERS = 5,
 };
 
-/* ---- rdma.c and tap.c ---------------------------------------------------------------------------------------- */
+/* ---- rdma.c, and the tap (pytools/sources/rdma/tap) ---------------------------------------------------------- */
 
 #define SWERVE_QPS 512	       /* queue pairs in one table; a table is one mappable array map */
 #define SWERVE_TIMED 64	       /* requests whose times are kept, per queue pair */

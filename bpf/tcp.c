@@ -15,9 +15,9 @@
  *
  * SYN-ACKs are sent for request sockets, which keep no total: see count_synack().
  */
-#include "packet.h"
+#include "lib/packet.h"
 #include "swerve.h"
-#include "tcp_packet.h"
+#include "lib/tcp.h"
 
 #include "observe/chain.h"
 
@@ -31,7 +31,7 @@
 
 static __always_inline void observe(struct __sk_buff *skb, struct bpf_sock *sk, struct bpf_tcp_sock *tp, u32 word)
 {
-	struct packet packet = {};
+	struct packet packet;
 	struct tcp_truth *truth;
 	struct sight sight = {};
 	u64 now;
@@ -47,20 +47,20 @@ static __always_inline void observe(struct __sk_buff *skb, struct bpf_sock *sk, 
 	}
 	now = bpf_ktime_get_ns();
 	sight.bytes = packet.bytes;
-	sight.segments = skb->gso_segs ? skb->gso_segs : 1;
+	sight.segments = packets_in(skb);
 	sight.flags = packet.flags;
 	sight.state = sk->state;
 	/* A socket that connects anew starts anew. */
 	if (!truth->met || (sight.state == BPF_TCP_SYN_SENT && truth->state != BPF_TCP_SYN_SENT))
 		meet(truth, sk, tp, socket_cookie(skb), now);
 	truth->row.ifindex = skb->ifindex;
-	truth->row.cgroup = cgroup_of(skb);
+	truth->row.cgroup = bpf_skb_cgroup_id(skb);
 	if (glance_will_do(truth, tp, &sight)) {
 		glance(truth, &sight, now);
 	} else {
 		look(truth, tp, &sight, now);
-		truth->tick = ticks();
-		truth->due_ns = coarse_clock() + refresh_ns();
+		truth->tick = bpf_jiffies64();
+		truth->due_ns = bpf_ktime_get_coarse_ns() + refresh_ns();
 	}
 	give(truth);
 }
@@ -115,21 +115,21 @@ int tcp_egress(struct __sk_buff *skb)
 /* The connection or request of this host that a packet is for. */
 static __always_inline struct bpf_sock *receiver(struct __sk_buff *skb, struct packet *packet)
 {
-	u32 *source = (u32 *)&packet->source, *destination = (u32 *)&packet->destination;
+	u32 *source = (u32 *)&packet->ip.source, *destination = (u32 *)&packet->ip.destination;
 	struct bpf_sock_tuple tuple = {};
 
-	if (!packet->ipv6) {
+	if (!packet->ip.ipv6) {
 		tuple.ipv4.saddr = source[3];
 		tuple.ipv4.daddr = destination[3];
 		tuple.ipv4.sport = packet->source_port;
 		tuple.ipv4.dport = packet->destination_port;
-		return find_socket(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+		return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
 	}
 	__builtin_memcpy(tuple.ipv6.saddr, source, sizeof(tuple.ipv6.saddr));
 	__builtin_memcpy(tuple.ipv6.daddr, destination, sizeof(tuple.ipv6.daddr));
 	tuple.ipv6.sport = packet->source_port;
 	tuple.ipv6.dport = packet->destination_port;
-	return find_socket(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+	return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
 /* A reset, or a window that is closed; answers to probes of a closed window acknowledge what was acknowledged. */
@@ -163,7 +163,7 @@ static __always_inline void note_repeated_syn(struct bpf_sock *request)
 static __always_inline void receive(struct __sk_buff *skb)
 {
 	struct swerve_tcp_counts delta = {};
-	struct packet packet = {};
+	struct packet packet;
 	struct bpf_tcp_sock *tp;
 	struct tcp_truth *truth;
 	struct bpf_sock *sk;
@@ -187,9 +187,9 @@ static __always_inline void receive(struct __sk_buff *skb)
 			else
 				raise_counter(SWERVE_TCP_DEFERRED, 1);
 		}
-		add_to_totals(&packet.source, skb->ifindex, &delta);
+		add_to_totals(&packet.ip.source, skb->ifindex, &delta);
 	}
-	put_socket(sk);
+	bpf_sk_release(sk);
 }
 
 static __always_inline int look_at_received(struct __sk_buff *skb)
@@ -248,7 +248,7 @@ static __always_inline void call_back(struct bpf_sock_ops *ops, u64 refresh_ns)
 		if (ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB)
 			truth->row.flags |= SWERVE_TCP_ACTIVE;
 		truth->row.first_ns = bpf_ktime_get_ns();
-		truth->due_ns = coarse_clock() + refresh_ns;
+		truth->due_ns = bpf_ktime_get_coarse_ns() + refresh_ns;
 		truth->state = 0;
 		truth->met = 0;
 		truth->timeouts = 0;
@@ -273,7 +273,7 @@ int tcp_callbacks(struct bpf_sock_ops *ops)
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
 	case BPF_SOCK_OPS_RTO_CB:
 		settings = tcp_settings.lookup(&only);
-		if (settings && settings->netns_cookie == netns_cookie(ops))
+		if (settings && settings->netns_cookie == bpf_get_netns_cookie(ops))
 			call_back(ops, settings->refresh_ns);
 	}
 	return 1;

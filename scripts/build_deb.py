@@ -73,8 +73,7 @@ def compressed(data: bytes) -> bytes:
 
 def built(tree: Path, made: native.Native) -> Path:
     """Where something of ours that is compiled lies in the package."""
-    inside = Path("pytools/bpf", made.target.name) if made is native.TAP else made.target.relative_to(ROOT)
-    return tree / SITE / inside
+    return tree / SITE / made.target.relative_to(ROOT)
 
 
 def put_python(tree: Path, wheels: list[Path]) -> None:

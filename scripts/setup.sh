@@ -152,9 +152,10 @@ fi
 
 # What of ours is compiled for user space: the RDMA tap and the pacer of probes; made anew when its sources are newer.
 native_is_built() {
-	[ -f bpf/swerve-tap.so ] && [ -f pytools/sources/probing/swerve-pacer ] &&
-		[ -z "$(find bpf/tap bpf/tap.c bpf/swerve.h -newer bpf/swerve-tap.so -print -quit)" ] &&
-		[ -z "$(find pytools/sources/probing/pacer.c bpf/swerve.h -newer pytools/sources/probing/swerve-pacer -print -quit)" ]
+	tap=pytools/sources/rdma/tap pacer=pytools/sources/probing
+	[ -f $tap/swerve-tap.so ] && [ -f $pacer/swerve-pacer ] &&
+		[ -z "$(find $tap/*.[ch] bpf/swerve.h -newer $tap/swerve-tap.so -print -quit)" ] &&
+		[ -z "$(find $pacer/pacer.c bpf/swerve.h -newer $pacer/swerve-pacer -print -quit)" ]
 }
 if ! native_is_built; then
 	step native "it needs a C compiler and libibverbs' headers (gcc libc6-dev libibverbs-dev)" \

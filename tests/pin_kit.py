@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import support
 
-from pytools.kernel.bpf import loader
+from pytools.kernel.bpf import contract, loader
 from pytools.kernel.netns import inside
 from steering.actuators import flow_table
 from steering.actuators.flow_table import FlowTable
@@ -228,7 +228,7 @@ def pinning_in(netns: str, targets: list[PinTarget], force_clsact: bool = False)
         if force_clsact not in _compiled:
             _compiled[force_clsact] = FlowTable(loader.load([flow_table.program(PORT)]), PORT, force_clsact)
         made = _compiled[force_clsact]
-        for counter in range(len(flow_table.COUNTERS)):
+        for counter in range(len(contract.counters("steer"))):
             made._counters.update(counter, 0)
         try:
             with Pins(made) as pins:

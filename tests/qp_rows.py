@@ -13,18 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from support import ROOT
 
+from pytools.kernel.bpf.contract import constant
 from pytools.sources.rdma.table import CLOSED, FREE, LIVE, NO_QP, SeenBy
 
 _HEADER = (ROOT / "bpf" / "swerve.h").read_text()
 _SCALARS = {"u64": "<u8", "u32": "<u4", "u16": "<u2", "u8": "u1"}
 _FIELD = re.compile(r"^\s*(?:struct )?(\w+) (\w+)(?:\[(\w+)\])?;", re.MULTILINE)
-
-
-def constant(name: str) -> int:
-    """A number that swerve.h defines."""
-    found = re.search(rf"^#define {name} (\d+)", _HEADER, re.MULTILINE)
-    assert found is not None, f"swerve.h no longer defines {name}"
-    return int(found.group(1))
 
 
 def layout(struct: str) -> np.dtype[Any]:

@@ -34,7 +34,7 @@ FLOW = np.dtype(
         *((name, "u4") for name in ("ifindex", "srtt_us", "min_rtt_us", "cwnd", "ssthresh", "mss")),
         *((name, "u4") for name in ("rate_delivered", "rate_interval_us")),
         *((name, "u1") for name in ("state", "congestion", "ecn_flags", "flags")),
-        ("retrans_out", "u4"),
+        ("pad", "u4"),
     ]
 )
 PATH_KEY = np.dtype([("remote", ADDRESS), ("ifindex", "u4")])

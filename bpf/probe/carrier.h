@@ -57,7 +57,7 @@ static __always_inline void note_lost_carrier(struct udp_packet *packet, struct 
 		path->unanswered = path->limit;
 	path->silent_at_ns = now;
 	known->silence_ns = now;
-	count_more(SWERVE_PROBE_LOST_CARRIERS, 1);
+	count(SWERVE_PROBE_LOST_CARRIERS, 1);
 	wake_agent();
 }
 

@@ -5,7 +5,6 @@
 
 #include "probe/tables.h"
 
-#define ECN_CE 3
 #define ECN_UNKNOWN 0xff /* the header has to be looked for first */
 
 /*
@@ -16,7 +15,7 @@ static __always_inline void count_marks(struct __sk_buff *skb, struct swerve_add
 {
 	struct swerve_ecn_key key = { .remote = *source, .ifindex = skb->ifindex };
 	struct swerve_ecn first = {}, *seen;
-	u64 packets = skb->gso_segs ?: 1;
+	u64 packets = packets_in(skb);
 
 	seen = path_ecn.lookup(&key);
 	if (!seen) {
@@ -25,7 +24,7 @@ static __always_inline void count_marks(struct __sk_buff *skb, struct swerve_add
 		path_ecn.insert(&key, &first); /* another CPU may have been first */
 		seen = path_ecn.lookup(&key);
 		if (!seen) {
-			count_more(SWERVE_PROBE_ECN_FULL, packets);
+			count(SWERVE_PROBE_ECN_FULL, packets);
 			return;
 		}
 	}
@@ -48,12 +47,6 @@ static __always_inline void count_ipv6_marks(struct __sk_buff *skb, struct in6_a
 
 	__builtin_memcpy(&source, from, sizeof(source));
 	count_marks(skb, &source, ecn);
-}
-
-/* The traffic class lies across the first two bytes. */
-static __always_inline u8 ipv6_ecn(struct ipv6hdr *ip)
-{
-	return ((u8 *)ip)[1] >> 4 & ECN_BITS;
 }
 
 /* A packet that could be marked and whose header `ordinary` has found: the verifier wants its bounds looked at again. */

@@ -3,7 +3,7 @@
 #ifndef SWERVE_PROBE_LENT_H
 #define SWERVE_PROBE_LENT_H
 
-#include "bcc.h"
+#include "lib/bcc.h"
 #include "swerve.h"
 
 BPF_F_TABLE("array", u32, struct swerve_probe_settings, probe_settings, 1, MAPPABLE);

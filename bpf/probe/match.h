@@ -113,7 +113,7 @@ static __always_inline int accept(struct swerve_probe_slot *slot, struct swerve_
 		if (found->flags & SWERVE_PROBE_OURS)
 			session->ours = 1;
 	}
-	count_more(SWERVE_PROBE_WIRE_BYTES, ETH_HLEN + found->bytes);
+	count(SWERVE_PROBE_WIRE_BYTES, ETH_HLEN + found->bytes);
 	record = probes.ringbuf_reserve(sizeof(*record));
 	if (!record)
 		return drop(SWERVE_PROBE_RING_FULL);

@@ -349,8 +349,8 @@ static __always_inline int answer(struct __sk_buff *skb, struct udp_packet *pack
 		return drop(SWERVE_PROBE_FAILED);
 	if (skb->len > ETH_HLEN + ANY_MTU && bpf_check_mtu(skb, skb->ifindex, &mtu, 0, 0))
 		return drop(SWERVE_PROBE_TOO_LONG);
-	count_more(SWERVE_PROBE_REFLECTED, 1);
-	count_more(SWERVE_PROBE_WIRE_BYTES, came + skb->len);
+	count(SWERVE_PROBE_REFLECTED, 1);
+	count(SWERVE_PROBE_WIRE_BYTES, came + skb->len);
 	skb->mark = SWERVE_MARK_REPLY | packet->udp;
 	return bpf_redirect(skb->ifindex, 0);
 }

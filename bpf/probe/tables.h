@@ -5,15 +5,12 @@
 
 #include <linux/udp.h>
 
-#include "clock.h"
-#include "packet.h"
+#include "lib/clock.h"
+#include "lib/counters.h"
+#include "lib/packet.h"
 #include "swerve.h"
 
 #include "probe/lent.h"
-
-#ifndef SWERVE_PROBE_PORT
-#define SWERVE_PROBE_PORT 862
-#endif
 
 #ifndef SWERVE_PROBE_SLOTS
 #define SWERVE_PROBE_SLOTS 65536 /* probes under way, of all sessions */
@@ -35,18 +32,15 @@ BPF_F_TABLE("lru_hash", struct swerve_ecn_key, u32, probe_peer_interfaces, 2 * S
 BPF_ARRAY(probe_clock, struct swerve_virtual_clock, 1);
 #endif
 
-static __always_inline void count_more(u32 counter, u64 more)
+static __always_inline void count(u32 counter, u64 more)
 {
-	u64 *value = probe_counters.lookup(&counter);
-
-	if (value)
-		*value += more;
+	raise(probe_counters.lookup(&counter), more);
 }
 
 /* Count a packet that ends here. */
 static __always_inline int drop(u32 counter)
 {
-	count_more(counter, 1);
+	count(counter, 1);
 	return TC_ACT_SHOT;
 }
 
@@ -61,12 +55,9 @@ static __always_inline struct swerve_probe_settings *settings(void)
 static __always_inline u64 stamping_clock(u64 now)
 {
 #ifdef SWERVE_VIRTUAL_CLOCK
-	struct swerve_virtual_clock *clock;
 	u32 only = 0;
 
-	clock = probe_clock.lookup(&only);
-	if (clock)
-		return virtual_time(now, clock);
+	now = virtual_time(now, probe_clock.lookup(&only));
 #endif
 	return now;
 }

@@ -3,7 +3,8 @@
 #ifndef SWERVE_RDMA_TABLES_H
 #define SWERVE_RDMA_TABLES_H
 
-#include "bcc.h"
+#include "lib/bcc.h"
+#include "lib/counters.h"
 #include "rdma/state.h"
 #include "rdma/verbs.h"
 #include "swerve.h"
@@ -33,10 +34,7 @@ BPF_PROG_ARRAY(rdma_more, 8);
 
 static __always_inline void count(u32 counter, u64 more)
 {
-	u64 *value = rdma_counters.lookup(&counter);
-
-	if (value)
-		*value += more;
+	raise(rdma_counters.lookup(&counter), more);
 }
 
 static __always_inline void add(u64 *value, u64 more)

@@ -29,10 +29,9 @@
 #define QP_AV (1 << 7)
 #define QP_DEST_QPN (1 << 20)
 #define QPS_RESET 0
-#define DEVICE_NAME 24 /* struct ibv_device */
-#define INIT_TYPE 52   /* struct ibv_qp_init_attr */
-#define INIT_SIGNAL_ALL 56
-#define ATTR_DEST_QPN 28 /* struct ibv_qp_attr */
+#define DEVICE_NAME 24	   /* struct ibv_device */
+#define INIT_SIGNAL_ALL 56 /* struct ibv_qp_init_attr */
+#define ATTR_DEST_QPN 28   /* struct ibv_qp_attr */
 #define ATTR_DGID 56
 #define ATTR_SGID_INDEX 76
 #define ATTR_PORT 86

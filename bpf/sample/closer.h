@@ -5,7 +5,7 @@
 
 #include "sample/keys.h"
 
-static __always_inline void record(struct __sk_buff *skb, struct found *packet, struct transport *ports, u64 key,
+static __always_inline void record(struct __sk_buff *skb, struct ip_packet *packet, struct transport *ports, u64 key,
 				   u8 rate, u8 direction)
 {
 	struct swerve_sample *sample;
@@ -17,7 +17,7 @@ static __always_inline void record(struct __sk_buff *skb, struct found *packet, 
 		count(SWERVE_SAMPLE_RING_FULL, 1);
 		return;
 	}
-	sample->ts_ns = sampling_clock(now);
+	sample->ts_ns = stamping_clock(now);
 	sample->seen_ns = now;
 	sample->key = key;
 	if (direction == SWERVE_SAMPLE_EGRESS) {
@@ -40,78 +40,30 @@ static __always_inline void record(struct __sk_buff *skb, struct found *packet, 
 	count(SWERVE_SAMPLE_RECORDED, 1);
 }
 
-static __always_inline bool find_ipv4(struct __sk_buff *skb, u32 offset, struct found *packet)
+static __always_inline void sample_tcp(struct __sk_buff *skb, struct ip_packet *packet, u8 rate, u8 direction)
 {
-	u32 header_bytes, total;
-	struct iphdr ip;
-
-	if (bpf_skb_load_bytes(skb, offset, &ip, sizeof(ip)))
-		return false;
-	header_bytes = ip.ihl * 4;
-	if (ip.version != 4 || header_bytes < sizeof(ip))
-		return false;
-	map_ipv4(&packet->source, ip.saddr);
-	map_ipv4(&packet->destination, ip.daddr);
-	packet->protocol = ip.protocol;
-	packet->fragment = ip.frag_off & IPV4_FRAGMENT;
-	packet->offset = offset + header_bytes;
-	total = bpf_ntohs(ip.tot_len);
-	/* A merged packet may be longer than the field can say, or than its first header says. */
-	if (skb->gso_size || !total)
-		total = skb->len - offset;
-	packet->bytes = total >= header_bytes ? total - header_bytes : 0;
-	return true;
-}
-
-static __always_inline bool find_ipv6(struct __sk_buff *skb, u32 offset, struct found *packet)
-{
-	struct jumbo_header jumbo;
-	struct ipv6hdr ip;
-
-	if (bpf_skb_load_bytes(skb, offset, &ip, sizeof(ip)))
-		return false;
-	__builtin_memcpy(&packet->source, &ip.saddr, sizeof(packet->source));
-	__builtin_memcpy(&packet->destination, &ip.daddr, sizeof(packet->destination));
-	packet->protocol = ip.nexthdr;
-	packet->offset = offset + sizeof(ip);
-	packet->bytes = bpf_ntohs(ip.payload_len);
-	if (ip.nexthdr == IPPROTO_HOPOPTS && !ip.payload_len) {
-		if (bpf_skb_load_bytes(skb, packet->offset, &jumbo, sizeof(jumbo)) || jumbo.words ||
-		    jumbo.option != JUMBO_OPTION)
-			return false;
-		packet->protocol = jumbo.next;
-		packet->offset += JUMBO_BYTES;
-	}
-	packet->fragment = packet->protocol == NEXT_FRAGMENT;
-	if (skb->gso_size || !ip.payload_len)
-		packet->bytes = skb->len - packet->offset;
-	return true;
-}
-
-static __always_inline void sample_tcp(struct __sk_buff *skb, struct found *packet, u8 rate, u8 direction)
-{
-	u8 fixed[TCP_FIXED_BYTES];
 	u32 header_bytes, before, last, anchors;
+	struct tcp_head head;
 
-	if (bpf_skb_load_bytes(skb, packet->offset, fixed, sizeof(fixed))) {
+	if (bpf_skb_load_bytes(skb, packet->transport, &head, sizeof(head))) {
 		count(SWERVE_SAMPLE_MALFORMED, 1);
 		return;
 	}
-	header_bytes = (fixed[TCP_WORDS] >> 4) * 4;
-	if (header_bytes < sizeof(fixed) || packet->bytes < header_bytes) {
+	header_bytes = tcp_header_bytes(&head);
+	if (header_bytes < sizeof(head) || packet->bytes < header_bytes) {
 		count(SWERVE_SAMPLE_MALFORMED, 1);
 		return;
 	}
-	if (fixed[TCP_FLAGS] & TCP_SYN) /* its sequence number is not its payload's */
+	if (head.flags & SYN) /* its sequence number is not its payload's */
 		return;
-	before = bpf_ntohl(*(__be32 *)(fixed + 4)) - 1;
+	before = bpf_ntohl(head.sequence) - 1;
 	last = before + packet->bytes - header_bytes;
 	anchors = anchors_in(before, last, rate);
 	if (!anchors)
 		return;
 	if (anchors > 1)
 		count(SWERVE_SAMPLE_MULTIPLE, 1);
-	record(skb, packet, (struct transport *)fixed, roundest_in(before, last), rate, direction);
+	record(skb, packet, (struct transport *)&head, roundest_in(before, last), rate, direction);
 }
 
 /* How many bytes of a payload enter its hash; at least one, which the verifier wants to see. */
@@ -121,7 +73,7 @@ static __always_inline u32 hashed_bytes(u32 payload_bytes)
 }
 
 /* Those of a buffer's datagrams that have all the same length. */
-static __always_inline void sample_merged(struct __sk_buff *skb, struct found *packet, struct transport *ports,
+static __always_inline void sample_merged(struct __sk_buff *skb, struct ip_packet *packet, struct transport *ports,
 					  u32 offset, u32 datagrams, u32 each, u8 rate, u8 direction)
 {
 	u64 words[HASHED_WORDS] = {}, key;
@@ -144,7 +96,7 @@ static __always_inline void sample_merged(struct __sk_buff *skb, struct found *p
 		count(SWERVE_SAMPLE_SEGMENTS, datagrams - MOST_DATAGRAMS);
 }
 
-static __always_inline void sample_datagram(struct __sk_buff *skb, struct found *packet, struct transport *ports,
+static __always_inline void sample_datagram(struct __sk_buff *skb, struct ip_packet *packet, struct transport *ports,
 					    u32 offset, u32 bytes, u8 rate, u8 direction)
 {
 	u64 words[HASHED_WORDS] = {}, key;
@@ -158,13 +110,13 @@ static __always_inline void sample_datagram(struct __sk_buff *skb, struct found 
 		record(skb, packet, ports, key, rate, direction);
 }
 
-static __always_inline void sample_udp(struct __sk_buff *skb, struct found *packet, u8 rate, u8 direction)
+static __always_inline void sample_udp(struct __sk_buff *skb, struct ip_packet *packet, u8 rate, u8 direction)
 {
-	u32 offset = packet->offset + sizeof(struct udphdr), each = skb->gso_size, datagrams = 0, bytes;
+	u32 offset = packet->transport + sizeof(struct udphdr), each = skb->gso_size, datagrams = 0, bytes;
 	struct transport ports;
 	struct udphdr udp;
 
-	if (bpf_skb_load_bytes(skb, packet->offset, &udp, sizeof(udp))) {
+	if (bpf_skb_load_bytes(skb, packet->transport, &udp, sizeof(udp))) {
 		count(SWERVE_SAMPLE_MALFORMED, 1);
 		return;
 	}
@@ -188,7 +140,7 @@ static __always_inline void sample_udp(struct __sk_buff *skb, struct found *pack
 		sample_datagram(skb, packet, &ports, offset, bytes, rate, direction);
 }
 
-static __always_inline bool wanted(struct found *packet, u8 direction)
+static __always_inline bool wanted(struct ip_packet *packet, u8 direction)
 {
 	u8 *directions;
 
@@ -202,22 +154,10 @@ static __always_inline bool wanted(struct found *packet, u8 direction)
 static __always_inline void sample_closely(struct __sk_buff *skb, const struct swerve_sample_settings *settings,
 					   u8 direction)
 {
-	struct found packet = {};
-	__be16 protocol;
-	u32 offset;
+	struct ip_packet packet;
 
-	offset = network_header(skb, &protocol);
-	if (!offset)
+	if (!read_ip(skb, &packet))
 		return;
-	if (protocol == bpf_htons(ETH_P_IP)) {
-		if (!find_ipv4(skb, offset, &packet))
-			return;
-	} else if (protocol == bpf_htons(ETH_P_IPV6)) {
-		if (!find_ipv6(skb, offset, &packet))
-			return;
-	} else {
-		return;
-	}
 	if (!packet.fragment && packet.protocol != IPPROTO_TCP && packet.protocol != IPPROTO_UDP)
 		return;
 	if (!wanted(&packet, direction))

@@ -3,6 +3,7 @@
 #ifndef SWERVE_SAMPLE_KEYS_H
 #define SWERVE_SAMPLE_KEYS_H
 
+#include "lib/hash.h"
 #include "sample/tables.h"
 
 /* How many multiples of 2^rate lie in (before, last], sequence numbers that may have wrapped in between. */
@@ -26,12 +27,6 @@ static __always_inline u32 roundest_in(u32 before, u32 last)
 	differing |= differing >> 8;
 	differing |= differing >> 16;
 	return last & ~(differing >> 1);
-}
-
-static __always_inline u64 mixed(u64 hash, u64 word)
-{
-	hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL; /* 2^64 over the golden ratio */
-	return hash ^ hash >> 32;
 }
 
 /* Ports, length and the beginning of the payload: TTL, DSCP, ECN, identifiers and checksums change on the way. */

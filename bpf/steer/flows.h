@@ -3,15 +3,12 @@
 #ifndef SWERVE_STEER_FLOWS_H
 #define SWERVE_STEER_FLOWS_H
 
+#include "lib/hash.h"
 #include "steer/tables.h"
 
 #define HEADERS_BYTES 128 /* more than Ethernet, IP with all options and the ports take */
-#define NEXT_FRAGMENT 44
-#define JUMBO_BYTES 8 /* the option of packets beyond 65,535 bytes (BIG TCP), which exist in hosts only */
-#define JUMBO_OPTION 0xc2
 #define LABEL_BITS 0x000fffff
 #define FLOW_WORDS 5
-#define GOLDEN_RATIO 0x9e3779b97f4a7c15ULL /* 2^64 over it */
 
 enum found {
 	FLOW,
@@ -24,14 +21,6 @@ enum found {
 union key {
 	struct swerve_flow flow;
 	u64 words[FLOW_WORDS];
-};
-
-struct jumbo_header {
-	u8 next;
-	u8 words;
-	u8 option;
-	u8 option_bytes;
-	__be32 bytes;
 };
 
 /* ---- which flow a packet is of ------------------------------------------------------------------------------ */
@@ -101,13 +90,13 @@ static __always_inline enum found find_ipv6(union key *key, struct ipv6hdr *ip, 
 	protocol = ip->nexthdr;
 	if (has_ports(protocol))
 		return take_ports(key, protocol, (__be16 *)(ip + 1), end);
-	if (protocol == NEXT_FRAGMENT)
+	if (protocol == IPPROTO_FRAGMENT)
 		return FRAGMENT;
 	if (protocol != IPPROTO_HOPOPTS || ip->payload_len)
 		return NO_FLOW;
 	if ((void *)(jumbo + 1) > end)
 		return CUT;
-	if (jumbo->words || jumbo->option != JUMBO_OPTION || !has_ports(jumbo->next))
+	if (!is_jumbo(jumbo) || !has_ports(jumbo->next))
 		return NO_FLOW;
 	return take_ports(key, jumbo->next, (__be16 *)(jumbo + 1), end);
 }
@@ -126,10 +115,8 @@ static __always_inline enum found find_flow(struct __sk_buff *skb, union key *ke
 static __always_inline u64 hash_of(const union key *key, u64 hash)
 {
 #pragma unroll
-	for (int i = 0; i < FLOW_WORDS; i++) {
-		hash = (hash ^ key->words[i]) * GOLDEN_RATIO;
-		hash ^= hash >> 32;
-	}
+	for (int i = 0; i < FLOW_WORDS; i++)
+		hash = mixed(hash, key->words[i]);
 	return hash;
 }
 

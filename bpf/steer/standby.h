@@ -117,7 +117,7 @@ static __always_inline void note_moved(struct __sk_buff *skb, struct swerve_stan
 	if (!standby->last_ns || now > standby->last_ns + hold_ns)
 		standby->first_ns = now;
 	standby->last_ns = now;
-	__sync_fetch_and_add(&standby->packets, skb->gso_segs ?: 1);
+	__sync_fetch_and_add(&standby->packets, packets_in(skb));
 	__sync_fetch_and_add(&standby->bytes, skb->wire_len);
 }
 

@@ -3,14 +3,11 @@
 #ifndef SWERVE_STEER_TABLES_H
 #define SWERVE_STEER_TABLES_H
 
-#include "packet.h"
+#include "lib/counters.h"
+#include "lib/packet.h"
 #include "swerve.h"
 
 #include "probe/lent.h"
-
-#ifndef SWERVE_PROBE_PORT
-#define SWERVE_PROBE_PORT 862
-#endif
 
 BPF_F_TABLE("array", u32, struct swerve_steer_settings, steer_settings, 1, MAPPABLE);
 BPF_F_TABLE("array", u32, struct swerve_steer_set, steer_sets, SWERVE_STEER_SETS, MAPPABLE);
@@ -25,10 +22,10 @@ BPF_ARRAY_OF_MAPS(lent_probe_paths, "probe_paths", 1);
 
 static __always_inline void count(struct __sk_buff *skb, u32 counter)
 {
-	u64 *value = steer_counters.lookup(&counter);
+	u64 *row = steer_counters.lookup(&counter);
 
-	if (value)
-		*value += skb->gso_segs ?: 1;
+	if (row) /* asked here: packets that nobody counts are not looked at */
+		raise(row, packets_in(skb));
 }
 
 #endif /* SWERVE_STEER_TABLES_H */

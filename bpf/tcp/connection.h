@@ -47,7 +47,7 @@ static __always_inline void fill_key(struct swerve_tcp_key *key, struct bpf_sock
 	remote[1] = 0;
 	remote[2] = bpf_htonl(0xffff);
 	remote[3] = sk->dst_ip4;
-	if (sk->family != INET6)
+	if (sk->family != SWERVE_FAMILY_IPV6)
 		return;
 	local[0] = sk->src_ip6[0];
 	local[1] = sk->src_ip6[1];

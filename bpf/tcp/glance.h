@@ -30,12 +30,12 @@ static __always_inline void glance(struct tcp_truth *truth, struct sight *sight,
 /* The clock is asked once per tick at most: that costs as much as all the rest. */
 static __always_inline bool is_due(struct tcp_truth *truth)
 {
-	u64 tick = ticks();
+	u64 tick = bpf_jiffies64();
 
 	if (truth->tick == tick)
 		return false;
 	truth->tick = tick;
-	return coarse_clock() >= truth->due_ns;
+	return bpf_ktime_get_coarse_ns() >= truth->due_ns;
 }
 
 /* Whether nothing is new of a connection but what can wait for the next look. */
@@ -58,7 +58,7 @@ static __always_inline struct fresh *fresh_row(struct bpf_sock *sk)
 static __always_inline bool is_still_fresh(struct fresh *row, struct bpf_sock *sk, struct bpf_tcp_sock *tp)
 {
 	return row->skaddr == (u64)sk && row->total == tp->total_retrans && row->state == sk->state &&
-	       row->tick == ticks();
+	       row->tick == bpf_jiffies64();
 }
 
 static __always_inline void keep_fresh(struct fresh *row, struct bpf_sock *sk, struct tcp_truth *truth)
@@ -83,7 +83,7 @@ static __always_inline bool is_young(struct __sk_buff *skb, struct tcp_truth *tr
 		truth->row.flags |= SWERVE_TCP_FIN_SENT;
 	truth->row.ifindex = skb->ifindex;
 	if (!truth->row.cgroup)
-		truth->row.cgroup = cgroup_of(skb);
+		truth->row.cgroup = bpf_skb_cgroup_id(skb);
 	return true;
 }
 

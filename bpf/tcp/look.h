@@ -57,7 +57,6 @@ static __always_inline void look(struct tcp_truth *truth, struct bpf_tcp_sock *t
 	truth->row.rate_delivered = tp->rate_delivered;
 	truth->row.rate_interval_us = tp->rate_interval_us;
 	truth->row.ecn_flags = tp->ecn_flags;
-	truth->row.retrans_out = tp->retrans_out;
 	truth->row.state = truth->state = sight->state;
 	publish(truth);
 }

@@ -25,7 +25,7 @@ static __always_inline void count_synack(struct __sk_buff *skb, struct bpf_sock 
 	struct swerve_tcp_accounted nothing = {}, *accounted;
 	struct swerve_tcp_counts delta = {};
 	u64 cookie = socket_cookie(skb), now;
-	struct packet packet = {};
+	struct packet packet;
 	u32 ifindex = skb->ifindex, before = 0, *first;
 
 	if (!parse(skb, &packet) || (packet.flags & (SYN | ACK)) != (SYN | ACK))
@@ -52,18 +52,18 @@ static __always_inline void count_synack(struct __sk_buff *skb, struct bpf_sock 
 	accounted->last_ns = now;
 	delta.retransmitted[SWERVE_TCP_SYN] = 1;
 	delta.segments_out = 1;
-	add_to_totals(&packet.destination, skb->ifindex, &delta);
+	add_to_totals(&packet.ip.destination, skb->ifindex, &delta);
 }
 
 /* A reset that this host sends for what belongs to no connection; one that it forwards came in by an interface. */
 static __always_inline void count_refused(struct __sk_buff *skb)
 {
 	struct swerve_tcp_counts delta = { .resets_refused = 1 };
-	struct packet packet = {};
+	struct packet packet;
 
 	if (skb->ingress_ifindex || !parse(skb, &packet) || !(packet.flags & RST))
 		return;
-	add_to_totals(&packet.destination, skb->ifindex, &delta);
+	add_to_totals(&packet.ip.destination, skb->ifindex, &delta);
 }
 
 #endif /* SWERVE_TCP_REQUESTS_H */

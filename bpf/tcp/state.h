@@ -3,9 +3,11 @@
 #ifndef SWERVE_TCP_STATE_H
 #define SWERVE_TCP_STATE_H
 
-#include "packet.h"
+#include "lib/counters.h"
+#include "lib/bcc.h"
+#include "lib/packet.h"
 #include "swerve.h"
-#include "tcp_packet.h"
+#include "lib/tcp.h"
 
 #ifndef SWERVE_TCP_FLOWS
 #define SWERVE_TCP_FLOWS 131072
@@ -27,7 +29,6 @@
 #endif
 
 #define STREAM 1	   /* SOCK_STREAM; UAPI has no name for it */
-#define INET6 10	   /* AF_INET6 */
 #define ANSWER_NS 10000000 /* a SYN-ACK within this time of a repeated SYN answers it */
 #define YOUNG 8		   /* segments sent, below which a connection has no row yet: most end before */
 #define CA_OPEN 0	   /* enum tcp_ca_state */
@@ -37,16 +38,6 @@
 #define CA_LOSS 4
 #define WORDS (sizeof(struct swerve_tcp_counts) / sizeof(u64))
 #define CALLBACKS (BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG)
-
-/* bcc declares the first with 32 bits of its 64, and may lack the others. */
-static u64 (*socket_cookie)(void *context) = (void *)BPF_FUNC_get_socket_cookie;
-static u64 (*netns_cookie)(void *context) = (void *)BPF_FUNC_get_netns_cookie;
-static u64 (*ticks)(void) = (void *)BPF_FUNC_jiffies64; /* compiled to a load */
-static u64 (*coarse_clock)(void) = (void *)BPF_FUNC_ktime_get_coarse_ns;
-static u64 (*cgroup_of)(void *context) = (void *)BPF_FUNC_skb_cgroup_id;
-static struct bpf_sock *(*find_socket)(void *context, struct bpf_sock_tuple *tuple, u32 size, u64 netns,
-				       u64 flags) = (void *)BPF_FUNC_skc_lookup_tcp;
-static long (*put_socket)(void *sk) = (void *)BPF_FUNC_sk_release;
 
 /* All that is known of a connection; lives and dies with its socket. `row` is what tcp_flows has a copy of. */
 struct tcp_truth {
@@ -108,10 +99,7 @@ BPF_PERCPU_ARRAY(tcp_counters, u64, SWERVE_TCP_COUNTERS);
 /* Atomic even on one CPU: callbacks run in processes, which packets interrupt. */
 static __always_inline void raise_counter(u32 index, u64 by)
 {
-	u64 *counter = tcp_counters.lookup(&index);
-
-	if (counter)
-		__sync_fetch_and_add(counter, by);
+	raise_atomically(tcp_counters.lookup(&index), by);
 }
 
 #endif /* SWERVE_TCP_STATE_H */

@@ -102,11 +102,15 @@ class Native:
         return target
 
 
+_SOURCES: Final = Path(__file__).parents[1] / "sources"
+_TAP: Final = _SOURCES / "rdma/tap"
+_PROBING: Final = _SOURCES / "probing"
+
 TAP: Final = Native(
     what="the RDMA tap",
-    source=bpf_dir() / "tap.c",
-    target=bpf_dir() / "swerve-tap.so",
-    parts=(bpf_dir() / "swerve.h", *sorted((bpf_dir() / "tap").glob("*.h"))),
+    source=_TAP / "tap.c",
+    target=_TAP / "swerve-tap.so",
+    parts=(bpf_dir() / "swerve.h", *sorted(_TAP.glob("*.h"))),
     flags=(
         *("-Wno-unused-parameter", f"-I{bpf_dir()}", "-shared", "-fPIC", "-fvisibility=hidden"),
         "-Wl,-soname,swerve-tap.so",
@@ -114,7 +118,6 @@ TAP: Final = Native(
     ),
     packages="apt-get install gcc libc6-dev libibverbs-dev",
 )
-_PROBING: Final = Path(__file__).parents[1] / "sources/probing"
 PACER: Final = Native(
     what="the process that sends probes",
     source=_PROBING / "pacer.c",

@@ -1,6 +1,6 @@
 """Clocks of lab hosts: a known function of CLOCK_MONOTONIC each, so that estimates can be compared with the truth.
 
-`VirtualClock.at` and bpf/clock.h compute the same, bit for bit, in int64 nanoseconds. A host's clock lies in its
+`VirtualClock.at` and bpf/lib/clock.h compute the same, bit for bit, in int64 nanoseconds. A host's clock lies in its
 runtime directory; the agent loads it into its stamping programs. Pure but for `load` and `save`; any thread.
 """
 

@@ -20,7 +20,7 @@ from typing import Final, Literal, Self
 import numpy as np
 
 from pytools.errors import CapabilityError, SwerveError
-from pytools.kernel.bpf import syscall
+from pytools.kernel.bpf import contract, syscall
 from pytools.kernel.bpf.attach import STEERING, Attachment, attach_tc, clean, is_ethernet
 from pytools.kernel.bpf.compiler_client import Program
 from pytools.kernel.bpf.loader import Loaded
@@ -30,10 +30,6 @@ from steering.plan import FlowKey
 
 Lease = Literal["pin_until_ns", "label_until_ns"]
 
-COUNTERS: Final = (  # enum swerve_steer_counter
-    *("redirected", "on_target", "expired", "dead", "missing", "too_large", "exempt", "refused"),
-    *("fragments", "unreadable", "relabelled", "label_expired", "rerouted", "no_standby", "unleased"),
-)
 LENT: Final = ("probe_settings", "probe_paths")  # the agent's maps that the kernel's part reads
 _FUNCTION = "steer_egress"
 
@@ -262,7 +258,7 @@ class FlowTable:
     def counters(self) -> dict[str, int]:
         """Packets since the program was loaded: what was done with them, and why nothing was."""
         totals = self._counters.read_percpu_sum()
-        return {name: int(value) for name, value in zip(COUNTERS, totals, strict=True)}
+        return {name: int(value) for name, value in zip(contract.counters("steer"), totals, strict=True)}
 
 
 def _order() -> None:

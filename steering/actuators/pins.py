@@ -21,7 +21,7 @@ from steering.actuators.flow_table import FlowTable
 from steering.actuators.neighbours import Hop, Neighbours
 from steering.plan import FlowKey, LabelChange, Pin, Target, canonical
 
-_FAMILIES: Final = {4: 2, 6: 10}  # SWERVE_STEER_FAMILY_*
+_FAMILIES: Final = {4: 2, 6: 10}  # SWERVE_FAMILY_*
 _Name = tuple[Target, int]
 
 

@@ -1,4 +1,4 @@
-"""Clocks of lab hosts: the same integers as bpf/clock.h, within their limits, there and back through a file."""
+"""Clocks of lab hosts: the same integers as bpf/lib/clock.h, within their limits, there and back through a file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def virtual_clocks(draw_from: st.DrawFn) -> VirtualClock:
 
 
 def as_the_kernel_does(clock: VirtualClock, loaded_ns: int, now: int) -> int:
-    """bpf/clock.h, line by line, on what was loaded at one moment; Python's integers neither wrap nor round."""
+    """bpf/lib/clock.h, line by line, on what was loaded at one moment; Python's integers neither wrap nor round."""
     knots = [int(knot) for knot in clock.knots()]
     offset, step = clock.loaded_at(loaded_ns)
     age = now - clock.origin_ns

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 SWERVE = {
     "pytools/__init__.py": "",
-    "pytools/bpf/tap.c": "int x;\n",
+    "pytools/sources/rdma/tap/tap.c": "int x;\n",
     "pytools/sources/probing/pacer.c": "int x;\n",
     "steering/cli.py": "def main(): pass\n",
 }
@@ -100,8 +100,9 @@ def test_the_command_runs_in_the_packages_own_environment(package: Path) -> None
     assert os.path.normpath(f"/{build_deb.HOME}/bin/{os.readlink(home / 'bin/python3')}") == "/usr/bin/python3"
     assert "include-system-site-packages = true" in (home / "pyvenv.cfg").read_text()
     site = package / build_deb.SITE
-    assert (site / "pytools/bpf/tap.c").exists() and (site / "helper/__init__.py").exists()
-    assert (site / "pytools/bpf" / TAP.target.name).stat().st_mtime >= (site / "pytools/bpf/tap.c").stat().st_mtime
+    tap = site / "pytools/sources/rdma/tap"
+    assert (tap / "tap.c").exists() and (site / "helper/__init__.py").exists()
+    assert (tap / TAP.target.name).stat().st_mtime >= (tap / "tap.c").stat().st_mtime
 
 
 def test_nothing_outside_its_places_is_touched(package: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from support import ROOT
 
-from pytools.sources.probing.program import COUNTERS
+from pytools.kernel.bpf import contract
 
 PAGES = {file.name: file.read_text() for file in (ROOT / "docs").glob("*.md")}
 PAGE = PAGES["architecture.md"]
@@ -63,7 +63,7 @@ def test_every_page_is_listed() -> None:
 
 def test_every_drop_counter_is_explained() -> None:
     told = set(re.findall(r"`(\w+)`", "".join(PAGES.values())))
-    found = {*counters(), *(f"probe_{name}" for name in COUNTERS if name not in COUNT_WHAT_WENT_WELL)}
+    found = {*counters(), *(f"probe_{name}" for name in contract.counters("probe") if name not in COUNT_WHAT_WENT_WELL)}
     assert {"link_reads_failed", "tap_refused", "probe_forged"} < found
     missing = {
         name for name in found if not told & {name, f"bus_{name}"}

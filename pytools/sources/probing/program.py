@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.errors import UsageError
+from pytools.kernel.bpf import contract
 from pytools.kernel.bpf.loader import Loaded
 from pytools.sources.probing import udp
 
@@ -27,32 +28,6 @@ SEQ_WRAP: Final = 1 << 32
 DUPLICATE, OURS = 1, 2  # flags of a record
 _SHARED = 1
 _FAMILIES: Final = {4: 2, 6: 10}
-
-# In the order of enum swerve_probe_counter.
-COUNTERS: Final = (
-    "recorded",
-    "reflected",
-    "wire_bytes",
-    "ring_full",
-    "slots_full",
-    "unpinned",
-    "malformed",
-    "no_peer",
-    "refused_port",
-    "over_rate",
-    "merged",
-    "stray",
-    "forged",
-    "other_path",
-    "impossible",
-    "failed",
-    "ecn_full",
-    "too_long",
-    "unsigned_request",
-    "forged_request",
-    "unsigned_reply",
-    "lost_carriers",
-)
 
 
 class Requests(NamedTuple):
@@ -213,7 +188,7 @@ class ProbeProgram:
 
     def counters(self) -> dict[str, int]:
         """All counters by name, since the program was loaded."""
-        return dict(zip(COUNTERS, self._counters.read_percpu_sum().tolist(), strict=True))
+        return dict(zip(contract.counters("probe"), self._counters.read_percpu_sum().tolist(), strict=True))
 
     def close(self) -> None:
         """Unmap the maps; they are the loader's."""

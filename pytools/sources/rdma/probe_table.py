@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from pytools.kernel.bpf import contract
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.bpf.mapped import MappedArray
 from pytools.kernel.bpf.maps import drain, push
@@ -25,15 +26,6 @@ TAIL_CALLS: Final = (  # enum more
     "rdma_publish_more",
     "rdma_refuse_more",
     "rdma_take_back",
-)
-COUNTERS: Final = (  # enum swerve_rdma_counter
-    "hits",
-    "table_full",
-    "faults",
-    "too_long",
-    "calls_lost",
-    "unmatched",
-    "unnamed",
 )
 
 
@@ -108,7 +100,7 @@ class KernelTable:
     def counters(self) -> dict[str, int]:
         """The programs' own counters, by name."""
         totals = self._loaded.map("rdma_counters").read_percpu_sum()
-        return {name: int(total) for name, total in zip(COUNTERS, totals, strict=True)}
+        return {name: int(total) for name, total in zip(contract.counters("rdma"), totals, strict=True)}
 
     def close(self) -> None:
         """Unmap; the maps are the loader's."""

@@ -1,7 +1,7 @@
 """The queue pairs of one table: live memory that others write, turned into checked columns.
 
 A table is an array of `struct swerve_qp` (bpf/swerve.h), mapped into this process and written all the while: by rdma.c
-in the kernel, or by the processes that tap.c was loaded into, which nobody vouches for. So a row counts only when it
+in the kernel, or by the processes that the tap was loaded into, which nobody vouches for. So a row counts only when it
 makes sense, and what does not is counted and left out. Times are CLOCK_MONOTONIC nanoseconds; counters are 64 bits
 wide and may wrap: differences are taken modulo 2^64. One thread.
 """

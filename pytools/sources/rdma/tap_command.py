@@ -1,6 +1,6 @@
 """`swerve rdma tap -- CMD`: starts a command with the tap loaded into it, and builds the tap where it is missing.
 
-The tap is a small library (bpf/tap.c) that the dynamic linker loads ahead of the application (LD_AUDIT). Children of
+The tap is a small library (tap/) that the dynamic linker loads ahead of the application (LD_AUDIT). Children of
 the command inherit it.
 """
 

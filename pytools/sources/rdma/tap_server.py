@@ -29,7 +29,7 @@ from pytools.kernel.bpf import mapped
 from pytools.sources.rdma.owners import user_of
 from pytools.sources.rdma.table import CLOSED, FREE, LIVE, Sight
 
-MAGIC: Final = 0x50415453  # bpf/tap/share.h
+MAGIC: Final = 0x50415453  # tap/share.h
 VERSION: Final = 1
 HELLO: Final = struct.Struct("=5I")  # magic, version, bytes of a row, rows, tables it has
 REPLY: Final = struct.Struct("=3I")  # magic, version, why refused (0: it is not)

@@ -21,6 +21,7 @@ from pytools.errors import SwerveError
 from pytools.estimators.matching import FRESH
 from pytools.estimators.offsets import Offset
 from pytools.ipc.bus import Bus
+from pytools.kernel.bpf import contract
 from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import Path
 from pytools.sources.interfaces import Interfaces
@@ -40,8 +41,6 @@ _BEAT_NS: Final = 1000 * _MS  # a batch is sent that often even when it is empty
 _ASK_NS: Final = 1000 * _MS
 _LEASE_NS: Final = 5000 * _MS
 _TALKED_NS: Final = 60_000 * _MS  # a peer that we sent sampled bytes to within that is asked
-_COUNTERS: Final = ("recorded", "ring_full", "fragments", "malformed", "multiple", "segments")
-_MULTIPLE: Final = _COUNTERS.index("multiple")
 
 
 class Hosts(Protocol):
@@ -117,7 +116,7 @@ class SampleSource:
         self._askers: dict[int, _Asker] = {}
         self._talked_ns: dict[int, int] = {}
         self._counts = dict.fromkeys(("refused", "unasked", "foreign"), 0)
-        self._kernel = np.zeros(len(_COUNTERS), np.int64)
+        self._kernel = np.zeros(len(contract.counters("sample")), np.int64)
         self._wanted = False
         self._ask_due_ns = self._window_end_ns = 0
         hosts.receive(wire.BATCHES)  # from now on
@@ -198,8 +197,9 @@ class SampleSource:
         self._kernel = kernel
         is_tcp = records["protocol"] == wire.TCP
         tcp = int(np.count_nonzero(is_tcp))
-        lost = int(grown[_COUNTERS.index("ring_full")])
-        self.control.observe(now_ns, tcp + lost, len(records) - tcp, int(grown[_MULTIPLE]))
+        names = contract.counters("sample")
+        lost, multiple = (int(grown[names.index(name)]) for name in ("ring_full", "multiple"))
+        self.control.observe(now_ns, tcp + lost, len(records) - tcp, multiple)
         outward = records["direction"] == EGRESS
         self._tell(records.take(np.flatnonzero(~outward)), now_ns)  # much faster with records than a mask is
         if not self._wanted:
@@ -286,7 +286,7 @@ class SampleSource:
 
     def drops(self) -> dict[str, int]:
         """What was left out, by cause."""
-        kernel = dict(zip(_COUNTERS[1:], self._counters.read_percpu_sum().tolist()[1:], strict=True))
+        kernel = dict(zip(contract.counters("sample")[1:], self._counters.read_percpu_sum().tolist()[1:], strict=True))
         return {
             f"app_{name}": n for name, n in (kernel | self._counts | self._joins.drops | self._reports.drops).items()
         }

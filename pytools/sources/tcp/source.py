@@ -21,7 +21,7 @@ from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Bus
 from pytools.kernel import tracefs
-from pytools.kernel.bpf import cgroups
+from pytools.kernel.bpf import cgroups, contract
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.netlink.sockdiag import Diagnostics
 from pytools.signals import Path
@@ -40,13 +40,8 @@ from pytools.sources.tcp.totals import PathOf, Totals, host_signal, path_signal
 _MARGIN_NS: Final = 10**9  # a row may be stamped a little before it is written
 _ALL_EVERY: Final = 4  # windows; in between only connections that were looked at since are told
 _REQUEST_IDLE_NS: Final = 300 * 10**9  # a request whose SYN-ACK was last sent so long ago is dead
-# enum swerve_tcp_counter; those in _NOT_LOST lose nothing
-_COUNTERS: Final = (
-    *("flows_created", "flows_replaced", "flows_full", "paths_full", "interfaces_full", "lost", "synacks_full"),
-    *("deferred", "congestion_full", "unsized", "met", "congestion_missed"),
-)
 _FORGOTTEN_AT_ONCE: Final = 1024  # bounds the time that one tick takes
-_NOT_LOST: Final = ("flows_created", "flows_replaced", "met")
+_NOT_LOST: Final = ("flows_created", "flows_replaced", "met")  # of the counters
 
 
 class TcpSource:
@@ -187,7 +182,7 @@ class TcpSource:
             self.failed[TCP_CALLBACKS] = str(error)
 
     def _counted(self) -> dict[str, int]:
-        return dict(zip(_COUNTERS, self._counters.read_percpu_sum().tolist(), strict=True))
+        return dict(zip(contract.counters("tcp"), self._counters.read_percpu_sum().tolist(), strict=True))
 
     def _made(self) -> int:
         counted = self._counted()

@@ -2,13 +2,12 @@
 /*
  * What a TCP packet says: flags, window, payload, whose it is. Pure functions of the packet.
  */
-#ifndef SWERVE_TCP_PACKET_H
-#define SWERVE_TCP_PACKET_H
+#ifndef SWERVE_LIB_TCP_H
+#define SWERVE_LIB_TCP_H
 
-#include "packet.h"
+#include "lib/packet.h"
 #include "swerve.h"
 
-#define IP6_JUMBO_BYTES 8
 #define FIN 0x01
 #define SYN 0x02
 #define RST 0x04
@@ -30,7 +29,14 @@ struct tcp_head {
 			__be16 window;
 		};
 	};
+	__be16 check;
+	__be16 urgent;
 };
+
+static __always_inline u32 tcp_header_bytes(const struct tcp_head *head)
+{
+	return (head->length >> 4) * 4;
+}
 
 /*
  * The fourth word of a TCP header, in host order: length, flags, window. Read directly, as every packet asks for it;
@@ -65,66 +71,28 @@ static __always_inline u32 tcp_word(struct __sk_buff *skb)
 	return bpf_ntohl(((struct tcp_head *)tcp)->word);
 }
 
-/* What is asked of a packet, wherever its headers lie. */
+/* What a TCP packet says, wherever its headers lie. */
 struct packet {
-	struct swerve_addr source;
-	struct swerve_addr destination;
+	struct ip_packet ip;
 	u32 bytes; /* payload */
 	u32 acknowledged;
-	u16 source_port;
+	u16 source_port; /* both in network byte order */
 	u16 destination_port;
 	u16 window;
 	u8 flags;
-	u8 ipv6;
 };
 
 static __always_inline bool parse(struct __sk_buff *skb, struct packet *packet)
 {
-	u32 offset, end, tcp;
 	struct tcp_head head;
-	struct ipv6hdr ip6;
-	struct iphdr ip;
-	__be16 protocol;
-	u8 next[2];
+	u32 header_bytes;
 
-	offset = network_header(skb, &protocol);
-	end = skb->len;
-	if (!offset)
+	if (!read_ip(skb, &packet->ip) || packet->ip.protocol != IPPROTO_TCP || packet->ip.fragment & IPV4_OFFSET)
 		return false;
-	if (protocol == bpf_htons(ETH_P_IP)) {
-		if (bpf_skb_load_bytes(skb, offset, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP ||
-		    ip.frag_off & IPV4_OFFSET)
-			return false;
-		tcp = offset + ip.ihl * 4;
-		if (ip.tot_len) /* else longer than the field can tell */
-			end = offset + bpf_ntohs(ip.tot_len);
-		map_ipv4(&packet->source, ip.saddr);
-		map_ipv4(&packet->destination, ip.daddr);
-		packet->ipv6 = 0;
-	} else if (protocol == bpf_htons(ETH_P_IPV6)) {
-		if (bpf_skb_load_bytes(skb, offset, &ip6, sizeof(ip6)))
-			return false;
-		tcp = offset + sizeof(ip6);
-		if (ip6.payload_len)
-			end = tcp + bpf_ntohs(ip6.payload_len);
-		if (ip6.nexthdr == IPPROTO_HOPOPTS) { /* of a packet longer than the field can tell; never sent out */
-			if (bpf_skb_load_bytes(skb, tcp, next, sizeof(next)) || next[1])
-				return false;
-			ip6.nexthdr = next[0];
-			tcp += IP6_JUMBO_BYTES;
-		}
-		if (ip6.nexthdr != IPPROTO_TCP)
-			return false;
-		__builtin_memcpy(&packet->source, &ip6.saddr, sizeof(packet->source));
-		__builtin_memcpy(&packet->destination, &ip6.daddr, sizeof(packet->destination));
-		packet->ipv6 = 1;
-	} else {
+	if (bpf_skb_load_bytes(skb, packet->ip.transport, &head, sizeof(head)))
 		return false;
-	}
-	if (bpf_skb_load_bytes(skb, tcp, &head, sizeof(head)))
-		return false;
-	tcp += (head.length >> 4) * 4;
-	packet->bytes = end > tcp ? end - tcp : 0;
+	header_bytes = tcp_header_bytes(&head);
+	packet->bytes = packet->ip.bytes > header_bytes ? packet->ip.bytes - header_bytes : 0;
 	packet->acknowledged = bpf_ntohl(head.acknowledged);
 	packet->source_port = head.source;
 	packet->destination_port = head.destination;
@@ -139,4 +107,4 @@ static __always_inline bool tells_something(u8 flags, u16 window)
 	return flags & RST || (flags & (SYN | ACK)) == SYN || !(window || flags & SYN);
 }
 
-#endif /* SWERVE_TCP_PACKET_H */
+#endif /* SWERVE_LIB_TCP_H */

@@ -6,7 +6,7 @@
 #ifndef SWERVE_TAP_TABLES_H
 #define SWERVE_TAP_TABLES_H
 
-#include "tap/queue.h"
+#include "queue.h"
 
 #define DEVICES 64
 #define QUEUES_SHIFT 14

@@ -6,8 +6,8 @@
 #ifndef SWERVE_TAP_FOLLOW_H
 #define SWERVE_TAP_FOLLOW_H
 
-#include "tap/share.h"
-#include "tap/tables.h"
+#include "share.h"
+#include "tables.h"
 
 /* ---- which process this is ------------------------------------------------------------------------------------- */
 

@@ -3,10 +3,10 @@
  * The virtual clock of a lab host: a known function of CLOCK_MONOTONIC, so that estimates can be compared with the
  * truth. Only lab builds (SWERVE_VIRTUAL_CLOCK) have it; pytools/lab/clocks.py computes the same, bit for bit.
  *
- * The caller looks the clock up: bcc rewrites map calls in a program's main file only.
+ * Each program looks its clock up: bcc knows a map by its name alone. NULL: it has none.
  */
-#ifndef SWERVE_CLOCK_H
-#define SWERVE_CLOCK_H
+#ifndef SWERVE_LIB_CLOCK_H
+#define SWERVE_LIB_CLOCK_H
 
 #include "swerve.h"
 
@@ -16,6 +16,8 @@ static __always_inline u64 virtual_time(u64 now, const struct swerve_virtual_clo
 	u64 age, knot;
 	s64 ahead;
 
+	if (!clock)
+		return now;
 	age = now - clock->origin_ns;
 	knot = age >> SWERVE_KNOT_SHIFT;
 	if (now < clock->origin_ns) {
@@ -33,4 +35,4 @@ static __always_inline u64 virtual_time(u64 now, const struct swerve_virtual_clo
 }
 #endif
 
-#endif /* SWERVE_CLOCK_H */
+#endif /* SWERVE_LIB_CLOCK_H */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What tap.c needs of the machine, without a C library: system calls, the thread, the clock, small text. So the tap
+ * What the tap needs of the machine, without a C library: system calls, the thread, the clock, small text. So the tap
  * brings no second library into the application, has no errno to disturb, and allocates nothing but whole pages.
  */
 #ifndef SWERVE_TAP_SYSTEM_H

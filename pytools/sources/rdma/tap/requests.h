@@ -5,7 +5,7 @@
 #ifndef SWERVE_TAP_REQUESTS_H
 #define SWERVE_TAP_REQUESTS_H
 
-#include "tap/follow.h"
+#include "follow.h"
 
 /* ---- requests: struct ibv_context ------------------------------------------------------------------------------ */
 

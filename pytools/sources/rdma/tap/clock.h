@@ -8,7 +8,7 @@
 #ifndef SWERVE_TAP_CLOCK_H
 #define SWERVE_TAP_CLOCK_H
 
-#include "tap/system.h"
+#include "system.h"
 
 #define ANCHOR_NS 10000000
 #define RATE_FROM_NS 1000000	 /* a rate measured over less is too coarse, */

@@ -24,8 +24,8 @@ typedef uint64_t u64;
 typedef int64_t s64;
 
 #include "swerve.h"
-#include "tap/requests.h"
-#include "tap/extended.h"
+#include "requests.h"
+#include "extended.h"
 
 #define visible __attribute__((visibility("default")))
 #define INSTANCES 4 /* copies of libibverbs in one process */

@@ -9,7 +9,7 @@
 #ifndef SWERVE_TAP_SIDES_H
 #define SWERVE_TAP_SIDES_H
 
-#include "tap/system.h"
+#include "system.h"
 
 /* A side's owner is a thread, or one of these. */
 enum {

@@ -11,8 +11,8 @@
 #ifndef SWERVE_TAP_QUEUE_H
 #define SWERVE_TAP_QUEUE_H
 
-#include "tap/clock.h"
-#include "tap/sides.h"
+#include "clock.h"
+#include "sides.h"
 
 #define RING_LEAST 256 /* places in a ring */
 #define RING_MOST 65536

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
-#include "tap/clock.h"
+#include "clock.h"
 
 #define TABLES 16 /* of one process */
 #define WAIT_MS 5

@@ -5,7 +5,7 @@
 #ifndef SWERVE_TAP_EXTENDED_H
 #define SWERVE_TAP_EXTENDED_H
 
-#include "tap/follow.h"
+#include "follow.h"
 
 /* Between start and complete the application has the queue pair to itself: providers hold their lock for it. */
 static inline void stage(struct queue *queue, const struct ibv_qp_ex *ex, u32 opcode, u64 bytes)

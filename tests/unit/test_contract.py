@@ -1,0 +1,61 @@
+"""What Python repeats of bpf/swerve.h, where it is needed before anything is loaded, is what stands there."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytools.errors import SwerveError
+from pytools.kernel.bpf import contract
+from pytools.lab import clocks
+from pytools.sources.probing import frames, liveness, program
+from pytools.sources.rdma import table
+from pytools.sources.samples import source as samples
+from pytools.sources.tcp import rows
+from steering.actuators import pins
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("SWERVE_KNOTS", clocks.KNOTS),
+        ("SWERVE_KNOT_SHIFT", clocks.KNOT_SHIFT),
+        ("SWERVE_PROBE_PATHS", program.MOST_PATHS),
+        ("SWERVE_PROBE_SESSIONS", program.MOST_SESSIONS),
+        ("SWERVE_PROBE_PORTS", program.MOST_PORTS),
+        ("SWERVE_PROBE_SEQ_BITS", program.NUMBERS.bit_length() - 1),
+        ("SWERVE_PROBE_DUPLICATE", program.DUPLICATE),
+        ("SWERVE_PROBE_OURS", program.OURS),
+        ("SWERVE_SESSION_SHARED", program._SHARED),
+        ("SWERVE_FAMILY_IPV4", program._FAMILIES[4]),
+        ("SWERVE_FAMILY_IPV6", program._FAMILIES[6]),
+        ("SWERVE_FAMILY_IPV4", pins._FAMILIES[4]),
+        ("SWERVE_FAMILY_IPV6", pins._FAMILIES[6]),
+        ("SWERVE_MARK_SEND", frames.SEND_MARK),
+        ("SWERVE_PROBE_LATE_NS", liveness._LATE_NS),
+        ("SWERVE_PROBE_MOST_GRACE_NS", liveness._MOST_GRACE_NS),
+        ("SWERVE_SAMPLE_EGRESS", samples.EGRESS),
+        ("SWERVE_SAMPLE_INGRESS", samples.INGRESS),
+        ("SWERVE_TCP_CLOSED", rows.CLOSED),
+        ("SWERVE_QP_FREE", table.FREE),
+        ("SWERVE_QP_LIVE", table.LIVE),
+        ("SWERVE_QP_CLOSED", table.CLOSED),
+        ("SWERVE_DEVICE_BYTES", table.DEVICE_LETTERS + 1),
+    ],
+)
+def test_a_number_is_the_same_on_both_sides(name: str, here: int) -> None:
+    assert contract.constant(name) == here
+
+
+@pytest.mark.parametrize("program_name", ["probe", "sample", "tcp", "steer", "lab", "rdma"])
+def test_each_counter_has_its_index(program_name: str) -> None:
+    names = contract.counters(program_name)
+    prefix = f"SWERVE_{program_name.upper()}_"
+    assert [contract.constant(f"{prefix}{name.upper()}") for name in names] == list(range(len(names)))
+    assert contract.constant(f"{prefix}COUNTERS") == len(names)
+
+
+def test_what_is_not_defined_is_said() -> None:
+    with pytest.raises(SwerveError, match="does not define SWERVE_NOTHING"):
+        contract.constant("SWERVE_NOTHING")
+    with pytest.raises(SwerveError, match="no counters of nothing"):
+        contract.counters("nothing")
