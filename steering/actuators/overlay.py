@@ -282,13 +282,15 @@ class Overlay:
         self._complaints = frozenset(failed)
         now = time.monotonic_ns()
         self._free_ns = now + _SPACING * (now - began)
-        self._due_ns = now + (_RETRY_NS if failed else _ANYWAY_NS)
+        self._due_ns = now + (_RETRY_NS if failed else objects.lasts_ns or _ANYWAY_NS)
         return self._found(objects, events)
 
     def _read(self) -> Objects:
         """What there is. News is taken first: what comes later makes it due again."""
         news = self._watch.read()
         before = None if self._routes_changed or news.routes else self._objects
+        if before is not None and before.lasts_ns is not None:
+            before = None
         self._routes_changed = True  # until it has been read
         self._objects = read(self._netlink, self._families, self._manage.vrfs, before)
         self._routes_changed = False
