@@ -24,7 +24,7 @@ from steering.actuators.mirror import Mirror, Numbers, foreign_ids
 from steering.actuators.objects import Objects, Table, read
 from steering.actuators.overlay_memory import OverlayMemory, of_target, recalled
 from steering.actuators.owners_routes import Key, LongestPrefix, Steerable, View, ViewKey, Ways, key_of, views
-from steering.actuators.steered import Steered, alike, is_named_after, name_of
+from steering.actuators.steered import Steered, alike, is_named_after, may_return, name_of
 from steering.actuators.switch import Switch, TableUsers, refuse
 from steering.plan import Group, Member, Target, Weights, overlay_target, weights_of
 from steering.policy import Manage
@@ -326,8 +326,8 @@ class Overlay:
                 known = self._keep(name, key, each.ways, (each,), old, old.get(name) or before.get((key, each.within)))
                 known.beside = names.get(each.ways, name)
         for name, known in old.items():
-            if name not in self._targets and not all(objects.carries(way.ifindex) for way, _ in known.ways):
-                known.prefixes, known.weights = (), None  # it went with its links
+            if name not in self._targets and may_return(known, self._views.get(known.view), objects):
+                known.prefixes, known.weights = (), None
                 self._targets[name] = known
 
     def _keep(

@@ -83,6 +83,7 @@ class LongestPrefix(Generic[T]):
         return None
 
 
+ONE_HOP: Final = "it has one hop: there is nothing to choose (manage.alternatives names more)"
 _REDIRECT, _KERNEL = 1, 2  # RTPROT_*
 _ENCAPSULATION: Final = 8  # NHA_ENCAP
 _ONLINK: Final = 4  # RTNH_F_ONLINK
@@ -296,7 +297,7 @@ class _Table:
         for way in (*others, *self._alternatives):
             ways.setdefault(way, 0)
         if len(ways) < 2:
-            self.refused[destination] = "it has one hop: there is nothing to choose (manage.alternatives names more)"
+            self.refused[destination] = ONE_HOP
             return
         self.refused.pop(destination, None)
         sources = {route.prefsrc for route in unicast if route.prefsrc}  # with DHCP each link has its own
