@@ -15,7 +15,8 @@ PACKAGES=(python3-bpfcc python3-venv linux-libc-dev iproute2 iperf3 iputils-ping
 	gcc libc6-dev libibverbs-dev librdmacm-dev rdma-core ibverbs-providers # the RDMA tap, and what tests stand in for
 	ibverbs-utils perftest rdmacm-utils bpfcc-tools)                       # what tests and benchmarks compare with
 CHECK_PACKAGES=(clang-format)
-ROUTING_PACKAGES=(frr bird2) # routing daemons that tests and benchmarks run beside swerve, in namespaces of their own
+# Owners of routes that tests and benchmarks run beside swerve, in namespaces of their own.
+ROUTING_PACKAGES=(frr bird2 dnsmasq-base isc-dhcp-client)
 TEST_PACKAGES=(prometheus             # a real one asks `swerve metrics`
 	chromium chromium-driver tmux # what the report is opened in, and `swerve top`
 	debootstrap dpkg-dev          # the Debian package is made, and tried in a root of its own

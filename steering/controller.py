@@ -409,7 +409,9 @@ class Controller:
             self._say(text)
         for target, known in self.engine.groups.items():
             if target not in found.groups and not known.beside:
-                self._say(f"{title(target)}: " + ("gone with its links" if target in found.lost else "gone"))
+                self._say(
+                    f"{title(target)}: " + ("gone for now, with links or hops" if target in found.lost else "gone")
+                )
         self._acting.follow(found.groups)
         self.engine.arrange(found.groups.values(), found.targets_of, now, found.lost, found.unlinked)
         if self._former is not None:

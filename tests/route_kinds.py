@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path as File
@@ -25,6 +26,7 @@ PEER = {4: "10.9.0.2", 6: "fd00:9::2"}
 LENGTH = {4: 32, 6: 128}
 PREFIX = {family: f"{PEER[family]}/{LENGTH[family]}" for family in FAMILIES}
 _BACK = 7
+_ROUTER_SOLICITATION = bytes([133, *bytes(7)])  # the kernel fills the checksum in
 
 
 def gateway(family: int, rail: int, end: int = 1) -> str:
@@ -65,6 +67,7 @@ class Host:
     look_up: tuple[str, ...] = ()
     regains = True  # whether a carrier that is back brings the hop back into their routes
     restorable = True  # whether `restore` does
+    specific = True  # the route to the peer is for it alone; else it is the default route
     spares: Callable[[str], bool] = staticmethod(lambda row: False)  # what the owner makes of what is ours
 
     @contextlib.contextmanager
@@ -113,6 +116,8 @@ class Host:
         for family in ("-4", "-6"):
             shown += [(family, "rule"), (family, "route", "show", "table", "all")]
         rows = [row for words in shown for row in self.rows(*words)]
+        for row in rows:
+            row.pop("expires", None)  # it counts down
         made = [json.dumps(row) for row in rows if row.get("protocol") != "201"]
         return [row for row in made if not self.spares(row)]
 
@@ -147,7 +152,7 @@ class Host:
         found = set()
         for family in FAMILIES:
             for row in self.rows(f"-{family}", "route", "show", "table", "main"):
-                if row["dst"] == PEER[family]:
+                if row["dst"] == (PEER[family] if self.specific else "default"):
                     found |= {(family, int(hop["dev"][4:])) for hop in row.get("nexthops", [row])}
         return found
 
@@ -444,3 +449,152 @@ class NetworkManager(ByFiles):
             if family in routed:
                 text += f"route1={PREFIX[family]},{gateway(family, rail)},{50 + rail}\n"
         return f"rail{rail}.nmconnection", text
+
+
+class Leased(Metric):
+    """A DHCP server and a router on each rail; the host has default routes, those by rail 1 are the best.
+
+    Withdrawing is a renewal that is refused, then a lease without a router; and a router that announces its end.
+    """
+
+    specific = False
+    renewal_s = 19  # networkd does not repeat a request before 60 s, and misses answers when it asks more often
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        for rail in RAILS:
+            self.ip("-4", "address", "flush", "dev", f"rail{rail}")
+        with tempfile.TemporaryDirectory() as name:
+            place = File(name)
+            place.chmod(0o755)
+            self.server = routing_daemons.Dnsmasq(self.peer, place)
+            self._client = self._made(place)
+            self._serve(RAILS)
+            self._client.start()
+            try:
+                self._has(RAILS)
+                yield
+            finally:
+                self._client.stop()
+                self.server.stop()
+
+    def _made(self, place: File) -> routing_daemons.Dhclient | routing_daemons.ByFiles:
+        raise NotImplementedError
+
+    def withdraw(self) -> None:
+        self._serve((1, 3))
+        self._has((1, 3))
+
+    def restore(self) -> None:
+        self._serve(RAILS)
+        self._has(RAILS)
+
+    def renewed(self) -> None:
+        """Wait until every lease was renewed, and every router heard, once more."""
+        tellings = [(what, f"rail{rail}") for what in ("DHCPACK", "RTR-ADVERT") for rail in RAILS]
+        before = {each: self.server.told(*each) for each in tellings}
+        for rail in RAILS:
+            with inside(self.netns), socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as asks:
+                asks.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, f"rail{rail}".encode())
+                asks.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+                asks.sendto(_ROUTER_SOLICITATION, ("ff02::2", 0))
+        for each in tellings:
+            support.wait_until(lambda: self.server.told(*each) > before[each], 90, f"{each} comes again")  # noqa: B023
+
+    def _serve(self, rails: tuple[int, ...]) -> None:
+        text = f"dhcp-option=59,{self.renewal_s + 1}\n"
+        for rail, preference in zip(RAILS, ("high,", "", "low,"), strict=True):
+            name, routed = f"rail{rail}", rail in rails
+            address = gateway(4, rail, 2 if routed else 3)
+            text += f"interface={name}\ndhcp-range=set:{name},{address},{address},255.255.255.0,120\n"
+            text += f"dhcp-range=fd00:{rail}::,ra-only,64\nra-param={name},{preference}4,{600 if routed else 0}\n"
+            text += "" if routed else f"dhcp-option=tag:{name},3\n"
+        self.server.serve(text)
+
+    def _has(self, rails: tuple[int, ...]) -> None:
+        wanted = {(family, rail) for family in FAMILIES for rail in rails}
+        # A client whose request met no server, as that was just started again, asks again after 60 s.
+        support.wait_until(lambda: self.hops() == wanted, 90, f"it routes by {rails}")
+
+
+class Dhclient(Leased):
+    """dhclient, and the kernel's own ears for routers."""
+
+    renewal_s = 2
+
+    def _made(self, place: File) -> routing_daemons.Dhclient:
+        return routing_daemons.Dhclient(self.netns, place, {f"rail{rail}": 100 + rail for rail in RAILS})
+
+
+class NetworkdLeased(Leased):
+    """systemd-networkd for both."""
+
+    def restart(self) -> None:
+        """Start it again: it deletes all its routes, and asks for leases and routers anew."""
+        self._client.stop()
+        self._client.start()
+        self._has(RAILS)
+
+    def _made(self, place: File) -> routing_daemons.Networkd:
+        (place / "networkd").mkdir()
+        client = routing_daemons.Networkd(self.netns, place / "networkd")
+        for rail in RAILS:
+            text = (
+                f"[Match]\nName=rail{rail}\n[Network]\nDHCP=ipv4\nIPv6AcceptRA=yes\nAddress={gateway(6, rail, 2)}/64\n"
+            )
+            text += f"[DHCPv4]\nRouteMetric={100 + rail}\n[IPv6AcceptRA]\nRouteMetric={100 + rail}\n"
+            client.write(f"rail{rail}.network", text)
+        return client
+
+
+class Cilium(Plain):
+    """The rules and routes of Cilium 1.18, laid by hand; the routes between nodes say that they are the kernel's."""
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        self.ip("link", "add", "cilium_host", "type", "veth", "peer", "name", "cilium_net")
+        for name in ("cilium_host", "cilium_net"):
+            self.ip("link", "set", "dev", name, "up")
+        for family, router in ((4, "169.254.9.2"), (6, "fe80::2")):
+            for pref, words in (
+                (9, ("fwmark", "0x200/0xf00", "lookup", "2004")),
+                (10, ("fwmark", "0xa00/0xf00", "lookup", "2005")),
+                (100, ("lookup", "local")),
+                (111, ("from", SOURCE[family], "lookup", "11")),
+            ):
+                self.ip(f"-{family}", "rule", "add", "pref", str(pref), *words, "proto", "kernel")
+            self.ip(f"-{family}", "rule", "del", "pref", "0")
+            self._add(family, "local", "default", "dev", "lo", "table", "2004")
+            self._add(family, router, "dev", "cilium_host", "table", "2005")
+            self._add(family, "default", "via", router, "dev", "cilium_host", "table", "2005")
+            self._add(family, "default", *_hop(family, 1), "table", "11")
+        with super().owned():
+            yield
+
+    def _add(self, family: int, *words: str) -> None:
+        self.ip(f"-{family}", "route", "replace", *words, "proto", "kernel")
+
+    def lay(self, family: int, rails: tuple[int, ...]) -> None:
+        hop = _hop(family, 1 if 2 in rails else 3)
+        self._add(family, PREFIX[family], *hop)
+        self._add(family, "default", *hop, "table", "11")
+
+
+class NetworkManagerLeased(Leased):
+    """NetworkManager for both."""
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        for rail in RAILS:  # as above
+            self.ip("address", "flush", "dev", f"rail{rail}")
+        with super().owned():
+            yield
+
+    def _made(self, place: File) -> routing_daemons.NetworkManager:
+        (place / "manager").mkdir()
+        client = routing_daemons.NetworkManager(self.netns, place / "manager")
+        for rail in RAILS:
+            text = f"[connection]\nid=rail{rail}\ntype=ethernet\ninterface-name=rail{rail}\n[ethernet]\n"
+            text += "".join(f"[ipv{f}]\nmethod=auto\nroute-metric={100 + rail}\n" for f in FAMILIES)
+            client.write(f"rail{rail}.nmconnection", text)
+        return client

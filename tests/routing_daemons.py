@@ -1,6 +1,7 @@
 """Routing daemons of others in a test's namespace, and who writes to its routes.
 
-Imported as `routing_daemons`. FRR, bird, systemd-networkd, NetworkManager. The sockets of FRR and bird lie in a
+Imported as `routing_daemons`. FRR, bird, systemd-networkd, NetworkManager, dhclient and the server that it
+asks, dnsmasq. The sockets of FRR and bird lie in a
 directory of the namespace's name below /run/frr or /run; the others have a /run of their own.
 """
 
@@ -231,6 +232,78 @@ class NetworkManager(ByFiles):
         there = ("nsenter", "-m", "-n", "-t", str(self._running[-1].pid))
         libraries = f"LD_LIBRARY_PATH={self.packages}/usr/lib/x86_64-linux-gnu"
         return support.run([*there, "env", libraries, f"{self.packages}/usr/bin/nmcli", *words]).stdout
+
+
+class Dnsmasq:
+    """A DHCP server that announces routers, too.
+
+    Parameters
+    ----------
+    netns : str
+        The namespace.
+    place : Path
+        A directory for its files.
+    """
+
+    def __init__(self, netns: str, place: Path) -> None:
+        self._netns, self._file, self._log = netns, place / "dnsmasq.conf", place / "dnsmasq.log"
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def serve(self, configuration: str) -> None:
+        """Start it, or start it again, with more configuration than what concerns all interfaces."""
+        self.stop()
+        self._file.write_text(_DNSMASQ + configuration)
+        words = ["dnsmasq", "--keep-in-foreground", f"--conf-file={self._file}", "--pid-file=", "--user=root"]
+        self._running.append(_start(self._netns, [*words, f"--log-facility={self._log}"]))
+
+    def stop(self) -> None:
+        """End it; clients keep what they have."""
+        _end(self._running)
+        self._running.clear()
+
+    def told(self, what: str, interface: str) -> int:
+        """How often it has answered so (`DHCPACK`, `RTR-ADVERT`) on an interface."""
+        return self._log.read_text().count(f"{what}({interface})") if self._log.exists() else 0
+
+
+_DNSMASQ = """\
+port=0
+bind-dynamic
+except-interface=lo
+dhcp-authoritative
+no-ping
+leasefile-ro
+dhcp-option=6
+enable-ra
+"""
+
+
+class Dhclient:
+    """A DHCP client for each of some interfaces, whose default routes have these metrics.
+
+    Its script shall change neither the name of this machine nor its resolver.
+    """
+
+    def __init__(self, netns: str, place: Path, metrics: dict[str, int]) -> None:
+        self._netns, self._place, self._metrics = netns, place, metrics
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start them."""
+        settings, names = self._place / "dhclient.conf", self._place / "resolv.conf"
+        settings.write_text("initial-delay 0;\ninitial-interval 1;\nbackoff-cutoff 1;\nselect-timeout 0;\nretry 1;\n")
+        names.touch()
+        for interface, metric in self._metrics.items():
+            kept = f"-pf {self._place}/{interface}.pid -lf {self._place}/{interface}.leases -cf {settings}"
+            client = (
+                f"mount --bind {names} /etc/resolv.conf && exec dhclient -4 -d {kept} -e IF_METRIC={metric} {interface}"
+            )
+            self._running.append(_start(self._netns, ["unshare", "--mount", "--uts", "sh", "-c", client]))
+
+    def stop(self) -> None:
+        """End them; what they have set stays."""
+        _end(self._running)
+        self._running.clear()
 
 
 def _start(netns: str, argv: list[str]) -> subprocess.Popen[bytes]:

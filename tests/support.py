@@ -45,6 +45,8 @@ COMMANDS = {
     "bpftool": "bpftool",
     "chromedriver": "chromium-driver",
     "chromium": "chromium",
+    "dhclient": "isc-dhcp-client",
+    "dnsmasq": "dnsmasq-base",
     "ethtool": "ethtool",
     "gcc": "gcc",
     "ip": "iproute2",

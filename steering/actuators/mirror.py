@@ -22,6 +22,7 @@ from steering.plan import Target
 
 Form = Literal["object", "inline"]
 Shares = Mapping[Way, int]
+_NOT_REACHED: Final = frozenset({errno.EINVAL, errno.ENETUNREACH, errno.EHOSTUNREACH})
 _GONE: Final = frozenset({errno.ENOENT, errno.ESRCH})
 
 
@@ -189,14 +190,23 @@ class Mirror:
             if there is not None and (there.ifindex, there.gateway or "") == (way.ifindex, way.gateway):
                 usable.add(way)
                 continue
-            body = nexthop_body(number, way.family, way.gateway or None, way.ifindex, way.onlink, PROTOCOL)
-            try:
-                self._netlink.make_nexthop(body, replace=there is not None)
-            except NetlinkError as refusal:  # its link has gone meanwhile
+            refusal = self._make_nexthop(number, way, way.onlink, there is not None)
+            if refusal is not None and refusal.code in _NOT_REACHED and way.gateway and not way.onlink:
+                # The owner's table alone has a route to the gateway; for nexthop objects the kernel asks the main one.
+                refusal = self._make_nexthop(number, way, True, there is not None)
+            if refusal is not None:  # its link has gone meanwhile
                 failed.append(f"nexthop {way.gateway or way.interface}: {refusal.sentence or refusal}")
                 continue
             usable.add(way)
         return usable
+
+    def _make_nexthop(self, number: int, way: Way, onlink: bool, replace: bool) -> NetlinkError | None:
+        body = nexthop_body(number, way.family, way.gateway or None, way.ifindex, onlink, PROTOCOL)
+        try:
+            self._netlink.make_nexthop(body, replace)
+        except NetlinkError as refusal:
+            return refusal
+        return None
 
     def _put_groups(self, objects: Objects, wanted: dict[int, dict[int, int]], failed: list[str]) -> None:
         self._groups = {}

@@ -13,6 +13,8 @@ from pytools.kernel.netlink.routing import Family, Link, Netlink, Nexthop, Nexth
 
 Table = tuple[Family, int]
 LOCAL_TABLE = 255
+_EXPIRING_NS = 5_000_000_000  # the kernel does not announce that a route expired, nor that its time has changed
+_TICKS_NS = 20_000_000  # it says the time in hundredths of a second, and 0 for no end, too
 _OWNERS = {2: "kernel", 3: "boot", 4: "static", 11: "zebra", 12: "bird", 16: "dhcp", 186: "bgp"}  # RTPROT_*
 
 
@@ -39,6 +41,13 @@ class Objects:
         """
         link = self.links.get(index)
         return link is not None and link.up and link.carrier and link.running
+
+    @property
+    def lasts_ns(self) -> int | None:
+        """How long it holds for routes that expire; None when none does. Only IPv6 has them."""
+        read = (route for (family, _), routes in self.routes.items() if family == 6 for route in routes)
+        times = [int(route.expires_s * 1e9) for route in read if route.expires_s is not None]
+        return min((_EXPIRING_NS, *(left + _TICKS_NS for left in times if left > 0))) if times else None
 
     @property
     def shape(self) -> tuple[object, ...]:

@@ -24,7 +24,7 @@ from steering.actuators.mirror import Mirror, Numbers, foreign_ids
 from steering.actuators.objects import Objects, Table, read
 from steering.actuators.overlay_memory import OverlayMemory, of_target, recalled
 from steering.actuators.owners_routes import Key, LongestPrefix, Steerable, View, ViewKey, Ways, key_of, views
-from steering.actuators.steered import Steered, alike, is_named_after, name_of
+from steering.actuators.steered import Steered, alike, is_named_after, may_return, name_of
 from steering.actuators.switch import Switch, TableUsers, refuse
 from steering.plan import Group, Member, Target, Weights, overlay_target, weights_of
 from steering.policy import Manage
@@ -282,13 +282,15 @@ class Overlay:
         self.complaints = frozenset(failed)
         now = time.monotonic_ns()
         self._free_ns = now + _SPACING * (now - began)
-        self._due_ns = now + (_RETRY_NS if failed else _ANYWAY_NS)
+        self._due_ns = now + (_RETRY_NS if failed else objects.lasts_ns or _ANYWAY_NS)
         return self._found(objects, events)
 
     def _read(self) -> Objects:
         """What there is. News is taken first: what comes later makes it due again."""
         news = self._watch.read()
         before = None if self._routes_changed or news.routes else self._objects
+        if before is not None and before.lasts_ns is not None:
+            before = None
         self._routes_changed = True  # until it has been read
         self._objects = read(self._netlink, self._families, self._manage.vrfs, before)
         self._routes_changed = False
@@ -324,8 +326,8 @@ class Overlay:
                 known = self._keep(name, key, each.ways, (each,), old, old.get(name) or before.get((key, each.within)))
                 known.beside = names.get(each.ways, name)
         for name, known in old.items():
-            if name not in self._targets and not all(objects.carries(way.ifindex) for way, _ in known.ways):
-                known.prefixes, known.weights = (), None  # it went with its links
+            if name not in self._targets and may_return(known, self._views.get(known.view), objects):
+                known.prefixes, known.weights = (), None
                 self._targets[name] = known
 
     def _keep(

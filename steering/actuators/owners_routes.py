@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 
 from pytools.kernel.leftovers import is_our_table
 from pytools.kernel.netlink.nexthops import family_of
-from pytools.kernel.netlink.routes import hops_of
+from pytools.kernel.netlink.routes import hops_of, without_source
 from pytools.kernel.netlink.routing import MAIN_TABLE, UNICAST, Family, Route, Rule
 from pytools.kernel.netlink.socket import attributes
 from pytools.kernel.netlink.tables import rule_suppresses_group
@@ -83,7 +83,8 @@ class LongestPrefix(Generic[T]):
         return None
 
 
-_KERNELS_OWN: Final = frozenset({1, 2})  # RTPROT_REDIRECT, _KERNEL: routes to links, and what a router told for a while
+ONE_HOP: Final = "it has one hop: there is nothing to choose (manage.alternatives names more)"
+_REDIRECT, _KERNEL = 1, 2  # RTPROT_*
 _ENCAPSULATION: Final = 8  # NHA_ENCAP
 _ONLINK: Final = 4  # RTNH_F_ONLINK
 _DEAD: Final = 1  # RTNH_F_DEAD
@@ -237,11 +238,13 @@ class _Table:
         self._objects, self._family = objects, family
         self._by_key: dict[Key, list[Route]] = defaultdict(list)
         for route in routes:
+            if route.expires_s is not None and route.expires_s <= 0:  # no longer used, and deleted later
+                continue
             key = key_of(route.destination)
             if suppress is None or key[1] > suppress:
                 self._by_key[key].append(route)
         for several in self._by_key.values():
-            several.sort(key=lambda route: route.metric)
+            several.sort(key=_rank)
         self._alternatives = [way for gateway, name in alternatives if (way := self._alternative(gateway, name))]
         self.steerable: dict[str, Steerable] = {}
         self._by_object: dict[int, list[tuple[Way, int]] | None] = {}
@@ -280,22 +283,26 @@ class _Table:
             self.refused[destination] = "a route to it is for one type of service or one source only"
             return
         best = routes[0]
-        if best.kind != UNICAST or best.protocol in _KERNELS_OWN:
+        if best.kind != UNICAST or _is_the_kernels(best):
             return
         ways: dict[Way, int] = {}
-        for way, weight in self._ways(best) or ():
+        used = [best, *(route for route in routes[1:] if _equals(route, best))]
+        for way, weight in (pair for route in used for pair in self._ways(route) or ()):
             ways[way] = ways.get(way, 0) + weight
         if not ways or any(weight > MAX_WEIGHT for weight in ways.values()):
             self.refused[destination] = "a hop of it encapsulates, or leads nowhere" if not ways else "a weight > 256"
             return
-        others = [way for route in routes[1:] if route.kind == UNICAST for way, _ in self._ways(route) or ()]
+        unicast = [route for route in routes if route.kind == UNICAST]
+        others = [way for route in unicast for way, _ in self._ways(route) or ()]
         for way in (*others, *self._alternatives):
             ways.setdefault(way, 0)
         if len(ways) < 2:
-            self.refused[destination] = "it has one hop: there is nothing to choose (manage.alternatives names more)"
+            self.refused[destination] = ONE_HOP
             return
         self.refused.pop(destination, None)
-        self.steerable.setdefault(destination, Steerable(destination, best.body, tuple(ways.items())))
+        sources = {route.prefsrc for route in unicast if route.prefsrc}  # with DHCP each link has its own
+        body = best.body if len(sources) < 2 else without_source(best.body)
+        self.steerable.setdefault(destination, Steerable(destination, body, tuple(ways.items())))
 
     def _ways(self, route: Route) -> list[tuple[Way, int]] | None:
         """The hops of a route; None when one of them cannot be rebuilt."""
@@ -336,6 +343,22 @@ class _Table:
         for key, routes in self._by_key.items():
             if key not in steered and within.holds(key):
                 yield routes[0].destination
+
+
+def _rank(route: Route) -> tuple[int, int]:
+    """The lowest decides."""
+    return route.metric, -route.preference
+
+
+def _equals(route: Route, best: Route) -> bool:
+    """Whether the kernel may use it as well as the best: of equal routers it takes one that answers."""
+    usable = route.kind == UNICAST and not _is_the_kernels(route)
+    return route.family == 6 and usable and _rank(route) == _rank(best)
+
+
+def _is_the_kernels(route: Route) -> bool:
+    """Whether it leads to a link, or is a router's redirect. Cilium's routes over gateways say `kernel`, too."""
+    return route.protocol == _REDIRECT or (route.protocol == _KERNEL and not route.gateway and not route.hops)
 
 
 def _around(key: Key) -> Iterator[Key]:

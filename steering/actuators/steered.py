@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from steering.actuators.objects import Objects
-from steering.actuators.owners_routes import Steerable, ViewKey, Way, Ways, key_of
+from steering.actuators.owners_routes import ONE_HOP, Steerable, View, ViewKey, Way, Ways, key_of
 from steering.plan import MAX_WEIGHT, Target, overlay_target
 
 
@@ -54,6 +54,16 @@ class Steered:
     def ordered(self, weights: Mapping[Way, int]) -> dict[Way, int]:
         """Weights in the order in which others list the hops: where a flow goes depends on it."""
         return {way: weights[way] for way, _ in self.usable if way in weights}
+
+
+def may_return(target: Steered, view: View | None, objects: Objects) -> bool:
+    """Whether it went with its links, or with all hops but one, as when a DHCP client takes another address."""
+    if not all(objects.carries(way.ifindex) for way, _ in target.ways):
+        return True
+    if view is None:
+        return False
+    one_hop = (prefix for prefix, why in view.refused.items() if why == ONE_HOP)
+    return any(target.name == overlay_target(view.name, prefix) for prefix in one_hop)
 
 
 def alike(one: Mapping[Way, int], other: Mapping[Way, int]) -> bool:

@@ -37,10 +37,17 @@ KINDS = {
     "FRR BGP classic": route_kinds.FrrClassic,
     "bird BGP": route_kinds.Bird,
     "networkd": route_kinds.Networkd,
+    "dhclient and RA": route_kinds.Dhclient,
 }
-ELSEWHERE = {"VRF": route_kinds.Vrf, "NetworkManager": route_kinds.NetworkManager}  # in tests/prove
+ELSEWHERE = {  # in tests/prove
+    "VRF": route_kinds.Vrf,
+    "NetworkManager": route_kinds.NetworkManager,
+    "NetworkManager leases": route_kinds.NetworkManagerLeased,
+    "networkd leases": route_kinds.NetworkdLeased,
+    "Cilium": route_kinds.Cilium,
+}
 if chosen := os.environ.get("SWERVE_TEST_KIND"):
-    KINDS = {chosen: ELSEWHERE[chosen]}
+    KINDS = {name: ELSEWHERE[name] for name in chosen.split(",")}
     NetworkManager.packages = File(os.environ.get("SWERVE_TEST_PACKAGES", "/"))
 EVERY_S = 0.02 * min(10, support.slow_factor())
 IN_FLIGHT = 400  # datagrams: no more are under way, or wait for a link that has gone, until all have heard of it
@@ -60,7 +67,11 @@ class Steered:
             self.agent.states.clear()
             self.controller = kit.Controller(kit.Host(self.host.netns), self.policy, "--apply")
         paths = len(FAMILIES) * len(RAILS)
-        support.wait_until(lambda: len(self.agent.states) == paths and self.facts()["guarded"], 30, "it is ready")
+        support.wait_until(lambda: len(self.known()) == paths and self.facts()["guarded"], 30, "it is ready")
+
+    def known(self):
+        """The paths over rails that the controller speaks of; an owner may have more."""
+        return [path for path in self.agent.states if path.interface.startswith("rail")]
 
     def drain(self):
         """Rail 1 is left."""
@@ -148,6 +159,25 @@ def test_an_order_steers_and_its_end_undoes(steered):
     steered.traffic.unharmed()
 
 
+RENEWALS = int(os.environ.get("SWERVE_TEST_RENEWALS", "1"))
+LEASED = {name: kind for name, kind in KINDS.items() if issubclass(kind, route_kinds.Leased)}
+
+
+@pytest.mark.parametrize("kind", LEASED.values(), ids=LEASED, indirect=True, scope="module")
+def test_what_is_renewed_changes_nothing_of_ours(steered):
+    """Leases that are renewed, and routers that are heard again."""
+    steered.drain()
+    ours = steered.host.rows("route", "show", "table", "20000")
+    with Writes(steered.host.netns) as writes:
+        for _ in range(RENEWALS):
+            steered.host.renewed()
+            assert steered.host.rows("route", "show", "table", "20000") == ours
+        assert not writes.by(steered.controller.process.pid, steered.controller.guardian())
+    assert steered.host.uses(steered.host.drained) and steered.host.others() == steered.before
+    steered.undrain()
+    steered.traffic.unharmed()
+
+
 def test_a_hop_that_they_withdraw_is_left(steered):
     steered.drain()
     steered.host.withdraw()
@@ -193,6 +223,22 @@ def test_off_removes_all(steered, alive):
     steered.is_gone()
     steered.traffic.unharmed()
     steered.forget_orders()
+
+
+RESTARTED = (route_kinds.Networkd, route_kinds.NetworkdLeased)
+ANEW = {name: kind for name, kind in KINDS.items() if kind in RESTARTED}
+
+
+@pytest.mark.parametrize("kind", ANEW.values(), ids=ANEW, indirect=True, scope="module")
+def test_routes_that_their_owner_deletes_and_makes_again_are_steered_as_before(steered):
+    steered.drain()
+    steered.host.restart()
+    steered.comes_to(steered.host.drained)
+    support.wait_until(lambda: sorted(steered.host.others()) == sorted(steered.before), 20, "all of theirs is back")
+    steered.comes_to(steered.host.drained)
+    steered.traffic.errors.clear()  # the owner left packets without a route
+    steered.undrain()
+    steered.traffic.unharmed(lost=IN_FLIGHT)
 
 
 @pytest.mark.parametrize("kind", [route_kinds.Networkd], ids=["networkd"], indirect=True, scope="module")

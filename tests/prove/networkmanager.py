@@ -4,7 +4,8 @@
 
 Debian 12's NetworkManager is fetched with apt into a directory of its own, and not installed: as a service it would
 take the machine's interfaces. It runs in a network namespace, with a bus and a /run of its own, and owns the routes
-in all cases of tests/fabric/test_route_kinds.py, whose outcome is printed. Run as root, from the checkout.
+in all cases of tests/fabric/test_route_kinds.py, whose outcome is printed: as configured, and with leases and routers
+of a dnsmasq. Run as root, from the checkout.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="swerve-manager-") as folder:
         root = _debian.unpacked(options.packages or Path(folder), "bookworm", lambda _: PACKAGES)
         command = [sys.executable, "-m", "pytest", "-v", "-k", "NetworkManager", "tests/fabric/test_route_kinds.py"]
-        chosen = {"SWERVE_TEST_KIND": "NetworkManager", "SWERVE_TEST_PACKAGES": str(root)}
+        chosen = {"SWERVE_TEST_KIND": "NetworkManager,NetworkManager leases", "SWERVE_TEST_PACKAGES": str(root)}
         return subprocess.run(command, cwd=ROOT, env={**os.environ, **chosen}, check=False).returncode
 
 

@@ -28,6 +28,9 @@ _NUMBER = struct.Struct("=I")
 _DST, _SRC, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _METRICS = 1, 2, 4, 5, 6, 7, 8
 _MULTIPATH, _FLOW, _TABLE, _VIA, _PREF, _ENCAP_TYPE, _ENCAP, _TTL, _NH_ID = 9, 11, 15, 18, 20, 21, 22, 26, 30
 _MARK = 16
+_CACHEINFO: Final = 12
+_EXPIRES: Final = struct.Struct("=8xi")  # struct rta_cacheinfo: hundredths of a second from now; 0: never
+_PREFERENCES: Final = {0: 0, 1: 1, 3: -1}  # ICMPV6_ROUTER_PREF_*: medium, high, low
 _THROW: Final = 9  # RTN_THROW
 _KEPT: Final = frozenset({_DST, _SRC, _PRIORITY, _PREFSRC, _METRICS, _TABLE, _PREF, _TTL})  # what is no hop's
 _OF_A_HOP: Final = frozenset({_GATEWAY, _VIA, _FLOW, _ENCAP_TYPE, _ENCAP})
@@ -90,6 +93,8 @@ class Route:
     prefsrc: str | None = None
     kind: int = UNICAST  # rtm_type
     special: bool = field(default=False, compare=False)  # for some packets only: by type of service or by source
+    preference: int = field(default=0, compare=False)  # of a router, among routes of one metric; the highest decides
+    expires_s: float | None = field(default=None, compare=False)  # from the reading on; None: never
     body: bytes = field(default=b"", compare=False, repr=False)  # as the kernel wrote it
 
 
@@ -159,6 +164,7 @@ def route_of(body: bytes) -> Route:
     nowhere = "::" if family == 6 else "0.0.0.0"
     destination = found.get(_DST)
     source = found.get(_PREFSRC)
+    ticks = _EXPIRES.unpack_from(found[_CACHEINFO])[0] if _CACHEINFO in found else 0
     return Route(
         f"{nowhere if destination is None else socket.inet_ntop(af, destination)}/{length}",
         family,
@@ -172,6 +178,8 @@ def route_of(body: bytes) -> Route:
         None if source is None else socket.inet_ntop(af, source),
         kind,
         bool(tos or source_length),
+        _PREFERENCES.get(found[_PREF][0], 0) if _PREF in found else 0,
+        ticks / 100 if ticks else None,
         body,
     )
 
@@ -215,6 +223,12 @@ def mirrored(body: bytes, destination: str, table: int, protocol: int, over: int
     if head[1]:
         kept.append(attribute(_DST, socket.inet_pton(head[0], address)))
     return _HEADER.pack(*head) + b"".join(kept)
+
+
+def without_source(body: bytes) -> bytes:
+    """A route that leaves the source address to the kernel, which then takes that of the interface."""
+    kept = [attribute(name, value) for name, value in attributes(body, _HEADER.size) if name != _PREFSRC]
+    return body[: _HEADER.size] + b"".join(kept)
 
 
 def throw_route(destination: str, family: Family, table: int, protocol: int) -> bytes:

@@ -1,0 +1,142 @@
+"""A namespace with two rails whose other ends are in it too, and the overlay on its routes.
+
+Imported as `overlay_kit`. The test refreshes the overlay itself.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import support
+
+from pytools.kernel.netlink.routing import Netlink
+from pytools.kernel.netns import inside
+from steering.actuators.overlay import Overlay
+from steering.policy import Manage
+
+PREFIX = {4: "10.9.0.2/32", 6: "fd00:9::2/128"}
+PEER = {family: prefix.partition("/")[0] for family, prefix in PREFIX.items()}
+MANAGED = {4: "10.9.0.0/16", 6: "fd00:9::/64"}
+SERVICE = {4: "10.9.0.1", 6: "fd00:9::1"}
+
+
+def gateway(family, rail):
+    return f"10.{rail}.1.1" if family == 4 else f"fd00:{rail}::1"
+
+
+class Host:
+    """A namespace with two rails, and the overlay that is tried on it."""
+
+    def __init__(self, netns, family):
+        self.netns, self.family, self.overlay = netns, family, None
+        for rail in (1, 2):
+            self.add_rail(rail)
+        self.ip("address", "add", f"{SERVICE[4]}/32", "dev", "lo")
+        self.ip("address", "add", f"{SERVICE[6]}/128", "dev", "lo", "nodad")
+
+    def add_rail(self, rail):
+        self.ip("link", "add", f"rail{rail}", "type", "veth", "peer", "name", f"far{rail}")
+        for end in (f"rail{rail}", f"far{rail}"):
+            self.ip("link", "set", "dev", end, "up")
+        self.ip("address", "add", f"10.{rail}.1.2/24", "dev", f"rail{rail}")
+        self.ip("address", "add", f"fd00:{rail}::2/64", "dev", f"rail{rail}", "nodad")
+
+    def ip(self, *words, check=True):
+        return support.run(["ip", "-n", self.netns, *words], check=check).stdout
+
+    def write(self, setting, value):
+        """Set a sysctl, written as a path."""
+        with inside(self.netns):
+            Path("/proc/sys", setting).write_text(str(value))
+
+    def route(self, *words):
+        self.ip(f"-{self.family}", "route", *words)
+
+    def hop(self, rail):
+        return "via", gateway(self.family, rail), "dev", f"rail{rail}"
+
+    def nexthops(self, *rails):
+        return [word for rail in rails for word in ("nexthop", *self.hop(rail))]
+
+    def rule(self, *words):
+        self.ip(f"-{self.family}", "rule", *words)
+
+    def manage(self, **more):
+        return Manage.model_validate({"destinations": [MANAGED[self.family]], **more})
+
+    def way(self, *words):
+        """By which interface packets to the peer leave."""
+        found = json.loads(self.ip(f"-{self.family}", "-j", "route", "get", PEER[self.family], *words))
+        return found[0]["dev"]
+
+    def source(self):
+        """The source address of packets to the peer that have none yet."""
+        return json.loads(self.ip(f"-{self.family}", "-j", "route", "get", PEER[self.family]))[0]["prefsrc"]
+
+    def ways(self, *words):
+        """The interfaces by which a look-up may let packets leave, as its route has them."""
+        return self.ways_to(PEER[self.family], *words)
+
+    def ways_to(self, address, *words):
+        [route] = json.loads(self.ip(f"-{self.family}", "-j", "route", "get", "fibmatch", address, *words))
+        return {hop["dev"] for hop in route.get("nexthops", [route])}
+
+    def held(self, destination):
+        """The interfaces of our route to a prefix."""
+        rows = json.loads(self.ip(f"-{self.family}", "-j", "route", "show", "table", "20000"))
+        [route] = [row for row in rows if row["dst"] == destination]
+        return {hop["dev"] for hop in route.get("nexthops", [route])}
+
+    def others(self):
+        """All that is not ours, byte by byte."""
+        found = []
+        for family in ("-4", "-6"):
+            for what in (("route", "show", "table", "all"), ("rule",)):
+                rows = json.loads(self.ip(family, "-d", "-j", *what) or "[]")
+                found += [json.dumps(row) for row in rows if row.get("protocol") != "201"]
+        return [*found, *(json.dumps(r) for r in json.loads(self.ip("-d", "-j", "nexthop")) if r["protocol"] != "201")]
+
+    def ours(self):
+        """How many rules, routes and nexthops of ours there are."""
+        rows = [row for what in ("rule", "nexthop") for row in self.rows(what)]
+        return sum(row.get("protocol") == "201" for row in (*rows, *self.rows("route", "show", "table", "all")))
+
+    def rows(self, *words):
+        return [row for family in ("-4", "-6") for row in json.loads(self.ip(family, "-d", "-j", *words) or "[]")]
+
+    def rules(self):
+        """Our rules."""
+        return [row for row in self.rows("rule") if row.get("protocol") == "201"]
+
+    def start(self, **more):
+        with inside(self.netns):
+            self.netlink = Netlink()
+            self.overlay = Overlay(self.netlink, self.manage(**more), apply=True)
+        return self.look()
+
+    def look(self):
+        return self.overlay.refresh()
+
+    def hear(self, done):
+        """Refresh as a controller would until something holds; how long that took, in milliseconds."""
+        began = time.monotonic()
+        while not done():
+            assert time.monotonic() - began < 5, "nothing came of it"
+            self.overlay.receive()
+            if time.monotonic_ns() >= self.overlay.due_ns:
+                self.overlay.refresh()
+        return 1e3 * (time.monotonic() - began)
+
+    def leave(self, rail, found=None):
+        """Take a rail out of the only target there is."""
+        [group] = (found or self.look()).groups.values()
+        rest = tuple((m.nexthop_id, m.weight or 1) for m in group.members if m.interface != f"rail{rail}")
+        outcome = self.overlay.apply(group.target, rest)
+        assert outcome.kind == "applied", outcome
+        return group
+
+    def put_back(self, group):
+        outcome = self.overlay.apply(group.target, group.original)
+        assert outcome.kind == "applied", outcome
