@@ -213,11 +213,16 @@ def test_whoever_deletes_the_rules_has_undone_everything(host, make):
 
 @pytest.mark.parametrize("make", [multipath, nexthop_group, source_table])
 def test_the_last_carrier_that_is_lost_leaves_their_route(host, make):
-    """Rail 1 was left; without rail 2 our table is empty, and theirs decides."""
+    """Rail 1 was left; without rail 2 our table is empty, and theirs decides.
+
+    In a route with its own hops the kernel keeps one without a carrier: it has some destinations, drawn at boot.
+    """
     more, kind = make(host), kind_of(host, make)
     host.leave(1, host.start(**more))
     host.ip("link", "set", "dev", "far2", "down")
-    host.hear(lambda: host.way(*kind.words) == "rail1")
+    host.hear(lambda: "rail1" in host.ways(*kind.words))
+    if make is nexthop_group:
+        host.hear(lambda: host.way(*kind.words) == "rail1")
 
 
 @pytest.mark.parametrize("make", [multipath, nexthop_group, source_table])
