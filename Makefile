@@ -40,7 +40,7 @@ test: setup-vm ## Every test: unit, kernel, again in a second kernel, and fabric
 	@$(PYTHON) scripts/run_tests.py
 
 test-quick: setup ## For everyday work: unit tests but the slow ones, with fewer random examples
-	@$(PYTEST) -q -m "not slow" --hypothesis-profile=quick tests/unit
+	@$(PYTHON) scripts/run_tests.py quick
 
 test-unit: setup ## Tests that need no root
 	@$(PYTEST) tests/unit

@@ -1,4 +1,5 @@
-"""Every test, for `make test`: several pytest sessions, some of them side by side.
+"""Every test, for `make test`: several pytest sessions, some of them side by side. With `quick`, for `make test-quick`:
+unit tests but the slow ones, with fewer random examples, in two sessions.
 
 kernel    tests of one host's kernel
 unit      unit tests, then some files of tests/fabric that are marked `beside`; at the same time
@@ -26,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL, UNIT, GUESTS = "tests/kernel", "tests/unit", "tests/vm"
 MARK = re.compile(r"^pytestmark = .*\bmark\.beside\b", re.MULTILINE)
+QUICK = ("-q", "-m", "not slow", "--hypothesis-profile=quick")
 UNITS_PART = 3  # of the files marked so, each 3rd follows tests/unit, which take less time than the others
 CACHE = "SWERVE_TEST_CACHE"  # tests/conftest.py
 _ENDING_S = 60
@@ -58,11 +60,14 @@ def run(*sessions: Sequence[str]) -> list[int]:
         return [each.wait() for each in running]
 
 
-def main() -> int:
-    """Run all of them, whatever fails; 0 if nothing did."""
-    # SIGINT too: started in the background by a shell we would ignore it, and so would all that tests interrupt.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
+def quick() -> list[int]:
+    """Run one half of the unit tests on each of two processors."""
+    files = [str(each.relative_to(ROOT)) for each in sorted(ROOT.glob(f"{UNIT}/test_*.py"))]
+    return run(*([*QUICK, *half] for half in (files[::2], files[1::2])))
+
+
+def everything() -> list[int]:
+    """Run every tier."""
     files = {str(each.relative_to(ROOT)): each.read_text() for each in sorted(ROOT.glob("tests/fabric/test_*.py"))}
     beside = [name for name, text in files.items() if MARK.search(text)]
     timed = [name for name in files if name not in beside]
@@ -73,11 +78,23 @@ def main() -> int:
         guests = stack.enter_context(session([GUESTS], shown_later=True))
         codes = run([KERNEL], [UNIT, *after_unit], others) + run(timed[::2], timed[1::2])
         codes.append(guests.wait())
-    return int(any(codes))
+    return codes
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what is asked for, whatever fails; 0 if nothing did."""
+    # SIGINT too: started in the background by a shell we would ignore it, and so would all that tests interrupt.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    chosen = {(): everything, ("quick",): quick}.get(tuple(arguments))
+    if chosen is None:
+        print("usage: run_tests.py [quick]", file=sys.stderr)
+        return 2
+    return int(any(chosen()))
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)

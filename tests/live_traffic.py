@@ -161,4 +161,4 @@ class Traffic:
         """Every connection goes on, no packet was without a route, and no more than these were lost so far."""
         self.flows()
         assert self.errors == {}, "a packet had no route"
-        support.wait_until(lambda: all(count <= lost for count in self.lost.values()), 5, "no datagram is missing")
+        support.wait_until(lambda: all(count <= lost for count in self.lost.values()), 20, "no datagram is missing")

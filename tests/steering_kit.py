@@ -39,6 +39,7 @@ ROUTES = overlay_target("main", "10.9.0.2/32")  # in those with one
 ORIGINAL: Weights = ((FIRST, 1), (SECOND_HOP, 1))
 EVEN = dict(ORIGINAL)
 STEERED = {SECOND_HOP: 1}  # rail 1 is out
+DIED = "the controller died"  # why a guardian undid at once, without waiting for the lease
 
 LEASE_S = 2 * support.slow_factor()  # a guardian that is emulated takes its time to answer
 STALE_MS = 500 * support.slow_factor()  # and so do those who measure
@@ -335,6 +336,7 @@ class Killed:
     in_force: bool  # whether our rule was there right after the kill
     restored_ms: float  # from the kill until our rule was gone
     by: str  # who wrote the last entry; empty when there is none
+    at_once: bool  # whether its guardian undid as it died, without waiting for the lease
 
 
 def kill_mid_act(host: Host, agent: FakeAgent, policy: File, delay_s: float) -> Killed:
@@ -372,7 +374,9 @@ def kill_mid_act(host: Host, agent: FakeAgent, policy: File, delay_s: float) -> 
         assert not rules() and not ours() and host.weights() == dict(ORIGINAL) and host.others() == before
         entries = controller.journal()
         agent.states.clear()
-        return Killed(delay_s * 1e3, in_force, restored * 1e3, entries[-1].by if entries else "")
+        controller.end()
+        at_once = f"{DIED}: its rules are deleted" in controller.errors
+        return Killed(delay_s * 1e3, in_force, restored * 1e3, entries[-1].by if entries else "", at_once)
 
 
 def steered(host: Host, agent: FakeAgent) -> None:

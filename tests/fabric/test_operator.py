@@ -109,7 +109,7 @@ def test_what_is_confirmed_in_time_stays(unconfirmed):
 def test_a_run_that_hangs_unconfirmed_is_taken_back_and_cannot_be_confirmed(unconfirmed):
     run = unconfirmed["hangs"]
     assert run.controller.process.wait(2 * CONFIRM_S) == -signal.SIGKILL
-    support.wait_until(lambda: run.host.weights() == EVEN, 5, "the weights are back")
+    support.wait_until(lambda: run.host.weights() == EVEN, 20, "the weights are back")
     assert steer(run.host, "confirm", check=False).returncode == 4
     run.agent.close()
 
@@ -187,7 +187,7 @@ def test_what_is_in_force_stays_while_frozen_and_ends_with_the_controller(host, 
         support.wait_until(lambda: time.monotonic() > baseline_over, 60, "the original weights would be back")
         assert host.weights() == STEERED
         controller.kill()
-        support.wait_until(lambda: host.weights() == EVEN, 4, "its guardian undoes it all the same")
+        support.wait_until(lambda: host.weights() == EVEN, 20, "its guardian undoes it all the same")
 
 
 # ---- orders ----
@@ -222,7 +222,7 @@ def test_an_order_outlives_the_controller(host, agent, policy):
         steer(host, "drain", "10.2.1.1", "--to", "10.9.0.0/24", "--for", "1h")
         assert host.weights() == OTHER
         controller.kill()
-        support.wait_until(lambda: host.weights() == EVEN, 4, "the guardian undid it")
+        support.wait_until(lambda: host.weights() == EVEN, 20, "the guardian undid it")
         support.wait_until(controller.lock_is_free, 10, "the guardian has gone")
     with controlled(host, policy, "--apply") as controller:
         support.wait_until(lambda: host.weights() == OTHER, 20, "the order still holds")
@@ -326,7 +326,7 @@ def test_no_client_holds_the_controller_up(host, agent, policy):
         for rubbish in (b"\0\xff", b"{}", b"[" * 60_000, b"x" * 100_000):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
                 one.connect(path)
-                one.settimeout(5)
+                one.settimeout(20)
                 one.send(rubbish)
                 assert json.loads(one.recv(1 << 20))["code"] == 2
         steered(host, agent)
@@ -334,7 +334,7 @@ def test_no_client_holds_the_controller_up(host, agent, policy):
         assert facts["answers"] and facts["control"]["malformed"] == 4 and facts["control"]["put_out"] >= 24
         assert facts["guardian_pid"] == controller.guardian()
         assert facts["wanted"] == {}, "it is so already"
-        silent[0].settimeout(5)
+        silent[0].settimeout(20)
         assert silent[0].recv(1) == b"", "the first to come was put out"
         for each in silent:
             each.close()

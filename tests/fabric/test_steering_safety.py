@@ -96,10 +96,11 @@ def test_a_killed_controller_is_undone_by_its_guardian(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         steered(host, agent)
         controller.kill()
-        support.wait_until(lambda: host.weights() == EVEN, 2, "the weights are back within the lease")
+        support.wait_until(lambda: host.weights() == EVEN, 20, "the weights are back")
         support.wait_until(controller.lock_is_free, 10, "the guardian has gone")
     last = controller.journal()[-1]
     assert (last.kind, last.by, [weight for _, weight in last.after]) == ("undone", "guardian", [1, 1])
+    assert last.because == kit.DIED, "it did not wait for the lease"
 
 
 def test_the_operator_switches_off_whoever_steers(host, agent, policy):
@@ -118,21 +119,21 @@ def test_a_last_link_that_goes_while_steered_leaves_their_route(host, agent, pol
     with controlled(host, policy, "--apply"):
         steered(host, agent)
         host.ip("link", "set", "rail2", "down")
-        support.wait_until(lambda: host.weights() == {FIRST: 1}, 2, "packets take what is left")
+        support.wait_until(lambda: host.weights() == {FIRST: 1}, 20, "packets take what is left")
 
 
 @pytest.mark.parametrize("delay_ms", [0.0, 0.7, 2.0])
 def test_a_controller_killed_in_the_middle_of_an_act_is_undone(host, agent, policy, delay_ms):
     killed = kit.kill_mid_act(host, agent, policy, delay_ms / 1e3)
     assert killed.by in ("guardian", ""), "what was not noted yet is undone all the same"
-    assert killed.restored_ms < kit.LEASE_S * 1e3, "the lease of the policy"
+    assert killed.at_once, "its guardian did not wait for the lease"
 
 
 def test_a_hung_controller_is_killed_and_undone(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         steered(host, agent)
         controller.kill(signal.SIGSTOP)
-        support.wait_until(lambda: host.weights() == EVEN, 6, "the weights are back after the lease of 2 s")
+        support.wait_until(lambda: host.weights() == EVEN, 20, "the weights are back after the lease")
         assert controller.process.wait(10) == -signal.SIGKILL
         support.wait_until(controller.lock_is_free, 10, "the guardian has gone")
     assert "stopped renewing its lease" in controller.errors
@@ -172,7 +173,7 @@ def test_a_killed_guardian_is_replaced_before_anything_is_changed(host, agent, p
         os.kill(second, signal.SIGCONT)
         steered(host, agent)
         controller.kill()
-        support.wait_until(lambda: host.weights() == EVEN, 4, "the second guardian undid it")
+        support.wait_until(lambda: host.weights() == EVEN, 20, "the second guardian undid it")
 
 
 def test_a_hung_guardian_is_replaced(host, agent, policy):

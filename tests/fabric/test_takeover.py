@@ -122,7 +122,7 @@ def test_a_policy_may_have_nothing_kept(host, agent, tmp_path):
     with controlled(host, kit.policy_file(tmp_path), "--apply") as controller:
         left(host, agent)
         controller.kill()
-        support.wait_until(lambda: host.weights() == EVEN, 2, "the weights are back at once")
+        support.wait_until(lambda: host.weights() == EVEN, 20, "the weights are back")
     assert "stays for" not in controller.errors
 
 
@@ -217,7 +217,7 @@ def test_a_run_that_nobody_confirmed_is_not_kept(host, agent, policy):
     with controlled(host, policy, "--apply", "--confirm", "60s") as controller:
         left(host, agent)
         controller.kill()
-        support.wait_until(lambda: host.weights() == EVEN, 2, "the weights are back at once")
+        support.wait_until(lambda: host.weights() == EVEN, 20, "the weights are back")
     assert "stays for" not in controller.errors
 
 

@@ -91,7 +91,7 @@ def test_a_killed_agent_leaves_nothing_but_sockets_that_its_successor_replaces(
         agent.send_signal(signal.SIGKILL)
         agent.wait()
         support.wait_until(lambda: not objects & bpf_objects.numbered(), 10, "its programs, maps and links are gone")
-        support.wait_until(lambda: everything(namespace) == before, 5, "the namespace is as it was")
+        support.wait_until(lambda: everything(namespace) == before, 20, "the namespace is as it was")
         assert not [pid for pid in children if support.lives(int(pid))]
         assert set(Path("/run/netns").iterdir()) >= named and not set(Path("/sys/fs/bpf").rglob("*")) - pinned
         left = files(namespace) - earlier

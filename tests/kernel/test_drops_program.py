@@ -52,7 +52,7 @@ def test_datagrams_for_no_socket(drops: Loaded, namespace: str) -> None:
     with inside(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for _ in range(DATAGRAMS):
             sender.sendto(b"x", ("127.0.0.1", 9))
-    support.wait_until(lambda: counted(drops, "NO_SOCKET") - before >= DATAGRAMS, 5, "all are counted")
+    support.wait_until(lambda: counted(drops, "NO_SOCKET") - before >= DATAGRAMS, 20, "all are counted")
     assert drops.map("drops_sockets_full").read_percpu_sum().tolist() == [0]
 
 
@@ -84,7 +84,7 @@ def test_datagrams_for_full_sockets(drops: Loaded, namespace: str) -> None:
             sender.sendto(bytes(1400), receivers[sent // 10 % 2].getsockname())
         lost = sorted(DATAGRAMS - received(each) for each in receivers)
         assert lost[0] > DATAGRAMS // 2
-        support.wait_until(lambda: counted(drops, "SOCKET_RCVBUFF") >= sum(lost), 5, "all are counted")
+        support.wait_until(lambda: counted(drops, "SOCKET_RCVBUFF") >= sum(lost), 20, "all are counted")
         keys, packets = Drops(drops, {}).by_socket()
         if not has_socket():
             assert len(keys) == 0

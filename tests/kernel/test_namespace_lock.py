@@ -63,7 +63,7 @@ def test_what_a_guardian_inherited_is_waited_for(namespace: str) -> None:
         guardian.stdin.close()
         with NamespaceLock(5):
             pass
-        assert guardian.wait(5) == 0
+        assert guardian.wait(20) == 0
 
 
 @pytest.mark.parametrize("pending", [0, 4], ids=["asked", "queue-full"])
@@ -89,5 +89,5 @@ def test_a_guardian_that_still_undoes_is_no_refusal(tmp_path: Path) -> None:
     assert failure.value.exit_code == 1
     assert guardian.stdin is not None
     guardian.stdin.close()
-    guardian.wait(5)
+    guardian.wait(20)
     Lock(tmp_path / "lock").close()

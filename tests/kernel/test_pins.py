@@ -150,7 +150,7 @@ def test_headers_behind_the_linear_part_are_found(rails: Rails, version: int) ->
             raw.bind((f"rail{routed}", {4: 0x0800, 6: 0x86DD}[version]))
             raw.setsockopt(263, 15, 1)  # SOL_PACKET, PACKET_VNET_HDR
             raw.send(struct.pack("=BBHHHH", 0, 0, 14, 0, 0, 0) + frame)
-        found = support.wait_until(lambda: wire.arrived()[rail], 5, "it arrives on the other rail")
+        found = support.wait_until(lambda: wire.arrived()[rail], 20, "it arrives on the other rail")
         assert [len(each) for each in found] == [len(frame)]
         assert pins.drops()["unreadable"] == 0
 
@@ -303,7 +303,7 @@ def test_a_neighbour_that_does_not_answer_stays_dead(rails: Rails, pins: Pins, v
     address, prefix = rails.gateway(1, version), ("24", "64")[version == 6]
     support.run(["ip", "-n", rails.far, "address", "delete", f"{address}/{prefix}", "dev", "rail1"])
     rails.ip("neighbour", "change", address, "dev", "rail1", "nud", "failed")
-    support.wait_until(lambda: not is_alive(pins, 1, version), 5, "it is dead")
+    support.wait_until(lambda: not is_alive(pins, 1, version), 20, "it is dead")
     assert is_alive(pins, 2, version)
     assert is_alive(pins, 1, 10 - version)
     added = ["address", "add", f"{address}/{prefix}", "dev", "rail1", *(["nodad"] if version == 6 else [])]
@@ -330,7 +330,7 @@ def test_a_permanent_neighbour_stays_as_it_is(rails: Rails, pins: Pins, version:
 
 def test_a_link_without_its_carrier_is_dead(rails: Rails, pins: Pins) -> None:
     support.run(["ip", "-n", rails.far, "link", "set", "rail1", "down"])
-    support.wait_until(lambda: not is_alive(pins, 1) and not is_alive(pins, 1, 6), 5, "both families are dead")
+    support.wait_until(lambda: not is_alive(pins, 1) and not is_alive(pins, 1, 6), 20, "both families are dead")
     assert is_alive(pins, 2)
     support.run(["ip", "-n", rails.far, "link", "set", "rail1", "up"])
     support.wait_until(lambda: is_alive(pins, 1), 10, "it is alive again")
@@ -340,7 +340,7 @@ def test_a_permanent_neighbour_is_dead_without_its_link(rails: Rails, pins: Pins
     link_layer = mac(rails.far, "rail1").hex(":")
     rails.ip("neighbour", "replace", "10.1.1.1", "dev", "rail1", "nud", "permanent", "lladdr", link_layer)
     support.run(["ip", "-n", rails.far, "link", "set", "rail1", "down"])
-    support.wait_until(lambda: not is_alive(pins, 1), 5, "it is dead")
+    support.wait_until(lambda: not is_alive(pins, 1), 20, "it is dead")
 
 
 def test_an_interface_that_comes_back_under_its_index_is_steered_again(rails: Rails, pins: Pins) -> None:
@@ -350,7 +350,7 @@ def test_an_interface_that_comes_back_under_its_index_is_steered_again(rails: Ra
         pins.install([kit.pin(wire.flow, 2)])
         assert wire.send()[0] == 2
         rails.ip("link", "delete", "rail1")
-        support.wait_until(lambda: not is_alive(pins, 1), 5, "its target is dead")
+        support.wait_until(lambda: not is_alive(pins, 1), 20, "its target is dead")
         support.join(rails.near, rails.far, "rail1", index)
         for netns, host in ((rails.near, 2), (rails.far, 1)):
             support.run(["ip", "-n", netns, "address", "add", f"10.1.1.{host}/24", "dev", "rail1"])
@@ -393,7 +393,7 @@ def test_what_the_caller_calls_dead_stays_so_though_its_neighbour_answers(rails:
     targets = [each for each in rails.targets() if "." in each.gateway]  # IPv6 addresses go with their link
     pins.targets([PinTarget(t.nexthop_id, t.ifindex, t.gateway, t.ifindex != first, t.target) for t in targets])
     support.run(["ip", "-n", rails.far, "link", "set", "rail1", "down"])
-    support.wait_until(lambda: not pins.wait_alive(0), 5, "the neighbour is gone")
+    support.wait_until(lambda: not pins.wait_alive(0), 20, "the neighbour is gone")
     support.run(["ip", "-n", rails.far, "link", "set", "rail1", "up"])
     assert pins.wait_alive(15 * support.slow_factor())
     assert not is_alive(pins, 1)
@@ -407,7 +407,7 @@ def test_when_nobody_watches_any_more_every_target_is_dead(
         raise OSError("no more descriptors")
 
     monkeypatch.setattr(pins._neighbours._monitor, "read", lambda: broken(None))
-    support.wait_until(lambda: pins.error, 5, "the thread has ended")
+    support.wait_until(lambda: pins.error, 20, "the thread has ended")
     assert "no more descriptors" in pins.error
     assert not any(is_alive(pins, rail, version) for rail in (1, 2) for version in (4, 6))
     for targets in ([], rails.targets()):
@@ -568,4 +568,4 @@ def test_the_session_of_a_killed_process_leaves_no_hook(rails: Rails) -> None:
             assert child.stdout.readline() == b"ready\n"
             assert wire.send()[0] == other(routed)
             os.kill(child.pid, signal.SIGKILL)
-        support.wait_until(lambda: wire.send()[0] == routed, 5, "the flow goes as it is routed")
+        support.wait_until(lambda: wire.send()[0] == routed, 20, "the flow goes as it is routed")

@@ -431,7 +431,8 @@ def test_it_waits_for_nobody_who_does_not_listen(veth_pair: tuple[str, str], roo
 
 
 OF_ROOT = {
-    "recording": ("tests/fabric/test_recording.py", ""),  # the flight recorder, killed and read back
+    # The flight recorder, killed and read back. What is suggested from a recording, root reads: tests/fabric has it.
+    "recording": ("tests/fabric/test_recording.py", "not suggested"),
     # Messages between hosts, samples of application packets, clocks that disagree.
     "between hosts": ("tests/fabric/test_app_delay.py", "ipv4-merged or clocks_that_disagree"),
 }
@@ -445,7 +446,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tup
     with contextlib.ExitStack() as stack:
         for name, (file, which) in OF_ROOT.items():
             line = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "service_plugin", "-p", "no:cacheprovider", file]
-            line += ["-k", which] if which else []
+            line += ["-k", which]
             env = os.environ | {"PYTHONPATH": str(support.ROOT / "tests")}
             said = tmp_path_factory.mktemp("session") / "said"
             process = subprocess.Popen(

@@ -142,7 +142,7 @@ def settle(app: native_build.App, agent: Agent, number: int, qp: int = 0) -> Non
         app.do(f"state {qp} 1")
         return number in agent.rows(app.pid)
 
-    wait_until(there, 5, f"queue pair {number} has a row")
+    wait_until(there, 20, f"queue pair {number} has a row")
 
 
 def sums(row: Any) -> dict[str, int]:
@@ -628,7 +628,7 @@ def test_an_agent_that_restarts_finds_the_tables(start: Start, tmp_path: Path, r
         app.do("poll 0 3")
         assert sums(second.row(app.pid))["completed"] == 5
         app.close()
-        wait_until(lambda: second.row(app.pid)["state"] == CLOSED, 5, "the process's end is seen")
+        wait_until(lambda: second.row(app.pid)["state"] == CLOSED, 20, "the process's end is seen")
 
 
 def test_rows_are_used_again_once_they_are_told(app: native_build.App, agent: Agent) -> None:
@@ -645,8 +645,8 @@ def test_rows_are_used_again_once_they_are_told(app: native_build.App, agent: Ag
     assert len(agent.tables(app.pid)) == 1
     assert (table.records["state"] == LIVE).all()
     app.do("qp 0 0 0 1 1 0 -1")
-    wait_until(lambda: app.do("state 1 1") and len(agent.tables(app.pid)) == 2, 5, "there is a second table")
-    wait_until(lambda: app.do("state 1 1") and agent.tables(app.pid)[1].records["state"].any(), 5, "it is used")
+    wait_until(lambda: app.do("state 1 1") and len(agent.tables(app.pid)) == 2, 20, "there is a second table")
+    wait_until(lambda: app.do("state 1 1") and agent.tables(app.pid)[1].records["state"].any(), 20, "it is used")
     assert [int((each.records["state"] == LIVE).sum()) for each in agent.tables(app.pid)] == [512, 1]
 
 
@@ -654,7 +654,7 @@ def test_a_dead_process_is_told_and_forgotten(app: native_build.App, agent: Agen
     app.do("post 0 1 10 0 1 1 1")
     (table,) = agent.tables(app.pid)
     app.close()
-    wait_until(lambda: table.records["state"][0] == CLOSED, 5, "the process's end is seen")
+    wait_until(lambda: table.records["state"][0] == CLOSED, 20, "the process's end is seen")
     agent.tick()
     assert agent.tables(app.pid) == [table]
     assert (app.pid, "tap") not in agent.server.sight().seen
@@ -682,7 +682,7 @@ def test_a_process_cannot_pass_for_another(app: native_build.App, agent: Agent) 
 )
 def test_a_hello_that_is_none_is_refused(agent: Agent, words: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(5)
+        sock.settimeout(20)
         sock.connect(str(agent.path))
         sock.send(words)
         _, _, refused = tap_server.REPLY.unpack(sock.recv(64))
@@ -695,7 +695,7 @@ def test_a_hello_that_is_none_is_refused(agent: Agent, words: bytes) -> None:
 def ask(agent: Agent, have: int, accept: bool = True) -> int:
     """Why this process is refused a table; 0: it is not."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(5)
+        sock.settimeout(20)
         sock.connect(str(agent.path))
         hello = (tap_server.MAGIC, tap_server.VERSION, agent.record.itemsize, ROWS, have)
         sock.send(tap_server.HELLO.pack(*hello))
@@ -711,7 +711,7 @@ ASK = """
 import os, socket, sys
 for _ in range(int(sys.argv[3])):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(5)
+        sock.settimeout(20)
         sock.connect(sys.argv[1])
         sock.send(bytes.fromhex(sys.argv[2]))
         reply, descriptors, _, _ = socket.recv_fds(sock, 64, 4)
@@ -749,7 +749,7 @@ def test_a_user_has_four_tables_whatever_processes_it_has(open_agent: Agent) -> 
 
 def test_tables_are_limited_and_taken_back(agent: Agent) -> None:
     assert ask(agent, 0, accept=False) == 0
-    wait_until(lambda: agent.server.drops()["tap_abandoned"] == 1, 5, "a table nobody took is taken back")
+    wait_until(lambda: agent.server.drops()["tap_abandoned"] == 1, 20, "a table nobody took is taken back")
     assert not agent.tables(os.getpid())
     assert [ask(agent, have) for have in range(17)] == [0] * 16 + [tap_server.TOO_MANY]
     assert len(agent.tables(os.getpid())) == 16
@@ -757,9 +757,9 @@ def test_tables_are_limited_and_taken_back(agent: Agent) -> None:
 
 def test_who_says_nothing_is_shown_out(agent: Agent) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(5)
+        sock.settimeout(20)
         sock.connect(str(agent.path))
-        wait_until(lambda: bool(agent.server.conversations), 5, "the connection is taken")
+        wait_until(lambda: bool(agent.server.conversations), 20, "the connection is taken")
         agent.tick(later_ns=2_000_000_000)
         assert sock.recv(1) == b""
     assert agent.server.drops()["tap_malformed"] == 1
@@ -775,11 +775,11 @@ def test_without_descriptors_a_process_waits(tmp_path: Path, record: np.dtype[An
         server.register(s)
         with no_descriptor():
             waiting.connect(str(path))
-            for key, mask in s.select(5):
+            for key, mask in s.select(20):
                 key.data(mask)
             assert s.select(0) == [] and server.drops()["tap_accept_paused"] == 1
         server.tick(time.monotonic_ns() + PAUSE_NS)
-        for key, mask in s.select(5):
+        for key, mask in s.select(20):
             key.data(mask)
         assert len(server.conversations) == 1
 
@@ -840,7 +840,7 @@ def test_an_agent_that_is_silent_costs_little(start: Start, tmp_path: Path, reco
             app.do("qp 0 0 0 16 16 0 -1")
             return 257 in agent.rows(app.pid)
 
-        wait_until(shown, 5, "the agent that came is found")
+        wait_until(shown, 20, "the agent that came is found")
         assert sums(agent.row(app.pid))["completed"] == 2
 
 

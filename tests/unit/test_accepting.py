@@ -69,7 +69,7 @@ def test_without_descriptors_it_waits_and_serves_later(name: str, tmp_path: Path
         server.tick(began)
         assert len(selector.get_map()) == registered - 1, "not before the pause is over"
         assert server.tick(began + accepting.PAUSE_NS) <= began + 2 * accepting.PAUSE_NS
-        for key, mask in selector.select(5):
+        for key, mask in selector.select(20):
             key.data(mask)
         assert len(selector.get_map()) == registered + 1, "the client that waited is served"
         server.close()
@@ -82,7 +82,7 @@ def test_closing_while_it_pauses_leaves_nothing(tmp_path: Path) -> None:
         server.register(selector)
         with no_descriptor():
             client.connect(str(path))
-            for key, mask in selector.select(5):
+            for key, mask in selector.select(20):
                 key.data(mask)
         server.close()
         assert not selector.get_map() and not path.exists()

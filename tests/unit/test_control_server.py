@@ -39,7 +39,7 @@ class Served:
     @contextlib.contextmanager
     def client(self):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
-            one.settimeout(5)
+            one.settimeout(20)
             one.connect(str(self.path))
             self.turn()
             yield one

@@ -46,7 +46,7 @@ class Watched:
         setattr(self, name, -1)
 
     def ended(self):
-        return self.process.wait(5) is not None
+        return self.process.wait(20) is not None
 
 
 @pytest.fixture
@@ -211,8 +211,8 @@ def test_a_guardian_counts_from_the_moment_it_is_ready_until_it_dies(linked):
     linked.ready()
     first = linked.link.pid
     os.kill(first, 9)
-    support.wait_until(lambda: not linked.link.live(), 5, "its death is known without a turn of the loop")
-    support.wait_until(lambda: linked.turn() or linked.link.pid not in (None, first), 5, "another is started")
+    support.wait_until(lambda: not linked.link.live(), 20, "its death is known without a turn of the loop")
+    support.wait_until(lambda: linked.turn() or linked.link.pid not in (None, first), 20, "another is started")
     linked.ready()
     assert linked.link.starts == 2 and "died (exit status -9)" in linked.said[0]
 
@@ -223,8 +223,8 @@ def test_after_a_stall_of_ours_its_answers_are_read_before_it_is_judged(linked):
     first, over = linked.link.pid, time.monotonic_ns() + 160 * MS
     linked.link._renew_ns = 0
     linked.link.tick(time.monotonic_ns())
-    support.wait_until(lambda: select.select([linked.link._echo], [], [], 0)[0], 5, "it has answered")
-    support.wait_until(lambda: time.monotonic_ns() > over, 5, "the lease is over")
+    support.wait_until(lambda: select.select([linked.link._echo], [], [], 0)[0], 20, "it has answered")
+    support.wait_until(lambda: time.monotonic_ns() > over, 20, "the lease is over")
     linked.link.tick(time.monotonic_ns())
     assert linked.link.live() and linked.link.pid == first and linked.said == []
 
@@ -233,7 +233,7 @@ def test_a_guardian_that_does_not_answer_is_replaced(linked):
     linked = linked(lease_ns=20 * MS, begin=f"printf {READY.decode()}; exec sleep 100")
     linked.ready()
     first = linked.link.pid
-    support.wait_until(lambda: linked.turn() or linked.link.pid != first, 5, "it is given up")
+    support.wait_until(lambda: linked.turn() or linked.link.pid != first, 20, "it is given up")
     assert "does not answer" in linked.said[0]
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
@@ -249,7 +249,7 @@ def test_late_news_of_a_guardian_that_was_replaced_is_not_about_the_next_one(lin
 
 def test_the_end_of_an_echo_may_be_read_twice(linked):
     linked = linked(begin="exec >&-; exec sleep 100")
-    support.wait_until(lambda: select.select([linked.link._echo], [], [], 0)[0], 5, "its end is closed")
+    support.wait_until(lambda: select.select([linked.link._echo], [], [], 0)[0], 20, "its end is closed")
     for _ in range(2):
         linked.link._heard(selectors.EVENT_READ)
     assert not linked.link.live()
@@ -266,7 +266,7 @@ def test_a_guardian_that_cannot_be_started_is_tried_again_and_leaks_nothing(link
     monkeypatch.setattr(link, "_RESPAWN_NS", 0)
     monkeypatch.setattr(link.subprocess, "Popen", none_left)
     os.kill(linked.link.pid, 9)
-    support.wait_until(lambda: linked.turn() or linked.link.pid is None, 5, "its death is noticed")
+    support.wait_until(lambda: linked.turn() or linked.link.pid is None, 20, "its death is noticed")
     for _ in range(5):
         linked.turn()
     assert not linked.link.live()

@@ -43,12 +43,12 @@ def test_what_is_lent_is_the_same_file_by_its_name(tmp_path: Path, selector: sel
     lender = Lender(tmp_path / "run" / "maps.sock", {"one": read, "other": write})
     lender.register(selector)
     borrower = Borrower(tmp_path / "run" / "maps.sock", selector)
-    support.wait_until(lambda: turn(selector) and borrower.maps, 5, "the maps are lent")
+    support.wait_until(lambda: turn(selector) and borrower.maps, 20, "the maps are lent")
     assert set(borrower.maps) == {"one", "other"}
     os.write(borrower.maps["other"], b"x")
     assert os.read(read, 1) == b"x"
     lender.close()
-    support.wait_until(lambda: turn(selector) and borrower.over, 5, "the loan is over")
+    support.wait_until(lambda: turn(selector) and borrower.over, 20, "the loan is over")
     assert not (tmp_path / "run" / "maps.sock").exists()
     for fd in (read, write, *borrower.maps.values()):
         os.close(fd)
@@ -60,10 +60,10 @@ def test_a_borrower_that_goes_makes_room(tmp_path: Path, selector: selectors.Bas
     lender.register(selector)
     for _ in range(20):
         borrower = Borrower(tmp_path / "run" / "maps.sock", selector)
-        support.wait_until(lambda b=borrower: turn(selector) and b.maps, 5, "the map is lent")  # type: ignore[misc]
+        support.wait_until(lambda b=borrower: turn(selector) and b.maps, 20, "the map is lent")  # type: ignore[misc]
         os.close(borrower.maps["one"])
         borrower.loan.close()
-        support.wait_until(lambda: turn(selector) and not lender._borrowers, 5, "the lender has noticed")
+        support.wait_until(lambda: turn(selector) and not lender._borrowers, 20, "the lender has noticed")
     crowd = [Borrower(tmp_path / "run" / "maps.sock", selector) for _ in range(9)]
     support.wait_until(
         lambda: turn(selector) and sum(bool(b.maps) + b.over for b in crowd) == 9, 5, "all have an answer"

@@ -161,7 +161,7 @@ def test_since_joins_what_was_recorded_to_what_is_told_with_nothing_twice_or_lef
         served.bus.publish(act(next(numbers)))
     recording.tick(0)
     old_ns = time.time_ns() + history_query._WRITTEN_NS
-    wait_until(lambda: time.time_ns() > old_ns, 5, "these are certainly written")
+    wait_until(lambda: time.time_ns() > old_ns, 20, "these are certainly written")
     client = LineClient(served.path, frozenset({"act"}))  # the agent hears of it once it turns
     thread = threading.Thread(target=agent)
     thread.start()

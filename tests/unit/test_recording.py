@@ -372,7 +372,7 @@ def test_a_writer_that_keeps_up_loses_nothing_however_much_passes(
     for _ in range(10):
         bus.publish(samples.act())
         source.tick(0)
-        wait_until(lambda: source._thread._waiting_bytes == 0, 5, "it was written")
+        wait_until(lambda: source._thread._waiting_bytes == 0, 20, "it was written")
     source.close()
     assert source.drops() == {"recording_behind": 0, "recording_disk": 0}
     assert len(list(reader.lines(tmp_path))) == 10

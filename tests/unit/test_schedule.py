@@ -32,7 +32,7 @@ LATE_NS = 10**10
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     """What is sent by, and where it comes out."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    theirs.settimeout(5)
+    theirs.settimeout(20)
     with ours, theirs:
         yield ours, theirs
 

@@ -51,7 +51,7 @@ def test_an_agent_answers_and_lives(tmp_path: Path) -> None:
     served = Served(tmp_path / "instance" / "agent.sock")
     raw = socket.socket(socket.AF_UNIX)
     raw.connect(str(served.path))
-    raw.settimeout(5)
+    raw.settimeout(20)
     raw.sendall(DEEP.replace(b'"act"', b'"subscribe"', 1) + b"\n")
     served.until(lambda: served.server.drops()["bus_malformed"] == 1, "the line is rejected")
     served.turn(0.01)
