@@ -17,6 +17,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import numpy as np
+import packets
 from _common import alternating, emit, median
 from packet_runs import PacketRuns
 
@@ -108,10 +109,7 @@ def reply() -> bytes:
     """An Ethernet frame that carries the peer's reply to the probe that is remembered."""
     stamp = struct.pack("!II", 1, 0)
     payload = struct.pack("!I8sHH8sI8s8x", 0, stamp, 0x4001, 1, stamp, 0, stamp)
-    udp = struct.pack("!4H", PORT, SENDER_PORT, 8 + len(payload), 0) + payload
-    addresses = ipaddress.IPv4Address(PEER).packed + ipaddress.IPv4Address("10.77.0.1").packed
-    ip = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(udp), 0, 0, 64, 17, 0) + addresses
-    return bytes(12) + b"\x08\x00" + ip + udp
+    return packets.ipv4(packets.udp(payload, PORT, SENDER_PORT), PEER, "10.77.0.1")
 
 
 FRAME = reply()
