@@ -31,6 +31,7 @@ class Host:
 
     def __init__(self, netns, family):
         self.netns, self.family, self.overlay = netns, family, None
+        self.write("net/ipv6/conf/default/accept_dad", 0)
         for rail in (1, 2):
             self.add_rail(rail)
         self.ip("address", "add", f"{SERVICE[4]}/32", "dev", "lo")
@@ -42,6 +43,12 @@ class Host:
             self.ip("link", "set", "dev", end, "up")
         self.ip("address", "add", f"10.{rail}.1.2/24", "dev", f"rail{rail}")
         self.ip("address", "add", f"fd00:{rail}::2/64", "dev", f"rail{rail}", "nodad")
+        for end in (f"rail{rail}", f"far{rail}"):  # its routes come by themselves, with the carrier
+            support.wait_until(lambda end=end: self.has_link_local(end), 20, f"{end} has its address")
+
+    def has_link_local(self, interface):
+        table = json.loads(self.ip("-6", "-j", "route", "show", "table", "local", "dev", interface, "type", "local"))
+        return any(row["dst"].startswith("fe80:") for row in table)
 
     def ip(self, *words, check=True):
         return support.run(["ip", "-n", self.netns, *words], check=check).stdout

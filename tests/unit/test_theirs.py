@@ -78,11 +78,19 @@ def test_what_covers_a_managed_prefix_carries_the_rest_of_it():
     assert seen(kernel(route("0.0.0.0/0", 1))) == {"main": {}}
 
 
-@pytest.mark.parametrize("fields", [{"kind": 6}, {"protocol": 2}])
+TO_A_LINK = {"protocol": 2, "hops": (), "ifindex": 101}
+
+
+@pytest.mark.parametrize("fields", [{"kind": 6}, {"protocol": 1}, TO_A_LINK], ids=["blackhole", "redirect", "link"])
 def test_what_cannot_be_steered_is_passed_on(fields):
     hole = replace(route("10.9.1.0/24", 1, 2), **fields)
     [view] = views(kernel(route("10.9.0.0/16", 1, 2), hole), MANAGED)
     assert [each.destination for each in view.prefixes] == ["10.9.0.0/16"] and view.passed_on == ("10.9.1.0/24",)
+
+
+def test_routes_over_gateways_that_say_they_are_the_kernels_are_steered():
+    cilium = replace(route("10.9.1.0/24", 1, 2), protocol=2)
+    assert seen(kernel(cilium)) == {"main": {"10.9.1.0/24": {"rail1": 1, "rail2": 1}}}
 
 
 def test_routes_for_some_packets_only_are_left_alone():
