@@ -13,6 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,10 +145,12 @@ def iperf3_server(start: Callable[..., subprocess.Popen[str]]) -> Iterator[None]
                 break
         else:
             raise SwerveError("iperf3 did not start", "run it by hand to see why")
+        rest = threading.Thread(target=server.stdout.read)  # after some fifty runs a full pipe would stop it for good
+        rest.start()
         yield
     finally:
         server.kill()
-        server.communicate()
+        server.wait()
 
 
 def iperf3(start: Callable[..., subprocess.Popen[str]], address: str, *options: str) -> float:
