@@ -69,3 +69,9 @@ def test_every_drop_counter_is_explained() -> None:
         name for name in found if not told & {name, f"bus_{name}"}
     }  # those of the agent's socket get their prefix
     assert {name for name in missing if not name.endswith("accept_paused")} == set()
+
+
+def test_no_table_has_a_gap() -> None:
+    """A blank line ends a table: the rows after it would be shown as text."""
+    row_after_gap = re.compile(r"^\|.*\n\n(\|.*)\n(?!\|[-| :]+\|$)", re.MULTILINE)
+    assert {name: found for name, text in PAGES.items() if (found := row_after_gap.findall(text))} == {}
