@@ -1,4 +1,4 @@
-"""bcc's tcpretrans beside us: the distribution's own, unaltered, on the same segments sent again at a high rate.
+"""bcc's tcpretrans beside us: the distribution's own, unaltered, on the same segments retransmitted at a high rate.
 
 It wants a kernel's headers for three structures. Where there are none it gets a tree of its own with the few members
 that it reads, whose places have not changed for years; the rest of the tree is ours (pytools/kernel/bpf/compiler.py).
@@ -62,7 +62,7 @@ def compare(loaded: Loaded, pair: Pair) -> None:
         for _ in range(ROUNDS):
             rounds.append(one_round(loaded, pair, tool))
     kernel, ours, theirs, our_cpu, their_cpu = (sum(each) for each in zip(*rounds, strict=True))
-    note(f"{kernel:.0f} segments sent again in {ROUNDS * SECONDS} s; we counted {ours:.0f}, tcpretrans {theirs:.0f}")
+    note(f"{kernel:.0f} segments retransmitted in {ROUNDS * SECONDS} s; we counted {ours:.0f}, tcpretrans {theirs:.0f}")
     emit("tcp", "lost", kernel - ours, "segments", "lower", peer="tcpretrans", peer_value=kernel - theirs, n=ROUNDS)
     seconds = ROUNDS * SECONDS
     emit(
@@ -79,7 +79,7 @@ def drop_every(packets: int) -> Program:
 
 
 def one_round(loaded: Loaded, pair: Pair, tool: Peer) -> tuple[float, float, float, float, float]:
-    """Segments sent again, as the kernel, we and the tool have it; processor seconds of us and of the tool."""
+    """Segments retransmitted, as the kernel, we and the tool have it; processor seconds of us and of the tool."""
     maps = [loaded.map(name) for name in ("tcp_flows", "tcp_paths", "tcp_interfaces", "tcp_counters")]
     program = loaded.programs[TCP_EGRESS]
     before = kernel_segments(pair), our_segments(loaded), tool.segments()
@@ -108,7 +108,7 @@ def kernel_segments(pair: Pair) -> int:
 
 
 def our_segments(loaded: Loaded) -> int:
-    """Segments sent again, on all interfaces."""
+    """Segments retransmitted, on all interfaces."""
     return int(loaded.map("tcp_interfaces").read()[1]["retransmitted"].sum())
 
 

@@ -172,7 +172,7 @@ def connect_often(ends: tuple[str, str]) -> None:
 
 
 def retransmitted(loaded: Loaded) -> int:
-    """Segments sent again, on all interfaces so far."""
+    """Segments retransmitted, on all interfaces so far."""
     rows = loaded.map("tcp_interfaces").read()[1]
     return int(rows["retransmitted"].sum())
 

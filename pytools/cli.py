@@ -117,9 +117,9 @@ def tcp(options: Options, asked: Asked, flows: bool) -> None:
     """Show TCP retransmissions by cause, by path and by connection.
 
     Fast: acknowledgements showed the loss (a queue that overflows). RTO: nothing came back at all. TLP: the end of a
-    burst, sent again as a probe. SYN: of the handshake. Spurious: sent again needlessly, the first had arrived (delay,
-    or another order). Zero windows: the receiver does not read. CE: marked by a queue on the way. Counts of connections
-    are since each began, those of paths of the last window. Details: docs/tcp.md
+    burst, retransmitted as a probe. SYN: of the handshake. Spurious: retransmitted needlessly, the first had arrived
+    (delay, or another order). Zero windows: the receiver does not read. CE: marked by a queue on the way. Counts of
+    connections are since each began, those of paths of the last window. Details: docs/tcp.md
     """
     _frames(options, "flows" if flows else "tcp", asked)
 

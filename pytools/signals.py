@@ -339,7 +339,7 @@ class TcpPath(Signal, frozen=True, kw_only=True, tag="tcp_path"):
 
     @property
     def retransmitted_share(self) -> float:
-        """Segments sent again, of all sent."""
+        """Segments retransmitted, of all sent."""
         return self.retransmitted_segments / self.segments_out if self.segments_out else 0.0
 
 

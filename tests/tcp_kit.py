@@ -112,7 +112,7 @@ class Watching:
         return self.newest(TcpHost)[-1]
 
     def totals(self) -> dict[tuple[str, Path | None], int]:
-        """Segments sent again by interface and path, now."""
+        """Segments retransmitted by interface and path, now."""
         self.source.read(time.monotonic_ns())
         return {(each.interface, each.path): each.total_segments for each in self.newest(TcpPath)}
 
@@ -199,7 +199,7 @@ def all_acknowledged(namespace: str) -> bool:
 
 
 def settled(namespace: str) -> bool:
-    """No connection of the namespace is there any more, so nothing can be sent again."""
+    """No connection of the namespace is there any more, so nothing can be retransmitted."""
     listed = support.run(["ss", "-N", namespace, "-Htan"]).stdout.splitlines()
     return not any(line.split()[0] not in ("LISTEN", "TIME-WAIT") for line in listed)
 
@@ -289,7 +289,7 @@ def timeouts_of(end: socket.socket) -> int | None:
 
 @dataclass
 class Repeats:
-    """What one connection sent again, by its sequence numbers."""
+    """What one connection retransmitted, by its sequence numbers."""
 
     segments: int = 0
     bytes: int = 0

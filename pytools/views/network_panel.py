@@ -31,7 +31,7 @@ _TOPICS: Final = {
 
 
 def tcp(model: Model, now_ns: int) -> Text | None:
-    """Paths that sent again in the last window, by cause; None when none did."""
+    """Paths that retransmitted in the last window, by cause; None when none did."""
     rows = [row for row in model.tcp.paths.values() if not is_silent(row, now_ns, row.window_ns)]
     troubled = sorted((row for row in rows if row.retransmitted_segments or row.zero_windows), key=_much_first)
     return _line("TCP: ", [Text(_of_path(row)) for row in troubled[:_NAMED]], len(troubled))
@@ -46,7 +46,7 @@ def _of_path(row: TcpPath) -> str:
     said = []
     if row.retransmitted_segments:
         needless = f", {row.spurious_segments:,} needlessly" if row.spurious_segments else ""
-        said.append(f"{row.retransmitted_segments:,} sent again ({causes(row.retransmitted)}){needless}")
+        said.append(f"{row.retransmitted_segments:,} retransmitted ({causes(row.retransmitted)}){needless}")
     if row.zero_windows:
         said.append(f"{row.zero_windows:,} zero windows")
     return f"{place} {', '.join(said)}"

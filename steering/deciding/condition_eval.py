@@ -242,7 +242,7 @@ def _retransmits(leaf: Retransmits, facts: Facts, stale_after: int, limits: Limi
         "tail_probe": causes.tail_probe,
         "syn": causes.syn,
     }[leaf.cause]
-    done = "sent again" if leaf.cause == "any" else f"sent again ({leaf.cause})"
+    done = "retransmitted" if leaf.cause == "any" else f"retransmitted ({leaf.cause})"
     verdict, text, idle, share = _share(part, signal.segments_out, "TCP segments", done, leaf, limits)
     lives = _lives(signal.window_ns, stale_after)
     return Measurement(signal.at_ns, lives, verdict, text, limits.said, idle=idle, value=share)

@@ -5,7 +5,7 @@ The rate is what was delivered between two of these, over a short memory: after 
 Delivered means acknowledged, in order or not (`delivered_segments` times the mean segment), so that a recovery does not
 look like a pause with a burst behind it.
 
-What it asks for: a connection that the network holds back (something was sent again, a mark came, it is not in the
+What it asks for: a connection that the network holds back (something was retransmitted, a mark came, it is not in the
 state Open, or its window is full: rate times round trip fills cwnd) would take more, so its demand has no bound. Any
 other is limited by its application, and asks for what it has. A sender that keeps half of its window empty on purpose
 (BBR) passes for one of these until a queue grows: then it is left where it is rather than moved in vain.

@@ -163,7 +163,7 @@ class Silence(Leaf):
 
 
 class Retransmits(_ShareLeaf):
-    """Bad while the share of TCP segments that had to be sent again over a path is above a threshold."""
+    """Bad while the share of TCP segments that had to be retransmitted over a path is above a threshold."""
 
     by_traffic: ClassVar[bool] = True
 

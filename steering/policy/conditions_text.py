@@ -94,7 +94,7 @@ def _holds(leaf: AnyLeaf) -> str:
         case Silence():
             return f"{leaf.missed} probes in a row are unanswered while other paths to the peer answer"
         case Retransmits():
-            return f"more than {_above(leaf)} of the TCP segments are sent again{_CAUSES[leaf.cause]}"
+            return f"more than {_above(leaf)} of the TCP segments are retransmitted{_CAUSES[leaf.cause]}"
         case CeShare():
             return f"more than {_above(leaf)} of the packets {_way(leaf)} are marked by a queue (ECN CE)"
         case LinkState():
@@ -128,7 +128,7 @@ def _clears(leaf: AnyLeaf) -> str:
         case Silence():
             return "its probes are answered"
         case Retransmits():
-            return f"less than {_below(leaf)} of the segments are sent again{_CAUSES[leaf.cause]}"
+            return f"less than {_below(leaf)} of the segments are retransmitted{_CAUSES[leaf.cause]}"
         case CeShare():
             return f"less than {_below(leaf)} of the packets {_way(leaf)} are marked"
         case LinkState():

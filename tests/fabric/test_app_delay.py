@@ -178,7 +178,7 @@ def test_both_ends_pick_the_same_bytes_of_a_stream(
 def test_retransmitted_bytes_are_left_out(
     unique_name: Callable[[], str], listening: Callable[[Host], Listener]
 ) -> None:
-    """A byte that was lost and sent again would seem to have taken a round trip longer, or a timeout: 200 ms."""
+    """A byte that was lost and retransmitted would seem to have taken a round trip longer, or a timeout: 200 ms."""
     with running(unique_name(), rate="100mbit", queue_bytes=20_000) as lab:
         offloads(lab, "on", "on")
         listener = listening(lab.hosts[0])

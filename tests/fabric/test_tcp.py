@@ -111,7 +111,7 @@ def test_causes_equal_a_capture(lossy: Lab, tmp_path: Path) -> None:
                 late.setblocking(False)
                 with contextlib.suppress(BlockingIOError):
                     late.connect(server.getsockname())
-            kit.until(lambda: watch.host().retransmitted.syn >= 1, "a SYN is sent again")
+            kit.until(lambda: watch.host().retransmitted.syn >= 1, "a SYN is retransmitted")
             lossy.heal()
             far = open_ends.enter_context(server.accept()[0])
             with kit.connected(lossy, server) as other:

@@ -414,7 +414,7 @@ def test_headers_with_options_in_front(hosts: Hosts) -> None:
 
 
 def test_everything_after_a_timeout_is_its_work(hosts: Hosts) -> None:
-    """A whole window lost: one timeout, many segments sent again, none of them fast."""
+    """A whole window lost: one timeout, many segments retransmitted, none of them fast."""
     with hosts.agent() as agent, hosts.listener() as server, hosts.connected(server) as (near, far):
         hosts.lose("payload", lose=10)
         exchange(near, far, 10 * MSS_BYTES)
@@ -614,7 +614,7 @@ def test_a_loss_before_there_is_a_row(hosts: Hosts) -> None:
 
 @pytest.mark.parametrize("how", ["segments", "time", "loss"])
 def test_a_connection_gets_its_row(hosts: Hosts, how: str) -> None:
-    """With its eighth segment, with the first one after the time of a refresh, or with one that is sent again."""
+    """With its eighth segment, with the first one after the time of a refresh, or with one that is retransmitted."""
     refresh_ns = 1_000_000 if how == "time" else NEVER_NS
     with hosts.agent(refresh_ns=refresh_ns) as agent, hosts.listener() as server, hosts.connected(server) as ends:
         if how == "segments":
@@ -765,7 +765,7 @@ def test_a_key_that_is_taken_over(hosts: Hosts) -> None:
 
 
 def test_needless_retransmissions(hosts: Hosts) -> None:
-    """Only acknowledgements are lost: what is sent again was there already, and the peer says so."""
+    """Only acknowledgements are lost: what is retransmitted was there already, and the peer says so."""
     with hosts.agent() as agent, hosts.listener() as server, hosts.connected(server) as (near, far):
         hosts.lose("bare", lose=2, towards="near")
         exchange(near, far, 1000)
@@ -824,7 +824,7 @@ def test_without_the_tracepoint_causes_are_unknown(hosts: Hosts) -> None:
 
 
 def ss_counts(namespace: str) -> dict[int, tuple[int, int]]:
-    """By local port, segments and bytes that `ss -ti` says each connection has sent again."""
+    """By local port, segments and bytes that `ss -ti` says each connection has retransmitted."""
     text = support.run(["ss", "-N", namespace, "-OHtin", "state", "established"]).stdout
     found = {}
     for line in text.splitlines():

@@ -3,7 +3,7 @@
     python tests/prove/tcp_exact.py [--transfers 20] [--connections 100000] [--rows 4096] [--seed N]
 
 First, mixed lossy transfers (families, rails, streams, sizes, rates, queues and faults at random) with tcpretrans
-alongside: per connection, segments and bytes sent again against `ss -ti`, timeouts against TCP_INFO, events against
+alongside: per connection, segments and bytes retransmitted against `ss -ti`, timeouts against TCP_INFO, events against
 tcpretrans; for the host, segments, timeouts and causes against the kernel's counters. Then many short connections with
 a table that holds only some of them: totals exact, evictions as counted. Prints JSON Lines: one per transfer, one per
 part; exits with 1 if anything differs. Run as root, from the checkout.

@@ -102,7 +102,7 @@ def report(loaded: Loaded, pair: Pair, connections: int, rows: int, took: float)
         ("opened, as the kernel has it", truth["ActiveOpens"], connections),
         ("bytes sent, over interfaces", total(loaded, "sent_bytes"), connections * BYTES),
         ("bytes sent, over paths", int(paths["sent_bytes"].sum()), connections * BYTES),
-        ("segments sent again", again, truth["RetransSegs"]),
+        ("segments retransmitted", again, truth["RetransSegs"]),
         ("nothing put off or without a place", sum(counters[2:10]), 0),
     ]
     print(f"{connections} connections in {took:.1f} s through {rows} rows; all rows read in {1000 * reading:.1f} ms")

@@ -115,7 +115,7 @@ def test_each_cause_is_its_own(cause):
     assert verdict_of(when, kit.tcp(A, T0, 2000, 1500, **others)) is CLEAR
     reading = Judge(when).hear(kit.tcp(A, T0, 2000, 500, **{cause: 500}))
     assert reading.verdict is BAD
-    assert reading.text == f"500 of 2000 TCP segments sent again ({cause}) (25.00%), above 5.00%"
+    assert reading.text == f"500 of 2000 TCP segments retransmitted ({cause}) (25.00%), above 5.00%"
 
 
 def test_marks_there_and_back_are_different_facts():

@@ -458,7 +458,7 @@ def test_lost_retransmitted_and_good_bytes_are_counted_apart() -> None:
         if n % 10 == 3:
             world.send(key, None)  # lost, never to be seen
         elif n % 10 == 7:
-            world.send(key, None)  # lost, and sent again
+            world.send(key, None)  # lost, and retransmitted
             world.send(key)
         else:
             world.send(key)

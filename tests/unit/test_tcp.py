@@ -81,7 +81,7 @@ def source_on(
 
 
 def windows(subscription: Subscription) -> Window:
-    """Per interface and path, the segments sent again within the window and in total."""
+    """Per interface and path, the segments retransmitted within the window and in total."""
     return {
         (signal.interface, signal.path): (signal.retransmitted_segments, signal.total_segments)
         for signal in subscription.read()

@@ -33,7 +33,8 @@ def troubled() -> Model:
 
 def test_tcp_links_and_rdma_have_a_line_each() -> None:
     assert [plain(panel(troubled(), NOW_NS)) for panel in PANELS] == [
-        "TCP: h2 rail2 9 sent again (fast 8, RTO 1), 3 needlessly; h2 rail1 3 sent again (fast 2, RTO 1), 1 needlessly",
+        "TCP: h2 rail2 9 retransmitted (fast 8, RTO 1), 3 needlessly; "
+        "h2 rail1 3 retransmitted (fast 2, RTO 1), 1 needlessly",
         "links: rail1 carrier lost 502 ms ago",
         "RDMA: 1 congested (rxe0 qp 20 ib_write_bw); slow host h2, 62.0 %; 1 well",
     ]

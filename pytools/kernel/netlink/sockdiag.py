@@ -76,7 +76,7 @@ class Socket:
     inode: int  # 0: no descriptor holds it
     uid: int
     cgroup: int  # identifier, 0 when the kernel does not say
-    request_retransmits: int  # SYN-ACKs sent again, while it is a request
+    request_retransmits: int  # SYN-ACKs retransmitted, while it is a request
     info: TcpInfo | None
 
 

@@ -51,7 +51,7 @@ def netns_cookie() -> int:
 
 
 def _entry(found: Socket) -> tuple[int, int, int]:
-    """Segments sent again, whether it is a connection, its congestion state."""
+    """Segments retransmitted, whether it is a connection, its congestion state."""
     if found.info is None:  # a half-open request: what follows from it is ours
         return found.request_retransmits, 0, 0
     return found.info.retransmitted_segments, 1, found.info.congestion

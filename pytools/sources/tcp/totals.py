@@ -43,7 +43,7 @@ class Columns:
         return int(row[self._at[name]])
 
     def retransmitted(self, row: Counts) -> Retransmissions:
-        """The segments sent again, by cause."""
+        """The segments retransmitted, by cause."""
         first = self._at["retransmitted"]
         return Retransmissions(*row[first : first + 5].tolist())
 

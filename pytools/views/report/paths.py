@@ -51,7 +51,7 @@ def drawn(report: Report, span: Span) -> Markup:
 
 
 def _table(paths: Sequence[PathStory], places: Mapping[tuple[str, Path], str]) -> Markup:
-    headings = ["path", *(figure.name for figure in FOLLOWED), "lost", "sent again", "last state"]
+    headings = ["path", *(figure.name for figure in FOLLOWED), "lost", "retransmitted", "last state"]
     rows = []
     for story in paths:
         anchor = places.get(story.key)

@@ -65,7 +65,7 @@ class PathStory:
     clocks: Mapping[str, int]  # windows by the state of the clocks
     states: Bands
     acts: tuple[int, ...]  # numbers of the acts on targets that carry it
-    resent: Bars  # TCP segments sent again, by cause
+    resent: Bars  # TCP segments retransmitted, by cause
     segments_out: int
 
     @property

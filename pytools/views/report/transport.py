@@ -1,4 +1,4 @@
-"""What TCP sent again and why, and what RDMA queue pairs went through. Pure."""
+"""What TCP retransmitted and why, and what RDMA queue pairs went through. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DRAWN: Final = 16  # queue pairs with a chart
 
 
 def tcp(report: Report, span: Span) -> Markup:
-    """Segments sent again, by cause."""
+    """Segments retransmitted, by cause."""
     told = [story for story in report.paths if story.segments_out or story.resent.slots]
     if not told:
         nothing = "No TCP on a measured path was told of."
@@ -40,10 +40,10 @@ def tcp(report: Report, span: Span) -> Markup:
     ]  # fmt: skip
     how = (
         "Fast: acknowledgements showed the loss, a queue that overflows. RTO: nothing came back, a way that was dead "
-        "or the end of a burst. TLP: the end of a burst, sent again as a probe. SYN: of a handshake."
+        "or the end of a burst. TLP: the end of a burst, retransmitted as a probe. SYN: of a handshake."
     )
-    headings = ["path", *CAUSES.values(), "segments sent", "share sent again"]
-    table = tables.table("Segments sent again by path, over the whole time", headings, rows)
+    headings = ["path", *CAUSES.values(), "segments sent", "share retransmitted"]
+    table = tables.table("Segments retransmitted by path, over the whole time", headings, rows)
     return tables.section("tcp", "Retransmissions by cause", tables.paragraphs(how), table, *charts)
 
 
@@ -62,9 +62,9 @@ def _host(host: str, stories: Sequence[PathStory], span: Span) -> Markup:
     )
     names = [CAUSES[cause] for cause in kinds]
     scale = scales.linear([sum(slot.values()) for _, slot in named.slots], HEIGHT / 2, whole=True)
-    label = f"Segments that {host} sent again, by cause, over time. Arrow keys read values; a table follows."
+    label = f"Segments that {host} retransmitted, by cause, over time. Arrow keys read values; a table follows."
     return tables.figure(
-        f"{host}: segments sent again in each {duration(named.slot_ns)}",
+        f"{host}: segments retransmitted in each {duration(named.slot_ns)}",
         chart.legend(names, "bar"),
         chart.bars(span, named, names, scale, label, lambda value: f"{value:,.0f}"),
         tables.bars_table(span, named, names),

@@ -97,7 +97,7 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
         yield Text(f"{each.name:{_LABEL}}" + "".join(f"{text:>11}" for text in cells))
     yield Text("p50: the middle one of the windows'; the others and ±: the largest of the windows'", style="dim")
     yield Text(f"probes lost {figures.lost:,} of {figures.received + figures.lost:,}").append(
-        f"   TCP sent again {_number(figures.retransmitted_per_s)}/s, timeouts {_count(figures.timeouts)}"
+        f"   TCP retransmitted {_number(figures.retransmitted_per_s)}/s, timeouts {_count(figures.timeouts)}"
         f"   CE there {units.share(figures.marked_forward)}, back {units.share(figures.marked_reverse)}"
     )
     if row.share is not None:
