@@ -55,7 +55,13 @@ def test_congestion_toward_one_host_moves_its_traffic_alone(lab, tmp_path, obser
         lab.congest(1, CONGESTED, toward=2)
         support.wait_until(lambda: rails_to(sender, "10.9.0.2") == {"rail2"}, 30, "the traffic to h2 has left rail 1")
         assert rails_to(sender, "10.9.0.3") == before["10.9.0.3"]
-        acts = [act for act in observer.take().acts if act.host == sender.name and act.outcome == "applied"]
-        assert acts and all("h2" in act.because and "h3" not in act.because for act in acts)
+        acts = []
+
+        def told():
+            acts.extend(act for act in observer.take().acts if act.host == sender.name and act.outcome == "applied")
+            return acts
+
+        support.wait_until(told, 20, "the act is told, which follows it")
+        assert all("h2" in act.because and "h3" not in act.because for act in acts)
         assert controller.end() == 0
     assert {address: rails_to(sender, address) for address in before} == before
