@@ -289,11 +289,9 @@ class Overlay:
         """What there is. News is taken first: what comes later makes it due again."""
         news = self._watch.read()
         before = None if self._routes_changed or news.routes else self._objects
-        if before is not None and before.lasts_ns is not None:
-            before = None
         self._routes_changed = True  # until it has been read
         self._objects = read(self._netlink, self._families, self._manage.vrfs, before)
-        self._routes_changed = False
+        self._routes_changed = self._objects.lasts_ns is not None  # of those that expire nothing is announced
         return self._objects
 
     def _look(self, objects: Objects) -> list[View]:

@@ -62,8 +62,8 @@ def may_return(target: Steered, view: View | None, objects: Objects) -> bool:
         return True
     if view is None:
         return False
-    one_hop = (prefix for prefix, why in view.refused.items() if why == ONE_HOP)
-    return any(target.name == overlay_target(view.name, prefix) for prefix in one_hop)
+    named_after = target.name.removeprefix(overlay_target(view.name, ""))
+    return view.refused.get(named_after) == ONE_HOP
 
 
 def alike(one: Mapping[Way, int], other: Mapping[Way, int]) -> bool:
