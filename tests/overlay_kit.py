@@ -43,12 +43,7 @@ class Host:
             self.ip("link", "set", "dev", end, "up")
         self.ip("address", "add", f"10.{rail}.1.2/24", "dev", f"rail{rail}")
         self.ip("address", "add", f"fd00:{rail}::2/64", "dev", f"rail{rail}", "nodad")
-        for end in (f"rail{rail}", f"far{rail}"):  # its routes come by themselves, with the carrier
-            support.wait_until(lambda end=end: self.has_link_local(end), 20, f"{end} has its address")
-
-    def has_link_local(self, interface):
-        table = json.loads(self.ip("-6", "-j", "route", "show", "table", "local", "dev", interface, "type", "local"))
-        return any(row["dst"].startswith("fe80:") for row in table)
+        support.wait_for_link_local(self.netns, f"rail{rail}", f"far{rail}")
 
     def ip(self, *words, check=True):
         return support.run(["ip", "-n", self.netns, *words], check=check).stdout

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import importlib.util
 import itertools
+import json
 import os
 import resource
 import shutil
@@ -197,6 +198,17 @@ def join(near: str, far: str, name: str, index: int | None = None) -> None:
     peer = ["peer", "name", name, "netns", far]
     chosen = str(next(_near_indexes) if index is None else index)
     run(["ip", "-n", near, "link", "add", name, "index", chosen, "type", "veth", *peer])
+
+
+def wait_for_link_local(netns: str, *interfaces: str) -> None:
+    """Wait for the routes that IPv6 makes by itself, with the carrier: the link-local address's own is the last."""
+    for interface in interfaces:
+        words = ["ip", "-n", netns, "-6", "-j", "route", "show", "table", "local", "dev", interface, "type", "local"]
+
+        def is_there(words: list[str] = words) -> bool:
+            return any(row["dst"].startswith("fe80:") for row in json.loads(run(words).stdout))
+
+        wait_until(is_there, 20, f"{interface} of {netns} has its link-local address")
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ def place(make_namespace):
     ip("link", "set", "west", "up")
     ip("address", "add", "10.1.0.1/24", "dev", "east")
     ip("address", "add", "fd00:1::1/64", "dev", "east", "nodad")
-    support.wait_until(lambda: "tentative" not in ip("-6", "address"), 10, "the addresses are settled")
+    support.wait_for_link_local(netns, "east", "west")
     with Netlink(netns) as ours, NetlinkWatch([ours.socket.port], netns) as watch:
         yield Place(ip, ours, watch, netns)
 
