@@ -43,7 +43,7 @@ struct swerve_virtual_clock {
 /* ---- probe.c ------------------------------------------------------------------------------------------------ */
 
 #define SWERVE_PROBE_PATHS 4096
-#define SWERVE_PROBE_LATE_NS 10000000	    /* without an answer: worth a look, however long round trips were of late */
+#define SWERVE_PROBE_LATE_NS 9000000	    /* without an answer: worth a look, however long round trips were of late */
 #define SWERVE_PROBE_MOST_GRACE_NS 16000000 /* with a longer one, not before the next probe leaves */
 #define SWERVE_PROBE_SESSIONS 4096	    /* a path and a source port each */
 #define SWERVE_PROBE_PORTS 16

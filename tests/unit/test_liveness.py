@@ -255,14 +255,14 @@ def test_where_an_answer_is_overdue_is_known_but_not_of_paths_that_lose_many_or_
 
 
 @pytest.mark.parametrize(("turnaround_ms", "begins"), [(4, True), (7, True), (9, False)])
-def test_with_short_round_trips_an_answer_is_overdue_after_10_ms_but_not_missed(
+def test_with_short_round_trips_an_answer_is_overdue_after_9_ms_but_not_missed(
     turnaround_ms: int, begins: bool
 ) -> None:
     """Where they are longer, an answer that is a little late is no news."""
     world = World(interval_ns=20 * MS)
     world.steady(50, turnaround_ns=turnaround_ms * MS)
     world.send(0)
-    world.wait(9 * MS if turnaround_ms > 4 else 7 * MS)
+    world.wait(8 * MS if turnaround_ms > 4 else 7 * MS)
     assert not len(world.liveness.begun(world.now_ns))
     world.wait(2 * MS)
     world.look()

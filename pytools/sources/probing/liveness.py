@@ -40,7 +40,7 @@ BURSTS: Final = 3  # of extra probes, along one path without a pause
 HURRY_EVERY_NS: Final = 500_000_000  # at most, in the long run, extra probes leave
 _LOGGED_EXTRA: Final = 128  # times that extra probes were sent: more than leave between two looks
 _BEGUN_INTERVALS: Final = 3
-_LATE_NS, _MOST_GRACE_NS = 10_000_000, 16_000_000  # as in swerve.h: SWERVE_PROBE_LATE_NS, SWERVE_PROBE_MOST_GRACE_NS
+_LATE_NS, _MOST_GRACE_NS = 9_000_000, 16_000_000  # as in swerve.h: SWERVE_PROBE_LATE_NS, SWERVE_PROBE_MOST_GRACE_NS
 _RARELY: Final = 0.05  # share of probes: where more are lost an answer that is overdue is mostly one
 _ALERT_INTERVALS: Final = 8  # for so long after the first miss, the next ones are looked for when they fall due
 
@@ -70,7 +70,7 @@ class Liveness:
 
     def __init__(self, interval_ns: int) -> None:
         self._interval_ns = interval_ns
-        self._log = SendLog(max(_LEAST_LOGGED, _LOGGED_NS // interval_ns))
+        self._log = SendLog(max(_LEAST_LOGGED, 2 * _LOGGED_NS // interval_ns))  # of two halves of the peers
         self._extra_log = SendLog(_LOGGED_EXTRA)
         self._paths: dict[int, Path] = {}
         self._request_keys: dict[int, tuple[bytes, int]] = {}

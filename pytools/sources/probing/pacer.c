@@ -7,8 +7,9 @@
  * used up, nothing is sent. It runs at the real-time priority PRIORITY where it may: it sleeps between ticks, and a
  * tick is a bounded number of frames.
  *
- * Between two ticks it looks once for answers that are overdue, and tells the agent if one is, which then probes more
- * often: no verdict rests on it. probe.c does the same when the next probe leaves, so the map may be missing.
+ * At every tick, and once between two that are far apart, it looks for answers that are overdue, and tells the agent if
+ * one is, which then probes more often: no verdict rests on it. probe.c does the same when the next probe leaves, so the
+ * map may be missing.
  *
  * In C because it wakes up for every tick: what an interpreter touches is cold each time. Times are CLOCK_MONOTONIC
  * nanoseconds. One thread.
@@ -197,13 +198,13 @@ static int is_overdue(const struct swerve_probe_path *path, u64 now_ns)
 	       now_ns > first_ns + late_ns;
 }
 
-/* Whether an answer to the last tick is overdue. The agent may be hanging: we do not wait for it. */
+/* Whether an answer is overdue. The agent may be hanging: we do not wait for it. */
 static void look(int64_t due_ns)
 {
 	const unsigned char overdue = OVERDUE;
 	int64_t now_ns = clock_ns(CLOCK_MONOTONIC), rows = load(ROWS);
 
-	if (now_ns > due_ns + LOOK_LATE_NS)
+	if (!paths || now_ns > due_ns + LOOK_LATE_NS)
 		return;
 	for (int64_t row = 0; row < rows && row < SWERVE_PROBE_PATHS; row++)
 		if (is_overdue(&paths[row], now_ns)) {
@@ -254,7 +255,10 @@ static void run(void)
 			look(look_ns);
 			look_ns = INT64_MAX;
 		} else {
+			int64_t due_ns = entry[DUE]; /* the entry may be another tick's as soon as it is sent */
+
 			send_tick(tick, entry);
+			look(due_ns);
 			look_ns = paths ? clock_ns(CLOCK_MONOTONIC) + SWERVE_PROBE_LATE_NS : INT64_MAX;
 		}
 	}

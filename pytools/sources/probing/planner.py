@@ -1,29 +1,25 @@
 """What is sent when: probes are planned ahead in the schedule, and what became of them is noted in the sessions.
 
-A tick is one probe of each session, in some also a coded pair where the peer has a clock of its own. Between those that
-come every interval there may be extra ones, for a moment, when a peer keeps us waiting. Times are CLOCK_MONOTONIC
-nanoseconds. One thread.
+A tick is one probe of each session, in some also a coded pair where the peer has a clock of its own. With several peers
+there are two ticks in an interval, each for every other peer: what happens to an interface shows in half the time.
+Between those that come every interval there may be extra ones, for a moment, when a peer keeps us waiting. Times are
+CLOCK_MONOTONIC nanoseconds. One thread.
 """
 
 from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytools.config import Clocks, Probe
-from pytools.estimators.delays import STAMP_BOUND_NS
-from pytools.estimators.windows import MISSING, Rows, how_many, occurrence
-from pytools.sources.probing import stamp_packet as wire
+from pytools.estimators.windows import MISSING, Rows, how_many
 from pytools.sources.probing import udp
-from pytools.sources.probing.frames import Frames, Lane
 from pytools.sources.probing.measurements import LOST, SENT, Measurements
-from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.schedule import Group, Schedule
 from pytools.sources.probing.sessions import (
@@ -31,14 +27,22 @@ from pytools.sources.probing.sessions import (
     EXTRA,
     EXTRA_EVERY_NS,
     EXTRA_TICKS,
-    FIRST,
     FREE,
     LEAST_TICKS,
     OUTSTANDING,
-    SECOND,
-    SINGLE,
     TIMED_OUT,
     Sessions,
+)
+from pytools.sources.probing.ticks import (
+    LEAST_HALVED_NS,
+    Dealt,
+    Kind,
+    Messages,
+    Salvo,
+    Session,
+    TickLayout,
+    halves,
+    one_each,
 )
 
 _PATIENCE_NS: Final = 100_000_000  # what would be later is left out: a long pause must not end in a large burst
@@ -46,55 +50,9 @@ _EXTRA_PATIENCE_NS: Final = EXTRA_EVERY_NS  # until the next of them
 _MOST_AHEAD: Final = 20_000  # probes that are planned; with more sessions it is for a shorter time
 _MOST_EXTRA: Final = 32  # sessions that an extra tick probes; paths share queues, so those of other peers tell as much
 
-_PAIRED, _PLAIN, _BETWEEN = range(3)  # kinds of ticks
+_BETWEEN, _STEADY = range(2)  # kinds of ticks: extra ones, and from here on with pairs and without, for each half
 
 _NO_TIMES: Final = np.zeros(0, np.int64)
-
-_Probe = tuple[tuple[int, PinnedPath], int]  # a session's row and path, and the probe's part in a coded pair
-_Salvo = Sequence[tuple[Sequence[_Probe], int]]  # volleys, and how long after the one before each is to leave
-
-
-class Messages(NamedTuple):
-    """All probes of one family that leave in a tick, at each of several ticks."""
-
-    frames: Frames
-    groups: Sequence[Sequence[Group]]  # of each time, how the schedule knows what leaves at one moment
-    within: slice  # which probes of their kind of ticks they are
-
-
-class Kind:
-    """Ticks of one kind: all that they send.
-
-    Parameters
-    ----------
-    probes : sequence of (int, int)
-        Row and part (SINGLE, FIRST, SECOND or EXTRA) of each; those of one session in the order in which they leave.
-
-    Attributes
-    ----------
-    turns : ndarray of int
-        Which probe of its session in the tick each is, from 0.
-    at : ndarray of int, shape (times, probes)
-        Where in the flat arrays the probes of each time are.
-    by_session : ndarray of int64
-        How many each session sends in one.
-    by_path : ndarray of int64, shape (2, paths)
-        The same for each path, and how many of them count for silence, if only as extra ones.
-    """
-
-    def __init__(
-        self, messages: Sequence[Messages], probes: Sequence[tuple[int, int]], times: int, sessions: int, flows: int
-    ) -> None:
-        self.messages, self.times = messages, times
-        self.rows, parts = np.array(probes, np.intp).reshape(-1, 2).T
-        self.parts, self.paths, self.turns = parts.astype(np.uint8), self.rows // flows, occurrence(self.rows)
-        self.counts = ((parts == SINGLE) | (parts == EXTRA)) & (self.rows % flows == 0)  # for silence
-        self.at = np.zeros((times, len(self.rows)), np.intp)
-        self.by_session = np.bincount(self.rows, minlength=sessions)
-        self.by_path = np.array(
-            [np.bincount(paths, minlength=sessions // flows) for paths in (self.paths, self.paths[self.counts])]
-        )
-        self.wire_bytes = sum(made.frames.wire_bytes * made.frames.headers.shape[1] for made in messages)
 
 
 class Planner(Sessions):
@@ -120,15 +78,16 @@ class Planner(Sessions):
         self.schedule, self._program = schedule, program
         self.drops = dict.fromkeys(("send_refused", "send_buffer_full", "missed_sends", "missed_extra"), 0)
         self.wire_bytes = self.next_ns = 0
-        self._interval_ns = int(probe.interval_ms * 1e6)
+        self._interval_ns = self._step_ns = int(probe.interval_ms * 1e6)  # of a session, and between two ticks
         self._pair_every = 1 if clocks is None else clocks.pair_every(probe)
-        self._spacing_ns = 0 if clocks is None else int(clocks.spacing_us * 1000)
+        self._layout = TickLayout(probe, clocks, schedule)
         self._kinds: list[Kind] = []
-        self._dealt: Mapping[udp.Family, Sequence[tuple[int, PinnedPath]]] = {}  # the sessions that are probed
+        self._dealt: Dealt = {}  # the sessions that are probed
+        self._parts = 1  # of an interval, each with a tick of its own
         self._ticks = 1  # that can be planned ahead, without extra ones
         self._by_path = np.zeros((0, 2, 0), np.int64)  # see `_by_path_of_kinds`; not known yet
         self._ahead = 0  # of these, that are planned and of which it is not known yet what became of them
-        self._given = np.zeros(3, np.int64)  # ticks of each kind that were planned and not withdrawn
+        self._given = np.zeros(1, np.int64)  # ticks of each kind that were planned and not withdrawn
         self._kind_of, self._place_of = np.zeros((2, 1), np.intp)  # by tick, modulo: its kind, and its place among them
         self._laid_out_bytes = 0  # of the schedule's memory: what follows is for extra ticks
         self._noted = 0  # of so many it is known what became of them
@@ -136,76 +95,36 @@ class Planner(Sessions):
 
     @property
     def probes(self) -> int:
-        """How many leave at once, at most."""
-        return len(self._kinds[0].rows) if self._kinds else 0
+        """How many leave in an interval, at most."""
+        return sum(len(kind.rows) for kind in self._kinds[_STEADY::2])
 
-    def _lay_out(self, dealt: Mapping[udp.Family, Sequence[tuple[int, PinnedPath]]]) -> None:
+    def _lay_out(self, dealt: Dealt) -> None:
         """Make room for the probes of as many ticks as are planned ahead."""
         self._dealt = dealt
         if not dealt:
             self._kinds, self.next_ns = [], 0
             return
         every = self._pair_every
-        salvos = [self._salvo(sessions) for sessions in dealt.values()]
-        largest = sum(len(volley) for salvo in salvos for volley, _ in salvo)
+        parts = halves(dealt, self._interval_ns)
+        salvos = [self._layout.with_pairs(part) for part in parts]
+        largest = sum(len(volley) for of_part in salvos for salvo in of_part.values() for volley, _ in salvo)
         wanted = min(AHEAD_NS // self._interval_ns, _MOST_AHEAD // max(1, largest))
-        self._ticks = every * max(-(-LEAST_TICKS // every), wanted // every)
+        intervals = every * max(-(-LEAST_TICKS // every), wanted // every)
+        self._parts, self._ticks = len(parts), len(parts) * intervals
+        self._step_ns = self._interval_ns // self._parts
         self.schedule.set_ticks(self._ticks + EXTRA_TICKS)
         self._kind_of, self._place_of = np.zeros((2, self._ticks + EXTRA_TICKS), np.intp)
-        singles = [[([(each, SINGLE) for each in sessions], 0)] for sessions in dealt.values()]
-        with_pairs = self._ticks // every
-        self._kinds = [
-            self._kind(dealt, salvos, with_pairs),
-            self._kind(dealt, singles, self._ticks - with_pairs),
-            self._kind((), (), 0),
-        ]
+        with_pairs = intervals // every
+        self._kinds = [self._kind({}, 0)]
+        for part, of_part in zip(parts, salvos, strict=True):
+            self._kinds.append(self._kind(of_part, with_pairs))
+            self._kinds.append(self._kind(one_each(part), intervals - with_pairs))
+        self._given = np.zeros(len(self._kinds), np.int64)
         self._by_path = self._by_path[..., :0]
         self._laid_out_bytes = self.schedule.used_bytes
 
-    def _kind(self, families: Iterable[udp.Family], salvos: Iterable[_Salvo], times: int) -> Kind:
-        messages, parts = list[Messages](), list[tuple[int, int]]()
-        for family, salvo in zip(families, salvos, strict=True) if times else ():
-            probes = [probe for volley, _ in salvo for probe in volley]
-            lanes = [self._lane(row, pinned, part) for (row, pinned), part in probes]
-            made = Frames(family, lanes, self._probe.port, self._probe.dscp, times, self.schedule)
-            ends = list(accumulate(len(volley) for volley, _ in salvo))
-            cuts = [(slice(end - len(volley), end), after) for end, (volley, after) in zip(ends, salvo, strict=True)]
-            groups = [[self.schedule.group(headers[cut], after) for cut, after in cuts] for headers in made.headers]
-            messages.append(Messages(made, groups, slice(len(parts), len(parts) + len(lanes))))
-            parts += [(row, part) for (row, _), part in probes]
-        return Kind(messages, parts, times, len(self._next_seq), self._probe.flows)
-
-    def _salvo(self, sessions: Sequence[tuple[int, PinnedPath]]) -> _Salvo:
-        """A coded pair for the first session of each path whose peer has its own clock, one probe for all others."""
-        paired = [each for each in sessions if self._is_paired(*each)]
-        if self._spacing_ns and paired:
-            alone, first, second = (
-                [(each, part) for each in chosen]
-                for chosen, part in ((sessions, SINGLE), (paired, FIRST), (paired, SECOND))
-            )
-            return (alone, 0), (first, 0), (second, self._spacing_ns)
-        parts = [
-            (each, part)
-            for each in sessions
-            for part in ((SINGLE, FIRST, SECOND) if self._is_paired(*each) else (SINGLE,))
-        ]
-        return ((parts, 0),)
-
-    def _is_paired(self, row: int, pinned: PinnedPath) -> bool:
-        return pinned.peer.clock != "shared" and row % self._probe.flows == 0
-
-    def _lane(self, row: int, pinned: PinnedPath, part: int) -> Lane:
-        flow = row % self._probe.flows
-        return Lane(
-            session=row,
-            path=pinned.index,
-            ifindex=pinned.ifindex,
-            source=pinned.source,
-            destination=pinned.path.address,
-            source_port=self._ports[flow],
-            error_estimate=wire.error_estimate(STAMP_BOUND_NS, pinned.peer.clock == "shared"),
-            counts=part == SINGLE and flow == 0,  # one an interval: three lost at once are no silence
-        )
+    def _kind(self, salvos: Mapping[udp.Family, Salvo], times: int) -> Kind:
+        return self._layout.kind(salvos, times, len(self._next_seq), self._ports)
 
     # ---- ahead ----
 
@@ -218,9 +137,9 @@ class Planner(Sessions):
         """Plan so many more of those that come every interval, and extra ones at these times."""
         if self.next_ns + self._interval_ns < now_ns:  # we were kept waiting for longer than we had planned
             if self.next_ns:
-                self.drops["missed_sends"] += (now_ns - self.next_ns) // self._interval_ns
+                self.drops["missed_sends"] += (now_ns - self.next_ns) // self._step_ns
             self.next_ns = now_ns
-        due_ns = self.next_ns + np.arange(ticks) * self._interval_ns
+        due_ns = self.next_ns + np.arange(ticks) * self._step_ns
         self.add(due_ns, max(_PATIENCE_NS, self._interval_ns), extra_ns)
 
     def hurry(self, paths: Rows, alone: bool = False) -> bool:
@@ -239,14 +158,14 @@ class Planner(Sessions):
             If the process that sends has gone, and cannot be started again.
         """
         flows = self._probe.flows
-        if self._interval_ns < 3 * EXTRA_EVERY_NS:
+        if self._interval_ns < LEAST_HALVED_NS:
             return False
         asked = np.isin(self._peer, self._peer[paths * flows])
         sessions = [(family, each) for family, dealt in self._dealt.items() for each in dealt if each[0] % flows == 0]
         if alone:
             sessions = [session for session in sessions if session[1][0] // flows in set(paths.tolist())]
         sessions.sort(key=lambda session: not asked[session[1][0]])  # those asked for first
-        chosen: dict[udp.Family, list[tuple[int, PinnedPath]]] = {}
+        chosen: dict[udp.Family, list[Session]] = {}
         for family, session in sessions[:_MOST_EXTRA]:
             chosen.setdefault(family, []).append(session)
         if not chosen:
@@ -255,8 +174,7 @@ class Planner(Sessions):
             self.note_sent()
             self._withdraw(*withdrawn)
             self.schedule.rewind(self._laid_out_bytes)
-            salvos = [[([(each, EXTRA) for each in sessions], 0)] for sessions in chosen.values()]
-            self._kinds[_BETWEEN] = self._kind(chosen, salvos, EXTRA_TICKS)
+            self._kinds[_BETWEEN] = self._kind(one_each(chosen, EXTRA), EXTRA_TICKS)
             self._by_path = self._by_path[..., :0]
         now_ns = time.monotonic_ns()
         self._add_steady(now_ns, self._ticks, now_ns + np.arange(EXTRA_TICKS) * EXTRA_EVERY_NS)
@@ -267,9 +185,9 @@ class Planner(Sessions):
 
         Those that would be later by `patience_ns` are left out; extra ones by the time to the next of them.
         """
-        steady = self._given[:_BETWEEN].sum() + np.arange(len(due_ns))
-        kind_of = np.where(steady % self._pair_every == 0, _PAIRED, _PLAIN)
-        self.next_ns = int(due_ns[-1]) + self._interval_ns
+        interval, part = np.divmod(self._given[_STEADY:].sum() + np.arange(len(due_ns)), self._parts)
+        kind_of = _STEADY + 2 * part + (interval % self._pair_every != 0)
+        self.next_ns = int(due_ns[-1]) + self._step_ns
         self._ahead += len(due_ns)
         if len(extra_ns):
             due_ns = np.concatenate([due_ns, extra_ns])
@@ -386,7 +304,7 @@ class Planner(Sessions):
         kinds = self._kinds_of(ticks)
         steady = how_many(kinds != _BETWEEN)
         self._ahead -= steady
-        self.next_ns -= steady * self._interval_ns
+        self.next_ns -= steady * self._step_ns
         self._given -= np.bincount(kinds, minlength=len(self._given))
         for kind, chosen, places in self._by_kind(ticks):
             self._next_seq -= len(chosen) * kind.by_session
