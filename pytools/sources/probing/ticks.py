@@ -16,9 +16,9 @@ from pytools.sources.probing import udp
 from pytools.sources.probing.frames import Frames, Lane
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.schedule import Group, Schedule
-from pytools.sources.probing.sessions import EXTRA, EXTRA_EVERY_NS, FIRST, SECOND, SINGLE
+from pytools.sources.probing.sessions import EXTRA, FIRST, SECOND, SINGLE
 
-LEAST_HALVED_NS: Final = 3 * EXTRA_EVERY_NS  # an interval: in a shorter one there is no room for more ticks
+LEAST_HALVED_NS: Final = 6_000_000  # an interval: in a shorter one there is no room for more ticks
 
 Session = tuple[int, PinnedPath]  # its row, and its path
 Dealt = Mapping[udp.Family, Sequence[Session]]
