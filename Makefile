@@ -57,7 +57,7 @@ test-vm: setup-vm ## Tests in the second kernel, every case of them
 bench: setup-check ## All benchmarks as JSON Lines, or one: make bench NAME=ring
 	@set -e; for bench in $(BENCHES); do $(PYTHON) $$bench; done
 
-prove: setup ## Proofs that take minutes, or one: make prove NAME=kill
+prove: setup ## Proofs that take minutes, or one: make prove NAME=restarts
 	@set -e; for proof in $(PROOFS); do echo "== $$proof" >&2; $(PYTHON) $$proof; done
 
 deb: setup ## Debian package with man pages and completion, dist/swerve_*.deb (docs/service.md)

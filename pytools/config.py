@@ -2,7 +2,7 @@
 
 In the file a quantity carries its unit (`interval: 20ms`), in the record its name does (`interval_ms`). A file with the
 names of the record, as earlier versions had them, is read too. Read at the start and on a reload; nothing here touches
-the kernel.
+the kernel. Comments of fields become docs/config.txt.
 """
 
 from __future__ import annotations
@@ -38,28 +38,30 @@ class Within(NamedTuple):
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A host that is probed, and whose probes are answered."""
 
-    name: str
+    name: str  # name of the peer; with a cluster key, the `host` of its own configuration
+    # address that is probed, IPv4 or IPv6, unique to the host; the paths are the nexthops of the route to it
     address: str
-    clock: Literal["shared", "free_running"] = "free_running"  # shared: both ends read the same clock
+    # `shared` if both ends read the same clock (namespaces of one machine); else the clocks are compared
+    clock: Literal["shared", "free_running"] = "free_running"
 
 
 class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How paths are probed."""
 
-    port: Annotated[int, Within(1, 65535)] = 862  # RFC 8762, section 4.1
-    interval_ms: Annotated[float, Within(1, 60_000)] = 20.0
-    timeout_ms: Annotated[float, Within(10, 60_000)] = 1000.0  # a probe not answered by then is lost
-    dscp: Annotated[int, Within(0, 63)] = 0
-    # source ports per path: more than one samples what a hash behind the nexthop does
+    port: Annotated[int, Within(1, 65535)] = 862  # UDP port of the reflectors (RFC 8762, section 4.1)
+    interval_ms: Annotated[float, Within(1, 60_000)] = 20.0  # one probe per path, source port and interval
+    timeout_ms: Annotated[float, Within(10, 60_000)] = 1000.0  # a probe without a reply in this time is lost
+    dscp: Annotated[int, Within(0, 63)] = 0  # traffic class of the probes; they measure the queue of this class only
+    # source ports per path; more than one samples ECMP behind the nexthop
     flows: Annotated[int, Within(1, 16)] = 1
 
 
 class Windows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Over which time figures are given."""
+    """Intervals that figures cover."""
 
-    # what steering reacts to: five probes, so that three of them are a median
+    # window for steering: five probes, so that a median above a threshold needs three
     short_ms: Annotated[float, Within(10, 60_000)] = 90.0
-    long_ms: Annotated[float, Within(10, 600_000)] = 1000.0  # what people read
+    long_ms: Annotated[float, Within(10, 600_000)] = 1000.0  # window for people
     base_s: Annotated[float, Within(1, 3600)] = 30.0  # window of the base delay behind a queueing delay
 
     @property
@@ -69,21 +71,23 @@ class Windows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How clocks are compared. A coded pair is two probes a set spacing apart, behind a third that leads them."""
+    """How clocks are compared: by coded pairs, two probes a set spacing apart behind a third that leads them."""
 
-    # a pair per path and interval; rounded to whole probe intervals
+    # one pair per path and interval, in whole probe intervals; it costs two probes
     pair_interval_ms: Annotated[float, Within(1, 60_000)] = 40.0
-    # between the two probes of a pair; 0: as close as they will go
+    # time between the two probes of a pair, during which the sender busy-waits; 0s: the shortest possible
     spacing_us: Annotated[float, Within(0, 10_000)] = 0.0
-    # a pair whose spacing changed by more on its way is rejected
+    # a pair whose spacing changed by more is rejected; use more on hosts with noisy timestamps
     tolerance_ns: Annotated[int, Within(1, 1_000_000)] = 150
-    window_ms: Annotated[float, Within(100, 600_000)] = 2000.0  # what a line is fitted to
-    # how often; four times as often after a step, a doubt or a new path
+    # window of a clock fit: a longer one averages more, and relies on the oscillators longer
+    window_ms: Annotated[float, Within(100, 600_000)] = 2000.0
+    # how often one path to each peer is fitted and all clocks are solved, at most `clocks.window`; several paths to a
+    # peer take two turns; four times as often after a step, a contradiction or a new path
     interval_ms: Annotated[float, Within(10, 600_000)] = 500.0
-    # stated allowance: directions differ by no more than this share of the round trip
+    # assumed limit: the two directions differ by no more than this share of the smallest round trip
     asymmetry_share: Annotated[float, Within(0, 1)] = 0.1
-    reference: str = ""  # the host whose clock is the common one; empty: elected, the first by name that is heard
-    chrony_socket: str = ""  # feed the estimate to chrony's SOCK reference clock there
+    reference: str = ""  # the reference host; empty: elected, the first by name that is heard
+    chrony_socket: str = ""  # absolute path of chrony's SOCK reference clock, which gets the estimate
 
     def pair_every(self, probe: Probe) -> int:
         """Every Nth probe of a path is sent as a pair."""
@@ -91,69 +95,77 @@ class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HostBus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How agents talk to each other; without a key file they do not."""
+    """How agents talk to each other."""
 
-    port: Annotated[int, Within(1, 65535)] = 7447
-    key_file: str = ""  # at least 32 bytes that all hosts share; readable by its owner alone
+    port: Annotated[int, Within(1, 65535)] = 7447  # TCP port of all agents, on the addresses towards the peers
+    # absolute path of the cluster key; without it there is no bus, and probes are not authenticated
+    key_file: str = ""
 
 
 class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How application packets are sampled."""
 
-    enabled: bool = True  # needs the bus between hosts
-    per_s: Annotated[int, Within(1, 1_000_000)] = 2000  # budget: samples a second, both directions; the rate adapts
+    enabled: bool = True  # sample application packets while somebody subscribes; needs the bus
+    per_s: Annotated[int, Within(1, 1_000_000)] = 2000  # samples a second, both directions together; the rate adapts
 
 
 class Tcp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How TCP connections are followed."""
 
-    flows: Annotated[int, Within(64, 4_000_000)] = 131_072  # remembered at most; beyond, the least recently used go
-    refresh_ms: Annotated[float, Within(1, 60_000)] = 100.0  # how often the figures of a busy connection are taken
-    # so many connections are told more often than once per long window, while somebody listens
+    # size of the connection table, about 400 bytes each, allocated at the start; the least recently used go
+    flows: Annotated[int, Within(64, 4_000_000)] = 131_072
+    # how often a busy connection is updated; retransmissions update it at once
+    refresh_ms: Annotated[float, Within(1, 60_000)] = 100.0
+    # connections that are reported more often than once per long window, to subscribers; 0: none
     busiest: Annotated[int, Within(0, 100_000)] = 1024
-    busiest_ms: Annotated[float, Within(10, 60_000)] = 100.0  # how often
+    busiest_ms: Annotated[float, Within(10, 60_000)] = 100.0  # interval of these reports
 
 
 class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How interfaces are watched."""
 
-    interval_ms: Annotated[float, Within(10, 60_000)] = 250.0  # counters and queues; events come at once
-    mtu_interval_s: Annotated[float, Within(0, 3600)] = 1.0  # a packet of full size per path so often; 0: none
-    flap_window_s: Annotated[float, Within(1, 3600)] = 60.0  # carrier lost and found again within it is a flap
+    # interval of reading counters and queues; events come at once
+    interval_ms: Annotated[float, Within(10, 60_000)] = 250.0
+    # interval of full-size packets per path, at most 50 a second over all paths; 0s: none
+    mtu_interval_s: Annotated[float, Within(0, 3600)] = 1.0
+    flap_window_s: Annotated[float, Within(1, 3600)] = 60.0  # a carrier lost and found within this time is a flap
 
 
 class Rdma(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How RDMA is watched."""
 
-    uprobes: Literal["auto", "off"] = "auto"  # breakpoints in the providers: not for processes that post a lot
-    tap: bool = True  # serve the memory in which tapped processes count
-    # of 512 queue pairs each, one at least per process; root has more
+    uprobes: Literal["auto", "off"] = "auto"  # breakpoints in the providers; `off` if processes post a lot
+    tap: bool = True  # serve tables to tapped processes
+    # tables of 512 queue pairs for all tapped processes of one user, one per process at least; root may have 256
     tap_tables_per_user: Annotated[int, Within(1, 256)] = 4
-    interval_ms: Annotated[float, Within(1, 10_000)] = 10.0  # reading of the queue pairs while any is busy
-    # requests timed a second by one queue pair's process, at most
+    interval_ms: Annotated[float, Within(1, 10_000)] = 10.0  # interval of reading the queue pairs while any is busy
+    # timed requests a second of one process, at most; 0: counters only
     budget_per_s: Annotated[int, Within(0, 10_000_000)] = 20_000
-    congested_share: Annotated[float, Within(0.01, 1)] = 0.5  # of the mean bandwidth: below is half of "congested"
-    # times the mean of outstanding bytes: above is the other half
+    # `congested` needs bandwidth below this share of its recent mean
+    congested_share: Annotated[float, Within(0.01, 1)] = 0.5
+    # and outstanding bytes above this multiple of their recent mean
     congested_backlog: Annotated[float, Within(1, 1000)] = 2.0
-    mean_ms: Annotated[float, Within(1, 60_000)] = 50.0  # what "mean" reaches back
-    dead_ms: Annotated[float, Within(1, 600_000)] = 200.0  # outstanding and nothing completed for so long
+    mean_ms: Annotated[float, Within(1, 60_000)] = 50.0  # time constant of these means
+    # `dead`: outstanding requests and no completion for this time
+    dead_ms: Annotated[float, Within(1, 600_000)] = 200.0
 
 
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much of what was told is kept (docs/recording.md)."""
+    """How much the flight recorder keeps."""
 
-    hours: Annotated[float, Within(0, 10_000)] = 24.0  # older records go; 0: nothing is recorded
-    fine_mib: Annotated[float, Within(1, 1_000_000)] = 64.0  # compressed: every record, for the last minutes or hours
-    # the same without short windows, which reaches further back
+    hours: Annotated[float, Within(0, 10_000)] = 24.0  # length of the recording; 0s: none
+    # compressed space for all records of recent minutes or hours
+    fine_mib: Annotated[float, Within(1, 1_000_000)] = 64.0
+    # compressed space for older records without short windows
     coarse_mib: Annotated[float, Within(1, 1_000_000)] = 192.0
-    directory: str = ""  # empty: `recording` in the instance's state directory
+    directory: str = ""  # absolute path; empty: `recording` in the instance's state directory
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of it."""
 
-    host: str
-    peers: list[Peer]
+    host: str  # name of this host in every signal, 1 to 255 bytes; with a cluster key, as the peers name it
+    peers: list[Peer]  # hosts that are probed, and whose probes are answered; one entry per address family
     probe: Probe = Probe()
     windows: Windows = Windows()
     clocks: Clocks = Clocks()
@@ -163,7 +175,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     links: Links = Links()
     rdma: Rdma = Rdma()
     recording: Recording = Recording()
-    virtual_clock: str = ""  # labs only: the file that says how this host's stamping clock runs
+    virtual_clock: str = ""  # labs only: the file that defines this host's virtual clock
 
 
 _SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
@@ -225,7 +237,7 @@ def as_file(config: AgentConfig) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(config)
     for section, value in found.items():
         if isinstance(value, dict):
-            found[section] = {key_of(name): _written(name, each) for name, each in value.items()}
+            found[section] = {key_of(name): written(name, each) for name, each in value.items()}
     return found
 
 
@@ -236,15 +248,15 @@ def key_of(field: str) -> str:
     return section + dot + _KEYS.get(name, match[1] if match else name)
 
 
-def _unit(name: str) -> str:
+def unit_of(name: str) -> str:
     """The unit in the name of a field; empty where its value is a plain number."""
     match = _QUANTITY.fullmatch(name.rpartition(".")[2])
     return "h" if name.endswith("hours") else match[2] if match else ""
 
 
-def _written(name: str, value: Any) -> Any:
+def written(name: str, value: Any) -> Any:
     """The value of a field as it is written in a file."""
-    unit = _unit(name)
+    unit = unit_of(name)
     if not unit or not math.isfinite(value):
         return value
     return size_yaml(round(value * _MIB)) if unit == "mib" else duration_yaml(round(value * UNITS[unit]))
@@ -252,7 +264,7 @@ def _written(name: str, value: Any) -> Any:
 
 def _quantity(name: str, text: object) -> float:
     """A quantity of a file as the value of the field; raises ValueError."""
-    unit = _unit(name)
+    unit = unit_of(name)
     value = parse_size(text) / _MIB if unit == "mib" else parse_duration(text) / UNITS[unit]
     return int(value) if value.is_integer() else value
 
@@ -279,12 +291,12 @@ def _section(section: str, raw: Any, reader: Reader, hints: list[str]) -> Any:
                 reader.problems.append(reader.problem((section, name), f"given twice: {key} is the same"))
             elif isinstance(found[name], int | float):
                 said, line = f"{section}.{name}: {found[name]}", reader.lines[section, name]
-                hints.append(f"line {line}: write {said} as {section}.{key}: {_written(name, found[name])}")
+                hints.append(f"line {line}: write {said} as {section}.{key}: {written(name, found[name])}")
         elif key in found:
             try:
                 found[name] = _quantity(name, found[key])
             except ValueError:
-                example = "64MiB" if _unit(name) == "mib" else "20ms"
+                example = "64MiB" if unit_of(name) == "mib" else "20ms"
                 reader.problems.append(
                     reader.problem(at, f"expected a number with its unit, such as {example}, got {found[key]!r}")
                 )
@@ -325,7 +337,7 @@ def checked(config: AgentConfig, where: str, reader: Reader | None = None) -> Ag
             raise wrong("peers", f"a peer's {what} is used twice", "keep one entry per peer and family")
     for field, value, low, high in _ranges(config):
         if not low <= value <= high:
-            said, least, most = (_written(field, each) for each in (value, low, high))
+            said, least, most = (written(field, each) for each in (value, low, high))
             raise wrong(field, f"{key_of(field)} is {said}, must be within {least} and {most}")
     for field, what, name in _names(config):
         if not (name.isprintable() and 1 <= len(name.encode()) <= 255):

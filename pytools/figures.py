@@ -159,7 +159,8 @@ ONE_WAY: Final = Measure(
     error="bound_ns",
     hard_error="hard_bound_ns",
     error_help="one-way delays",
-    rule="Bad while the one-way delay there is above a threshold by more than its error; needs compared clocks.",
+    rule="Bad while the one-way delay towards the peer exceeds above by more than its error, clear while it and its "
+    "error are below clear_below; measured only while the clocks are synchronised.",
     holds="the {quantile} one-way delay there is above {above} by more than its error",
     clears="that is below {below} by more than its error",
 )
@@ -175,7 +176,8 @@ QUEUEING: Final = Measure(
     error="queueing_bound_ns",
     error_help="queueing delays",
     metric="queueing_delay_window",
-    rule="Bad while the forward queueing delay of a path is above a threshold by more than its error.",
+    rule="Bad while the queueing delay towards the peer exceeds above by more than its error, clear while it and its "
+    "error are below clear_below.",
     holds="the {quantile} queueing delay is above {above} by more than its error",
     clears="that is below {below} by more than its error",
 )
@@ -190,7 +192,8 @@ JITTER: Final = Measure(
     {"": 5},
     error="jitter_bound_ns",
     error_help="the jitter",
-    rule="Bad while the delays of successive probes there differ by more than a threshold, by more than its error.",
+    rule="Bad while the jitter (RFC 3550) towards the peer exceeds above by more than its error, clear while it and "
+    "its error are below clear_below.",
     holds="the jitter there is above {above} by more than its error",
     clears="that is below {below} by more than its error",
 )
@@ -227,7 +230,7 @@ LOSS: Final = Measure(
     "Probes lost, of those settled in the last long window.",
     {},
     rest="received",
-    rule="Bad while the share of probes lost on a path is above a threshold.",
+    rule="Bad while the share of probes lost exceeds above, clear below clear_below.",
     holds="more than {above} of the probes are lost",
     clears="less than {below} of the probes are lost",
     least=0.2,

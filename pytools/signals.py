@@ -91,7 +91,11 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # refers to 
 
 
 class PathDelay(Signal, frozen=True, kw_only=True, tag="path_delay"):
-    """Delays and loss of one path over the window that ends at `at_ns`."""
+    """Delays and loss of one path over the window that ends at `at_ns`.
+
+    Over `windows.short` every 200 ms, and once a probe interval while the path is slow or has just fallen silent;
+    over `windows.long` once in that time.
+    """
 
     path: Path
     window_ns: int
@@ -125,7 +129,11 @@ class PathDelay(Signal, frozen=True, kw_only=True, tag="path_delay"):
 
 
 class PathLiveness(Signal, frozen=True, kw_only=True, tag="path_liveness"):
-    """Whether a path answers. Times are CLOCK_MONOTONIC of this host; None: never, or not known."""
+    """Whether a path answers. Times are CLOCK_MONOTONIC of this host; None: never, or not known.
+
+    Once a second per path; at once when two or more probes in a row are missed, with each further one (from the
+    33rd ten times a second), and when an answer ends that.
+    """
 
     path: Path
     missed: int  # missed probes in a row, each sent after the last answer arrived and at least a grace ago
@@ -146,7 +154,10 @@ class PathLiveness(Signal, frozen=True, kw_only=True, tag="path_liveness"):
 
 
 class ProbeSamples(Signal, frozen=True, kw_only=True, tag="probe_samples"):
-    """Raw results of one path, one entry per probe. A lost probe has None for both delays."""
+    """Raw results of one path, one entry per probe. A lost probe has None for both delays.
+
+    For subscribers only.
+    """
 
     path: Path
     clock: ClockState
@@ -160,7 +171,10 @@ class ProbeSamples(Signal, frozen=True, kw_only=True, tag="probe_samples"):
 
 
 class ClockEdge(Signal, frozen=True, kw_only=True, tag="clock_edge"):
-    """A peer's clock against ours, from the coded probes of one path over the last window."""
+    """A peer's clock against ours, from the coded probes of one path over the last window.
+
+    Per path and `clocks.interval`.
+    """
 
     path: Path
     epoch_ns: int  # the time of our clock for which the offset is given
@@ -179,7 +193,10 @@ class ClockEdge(Signal, frozen=True, kw_only=True, tag="clock_edge"):
 
 
 class Clock(Signal, frozen=True, kw_only=True, tag="clock"):
-    """A host's clock against the reference's, from all hosts together. Figures are None while it is free running."""
+    """A host's clock against the reference's, from all hosts together. Figures are None while it is free running.
+
+    Per host and `clocks.interval`.
+    """
 
     of: str  # the host whose clock it is
     reference: str  # the host whose clock is the common one; empty: none
@@ -204,7 +221,10 @@ class Collocated(msgspec.Struct, frozen=True):
 
 
 class Collocation(Signal, frozen=True, kw_only=True, tag="collocation"):
-    """Which hosts share an oscillator, from the history of their drifts."""
+    """Which hosts share an oscillator, from the history of their drifts.
+
+    Every five seconds with a subscriber.
+    """
 
     span_ns: int  # length of the history
     groups: list[Collocated]  # hosts that share an oscillator
@@ -223,7 +243,10 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class AppDelay(Signal, frozen=True, kw_only=True, tag="app_delay"):
-    """One-way delays of application packets over one window, of one flow, or of all flows of a path."""
+    """One-way delays of application packets over one window, of one flow, or of all flows of a path.
+
+    Once per long window: per sampled flow, and of all flows of a path together.
+    """
 
     path: Path | None  # None when the packets left by no measured path
     protocol: Literal["tcp", "udp"]  # of the sampled packets
@@ -278,7 +301,13 @@ class CongestionTimes(msgspec.Struct, frozen=True):
 
 
 class TcpFlow(Signal, frozen=True, kw_only=True, tag="tcp_flow"):
-    """One TCP connection. Counts are of the whole connection, unless it is older than the agent."""
+    """One TCP connection. Counts are of the whole connection, unless it is older than the agent.
+
+    For subscribers only: first every open connection, then per long window those updated since, every fourth window
+    all, and at the end of the connection once more. The `tcp.busiest` ones also every `tcp.busiest_interval`. Of a
+    connection older than the agent, retransmissions, timeouts and congestion times count from the agent's start. A
+    connection that changed its interface has one row for each.
+    """
 
     local: str  # address of this host
     local_port: int  # of this host
@@ -318,7 +347,10 @@ class TcpFlow(Signal, frozen=True, kw_only=True, tag="tcp_flow"):
 
 
 class TcpPath(Signal, frozen=True, kw_only=True, tag="tcp_path"):
-    """All TCP connections on one path (or one interface, when `path` is None) in the last window."""
+    """All TCP connections on one path (or one interface, when `path` is None) in the last window.
+
+    Once per long window.
+    """
 
     interface: str  # `others` for interfaces beyond the table
     path: Path | None
@@ -344,7 +376,10 @@ class TcpPath(Signal, frozen=True, kw_only=True, tag="tcp_path"):
 
 
 class TcpHost(Signal, frozen=True, kw_only=True, tag="tcp_host"):
-    """All TCP connections of the host, with the kernel's own counters."""
+    """All TCP connections of the host, with the kernel's own counters.
+
+    Those of this network namespace, once per long window with a subscriber.
+    """
 
     window_ns: int
     flows: int  # connections in the table now
@@ -374,7 +409,12 @@ class DropReason(msgspec.Struct, frozen=True):
 
 
 class PacketDrops(Signal, frozen=True, kw_only=True, tag="packet_drops"):
-    """Packets that this machine's kernel dropped, in all network namespaces, by reason."""
+    """Packets that this machine's kernel dropped, in all network namespaces, by reason.
+
+    Once per long window. `NO_SOCKET` and `NOT_SPECIFIED` are normal. `QDISC_DROP` is a full queue of this host,
+    `SOCKET_RCVBUFF` an application that does not read, `NETFILTER_DROP` a firewall. Drops in switches are not among
+    them.
+    """
 
     window_ns: int
     reasons: list[DropReason]  # those that have occurred
@@ -417,7 +457,10 @@ class LinkCounters(msgspec.Struct, frozen=True):
 
 
 class Link(Signal, frozen=True, kw_only=True, tag="link"):
-    """One interface that carries paths."""
+    """One interface that carries paths.
+
+    Once per long window with a subscriber, and at once after an event.
+    """
 
     interface: str  # name
     paths: list[Path]  # that it carries
@@ -436,7 +479,10 @@ class Link(Signal, frozen=True, kw_only=True, tag="link"):
 
 
 class LinkEvent(Signal, frozen=True, kw_only=True, tag="link_event"):
-    """An event of an interface, or of a path over it."""
+    """An event of an interface, or of a path over it.
+
+    Once.
+    """
 
     interface: str  # affected
     paths: list[Path]  # affected
@@ -464,7 +510,10 @@ class LinkEvent(Signal, frozen=True, kw_only=True, tag="link_event"):
 
 
 class PathMtu(Signal, frozen=True, kw_only=True, tag="path_mtu"):
-    """The largest packet that passes a path, there and back."""
+    """The largest packet that passes a path, there and back.
+
+    Once per long window and path.
+    """
 
     path: Path
     interface_mtu_bytes: int  # of its interface
@@ -476,7 +525,10 @@ class PathMtu(Signal, frozen=True, kw_only=True, tag="path_mtu"):
 
 
 class PathEcn(Signal, frozen=True, kw_only=True, tag="path_ecn"):
-    """Marks on packets from the peer of `path`, as they arrived by one interface."""
+    """Marks on packets from the peer of `path`, as they arrived by one interface.
+
+    Once per long window and path.
+    """
 
     path: Path
     window_ns: int
@@ -487,7 +539,10 @@ class PathEcn(Signal, frozen=True, kw_only=True, tag="path_ecn"):
 
 
 class RdmaPort(Signal, frozen=True, kw_only=True, tag="rdma_port"):
-    """One port of an RDMA device: hardware counters and addresses."""
+    """One port of an RDMA device: hardware counters and addresses.
+
+    Once per long window with a subscriber.
+    """
 
     device: str  # as in `rdma link`
     port: int  # as in `rdma link`
@@ -524,7 +579,10 @@ class Bandwidth(msgspec.Struct, frozen=True):
 
 
 class RdmaQueuePair(Signal, frozen=True, kw_only=True, tag="rdma_qp"):
-    """One RDMA queue pair. Counts are since it was first seen, figures of the last window."""
+    """One RDMA queue pair. Counts are since it was first seen, figures of the last window.
+
+    With a subscriber once per long window, and at once when its verdict changes.
+    """
 
     seen_by: Literal["uprobe", "tap"]  # how it is counted
     owner: Owner
@@ -571,13 +629,19 @@ class Suspect(msgspec.Struct, frozen=True):
 
 
 class RdmaSuspects(Signal, frozen=True, kw_only=True, tag="rdma_suspects"):
-    """Hosts and links that several queue pairs show to be slow."""
+    """Hosts and links that several queue pairs show to be slow, worst first.
+
+    With a subscriber once per long window, and after changes of verdicts, at most ten times a second.
+    """
 
     suspects: list[Suspect]  # worst first
 
 
 class RdmaSight(Signal, frozen=True, kw_only=True, tag="rdma_sight"):
-    """How RDMA is seen on this host."""
+    """How RDMA is seen on this host.
+
+    With a subscriber when it changes, and every five seconds.
+    """
 
     available: bool  # there is RDMA to see
     reason: str  # if not, why
@@ -600,7 +664,10 @@ class GroupMember(msgspec.Struct, frozen=True):
 
 
 class NexthopGroup(Signal, frozen=True, kw_only=True, tag="nexthop_group"):
-    """A nexthop group that carries routes to peers."""
+    """A nexthop group that carries routes to peers.
+
+    Once a second with a subscriber.
+    """
 
     group_id: int  # of the kernel
     destinations: list[str]  # prefixes that use it
@@ -616,7 +683,10 @@ class ProgramCost(msgspec.Struct, frozen=True):
 
 
 class Self(Signal, frozen=True, kw_only=True, tag="self"):
-    """Cost and losses of the agent."""
+    """Cost and losses of the agent.
+
+    Once a second with a subscriber.
+    """
 
     cpu_share: float  # CPU time of the agent and its pacer, of one core
     window_ns: int
@@ -628,7 +698,10 @@ class Self(Signal, frozen=True, kw_only=True, tag="self"):
 
 
 class PathState(Signal, frozen=True, kw_only=True, tag="path_state"):
-    """The controller's state of a path."""
+    """The controller's state of a path.
+
+    At each change, and once a second.
+    """
 
     path: Path
     state: str  # healthy, suspect, drained, returning or unmeasured
@@ -640,7 +713,11 @@ class PathState(Signal, frozen=True, kw_only=True, tag="path_state"):
 
 
 class Act(Signal, frozen=True, kw_only=True, tag="act"):
-    """One change made, wanted (dry run) or undone, or an alert."""
+    """One change made, wanted (dry run) or undone, or an alert.
+
+    At once. A guardian and `swerve steer off` publish their rollbacks too, at their end, and wait at most a second
+    for an agent.
+    """
 
     act_id: str  # the same in the journal
     what: str  # as "routes to 10.9.0.2/32"

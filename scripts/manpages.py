@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Man pages: section 1 from the commands themselves, section 5 from the pages about the two files.
+"""Man pages: section 1 from the commands themselves, section 5 from the pages about the two files, and their keys.
 
     python scripts/manpages.py DIRECTORY
 
@@ -11,12 +11,13 @@ from __future__ import annotations
 import email.utils
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import click
+import keys
 import roff
 
 from pytools import directories, errors
@@ -25,10 +26,10 @@ from steering.cli import root
 ROOT: Final = Path(__file__).resolve().parent.parent
 CHANGELOG: Final = ROOT / "packaging" / "changelog"
 
-# Section 5: name, the page that becomes it, what it is.
+# Section 5: name, the page that becomes it, what it is, its keys.
 FILES: Final = (
-    ("swerve-agent", "config.md", "configuration of swerve's agent (agent.yaml)"),
-    ("swerve-policy", "policy.md", "what swerve may move, when, and how it comes back (policy.yaml)"),
+    ("swerve-agent", "config.md", "configuration of swerve's agent (agent.yaml)", keys.of_agent),
+    ("swerve-policy", "policy.md", "what swerve may move, when, and how it comes back (policy.yaml)", keys.of_policy),
 )
 _EXITS: Final = (errors.SwerveError, errors.UsageError, errors.PolicyError, errors.RefusedError, errors.CapabilityError)
 _PLACES: Final = (
@@ -131,7 +132,7 @@ def command_page(context: click.Context, made: Release) -> Page:
     lines += [roff.part("files"), *roff.listed(_PLACES), roff.part("environment"), *roff.listed(_ENVIRONMENT)]
     others = [f"{name}-{each.name}(1)" for each in below if each is not None]
     above = [f"{context.parent.command_path.replace(' ', '-')}(1)"] if context.parent else []
-    described = [f"{name}(5)" for name, _, _ in FILES]
+    described = [f"{name}(5)" for name, *_ in FILES]
     lines += [roff.part("see also"), roff.escaped(", ".join([*above, *others, *described]))]
     return Page(name, 1, "\n".join(lines) + "\n")
 
@@ -143,14 +144,15 @@ def exits() -> list[tuple[str, str]]:
     return [(str(code), text) for code, text in sorted({0: "Done", **said, 130: "Interrupted"}.items())]
 
 
-def file_page(name: str, source: str, summary: str, made: Release) -> Page:
+def file_page(name: str, source: str, summary: str, made: Release, described: Sequence[keys.Key]) -> Page:
     """The page of one kind of file."""
     body = roff.markdown((ROOT / "docs" / source).read_text())
     lines = [
         roff.heading(name, 5, made.date, f"swerve {made.version}"),
         *(roff.part("name"), rf"{roff.escaped(name)} \- {roff.escaped(summary)}"),
         *(roff.part("description"), *body),
-        *(roff.part("see also"), roff.escaped("swerve(1), " + ", ".join(f"{each}(5)" for each, _, _ in FILES))),
+        *(roff.part("keys"), *roff.listed((each.name, each.text) for each in described)),
+        *(roff.part("see also"), roff.escaped("swerve(1), " + ", ".join(f"{each}(5)" for each, *_ in FILES))),
     ]
     return Page(name, 5, "\n".join(lines) + "\n")
 
@@ -160,8 +162,8 @@ def pages() -> Iterator[Page]:
     made = release(CHANGELOG.read_text())
     for context in contexts(root, "swerve"):
         yield command_page(context, made)
-    for name, source, summary in FILES:
-        yield file_page(name, source, summary, made)
+    for name, source, summary, described in FILES:
+        yield file_page(name, source, summary, made, described())
 
 
 def main() -> int:

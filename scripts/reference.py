@@ -4,18 +4,21 @@
     python scripts/reference.py
 
 writes docs/signals.txt (every field of every signal, from the comments in pytools/signals.py), docs/metrics.txt (every
-metric with its type, labels and meaning) and docs/columns.txt (those of `swerve top`).
+metric with its type, labels and meaning), docs/columns.txt (those of `swerve top`), and docs/config.txt and
+docs/policy.txt (every key of the two files).
 """
 
 from __future__ import annotations
 
 import ast
-import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import keys
+
+from pytools import units
 from pytools.views.metrics.families import FAMILIES, PATH, Family
 from pytools.views.top import lists, paths
 from pytools.views.top.fields import Field
@@ -27,31 +30,11 @@ DOCS: Final = ROOT / "docs"
 _TITLES: Final = {"flows": "Flows", "links": "Links", "rdma": "RDMA queue pairs", "events": "Events"}
 
 
-def _comment(lines: list[str], field: ast.AnnAssign) -> str:
-    """The comment behind a field, or else the one above it."""
-    behind = lines[(field.end_lineno or field.lineno) - 1].encode()[field.end_col_offset :].decode()
-    if "#" in behind:
-        return behind.partition("#")[2].strip()
-    above: list[str] = []
-    for line in reversed(lines[: field.lineno - 1]):
-        if not re.match(r"\s+# ", line):
-            break
-        above.insert(0, line.partition("#")[2].strip())
-    return " ".join(above)
-
-
-def _kinds() -> Iterator[tuple[str, str, list[tuple[str, str, str]]]]:
+def _kinds() -> Iterator[tuple[str, str, dict[str, tuple[str, str]]]]:
     """Name, meaning and fields of each record and of each part of one; the name of a record is its `type`."""
-    source = (ROOT / "pytools" / "signals.py").read_text()
-    lines = source.splitlines()
-    for kind in ast.parse(source).body:
-        if isinstance(kind, ast.ClassDef) and kind.name != "Signal":
+    for kind, fields in keys.classes(ROOT / "pytools" / "signals.py"):
+        if kind.name != "Signal":
             tags = [ast.literal_eval(each.value) for each in kind.keywords if each.arg == "tag"]
-            fields = [
-                (each.target.id, ast.unparse(each.annotation), _comment(lines, each))
-                for each in kind.body
-                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
-            ]
             yield tags[0] if tags else kind.name, ast.get_docstring(kind) or "", fields
 
 
@@ -60,7 +43,7 @@ def signals() -> str:
     parts = ["The fields of every signal. None is null. For units and fields without a text see docs/signals.md.\n"]
     for name, meaning, fields in _kinds():
         part = [name, textwrap.indent(meaning, "    "), ""]
-        for field, kind, text in fields:
+        for field, (kind, text) in fields.items():
             part.append(textwrap.fill(f"{field}: {kind}", 112, initial_indent="    ", subsequent_indent=" " * 12))
             if text:
                 part.append(textwrap.fill(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 8))
@@ -93,7 +76,42 @@ def columns() -> str:
     return "\n".join(parts)
 
 
-FILES: Final[dict[str, Callable[[], str]]] = {"signals.txt": signals, "metrics.txt": metrics, "columns.txt": columns}
+def _keys(head: str, found: Sequence[keys.Key]) -> str:
+    """What each key is and holds in a line, and its meaning below."""
+    parts = [head]
+    for key in found:
+        parts.append(textwrap.fill(key.head, 116, subsequent_indent=" " * 8, break_on_hyphens=False))
+        parts.append(textwrap.fill(key.meaning, 116, initial_indent="    ", subsequent_indent="    "))
+    return "\n".join([*parts, ""])
+
+
+def config() -> str:
+    """All keys of the agent's configuration."""
+    durations, sizes = " ".join(units.UNITS), " ".join(units.SIZE_UNITS)
+    return _keys(
+        "The keys of agent.yaml (docs/config.md).\n"
+        f"A duration is a number and one of {durations}, a size a number and one of {sizes}.\n",
+        keys.of_agent(),
+    )
+
+
+def policy() -> str:
+    """All keys of a policy."""
+    durations, rates = " ".join(units.UNITS), " ".join(units.RATE_UNITS)
+    return _keys(
+        "The keys of policy.yaml (docs/policy.md). {} names the signals that have a key, if not all have it.\n"
+        f"A duration is a number and one of {durations}, a rate a number and one of {rates} (per second).\n",
+        keys.of_policy(),
+    )
+
+
+FILES: Final[dict[str, Callable[[], str]]] = {
+    "signals.txt": signals,
+    "metrics.txt": metrics,
+    "columns.txt": columns,
+    "config.txt": config,
+    "policy.txt": policy,
+}
 
 if __name__ == "__main__":
     for file, made in FILES.items():

@@ -1,6 +1,6 @@
 """The policy language: the model that a file becomes, reading and checking it, and saying it in words.
 
-`file` alone does I/O. docs/policy.md explains every key.
+`file` alone does I/O. docs/policy.txt lists every key.
 """
 
 from pytools.units import (

@@ -10,7 +10,18 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from pytools.units import SECOND, duration_text
-from steering.policy.base import Count, Duration, Model, NotNull, Rate, ShareAboveZero, ShareBelowOne, bad
+from steering.policy.base import (
+    Count,
+    Duration,
+    LongerThanZero,
+    Model,
+    NotNull,
+    Rate,
+    ShareAboveZero,
+    ShareBelowOne,
+    Within,
+    bad,
+)
 
 Kind = Literal["shift", "drain", "pin", "relabel", "alert"]
 KINDS: Final[tuple[Kind, ...]] = ("shift", "drain", "pin", "relabel", "alert")
@@ -20,21 +31,18 @@ WEIGHT_KINDS: Final[tuple[Kind, ...]] = ("shift", "drain")
 
 
 class Shift(Model):
-    """Leave a share of its original weight on the bad path (0 takes it out), or as much as it can carry."""
+    """Leave a share of its original weight on the bad path, or as much as it can carry."""
 
-    share: ShareBelowOne = 0.0
-    by: Literal["share", "capacity", "headroom"] = Field(
-        default="share", description="or: weights in proportion to what each path was measured to carry, or to spare"
+    share: ShareBelowOne = Field(
+        default=0.0, description="share of its original weight that the path retains; 0 takes it out of its group"
     )
-    step: ShareAboveZero = Field(default=1.0, description="of the original weight, at most this much in one act")
-    settle: Duration = Field(default=SECOND, description="between two such steps of one path")
-
-    @field_validator("settle")
-    @classmethod
-    def _some_time(cls, settle: int) -> int:
-        if settle == 0:
-            raise bad("more than 0")
-        return settle
+    by: Literal["share", "capacity", "headroom"] = Field(
+        default="share",
+        description="share: as above; capacity, headroom (without share): weights in proportion to what each path was "
+        "measured to carry, or to have spare; a path with a queue has no headroom",
+    )
+    step: ShareAboveZero = Field(default=1.0, description="largest change per act, as a share of the original weight")
+    settle: LongerThanZero = Field(default=SECOND, description="least time between two such steps of one path")
 
 
 class Drain(Model):
@@ -42,54 +50,44 @@ class Drain(Model):
 
 
 class PinFlows(Model):
-    """Which flows are worth a pin."""
+    """Which flows are moved."""
 
-    min_rate: Rate = Field(default=10_000_000, description="a flow slower than this is left where it is")
-    at_most: Count = Field(default=16, description="so many flows pinned under this rule at once")
-
-    @field_validator("at_most")
-    @classmethod
-    def _fits_the_table(cls, count: int) -> int:
-        if count > MAX_FLOWS:
-            raise bad(f"at most {MAX_FLOWS}")
-        return count
+    min_rate: Rate = Field(default=10_000_000, description="slower flows are not moved")
+    at_most: Annotated[int, Field(strict=True, ge=1, le=MAX_FLOWS)] = Field(
+        default=16, description="most flows that are moved under this rule at once"
+    )
 
 
 class _Leased(Model):
-    lease: Duration = Field(default=10 * SECOND, description="without renewal it lapses in the kernel after this")
-
-    @field_validator("lease")
-    @classmethod
-    def _within_reason(cls, lease: int) -> int:
-        if not SECOND <= lease <= 600 * SECOND:
-            raise bad("between 1s and 10m")
-        return lease
+    lease: Annotated[Duration, Within(SECOND, 600 * SECOND)] = Field(
+        default=10 * SECOND, description="expires in the kernel after this time without renewal"
+    )
 
 
 class Pin(_Leased):
-    """Send some live flows of the bad path over another nexthop, packet by packet."""
+    """Send some live flows of the bad path over another nexthop; weights stay."""
 
     flows: PinFlows = Field(default_factory=PinFlows)
     gain: ShareBelowOne = Field(
-        default=0.1, description="stop when the slowest flow would gain less than this share of its rate"
+        default=0.1, description="stop when the slowest flow would gain a smaller share of its rate than this"
     )
 
 
 class Relabel(_Leased):
-    """Give some live IPv6 flows another flow label, so that a hash in the fabric chooses another way for them."""
+    """Give some live IPv6 flows another flow label, so that a hash in the fabric chooses another path."""
 
     flows: PinFlows = Field(default_factory=PinFlows)
 
 
 class Alert(Model):
-    """Say it, and change nothing."""
+    """Report, change nothing, and block no other rule."""
 
 
 Action: TypeAlias = Shift | Drain | Pin | Relabel | Alert
 
 
 class Then(Model):
-    """What a rule does: exactly one of these."""
+    """What the rule does: exactly one of these."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
 
@@ -121,16 +119,23 @@ class Then(Model):
 class Return(Model):
     """How a path comes back."""
 
-    dwell: Duration = Field(default=20 * SECOND, description="how long it must look good before its first step")
-    max_dwell: Duration = Field(default=600 * SECOND, description="each relapse doubles the dwell, up to this")
-    retry_after: Duration = Field(
-        default=60 * SECOND, description="after a relapse, the next try comes no sooner than this after the last one"
+    dwell: Duration = Field(default=20 * SECOND, description="how long the path must be clear before its first step")
+    max_dwell: Duration = Field(
+        default=600 * SECOND, description="every relapse doubles the dwell, up to this; at least dwell"
     )
+    retry_after: Duration = Field(default=60 * SECOND, description="least time between two attempts to return")
     steps: Annotated[tuple[ShareAboveZero, ...], Field(min_length=1)] = Field(
-        default=(0.1, 0.5, 1.0), description="shares of the original weight, in order; the last is 1"
+        default=(0.1, 0.5, 1.0),
+        description="shares of the original weight (pin, relabel: of the moved flows) during the return; rising, the "
+        "last is 1, the first above then.shift.share",
     )
-    step: Duration = Field(default=3 * SECOND, description="how long each step lasts")
-    rise: Count = Field(default=1, description="how many good measurements in a row before its first step")
+    step: Duration = Field(
+        default=3 * SECOND, description="how long each step lasts, from when its weights are in force"
+    )
+    rise: Count = Field(
+        default=1,
+        description="how many clear measurements (of silence: probes answered) in a row before its first step",
+    )
 
     @field_validator("max_dwell")
     @classmethod

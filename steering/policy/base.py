@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError, core_schema
 
-from pytools.units import SCHEMA_DURATION, SCHEMA_RATE, parse_duration, parse_rate
+from pytools.units import SCHEMA_DURATION, SCHEMA_RATE, duration_yaml, parse_duration, parse_rate
 
 
 class Model(BaseModel):
@@ -20,6 +29,36 @@ class Model(BaseModel):
 def bad(expected: str, at: tuple[str | int, ...] = ()) -> PydanticCustomError:
     """A value that parses but makes no sense; `at` is where, seen from the model that found it."""
     return PydanticCustomError("policy", "{expected}", {"expected": expected, "at": list(at)})
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The range of a duration in nanoseconds, both ends in it; JSON Schema, which sees text, has it as a comment."""
+
+    least: int = 0
+    most: int | None = None
+
+    def __str__(self) -> str:
+        """As errors and the list of keys say it."""
+        if self.most is None:
+            return "more than 0" if self.least == 1 else f"at least {duration_yaml(self.least)}"
+        most = duration_yaml(self.most)
+        return f"between {duration_yaml(self.least)} and {most}" if self.least else f"at most {most}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """Checked once the duration is read."""
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The schema of a duration, and the range."""
+        return handler(schema) | {"$comment": str(self)}
+
+    def _checked(self, value: int) -> int:
+        if value < self.least or (self.most is not None and value > self.most):
+            raise bad(str(self))
+        return value
 
 
 def _prefix(value: object) -> str:
@@ -91,6 +130,8 @@ def _some(value: object) -> object:
         raise PydanticCustomError("nothing", "a value is missing")
     return value
 
+
+LongerThanZero = Annotated[Duration, Within(1)]
 
 NotNull = Annotated[_T | None, BeforeValidator(_some)]  # may be left out, but not left empty
 Some = Annotated[tuple[_T, ...], Field(min_length=1)]  # an empty list would mean everything where nothing is written

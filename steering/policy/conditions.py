@@ -16,7 +16,7 @@ from typing_extensions import TypeAliasType
 
 from pytools.figures import RULED, Measure
 from pytools.units import SECOND, duration_text
-from steering.policy.base import Count, Duration, Model, Share, ShareAboveZero, bad
+from steering.policy.base import Count, Duration, LongerThanZero, Model, Share, ShareAboveZero, bad
 from steering.policy.levels import (
     DELAY,
     SHARE,
@@ -57,7 +57,9 @@ class Leaf(Model):
 
     by_traffic: ClassVar[bool] = False  # measured by the host's own traffic: says nothing about an idle path
 
-    for_: Duration = Field(default=0, alias="for", description="how long it must last before the rule acts")
+    for_: Duration = Field(
+        default=0, alias="for", description="how long it must be bad without a break before the rule acts"
+    )
     fall: Count = Field(default=1, description="how many bad measurements in a row before the rule acts")
 
     @property
@@ -67,9 +69,11 @@ class Leaf(Model):
 
 
 class _Delay(Leaf):
-    above: AboveDelay = Field(description="a duration, or relative to what is usual on the path")
-    clear_below: ClearDelay = Field(description="only below this does the path count as good again")
-    samples: Count = Field(default=1, description="in place of for: how many probes beyond above before the rule acts")
+    above: AboveDelay = Field(description="threshold: a value, or relative to what is usual on the path (policy.md)")
+    clear_below: ClearDelay = Field(description="below this the path is clear; a lower value, or a share of above")
+    samples: Count = Field(
+        default=1, description="in place of for: how many probes in a row above the threshold before the rule acts"
+    )
 
     @field_validator("above")
     @classmethod
@@ -105,8 +109,8 @@ class MeasuredDelay(_Delay):
 
 
 class _ShareLeaf(Leaf):
-    above: AboveShare = Field(description="a share, or relative to what is usual on the path")
-    clear_below: ClearShare = Field(description="only below this does the path count as good again")
+    above: AboveShare = Field(description="threshold: a value, or relative to what is usual on the path (policy.md)")
+    clear_below: ClearShare = Field(description="below this the path is clear; a value up to above, or a share of it")
 
     @field_validator("clear_below")
     @classmethod
@@ -133,7 +137,10 @@ def _condition(measure: Measure) -> type[Measured]:
     name = "".join(word.capitalize() for word in measure.name.split("_"))
     fields: dict[str, Any] = {"signal": (Literal[measure.name], ...)}
     if len(measure.parts) > 1:
-        fields["quantile"] = (Literal[tuple(measure.parts)], "p50")
+        fields["quantile"] = (
+            Literal[tuple(measure.parts)],
+            Field(default="p50", description="which value of a window"),
+        )
     base: Any = MeasuredShare if measure.unit == "share" else MeasuredDelay
     made: type[Measured] = create_model(name, __base__=base, __doc__=measure.rule, __module__=__name__, **fields)
     made.measure = measure
@@ -146,14 +153,15 @@ Loss: Final = MEASURED["loss"]
 
 
 class Silence(Leaf):
-    """Bad while so many probes in a row are unanswered and the path is to blame: others to the same peer answer."""
+    """Bad while probes in a row are unanswered and the path is the cause (failover.md), clear when one is answered."""
 
     signal: Literal["silence"]
     missed: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = Field(
-        default=3, description="so many probes in a row without an answer"
+        default=3, description="how many probes in a row without an answer"
     )
     lasting: Duration = Field(
-        default=400_000_000, description="and none for so long: a queue that has just grown may hold as much"
+        default=400_000_000,
+        description="and no answer for this long, because a queue that has just grown may delay as much",
     )
 
     @property
@@ -163,33 +171,37 @@ class Silence(Leaf):
 
 
 class Retransmits(_ShareLeaf):
-    """Bad while the share of TCP segments that had to be retransmitted over a path is above a threshold."""
+    """Bad while the share of TCP segments that are retransmitted exceeds above, clear below clear_below."""
 
     by_traffic: ClassVar[bool] = True
 
     signal: Literal["retransmits"]
-    cause: Cause = "any"
-    at_least: Count = Field(default=100, description="segments sent in a window; with fewer nothing is said")
+    cause: Cause = Field(default="any", description="which retransmissions count, by cause (tcp.md)")
+    at_least: Count = Field(default=100, description="segments sent in a window; with fewer there is no measurement")
 
 
 class CeShare(_ShareLeaf):
-    """Bad while the share of packets that a queue marked (ECN CE) is above a threshold."""
+    """Bad while the share of packets with ECN CE exceeds above, clear below clear_below."""
 
     by_traffic: ClassVar[bool] = True
 
     signal: Literal["ce_share"]
     direction: Direction = Field(
-        default="out", description="out: of TCP segments of ours, as acknowledged; back: of all that came from the peer"
+        default="out",
+        description="out: of acknowledged TCP segments, towards the peer; back: of all packets from the peer",
     )
-    at_least: Count = Field(default=100, description="packets in a window; with fewer nothing is said")
+    at_least: Count = Field(default=100, description="packets in a window; with fewer there is no measurement")
 
 
 class LinkState(Leaf):
-    """Bad from an event of a path's link until its opposite, or for `hold`."""
+    """Bad from an event of the path's link until its opposite, or for `hold`; clear after that."""
 
     signal: Literal["link"]
-    event: LinkWord
-    hold: Duration = Field(default=10 * SECOND, description="how long an event without an opposite counts")
+    event: LinkWord = Field(description="which event (links.md)")
+    hold: LongerThanZero = Field(
+        default=10 * SECOND,
+        description="how long an event counts that has no opposite: flap, queue_full, pause_storm, gid_changed",
+    )
 
     @property
     def failure(self) -> bool:
@@ -202,22 +214,21 @@ class LinkState(Leaf):
         event = info.data.get("event")
         if event in OPPOSITES:
             raise bad(f"no hold: {event} lasts until {OPPOSITES[event]}")
-        if hold == 0:
-            raise bad("more than 0")
         return hold
 
 
 class Rdma(Leaf):
-    """Bad while queue pairs on a path have a verdict."""
+    """Bad while enough of the path's queue pairs have a verdict (rdma.md)."""
 
     by_traffic: ClassVar[bool] = True
 
     signal: Literal["rdma"]
-    verdict: RdmaWord
+    verdict: RdmaWord = Field(description="which verdict")
     share: ShareAboveZero = Field(
-        default=0.6, description="at least this share of the path's queue pairs has it, each user's counting the same"
+        default=0.6,
+        description="bad when at least this share has it; each user has one vote: the share of its own queue pairs",
     )
-    clear_below: Share = Field(default=0.0, description="good again below this share, or when none has it")
+    clear_below: Share = Field(default=0.0, description="clear below this share, or when none has it")
 
     @field_validator("clear_below")
     @classmethod
@@ -229,19 +240,19 @@ class Rdma(Leaf):
 
 
 class All(Model):
-    """Holds when every part holds."""
+    """Bad when every part is bad."""
 
-    all: Annotated[tuple[Condition, ...], Field(min_length=1)]
+    all: Annotated[tuple[Condition, ...], Field(min_length=1)] = Field(description="conditions")
 
 
 class AnyOf(Model):
-    """Holds when at least one part holds."""
+    """Bad when at least one part is bad."""
 
     any: Annotated[tuple[Condition, ...], Field(min_length=1)]
 
 
 class Not(Model):
-    """Holds when its part is clear, and is clear when its part holds."""
+    """Bad when its part is clear, and clear when its part is bad."""
 
     not_: Condition = Field(alias="not")
 

@@ -1,6 +1,7 @@
-"""The policy: what may be touched, within which limits, by which rules. Frozen; docs/policy.md has every key. Pure.
+"""The policy: what may be touched, within which limits, by which rules. Frozen. Pure.
 
-Durations are `int` nanoseconds, rates `int` bits per second, shares `float` within 0 and 1.
+Durations are `int` nanoseconds, rates `int` bits per second, shares `float` within 0 and 1. Descriptions of fields, or
+else the docstring of what they hold, become docs/policy.txt.
 """
 
 from __future__ import annotations
@@ -12,7 +13,19 @@ from pydantic_core.core_schema import ValidationInfo
 
 from pytools.units import SECOND, duration_text
 from steering.policy.actions import Return, Then
-from steering.policy.base import Address, Count, Duration, Model, NotNull, Prefix, ShareAboveZero, Some, bad
+from steering.policy.base import (
+    Address,
+    Count,
+    Duration,
+    LongerThanZero,
+    Model,
+    NotNull,
+    Prefix,
+    ShareAboveZero,
+    Some,
+    Within,
+    bad,
+)
 from steering.policy.conditions import Condition
 from steering.policy.scope import Scope
 
@@ -25,115 +38,75 @@ Interface = Annotated[str, Field(strict=True, min_length=1, max_length=15)]
 class Hop(Model):
     """A hop that no route names."""
 
-    via: Address
-    dev: Interface
+    via: Address = Field(description="address of its gateway")
+    dev: Interface = Field(description="interface that leads there")
 
 
 class Manage(Model):
-    """What may be steered, and which numbers are ours in the kernel."""
+    """What may be steered, and the routing tables and rules that swerve uses for it."""
 
-    destinations: Some[Prefix]
+    destinations: Some[Prefix] = Field(description="prefixes to steer, by routes of swerve's own (overlay.md)")
     alternatives: Some[Hop] = Field(
-        default=(), description="further hops for these prefixes; each stands by until all that the route has are left"
+        default=(),
+        description="further hops for these prefixes; each stands by until all that the routes have are left",
     )
-    vrfs: Some[Interface] = Field(default=(), description="VRF devices whose routes are steered as well")
+    vrfs: Some[Interface] = Field(default=(), description="VRF devices whose routes are steered too")
     table: Annotated[int, Field(strict=True, ge=FIRST_TABLE, le=LAST_TABLE - 100)] = Field(
-        default=FIRST_TABLE, description="the first of our routing tables; one above each of theirs that is used"
+        default=FIRST_TABLE, description="the first of swerve's routing tables; one above each of theirs that is used"
     )
     priority: NotNull[Annotated[int, Field(strict=True, ge=1, le=32_765)]] = Field(
-        default=None, description="of our rule above the main table; directly above theirs unless given"
+        default=None, description="priority of swerve's rule above the main table; by default directly above theirs"
     )
 
 
 class Herd(Model):
-    """So that many hosts with the same policy do not all move at once. Failures are not waited with."""
+    """Damping, so that many hosts with the same policy do not all move at once; failures are never delayed."""
 
-    jitter: Duration = Field(default=0, description="an act waits for a random time up to this, drawn by host and path")
-    fraction: ShareAboveZero = Field(default=1.0, description="of the flows that ought to move, so many in one step")
-
-    @field_validator("jitter")
-    @classmethod
-    def _within_reason(cls, jitter: int) -> int:
-        if jitter > 60 * SECOND:
-            raise bad("at most 1m")
-        return jitter
+    jitter: Annotated[Duration, Within(most=60 * SECOND)] = Field(
+        default=0,
+        description="largest random delay before an act for load, drawn by host and path; above 0 each dwell is drawn "
+        "too, up to twice its length",
+    )
+    fraction: ShareAboveZero = Field(default=1.0, description="share of the flows to move that move in one step")
 
 
 class Moves(Model):
-    """How often one flow may be moved."""
+    """How often pins may move one flow, except off a failed path."""
 
-    count: Count = 1
-    per: Duration = 10 * SECOND
-
-    @field_validator("per")
-    @classmethod
-    def _some_time(cls, per: int) -> int:
-        if per == 0:
-            raise bad("more than 0")
-        return per
+    count: Count = Field(default=1, description="number of moves")
+    per: LongerThanZero = Field(default=10 * SECOND, description="time in which they count")
 
 
 class Safety(Model):
     """Limits that hold whatever the rules say."""
 
-    lease: Duration = Field(default=3 * SECOND, description="without a sign of life for so long, every act is undone")
-    takeover: Duration = Field(
+    lease: Annotated[Duration, Within(2 * SECOND, 60 * SECOND)] = Field(
+        default=3 * SECOND, description="a controller without a sign of life for this long is killed"
+    )
+    takeover: Annotated[Duration, Within(most=15 * SECOND)] = Field(
         default=15 * SECOND,
-        description="a controller that dies leaves what is in force for so long to a successor; then it is undone",
+        description="how long weights stay in force for a successor when the controller died; then they are undone",
     )
     max_drained_share: ShareAboveZero = Field(
-        default=0.5, description="of a group's original weight, at most this much may be taken away at once"
+        default=0.5, description="largest share of a group's original weight that is taken away at once"
     )
-    stale_after: Duration = Field(default=SECOND // 2, description="a path not heard of for so long is stale: hold")
+    stale_after: Annotated[Duration, Within(SECOND // 10, 60 * SECOND)] = Field(
+        default=SECOND // 2,
+        description="a path not measured for this long freezes its group; more than the agent's windows.short",
+    )
     baseline_after: Duration = Field(
-        default=5 * SECOND, description="a path not heard of for so long is unmeasured: back to the original weights"
+        default=5 * SECOND,
+        description="a path not measured for this long gives its group the original weights back; at least stale_after",
     )
-    dead_baseline_after: Duration = Field(
-        default=600 * SECOND,
-        description="the same for a path that was left, had failed, and has not come back since",
+    dead_baseline_after: Annotated[Duration, Within(most=3600 * SECOND)] = Field(
+        default=600 * SECOND, description="the same for a path that failed and has not come back"
     )
-    reroute_hold: Duration = Field(
+    reroute_hold: Annotated[Duration, Within(most=5 * SECOND)] = Field(
         default=SECOND,
-        description="packets that the kernel moved off a silent path stay away for so long after it answers again; "
-        "0: the kernel moves none by itself",
+        description="how long the kernel keeps packets off a silent path after it answers again; 0s: no fast reroute",
     )
     herd: Herd = Field(default_factory=Herd)
     max_moves_per_flow: Moves = Field(default_factory=Moves)
-
-    @field_validator("lease")
-    @classmethod
-    def _lease_within_reason(cls, lease: int) -> int:
-        if not 2 * SECOND <= lease <= 60 * SECOND:
-            raise bad("between 2s and 1m")
-        return lease
-
-    @field_validator("takeover")
-    @classmethod
-    def _takeover_within_reason(cls, takeover: int) -> int:
-        if takeover > 15 * SECOND:
-            raise bad("at most 15s")
-        return takeover
-
-    @field_validator("reroute_hold")
-    @classmethod
-    def _hold_within_reason(cls, hold: int) -> int:
-        if hold > 5 * SECOND:
-            raise bad("at most 5s")
-        return hold
-
-    @field_validator("dead_baseline_after")
-    @classmethod
-    def _dead_within_reason(cls, dead: int) -> int:
-        if dead > 3600 * SECOND:
-            raise bad("at most 1h")
-        return dead
-
-    @field_validator("stale_after")
-    @classmethod
-    def _stale_within_reason(cls, stale: int) -> int:
-        if not SECOND // 10 <= stale <= 60 * SECOND:
-            raise bad("between 100ms and 1m")
-        return stale
 
     @field_validator("baseline_after")
     @classmethod
@@ -145,13 +118,15 @@ class Safety(Model):
 
 
 class Rule(Model):
-    """One condition, where it is looked for, what to do about it, and how to come back."""
+    """A condition, where it applies, what to do about it, and how the path comes back."""
 
-    name: Annotated[str, Field(strict=True, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
-    priority: NotNull[Annotated[int, Field(strict=True, ge=0, le=65_535)]] = Field(
-        default=None, description="lower comes first; all rules have one, or none and the order of the file counts"
+    name: Annotated[str, Field(strict=True, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")] = Field(
+        description="lower-case letters, digits, - and _; appears in every act"
     )
-    when: Condition
+    priority: NotNull[Annotated[int, Field(strict=True, ge=0, le=65_535)]] = Field(
+        default=None, description="lower comes first, in place of the order of the file; in every rule or in none"
+    )
+    when: Condition = Field(description="a signal with a threshold, or a tree of all, any and not")
     then: Then
     scope: Scope = Field(default_factory=Scope)
     return_: Return = Field(default_factory=Return, alias="return", validate_default=True)
@@ -172,7 +147,7 @@ def _not_true(version: object) -> object:
 class Policy(Model):
     """A whole policy. The rules are tried in order: the first whose condition holds decides."""
 
-    version: Annotated[Literal[1], BeforeValidator(_not_true)]
+    version: Annotated[Literal[1], BeforeValidator(_not_true)] = Field(description="version of this format")
     manage: Manage
     safety: Safety = Field(default_factory=Safety)
     rules: Some[Rule]

@@ -64,12 +64,12 @@ class FlowLike(Protocol):
 
 
 class Flows(Model):
-    """Which flows, by their addresses."""
+    """Which flows, by their addresses; only with pin and relabel."""
 
-    protocol: Literal["tcp", "udp", "any"] = "any"
-    remote_port: Ports = Field(default=(), description="one port or a list; without it, every port")
-    local_port: Ports = Field(default=(), description="one port or a list; without it, every port")
-    remote: Some[Prefix] = Field(default=(), description="prefixes of the far end; without it, every address")
+    protocol: Literal["tcp", "udp", "any"] = Field(default="any", description="transport protocol")
+    remote_port: Ports = Field(default=(), description="ports of the far end")
+    local_port: Ports = Field(default=(), description="ports of this host")
+    remote: Some[Prefix] = Field(default=(), description="prefixes of the far end")
 
     def covers(self, flow: FlowLike) -> bool:
         """Whether a flow is meant."""
@@ -82,15 +82,21 @@ class Flows(Model):
 
 
 class Scope(Model):
-    """Where a rule holds."""
+    """Where the rule applies: all keys must match, and one entry of each list; without a key, everything matches."""
 
-    paths: Some[PathGlob] = Field(default=(), description="source>destination, host names with * and ?")
-    destinations: Some[Prefix] = Field(default=(), description="prefixes that hold the peer's probed address")
-    interfaces: Some[Glob] = Field(default=(), description="names with * and ?")
+    paths: Some[PathGlob] = Field(default=(), description="source>destination, names of hosts with * and ?")
+    destinations: Some[Prefix] = Field(default=(), description="prefixes that contain the peer's probed address")
+    interfaces: Some[Glob] = Field(default=(), description="names of interfaces with * and ?")
     nexthops: Some[Address] = Field(default=(), description="addresses of gateways")
-    flows: Flows = Field(default_factory=Flows, description="only with pin and relabel")
-    processes: Some[Glob] = Field(default=(), description="names of commands; only with pin and relabel")
-    cgroups: Some[Glob] = Field(default=(), description="paths with * and ?; only with pin and relabel")
+    flows: Flows = Field(default_factory=Flows)
+    processes: Some[Glob] = Field(
+        default=(),
+        description="names of commands with * and ?; only with pin and relabel; a flow of unknown owner does not match",
+    )
+    cgroups: Some[Glob] = Field(
+        default=(),
+        description="control groups with * and ?; only with pin and relabel; a flow of unknown owner does not match",
+    )
 
     def covers(self, path: Path) -> bool:
         """Whether a path is meant."""

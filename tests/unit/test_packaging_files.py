@@ -10,6 +10,7 @@ from email.message import Message
 from typing import Any
 
 import click
+import keys
 import manpages
 import msgspec
 import pytest
@@ -24,7 +25,6 @@ from pytools import config, errors
 from steering.cli import root
 
 SAMPLE = ROOT / "examples" / "agent.yaml"
-PAGE = (ROOT / "docs" / "config.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMED_BY_HAND = {"host", "peers", "peers[].name", "peers[].address"}  # there is no default for these
 
@@ -54,28 +54,10 @@ def test_the_sample_has_every_key_with_its_default() -> None:
     assert not wrong, f"these are no defaults: {wrong}"
 
 
-def test_every_key_of_the_sample_is_explained() -> None:
-    lines = [line for line in SAMPLE.read_text().splitlines() if re.match(r"[\s-]*\w+: *\S", line)]
-    bare = [line for line in lines if "#" not in line and "name:" not in line and "address:" not in line]
-    assert len(lines) > 30 and not bare
-
-
-def rows(page: str) -> dict[str, str]:
-    """Key -> default of the page's table."""
-    found = {}
-    for line in page.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| `") else []
-        for name in re.findall(r"`([^`]+)`", cells[0]) if cells else ():
-            found[name] = cells[1].strip("`")
-    return found
-
-
-def test_the_page_has_every_key_with_its_default() -> None:
-    shown = rows(PAGE)
-    assert {key for key in KEYS if key not in shown} == set()
-    for key, default in KEYS.items():
-        said = yaml.safe_load(shown[key]) if shown[key] else ""
-        assert said == default, f"{key}: the page says {shown[key]!r}, it is {default!r}"
+def test_every_section_of_the_sample_is_explained() -> None:
+    lines = SAMPLE.read_text().splitlines()
+    bare = [line for line in lines if re.match(r"\w+:", line) and "#" not in line]
+    assert len(lines) > 50 and not bare
 
 
 # Lists
@@ -164,10 +146,9 @@ def test_every_command_has_a_page_with_all_its_options(context: click.Context) -
 
 
 def test_the_two_files_have_pages_with_every_key() -> None:
-    for key in KEYS:
-        for name in re.findall(r"`([^`]+)`", next(line for line in PAGE.splitlines() if f"`{key}`" in line)):
-            assert roff.bold(name) in PAGES["man5/swerve-agent.5"]
-    assert roff.bold("safety.lease") in PAGES["man5/swerve-policy.5"]
+    for page, described in (("agent", keys.of_agent()), ("policy", keys.of_policy())):
+        for key in described:
+            assert f".TP\n{roff.bold(key.name)}\n" in PAGES[f"man5/swerve-{page}.5"]
 
 
 @pytest.mark.parametrize("path", sorted(PAGES))

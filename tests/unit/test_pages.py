@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+import keys
 from support import ROOT
 
 from pytools.kernel.bpf import contract
@@ -75,3 +76,19 @@ def test_no_table_has_a_gap() -> None:
     """A blank line ends a table: the rows after it would be shown as text."""
     row_after_gap = re.compile(r"^\|.*\n\n(\|.*)\n(?!\|[-| :]+\|$)", re.MULTILINE)
     assert {name: found for name, text in PAGES.items() if (found := row_after_gap.findall(text))} == {}
+
+
+def test_every_setting_that_a_page_names_is_a_key() -> None:
+    known = {re.sub(r"\[\]", "", each.name) for each in [*keys.of_agent(), *keys.of_policy()]}
+    sections = {name.partition(".")[0] for name in known if "." in name} - {"peers", "rules"}
+    named = re.compile(rf"`((?:{'|'.join(sections)})\.[a-z_.]*[a-z]{{2}})`")
+    assert {(page, name) for page, text in PAGES.items() for name in named.findall(text) if name not in known} == set()
+
+
+def test_every_benchmark_and_proof_that_is_named_is_there() -> None:
+    texts = [*PAGES.values(), *((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "Makefile"))]
+    named = {each for text in texts for each in re.findall(r"make (bench|prove) NAME=(\w+)", text)}
+    column = set(re.findall(r"\| `(\w+)` \|$", PAGES["overhead.md"], re.M)) - {"ps"}
+    files = [ROOT / {"bench": "bench", "prove": "tests/prove"}[kind] / f"{name}.py" for kind, name in named]
+    files += [ROOT / "bench" / f"{name}.py" for name in column]
+    assert len(files) > 20 and [each for each in files if not each.exists()] == []

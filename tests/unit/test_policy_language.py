@@ -192,7 +192,7 @@ def test_samples_in_words():
         ("{pin: {flows: {min_rate: 10 Mbps}}}",
          "then.pin.flows.min_rate: expected a rate, a number and a unit such as 10mbit or 1gbit, "
          'got "10 Mbps"; did you mean "10mbit"?'),
-        ("{pin: {flows: {at_most: 2000}}}", "then.pin.flows.at_most: expected at most 1000, got 2000"),
+        ("{pin: {flows: {at_most: 2000}}}", "then.pin.flows.at_most: expected a whole number from 1 to 1000, got 2000"),
         ("{pin: {lease: 500ms}}", 'then.pin.lease: expected between 1s and 10m, got "500ms"'),
     ],
 )  # fmt: skip
