@@ -96,17 +96,20 @@ def delay(options: Options, asked: Asked, app: bool) -> None:
     _frames(options, "app" if app else "delay", asked)
 
 
-@click.command(epilog="Example: swerve clocks -n swerve-x-h1 --edges -i 2")
+@click.command(epilog="Example: swerve clocks -n swerve-x-h1 --edges --sort bound -i 2")
 @click.option("--edges", is_flag=True, help="Show the clocks of the peers against this host's, by path.")
 @click.option("--collocation", is_flag=True, help="Show which hosts share an oscillator, with the confidence.")
+@filtered("host", "dst", "interface", "path")
 @common()
-def clocks(options: Options, edges: bool, collocation: bool) -> None:
+def clocks(options: Options, asked: Asked, edges: bool, collocation: bool) -> None:
     """Show the clocks of all hosts against the reference: offset, drift, bound, state.
 
     ± holds under the stated allowance for asymmetric paths (clocks.asymmetry_share), the hard ± whatever the network
     does. swerve compares clocks and sets none.
     """
-    _frames(options, _one_of({"edges": edges, "collocation": collocation}) or "clocks")
+    if collocation and asked.sort is not None:
+        raise click.UsageError("--sort is for the tables of clocks: leave --collocation out")
+    _frames(options, _one_of({"edges": edges, "collocation": collocation}) or "clocks", asked)
 
 
 @click.command(epilog="Example: swerve tcp -n swerve-x-h1 --dst 10.9.0.0/16 --sort srtt -i 2")

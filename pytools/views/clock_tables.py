@@ -5,8 +5,8 @@ Pure: a model in, a renderable out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar, get_args
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -14,50 +14,100 @@ from rich.table import Table
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import Clock
+from pytools.signals import AnySignal, Clock, ClockEdge, ClockState
 from pytools.views import empty_states, tables
+from pytools.views.columns import Column, Listing, Order, little, much, named
 from pytools.views.model import Model
-from pytools.views.sheet import Sheet
+from pytools.views.query import Query
 from pytools.views.timing import is_silent, references
 
-_CLOCK_COLUMNS: Final = (
-    *("host", "offset", "drift\nppm", "±", "hard\n±", "state", "neigh-\nbours"),
-    *("pairs\nkept", "pairs\nrejected", "outlier\nedges", "slew\nppm"),
-)
-_EDGE_COLUMNS: Final = (
-    *("path", "offset", "drift\nppm", "sigma", "±", "hard\n±", "RTT min", "pairs\nkept", "pairs\nrejected", "stepped"),
-)
+_STATES: Final = get_args(ClockState)  # the worst last
+Row = TypeVar("Row", Clock, ClockEdge)
 
 
-def clocks(model: Model) -> RenderableType:
-    """The clock of every host against the reference's."""
-    known = model.timing.clocks
-    if not known:
-        return Text(empty_states.no_clocks(model))
-    common = references(model.timing)
-    sheet = Sheet(
-        f"{model.host}: clocks against {' and '.join(common)}" if common else f"{model.host}: clocks, no reference",
-        _CLOCK_COLUMNS,
-        left=("state",),
-        spare=("slew\nppm", "pairs\nrejected", "pairs\nkept", "neigh-\nbours", "outlier\nedges", "hard\n±"),
+def _figure(
+    heading: str,
+    word: str,
+    show: Callable[[Any], str | Text],
+    value: Callable[[Row], Any],
+    spare: int = 0,
+    worse: Callable[[Callable[[Row], float | None]], Order[Row]] = much,
+) -> Column[Row]:
+    """A column of numbers that are sorted whatever their sign."""
+    return Column(heading, lambda row: show(value(row)), {word: worse(lambda row: _size(value(row)))}, spare=spare)
+
+
+def _size(value: float | None) -> float | None:
+    return None if value is None else abs(value)
+
+
+def of_hosts(now_ns: int) -> Listing[Clock]:
+    """One row per host: its clock against the reference's, which comes first."""
+    offset: dict[str, Order[Clock]] = {"offset": much(lambda row: _size(row.offset_ns))}
+    state: dict[str, Order[Clock]] = {"state": much(lambda row: _STATES.index(row.state))}
+    return Listing(
+        (
+            Column("host", lambda row: row.of, {"host": named(lambda row: row.of)}),
+            Column("offset", _offset, offset),
+            _figure("drift\nppm", "drift", tables.ppm, lambda row: row.drift_ppb),
+            _figure("±", "bound", tables.bound, lambda row: row.bound_ns),
+            _figure("hard\n±", "hard-bound", tables.bound, lambda row: row.hard_bound_ns, spare=1),
+            Column("state", lambda row: tables.clock_state(row.state, is_silent(row.at_ns, now_ns)), state, left=True),
+            _figure("neigh-\nbours", "neighbours", str, lambda row: row.neighbours, spare=3, worse=little),
+            _figure("pairs\nkept", "kept", str, lambda row: row.pairs_kept, spare=4, worse=little),
+            _figure("pairs\nrejected", "rejected", str, lambda row: row.pairs_rejected, spare=5),
+            _figure("outlier\nedges", "outliers", _count, lambda row: row.outlier_edges, spare=2),
+            _figure("slew\nppm", "slew", tables.ppm, lambda row: row.slew_ppb, spare=6),
+        ),
+        lambda row: (row.of != row.reference, row.of),
     )
-    for clock in sorted(known.values(), key=lambda each: (each.of not in common, each.of)):
-        silent = is_silent(clock.at_ns, model.at_ns)
-        sheet.add(
-            clock.of,
-            Text("reference", style="bold") if clock.of == clock.reference else tables.offset(clock.offset_ns),
-            tables.ppm(clock.drift_ppb),
-            tables.bound(clock.bound_ns),
-            tables.bound(clock.hard_bound_ns),
-            tables.clock_state(clock.state, silent),
-            str(clock.neighbours),
-            str(clock.pairs_kept),
-            str(clock.pairs_rejected),
-            _count(clock.outlier_edges),
-            tables.ppm(clock.slew_ppb),
-            style="dim" if silent else None,
-        )
-    remarks = [empty_states.no_others(model)] if len(known) == 1 else _remarks(known.values(), common)
+
+
+def _offset(row: Clock) -> str | Text:
+    return Text("reference", style="bold") if row.of == row.reference else tables.offset(row.offset_ns)
+
+
+def of_paths(_now_ns: int) -> Listing[ClockEdge]:
+    """One row per path: the peer's clock against ours."""
+    stepped: dict[str, Order[ClockEdge]] = {"stepped": much(lambda row: row.stepped)}
+    return Listing(
+        (
+            Column("path", lambda row: tables.way(row.path), {"path": named(lambda row: tables.way(row.path))}),
+            _figure("offset", "offset", tables.offset, lambda row: row.offset_ns),
+            _figure("drift\nppm", "drift", tables.ppm, lambda row: row.drift_ppb),
+            _figure("sigma", "sigma", units.duration, lambda row: row.sigma_ns, spare=2),
+            _figure("±", "bound", tables.bound, lambda row: row.bound_ns),
+            _figure("hard\n±", "hard-bound", tables.bound, _hard_ns, spare=3),
+            _figure("RTT min", "rtt", units.duration, lambda row: row.round_trip_min_ns, spare=1),
+            _figure("pairs\nkept", "kept", str, lambda row: row.pairs_kept, spare=4, worse=little),
+            _figure("pairs\nrejected", "rejected", str, lambda row: row.pairs_rejected, spare=5),
+            Column("stepped", lambda row: Text("stepped", style="red") if row.stepped else "no", stepped, left=True),
+        ),
+        lambda row: (row.path.destination, row.path.address, row.path.gateway, row.path.interface),
+    )
+
+
+def _hard_ns(row: ClockEdge) -> int:
+    """The larger of the two distances: offset ± this holds whatever the network does."""
+    return max(row.hard_high_ns - row.offset_ns, row.offset_ns - row.hard_low_ns)
+
+
+def clocks(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
+    """The clock of every host against the reference's."""
+    if not model.timing.clocks:
+        return Text(empty_states.no_clocks(model))
+    known = [row for row in signals if isinstance(row, Clock)]
+    if not known:
+        return Text(f"{model.host}: nothing passes {asked.filters}")
+    common, now_ns = references(model.timing), model.at_ns
+    against = f"clocks against {' and '.join(common)}" if common else "clocks, no reference"
+    listing = of_hosts(now_ns)
+    sheet = listing.sheet(
+        f"{model.host}: {against}{asked.said()}",
+        listing.ordered(known, asked.sort),
+        lambda row: "dim" if is_silent(row.at_ns, now_ns) else None,
+    )
+    remarks = [empty_states.no_others(model)] if len(model.timing.clocks) == 1 else _remarks(known, common)
     return Group(sheet, *(Text(each, style="dim") for each in remarks))
 
 
@@ -78,34 +128,19 @@ def _remarks(known: Iterable[Clock], common: list[str]) -> list[str]:
     return said
 
 
-def edges(model: Model) -> RenderableType:
+def edges(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
     """The clock of each peer against ours, path by path."""
-    known = model.timing.edges
-    if not known:
+    if not model.timing.edges:
         return Text(empty_states.no_edges(model))
-    sheet = Sheet(
-        f"{model.host}: the peers' clocks against ours, by path",
-        _EDGE_COLUMNS,
-        left=("stepped",),
-        spare=("pairs\nrejected", "pairs\nkept", "hard\n±", "sigma", "RTT min"),
+    known = [row for row in signals if isinstance(row, ClockEdge)]
+    if not known:
+        return Text(f"{model.host}: nothing passes {asked.filters}")
+    listing = of_paths(model.at_ns)
+    return listing.sheet(
+        f"{model.host}: the peers' clocks against ours, by path{asked.said()}",
+        listing.ordered(known, asked.sort),
+        lambda row: "dim" if is_silent(row.at_ns, model.at_ns, row.window_ns) else None,
     )
-    for path, edge in sorted(known.items()):
-        silent = is_silent(edge.at_ns, model.at_ns, edge.window_ns)
-        sheet.add(
-            tables.way(path),
-            tables.offset(edge.offset_ns),
-            tables.ppm(edge.drift_ppb),
-            units.duration(edge.sigma_ns),
-            tables.bound(edge.bound_ns),
-            # As the larger of the two distances: offset ± this holds whatever the network does.
-            tables.bound(max(edge.hard_high_ns - edge.offset_ns, edge.offset_ns - edge.hard_low_ns)),
-            units.duration(edge.round_trip_min_ns),
-            str(edge.pairs_kept),
-            str(edge.pairs_rejected),
-            Text("stepped", style="red") if edge.stepped else "no",
-            style="dim" if silent else None,
-        )
-    return sheet
 
 
 def collocation(model: Model) -> RenderableType:

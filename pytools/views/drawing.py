@@ -10,6 +10,8 @@ from rich.console import RenderableType
 
 from pytools.signals import (
     AnySignal,
+    Clock,
+    ClockEdge,
     DropReason,
     Link,
     LinkEvent,
@@ -43,8 +45,8 @@ def _delays(model: Model, signals: Sequence[AnySignal], asked: Query) -> Rendera
 TABLES: Final[Mapping[str, Draw]] = {
     "delay": _delays,
     "app": _whole(delay_tables.app_delays),
-    "clocks": _whole(clock_tables.clocks),
-    "edges": _whole(clock_tables.edges),
+    "clocks": clock_tables.clocks,
+    "edges": clock_tables.edges,
     "collocation": _whole(clock_tables.collocation),
     "self": _whole(tables.cost),
     "tcp": tcp_tables.overview,
@@ -59,6 +61,8 @@ TABLES: Final[Mapping[str, Draw]] = {
 # View -> kind of row -> its columns, at a time. A row is a signal, or a part of one.
 LISTINGS: Final[Mapping[str, Mapping[type, Callable[[int], Listing[Any]]]]] = {
     "delay": {PathDelay: lambda _now_ns: delay_tables.paths({})},
+    "clocks": {Clock: clock_tables.of_hosts},
+    "edges": {ClockEdge: clock_tables.of_paths},
     "tcp": {TcpPath: tcp_columns.paths, TcpFlow: tcp_columns.flows},
     "flows": {TcpFlow: tcp_columns.flows},
     "drops": {DropReason: tcp_columns.reasons},

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeVar, get_args
 from pytools.errors import UsageError
 from pytools.signals import (
     AnySignal,
+    Clock,
     ClockEdge,
     Link,
     LinkEvent,
@@ -71,6 +72,7 @@ class Traits(NamedTuple):
     interfaces: tuple[str, ...] = ()  # devices of RDMA among them
     paths: tuple[Path, ...] = ()
     verdicts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # whose clock it is
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Filters:
     interface: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     verdict: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self != _NOTHING
@@ -103,11 +106,12 @@ class Filters:
             and _any(self.interface, has.interfaces, _same)
             and _any(self.path, has.paths, lambda text, path: _part(text, str(path)))
             and _any(self.verdict, has.verdicts, _same)
+            and _any(self.host, has.hosts, _part)
         )
 
     def lasting(self) -> Filters:
         """Those whose answer does not change while a connection or a queue pair lives."""
-        return replace(self, command=(), path=(), interface=(), verdict=())
+        return replace(self, command=(), path=(), interface=(), verdict=(), host=())
 
     def __str__(self) -> str:
         """As they are written on the command line."""
@@ -158,8 +162,12 @@ def traits(signal: AnySignal) -> Traits:
             found = _of_paths(_known(signal.path), signal.interface)
         case Link() | LinkEvent():
             found = _of_paths(tuple(signal.paths), signal.interface)
-        case PathMtu() | PathEcn() | PathDelay() | PathLiveness() | PathState() | ClockEdge() | ProbeSamples():
+        case PathMtu() | PathEcn() | PathDelay() | PathLiveness() | PathState() | ProbeSamples():
             found = _of_paths((signal.path,), signal.path.interface)
+        case ClockEdge():
+            found = _of_paths((signal.path,), signal.path.interface)._replace(hosts=(signal.path.destination,))
+        case Clock():
+            found = Traits(hosts=(signal.of,))
         case RdmaPort():
             found = Traits(interfaces=(signal.device, signal.interface))
     return found
@@ -207,6 +215,7 @@ def parse(
     interface: Sequence[str] = (),
     path: Sequence[str] = (),
     verdict: Sequence[str] = (),
+    host: Sequence[str] = (),
 ) -> Filters:
     """Filters from words of the command line.
 
@@ -228,7 +237,7 @@ def parse(
     ):
         if not 1 <= number <= most:
             raise UsageError(f"{option} {number}: there is no such number", f"it is within 1 and {most}")
-    for option, texts in (("--command", command), ("--path", path)):
+    for option, texts in (("--command", command), ("--path", path), ("--host", host)):
         if not all(map(str.strip, texts)):
             raise UsageError(f"{option} is empty", "give a part of the name, or leave the option out")
     return Filters(
@@ -240,6 +249,7 @@ def parse(
         tuple(map(_interface, interface)),
         tuple(path),
         tuple(chosen(each, VERDICTS, "verdict") for each in verdict),
+        tuple(host),
     )
 
 

@@ -166,12 +166,14 @@ VIEWS: Final[Mapping[str, View]] = {
         lambda model: list(model.timing.clocks.values()),
         lambda model: bool(model.timing.clocks),
         silence=empty_states.no_clocks,
+        filters=frozenset({"host"}),
     ),
     "edges": View(
         frozenset({"clock_edge", "path_delay"}),
         lambda model: list(model.timing.edges.values()),
         lambda model: bool(model.timing.edges),
         silence=empty_states.no_edges,
+        filters=_OF_LINKS | {"host"},
     ),
     "collocation": View(  # every five seconds, of which some may just have passed
         frozenset({"collocation", "clock", "clock_edge", "path_delay"}),

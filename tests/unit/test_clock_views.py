@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,11 +15,13 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pytools import units
+from pytools.errors import UsageError
 from pytools.signals import AnySignal, Collocated, Quantiles
 from pytools.units import UNKNOWN
-from pytools.views import clock_tables, delay_tables, timing
+from pytools.views import clock_tables, delay_tables, drawing, follow, timing
 from pytools.views.kinds import VIEWS
 from pytools.views.model import Model, fold
+from pytools.views.query import asked_for
 from pytools.views.sheet import Sheet
 
 SECOND_NS = samples.SECOND_NS
@@ -40,6 +43,19 @@ def known(*signals: AnySignal) -> Model:
     return fold(Model(), signals)
 
 
+def drawn(kind: str, model: Model, **asked: Any) -> RenderableType:
+    query = asked_for(kind, asked.pop("sort", None), asked)
+    return drawing.TABLES[kind](model, follow.rows_of(kind, model, query), query)
+
+
+def clocks(model: Model, **asked: Any) -> RenderableType:
+    return drawn("clocks", model, **asked)
+
+
+def edges(model: Model, **asked: Any) -> RenderableType:
+    return drawn("edges", model, **asked)
+
+
 def fleet() -> Model:
     return known(
         samples.clock("h3", state="holdover", bound_ns=14_300, hard_bound_ns=28_000, offset_ns=-5 * DAY_NS),
@@ -50,15 +66,53 @@ def fleet() -> Model:
 
 
 def test_the_reference_is_the_first_and_is_named() -> None:
-    shown = text(clock_tables.clocks(fleet()))
+    shown = text(clocks(fleet()))
     assert shown.startswith("h1: clocks against h2\n")
     rows = [line.split()[0] for line in shown.splitlines() if re.match(r"h\d ", line)]
     assert rows == ["h2", "h1", "h3", "h4"]
     assert row(shown, "h2 ")[1] == "reference"
 
 
+@pytest.mark.parametrize(
+    ("word", "order"),
+    [
+        ("bound", "h3 h1 h2 h4"),
+        ("state", "h4 h3 h2 h1"),
+        ("offset", "h3 h1 h2 h4"),
+        ("outliers", "h1 h2 h3 h4"),
+        ("host", "h1 h2 h3 h4"),
+    ],
+)
+def test_clocks_are_sorted_the_worst_first_and_those_without_a_figure_last(word: str, order: str) -> None:
+    shown = text(clocks(fleet(), sort=word))
+    assert [line.split()[0] for line in shown.splitlines() if re.match(r"h\d ", line)] == order.split()
+
+
+def test_clocks_are_selected_by_host_and_edges_by_path() -> None:
+    shown = text(clocks(fleet(), host=["H3"]))
+    assert shown.startswith("h1: clocks against h2 (--host H3)\n") and row(shown, "h3 ")
+    assert "\nh1 " not in shown and "free_running" not in shown, "remarks are about what is shown"
+    assert text(clocks(fleet(), host=["h9"])) == "h1: nothing passes --host h9\n"
+    model = known(samples.clock_edge(1), samples.clock_edge(2), samples.clock_edge(1, destination="h3"))
+    assert [line.split()[:2] for line in text(edges(model, host=["h2"], interface=["rail2"])).splitlines()[4:5]] == [
+        ["h2", "rail2"]
+    ]
+    with pytest.raises(UsageError, match="--interface"):
+        clocks(fleet(), interface=["rail1"])
+
+
+def test_edges_are_sorted() -> None:
+    model = known(samples.clock_edge(1), samples.clock_edge(2, bound_ns=9_000), samples.clock_edge(1, destination="h3"))
+    shown = text(edges(model, sort="bound"))
+    assert [line.split()[:2] for line in shown.splitlines() if re.match(r"h\d ", line)] == [
+        ["h2", "rail2"],
+        ["h2", "rail1"],
+        ["h3", "rail1"],
+    ]
+
+
 def test_a_clock_has_all_its_figures() -> None:
-    shown = text(clock_tables.clocks(fleet()))
+    shown = text(clocks(fleet()))
     assert row(shown, "h1 ") == [
         *("h1", "+312 ms", "-12.346", "±430 ns", "±1.90 µs", "synchronised", "3", "570", "30", "2", "-8.123"),
     ]
@@ -67,27 +121,23 @@ def test_a_clock_has_all_its_figures() -> None:
 
 
 def test_states_that_need_a_word_get_one() -> None:
-    shown = text(clock_tables.clocks(fleet()))
+    shown = text(clocks(fleet()))
     assert "holdover: " in shown and "free_running: " in shown and "do not agree" not in shown
-    assert ": " not in text(clock_tables.clocks(known(samples.clock("h1"), samples.clock("h2")))).split("\n", 1)[1]
+    assert ": " not in text(clocks(known(samples.clock("h1"), samples.clock("h2")))).split("\n", 1)[1]
     torn = known(samples.clock("h1", reference="h2"), samples.clock("h3", reference="h4"))
-    assert "clocks against h2 and h4" in text(clock_tables.clocks(torn))
-    assert "hosts do not agree about the reference" in text(clock_tables.clocks(torn))
+    assert "clocks against h2 and h4" in text(clocks(torn))
+    assert "hosts do not agree about the reference" in text(clocks(torn))
 
 
 def test_without_a_reference_none_is_named() -> None:
-    shown = text(
-        clock_tables.clocks(known(samples.free_clock("h1", reference=""), samples.free_clock("h2", reference="")))
-    )
+    shown = text(clocks(known(samples.free_clock("h1", reference=""), samples.free_clock("h2", reference=""))))
     assert shown.startswith("h1: clocks, no reference\n")
     assert row(shown, "h1 ")[1] == UNKNOWN
 
 
 def test_the_last_word_about_a_clock_is_not_for_ever() -> None:
     later = samples.AT_NS + timing.SILENT_NS + 1
-    assert (
-        row(text(clock_tables.clocks(fold(fleet(), [samples.clock("h2", at_ns=later)]))), "h1 ")[5] == "synchronised?"
-    )
+    assert row(text(clocks(fold(fleet(), [samples.clock("h2", at_ns=later)]))), "h1 ")[5] == "synchronised?"
     gone = fold(fleet(), [samples.clock("h2", at_ns=samples.AT_NS + timing.FORGOTTEN_NS + 1)])
     assert list(gone.timing.clocks) == ["h2"]
 
@@ -98,7 +148,7 @@ def test_an_edge_has_all_its_figures() -> None:
         samples.clock_edge(2, offset_ns=3 * DAY_NS, hard_low_ns=3 * DAY_NS - 900, hard_high_ns=3 * DAY_NS + 2_500),
         samples.clock_edge(1, destination="h3", stepped=True),
     )
-    shown = text(clock_tables.edges(model))
+    shown = text(edges(model))
     assert row(shown, "h2 rail1") == [
         "h2 rail1 via 10.1.1.1",
         *("-312 ms", "+12.346", "6 ns", "±410 ns", "±1.80 µs", "3.60 µs", "190", "10", "no"),
@@ -171,7 +221,7 @@ def test_flows_that_ended_go_and_paths_stay_when_there_are_too_many() -> None:
 def test_no_table_is_cut_or_wider_than_the_terminal(width: int) -> None:
     model = fold(fleet(), samples.one_of_each())
     model = fold(model, [samples.app_delay(1, local_port=40_000, local="fd00:9::1", remote="fd00:9::2")])
-    for draw in (clock_tables.clocks, clock_tables.edges, delay_tables.app_delays, delay_tables.delays):
+    for draw in (clocks, edges, delay_tables.app_delays, delay_tables.delays):
         lines = text(draw(model), width).splitlines()
         assert max(map(len, lines)) <= width
         assert not any("…" in line for line in lines)
@@ -225,17 +275,11 @@ def test_why_there_is_nothing_is_said_in_words(signals: list[AnySignal], kind: s
     model, view = known(*signals), VIEWS[kind]
     assert view.silence is not None and not view.heard(model) and not view.rows(model)
     assert said in view.silence(model)
-    draw = {
-        "clocks": clock_tables.clocks,
-        "edges": clock_tables.edges,
-        "collocation": clock_tables.collocation,
-        "app": delay_tables.app_delays,
-    }[kind]
-    assert said in text(draw(model), 2_000)
+    assert said in text(drawn(kind, model), 2_000)
 
 
 def test_a_clock_alone_is_explained() -> None:
-    shown = text(clock_tables.clocks(known(samples.clock("h1", reference="h1"), samples.path_delay())))
+    shown = text(clocks(known(samples.clock("h1", reference="h1"), samples.path_delay())))
     assert row(shown, "h1 ")[1] == "reference" and "so there is nothing to compare" in shown
     empty = samples.collocation(groups=[], alone=[], unknown=[])
     assert "a minute or two" in text(clock_tables.collocation(fold(fleet(), [empty])))

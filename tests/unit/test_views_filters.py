@@ -189,7 +189,7 @@ def test_every_filter_of_a_view_can_be_passed_and_no_other(kind: str) -> None:
     shown = {type(row) for row in EVERYTHING if type(row) in drawing.LISTINGS[kind]}
     rows = [row for row in EVERYTHING if type(row) in shown]
     fields = {"sources": "src", "destinations": "dst", "ports": "port", "pids": "pid", "commands": "command"}
-    fields |= {"interfaces": "interface", "paths": "path", "verdicts": "verdict"}
+    fields |= {"interfaces": "interface", "paths": "path", "verdicts": "verdict", "hosts": "host"}
     had = {fields[name] for row in rows for name in fields if getattr(filters.traits(row), name)}
     assert had == VIEWS[kind].filters
 
