@@ -114,13 +114,13 @@ def test_a_full_queue_is_told_with_its_interface_paths_and_drops(lab: Lab) -> No
         assert all(each.values["limit_bytes"] == 30_000 for each in full)
         gaps = [later.happened_ns - before.happened_ns for before, later in itertools.pairwise(full)]
         assert min(gaps) >= 1_000_000_000
-        quiet = work.until(
-            lambda: next((link for link in work.links if link.interface == "rail2" and drained(link, work)), None),
-            "the queue is empty and all its drops are told",
-            20,
-        )
-        assert agrees_with_the_kernel(quiet, host.netns)
-        assert dropped(quiet) == sum(each.values["drops"] for each in work.events if each.what == "queue_full") > 0
+
+        def quiet() -> Link | None:
+            link = work.link("rail2")
+            return link if drained(link, work) and agrees_with_the_kernel(link, host.netns) else None
+
+        last = work.until(quiet, "the queue is empty, all its drops are told, and iproute2 shows the same", 20)
+        assert dropped(last) == sum(each.values["drops"] for each in work.events if each.what == "queue_full") > 0
 
 
 def dropped(link: Link) -> int:

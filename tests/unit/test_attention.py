@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pytools.sources.probing.attention import READ_EVERY_NS, Attention, next_slow
 from pytools.sources.probing.liveness import Liveness
+from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS
 
 MS = 1_000_000
 INTERVAL_NS = 20 * MS
@@ -48,7 +49,8 @@ def test_while_extra_probes_leave_it_reads_every_few_of_them() -> None:
     attention, _ = made()
     attention.hurry(0)
     assert attention.next_read(0, 0) == 8 * MS
-    assert attention.hurried(47 * MS) and not attention.hurried(48 * MS)
+    end_ns = EXTRA_TICKS * EXTRA_EVERY_NS
+    assert attention.hurried(end_ns - 1) and not attention.hurried(end_ns)
 
 
 @pytest.mark.parametrize(("probes", "read_ms"), [(3, 200), (512, 160), (4096, 20), (100_000, 20)])
