@@ -81,6 +81,19 @@ class Controller:
     report : callable
         Takes each act, for whoever watches this process.
 
+    Attributes
+    ----------
+    engine : Engine
+        Decides which paths are left, by weights.
+    flows : FlowEngine
+        Decides which flows are pinned or relabelled.
+    overlay : Overlay
+        Our routes in the kernel.
+    agent : AgentLink
+        The signals of the agent, and what it is told.
+    desk : Desk
+        The operator's requests.
+
     Raises
     ------
     RefusedError
