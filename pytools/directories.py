@@ -20,7 +20,7 @@ CONFIG: Final = "agent.yaml"
 POLICY: Final = "policy.yaml"
 READERS_SUFFIX: Final = ".read"
 _SYSTEM: Final = Path("/etc/swerve")
-_PAGES: Final = (Path(__file__).resolve().parents[1] / "docs", Path("/usr/share/doc/swerve/docs"))  # checkout, package
+PAGES: Final = (Path(__file__).resolve().parents[1] / "docs", Path("/usr/share/doc/swerve/docs"))  # checkout, package
 _MEND: Final = "make it root's alone (chown root, chmod go-w)"
 
 
@@ -125,7 +125,7 @@ def page(name: str) -> str:
 
     A wheel brings none, and many an image leaves documents out: then it is in the sources.
     """
-    found = (directory / name for directory in _PAGES)
+    found = (directory / name for directory in PAGES)
     return next((str(place) for place in found if place.exists()), f"docs/{name} in swerve's sources")
 
 

@@ -3,7 +3,7 @@
 
     python scripts/reference.py
 
-writes docs/signals.txt (every field of every signal, from the comments in pytools/signals.py), docs/metrics.txt (every
+writes docs/signals.txt (every field of every signal, from the comments in pytools/signals/), docs/metrics.txt (every
 metric with its type, labels and meaning), docs/columns.txt (those of `swerve top`), and docs/config.txt and
 docs/policy.txt (every key of the two files).
 """
@@ -27,19 +27,21 @@ from pytools.views.top.state import Known
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DOCS: Final = ROOT / "docs"
+_SIGNALS: Final = ("base", "delays", "clocks", "tcp", "host", "links", "rdma", "steering")  # in the order of the list
 _TITLES: Final = {"flows": "Flows", "links": "Links", "rdma": "RDMA queue pairs", "events": "Events"}
 
 
 def _kinds() -> Iterator[tuple[str, str, dict[str, tuple[str, str]]]]:
     """Name, meaning and fields of each record and of each part of one; the name of a record is its `type`."""
-    for kind, fields in keys.classes(ROOT / "pytools" / "signals.py"):
-        if kind.name != "Signal":
-            tags = [ast.literal_eval(each.value) for each in kind.keywords if each.arg == "tag"]
-            yield tags[0] if tags else kind.name, ast.get_docstring(kind) or "", fields
+    for module in _SIGNALS:
+        for kind, fields in keys.classes(ROOT / "pytools" / "signals" / f"{module}.py"):
+            if kind.name != "Signal":
+                tags = [ast.literal_eval(each.value) for each in kind.keywords if each.arg == "tag"]
+                yield tags[0] if tags else kind.name, ast.get_docstring(kind) or "", fields
 
 
 def signals() -> str:
-    """All records and their parts, in the order of the source."""
+    """All records and their parts, module by module."""
     parts = ["The fields of every signal. None is null. For units and fields without a text see docs/signals.md.\n"]
     for name, meaning, fields in _kinds():
         part = [name, textwrap.indent(meaning, "    "), ""]

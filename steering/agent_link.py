@@ -18,7 +18,7 @@ from pytools.signals import Act, AnySignal, PathState
 
 _CONNECT_NS: Final = 500_000_000
 _REPEAT_NS: Final = 1_000_000_000
-_MOST_WAITING: Final = 1024  # acts; more than a policy lets happen in minutes
+MOST_WAITING: Final = 1024  # acts; more than a policy lets happen in minutes
 
 
 class AgentLink:
@@ -51,7 +51,7 @@ class AgentLink:
         self._client: Client | None = None
         self._connect_ns = self._repeat_ns = 0
         self._told: dict[object, tuple[object, ...]] = {}
-        self._waiting: deque[Act] = deque(maxlen=_MOST_WAITING)  # the oldest go
+        self._waiting: deque[Act] = deque(maxlen=MOST_WAITING)  # the oldest go
         self._untold = 0  # acts that went so
         self._last_said = ""
         self._missed = (0, 0)  # over earlier connections
@@ -100,7 +100,7 @@ class AgentLink:
         except SwerveError as error:
             self._disconnect(error)
         if isinstance(signal, Act):
-            self._untold += len(self._waiting) == _MOST_WAITING
+            self._untold += len(self._waiting) == MOST_WAITING
             self._waiting.append(signal)
 
     def publish_states(self, states: Iterable[PathState]) -> None:

@@ -10,24 +10,26 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from pytools import directories
 from pytools.errors import SwerveError
 from pytools.kernel import netns
-from pytools.kernel.leftovers import FAMILIES, switch_off
+from pytools.kernel.leftovers import switch_off
 from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act, AnySignal, PathDelay
 from steering.acting import journal, messages
 from steering.acting.acts_file import ActsFile
 from steering.acting.background import Later
+from steering.acting.change_loop import ChangeLoop
 from steering.acting.flows import FlowActing
-from steering.acting.memory import Memory, MemoryFile, UsualFile
+from steering.acting.memory import MemoryFile, UsualFile
+from steering.acting.route_follower import RouteFollower
 from steering.acting.standbys import StandByActing
+from steering.acting.succession import Succession
 from steering.acting.weights import Acting
-from steering.actuators import overlay_memory
 from steering.actuators.overlay import Overlay
 from steering.agent_link import AgentLink
 from steering.control.host import Site
@@ -39,12 +41,11 @@ from steering.flows.engine import FlowEngine
 from steering.guarding import confirming
 from steering.guarding.link import GuardianLink
 from steering.guarding.takeover import Locks
-from steering.plan import Change, Pin, Target, same, title
+from steering.plan import Change, Pin, Target, same
 from steering.policy import Policy
 from steering.policy.needs import signals_of
 
 _TICK_NS: Final = 50_000_000
-_SECOND_NS: Final = 1_000_000_000
 _LOCK_WAIT_S: Final = 2.0  # a guardian may still be undoing for the controller before us
 
 
@@ -80,6 +81,19 @@ class Controller:
     report : callable
         Takes each act, for whoever watches this process.
 
+    Attributes
+    ----------
+    engine : Engine
+        Decides which paths are left, by weights.
+    flows : FlowEngine
+        Decides which flows are pinned or relabelled.
+    overlay : Overlay
+        Our routes in the kernel.
+    agent : AgentLink
+        The signals of the agent, and what it is told.
+    desk : Desk
+        The operator's requests.
+
     Raises
     ------
     RefusedError
@@ -98,11 +112,8 @@ class Controller:
         self._selector = selectors.DefaultSelector()
         self._stop: int | None = None  # the signal that ends us
         self._stays = True  # whether what is in force stays when we end: until we run it is not ours
-        self._memory_ns = 0  # when it is looked whether there is something new to remember
         self._look_ns = 0  # when all targets are looked at again
-        self._unreadable = self._no_reroute = ""
-        self._acts = False  # whether changes are being carried out: what arrives meanwhile waits
-        self._touched: set[Target] = set()  # targets of which something was heard, not decided yet
+        self._no_reroute = ""
         socket_path = directories.agent_socket(options.netns)
         kinds = signals_of(policy)
         self.agent = AgentLink(socket_path, kinds, self.receive, self.engine.evidence.forget_windows, say)
@@ -126,9 +137,10 @@ class Controller:
         locks = Locks(folder / journal.LOCK_FILE, _LOCK_WAIT_S, self._options.apply, scope)
         self._locks = self._stack.enter_context(locks)
         self._netlink = self._stack.enter_context(Netlink())
-        self._memory = MemoryFile(directories.steering_memory(self._options.netns), scope, self._say)
-        self._former = self._take_over()
-        if self._former is None:
+        memory = MemoryFile(directories.steering_memory(self._options.netns), scope, self._say)
+        self._succession = Succession(memory, self._options.apply, self._say)
+        known = self._succession.take_over(self._policy.manage, self._netlink) if locks.former is not None else None
+        if known is None:
             self._stays = False
             if self._options.apply or locks.former is not None:
                 switch_off(self._netlink)
@@ -136,13 +148,16 @@ class Controller:
         log = self._stack.enter_context(journal.Journal(folder / journal.FILE, self._later))
         self._acts_file = self._stack.enter_context(contextlib.closing(ActsFile(folder, self._later)))
         self._guardian: GuardianLink | None = None
-        known = self._former.overlay if self._former is not None else None
         self.overlay = Overlay(self._netlink, self._policy.manage, self._options.apply, known)
         self._stack.callback(lambda: self.overlay.close(remove=not self._stays))
         self._acting = Acting(self.engine, self.overlay, log, lambda: self._host, self._say, self._send)
-        if self._former is None and (self._options.apply or locks.former is not None):  # the rules are deleted already
+        if known is None and (self._options.apply or locks.former is not None):  # the rules are deleted already
             self._acting.take_back("it was left by a controller before this one", off=lambda: None)
             self._acting.rotate()
+        poll, apply = self.agent.poll, self._options.apply
+        self._changes = ChangeLoop(self.engine, self._acting, apply, poll, self._refusal, self._acted)
+        managed = self._managed.take
+        self._routes = RouteFollower(self.overlay, self.engine, self._acting, managed, self._say)
         self.flows = FlowEngine(self._policy, directories.instance(self._options.netns))
         acting = FlowActing(self.flows, self.engine, lambda: self._host, self._say, self._send)
         self._flow_acting = self._stack.enter_context(acting)
@@ -162,24 +177,12 @@ class Controller:
                 self._options.netns, safety.lease, locks, self._say, deadline, safety.takeover
             )
         elif locks.former is not None:
-            self._memory.remove()
+            self._succession.forget()
             locks.former.done()  # a dry run keeps nothing
         self.agent.register(self._selector)
         self._standbys.register(self._selector)
         self.desk.register(self._selector)
         self._selector.register(self.overlay, selectors.EVENT_READ, lambda _: self.overlay.receive())
-
-    def _take_over(self) -> Memory | None:
-        """What a controller before us has in force, if its guardian keeps it and we can go on with it."""
-        if self._locks.former is None or not self._options.apply:
-            return None
-        found = self._memory.load()
-        if found is not None:
-            rules = [rule for family in FAMILIES for rule in self._netlink.rules(family)]
-            if why := overlay_memory.objection(found.overlay, self._policy.manage, rules):
-                self._say(f"what the controller before this one has in force is taken back: {why}")
-                return None
-        return found
 
     def run(self) -> int:
         """Steer until SIGTERM or SIGINT; which of them came. Puts the weights back unless told to keep them.
@@ -234,8 +237,7 @@ class Controller:
         for alert in self.engine.alerts():
             self._say(f"{alert.rule}: {alert.text}" if alert.holds else f"{alert.rule}: over: {alert.text}")
             self._send(messages.alert(self._host, alert))
-        if time.monotonic_ns() >= self._memory_ns:
-            self._remember(time.monotonic_ns())
+        self._succession.tick(self.overlay, self.engine, time.monotonic_ns())
         self._usual_file.tick(time.monotonic_ns())
         self.agent.publish_states(self.engine.states(self._host, time.monotonic_ns(), time.time_ns()))
 
@@ -247,19 +249,13 @@ class Controller:
         """Digest what arrived, and change weights at once; flows have their turn right after."""
         self.desk.look_for_sleep()
         now = time.monotonic_ns()
-        touched = self._touched
+        touched: set[Target] = set()
         for each in signals:
             if isinstance(each, PathDelay) and each.path.source == each.host:
                 self._host = each.host
             touched |= self.engine.take(each, now)
             self.flows.take(each, now)
-        if not self._acts:
-            self.act(self._changes_of_touched())
-
-    def _changes_of_touched(self) -> list[Change]:
-        """What is wanted of the targets of which something was heard."""
-        touched, self._touched = self._touched, set()
-        return self.engine.changes(time.monotonic_ns(), touched) if touched else []
+        self._changes.heard(touched)
 
     def _act_on_flows(self, now: int) -> None:
         if self.flows.needed or self._flow_acting.is_open:
@@ -282,38 +278,13 @@ class Controller:
 
     def act(self, changes: list[Change]) -> None:
         """Carry out changes, and what is wanted of their targets by then."""
-        self._acts = True
-        try:
-            while changes := [change for change in changes if self._stands(change)]:
-                if not self._options.apply:
-                    self._pretend(changes)
-                    return
-                done = self._acting.carry_out_all(changes, self._look_again)
-                self._remember(time.monotonic_ns())
-                if not done.as_thought:
-                    self.refresh(time.monotonic_ns())
-                changes = list(done.left) or self._changes_of_touched()
-        finally:
-            self._acts = False
+        self._changes.act(changes)
 
-    def _pretend(self, changes: list[Change]) -> None:
-        why = self._refusal()
-        for change in changes:
-            self.engine.rejected(change, why) if why else self._acting.pretend(change)
-
-    def _look_again(self, change: Change) -> Change | None:
-        """What a change is now, immediately before the kernel is asked: what was measured, ordered or lost meanwhile.
-
-        Others may have been carried out since it was decided.
-        """
-        self.agent.poll()
-        if why := self._refusal():
-            self.engine.rejected(change, why)
-            return None
-        for now in self.engine.changes(time.monotonic_ns(), [change.target]):
-            same_weights = (now.before, now.after) == (change.before, change.after)
-            return replace(now, because=change.because, under=change.under) if same_weights else now
-        return None
+    def _acted(self, as_thought: bool) -> None:
+        """Keep what was changed for a successor, and look at the kernel when it is not as it was thought to be."""
+        self._succession.keep(self.overlay, self.engine, time.monotonic_ns())
+        if not as_thought:
+            self.refresh(time.monotonic_ns())
 
     def _refusal(self) -> str:
         """Why nothing may be changed now; empty when it may."""
@@ -322,11 +293,6 @@ class Controller:
         if self._options.apply and not self._guarded():
             return "held: there is no live guardian"
         return ""
-
-    def _stands(self, change: Change) -> bool:
-        """Whether a target is still as it was when its change was decided: another one's may have shown otherwise."""
-        group = self.engine.groups.get(change.target)
-        return group is not None and same(group.current, change.before)
 
     @property
     def _guardian_lives(self) -> bool:
@@ -395,41 +361,9 @@ class Controller:
 
     def refresh(self, now: int) -> None:
         """Read what others route, have ours follow it, and tell the engine."""
-        try:
-            found = self.overlay.refresh()
-        except SwerveError as error:
-            if self._unreadable != str(error):
-                self._say(f"cannot read or follow the routes: {error}")
-            self._unreadable = str(error)
-            return
-        self._unreadable = ""
-        for text in found.events:
-            self._say(text)
-        for text in self._managed.take(found):
-            self._say(text)
-        for target, known in self.engine.groups.items():
-            if target not in found.groups and not known.beside:
-                self._say(
-                    f"{title(target)}: " + ("gone for now, with links or hops" if target in found.lost else "gone")
-                )
-        self._acting.follow(found.groups)
-        self.engine.arrange(found.groups.values(), found.targets_of, now, found.lost, found.unlinked)
-        if self._former is not None:
-            self._recall(self._former, now)
-        self._remember(now)
-
-    def _recall(self, former: Memory, now: int) -> None:
-        """Go on where the controller before us ended."""
-        self._former = None
-        left = self.engine.recall(former.paths, now)
-        targets = sum(not same(group.current, group.original) for group in self.engine.groups.values())
-        self._say(f"took over from the controller before: {targets} targets are steered, {len(left)} paths are left")
-
-    def _remember(self, now: int) -> None:
-        """Have a successor know how things stand."""
-        self._memory_ns = now + _SECOND_NS
-        if self._options.apply and self._former is None:
-            self._memory.write(self.overlay.memory, self.engine.remember(now))
+        if self._routes.refresh(now):
+            self._succession.recall(self.engine, now)
+            self._succession.keep(self.overlay, self.engine, now)
 
     # ---- the end ----
 
@@ -450,7 +384,7 @@ class Controller:
         if self._options.apply and self._keeps:
             self._say("the weights stay as they are; `swerve steer off` puts the original ones back")
         elif self._options.apply and self._hands_over:
-            self._remember(time.monotonic_ns())
+            self._succession.keep(self.overlay, self.engine, time.monotonic_ns())
             self._say("the weights stay as they are for a successor")
             self.agent.close()
             return ""
@@ -458,7 +392,7 @@ class Controller:
             try:
                 self._acting.take_back("the controller was stopped")
                 self._stays = False
-                self._memory.remove()
+                self._succession.forget()
             except SwerveError as error:
                 left = str(error)
         if self._guardian is not None and not left:

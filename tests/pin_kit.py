@@ -18,6 +18,7 @@ import pytest
 import support
 
 from pytools.kernel.bpf import contract, loader
+from pytools.kernel.bpf.maps import Map
 from pytools.kernel.netns import inside
 from steering.actuators import flow_table
 from steering.actuators.flow_table import FlowTable
@@ -208,7 +209,7 @@ class Wire:
         self.close()
 
 
-_compiled: dict[bool, FlowTable] = {}
+_compiled: dict[bool, tuple[FlowTable, Map]] = {}  # and its counters
 
 
 @contextlib.contextmanager
@@ -226,10 +227,12 @@ def pinning_in(netns: str, targets: list[PinTarget], force_clsact: bool = False)
     """
     with inside(netns):
         if force_clsact not in _compiled:
-            _compiled[force_clsact] = FlowTable(loader.load([flow_table.program(PORT)]), PORT, force_clsact)
-        made = _compiled[force_clsact]
+            loaded = loader.load([flow_table.program(PORT)])
+            table = FlowTable(loaded, PORT, force_clsact)
+            _compiled[force_clsact] = table, loaded.map("steer_counters")
+        made, counters = _compiled[force_clsact]
         for counter in range(len(contract.counters("steer"))):
-            made._counters.update(counter, 0)
+            counters.update(counter, 0)
         try:
             with Pins(made) as pins:
                 assert pins.targets(targets) == {}
@@ -245,7 +248,7 @@ def pinning_in(netns: str, targets: list[PinTarget], force_clsact: bool = False)
 def compiled_once() -> Iterator[None]:
     """Take away, after a module, what was compiled for it."""
     yield
-    for made in _compiled.values():
+    for made, _ in _compiled.values():
         made.close()
     _compiled.clear()
 

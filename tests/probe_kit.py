@@ -45,7 +45,7 @@ class Host:
                 loaded = keep(loader.load(PROGRAMS))
                 assert loaded.failed == {}
                 self.program = keep(ProbeProgram(loaded, 64))
-                self.slots = loaded.map("probe_slots")
+                self.slots, self.peers = loaded.map("probe_slots"), loaded.map("probe_peers")
                 with Netlink() as netlink:
                     self.program.set_locals(each.address for each in netlink.addresses())
                 for hook, direction in link_observers(loaded):

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import support
+from textual.strip import Strip
 from top_kit import NOW_NS, around, lines
 
 from pytools.errors import SwerveError
@@ -68,11 +69,12 @@ class Orders:
 
 def app(script: Script | None = None, **given: Any) -> Top:
     """An application that draws when a key is pressed, or `tick` is called."""
+    source = script or Script()
     made = Top(
-        script or Script(),
+        source,
         Given(clock_ns=lambda: NOW_NS, up_s=lambda: around().up_s, timed=False, **given),
     )
-    made.known.take(made._source.read())
+    made.known.take(source.read())
     return made
 
 
@@ -119,6 +121,11 @@ async def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None
     while not condition():
         assert time.monotonic() < end, "it did not come about"
         await asyncio.sleep(0.01)
+
+
+def strips(app: Top) -> list[Strip]:
+    """The lines of the screen as Textual puts them out: it has no public name for that."""
+    return list(app.screen._compositor.render_strips())
 
 
 def shown(app: Top) -> list[str]:

@@ -6,7 +6,7 @@ All hosts are driven by one thread, each inside its own namespace, as its agent 
 from __future__ import annotations
 
 import contextlib
-import select
+import selectors
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -40,7 +40,13 @@ def send_now(sender: Sender) -> None:
 
 
 class Watcher:
-    """One host: its sources, and all that they have told."""
+    """One host: its sources, and all that they have told.
+
+    Attributes
+    ----------
+    due : dict
+        When each source's `tick` is to be called again.
+    """
 
     def __init__(self, namespace: str, config: AgentConfig) -> None:
         self.namespace, self.config, self.bus = namespace, config, Bus()
@@ -57,6 +63,8 @@ class Watcher:
                 self.netlink = keep(Netlink())
                 self.mesh = ProbeMesh(config, loaded, self.netlink, self.bus)
                 self._closing.callback(self.mesh.close)
+                self.selector = keep(selectors.DefaultSelector())
+                self.mesh.register(self.selector)
                 self.ecn = PathEcnSource(config, loaded, self.bus, lambda: self.mesh.current)
                 self.mtu = keep(contextlib.closing(PathMtuSource(config, self.bus, lambda: self.mesh.current)))
                 for interface in self.mesh.interfaces():
@@ -65,18 +73,18 @@ class Watcher:
         except BaseException:
             self._closing.close()
             raise
-        self._due = {source.tick: 0 for source in (self.mesh, self.ecn, self.mtu)}
+        self.due = {source.tick: 0 for source in (self.mesh, self.ecn, self.mtu)}
 
     def work(self) -> None:
         """What is due now."""
         now_ns = time.monotonic_ns()
-        if select.select([self.mesh.program], [], [], 0)[0]:
-            self.mesh._woken(0)
-            self._due[self.mesh.tick] = 0
-        for tick, due_ns in self._due.items():
+        for key, mask in self.selector.select(0):
+            key.data(mask)
+            self.due[self.mesh.tick] = 0
+        for tick, due_ns in self.due.items():
             if due_ns <= now_ns:
                 with netns.inside(self.namespace):
-                    self._due[tick] = tick(now_ns)
+                    self.due[tick] = tick(now_ns)
         for signal in self._told.read():
             into: list[object] = {"LinkEvent": self.events, "PathMtu": self.mtus, "PathEcn": self.ecns}[
                 type(signal).__name__

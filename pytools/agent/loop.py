@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import operator
 import selectors
 import signal
 import sys
@@ -23,6 +22,7 @@ from pytools.agent import reload as agent_reload
 from pytools.agent.heartbeat import Heartbeat, Standing
 from pytools.agent.hooks import Hooks
 from pytools.agent.reload import Slot, Source
+from pytools.agent.scheduler import Scheduler
 from pytools.config import AgentConfig, key_of
 from pytools.errors import SwerveError
 from pytools.estimators.offsets import Offset
@@ -82,8 +82,6 @@ class Agent:
         self._began_ns = time.monotonic_ns()
         self._waiting: Mapping[str, str] = {}  # fields of the configuration that wait for a restart, and why
         self._slots: dict[str, Slot[Any]] = {}
-        self._due: dict[int, int] = {}
-        self._late_ns: list[int] = []  # how late each source may be called
         self._closing = contextlib.ExitStack()
         try:
             self._build(config, namespace, compilation)
@@ -94,7 +92,7 @@ class Agent:
     def _build(self, config: AgentConfig, namespace: str | None, compilation: loader.Compilation) -> None:
         keep = self._closing.enter_context
         self._selector = keep(contextlib.closing(selectors.DefaultSelector()))  # first in, so last to go
-        self._sources: list[Source] = []
+        self._scheduler = Scheduler(self._selector, self._flush)
         bus = Bus()
         self._server = Server(bus, directories.agent_socket(namespace), long_window_ns=config.windows.long_ns)
         self._add(self._server)
@@ -116,7 +114,7 @@ class Agent:
         self._add(Lender(directories.maps_socket(namespace), lent))
         hooks = Hooks(loaded, mesh.interfaces)
         self._add(hooks)  # before the mesh: its first tick attaches, and the first probe is to be stamped
-        self._add(mesh)
+        self._add(mesh, at_events=True)  # or its routes may have changed
         self._add(bases, _LATE_NS)
         self._add_between_hosts(config, loaded, bus, mesh)
         rdma = RdmaWhenThere(config, bus, mesh.path_of, directories.tap_socket(namespace))
@@ -181,10 +179,9 @@ class Agent:
 
             self._add(SampleSource(config, loaded, Interfaces(), bus, hosts, between, mesh.path_of), _LATE_NS)
 
-    def _add(self, source: Source, late_ns: int = 0) -> None:
+    def _add(self, source: Source, late_ns: int = 0, at_events: bool = False) -> None:
         self._closing.enter_context(contextlib.closing(source))
-        self._sources.append(source)
-        self._late_ns.append(late_ns)
+        self._scheduler.add(source, late_ns, at_events)
         source.register(self._selector)
 
     def _add_slot(self, part: str, make: Callable[[AgentConfig], _S | None]) -> Slot[_S]:
@@ -194,28 +191,21 @@ class Agent:
 
     def drops(self) -> dict[str, int]:
         """Everything that any source lost so far, by name."""
-        return {name: count for source in self._sources for name, count in source.drops().items()}
+        return {name: count for source in self._scheduler.sources for name, count in source.drops().items()}
 
     def run(self) -> None:
         """Work until `stop` is called."""
         gc.freeze()  # what was loaded stays: a full collection would look through it for 10 ms
-        due = self._due = dict.fromkeys(range(len(self._sources)), 0)
-        mesh = self._sources.index(self._mesh)
+        self._scheduler.all_due()
         while not self._stop:
             if self._reload_asked:
                 self._reload_asked = False
                 self._reload()
-            now_ns = time.monotonic_ns()
-            for index, source in enumerate(self._sources):
-                if due[index] <= now_ns:
-                    due[index] = source.tick(now_ns)
-            self._server.flush()
-            self._readers.flush()
-            next_ns = min(map(operator.add, due.values(), self._late_ns))
-            timeout_s = max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
-            for key, mask in self._selector.select(timeout_s):
-                key.data(mask)
-                due[mesh] = 0  # it may have been woken, or its routes have changed: it knows when it is due
+            self._scheduler.turn()
+
+    def _flush(self) -> None:
+        self._server.flush()
+        self._readers.flush()
 
     def stop(self) -> None:
         """Have `run` return; safe in a signal handler."""
@@ -247,7 +237,7 @@ class Agent:
                 failed[part] = str(error)
         self._config = plan.holds(failed)
         self._waiting = {key_of(field): why for field, why in {**plan.waiting, **failed}.items()}
-        self._due.update(dict.fromkeys(self._due, 0))  # hooks first: what is new is to be stamped from the start
+        self._scheduler.all_due()  # hooks first: what is new is to be stamped from the start
         changed = ",".join(map(key_of, plan.taken(failed)))
         log.event(Level.INFO, "configuration read again", changed=changed or "nothing")
         for field, why in self._waiting.items():

@@ -71,6 +71,10 @@ class HostBus:
     ----------
     probe_key : bytes
         What probes are signed with.
+    connects_to : tuple of str
+        Addresses of the peers to which this host connects; the others connect to it.
+    sealer : Sealer
+        What seals messages, and refuses those that are forged or old.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class HostBus:
         self._addresses = tuple(peer.address for peer in peers)
         # One connection a pair: the name that sorts first connects, to the first address. zenoh would try any other
         # way again and again, only to find that there is a connection.
-        self._connect = tuple({peer.name: peer.address for peer in reversed(peers) if peer.name > host}.values())
+        self.connects_to = tuple({peer.name: peer.address for peer in reversed(peers) if peer.name > host}.values())
         self.sealer = Sealer(host, names, derived(secret, "messages"))
         self._password = derived(secret, "connections").hex()
         self._queues: dict[str, list[tuple[str, bytes]]] = {}
@@ -216,7 +220,7 @@ class HostBus:
         os.environ.setdefault("ZENOH_RUNTIME", _RUNTIME)
         import zenoh
 
-        settings = _settings(addresses, self._connect, self._port)
+        settings = _settings(addresses, self.connects_to, self._port)
         try:
             with _held(f"swerve:{self._password}\n") as dictionary:
                 login = {"user": "swerve", "password": self._password, "dictionary_file": dictionary}

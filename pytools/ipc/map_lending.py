@@ -54,6 +54,11 @@ class Lender:
         """Accept again after a pause; all other work hangs on the selector."""
         return self._listener.tick(now_ns)
 
+    @property
+    def borrowers(self) -> int:
+        """How many hold the maps."""
+        return len(self._borrowers)
+
     def drops(self) -> dict[str, int]:
         """Borrowers that were sent away; pauses for want of descriptors."""
         return {"maps_not_lent": self._refused, "maps_accept_paused": self._listener.paused}

@@ -251,13 +251,22 @@ class Server:
     long_window_ns : int
         Shorter windows of a path are details.
 
+    Attributes
+    ----------
+    connections : set
+        The clients that are connected.
+    publishes : bool
+        Whether clients may publish.
+    most_lines : int
+        How many lines a client may send.
+
     Raises
     ------
     SwerveError
         As `Listener` does.
     """
 
-    publishes = True  # whether clients may publish
+    publishes = True
     most_lines = 1 << 62
     _mode, _counted = 0o600, "bus_"
 
@@ -301,6 +310,11 @@ class Server:
     def clients(self) -> int:
         """How many are connected."""
         return len(self.connections)
+
+    @property
+    def unsent(self) -> int:
+        """For how many of them something waits to be written."""
+        return len(self._unsent)
 
     def close(self) -> None:
         """Give each client what it takes at once, then let all go and remove the socket."""

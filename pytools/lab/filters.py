@@ -98,7 +98,7 @@ def install(
     SwerveError
         If the program cannot be loaded or attached.
     """
-    if any(found == program for found, _ in _programs(rail, ports)):
+    if any(found == program for found, _ in programs(rail, ports)):
         raise UsageError(f"rail {rail.number} has this fault already", f"`swerve lab heal --rail {rail.number}` first")
     with loader.load([loader.Program("lab_faults.c", (program,), dict(defines))]) as loaded, inside(rail.netns):
         if loaded.failed:
@@ -110,7 +110,7 @@ def install(
 
 def remove(rail: Rail) -> None:
     """Take all programs from a rail's ports."""
-    if _programs(rail, rail.ports):
+    if programs(rail, rail.ports):
         with inside(rail.netns):
             attach.clean()
 
@@ -118,7 +118,7 @@ def remove(rail: Rail) -> None:
 def counts(rail: Rail) -> dict[str, int]:
     """What the faults of a rail have done so far, by counter; empty when it has none."""
     found: dict[str, int] = {}
-    for program, map_id in _programs(rail, rail.ports):
+    for program, map_id in programs(rail, rail.ports):
         fd = _open(_MAP_BY_ID, map_id)
         try:
             values = Map("lab_counts", fd, np.dtype("<u4"), np.dtype("<u8")).read_percpu_sum().tolist()
@@ -131,10 +131,10 @@ def counts(rail: Rail) -> dict[str, int]:
 
 def has(rail: Rail, port: Port, program: str) -> bool:
     """Whether a port has this fault."""
-    return any(name == program for name, _ in _programs(rail, [port]))
+    return any(name == program for name, _ in programs(rail, [port]))
 
 
-def _programs(rail: Rail, ports: Sequence[Port]) -> set[tuple[str, int]]:
+def programs(rail: Rail, ports: Sequence[Port]) -> set[tuple[str, int]]:
     """Name and counters' map of every program of ours at these ports; all are at egress, whether or not at ingress."""
     found = set()
     with Netlink(rail.netns) as netlink:

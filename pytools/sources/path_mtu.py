@@ -27,13 +27,13 @@ from pytools.sources.probing.size_probes import LARGEST, SMALLEST, SizeProbes, T
 _MS: Final = 1_000_000
 _POLL_NS: Final = 5 * _MS  # while a search is under way
 _WAIT_NS: Final = 250 * _MS  # at most, for the replies of rounds in which nothing is suspected
-_MOST_A_SECOND: Final = 50  # such rounds of all paths together: with many paths, each has one less often
+MOST_A_SECOND: Final = 50  # such rounds of all paths together: with many paths, each has one less often
 _IDLE_NS: Final = 200 * _MS
 _GRACE_NS: Final = 5 * _MS  # for what was overtaken by the smallest
 _AGAIN_NS: Final = 50 * _MS  # the smallest is sent again when it was not answered by then; then after twice as long
 _TOLD_FOR_NS: Final = 10_000 * _MS  # routers limit how often they tell
 _SLOTS: Final = 5  # the paths' rounds are dealt over an interval, so that not all large packets leave at once
-_MOST_SEARCHES: Final = 16  # rounds of searches under way at once
+MOST_SEARCHES: Final = 16  # rounds of searches under way at once
 _NEVER_NS: Final = 1 << 62
 _SEQ_MASK: Final = 0xFFFF_FFFF
 
@@ -88,6 +88,11 @@ class PathMtuSource:
     ----------
     paths : callable
         The paths that are probed now.
+
+    Attributes
+    ----------
+    watched : dict
+        What is known of each path to which sizes are probed.
     """
 
     def __init__(self, config: AgentConfig, bus: Bus, paths: Callable[[], Sequence[PinnedPath]]) -> None:
@@ -121,7 +126,7 @@ class PathMtuSource:
         for watched in self.watched.values():
             if watched.round is not None:
                 continue
-            if watched.sizes.urgent and searches < _MOST_SEARCHES:
+            if watched.sizes.urgent and searches < MOST_SEARCHES:
                 searches += 1
                 self._begin(watched, now_ns)
             elif not watched.sizes.urgent and now_ns >= watched.due_ns:
@@ -152,7 +157,7 @@ class PathMtuSource:
             self._gone_wire_bytes += probes.wire_bytes
             probes.close()
         slots = min(_SLOTS, len(current))
-        self._every_ns = max(self._interval_ns, len(current) * 1_000_000_000 // _MOST_A_SECOND)
+        self._every_ns = max(self._interval_ns, len(current) * 1_000_000_000 // MOST_A_SECOND)
         for pinned in current:
             if pinned in self.watched:
                 continue

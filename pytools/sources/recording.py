@@ -93,6 +93,11 @@ class RecordingSource:
         self.failed = self._thread.errors()
         return now_ns + _LOT_NS
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What was handed over and is not written yet."""
+        return self._thread.waiting_bytes
+
     def drops(self) -> dict[str, int]:
         """Records that are missing in the recording: the writer was behind, or the disk refused them."""
         return {"recording_behind": self._dropped, "recording_disk": self._thread.lost()}
@@ -112,14 +117,14 @@ class _Thread(threading.Thread):
         self._writers = writers
         self._lots: queue.SimpleQueue[tuple[Track, bytes] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
 
     def hand_over(self, track: Track, lines: bytes) -> bool:
         """Have this written; False when too much waits already."""
         with self._lock:
-            if self._waiting_bytes + len(lines) > _WAITING_BYTES:
+            if self.waiting_bytes + len(lines) > _WAITING_BYTES:
                 return False
-            self._waiting_bytes += len(lines)
+            self.waiting_bytes += len(lines)
         self._lots.put((track, lines))
         return True
 
@@ -153,4 +158,4 @@ class _Thread(threading.Thread):
     def _write(self, track: Track, lines: bytes) -> None:
         self._writers[track].write(lines, time.time_ns())
         with self._lock:
-            self._waiting_bytes -= len(lines)
+            self.waiting_bytes -= len(lines)

@@ -86,7 +86,7 @@ class Manifest(msgspec.Struct, frozen=True, tag="bundle"):
     never: tuple[str, ...] = NEVER
 
 
-class _MissingError(Exception):
+class MissingError(Exception):
     """A part that cannot be had; says why."""
 
 
@@ -149,7 +149,7 @@ def _write(file: io.BufferedWriter, name: str | None, config: Path | None, repor
             try:
                 made = make()
                 data, note = _encoded(made, hide)
-            except _MissingError as why:
+            except MissingError as why:
                 left_out.append(LeftOut(part, str(why)))
                 continue
             except (OSError, ValueError, SwerveError) as error:
@@ -178,7 +178,7 @@ def _parts(name: str | None, config: Path | None, report: Any, policy: Any) -> I
     for each in _HISTORY:
         yield each, lambda each=each: _history(directories.state_dir(name) / each)  # type: ignore[misc]
     for part, command in _COMMANDS.items():
-        yield part, lambda command=command: Made(value=_asked(command))  # type: ignore[misc]
+        yield part, lambda command=command: Made(value=json_of(command))  # type: ignore[misc]
     yield "tc-filter.json", _filters
     yield "recording.jsonl", lambda: _recorded(name, config)
 
@@ -194,7 +194,7 @@ def _encoded(made: Made, hide: Addresses | None) -> tuple[bytes, str]:
     if made.lines is None:
         data = written(made.value)
         if len(data) > limit_bytes:
-            raise _MissingError(f"it has {len(data)} bytes, more than {limit_bytes}")
+            raise MissingError(f"it has {len(data)} bytes, more than {limit_bytes}")
         return data, made.note()
     kept: deque[bytes] = deque()
     size = cut = 0
@@ -249,7 +249,7 @@ def _policy(name: str | None) -> Any:
 
 def _given(policy: Any) -> Any:
     if not isinstance(policy, dict):
-        raise _MissingError(policy if isinstance(policy, str) else "it is empty")
+        raise MissingError(policy if isinstance(policy, str) else "it is empty")
     return json.loads(json.dumps(policy, default=str))
 
 
@@ -257,7 +257,7 @@ def _self(name: str | None) -> Any:
     with Client(directories.agent_socket(name), frozenset({"self"})) as client:
         said = client.next(_ANSWER_S)
     if said is None:
-        raise _MissingError(f"the agent said nothing for {_ANSWER_S:g} s")
+        raise MissingError(f"the agent said nothing for {_ANSWER_S:g} s")
     return msgspec.to_builtins(said)
 
 
@@ -278,20 +278,27 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[Any]:
             yield json.loads(line)
 
 
-def _asked(command: tuple[str, ...]) -> Any:
+def json_of(command: tuple[str, ...]) -> Any:
+    """What a command prints, which is JSON; an empty list when it prints nothing.
+
+    Raises
+    ------
+    MissingError
+        If there is no such command, or it fails, takes too long or prints something else.
+    """
     try:
         done = subprocess.run(command, capture_output=True, timeout=_COMMAND_S, check=False)
     except FileNotFoundError:
-        raise _MissingError(f"the command {command[0]} is not here (package iproute2)") from None
+        raise MissingError(f"the command {command[0]} is not here (package iproute2)") from None
     except subprocess.TimeoutExpired:
-        raise _MissingError(f"{' '.join(command)} took longer than {_COMMAND_S:g} s") from None
+        raise MissingError(f"{' '.join(command)} took longer than {_COMMAND_S:g} s") from None
     if done.returncode != 0:
         words = done.stderr.decode(errors="replace").strip().splitlines()
-        raise _MissingError(words[0] if words else f"{' '.join(command)} failed")
+        raise MissingError(words[0] if words else f"{' '.join(command)} failed")
     try:
         return json.loads(done.stdout or b"[]")
     except ValueError:
-        raise _MissingError(f"what {' '.join(command)} says is no JSON") from None
+        raise MissingError(f"what {' '.join(command)} says is no JSON") from None
 
 
 def _filters() -> Made:
@@ -299,7 +306,7 @@ def _filters() -> Made:
     found: dict[str, Any] = {}
     for name in names[:_MOST_INTERFACES]:
         for direction in ("ingress", "egress"):
-            listed = _asked(("tc", "-j", "filter", "show", "dev", name, direction))
+            listed = json_of(("tc", "-j", "filter", "show", "dev", name, direction))
             if listed:
                 found.setdefault(name, {})[direction] = listed
     more = len(names) - _MOST_INTERFACES

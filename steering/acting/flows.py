@@ -46,6 +46,15 @@ class FlowActing:
         Takes a line for the log.
     send : callable
         Takes each act, for whoever watches.
+
+    Attributes
+    ----------
+    table : FlowTable | None
+        The kernel's part; None until it is loaded.
+    pins, labels : Pins, Labels
+        What there is of flows in that table; only once it is loaded.
+    standbys : StandBys | None
+        The stand-bys in it; None until it is loaded.
     """
 
     def __init__(

@@ -66,6 +66,19 @@ class FlowTable:
     force_clsact : bool
         Do not try TCX; for tests of the fallback.
 
+    Attributes
+    ----------
+    settings, sets, rows, targets, standbys : ndarray
+        The maps of these names (swerve.h) in this process's memory, as the kernel reads them at each packet.
+    prefixes : Map
+        Stand-bys by destination.
+    path_record, settings_record : dtype
+        An entry of the agent's maps that `lent` are to hold.
+    lent : list of Map
+        Where the agent's maps are put in, in the order of `LENT`.
+    program_fd : int
+        The program.
+
     Raises
     ------
     CapabilityError
@@ -85,7 +98,7 @@ class FlowTable:
             if force_clsact or not syscall.has_tcx(self.program_fd):
                 clean(STEERING)  # what a killed predecessor left
             self._counters = loaded.map("steer_counters")
-            self.settings, self._sets, self._rows, self.targets, self.standbys = (
+            self.settings, self.sets, self.rows, self.targets, self.standbys = (
                 self._closing.enter_context(loaded.mapped(f"steer_{name}")).records
                 for name in ("settings", "sets", "rows", "targets", "standbys")
             )
@@ -99,12 +112,12 @@ class FlowTable:
             raise
         self._seed = int.from_bytes(os.urandom(8))  # so that nobody can fill a set on purpose
         self.settings["seed"] = self._seed
-        self._places = Places(len(self._rows), *self._sets["entries"].shape)
+        self._places = Places(len(self.rows), *self.sets["entries"].shape)
 
     @property
     def capacity(self) -> int:
         """How many flows there is room for."""
-        return len(self._rows)
+        return len(self.rows)
 
     def close(self) -> None:
         """Take the hooks off, then the table away: all flows go as they are routed."""
@@ -181,16 +194,16 @@ class FlowTable:
             self.sweep(time.monotonic_ns())
             places = [self._places.get(flow) for flow in flows]
         new = [flow for flow, place in zip(flows, places, strict=True) if place is None]
-        keys = flow_keys.encoded(new, self._rows.dtype["flow"])
+        keys = flow_keys.encoded(new, self.rows.dtype["flow"])
         made = self._places.take(new, flow_keys.hashes(keys, self._seed).tolist())
         fresh = [place.row for place in made]
-        self._rows[fresh] = 0
-        self._rows["flow"][fresh] = keys
+        self.rows[fresh] = 0
+        self.rows["flow"][fresh] = keys
         remaining = iter(made)
         rows = [(place or next(remaining)).row for place in places]
         for name, each in values.items():
-            self._rows[name][rows] = each
-        self._rows[lease][rows] = until_ns
+            self.rows[name][rows] = each
+        self.rows[lease][rows] = until_ns
         if made:
             self.settings["flows"] = len(self._places)
             self._show(made, [place.entry for place in made])
@@ -198,7 +211,7 @@ class FlowTable:
     def _show(self, places: Sequence[Place], entries: Sequence[int] | int) -> None:
         """Let the kernel find rows, which are whole by now, or no more (0); a row is not touched before that is so."""
         _order()
-        self._sets["entries"][[place.set for place in places], [place.way for place in places]] = entries
+        self.sets["entries"][[place.set for place in places], [place.way for place in places]] = entries
         _order()
 
     def renew(self, lease: Lease, flows: Sequence[FlowKey], until_ns: Sequence[int]) -> set[FlowKey]:
@@ -210,14 +223,14 @@ class FlowTable:
             else:
                 rows.append(row)
                 ends.append(until)
-        self._rows[lease][rows] = ends
+        self.rows[lease][rows] = ends
         return missing
 
     def end(self, lease: Lease, flows: Iterable[FlowKey]) -> set[FlowKey]:
         """End leases now; returns the flows that had one."""
         asked = list(dict.fromkeys(flows))
         had = {flow: row for flow, row in zip(asked, self._leased_rows(lease, asked), strict=True) if row is not None}
-        self._rows[lease][list(had.values())] = 0
+        self.rows[lease][list(had.values())] = 0
         self._drop(self._ended(had, 0))
         return set(had)
 
@@ -230,13 +243,13 @@ class FlowTable:
     def _leased_rows(self, lease: Lease, flows: Sequence[FlowKey]) -> list[int | None]:
         """Each flow's row, if it has such a lease."""
         rows = [-1 if (place := self._places.get(flow)) is None else place.row for flow in flows]
-        has = (self._rows[lease][rows] != 0).tolist()
+        has = (self.rows[lease][rows] != 0).tolist()
         return [row if row >= 0 and leased else None for row, leased in zip(rows, has, strict=True)]
 
     def _ended(self, rows: Mapping[FlowKey, int], now_ns: int) -> list[FlowKey]:
         """Those of which no lease lasts beyond a moment."""
         numbers = list(rows.values())
-        lasting = (self._rows["pin_until_ns"][numbers] > now_ns) | (self._rows["label_until_ns"][numbers] > now_ns)
+        lasting = (self.rows["pin_until_ns"][numbers] > now_ns) | (self.rows["label_until_ns"][numbers] > now_ns)
         return [flow for flow, lasts in zip(rows, lasting.tolist(), strict=True) if not lasts]
 
     def _drop(self, flows: Sequence[FlowKey]) -> None:
@@ -249,8 +262,8 @@ class FlowTable:
 
     def read(self) -> list[Row]:
         """All flows that the kernel finds, with what came of their leases."""
-        entries = self._sets["entries"].reshape(-1)
-        rows = self._rows[(entries[entries != 0] & np.uint64(0xFFFFFFFF)).astype(np.intp)]
+        entries = self.sets["entries"].reshape(-1)
+        rows = self.rows[(entries[entries != 0] & np.uint64(0xFFFFFFFF)).astype(np.intp)]
         names = ("pin_until_ns", "label_until_ns", "target", "label", "packets", "bytes", "last_ns", "relabelled")
         columns = zip(*(rows[name].tolist() for name in names), strict=True)
         return [Row(flow_keys.decoded(key), *values) for key, values in zip(rows["flow"], columns, strict=True)]

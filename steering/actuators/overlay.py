@@ -78,6 +78,11 @@ class Overlay:
     memory : OverlayMemory | None
         What a controller before us has in force goes on; None: nothing of ours is left.
 
+    Attributes
+    ----------
+    complaints : frozenset of str
+        What could not be done, as the log was told; empty when all is well.
+
     Raises
     ------
     RefusedError

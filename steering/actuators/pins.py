@@ -21,7 +21,7 @@ from steering.actuators.flow_table import FlowTable
 from steering.actuators.neighbours import Hop, Neighbours
 from steering.plan import FlowKey, LabelChange, Pin, Target, canonical
 
-_FAMILIES: Final = {4: 2, 6: 10}  # SWERVE_FAMILY_*
+FAMILIES: Final = {4: 2, 6: 10}  # SWERVE_FAMILY_*
 _Name = tuple[Target, int]
 
 
@@ -178,7 +178,7 @@ class Pins(Leases[Pin]):
         gateway = np.frombuffer(address.mapped, np.uint8)
         alive = target.alive and self._neighbours.alive(target.hop)
         wanted: dict[str, Any] = {
-            "family": _FAMILIES[address.version],
+            "family": FAMILIES[address.version],
             "nexthop_id": target.nexthop_id,
             "ifindex": target.ifindex,
         }

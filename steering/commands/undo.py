@@ -33,7 +33,7 @@ from steering.guarding.takeover import Locks
 _ANSWER_S: Final = 5.0
 _RESTARTS: Final = ("restart", "try-restart")
 # As in packaging/systemd/swerve-steer.service: with these it is not started again.
-_FOR_GOOD: Final = frozenset({"2", "3", "4", "5"})
+FOR_GOOD: Final = frozenset({"2", "3", "4", "5"})
 
 
 def restart_expected(unit: str, environment: Mapping[str, str]) -> bool:
@@ -51,7 +51,7 @@ def restart_expected(unit: str, environment: Mapping[str, str]) -> bool:
         return _restart_queued(unit)
     if result in ("", "start-limit-hit"):
         return False
-    return not (environment.get("EXIT_CODE") == "exited" and environment.get("EXIT_STATUS") in _FOR_GOOD)
+    return not (environment.get("EXIT_CODE") == "exited" and environment.get("EXIT_STATUS") in FOR_GOOD)
 
 
 def _restart_queued(unit: str) -> bool:

@@ -65,6 +65,10 @@ class Desk:
     ----------
     frozen : str
         Why no act may be started; empty when one may.
+    sleeps : Sleeps
+        When the host was suspended.
+    register : callable
+        Have a selector wait for the operator's requests.
     """
 
     def __init__(self, site: Site, deadline: Deadline | None) -> None:

@@ -47,7 +47,7 @@ HANDED_OVER: Final = "ended for a successor"
 _LOG: Final = log.logger("guardian")
 _LAST_S = 3.0  # after the end of its time, for a successor that has to be killed
 _RETRY_S = 0.2
-_TRIES = 50
+TRIES = 50
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -201,7 +201,7 @@ def _take_charge(former: int) -> None:
 def undo(netlink: Netlink, file: Path, scope: str, why: str) -> tuple[int, list[Act]]:
     """Delete our rules, whatever else happens; then note it and remove the rest. The exit code, and the acts."""
     began_ns = time.monotonic_ns()
-    for attempt in range(_TRIES):
+    for attempt in range(TRIES):
         if attempt:
             time.sleep(_RETRY_S)
         try:

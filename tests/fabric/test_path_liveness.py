@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import select
+import selectors
 import time
 from collections.abc import Callable, Iterator
 
@@ -23,7 +24,7 @@ from pytools.lab.fabric import Lab
 from pytools.signals import PathLiveness
 from pytools.sources.probing.liveness import Liveness
 from pytools.sources.probing.measurements import RECEIVED, SENT
-from pytools.sources.probing.sessions import EXTRA, EXTRA_TICKS, OUTSTANDING
+from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS
 
 INTERVAL_MS = 20.0
 QUICK = Probe(interval_ms=INTERVAL_MS, timeout_ms=400)
@@ -42,13 +43,13 @@ class Listener:
 
     @property
     def live(self) -> Liveness:
-        return self.mesh._measurements.liveness
+        return self.mesh.measurements.liveness
 
     def rows(self, interface: str) -> list[int]:
         return [pinned.index for pinned in self.mesh.current if pinned.path.interface == interface]
 
     def counted(self, counter: int) -> int:
-        return int(self.mesh._measurements.counts[:, counter].sum())
+        return int(self.mesh.measurements.counts[:, counter].sum())
 
     def of(self, interface: str) -> list[PathLiveness]:
         """The newest of each path by an interface."""
@@ -60,7 +61,12 @@ class Listener:
 
     def all_answer(self, run: int = ENOUGH) -> bool:
         rows = self.rows("rail1") + self.rows("rail2")
-        return len(rows) == 4 and all(self.live._run[row] >= run and self.live.missed[row] == 0 for row in rows)
+        return len(rows) == 4 and all(self.answered_run(row) >= run for row in rows)
+
+    def answered_run(self, row: int) -> int:
+        """How many probes in a row a path has answered; 0 while it misses any."""
+        (loss,), (limit,) = (each.tolist() for each in self.live.limits(np.array([row])))
+        return self.live.signal(row, loss, limit, "", time.monotonic_ns(), 0).answered_run
 
     def worst(self, interface: str) -> int:
         """The most that was told to be missed on any path by an interface."""
@@ -113,16 +119,17 @@ def serve_until(hosts: Hosts, condition: Callable[[], bool], what: str) -> None:
     support.wait_until(served, 10, what, every_s=0.0005)
 
 
-def assert_all_sent_are_missed(host: Listener, interface: str, flows: int = 1) -> None:
-    """Missed is all that the sender remembers to have sent since the last answer, but for what is within its grace.
+def assert_all_sent_are_missed(host: Listener, interface: str) -> None:
+    """Missed is all that the kernel has sent since the last answer, but for what is within its grace.
 
-    Those of a pair left at one time; extra ones do not count.
+    Of a pair one counts, of several source ports one, and extra ones do not.
     """
-    for path in host.rows(interface):
-        sent_ns = host.mesh.sender._sent_ns[path * flows][host.mesh.sender._part[path * flows] != EXTRA]
-        left = (sent_ns > host.live._arrived_ns[path]) & (sent_ns <= host.live._log.latest_ns)
-        sent = len(np.unique(sent_ns[left]))
-        assert sent - 2 <= host.live.missed[path] <= sent
+    with netns.inside(host.host.namespace):
+        host.mesh.serve(time.monotonic_ns())
+        host.live.look(time.monotonic_ns())
+    sent = host.mesh.program.paths["unanswered"][host.rows(interface)].astype(np.int64)
+    missed = host.live.missed[host.rows(interface)]
+    assert ((sent - 2 <= missed) & (missed <= sent)).all()
 
 
 def test_a_rail_that_loses_both_ways_is_silent_and_heals(lab: Lab, start: Callable[..., Hosts]) -> None:
@@ -225,7 +232,7 @@ def test_several_source_ports_are_one_path(lab: Lab, start: Callable[..., Hosts]
     work_until(hosts, lambda: first.missed("rail2"), "the rail is silent")
     assert first.worst("rail1") < 2
     assert all(signal.missed <= signal.silent_ns / signal.interval_ns + 1.5 for signal in first.of("rail2"))
-    assert_all_sent_are_missed(first, "rail2", flows)
+    assert_all_sent_are_missed(first, "rail2")
     lab.heal(2)
     work_until(hosts, first.all_answer, "the rail answers again")
 
@@ -240,12 +247,12 @@ def test_a_coded_pair_is_one_probe(lab: Lab, start: Callable[..., Hosts]) -> Non
         assert all(signal.missed <= signal.silent_ns / signal.interval_ns + 1.5 for signal in each.of("rail1"))
         assert_all_sent_are_missed(each, "rail1")
     lab.heal(1)
-    before = [int(first.live._run[row]) for row in first.rows("rail2")]
-    received = first.mesh._measurements.counts[first.rows("rail2"), RECEIVED].copy()
+    before = [first.answered_run(row) for row in first.rows("rail2")]
+    received = first.mesh.measurements.counts[first.rows("rail2"), RECEIVED].copy()
     work_until(hosts, functools.partial(first.all_answer, 2 * ENOUGH), "the rail answers again")
     for row, run, count in zip(first.rows("rail2"), before, received, strict=True):
-        answers = first.mesh._measurements.counts[row, RECEIVED] - count
-        assert (first.live._run[row] - run) * 2 <= answers + 3, "three packets to every second probe"
+        answers = first.mesh.measurements.counts[row, RECEIVED] - count
+        assert (first.answered_run(row) - run) * 2 <= answers + 3, "three packets to every second probe"
 
 
 def test_a_path_without_a_way_misses_the_probes_that_were_refused(lab: Lab, start: Callable[..., Hosts]) -> None:
@@ -262,49 +269,64 @@ def test_a_young_silence_wakes_the_mesh_when_the_next_miss_falls_due(lab: Lab, s
     due: set[int] = set()
 
     def silent() -> bool:
-        if mesh._miss_ns is not None:
-            due.add(mesh._miss_ns)
-            assert first.host._due[mesh.tick] <= mesh._miss_ns
+        miss_ns = first.live.look(time.monotonic_ns())
+        if miss_ns is not None:
+            due.add(miss_ns)
+            assert first.host.due[mesh.tick] <= miss_ns
         return first.missed("rail1")
 
     work_until(hosts, silent, "the rail is silent")
     assert len(due) >= 3
-    assert mesh._miss_ns is None, "a path that is known to be dead is looked at as often as others"
+    assert first.live.look(time.monotonic_ns()) is None, (
+        "a path that is known to be dead is looked at as often as others"
+    )
 
 
 def test_what_the_pacer_sees_makes_the_mesh_look_at_once(lab: Lab, start: Callable[..., Hosts]) -> None:
     first, _ = hosts = start()
-    mesh = first.mesh
+    mesh, watcher = first.mesh, first.host
+    pacer = mesh.sender.schedule.control
+    speaks = watcher.selector.get_key(pacer).data
+    watcher.selector.unregister(pacer)  # the test hears it
 
     def heard() -> bool:
         mesh.program.paths["overdue"][:] = 0  # as if probe.c had seen none: a look that is late is left out
-        if not select.select([mesh.sender.schedule.control], [], [], 0)[0]:
-            return False
-        mesh._pacer_speaks(0)
-        return True
+        return bool(select.select([pacer], [], [], 0)[0])
 
     assert not heard(), "while all answer"
     lab.blackhole(1)
     work_until(hosts, heard, "an answer is overdue")
-    assert mesh._due["read"] == 0
+    early_ns = watcher.due[mesh.tick] - 1
+    with netns.inside(watcher.namespace):
+        assert mesh.tick(early_ns) == early_ns + 1, "nothing is due yet"
+        speaks(selectors.EVENT_READ)
+        assert mesh.tick(early_ns) > early_ns + 1, "it has looked, and looks again later"
+    watcher.selector.register(pacer, selectors.EVENT_READ, speaks)
 
 
 def test_when_an_answer_is_overdue_extra_probes_show_whether_it_waits(lab: Lab, start: Callable[..., Hosts]) -> None:
     """Where a rail loses everything, most of its probes are overtaken, though only few are due."""
     first, _ = hosts = start()
-    extra = np.zeros(0, np.bool_)
+    sender = first.mesh.sender
+    extra, waited = np.zeros(4, np.int64), np.zeros(4, np.int64)
+
+    def count_extra() -> None:
+        for path, results in sender.results():
+            extra[path] += sum(each for *_, each in results)
 
     def overtaken() -> bool:
-        nonlocal extra
-        extra = first.mesh.sender._part == EXTRA
-        rows = first.rows("rail1")
-        waiting = extra[rows] & (first.mesh.sender._state[rows] == OUTSTANDING)
-        return bool((np.count_nonzero(waiting, axis=1) >= EXTRA_TICKS // 2).all())
+        count_extra()
+        found = sender.overtaken(0)
+        for path in first.rows("rail1"):  # further ones leave an interval apart
+            apart_ns = np.diff(np.sort(found.sent_ns[found.paths == path]))
+            waited[path] = max(waited[path], np.count_nonzero(apart_ns < 2 * EXTRA_EVERY_NS))
+        on_rail1 = first.rows("rail1")
+        return bool((waited[on_rail1] >= EXTRA_TICKS // 2).all() and (extra >= EXTRA_TICKS // 2).all())
 
-    assert not (first.mesh.sender._part == EXTRA).any(), "while all answer there are none"
+    count_extra()
+    assert not extra.any(), "while all answer there are none"
     lab.blackhole(1)
-    work_until(hosts, overtaken, "extra probes left")
-    assert (np.count_nonzero(extra[first.rows("rail2")], axis=1) >= EXTRA_TICKS // 2).all(), "on all paths"
+    work_until(hosts, overtaken, "extra probes left on all paths, and those of the rail were overtaken while they wait")
     work_until(hosts, lambda: first.missed("rail1"), "the rail is silent")
     assert_all_sent_are_missed(first, "rail1")
     assert first.worst("rail2") < 2
@@ -315,19 +337,19 @@ def test_answers_by_the_other_rail_say_on_which_way_probes_are_missing(
     lab: Lab, start: Callable[..., Hosts], way: str
 ) -> None:
     first, _ = hosts = start()
-    table, rows = first.mesh.sender, first.rows("rail1")
+    rows, interval_ns = first.rows("rail1"), int(INTERVAL_MS * 1e6)
 
     lab.blackhole(1, (1, 2) if way == "there" else (2, 1))
-    latest_ns, chosen = 0, np.zeros(0, np.bool_)
+    there, leads = np.zeros((2, 0), np.int64)
 
     def overtaken() -> bool:
-        nonlocal latest_ns, chosen
-        latest_ns = table._answered_ns[first.rows("rail2")].min() - int(INTERVAL_MS * 1e6)
-        chosen = (table._state[rows] == OUTSTANDING) & (table._sent_ns[rows] < latest_ns)
-        return np.count_nonzero(chosen) >= len(rows) * ENOUGH
+        nonlocal there, leads
+        found = first.mesh.sender.overtaken(0)
+        chosen = np.isin(found.paths, rows) & (found.leads_ns > interval_ns)
+        there, leads = found.there_ns[chosen], found.leads_ns[chosen] - interval_ns
+        return len(there) >= len(rows) * ENOUGH
 
     work_until(hosts, overtaken, "the other rail answers what left later")
-    there, leads = table._there[rows][chosen], latest_ns - table._sent_ns[rows][chosen]
     if way == "back":
         assert set(there.tolist()) == {0}, "they have come to the peer"
     else:

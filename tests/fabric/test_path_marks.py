@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import bpf_objects
 import pytest
 import support
 from watching import SECOND_NS, Watcher, watchers, work_for, work_until
@@ -230,14 +230,10 @@ def test_down_takes_the_programs_with_it(unique_name: Callable[[], str]) -> None
         lab.mtu(2, 1400, silent=True)
         assert lab.show()["rails"][0]["faults"] == {"able": 0, "marked": 0}
         assert lab.show()["rails"][1]["faults"] == {"too_long": 0}
-        maps = [number for rail in lab.rails for _, number in filters._programs(rail, rail.ports)]
+        maps = [number for rail in lab.rails for _, number in filters.programs(rail, rail.ports)]
         assert len(maps) == 2
 
-    def gone(number: int) -> bool:
-        try:
-            os.close(filters._open(filters._MAP_BY_ID, number))
-        except FileNotFoundError:
-            return True
-        return False
+    def gone() -> bool:
+        return bpf_objects.numbered().isdisjoint(("map", number) for number in maps)
 
-    support.wait_until(lambda: all(map(gone, maps)), 20, "the programs are gone with the namespaces")
+    support.wait_until(gone, 20, "the programs are gone with the namespaces")

@@ -33,7 +33,7 @@ from pytools.sources.probing import planner
 from pytools.sources.probing.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.program import NUMBERS
-from pytools.sources.probing.sessions import ANSWERED, EXTRA, EXTRA_EVERY_NS, EXTRA_TICKS, PROBES
+from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS, PROBES, Result
 
 pytestmark = pytest.mark.beside
 
@@ -65,7 +65,7 @@ class Node:
         self.due = 0
 
     def counted(self, counter: int) -> int:
-        return int(self.mesh._measurements.counts[:, counter].sum())
+        return int(self.mesh.measurements.counts[:, counter].sum())
 
     def lost_anything(self) -> dict[str, int]:
         return {name: count for name, count in self.mesh.drops().items() if count}
@@ -80,10 +80,9 @@ class Node:
 
     def told(self) -> list[PathDelay]:
         """What the long window says now."""
-        sub = self.bus.subscribe(frozenset({"path_delay"}))
-        self.mesh._publish_delays(self.mesh._measurements.long, time.monotonic_ns(), only_news=False)
-        sub.close()
-        return [signal for signal in sub.read() if isinstance(signal, PathDelay)]
+        measured, now_ns = self.mesh.measurements, time.monotonic_ns()
+        overtaken = self.mesh.sender.overtaken(now_ns - measured.long.length_ns)
+        return measured.signals(measured.long, now_ns, time.time_ns(), False, overtaken)
 
     def close(self) -> list[str]:
         """Close the mesh; what it has left in the kernel."""
@@ -209,7 +208,7 @@ def test_an_address_that_no_interface_has_is_answered_once_it_was_asked_for(
     nodes.run_until(lambda: first.counted(RECEIVED) >= 3, "probes to it are answered")
     assert second.mesh.drops()["probe_requests_without_program"] > 0, "by no address of an interface"
     support.run(["ip", "-n", veth_pair[1], f"-{family}", "route", "delete", "local", prefix, "dev", "lo"])
-    second.mesh._discover(time.monotonic_ns())
+    second.mesh.set_peers(second.config, time.monotonic_ns())  # looks at the routes again
     nodes.serve_until(lambda: True, "what was answered before is taken")
     received, sent = first.counted(RECEIVED), first.counted(SENT)
     nodes.run_until(lambda: first.counted(SENT) >= sent + 5, "more are sent")
@@ -220,10 +219,12 @@ def test_no_figure_is_dated_before_an_answer_that_it_counts(nodes: Nodes, veth_p
     """The tick began, then probes left and were answered, then the ring was read: all of it is one tick's work."""
     sender, _ = two(nodes, veth_pair, 4)
     sub = sender.bus.subscribe(frozenset({"path_delay"}))
-    sender.mesh.tick(began_ns := time.monotonic_ns())
-    support.wait_until(sender.in_kernel, 10, "the probe is answered")
-    sender.mesh._work(began_ns)
-    answered_ns = int(sender.mesh.sender._back[0, 0])
+    began_ns = sender.mesh.tick(time.monotonic_ns())
+    support.wait_until(lambda: time.monotonic_ns() > began_ns, 10, "the next tick is due")
+    before = sender.in_kernel().get("recorded", 0)
+    support.wait_until(lambda: sender.in_kernel().get("recorded", 0) > before, 10, "another probe is answered")
+    sender.mesh.tick(began_ns)
+    answered_ns = int(sender.mesh.sender.singles(0, 0).reverse_at.max())
     (signal,) = [each for each in sub.read() if isinstance(each, PathDelay) and each.received]
     assert signal.at_ns >= answered_ns > began_ns
 
@@ -235,9 +236,9 @@ def test_stamps_are_those_of_the_probes_that_were_sent(nodes: Nodes, veth_pair: 
         before = time.monotonic_ns()
         sender.send()
         nodes.serve_until(lambda wanted=turn + 1: sender.counted(RECEIVED) == wanted, "the probe is answered")
-        left, back = sender.mesh.sender._left[0, turn], sender.mesh.sender._back[0, turn]
-        assert before < left < left + sender.mesh.sender._forward[0, turn] < back < time.monotonic_ns()
-        assert 0 < sender.mesh.sender._reverse[0, turn] < back - left
+        (left,), (forward,), (back,), (reverse,) = sender.mesh.sender.singles(0, before)
+        assert before < left < left + forward < back < time.monotonic_ns()
+        assert 0 < reverse < back - left
 
 
 def test_a_host_whose_program_is_not_attached_answers_nothing_and_learns_where_it_is_missing(
@@ -255,12 +256,12 @@ def test_a_host_whose_program_is_not_attached_answers_nothing_and_learns_where_i
 def test_of_two_replies_the_first_counts(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
     sender, _ = two(nodes, veth_pair, 4)
     sender.send()
-    record = np.zeros(3, sender.mesh.program._ring.record)
+    record = np.zeros(3, sender.mesh.program.read().dtype)
     record["t1_ns"], record["t2_ns"], record["t3_ns"], record["t4_ns"] = 10, 20, 30, (100, 200, 300)
     record["seen_ns"] = time.monotonic_ns()
     sender.mesh.sender.take(record[:2])
     sender.mesh.sender.take(record[2:])
-    assert sender.mesh.sender._back[0, 0] == 100
+    assert sender.mesh.sender.singles(0, 0).reverse_at.tolist() == [100]
     assert (sender.counted(RECEIVED), sender.counted(DUPLICATES)) == (1, 2)
 
 
@@ -293,8 +294,8 @@ class Foreign:
     def __init__(self, namespace: str, address: str, fate: Callable[[int], int] = lambda _: 1) -> None:
         kind = socket.AF_INET6 if ":" in address else socket.AF_INET
         with netns.inside(namespace):
-            self._socket = socket.socket(kind, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.bind((address, 862))
+            self.socket = socket.socket(kind, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self.socket.bind((address, 862))
         self._fate, self.held, self.hold = fate, [], False
         self._count = 0
         self._first: int | None = None
@@ -302,14 +303,14 @@ class Foreign:
     def __call__(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
-                request, back = self._socket.recvfrom(2048)
+                request, back = self.socket.recvfrom(2048)
                 seq = struct.unpack_from("!I", request)[0]
                 self._first = seq if self._first is None else self._first
                 for _ in range(self._fate((seq - self._first) % NUMBERS)):
                     self.held.append((self._reply(request), back))
         if not self.hold:
             for reply, back in self.held:
-                self._socket.sendto(reply, back)
+                self.socket.sendto(reply, back)
             self.held = []
 
     def _reply(self, request: bytes) -> bytes:
@@ -320,7 +321,7 @@ class Foreign:
         return (head + b"\xff" + request[41:])[: len(request)]
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()
 
 
 @pytest.fixture
@@ -393,25 +394,26 @@ def test_extra_probes_are_answered_as_the_others_and_count_for_no_silence(
 ) -> None:
     monkeypatch.setattr(planner, "_EXTRA_PATIENCE_NS", 10**10)
     sender, _ = two(nodes, veth_pair, family)
-    probes, path = sender.mesh.sender, np.zeros(1, np.intp)
+    probes, path, results = sender.mesh.sender, np.zeros(1, np.intp), list[Result]()
+
+    def extra_answered() -> int:
+        for _, more in probes.results():
+            results.extend(more)
+        return sum(forward is not None for *_, forward, _, extra in results if extra)
+
     sender.send()
     for turn in range(1, 4):  # the memory of the extra ones is used again
         assert probes.hurry(path)
-        nodes.serve_until(
-            lambda turn=turn: (
-                np.count_nonzero((probes._part[0] == EXTRA) & (probes._state[0] == ANSWERED)) == turn * EXTRA_TICKS
-            ),
-            "all are answered",
-        )
+        nodes.serve_until(lambda turn=turn: extra_answered() == turn * EXTRA_TICKS, "all are answered")
     probes.set_paths(sender.mesh.current)  # what is planned ahead is withdrawn
     nodes.serve_until(lambda: sender.counted(RECEIVED) == sender.counted(SENT), "the last one is answered")
     assert sender.in_kernel() == {"recorded": sender.counted(SENT)}
-    assert sorted(probes._seq[0][probes._state[0] == ANSWERED]) == list(range(sender.counted(SENT)))
-    ((_, results),) = probes.results()
-    assert len(results) == sender.counted(SENT)
+    assert extra_answered() == 3 * EXTRA_TICKS
+    assert [seq for seq, *_ in results] == list(range(sender.counted(SENT)))
+    assert all(None not in result for result in results), "all are answered"
     assert sum(extra for *_, extra in results) == 3 * EXTRA_TICKS
     steady = sender.counted(SENT) - 3 * EXTRA_TICKS
-    liveness = sender.mesh._measurements.liveness
+    liveness = sender.mesh.measurements.liveness
     assert (liveness._sent[0], liveness._answered[0]) == (steady, steady)
     assert [sender.counted(each) for each in (LOST, DUPLICATES, REORDERED)] == [0, 0, 0]
     assert sender.lost_anything() == {}
@@ -422,15 +424,19 @@ def test_extra_probes_along_one_path_are_counted_there(
 ) -> None:
     monkeypatch.setattr(planner, "_EXTRA_PATIENCE_NS", 10**10)
     sender, _ = two(nodes, veth_pair, 4)
-    probes, liveness = sender.mesh.sender, sender.mesh._measurements.liveness
+    probes, liveness = sender.mesh.sender, sender.mesh.measurements.liveness
     sender.send()
     assert not probes.hurry(np.array([1]), alone=True), "no such path"
     assert probes.hurry(np.zeros(1, np.intp), alone=True)
     nodes.serve_until(lambda: liveness._extra_sent[0] == EXTRA_TICKS, "all are sent")
-    nodes.serve_until(
-        lambda: np.count_nonzero((probes._part[0] == EXTRA) & (probes._state[0] == ANSWERED)) == EXTRA_TICKS,
-        "all are answered",
-    )
+    results: list[Result] = []
+
+    def all_answered() -> bool:
+        for _, more in probes.results():
+            results.extend(more)
+        return sum(forward is not None for *_, forward, _, extra in results if extra) == EXTRA_TICKS
+
+    nodes.serve_until(all_answered, "all are answered")
     assert liveness._extra_before[0] == EXTRA_TICKS
 
 
@@ -450,8 +456,8 @@ def test_extra_probes_that_are_too_late_are_left_out_and_counted(
 
 
 def test_no_extra_probes_leave_where_the_others_are_as_frequent(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
-    sender, _ = two(nodes, veth_pair, 4)
-    sender.mesh.sender._interval_ns = EXTRA_EVERY_NS
+    frequent = Probe(interval_ms=EXTRA_EVERY_NS / 1e6, timeout_ms=1000)
+    sender, _ = two(nodes, veth_pair, 4, probe=frequent, windows=Windows())
     assert not sender.mesh.sender.hurry(np.zeros(1, np.intp))
 
 
@@ -469,7 +475,8 @@ def test_extra_probes_that_were_withdrawn_leave_no_gap(
     assert 1 < sent < 1 + 5 * EXTRA_TICKS
     sender.send()
     nodes.serve_until(lambda: sender.counted(RECEIVED) == sent + 1, "all are answered")
-    assert int(probes._next_seq[0]) == int(probes._highest[0]) + 1 == sent + 1
+    ((_, results),) = probes.results()
+    assert [seq for seq, *_ in results] == list(range(sent + 1))
     assert sender.lost_anything() == {}
 
 
@@ -508,7 +515,7 @@ def test_replies_from_elsewhere_and_strays_are_counted_and_change_nothing(
     wrong_seq = reply[:24] + struct.pack("!I", 12345) + reply[28:]
     corrupt = reply[:12] + b"\x00\x00" + reply[14:]
     for sent in (wrong_seq, reply[:43], corrupt, reply):
-        reflector._socket.sendto(sent, back)
+        reflector.socket.sendto(sent, back)
     nodes.serve_until(lambda: sender.counted(RECEIVED) == 1, "the reply itself is in")
     support.wait_until(
         lambda: sender.mesh.sender.look() or sender.lost_anything().get("probe_foreign_replies"), 10, "it"
@@ -587,14 +594,14 @@ def test_probes_and_replies_stay_on_their_path_whatever_the_weights(nodes: Nodes
         before = [packets(each.netns, host) for each in lab.rails for host in ("h1", "h2")]
         sender = first.mesh.sender
         sender.set_paths([pinned for pinned in first.mesh.current if pinned.index in rows])
-        received = first.mesh._measurements.counts[:, RECEIVED].copy()
+        received = first.mesh.measurements.counts[:, RECEIVED].copy()
         for _ in range(100):
             first.send()
         nodes.serve_until(
-            lambda was=received: (first.mesh._measurements.counts[:, RECEIVED] - was).sum() == 200, "all are answered"
+            lambda was=received: (first.mesh.measurements.counts[:, RECEIVED] - was).sum() == 200, "all are answered"
         )
         sender.set_paths(first.mesh.current)
-        grown = first.mesh._measurements.counts[:, RECEIVED] - received
+        grown = first.mesh.measurements.counts[:, RECEIVED] - received
         assert grown[rows].tolist() == [100, 100]
         assert grown[others].tolist() == [0, 0]
         after = [packets(each.netns, host) for each in lab.rails for host in ("h1", "h2")]
@@ -619,7 +626,7 @@ def test_a_path_that_was_drained_before_the_start_is_found_when_its_controller_s
     (found,) = [pinned for pinned in first.mesh.current if pinned.path == drained]
     assert (found.nexthop_id, found.source) == (11, "10.9.0.1")
     row = found.index
-    nodes.run_until(lambda: first.mesh._measurements.counts[row, RECEIVED], "it answers")
+    nodes.run_until(lambda: first.mesh.measurements.counts[row, RECEIVED], "it answers")
 
 
 def state_of(path: Path) -> PathState:
@@ -635,7 +642,7 @@ def test_a_path_that_is_gone_is_lost_and_not_probed_over_another(nodes: Nodes, l
     support.run(["ip", "-n", lab.hosts[0].netns, "link", "set", "rail1", "down"])
     first.send()
     nodes.serve_until(lambda: first.counted(RECEIVED) == 2, "the other rail answers")
-    counts = first.mesh._measurements.counts
+    counts = first.mesh.measurements.counts
     assert counts[rows, LOST].tolist() == [1, 1], "known at once, without a timeout"
     assert counts[rows, RECEIVED].tolist() == [0, 0]
     assert first.lost_anything() == {"probe_send_refused": 2}

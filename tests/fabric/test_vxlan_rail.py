@@ -81,7 +81,7 @@ class Told:
         return {self.verdict(each).cause for each in self.live.values()}
 
     def counted(self, counter: int) -> dict[str, int]:
-        counts = self.watcher.mesh._measurements.counts
+        counts = self.watcher.mesh.measurements.counts
         return {each.path.interface: int(counts[each.index, counter]) for each in self.watcher.mesh.current}
 
 

@@ -287,7 +287,8 @@ def test_clean_removes_what_a_killed_agent_left_and_only_that(
     ip("route", "add", "blackhole", "10.9.0.2/32", "table", "99", "protocol", "201")
     socket = directories.agent_socket(namespace)
     crashed = Served(socket)
-    crashed.server._listener._accepting.close()  # as a kill leaves it: the file is there, nobody listens
+    [listening] = crashed.selector.get_map().values()
+    listening.fileobj.close()  # type: ignore[union-attr]  # as a kill leaves it: the file is there, nobody listens
 
     removed = doctor.clean(namespace)
 

@@ -30,7 +30,7 @@ def rotate(folder: Path) -> None:
     with contextlib.ExitStack() as stack:
         log = journal.Journal(folder / journal.FILE)
         stack.callback(log.close)
-        os.ftruncate(log._fd, journal.ROTATE_BYTES)
+        os.truncate(folder / journal.FILE, journal.ROTATE_BYTES)
         log.rotate()
 
 

@@ -23,6 +23,7 @@ from pin_kit import Rails, Wire, compiled_once, rails, versions
 from pytools.errors import RefusedError
 from pytools.kernel.bpf import attach, loader, syscall
 from pytools.kernel.bpf.syscall import RunTime
+from pytools.kernel.netlink.links import LinkMonitor
 from pytools.kernel.netns import inside
 from steering.actuators.neighbours import Neighbours
 from steering.actuators.pins import Pins, PinTarget
@@ -406,7 +407,7 @@ def test_when_nobody_watches_any_more_every_target_is_dead(
     def broken(_: object) -> None:
         raise OSError("no more descriptors")
 
-    monkeypatch.setattr(pins._neighbours._monitor, "read", lambda: broken(None))
+    monkeypatch.setattr(LinkMonitor, "read", broken)
     support.wait_until(lambda: pins.error, 20, "the thread has ended")
     assert "no more descriptors" in pins.error
     assert not any(is_alive(pins, rail, version) for rail in (1, 2) for version in (4, 6))

@@ -429,16 +429,18 @@ def test_leases_that_ended_make_room(steer: Steer) -> None:
 def test_a_row_is_of_its_flow_alone(steer: Steer) -> None:
     """Another flow with its tag in its set, which chance makes of one pair in 2^43, is led to a row not its own."""
     lo_to_itself(steer, V4)
-    keys = flow_keys.encoded([V4, V6], steer.table._rows.dtype["flow"])
-    row = steer.table._places[V4].row
-    value = int(flow_keys.hashes(keys, steer.table._seed)[1])
-    entries = steer.table._sets["entries"][value & (len(steer.table._sets) - 1)]
+    rows, sets = steer.table.rows, steer.table.sets
+    keys = flow_keys.encoded([V4, V6], rows.dtype["flow"])
+    held = np.flatnonzero(rows["pin_until_ns"])
+    (row,) = (at for at in held.tolist() if rows["flow"][at].tobytes() == keys[0].tobytes())
+    value = int(flow_keys.hashes(keys, int(steer.table.settings["seed"][0]))[1])
+    entries = sets["entries"][value & (len(sets) - 1)]
     entries[7] = (value >> 32 | 1) << 32 | row
     for key, counted in ((keys[0], {}), (keys[1], {"on_target": 1})):
-        steer.table._rows["flow"][row] = key
+        rows["flow"][row] = key
         assert steer.run(packet(V6)) == UNSPEC
         assert steer.counted() == counted
-    steer.table._rows["flow"][row] = keys[0]
+    rows["flow"][row] = keys[0]
     entries[7] = 0
 
 

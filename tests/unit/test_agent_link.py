@@ -39,7 +39,7 @@ def test_acts_wait_for_the_agent_and_those_for_which_there_is_no_room_are_counte
     monkeypatch.setattr(agent_link, "Client", lambda *_: agent)
     link = AgentLink(Path("/none"), frozenset(), lambda _: None, lambda: None, said.append)
     link.register(SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))  # type: ignore[arg-type]
-    acts = [msgspec.structs.replace(samples.act(), act_id=str(n)) for n in range(agent_link._MOST_WAITING + 3)]
+    acts = [msgspec.structs.replace(samples.act(), act_id=str(n)) for n in range(agent_link.MOST_WAITING + 3)]
     for act in acts:
         link.publish(act)
     link.publish(samples.path_state())
@@ -65,7 +65,7 @@ def test_what_was_missed_is_counted_over_all_connections(monkeypatch):
         raise SwerveError("gone")
 
     clients[0].read = gone
-    link._readable(0)
+    link.poll()
     assert link.missed == (4, 2)
     link.tick(2 * SECOND)
     clients[1].dropped = 11

@@ -71,7 +71,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def asked(command: tuple[str, ...]) -> Any:
         return LINK if "link" in command else [] if "filter" in command else [{"dst": "10.9.0.0/16"}]
 
-    monkeypatch.setattr(doctor_bundle, "_asked", asked)
+    monkeypatch.setattr(doctor_bundle, "json_of", asked)
     return tmp_path
 
 
@@ -153,7 +153,7 @@ def test_what_fails_on_the_way_leaves_no_half_bundle(host: Path, monkeypatch: py
     def broken(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(doctor_bundle, "_asked", broken)
+    monkeypatch.setattr(doctor_bundle, "json_of", broken)
     with pytest.raises(KeyboardInterrupt):
         doctor_bundle.write(host / "half.tar.gz", None, None, REPORT, False)
     assert not (host / "half.tar.gz").exists()
@@ -179,20 +179,20 @@ def test_sizes_are_bounded_and_the_newest_is_kept(host: Path, monkeypatch: pytes
 
 
 def test_a_part_that_is_too_large_as_a_whole_is_left_out(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_bundle, "_asked", lambda _: ["x" * doctor_bundle.PART_BYTES])
+    monkeypatch.setattr(doctor_bundle, "json_of", lambda _: ["x" * doctor_bundle.PART_BYTES])
     manifest, parts = made(host)
     assert "ip-link.json" not in parts
     assert "more than" in {each.name: each.why for each in manifest.left_out}["ip-link.json"]
 
 
 def test_a_command_that_is_missing_or_fails_is_named() -> None:
-    ask: Callable[[tuple[str, ...]], Any] = doctor_bundle._asked
+    ask: Callable[[tuple[str, ...]], Any] = doctor_bundle.json_of
     for command, why in (
         (("no-such-command",), "is not here"),
         (("sh", "-c", "echo wrong >&2; exit 3"), "wrong"),
         (("echo", "{"), "no JSON"),
     ):
-        with pytest.raises(doctor_bundle._MissingError, match=why):
+        with pytest.raises(doctor_bundle.MissingError, match=why):
             ask(command)
     assert ask(("true",)) == [] and ask(("echo", "[1]")) == [1]
 

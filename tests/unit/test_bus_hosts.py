@@ -427,7 +427,7 @@ def test_an_end_without_peers_that_answer(lonely: hosts.HostBus) -> None:
 def test_one_connection_a_pair(key_file: Path, free_port: int) -> None:
     peers = [Peer("d", "127.0.0.4"), Peer("a", "127.0.0.1"), Peer("c", "127.0.0.3"), Peer("c", "::3"), Peer("d", "::4")]
     with contextlib.closing(hosts.HostBus("b", peers, HostBus(port=free_port, key_file=str(key_file)))) as bus:
-        assert sorted(bus._connect) == ["127.0.0.3", "127.0.0.4"]
+        assert sorted(bus.connects_to) == ["127.0.0.3", "127.0.0.4"]
         bus.send("news", b"")
         assert bus.drops()["host_bus_unsent"] == 3
 

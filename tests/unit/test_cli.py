@@ -166,7 +166,7 @@ def test_watch_says_on_standard_error_what_it_missed(tmp_path: Path, monkeypatch
             while published < 5000 or (served.server.drops()["bus_slow"] == 0 and published < 1_000_000):
                 served.bus.publish(samples.tcp_path(at_ns=published))
                 published += 1
-        elif published and not any(each._out for each in served.server.connections):
+        elif published and not served.server.unsent:
             served.server.close()  # everything is on its way
 
     code, out, err = run(narrow, "watch", publish=burst)

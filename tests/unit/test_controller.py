@@ -19,6 +19,7 @@ from steering import controller, elapsed
 from steering.acting import journal
 from steering.actuators.overlay import Found, Outcome
 from steering.actuators.overlay_memory import OverlayMemory
+from steering.agent_link import AgentLink
 from steering.control import kept_orders
 from steering.controller import Controller, Options
 from steering.plan import Change, overlay_target
@@ -193,22 +194,21 @@ def test_a_freeze_holds_what_is_decided_and_not_done_yet(made):
     assert made.kernel.asked == [], "nor is the first one of a decision carried out"
 
 
-def test_what_has_recovered_meanwhile_is_left_alone(made):
+def test_what_has_recovered_meanwhile_is_left_alone(made, monkeypatch):
     """While the kernel worked for one target, something was heard of another."""
+    heard, polled = AgentLink.poll, []
+    monkeypatch.setattr(AgentLink, "poll", lambda agent: (polled.append(len(made.kernel.asked)), heard(agent)))
     made.start()
-    heard = made.controller.agent.poll
-    polled = []
-    made.controller.agent.poll = lambda: (polled.append(len(made.kernel.asked)), heard())
     made.kernel.meanwhile = lambda: made.recovered.add(target(102))
     made.controller.act(made.changes())
     assert made.kernel.asked == [target(101), target(103)]
     assert polled == [0, 1, 1], "what has arrived is read before the kernel is asked, each time"
 
 
-def test_a_guardian_that_dies_between_decision_and_act_holds_even_the_first(made):
+def test_a_guardian_that_dies_between_decision_and_act_holds_even_the_first(made, monkeypatch):
+    monkeypatch.setattr(AgentLink, "poll", lambda _: setattr(made.guardian, "alive", False))
     made.start()
     changes = made.changes()
-    made.controller.agent.poll = lambda: setattr(made.guardian, "alive", False)
     made.controller.act(changes)
     assert made.kernel.asked == []
     assert "no live guardian" in made.controller.engine.why_rejected(target(101))
@@ -217,18 +217,15 @@ def test_a_guardian_that_dies_between_decision_and_act_holds_even_the_first(made
 def test_what_arrives_while_changes_are_carried_out_is_decided_after_them(made, monkeypatch):
     made.start()
     changes, nested = made.changes([target(101)]), []
-    real, under_way = made.controller.act, []
-
-    def act(changes):
-        nested.append(bool(under_way))
-        under_way.append(changes)
-        real(changes)
-        under_way.pop()
-
-    monkeypatch.setattr(made.controller, "act", act)
     monkeypatch.setattr(made.controller.engine, "take", lambda *_: {target(103)})
-    made.kernel.meanwhile = lambda: made.controller.receive([object()]) if len(made.kernel.asked) == 1 else None
     monkeypatch.setattr(made.controller.flows, "take", lambda *_: None)
+
+    def hear_of_another():
+        if made.kernel.asked == [target(101)]:
+            made.controller.receive([object()])
+            nested.append(made.kernel.asked != [target(101)])
+
+    made.kernel.meanwhile = hear_of_another
     made.controller.act(changes)
     assert made.kernel.asked == [target(101), target(103)] and nested == [False]
 

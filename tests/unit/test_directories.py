@@ -208,7 +208,7 @@ def test_what_cannot_be_looked_at_is_passed_over(dirs: dict[str, Path], monkeypa
 def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
     """Directories in place of a checkout's pages and the package's."""
     found = tmp_path / "checkout/docs", tmp_path / "usr/share/doc/swerve/docs"
-    monkeypatch.setattr(directories, "_PAGES", found)
+    monkeypatch.setattr(directories, "PAGES", found)
     directories.page.cache_clear()
     yield found
     directories.page.cache_clear()

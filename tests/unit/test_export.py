@@ -131,6 +131,11 @@ def test_the_published_reference_is_that_of_the_records() -> None:
     assert (ROOT / "docs" / "signals.txt").read_text() == reference.signals(), "python scripts/reference.py"
 
 
+def test_the_published_reference_has_every_kind_of_signal() -> None:
+    kinds = {kind.__struct_config__.tag for kind in typing.get_args(signals.AnySignal)}
+    assert kinds <= set(reference.signals().splitlines())
+
+
 PARTS = [
     *(signals.Delay, signals.Path, signals.GroupMember, signals.ProgramCost, signals.Collocated, signals.Quantiles),
     *(signals.Owner, signals.Retransmissions, signals.CongestionTimes, signals.DropReason, signals.LinkCounters),

@@ -61,8 +61,9 @@ class Desk:
         self.group: Group = kit.group(peers)
         self.failed: set[Any] = set()
         flows = SimpleNamespace(decide=lambda *_: FlowPlan(), skipped={})
-        engine = SimpleNamespace(groups={self.group.target: self.group}, paths=_Paths(self.failed), overrides=None)
-        self.acting = FlowActing(flows, engine, lambda: "h1", self.said.append, lambda _: None)  # type: ignore[arg-type]
+        groups = {self.group.target: self.group}
+        self.engine = SimpleNamespace(groups=groups, paths=_Paths(self.failed), overrides=None)
+        self.acting = FlowActing(flows, self.engine, lambda: "h1", self.said.append, lambda _: None)  # type: ignore[arg-type]
         self.pins, self.labels = Leases(), Leases()
         self.acting.table = SimpleNamespace()  # type: ignore[assignment]
         self.acting.pins, self.acting.labels = self.pins, self.labels  # type: ignore[assignment]
@@ -96,7 +97,7 @@ def test_a_dead_peer_ends_no_pins_of_others_and_a_dead_rail_ends_all(desk: Desk)
 
 
 def test_a_member_without_a_path_is_as_its_neighbour_is(desk: Desk) -> None:
-    desk.acting._engine.groups[kit.TARGET] = kit.group({1: [], 2: []})
+    desk.engine.groups[kit.TARGET] = kit.group({1: [], 2: []})
     assert desk.alive() == {11: True, 12: True}
 
 

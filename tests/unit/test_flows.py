@@ -366,8 +366,7 @@ def test_two_members_on_one_interface_cannot_be_told_apart() -> None:
     world = World([1, 1, 2, 2])
     twice = replace(world.group.members[1], interface="rail1")
     world.group = replace(world.group, members=(world.group.members[0], twice))
-    world.engine.groups = {world.group.target: world.group}
-    world.engine._wire()
+    world.engine.arrange([world.group], lambda address: (world.group.target,), world.now)
     world.cut()
     world.run(3)
     why = "two members leave by rail1: which one a flow takes cannot be told"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import select
 import selectors
+import signal
 import subprocess
 import time
 from types import SimpleNamespace
@@ -151,7 +151,7 @@ def test_a_kernel_that_refuses_is_asked_again(tmp_path, monkeypatch, refusals, c
     kernel = Kernel(monkeypatch, refusals)
     with journal.Journal(tmp_path / journal.FILE) as log:
         assert guardian.undo(None, log.path, "scope", "died")[0] == code
-    assert kernel.asked.count("off") == (4 if code == 0 else guardian._TRIES)
+    assert kernel.asked.count("off") == (4 if code == 0 else guardian.TRIES)
 
 
 # ---- the controller's end ----
@@ -186,7 +186,9 @@ class Linked:
         support.wait_until(live, 10, "the guardian is ready", every_s=0.001)
 
     def close(self):
-        self.link._forget()
+        if self.link.pid is not None:
+            os.kill(self.link.pid, signal.SIGKILL)
+        self.link.leave()
         self.selector.close()
         os.close(self.lock)
 
@@ -218,12 +220,13 @@ def test_a_guardian_counts_from_the_moment_it_is_ready_until_it_dies(linked):
 
 
 def test_after_a_stall_of_ours_its_answers_are_read_before_it_is_judged(linked):
-    linked = linked(lease_ns=150 * MS)
+    linked = linked(lease_ns=400 * MS)
     linked.ready()
-    first, over = linked.link.pid, time.monotonic_ns() + 160 * MS
-    linked.link._renew_ns = 0
+    first, renew_ns = linked.link.pid, linked.link.tick(time.monotonic_ns())
+    support.wait_until(lambda: time.monotonic_ns() >= renew_ns, 20, "the lease is to be renewed")
     linked.link.tick(time.monotonic_ns())
-    support.wait_until(lambda: select.select([linked.link._echo], [], [], 0)[0], 20, "it has answered")
+    over = time.monotonic_ns() + 410 * MS
+    support.wait_until(lambda: linked.selector.select(0), 20, "it has answered")
     support.wait_until(lambda: time.monotonic_ns() > over, 20, "the lease is over")
     linked.link.tick(time.monotonic_ns())
     assert linked.link.live() and linked.link.pid == first and linked.said == []
@@ -243,15 +246,17 @@ def test_late_news_of_a_guardian_that_was_replaced_is_not_about_the_next_one(lin
     linked = linked()
     linked.ready()
     there = linked.link.pid
-    linked.link._died(selectors.EVENT_READ)
+    for key in list(linked.selector.get_map().values()):
+        key.data(selectors.EVENT_READ)
     assert linked.link.pid == there and linked.link.live() and linked.said == []
 
 
 def test_the_end_of_an_echo_may_be_read_twice(linked):
     linked = linked(begin="exec >&-; exec sleep 100")
-    support.wait_until(lambda: select.select([linked.link._echo], [], [], 0)[0], 20, "its end is closed")
+    support.wait_until(lambda: linked.selector.select(0), 20, "its end is closed")
+    [(key, _)] = linked.selector.select(0)
     for _ in range(2):
-        linked.link._heard(selectors.EVENT_READ)
+        key.data(selectors.EVENT_READ)
     assert not linked.link.live()
 
 

@@ -63,7 +63,7 @@ def test_a_borrower_that_goes_makes_room(tmp_path: Path, selector: selectors.Bas
         support.wait_until(lambda b=borrower: turn(selector) and b.maps, 20, "the map is lent")  # type: ignore[misc]
         os.close(borrower.maps["one"])
         borrower.loan.close()
-        support.wait_until(lambda: turn(selector) and not lender._borrowers, 20, "the lender has noticed")
+        support.wait_until(lambda: turn(selector) and not lender.borrowers, 20, "the lender has noticed")
     crowd = [Borrower(tmp_path / "run" / "maps.sock", selector) for _ in range(9)]
     support.wait_until(
         lambda: turn(selector) and sum(bool(b.maps) + b.over for b in crowd) == 9, 5, "all have an answer"

@@ -73,7 +73,7 @@ class World:
 
     def now(self, path: int = 0) -> PathLiveness:
         (loss,), (limit,) = (each.tolist() for each in self.liveness.limits(np.array([path])))
-        return self.liveness._signal(path, loss, limit, "h1", self.now_ns, 1)
+        return self.liveness.signal(path, loss, limit, "h1", self.now_ns, 1)
 
     def steady(self, probes: int, turnaround_ns: int = 4 * MS, path: int = 0) -> None:
         """Probes that are answered, and a look at each answer."""
@@ -415,9 +415,9 @@ def test_when_the_next_miss_falls_due_is_known_while_a_silence_is_young() -> Non
 def test_the_age_of_the_peers_agent_is_that_of_the_latest_answer() -> None:
     world = World(paths=2)
     live = world.liveness
-    assert live._signal(0, 0.0, 3, "h1", world.now_ns, 0).peer_agent_age_ns is None
+    assert live.signal(0, 0.0, 3, "h1", world.now_ns, 0).peer_agent_age_ns is None
     live.beats(np.array([0, 1, 0]), np.array([70_000, 0xFFFFFFFF, 12], np.uint32))
-    ages = [live._signal(index, 0.0, 3, "h1", world.now_ns, 0).peer_agent_age_ns for index in (0, 1)]
+    ages = [live.signal(index, 0.0, 3, "h1", world.now_ns, 0).peer_agent_age_ns for index in (0, 1)]
     assert ages == [12 * MS, None]
 
 
@@ -447,7 +447,9 @@ def test_what_is_counted_of_a_path_survives_more_paths_and_its_absence() -> None
 
 def test_runs_are_counted_up_to_a_million() -> None:
     world = World()
-    world.liveness._run[0] = MOST_RUN + 5
+    sent_ns = world.send(0)
+    many, counting = np.zeros(MOST_RUN + 5, np.int64), np.ones(MOST_RUN + 5, np.bool_)
+    world.liveness.answered(many, many + sent_ns, counting, ~counting)
     assert world.now().answered_run == MOST_RUN
 
 

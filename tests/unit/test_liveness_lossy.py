@@ -96,7 +96,7 @@ class Fabric:
     def _judge(self) -> set[int]:
         loss, limits = self.liveness.limits(np.arange(len(self.dead)))
         told = [
-            self.liveness._signal(index, each, limit, "h1", self.now_ns, 1)
+            self.liveness.signal(index, each, limit, "h1", self.now_ns, 1)
             for index, (each, limit) in enumerate(zip(loss.tolist(), limits.tolist(), strict=True))
         ]
         return {

@@ -287,17 +287,17 @@ def test_readers_that_hang_hold_up_nobody_and_are_few(server: tuple[MetricsServe
     with contextlib.ExitStack() as hanging:
         for _ in range(AT_ONCE - 1):
             hanging.enter_context(socket.create_connection(("127.0.0.1", one.server_port)))
-        wait_until(lambda: one.room._value == 1, 10, "they are served")  # type: ignore[attr-defined]
+        wait_until(lambda: one.under_way == AT_ONCE - 1, 10, "they are served")
         assert get(one.server_port)[0] == 200
-        wait_until(lambda: one.room._value == 1, 10, "that one is done")  # type: ignore[attr-defined]
+        wait_until(lambda: one.under_way == AT_ONCE - 1, 10, "that one is done")
         hanging.enter_context(socket.create_connection(("127.0.0.1", one.server_port)))
-        wait_until(lambda: one.room._value == 0, 10, "there is no room")  # type: ignore[attr-defined]
+        wait_until(lambda: one.under_way == AT_ONCE, 10, "there is no room")
         with pytest.raises(OSError), socket.create_connection(("127.0.0.1", one.server_port), 10) as late:
             late.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
             if not late.recv(100):
                 raise ConnectionResetError
         assert refused == [1]
-    wait_until(lambda: one.room._value == AT_ONCE, 10, "there is room again")  # type: ignore[attr-defined]
+    wait_until(lambda: one.under_way == 0, 10, "there is room again")
     assert get(one.server_port)[0] == 200
 
 
@@ -403,7 +403,7 @@ def test_what_an_agent_said_last_counts_as_its_own(place: Path) -> None:
 
 def test_another_process_is_another_agent(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, agents = 0, iter((7, 7, 8))
-    monkeypatch.setattr(serving, "_process", lambda client: next(agents))
+    monkeypatch.setattr(serving, "agent_pid", lambda client: next(agents))
     with feeding(place) as (feed, model, said):
         for expected in (1, 1, 2):
             now += 10**9
@@ -418,7 +418,7 @@ def test_another_process_is_another_agent(place: Path, monkeypatch: pytest.Monke
 
 def test_the_agent_is_known_by_its_process(place: Path) -> None:
     with contextlib.closing(Served(place)) as served, served.client() as client:
-        assert serving._process(client) == os.getpid()
+        assert serving.agent_pid(client) == os.getpid()
 
 
 def test_that_there_is_no_agent_is_said_once(place: Path) -> None:

@@ -40,7 +40,7 @@ from pytools.kernel.leftovers import FIRST_ID, is_our_rule, is_our_table
 from pytools.kernel.netlink.routing import UNICAST
 from pytools.signals import Path
 from steering import controller as controller_module
-from steering.acting import journal, messages, weights
+from steering.acting import change_loop, journal, messages, weights
 from steering.actuators import overlay as overlay_module
 from steering.actuators.owners_routes import Within, key_of
 from steering.commands import undo as undo_command
@@ -189,7 +189,8 @@ class Steering(RuleBasedStateMachine):
             monotonic=lambda: self.now / 1e9,
         )
         self.enter(mock.patch.dict(os.environ, SWERVE_STATE_DIR=str(self.folder), SWERVE_RUNTIME_DIR=str(self.folder)))
-        for module in (controller_module, weights, overlay_module, desk_module, messages, guardian, undo_command):
+        timed = (controller_module, change_loop, weights, overlay_module, desk_module, messages, guardian, undo_command)
+        for module in timed:
             self.replace(module, "time", clock)
         self.replace(undo_command, "Netlink", lambda: ModelNetlink(self.kernel))
         self.replace(controller_module, "Netlink", self.open_netlink)

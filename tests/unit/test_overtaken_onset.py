@@ -33,6 +33,27 @@ def nothing(_: int) -> int:
     return 0
 
 
+class Played(Sessions):
+    """Sessions whose probes the test sends and has answered, as `Planner` and `Sender` do; both lead to one peer."""
+
+    def __init__(self, probe: Probe, measured: Measurements) -> None:
+        super().__init__(probe, None, measured)
+        self._peer[: 2 * probe.flows] = 0
+
+    def send(self, row: int, slot: int, at_ns: int, part: int) -> None:
+        self._state[row, slot], self._seq[row, slot] = OUTSTANDING, slot
+        self._sent_ns[row, slot], self._part[row, slot] = at_ns, part
+        self._there[row, slot] = MISSING
+
+    def answer(self, row: int, slot: int, sent_ns: int) -> None:
+        self._state[row, slot] = ANSWERED
+        self._answered_ns[row] = max(self._answered_ns[row], sent_ns)
+
+    def waiting_since(self) -> np.ndarray:
+        """When the probes left that are not answered."""
+        return self._sent_ns[self._state == OUTSTANDING]
+
+
 @dataclass
 class World:
     """Both paths: the queue of each path and direction by time, and the share of packets that each loses."""
@@ -47,14 +68,13 @@ class World:
         self.chance = random.Random(self.seed)
         probe = Probe(flows=self.flows)
         self.measured = Measurements("h1", Windows(), probe)
-        self.sessions = Sessions(probe, None, self.measured)
+        self.sessions = Played(probe, self.measured)
         ways = [Path("h1", "h2", "10.9.0.2", f"10.{number}.1.1", f"rail{number}") for number in (1, 2)]
         paths = [
             PinnedPath(number, path, Peer("h2", path.address), 4, 100 + number, "10.9.0.1", None, False)
             for number, path in enumerate(ways)
         ]
         self.measured.set_paths(paths, 0)
-        self.sessions._peer[: 2 * self.flows] = 0
         self.sent = [0, 0]
         self.busy_ns: dict[tuple[int, int], int] = {}
         self.answers: list[tuple[int, int, int, int, int]] = []  # arrival, path, slot, when sent, forward delay
@@ -75,11 +95,8 @@ class World:
         for path in (0, 1):
             slot = self.sent[path]
             self.sent[path] += 1
-            table = self.sessions
-            row = path * self.flows  # all by the first source port
-            table._state[row, slot], table._seq[row, slot] = OUTSTANDING, slot
-            table._sent_ns[row, slot], table._part[row, slot] = at_ns, EXTRA if extra else SINGLE
-            table._there[row, slot] = MISSING
+            # All by the first source port.
+            self.sessions.send(path * self.flows, slot, at_ns, EXTRA if extra else SINGLE)
             there = self.passes(path, THERE, at_ns)
             back = None if there is None else self.passes(path, BACK, there)
             if there is not None and back is not None:
@@ -88,27 +105,23 @@ class World:
                 self.came[path].append((there, slot))
 
     def hear(self, now_ns: int) -> None:
-        table = self.sessions
         arrived = sorted(each for each in self.answers if each[0] <= now_ns)
         self.answers = [each for each in self.answers if each[0] > now_ns]
         for back, path, slot, sent_ns, there in arrived:
             where = np.array([path])
-            row = path * self.flows
-            table._state[row, slot] = ANSWERED
-            table._answered_ns[row] = max(table._answered_ns[row], sent_ns)
+            self.sessions.answer(path * self.flows, slot, sent_ns)
             stamps, at = np.array([[there], [back - sent_ns - there]]), np.array([[sent_ns], [back]])
             self.measured.add(where, stamps, at, np.array([back]))
         for _, path, slot, sent_ns, there in arrived if not self.foreign else ():
             newest = max((each for at_ns, each in self.came[1 - path] if at_ns < sent_ns + there), default=None)
             row, other = path * self.flows, (1 - path) * self.flows
             told = row * NUMBERS + slot if newest is None else other * NUMBERS + newest
-            table.note_newest(np.array([row]), np.array([sent_ns]), np.array([told]))
+            self.sessions.note_newest(np.array([row]), np.array([sent_ns]), np.array([told]))
 
     def run(self) -> list[PathDelay]:
         """What is told of the first path from the onset on."""
         told: list[PathDelay] = []
         steady, extra = list(range(0, END_NS, EVERY_NS)), list[int]()
-        self.sessions._oldest_ns = 0
         for now_ns in range(0, END_NS, EXTRA_NS):
             if now_ns in steady:
                 self.send(now_ns, False)
@@ -120,7 +133,7 @@ class World:
             self.hear(now_ns)
             if now_ns < ONSET_NS:
                 continue
-            overdue = self.sessions._sent_ns[self.sessions._state == OUTSTANDING]
+            overdue = self.sessions.waiting_since()
             begun = not extra and now_ns - ONSET_NS < EVERY_NS + 12 * MS
             if begun and (overdue < now_ns - 10 * MS).any():
                 extra = [now_ns + number * EXTRA_NS for number in range(1, EXTRA_TICKS + 1)]

@@ -185,7 +185,7 @@ def test_documents_are_where_people_look(package: Path) -> None:
     assert gzip.decompress((shared / "man/man1/swerve.1.gz").read_bytes()).startswith(b'.TH "SWERVE" 1 ')
     documents = shared / "doc/swerve"
     assert (documents / "examples/agent.yaml").read_bytes() == (ROOT / "examples/agent.yaml").read_bytes()
-    assert documents / "docs" == package / directories._PAGES[-1].relative_to("/"), "where errors say that pages are"
+    assert documents / "docs" == package / directories.PAGES[-1].relative_to("/"), "where errors say that pages are"
     assert (documents / "docs/config.md").exists() and (documents / "README.md").exists()
     told = (documents / "copyright").read_text()
     assert "helper 1.0\n  License: MIT\n" in told and "Redistribution and use" in told

@@ -157,7 +157,7 @@ def test_all_paths_of_a_rail_are_told_of_within_a_second(network: Network, peers
     assert watched.states() == {"agrees"}
 
 
-@pytest.mark.parametrize(("peers", "a_second"), [(5, 20), (50, path_mtu._MOST_A_SECOND)])
+@pytest.mark.parametrize(("peers", "a_second"), [(5, 20), (50, path_mtu.MOST_A_SECOND)])
 def test_a_path_has_two_packets_a_second_but_all_together_no_more_than_so_many(
     network: Network, peers: int, a_second: int
 ) -> None:
@@ -175,7 +175,7 @@ def test_what_is_under_way_is_bounded(network: Network) -> None:
     network.takes["rail0"] = network.takes["rail1"] = 1000
     watched.after(5 * SECOND)
     assert len(watched.events) == 100
-    assert network.most_under_way <= path_mtu._MOST_SEARCHES * 13 + 100
+    assert network.most_under_way <= path_mtu.MOST_SEARCHES * 13 + 100
 
 
 def test_a_smaller_interface_is_no_mismatch_and_a_mismatch_ends_with_it(network: Network) -> None:
@@ -246,8 +246,7 @@ def test_paths_come_and_go(network: Network) -> None:
 
 
 def test_zero_switches_it_off(network: Network) -> None:
-    watched = Watched(network, 2)
-    watched.source._interval_ns = 0
+    watched = Watched(network, 2, interval_s=0)
     watched.after(3 * SECOND)
     assert watched.mtus == []
     assert network.large_sent == 0
@@ -276,5 +275,5 @@ def error_queue(origin: int, code: int, mtu_bytes: int, offender: bytes) -> byte
     ids=["IPv4", "IPv6", "this kernel's own", "unreachable", "no size", "cut", "another message"],
 )
 def test_only_routers_words_about_size_are_taken(level: int, kind: int, content: bytes, told: str | None) -> None:
-    found = size_probes._told(level, kind, content)
+    found = size_probes.mtu_told(level, kind, content)
     assert found == (None if told is None else Told(1400, told))

@@ -16,6 +16,7 @@ from pytools.ipc.bus import Bus
 from pytools.signals import AnySignal, Path, RdmaQueuePair, RdmaSight, RdmaSuspects
 from pytools.sources.rdma import source as rdma
 from pytools.sources.rdma import table as tables
+from pytools.sources.rdma.register import Register
 from pytools.sources.rdma.table import Sight
 
 MS = 1_000_000
@@ -87,7 +88,8 @@ class World:
         bus = Bus()
         self._signals = bus.subscribe({"rdma_qp", "rdma_suspects", "rdma_sight"})
         config = AgentConfig(host="here", peers=[], rdma=msgspec.convert(settings, Rdma), windows=Windows())
-        self.source = rdma.RdmaSource(config, bus, lambda remote, interface: None, [self.way], self.sysfs)
+        self.paths: dict[tuple[str, str], Path] = {}  # by remote address and interface
+        self.source = rdma.RdmaSource(config, bus, lambda *ends: self.paths.get(ends), [self.way], self.sysfs)
         self.now_ns = START_NS
         self.seen: list[AnySignal] = []
         self.due_ns = 0
@@ -519,7 +521,7 @@ def test_sight_names_who_is_seen_how(world: World) -> None:
 
 def test_paths_are_found_by_address_and_interface(world: World) -> None:
     path = Path("here", "there", "10.9.0.3", "", "eth7")
-    world.source._path_of = lambda remote, interface: path if (remote, interface) == ("10.9.0.3", "eth7") else None
+    world.paths["10.9.0.3", "eth7"] = path
     types = world.counter.parents[1] / "gid_attrs/ndevs"
     gids = world.counter.parents[1] / "gids"
     types.mkdir(parents=True)
@@ -533,7 +535,7 @@ def test_paths_are_found_by_address_and_interface(world: World) -> None:
 
 
 def test_more_queue_pairs_than_rows_are_counted_once(world: World) -> None:
-    del world.source.watch.register._free[2:]
+    world.source.watch.register = Register(rows=2)
     for slot in range(5):
         Sender(world.table, slot, os.getpid(), world.now_ns, number=slot)
     world.run(1500)

@@ -8,6 +8,7 @@ import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from pytools.config import Recording
 from pytools.errors import CapabilityError, SwerveError
 from pytools.ipc.bus import Bus
 from pytools.ipc.wire import TAGS, TYPES
-from pytools.recording import reader, segments
+from pytools.recording import reader, segments, writer
 from pytools.recording.reader import Read
 from pytools.recording.segments import ASIDE, NEVER, Segment, Track
 from pytools.recording.writer import TrackWriter
@@ -341,13 +342,27 @@ def test_records_are_on_the_disk_a_second_later_without_a_close(tmp_path: Path) 
 
 
 def test_what_the_disk_refuses_is_named_until_it_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = recorded(tmp_path, [])
-    monkeypatch.setattr(source._thread, "errors", lambda: {"recording (fine)": "No space left on device"})
-    source.tick(0)
+    delay = next(each for each in samples.one_of_each() if isinstance(each, PathDelay))
+    detail = msgspec.structs.replace(delay, window_ns=SECOND // 10)  # in one track alone
+    really, bus = os.open, Bus()
+
+    def full(path: Any, *how: Any) -> int:
+        if Path(path).is_relative_to(tmp_path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return really(path, *how)
+
+    source = RecordingSource(Recording(), tmp_path, SECOND, bus)
+
+    def failed() -> dict[str, str]:
+        bus.publish(detail)
+        source.tick(0)
+        return source.failed
+
+    monkeypatch.setattr(writer.os, "open", full)
+    wait_until(failed, 20, "the disk refuses it")
     assert source.failed == {"recording (fine)": "No space left on device"}
     monkeypatch.undo()
-    source.tick(1)
-    assert source.failed == {}
+    wait_until(lambda: not failed(), 20, "it is over")
     source.close()
 
 
@@ -372,7 +387,7 @@ def test_a_writer_that_keeps_up_loses_nothing_however_much_passes(
     for _ in range(10):
         bus.publish(samples.act())
         source.tick(0)
-        wait_until(lambda: source._thread._waiting_bytes == 0, 20, "it was written")
+        wait_until(lambda: source.waiting_bytes == 0, 20, "it was written")
     source.close()
     assert source.drops() == {"recording_behind": 0, "recording_disk": 0}
     assert len(list(reader.lines(tmp_path))) == 10

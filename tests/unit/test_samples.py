@@ -612,7 +612,7 @@ def test_memory_is_bounded_by_what_is_remembered() -> None:
     world = World(shared=True)
     world.buses["a"].subscribe(frozenset({"app_delay"}))
     world.run(20, lambda n: world.send(n << 20, port=n % 50_000))
-    joins = world.sources["a"]._joins
+    joins = world.sources["a"].joins
     remembered_s = (PATIENCE_NS + GUARD_NS) / 1e9
-    assert 0 < len(joins._near) <= remembered_s * 50
-    assert len(joins.flows._rows) <= 2 * remembered_s * 50
+    assert 0 < joins.waiting <= remembered_s * 50
+    assert len(joins.flows) <= 2 * remembered_s * 50

@@ -68,6 +68,6 @@ def test_after_a_failure_the_end_itself_tells(systemctl, end, comes):
 def test_the_unit_says_the_same():
     text = (ROOT / "packaging/systemd" / UNIT).read_text()
     [for_good] = re.findall(r"^RestartPreventExitStatus=(.*)$", text, re.MULTILINE)
-    assert set(for_good.split()) == undo._FOR_GOOD
+    assert set(for_good.split()) == undo.FOR_GOOD
     assert "\nRestart=on-failure\n" in text and "steer off --unless-restarted %n\n" in text
     assert " --hand-over " in text

@@ -158,7 +158,7 @@ def test_what_comes_while_a_walk_is_under_way_waits_for_the_next(proc: Proc, mon
     proc.process(11, "sh", *(f"socket:[{inode}]" for inode in range(1000)))
     proc.inodes = {1: 999, 2: 5}
     found = proc.owners()
-    clock = iter(range(0, 10**12, owners._SLICE_NS // 2))
+    clock = iter(range(0, 10**12, owners.SLICE_NS // 2))
     monkeypatch.setattr(owners.time, "monotonic_ns", lambda: next(clock))
     look(found, 1)
     for _ in range(3):
@@ -175,8 +175,12 @@ def test_what_is_remembered_is_bounded(proc: Proc) -> None:
     for cookie in range(1, 100):
         look(found, cookie)
     finish(found)
-    assert len(found._held) == 10
-    assert len(found._nobody) == 10
+    assert sum(found.known(cookie, 0).pid != 0 for cookie in range(1, 100)) == 10
+    proc.asked.clear()
+    for cookie in range(50, 100):
+        look(found, cookie)
+    finish(found)
+    assert len(proc.asked) == 50 - 10, "of ten it is known that nobody holds them"
 
 
 def test_slices_keep_to_their_share(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +200,7 @@ def test_slices_keep_to_their_share(proc: Proc, monkeypatch: pytest.MonkeyPatch)
         before = now[0]
         due_ns = found.work(at_ns)
         spent += now[0] - before
-        assert due_ns - at_ns >= owners._EVERY_NS
+        assert due_ns - at_ns >= owners.EVERY_NS
         at_ns = due_ns
     assert spent / at_ns < 0.025
     assert look(found, 1).pid == 11

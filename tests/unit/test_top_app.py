@@ -12,7 +12,7 @@ from samples import AT_NS, SECOND_NS
 from textual import events
 from textual.pilot import Pilot
 from top_kit import story
-from top_pilot import Orders, Script, app, shown, until, without_looking_at_the_clock
+from top_pilot import Orders, Script, app, shown, strips, until, without_looking_at_the_clock
 
 from pytools.errors import RefusedError, UsageError
 from pytools.views.actions import Mode
@@ -55,8 +55,8 @@ def first_words(view: Top, count: int = 3) -> list[str]:
 def test_what_the_screen_shows_is_what_was_drawn(size: tuple[int, int]) -> None:
     async def steps(view: Top, pilot: Pilot[Any], _: Script) -> None:
         assert view.frame is not None and len(view.frame.lines) == size[1]
-        strips = view.screen._compositor.render_strips()
-        on_screen = ["".join(segment.text for segment in strip).rstrip() for strip in strips]
+        drawn = strips(view)
+        on_screen = ["".join(segment.text for segment in strip).rstrip() for strip in drawn]
         assert on_screen == shown(view)
 
     drive(steps, size)
@@ -166,7 +166,9 @@ def test_help_lists_every_key_that_is_bound(size: tuple[int, int], key: str) -> 
     async def steps(view: Top, pilot: Pilot[Any], _: Script) -> None:
         await pilot.press(key)
         found = "\n".join(shown(view))
-        bound = {(one.action, one.description) for one in view._bindings.key_to_bindings.values() for one in one}
+        bound = {
+            (one.binding.action, one.binding.description) for one in view.active_bindings.values() if one.node is view
+        }
         ours = {(each.action, each.words) for each in KEYS}
         assert ours <= bound
         for action, words in bound:
@@ -415,7 +417,7 @@ def test_without_colour_there_is_none_and_with_it_only_the_sixteen() -> None:
 
     def steps_for(color: bool) -> Driven:
         async def steps(view: Top, pilot: Pilot[Any], _: Script) -> None:
-            styles = [segment.style for strip in view.screen._compositor.render_strips() for segment in strip]
+            styles = [segment.style for strip in strips(view) for segment in strip]
             found = {each for style in styles if style for each in (style.color, style.bgcolor) if each is not None}
             colors[color] = {each.name for each in found if each.type.name != "DEFAULT"}
             assert all(each.type.name in ("DEFAULT", "STANDARD") for each in found)
@@ -429,8 +431,8 @@ def test_without_colour_there_is_none_and_with_it_only_the_sixteen() -> None:
 
 def test_lines_of_one_style_have_it() -> None:
     async def steps(view: Top, pilot: Pilot[Any], _: Script) -> None:
-        strips = list(view.screen._compositor.render_strips())
-        heading, hints = strips[2], strips[-1]
+        drawn = strips(view)
+        heading, hints = drawn[2], drawn[-1]
         assert all(part.style and part.style.bold and part.style.underline for part in heading if part.text.strip())
         assert all(part.style and part.style.dim for part in hints if part.text.strip())
 

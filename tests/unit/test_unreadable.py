@@ -13,7 +13,7 @@ from pytools.recording.reader import Read
 from pytools.signals import UNREADABLE, decode, encode
 from pytools.sources.clocks import messages
 from pytools.views import history_query
-from pytools.views.report.reading import _time
+from pytools.views.report.reading import published_ns
 from pytools.views.top.state import Known
 
 GOOD = encode(samples.act())
@@ -34,7 +34,7 @@ def test_records_of_the_past_go_on_behind_it() -> None:
     assert told.broken == 1
     assert [encode(each) for each in history_query.signals([DEEP, GOOD], told)] == [GOOD]
     assert told.broken == 2
-    assert _time(DEEP) == 0
+    assert published_ns(DEEP) == 0
 
 
 def test_the_live_view_counts_it() -> None:

@@ -61,7 +61,7 @@ def put(image: Path, directory: Path) -> None:
 
 
 def _names(made: Sequence[Program]) -> list[str]:
-    cache._made_from.cache_clear()
+    cache.sources_digest.cache_clear()
     return [
         cache.name_of(
             {

@@ -53,14 +53,14 @@ def name_of(program: Mapping[str, Any], bpf_dir: str) -> str:
     program : mapping
         As in the request to the child: source, defines, functions.
     """
-    made_from = _made_from(bpf_dir)
+    made_from = sources_digest(bpf_dir)
     if not made_from or not Path(bpf_dir, program["source"]).is_relative_to(bpf_dir):
         return ""
     return hashlib.sha256(json.dumps([made_from, dict(program)]).encode()).hexdigest()
 
 
 @functools.cache
-def _made_from(bpf_dir: str) -> str:
+def sources_digest(bpf_dir: str) -> str:
     """A digest of what all programs are made from; empty if not all of that is known."""
     ours = Path(bpf_dir)
     spec = importlib.util.find_spec("bcc")

@@ -23,7 +23,15 @@ _LAYOUT_PREFIX = "layout_"  # maps that exist only to carry the layout of a ring
 
 
 class Loaded:
-    """Programs and maps in the kernel, and what did not make it there."""
+    """Programs and maps in the kernel, and what did not make it there.
+
+    Attributes
+    ----------
+    programs, tracepoints : dict of str to int
+        Descriptors by name; a tracepoint's is its perf event.
+    failed : dict of str to str
+        Sources and hooks that were not loaded, each with the reason.
+    """
 
     def __init__(self) -> None:
         self.programs: dict[str, int] = {}
@@ -47,6 +55,11 @@ class Loaded:
         """The mappable array `name`, in this process's memory; the caller's to close."""
         fd, _, value = self._entry(name)
         return MappedArray(os.dup(fd), np.dtype(value))
+
+    @property
+    def map_names(self) -> set[str]:
+        """The maps of all programs that were loaded."""
+        return set(self._maps)
 
     def has_map(self, name: str) -> bool:
         """Whether the program that declares the map was loaded."""

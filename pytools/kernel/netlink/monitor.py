@@ -53,6 +53,11 @@ class Monitor:
         A named namespace; the thread's own unless given.
     room_bytes : int
         How much may wait to be read; what does not fit is lost, and told as `OVERRUN`.
+
+    Attributes
+    ----------
+    sock : socket
+        What is read from; it does not block.
     """
 
     def __init__(

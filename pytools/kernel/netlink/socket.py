@@ -60,6 +60,11 @@ class NetlinkSocket:
     ----------
     family : int
         The netlink protocol, NETLINK_ROUTE unless told.
+
+    Attributes
+    ----------
+    sock : socket
+        What requests go by and answers come by.
     """
 
     def __init__(self, family: int = socket.NETLINK_ROUTE) -> None:

@@ -78,10 +78,24 @@ def slew_ppb(correction: Correction) -> float:
     return steady + math.ldexp(left_ns, -(_SHIFT_PLL + correction.constant))
 
 
-def read(adjtimex: Callable[[Timex], int] | None = None) -> Correction | None:
+def adjtimex(reply: Timex) -> int:
+    """adjtimex(2), for reading alone: swerve never sets a clock.
+
+    Raises
+    ------
+    ValueError
+        If the call would change one.
+    """
+    if reply.modes != READ_ONLY:
+        raise ValueError(f"adjtimex with modes {reply.modes:#x} would change a clock")
+    result: int = _libc.adjtimex(ctypes.byref(reply))
+    return result
+
+
+def read(call: Callable[[Timex], int] = adjtimex) -> Correction | None:
     """The kernel's correction right now; None where the kernel does not say (a sandbox may forbid the call)."""
     reply = Timex(modes=READ_ONLY)
-    if (adjtimex or _adjtimex)(reply) < 0:
+    if call(reply) < 0:
         return None
     return Correction(reply.freq, reply.tick, reply.status, reply.offset, reply.constant)
 
@@ -90,10 +104,3 @@ def host_slew_ppb() -> float | None:
     """This host's slew right now; None where the kernel does not say."""
     correction = read()
     return None if correction is None else slew_ppb(correction)
-
-
-def _adjtimex(reply: Timex) -> int:
-    if reply.modes != READ_ONLY:  # swerve never sets a clock
-        raise ValueError(f"adjtimex with modes {reply.modes:#x} would change a clock")
-    result: int = _libc.adjtimex(ctypes.byref(reply))
-    return result

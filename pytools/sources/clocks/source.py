@@ -51,6 +51,11 @@ class ClockSource:
         Whose coded probes are fitted, and which is told the result.
     hosts : HostBus, optional
         The way to the other hosts; without one, each peer is compared with us alone.
+
+    Attributes
+    ----------
+    timescale : Timescale
+        The common time of all hosts, as it was last told.
     """
 
     def __init__(self, config: AgentConfig, mesh: ProbeMesh, hosts: HostBus | None, bus: Bus) -> None:

@@ -66,6 +66,8 @@ class Liveness:
         By path index, as of the latest `look`.
     missed_extra : ndarray of int64
         What extra probes that were missed add to that.
+    any_silent : bool
+        Whether any path missed one, as of the latest `look`.
     """
 
     def __init__(self, interval_ns: int) -> None:
@@ -347,9 +349,10 @@ class Liveness:
         self._tell_ns[chosen] = now_ns + np.where(missed[chosen] < TOLD_SINGLY, TOLD_EVERY_NS, TOLD_SILENT_EVERY_NS)
         loss, limits = self.limits(chosen)
         columns = zip(chosen.tolist(), loss.tolist(), limits.tolist(), strict=True)
-        return [self._signal(index, each, limit, host, now_ns, unix_ns) for index, each, limit in columns]
+        return [self.signal(index, each, limit, host, now_ns, unix_ns) for index, each, limit in columns]
 
-    def _signal(self, index: int, loss: float, limit: int, host: str, now_ns: int, unix_ns: int) -> PathLiveness:
+    def signal(self, index: int, loss: float, limit: int, host: str, now_ns: int, unix_ns: int) -> PathLiveness:
+        """What is known of one path, whether or not it is to be told now; `loss` and `limit` are those of `limits`."""
         missed, since_ns = int(self.missed[index]), int(self._silent_since_ns[index])
         age_ms = int(self._peer_age_ms[index])
         return PathLiveness(

@@ -63,6 +63,21 @@ class Measurements:
     remembered : callable, optional
         What a predecessor knew of the base delays of a path, at a time.
 
+    Attributes
+    ----------
+    short, long : Window
+        What figures are given over.
+    counts : ndarray of int64, shape (paths, COUNTERS)
+        Of each path, how many probes were SENT, RECEIVED, LOST, DUPLICATES and REORDERED.
+    foreign : ndarray of bool
+        By path index, whether the peer takes its stamps in user space.
+    news : ndarray of bool
+        By path index, whether anything was added since the short window was last told.
+    clocks : PathClocks
+        What is known of the peers' clocks.
+    liveness : Liveness
+        Misses and answers in a row.
+
     Raises
     ------
     UsageError
@@ -91,8 +106,8 @@ class Measurements:
         self._fates = CountHistory(min(base_ns, _LOSS_NS))
         self._hops: list[Hops] = []  # since the last `find_base`
         self.counts = np.zeros((0, COUNTERS), np.int64)
-        self.foreign = np.zeros(0, np.bool_)  # whether the peer takes its stamps in user space
-        self.news = np.zeros(0, np.bool_)  # whether anything was added since the short window was last told
+        self.foreign = np.zeros(0, np.bool_)
+        self.news = np.zeros(0, np.bool_)
         self.clocks = PathClocks()
         self.liveness = Liveness(int(probe.interval_ms * _MS))
         self._measured = np.zeros(0, np.bool_)

@@ -64,6 +64,17 @@ class ProbeMesh:
     memory : BaseMemory, optional
         Of the base delays that a predecessor knew, and that a successor begins with.
 
+    Attributes
+    ----------
+    program : ProbeProgram
+        The kernel's half: stamps, answers and matches probes.
+    sender : Sender
+        The sessions, and what is sent along them.
+    measurements : Measurements
+        What the probes have shown: counters, windows and liveness by path index.
+    paths : PinnedPaths
+        The paths that the routes lead along.
+
     Raises
     ------
     CapabilityError
@@ -82,7 +93,7 @@ class ProbeMesh:
         self._config, self._bus, self._netlink = config, bus, netlink
         self._interval_ns = int(config.probe.interval_ms * _MS)
         remembered = None if memory is None else memory.found
-        self._measurements = Measurements(config.host, config.windows, config.probe, remembered)
+        self.measurements = Measurements(config.host, config.windows, config.probe, remembered)
         with contextlib.ExitStack() as undo:
             clocks = config.clocks if any(peer.clock != "shared" for peer in config.peers) else None
             families = udp.families(peer.address for peer in config.peers)
@@ -93,11 +104,11 @@ class ProbeMesh:
             self.program = undo.enter_context(ProbeProgram(loaded, slots))
             self._set_peers(config)
             ports = () if memory is None else memory.ports
-            self.sender = Sender(config.probe, clocks, families, self._measurements, self.program, ports)
+            self.sender = Sender(config.probe, clocks, families, self.measurements, self.program, ports)
             undo.callback(self.sender.close)
             if memory is not None:
-                memory.keep(self._measurements.bases, self.sender.ports, config.probe.dscp)
-            self._results = RawResults(config.host, bus, self.sender, self._measurements.clocks)
+                memory.keep(self.measurements.bases, self.sender.ports, config.probe.dscp)
+            self._results = RawResults(config.host, bus, self.sender, self.measurements.clocks)
             self._changes = Changes()
             undo.callback(self._changes.close)
             self._states = bus.subscribe(frozenset({"path_state"}))
@@ -192,7 +203,7 @@ class ProbeMesh:
         """Do what is due; returns when to be called again."""
         if not self._started:  # what was due while the hooks were being attached was not missed
             self._started = True
-            self._due.update(read=now_ns, long=now_ns + self._measurements.long.length_ns)
+            self._due.update(read=now_ns, long=now_ns + self.measurements.long.length_ns)
         if now_ns >= self._due["paths"]:
             self._discover(now_ns)
         if now_ns >= self._due["pacer"]:
@@ -208,28 +219,28 @@ class ProbeMesh:
         self.program.beat(now_ns)
         now_ns = self.serve(now_ns)
         self.sender.plan(time.monotonic_ns())  # the first tick has taken its time to attach
-        self._miss_ns = self._measurements.liveness.look(now_ns)
+        self._miss_ns = self.measurements.liveness.look(now_ns)
         if self._bus.wanted("path_liveness"):
-            for told in self._measurements.liveness.signals(self._config.host, now_ns, time.time_ns()):
+            for told in self.measurements.liveness.signals(self._config.host, now_ns, time.time_ns()):
                 self._bus.publish(told)
         self.sender.expire(now_ns)
         self._hurry(now_ns)
         alert = self._alert(now_ns)
         if now_ns >= self._due["short"]:
-            self._answered = self._answered or bool(self._measurements.counts[:, RECEIVED].any())
+            self._answered = self._answered or bool(self.measurements.counts[:, RECEIVED].any())
             if self._answered:  # the first answers are told of at once
                 self._due["short"] = now_ns + self._attention.read_ns * 3 // 4
-            self._publish_delays(self._measurements.short, now_ns, only_news=True)
+            self._publish_delays(self.measurements.short, now_ns, only_news=True)
         elif alert is not None:
-            self._publish_delays(self._measurements.short, now_ns, only_news=True, among=alert)
+            self._publish_delays(self.measurements.short, now_ns, only_news=True, among=alert)
         if now_ns >= self._due["long"]:
-            self._due["long"] = _after(self._due["long"], self._measurements.long.length_ns, now_ns)
-            self._publish_delays(self._measurements.long, now_ns, only_news=False)
+            self._due["long"] = _after(self._due["long"], self.measurements.long.length_ns, now_ns)
+            self._publish_delays(self.measurements.long, now_ns, only_news=False)
         if now_ns >= self._due["samples"]:
             self._due["samples"] = now_ns + _SAMPLES_EVERY_NS
             self._listen(now_ns)
             self._results.publish(now_ns, self.paths.current)
-        self.program.set_limits(*self._measurements.liveness.for_kernel())
+        self.program.set_limits(*self.measurements.liveness.for_kernel())
         if now_ns >= self._due["slow"]:
             self._due["slow"] = now_ns + _SLOW_EVERY_NS
             self._set_slow(now_ns)
@@ -237,7 +248,7 @@ class ProbeMesh:
 
     def _hurry(self, now_ns: int) -> None:
         """Where answers have just become overdue, find out soon whether probes are lost, or wait; or paths are dead."""
-        liveness = self._measurements.liveness
+        liveness = self.measurements.liveness
         if now_ns >= self._due["hurry"] and len(paths := liveness.begun(now_ns)):
             self._due["hurry"] = now_ns + HURRY_EVERY_NS
             self._hurry_along(paths, now_ns)
@@ -253,7 +264,7 @@ class ProbeMesh:
 
     def _alert(self, now_ns: int) -> NDArray[np.bool_] | None:
         """Which paths are to be told of once an interval, by index; None: none is."""
-        alert = self._attention.look(self.program.slow, self._measurements.liveness, now_ns)
+        alert = self._attention.look(self.program.slow, self.measurements.liveness, now_ns)
         if alert is not None:
             limits = self.program.slow_limit[: len(alert)]
             limits[:] = np.where(limits > 0, next_slow(self.program.slow[: len(alert)]), 0)
@@ -267,7 +278,7 @@ class ProbeMesh:
             self._ahead_ns = int(records["t4_ns"][-1]) - int(records["seen_ns"][-1])
             now_ns = max(now_ns, int(records["seen_ns"].max()))
             self.sender.take(records)
-        liveness = self._measurements.liveness
+        liveness = self.measurements.liveness
         if liveness.any_silent or now_ns >= self._due["requests"]:
             self._due["requests"] = now_ns + _REQUESTS_EVERY_NS
             liveness.requested({key: seen.last_ns for key, seen in self.program.requests().items()})
@@ -280,8 +291,8 @@ class ProbeMesh:
 
     def _set_slow(self, now_ns: int) -> None:
         """Find the base delays anew, and tell the kernel what makes a path slow."""
-        self._measurements.find_base(now_ns)
-        slow_ns = self._measurements.slow_from(now_ns, self.stamping_clock(now_ns))
+        self.measurements.find_base(now_ns)
+        slow_ns = self.measurements.slow_from(now_ns, self.stamping_clock(now_ns))
         limits = next_slow(self.program.slow[: len(slow_ns)])
         self.program.set_slow(slow_ns, np.where(slow_ns == MISSING, 0, limits))
 
@@ -289,10 +300,10 @@ class ProbeMesh:
         self, window: Window, now_ns: int, only_news: bool, among: NDArray[np.bool_] | None = None
     ) -> None:
         if not self._bus.wanted("path_delay"):
-            self._measurements.skip(window, now_ns)
+            self.measurements.skip(window, now_ns)
             return
         overtaken = self.sender.overtaken(now_ns - window.length_ns)
-        for signal in self._measurements.signals(window, now_ns, time.time_ns(), only_news, overtaken, among):
+        for signal in self.measurements.signals(window, now_ns, time.time_ns(), only_news, overtaken, among):
             self._bus.publish(signal)
 
     def _listen(self, now_ns: int) -> None:
@@ -317,9 +328,9 @@ class ProbeMesh:
             self._take_paths()
 
     def _take_paths(self) -> None:
-        self._measurements.set_paths(self.paths.current, time.monotonic_ns())
+        self.measurements.set_paths(self.paths.current, time.monotonic_ns())
         self._send_along(self.paths.current)
-        self._attention.grow(len(self._measurements.counts), self.sender.probes)
+        self._attention.grow(len(self.measurements.counts), self.sender.probes)
         self._path_by_end = {
             (str(ipaddress.ip_address(pinned.path.address)), pinned.path.interface): pinned.path
             for pinned in reversed(self.paths.current)
@@ -358,20 +369,20 @@ class ProbeMesh:
 
     def has_own_clock(self, pinned: PinnedPath) -> bool:
         """Whether a path's peer has a clock of its own, and answers so that it can be compared with ours."""
-        return pinned.peer.clock != "shared" and not self._measurements.foreign[pinned.index]
+        return pinned.peer.clock != "shared" and not self.measurements.foreign[pinned.index]
 
     def set_offset(self, path: int, offset: Offset | None, known_ns: int) -> None:
         """Let the delays of a path rest on what is known of its peer's clock, see `PathClocks.set`."""
-        self._measurements.set_offset(path, offset, known_ns)
+        self.measurements.set_offset(path, offset, known_ns)
 
     def in_doubt(self, path: int) -> bool:
         """Whether a sample of this path has contradicted what was known of its clocks, and nothing newer is known."""
-        return bool(self._measurements.clocks.suspended(np.array([path]))[0])
+        return bool(self.measurements.clocks.suspended(np.array([path]))[0])
 
     @property
     def contradictions(self) -> int:
         """Samples that were earlier than what was known of the clocks allowed."""
-        return self._measurements.clocks.contradictions
+        return self.measurements.clocks.contradictions
 
     def wire_bytes(self) -> int:
         """Bytes of probes and replies so far, both directions, with Ethernet, IP and UDP headers."""

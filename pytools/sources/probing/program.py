@@ -26,8 +26,8 @@ MOST_PORTS: Final = 16
 NUMBERS: Final = 1 << 20  # probes of a session before their numbers begin again
 SEQ_WRAP: Final = 1 << 32
 DUPLICATE, OURS = 1, 2  # flags of a record
-_SHARED = 1
-_FAMILIES: Final = {4: 2, 6: 10}
+SESSION_SHARED: Final = 1
+FAMILIES: Final = {4: 2, 6: 10}
 
 
 class Requests(NamedTuple):
@@ -114,7 +114,7 @@ class ProbeProgram:
 
     def set_path(self, path: int, ifindex: int, gateway: str, remote: str) -> None:
         """Lead the probes of a path to a gateway; an on-link peer is its own. What stays as it was is left alone."""
-        record, family = self.paths[path : path + 1], _FAMILIES[6 if ":" in gateway else 4]
+        record, family = self.paths[path : path + 1], FAMILIES[6 if ":" in gateway else 4]
         same = (record["gateway"]["bytes"][0] == udp.mapped(gateway)).all()
         same &= (record["remote"]["bytes"][0] == udp.mapped(remote)).all()
         if same and (record["ifindex"][0], record["family"][0]) == (ifindex, family):
@@ -144,7 +144,7 @@ class ProbeProgram:
 
         What the kernel has learnt of a session stays, unless it is another one now.
         """
-        record, flags = self.sessions[session : session + 1], _SHARED if shared else 0
+        record, flags = self.sessions[session : session + 1], SESSION_SHARED if shared else 0
         same = (record["remote"]["bytes"][0] == udp.mapped(remote)).all()
         if same and (record["path"][0], record["port"][0], record["flags"][0]) == (path, port, flags):
             return

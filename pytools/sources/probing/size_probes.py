@@ -155,7 +155,7 @@ class SizeProbes:
             except OSError:
                 break
             for level, kind, content in ancillary:
-                found = _told(level, kind, content)
+                found = mtu_told(level, kind, content)
                 if found is not None and (least is None or found.mtu_bytes < least.mtu_bytes):
                     least = found
         return least
@@ -166,7 +166,7 @@ class SizeProbes:
         self._packet.close()
 
 
-def _told(level: int, kind: int, content: bytes) -> Told | None:
+def mtu_told(level: int, kind: int, content: bytes) -> Told | None:
     """An ICMP "fragmentation needed" or ICMPv6 "packet too big" among what the error queue holds."""
     if (level, kind) not in ((socket.IPPROTO_IP, _IP_RECVERR), (socket.IPPROTO_IPV6, _IPV6_RECVERR)):
         return None

@@ -58,6 +58,11 @@ class RdmaSource:
         Which measured path, if any, a remote address and an interface make.
     sysfs : Path, optional
         Where RDMA devices are listed.
+
+    Attributes
+    ----------
+    watch : Watch
+        The state of every queue pair.
     """
 
     def __init__(

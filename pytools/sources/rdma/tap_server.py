@@ -114,6 +114,11 @@ class TapServer:
     per_user : int
         Tables that all processes of one user may have at once; root may have TABLES_OF_ROOT.
 
+    Attributes
+    ----------
+    conversations : set
+        Connections of processes that have no table yet.
+
     Raises
     ------
     RefusedError

@@ -96,6 +96,29 @@ class Watch:
         Makes a queue pair of a table and a slot; asked once per queue pair.
     not_ready : NotReady
         The ports' counters of receivers that were not ready.
+
+    Attributes
+    ----------
+    register : Register
+        The queue pairs, and their rows in the arrays below.
+    timed : TimedRequests
+        Latencies of requests.
+    rates : Rates
+        Bandwidth over time.
+    verdicts : Verdicts
+        What is wrong with each, and since when.
+    last : dict of str to ndarray
+        Counters as they were last read, by name and row.
+    now_bps, mean_bps : ndarray of float
+        Bandwidth by row; NaN: not known.
+    sentences : dict of int to str
+        The measurement behind each verdict, by row.
+    receivers : Receivers
+        Which of them wait for their receiver.
+    drops : Counter
+        What was lost or left out, by cause.
+    moved_ns : int
+        When any queue pair last did anything.
     """
 
     def __init__(
@@ -114,7 +137,7 @@ class Watch:
         self.last: dict[str, Counters] = {name: np.zeros(ROWS, np.uint64) for name in _KEPT}
         self.sentences: dict[int, str] = {}
         self.drops = Counter({"rdma_timed_missed": 0, "rdma_garbage": 0, "rdma_no_row": 0})
-        self.moved_ns = 0  # when any queue pair last did anything
+        self.moved_ns = 0
         self._active_ns = np.zeros(ROWS, np.int64)
         self._moved = np.zeros(ROWS, np.bool_)
         self.now_bps, self.mean_bps = np.full(ROWS, np.nan), np.full(ROWS, np.nan)

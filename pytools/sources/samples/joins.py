@@ -101,6 +101,9 @@ class Flows:
             numbers[place] = number
         return numbers
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def row(self, number: int) -> np.void:
         """Which flow it is."""
         return self._rows[number]
@@ -118,6 +121,13 @@ class Joins:
     ----------
     peers : int
         How many; samples name them by number.
+
+    Attributes
+    ----------
+    drops : dict
+        Samples that were left out, by cause.
+    flows : Flows
+        The flows of the samples.
     """
 
     def __init__(self, peers: int) -> None:
@@ -127,6 +137,11 @@ class Joins:
         self._pairs = 0
         self._heard_ns = np.zeros(peers, np.int64)
         self._peer_rates = [Rates() for _ in range(peers)]
+
+    @property
+    def waiting(self) -> int:
+        """How many samples of this end wait for the other end's, or for time to pass."""
+        return len(self._near)
 
     def add_near(self, samples: NDArray[Any]) -> None:
         """Remember samples of SAMPLE, taken here, in their order."""

@@ -26,6 +26,13 @@ class RateControl:
     ----------
     per_s : int
         The budget.
+
+    Attributes
+    ----------
+    tcp, udp : int
+        The rates: zero bits of what is sampled, see above.
+    floor : int
+        The finest rate of TCP.
     """
 
     def __init__(self, per_s: int) -> None:

@@ -77,6 +77,13 @@ class SampleSource:
         How a peer's clock runs against ours; asked once per window for peers whose clock is not shared.
     path_of : callable
         Which measured path, if any, a remote address and an interface make.
+
+    Attributes
+    ----------
+    control : RateControl
+        How often is sampled.
+    joins : Joins
+        What is remembered of both ends.
     """
 
     def __init__(
@@ -100,7 +107,7 @@ class SampleSource:
         shared = {peer.name for peer in config.peers if peer.clock == "shared"}
         self.control = RateControl(config.samples.per_s)
         self._outward, self._inward = Rates(), Rates()
-        self._joins = Joins(len(self._names))
+        self.joins = Joins(len(self._names))
         self._interfaces = interfaces
         self._reports = Reports(
             config.host,
@@ -151,7 +158,7 @@ class SampleSource:
         if wanted and not self._wanted:
             self._window_end_ns = now_ns + self._window_ns
         elif self._wanted and not wanted:
-            self._joins.clear()
+            self.joins.clear()
             self._settled.clear()
             self._talked_ns.clear()
         self._wanted = wanted
@@ -206,10 +213,10 @@ class SampleSource:
             return
         self._take_ours(records.take(np.flatnonzero(outward)), now_ns)
         if lost:
-            self._joins.doubt()
+            self.joins.doubt()
         for name, payload in batches:
             self._take_theirs(self._names.index(name), payload, now_ns)
-        self.take(self._joins.settle(now_ns, self._outward))
+        self.take(self.joins.settle(now_ns, self._outward))
         self._ask(now_ns)
         if now_ns >= self._window_end_ns:
             self._publish(now_ns)
@@ -238,11 +245,11 @@ class SampleSource:
         peers = self._peers_of(named["destination"])
         self._talked_ns.update(dict.fromkeys(peers.tolist(), now_ns))
         samples = np.zeros(len(records), SAMPLE)
-        samples["flow"], samples["peer"] = self._joins.flows.number(named)[which], peers[which]
+        samples["flow"], samples["peer"] = self.joins.flows.number(named)[which], peers[which]
         for column, field in (("key", "key"), ("at_ns", "ts_ns"), ("seen_ns", "seen_ns"), ("ifindex", "ifindex")):
             samples[column] = records[field]
         samples["protocol"], samples["fate"] = records["protocol"], FRESH
-        self._joins.add_near(samples)
+        self.joins.add_near(samples)
 
     def _take_theirs(self, peer: int, payload: bytes, now_ns: int) -> None:
         """Remember what has arrived at a peer."""
@@ -251,16 +258,16 @@ class SampleSource:
         except wire.BadBatchError:
             self._counts["refused"] += 1
             return
-        self._joins.heard(peer, now_ns, batch.tcp_rate, batch.udp_rate)
+        self.joins.heard(peer, now_ns, batch.tcp_rate, batch.udp_rate)
         # A peer can only speak of what arrived at its own addresses.
         known = (self._peers_of(batch.flows["destination"]) == peer)[batch.samples["flow"]]
         self._counts["foreign"] += int(np.count_nonzero(~known))
         chosen = batch.samples[known & wire.common(batch, self.control.tcp, self.control.udp)]
         samples = np.zeros(len(chosen), SAMPLE)
-        samples["flow"] = self._joins.flows.number(batch.flows)[chosen["flow"]]
+        samples["flow"] = self.joins.flows.number(batch.flows)[chosen["flow"]]
         samples["key"], samples["at_ns"], samples["seen_ns"] = chosen["key"], chosen["at_ns"], now_ns
         samples["peer"], samples["protocol"], samples["fate"] = peer, batch.flows["protocol"][chosen["flow"]], FRESH
-        self._joins.add_far(samples)
+        self.joins.add_far(samples)
 
     def take(self, settled: NDArray[Any]) -> None:
         """Keep samples whose fate is known, of SETTLED, for the window's end; the place to look at each of them."""
@@ -280,15 +287,15 @@ class SampleSource:
         begin_ns = self._window_end_ns - self._window_ns
         self._window_end_ns = now_ns + self._window_ns
         if settled is not None:
-            for signal in self._reports.signals(settled, self._joins.flows, now_ns - begin_ns, now_ns, time.time_ns()):
+            for signal in self._reports.signals(settled, self.joins.flows, now_ns - begin_ns, now_ns, time.time_ns()):
                 self._bus.publish(signal)
-        self._joins.flows.keep(self._joins.numbers())
+        self.joins.flows.keep(self.joins.numbers())
 
     def drops(self) -> dict[str, int]:
         """What was left out, by cause."""
         kernel = dict(zip(contract.counters("sample")[1:], self._counters.read_percpu_sum().tolist()[1:], strict=True))
         return {
-            f"app_{name}": n for name, n in (kernel | self._counts | self._joins.drops | self._reports.drops).items()
+            f"app_{name}": n for name, n in (kernel | self._counts | self.joins.drops | self._reports.drops).items()
         }
 
     def close(self) -> None:

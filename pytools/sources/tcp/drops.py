@@ -99,6 +99,10 @@ class SocketDrops:
         self._previous_ns = self._read_ns = 0
         self._tenants: dict[int, tuple[int, int, dict[int, int]]] = {}  # address -> since when, cookie, lost before
 
+    def __len__(self) -> int:
+        """Sockets of which something is remembered."""
+        return len(self._tenants)
+
     def refresh(self, keys: NDArray[Any], packets: NDArray[Any], now_ns: int = 0) -> None:
         """Takes all that there is, as `Drops.by_socket` gives it."""
         self._previous_ns, self._read_ns = self._read_ns, now_ns

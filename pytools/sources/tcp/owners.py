@@ -19,8 +19,8 @@ from pytools.kernel.printable import printable
 from pytools.signals import Owner
 from pytools.sources.tcp.containers import Cgroups
 
-_SLICE_NS: Final = 1_000_000
-_EVERY_NS: Final = 50_000_000  # a slice so often: 2 %
+SLICE_NS: Final = 1_000_000
+EVERY_NS: Final = 50_000_000  # a slice so often: 2 %
 _FILES_AT_ONCE: Final = 16  # between two looks at the clock
 _WAITING: Final = 8192  # connections in line; others ask again
 _RETRY_NS: Final = 60 * 10**9  # a socket that nobody held may be held by then
@@ -94,10 +94,10 @@ class Owners:
     def work(self, now_ns: int) -> int:
         """Take a slice of time when one is due; says when the next is. `now_ns` is CLOCK_MONOTONIC."""
         if now_ns >= self._due_ns and self.busy:
-            until_ns = time.monotonic_ns() + _SLICE_NS
+            until_ns = time.monotonic_ns() + SLICE_NS
             while self.busy and time.monotonic_ns() < until_ns:
                 self._step(now_ns)
-            self._due_ns = now_ns + _EVERY_NS
+            self._due_ns = now_ns + EVERY_NS
         return self._due_ns
 
     def close(self) -> None:

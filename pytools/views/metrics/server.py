@@ -91,7 +91,7 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._refused, self._paused = refused, paused
         self._closing = threading.Event()
-        self.room = threading.BoundedSemaphore(AT_ONCE)
+        self._served, self._lock = 0, threading.Lock()
         try:
             super().__init__(address, _Handler)
         except PermissionError as error:
@@ -104,6 +104,11 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
         self.set_app(_app(registry))
         self._thread = threading.Thread(target=self.serve_forever, name="swerve-metrics-http", daemon=True)
         self._thread.start()
+
+    @property
+    def under_way(self) -> int:
+        """How many scrapes are being served; at most `AT_ONCE`."""
+        return self._served
 
     @property
     def url(self) -> str:
@@ -138,14 +143,14 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begin a thread, if there is room for one."""
-        if not self.room.acquire(blocking=False):
+        if not self._begin():
             self._refused()
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread is to be had
-            self.room.release()
+            self._end()
             self._refused()
             self.shutdown_request(request)
 
@@ -154,7 +159,18 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.room.release()
+            self._end()
+
+    def _begin(self) -> bool:
+        """Take one of the places; False when all are taken."""
+        with self._lock:
+            free = self._served < AT_ONCE
+            self._served += free
+        return free
+
+    def _end(self) -> None:
+        with self._lock:
+            self._served -= 1
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader who hangs or goes away is no news."""

@@ -110,7 +110,7 @@ class Feed:
         except SwerveError as error:
             self._say_once(f"waiting for the agent: {error}")
             return
-        agent = _process(client)
+        agent = agent_pid(client)
         with self._lock:
             self._model.connect(now_ns, same_agent=agent == self._agent)
         self._client, self._agent, self._look_ns = client, agent, now_ns
@@ -176,7 +176,7 @@ class Feed:
             self._say(text)
 
 
-def _process(client: Client) -> int:
+def agent_pid(client: Client) -> int:
     """The process that serves: another one is another agent, whose counters begin anew."""
     with socket.socket(fileno=os.dup(client.fileno())) as sock:
         return peer(sock)[0]

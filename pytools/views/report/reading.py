@@ -107,11 +107,12 @@ def _in_order(sources: Sequence[Iterator[bytes]]) -> list[Iterator[bytes]]:
     for lines in sources:
         first = next(lines, None)
         if first is not None:
-            found.append((_time(first), itertools.chain([first], lines)))
+            found.append((published_ns(first), itertools.chain([first], lines)))
     return [lines for _, lines in sorted(found, key=lambda each: each[0])]
 
 
-def _time(line: bytes) -> int:
+def published_ns(line: bytes) -> int:
+    """When a record was published, by its host's CLOCK_REALTIME; 0 for a line that is none."""
     with contextlib.suppress(*UNREADABLE):
         return reader.head_of.decode(line).unix_ns
     return 0

@@ -1,0 +1,71 @@
+"""Which source has its turn when: each when it is due, and whoever is waited for when its descriptor is ready.
+
+CLOCK_MONOTONIC nanoseconds; one thread.
+"""
+
+from __future__ import annotations
+
+import operator
+import selectors
+import time
+from collections.abc import Callable
+
+from pytools.agent.reload import Source
+
+
+class Scheduler:
+    """Calls the sources of an agent, in the order in which they were added.
+
+    Parameters
+    ----------
+    selector : BaseSelector
+        Where sources wait for descriptors; `key.data` is a callable that takes the event mask.
+    before_waiting : callable
+        Called after the sources, before anything is waited for.
+
+    Attributes
+    ----------
+    sources : list of Source
+        All that were added.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, before_waiting: Callable[[], None]) -> None:
+        self._selector, self._before_waiting = selector, before_waiting
+        self.sources: list[Source] = []
+        self._due_ns: list[int] = []
+        self._late_ns: list[int] = []  # how late each source may be called
+        self._woken: list[int] = []  # sources, by number
+
+    def add(self, source: Source, late_ns: int = 0, at_events: bool = False) -> None:
+        """Call this source, too; at once first.
+
+        Parameters
+        ----------
+        late_ns : int
+            How late it may be called, so that it has its turn when others have.
+        at_events : bool
+            Call it after every event as well: it may have been woken, and knows when it is due.
+        """
+        if at_events:
+            self._woken.append(len(self.sources))
+        self.sources.append(source)
+        self._due_ns.append(0)
+        self._late_ns.append(late_ns)
+
+    def all_due(self) -> None:
+        """Call every source in the next turn."""
+        self._due_ns = [0] * len(self.sources)
+
+    def turn(self) -> None:
+        """Call who is due, then wait until somebody is, or until something happens."""
+        now_ns = time.monotonic_ns()
+        for index, source in enumerate(self.sources):
+            if self._due_ns[index] <= now_ns:
+                self._due_ns[index] = source.tick(now_ns)
+        self._before_waiting()
+        next_ns = min(map(operator.add, self._due_ns, self._late_ns))
+        timeout_s = max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
+        for key, mask in self._selector.select(timeout_s):
+            key.data(mask)
+            for index in self._woken:
+                self._due_ns[index] = 0

@@ -1,0 +1,72 @@
+"""The public vocabulary: one typed, immutable record per kind of fact.
+
+Units are suffixes of names (`_ns`, `_bytes`, `_segments`). `at_ns` is CLOCK_MONOTONIC of the publishing host, `unix_ns`
+its CLOCK_REALTIME at the same instant, for people and logs only. Encoded, a signal is one JSON object with `type` and
+`schema`. Records are safe to share between threads. Comments of fields become docs/signals.txt.
+
+One module a concern; import the names from here.
+"""
+
+from __future__ import annotations
+
+from pytools.signals.base import SCHEMA_VERSION, ClockState, Owner, Path, Quantiles, Signal, nexthop_name
+from pytools.signals.clocks import Clock, ClockEdge, Collocated, Collocation
+from pytools.signals.codec import UNREADABLE, AnySignal, decode, encode
+from pytools.signals.delays import DELAY_BOUNDS_NS, AppDelay, Delay, Histogram, PathDelay, PathLiveness, ProbeSamples
+from pytools.signals.host import DropReason, PacketDrops, ProgramCost, Self
+from pytools.signals.links import Link, LinkCounters, LinkEvent, PathEcn, PathMtu, Pause, Qdisc
+from pytools.signals.rdma import Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
+from pytools.signals.steering import Act, GroupMember, NexthopGroup, PathState
+from pytools.signals.tcp import CongestionTimes, Retransmissions, TcpFlow, TcpHost, TcpPath
+
+__all__ = [
+    "DELAY_BOUNDS_NS",
+    "SCHEMA_VERSION",
+    "UNREADABLE",
+    "Act",
+    "AnySignal",
+    "AppDelay",
+    "Bandwidth",
+    "Clock",
+    "ClockEdge",
+    "ClockState",
+    "Collocated",
+    "Collocation",
+    "CongestionTimes",
+    "Delay",
+    "DropReason",
+    "GroupMember",
+    "Histogram",
+    "Link",
+    "LinkCounters",
+    "LinkEvent",
+    "NexthopGroup",
+    "Owner",
+    "PacketDrops",
+    "Path",
+    "PathDelay",
+    "PathEcn",
+    "PathLiveness",
+    "PathMtu",
+    "PathState",
+    "Pause",
+    "ProbeSamples",
+    "ProgramCost",
+    "Qdisc",
+    "Quantiles",
+    "RdmaPort",
+    "RdmaQueuePair",
+    "RdmaSight",
+    "RdmaSuspects",
+    "RdmaVerdict",
+    "Retransmissions",
+    "Self",
+    "Signal",
+    "Suspect",
+    "TcpFlow",
+    "TcpHost",
+    "TcpPath",
+    "decode",
+    "encode",
+    "nexthop_name",
+]

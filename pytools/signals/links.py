@@ -1,0 +1,127 @@
+"""Interfaces with their queues and pause frames, and what they do to paths: events, packet sizes, ECN marks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from pytools.signals.base import Path, Signal
+
+
+class Qdisc(msgspec.Struct, frozen=True):
+    """One queue discipline of an interface."""
+
+    kind: str  # as tbf or fq
+    handle: str  # as in `tc qdisc`
+    parent: str  # as in `tc qdisc`
+    backlog_bytes: int  # queued now
+    backlog_packets: int  # queued now
+    drops: int  # since its creation, as the next two (`tc -s qdisc`)
+    overlimits: int  # held back because of the rate
+    requeues: int  # returned by the driver
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """Pause frames of one priority (None: of the whole link) since the driver was loaded."""
+
+    priority: int | None  # 0 to 7; null: the whole link
+    received: int | None = None  # frames
+    sent: int | None = None  # frames
+    received_duration_us: int | None = None  # how long the peer paused us
+    sent_duration_us: int | None = None  # how long we paused the peer
+
+
+class LinkCounters(msgspec.Struct, frozen=True):
+    """The kernel's counters of an interface."""
+
+    received_bytes: int  # as in `ip -s link`
+    received_packets: int  # as in `ip -s link`
+    received_errors: int  # as in `ip -s link`
+    received_drops: int  # as in `ip -s link`
+    sent_bytes: int  # as in `ip -s link`
+    sent_packets: int  # as in `ip -s link`
+    sent_errors: int  # as in `ip -s link`
+    sent_drops: int  # without drops of its queue
+
+
+class Link(Signal, frozen=True, kw_only=True, tag="link"):
+    """One interface that carries paths.
+
+    Once per long window with a subscriber, and at once after an event.
+    """
+
+    interface: str  # name
+    paths: list[Path]  # that it carries
+    window_ns: int
+    up: bool  # administratively up
+    carrier: bool  # has a carrier
+    carrier_changes: int  # since the interface was created; if it grows, a cable, an optic or a port is failing
+    mtu_bytes: int  # largest IP packet
+    speed_mbps: int | None  # by the driver; null if it reports none
+    counters: LinkCounters  # since the interface was created
+    window: LinkCounters  # within the window
+    qdiscs: list[Qdisc]  # its queue disciplines
+    pauses: list[Pause]  # pause frames
+    failed_neighbours: list[str]  # gateways and on-link peers that do not answer ARP or neighbour discovery
+    driver: dict[str, int]  # `ethtool` statistics of errors that are not zero, by the driver's names
+
+
+class LinkEvent(Signal, frozen=True, kw_only=True, tag="link_event"):
+    """An event of an interface, or of a path over it.
+
+    Once.
+    """
+
+    interface: str  # affected
+    paths: list[Path]  # affected
+    # the event
+    what: Literal[
+        "carrier_lost",
+        "carrier_found",
+        "flap",
+        "queue_full",
+        "neighbour_failed",
+        "neighbour_reachable",
+        "mtu_changed",
+        "mtu_mismatch",
+        "mtu_agrees",
+        "ce_marked",
+        "pause_storm",
+        "gid_changed",
+        "port_down",
+        "port_up",
+        "removed",
+    ]
+    happened_ns: int  # CLOCK_MONOTONIC
+    detail: str  # a sentence for people
+    values: dict[str, int]  # its numbers by name
+
+
+class PathMtu(Signal, frozen=True, kw_only=True, tag="path_mtu"):
+    """The largest packet that passes a path, there and back.
+
+    Once per long window and path.
+    """
+
+    path: Path
+    interface_mtu_bytes: int  # of its interface
+    works_bytes: int | None  # largest IP packet that came back; null before one has
+    fails_bytes: int | None  # smallest that did not, while smaller ones did; null if none failed
+    told_bytes: int | None  # path MTU reported by a router or this kernel
+    told_by: str  # its address
+    state: Literal["agrees", "mismatch", "unknown"]  # whether full-size packets pass
+
+
+class PathEcn(Signal, frozen=True, kw_only=True, tag="path_ecn"):
+    """Marks on packets from the peer of `path`, as they arrived by one interface.
+
+    Once per long window and path.
+    """
+
+    path: Path
+    window_ns: int
+    packets: int  # ECN-capable (ECT or CE) within the window
+    ce_packets: int  # of these, marked: the share that met a queue above its threshold
+    total_packets: int  # since the agent started
+    total_ce_packets: int  # since the agent started
