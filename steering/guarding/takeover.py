@@ -159,6 +159,9 @@ class Locks:
         self._more: list[int] = []
         self._namespace: NamespaceLock | None = None
         self.lock = Lock(path, wait_s, self._inherit)
+        if self.former is None:  # nobody listens there: whoever did was killed meanwhile
+            with contextlib.suppress(OSError):
+                (self._folder / SOCKET).unlink(missing_ok=True)
         try:
             if namespace:
                 inherited = self._more.pop() if self._more else None

@@ -139,6 +139,7 @@ def test_a_guardian_that_is_killed_while_it_waits_leaves_the_rest_to_the_next_st
         with controlled(host, policy, "--apply") as second:
             support.wait_until(lambda: host.weights() == EVEN, 10, "what nobody guarded is taken back")
             support.wait_until(lambda: len(agent.states) == 2, 20, "and it goes on")
+            assert not kept(second), "of the guardian nothing is left, its socket either"
             assert second.end() == 0
     assert "took over" not in second.errors
 
