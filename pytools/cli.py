@@ -82,7 +82,7 @@ def _one_of(tables: dict[str, bool]) -> str | None:
 
 @click.command(epilog="Example: swerve delay -n swerve-x-h1 --dst 10.9.0.0/16 --sort queueing-p99 -i 2")
 @click.option("--app", is_flag=True, help="Show delays of application packets instead of probes, by path and by flow.")
-@filtered("dst", "interface", "path")
+@filtered("dst", "src", "port", "interface", "path")
 @common()
 def delay(options: Options, asked: Asked, app: bool) -> None:
     """Show one-way delay, queueing and loss of every path.
@@ -91,8 +91,6 @@ def delay(options: Options, asked: Asked, app: bool) -> None:
     synchronised, or in holdover after they were; queueing needs neither. Asymmetry is what the smallest delay there has
     more than the smallest one back.
     """
-    if app and asked.sort is not None:
-        raise click.UsageError("--sort is for the table of probes: leave --app out")
     _frames(options, "app" if app else "delay", asked)
 
 

@@ -6,25 +6,22 @@ One-way delays stand apart from queueing, which needs no common clock. Pure: a m
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from pytools.figures import ASYMMETRY, OF_DIRECTIONS, OF_PATHS, Figure, Measure
-from pytools.signals import AppDelay, Delay, Path, PathDelay, PathLiveness
+from pytools.figures import ASYMMETRY, OF_DIRECTIONS, OF_PATHS, Figure, Measure, supports_one_way
+from pytools.signals import AnySignal, AppDelay, Delay, Path, PathDelay, PathLiveness
 from pytools.units import UNKNOWN, duration, share
-from pytools.views.columns import Column, Listing, much, named
+from pytools.views.columns import Column, Listing, Order, much, named
 from pytools.views.empty_states import no_app_delays
 from pytools.views.model import Model
-from pytools.views.sheet import Sheet
-from pytools.views.tables import bound, clock_state, endpoint, offset, one_way, one_way_bound
+from pytools.views.query import Query
+from pytools.views.tables import bound, clock_state, endpoint, offset, one_way_bound
 from pytools.views.timing import is_whole_path
-
-_APP_FIGURES: Final = ("OWD\np50", "OWD\np90", "OWD\np99", "OWD\nmax", "OWD\n±", "queueing\np50", "queueing\np99")
-_APP_COUNTS: Final = ("sampled\njoined", "ambiguous\nunmatched")
 
 
 def delays(model: Model, sort: str | None = None) -> RenderableType:
@@ -157,46 +154,74 @@ def _over(windows_ns: Sequence[int]) -> str:
     return f" over {low}" if low == high else f" over windows from {low} to {high}"
 
 
-def app_delays(model: Model) -> RenderableType:
+def app_delays(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
     """Delays of application packets by path, then by flow, the busiest first."""
-    apps = sorted(model.timing.apps.values(), key=lambda app: (-app.sampled, app.local, app.local_port))
-    if not apps:
+    if not model.timing.apps:
         return Text(no_app_delays(model))
+    apps = applications(model.at_ns).ordered((row for row in signals if isinstance(row, AppDelay)), asked.sort)
+    if not apps:
+        return Text(f"{model.host}: nothing passes {asked.filters}")
     paths, flows = [app for app in apps if is_whole_path(app)], [app for app in apps if not is_whole_path(app)]
-    title = f"{model.host}: application packets{_over([app.window_ns for app in apps])}, by "
+    title = f"{model.host}: application packets{_over([app.window_ns for app in apps])}{asked.said()}, by "
+    order = ", the busiest first" if asked.sort is None else ""
     parts: list[RenderableType] = []
     if paths:
-        sheet = _app_sheet(f"{title}path", "path", "clock")
-        for app in paths:
-            sheet.add(f"{app.protocol} {_place(app)}", *_app_figures(app), clock_state(app.clock))
-        parts.append(sheet)
+        clock = Column[AppDelay]("clock", lambda app: clock_state(app.clock), left=True, spare=1)
+        parts.append(_apps("path", lambda app: f"{app.protocol} {_place(app)}", clock).sheet(f"{title}path", paths))
     if flows:
-        sheet = _app_sheet("by flow, the busiest first" if paths else f"{title}flow, the busiest first", "flow", "path")
-        for app in flows:
-            local, remote = endpoint(app.local, app.local_port), endpoint(app.remote, app.remote_port)
-            sheet.add(f"{app.protocol} {local}\n  → {remote}", *_app_figures(app), _place(app))
-        parts.append(sheet)
+        place = Column[AppDelay]("path", _place, left=True, spare=1)
+        parts.append(
+            _apps("flow", _flow, place).sheet(f"{'' if paths else title}{'by ' * bool(paths)}flow{order}", flows)
+        )
     return Group(*parts)
 
 
-def _app_sheet(title: str, first: str, last: str) -> Sheet:
-    spare = ("OWD\nmax", "OWD\np90", "queueing\np50", "ambiguous\nunmatched", last)
-    return Sheet(title, (first, *_APP_FIGURES, *_APP_COUNTS, last), left=(last,), spare=spare)
+def applications(_now_ns: int) -> Listing[AppDelay]:
+    """One row per path or flow."""
+    return _apps("flow", _flow)
+
+
+def _apps(heading: str, name: Callable[[AppDelay], str], *last: Column[AppDelay]) -> Listing[AppDelay]:
+    def fact(app: AppDelay, ns: int | None) -> int | None:
+        return ns if supports_one_way(app.clock) else None
+
+    def delay(word: str, value: Callable[[AppDelay], int | None], spare: int = 0) -> Column[AppDelay]:
+        order: Order[AppDelay] = much(value)
+        shown = word.replace("-", "\n").replace("owd", "OWD")
+        return Column(shown, lambda app: duration(value(app)), {word: order}, spare=spare)
+
+    def counts(*words: str, spare: int = 0) -> Column[AppDelay]:
+        orders: dict[str, Order[AppDelay]] = {word: much(operator.attrgetter(word)) for word in words}
+        both = operator.attrgetter(*words)
+        return Column("\n".join(words), lambda app: "\n".join(map(str, both(app))), orders, spare=spare)
+
+    return Listing(
+        (
+            Column(heading, name, {"flow": named(name)}),
+            delay("owd-p50", lambda app: fact(app, app.owd.p50_ns)),
+            delay("owd-p90", lambda app: fact(app, app.owd.p90_ns), 4),
+            delay("owd-p99", lambda app: fact(app, app.owd.p99_ns)),
+            delay("owd-max", lambda app: fact(app, app.owd.max_ns), 5),
+            Column(
+                "OWD\n±",
+                lambda app: one_way_bound(app.bound_ns, app.clock, app.owd.max_ns),
+                {"owd-error": much(lambda app: fact(app, app.bound_ns))},
+            ),
+            delay("queueing-p50", lambda app: app.queueing.p50_ns, 3),
+            delay("queueing-p99", lambda app: app.queueing.p99_ns),
+            counts("sampled", "joined"),
+            counts("ambiguous", "unmatched", spare=2),
+            *last,
+        ),
+        lambda app: (-app.sampled, app.local, app.local_port),
+    )
+
+
+def _flow(app: AppDelay) -> str:
+    return f"{app.protocol} {endpoint(app.local, app.local_port)}\n  → {endpoint(app.remote, app.remote_port)}"
 
 
 def _place(app: AppDelay) -> str:
     if app.path is None:
         return "no measured\n  path"
     return f"{app.path.destination} {app.path.interface}" + (f"\n  via {app.path.gateway}" if app.path.gateway else "")
-
-
-def _app_figures(app: AppDelay) -> tuple[str, ...]:
-    owd = app.owd
-    return (
-        *(one_way(each, app.clock) for each in (owd.p50_ns, owd.p90_ns, owd.p99_ns, owd.max_ns)),
-        one_way_bound(app.bound_ns, app.clock, owd.max_ns),
-        duration(app.queueing.p50_ns),
-        duration(app.queueing.p99_ns),
-        f"{app.sampled}\n{app.joined}",
-        f"{app.ambiguous}\n{app.unmatched}",
-    )

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 
 from pytools.signals import (
     AnySignal,
+    AppDelay,
     Clock,
     ClockEdge,
     DropReason,
@@ -44,7 +45,7 @@ def _delays(model: Model, signals: Sequence[AnySignal], asked: Query) -> Rendera
 
 TABLES: Final[Mapping[str, Draw]] = {
     "delay": _delays,
-    "app": _whole(delay_tables.app_delays),
+    "app": delay_tables.app_delays,
     "clocks": clock_tables.clocks,
     "edges": clock_tables.edges,
     "collocation": _whole(clock_tables.collocation),
@@ -61,6 +62,7 @@ TABLES: Final[Mapping[str, Draw]] = {
 # View -> kind of row -> its columns, at a time. A row is a signal, or a part of one.
 LISTINGS: Final[Mapping[str, Mapping[type, Callable[[int], Listing[Any]]]]] = {
     "delay": {PathDelay: lambda _now_ns: delay_tables.paths({})},
+    "app": {AppDelay: delay_tables.applications},
     "clocks": {Clock: clock_tables.of_hosts},
     "edges": {ClockEdge: clock_tables.of_paths},
     "tcp": {TcpPath: tcp_columns.paths, TcpFlow: tcp_columns.flows},

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeVar, get_args
 from pytools.errors import UsageError
 from pytools.signals import (
     AnySignal,
+    AppDelay,
     Clock,
     ClockEdge,
     Link,
@@ -158,6 +159,8 @@ def traits(signal: AnySignal) -> Traits:
             found = _of_flow(signal)
         case RdmaQueuePair():
             found = _of_queue_pair(signal)
+        case AppDelay():
+            found = _of_application(signal)
         case TcpPath():
             found = _of_paths(_known(signal.path), signal.interface)
         case Link() | LinkEvent():
@@ -182,6 +185,18 @@ def _of_flow(flow: TcpFlow) -> Traits:
         commands=(flow.owner.command,),
         interfaces=(flow.interface,),
         paths=_known(flow.path),
+    )
+
+
+def _of_application(app: AppDelay) -> Traits:
+    """Of all flows of a path together neither addresses nor ports are known but the path's."""
+    paths = _known(app.path)
+    return Traits(
+        sources=(app.local,) if app.local else (),
+        destinations=(app.remote,) if app.remote else tuple(path.address for path in paths),
+        ports=(app.local_port, app.remote_port) if app.local else (),
+        interfaces=tuple(path.interface for path in paths),
+        paths=paths,
     )
 
 

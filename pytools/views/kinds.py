@@ -160,6 +160,7 @@ VIEWS: Final[Mapping[str, View]] = {
         _busiest,
         lambda model: bool(model.timing.apps),
         silence=empty_states.no_app_delays,
+        filters=_OF_LINKS | {"src", "port"},
     ),
     "clocks": View(
         frozenset({"clock", "clock_edge", "path_delay"}),

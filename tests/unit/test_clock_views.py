@@ -56,6 +56,10 @@ def edges(model: Model, **asked: Any) -> RenderableType:
     return drawn("edges", model, **asked)
 
 
+def apps(model: Model, **asked: Any) -> RenderableType:
+    return drawn("app", model, **asked)
+
+
 def fleet() -> Model:
     return known(
         samples.clock("h3", state="holdover", bound_ns=14_300, hard_bound_ns=28_000, offset_ns=-5 * DAY_NS),
@@ -188,7 +192,7 @@ def test_application_delays_by_path_then_by_flow_the_busiest_first() -> None:
         samples.app_delay(1, local_port=40_002, sampled=150, protocol="udp"),
         samples.app_delay(2, local_port=40_004, sampled=7, path=None, local="fd00:9::1", remote="fd00:9::2"),
     )
-    shown = text(delay_tables.app_delays(model))
+    shown = text(apps(model))
     assert row(shown, "tcp h2 rail1") == ["tcp h2 rail1", *APP, "200", "3", "synchronised"]
     assert row(shown, "via 10.1.1.1") == ["via 10.1.1.1", "196", "1"]
     flows = [line.split()[1] for line in shown.splitlines() if re.match(r"(tcp|udp) .*\]?:\d", line)]
@@ -197,10 +201,29 @@ def test_application_delays_by_path_then_by_flow_the_busiest_first() -> None:
     assert "→ [fd00:9::2]:5201" in shown and row(shown, "tcp [fd00")[-1] == "no measured"
 
 
+def test_application_delays_are_selected_and_sorted() -> None:
+    slow = Quantiles(samples=9, p50_ns=1, p90_ns=2, p99_ns=9_000_000, max_ns=9_000_000)
+    model = known(
+        samples.app_delay(1, sampled=200),
+        samples.app_delay(2, sampled=300),
+        samples.app_delay(1, local_port=40_000, sampled=50, owd=slow),
+        samples.app_delay(1, local_port=40_002, sampled=150),
+    )
+
+    def flows(**asked: Any) -> list[str]:
+        return re.findall(r":(4000\d)", text(apps(model, **asked)))
+
+    assert flows() == ["40002", "40000"] and flows(sort="owd-p99") == ["40000", "40002"]
+    assert flows(port=[40_002]) == ["40002"] and "by path" not in text(apps(model, port=[40_002]))
+    of_rail = text(apps(model, interface=["rail2"]))
+    assert "h2 rail2" in of_rail and "rail1" not in of_rail and "(--interface rail2), by path" in of_rail
+    assert text(apps(model, src=["10.1.0.0/16"])) == "h1: nothing passes --src 10.1.0.0/16\n"
+
+
 @given(st.sampled_from(["synchronised", "holdover", "free_running"]), st.integers(-(10**9), 10**9))
 def test_no_application_delay_is_a_fact_between_free_clocks_or_below_zero(clock: str, ns: int) -> None:
     owd = Quantiles(samples=9, p50_ns=ns, p90_ns=ns, p99_ns=ns, max_ns=ns)
-    cells = row(text(delay_tables.app_delays(known(samples.app_delay(clock=clock, owd=owd)))), "tcp h2")
+    cells = row(text(apps(known(samples.app_delay(clock=clock, owd=owd)))), "tcp h2")
     fact = clock != "free_running" and ns >= 0
     assert cells[1:6] == ([units.duration(ns)] * 4 + ["±460 ns"] if fact else [UNKNOWN] * 5)
     assert cells[6:8] == APP[5:]  # queueing needs no common clock
@@ -221,7 +244,7 @@ def test_flows_that_ended_go_and_paths_stay_when_there_are_too_many() -> None:
 def test_no_table_is_cut_or_wider_than_the_terminal(width: int) -> None:
     model = fold(fleet(), samples.one_of_each())
     model = fold(model, [samples.app_delay(1, local_port=40_000, local="fd00:9::1", remote="fd00:9::2")])
-    for draw in (clocks, edges, delay_tables.app_delays, delay_tables.delays):
+    for draw in (clocks, edges, apps, delay_tables.delays):
         lines = text(draw(model), width).splitlines()
         assert max(map(len, lines)) <= width
         assert not any("…" in line for line in lines)

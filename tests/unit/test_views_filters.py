@@ -22,7 +22,7 @@ ADDRESSES = st.ip_addresses()
 PORTS = st.integers(1, 65535)
 NAMES = st.sampled_from(["rail1", "rail2", "eth0", "mlx5_0"])
 COMMANDS = st.sampled_from(["iperf3", "python3", "ib_write_bw", ""])
-EVERYTHING = samples.one_of_each()
+EVERYTHING = [*samples.one_of_each(), samples.app_delay(local_port=40_000)]
 
 
 @st.composite
