@@ -98,7 +98,7 @@ def clocks(model: Model, signals: Sequence[AnySignal], asked: Query) -> Renderab
         return Text(empty_states.no_clocks(model))
     known = [row for row in signals if isinstance(row, Clock)]
     if not known:
-        return Text(f"{model.host}: nothing passes {asked.filters}")
+        return Text(asked.none_passes(model.host))
     common, now_ns = references(model.timing), model.at_ns
     against = f"clocks against {' and '.join(common)}" if common else "clocks, no reference"
     listing = of_hosts(now_ns)
@@ -134,7 +134,7 @@ def edges(model: Model, signals: Sequence[AnySignal], asked: Query) -> Renderabl
         return Text(empty_states.no_edges(model))
     known = [row for row in signals if isinstance(row, ClockEdge)]
     if not known:
-        return Text(f"{model.host}: nothing passes {asked.filters}")
+        return Text(asked.none_passes(model.host))
     listing = of_paths(model.at_ns)
     return listing.sheet(
         f"{model.host}: the peers' clocks against ours, by path{asked.said()}",

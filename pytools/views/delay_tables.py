@@ -160,7 +160,7 @@ def app_delays(model: Model, signals: Sequence[AnySignal], asked: Query) -> Rend
         return Text(no_app_delays(model))
     apps = applications(model.at_ns).ordered((row for row in signals if isinstance(row, AppDelay)), asked.sort)
     if not apps:
-        return Text(f"{model.host}: nothing passes {asked.filters}")
+        return Text(asked.none_passes(model.host))
     paths, flows = [app for app in apps if is_whole_path(app)], [app for app in apps if not is_whole_path(app)]
     title = f"{model.host}: application packets{_over([app.window_ns for app in apps])}{asked.said()}, by "
     order = ", the busiest first" if asked.sort is None else ""

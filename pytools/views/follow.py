@@ -143,9 +143,7 @@ def _json(view: View, asked: Query) -> Callable[[list[AnySignal], Model], None]:
 
 
 def _why_nothing(view: View, asked: Query, model: Model) -> str:
-    if asked.filters:
-        return f"{model.host}: nothing passes {asked.filters}"
-    return view.silence(model) if view.silence is not None else ""
+    return asked.none_passes(model.host) or (view.silence(model) if view.silence is not None else "")
 
 
 def _table(kind: str, color: bool, asked: Query) -> Callable[[list[AnySignal], Model], None]:

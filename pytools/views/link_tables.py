@@ -146,7 +146,7 @@ def happenings(model: Model, signals: Sequence[AnySignal], asked: Query) -> Rend
 
 
 def _nothing(model: Model, asked: Query, otherwise: str) -> Text:
-    return Text(f"{model.host}: " + (f"nothing passes {asked.filters}" if asked.filters else otherwise))
+    return Text(asked.none_passes(model.host) or f"{model.host}: {otherwise}")
 
 
 def _of(signals: Sequence[AnySignal], kind: type[Kind]) -> list[Kind]:

@@ -23,6 +23,10 @@ class Query:
         """The filters behind a title; empty when there are none."""
         return f" ({self.filters})" if self.filters else ""
 
+    def none_passes(self, host: str) -> str:
+        """Why no row is shown where filters let none of a host's pass; empty when there are no filters."""
+        return f"{host}: nothing passes {self.filters}" if self.filters else ""
+
 
 def asked_for(kind: str, sort: str | None, given: Mapping[str, Sequence[Any]]) -> Query:
     """What was typed, checked against what the table has.

@@ -194,9 +194,7 @@ def _suspects(model: Model, found: Sequence[Suspect], sort: str | None) -> Rende
 
 
 def _none(model: Model, asked: Query) -> str:
-    if asked.filters:
-        return f"{model.host}: nothing passes {asked.filters}"
-    return empty_states.no_rdma(model) or empty_states.no_queue_pairs(model)
+    return asked.none_passes(model.host) or empty_states.no_rdma(model) or empty_states.no_queue_pairs(model)
 
 
 def _sight(sight: RdmaSight | None) -> list[Text]:

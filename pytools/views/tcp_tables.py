@@ -65,8 +65,8 @@ def _remarks(model: Model, shown: Sequence[TcpPath | TcpFlow], asked: Query) -> 
     if any(row.path is None for row in shown):
         said.append(Text(f"{tables.NO_PATH}: {_NO_PATH_IS}", style="dim"))
     if not shown:
-        nothing = f"nothing passes {asked.filters}" if asked.filters else "no TCP connection has been reported"
-        said.append(Text(f"{model.host}: {nothing}"))
+        nothing = asked.none_passes(model.host) or f"{model.host}: no TCP connection has been reported"
+        said.append(Text(nothing))
     if model.tcp.flows_left_out:
         said.append(
             Text(
