@@ -399,6 +399,25 @@ def test_the_peers_clock_is_taken_out(offset_ns: int, drift_ppb: int, delay_ns: 
         assert abs(signal.owd.p50_ns - delay_ns) <= 2
 
 
+def test_a_turn_that_began_before_its_batches_joins_them() -> None:
+    """An agent that waits for a processor reads what came in, and what left, long after its turn began."""
+    world = World(shared=True)
+    subscription = world.buses["a"].subscribe(frozenset({"app_delay"}))
+    world.run(5, lambda n: world.send(n << 20))
+    subscription.read()
+    for n in range(1000, 1050):
+        began_ns = world.now_ns
+        world.now_ns += 100 * MS
+        world.send(n << 20)
+        world.now_ns += 100 * MS
+        world.sources["b"].tick(world.now_ns)
+        world.sources["a"].tick(began_ns)
+    signals = [signal for signal in subscription.read() if isinstance(signal, AppDelay) and not signal.local]
+    assert sum(signal.joined for signal in signals) >= 40
+    assert sum(signal.unmatched for signal in signals) == 0
+    assert "app_strays" not in world.drops()
+
+
 def test_queueing_is_the_excess_over_the_recent_minimum() -> None:
     world = World(shared=True)
     subscription = world.buses["a"].subscribe(frozenset({"app_delay"}))

@@ -211,11 +211,14 @@ class SampleSource:
         self._tell(records.take(np.flatnonzero(~outward)), now_ns)  # much faster with records than a mask is
         if not self._wanted:
             return
-        self._take_ours(records.take(np.flatnonzero(outward)), now_ns)
+        ours = records.take(np.flatnonzero(outward))
+        self._take_ours(ours, now_ns)
         if lost:
             self.joins.doubt()
+        # The turn may have begun long before its batches came in: what they tell of is not older than what left here.
+        known_ns = max(now_ns, int(ours["seen_ns"].max(initial=0)))
         for name, payload in batches:
-            self._take_theirs(self._names.index(name), payload, now_ns)
+            self._take_theirs(self._names.index(name), payload, known_ns)
         self.take(self.joins.settle(now_ns, self._outward))
         self._ask(now_ns)
         if now_ns >= self._window_end_ns:
@@ -251,21 +254,21 @@ class SampleSource:
         samples["protocol"], samples["fate"] = records["protocol"], FRESH
         self.joins.add_near(samples)
 
-    def _take_theirs(self, peer: int, payload: bytes, now_ns: int) -> None:
+    def _take_theirs(self, peer: int, payload: bytes, known_ns: int) -> None:
         """Remember what has arrived at a peer."""
         try:
             batch = wire.decode(payload)
         except wire.BadBatchError:
             self._counts["refused"] += 1
             return
-        self.joins.heard(peer, now_ns, batch.tcp_rate, batch.udp_rate)
+        self.joins.heard(peer, known_ns, batch.tcp_rate, batch.udp_rate)
         # A peer can only speak of what arrived at its own addresses.
         known = (self._peers_of(batch.flows["destination"]) == peer)[batch.samples["flow"]]
         self._counts["foreign"] += int(np.count_nonzero(~known))
         chosen = batch.samples[known & wire.common(batch, self.control.tcp, self.control.udp)]
         samples = np.zeros(len(chosen), SAMPLE)
         samples["flow"] = self.joins.flows.number(batch.flows)[chosen["flow"]]
-        samples["key"], samples["at_ns"], samples["seen_ns"] = chosen["key"], chosen["at_ns"], now_ns
+        samples["key"], samples["at_ns"], samples["seen_ns"] = chosen["key"], chosen["at_ns"], known_ns
         samples["peer"], samples["protocol"], samples["fate"] = peer, batch.flows["protocol"][chosen["flow"]], FRESH
         self.joins.add_far(samples)
 
