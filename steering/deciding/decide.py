@@ -132,15 +132,15 @@ def _decide_measured(
 
 
 def _alone(votes: list[_Vote], witnesses: list[_Vote]) -> frozenset[str]:
-    """Addresses that want weight taken from a member that no other address says anything against.
+    """Addresses that want weight taken from a member that no other peer says anything against.
 
-    They may be wrong, or their own side of the path is bad; they get a target of their own. Where no other address is
-    measured there is no second opinion.
+    They may be wrong, or their own side of the path is bad; they get a target of their own. Where no other peer is
+    measured there is no second opinion: the addresses of one peer are one.
     """
     everyone = [*votes, *witnesses]
-    if len({vote.path.address for vote in everyone}) < 2:
+    if len({vote.path.destination for vote in everyone}) < 2:
         return frozenset()
-    against = {(vote.member, vote.path.address) for vote in everyone if vote.due is not None or vote.health.down}
+    against = {(vote.member, vote.path.destination) for vote in everyone if vote.due is not None or vote.health.down}
     said = Counter(member for member, _ in against)
     down = [vote for vote in votes if vote.due is not None or vote.health.state == "drained"]
     return frozenset(vote.path.address for vote in down if said[vote.member] == 1)
