@@ -36,7 +36,7 @@ class Within(NamedTuple):
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A host that is probed, and whose probes are answered."""
+    """A host that is probed, and whose probes are answered; with several addresses, an entry for each."""
 
     name: str  # name of the peer; with a cluster key, the `host` of its own configuration
     # address that is probed, IPv4 or IPv6, unique to the host; the paths are the nexthops of the route to it
@@ -316,7 +316,7 @@ def checked(config: AgentConfig, where: str, reader: Reader | None = None) -> Ag
     Raises
     ------
     UsageError
-        If an address is no address, a name or address is used twice, or a number is out of its range.
+        If an address is no address, an address is used twice, or a number is out of its range.
     """
 
     def wrong(field: str, what: str, step: str = "") -> UsageError:
@@ -329,12 +329,8 @@ def checked(config: AgentConfig, where: str, reader: Reader | None = None) -> Ag
             line = f":{reader.lines.get(('peers', number, 'address'), 1)}" if reader else ""
             said = f"peer {peer.name}: {peer.address!r} is {why}"
             raise UsageError(f"{where}{line}: {said}", "name an address of that host")
-    for what, values in (
-        ("address", [ipaddress.ip_address(peer.address) for peer in config.peers]),
-        ("name", [(peer.name, ":" in peer.address) for peer in config.peers]),
-    ):
-        if len(set(values)) != len(values):
-            raise wrong("peers", f"a peer's {what} is used twice", "keep one entry per peer and family")
+    if len({ipaddress.ip_address(peer.address) for peer in config.peers}) != len(config.peers):
+        raise wrong("peers", "a peer's address is used twice", "keep one entry per address")
     for field, value, low, high in _ranges(config):
         if not low <= value <= high:
             said, least, most = (written(field, each) for each in (value, low, high))

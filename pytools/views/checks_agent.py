@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,9 @@ from pytools.ipc.socket_files import connect, peer
 from pytools.kernel import privileges
 from pytools.kernel.bpf import tc_programs
 from pytools.kernel.features import Finding
+from pytools.kernel.netlink.nexthops import family_of
 from pytools.kernel.netlink.routing import Netlink, NetlinkError
+from pytools.kernel.own_addresses import with_own_routes
 from pytools.signals import PathLiveness, Self
 from pytools.views.check import Check, heard
 
@@ -170,13 +172,15 @@ def _interfaces(name: str | None, config: Path | None) -> tuple[list[tuple[str, 
     return [(interface, index) for index, interface in sorted(all_of_them.items())], "any interface"
 
 
-def _carrying(netlink: Netlink, addresses: Iterable[str]) -> Iterator[int]:
+def _carrying(netlink: Netlink, addresses: Sequence[str]) -> Iterator[int]:
     """Indexes of the interfaces by which these addresses may be reached, whatever the weights."""
     nexthops = {each.id: each.ifindex for each in netlink.nexthops()}
     members = {group.id: tuple(group.weights) for group in netlink.groups()}
-    for address in addresses:
+    ours = netlink.addresses()
+    own = {family: with_own_routes(family, netlink.rules(family), ours) for family in map(family_of, addresses)}
+    for address, source in [(each, source) for each in addresses for source in (None, *own[family_of(each)])]:
         try:
-            route = netlink.route_get(address, matched=True)
+            route = netlink.route_get(address, matched=True, source=source)
         except NetlinkError:
             continue
         objects = () if route.nexthop_id is None else members.get(route.nexthop_id, (route.nexthop_id,))

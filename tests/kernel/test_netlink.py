@@ -228,6 +228,19 @@ def test_a_look_up_names_the_table_that_answers(grouped, address):
         assert netlink.route_get(address, mark=7, matched=matched).table == 20101
 
 
+@pytest.mark.parametrize(("ours", "address"), [("10.9.0.1", "10.9.0.2"), ("fd00:9::1", "fd00:9::2")])
+def test_a_look_up_follows_the_source(grouped, ours, address):
+    netns, netlink, _ = grouped
+    family = "-6" if ":" in address else "-4"
+    support.run(["ip", "-n", netns, "address", "add", ours, "dev", "lo"])
+    support.run(["ip", "-n", netns, family, "route", "add", address, "dev", "v0", "table", "20101"])
+    support.run(["ip", "-n", netns, family, "rule", "add", "pref", "5001", "from", ours, "lookup", "20101"])
+    for matched in (False, True):
+        assert netlink.route_get(address, source=ours, matched=matched).table == 20101
+    with pytest.raises(NetlinkError, match="looking up the route to"):
+        netlink.route_get(address)
+
+
 def test_a_look_up_follows_the_mark(grouped):
     _, netlink, index = grouped
     netlink.replace_route(Route("10.9.0.2/32", 4, MAIN_TABLE, nexthop_id=11, protocol=201))

@@ -139,13 +139,17 @@ def routes_request(family: Family, table: int, protocol: int = 0) -> bytes:
     return head + attribute(_TABLE, _NUMBER.pack(table))
 
 
-def lookup_request(address: str, family: Family, mark: int, matched: bool, oif: int = 0) -> bytes:
+def lookup_request(
+    address: str, family: Family, mark: int, matched: bool, oif: int = 0, source: str | None = None
+) -> bytes:
     """What asks for the way to an address; see `Netlink.route_get`."""
     af = socket_family(family)
-    packed = socket.inet_pton(af, address)
+    packed, from_packed = socket.inet_pton(af, address), socket.inet_pton(af, source) if source else b""
     flags = (_LOOKUP_TABLE if family == 4 else 0) | (_FIB_MATCH if matched else 0)
-    head = _HEADER.pack(af, 8 * len(packed), 0, 0, 0, 0, 0, 0, flags)
-    chosen = (attribute(name, _NUMBER.pack(value)) for name, value in ((_MARK, mark), (_OIF, oif)) if value)
+    head = _HEADER.pack(af, 8 * len(packed), 8 * len(from_packed), 0, 0, 0, 0, 0, flags)
+    chosen = [attribute(name, _NUMBER.pack(value)) for name, value in ((_MARK, mark), (_OIF, oif)) if value]
+    if from_packed:
+        chosen.append(attribute(_SRC, from_packed))
     return head + attribute(_DST, packed) + b"".join(chosen)
 
 

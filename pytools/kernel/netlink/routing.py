@@ -274,7 +274,9 @@ class Netlink:
         self.route_requests += 1
         self.socket.change(message, _DEL_ROUTE, 0, f"deleting route {route.destination}")
 
-    def route_get(self, address: str, mark: int = 0, matched: bool = False, oif: int = 0) -> Route:
+    def route_get(
+        self, address: str, mark: int = 0, matched: bool = False, oif: int = 0, source: str | None = None
+    ) -> Route:
         """Ask the kernel which way a packet to an address would go.
 
         Parameters
@@ -287,13 +289,15 @@ class Netlink:
             Answer with the route that matches (and its nexthop_id), not with the hop that was chosen.
         oif : int
             The interface by which the packet must leave; 0 for any.
+        source : str, optional
+            The address of ours that the packet comes from.
 
         Raises
         ------
         NetlinkError
-            If there is no way there.
+            If there is no way there, or the source is none of ours.
         """
-        request = lookup_request(address, family_of(address), mark, matched, oif)
+        request = lookup_request(address, family_of(address), mark, matched, oif, source)
         return route_of(self.socket.get_body(request, _GET_ROUTE, f"looking up the route to {address}"))
 
     def make_routes(self, bodies: Sequence[bytes], replace: bool = False) -> list[NetlinkError | None]:

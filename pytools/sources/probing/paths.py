@@ -1,7 +1,8 @@
 """The paths to the peers: every nexthop of every route to them, whatever its weight.
 
-A path is a nexthop of the route to a peer, and keeps its index for as long as the agent lives. Nothing is put into the
-kernel here: probe.c hands each probe to its path's gateway. One thread; the netlink socket's namespace decides.
+A path is a nexthop of the route to a peer, or of the one that packets from a certain address of ours take, and keeps
+its index for as long as the agent lives. Nothing is put into the kernel here: probe.c hands each probe to its path's
+gateway. One thread; the netlink socket's namespace decides.
 """
 
 from __future__ import annotations
@@ -12,7 +13,18 @@ from typing import Final
 
 from pytools.config import Peer
 from pytools.kernel.netlink.monitor import Group, Monitor
-from pytools.kernel.netlink.routing import LOCAL, UNICAST, Family, Link, Netlink, NetlinkError, Nexthop, Route
+from pytools.kernel.netlink.nexthops import family_of
+from pytools.kernel.netlink.routing import (
+    LOCAL,
+    UNICAST,
+    Family,
+    Link,
+    Netlink,
+    NetlinkError,
+    Nexthop,
+    Route,
+)
+from pytools.kernel.own_addresses import nearest, with_own_routes
 from pytools.signals import Path
 
 MOST_PATHS: Final = 4096  # as many as probe.c has room for
@@ -78,7 +90,18 @@ class PinnedPaths:
         links = {link.index: link for link in self._netlink.links()}
         nexthops = {nexthop.id: nexthop for nexthop in self._netlink.nexthops()}
         members = {group.id: tuple(group.weights) for group in self._netlink.groups()}
-        hops = {hop.path: hop for peer in self._peers for hop in self._hops_of(peer, links, nexthops, members)}
+        own, sources = self._sources()
+        hops: dict[Path, PinnedPath] = {}
+        for peer in self._peers:
+            self.unreachable.pop(peer.address, None)
+            paired = sources[peer.address]
+            for source in (None, *paired):
+                found = list(self._hops_of(peer, source, links, nexthops, members))
+                if source is None and len(found) == 1 and found[0].source in own.difference(paired):
+                    continue  # of sockets that are bound to no address; an address of another rail would be theirs
+                for hop in found:
+                    hops.setdefault(hop.path, hop)
+                    self.unreachable.pop(peer.address, None)
         hops |= {hop.path: hop for hop in list(self._drained(hops, links, nexthops))}
         self.refused = {}
         wanted = []
@@ -168,31 +191,53 @@ class PinnedPaths:
             self._index[path] = free
         return self._index[path]
 
+    def _sources(self) -> tuple[set[str], dict[str, Sequence[str]]]:
+        """Our addresses that have routes of their own, and those from which each address of a peer is probed."""
+        addresses = self._netlink.addresses()
+        of_peers: dict[tuple[str, Family], list[str]] = {}
+        for peer in self._peers:
+            of_peers.setdefault((peer.name, family_of(peer.address)), []).append(peer.address)
+        own = {
+            family: with_own_routes(family, self._netlink.rules(family), addresses)
+            for family in {family for _, family in of_peers}
+        }
+        chosen = {
+            address: nearest(address, of_peer, own[family])
+            for (_, family), of_peer in of_peers.items()
+            for address in of_peer
+        }
+        return {address for of_family in own.values() for address in of_family}, chosen
+
     def _hops_of(
         self,
         peer: Peer,
+        source: str | None,
         links: dict[int, Link],
         nexthops: dict[int, Nexthop],
         members: dict[int, tuple[int, ...]],
     ) -> Iterator[PinnedPath]:
-        """Every way to a peer that the kernel might choose, whatever the weights; not numbered yet."""
+        """Every way to a peer that the kernel might choose, whatever the weights; not numbered yet.
+
+        For packets from an address of ours, or for those of which the route chooses the source.
+        """
         try:
-            route = self._netlink.route_get(peer.address, matched=True)
-            any_source = route.prefsrc or self._netlink.route_get(peer.address).prefsrc
+            route = self._netlink.route_get(peer.address, matched=True, source=source)
+            any_source = source or route.prefsrc or self._netlink.route_get(peer.address).prefsrc
         except NetlinkError as error:
-            self.unreachable[peer.address] = error.sentence or str(error)
+            if source is None:
+                self.unreachable[peer.address] = error.sentence or str(error)
             return
         if route.kind != UNICAST or any_source is None:
-            self.unreachable[peer.address] = "it is this host" if route.kind == LOCAL else "the route leads nowhere"
+            if source is None:
+                self.unreachable[peer.address] = "it is this host" if route.kind == LOCAL else "the route leads nowhere"
             return
-        self.unreachable.pop(peer.address, None)
         for gateway, ifindex, nexthop_id, onlink in _ways(route, nexthops, members):
             link = links.get(ifindex or 0)
             if link is None or not link.up:
                 continue
             path = Path(self._host, peer.name, peer.address, gateway or "", link.name)
-            source = route.prefsrc or self._source_by(path, link.index) or any_source
-            yield PinnedPath(-1, path, peer, route.family, link.index, source, nexthop_id, onlink)
+            ours = source or route.prefsrc or self._source_by(path, link.index) or any_source
+            yield PinnedPath(-1, path, peer, route.family, link.index, ours, nexthop_id, onlink)
 
 
 def _ways(
@@ -212,10 +257,11 @@ def _ways(
 
 
 class Changes(Monitor):
-    """Tells that links, routes or nexthops have changed; not which. Made in the caller's network namespace."""
+    """Tells that links, routes, rules or nexthops have changed; not which. Made in the caller's network namespace."""
 
     def __init__(self) -> None:
-        super().__init__((Group.LINK, Group.ADDRESS4, Group.ADDRESS6, Group.ROUTE4, Group.ROUTE6, Group.NEXTHOP))
+        families = (Group.ADDRESS4, Group.ADDRESS6, Group.ROUTE4, Group.ROUTE6, Group.RULE4, Group.RULE6)
+        super().__init__((Group.LINK, *families, Group.NEXTHOP))
 
     def happened(self) -> bool:
         """Whether anything changed since the last call."""

@@ -150,10 +150,11 @@ class Sender(Planner):
                 for row in range(pinned.index * flows, (pinned.index + 1) * flows):
                     self._own_clock[row] = pinned.peer.clock != "shared"
                     dealt.setdefault(pinned.family, []).append((row, pinned))
-            numbers = {address: number for number, address in enumerate(sorted({p.path.address for p in paths}))}
+            numbers: dict[tuple[str, udp.Family], int] = {}
             self._peer[:] = -1
             for pinned in paths:
-                self._peer[pinned.index * flows : (pinned.index + 1) * flows] = numbers[pinned.path.address]
+                number = numbers.setdefault((pinned.peer.name, pinned.family), len(numbers))
+                self._peer[pinned.index * flows : (pinned.index + 1) * flows] = number
             self._lay_out(dealt)
 
     def _tell(self, pinned: PinnedPath) -> None:

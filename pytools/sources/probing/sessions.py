@@ -105,7 +105,7 @@ class Sessions:
         self._highest = np.full(rows, -1, np.int64)  # sequence number answered so far
         self._answered_ns = np.zeros(rows, np.int64)  # when the latest probe that was answered had been sent
         self._late_ns = np.zeros(rows, np.int64)  # when a probe was sent that showed one before it to come late
-        self._peer = np.full(rows, -1, np.intp)  # sessions with the same address have the same number
+        self._peer = np.full(rows, -1, np.intp)  # sessions with one peer, of one family, have the same number
         self._told = np.zeros(rows, np.int64)  # raw results were given out up to here
         self._own_clock = np.zeros(rows, np.bool_)  # whether the peer does not read the same clock as we do
         grid = (rows, self._slots)
