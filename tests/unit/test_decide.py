@@ -287,6 +287,14 @@ def test_one_address_alone_takes_nothing_from_the_others():
     assert plan.held == ((path(1, "h3"), "held: only h3 says so; it will have a route of its own"),)
 
 
+def test_all_addresses_of_one_peer_are_one_opinion():
+    paths, states = three_hosts()
+    second = {rail: replace(path(rail, "h3"), address="10.9.0.33") for rail in paths}
+    states |= {second[1]: bad(), second[2]: good(), path(1, "h3"): bad()}
+    plan = one(POLICY_OF_TWO, states, group({rail: [*paths[rail], second[rail]] for rail in paths}))
+    assert plan.wanted == ORIGINAL and plan.alone == {"10.9.0.3", "10.9.0.33"}
+
+
 def test_two_addresses_that_mean_different_members_are_each_alone():
     paths, states = three_hosts()
     plan = one(POLICY_OF_TWO, states | {path(1, "h3"): bad(), path(2, "h4"): bad()}, group(paths))
