@@ -46,12 +46,14 @@ class LinkCounters(msgspec.Struct, frozen=True):
 
 
 class Link(Signal, frozen=True, kw_only=True, tag="link"):
-    """One interface that carries paths.
+    """One interface that carries paths, or the packets of one that does.
 
     Once per long window with a subscriber, and at once after an event.
     """
 
     interface: str  # name
+    # of a port of a bond or team, or of what a VLAN is made on: the interface above it that has paths; else empty
+    upper: str = ""
     paths: list[Path]  # that it carries
     window_ns: int
     up: bool  # administratively up

@@ -31,7 +31,7 @@ def links(_now_ns: int) -> Listing[Link]:
     """One row per interface."""
     return Listing(
         (
-            Column("interface", lambda row: row.interface, {"interface": named(lambda row: row.interface)}),
+            Column("interface", _name, {"interface": named(lambda row: row.interface)}),
             Column("state", _state, {"state": much(lambda row: 2 * (not row.carrier) + (not row.up))}, left=True),
             Column(
                 "carrier\nchanges",
@@ -60,6 +60,10 @@ def links(_now_ns: int) -> Listing[Link]:
         ),
         lambda row: (row.up and row.carrier, row.interface),
     )
+
+
+def _name(row: Link) -> str:
+    return f"{row.interface} (of {row.upper})" if row.upper else row.interface
 
 
 def mtus(_now_ns: int) -> Listing[PathMtu]:

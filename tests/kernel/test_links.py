@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -141,6 +142,56 @@ def test_what_happens_between_two_readings_is_not_missed(veth_pair: tuple[str, s
         flap = work.event("flap", "v0")
         assert flap.values["unseen"] + flap.values["flaps"] >= 3
         assert flap.paths == [PATH]
+
+
+def stacked(netns: str, other: str, kind: str) -> list[str]:
+    """Put interfaces above v0; their names, the one with the paths first."""
+
+    def ip(*words: str, of: str = netns) -> None:
+        support.run(["ip", "-n", of, *words])
+
+    if kind == "macvlan":
+        ip("link", "add", "link", "v0", "name", "m0", "type", "macvlan")
+        ip("link", "set", "dev", "m0", "up")
+        return ["m0"]
+    support.join(netns, other, "v1")
+    ip("link", "set", "dev", "v1", "up", of=other)
+    ip("link", "add", "bond0", "type", "bond", "mode", "active-backup", "miimon", "10")
+    for port in ("v0", "v1"):
+        ip("link", "set", "dev", port, "down")
+        ip("link", "set", "dev", port, "master", "bond0")
+    ip("link", "set", "dev", "bond0", "up")
+    ip("link", "add", "link", "bond0", "name", "bond0.7", "type", "vlan", "id", "7")
+    ip("link", "set", "dev", "bond0.7", "up")
+    return ["bond0.7", "bond0"]
+
+
+BOND = pytest.param("bond", marks=pytest.mark.guest(only=True))  # the machine's own kernel has neither bonds nor VLANs
+
+
+@pytest.mark.parametrize("kind", ["macvlan", BOND])
+def test_what_is_below_an_interface_with_paths_is_watched(veth_pair: tuple[str, str], kind: str) -> None:
+    first, second = veth_pair
+    uppers = stacked(first, second, kind)
+    ports = ["v0"] if kind == "macvlan" else ["v0", "v1"]
+    with Netlink(first) as netlink:
+        tables = Tables(netlink)
+        indexes = {row.name: row.index for row in tables.links().values()}
+        chain = {indexes[upper]: {indexes[lower]} for upper, lower in itertools.pairwise(uppers)}
+        assert tables.lowers() == chain | {indexes[uppers[-1]]: {indexes[port] for port in ports}}
+    path = NetworkPath("h1", "h2", "10.77.0.2", "", uppers[0])
+    with watching(first, lambda: [uppers[0]], lambda: [path], RARELY) as work:
+        assert [work.link(name).upper for name in (*uppers[1:], *ports)] == [uppers[0]] * (len(uppers) - 1 + len(ports))
+        assert work.link(uppers[0]).upper == "" and work.link(uppers[0]).paths == [path]
+        support.run(["ip", "-n", second, "link", "set", "v0", "down"])
+        lost = work.event("carrier_lost", "v0")
+        assert lost.paths == [] and lost.detail.startswith(f"v0, below {uppers[0]}: ")
+        assert indexes["v0"] not in dict(work.carriers)
+        if kind == "bond":  # it works on by the other port
+            assert all(work.link(name).carrier for name in uppers)
+            assert work.find("carrier_lost", uppers[0]) is None
+        else:
+            assert work.event("carrier_lost", uppers[0]).paths == [path]
 
 
 def test_an_overrun_is_counted_and_answered_by_reading_everything(veth_pair: tuple[str, str]) -> None:

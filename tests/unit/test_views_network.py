@@ -163,6 +163,8 @@ def test_links_that_are_not_well_come_first() -> None:
     model = known(samples.link(1), samples.link(2, carrier=False), samples.link(3, up=False, carrier=False))
     table = shown("links", model)
     assert re.findall(r"^(rail\d)", table, re.M) == ["rail2", "rail3", "rail1"]
+    port = samples.link(1, interface="eth0", upper="bond0", paths=[])
+    assert "eth0 (of bond0) " in shown("links", known(samples.link(), port))
     assert row(table, "rail2")[1] == "no carrier" and row(table, "rail3")[1] == "down"
     bare = samples.link(qdiscs=[], pauses=[], speed_mbps=None)
     assert shown("links", known(bare)).count(UNKNOWN) == 4  # speed, queue, pauses, driver

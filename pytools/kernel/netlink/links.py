@@ -33,7 +33,8 @@ _COUNTERS = struct.Struct("=8Q")
 _QUEUE = struct.Struct("=5I")  # packets and bytes waiting, drops, requeues, overlimits
 _IFLA_NAME, _IFLA_MTU, _IFLA_STATS64, _IFLA_CARRIER_CHANGES = 3, 4, 23, 35
 _IFLA_CARRIER_UPS, _IFLA_CARRIER_DOWNS = 47, 48
-_IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_LINK_NETNSID, _INFO_KIND = 5, 10, 18, 37, 1
+_IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_LINK_NETNSID = 5, 10, 18, 37
+_INFO_KIND, _INFO_SLAVE_KIND = 1, 4
 _TCA_KIND, _TCA_OPTIONS, _TCA_STATS2, _STATS_BASIC, _STATS_QUEUE = 1, 2, 7, 1, 3
 _NDA_DST = 1
 _IFF_UP, _IFF_LOWER_UP = 0x1, 0x10000
@@ -210,10 +211,20 @@ class Tables:
 
         A VLAN's packets do not: they are tagged there. Nor do those of a virtual cable, which come in at the other end.
         """
+        return {(upper, lower) for upper, lower, kind in self._pairs() if kind not in (b"vlan", b"veth")}
+
+    def lowers(self) -> dict[int, set[int]]:
+        """By index of an interface, those that carry its packets: ports of a bond or team, what a VLAN is made on."""
+        found: dict[int, set[int]] = {}
+        for upper, lower, kind in self._pairs():
+            if kind not in (b"bridge", b"vrf", b"veth"):
+                found.setdefault(upper, set()).add(lower)
+        return found
+
+    def _pairs(self) -> Iterator[tuple[int, int, bytes]]:
         body = _LINK_HEADER.pack(0, 0, 0, 0, 0)
-        return {
-            pair for each in self._socket.dump_bodies(body, _GET_LINK, "reading interfaces") for pair in _pairs(each)
-        }
+        for each in self._socket.dump_bodies(body, _GET_LINK, "reading interfaces"):
+            yield from _pairs(each)
 
     def qdiscs(self, indexes: set[int]) -> list[QdiscRow]:
         """The queue disciplines of these interfaces, in the kernel's order."""
@@ -287,15 +298,16 @@ def _attributes(body: bytes, offset: int, end: int) -> Iterator[tuple[int, int, 
         offset += (length + 3) & ~3
 
 
-def _pairs(body: bytes) -> Iterator[tuple[int, int]]:
+def _pairs(body: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Index of an upper interface and of a lower one, and the kind of the upper, as one of the two tells."""
     _, _, index, _, _ = _LINK_HEADER.unpack_from(body)
     found = {kind: (start, end) for kind, start, end in _attributes(body, _LINK_HEADER.size, len(body))}
+    inner = {kind: body[start:end] for kind, start, end in _attributes(body, *found.get(_IFLA_LINKINFO, (0, 0)))}
     if _IFLA_MASTER in found:
-        yield _U32.unpack_from(body, found[_IFLA_MASTER][0])[0], index
+        upper_kind = inner.get(_INFO_SLAVE_KIND, b"").rstrip(b"\0")
+        yield _U32.unpack_from(body, found[_IFLA_MASTER][0])[0], index, upper_kind
     if _IFLA_LINK in found and _IFLA_LINK_NETNSID not in found:
-        inner = {kind: body[start:end] for kind, start, end in _attributes(body, *found.get(_IFLA_LINKINFO, (0, 0)))}
-        if inner.get(_INFO_KIND, b"").rstrip(b"\0") not in (b"vlan", b"veth"):
-            yield index, _U32.unpack_from(body, found[_IFLA_LINK][0])[0]
+        yield index, _U32.unpack_from(body, found[_IFLA_LINK][0])[0], inner.get(_INFO_KIND, b"").rstrip(b"\0")
 
 
 def _limits(kind: str, options: bytes | None) -> tuple[int | None, int | None]:

@@ -26,12 +26,18 @@ class Interface:
         Its first reading.
     flap_window_ns : int
         A carrier that is found again within it has flapped.
+
+    Attributes
+    ----------
+    upper : str
+        The interface with paths whose packets it carries; empty when it has paths itself.
     """
 
     def __init__(self, host: str, row: LinkRow, now_ns: int, flap_window_ns: int) -> None:
         self.index, self.name = row.index, row.name
         self.wanted_ns = now_ns  # when it last carried paths
         self.paths: tuple[Path, ...] = ()
+        self.upper = ""
         self._pathless_ns = now_ns  # when it last had paths, or no carrier
         self._host = host
         self._history = LinkHistory(row, now_ns, flap_window_ns)
@@ -94,7 +100,7 @@ class Interface:
             paths=list(paths),
             what=happening.what,
             happened_ns=happening.happened_ns,
-            detail=f"{self.name}: {happening.detail}",
+            detail=f"{self.name}{f', below {self.upper}' if self.upper else ''}: {happening.detail}",
             values=happening.values,
         )
 
@@ -106,6 +112,7 @@ class Interface:
             at_ns=now_ns,
             unix_ns=time.time_ns(),
             interface=self.name,
+            upper=self.upper,
             paths=list(self.paths),
             window_ns=now_ns - self._window_ns,
             up=row.up,

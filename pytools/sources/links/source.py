@@ -1,8 +1,8 @@
-"""Interfaces that carry paths, and RDMA ports: what happens to them at once, what they count once per long window.
+"""Interfaces that carry paths or are below one that does, and RDMA ports: what happens at once, what they count later.
 
-A message of the kernel only wakes: the interface is then asked, so that states never go back and forth, and what the
-messages missed is in its counters. Neighbours are believed message by message. Made and used in the network namespace
-it watches; one thread; times are CLOCK_MONOTONIC nanoseconds.
+Counters are told once per long window. A message of the kernel only wakes: the interface is then asked, so that states
+never go back and forth, and what the messages missed is in its counters. Neighbours are believed message by message.
+Made and used in the network namespace it watches; one thread; times are CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from pytools.sources.links.rdma_sysfs import Sysfs
 _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
 _DRIVER_EVERY_NS: Final = _S
+_LOWERS_EVERY_NS: Final = _S  # at most so often: where pods come and go, messages are many
 _DRIVER_SHARE: Final = 200  # asking drivers takes at most one part in so many of the time
 
 
@@ -72,6 +73,8 @@ class LinkSource:
         self._flap_window_ns = int(config.links.flap_window_s * _S)
         self._tables = Tables(netlink)
         self._watched: dict[int, Interface] = {}
+        self._lowers: dict[int, set[int]] = {}  # by index, see `Tables.lowers`
+        self._restacked, self._stacked_ns = True, 0  # they may have changed; when they were read
         self._neighbours = NeighbourHistory()
         self._gateways: dict[Neighbour, list[Path]] = {}
         self._due = {"poll": 0, "driver": 0, "window": 0}
@@ -124,6 +127,7 @@ class LinkSource:
     def _hear(self, heard: Heard) -> None:
         now_ns = time.monotonic_ns()
         self._overruns += heard.overrun
+        self._restacked |= bool(heard.changed or heard.removed or heard.overrun)
         for index in heard.removed & self._watched.keys():
             self._remove(self._watched[index], "it was removed", now_ns)
         touched = self._watched.keys() if heard.overrun else heard.changed & self._watched.keys()
@@ -165,7 +169,7 @@ class LinkSource:
         if row is None or row.name != interface.name:
             self._remove(interface, "it was removed" if row is None else f"it is called {row.name} now", now_ns)
         else:
-            if row.carrier != interface.row.carrier:
+            if row.carrier != interface.row.carrier and not interface.upper:
                 self._carrier_changed(interface.index, row.carrier)
             self._tell(interface, interface.take_link(row, now_ns))
 
@@ -178,17 +182,41 @@ class LinkSource:
         by_name = {interface.name: interface for interface in self._watched.values()}
         for name in wanted - by_name.keys():
             with contextlib.suppress(OSError):  # not there (any more)
-                row = self._tables.link(socket.if_nametoindex(name))
-                if row is not None:
-                    self._watched[row.index] = Interface(self._host, row, now_ns, self._flap_window_ns)
-                    self._due["driver"] = now_ns
+                self._watch(socket.if_nametoindex(name), now_ns)
+        uppers = self._uppers(wanted, now_ns)
+        for index in uppers.keys() - self._watched.keys():
+            self._watch(index, now_ns)
         for index, interface in list(self._watched.items()):
             interface.take_paths(paths.get(interface.name, ()), now_ns)
-            if interface.name in wanted or not interface.row.carrier:
+            if interface.name in wanted or index in uppers:
+                interface.upper = uppers.get(index, "")
+            if interface.name in wanted or index in uppers or not interface.row.carrier:
                 interface.wanted_ns = now_ns
             elif now_ns - interface.wanted_ns > self._flap_window_ns:
                 self._forget(index)
         self._follow_gateways()
+
+    def _watch(self, index: int, now_ns: int) -> None:
+        row = self._tables.link(index)
+        if row is not None:
+            self._watched[row.index] = Interface(self._host, row, now_ns, self._flap_window_ns)
+            self._due["driver"] = now_ns
+
+    def _uppers(self, wanted: set[str], now_ns: int) -> dict[int, str]:
+        """Indexes of the interfaces that carry packets of these, and for which of them; these themselves left out."""
+        if self._restacked and now_ns >= self._stacked_ns + _LOWERS_EVERY_NS:
+            self._restacked, self._stacked_ns = False, now_ns
+            self._lowers = self._tables.lowers()
+        found: dict[int, str] = {}
+        carrying = [interface for interface in self._watched.values() if interface.name in wanted]
+        for interface in carrying:
+            below = self._lowers.get(interface.index, set())
+            while below:
+                found |= dict.fromkeys(below, interface.name)
+                below = {lower for each in below for lower in self._lowers.get(each, ())} - found.keys()
+        for interface in carrying:
+            found.pop(interface.index, None)
+        return found
 
     def _follow_gateways(self) -> None:
         gateways: dict[Neighbour, list[Path]] = {}
@@ -226,7 +254,8 @@ class LinkSource:
             self._bus.publish(interface.signal(self._neighbours.failed(interface.index), now_ns))
 
     def _remove(self, interface: Interface, words: str, now_ns: int) -> None:
-        self._carrier_changed(interface.index, False)
+        if not interface.upper:
+            self._carrier_changed(interface.index, False)
         self._bus.publish(interface.event(Happening("removed", now_ns, words), interface.paths))
         self._forget(interface.index)
 
