@@ -25,7 +25,9 @@ from pytools.estimators.windows import MISSING, NO_MINIMUM, PARTS, Rows, Sliding
 
 FORWARD, REVERSE, ROUND_TRIP, KINDS = range(4)
 
-CONFIRMED: Final = 4  # parts of the window that must show a delay before it counts as low: a wrong stamp is one
+# Parts of the window that must show a delay before it counts as low: a wrong stamp is in one. Of a path that is new,
+# half of its parts: what soon queues must not be its base.
+CONFIRMED: Final = 4
 _LASTING: Final = 10  # updates that must have seen a floor before it is kept for good
 _FORGET_NS: Final = 3_600_000_000_000  # a floor that fewer have seen is forgotten so long after the last did
 _FULL: Final = PARTS * 3 // 4  # parts with samples that make a window
@@ -255,7 +257,7 @@ class BaseDelays:
         minima, times = self._minima.parts(KINDS * paths[:, None] + _KIND[:, 0], now_ns)
         counts = (minima != NO_MINIMUM).sum(axis=2)
         ordered = np.sort(minima, axis=2)
-        rank = np.where(counts >= CONFIRMED, CONFIRMED - 1, 0)
+        rank = np.where(counts >= CONFIRMED, np.minimum(CONFIRMED - 1, (counts - 1) // 2), 0)
         low = _pick(ordered, rank)
         taken_ns = np.take_along_axis(times, (minima == low[..., None]).argmax(axis=2)[..., None], axis=2)[..., 0]
         low[counts == 0] = MISSING

@@ -116,6 +116,14 @@ class Path:
         return all(told + slack < below_ns for told, slack in zip(self.last, self.slack, strict=True))
 
 
+@pytest.mark.parametrize("seconds", [2, 3, 5])
+def test_a_queue_that_begins_soon_after_the_first_probes_is_none_of_the_base(seconds: int) -> None:
+    path = Path(queues=[nothing, nothing])
+    path.run(seconds)
+    path.queues = [full(17 * MS, 600 * US), nothing]
+    path.run(3 * WINDOW_S, path.sees_the_queue)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [0, 1])
 @pytest.mark.parametrize("packet_ns", [0, 1_200, 120_000], ids=["steady", "10gbit", "100mbit"])
