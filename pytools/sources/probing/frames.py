@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.errors import CapabilityError
+from pytools.kernel.bpf import contract
 from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
 
-SEND_MARK: Final = 0x5E770001  # SWERVE_MARK_SEND
+_SEND_MARK: Final = contract.constant("SWERVE_MARK_SEND")
 TLV_TYPE, TLV_BYTES = 253, 28
 
 _SO_MARK = 36
@@ -147,7 +148,7 @@ def open_socket() -> socket.socket:
     sock = None
     try:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, 0)
-        sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, SEND_MARK)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, _SEND_MARK)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     except OSError as error:
         if sock is not None:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.estimators.windows import Rows, Times
+from pytools.kernel.bpf import contract
 from pytools.signals import Path, PathLiveness
 from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
@@ -40,7 +41,8 @@ BURSTS: Final = 3  # of extra probes, along one path without a pause
 HURRY_EVERY_NS: Final = 500_000_000  # at most, in the long run, extra probes leave
 _LOGGED_EXTRA: Final = 128  # times that extra probes were sent: more than leave between two looks
 _BEGUN_INTERVALS: Final = 3
-_LATE_NS, _MOST_GRACE_NS = 9_000_000, 16_000_000  # as in swerve.h: SWERVE_PROBE_LATE_NS, SWERVE_PROBE_MOST_GRACE_NS
+_LATE_NS: Final = contract.constant("SWERVE_PROBE_LATE_NS")
+_MOST_GRACE_NS: Final = contract.constant("SWERVE_PROBE_MOST_GRACE_NS")
 _RARELY: Final = 0.05  # share of probes: where more are lost an answer that is overdue is mostly one
 _ALERT_INTERVALS: Final = 8  # for so long after the first miss, the next ones are looked for when they fall due
 

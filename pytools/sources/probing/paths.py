@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pytools.config import Peer
+from pytools.kernel.bpf import contract
 from pytools.kernel.netlink.monitor import Group, Monitor
 from pytools.kernel.netlink.routing import LOCAL, UNICAST, Family, Link, Netlink, NetlinkError, Nexthop, Route
 from pytools.signals import Path
 
-MOST_PATHS: Final = 4096  # as many as probe.c has room for
+MOST_PATHS: Final = contract.constant("SWERVE_PROBE_PATHS")
 SPOKEN_FOR_NS: Final = 10_000_000_000  # a controller speaks of every path once a second
 
 _ONLINK: Final = 4  # RTNH_F_ONLINK

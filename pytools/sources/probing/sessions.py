@@ -18,13 +18,12 @@ from pytools.estimators.overtaken import LATE_NS, NONE, Overtaken, may_be_lost
 from pytools.estimators.windows import MISSING, power_of_two
 from pytools.sources.probing.liveness import BURSTS, HURRY_EVERY_NS
 from pytools.sources.probing.measurements import LOST, Measurements
-from pytools.sources.probing.program import NUMBERS
+from pytools.sources.probing.program import NUMBERS, SEQ_WRAP
 
 SINGLE, FIRST, SECOND, EXTRA = range(4)  # a probe's part: in a coded pair, or between those that leave every interval
 PROBES: Final = 3  # to a pair: the one that leads it included
 
 FREE, OUTSTANDING, ANSWERED, TIMED_OUT, LATE = range(5)  # what has become of the probe in a slot
-SEQ_WRAP: Final = 1 << 32
 _MOST_SLOTS: Final = 65_536
 AHEAD_NS: Final = 640_000_000  # for so long probes are planned ahead, where that is so many ticks
 LEAST_TICKS: Final = 4
