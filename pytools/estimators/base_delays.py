@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pytools.estimators.hop_counts import LOOK_NS, HopCounts, Hops
 from pytools.estimators.remembered_bases import RememberedBase, RememberedChange
-from pytools.estimators.windows import MISSING, NO_MINIMUM, PARTS, Rows, SlidingMinimum, Times
+from pytools.estimators.windows import MISSING, NO_MINIMUM, PARTS, Growing, Rows, SlidingMinimum, Times
 
 FORWARD, REVERSE, ROUND_TRIP, KINDS = range(4)
 
@@ -60,7 +60,7 @@ class Base(NamedTuple):
     slack: Times  # they may be wrong by so much, besides errors of stamps and clocks
 
 
-class BaseDelays:
+class BaseDelays(Growing):
     """The base delay of each path and direction.
 
     Parameters
@@ -71,36 +71,23 @@ class BaseDelays:
 
     def __init__(self, window_ns: int) -> None:
         self.window_ns = window_ns
-        self._minima = SlidingMinimum(0, window_ns)  # of path p and kind k in row KINDS * p + k, without ROUND_TRIP + 1
-        self._floor = np.zeros(0, np.int64)  # of the round trip
-        self._since_ns = np.zeros(0, np.int64)  # since when the floor can only fall
-        self._support = np.zeros(0, np.int64)  # how many updates have seen it
-        self._reached_ns = np.zeros(0, np.int64)  # when it was seen last
-        self._calm = np.zeros(0, np.int64)  # spread of the smallest round trips without load
-        self._steady_ns = np.zeros(0, np.int64)  # since when both directions stand by the same without load; 0: do not
-        self._drifted = np.zeros(0, np.int64)  # how far free clocks may have drifted apart since something stands
-        self._base, self._taken_ns, self._slack, self._standing = np.zeros((4, 2, 0), np.int64)
+        self._minima = SlidingMinimum(window_ns)  # of path p and kind k in row KINDS * p + k, without ROUND_TRIP + 1
         self._updated_ns = 0
         self._hops = HopCounts()
         self._changes: dict[int, _Change] = {}
+        self.grow(0)
 
-    def grow(self, paths: int) -> None:
-        """Have at least this many paths."""
-        more = paths - len(self._floor)
-        if more <= 0:
-            return
+    def _allocate(self, paths: int) -> None:
         self._minima.grow(paths * KINDS)
-        missing, zeros = np.full(more, MISSING), np.zeros(more, np.int64)
-        self._floor, self._calm = (np.concatenate([each, missing]) for each in (self._floor, self._calm))
-        self._since_ns, self._support, self._reached_ns, self._steady_ns, self._drifted = (
-            np.concatenate([each, zeros])
-            for each in (self._since_ns, self._support, self._reached_ns, self._steady_ns, self._drifted)
-        )
-        self._base = np.concatenate([self._base, np.full((2, more), MISSING)], axis=1)
-        self._taken_ns, self._slack, self._standing = (
-            np.concatenate([each, np.zeros((2, more), np.int64)], axis=1)
-            for each in (self._taken_ns, self._slack, self._standing)
-        )
+        self._floor = np.full(paths, MISSING)  # of the round trip
+        self._since_ns = np.zeros(paths, np.int64)  # since when the floor can only fall
+        self._support = np.zeros(paths, np.int64)  # how many updates have seen it
+        self._reached_ns = np.zeros(paths, np.int64)  # when it was seen last
+        self._calm = np.full(paths, MISSING)  # spread of the smallest round trips without load
+        self._steady_ns = np.zeros(paths, np.int64)  # since when both directions stand by the same without load; 0: no
+        self._drifted = np.zeros(paths, np.int64)  # how far free clocks may have drifted apart since something stands
+        self._base = np.full((2, paths), MISSING)
+        self._taken_ns, self._slack, self._standing = np.zeros((3, 2, paths), np.int64)
 
     def add(self, paths: Rows, delays_ns: Times, kept: NDArray[np.bool_], seen_ns: Times) -> None:
         """Take samples into account.

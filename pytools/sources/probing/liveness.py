@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.estimators.windows import Rows, Times
+from pytools.estimators.windows import Growing, Rows, Times
 from pytools.kernel.bpf import contract
 from pytools.signals import Path, PathLiveness
 from pytools.sources.probing import udp
@@ -59,7 +59,7 @@ _LEAST_LOGGED: Final = 32  # times that probes were sent
 _LOGGED_NS: Final = 1_000_000_000  # for so long they are remembered
 
 
-class Liveness:
+class Liveness(Growing):
     """Misses and answers in a row, of every path.
 
     Attributes
@@ -80,9 +80,11 @@ class Liveness:
         self._request_keys: dict[int, tuple[bytes, int]] = {}
         self._requests: Mapping[tuple[bytes, int], int] = {}
         self.any_silent = False
-        self._allocate(0)
+        self.grow(0)
 
     def _allocate(self, paths: int) -> None:
+        self._log.grow(paths)
+        self._extra_log.grow(paths)
         self._rows = np.arange(paths)
         self._probed = np.zeros(paths, np.bool_)
         self.missed, self.missed_extra = np.zeros((2, paths), np.int64)
@@ -112,15 +114,6 @@ class Liveness:
         self._limits = _unlikely(self._may_be)
         self._decisive = self._limits.copy()  # or a sibling's: a lossy one testifies by its own limit
         self._tell_ns = np.zeros(paths, np.int64)  # when to publish again if nothing happens
-
-    def grow(self, paths: int) -> None:
-        """Have this many paths."""
-        self._log.grow(paths)
-        self._extra_log.grow(paths)
-        old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        self._allocate(paths)
-        for name, value in old.items():
-            vars(self)[name][: len(value)] = value
 
     def set_paths(self, paths: Sequence[PinnedPath]) -> None:
         """Tell of these from now on; what was counted of a path that comes back is kept."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pytools.estimators.delays import STAMP_BOUND_NS, Clocks, corrected
 from pytools.estimators.offsets import SIGMAS, Offset
-from pytools.estimators.windows import MISSING, Rows, Times
+from pytools.estimators.windows import MISSING, Growing, Rows, Times
 from pytools.signals import ClockState
 
 # What a path's clocks are, by number.
@@ -22,7 +22,7 @@ _STATES: Final[tuple[ClockState, ...]] = ("synchronised", "free_running", "holdo
 _NUMBER: Final = {"free_running": FREE, "holdover": HOLDOVER, "synchronised": SYNCHRONISED}
 
 
-class PathClocks:
+class PathClocks(Growing):
     """What is known of the clocks of every path.
 
     A sample that would be earlier than the bound allows contradicts what is known: queueing only lengthens delays, so
@@ -34,18 +34,13 @@ class PathClocks:
         self.contradictions = 0
         self.any_suspended = False
         self._any_known = False  # whether an offset was ever set
-        self._state = np.zeros(0, np.uint8)
-        self._suspended_ns = np.zeros(0, np.int64)  # when; 0: is not
-        self._epoch, self._offset, self._bound, self._hard, self._jitter = np.zeros((5, 0), np.int64)
-        self._drift = np.zeros(0)
+        self.grow(0)
 
-    def grow(self, rows: int) -> None:
-        """Have at least this many rows."""
-        more = rows - len(self._state)
-        if more > 0:
-            for name, value in vars(self).items():
-                if isinstance(value, np.ndarray):
-                    vars(self)[name] = np.concatenate([value, np.zeros(more, value.dtype)])
+    def _allocate(self, rows: int) -> None:
+        self._state = np.zeros(rows, np.uint8)
+        self._suspended_ns = np.zeros(rows, np.int64)  # when; 0: is not
+        self._epoch, self._offset, self._bound, self._hard, self._jitter = np.zeros((5, rows), np.int64)
+        self._drift = np.zeros(rows)
 
     def share(self, path: int) -> None:
         """Both ends of this path read one clock."""

@@ -141,7 +141,8 @@ class Sender(Planner):
         with self.schedule.held() as withdrawn:
             self.note_sent()
             self._withdraw(*withdrawn)
-            self._grow(rows)
+            if rows > self.rows:
+                self.grow(max(rows, 2 * self.rows))  # so that it is rare
             self.schedule.watch(rows // flows)
             self._forget({pinned.index for pinned in paths})
             dealt: dict[udp.Family, list[tuple[int, PinnedPath]]] = {}

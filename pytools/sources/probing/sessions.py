@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pytools.config import Clocks, Probe
 from pytools.errors import UsageError
 from pytools.estimators.overtaken import LATE_NS, NONE, Overtaken, may_be_lost
-from pytools.estimators.windows import MISSING, power_of_two
+from pytools.estimators.windows import MISSING, Growing, power_of_two
 from pytools.sources.probing.liveness import BURSTS, HURRY_EVERY_NS
 from pytools.sources.probing.measurements import LOST, Measurements
 from pytools.sources.probing.program import NUMBERS, SEQ_WRAP
@@ -51,7 +51,7 @@ class Singles(NamedTuple):
     reverse: NDArray[np.int64]
 
 
-class Sessions:
+class Sessions(Growing):
     """Arrays over all sessions and their most recent probes.
 
     Parameters
@@ -70,8 +70,7 @@ class Sessions:
         self._timeout_ns = int(probe.timeout_ms * 1e6)
         self._slots = self.slots_for(probe, clocks)
         self._oldest_ns = 0  # no probe that waits for its answer was sent before
-        self._allocate(0)
-        self._grow(64)
+        self.grow(64)
 
     @staticmethod
     def slots_for(probe: Probe, clocks: Clocks | None) -> int:
@@ -99,7 +98,7 @@ class Sessions:
         return slots
 
     def _allocate(self, rows: int) -> None:
-        """The arrays, [row] and [row, slot], for no session yet."""
+        """The arrays, [row] and [row, slot]."""
         self._next_seq = np.zeros(rows, np.int64)
         self._highest = np.full(rows, -1, np.int64)  # sequence number answered so far
         self._answered_ns = np.zeros(rows, np.int64)  # when the latest probe that was answered had been sent
@@ -118,16 +117,6 @@ class Sessions:
         # of Pairs: when the request left, the forward delay, when the reply came back, the reverse delay.
         self._stamps = np.full((*grid, 4), MISSING, np.int64)
         self._left, self._forward, self._back, self._reverse = np.moveaxis(self._stamps, -1, 0)
-
-    def _grow(self, rows: int) -> None:
-        """Have at least this many rows; doubles, so that it is rare."""
-        have = len(self._next_seq)
-        if rows <= have:
-            return
-        old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        self._allocate(max(rows, 2 * have))
-        for name, value in old.items():
-            vars(self)[name][:have] = value
 
     def expire(self, now_ns: int) -> None:
         """Count probes as lost that were not answered within the timeout."""

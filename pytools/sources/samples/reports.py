@@ -69,7 +69,7 @@ class Reports:
         self._host, self._peers = host, peers
         self._between, self._path_of, self._interface = between, path_of, interface
         self._base_ns = base_ns
-        self._base = SlidingMinimum(0, base_ns)
+        self._base = SlidingMinimum(base_ns)
         self._rows: dict[Place, int] = {}
         self._states: dict[int, ClockState] = {}
         self.drops = dict.fromkeys(("flows_left_out", "contradicted"), 0)
@@ -113,7 +113,7 @@ class Reports:
     def _row(self, place: Place) -> int:
         if place not in self._rows:
             if len(self._rows) >= _MOST_ROWS:
-                self._rows, self._base = {}, SlidingMinimum(0, self._base_ns)
+                self._rows, self._base = {}, SlidingMinimum(self._base_ns)
             self._rows[place] = len(self._rows)
             self._base.grow(len(self._rows))
         return self._rows[place]
