@@ -285,7 +285,7 @@ def test_a_young_silence_wakes_the_mesh_when_the_next_miss_falls_due(lab: Lab, s
 def test_what_the_pacer_sees_makes_the_mesh_look_at_once(lab: Lab, start: Callable[..., Hosts]) -> None:
     first, _ = hosts = start()
     mesh, watcher = first.mesh, first.host
-    pacer = mesh.sender.schedule.control
+    pacer = mesh.sender.schedule
     speaks = watcher.selector.get_key(pacer).data
     watcher.selector.unregister(pacer)  # the test hears it
 

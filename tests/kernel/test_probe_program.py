@@ -193,7 +193,7 @@ def test_between_two_probes_of_a_path_the_pacer_says_that_the_first_is_overdue(
 
         def said() -> bool:
             program.paths["overdue"][0] = 0  # as if probe.c had seen none: a look that is late is left out
-            return bool(select.select([schedule.control], [], [], 0)[0])
+            return bool(select.select([schedule], [], [], 0)[0])
 
         support.wait_until(said, 10, "the pacer says so", every_s=0.001)
         assert schedule.hear()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import selectors
-import socket
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -123,17 +122,14 @@ class ProbeMesh:
             self._miss_ns: int | None = None  # when a path that has just fallen silent misses its next answer
             self._attention = Attention(self._interval_ns)
             self._started = self._answered = False
-            self._selector: selectors.BaseSelector | None = None
-            self._watched: socket.socket | None = None  # the pacer's end is told by it
             self._path_by_end: dict[tuple[str, str], Path] = {}
             self._discover(now_ns)
             self._close = undo.pop_all().close
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Be woken when routes change, and by probe.c; everything else goes by ticks."""
-        self._selector = selector
-        self._watch_pacer()
+        """Be woken when routes change, by probe.c, and by the pacer; everything else goes by ticks."""
         selector.register(self._changes.fileno(), selectors.EVENT_READ, self._routes_changed)
+        selector.register(self.sender.schedule.fileno(), selectors.EVENT_READ, self._pacer_speaks)
         selector.register(self.program.fileno(), selectors.EVENT_READ, self._woken)
 
     def set_peers(self, config: AgentConfig, now_ns: int) -> None:
@@ -183,20 +179,11 @@ class ProbeMesh:
     def _woken(self, _mask: int) -> None:
         self._due["read"] = 0
 
-    def _watch_pacer(self) -> None:
-        if self._selector is not None and self._watched is not self.sender.schedule.control:
-            if self._watched is not None:
-                self._selector.unregister(self._watched)
-            self._watched = self.sender.schedule.control
-            self._selector.register(self._watched, selectors.EVENT_READ, self._pacer_speaks)
-
     def _pacer_speaks(self, _mask: int) -> None:
         """An answer is overdue, or the pacer has ended: then the paths are laid out again, which starts another one."""
         if self.sender.schedule.hear():
             self._due["read"] = 0
-        elif self._selector is not None and self._watched is not None:
-            self._selector.unregister(self._watched)
-            self._watched = None
+        else:
             self._due["pacer"] = time.monotonic_ns() + _PACER_AFTER_NS
 
     def tick(self, now_ns: int) -> int:
@@ -348,7 +335,6 @@ class ProbeMesh:
             return
         self._due["pacer"] = _NEVER_NS
         if self._started:
-            self._watch_pacer()
             self.sender.plan(time.monotonic_ns())
 
     def interfaces(self) -> set[str]:
