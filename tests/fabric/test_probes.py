@@ -8,7 +8,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,7 +33,7 @@ from pytools.sources.probing import planner
 from pytools.sources.probing.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.program import NUMBERS
-from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS, PROBES, Result
+from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS, PROBES, Results
 
 pytestmark = pytest.mark.beside
 
@@ -388,18 +388,22 @@ def test_losses_duplicates_and_late_replies_are_counted_exactly(
     assert (sender.counted(LOST), sender.counted(RECEIVED)) == (lost, len(answered))
 
 
+def extra_with_answer(results: Sequence[Results]) -> int:
+    answered = {seq for each in results for seq, ns in zip(each.seq, each.forward_ns, strict=True) if ns is not None}
+    return sum(seq in answered for each in results for seq in each.extra)
+
+
 @pytest.mark.parametrize("family", [4, 6])
 def test_extra_probes_are_answered_as_the_others_and_count_for_no_silence(
     nodes: Nodes, veth_pair: tuple[str, str], family: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planner, "_EXTRA_PATIENCE_NS", 10**10)
     sender, _ = two(nodes, veth_pair, family)
-    probes, path, results = sender.mesh.sender, np.zeros(1, np.intp), list[Result]()
+    probes, path, results = sender.mesh.sender, np.zeros(1, np.intp), list[Results]()
 
     def extra_answered() -> int:
-        for _, more in probes.results():
-            results.extend(more)
-        return sum(forward is not None for *_, forward, _, extra in results if extra)
+        results.extend(more for _, more in probes.results())
+        return extra_with_answer(results)
 
     sender.send()
     for turn in range(1, 4):  # the memory of the extra ones is used again
@@ -409,9 +413,9 @@ def test_extra_probes_are_answered_as_the_others_and_count_for_no_silence(
     nodes.serve_until(lambda: sender.counted(RECEIVED) == sender.counted(SENT), "the last one is answered")
     assert sender.in_kernel() == {"recorded": sender.counted(SENT)}
     assert extra_answered() == 3 * EXTRA_TICKS
-    assert [seq for seq, *_ in results] == list(range(sender.counted(SENT)))
-    assert all(None not in result for result in results), "all are answered"
-    assert sum(extra for *_, extra in results) == 3 * EXTRA_TICKS
+    assert [seq for each in results for seq in each.seq] == list(range(sender.counted(SENT)))
+    assert all(None not in each.forward_ns + each.reverse_ns for each in results), "all are answered"
+    assert sum(len(each.extra) for each in results) == 3 * EXTRA_TICKS
     steady = sender.counted(SENT) - 3 * EXTRA_TICKS
     liveness = sender.mesh.measurements.liveness
     assert (liveness._sent[0], liveness._answered[0]) == (steady, steady)
@@ -429,12 +433,11 @@ def test_extra_probes_along_one_path_are_counted_there(
     assert not probes.hurry(np.array([1]), alone=True), "no such path"
     assert probes.hurry(np.zeros(1, np.intp), alone=True)
     nodes.serve_until(lambda: liveness._extra_sent[0] == EXTRA_TICKS, "all are sent")
-    results: list[Result] = []
+    results: list[Results] = []
 
     def all_answered() -> bool:
-        for _, more in probes.results():
-            results.extend(more)
-        return sum(forward is not None for *_, forward, _, extra in results if extra) == EXTRA_TICKS
+        results.extend(more for _, more in probes.results())
+        return extra_with_answer(results) == EXTRA_TICKS
 
     nodes.serve_until(all_answered, "all are answered")
     assert liveness._extra_before[0] == EXTRA_TICKS
@@ -452,7 +455,7 @@ def test_extra_probes_that_are_too_late_are_left_out_and_counted(
     probes.set_paths(sender.mesh.current)
     nodes.serve_until(lambda: sender.counted(RECEIVED) == sender.counted(SENT), "the others are answered")
     ((_, results),) = probes.results()
-    assert len(results) and not any(extra for *_, extra in results)
+    assert len(results.seq) and not results.extra
 
 
 def test_no_extra_probes_leave_where_the_others_are_as_frequent(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
@@ -476,7 +479,7 @@ def test_extra_probes_that_were_withdrawn_leave_no_gap(
     sender.send()
     nodes.serve_until(lambda: sender.counted(RECEIVED) == sent + 1, "all are answered")
     ((_, results),) = probes.results()
-    assert [seq for seq, *_ in results] == list(range(sent + 1))
+    assert results.seq == list(range(sent + 1))
     assert sender.lost_anything() == {}
 
 

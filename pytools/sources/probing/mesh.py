@@ -28,7 +28,7 @@ from pytools.ipc.bus import Bus
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.netlink.routing import Netlink
 from pytools.log import Level
-from pytools.signals import Path, PathState
+from pytools.signals import Path, PathState, ProbeSamples
 from pytools.sources.probing import stamp_packet, udp
 from pytools.sources.probing.attention import Attention, next_slow
 from pytools.sources.probing.base_memory import BaseMemory
@@ -37,7 +37,6 @@ from pytools.sources.probing.measurements import RECEIVED, Measurements, Window
 from pytools.sources.probing.paths import Changes, PinnedPath, PinnedPaths
 from pytools.sources.probing.probe_port import ProbePort
 from pytools.sources.probing.program import ProbeProgram
-from pytools.sources.probing.raw_results import RawResults
 from pytools.sources.probing.sender import Sender
 
 _MS: Final = 1_000_000
@@ -107,7 +106,6 @@ class ProbeMesh:
             undo.callback(self.sender.close)
             if memory is not None:
                 memory.keep(self.measurements.bases, self.sender.ports, config.probe.dscp)
-            self._results = RawResults(config.host, bus, self.sender, self.measurements.clocks)
             self._changes = Changes()
             undo.callback(self._changes.close)
             self._states = bus.subscribe(frozenset({"path_state"}))
@@ -121,7 +119,7 @@ class ProbeMesh:
             self._lost_interface = 0  # index of the one that lost its carrier last; 0: none
             self._miss_ns: int | None = None  # when a path that has just fallen silent misses its next answer
             self._attention = Attention(self._interval_ns)
-            self._started = self._answered = False
+            self._started = self._answered = self._results_wanted = False
             self._path_by_end: dict[tuple[str, str], Path] = {}
             self._discover(now_ns)
             self._close = undo.pop_all().close
@@ -226,7 +224,7 @@ class ProbeMesh:
         if now_ns >= self._due["samples"]:
             self._due["samples"] = now_ns + _SAMPLES_EVERY_NS
             self._listen(now_ns)
-            self._results.publish(now_ns, self.paths.current)
+            self._publish_results(now_ns)
         self.program.set_limits(*self.measurements.liveness.for_kernel())
         if now_ns >= self._due["slow"]:
             self._due["slow"] = now_ns + _SLOW_EVERY_NS
@@ -292,6 +290,27 @@ class ProbeMesh:
         overtaken = self.sender.overtaken(now_ns - window.length_ns)
         for signal in self.measurements.signals(window, now_ns, time.time_ns(), only_news, overtaken, among):
             self._bus.publish(signal)
+
+    def _publish_results(self, now_ns: int) -> None:
+        before, self._results_wanted = self._results_wanted, self._bus.wanted("probe_samples")
+        if not self._results_wanted:
+            return
+        if not before:
+            self.sender.skip_results()
+        paths = {pinned.index: pinned.path for pinned in self.paths.current}
+        unix_ns = time.time_ns()
+        for index, results in self.sender.results():
+            if index in paths:
+                self._bus.publish(
+                    ProbeSamples(
+                        host=self._config.host,
+                        at_ns=now_ns,
+                        unix_ns=unix_ns,
+                        path=paths[index],
+                        clock=self.measurements.clocks.states(np.array([index]))[0],
+                        **results._asdict(),
+                    )
+                )
 
     def _listen(self, now_ns: int) -> None:
         """Learn of paths from what a controller says about them."""

@@ -7,13 +7,15 @@ stamps are nanoseconds of the stamping clock, all other times of CLOCK_MONOTONIC
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytools.config import Clocks, Probe
 from pytools.errors import UsageError
+from pytools.estimators.delays import or_none
 from pytools.estimators.overtaken import LATE_NS, NONE, Overtaken, may_be_lost
 from pytools.estimators.windows import MISSING, Growing, power_of_two
 from pytools.sources.probing.liveness import BURSTS, HURRY_EVERY_NS
@@ -30,11 +32,9 @@ LEAST_TICKS: Final = 4
 EXTRA_TICKS: Final = 24  # between the others, so far apart, when a peer keeps us waiting
 EXTRA_EVERY_NS: Final = 1_500_000
 
-Result = tuple[int, int, int | None, int | None, bool]  # sequence number, sent, forward, reverse, whether it is extra
 
-
-class Pairs(NamedTuple):
-    """Coded pairs of one path, shape (pairs, 2): both probes of each in sending order; MISSING what was lost."""
+class Stamps(NamedTuple):
+    """What the probes of one path show, in arrays of one shape; MISSING what is not known."""
 
     forward_at: NDArray[np.int64]  # our stamping clock at the request's egress
     forward: NDArray[np.int64]  # the peer's clock at its ingress minus that
@@ -42,13 +42,14 @@ class Pairs(NamedTuple):
     reverse: NDArray[np.int64]  # that minus the peer's clock at the reply's egress
 
 
-class Singles(NamedTuple):
-    """All answered probes of one path, shape (n,), those of pairs included; MISSING what is not known."""
+class Results(NamedTuple):
+    """What became of some probes of one session, as in ProbeSamples."""
 
-    forward_at: NDArray[np.int64]  # as in Pairs
-    forward: NDArray[np.int64]
-    reverse_at: NDArray[np.int64]
-    reverse: NDArray[np.int64]
+    seq: list[int]
+    sent_ns: list[int]
+    forward_ns: list[int | None]
+    reverse_ns: list[int | None]
+    extra: list[int]
 
 
 class Sessions(Growing):
@@ -114,9 +115,8 @@ class Sessions(Growing):
         # How much later a probe by another path was that came to the peer first, as answers say; MISSING: none does.
         self._there = np.full(grid, MISSING, np.int64)
         # Of probes that were answered, late or in time; what stands there of others is of an earlier one. In the order
-        # of Pairs: when the request left, the forward delay, when the reply came back, the reverse delay.
+        # of Stamps: when the request left, the forward delay, when the reply came back, the reverse delay.
         self._stamps = np.full((*grid, 4), MISSING, np.int64)
-        self._left, self._forward, self._back, self._reverse = np.moveaxis(self._stamps, -1, 0)
 
     def expire(self, now_ns: int) -> None:
         """Count probes as lost that were not answered within the timeout."""
@@ -229,8 +229,11 @@ class Sessions(Growing):
         passed = ((state == OUTSTANDING) | (state == TIMED_OUT)) & (sent_ns < self._answered_ns[row])
         return sent_ns[alone & passed], sent_ns[alone & answered]
 
-    def pairs(self, path: int, since_ns: int) -> Pairs:
-        """The coded pairs of a path that were sent since then, oldest first."""
+    def pairs(self, path: int, since_ns: int) -> Stamps:
+        """The coded pairs of a path that were sent since then, oldest first, shape (pairs, 2).
+
+        Both probes of each are in sending order; MISSING what was lost.
+        """
         row, mask = path * self._probe.flows, self._slots - 1
         first = np.flatnonzero((self._part[row] == FIRST) & (self._sent_ns[row] >= since_ns))
         second = (first + 1) & mask
@@ -240,45 +243,41 @@ class Sessions(Growing):
         both = np.stack([first, (first + 1) & mask], axis=1)
         state = self._state[row, both]
         answered = (state == ANSWERED) | (state == LATE)
-        return Pairs(*np.where(answered, np.moveaxis(self._stamps[row, both], -1, 0), MISSING).copy())
+        return Stamps(*np.where(answered, np.moveaxis(self._stamps[row, both], -1, 0), MISSING).copy())
 
-    def singles(self, path: int, since_ns: int) -> Singles:
-        """All answered probes of a path that were sent since then, in no order."""
+    def singles(self, path: int, since_ns: int) -> Stamps:
+        """All answered probes of a path that were sent since then, those of pairs included, in no order."""
         row = path * self._probe.flows
         answered = (self._state[row] == ANSWERED) | (self._state[row] == LATE)
-        return Singles(*self._stamps[row, answered & (self._sent_ns[row] >= since_ns)].T.copy())
+        return Stamps(*self._stamps[row, answered & (self._sent_ns[row] >= since_ns)].T.copy())
 
-    def results(self) -> list[tuple[int, list[Result]]]:
-        """Raw results since the last call: per session its path index, and a Result per probe.
+    def results(self) -> Iterator[tuple[int, Results]]:
+        """What became of the probes since the last call: per session its path index, and columns.
 
-        A probe is given out once nothing more is to be learnt about it.
+        A probe is given out once nothing more is to be learnt about it, or about one before it.
         """
-        told = []
-        for row in range(len(self._next_seq)):
-            entries = self._results_of(row)
-            if entries:
-                told.append((row // self._probe.flows, entries))
-        return told
-
-    def _results_of(self, row: int) -> list[Result]:
-        entries: list[Result] = []
-        next_seq = int(self._next_seq[row])
-        for seq in range(max(int(self._told[row]), next_seq - self._slots), next_seq):
-            slot = seq & (self._slots - 1)
-            state = self._state[row, slot]
-            if state == OUTSTANDING:
-                break
-            self._told[row] = seq + 1
-            if self._seq[row, slot] != seq or state == FREE:
-                continue
-            # Without a stamp, the time of the call; no delay of ours rests on it.
-            sent_ns, forward, reverse = int(self._sent_ns[row, slot]), None, None
-            if state != TIMED_OUT:
-                sent_ns = int(self._left[row, slot])
-                forward, reverse = _value(self._forward[row, slot]), _value(self._reverse[row, slot])
-            extra = bool(self._part[row, slot] == EXTRA)
-            entries.append((seq & (SEQ_WRAP - 1), sent_ns, forward, reverse, extra))
-        return entries
+        first = np.maximum(self._told, self._next_seq - self._slots)
+        seq = first[:, None] + np.arange(int((self._next_seq - first).max(initial=0)))
+        at = np.arange(len(seq))[:, None] * self._slots + (seq & (self._slots - 1))
+        state = self._state.take(at)
+        over = ~np.logical_or.accumulate((state == OUTSTANDING) | (seq >= self._next_seq[:, None]), axis=1)
+        self._told = first + over.sum(axis=1)
+        known = over & (self._seq.take(at) == seq) & (state != FREE)
+        at, came = at[known], state[known] != TIMED_OUT
+        left, forward, _, reverse = self._stamps.reshape(-1, 4)[at].T
+        numbers = (seq[known] & (SEQ_WRAP - 1)).tolist()
+        sent_ns = np.where(came, left, self._sent_ns.take(at)).tolist()  # without a stamp, the time of the call
+        there, back = (or_none(each, came & (each != MISSING)) for each in (forward, reverse))
+        extra, begin = (self._part.take(at) == EXTRA).tolist(), 0
+        for row, end in enumerate(known.sum(axis=1).cumsum().tolist()):
+            if end > begin:
+                of_row = slice(begin, end)
+                extra_numbers = [
+                    number for number, is_extra in zip(numbers[of_row], extra[of_row], strict=True) if is_extra
+                ]
+                columns = numbers[of_row], sent_ns[of_row], there[of_row], back[of_row]
+                yield row // self._probe.flows, Results(*columns, extra_numbers)
+            begin = end
 
     def skip_results(self) -> None:
         """Let `results` begin with the probes sent from now on."""
@@ -313,7 +312,3 @@ def latest_of_others(times_ns: NDArray[np.int64], peers: NDArray[np.intp], flows
     np.maximum.at(second, peers[elsewhere], times_ns[elsewhere])
     found: NDArray[np.int64] = np.where(peers < 0, 0, np.where(elsewhere, best[peers], second[peers]))
     return found
-
-
-def _value(time_ns: Any) -> int | None:
-    return None if time_ns == MISSING else int(time_ns)
