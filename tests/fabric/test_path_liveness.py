@@ -65,8 +65,7 @@ class Listener:
 
     def answered_run(self, row: int) -> int:
         """How many probes in a row a path has answered; 0 while it misses any."""
-        (loss,), (limit,) = (each.tolist() for each in self.live.limits(np.array([row])))
-        return self.live.signal(row, loss, limit, "", time.monotonic_ns(), 0).answered_run
+        return self.live.signal(row, "", time.monotonic_ns(), 0).answered_run
 
     def worst(self, interface: str) -> int:
         """The most that was told to be missed on any path by an interface."""

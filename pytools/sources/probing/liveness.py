@@ -253,10 +253,6 @@ class Liveness(Growing):
         self._blocks[full, :2] = self._seen[full]
         self._judge(grown)
 
-    def limits(self, paths: Rows) -> tuple[NDArray[np.float64], Counts]:
-        """The share of recent probes that were lost, and how many in a row must be for the path to be dead."""
-        return self._share[paths], self._limits[paths]
-
     def loss(self, paths: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The share of recent probes that were lost, and how large it may be (1.5 standard deviations above)."""
         return self._share[paths], self._may_be[paths]
@@ -342,12 +338,10 @@ class Liveness(Growing):
         chosen = np.flatnonzero(news)
         self._told[chosen], self._told_weight[chosen] = missed[chosen], weight[chosen]
         self._tell_ns[chosen] = now_ns + np.where(missed[chosen] < TOLD_SINGLY, TOLD_EVERY_NS, TOLD_SILENT_EVERY_NS)
-        loss, limits = self.limits(chosen)
-        columns = zip(chosen.tolist(), loss.tolist(), limits.tolist(), strict=True)
-        return [self.signal(index, each, limit, host, now_ns, unix_ns) for index, each, limit in columns]
+        return [self.signal(index, host, now_ns, unix_ns) for index in chosen.tolist()]
 
-    def signal(self, index: int, loss: float, limit: int, host: str, now_ns: int, unix_ns: int) -> PathLiveness:
-        """What is known of one path, whether or not it is to be told now; `loss` and `limit` are those of `limits`."""
+    def signal(self, index: int, host: str, now_ns: int, unix_ns: int) -> PathLiveness:
+        """What is known of one path, whether or not it is to be told now."""
         missed, since_ns = int(self.missed[index]), int(self._silent_since_ns[index])
         age_ms = int(self._peer_age_ms[index])
         return PathLiveness(
@@ -362,9 +356,9 @@ class Liveness(Growing):
             last_request_ns=self._requests.get(self._request_keys[index]),
             interval_ns=self._interval_ns,
             answered_sent_ns=int(self._answered_sent_ns[index]) or None,
-            limit=limit,
+            limit=int(self._limits[index]),
             missed_extra=int(self.missed_extra[index]),
-            recent_loss=round(loss, 4),
+            recent_loss=round(float(self._share[index]), 4),
             longest_rtt_ns=int(self._longest_ns[index]) or None,
             peer_agent_age_ns=None if age_ms == _NO_AGE else age_ms * 1_000_000,
         )
