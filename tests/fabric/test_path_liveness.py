@@ -46,7 +46,7 @@ class Listener:
         return self.mesh.measurements.liveness
 
     def rows(self, interface: str) -> list[int]:
-        return [pinned.index for pinned in self.mesh.current if pinned.path.interface == interface]
+        return [pinned.index for pinned in self.mesh.paths.current if pinned.path.interface == interface]
 
     def counted(self, counter: int) -> int:
         return int(self.mesh.measurements.counts[:, counter].sum())
@@ -159,7 +159,7 @@ def test_a_rail_that_loses_both_ways_is_silent_and_heals(lab: Lab, start: Callab
 def test_misses_are_exactly_the_probes_that_were_sent(lab: Lab, start: Callable[..., Hosts]) -> None:
     """The test sends the probes itself, so it knows how many; the kernel's own count of each path says the same."""
     first, _ = hosts = start()
-    first.mesh.sender.set_paths(first.mesh.current)  # nothing is planned any more
+    first.mesh.sender.set_paths(first.mesh.paths.current)  # nothing is planned any more
     serve_until(hosts, lambda: first.counted(RECEIVED) == first.counted(SENT), "all answers are in")
     lab.blackhole(1)
     received, probes = first.counted(RECEIVED), 40

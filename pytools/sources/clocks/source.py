@@ -60,6 +60,7 @@ class ClockSource:
 
     def __init__(self, config: AgentConfig, mesh: ProbeMesh, hosts: HostBus | None, bus: Bus) -> None:
         self._config, self._settings, self._mesh, self._hosts, self._bus = config, config.clocks, mesh, hosts, bus
+        self._path_clocks = mesh.measurements.clocks
         self._interval_ns = int(config.clocks.interval_ms * _MS)
         self._window_ns = int(config.clocks.window_ms * _MS)
         self._life_ns = max(_LEAST_LIFE_NS, 5 * self._interval_ns // 2)
@@ -87,12 +88,12 @@ class ClockSource:
     def tick(self, now_ns: int) -> int:
         """Fit the next paths; once all are fitted, tell the others. Take in what they told."""
         self._hear(now_ns)
-        if self._contradictions != self._mesh.contradictions:
-            self._contradictions = self._mesh.contradictions
+        if self._contradictions != self._path_clocks.contradictions:
+            self._contradictions = self._path_clocks.contradictions
             self.notice_doubts(now_ns)
         begins = not self._waiting and now_ns >= self._round_ns
         if begins:
-            paths = [pinned for pinned in self._mesh.current if self._mesh.has_own_clock(pinned)]
+            paths = [pinned for pinned in self._mesh.paths.current if self._mesh.has_own_clock(pinned)]
             self._note_paths({pinned.index for pinned in paths}, now_ns)
             pause_ns = self._pause_ns(now_ns)
             self._round_ns = now_ns + pause_ns
@@ -121,8 +122,8 @@ class ClockSource:
         for pinned in rest:
             if pinned.peer.name not in fitted:  # its only path
                 chosen.append(pinned)
-            elif not self._mesh.in_doubt(pinned.index):
-                self._mesh.set_offset(pinned.index, self.between(pinned.peer.name, now_ns), now_ns)
+            elif not self._path_clocks.in_doubt(pinned.index):
+                self._mesh.measurements.set_offset(pinned.index, self.between(pinned.peer.name, now_ns), now_ns)
         return chosen
 
     def _pause_ns(self, now_ns: int) -> int:
@@ -172,9 +173,9 @@ class ClockSource:
             if self._bus.wanted("clock_edge"):
                 self._bus.publish(fitted.signal(self._config.host, self._window_ns, now_ns))
         peer = pinned.peer.name
-        if self._mesh.in_doubt(pinned.index):
+        if self._path_clocks.in_doubt(pinned.index):
             self._doubt(peer, now_ns)
-        self._mesh.set_offset(pinned.index, self.between(peer, now_ns), now_ns)
+        self._mesh.measurements.set_offset(pinned.index, self.between(peer, now_ns), now_ns)
 
     def _note_paths(self, current: set[int], now_ns: int) -> None:
         """Keep no line of a path that is gone; be quick about one that is new."""
@@ -218,8 +219,8 @@ class ClockSource:
 
     def notice_doubts(self, now_ns: int) -> None:
         """Remember whose probes contradict what is known of their clocks."""
-        for pinned in self._mesh.current:
-            if self._mesh.in_doubt(pinned.index):
+        for pinned in self._mesh.paths.current:
+            if self._path_clocks.in_doubt(pinned.index):
                 self._doubt(pinned.peer.name, now_ns)
 
     def _doubt(self, peer: str, now_ns: int) -> None:
@@ -312,7 +313,7 @@ class ClockSource:
 
     def _own_clocks(self) -> set[str]:
         """Peers with a clock of their own."""
-        return {pinned.peer.name for pinned in self._mesh.current if self._mesh.has_own_clock(pinned)}
+        return {pinned.peer.name for pinned in self._mesh.paths.current if self._mesh.has_own_clock(pinned)}
 
     def _clock_signal(self, clock: HostClock, now_ns: int) -> Clock:
         """One host's clock, judged as of now."""
@@ -354,7 +355,7 @@ class ClockSource:
 
     def drops(self) -> dict[str, int]:
         """What was refused, and what contradicted the clocks as they were known."""
-        counted = {"clock_messages_refused": self._refused, "clock_contradictions": self._mesh.contradictions}
+        counted = {"clock_messages_refused": self._refused, "clock_contradictions": self._path_clocks.contradictions}
         counted["clock_windows_unclear"] = self._unclear
         return counted | (self._chrony.drops() if self._chrony is not None else {})
 

@@ -9,7 +9,6 @@ used in the network namespace it measures.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import selectors
 import time
 from collections.abc import Sequence
@@ -22,13 +21,12 @@ from pytools import log
 from pytools.config import AgentConfig
 from pytools.errors import CapabilityError, SwerveError
 from pytools.estimators.delays import STAMP_BOUND_NS
-from pytools.estimators.offsets import Offset
 from pytools.estimators.windows import MISSING
 from pytools.ipc.bus import Bus
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.netlink.routing import Netlink
 from pytools.log import Level
-from pytools.signals import Path, PathState, ProbeSamples
+from pytools.signals import PathState, ProbeSamples
 from pytools.sources.probing import stamp_packet, udp
 from pytools.sources.probing.attention import Attention, next_slow
 from pytools.sources.probing.base_memory import BaseMemory
@@ -120,7 +118,6 @@ class ProbeMesh:
             self._miss_ns: int | None = None  # when a path that has just fallen silent misses its next answer
             self._attention = Attention(self._interval_ns)
             self._started = self._answered = self._results_wanted = False
-            self._path_by_end: dict[tuple[str, str], Path] = {}
             self._discover(now_ns)
             self._close = undo.pop_all().close
 
@@ -337,10 +334,6 @@ class ProbeMesh:
         self.measurements.set_paths(self.paths.current, time.monotonic_ns())
         self._send_along(self.paths.current)
         self._attention.grow(len(self.measurements.counts), self.sender.probes)
-        self._path_by_end = {
-            (str(ipaddress.ip_address(pinned.path.address)), pinned.path.interface): pinned.path
-            for pinned in reversed(self.paths.current)
-        }
 
     def _send_along(self, paths: Sequence[PinnedPath]) -> None:
         """Have probes sent along these paths; where no process can be had that does, it is tried again."""
@@ -360,14 +353,6 @@ class ProbeMesh:
         """Where the program is wanted: at the interfaces of the paths, and those by which probes have come in."""
         return {pinned.path.interface for pinned in self.paths.current} | self._port.interfaces()
 
-    def path_of(self, remote: str, interface: str) -> Path | None:
-        """The path to an address by an interface; None when it is on no measured one."""
-        return self._path_by_end.get((remote, interface))
-
-    def all_paths(self) -> list[Path]:
-        """Every path that is probed now."""
-        return [pinned.path for pinned in self.paths.current]
-
     def stamping_clock(self, now_ns: int) -> int:
         """What the clock shows that stamps are taken by: CLOCK_MONOTONIC, but in a lab."""
         return now_ns + self._ahead_ns
@@ -376,27 +361,9 @@ class ProbeMesh:
         """Whether a path's peer has a clock of its own, and answers so that it can be compared with ours."""
         return pinned.peer.clock != "shared" and not self.measurements.foreign[pinned.index]
 
-    def set_offset(self, path: int, offset: Offset | None, known_ns: int) -> None:
-        """Let the delays of a path rest on what is known of its peer's clock, see `PathClocks.set`."""
-        self.measurements.set_offset(path, offset, known_ns)
-
-    def in_doubt(self, path: int) -> bool:
-        """Whether a sample of this path has contradicted what was known of its clocks, and nothing newer is known."""
-        return bool(self.measurements.clocks.suspended(np.array([path]))[0])
-
-    @property
-    def contradictions(self) -> int:
-        """Samples that were earlier than what was known of the clocks allowed."""
-        return self.measurements.clocks.contradictions
-
     def wire_bytes(self) -> int:
         """Bytes of probes and replies so far, both directions, with Ethernet, IP and UDP headers."""
         return self.sender.wire_bytes + self.program.counters()["wire_bytes"]
-
-    @property
-    def current(self) -> Sequence[PinnedPath]:
-        """The paths that are probed now."""
-        return self.paths.current
 
     def drops(self) -> dict[str, int]:
         """Everything that was lost, refused or not understood, by name."""

@@ -25,6 +25,13 @@ _NUMBER: Final = {"free_running": FREE, "holdover": HOLDOVER, "synchronised": SY
 class PathClocks(Growing):
     """What is known of the clocks of every path.
 
+    Attributes
+    ----------
+    contradictions : int
+        Samples that were earlier than what was known of the clocks allowed.
+
+    Notes
+    -----
     A sample that would be earlier than the bound allows contradicts what is known: queueing only lengthens delays, so
     one of the clocks was stepped, or the bound was wrong. The path is then suspended, nothing of it is a fact, until an
     offset is set that was found out later.
@@ -127,6 +134,10 @@ class PathClocks(Growing):
         since, drift = at_ns - self._epoch.take(paths), self._drift.take(paths) * 1e-9
         offsets: Times = self._offset.take(paths) + np.rint(since * drift).astype(np.int64)
         return offsets
+
+    def in_doubt(self, path: int) -> bool:
+        """Whether a sample of this path has contradicted what was known of its clocks, and nothing newer is known."""
+        return bool(self._suspended_ns[path])
 
     def suspended(self, paths: Rows) -> NDArray[np.bool_]:
         """Which paths wait for an offset that agrees with what is measured."""

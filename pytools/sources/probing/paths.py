@@ -6,7 +6,8 @@ kernel here: probe.c hands each probe to its path's gateway. One thread; the net
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import ipaddress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -57,13 +58,14 @@ class PinnedPaths:
         self._netlink, self._host, self._peers = netlink, host, peers
         self._index: dict[Path, int] = {}
         self._ends = {(peer.name, peer.address) for peer in peers}
+        self._by_end: dict[tuple[str, str], Path] = {}  # remote address and interface -> path
         self._spoken_ns: dict[Path, int] = {}  # path -> when a controller last spoke of it
         self._taken: set[int] = set()  # by paths that are gone
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
         """From now on the paths to these; a path that goes keeps its index to itself, so none is taken for another."""
         self._peers, self._ends = peers, {(peer.name, peer.address) for peer in peers}
-        self.current = tuple(pinned for pinned in self.current if self._is_wanted(pinned.path))
+        self._have(pinned for pinned in self.current if self._is_wanted(pinned.path))
         for path in [path for path in self._index if not self._is_wanted(path)]:
             self._taken.add(self._index.pop(path))
             self._spoken_ns.pop(path, None)
@@ -90,8 +92,24 @@ class PinnedPaths:
             index = self._index_of(hop.path)
             if index is not None:
                 wanted.append(replace(hop, index=index))
-        before, self.current = self.current, tuple(sorted(wanted, key=lambda pinned: pinned.index))
+        before = self.current
+        self._have(wanted)
         return before != self.current
+
+    def _have(self, wanted: Iterable[PinnedPath]) -> None:
+        self.current = tuple(sorted(wanted, key=lambda pinned: pinned.index))
+        self._by_end = {
+            (str(ipaddress.ip_address(pinned.path.address)), pinned.path.interface): pinned.path
+            for pinned in reversed(self.current)
+        }
+
+    def path_of(self, remote: str, interface: str) -> Path | None:
+        """The path to an address by an interface; None when it is on no measured one."""
+        return self._by_end.get((remote, interface))
+
+    def all_paths(self) -> list[Path]:
+        """Every path that is probed now."""
+        return [pinned.path for pinned in self.current]
 
     def remember(self, path: Path, now_ns: int) -> bool:
         """Look for a path that no route may show: a controller that keeps it drained, or standing by, speaks of it.
