@@ -21,7 +21,7 @@ from pytools import directories, log
 from pytools.agent import reload as agent_reload
 from pytools.agent.heartbeat import Heartbeat, Standing
 from pytools.agent.hooks import Hooks
-from pytools.agent.reload import Slot, Source
+from pytools.agent.reload import Slot
 from pytools.agent.scheduler import Scheduler
 from pytools.config import AgentConfig, key_of
 from pytools.errors import SwerveError
@@ -45,6 +45,7 @@ from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.programs import SAMPLE_EGRESS, TCP_EGRESS
 from pytools.sources.rdma.waiting import RdmaWhenThere
 from pytools.sources.recording import RecordingSource
+from pytools.sources.source import Source
 from pytools.sources.tcp.source import TcpSource
 
 if TYPE_CHECKING:

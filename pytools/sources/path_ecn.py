@@ -6,7 +6,6 @@ nanoseconds. One thread: the agent's.
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
@@ -17,6 +16,7 @@ from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import LinkEvent, Path, PathEcn
 from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.source import Source
 
 _MS: Final = 1_000_000
 _LOOK_NS: Final = 250 * _MS
@@ -26,8 +26,10 @@ Key = tuple[bytes, int]  # remote address as the kernel keeps it, interface inde
 Marks = tuple[int, int]  # packets that can be marked, packets that are
 
 
-class PathEcnSource:
+class PathEcnSource(Source):
     """Publishes `path_ecn` once per long window, and `ce_marked` soon after marks have appeared.
+
+    Packets not counted for want of room are in `probe_ecn_full`, with the other counters of probe.c.
 
     Parameters
     ----------
@@ -48,9 +50,6 @@ class PathEcnSource:
         self._window_end_ns = 0
         self._at_window: dict[Key, Marks] = {}
         self._told: dict[Key, tuple[int, int]] = {}  # when a path's marks were last told of, and how many there were
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for."""
 
     def tick(self, now_ns: int) -> int:
         """Look at the counters; returns when to do so again."""
@@ -121,10 +120,3 @@ class PathEcnSource:
                 )
             )
         self._at_window = dict(marks)
-
-    def drops(self) -> dict[str, int]:
-        """Packets not counted for want of room are in `probe_ecn_full`, with the other counters of probe.c."""
-        return {}
-
-    def close(self) -> None:
-        """The map is the loader's."""

@@ -9,7 +9,6 @@ docs/mtu.md says how and why. Times are CLOCK_MONOTONIC nanoseconds. One thread:
 from __future__ import annotations
 
 import errno
-import selectors
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from pytools.ipc.bus import Bus
 from pytools.signals import LinkEvent, PathMtu
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.size_probes import LARGEST, SMALLEST, SizeProbes, Told
+from pytools.sources.source import Source
 
 _MS: Final = 1_000_000
 _POLL_NS: Final = 5 * _MS  # while a search is under way
@@ -81,7 +81,7 @@ class _Watched:
         self.published: tuple[int | None, int | None] | None = None  # the mismatch that was told of
 
 
-class PathMtuSource:
+class PathMtuSource(Source):
     """Publishes `path_mtu` once per long window and when it changes, and `mtu_mismatch` and `mtu_agrees` at once.
 
     Parameters
@@ -109,9 +109,6 @@ class PathMtuSource:
         self._next_seq = 0
         self._gone_wire_bytes = 0  # of sockets that are closed
         self._drops = dict.fromkeys(("mtu_no_socket", "mtu_send_refused", "mtu_late_replies"), 0)
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Everything goes by ticks."""
 
     def tick(self, now_ns: int) -> int:
         """Take what came back, finish rounds, begin those that are due; returns when to be called again."""

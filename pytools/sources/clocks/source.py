@@ -8,7 +8,6 @@ are of stamping clocks (the same but in a lab). One thread, the agent's.
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from pytools.sources.clocks.messages import Edge, Edges, HostClock
 from pytools.sources.clocks.timescale import Timescale
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.source import Source
 
 _MS: Final = 1_000_000
 _FITS: Final = 8  # paths fitted in one tick: the second and following find everything in the caches
@@ -42,7 +42,7 @@ _COLLOCATION_NS: Final = 5_000 * _MS
 _DOUBT_NS: Final = 6_000 * _MS  # longer than any packet waits to be told of
 
 
-class ClockSource:
+class ClockSource(Source):
     """Keeps every peer's clock against ours up to date.
 
     Parameters
@@ -81,9 +81,6 @@ class ClockSource:
         self._history = DriftHistory(window_ns=self._window_ns)
         self._collocation_ns = 0
         self._chrony = ChronyFeed(config.clocks.chrony_socket) if config.clocks.chrony_socket else None
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for."""
 
     def tick(self, now_ns: int) -> int:
         """Fit the next paths; once all are fitted, tell the others. Take in what they told."""

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import platform
-import selectors
 import stat
 import struct
 import subprocess
@@ -30,7 +29,7 @@ from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.bpf.uprobes import Uprobe
 from pytools.kernel.rdma_class import SYSFS, absent, listed
 from pytools.sources.rdma.probe_table import TAIL_CALLS, KernelTable
-from pytools.sources.rdma.table import Sight
+from pytools.sources.rdma.table import Sight, Way
 from pytools.sources.rdma.verbs_offsets import LIBRARY, LOCK_BYTES
 
 _NOTE, _BUILD_ID = 4, 3  # PT_NOTE, NT_GNU_BUILD_ID
@@ -123,7 +122,7 @@ def program() -> Program:
     return Program("rdma.c", functions, defines, dict.fromkeys(functions, "uprobe"))
 
 
-class Uprobes:
+class Uprobes(Way):
     """The breakpoints of this host, and the table they fill.
 
     Parameters
@@ -159,9 +158,6 @@ class Uprobes:
         self._processes: dict[int, str] = {}
         if not self._reason:
             self._table = KernelTable(loaded)
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for: everything is in the table."""
 
     def tick(self, now_ns: int) -> int:
         """Look whether devices or processes came or went; returns when to be called next."""

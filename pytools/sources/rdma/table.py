@@ -9,13 +9,14 @@ wide and may wrap: differences are taken modulo 2^64. One thread.
 from __future__ import annotations
 
 import ipaddress
-import selectors
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pytools.sources.source import Source
 
 FREE: Final = 0  # enum swerve_qp_state
 LIVE: Final = 1
@@ -96,26 +97,14 @@ class Table(Protocol):
         """The last of this row has been told (its queue pair or its process is gone): it may be used again."""
 
 
-class Way(Protocol):
-    """A way in: the uprobes, or the tap. Runs in the agent's thread, called by the source."""
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Register files; `key.data` is called with the event mask."""
-
-    def tick(self, now_ns: int) -> int:
-        """Find processes and libraries that came or went; returns when to be called next."""
+class Way(Source, Protocol):
+    """A way in: the uprobes, or the tap; its ticks find processes and libraries that came or went."""
 
     def tables(self) -> Sequence[Table]:
         """The tables there are now; the same object for as long as a table lives."""
 
     def sight(self) -> Sight:
         """What this way sees, and what it cannot."""
-
-    def drops(self) -> dict[str, int]:
-        """Everything lost so far, by name."""
-
-    def close(self) -> None:
-        """Give everything back."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from pytools.ipc.accepting import Accepting
 from pytools.ipc.socket_files import bind, peer
 from pytools.kernel.bpf import mapped
 from pytools.sources.rdma.owners import user_of
-from pytools.sources.rdma.table import CLOSED, FREE, LIVE, Sight
+from pytools.sources.rdma.table import CLOSED, FREE, LIVE, Sight, Way
 
 MAGIC: Final = 0x50415453  # tap/share.h
 VERSION: Final = 1
@@ -100,7 +100,7 @@ class _Conversation:
         self.given: TapTable | None = None
 
 
-class TapServer:
+class TapServer(Way):
     """Serves tables to tapped processes; one of the source's ways in.
 
     Parameters

@@ -9,7 +9,6 @@ missed.
 from __future__ import annotations
 
 import contextlib
-import selectors
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -27,6 +26,7 @@ from pytools.kernel.netlink.sockdiag import Diagnostics
 from pytools.signals import Path
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.programs import TCP_CALLBACKS
+from pytools.sources.source import Source
 from pytools.sources.tcp import baselines
 from pytools.sources.tcp.busiest import Busiest
 from pytools.sources.tcp.containers import Cgroups
@@ -44,7 +44,7 @@ _FORGOTTEN_AT_ONCE: Final = 1024  # bounds the time that one tick takes
 _NOT_LOST: Final = ("flows_created", "flows_replaced", "met")  # of the counters
 
 
-class TcpSource:
+class TcpSource(Source):
     """Reads the sums once per long window, and single connections while somebody listens to them.
 
     Parameters
@@ -96,9 +96,6 @@ class TcpSource:
         self._due_ns = self._previous_ns + self._interval_ns
         self._requests_due_ns = self._previous_ns + _REQUEST_IDLE_NS
         self._walks, self._walk_ns = 0, 0
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for: the maps are read when it is time."""
 
     def tick(self, now_ns: int) -> int:
         """Read and publish what is due, a few milliseconds of it at most; says when there is more."""
