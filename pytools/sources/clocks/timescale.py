@@ -174,7 +174,7 @@ class Timescale:
         edge = replace(as_offset(own), wander_ppb_per_s=self.wander_between(peer))
         if common is None or clock_ns - common.epoch_ns > FRESH_ROUNDS * self._interval_ns:
             return edge.aged(clock_ns)
-        apart_ns = abs(edge.at_one(clock_ns) - common.at_one(clock_ns))
+        apart_ns = abs(int(edge.at(clock_ns) - common.at(clock_ns)))
         # The edge's own bound would not do: it rests on symmetry, which only the others can check.
         if own.stepped or apart_ns > edge.aged(clock_ns).hard_bound_ns + common.aged(clock_ns).bound_ns:
             return edge.aged(clock_ns)

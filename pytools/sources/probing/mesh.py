@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import selectors
 import time
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -97,7 +96,7 @@ class ProbeMesh:
             undo.callback(self._port.close)
             self._port.open(families)
             slots = Sender.slots_for(config.probe, clocks)
-            self.program = undo.enter_context(ProbeProgram(loaded, slots))
+            self.program = undo.enter_context(contextlib.closing(ProbeProgram(loaded, slots)))
             self._set_peers(config)
             ports = () if memory is None else memory.ports
             self.sender = Sender(config.probe, clocks, families, self.measurements, self.program, ports)
@@ -189,7 +188,7 @@ class ProbeMesh:
         if now_ns >= self._due["paths"]:
             self._discover(now_ns)
         if now_ns >= self._due["pacer"]:
-            self._send_along(self.paths.current)
+            self._send_along()
         if self._miss_ns is not None and now_ns >= self._miss_ns:
             self._due["read"] = now_ns
         if now_ns >= self._due["read"]:
@@ -332,13 +331,13 @@ class ProbeMesh:
 
     def _take_paths(self) -> None:
         self.measurements.set_paths(self.paths.current, time.monotonic_ns())
-        self._send_along(self.paths.current)
+        self._send_along()
         self._attention.grow(len(self.measurements.counts), self.sender.probes)
 
-    def _send_along(self, paths: Sequence[PinnedPath]) -> None:
-        """Have probes sent along these paths; where no process can be had that does, it is tried again."""
+    def _send_along(self) -> None:
+        """Have probes sent along the paths; where no process can be had that does, it is tried again."""
         try:
-            self.sender.set_paths(paths)
+            self.sender.set_paths(self.paths.current)
         except CapabilityError as error:
             if not self._started:
                 raise

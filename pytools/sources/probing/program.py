@@ -9,8 +9,7 @@ import contextlib
 import secrets
 import select
 from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,11 +193,3 @@ class ProbeProgram:
         del self._settings, self.paths, self.sessions, self.slow, self.slow_limit
         del self._beat_ns, self._limits, self._graces_ns
         self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pytools.kernel.printable import printable
@@ -32,18 +33,18 @@ def process_owner(pid: int, proc: Path = Path("/proc")) -> Owner:
     return Owner(pid=pid, command=command(proc, pid), cgroup=path, container=container(path))
 
 
-def user_of(pid: int, proc: Path = Path("/proc")) -> int | None:
+def user_of(pid: int) -> int | None:
     """The effective user of a process; None when it is gone."""
     try:
-        return (proc / str(pid)).stat().st_uid
+        return os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return None
 
 
-def start_of(pid: int, proc: Path = Path("/proc")) -> int | None:
+def start_of(pid: int) -> int | None:
     """When a process began, in clock ticks since boot; None when there is no such process (any more)."""
     try:
-        fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return int(fields[19]) if fields[0] not in "ZX" else None
     except (OSError, IndexError, ValueError):
         return None

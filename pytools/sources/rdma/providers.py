@@ -317,10 +317,10 @@ def _stat(path: str) -> os.stat_result | None:
     return None
 
 
-def users_of(names: set[str], proc: Path = Path("/proc")) -> Iterator[tuple[int, tuple[int, int], str]]:
+def users_of(names: set[str]) -> Iterator[tuple[int, tuple[int, int], str]]:
     """Processes that have a library of such a name mapped: process id, device and inode, path as they see it."""
     wanted = [name.encode() for name in names]
-    for place in proc.iterdir():
+    for place in Path("/proc").iterdir():
         if not place.name.isdigit():
             continue
         try:
