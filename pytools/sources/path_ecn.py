@@ -16,7 +16,7 @@ from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import LinkEvent, Path, PathEcn
 from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
-from pytools.sources.source import Source
+from pytools.sources.source import Source, next_beat
 
 _MS: Final = 1_000_000
 _LOOK_NS: Final = 250 * _MS
@@ -61,7 +61,7 @@ class PathEcnSource(Source):
             self._bus.publish(event)
         if now_ns >= self._window_end_ns:
             self._publish(marks, paths, now_ns, unix_ns)
-            self._window_end_ns += ((now_ns - self._window_end_ns) // self._window_ns + 1) * self._window_ns
+            self._window_end_ns = next_beat(self._window_end_ns, self._window_ns, now_ns)
         return now_ns + _LOOK_NS
 
     def _by_key(self) -> Mapping[Key, Path]:

@@ -22,7 +22,7 @@ from pytools.ipc.bus import Bus
 from pytools.signals import LinkEvent, PathMtu
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.size_probes import LARGEST, SMALLEST, SizeProbes, Told
-from pytools.sources.source import Source
+from pytools.sources.source import Source, next_beat
 
 _MS: Final = 1_000_000
 _POLL_NS: Final = 5 * _MS  # while a search is under way
@@ -129,7 +129,7 @@ class PathMtuSource(Source):
             elif not watched.sizes.urgent and now_ns >= watched.due_ns:
                 self._begin(watched, now_ns)
         if now_ns >= self._window_end_ns:
-            self._window_end_ns += ((now_ns - self._window_end_ns) // self._window_ns + 1) * self._window_ns
+            self._window_end_ns = next_beat(self._window_end_ns, self._window_ns, now_ns)
             for watched in self.watched.values():
                 self._publish(watched, now_ns)
         return min(self._window_end_ns, self._next(now_ns))
@@ -183,7 +183,7 @@ class PathMtuSource(Source):
     def _begin(self, watched: _Watched, now_ns: int) -> None:
         """Send a round."""
         if not watched.sizes.urgent:
-            watched.due_ns += ((now_ns - watched.due_ns) // self._every_ns + 1) * self._every_ns
+            watched.due_ns = next_beat(watched.due_ns, self._every_ns, now_ns)
             mtu_bytes = watched.probes.interface_mtu()
             if mtu_bytes is None:
                 return

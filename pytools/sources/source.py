@@ -6,6 +6,11 @@ import selectors
 from typing import Protocol
 
 
+def next_beat(due_ns: int, every_ns: int, now_ns: int) -> int:
+    """The next time on a steady beat; periods missed in a pause are left out."""
+    return due_ns + ((now_ns - due_ns) // every_ns + 1) * every_ns
+
+
 class Source(Protocol):
     """Does what is due when it is called; one that says nothing else waits for no file, loses nothing, holds nothing.
 

@@ -35,6 +35,7 @@ from pytools.sources.probing.paths import Changes, PinnedPath, PinnedPaths
 from pytools.sources.probing.probe_port import ProbePort
 from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.sender import Sender
+from pytools.sources.source import next_beat
 
 _MS: Final = 1_000_000
 _SLOW_EVERY_NS: Final = 1000 * _MS
@@ -215,7 +216,7 @@ class ProbeMesh:
         elif alert is not None:
             self._publish_delays(self.measurements.short, now_ns, only_news=True, among=alert)
         if now_ns >= self._due["long"]:
-            self._due["long"] = _after(self._due["long"], self.measurements.long.length_ns, now_ns)
+            self._due["long"] = next_beat(self._due["long"], self.measurements.long.length_ns, now_ns)
             self._publish_delays(self.measurements.long, now_ns, only_news=False)
         if now_ns >= self._due["samples"]:
             self._due["samples"] = now_ns + _SAMPLES_EVERY_NS
@@ -377,8 +378,3 @@ class ProbeMesh:
     def close(self) -> None:
         """Close every socket."""
         self._close()
-
-
-def _after(due_ns: int, every_ns: int, now_ns: int) -> int:
-    """The next time on a steady beat; periods missed in a pause are left out."""
-    return due_ns + ((now_ns - due_ns) // every_ns + 1) * every_ns
