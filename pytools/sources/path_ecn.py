@@ -12,9 +12,9 @@ from typing import Final
 
 from pytools.config import AgentConfig
 from pytools.ipc.bus import Bus
+from pytools.kernel.addresses import mapped
 from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import LinkEvent, Path, PathEcn
-from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.source import Source, next_beat
 
@@ -68,7 +68,7 @@ class PathEcnSource(Source):
         current = self._paths()
         if current is not self._known:
             self._known = current
-            self._keys = {(udp.mapped(each.path.address).tobytes(), each.ifindex): each.path for each in current}
+            self._keys = {(mapped(each.path.address), each.ifindex): each.path for each in current}
         return self._keys
 
     def marks(self) -> dict[Key, Marks]:

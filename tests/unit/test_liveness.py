@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytools.config import Peer
+from pytools.kernel.addresses import mapped
 from pytools.signals import Path, PathLiveness
-from pytools.sources.probing import udp
 from pytools.sources.probing.liveness import (
     BURSTS,
     HURRY_EVERY_NS,
@@ -422,7 +422,7 @@ def test_the_age_of_the_peers_agent_is_that_of_the_latest_answer() -> None:
 
 def test_requests_of_the_peer_are_told_by_interface() -> None:
     world = World(2)
-    peer, other = (udp.mapped(address).tobytes() for address in ("10.9.0.2", "10.9.0.3"))
+    peer, other = (mapped(address) for address in ("10.9.0.2", "10.9.0.3"))
     assert world.now(0).last_request_ns is None
     world.liveness.requested({(peer, 100): 9, (peer, 7): 11})
     assert (world.now(0).last_request_ns, world.now(1).last_request_ns) == (9, None)

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.estimators.windows import Growing, Rows, Times
+from pytools.kernel.addresses import mapped
 from pytools.kernel.bpf import contract
 from pytools.signals import Path, PathLiveness
-from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.send_log import Counts, SendLog
 
@@ -125,9 +125,7 @@ class Liveness(Growing):
         self._peers[:] = self._addresses[:] = 0
         for index, path in self._paths.items():
             self._peers[index], self._addresses[index] = peers[path.destination], addresses[path.address]
-        self._request_keys = {
-            pinned.index: (udp.mapped(pinned.path.address).tobytes(), pinned.ifindex) for pinned in paths
-        }
+        self._request_keys = {pinned.index: (mapped(pinned.path.address), pinned.ifindex) for pinned in paths}
 
     # ---- what happens ----
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.errors import UsageError
+from pytools.kernel.addresses import mapped
 from pytools.kernel.bpf import contract
 from pytools.kernel.bpf.loader import Loaded
-from pytools.sources.probing import udp
 
 MOST_SESSIONS: Final = contract.constant("SWERVE_PROBE_SESSIONS")
 NUMBERS: Final = 1 << contract.constant("SWERVE_PROBE_SEQ_BITS")  # probes of a session before they begin again
@@ -87,7 +87,7 @@ class ProbeProgram:
         self._known = dict(error_estimates)
 
     def _address(self, address: str) -> Any:
-        return np.frombuffer(udp.mapped(address).tobytes(), self._peers.key)[0]
+        return np.frombuffer(mapped(address), self._peers.key)[0]
 
     def set_locals(self, addresses: Iterable[str]) -> None:
         """Answer requests to these addresses of this host; all others are somebody else's."""
@@ -113,13 +113,12 @@ class ProbeProgram:
     def set_path(self, path: int, ifindex: int, gateway: str, remote: str) -> None:
         """Lead the probes of a path to a gateway; an on-link peer is its own. What stays as it was is left alone."""
         record, family = self.paths[path : path + 1], _FAMILIES[6 if ":" in gateway else 4]
-        same = (record["gateway"]["bytes"][0] == udp.mapped(gateway)).all()
-        same &= (record["remote"]["bytes"][0] == udp.mapped(remote)).all()
+        same = record["gateway"][0].tobytes() == mapped(gateway) and record["remote"][0].tobytes() == mapped(remote)
         if same and (record["ifindex"][0], record["family"][0]) == (ifindex, family):
             return
         self.forget_path(path)
-        record["remote"]["bytes"] = udp.mapped(remote)
-        record["gateway"]["bytes"], record["family"] = udp.mapped(gateway), family
+        record["remote"], record["gateway"] = self._address(remote), self._address(gateway)
+        record["family"] = family
         record["ifindex"] = ifindex
 
     def forget_path(self, path: int) -> None:
@@ -143,11 +142,11 @@ class ProbeProgram:
         What the kernel has learnt of a session stays, unless it is another one now.
         """
         record, flags = self.sessions[session : session + 1], _SESSION_SHARED if shared else 0
-        same = (record["remote"]["bytes"][0] == udp.mapped(remote)).all()
+        same = record["remote"][0].tobytes() == mapped(remote)
         if same and (record["path"][0], record["port"][0], record["flags"][0]) == (path, port, flags):
             return
         record["port"] = 0
-        record["remote"]["bytes"], record["path"] = udp.mapped(remote), path
+        record["remote"], record["path"] = self._address(remote), path
         record["flags"], record["ours"] = flags, 0
         record["port"] = port
 

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path as File
 from typing import Final
 
+import numpy as np
+
 from pytools.config import AgentConfig
 from pytools.estimators import verdicts
 from pytools.ipc.bus import Bus
+from pytools.kernel import addresses
 from pytools.kernel.rdma_class import SYSFS, absent, listed
 from pytools.signals import Owner, Path, RdmaSight
 from pytools.sources.links.rdma_sysfs import Sysfs
@@ -167,8 +170,8 @@ class RdmaSource:
         pair.shared_receives = bool(record["srq"])
         number = int(record["remote_qp_number"])
         pair.remote_number = None if number == tables.NO_QP else number
-        pair.local = tables.address(record["local"]["bytes"].tobytes())
-        pair.remote = tables.address(record["remote"]["bytes"].tobytes())
+        pair.local = _address(record["local"])
+        pair.remote = _address(record["remote"])
         pair.interface = self._interface(pair.device)
         pair.path = self._path_of(pair.remote, pair.interface) if pair.remote and pair.interface else None
 
@@ -292,6 +295,12 @@ class RdmaSource:
     def _command(self, pid: int) -> str:
         known = self._processes.get(pid)
         return known.owner.command if known else process_owner(pid).command
+
+
+def _address(gid: np.void) -> str:
+    """The address in a GID; empty for none."""
+    raw = gid.tobytes()
+    return addresses.text(raw) if any(raw) else ""
 
 
 def _gone(pid: int, process: _Process) -> bool:

@@ -8,7 +8,6 @@ wide and may wrap: differences are taken modulo 2^64. One thread.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
@@ -261,18 +260,6 @@ def read_timed(records: NDArray[Any], slots: Slots, before: Counters, timed: Cou
         missed=int(np.clip(growth(timed, before) - kept, 0, None).sum()) + int(np.count_nonzero(~whole)),
         garbage=int(np.count_nonzero(whole & ~sound)),
     )
-
-
-def address(gid: bytes) -> str:
-    """The address in a GID, an IPv4-mapped one as IPv4; empty for none.
-
-    >>> address(bytes(10) + bytes([255, 255, 10, 9, 0, 1]))
-    '10.9.0.1'
-    """
-    if not any(gid):
-        return ""
-    found = ipaddress.IPv6Address(gid)
-    return str(found.ipv4_mapped or found)
 
 
 def named(counts: NDArray[Any], names: Sequence[str]) -> dict[str, int]:

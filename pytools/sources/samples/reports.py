@@ -6,7 +6,6 @@ latter of CLOCK_MONOTONIC. One thread.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +17,7 @@ from pytools.estimators.distributions import by_group
 from pytools.estimators.matching import FRESH, JOINED, SPOILED, alike
 from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.estimators.windows import MISSING, SlidingMinimum
+from pytools.kernel.addresses import text
 from pytools.signals import AppDelay, ClockState, Path, Quantiles
 from pytools.sources.samples.batches import TCP
 from pytools.sources.samples.joins import Flows
@@ -199,14 +199,14 @@ class Reports:
         now_ns: int,
         unix_ns: int,
     ) -> AppDelay:
-        remote = _text(flow["destination"])
+        remote = text(flow["destination"].tobytes())
         return AppDelay(
             host=self._host,
             at_ns=now_ns,
             unix_ns=unix_ns,
             path=self._path_of(remote, self._interface(ifindex)),
             protocol="tcp" if flow["protocol"] == TCP else "udp",
-            local="" if whole_path else _text(flow["source"]),
+            local="" if whole_path else text(flow["source"].tobytes()),
             local_port=0 if whole_path else int(flow["source_port"]),
             remote="" if whole_path else remote,
             remote_port=0 if whole_path else int(flow["destination_port"]),
@@ -241,9 +241,3 @@ def _quantiles(samples: int, values: list[int] | None) -> Quantiles:
 
 def _protocols(rows: Sequence[np.void]) -> list[int]:
     return [int(row["protocol"]) for row in rows]
-
-
-def _text(mapped: NDArray[np.uint8]) -> str:
-    """An address as text; IPv4-mapped ones as IPv4."""
-    ip = ipaddress.IPv6Address(mapped.tobytes())
-    return str(ip.ipv4_mapped or ip)

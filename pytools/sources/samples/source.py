@@ -20,11 +20,11 @@ from pytools.errors import SwerveError
 from pytools.estimators.matching import FRESH
 from pytools.estimators.offsets import Offset
 from pytools.ipc.bus import Bus
+from pytools.kernel.addresses import mapped
 from pytools.kernel.bpf import contract
 from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import Path
 from pytools.sources.interfaces import Interfaces
-from pytools.sources.probing import udp
 from pytools.sources.samples import batches as wire
 from pytools.sources.samples.joins import OFF, SAMPLE, Joins, Rates, concatenated
 from pytools.sources.samples.rates import RateControl
@@ -102,7 +102,7 @@ class SampleSource(Source):
         self._settings, self._peer_map = loaded.map("sample_settings"), loaded.map("sample_peers")
         self._set: tuple[int, int, int] | None = None
         self._names = sorted({peer.name for peer in config.peers})
-        self._addresses = {udp.mapped(peer.address).tobytes(): self._names.index(peer.name) for peer in config.peers}
+        self._addresses = {mapped(peer.address): self._names.index(peer.name) for peer in config.peers}
         self._directions: dict[bytes, int] = {}
         shared = {peer.name for peer in config.peers if peer.clock == "shared"}
         self.control = RateControl(config.samples.per_s)

@@ -33,7 +33,7 @@ from pytools.sources.tcp.containers import Cgroups
 from pytools.sources.tcp.drops import Drops
 from pytools.sources.tcp.kernel_counters import KernelCounters
 from pytools.sources.tcp.owners import Identity, Owners
-from pytools.sources.tcp.rows import CLOSED, Addresses, Rows
+from pytools.sources.tcp.rows import CLOSED, Rows
 from pytools.sources.tcp.table import Table
 from pytools.sources.tcp.totals import PathOf, Totals, host_signal, path_signal
 
@@ -82,15 +82,14 @@ class TcpSource(Source):
             self._counters, self._accounted = loaded.map("tcp_counters"), loaded.map("tcp_accounted")
             has_drops = loaded.has_map("drops_by_reason")
             self._drops = Drops(loaded, tracefs.drop_reasons()) if has_drops else None
-            addresses = Addresses()
             self._interfaces = interfaces
             name = self._interfaces.name
-            self._totals = Totals(loaded.map("tcp_paths"), loaded.map("tcp_interfaces"), addresses, name, path_of)
+            self._totals = Totals(loaded.map("tcp_paths"), loaded.map("tcp_interfaces"), name, path_of)
             self._table = Table(loaded.map("tcp_flows"), self._made)
             self._busiest = Busiest(loaded.map("tcp_flows"), config.tcp.busiest, int(config.tcp.busiest_ms * 1e6))
             self._owners = Owners(self._inode, Cgroups(), self._table.capacity)
             undo.callback(self._owners.close)
-            self._rows = Rows(self._host, addresses, name, path_of, self._owners.known, self._owners.ask)
+            self._rows = Rows(self._host, name, path_of, self._owners.known, self._owners.ask)
             self._close = undo.pop_all().close
         self._previous_ns = time.monotonic_ns()
         self._due_ns = self._previous_ns + self._interval_ns

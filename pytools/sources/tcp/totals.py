@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from pytools.kernel.addresses import texts
 from pytools.kernel.bpf.maps import Map
 from pytools.signals import Path, Retransmissions, TcpHost, TcpPath
-from pytools.sources.tcp.rows import Addresses
 
 Where = tuple[str, Path | None]  # an interface, and the measured path over it: None for all the others
 PathOf = Callable[[str, str], Path | None]  # (remote address, interface) -> the path, if it is a measured one
@@ -85,11 +85,9 @@ class Totals:
         Which measured path, if any, a remote address and an interface make.
     """
 
-    def __init__(
-        self, paths: Map, interfaces: Map, addresses: Addresses, name: Callable[[int], str], path_of: PathOf
-    ) -> None:
+    def __init__(self, paths: Map, interfaces: Map, name: Callable[[int], str], path_of: PathOf) -> None:
         self._paths, self._interfaces = paths, interfaces
-        self._addresses, self._name, self._path_of = addresses, name, path_of
+        self._name, self._path_of = name, path_of
         self.columns = Columns(interfaces.value)
         self._path_growth, self._interface_growth = Growth(), Growth()
         self._owed: dict[str, Counts] = {}  # of rows, not yet seen in the counts of their interface; negative
@@ -127,7 +125,7 @@ class Totals:
 
     def _wheres(self, keys: NDArray[Any]) -> list[Where]:
         interfaces = [self._name(ifindex) for ifindex in keys["ifindex"].tolist()]
-        remotes = self._addresses.texts(keys["remote"]["bytes"])
+        remotes = texts(keys["remote"]["bytes"])
         return [(name, self._path_of(remote, name)) for name, remote in zip(interfaces, remotes, strict=True)]
 
     def _read_interfaces(self) -> dict[str, Counts]:
