@@ -11,7 +11,6 @@ import numpy as np
 from pytools.estimators import verdicts
 from pytools.estimators.distributions import Distribution, by_group
 from pytools.estimators.queue_pairs import WINDOWS, Figures
-from pytools.estimators.queue_rates import Counted
 from pytools.estimators.suspects import Thing, Witness, suspects
 from pytools.estimators.windows import MISSING
 from pytools.signals import Bandwidth, Quantiles, RdmaQueuePair, RdmaSuspects
@@ -61,14 +60,10 @@ class Reports:
     def _bandwidths(self, rows: Any) -> list[list[Bandwidth]]:
         watch = self._watch
         result: list[list[Bandwidth]] = [[] for _ in rows]
-        counted = watch.rates.counted(rows)
-        kinds: list[tuple[int, Any, Figures | Counted]] = [(0, counted.stretches, counted)]
-        for place, messages in enumerate(WINDOWS):
-            timed = watch.timed.figures(place, rows)
-            kinds.append((messages, timed.windows, timed))
-        for messages, count, figures in kinds:
+        timed = [(messages, watch.timed.figures(place, rows)) for place, messages in enumerate(WINDOWS)]
+        for messages, figures in [(0, watch.rates.counted(rows)), *timed]:
             for place in range(len(rows)):
-                result[place].append(_bandwidth(messages, int(count[place]), figures, place))
+                result[place].append(_bandwidth(messages, figures, place))
         return result
 
     def _latencies(self, rows: Any) -> Distribution:
@@ -153,7 +148,7 @@ class Reports:
         return ("host", self._host), ("link", f"{self._host}:{leaves_by}" if leaves_by else ""), ("host", there)
 
 
-def _bandwidth(messages: int, count: int, figures: Figures | Counted, place: int) -> Bandwidth:
+def _bandwidth(messages: int, figures: Figures, place: int) -> Bandwidth:
     def whole(values: Any) -> int | None:
         value = float(values[place])
         return round(value) if math.isfinite(value) else None
@@ -161,7 +156,7 @@ def _bandwidth(messages: int, count: int, figures: Figures | Counted, place: int
     last_ns = int(figures.last_ns[place])
     return Bandwidth(
         messages=messages,
-        windows=count,
+        windows=int(figures.windows[place]),
         last_bps=whole(figures.last),
         mean_bps=whole(figures.mean),
         min_bps=whole(figures.smallest),
