@@ -13,15 +13,15 @@ second.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pytools.estimators.hop_counts import LOOK_NS, HopCounts, Hops
-from pytools.estimators.remembered_bases import RememberedBase, RememberedChange
-from pytools.estimators.windows import MISSING, NO_MINIMUM, PARTS, Growing, Rows, SlidingMinimum, Times
+from pytools.estimators.remembered_bases import RememberedBase, RouteChange
+from pytools.estimators.windows import MISSING, NO_MINIMUM, PARTS, Growing, Rows, SlidingMinimum, Times, pick
 
 FORWARD, REVERSE, ROUND_TRIP, KINDS = range(4)
 
@@ -39,17 +39,6 @@ _SAME_SHARE: Final = 16  # both directions took the same step if they differ by 
 _MOST_LOST: Final = 0.01  # share of the probes that are lost without load; a full queue loses more
 _ANY_DRIFT_NS: Final = 1 << 40  # nothing is known of how what stands is divided between the directions
 _DRIFT_SHARE: Final = 10_000  # free clocks run apart by one part in so many
-
-
-@dataclass(slots=True)
-class _Change:
-    """Evidence of another route whose base delays are not settled."""
-
-    since_ns: int
-    floor_ns: int  # before
-    base_ns: tuple[int, int] | None  # None: before the clocks were compared anew
-    directions: tuple[bool, bool]  # which have another hop count
-    queued: bool  # whether something waited on the path when the route changed
 
 
 class Base(NamedTuple):
@@ -74,7 +63,7 @@ class BaseDelays(Growing):
         self._minima = SlidingMinimum(window_ns)  # of path p and kind k in row KINDS * p + k, without ROUND_TRIP + 1
         self._updated_ns = 0
         self._hops = HopCounts()
-        self._changes: dict[int, _Change] = {}
+        self._changes: dict[int, tuple[int, RouteChange]] = {}  # since when
         self.grow(0)
 
     def _allocate(self, paths: int) -> None:
@@ -130,7 +119,8 @@ class BaseDelays(Growing):
         self._minima.forget(KINDS * path + _DIRECTION[:, 0])
         self._base[:, path] = MISSING
         if path in self._changes:
-            self._changes[path].base_ns = None
+            since_ns, change = self._changes[path]
+            self._changes[path] = since_ns, replace(change, base_ns=None)
 
     def route_changed(self, path: int, now_ns: int) -> None:
         """Our own route along this path is another one, or it was gone: both directions may have another base."""
@@ -139,14 +129,14 @@ class BaseDelays(Growing):
     def _change(self, path: int, began_ns: int, directions: tuple[bool, bool], queued: bool) -> None:
         if self._floor[path] == MISSING:
             return  # nothing that could be too low
-        before = self._changes.get(path)
         floor = int(self._floor[path])
         known = bool((self._base[:, path] != MISSING).all() and (self._slack[:, path] <= _tolerance(floor)).all())
         base = (int(self._base[0, path]), int(self._base[1, path])) if known else None
-        if before is not None:
+        if path in self._changes:
+            _, before = self._changes[path]
             floor, base, queued = before.floor_ns, before.base_ns, before.queued or queued
             directions = (before.directions[0] or directions[0], before.directions[1] or directions[1])
-        self._changes[path] = _Change(began_ns, floor, base, directions, queued)
+        self._changes[path] = began_ns, RouteChange(floor, base, directions, queued)
         self._minima.forget(KINDS * path + _KIND[:, 0])
         self._steady_ns[path] = 0
 
@@ -165,7 +155,7 @@ class BaseDelays(Growing):
         """What a successor can begin with; None of a path whose floor is not known yet."""
         if self._floor[path] == MISSING:
             return None
-        change, calm = self._changes.get(path), int(self._calm[path])
+        calm = int(self._calm[path])
         usual, beside = self._hops.known(path)
         return RememberedBase(
             floor_ns=int(self._floor[path]),
@@ -179,9 +169,7 @@ class BaseDelays(Growing):
             base_ns=_pair(self._base, path) if (self._base[:, path] != MISSING).all() else None,
             hops=usual,
             beside=beside,
-            change=None
-            if change is None
-            else RememberedChange(change.floor_ns, change.base_ns, change.directions, queued=change.queued),
+            change=self._changes[path][1] if path in self._changes else None,
         )
 
     def restore(self, path: int, known: RememberedBase, at_ns: int, now_ns: int, changed: bool) -> None:
@@ -204,8 +192,8 @@ class BaseDelays(Growing):
         if known.base_ns is not None:
             self._base[:, path], self._taken_ns[:, path] = known.base_ns, at_ns
         self._hops.restore(path, known.hops, known.beside)
-        if (before := known.change) is not None:  # to be seen for a whole window again
-            self._changes[path] = _Change(now_ns, before.floor_ns, before.base_ns, before.directions, before.queued)
+        if known.change is not None:  # to be seen for a whole window again
+            self._changes[path] = now_ns, known.change
         if changed:
             self._change(path, now_ns, (True, True), queued=True)
 
@@ -243,13 +231,13 @@ class BaseDelays(Growing):
         counts = (minima != NO_MINIMUM).sum(axis=2)
         ordered = np.sort(minima, axis=2)
         rank = np.where(counts >= CONFIRMED, CONFIRMED - 1, 0)
-        low = _pick(ordered, rank)
+        low = pick(ordered, rank)
         taken_ns = np.take_along_axis(times, (minima == low[..., None]).argmax(axis=2)[..., None], axis=2)[..., 0]
         low[counts == 0] = MISSING
         self._taken_ns = np.where(counts[:, :ROUND_TRIP] > 0, taken_ns[:, :ROUND_TRIP], self._taken_ns.T).T.copy()
         seen = (minima[:, ROUND_TRIP], times[:, ROUND_TRIP])
         full = counts[:, ROUND_TRIP] >= _FULL
-        top = _pick(ordered[:, ROUND_TRIP], np.maximum(counts[:, ROUND_TRIP] - 1 - _ODD, 0))
+        top = pick(ordered[:, ROUND_TRIP], np.maximum(counts[:, ROUND_TRIP] - 1 - _ODD, 0))
         spread = np.where(full, top - low[:, ROUND_TRIP], 0)
         self._lower(now_ns, low[:, ROUND_TRIP], counts[:, ROUND_TRIP] >= CONFIRMED, seen)
         quiet = full & (lost <= _MOST_LOST)
@@ -302,7 +290,7 @@ class BaseDelays(Growing):
 
     def _settle(self, now_ns: int, low: Times, quiet: NDArray[np.bool_]) -> None:
         """Go on with paths whose route is another one."""
-        for path, change in list(self._changes.items()):
+        for path, (since_ns, change) in list(self._changes.items()):
             least = [int(each) for each in low[path]]
             if MISSING in least:
                 continue
@@ -321,11 +309,11 @@ class BaseDelays(Growing):
                 base = min(max(held[direction], top - stands), top) if not moves[direction] else top
                 self._base[direction, path], self._slack[direction, path] = base, rises[direction]
                 self._standing[direction, path] = top - base
-            passed = now_ns - change.since_ns >= self.window_ns and (quiet[path] or not change.queued)
+            passed = now_ns - since_ns >= self.window_ns and (quiet[path] or not change.queued)
             if passed or sum(rises) <= int(_tolerance(change.floor_ns)):
                 del self._changes[path]
                 self._slack[:, path] = 0
-                self._since_ns[path], self._support[path], self._reached_ns[path] = change.since_ns, 0, now_ns
+                self._since_ns[path], self._support[path], self._reached_ns[path] = since_ns, 0, now_ns
 
     def _compare(self, now_ns: int, low: Times, quiet: NDArray[np.bool_]) -> None:
         """Find out where both directions stand by the same without load: that is another route, and no queue."""
@@ -357,9 +345,3 @@ def _tolerance(floor_ns: Any) -> Any:
 def _pair(table: Times, path: int) -> tuple[int, int]:
     """What both directions of a path have."""
     return int(table[FORWARD, path]), int(table[REVERSE, path])
-
-
-def _pick(table: Times, places: NDArray[Any]) -> Times:
-    """One element of each row."""
-    picked: Times = np.take_along_axis(table, places[..., None], axis=-1)[..., 0]
-    return picked

@@ -153,14 +153,14 @@ class Samples(Growing):
         held, times = self._last(rows, min(power_of_two(at_most), self.depth))
         inside = (times >= begin_ns) & (held != MISSING)  # an empty place has a time before all others
         counts: NDArray[np.int64] = inside.sum(axis=-1)
-        last = np.where(counts > 0, _pick(held, inside.argmax(axis=-1)), MISSING)
+        last = np.where(counts > 0, pick(held, inside.argmax(axis=-1)), MISSING)
         ordered = np.where(inside, held, NO_MINIMUM)
         came = np.where(inside, held, MISSING)
         ordered.sort(axis=-1)
         return ordered, counts, last, came
 
 
-def _pick(table: Times, places: NDArray[Any]) -> Times:
+def pick(table: Times, places: NDArray[Any]) -> Times:
     """One element of each row of a table, or several: places may have more axes in front."""
     picked: Times = table.take(np.arange(0, table.size, table.shape[-1]).reshape(table.shape[:-1]) + places)
     return picked
@@ -184,7 +184,7 @@ def nearest_rank(ordered: Times, counts: NDArray[np.int64], percent: int | NDArr
         MISSING where a row has no sample.
     """
     places = np.maximum((counts * percent - 1) // 100, 0)
-    return np.where(counts > 0, _pick(ordered, places), MISSING)
+    return np.where(counts > 0, pick(ordered, places), MISSING)
 
 
 class SlidingMinimum(Growing):
@@ -240,7 +240,7 @@ class SlidingMinimum(Growing):
         inside = self._buckets[rows] >= now_ns // self._width_ns - PARTS
         minima = np.where(inside, self._minima[rows], NO_MINIMUM)
         chosen = minima.argmin(axis=-1)
-        smallest = _pick(minima, chosen)
+        smallest = pick(minima, chosen)
         taken: Times = self._times.take(rows * self._kept + chosen)
         return np.where(smallest != NO_MINIMUM, smallest, MISSING), taken
 
