@@ -60,14 +60,14 @@ class PinnedPaths:
         self._ends = {(peer.name, peer.address) for peer in peers}
         self._by_end: dict[tuple[str, str], Path] = {}  # remote address and interface -> path
         self._spoken_ns: dict[Path, int] = {}  # path -> when a controller last spoke of it
-        self._taken: set[int] = set()  # by paths that are gone
+        self._numbered = 0  # paths so far: no index is given twice
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
         """From now on the paths to these; a path that goes keeps its index to itself, so none is taken for another."""
         self._peers, self._ends = peers, {(peer.name, peer.address) for peer in peers}
         self._have(pinned for pinned in self.current if self._is_wanted(pinned.path))
         for path in [path for path in self._index if not self._is_wanted(path)]:
-            self._taken.add(self._index.pop(path))
+            self._index.pop(path)
             self._spoken_ns.pop(path, None)
         addresses = {peer.address for peer in peers}
         self.unreachable = {address: why for address, why in self.unreachable.items() if address in addresses}
@@ -179,12 +179,11 @@ class PinnedPaths:
     def _index_of(self, path: Path) -> int | None:
         """The index that a path keeps for as long as the agent lives; None when there are no more."""
         if path not in self._index:
-            used = self._taken.union(self._index.values())
-            free = next((index for index in range(MOST_PATHS) if index not in used), None)
-            if free is None:
+            if self._numbered == MOST_PATHS:
                 self.refused[str(path)] = f"there are more than {MOST_PATHS} paths"
                 return None
-            self._index[path] = free
+            self._index[path] = self._numbered
+            self._numbered += 1
         return self._index[path]
 
     def _hops_of(
