@@ -21,7 +21,7 @@ from pytools.estimators.drift_history import DriftHistory
 from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.ipc.bus import Bus
 from pytools.ipc.hosts import HostBus
-from pytools.signals import Clock, Collocated, Collocation
+from pytools.signals import Clock, Collocation
 from pytools.sources.clocks import messages, slew
 from pytools.sources.clocks.chrony import ChronyFeed, correction_ns, realtime_difference_ns
 from pytools.sources.clocks.fitted import Fitted
@@ -295,18 +295,8 @@ class ClockSource(Source):
                 self._bus.publish(self._clock_signal(clock, now_ns))
         if self._bus.wanted("collocation") and now_ns >= self._collocation_ns:
             self._collocation_ns = now_ns + _COLLOCATION_NS
-            found = groups(self._history)
-            self._bus.publish(
-                Collocation(
-                    host=self._config.host,
-                    at_ns=now_ns,
-                    unix_ns=time.time_ns(),
-                    span_ns=found.span_ns,
-                    groups=[Collocated(hosts=list(each.hosts), confidence=each.confidence) for each in found.groups],
-                    alone=found.alone,
-                    unknown=found.unknown,
-                )
-            )
+            found = vars(groups(self._history))
+            self._bus.publish(Collocation(host=self._config.host, at_ns=now_ns, unix_ns=time.time_ns(), **found))
 
     def _own_clocks(self) -> set[str]:
         """Peers with a clock of their own."""
