@@ -7,6 +7,7 @@ probe.c hands to the path's gateway. A STAMP packet as any other, with a session
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import ipaddress
@@ -70,23 +71,17 @@ class SizeProbes:
         self._header = HEADER_BYTES[pinned.family]
         self.wire_bytes = 0
         family = socket.AF_INET if pinned.family == 4 else socket.AF_INET6
-        try:
-            self._socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        except OSError as error:
-            raise SwerveError(f"a socket for probes of {pinned.path}: {error.strerror}") from None
-        try:
-            self._packet = frames.open_socket()
-        except SwerveError:
-            self._socket.close()
-            raise
-        try:
-            self._prepare(pinned, dscp)
-            self._frame = Frame(pinned, int(self._socket.getsockname()[1]), port, dscp)
-        except OSError as error:
-            self.close()
-            raise SwerveError(f"a socket for probes of {pinned.path}: {error.strerror}") from None
+        with contextlib.ExitStack() as undo:
+            try:
+                self._socket = undo.enter_context(socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
+                self._packet = undo.enter_context(frames.open_socket())
+                self._prepare(pinned)
+                self._frame = Frame(pinned, int(self._socket.getsockname()[1]), port, dscp)
+            except OSError as error:
+                raise SwerveError(f"a socket for probes of {pinned.path}: {error.strerror}") from None
+            undo.pop_all()
 
-    def _prepare(self, pinned: PinnedPath, dscp: int) -> None:
+    def _prepare(self, pinned: PinnedPath) -> None:
         if pinned.family == 4:
             options = [
                 (socket.IPPROTO_IP, _IP_MTU_DISCOVER, _ACCEPTS_ANSWERS),
