@@ -17,7 +17,7 @@ from pytools.kernel.rdma_class import SYSFS, listed
 _NO_COUNTERS: Final = frozenset({"lifespan"})  # a setting: for how long the kernel keeps what it read
 _EMPTY_GID: Final = "0000:0000:0000:0000:0000:0000:0000:0000"
 
-# What a port tells -> the counters that say so, by driver; those of a port's own driver are added up.
+# Fields of RdmaPort -> the counters that say so, by driver; those of a port's own driver are added up.
 MEANINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "cnp_received": (
         *("rp_cnp_handled", "rp_cnp_ignored"),  # mlx5

@@ -19,6 +19,10 @@ from pytools.sources.rdma.register import QueuePair
 from pytools.sources.rdma.watching import Watch
 
 _PERCENT: Final = (50, 90, 99, 100)
+_SAME_NAME: Final = (
+    *("posted", "completed", "posted_bytes", "completed_bytes", "untracked"),
+    *("receives_posted", "receives_completed", "received_bytes"),
+)
 _UNJUDGED: Final = ("no_demand", "unknown")
 
 
@@ -94,15 +98,8 @@ class Reports:
             remote_qp_number=pair.remote_number,
             path=pair.path,
             window_ns=max(now_ns - max(self._window_ns, pair.first_ns), 0),
-            posted=last["posted"],
-            completed=last["completed"],
             outstanding=max(last["posted"] - last["completed"], 0),
-            posted_bytes=last["posted_bytes"],
-            completed_bytes=last["completed_bytes"],
             outstanding_bytes=(last["posted_bytes"] - last["completed_bytes"]) % 2**64,
-            receives_posted=last["receives_posted"],
-            receives_completed=last["receives_completed"],
-            received_bytes=last["received_bytes"],
             shared_receive_queue=pair.shared_receives,
             opcodes=pair.opcodes,
             errors={
@@ -115,9 +112,9 @@ class Reports:
             verdict=verdicts.NAMES[int(watch.verdicts.verdict[row])],
             reason=watch.sentences.get(row, ""),
             since_ns=int(watch.verdicts.since_ns[row]),
-            untracked=last["untracked"],
             closed=closed,
             uid=pair.uid,
+            **{name: last[name] for name in _SAME_NAME},
         )
 
     def suspects(self, now_ns: int) -> RdmaSuspects:
