@@ -25,6 +25,11 @@ DEVICE_LETTERS: Final = 15  # SWERVE_DEVICE_BYTES less the zero at the end
 NO_QP: Final = 2**32 - 1  # remote_qp_number
 FUTURE_NS: Final = 1_000_000_000  # a time further ahead of now than that is nonsense
 
+COUNTERS: Final = (  # in the order in which they are read: completed before posted
+    *("timed", "completed", "completed_bytes", "completions", "receives_completed", "received_bytes"),
+    *("posted", "posted_bytes", "signalled", "refused", "receives_posted", "untracked"),
+)
+
 SeenBy = Literal["uprobe", "tap"]
 Counters = NDArray[np.uint64]
 Signed = NDArray[np.int64]
@@ -181,26 +186,15 @@ def read(records: NDArray[Any], now_ns: int, pid: int = 0, among: Slots | None =
         return values
 
     known = state[slots]
-    columns = Columns(  # in this order: completed before posted
+    columns = Columns(
         slots=slots,
         closed=known == CLOSED,
         created_ns=column("created_ns").view(np.int64),
         context=column("context"),
         tgid=np.full(len(slots), pid, np.int64) if pid else column("tgid").view(np.int64),
         qp_number=column("qp_number").view(np.int64),
-        timed=column("timed"),
-        completed=column("completed"),
-        completed_bytes=column("completed_bytes"),
-        completions=column("completions"),
-        receives_completed=column("receives_completed"),
-        received_bytes=column("received_bytes"),
-        posted=column("posted"),
-        posted_bytes=column("posted_bytes"),
-        signalled=column("signalled"),
-        refused=column("refused"),
-        receives_posted=column("receives_posted"),
-        untracked=column("untracked"),
         garbage=0,
+        **{name: column(name) for name in COUNTERS},
     )
     sound = (
         (known <= CLOSED)
