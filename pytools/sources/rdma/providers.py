@@ -135,6 +135,13 @@ class Uprobes(Way):
         The verbs library.
     environment : mapping, optional
         For the child that opens the devices.
+
+    Attributes
+    ----------
+    failed : dict of str to str
+        What could not be found or probed, and why.
+    table : KernelTable, optional
+        The table, where the programs could be loaded.
     """
 
     def __init__(
@@ -149,7 +156,7 @@ class Uprobes(Way):
         self._environment = environment
         self._probes: dict[tuple[str, int, int, str], Uprobe] = {}  # program, device and inode, offset
         self._functions: dict[str, list[tuple[str, int]]] = {}
-        self._table: KernelTable | None = None
+        self.table: KernelTable | None = None
         self._reason = loaded.failed.get("rdma.c", "")
         self._names: frozenset[str] = frozenset()
         self._finding: subprocess.Popen[str] | None = None
@@ -157,18 +164,18 @@ class Uprobes(Way):
         self._look_ns = self._processes_ns = 0
         self._processes: dict[int, str] = {}
         if not self._reason:
-            self._table = KernelTable(loaded)
+            self.table = KernelTable(loaded)
 
     def tick(self, now_ns: int) -> int:
         """Look whether devices or processes came or went; returns when to be called next."""
-        if self._table is None:
+        if self.table is None:
             return now_ns + _LOOK_NS
         if self._finding is not None:
             self._take_findings(now_ns)
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + _LOOK_NS
             self._look(now_ns)
-            self._table.resolve_local(self._devices)
+            self.table.resolve_local(self._devices)
         if self._functions and now_ns >= self._processes_ns:
             self._processes_ns = now_ns + _PROCESSES_NS
             self._look_at_processes()
@@ -272,29 +279,24 @@ class Uprobes(Way):
         """Where a verb's functions lie: library and file offset, one a provider or variant."""
         return tuple(self._functions.get(verb, ()))
 
-    @property
-    def table(self) -> KernelTable | None:
-        """The table, where the programs could be loaded."""
-        return self._table
-
     def tables(self) -> Sequence[KernelTable]:
         """The table, once there is a breakpoint that fills it."""
-        return [self._table] if self._table is not None and self._probes else []
+        return [self.table] if self.table is not None and self._probes else []
 
     def sight(self) -> Sight:
         """What is seen, and what is not."""
         seen = dict(self._processes)
-        if self._table is not None:
-            records = self._table.records
+        if self.table is not None:
+            records = self.table.records
             seen.update(dict.fromkeys(np.unique(records["tgid"][records["state"] != 0]).tolist(), "uprobe"))
         providers = sorted({path for places in self._functions.values() for path, _ in places})
         reason = "" if self._probes and not self._reason else self._reason
-        hits = self._table.counters()["hits"] if self._table is not None else 0
+        hits = self.table.counters()["hits"] if self.table is not None else 0
         return Sight(reason, tuple(providers) if self._probes else (), tuple(sorted(seen.items())), hits)
 
     def drops(self) -> dict[str, int]:
         """Everything lost so far, by name."""
-        counters = self._table.counters() if self._table is not None else {}
+        counters = self.table.counters() if self.table is not None else {}
         return {name: counters[name] for name in _LOST if name in counters}
 
     def close(self) -> None:
@@ -306,9 +308,9 @@ class Uprobes(Way):
         for probe in self._probes.values():
             probe.close()
         self._probes = {}
-        if self._table is not None:
-            self._table.close()
-            self._table = None
+        if self.table is not None:
+            self.table.close()
+            self.table = None
 
 
 def _stat(path: str) -> os.stat_result | None:
