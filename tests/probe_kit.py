@@ -44,7 +44,7 @@ class Host:
             with netns.inside(namespace):
                 loaded = keep(loader.load(PROGRAMS))
                 assert loaded.failed == {}
-                self.program = keep(ProbeProgram(loaded, 64))
+                self.program = keep(contextlib.closing(ProbeProgram(loaded, 64)))
                 self.slots, self.peers = loaded.map("probe_slots"), loaded.map("probe_peers")
                 with Netlink() as netlink:
                     self.program.set_locals(each.address for each in netlink.addresses())

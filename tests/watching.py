@@ -65,8 +65,8 @@ class Watcher:
                 self._closing.callback(self.mesh.close)
                 self.selector = keep(selectors.DefaultSelector())
                 self.mesh.register(self.selector)
-                self.ecn = PathEcnSource(config, loaded, self.bus, lambda: self.mesh.current)
-                self.mtu = keep(contextlib.closing(PathMtuSource(config, self.bus, lambda: self.mesh.current)))
+                self.ecn = PathEcnSource(config, loaded, self.bus, lambda: self.mesh.paths.current)
+                self.mtu = keep(contextlib.closing(PathMtuSource(config, self.bus, lambda: self.mesh.paths.current)))
                 for interface in self.mesh.interfaces():
                     keep(attach.attach_tc(loaded.programs["probe_egress"], interface, "egress"))
                     keep(attach.attach_tc(loaded.programs["probe_ingress"], interface, "ingress"))

@@ -6,7 +6,6 @@ watchdog starts another. Times are CLOCK_MONOTONIC nanoseconds. One thread: the 
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Final
 from pytools import log
 from pytools.log import Level
 from pytools.notify import Manager
+from pytools.sources.source import Source
 
 _LOOK_NS: Final = 1_000_000_000
 
@@ -45,7 +45,7 @@ class Standing:
         return words + (f"; waiting for a restart: {', '.join(self.waiting)}" if self.waiting else "")
 
 
-class Heartbeat:
+class Heartbeat(Source):
     """Tells the manager that the agent is ready, alive and how it stands; the log what changed.
 
     Parameters
@@ -66,9 +66,6 @@ class Heartbeat:
         self._failed: dict[str, str] = {}
         self._began_ns = began_ns
         self._every_ns = min(_LOOK_NS, manager.watchdog_ns // 3) or _LOOK_NS
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for."""
 
     def tick(self, now_ns: int) -> int:
         """Say what there is to say; returns when to be called next."""
@@ -91,10 +88,6 @@ class Heartbeat:
         for hook in self._failed.keys() - failed.keys():
             log.event(Level.NOTICE, "hook works", hook=hook)
         self._failed = dict(failed)
-
-    def drops(self) -> dict[str, int]:
-        """Nothing can be lost here."""
-        return {}
 
     def close(self) -> None:
         """Say that the agent ends: closed first, while everything still runs."""

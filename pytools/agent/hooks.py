@@ -6,7 +6,6 @@ Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's, in the namespace
 from __future__ import annotations
 
 import contextlib
-import selectors
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -23,6 +22,7 @@ from pytools.sources.programs import (
     TCP_EGRESS,
     TCP_INGRESS,
 )
+from pytools.sources.source import Source
 
 _HOOKS_INTERVAL_NS = 1_000_000_000
 _TABLES: Final = ("observers", "probe_observers")  # those of probe.c are its own: it is compiled by itself
@@ -54,7 +54,7 @@ def link_observers(loaded: Loaded) -> tuple[_Hook, ...]:
     return tuple(wanted)
 
 
-class Hooks:
+class Hooks(Source):
     """Keeps our programs attached to the interfaces that carry paths, as these come and go.
 
     Attributes
@@ -70,9 +70,6 @@ class Hooks:
         self.called: Final = frozenset(name for parts in whole for name, _ in parts)
         self._attached: dict[tuple[str, str], attach.Attachment] = {}
         self.failed: dict[str, str] = {}
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for."""
 
     def tick(self, now_ns: int) -> int:
         """Attach what is missing; what cannot be attached is named in `failed` and tried again."""
@@ -98,10 +95,6 @@ class Hooks:
     def attached(self) -> int:
         """How many interfaces have at least one of our programs."""
         return len({interface for interface, _ in self._attached})
-
-    def drops(self) -> dict[str, int]:
-        """Nothing is lost here that `failed` does not name."""
-        return {}
 
     def close(self) -> None:
         """Detach everything."""

@@ -21,7 +21,7 @@ from pytools import directories, log
 from pytools.agent import reload as agent_reload
 from pytools.agent.heartbeat import Heartbeat, Standing
 from pytools.agent.hooks import Hooks
-from pytools.agent.reload import Slot, Source
+from pytools.agent.reload import Slot
 from pytools.agent.scheduler import Scheduler
 from pytools.config import AgentConfig, key_of
 from pytools.errors import SwerveError
@@ -45,6 +45,7 @@ from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.programs import SAMPLE_EGRESS, TCP_EGRESS
 from pytools.sources.rdma.waiting import RdmaWhenThere
 from pytools.sources.recording import RecordingSource
+from pytools.sources.source import Source
 from pytools.sources.tcp.source import TcpSource
 
 if TYPE_CHECKING:
@@ -117,19 +118,20 @@ class Agent:
         self._add(mesh, at_events=True)  # or its routes may have changed
         self._add(bases, _LATE_NS)
         self._add_between_hosts(config, loaded, bus, mesh)
-        rdma = RdmaWhenThere(config, bus, mesh.path_of, directories.tap_socket(namespace))
+        rdma = RdmaWhenThere(config, bus, mesh.paths.path_of, directories.tap_socket(namespace))
         failed = [loaded.failed, hooks.failed, rdma.failed]
         if TCP_EGRESS in loaded.programs:  # notes in the constructor what happened before the first tick
-            connections = TcpSource(config, loaded, Interfaces(), bus, mesh.path_of, mesh.all_paths)
+            connections = TcpSource(config, loaded, Interfaces(), bus, mesh.paths.path_of, mesh.paths.all_paths)
             failed.append(connections.failed)
             self._add(connections)
         self._add_slot("peers", lambda now: NexthopSource(now.host, [each.address for each in now.peers], netlink, bus))
         self._add_slot(
-            "links", lambda now: LinkSource(now, netlink, bus, mesh.interfaces, mesh.all_paths, mesh.carrier_changed)
+            "links",
+            lambda now: LinkSource(now, netlink, bus, mesh.interfaces, mesh.paths.all_paths, mesh.carrier_changed),
         )
         if loaded.has_map("path_ecn"):
-            self._add(PathEcnSource(config, loaded, bus, lambda: mesh.current), _LATE_NS)
-        sizes = PathMtuSource(config, bus, lambda: mesh.current)
+            self._add(PathEcnSource(config, loaded, bus, lambda: mesh.paths.current), _LATE_NS)
+        sizes = PathMtuSource(config, bus, lambda: mesh.paths.current)
         self._add(sizes, _SEARCH_LATE_NS)
         self._add(rdma)
         recorder = self._add_slot("recording", lambda now: _recording(now, namespace, bus))
@@ -153,7 +155,7 @@ class Agent:
         def standing() -> Standing:
             wanted = len(mesh.interfaces())
             peers = len(self._config.peers)
-            return Standing(len(mesh.current), peers, wanted, hooks.attached(), named(), tuple(self._waiting))
+            return Standing(len(mesh.paths.current), peers, wanted, hooks.attached(), named(), tuple(self._waiting))
 
         # Last: ready when all had a turn.
         self._add(Heartbeat(self._manager, standing, self.drops, self._began_ns), _LATE_NS)
@@ -177,7 +179,7 @@ class Agent:
         if hosts is not None and SAMPLE_EGRESS in loaded.programs:
             from pytools.sources.samples.source import SampleSource
 
-            self._add(SampleSource(config, loaded, Interfaces(), bus, hosts, between, mesh.path_of), _LATE_NS)
+            self._add(SampleSource(config, loaded, Interfaces(), bus, hosts, between, mesh.paths.path_of), _LATE_NS)
 
     def _add(self, source: Source, late_ns: int = 0, at_events: bool = False) -> None:
         self._closing.enter_context(contextlib.closing(source))

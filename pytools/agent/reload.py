@@ -10,11 +10,12 @@ import selectors
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from pytools.config import AgentConfig, Peer
+from pytools.sources.source import Source
 
 # Field of the configuration -> the part that is made anew for it.
 LIVE: Final[Mapping[str, str]] = {
@@ -90,22 +91,6 @@ def _merged(old: AgentConfig, new: AgentConfig, changed: Sequence[str]) -> Agent
             value = msgspec.structs.replace(getattr(merged, section), **{inner: getattr(value, inner)})
         merged = msgspec.structs.replace(merged, **{section: value})
     return merged
-
-
-class Source(Protocol):
-    """What the agent runs."""
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Register files; `key.data` is called with the event mask."""
-
-    def tick(self, now_ns: int) -> int:
-        """Do what is due; returns when to be called next."""
-
-    def drops(self) -> dict[str, int]:
-        """Everything lost so far, by name."""
-
-    def close(self) -> None:
-        """Give everything back."""
 
 
 _NEVER_NS: Final = 1 << 62

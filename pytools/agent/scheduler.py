@@ -10,7 +10,7 @@ import selectors
 import time
 from collections.abc import Callable
 
-from pytools.agent.reload import Source
+from pytools.sources.source import Source
 
 
 class Scheduler:

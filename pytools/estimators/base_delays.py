@@ -13,15 +13,15 @@ second.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pytools.estimators.hop_counts import LOOK_NS, HopCounts, Hops
-from pytools.estimators.remembered_bases import RememberedBase, RememberedChange
-from pytools.estimators.windows import MISSING, NO_MINIMUM, PARTS, Rows, SlidingMinimum, Times
+from pytools.estimators.remembered_bases import RememberedBase, RouteChange
+from pytools.estimators.windows import MISSING, NO_MINIMUM, PARTS, Growing, Rows, SlidingMinimum, Times, pick
 
 FORWARD, REVERSE, ROUND_TRIP, KINDS = range(4)
 
@@ -43,17 +43,6 @@ _ANY_DRIFT_NS: Final = 1 << 40  # nothing is known of how what stands is divided
 _DRIFT_SHARE: Final = 10_000  # free clocks run apart by one part in so many
 
 
-@dataclass(slots=True)
-class _Change:
-    """Evidence of another route whose base delays are not settled."""
-
-    since_ns: int
-    floor_ns: int  # before
-    base_ns: tuple[int, int] | None  # None: before the clocks were compared anew
-    directions: tuple[bool, bool]  # which have another hop count
-    queued: bool  # whether something waited on the path when the route changed
-
-
 class Base(NamedTuple):
     """Base delays of some paths, forward and reverse: shape (2, paths)."""
 
@@ -62,7 +51,7 @@ class Base(NamedTuple):
     slack: Times  # they may be wrong by so much, besides errors of stamps and clocks
 
 
-class BaseDelays:
+class BaseDelays(Growing):
     """The base delay of each path and direction.
 
     Parameters
@@ -73,36 +62,23 @@ class BaseDelays:
 
     def __init__(self, window_ns: int) -> None:
         self.window_ns = window_ns
-        self._minima = SlidingMinimum(0, window_ns)  # of path p and kind k in row KINDS * p + k, without ROUND_TRIP + 1
-        self._floor = np.zeros(0, np.int64)  # of the round trip
-        self._since_ns = np.zeros(0, np.int64)  # since when the floor can only fall
-        self._support = np.zeros(0, np.int64)  # how many updates have seen it
-        self._reached_ns = np.zeros(0, np.int64)  # when it was seen last
-        self._calm = np.zeros(0, np.int64)  # spread of the smallest round trips without load
-        self._steady_ns = np.zeros(0, np.int64)  # since when both directions stand by the same without load; 0: do not
-        self._drifted = np.zeros(0, np.int64)  # how far free clocks may have drifted apart since something stands
-        self._base, self._taken_ns, self._slack, self._standing = np.zeros((4, 2, 0), np.int64)
+        self._minima = SlidingMinimum(window_ns)  # of path p and kind k in row KINDS * p + k, without ROUND_TRIP + 1
         self._updated_ns = 0
         self._hops = HopCounts()
-        self._changes: dict[int, _Change] = {}
+        self._changes: dict[int, tuple[int, RouteChange]] = {}  # since when
+        self.grow(0)
 
-    def grow(self, paths: int) -> None:
-        """Have at least this many paths."""
-        more = paths - len(self._floor)
-        if more <= 0:
-            return
+    def _allocate(self, paths: int) -> None:
         self._minima.grow(paths * KINDS)
-        missing, zeros = np.full(more, MISSING), np.zeros(more, np.int64)
-        self._floor, self._calm = (np.concatenate([each, missing]) for each in (self._floor, self._calm))
-        self._since_ns, self._support, self._reached_ns, self._steady_ns, self._drifted = (
-            np.concatenate([each, zeros])
-            for each in (self._since_ns, self._support, self._reached_ns, self._steady_ns, self._drifted)
-        )
-        self._base = np.concatenate([self._base, np.full((2, more), MISSING)], axis=1)
-        self._taken_ns, self._slack, self._standing = (
-            np.concatenate([each, np.zeros((2, more), np.int64)], axis=1)
-            for each in (self._taken_ns, self._slack, self._standing)
-        )
+        self._floor = np.full(paths, MISSING)  # of the round trip
+        self._since_ns = np.zeros(paths, np.int64)  # since when the floor can only fall
+        self._support = np.zeros(paths, np.int64)  # how many updates have seen it
+        self._reached_ns = np.zeros(paths, np.int64)  # when it was seen last
+        self._calm = np.full(paths, MISSING)  # spread of the smallest round trips without load
+        self._steady_ns = np.zeros(paths, np.int64)  # since when both directions stand by the same without load; 0: no
+        self._drifted = np.zeros(paths, np.int64)  # how far free clocks may have drifted apart since something stands
+        self._base = np.full((2, paths), MISSING)
+        self._taken_ns, self._slack, self._standing = np.zeros((3, 2, paths), np.int64)
 
     def add(self, paths: Rows, delays_ns: Times, kept: NDArray[np.bool_], seen_ns: Times) -> None:
         """Take samples into account.
@@ -145,7 +121,8 @@ class BaseDelays:
         self._minima.forget(KINDS * path + _DIRECTION[:, 0])
         self._base[:, path] = MISSING
         if path in self._changes:
-            self._changes[path].base_ns = None
+            since_ns, change = self._changes[path]
+            self._changes[path] = since_ns, replace(change, base_ns=None)
 
     def route_changed(self, path: int, now_ns: int) -> None:
         """Our own route along this path is another one, or it was gone: both directions may have another base."""
@@ -154,14 +131,14 @@ class BaseDelays:
     def _change(self, path: int, began_ns: int, directions: tuple[bool, bool], queued: bool) -> None:
         if self._floor[path] == MISSING:
             return  # nothing that could be too low
-        before = self._changes.get(path)
         floor = int(self._floor[path])
         known = bool((self._base[:, path] != MISSING).all() and (self._slack[:, path] <= _tolerance(floor)).all())
         base = (int(self._base[0, path]), int(self._base[1, path])) if known else None
-        if before is not None:
+        if path in self._changes:
+            _, before = self._changes[path]
             floor, base, queued = before.floor_ns, before.base_ns, before.queued or queued
             directions = (before.directions[0] or directions[0], before.directions[1] or directions[1])
-        self._changes[path] = _Change(began_ns, floor, base, directions, queued)
+        self._changes[path] = began_ns, RouteChange(floor, base, directions, queued)
         self._minima.forget(KINDS * path + _KIND[:, 0])
         self._steady_ns[path] = 0
 
@@ -180,7 +157,7 @@ class BaseDelays:
         """What a successor can begin with; None of a path whose floor is not known yet."""
         if self._floor[path] == MISSING:
             return None
-        change, calm = self._changes.get(path), int(self._calm[path])
+        calm = int(self._calm[path])
         usual, beside = self._hops.known(path)
         return RememberedBase(
             floor_ns=int(self._floor[path]),
@@ -194,9 +171,7 @@ class BaseDelays:
             base_ns=_pair(self._base, path) if (self._base[:, path] != MISSING).all() else None,
             hops=usual,
             beside=beside,
-            change=None
-            if change is None
-            else RememberedChange(change.floor_ns, change.base_ns, change.directions, queued=change.queued),
+            change=self._changes[path][1] if path in self._changes else None,
         )
 
     def restore(self, path: int, known: RememberedBase, at_ns: int, now_ns: int, changed: bool) -> None:
@@ -219,8 +194,8 @@ class BaseDelays:
         if known.base_ns is not None:
             self._base[:, path], self._taken_ns[:, path] = known.base_ns, at_ns
         self._hops.restore(path, known.hops, known.beside)
-        if (before := known.change) is not None:  # to be seen for a whole window again
-            self._changes[path] = _Change(now_ns, before.floor_ns, before.base_ns, before.directions, before.queued)
+        if known.change is not None:  # to be seen for a whole window again
+            self._changes[path] = now_ns, known.change
         if changed:
             self._change(path, now_ns, (True, True), queued=True)
 
@@ -258,13 +233,13 @@ class BaseDelays:
         counts = (minima != NO_MINIMUM).sum(axis=2)
         ordered = np.sort(minima, axis=2)
         rank = np.where(counts >= CONFIRMED, np.minimum(CONFIRMED - 1, (counts - 1) // 2), 0)
-        low = _pick(ordered, rank)
+        low = pick(ordered, rank)
         taken_ns = np.take_along_axis(times, (minima == low[..., None]).argmax(axis=2)[..., None], axis=2)[..., 0]
         low[counts == 0] = MISSING
         self._taken_ns = np.where(counts[:, :ROUND_TRIP] > 0, taken_ns[:, :ROUND_TRIP], self._taken_ns.T).T.copy()
         seen = (minima[:, ROUND_TRIP], times[:, ROUND_TRIP])
         full = counts[:, ROUND_TRIP] >= _FULL
-        top = _pick(ordered[:, ROUND_TRIP], np.maximum(counts[:, ROUND_TRIP] - 1 - _ODD, 0))
+        top = pick(ordered[:, ROUND_TRIP], np.maximum(counts[:, ROUND_TRIP] - 1 - _ODD, 0))
         spread = np.where(full, top - low[:, ROUND_TRIP], 0)
         self._lower(now_ns, low[:, ROUND_TRIP], counts[:, ROUND_TRIP] >= CONFIRMED, seen)
         quiet = full & (lost <= _MOST_LOST)
@@ -317,7 +292,7 @@ class BaseDelays:
 
     def _settle(self, now_ns: int, low: Times, quiet: NDArray[np.bool_]) -> None:
         """Go on with paths whose route is another one."""
-        for path, change in list(self._changes.items()):
+        for path, (since_ns, change) in list(self._changes.items()):
             least = [int(each) for each in low[path]]
             if MISSING in least:
                 continue
@@ -336,11 +311,11 @@ class BaseDelays:
                 base = min(max(held[direction], top - stands), top) if not moves[direction] else top
                 self._base[direction, path], self._slack[direction, path] = base, rises[direction]
                 self._standing[direction, path] = top - base
-            passed = now_ns - change.since_ns >= self.window_ns and (quiet[path] or not change.queued)
+            passed = now_ns - since_ns >= self.window_ns and (quiet[path] or not change.queued)
             if passed or sum(rises) <= int(_tolerance(change.floor_ns)):
                 del self._changes[path]
                 self._slack[:, path] = 0
-                self._since_ns[path], self._support[path], self._reached_ns[path] = change.since_ns, 0, now_ns
+                self._since_ns[path], self._support[path], self._reached_ns[path] = since_ns, 0, now_ns
 
     def _compare(self, now_ns: int, low: Times, quiet: NDArray[np.bool_]) -> None:
         """Find out where both directions stand by the same without load: that is another route, and no queue."""
@@ -372,9 +347,3 @@ def _tolerance(floor_ns: Any) -> Any:
 def _pair(table: Times, path: int) -> tuple[int, int]:
     """What both directions of a path have."""
     return int(table[FORWARD, path]), int(table[REVERSE, path])
-
-
-def _pick(table: Times, places: NDArray[Any]) -> Times:
-    """One element of each row."""
-    picked: Times = np.take_along_axis(table, places[..., None], axis=-1)[..., 0]
-    return picked

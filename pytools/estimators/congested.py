@@ -33,8 +33,7 @@ _NOISE_SIGMAS: Final = 3.0
 class Floor:
     """The round trip of one path when nothing waits; times are nanoseconds of any one clock."""
 
-    def __init__(self, span_ns: int = int(FLOOR_S * 1e9)) -> None:
-        self._span_ns = span_ns
+    def __init__(self) -> None:
         self._kept: deque[tuple[int, int]] = deque()  # time, round trip: both ascending
         self._recent: deque[tuple[int, int]] = deque()  # time, round trip
         self._first_ns: int | None = None
@@ -68,7 +67,7 @@ class Floor:
         while self._kept and self._kept[-1][1] >= round_trip_ns:
             self._kept.pop()
         self._kept.append((at_ns, round_trip_ns))
-        while self._kept[0][0] < at_ns - self._span_ns:
+        while self._kept[0][0] < at_ns - int(FLOOR_S * 1e9):
             self._kept.popleft()
         return self._kept[0][1]
 

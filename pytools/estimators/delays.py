@@ -31,18 +31,6 @@ _WEIGHTS: Final = _GAIN * (1.0 - _GAIN) ** np.arange(1024)  # beyond, nothing co
 _DRIFTING_NS: Final = 10_000_000_000  # what is longer is no delay, and its drift would not fit a float
 
 
-def difference(later: Times, earlier: Times) -> Times:
-    """`later - earlier` where both are known, else MISSING."""
-    known = (later != MISSING) & (earlier != MISSING)
-    return np.where(known, later - np.where(known, earlier, 0), MISSING)
-
-
-def total(first: Times, second: Times) -> Times:
-    """`first + second` where both are known, else MISSING."""
-    known = (first != MISSING) & (second != MISSING)
-    return np.where(known, first + np.where(known, second, 0), MISSING)
-
-
 def stamp_bound(foreign: NDArray[np.bool_]) -> Times:
     """What a difference of one stamp of ours and one of the peer's is good to, clocks apart."""
     return np.where(foreign, STAMP_BOUND_NS + FOREIGN_BOUND_NS, 2 * STAMP_BOUND_NS)

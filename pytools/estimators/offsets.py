@@ -44,14 +44,10 @@ class Offset:
     state: ClockState = "synchronised"
     wander_ppb_per_s: float = WANDER_PPB_PER_S  # as estimated: the drift changes no faster
 
-    def at(self, ours_ns: Times) -> Times:
+    def at(self, ours_ns: Times | int) -> Times:
         """The offset when our clock read this; a line, so also beyond the window it comes from."""
         grown: Times = np.rint((ours_ns - self.epoch_ns) * (self.drift_ppb * 1e-9)).astype(np.int64)
         return self.offset_ns + grown
-
-    def at_one(self, ours_ns: int) -> int:
-        """The same for one moment."""
-        return self.offset_ns + round((ours_ns - self.epoch_ns) * (self.drift_ppb * 1e-9))
 
     def aged(self, ours_ns: int) -> Offset:
         """The same line as it is to be judged when our clock reads `ours_ns`.

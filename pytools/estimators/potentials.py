@@ -35,7 +35,6 @@ class Potentials:
 
     values: Floats  # per vertex
     weights: Floats  # per edge
-    disagreement: Floats  # per edge, in standard deviations
     outlier: NDArray[np.bool_]  # per edge
 
 
@@ -72,7 +71,7 @@ def fit(graph: Graph, measured: Floats, sigma: Floats, ground: int, most: Floats
     weights = factor / (variance + excess)
     values = graph.solve(weights, graph.divergence(weights * measured), _PRECISE, values)
     disagreement = np.abs(measured - graph.along(values)) / np.sqrt((variance + excess) * spare)
-    return Potentials(values - values[ground], weights, disagreement, disagreement > _OUTLIER)
+    return Potentials(values - values[ground], weights, disagreement > _OUTLIER)
 
 
 def _excess(squares: Floats, variance: Floats) -> float:

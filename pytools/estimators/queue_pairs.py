@@ -105,7 +105,7 @@ def served(chain: Chain) -> Served:
 
 
 class Figures(NamedTuple):
-    """Bandwidths of one size of window since they were last taken; one element per row, NaN or MISSING for none."""
+    """Bandwidths of one kind of window since they were last taken; one element per row, NaN or MISSING for none."""
 
     windows: Ints
     last: Floats

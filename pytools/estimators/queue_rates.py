@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.estimators.queue_pairs import Floats, Ints, Rows, bits_per_s
+from pytools.estimators.queue_pairs import Figures, Floats, Ints, Rows, bits_per_s
 from pytools.estimators.windows import MISSING
 
 NOW_REQUESTS: Final = 8  # what "bandwidth now" looks back on
@@ -28,17 +28,6 @@ class Growth(NamedTuple):
     outstanding_bytes: Ints
     busy_ns: Ints  # from timed requests; MISSING where these do not cover all
     ended_ns: Ints  # the last completion; MISSING where it is not known
-
-
-class Counted(NamedTuple):
-    """Bandwidth by counters since it was last taken; one element per row, NaN or MISSING for none."""
-
-    stretches: Ints
-    last: Floats
-    mean: Floats
-    smallest: Floats
-    largest: Floats
-    last_ns: Ints
 
 
 class Rates:
@@ -102,14 +91,14 @@ class Rates:
         self._extremes[1, rows] = np.fmax(self._extremes[1, rows], bps)
         self._last_ns[rows] = at_ns
 
-    def counted(self, rows: Rows) -> Counted:
-        """Bandwidth of the readings since `restart`."""
+    def counted(self, rows: Rows) -> Figures:
+        """Bandwidth of the stretches since `restart`."""
         amount, busy_ns, stretches = self._told[:, rows]
         turn = (self._turn[rows] - 1) % _STRETCHES
         some = stretches > 0
         last = np.where(some, bits_per_s(self._bytes[rows, turn], self._busy[rows, turn]), np.nan)
         mean = np.where(some, bits_per_s(amount, busy_ns), np.nan)
-        return Counted(
+        return Figures(
             stretches.astype(np.int64),
             last,
             mean,

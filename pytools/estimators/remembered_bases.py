@@ -18,13 +18,13 @@ _Ttl: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=255)]
 Pair: TypeAlias = tuple[_Ttl, _Ttl]  # TTL of requests and of replies, on arrival
 
 
-class RememberedChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Evidence of another route whose base delays were not settled."""
+class RouteChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Evidence of another route whose base delays are not settled."""
 
     floor_ns: Span  # before
-    base_ns: tuple[Difference, Difference] | None
-    directions: tuple[bool, bool]
-    queued: bool
+    base_ns: tuple[Difference, Difference] | None  # None: before the clocks were compared anew
+    directions: tuple[bool, bool]  # which have another hop count
+    queued: bool  # whether something waited on the path when the route changed
 
 
 class RememberedBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ class RememberedBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base_ns: tuple[Difference, Difference] | None
     hops: Pair | None
     beside: Annotated[tuple[Pair, ...], msgspec.Meta(max_length=_MOST_HOPS)]
-    change: RememberedChange | None
+    change: RouteChange | None
 
     def without_clocks(self) -> RememberedBase:
         """What of it holds whatever the clocks have done meanwhile: round trips, and what stood in each direction."""

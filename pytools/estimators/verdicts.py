@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pytools import units
 from pytools.signals import RdmaVerdict
 
 NAMES: Final[tuple[RdmaVerdict, ...]] = ("unknown", "ok", "congested", "no_demand", "slow_receiver", "dead")
@@ -215,7 +216,7 @@ class Verdicts:
 def reason(verdict: int, facts: Facts) -> str:
     """Why, as a sentence, of the first of these queue pairs."""
     one = facts.take(np.zeros(1, np.intp))
-    waiting = _amount(float(one.outstanding_bytes[0]))
+    waiting = units.size(int(one.outstanding_bytes[0]))
     speed = _against_mean(float(one.bandwidth_bps[0]), float(one.mean_bps[0]))
     done = int(one.completed_ever[0])
     sentences = {
@@ -255,21 +256,5 @@ def _not_ready(one: Facts, waiting: str) -> str:
 def _against_mean(bps: float, mean_bps: float) -> str:
     if not np.isfinite(bps):
         return "nothing completed"
-    rate = f"{_scaled(bps)}bit/s"
+    rate = units.bit_rate(bps)
     return f"{rate}, {100 * bps / mean_bps:.0f} % of its recent mean" if mean_bps > 0 else rate
-
-
-def _scaled(value: float) -> str:
-    for unit in ("", "k", "M", "G"):
-        if value < 1000 or unit == "G":
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    raise AssertionError("the last unit fits all")
-
-
-def _amount(value: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.3g} {unit}" if unit != "bytes" else f"{value:.0f} bytes"
-        value /= 1024
-    raise AssertionError("the last unit fits all")

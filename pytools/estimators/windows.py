@@ -52,35 +52,46 @@ def power_of_two(least: float) -> int:
     return 1 << max(0, math.ceil(least) - 1).bit_length()
 
 
-class Samples:
-    """The most recent samples of every row, in the order in which they were added.
+class Growing:
+    """Arrays of numpy with a row, or a column, for each of something of which there may be more later."""
+
+    rows = -1  # that there are; -1: no array yet
+
+    def _allocate(self, rows: int) -> None:
+        """Make each of these arrays anew, with so many rows that know nothing."""
+        raise NotImplementedError
+
+    def grow(self, rows: int) -> None:
+        """Have at least this many rows; those that there are keep what they hold."""
+        if rows <= self.rows:
+            return
+        old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        self._allocate(rows)
+        self.rows = rows
+        for name, value in old.items():
+            vars(self)[name][tuple(map(slice, value.shape))] = value
+
+
+class Samples(Growing):
+    """The most recent samples of every row, in the order in which they were added; `grow` adds rows.
 
     Parameters
     ----------
-    rows : int
-        How many rows; `grow` adds more.
     depth : int
         How many samples of a row are kept; rounded up to a power of two.
     shape : tuple of int
         Of a sample. Each of its values may be MISSING.
     """
 
-    def __init__(self, rows: int, depth: int, shape: tuple[int, ...] = ()) -> None:
-        self.depth = power_of_two(depth)
-        self.values = np.full((*shape, rows, self.depth), MISSING, np.int64)
+    def __init__(self, depth: int, shape: tuple[int, ...] = ()) -> None:
+        self.depth, self._shape = power_of_two(depth), shape
+        self._ago = np.arange(1, self.depth + 1)
+        self.grow(0)
+
+    def _allocate(self, rows: int) -> None:
+        self.values = np.full((*self._shape, rows, self.depth), MISSING, np.int64)
         self.times = np.full((rows, self.depth), MISSING, np.int64)
         self.counts = np.zeros(rows, np.int64)
-        self._ago = np.arange(1, self.depth + 1)
-
-    def grow(self, rows: int) -> None:
-        """Have at least this many rows."""
-        more = rows - len(self.counts)
-        if more <= 0:
-            return
-        empty = np.full((*self.values.shape[:-2], more, self.depth), MISSING, np.int64)
-        self.values = np.concatenate([self.values, empty], axis=-2)
-        self.times = np.concatenate([self.times, np.full((more, self.depth), MISSING, np.int64)])
-        self.counts = np.concatenate([self.counts, np.zeros(more, np.int64)])
 
     def add(self, rows: Rows, values: Times, times: Times) -> None:
         """Add samples, shape (*shape, n); several of one row in one call keep their order."""
@@ -142,14 +153,14 @@ class Samples:
         held, times = self._last(rows, min(power_of_two(at_most), self.depth))
         inside = (times >= begin_ns) & (held != MISSING)  # an empty place has a time before all others
         counts: NDArray[np.int64] = inside.sum(axis=-1)
-        last = np.where(counts > 0, _pick(held, inside.argmax(axis=-1)), MISSING)
+        last = np.where(counts > 0, pick(held, inside.argmax(axis=-1)), MISSING)
         ordered = np.where(inside, held, NO_MINIMUM)
         came = np.where(inside, held, MISSING)
         ordered.sort(axis=-1)
         return ordered, counts, last, came
 
 
-def _pick(table: Times, places: NDArray[Any]) -> Times:
+def pick(table: Times, places: NDArray[Any]) -> Times:
     """One element of each row of a table, or several: places may have more axes in front."""
     picked: Times = table.take(np.arange(0, table.size, table.shape[-1]).reshape(table.shape[:-1]) + places)
     return picked
@@ -173,33 +184,26 @@ def nearest_rank(ordered: Times, counts: NDArray[np.int64], percent: int | NDArr
         MISSING where a row has no sample.
     """
     places = np.maximum((counts * percent - 1) // 100, 0)
-    return np.where(counts > 0, _pick(ordered, places), MISSING)
+    return np.where(counts > 0, pick(ordered, places), MISSING)
 
 
-class SlidingMinimum:
-    """The smallest sample of every row over the recent past, and when it was taken.
+class SlidingMinimum(Growing):
+    """The smallest sample of every row over the recent past, and when it was taken; `grow` adds rows.
 
     The past is kept in buckets of 1/32 of the window, so the minimum reaches back between one window and one
     bucket more.
     """
 
-    def __init__(self, rows: int, window_ns: int) -> None:
+    def __init__(self, window_ns: int) -> None:
         self.window_ns = window_ns
         self._width_ns = max(1, window_ns // PARTS)
         self._kept = PARTS + 1
+        self.grow(0)
+
+    def _allocate(self, rows: int) -> None:
         self._minima = np.full((rows, self._kept), NO_MINIMUM, np.int64)
         self._times = np.zeros((rows, self._kept), np.int64)
         self._buckets = np.full((rows, self._kept), MISSING, np.int64)
-
-    def grow(self, rows: int) -> None:
-        """Have at least this many rows."""
-        more = rows - len(self._minima)
-        if more <= 0:
-            return
-        shape = (more, self._kept)
-        self._minima = np.concatenate([self._minima, np.full(shape, NO_MINIMUM, np.int64)])
-        self._times = np.concatenate([self._times, np.zeros(shape, np.int64)])
-        self._buckets = np.concatenate([self._buckets, np.full(shape, MISSING, np.int64)])
 
     def forget(self, rows: Rows) -> None:
         """Hold nothing of these rows any more."""
@@ -236,7 +240,7 @@ class SlidingMinimum:
         inside = self._buckets[rows] >= now_ns // self._width_ns - PARTS
         minima = np.where(inside, self._minima[rows], NO_MINIMUM)
         chosen = minima.argmin(axis=-1)
-        smallest = _pick(minima, chosen)
+        smallest = pick(minima, chosen)
         taken: Times = self._times.take(rows * self._kept + chosen)
         return np.where(smallest != NO_MINIMUM, smallest, MISSING), taken
 

@@ -43,10 +43,16 @@ class Listener:
         If it cannot be made.
     """
 
-    def __init__(self, path: Path, admit: Callable[[socket.socket], None], mode: int = 0o600) -> None:
+    def __init__(
+        self,
+        path: Path,
+        admit: Callable[[socket.socket], None],
+        mode: int = 0o600,
+        kind: socket.SocketKind = socket.SOCK_STREAM,
+    ) -> None:
         self._path = path
         try:
-            self._accepting = Accepting(_listen(path, mode), admit)
+            self._accepting = Accepting(_listen(path, mode, kind), admit)
         except PermissionError as error:
             raise CapabilityError(f"{path}: {error.strerror}", "run the agent as root") from None
         except OSError as error:
@@ -69,7 +75,7 @@ class Listener:
                 self._path.unlink()
 
 
-def _listen(path: Path, mode: int) -> socket.socket:
+def _listen(path: Path, mode: int, kind: socket.SocketKind) -> socket.socket:
     if not path.parent.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.parent.lstat().st_uid not in (0, os.geteuid()):  # of a link: who may lead us elsewhere
@@ -80,8 +86,8 @@ def _listen(path: Path, mode: int) -> socket.socket:
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise RefusedError(f"{path.parent} may be written by others", f"chown and chmod 700 {path.parent}")
         fcntl.flock(directory, fcntl.LOCK_EX)  # two agents that start together must not both find it stale
-        _remove_stale(path)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        _remove_stale(path, kind)
+        sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
         try:
             new = path.with_name(_NEW)
             new.unlink(missing_ok=True)
@@ -106,9 +112,9 @@ def bind(sock: socket.socket, path: Path, mode: int) -> None:
         os.umask(before)
 
 
-def _remove_stale(path: Path) -> None:
+def _remove_stale(path: Path, kind: socket.SocketKind) -> None:
     """Remove what a dead agent left; refuse when somebody answers."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+    with socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(str(path))
             pid = peer(probe)[0]

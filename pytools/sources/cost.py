@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import resource
-import selectors
 import time
 from collections.abc import Callable, Mapping
 
@@ -16,11 +15,12 @@ from pytools.errors import CapabilityError
 from pytools.ipc.bus import Bus
 from pytools.kernel.bpf import syscall
 from pytools.signals import ProgramCost, Self
+from pytools.sources.source import Source
 
 _INTERVAL_NS = 1_000_000_000
 
 
-class CostSource:
+class CostSource(Source):
     """Publishes a `Self` signal per second.
 
     Parameters
@@ -53,9 +53,6 @@ class CostSource:
         self._stats_refused = False
         self._before = (time.monotonic_ns(), self._cpu_s(), wire_bytes())
 
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for."""
-
     def tick(self, now_ns: int) -> int:
         """Publish when somebody listens; returns when to be called next."""
         if self._bus.wanted("self"):
@@ -65,10 +62,6 @@ class CostSource:
             os.close(self._stats_fd)
             self._stats_fd = None
         return now_ns + _INTERVAL_NS
-
-    def drops(self) -> dict[str, int]:
-        """Nothing can be lost here."""
-        return {}
 
     def close(self) -> None:
         """Stop the kernel's counting of run times."""

@@ -7,7 +7,6 @@ the agent's thread; times are CLOCK_MONOTONIC nanoseconds.
 
 from __future__ import annotations
 
-import selectors
 import socket
 import time
 from collections.abc import Sequence
@@ -18,12 +17,13 @@ from pytools.kernel.netlink.nexthops import NexthopGroup as KernelGroup
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netlink.socket import NetlinkError
 from pytools.signals import GroupMember, NexthopGroup
+from pytools.sources.source import Source
 
 _INTERVAL_NS = 1_000_000_000
 _ROUTES_NS = 5_000_000_000
 
 
-class NexthopSource:
+class NexthopSource(Source):
     """Publishes a `NexthopGroup` per group and second.
 
     Parameters
@@ -44,9 +44,6 @@ class NexthopSource:
         self._hops: dict[int, Nexthop] = {}
         self._names: dict[int, str] = {}  # of interfaces
 
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for: the kernel is asked."""
-
     def tick(self, now_ns: int) -> int:
         """Publish when somebody listens; returns when to be called next."""
         if self._bus.wanted("nexthop_group"):
@@ -59,9 +56,6 @@ class NexthopSource:
     def drops(self) -> dict[str, int]:
         """Reads that failed because the kernel's objects changed meanwhile."""
         return {"nexthop_reads_failed": self._failed_reads}
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _publish(self, now_ns: int) -> None:
         groups = self._netlink.groups(stats=True)

@@ -6,17 +6,17 @@ nanoseconds. One thread: the agent's.
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from pytools.config import AgentConfig
 from pytools.ipc.bus import Bus
+from pytools.kernel.addresses import mapped
 from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import LinkEvent, Path, PathEcn
-from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.source import Source, next_beat
 
 _MS: Final = 1_000_000
 _LOOK_NS: Final = 250 * _MS
@@ -26,8 +26,10 @@ Key = tuple[bytes, int]  # remote address as the kernel keeps it, interface inde
 Marks = tuple[int, int]  # packets that can be marked, packets that are
 
 
-class PathEcnSource:
+class PathEcnSource(Source):
     """Publishes `path_ecn` once per long window, and `ce_marked` soon after marks have appeared.
+
+    Packets not counted for want of room are in `probe_ecn_full`, with the other counters of probe.c.
 
     Parameters
     ----------
@@ -49,9 +51,6 @@ class PathEcnSource:
         self._at_window: dict[Key, Marks] = {}
         self._told: dict[Key, tuple[int, int]] = {}  # when a path's marks were last told of, and how many there were
 
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for."""
-
     def tick(self, now_ns: int) -> int:
         """Look at the counters; returns when to do so again."""
         if not self._window_end_ns:
@@ -62,14 +61,14 @@ class PathEcnSource:
             self._bus.publish(event)
         if now_ns >= self._window_end_ns:
             self._publish(marks, paths, now_ns, unix_ns)
-            self._window_end_ns += ((now_ns - self._window_end_ns) // self._window_ns + 1) * self._window_ns
+            self._window_end_ns = next_beat(self._window_end_ns, self._window_ns, now_ns)
         return now_ns + _LOOK_NS
 
     def _by_key(self) -> Mapping[Key, Path]:
         current = self._paths()
         if current is not self._known:
             self._known = current
-            self._keys = {(udp.mapped(each.path.address).tobytes(), each.ifindex): each.path for each in current}
+            self._keys = {(mapped(each.path.address), each.ifindex): each.path for each in current}
         return self._keys
 
     def marks(self) -> dict[Key, Marks]:
@@ -121,10 +120,3 @@ class PathEcnSource:
                 )
             )
         self._at_window = dict(marks)
-
-    def drops(self) -> dict[str, int]:
-        """Packets not counted for want of room are in `probe_ecn_full`, with the other counters of probe.c."""
-        return {}
-
-    def close(self) -> None:
-        """The map is the loader's."""

@@ -9,7 +9,6 @@ docs/mtu.md says how and why. Times are CLOCK_MONOTONIC nanoseconds. One thread:
 from __future__ import annotations
 
 import errno
-import selectors
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from pytools.ipc.bus import Bus
 from pytools.signals import LinkEvent, PathMtu
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.size_probes import LARGEST, SMALLEST, SizeProbes, Told
+from pytools.sources.source import Source, next_beat
 
 _MS: Final = 1_000_000
 _POLL_NS: Final = 5 * _MS  # while a search is under way
@@ -81,7 +81,7 @@ class _Watched:
         self.published: tuple[int | None, int | None] | None = None  # the mismatch that was told of
 
 
-class PathMtuSource:
+class PathMtuSource(Source):
     """Publishes `path_mtu` once per long window and when it changes, and `mtu_mismatch` and `mtu_agrees` at once.
 
     Parameters
@@ -110,9 +110,6 @@ class PathMtuSource:
         self._gone_wire_bytes = 0  # of sockets that are closed
         self._drops = dict.fromkeys(("mtu_no_socket", "mtu_send_refused", "mtu_late_replies"), 0)
 
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Everything goes by ticks."""
-
     def tick(self, now_ns: int) -> int:
         """Take what came back, finish rounds, begin those that are due; returns when to be called again."""
         if not self._interval_ns:
@@ -132,7 +129,7 @@ class PathMtuSource:
             elif not watched.sizes.urgent and now_ns >= watched.due_ns:
                 self._begin(watched, now_ns)
         if now_ns >= self._window_end_ns:
-            self._window_end_ns += ((now_ns - self._window_end_ns) // self._window_ns + 1) * self._window_ns
+            self._window_end_ns = next_beat(self._window_end_ns, self._window_ns, now_ns)
             for watched in self.watched.values():
                 self._publish(watched, now_ns)
         return min(self._window_end_ns, self._next(now_ns))
@@ -186,7 +183,7 @@ class PathMtuSource:
     def _begin(self, watched: _Watched, now_ns: int) -> None:
         """Send a round."""
         if not watched.sizes.urgent:
-            watched.due_ns += ((now_ns - watched.due_ns) // self._every_ns + 1) * self._every_ns
+            watched.due_ns = next_beat(watched.due_ns, self._every_ns, now_ns)
             mtu_bytes = watched.probes.interface_mtu()
             if mtu_bytes is None:
                 return

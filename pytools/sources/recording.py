@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import selectors
 import threading
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from pytools.ipc.wire import TYPES, is_detail
 from pytools.owned_files import as_owner
 from pytools.recording.segments import ASIDE, FINE_ONLY, NEVER, TRACKS, Track
 from pytools.recording.writer import TrackWriter
+from pytools.sources.source import Source
 
 _LOT_NS: Final = 250_000_000
 _FLUSH_S: Final = 1.0
@@ -30,7 +30,7 @@ _MIB: Final = 1 << 20
 _HOUR_NS: Final = 3_600_000_000_000
 
 
-class RecordingSource:
+class RecordingSource(Source):
     """Writes a recording.
 
     Parameters
@@ -74,9 +74,6 @@ class RecordingSource:
         self._thread = _Thread(writers)
         bus.add(self, TYPES - NEVER - ASIDE, self._offer, besides=ASIDE)
         self._thread.start()
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for: signals come by call."""
 
     def _offer(self, published: Published) -> None:
         line = published.line()

@@ -46,7 +46,7 @@ class Listener:
         return self.mesh.measurements.liveness
 
     def rows(self, interface: str) -> list[int]:
-        return [pinned.index for pinned in self.mesh.current if pinned.path.interface == interface]
+        return [pinned.index for pinned in self.mesh.paths.current if pinned.path.interface == interface]
 
     def counted(self, counter: int) -> int:
         return int(self.mesh.measurements.counts[:, counter].sum())
@@ -65,8 +65,7 @@ class Listener:
 
     def answered_run(self, row: int) -> int:
         """How many probes in a row a path has answered; 0 while it misses any."""
-        (loss,), (limit,) = (each.tolist() for each in self.live.limits(np.array([row])))
-        return self.live.signal(row, loss, limit, "", time.monotonic_ns(), 0).answered_run
+        return self.live.signal(row, "", time.monotonic_ns(), 0).answered_run
 
     def worst(self, interface: str) -> int:
         """The most that was told to be missed on any path by an interface."""
@@ -160,7 +159,7 @@ def test_a_rail_that_loses_both_ways_is_silent_and_heals(lab: Lab, start: Callab
 def test_misses_are_exactly_the_probes_that_were_sent(lab: Lab, start: Callable[..., Hosts]) -> None:
     """The test sends the probes itself, so it knows how many; the kernel's own count of each path says the same."""
     first, _ = hosts = start()
-    first.mesh.sender.set_paths(first.mesh.current)  # nothing is planned any more
+    first.mesh.sender.set_paths(first.mesh.paths.current)  # nothing is planned any more
     serve_until(hosts, lambda: first.counted(RECEIVED) == first.counted(SENT), "all answers are in")
     lab.blackhole(1)
     received, probes = first.counted(RECEIVED), 40
@@ -285,7 +284,7 @@ def test_a_young_silence_wakes_the_mesh_when_the_next_miss_falls_due(lab: Lab, s
 def test_what_the_pacer_sees_makes_the_mesh_look_at_once(lab: Lab, start: Callable[..., Hosts]) -> None:
     first, _ = hosts = start()
     mesh, watcher = first.mesh, first.host
-    pacer = mesh.sender.schedule.control
+    pacer = mesh.sender.schedule
     speaks = watcher.selector.get_key(pacer).data
     watcher.selector.unregister(pacer)  # the test hears it
 
@@ -312,7 +311,7 @@ def test_when_an_answer_is_overdue_extra_probes_show_whether_it_waits(lab: Lab, 
 
     def count_extra() -> None:
         for path, results in sender.results():
-            extra[path] += sum(each for *_, each in results)
+            extra[path] += len(results.extra)
 
     def overtaken() -> bool:
         count_extra()

@@ -78,7 +78,7 @@ def sending(watcher: Watcher, family: int, rail: str, kind: int = socket.SOCK_DG
 def lead_along(watcher: Watcher, family: int, rail: str) -> None:
     """Have marked packets take a rail, by a rule and a table of the test's own."""
     address = ADDRESSES[family][1 if watcher.config.host == "h1" else 0]
-    (path,) = [p.path for p in watcher.mesh.current if (p.path.address, p.path.interface) == (address, rail)]
+    (path,) = [p.path for p in watcher.mesh.paths.current if (p.path.address, p.path.interface) == (address, rail)]
     mark = str(MARKS[rail])
     ip = ["ip", "-n", watcher.namespace, f"-{family}"]
     if f"lookup {mark}" not in support.run([*ip, "rule"]).stdout:

@@ -34,7 +34,7 @@ def bringing(unique_name: Callable[[], str]) -> Iterator[Bring]:
             if jumbo:
                 set_mtu(lab, 9000)
             made.extend(watchers(lab))
-            paths = len(made[0].mesh.current)
+            paths = len(made[0].mesh.paths.current)
             work_until(made, lambda: len(made[0].states()) == paths and agree(made[0]), "all paths agree")
             made[0].events.clear()
             return lab, made

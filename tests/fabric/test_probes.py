@@ -8,7 +8,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,7 +33,7 @@ from pytools.sources.probing import planner
 from pytools.sources.probing.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.program import NUMBERS
-from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS, PROBES, Result
+from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS, PROBES, Results
 
 pytestmark = pytest.mark.beside
 
@@ -388,30 +388,34 @@ def test_losses_duplicates_and_late_replies_are_counted_exactly(
     assert (sender.counted(LOST), sender.counted(RECEIVED)) == (lost, len(answered))
 
 
+def extra_with_answer(results: Sequence[Results]) -> int:
+    answered = {seq for each in results for seq, ns in zip(each.seq, each.forward_ns, strict=True) if ns is not None}
+    return sum(seq in answered for each in results for seq in each.extra)
+
+
 @pytest.mark.parametrize("family", [4, 6])
 def test_extra_probes_are_answered_as_the_others_and_count_for_no_silence(
     nodes: Nodes, veth_pair: tuple[str, str], family: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planner, "_EXTRA_PATIENCE_NS", 10**10)
     sender, _ = two(nodes, veth_pair, family)
-    probes, path, results = sender.mesh.sender, np.zeros(1, np.intp), list[Result]()
+    probes, path, results = sender.mesh.sender, np.zeros(1, np.intp), list[Results]()
 
     def extra_answered() -> int:
-        for _, more in probes.results():
-            results.extend(more)
-        return sum(forward is not None for *_, forward, _, extra in results if extra)
+        results.extend(more for _, more in probes.results())
+        return extra_with_answer(results)
 
     sender.send()
     for turn in range(1, 4):  # the memory of the extra ones is used again
         assert probes.hurry(path)
         nodes.serve_until(lambda turn=turn: extra_answered() == turn * EXTRA_TICKS, "all are answered")
-    probes.set_paths(sender.mesh.current)  # what is planned ahead is withdrawn
+    probes.set_paths(sender.mesh.paths.current)  # what is planned ahead is withdrawn
     nodes.serve_until(lambda: sender.counted(RECEIVED) == sender.counted(SENT), "the last one is answered")
     assert sender.in_kernel() == {"recorded": sender.counted(SENT)}
     assert extra_answered() == 3 * EXTRA_TICKS
-    assert [seq for seq, *_ in results] == list(range(sender.counted(SENT)))
-    assert all(None not in result for result in results), "all are answered"
-    assert sum(extra for *_, extra in results) == 3 * EXTRA_TICKS
+    assert [seq for each in results for seq in each.seq] == list(range(sender.counted(SENT)))
+    assert all(None not in each.forward_ns + each.reverse_ns for each in results), "all are answered"
+    assert sum(len(each.extra) for each in results) == 3 * EXTRA_TICKS
     steady = sender.counted(SENT) - 3 * EXTRA_TICKS
     liveness = sender.mesh.measurements.liveness
     assert (liveness._sent[0], liveness._answered[0]) == (steady, steady)
@@ -429,12 +433,11 @@ def test_extra_probes_along_one_path_are_counted_there(
     assert not probes.hurry(np.array([1]), alone=True), "no such path"
     assert probes.hurry(np.zeros(1, np.intp), alone=True)
     nodes.serve_until(lambda: liveness._extra_sent[0] == EXTRA_TICKS, "all are sent")
-    results: list[Result] = []
+    results: list[Results] = []
 
     def all_answered() -> bool:
-        for _, more in probes.results():
-            results.extend(more)
-        return sum(forward is not None for *_, forward, _, extra in results if extra) == EXTRA_TICKS
+        results.extend(more for _, more in probes.results())
+        return extra_with_answer(results) == EXTRA_TICKS
 
     nodes.serve_until(all_answered, "all are answered")
     assert liveness._extra_before[0] == EXTRA_TICKS
@@ -449,10 +452,10 @@ def test_extra_probes_that_are_too_late_are_left_out_and_counted(
     sender.send()
     assert probes.hurry(np.zeros(1, np.intp))
     nodes.serve_until(lambda: sender.lost_anything() == left_out, "all are left out")
-    probes.set_paths(sender.mesh.current)
+    probes.set_paths(sender.mesh.paths.current)
     nodes.serve_until(lambda: sender.counted(RECEIVED) == sender.counted(SENT), "the others are answered")
     ((_, results),) = probes.results()
-    assert len(results) and not any(extra for *_, extra in results)
+    assert len(results.seq) and not results.extra
 
 
 def test_no_extra_probes_leave_where_the_others_are_as_frequent(nodes: Nodes, veth_pair: tuple[str, str]) -> None:
@@ -470,13 +473,13 @@ def test_extra_probes_that_were_withdrawn_leave_no_gap(
     sender.send()
     for _ in range(5):
         probes.hurry(np.zeros(1, np.intp))
-    probes.set_paths(sender.mesh.current)
+    probes.set_paths(sender.mesh.paths.current)
     sent = sender.counted(SENT)
     assert 1 < sent < 1 + 5 * EXTRA_TICKS
     sender.send()
     nodes.serve_until(lambda: sender.counted(RECEIVED) == sent + 1, "all are answered")
     ((_, results),) = probes.results()
-    assert [seq for seq, *_ in results] == list(range(sent + 1))
+    assert results.seq == list(range(sent + 1))
     assert sender.lost_anything() == {}
 
 
@@ -564,21 +567,21 @@ def packets(namespace: str, interface: str) -> int:
 
 
 def rows_of(node: Node, interface: str) -> list[int]:
-    return [pinned.index for pinned in node.mesh.current if pinned.path.interface == interface]
+    return [pinned.index for pinned in node.mesh.paths.current if pinned.path.interface == interface]
 
 
 def test_every_nexthop_of_every_peer_is_a_path_of_its_own(nodes: Nodes, lab: Lab) -> None:
     first, _ = in_lab(nodes, lab)
-    found = {(p.path.address, p.path.gateway, p.path.interface, p.source) for p in first.mesh.current}
+    found = {(p.path.address, p.path.gateway, p.path.interface, p.source) for p in first.mesh.paths.current}
     assert found == {
         ("10.9.0.2", "10.1.1.1", "rail1", "10.9.0.1"),
         ("10.9.0.2", "10.2.1.1", "rail2", "10.9.0.1"),
         ("fd00:9::2", "fd00:1:1::1", "rail1", "fd00:9::1"),
         ("fd00:9::2", "fd00:2:1::1", "rail2", "fd00:9::1"),
     }
-    for pinned in first.mesh.current:
-        assert first.mesh.path_of(pinned.path.address, pinned.path.interface) == pinned.path
-    assert first.mesh.path_of("10.9.0.2", "lo") is None
+    for pinned in first.mesh.paths.current:
+        assert first.mesh.paths.path_of(pinned.path.address, pinned.path.interface) == pinned.path
+    assert first.mesh.paths.path_of("10.9.0.2", "lo") is None
 
 
 def test_probes_and_replies_stay_on_their_path_whatever_the_weights(nodes: Nodes, lab: Lab) -> None:
@@ -593,14 +596,14 @@ def test_probes_and_replies_stay_on_their_path_whatever_the_weights(nodes: Nodes
         others = [row for row in range(4) if row not in rows]
         before = [packets(each.netns, host) for each in lab.rails for host in ("h1", "h2")]
         sender = first.mesh.sender
-        sender.set_paths([pinned for pinned in first.mesh.current if pinned.index in rows])
+        sender.set_paths([pinned for pinned in first.mesh.paths.current if pinned.index in rows])
         received = first.mesh.measurements.counts[:, RECEIVED].copy()
         for _ in range(100):
             first.send()
         nodes.serve_until(
             lambda was=received: (first.mesh.measurements.counts[:, RECEIVED] - was).sum() == 200, "all are answered"
         )
-        sender.set_paths(first.mesh.current)
+        sender.set_paths(first.mesh.paths.current)
         grown = first.mesh.measurements.counts[:, RECEIVED] - received
         assert grown[rows].tolist() == [100, 100]
         assert grown[others].tolist() == [0, 0]
@@ -618,12 +621,12 @@ def test_a_path_that_was_drained_before_the_start_is_found_when_its_controller_s
         netlink.replace_group(group_id(2, 4), [Member(12, 1)])
     first, _ = in_lab(nodes, lab)
     drained = Path("h1", "h2", "10.9.0.2", "10.1.1.1", "rail1")
-    assert drained not in [pinned.path for pinned in first.mesh.current]
+    assert drained not in [pinned.path for pinned in first.mesh.paths.current]
     strange = [replace(drained, gateway="10.1.1.9"), replace(drained, address="10.9.0.3"), replace(drained, source="x")]
     for path in (*strange, drained):
         first.bus.publish(state_of(path))
-    nodes.run_until(lambda: len(first.mesh.current) == 4, "the path is found")
-    (found,) = [pinned for pinned in first.mesh.current if pinned.path == drained]
+    nodes.run_until(lambda: len(first.mesh.paths.current) == 4, "the path is found")
+    (found,) = [pinned for pinned in first.mesh.paths.current if pinned.path == drained]
     assert (found.nexthop_id, found.source) == (11, "10.9.0.1")
     row = found.index
     nodes.run_until(lambda: first.mesh.measurements.counts[row, RECEIVED], "it answers")
@@ -653,7 +656,7 @@ def test_a_path_that_is_gone_is_lost_and_not_probed_over_another(nodes: Nodes, l
     support.run(["ip", "-n", lab.hosts[0].netns, "link", "set", "rail1", "up"])
     support.run(["ip", "-n", lab.hosts[0].netns, "nexthop", "add", "id", "11", "via", "10.1.1.1", "dev", "rail1"])
     assert first.mesh.paths.refresh(time.monotonic_ns())
-    assert [p.path.address for p in first.mesh.current if p.path.interface == "rail1"] == ["10.9.0.2"]
+    assert [p.path.address for p in first.mesh.paths.current if p.path.interface == "rail1"] == ["10.9.0.2"]
 
 
 def test_measuring_puts_no_rule_and_no_route_into_the_kernel(nodes: Nodes, lab: Lab) -> None:

@@ -82,7 +82,7 @@ class Told:
 
     def counted(self, counter: int) -> dict[str, int]:
         counts = self.watcher.mesh.measurements.counts
-        return {each.path.interface: int(counts[each.index, counter]) for each in self.watcher.mesh.current}
+        return {each.path.interface: int(counts[each.index, counter]) for each in self.watcher.mesh.paths.current}
 
 
 def routing(host: Host) -> list[str]:

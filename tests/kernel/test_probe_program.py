@@ -15,7 +15,7 @@ import support
 from probe_kit import ADDRESSES, ESTIMATE, PORT, Host, Hosts, Replies, ask, hosts, one_sided, request, two, udp_socket
 
 from pytools.kernel import netns
-from pytools.sources.probing import frames, program, udp
+from pytools.sources.probing import frames, program
 from pytools.sources.probing.frames import Frames, Lane
 from pytools.sources.probing.program import DUPLICATE, OURS
 from pytools.sources.probing.schedule import Schedule
@@ -193,7 +193,7 @@ def test_between_two_probes_of_a_path_the_pacer_says_that_the_first_is_overdue(
 
         def said() -> bool:
             program.paths["overdue"][0] = 0  # as if probe.c had seen none: a look that is late is left out
-            return bool(select.select([schedule.control], [], [], 0)[0])
+            return bool(select.select([schedule], [], [], 0)[0])
 
         support.wait_until(said, 10, "the pacer says so", every_s=0.001)
         assert schedule.hear()
@@ -301,7 +301,7 @@ def test_one_peer_gets_no_more_replies_than_its_share(hosts: Hosts, veth_pair: t
         assert sum(counted.values()) <= asked
         used_up = np.zeros((), second.peers.value)
         used_up["due_ns"] = time.monotonic_ns() + 3600 * 10**9
-        address = np.frombuffer(udp.mapped(ADDRESSES[4][0]).tobytes(), second.peers.key)[0]
+        address = np.frombuffer(p.mapped(ADDRESSES[4][0]), second.peers.key)[0]
         second.peers.update(address, used_up)
         for _ in range(7):
             sock.sendto(request(), (ADDRESSES[4][1], PORT))

@@ -619,7 +619,7 @@ def test_an_agent_that_restarts_finds_the_tables(start: Start, tmp_path: Path, r
         prepare(app, first)
         app.do("post 0 5 100 0 1 1 1")
         assert first.row(app.pid)["posted"] == 5
-        with pytest.raises(RefusedError, match="another agent"):
+        with pytest.raises(RefusedError, match="already serves"):
             TapServer(tmp_path / "test.tap", record, ROWS)
     app.do("poll 0 3")
     with contextlib.closing(Agent(tmp_path / "test.tap", record)) as second:

@@ -29,11 +29,12 @@ class Agent:
         self.published: list[Clock] = []
         self.in_doubt: set[str] = set()
         self.paths = [SimpleNamespace(index=place, peer=SimpleNamespace(name=name)) for place, name in enumerate(PEERS)]
+        clocks = SimpleNamespace(in_doubt=lambda index: PEERS[index] in self.in_doubt)
         mesh = SimpleNamespace(
-            current=self.paths,
+            paths=SimpleNamespace(current=self.paths),
+            measurements=SimpleNamespace(clocks=clocks),
             has_own_clock=lambda _: True,
             stamping_clock=lambda now_ns: now_ns,
-            in_doubt=lambda index: PEERS[index] in self.in_doubt,
         )
         bus = SimpleNamespace(wanted=lambda tag: tag == "clock", publish=self.published.append)
         self.source = ClockSource(AgentConfig(host="h2", peers=[]), cast(ProbeMesh, mesh), None, cast(Bus, bus))
@@ -117,13 +118,15 @@ class Rounds:
         nothing = np.zeros((0, 2), np.int64)
         paths = [SimpleNamespace(index=place, peer=SimpleNamespace(name=name)) for place, name in enumerate(PEERS)]
         self.fitted: list[int] = []
+        self.clocks = SimpleNamespace(in_doubt=lambda _: False, contradictions=0)
         self.mesh = SimpleNamespace(
-            current=paths,
+            paths=SimpleNamespace(current=paths),
             has_own_clock=lambda _: True,
             stamping_clock=lambda now_ns: now_ns,
-            in_doubt=lambda _: False,
-            set_offset=lambda index, _, now_ns: self.fitted.append(now_ns) if index == 0 else None,
-            contradictions=0,
+            measurements=SimpleNamespace(
+                clocks=self.clocks,
+                set_offset=lambda index, _, now_ns: self.fitted.append(now_ns) if index == 0 else None,
+            ),
             sender=SimpleNamespace(pairs=lambda *_: [nothing] * 4, singles=lambda *_: [nothing[:, 0]] * 4),
         )
         bus = SimpleNamespace(wanted=lambda _: False)
@@ -146,7 +149,7 @@ def test_rounds_are_an_interval_apart_but_quicker_for_new_paths() -> None:
     assert agent.in_seconds(4)[:6] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25]
     agent.in_seconds(2)
     assert len(agent.in_seconds(10)) == 10
-    agent.mesh.current.append(SimpleNamespace(index=2, peer=SimpleNamespace(name="h4")))
+    agent.mesh.paths.current.append(SimpleNamespace(index=2, peer=SimpleNamespace(name="h4")))
     assert len(agent.in_seconds(10)) >= 20
 
 
@@ -155,11 +158,11 @@ def test_a_sample_that_contradicts_the_clocks_begins_a_round_at_once() -> None:
     agent.in_seconds(10)
     agent.source.tick(agent.now_ns)  # a round has just begun, or begins within a second
     agent.now_ns += SECOND_NS // 20
-    agent.mesh.contradictions = 1
-    agent.mesh.in_doubt = lambda index: index == 0
+    agent.clocks.contradictions = 1
+    agent.clocks.in_doubt = lambda index: index == 0
     rounds = agent.in_seconds(1)
     assert rounds[:4] == [0.0, 0.25, 0.5, 0.75]
-    agent.mesh.in_doubt = lambda _: False
+    agent.clocks.in_doubt = lambda _: False
     assert len(agent.in_seconds(10)) <= 15
 
 

@@ -7,7 +7,6 @@ import pytest
 from pytools.errors import SwerveError
 from pytools.kernel.bpf import contract
 from pytools.lab import clocks
-from pytools.sources.probing import frames, liveness, program
 from pytools.sources.rdma import table
 from pytools.sources.samples import source as samples
 from pytools.sources.tcp import rows
@@ -19,20 +18,8 @@ from steering.actuators import pins
     [
         ("SWERVE_KNOTS", clocks.KNOTS),
         ("SWERVE_KNOT_SHIFT", clocks.KNOT_SHIFT),
-        ("SWERVE_PROBE_PATHS", program.MOST_PATHS),
-        ("SWERVE_PROBE_SESSIONS", program.MOST_SESSIONS),
-        ("SWERVE_PROBE_PORTS", program.MOST_PORTS),
-        ("SWERVE_PROBE_SEQ_BITS", program.NUMBERS.bit_length() - 1),
-        ("SWERVE_PROBE_DUPLICATE", program.DUPLICATE),
-        ("SWERVE_PROBE_OURS", program.OURS),
-        ("SWERVE_SESSION_SHARED", program.SESSION_SHARED),
-        ("SWERVE_FAMILY_IPV4", program.FAMILIES[4]),
-        ("SWERVE_FAMILY_IPV6", program.FAMILIES[6]),
         ("SWERVE_FAMILY_IPV4", pins.FAMILIES[4]),
         ("SWERVE_FAMILY_IPV6", pins.FAMILIES[6]),
-        ("SWERVE_MARK_SEND", frames.SEND_MARK),
-        ("SWERVE_PROBE_LATE_NS", liveness._LATE_NS),
-        ("SWERVE_PROBE_MOST_GRACE_NS", liveness._MOST_GRACE_NS),
         ("SWERVE_SAMPLE_EGRESS", samples.EGRESS),
         ("SWERVE_SAMPLE_INGRESS", samples.INGRESS),
         ("SWERVE_TCP_CLOSED", rows.CLOSED),

@@ -196,18 +196,6 @@ def test_sizes_odd_and_even_have_right_checksums(family: Any, size: int) -> None
         assert read.payload == filling * size
 
 
-@given(family=st.sampled_from([4, 6]), size=st.integers(6, 60), heads=st.lists(st.binary(min_size=12, max_size=12)))
-def test_a_frame_that_is_rewritten_is_the_one_that_would_have_been_made(
-    family: Any, size: int, heads: list[bytes]
-) -> None:
-    frame = Frame(pinned(family), SOURCE_PORT, PORT, 0)
-    rest = bytes(range(size))
-    written = bytearray(frame.around(bytes(12) + rest))
-    for head in heads:
-        frame.rewrite(written, head)
-        assert written == frame.around(head + rest)
-
-
 @BOTH
 @pytest.mark.parametrize("behind", [b"", b"\0"])
 def test_a_checksum_that_comes_out_as_zero_is_sent_as_all_ones(family: Any, behind: bytes) -> None:

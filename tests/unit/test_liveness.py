@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytools.config import Peer
+from pytools.kernel.addresses import mapped
 from pytools.signals import Path, PathLiveness
-from pytools.sources.probing import udp
 from pytools.sources.probing.liveness import (
     BURSTS,
     HURRY_EVERY_NS,
@@ -72,8 +72,7 @@ class World:
         self.now_ns += ns
 
     def now(self, path: int = 0) -> PathLiveness:
-        (loss,), (limit,) = (each.tolist() for each in self.liveness.limits(np.array([path])))
-        return self.liveness.signal(path, loss, limit, "h1", self.now_ns, 1)
+        return self.liveness.signal(path, "h1", self.now_ns, 1)
 
     def steady(self, probes: int, turnaround_ns: int = 4 * MS, path: int = 0) -> None:
         """Probes that are answered, and a look at each answer."""
@@ -415,15 +414,15 @@ def test_when_the_next_miss_falls_due_is_known_while_a_silence_is_young() -> Non
 def test_the_age_of_the_peers_agent_is_that_of_the_latest_answer() -> None:
     world = World(paths=2)
     live = world.liveness
-    assert live.signal(0, 0.0, 3, "h1", world.now_ns, 0).peer_agent_age_ns is None
+    assert live.signal(0, "h1", world.now_ns, 0).peer_agent_age_ns is None
     live.beats(np.array([0, 1, 0]), np.array([70_000, 0xFFFFFFFF, 12], np.uint32))
-    ages = [live.signal(index, 0.0, 3, "h1", world.now_ns, 0).peer_agent_age_ns for index in (0, 1)]
+    ages = [live.signal(index, "h1", world.now_ns, 0).peer_agent_age_ns for index in (0, 1)]
     assert ages == [12 * MS, None]
 
 
 def test_requests_of_the_peer_are_told_by_interface() -> None:
     world = World(2)
-    peer, other = (udp.mapped(address).tobytes() for address in ("10.9.0.2", "10.9.0.3"))
+    peer, other = (mapped(address) for address in ("10.9.0.2", "10.9.0.3"))
     assert world.now(0).last_request_ns is None
     world.liveness.requested({(peer, 100): 9, (peer, 7): 11})
     assert (world.now(0).last_request_ns, world.now(1).last_request_ns) == (9, None)
@@ -549,14 +548,13 @@ def test_an_outage_is_not_taken_for_random_loss() -> None:
         world.wait(INTERVAL_NS)
         world.look()
     world.steady(300, turnaround_ns=MS)
-    assert world.liveness.limits(np.array([0]))[1].tolist() == [3]
+    assert world.now().limit == 3
     for _ in range(100):
         world.send(0)
         world.wait(INTERVAL_NS)
         world.look()
     world.steady(5, turnaround_ns=MS)
-    (loss,), (limit,) = world.liveness.limits(np.array([0]))
-    assert (loss, limit) == (0.0, 3)
+    assert (world.now().recent_loss, world.now().limit) == (0.0, 3)
 
 
 def test_random_loss_is_learnt_although_it_comes_suddenly() -> None:
@@ -569,6 +567,5 @@ def test_random_loss_is_learnt_although_it_comes_suddenly() -> None:
             world.answer(0, sent_ns)
         world.wait(INTERVAL_NS - MS)
         world.look()
-    (loss,), (limit,) = world.liveness.limits(np.array([0]))
-    assert loss > 0.4
-    assert limit >= 15
+    assert world.now().recent_loss > 0.4
+    assert (world.now().limit or 0) >= 15

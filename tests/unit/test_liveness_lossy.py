@@ -94,11 +94,7 @@ class Fabric:
             self._extra_paths[suspected] = 1
 
     def _judge(self) -> set[int]:
-        loss, limits = self.liveness.limits(np.arange(len(self.dead)))
-        told = [
-            self.liveness.signal(index, each, limit, "h1", self.now_ns, 1)
-            for index, (each, limit) in enumerate(zip(loss.tolist(), limits.tolist(), strict=True))
-        ]
+        told = [self.liveness.signal(index, "h1", self.now_ns, 1) for index in range(len(self.dead))]
         return {
             index
             for index, each in enumerate(told)

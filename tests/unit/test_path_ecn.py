@@ -9,9 +9,9 @@ import numpy as np
 
 from pytools.config import AgentConfig, Peer
 from pytools.ipc.bus import Bus
+from pytools.kernel.addresses import mapped
 from pytools.signals import LinkEvent, Path, PathEcn
 from pytools.sources.path_ecn import PathEcnSource
-from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
 
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -32,7 +32,7 @@ class Marks:
     def read(self) -> tuple[Any, Any]:
         keys, values = np.zeros(len(self.counted), KEY), np.zeros((len(self.counted), 2), VALUE)
         for row, ((address, ifindex), (packets, marked)) in enumerate(self.counted.items()):
-            keys[row]["remote"]["bytes"] = udp.mapped(address)
+            keys[row]["remote"]["bytes"] = list(mapped(address))
             keys[row]["ifindex"] = ifindex
             values[row]["packets"] = packets - packets // 3, packets // 3
             values[row]["ce_packets"] = marked // 2, marked - marked // 2

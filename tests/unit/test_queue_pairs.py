@@ -185,7 +185,7 @@ def test_the_edges_of_a_burst_do_not_count() -> None:
     counted = rates.counted(ROW)
     assert counted.mean[0] == pytest.approx(10e9)
     assert counted.smallest[0] == pytest.approx(10e9)
-    assert counted.stretches[0] == 20
+    assert counted.windows[0] == 20
 
 
 def test_masks_keep_every_process_within_its_budget() -> None:

@@ -189,7 +189,7 @@ def test_a_pacer_that_was_killed_is_replaced_and_goes_on_where_it_was(
 ) -> None:
     group = one_sent(schedule, ends)
     os.kill(pacer_pid(), signal.SIGKILL)
-    assert schedule.control.recv(1) == b"", "its end is told"
+    support.wait_until(lambda: not schedule.hear(), 10, "its end is told")
     plan(schedule, [time.monotonic_ns()], group)
     with schedule.held() as withdrawn:
         assert withdrawn == (1, 2)
@@ -218,8 +218,7 @@ def test_where_no_process_can_be_had_it_is_said_and_tried_again(
                 pass
         plan(schedule, [time.monotonic_ns()])  # into the void
         assert schedule.cost()[1] == 0
-        with pytest.raises(CapabilityError, match="no process"):
-            _ = schedule.control
+        assert not schedule.hear()
     group = one_message(schedule)
     plan(schedule, [time.monotonic_ns()], group)
     assert ends[1].recv(100)[0] == 0
@@ -258,7 +257,7 @@ class Watched:
         plan(self.schedule, [now_ns + after * MS for after in after_ms], self._group)
 
     def spoke(self) -> bool:
-        return bool(select.select([self.schedule.control], [], [], 0)[0])
+        return bool(select.select([self.schedule], [], [], 0)[0])
 
     def sign(self, number: int) -> None:
         os.kill(pacer_pid(), number)

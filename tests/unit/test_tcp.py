@@ -15,7 +15,7 @@ from tcp_tables import Kernel, counts, flow, flow_key, path_key
 
 from pytools.config import AgentConfig, Tcp
 from pytools.ipc.bus import Bus, Subscription
-from pytools.kernel import tracefs
+from pytools.kernel import addresses, tracefs
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.bpf.maps import Map
 from pytools.kernel.netlink import sockdiag
@@ -24,7 +24,7 @@ from pytools.sources.interfaces import Interfaces
 from pytools.sources.tcp import baselines, busiest, source, table
 from pytools.sources.tcp.drops import Drops, SocketDrops
 from pytools.sources.tcp.owners import Identity
-from pytools.sources.tcp.rows import CLOSED, Addresses, Rows
+from pytools.sources.tcp.rows import CLOSED, Rows
 from pytools.sources.tcp.source import TcpSource
 from pytools.sources.tcp.table import SLICE, Table
 
@@ -432,9 +432,7 @@ def test_no_bytes_break_the_signals(raw: tuple[np.ndarray, np.ndarray]) -> None:
     keys = raw[0].copy().view(tcp_tables.KEY).reshape(-1)
     rows = raw[1].copy().view(tcp_tables.FLOW).reshape(-1)
     asked: list[Identity] = []
-    made = Rows(
-        "h1", Addresses(), lambda index: f"if{index}", path_of, lambda _, __: Owner(), lambda one, _: asked.append(one)
-    )
+    made = Rows("h1", lambda index: f"if{index}", path_of, lambda _, __: Owner(), lambda one, _: asked.append(one))
     assert len(list(made.signals(keys, rows, [{}] * len(rows), 1, 2))) == len(rows)
     assert len(asked) == int((rows["flags"] & CLOSED == 0).sum())
 
@@ -686,6 +684,5 @@ def test_ticks_keep_their_distance() -> None:
     ],
 )
 def test_address(raw: bytes, text: str) -> None:
-    addresses = Addresses()
     assert addresses.text(raw) == addresses.text(raw) == text
     assert addresses.texts(np.frombuffer(raw * 3, "u1").reshape(3, 16)) == [text] * 3

@@ -173,12 +173,16 @@ def test_rows_are_judged_by_themselves() -> None:
 @pytest.mark.parametrize(
     ("verdict", "changes", "words"),
     [
-        (OK, {}, "100 Gbit/s, 100 % of its recent mean"),
-        (CONGESTED, {**SLOW, **QUEUED}, "30 Gbit/s, 30 % of its recent mean, while 80 MiB wait: 5.0 times the mean"),
+        (OK, {}, "100.0 Gbit/s, 100 % of its recent mean"),
+        (
+            CONGESTED,
+            {**SLOW, **QUEUED},
+            "30.0 Gbit/s, 30 % of its recent mean, while 80.0 MiB wait: 5.0 times the mean",
+        ),
         (CONGESTED, SLOW, "its queue stays full"),
         (CONGESTED, {**SLOW, "mean_outstanding_bytes": 0.0}, "usually nothing does"),
         (NO_DEMAND, {"idle_ns": 123 * MS}, "nothing posted for 123 ms"),
-        (DEAD, {"waited_ns": 250 * MS}, "16 requests (16 MiB) wait, none was completed for 250 ms"),
+        (DEAD, {"waited_ns": 250 * MS}, "16 requests (16.0 MiB) wait, none was completed for 250 ms"),
         (DEAD, {"spent_answer": 1}, "retry_exc_err"),
         (SLOW_RECEIVER, {"not_ready": 7}, "'receiver not ready' 7 times"),
         (SLOW_RECEIVER, {"starved": True}, "has no receive posted"),

@@ -58,7 +58,8 @@ batches = st.lists(st.lists(st.tuples(st.integers(0, ROWS - 1), st.integers(-100
 def test_samples_since_are_the_newest_ones_in_the_window(
     given_batches: list[list[tuple[int, int]]], begin: int, at_most: int
 ) -> None:
-    samples, plain = Samples(ROWS, 16), [[] for _ in range(ROWS)]
+    samples, plain = Samples(16), [[] for _ in range(ROWS)]
+    samples.grow(ROWS)
     for now, batch in enumerate(given_batches):
         rows = np.array([row for row, _ in batch], np.intp)
         values = np.array([value for _, value in batch], np.int64)
@@ -75,7 +76,8 @@ def test_samples_since_are_the_newest_ones_in_the_window(
 
 
 def test_samples_survive_growth() -> None:
-    samples = Samples(1, 4)
+    samples = Samples(4)
+    samples.grow(1)
     samples.add(np.array([0]), np.array([5]), np.array([1]))
     samples.grow(3)
     samples.add(np.array([2, 0]), np.array([7, 6]), np.array([2, 2]))
@@ -92,7 +94,8 @@ def test_a_sliding_minimum_reaches_back_one_window_and_at_most_one_bucket_more(
     steps: list[tuple[int, int, int]], idle: int
 ) -> None:
     window, bucket = 320, 10
-    minimum, now, plain = SlidingMinimum(ROWS, window), 1000, []
+    minimum, now, plain = SlidingMinimum(window), 1000, []
+    minimum.grow(ROWS)
     for step, row, value in steps:
         now += step
         plain.append((now, row, value))
@@ -114,7 +117,9 @@ def test_a_sliding_minimum_reaches_back_one_window_and_at_most_one_bucket_more(
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-100, 100), st.integers(0, 300)), min_size=1, max_size=20))
 def test_a_batch_of_samples_counts_as_much_as_one_by_one(batch: list[tuple[int, int, int]]) -> None:
     batch.sort(key=lambda sample: sample[2])  # within a row, times do not go back by more than a window
-    together, alone = SlidingMinimum(4, 320), SlidingMinimum(4, 320)
+    together, alone = SlidingMinimum(320), SlidingMinimum(320)
+    together.grow(4)
+    alone.grow(4)
     rows, values, times = (np.array(column, np.int64) for column in zip(*batch, strict=True))
     together.add(rows, values, times)
     for row, value, when in batch:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 READ_ONLY: Final = 0  # `modes` of struct timex: no bit set, nothing is changed
@@ -30,17 +29,18 @@ class Timex(ctypes.Structure):
 
     _fields_ = (
         ("modes", ctypes.c_uint),
+        # still to be worked off by the kernel's loop: nanoseconds with STA_NANO, else microseconds
         ("offset", ctypes.c_long),
-        ("freq", ctypes.c_long),
+        ("freq", ctypes.c_long),  # parts per million, times 65,536
         ("maxerror", ctypes.c_long),
         ("esterror", ctypes.c_long),
-        ("status", ctypes.c_int),
-        ("constant", ctypes.c_long),
+        ("status", ctypes.c_int),  # STA_* bits
+        ("constant", ctypes.c_long),  # of that loop: what is left shrinks by 1 / 2^(2 + constant) each second
         ("precision", ctypes.c_long),
         ("tolerance", ctypes.c_long),
         ("seconds", ctypes.c_long),
         ("fraction", ctypes.c_long),
-        ("tick", ctypes.c_long),
+        ("tick", ctypes.c_long),  # microseconds that the clock gains per hundredth of a second
         ("ppsfreq", ctypes.c_long),
         ("jitter", ctypes.c_long),
         ("shift", ctypes.c_int),
@@ -54,23 +54,12 @@ class Timex(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class Correction:
-    """What the kernel does to the clock, in the kernel's own units."""
-
-    freq: int  # parts per million, times 65,536
-    tick: int  # microseconds that the clock gains per hundredth of a second
-    status: int  # STA_* bits
-    offset: int  # still to be worked off by the kernel's loop: nanoseconds with STA_NANO, else microseconds
-    constant: int  # of that loop: what is left shrinks by 1 / 2^(2 + constant) each second
-
-
-def slew_ppb(correction: Correction) -> float:
+def slew_ppb(correction: Timex) -> float:
     """By how much the clock is run faster than its oscillator, in parts per billion.
 
     What an adjtime() call has left to do is not in it: the kernel shows that to writers only.
     """
-    steady = correction.freq * 1000 / _FREQUENCY_UNIT
+    steady: float = correction.freq * 1000 / _FREQUENCY_UNIT
     steady += (correction.tick - NOMINAL_TICK_US) * _PPB_PER_TICK_US
     if not correction.status & STA_PLL:
         return steady
@@ -92,12 +81,10 @@ def adjtimex(reply: Timex) -> int:
     return result
 
 
-def read(call: Callable[[Timex], int] = adjtimex) -> Correction | None:
+def read(call: Callable[[Timex], int] = adjtimex) -> Timex | None:
     """The kernel's correction right now; None where the kernel does not say (a sandbox may forbid the call)."""
     reply = Timex(modes=READ_ONLY)
-    if call(reply) < 0:
-        return None
-    return Correction(reply.freq, reply.tick, reply.status, reply.offset, reply.constant)
+    return None if call(reply) < 0 else reply
 
 
 def host_slew_ppb() -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from pytools.estimators.offsets import UNBOUNDED_NS, WANDER_PPB_PER_S
 from pytools.estimators.windows import MISSING, Times
 from pytools.signals import ClockState
 from pytools.sources.clocks.messages import MOST_NS, MOST_PAIRS, Edge, HostClock
+
+_FIGURES: Final = ("epoch_ns", "offset_ns", "drift_ppb", "sigma_ns", "drift_sigma_ppb", "bound_ns")
 
 
 def solved(
@@ -83,12 +86,7 @@ def solved(
         found.append(
             HostClock(
                 host=name,
-                epoch_ns=int(clocks.epoch_ns[number]) if known else 0,
-                offset_ns=int(clocks.offset_ns[number]) if known else 0,
-                drift_ppb=float(clocks.drift_ppb[number]) if known else 0.0,
-                sigma_ns=float(clocks.sigma_ns[number]) if known else 0.0,
-                drift_sigma_ppb=float(clocks.drift_sigma_ppb[number]) if known else 0.0,
-                bound_ns=int(clocks.bound_ns[number]) if known else 0,
+                **{each: getattr(clocks, each)[number].item() if known else 0 for each in _FIGURES},
                 hard_bound_ns=min(int(clocks.hard_bound_ns[number]), UNBOUNDED_NS)
                 if known and bounded[number]
                 else UNBOUNDED_NS,

@@ -8,7 +8,6 @@ are of stamping clocks (the same but in a lab). One thread, the agent's.
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from pytools.estimators.drift_history import DriftHistory
 from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.ipc.bus import Bus
 from pytools.ipc.hosts import HostBus
-from pytools.signals import Clock, Collocated, Collocation
+from pytools.signals import Clock, Collocation
 from pytools.sources.clocks import messages, slew
 from pytools.sources.clocks.chrony import ChronyFeed, correction_ns, realtime_difference_ns
 from pytools.sources.clocks.fitted import Fitted
@@ -30,6 +29,7 @@ from pytools.sources.clocks.messages import Edge, Edges, HostClock
 from pytools.sources.clocks.timescale import Timescale
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.source import Source
 
 _MS: Final = 1_000_000
 _FITS: Final = 8  # paths fitted in one tick: the second and following find everything in the caches
@@ -42,7 +42,7 @@ _COLLOCATION_NS: Final = 5_000 * _MS
 _DOUBT_NS: Final = 6_000 * _MS  # longer than any packet waits to be told of
 
 
-class ClockSource:
+class ClockSource(Source):
     """Keeps every peer's clock against ours up to date.
 
     Parameters
@@ -60,6 +60,7 @@ class ClockSource:
 
     def __init__(self, config: AgentConfig, mesh: ProbeMesh, hosts: HostBus | None, bus: Bus) -> None:
         self._config, self._settings, self._mesh, self._hosts, self._bus = config, config.clocks, mesh, hosts, bus
+        self._path_clocks = mesh.measurements.clocks
         self._interval_ns = int(config.clocks.interval_ms * _MS)
         self._window_ns = int(config.clocks.window_ms * _MS)
         self._life_ns = max(_LEAST_LIFE_NS, 5 * self._interval_ns // 2)
@@ -81,18 +82,15 @@ class ClockSource:
         self._collocation_ns = 0
         self._chrony = ChronyFeed(config.clocks.chrony_socket) if config.clocks.chrony_socket else None
 
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for."""
-
     def tick(self, now_ns: int) -> int:
         """Fit the next paths; once all are fitted, tell the others. Take in what they told."""
         self._hear(now_ns)
-        if self._contradictions != self._mesh.contradictions:
-            self._contradictions = self._mesh.contradictions
+        if self._contradictions != self._path_clocks.contradictions:
+            self._contradictions = self._path_clocks.contradictions
             self.notice_doubts(now_ns)
         begins = not self._waiting and now_ns >= self._round_ns
         if begins:
-            paths = [pinned for pinned in self._mesh.current if self._mesh.has_own_clock(pinned)]
+            paths = [pinned for pinned in self._mesh.paths.current if self._mesh.has_own_clock(pinned)]
             self._note_paths({pinned.index for pinned in paths}, now_ns)
             pause_ns = self._pause_ns(now_ns)
             self._round_ns = now_ns + pause_ns
@@ -121,8 +119,8 @@ class ClockSource:
         for pinned in rest:
             if pinned.peer.name not in fitted:  # its only path
                 chosen.append(pinned)
-            elif not self._mesh.in_doubt(pinned.index):
-                self._mesh.set_offset(pinned.index, self.between(pinned.peer.name, now_ns), now_ns)
+            elif not self._path_clocks.in_doubt(pinned.index):
+                self._mesh.measurements.set_offset(pinned.index, self.between(pinned.peer.name, now_ns), now_ns)
         return chosen
 
     def _pause_ns(self, now_ns: int) -> int:
@@ -172,9 +170,9 @@ class ClockSource:
             if self._bus.wanted("clock_edge"):
                 self._bus.publish(fitted.signal(self._config.host, self._window_ns, now_ns))
         peer = pinned.peer.name
-        if self._mesh.in_doubt(pinned.index):
+        if self._path_clocks.in_doubt(pinned.index):
             self._doubt(peer, now_ns)
-        self._mesh.set_offset(pinned.index, self.between(peer, now_ns), now_ns)
+        self._mesh.measurements.set_offset(pinned.index, self.between(peer, now_ns), now_ns)
 
     def _note_paths(self, current: set[int], now_ns: int) -> None:
         """Keep no line of a path that is gone; be quick about one that is new."""
@@ -218,8 +216,8 @@ class ClockSource:
 
     def notice_doubts(self, now_ns: int) -> None:
         """Remember whose probes contradict what is known of their clocks."""
-        for pinned in self._mesh.current:
-            if self._mesh.in_doubt(pinned.index):
+        for pinned in self._mesh.paths.current:
+            if self._path_clocks.in_doubt(pinned.index):
                 self._doubt(pinned.peer.name, now_ns)
 
     def _doubt(self, peer: str, now_ns: int) -> None:
@@ -297,22 +295,12 @@ class ClockSource:
                 self._bus.publish(self._clock_signal(clock, now_ns))
         if self._bus.wanted("collocation") and now_ns >= self._collocation_ns:
             self._collocation_ns = now_ns + _COLLOCATION_NS
-            found = groups(self._history)
-            self._bus.publish(
-                Collocation(
-                    host=self._config.host,
-                    at_ns=now_ns,
-                    unix_ns=time.time_ns(),
-                    span_ns=found.span_ns,
-                    groups=[Collocated(hosts=list(each.hosts), confidence=each.confidence) for each in found.groups],
-                    alone=found.alone,
-                    unknown=found.unknown,
-                )
-            )
+            found = vars(groups(self._history))
+            self._bus.publish(Collocation(host=self._config.host, at_ns=now_ns, unix_ns=time.time_ns(), **found))
 
     def _own_clocks(self) -> set[str]:
         """Peers with a clock of their own."""
-        return {pinned.peer.name for pinned in self._mesh.current if self._mesh.has_own_clock(pinned)}
+        return {pinned.peer.name for pinned in self._mesh.paths.current if self._mesh.has_own_clock(pinned)}
 
     def _clock_signal(self, clock: HostClock, now_ns: int) -> Clock:
         """One host's clock, judged as of now."""
@@ -354,7 +342,7 @@ class ClockSource:
 
     def drops(self) -> dict[str, int]:
         """What was refused, and what contradicted the clocks as they were known."""
-        counted = {"clock_messages_refused": self._refused, "clock_contradictions": self._mesh.contradictions}
+        counted = {"clock_messages_refused": self._refused, "clock_contradictions": self._path_clocks.contradictions}
         counted["clock_windows_unclear"] = self._unclear
         return counted | (self._chrony.drops() if self._chrony is not None else {})
 

@@ -174,20 +174,15 @@ class Timescale:
         edge = replace(as_offset(own), wander_ppb_per_s=self.wander_between(peer))
         if common is None or clock_ns - common.epoch_ns > FRESH_ROUNDS * self._interval_ns:
             return edge.aged(clock_ns)
-        apart_ns = abs(edge.at_one(clock_ns) - common.at_one(clock_ns))
+        apart_ns = abs(int(edge.at(clock_ns) - common.at(clock_ns)))
         # The edge's own bound would not do: it rests on symmetry, which only the others can check.
         if own.stepped or apart_ns > edge.aged(clock_ns).hard_bound_ns + common.aged(clock_ns).bound_ns:
             return edge.aged(clock_ns)
         # Both intervals hold, so the truth is within the smaller of the two bounds around the common estimate.
-        return Offset(
-            common.epoch_ns,
-            common.offset_ns,
-            common.drift_ppb,
-            common.sigma_ns,
-            common.drift_sigma_ppb,
+        return replace(
+            common,
             bound_ns=min(common.bound_ns, edge.bound_ns + apart_ns),
             hard_bound_ns=min(common.hard_bound_ns, edge.hard_bound_ns + apart_ns),
-            wander_ppb_per_s=common.wander_ppb_per_s,
         ).aged(clock_ns)
 
     def _common(self, peer: str) -> Offset | None:

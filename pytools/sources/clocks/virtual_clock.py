@@ -6,7 +6,6 @@ Times are CLOCK_MONOTONIC nanoseconds. Runs on the agent's thread; a look at the
 from __future__ import annotations
 
 import os
-import selectors
 import time
 from pathlib import Path
 
@@ -15,12 +14,13 @@ import numpy as np
 from pytools.errors import SwerveError
 from pytools.kernel.bpf.loader import Loaded
 from pytools.lab import clocks
+from pytools.sources.source import Source
 
 _MAPS = ("probe_clock", "sample_clock")
 _INTERVAL_NS = 50_000_000
 
 
-class VirtualClockSource:
+class VirtualClockSource(Source):
     """Loads the clock when made, so before any hook is attached, and again whenever its file has changed.
 
     A step that the file announces ahead of its time acts in the kernel at exactly that time.
@@ -48,9 +48,6 @@ class VirtualClockSource:
         self._written: tuple[int, clocks.Step] | None = None
         self._write(time.monotonic_ns())
 
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for."""
-
     def tick(self, now_ns: int) -> int:
         """Look at the file, and whether the next step is to be loaded."""
         identity = _identity(self._path)
@@ -75,9 +72,6 @@ class VirtualClockSource:
             "virtual_clock_refused": self._refused,
             "virtual_clock_late": self._late,
         }
-
-    def close(self) -> None:
-        """The maps are the loader's."""
 
     def _take(self, clock: clocks.VirtualClock) -> None:
         self._clock, self._knots = clock, clock.knots()

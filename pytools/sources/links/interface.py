@@ -135,16 +135,7 @@ class Interface:
 
 def counters_of(row: LinkRow) -> LinkCounters:
     """The counters of a reading."""
-    return LinkCounters(
-        received_bytes=row.received_bytes,
-        received_packets=row.received_packets,
-        received_errors=row.received_errors,
-        received_drops=row.received_drops,
-        sent_bytes=row.sent_bytes,
-        sent_packets=row.sent_packets,
-        sent_errors=row.sent_errors,
-        sent_drops=row.sent_drops,
-    )
+    return LinkCounters(**{name: getattr(row, name) for name in LinkCounters.__struct_fields__})
 
 
 def grown(before: LinkCounters, now: LinkCounters) -> LinkCounters:

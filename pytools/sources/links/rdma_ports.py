@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pytools.ipc.bus import Bus
 from pytools.signals import LinkEvent, Path, RdmaPort
@@ -182,8 +182,8 @@ class RdmaPorts:
 
     def _publish(self, port: Port, known: _Known, now_ns: int) -> None:
         counters = self._sysfs.counters(port)
+        means: dict[str, Any] = {**meanings(counters)}
         grown = {name: value - known.counters.get(name, value) for name, value in counters.items()}
-        means = meanings(counters)
         self._bus.publish(
             RdmaPort(
                 host=self._host,
@@ -198,12 +198,7 @@ class RdmaPorts:
                 window_ns=now_ns - known.window_ns,
                 counters=counters,
                 window={name: change for name, change in grown.items() if change},
-                cnp_received=means["cnp_received"],
-                cnp_sent=means["cnp_sent"],
-                ecn_marked=means["ecn_marked"],
-                out_of_sequence=means["out_of_sequence"],
-                timeouts=means["timeouts"],
-                receiver_not_ready=means["receiver_not_ready"],
+                **means,
             )
         )
         known.counters, known.window_ns = counters, now_ns

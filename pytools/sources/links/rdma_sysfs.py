@@ -5,19 +5,19 @@ Reading blocks: a hardware driver may ask its firmware for each file.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pytools.kernel.addresses import text
 from pytools.kernel.rdma_class import SYSFS, listed
 
 _NO_COUNTERS: Final = frozenset({"lifespan"})  # a setting: for how long the kernel keeps what it read
 _EMPTY_GID: Final = "0000:0000:0000:0000:0000:0000:0000:0000"
 
-# What a port tells -> the counters that say so, by driver; those of a port's own driver are added up.
+# Fields of RdmaPort -> the counters that say so, by driver; those of a port's own driver are added up.
 MEANINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "cnp_received": (
         *("rp_cnp_handled", "rp_cnp_ignored"),  # mlx5
@@ -136,12 +136,11 @@ def meanings(counters: Mapping[str, int]) -> dict[str, int | None]:
 
 
 def _address(gid: str) -> str:
-    """A GID as people write it: an IPv4 address where it holds one."""
+    """A GID as people write it."""
     try:
-        address = ipaddress.IPv6Address(gid)
+        return text(gid)
     except ValueError:
         return gid
-    return str(address.ipv4_mapped or address)
 
 
 def _numbers(place: Path) -> Iterator[tuple[str, int]]:

@@ -7,7 +7,6 @@ thread: the agent's.
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path as File
@@ -22,6 +21,7 @@ from pytools.log import Level
 from pytools.owned_files import ReplacedFile
 from pytools.signals import Path
 from pytools.sources.probing.paths import MOST_PATHS, SPOKEN_FOR_NS, PinnedPath
+from pytools.sources.source import Source
 
 _VERSION: Final = 1
 _MOST_BYTES: Final = 8 << 20
@@ -61,7 +61,7 @@ class Found(NamedTuple):
     changed: bool  # whether the route may be another one now
 
 
-class BaseMemory:
+class BaseMemory(Source):
     """The file, and what is in it that no path has taken up yet.
 
     Parameters
@@ -141,9 +141,6 @@ class BaseMemory:
         late = now_ns - self._began_ns > SPOKEN_FOR_NS
         other = (left.ifindex, left.source, left.onlink) != pinned.way
         return Found(base, left.at_ns, left.gone or late or other or not self._same_probes)
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing wakes it."""
 
     def tick(self, now_ns: int) -> int:
         """Write, if it is time; returns when it is again."""

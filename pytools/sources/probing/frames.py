@@ -14,16 +14,18 @@ import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytools.errors import CapabilityError
+from pytools.kernel.bpf import contract
 from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.schedule import Schedule
 
-SEND_MARK: Final = 0x5E770001  # SWERVE_MARK_SEND
+_SEND_MARK: Final = contract.constant("SWERVE_MARK_SEND")
 TLV_TYPE, TLV_BYTES = 253, 28
 
 _SO_MARK = 36
@@ -62,16 +64,6 @@ class Lane:
     counts: bool = True  # whether an unanswered probe counts for silence
 
 
-class Memory(Protocol):
-    """Where messages are put together, see `Schedule`."""
-
-    def array(self, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
-        """A new array of zeros."""
-
-    def addresses(self, array: NDArray[Any]) -> NDArray[np.uint64]:
-        """Where each row of an array lies for whoever sends."""
-
-
 class Frames:
     """Room for a probe of each lane at each of several times, all of one family.
 
@@ -81,6 +73,8 @@ class Frames:
         UDP port of the reflectors.
     dscp : int
         Differentiated services code point of the probes.
+    memory : Schedule
+        Where they are put together, for whoever sends them.
 
     Attributes
     ----------
@@ -89,7 +83,7 @@ class Frames:
     """
 
     def __init__(
-        self, family: udp.Family, lanes: Sequence[Lane], port: int, dscp: int, times: int, memory: Memory
+        self, family: udp.Family, lanes: Sequence[Lane], port: int, dscp: int, times: int, memory: Schedule
     ) -> None:
         self.wire_bytes = _ETHERNET_BYTES + _IP_BYTES[family] + _UDP_BYTES + PROBE_BYTES  # of one frame
         rows = [_frame(family, lane, port, dscp) for lane in lanes]
@@ -147,7 +141,7 @@ def open_socket() -> socket.socket:
     sock = None
     try:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, 0)
-        sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, SEND_MARK)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, _SEND_MARK)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     except OSError as error:
         if sock is not None:
@@ -170,22 +164,14 @@ class Frame:
     def __init__(self, pinned: PinnedPath, source_port: int, port: int, dscp: int) -> None:
         self._lane = Lane(0, pinned.index, pinned.ifindex, pinned.source, pinned.path.address, source_port, 0, False)
         self._family, self._port, self._dscp = pinned.family, port, dscp
-        self._payload_at = _ETHERNET_BYTES + _IP_BYTES[pinned.family] + _UDP_BYTES
+        self._checksum_at = _ETHERNET_BYTES + _IP_BYTES[pinned.family] + _UDP_BYTES - 2
         self.address = (pinned.path.interface, _ETHERTYPE[pinned.family])
 
     def around(self, payload: bytes) -> bytes:
         """The frame with this UDP payload."""
         frame = bytearray(_headers(self._family, self._lane, self._port, self._dscp, len(payload)) + payload)
-        _NATIVE.pack_into(frame, self._payload_at - 2, _checksum(_checked_sum(self._family, frame)))
+        _NATIVE.pack_into(frame, self._checksum_at, _checksum(_checked_sum(self._family, frame)))
         return bytes(frame)
-
-    def rewrite(self, frame: bytearray, head: bytes) -> None:
-        """Give a frame another beginning of its payload, of an even number of bytes."""
-        at = self._payload_at
-        (checksum,) = _NATIVE.unpack_from(frame, at - 2)
-        rest = 0xFFFF - checksum - _sum(frame[at : at + len(head)])
-        frame[at : at + len(head)] = head
-        _NATIVE.pack_into(frame, at - 2, _checksum(rest + _sum(head)))
 
 
 def _frame(family: udp.Family, lane: Lane, port: int, dscp: int) -> bytes:

@@ -21,9 +21,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.estimators.windows import Rows, Times
+from pytools.estimators.windows import Growing, Rows, Times
+from pytools.kernel.addresses import mapped
+from pytools.kernel.bpf import contract
 from pytools.signals import Path, PathLiveness
-from pytools.sources.probing import udp
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.send_log import Counts, SendLog
 
@@ -40,7 +41,8 @@ BURSTS: Final = 3  # of extra probes, along one path without a pause
 HURRY_EVERY_NS: Final = 500_000_000  # at most, in the long run, extra probes leave
 _LOGGED_EXTRA: Final = 128  # times that extra probes were sent: more than leave between two looks
 _BEGUN_INTERVALS: Final = 3
-_LATE_NS, _MOST_GRACE_NS = 9_000_000, 16_000_000  # as in swerve.h: SWERVE_PROBE_LATE_NS, SWERVE_PROBE_MOST_GRACE_NS
+_LATE_NS: Final = contract.constant("SWERVE_PROBE_LATE_NS")
+_MOST_GRACE_NS: Final = contract.constant("SWERVE_PROBE_MOST_GRACE_NS")
 _RARELY: Final = 0.05  # share of probes: where more are lost an answer that is overdue is mostly one
 _ALERT_INTERVALS: Final = 8  # for so long after the first miss, the next ones are looked for when they fall due
 
@@ -57,7 +59,7 @@ _LEAST_LOGGED: Final = 32  # times that probes were sent
 _LOGGED_NS: Final = 1_000_000_000  # for so long they are remembered
 
 
-class Liveness:
+class Liveness(Growing):
     """Misses and answers in a row, of every path.
 
     Attributes
@@ -78,9 +80,11 @@ class Liveness:
         self._request_keys: dict[int, tuple[bytes, int]] = {}
         self._requests: Mapping[tuple[bytes, int], int] = {}
         self.any_silent = False
-        self._allocate(0)
+        self.grow(0)
 
     def _allocate(self, paths: int) -> None:
+        self._log.grow(paths)
+        self._extra_log.grow(paths)
         self._rows = np.arange(paths)
         self._probed = np.zeros(paths, np.bool_)
         self.missed, self.missed_extra = np.zeros((2, paths), np.int64)
@@ -111,15 +115,6 @@ class Liveness:
         self._decisive = self._limits.copy()  # or a sibling's: a lossy one testifies by its own limit
         self._tell_ns = np.zeros(paths, np.int64)  # when to publish again if nothing happens
 
-    def grow(self, paths: int) -> None:
-        """Have this many paths."""
-        self._log.grow(paths)
-        self._extra_log.grow(paths)
-        old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        self._allocate(paths)
-        for name, value in old.items():
-            vars(self)[name][: len(value)] = value
-
     def set_paths(self, paths: Sequence[PinnedPath]) -> None:
         """Tell of these from now on; what was counted of a path that comes back is kept."""
         self._paths = {pinned.index: pinned.path for pinned in paths}
@@ -130,9 +125,7 @@ class Liveness:
         self._peers[:] = self._addresses[:] = 0
         for index, path in self._paths.items():
             self._peers[index], self._addresses[index] = peers[path.destination], addresses[path.address]
-        self._request_keys = {
-            pinned.index: (udp.mapped(pinned.path.address).tobytes(), pinned.ifindex) for pinned in paths
-        }
+        self._request_keys = {pinned.index: (mapped(pinned.path.address), pinned.ifindex) for pinned in paths}
 
     # ---- what happens ----
 
@@ -258,10 +251,6 @@ class Liveness:
         self._blocks[full, :2] = self._seen[full]
         self._judge(grown)
 
-    def limits(self, paths: Rows) -> tuple[NDArray[np.float64], Counts]:
-        """The share of recent probes that were lost, and how many in a row must be for the path to be dead."""
-        return self._share[paths], self._limits[paths]
-
     def loss(self, paths: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The share of recent probes that were lost, and how large it may be (1.5 standard deviations above)."""
         return self._share[paths], self._may_be[paths]
@@ -347,12 +336,10 @@ class Liveness:
         chosen = np.flatnonzero(news)
         self._told[chosen], self._told_weight[chosen] = missed[chosen], weight[chosen]
         self._tell_ns[chosen] = now_ns + np.where(missed[chosen] < TOLD_SINGLY, TOLD_EVERY_NS, TOLD_SILENT_EVERY_NS)
-        loss, limits = self.limits(chosen)
-        columns = zip(chosen.tolist(), loss.tolist(), limits.tolist(), strict=True)
-        return [self.signal(index, each, limit, host, now_ns, unix_ns) for index, each, limit in columns]
+        return [self.signal(index, host, now_ns, unix_ns) for index in chosen.tolist()]
 
-    def signal(self, index: int, loss: float, limit: int, host: str, now_ns: int, unix_ns: int) -> PathLiveness:
-        """What is known of one path, whether or not it is to be told now; `loss` and `limit` are those of `limits`."""
+    def signal(self, index: int, host: str, now_ns: int, unix_ns: int) -> PathLiveness:
+        """What is known of one path, whether or not it is to be told now."""
         missed, since_ns = int(self.missed[index]), int(self._silent_since_ns[index])
         age_ms = int(self._peer_age_ms[index])
         return PathLiveness(
@@ -367,9 +354,9 @@ class Liveness:
             last_request_ns=self._requests.get(self._request_keys[index]),
             interval_ns=self._interval_ns,
             answered_sent_ns=int(self._answered_sent_ns[index]) or None,
-            limit=limit,
+            limit=int(self._limits[index]),
             missed_extra=int(self.missed_extra[index]),
-            recent_loss=round(loss, 4),
+            recent_loss=round(float(self._share[index]), 4),
             longest_rtt_ns=int(self._longest_ns[index]) or None,
             peer_agent_age_ns=None if age_ms == _NO_AGE else age_ms * 1_000_000,
         )

@@ -19,7 +19,7 @@ from pytools.estimators.distributions import histograms
 from pytools.estimators.hop_counts import Hops
 from pytools.estimators.offsets import Offset
 from pytools.estimators.overtaken import LATE_NS, Overtaken, half_waited, waiting
-from pytools.estimators.windows import MISSING, CountHistory, Rows, Samples, Times
+from pytools.estimators.windows import MISSING, CountHistory, Growing, Rows, Samples, Times
 from pytools.signals import Histogram, Path, PathDelay
 from pytools.sources.probing.base_memory import Found, PathBase
 from pytools.sources.probing.liveness import Liveness
@@ -55,7 +55,7 @@ class Window:
         self.counted = np.zeros(0, np.int64) if with_histograms else None
 
 
-class Measurements:
+class Measurements(Growing):
     """Samples, minima and counters of every path.
 
     Parameters
@@ -101,26 +101,29 @@ class Measurements:
                 "shorten windows.long or probe less often",
             )
         base_ns = int(windows.base_s * 1_000_000_000)
-        self._samples = Samples(0, depth, (KINDS,))
+        self._samples = Samples(depth, (KINDS,))
         self._base = BaseDelays(base_ns)
         self._fates = CountHistory(min(base_ns, _LOSS_NS))
         self._hops: list[Hops] = []  # since the last `find_base`
-        self.counts = np.zeros((0, COUNTERS), np.int64)
-        self.foreign = np.zeros(0, np.bool_)
-        self.news = np.zeros(0, np.bool_)
         self.clocks = PathClocks()
         self.liveness = Liveness(int(probe.interval_ms * _MS))
-        self._measured = np.zeros(0, np.bool_)
         self._own_clock: set[int] = set()
         self._paths: dict[int, Path] = {}
         self._ways: dict[int, PinnedPath] = {}  # every path so far, as it was last
+        self.grow(0)
+
+    def _allocate(self, rows: int) -> None:
+        for part in (self._samples, self._base, self.clocks, self.liveness):
+            part.grow(rows)
+        self.counts = np.zeros((rows, COUNTERS), np.int64)
+        self.foreign, self.news, self._measured = np.zeros((3, rows), np.bool_)
 
     def set_paths(self, paths: Sequence[PinnedPath], now_ns: int) -> None:
         """Measure these from now on; what is known of a path that comes back is kept.
 
         A path that was gone, or whose interface or source address is another one, may have another base delay.
         """
-        self._grow(max((pinned.index for pinned in paths), default=-1) + 1)
+        self.grow(max((pinned.index for pinned in paths), default=-1) + 1)
         for pinned in paths:
             before = self._ways.get(pinned.index)
             if before is None:
@@ -159,19 +162,6 @@ class Measurements:
         if self.clocks.set(path, offset, known_ns):
             self._samples.forget(np.array([path]))
             self._base.forget_clocks(path)
-
-    def _grow(self, rows: int) -> None:
-        more = rows - len(self.counts)
-        if more <= 0:
-            return
-        self._samples.grow(rows)
-        self._base.grow(rows)
-        self.counts = np.concatenate([self.counts, np.zeros((more, COUNTERS), np.int64)])
-        self.foreign, self.news, self._measured = (
-            np.concatenate([flags, np.zeros(more, np.bool_)]) for flags in (self.foreign, self.news, self._measured)
-        )
-        self.clocks.grow(rows)
-        self.liveness.grow(rows)
 
     def sent(self, by_path: Times) -> None:
         """Count probes sent, by path."""

@@ -9,11 +9,8 @@ used in the network namespace it measures.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import selectors
-import socket
 import time
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -23,13 +20,12 @@ from pytools import log
 from pytools.config import AgentConfig
 from pytools.errors import CapabilityError, SwerveError
 from pytools.estimators.delays import STAMP_BOUND_NS
-from pytools.estimators.offsets import Offset
 from pytools.estimators.windows import MISSING
 from pytools.ipc.bus import Bus
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.netlink.routing import Netlink
 from pytools.log import Level
-from pytools.signals import Path, PathState
+from pytools.signals import PathState, ProbeSamples
 from pytools.sources.probing import stamp_packet, udp
 from pytools.sources.probing.attention import Attention, next_slow
 from pytools.sources.probing.base_memory import BaseMemory
@@ -38,8 +34,8 @@ from pytools.sources.probing.measurements import RECEIVED, Measurements, Window
 from pytools.sources.probing.paths import Changes, PinnedPath, PinnedPaths
 from pytools.sources.probing.probe_port import ProbePort
 from pytools.sources.probing.program import ProbeProgram
-from pytools.sources.probing.raw_results import RawResults
 from pytools.sources.probing.sender import Sender
+from pytools.sources.source import next_beat
 
 _MS: Final = 1_000_000
 _SLOW_EVERY_NS: Final = 1000 * _MS
@@ -101,14 +97,13 @@ class ProbeMesh:
             undo.callback(self._port.close)
             self._port.open(families)
             slots = Sender.slots_for(config.probe, clocks)
-            self.program = undo.enter_context(ProbeProgram(loaded, slots))
+            self.program = undo.enter_context(contextlib.closing(ProbeProgram(loaded, slots)))
             self._set_peers(config)
             ports = () if memory is None else memory.ports
             self.sender = Sender(config.probe, clocks, families, self.measurements, self.program, ports)
             undo.callback(self.sender.close)
             if memory is not None:
                 memory.keep(self.measurements.bases, self.sender.ports, config.probe.dscp)
-            self._results = RawResults(config.host, bus, self.sender, self.measurements.clocks)
             self._changes = Changes()
             undo.callback(self._changes.close)
             self._states = bus.subscribe(frozenset({"path_state"}))
@@ -122,18 +117,14 @@ class ProbeMesh:
             self._lost_interface = 0  # index of the one that lost its carrier last; 0: none
             self._miss_ns: int | None = None  # when a path that has just fallen silent misses its next answer
             self._attention = Attention(self._interval_ns)
-            self._started = self._answered = False
-            self._selector: selectors.BaseSelector | None = None
-            self._watched: socket.socket | None = None  # the pacer's end is told by it
-            self._path_by_end: dict[tuple[str, str], Path] = {}
+            self._started = self._answered = self._results_wanted = False
             self._discover(now_ns)
             self._close = undo.pop_all().close
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Be woken when routes change, and by probe.c; everything else goes by ticks."""
-        self._selector = selector
-        self._watch_pacer()
+        """Be woken when routes change, by probe.c, and by the pacer; everything else goes by ticks."""
         selector.register(self._changes.fileno(), selectors.EVENT_READ, self._routes_changed)
+        selector.register(self.sender.schedule.fileno(), selectors.EVENT_READ, self._pacer_speaks)
         selector.register(self.program.fileno(), selectors.EVENT_READ, self._woken)
 
     def set_peers(self, config: AgentConfig, now_ns: int) -> None:
@@ -183,20 +174,11 @@ class ProbeMesh:
     def _woken(self, _mask: int) -> None:
         self._due["read"] = 0
 
-    def _watch_pacer(self) -> None:
-        if self._selector is not None and self._watched is not self.sender.schedule.control:
-            if self._watched is not None:
-                self._selector.unregister(self._watched)
-            self._watched = self.sender.schedule.control
-            self._selector.register(self._watched, selectors.EVENT_READ, self._pacer_speaks)
-
     def _pacer_speaks(self, _mask: int) -> None:
         """An answer is overdue, or the pacer has ended: then the paths are laid out again, which starts another one."""
         if self.sender.schedule.hear():
             self._due["read"] = 0
-        elif self._selector is not None and self._watched is not None:
-            self._selector.unregister(self._watched)
-            self._watched = None
+        else:
             self._due["pacer"] = time.monotonic_ns() + _PACER_AFTER_NS
 
     def tick(self, now_ns: int) -> int:
@@ -207,7 +189,7 @@ class ProbeMesh:
         if now_ns >= self._due["paths"]:
             self._discover(now_ns)
         if now_ns >= self._due["pacer"]:
-            self._send_along(self.paths.current)
+            self._send_along()
         if self._miss_ns is not None and now_ns >= self._miss_ns:
             self._due["read"] = now_ns
         if now_ns >= self._due["read"]:
@@ -234,12 +216,12 @@ class ProbeMesh:
         elif alert is not None:
             self._publish_delays(self.measurements.short, now_ns, only_news=True, among=alert)
         if now_ns >= self._due["long"]:
-            self._due["long"] = _after(self._due["long"], self.measurements.long.length_ns, now_ns)
+            self._due["long"] = next_beat(self._due["long"], self.measurements.long.length_ns, now_ns)
             self._publish_delays(self.measurements.long, now_ns, only_news=False)
         if now_ns >= self._due["samples"]:
             self._due["samples"] = now_ns + _SAMPLES_EVERY_NS
             self._listen(now_ns)
-            self._results.publish(now_ns, self.paths.current)
+            self._publish_results(now_ns)
         self.program.set_limits(*self.measurements.liveness.for_kernel())
         if now_ns >= self._due["slow"]:
             self._due["slow"] = now_ns + _SLOW_EVERY_NS
@@ -306,6 +288,27 @@ class ProbeMesh:
         for signal in self.measurements.signals(window, now_ns, time.time_ns(), only_news, overtaken, among):
             self._bus.publish(signal)
 
+    def _publish_results(self, now_ns: int) -> None:
+        before, self._results_wanted = self._results_wanted, self._bus.wanted("probe_samples")
+        if not self._results_wanted:
+            return
+        if not before:
+            self.sender.skip_results()
+        paths = {pinned.index: pinned.path for pinned in self.paths.current}
+        unix_ns = time.time_ns()
+        for index, results in self.sender.results():
+            if index in paths:
+                self._bus.publish(
+                    ProbeSamples(
+                        host=self._config.host,
+                        at_ns=now_ns,
+                        unix_ns=unix_ns,
+                        path=paths[index],
+                        clock=self.measurements.clocks.states(np.array([index]))[0],
+                        **results._asdict(),
+                    )
+                )
+
     def _listen(self, now_ns: int) -> None:
         """Learn of paths from what a controller says about them."""
         states = [each for each in self._states.read() if isinstance(each, PathState)]
@@ -329,17 +332,13 @@ class ProbeMesh:
 
     def _take_paths(self) -> None:
         self.measurements.set_paths(self.paths.current, time.monotonic_ns())
-        self._send_along(self.paths.current)
+        self._send_along()
         self._attention.grow(len(self.measurements.counts), self.sender.probes)
-        self._path_by_end = {
-            (str(ipaddress.ip_address(pinned.path.address)), pinned.path.interface): pinned.path
-            for pinned in reversed(self.paths.current)
-        }
 
-    def _send_along(self, paths: Sequence[PinnedPath]) -> None:
-        """Have probes sent along these paths; where no process can be had that does, it is tried again."""
+    def _send_along(self) -> None:
+        """Have probes sent along the paths; where no process can be had that does, it is tried again."""
         try:
-            self.sender.set_paths(paths)
+            self.sender.set_paths(self.paths.current)
         except CapabilityError as error:
             if not self._started:
                 raise
@@ -348,20 +347,11 @@ class ProbeMesh:
             return
         self._due["pacer"] = _NEVER_NS
         if self._started:
-            self._watch_pacer()
             self.sender.plan(time.monotonic_ns())
 
     def interfaces(self) -> set[str]:
         """Where the program is wanted: at the interfaces of the paths, and those by which probes have come in."""
         return {pinned.path.interface for pinned in self.paths.current} | self._port.interfaces()
-
-    def path_of(self, remote: str, interface: str) -> Path | None:
-        """The path to an address by an interface; None when it is on no measured one."""
-        return self._path_by_end.get((remote, interface))
-
-    def all_paths(self) -> list[Path]:
-        """Every path that is probed now."""
-        return [pinned.path for pinned in self.paths.current]
 
     def stamping_clock(self, now_ns: int) -> int:
         """What the clock shows that stamps are taken by: CLOCK_MONOTONIC, but in a lab."""
@@ -371,27 +361,9 @@ class ProbeMesh:
         """Whether a path's peer has a clock of its own, and answers so that it can be compared with ours."""
         return pinned.peer.clock != "shared" and not self.measurements.foreign[pinned.index]
 
-    def set_offset(self, path: int, offset: Offset | None, known_ns: int) -> None:
-        """Let the delays of a path rest on what is known of its peer's clock, see `PathClocks.set`."""
-        self.measurements.set_offset(path, offset, known_ns)
-
-    def in_doubt(self, path: int) -> bool:
-        """Whether a sample of this path has contradicted what was known of its clocks, and nothing newer is known."""
-        return bool(self.measurements.clocks.suspended(np.array([path]))[0])
-
-    @property
-    def contradictions(self) -> int:
-        """Samples that were earlier than what was known of the clocks allowed."""
-        return self.measurements.clocks.contradictions
-
     def wire_bytes(self) -> int:
         """Bytes of probes and replies so far, both directions, with Ethernet, IP and UDP headers."""
         return self.sender.wire_bytes + self.program.counters()["wire_bytes"]
-
-    @property
-    def current(self) -> Sequence[PinnedPath]:
-        """The paths that are probed now."""
-        return self.paths.current
 
     def drops(self) -> dict[str, int]:
         """Everything that was lost, refused or not understood, by name."""
@@ -406,8 +378,3 @@ class ProbeMesh:
     def close(self) -> None:
         """Close every socket."""
         self._close()
-
-
-def _after(due_ns: int, every_ns: int, now_ns: int) -> int:
-    """The next time on a steady beat; periods missed in a pause are left out."""
-    return due_ns + ((now_ns - due_ns) // every_ns + 1) * every_ns

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pytools.estimators.delays import STAMP_BOUND_NS, Clocks, corrected
 from pytools.estimators.offsets import SIGMAS, Offset
-from pytools.estimators.windows import MISSING, Rows, Times
+from pytools.estimators.windows import MISSING, Growing, Rows, Times
 from pytools.signals import ClockState
 
 # What a path's clocks are, by number.
@@ -22,9 +22,16 @@ _STATES: Final[tuple[ClockState, ...]] = ("synchronised", "free_running", "holdo
 _NUMBER: Final = {"free_running": FREE, "holdover": HOLDOVER, "synchronised": SYNCHRONISED}
 
 
-class PathClocks:
+class PathClocks(Growing):
     """What is known of the clocks of every path.
 
+    Attributes
+    ----------
+    contradictions : int
+        Samples that were earlier than what was known of the clocks allowed.
+
+    Notes
+    -----
     A sample that would be earlier than the bound allows contradicts what is known: queueing only lengthens delays, so
     one of the clocks was stepped, or the bound was wrong. The path is then suspended, nothing of it is a fact, until an
     offset is set that was found out later.
@@ -34,18 +41,13 @@ class PathClocks:
         self.contradictions = 0
         self.any_suspended = False
         self._any_known = False  # whether an offset was ever set
-        self._state = np.zeros(0, np.uint8)
-        self._suspended_ns = np.zeros(0, np.int64)  # when; 0: is not
-        self._epoch, self._offset, self._bound, self._hard, self._jitter = np.zeros((5, 0), np.int64)
-        self._drift = np.zeros(0)
+        self.grow(0)
 
-    def grow(self, rows: int) -> None:
-        """Have at least this many rows."""
-        more = rows - len(self._state)
-        if more > 0:
-            for name, value in vars(self).items():
-                if isinstance(value, np.ndarray):
-                    vars(self)[name] = np.concatenate([value, np.zeros(more, value.dtype)])
+    def _allocate(self, rows: int) -> None:
+        self._state = np.zeros(rows, np.uint8)
+        self._suspended_ns = np.zeros(rows, np.int64)  # when; 0: is not
+        self._epoch, self._offset, self._bound, self._hard, self._jitter = np.zeros((5, rows), np.int64)
+        self._drift = np.zeros(rows)
 
     def share(self, path: int) -> None:
         """Both ends of this path read one clock."""
@@ -132,6 +134,10 @@ class PathClocks:
         since, drift = at_ns - self._epoch.take(paths), self._drift.take(paths) * 1e-9
         offsets: Times = self._offset.take(paths) + np.rint(since * drift).astype(np.int64)
         return offsets
+
+    def in_doubt(self, path: int) -> bool:
+        """Whether a sample of this path has contradicted what was known of its clocks, and nothing newer is known."""
+        return bool(self._suspended_ns[path])
 
     def suspended(self, paths: Rows) -> NDArray[np.bool_]:
         """Which paths wait for an offset that agrees with what is measured."""

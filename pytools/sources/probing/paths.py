@@ -7,11 +7,13 @@ gateway. One thread; the netlink socket's namespace decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import ipaddress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from pytools.config import Peer
+from pytools.kernel.bpf import contract
 from pytools.kernel.netlink.monitor import Group, Monitor
 from pytools.kernel.netlink.nexthops import family_of
 from pytools.kernel.netlink.routing import (
@@ -27,7 +29,7 @@ from pytools.kernel.netlink.routing import (
 from pytools.kernel.own_addresses import nearest, with_own_routes
 from pytools.signals import Path
 
-MOST_PATHS: Final = 4096  # as many as probe.c has room for
+MOST_PATHS: Final = contract.constant("SWERVE_PROBE_PATHS")
 SPOKEN_FOR_NS: Final = 10_000_000_000  # a controller speaks of every path once a second
 
 _ONLINK: Final = 4  # RTNH_F_ONLINK
@@ -68,15 +70,16 @@ class PinnedPaths:
         self._netlink, self._host, self._peers = netlink, host, peers
         self._index: dict[Path, int] = {}
         self._ends = {(peer.name, peer.address) for peer in peers}
+        self._by_end: dict[tuple[str, str], Path] = {}  # remote address and interface -> path
         self._spoken_ns: dict[Path, int] = {}  # path -> when a controller last spoke of it
-        self._taken: set[int] = set()  # by paths that are gone
+        self._numbered = 0  # paths so far: no index is given twice
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
         """From now on the paths to these; a path that goes keeps its index to itself, so none is taken for another."""
         self._peers, self._ends = peers, {(peer.name, peer.address) for peer in peers}
-        self.current = tuple(pinned for pinned in self.current if self._is_wanted(pinned.path))
+        self._have(pinned for pinned in self.current if self._is_wanted(pinned.path))
         for path in [path for path in self._index if not self._is_wanted(path)]:
-            self._taken.add(self._index.pop(path))
+            self._index.pop(path)
             self._spoken_ns.pop(path, None)
         addresses = {peer.address for peer in peers}
         self.unreachable = {address: why for address, why in self.unreachable.items() if address in addresses}
@@ -112,8 +115,24 @@ class PinnedPaths:
             index = self._index_of(hop.path)
             if index is not None:
                 wanted.append(replace(hop, index=index))
-        before, self.current = self.current, tuple(sorted(wanted, key=lambda pinned: pinned.index))
+        before = self.current
+        self._have(wanted)
         return before != self.current
+
+    def _have(self, wanted: Iterable[PinnedPath]) -> None:
+        self.current = tuple(sorted(wanted, key=lambda pinned: pinned.index))
+        self._by_end = {
+            (str(ipaddress.ip_address(pinned.path.address)), pinned.path.interface): pinned.path
+            for pinned in reversed(self.current)
+        }
+
+    def path_of(self, remote: str, interface: str) -> Path | None:
+        """The path to an address by an interface; None when it is on no measured one."""
+        return self._by_end.get((remote, interface))
+
+    def all_paths(self) -> list[Path]:
+        """Every path that is probed now."""
+        return [pinned.path for pinned in self.current]
 
     def remember(self, path: Path, now_ns: int) -> bool:
         """Look for a path that no route may show: a controller that keeps it drained, or standing by, speaks of it.
@@ -183,12 +202,11 @@ class PinnedPaths:
     def _index_of(self, path: Path) -> int | None:
         """The index that a path keeps for as long as the agent lives; None when there are no more."""
         if path not in self._index:
-            used = self._taken.union(self._index.values())
-            free = next((index for index in range(MOST_PATHS) if index not in used), None)
-            if free is None:
+            if self._numbered == MOST_PATHS:
                 self.refused[str(path)] = f"there are more than {MOST_PATHS} paths"
                 return None
-            self._index[path] = free
+            self._index[path] = self._numbered
+            self._numbered += 1
         return self._index[path]
 
     def _sources(self) -> tuple[set[str], dict[str, Sequence[str]]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from pytools.config import Clocks, Probe
 from pytools.estimators.windows import MISSING, Rows, how_many
-from pytools.sources.probing import udp
 from pytools.sources.probing.measurements import LOST, SENT, Measurements
 from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.schedule import Group, Schedule
@@ -35,7 +34,6 @@ from pytools.sources.probing.sessions import (
 )
 from pytools.sources.probing.ticks import (
     LEAST_HALVED_NS,
-    Dealt,
     Kind,
     Messages,
     Salvo,
@@ -82,7 +80,7 @@ class Planner(Sessions):
         self._pair_every = 1 if clocks is None else clocks.pair_every(probe)
         self._layout = TickLayout(probe, clocks, schedule)
         self._kinds: list[Kind] = []
-        self._dealt: Dealt = {}  # the sessions that are probed
+        self._probed: Sequence[Session] = ()
         self._parts = 1  # of an interval, each with a tick of its own
         self._ticks = 1  # that can be planned ahead, without extra ones
         self._by_path = np.zeros((0, 2, 0), np.int64)  # see `_by_path_of_kinds`; not known yet
@@ -98,16 +96,16 @@ class Planner(Sessions):
         """How many leave in an interval, at most."""
         return sum(len(kind.rows) for kind in self._kinds[_STEADY::2])
 
-    def _lay_out(self, dealt: Dealt) -> None:
+    def _lay_out(self, sessions: Sequence[Session]) -> None:
         """Make room for the probes of as many ticks as are planned ahead."""
-        self._dealt = dealt
-        if not dealt:
+        self._probed = sessions
+        if not sessions:
             self._kinds, self.next_ns = [], 0
             return
         every = self._pair_every
-        parts = halves(dealt, self._interval_ns)
+        parts = halves(sessions, self._interval_ns)
         salvos = [self._layout.with_pairs(part) for part in parts]
-        largest = sum(len(volley) for of_part in salvos for salvo in of_part.values() for volley, _ in salvo)
+        largest = sum(len(volley) for salvo in salvos for volley, _ in salvo)
         wanted = min(AHEAD_NS // self._interval_ns, _MOST_AHEAD // max(1, largest))
         intervals = every * max(-(-LEAST_TICKS // every), wanted // every)
         self._parts, self._ticks = len(parts), len(parts) * intervals
@@ -115,16 +113,16 @@ class Planner(Sessions):
         self.schedule.set_ticks(self._ticks + EXTRA_TICKS)
         self._kind_of, self._place_of = np.zeros((2, self._ticks + EXTRA_TICKS), np.intp)
         with_pairs = intervals // every
-        self._kinds = [self._kind({}, 0)]
-        for part, of_part in zip(parts, salvos, strict=True):
-            self._kinds.append(self._kind(of_part, with_pairs))
+        self._kinds = [self._kind((), 0)]
+        for part, salvo in zip(parts, salvos, strict=True):
+            self._kinds.append(self._kind(salvo, with_pairs))
             self._kinds.append(self._kind(one_each(part), intervals - with_pairs))
         self._given = np.zeros(len(self._kinds), np.int64)
         self._by_path = self._by_path[..., :0]
         self._laid_out_bytes = self.schedule.used_bytes
 
-    def _kind(self, salvos: Mapping[udp.Family, Salvo], times: int) -> Kind:
-        return self._layout.kind(salvos, times, len(self._next_seq), self._ports)
+    def _kind(self, salvo: Salvo, times: int) -> Kind:
+        return self._layout.kind(salvo, times, len(self._next_seq), self._ports)
 
     # ---- ahead ----
 
@@ -161,20 +159,17 @@ class Planner(Sessions):
         if self._interval_ns < LEAST_HALVED_NS:
             return False
         asked = np.isin(self._peer, self._peer[paths * flows])
-        sessions = [(family, each) for family, dealt in self._dealt.items() for each in dealt if each[0] % flows == 0]
+        sessions = [each for each in self._probed if each[0] % flows == 0]
         if alone:
-            sessions = [session for session in sessions if session[1][0] // flows in set(paths.tolist())]
-        sessions.sort(key=lambda session: not asked[session[1][0]])  # those asked for first
-        chosen: dict[udp.Family, list[Session]] = {}
-        for family, session in sessions[:_MOST_EXTRA]:
-            chosen.setdefault(family, []).append(session)
-        if not chosen:
+            sessions = [each for each in sessions if each[0] // flows in set(paths.tolist())]
+        sessions.sort(key=lambda each: not asked[each[0]])  # those asked for first
+        if not sessions:
             return False
         with self.schedule.held() as withdrawn:
             self.note_sent()
             self._withdraw(*withdrawn)
             self.schedule.rewind(self._laid_out_bytes)
-            self._kinds[_BETWEEN] = self._kind(one_each(chosen, EXTRA), EXTRA_TICKS)
+            self._kinds[_BETWEEN] = self._kind(one_each(sessions[:_MOST_EXTRA], EXTRA), EXTRA_TICKS)
             self._by_path = self._by_path[..., :0]
         now_ns = time.monotonic_ns()
         self._add_steady(now_ns, self._ticks, now_ns + np.arange(EXTRA_TICKS) * EXTRA_EVERY_NS)

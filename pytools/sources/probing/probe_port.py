@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from pytools.kernel import socket_filter as bpf
+from pytools.kernel.addresses import mapped
 from pytools.kernel.netlink.nexthops import LOCAL
 from pytools.kernel.netlink.routing import Netlink, NetlinkError
 from pytools.sources.probing import udp
@@ -66,7 +67,7 @@ class ProbePort:
 
     def set_peers(self, addresses: Iterable[str]) -> None:
         """Learn interfaces from these hosts alone."""
-        self._peers = {udp.mapped(address).tobytes() for address in addresses}
+        self._peers = {mapped(address) for address in addresses}
 
     def look(self) -> None:
         """Take what has come in."""
@@ -76,7 +77,7 @@ class ProbePort:
                     _, control, _, source = sock.recvmsg(1, _ROOM)
                 except OSError:  # nothing more, or an ICMP error
                     break
-                if udp.mapped(source[0].partition("%")[0]).tobytes() in self._peers:
+                if mapped(source[0].partition("%")[0]) in self._peers:
                     self.unanswered += 1
                     for message in control:
                         ifindex, address = _arrival(message)

@@ -9,25 +9,23 @@ import contextlib
 import secrets
 import select
 from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytools.errors import UsageError
+from pytools.kernel.addresses import mapped
 from pytools.kernel.bpf import contract
 from pytools.kernel.bpf.loader import Loaded
-from pytools.sources.probing import udp
 
-MOST_PATHS: Final = 4096
-MOST_SESSIONS: Final = 4096
-MOST_PORTS: Final = 16
-NUMBERS: Final = 1 << 20  # probes of a session before their numbers begin again
+MOST_SESSIONS: Final = contract.constant("SWERVE_PROBE_SESSIONS")
+NUMBERS: Final = 1 << contract.constant("SWERVE_PROBE_SEQ_BITS")  # probes of a session before they begin again
 SEQ_WRAP: Final = 1 << 32
-DUPLICATE, OURS = 1, 2  # flags of a record
-SESSION_SHARED: Final = 1
-FAMILIES: Final = {4: 2, 6: 10}
+DUPLICATE, OURS = (contract.constant(f"SWERVE_PROBE_{name}") for name in ("DUPLICATE", "OURS"))  # flags of a record
+_MOST_PORTS: Final = contract.constant("SWERVE_PROBE_PORTS")
+_SESSION_SHARED: Final = contract.constant("SWERVE_SESSION_SHARED")
+_FAMILIES: Final = {each: contract.constant(f"SWERVE_FAMILY_IPV{each}") for each in (4, 6)}
 
 
 class Requests(NamedTuple):
@@ -89,7 +87,7 @@ class ProbeProgram:
         self._known = dict(error_estimates)
 
     def _address(self, address: str) -> Any:
-        return np.frombuffer(udp.mapped(address).tobytes(), self._peers.key)[0]
+        return np.frombuffer(mapped(address), self._peers.key)[0]
 
     def set_locals(self, addresses: Iterable[str]) -> None:
         """Answer requests to these addresses of this host; all others are somebody else's."""
@@ -103,7 +101,7 @@ class ProbeProgram:
     def set_ports(self, ports: Iterable[int]) -> None:
         """Say which UDP ports the sender holds: replies to them end in the kernel."""
         wanted = sorted(set(ports))
-        self._settings["ports"] = np.pad(np.array(wanted, np.uint16), (0, MOST_PORTS - len(wanted)))
+        self._settings["ports"] = np.pad(np.array(wanted, np.uint16), (0, _MOST_PORTS - len(wanted)))
 
     def set_key(self, key: bytes) -> None:
         """Sign probes and replies with these 16 bytes, and believe none without; empty: neither."""
@@ -114,14 +112,13 @@ class ProbeProgram:
 
     def set_path(self, path: int, ifindex: int, gateway: str, remote: str) -> None:
         """Lead the probes of a path to a gateway; an on-link peer is its own. What stays as it was is left alone."""
-        record, family = self.paths[path : path + 1], FAMILIES[6 if ":" in gateway else 4]
-        same = (record["gateway"]["bytes"][0] == udp.mapped(gateway)).all()
-        same &= (record["remote"]["bytes"][0] == udp.mapped(remote)).all()
+        record, family = self.paths[path : path + 1], _FAMILIES[6 if ":" in gateway else 4]
+        same = record["gateway"][0].tobytes() == mapped(gateway) and record["remote"][0].tobytes() == mapped(remote)
         if same and (record["ifindex"][0], record["family"][0]) == (ifindex, family):
             return
         self.forget_path(path)
-        record["remote"]["bytes"] = udp.mapped(remote)
-        record["gateway"]["bytes"], record["family"] = udp.mapped(gateway), family
+        record["remote"], record["gateway"] = self._address(remote), self._address(gateway)
+        record["family"] = family
         record["ifindex"] = ifindex
 
     def forget_path(self, path: int) -> None:
@@ -144,12 +141,12 @@ class ProbeProgram:
 
         What the kernel has learnt of a session stays, unless it is another one now.
         """
-        record, flags = self.sessions[session : session + 1], SESSION_SHARED if shared else 0
-        same = (record["remote"]["bytes"][0] == udp.mapped(remote)).all()
+        record, flags = self.sessions[session : session + 1], _SESSION_SHARED if shared else 0
+        same = record["remote"][0].tobytes() == mapped(remote)
         if same and (record["path"][0], record["port"][0], record["flags"][0]) == (path, port, flags):
             return
         record["port"] = 0
-        record["remote"]["bytes"], record["path"] = udp.mapped(remote), path
+        record["remote"], record["path"] = self._address(remote), path
         record["flags"], record["ours"] = flags, 0
         record["port"] = port
 
@@ -195,11 +192,3 @@ class ProbeProgram:
         del self._settings, self.paths, self.sessions, self.slow, self.slow_limit
         del self._beat_ns, self._limits, self._graces_ns
         self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -61,6 +61,7 @@ class Schedule:
         self._packets, self._paths_fd = packets, paths_fd
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._said = select.epoll()  # by edges: what is not taken, and the end, wake nobody twice
         self._memory_fd = os.memfd_create("swerve-probes", os.MFD_CLOEXEC)
         os.ftruncate(self._memory_fd, MEMORY_BYTES)
         self._memory = mmap.mmap(self._memory_fd, MEMORY_BYTES)
@@ -79,6 +80,7 @@ class Schedule:
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
+        self._said.register(ours, select.EPOLLIN | select.EPOLLET)
         fds = theirs.fileno(), self._packets.fileno(), self._memory_fd
         words = [str(PACER.ready()), *map(str, (*fds, self._paths_fd, PRIORITY))]
         passed = fds if self._paths_fd < 0 else (*fds, self._paths_fd)
@@ -103,8 +105,9 @@ class Schedule:
 
     def _answer(self) -> bytes:
         """What the pacer says next; nothing when it is gone, or silent for too long."""
-        ready, _, _ = select.select((self.control,), (), (), _PATIENCE_S)
-        return self.control.recv(64) if ready else b""
+        assert self._control is not None
+        ready, _, _ = select.select((self._control,), (), (), _PATIENCE_S)
+        return self._control.recv(64) if ready else b""
 
     def _end(self) -> None:
         if self._control is not None:
@@ -118,27 +121,21 @@ class Schedule:
                 self._process.wait()
             self._process = None
 
-    @property
-    def control(self) -> socket.socket:
-        """Readable when the pacer has ended, or sees an answer overdue: see `hear`.
-
-        Raises
-        ------
-        CapabilityError
-            If there is none: it did not start.
-        """
-        if self._control is None:
-            raise CapabilityError("no process sends probes", "the log says why it did not start")
-        return self._control
+    def fileno(self) -> int:
+        """For a selector: readable when the pacer has ended, or sees an answer overdue, until `hear` is called."""
+        return self._said.fileno()
 
     def hear(self) -> bool:
-        """Take one word of the pacer's, that an answer is overdue; False: it has ended."""
+        """Take what the pacer says, that an answer is overdue; False: it has ended, or did not start."""
+        self._said.poll(0)
         try:
-            return len(self.control.recv(1, socket.MSG_DONTWAIT)) == 1
-        except BlockingIOError:  # `held` took it
+            while self._control is not None and self._control.recv(1, socket.MSG_DONTWAIT):
+                pass
+        except BlockingIOError:
             return True
-        except (OSError, CapabilityError):
-            return False
+        except OSError:
+            pass
+        return False
 
     def watch(self, rows: int) -> None:
         """Let the pacer look at the first so many rows of its map."""
@@ -152,6 +149,7 @@ class Schedule:
     def close(self) -> None:
         """End the pacer; no probe leaves any more."""
         self._end()
+        self._said.close()
         os.close(self._memory_fd)
         del self._words
         with contextlib.suppress(BufferError):  # arrays of messages are still about: they go with the process
@@ -184,12 +182,12 @@ class Schedule:
         self._running = False
 
     def _obeys_hold(self) -> bool:
-        if self._process is None:  # the last one did not start
+        if self._process is None or self._control is None:  # the last one did not start
             return False
         if not self._running:  # it waits for its first plan
             return self._process.poll() is None
         try:
-            self.control.send(pacer.HOLD)
+            self._control.send(pacer.HOLD)
             while (answer := self._answer()) == pacer.OVERDUE:
                 pass
             return answer == pacer.HELD
@@ -280,5 +278,6 @@ class Schedule:
         self._words[pacer.PLANNED] = first + len(due_ns)
         if not self._running or self._words[pacer.WAITING]:
             self._running = True
-            with contextlib.suppress(OSError, CapabilityError):  # it has gone
-                self.control.send(pacer.GO)
+            with contextlib.suppress(OSError):  # it has gone
+                if self._control is not None:
+                    self._control.send(pacer.GO)

@@ -8,24 +8,22 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.estimators.windows import Rows, Times
+from pytools.estimators.windows import Growing, Rows, Times
 
 Counts = NDArray[np.int64]
 
 
-class SendLog:
+class SendLog(Growing):
     """How many probes had been sent on each path after each of the last `kept` times, at least, that any were sent."""
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._times = np.zeros(2 * kept, np.int64)
-        self._counts = np.zeros((2 * kept + 1, 0), np.int64)  # row k: after k of the times; 0: before all
         self._used = 0
+        self.grow(0)
 
-    def grow(self, paths: int) -> None:
-        """Have this many paths."""
-        more = paths - self._counts.shape[1]
-        self._counts = np.concatenate([self._counts, np.zeros((len(self._counts), more), np.int64)], axis=1)
+    def _allocate(self, paths: int) -> None:
+        self._counts = np.zeros((2 * self._kept + 1, paths), np.int64)  # row k: after k of the times; 0: before all
 
     def note(self, times_ns: Times, counts: Counts) -> None:
         """Take note of when some were sent, and of how many had then been sent in all, shape (times, paths)."""

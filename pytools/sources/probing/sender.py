@@ -141,21 +141,22 @@ class Sender(Planner):
         with self.schedule.held() as withdrawn:
             self.note_sent()
             self._withdraw(*withdrawn)
-            self._grow(rows)
+            if rows > self.rows:
+                self.grow(max(rows, 2 * self.rows))  # so that it is rare
             self.schedule.watch(rows // flows)
             self._forget({pinned.index for pinned in paths})
-            dealt: dict[udp.Family, list[tuple[int, PinnedPath]]] = {}
+            sessions: list[tuple[int, PinnedPath]] = []
             for pinned in paths:
                 self._tell(pinned)
                 for row in range(pinned.index * flows, (pinned.index + 1) * flows):
                     self._own_clock[row] = pinned.peer.clock != "shared"
-                    dealt.setdefault(pinned.family, []).append((row, pinned))
+                    sessions.append((row, pinned))
             numbers: dict[tuple[str, udp.Family], int] = {}
             self._peer[:] = -1
             for pinned in paths:
                 number = numbers.setdefault((pinned.peer.name, pinned.family), len(numbers))
                 self._peer[pinned.index * flows : (pinned.index + 1) * flows] = number
-            self._lay_out(dealt)
+            self._lay_out(sessions)
 
     def _tell(self, pinned: PinnedPath) -> None:
         """Let the kernel know a path and its sessions."""

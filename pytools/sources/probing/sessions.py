@@ -7,35 +7,34 @@ stamps are nanoseconds of the stamping clock, all other times of CLOCK_MONOTONIC
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytools.config import Clocks, Probe
 from pytools.errors import UsageError
+from pytools.estimators.delays import or_none
 from pytools.estimators.overtaken import LATE_NS, NONE, Overtaken, may_be_lost
-from pytools.estimators.windows import MISSING, power_of_two
+from pytools.estimators.windows import MISSING, Growing, power_of_two
 from pytools.sources.probing.liveness import BURSTS, HURRY_EVERY_NS
 from pytools.sources.probing.measurements import LOST, Measurements
-from pytools.sources.probing.program import NUMBERS
+from pytools.sources.probing.program import NUMBERS, SEQ_WRAP
 
 SINGLE, FIRST, SECOND, EXTRA = range(4)  # a probe's part: in a coded pair, or between those that leave every interval
 PROBES: Final = 3  # to a pair: the one that leads it included
 
 FREE, OUTSTANDING, ANSWERED, TIMED_OUT, LATE = range(5)  # what has become of the probe in a slot
-SEQ_WRAP: Final = 1 << 32
 _MOST_SLOTS: Final = 65_536
 AHEAD_NS: Final = 640_000_000  # for so long probes are planned ahead, where that is so many ticks
 LEAST_TICKS: Final = 4
 EXTRA_TICKS: Final = 24  # between the others, so far apart, when a peer keeps us waiting
 EXTRA_EVERY_NS: Final = 1_500_000
 
-Result = tuple[int, int, int | None, int | None, bool]  # sequence number, sent, forward, reverse, whether it is extra
 
-
-class Pairs(NamedTuple):
-    """Coded pairs of one path, shape (pairs, 2): both probes of each in sending order; MISSING what was lost."""
+class Stamps(NamedTuple):
+    """What the probes of one path show, in arrays of one shape; MISSING what is not known."""
 
     forward_at: NDArray[np.int64]  # our stamping clock at the request's egress
     forward: NDArray[np.int64]  # the peer's clock at its ingress minus that
@@ -43,16 +42,17 @@ class Pairs(NamedTuple):
     reverse: NDArray[np.int64]  # that minus the peer's clock at the reply's egress
 
 
-class Singles(NamedTuple):
-    """All answered probes of one path, shape (n,), those of pairs included; MISSING what is not known."""
+class Results(NamedTuple):
+    """What became of some probes of one session, as in ProbeSamples."""
 
-    forward_at: NDArray[np.int64]  # as in Pairs
-    forward: NDArray[np.int64]
-    reverse_at: NDArray[np.int64]
-    reverse: NDArray[np.int64]
+    seq: list[int]
+    sent_ns: list[int]
+    forward_ns: list[int | None]
+    reverse_ns: list[int | None]
+    extra: list[int]
 
 
-class Sessions:
+class Sessions(Growing):
     """Arrays over all sessions and their most recent probes.
 
     Parameters
@@ -71,8 +71,7 @@ class Sessions:
         self._timeout_ns = int(probe.timeout_ms * 1e6)
         self._slots = self.slots_for(probe, clocks)
         self._oldest_ns = 0  # no probe that waits for its answer was sent before
-        self._allocate(0)
-        self._grow(64)
+        self.grow(64)
 
     @staticmethod
     def slots_for(probe: Probe, clocks: Clocks | None) -> int:
@@ -100,7 +99,7 @@ class Sessions:
         return slots
 
     def _allocate(self, rows: int) -> None:
-        """The arrays, [row] and [row, slot], for no session yet."""
+        """The arrays, [row] and [row, slot]."""
         self._next_seq = np.zeros(rows, np.int64)
         self._highest = np.full(rows, -1, np.int64)  # sequence number answered so far
         self._answered_ns = np.zeros(rows, np.int64)  # when the latest probe that was answered had been sent
@@ -116,19 +115,8 @@ class Sessions:
         # How much later a probe by another path was that came to the peer first, as answers say; MISSING: none does.
         self._there = np.full(grid, MISSING, np.int64)
         # Of probes that were answered, late or in time; what stands there of others is of an earlier one. In the order
-        # of Pairs: when the request left, the forward delay, when the reply came back, the reverse delay.
+        # of Stamps: when the request left, the forward delay, when the reply came back, the reverse delay.
         self._stamps = np.full((*grid, 4), MISSING, np.int64)
-        self._left, self._forward, self._back, self._reverse = np.moveaxis(self._stamps, -1, 0)
-
-    def _grow(self, rows: int) -> None:
-        """Have at least this many rows; doubles, so that it is rare."""
-        have = len(self._next_seq)
-        if rows <= have:
-            return
-        old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        self._allocate(max(rows, 2 * have))
-        for name, value in old.items():
-            vars(self)[name][:have] = value
 
     def expire(self, now_ns: int) -> None:
         """Count probes as lost that were not answered within the timeout."""
@@ -241,8 +229,11 @@ class Sessions:
         passed = ((state == OUTSTANDING) | (state == TIMED_OUT)) & (sent_ns < self._answered_ns[row])
         return sent_ns[alone & passed], sent_ns[alone & answered]
 
-    def pairs(self, path: int, since_ns: int) -> Pairs:
-        """The coded pairs of a path that were sent since then, oldest first."""
+    def pairs(self, path: int, since_ns: int) -> Stamps:
+        """The coded pairs of a path that were sent since then, oldest first, shape (pairs, 2).
+
+        Both probes of each are in sending order; MISSING what was lost.
+        """
         row, mask = path * self._probe.flows, self._slots - 1
         first = np.flatnonzero((self._part[row] == FIRST) & (self._sent_ns[row] >= since_ns))
         second = (first + 1) & mask
@@ -252,45 +243,41 @@ class Sessions:
         both = np.stack([first, (first + 1) & mask], axis=1)
         state = self._state[row, both]
         answered = (state == ANSWERED) | (state == LATE)
-        return Pairs(*np.where(answered, np.moveaxis(self._stamps[row, both], -1, 0), MISSING).copy())
+        return Stamps(*np.where(answered, np.moveaxis(self._stamps[row, both], -1, 0), MISSING).copy())
 
-    def singles(self, path: int, since_ns: int) -> Singles:
-        """All answered probes of a path that were sent since then, in no order."""
+    def singles(self, path: int, since_ns: int) -> Stamps:
+        """All answered probes of a path that were sent since then, those of pairs included, in no order."""
         row = path * self._probe.flows
         answered = (self._state[row] == ANSWERED) | (self._state[row] == LATE)
-        return Singles(*self._stamps[row, answered & (self._sent_ns[row] >= since_ns)].T.copy())
+        return Stamps(*self._stamps[row, answered & (self._sent_ns[row] >= since_ns)].T.copy())
 
-    def results(self) -> list[tuple[int, list[Result]]]:
-        """Raw results since the last call: per session its path index, and a Result per probe.
+    def results(self) -> Iterator[tuple[int, Results]]:
+        """What became of the probes since the last call: per session its path index, and columns.
 
-        A probe is given out once nothing more is to be learnt about it.
+        A probe is given out once nothing more is to be learnt about it, or about one before it.
         """
-        told = []
-        for row in range(len(self._next_seq)):
-            entries = self._results_of(row)
-            if entries:
-                told.append((row // self._probe.flows, entries))
-        return told
-
-    def _results_of(self, row: int) -> list[Result]:
-        entries: list[Result] = []
-        next_seq = int(self._next_seq[row])
-        for seq in range(max(int(self._told[row]), next_seq - self._slots), next_seq):
-            slot = seq & (self._slots - 1)
-            state = self._state[row, slot]
-            if state == OUTSTANDING:
-                break
-            self._told[row] = seq + 1
-            if self._seq[row, slot] != seq or state == FREE:
-                continue
-            # Without a stamp, the time of the call; no delay of ours rests on it.
-            sent_ns, forward, reverse = int(self._sent_ns[row, slot]), None, None
-            if state != TIMED_OUT:
-                sent_ns = int(self._left[row, slot])
-                forward, reverse = _value(self._forward[row, slot]), _value(self._reverse[row, slot])
-            extra = bool(self._part[row, slot] == EXTRA)
-            entries.append((seq & (SEQ_WRAP - 1), sent_ns, forward, reverse, extra))
-        return entries
+        first = np.maximum(self._told, self._next_seq - self._slots)
+        seq = first[:, None] + np.arange(int((self._next_seq - first).max(initial=0)))
+        at = np.arange(len(seq))[:, None] * self._slots + (seq & (self._slots - 1))
+        state = self._state.take(at)
+        over = ~np.logical_or.accumulate((state == OUTSTANDING) | (seq >= self._next_seq[:, None]), axis=1)
+        self._told = first + over.sum(axis=1)
+        known = over & (self._seq.take(at) == seq) & (state != FREE)
+        at, came = at[known], state[known] != TIMED_OUT
+        left, forward, _, reverse = self._stamps.reshape(-1, 4)[at].T
+        numbers = (seq[known] & (SEQ_WRAP - 1)).tolist()
+        sent_ns = np.where(came, left, self._sent_ns.take(at)).tolist()  # without a stamp, the time of the call
+        there, back = (or_none(each, came & (each != MISSING)) for each in (forward, reverse))
+        extra, begin = (self._part.take(at) == EXTRA).tolist(), 0
+        for row, end in enumerate(known.sum(axis=1).cumsum().tolist()):
+            if end > begin:
+                of_row = slice(begin, end)
+                extra_numbers = [
+                    number for number, is_extra in zip(numbers[of_row], extra[of_row], strict=True) if is_extra
+                ]
+                columns = numbers[of_row], sent_ns[of_row], there[of_row], back[of_row]
+                yield row // self._probe.flows, Results(*columns, extra_numbers)
+            begin = end
 
     def skip_results(self) -> None:
         """Let `results` begin with the probes sent from now on."""
@@ -325,7 +312,3 @@ def latest_of_others(times_ns: NDArray[np.int64], peers: NDArray[np.intp], flows
     np.maximum.at(second, peers[elsewhere], times_ns[elsewhere])
     found: NDArray[np.int64] = np.where(peers < 0, 0, np.where(elsewhere, best[peers], second[peers]))
     return found
-
-
-def _value(time_ns: Any) -> int | None:
-    return None if time_ns == MISSING else int(time_ns)

@@ -7,6 +7,7 @@ probe.c hands to the path's gateway. A STAMP packet as any other, with a session
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import ipaddress
@@ -35,7 +36,6 @@ _BUFFER_BYTES: Final = 1 << 20
 _GET_MTU = 0x8921  # SIOCGIFMTU
 _ERROR = struct.Struct("=IBBBBII")  # struct sock_extended_err
 _BY_ICMP = (2, 3)  # SO_EE_ORIGIN_ICMP, SO_EE_ORIGIN_ICMP6
-_MOST_FRAMES: Final = 4  # kept of a path
 _room = bytearray(LARGEST)
 _MOST_ERRORS: Final = 64  # taken at once
 _MOST_AT_ONCE: Final = 1024  # replies; a flood waits in the socket, or is lost there
@@ -70,25 +70,18 @@ class SizeProbes:
         self._interface = pinned.path.interface
         self._header = HEADER_BYTES[pinned.family]
         self.wire_bytes = 0
-        self._frames: dict[tuple[int, bool], bytearray] = {}  # by size, and whether the reply is to be short
         family = socket.AF_INET if pinned.family == 4 else socket.AF_INET6
-        try:
-            self._socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        except OSError as error:
-            raise SwerveError(f"a socket for probes of {pinned.path}: {error.strerror}") from None
-        try:
-            self._packet = frames.open_socket()
-        except SwerveError:
-            self._socket.close()
-            raise
-        try:
-            self._prepare(pinned, dscp)
-            self._frame = Frame(pinned, int(self._socket.getsockname()[1]), port, dscp)
-        except OSError as error:
-            self.close()
-            raise SwerveError(f"a socket for probes of {pinned.path}: {error.strerror}") from None
+        with contextlib.ExitStack() as undo:
+            try:
+                self._socket = undo.enter_context(socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
+                self._packet = undo.enter_context(frames.open_socket())
+                self._prepare(pinned)
+                self._frame = Frame(pinned, int(self._socket.getsockname()[1]), port, dscp)
+            except OSError as error:
+                raise SwerveError(f"a socket for probes of {pinned.path}: {error.strerror}") from None
+            undo.pop_all()
 
-    def _prepare(self, pinned: PinnedPath, dscp: int) -> None:
+    def _prepare(self, pinned: PinnedPath) -> None:
         if pinned.family == 4:
             options = [
                 (socket.IPPROTO_IP, _IP_MTU_DISCOVER, _ACCEPTS_ANSWERS),
@@ -116,14 +109,7 @@ class SizeProbes:
 
     def send(self, size: int, seq: int, now_ns: int, short_reply: bool) -> int:
         """Send one; 0, or the errno of the refusal."""
-        frame = self._frames.get((size, short_reply))
-        if frame is None:
-            frame = bytearray(self._frame.around(wire.size_request(size - self._header, seq, now_ns, short_reply)))
-            if len(self._frames) == _MOST_FRAMES:
-                self._frames.clear()
-            self._frames[size, short_reply] = frame
-        else:
-            self._frame.rewrite(frame, wire.size_head(seq, now_ns))
+        frame = self._frame.around(wire.size_request(size - self._header, seq, now_ns, short_reply))
         try:
             self._packet.sendto(frame, self._frame.address)
         except OSError as error:

@@ -20,8 +20,7 @@ _SYNCHRONISED, _PTP = 0x8000, 0x4000  # error estimate: S and Z, RFC 4656 sectio
 _TLV_HEADER = 4
 _REPLY_SIZE_BYTES = 4
 _REPLY_SIZE = struct.Struct("!BBHHH")  # TLV: flags, type, length; whether the reply shall be short; longest answered
-_SIZE_HEAD = struct.Struct("!III")
-_SIZE_BASE = struct.Struct("!HH28x")  # behind the head
+_SIZE_BASE = struct.Struct("!IIIHH28x")
 SHORT_REPLY_BYTES: Final = BASE_BYTES + _REPLY_SIZE.size
 SMALLEST_SIZED_BYTES: Final = SHORT_REPLY_BYTES + _TLV_HEADER  # of a request, with an empty padding
 
@@ -36,12 +35,6 @@ def error_estimate(bound_ns: int, synchronised: bool) -> int:
     return (_SYNCHRONISED if synchronised else 0) | _PTP | scale << 8 | multiplier
 
 
-def size_head(seq: int, now_ns: int) -> bytes:
-    """The beginning of a `size_request`: all that differs between two of one size."""
-    seconds, nanoseconds = divmod(now_ns, 1_000_000_000)
-    return _SIZE_HEAD.pack(seq, seconds & 0xFFFFFFFF, nanoseconds)
-
-
 def size_request(payload_bytes: int, seq: int, now_ns: int, short_reply: bool) -> bytes:
     """A request of exactly this many bytes: base, our TLV about the reply's size, padding.
 
@@ -52,7 +45,8 @@ def size_request(payload_bytes: int, seq: int, now_ns: int, short_reply: bool) -
     short_reply : bool
         Have the reflector leave the padding out, so that only the way there has to take the size.
     """
-    base = size_head(seq, now_ns) + _SIZE_BASE.pack(error_estimate(0, False), SIZE_SSID)
+    seconds, nanoseconds = divmod(now_ns, 1_000_000_000)
+    base = _SIZE_BASE.pack(seq, seconds & 0xFFFFFFFF, nanoseconds, error_estimate(0, False), SIZE_SSID)
     tlv = _REPLY_SIZE.pack(UNRECOGNISED, REPLY_SIZE, _REPLY_SIZE_BYTES, short_reply, 0)
     padding = payload_bytes - SMALLEST_SIZED_BYTES
     return base + tlv + struct.pack("!BBH", UNRECOGNISED, EXTRA_PADDING, padding) + bytes(padding)

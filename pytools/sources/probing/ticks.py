@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -12,7 +12,6 @@ from pytools.config import Clocks, Probe
 from pytools.estimators.delays import STAMP_BOUND_NS
 from pytools.estimators.windows import occurrence
 from pytools.sources.probing import stamp_packet as wire
-from pytools.sources.probing import udp
 from pytools.sources.probing.frames import Frames, Lane
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.schedule import Group, Schedule
@@ -21,7 +20,6 @@ from pytools.sources.probing.sessions import EXTRA, FIRST, SECOND, SINGLE
 LEAST_HALVED_NS: Final = 6_000_000  # an interval: in a shorter one there is no room for more ticks
 
 Session = tuple[int, PinnedPath]  # its row, and its path
-Dealt = Mapping[udp.Family, Sequence[Session]]
 Volley = Sequence[tuple[Session, int]]  # probes that leave at once, and the part that each has in a coded pair
 Salvo = Sequence[tuple[Volley, int]]  # and how long after the one before each is to leave
 
@@ -69,24 +67,17 @@ class Kind:
         self.wire_bytes = sum(made.frames.wire_bytes * made.frames.headers.shape[1] for made in messages)
 
 
-def halves(dealt: Dealt, interval_ns: int) -> list[Dealt]:
+def halves(sessions: Sequence[Session], interval_ns: int) -> list[Sequence[Session]]:
     """The sessions that begin an interval, and those that are probed in its middle: all of a peer at once."""
-    peers = sorted({pinned.path.destination for sessions in dealt.values() for _, pinned in sessions})
+    peers = sorted({pinned.path.destination for _, pinned in sessions})
     if len(peers) == 1 or interval_ns < LEAST_HALVED_NS:
-        return [dealt]
-    return [
-        {family: chosen for family, sessions in dealt.items() if (chosen := _to_peers(sessions, half))}
-        for half in (set(peers[::2]), set(peers[1::2]))
-    ]
+        return [sessions]
+    return [[each for each in sessions if each[1].path.destination in half] for half in (peers[::2], peers[1::2])]
 
 
-def _to_peers(sessions: Sequence[Session], peers: set[str]) -> list[Session]:
-    return [each for each in sessions if each[1].path.destination in peers]
-
-
-def one_each(dealt: Dealt, part: int = SINGLE) -> dict[udp.Family, Salvo]:
+def one_each(sessions: Sequence[Session], part: int = SINGLE) -> Salvo:
     """One probe for each session."""
-    return {family: (([(each, part) for each in sessions], 0),) for family, sessions in dealt.items()}
+    return (([(each, part) for each in sessions], 0),)
 
 
 class TickLayout:
@@ -102,11 +93,8 @@ class TickLayout:
         self._probe, self._schedule = probe, schedule
         self._spacing_ns = 0 if clocks is None else int(clocks.spacing_us * 1000)
 
-    def with_pairs(self, dealt: Dealt) -> dict[udp.Family, Salvo]:
+    def with_pairs(self, sessions: Sequence[Session]) -> Salvo:
         """A coded pair for the first session of each path whose peer has its own clock, one probe for all others."""
-        return {family: self._with_pairs(sessions) for family, sessions in dealt.items()}
-
-    def _with_pairs(self, sessions: Sequence[Session]) -> Salvo:
         paired = [each for each in sessions if self._is_paired(each)]
         if self._spacing_ns and paired:
             single, first, second = (
@@ -125,7 +113,7 @@ class TickLayout:
         row, pinned = session
         return pinned.peer.clock != "shared" and row % self._probe.flows == 0
 
-    def kind(self, salvos: Mapping[udp.Family, Salvo], times: int, sessions: int, ports: Sequence[int]) -> Kind:
+    def kind(self, salvo: Salvo, times: int, sessions: int, ports: Sequence[int]) -> Kind:
         """Ticks that send this, with room for so many of them; `sessions` are all that there are.
 
         Parameters
@@ -139,12 +127,18 @@ class TickLayout:
             If there is no room for it.
         """
         messages, parts = list[Messages](), list[tuple[int, int]]()
-        for family, salvo in (salvos if times else {}).items():
-            probes = [probe for volley, _ in salvo for probe in volley]
+        families = dict.fromkeys(pinned.family for volley, _ in salvo for (_, pinned), _ in volley)
+        for family in families if times else ():
+            volleys = [([each for each in volley if each[0][1].family == family], after) for volley, after in salvo]
+            probes = [probe for volley, _ in volleys for probe in volley]
             lanes = [self._lane(session, part, ports) for session, part in probes]
             made = Frames(family, lanes, self._probe.port, self._probe.dscp, times, self._schedule)
-            ends = list(accumulate(len(volley) for volley, _ in salvo))
-            cuts = [(slice(end - len(volley), end), after) for end, (volley, after) in zip(ends, salvo, strict=True)]
+            ends = accumulate(len(volley) for volley, _ in volleys)
+            cuts = [
+                (slice(end - len(volley), end), after)
+                for end, (volley, after) in zip(ends, volleys, strict=True)
+                if volley
+            ]
             groups = [[self._schedule.group(headers[cut], after) for cut, after in cuts] for headers in made.headers]
             messages.append(Messages(made, groups, slice(len(parts), len(parts) + len(lanes))))
             parts += [(row, part) for (row, _), part in probes]

@@ -1,4 +1,4 @@
-"""UDP sockets on the probes' ports, addresses as the kernel's records have them, and messages as sendmmsg(2) has them.
+"""UDP sockets on the probes' ports, and messages as sendmmsg(2) has them.
 
 Non-blocking; one thread.
 """
@@ -10,14 +10,12 @@ from collections.abc import Iterable
 from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pytools.errors import SwerveError
 
 Family = Literal[4, 6]
 
 _IP_PKTINFO: Final = 8
-_MAPPED: Final = np.frombuffer(bytes(10) + b"\xff\xff", np.uint8)
 
 # struct iovec and struct mmsghdr
 VECTOR = np.dtype([("base", "u8"), ("length", "u8")])
@@ -71,10 +69,3 @@ def open_socket(family: Family, port: int) -> socket.socket:
 def families(addresses: Iterable[str]) -> list[Family]:
     """Of which families these are."""
     return sorted({6 if ":" in address else 4 for address in addresses})
-
-
-def mapped(address: str) -> NDArray[np.uint8]:
-    """An address as 16 bytes, IPv4 addresses mapped into IPv6."""
-    if ":" in address:
-        return np.frombuffer(socket.inet_pton(socket.AF_INET6, address), np.uint8)
-    return np.concatenate([_MAPPED, np.frombuffer(socket.inet_pton(socket.AF_INET, address), np.uint8)])

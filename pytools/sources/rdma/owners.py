@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import NamedTuple
 
 from pytools.kernel.printable import printable
 from pytools.signals import Owner
@@ -32,18 +34,34 @@ def process_owner(pid: int, proc: Path = Path("/proc")) -> Owner:
     return Owner(pid=pid, command=command(proc, pid), cgroup=path, container=container(path))
 
 
-def user_of(pid: int, proc: Path = Path("/proc")) -> int | None:
+def user_of(pid: int) -> int | None:
     """The effective user of a process; None when it is gone."""
     try:
-        return (proc / str(pid)).stat().st_uid
+        return os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return None
 
 
-def start_of(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """When a process began, in clock ticks since boot; None when there is no such process (any more)."""
+class Process(NamedTuple):
+    """A process as it was when it was first met."""
+
+    owner: Owner
+    start: int | None  # in clock ticks since boot; None: it was gone already
+    uid: int | None
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """What can be read of it now."""
+        return cls(process_owner(pid), _start_of(pid), user_of(pid))
+
+    def gone(self) -> bool:
+        """Whether it has ended; its number may be another's by now."""
+        return self.start is None or _start_of(self.owner.pid) != self.start
+
+
+def _start_of(pid: int) -> int | None:
     try:
-        fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return int(fields[19]) if fields[0] not in "ZX" else None
     except (OSError, IndexError, ValueError):
         return None

@@ -32,8 +32,8 @@ TAIL_CALLS: Final = (  # enum more
 class KernelTable:
     """The rows that rdma.c writes, and the kernel's side of them."""
 
-    def __init__(self, loaded: Loaded, run_mask: int = 0) -> None:
-        self._loaded, self._run_mask = loaded, run_mask
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
         rows, queues = loaded.map("rdma_table"), loaded.map("rdma_queues")
         self._mapped = MappedArray(os.dup(rows.fd), rows.value)
         self._slots, self._ports = loaded.map("rdma_slots"), loaded.map("rdma_ports")
@@ -48,7 +48,7 @@ class KernelTable:
             if self.records[slot]["state"]:
                 self.free(slot)
             else:
-                self.records[slot]["run_mask"] = run_mask
+                self.records[slot]["run_mask"] = 0
                 push(self._free.fd, slot)
 
     @property
@@ -70,7 +70,6 @@ class KernelTable:
         if self._is_at(key, slot):
             self._slots.delete(key)
         self.records[slot] = np.zeros(1, row.dtype)[0]
-        self.records[slot]["run_mask"] = self._run_mask
         self._queues.update(slot, self._fresh)
         self._ports.update(slot, np.zeros(1, self._ports.value)[0])
         push(self._free.fd, slot)

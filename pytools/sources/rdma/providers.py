@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import platform
-import selectors
 import stat
 import struct
 import subprocess
@@ -30,7 +29,7 @@ from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.bpf.uprobes import Uprobe
 from pytools.kernel.rdma_class import SYSFS, absent, listed
 from pytools.sources.rdma.probe_table import TAIL_CALLS, KernelTable
-from pytools.sources.rdma.table import Sight
+from pytools.sources.rdma.table import Sight, Way
 from pytools.sources.rdma.verbs_offsets import LIBRARY, LOCK_BYTES
 
 _NOTE, _BUILD_ID = 4, 3  # PT_NOTE, NT_GNU_BUILD_ID
@@ -123,7 +122,7 @@ def program() -> Program:
     return Program("rdma.c", functions, defines, dict.fromkeys(functions, "uprobe"))
 
 
-class Uprobes:
+class Uprobes(Way):
     """The breakpoints of this host, and the table they fill.
 
     Parameters
@@ -136,6 +135,13 @@ class Uprobes:
         The verbs library.
     environment : mapping, optional
         For the child that opens the devices.
+
+    Attributes
+    ----------
+    failed : dict of str to str
+        What could not be found or probed, and why.
+    table : KernelTable, optional
+        The table, where the programs could be loaded.
     """
 
     def __init__(
@@ -150,7 +156,7 @@ class Uprobes:
         self._environment = environment
         self._probes: dict[tuple[str, int, int, str], Uprobe] = {}  # program, device and inode, offset
         self._functions: dict[str, list[tuple[str, int]]] = {}
-        self._table: KernelTable | None = None
+        self.table: KernelTable | None = None
         self._reason = loaded.failed.get("rdma.c", "")
         self._names: frozenset[str] = frozenset()
         self._finding: subprocess.Popen[str] | None = None
@@ -158,21 +164,18 @@ class Uprobes:
         self._look_ns = self._processes_ns = 0
         self._processes: dict[int, str] = {}
         if not self._reason:
-            self._table = KernelTable(loaded)
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for: everything is in the table."""
+            self.table = KernelTable(loaded)
 
     def tick(self, now_ns: int) -> int:
         """Look whether devices or processes came or went; returns when to be called next."""
-        if self._table is None:
+        if self.table is None:
             return now_ns + _LOOK_NS
         if self._finding is not None:
             self._take_findings(now_ns)
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + _LOOK_NS
             self._look(now_ns)
-            self._table.resolve_local(self._devices)
+            self.table.resolve_local(self._devices)
         if self._functions and now_ns >= self._processes_ns:
             self._processes_ns = now_ns + _PROCESSES_NS
             self._look_at_processes()
@@ -276,29 +279,24 @@ class Uprobes:
         """Where a verb's functions lie: library and file offset, one a provider or variant."""
         return tuple(self._functions.get(verb, ()))
 
-    @property
-    def table(self) -> KernelTable | None:
-        """The table, where the programs could be loaded."""
-        return self._table
-
     def tables(self) -> Sequence[KernelTable]:
         """The table, once there is a breakpoint that fills it."""
-        return [self._table] if self._table is not None and self._probes else []
+        return [self.table] if self.table is not None and self._probes else []
 
     def sight(self) -> Sight:
         """What is seen, and what is not."""
         seen = dict(self._processes)
-        if self._table is not None:
-            records = self._table.records
+        if self.table is not None:
+            records = self.table.records
             seen.update(dict.fromkeys(np.unique(records["tgid"][records["state"] != 0]).tolist(), "uprobe"))
         providers = sorted({path for places in self._functions.values() for path, _ in places})
         reason = "" if self._probes and not self._reason else self._reason
-        hits = self._table.counters()["hits"] if self._table is not None else 0
+        hits = self.table.counters()["hits"] if self.table is not None else 0
         return Sight(reason, tuple(providers) if self._probes else (), tuple(sorted(seen.items())), hits)
 
     def drops(self) -> dict[str, int]:
         """Everything lost so far, by name."""
-        counters = self._table.counters() if self._table is not None else {}
+        counters = self.table.counters() if self.table is not None else {}
         return {name: counters[name] for name in _LOST if name in counters}
 
     def close(self) -> None:
@@ -310,9 +308,9 @@ class Uprobes:
         for probe in self._probes.values():
             probe.close()
         self._probes = {}
-        if self._table is not None:
-            self._table.close()
-            self._table = None
+        if self.table is not None:
+            self.table.close()
+            self.table = None
 
 
 def _stat(path: str) -> os.stat_result | None:
@@ -321,10 +319,10 @@ def _stat(path: str) -> os.stat_result | None:
     return None
 
 
-def users_of(names: set[str], proc: Path = Path("/proc")) -> Iterator[tuple[int, tuple[int, int], str]]:
+def users_of(names: set[str]) -> Iterator[tuple[int, tuple[int, int], str]]:
     """Processes that have a library of such a name mapped: process id, device and inode, path as they see it."""
     wanted = [name.encode() for name in names]
-    for place in proc.iterdir():
+    for place in Path("/proc").iterdir():
         if not place.name.isdigit():
             continue
         try:

@@ -11,7 +11,6 @@ import numpy as np
 from pytools.estimators import verdicts
 from pytools.estimators.distributions import Distribution, by_group
 from pytools.estimators.queue_pairs import WINDOWS, Figures
-from pytools.estimators.queue_rates import Counted
 from pytools.estimators.suspects import Thing, Witness, suspects
 from pytools.estimators.windows import MISSING
 from pytools.signals import Bandwidth, Quantiles, RdmaQueuePair, RdmaSuspects
@@ -20,6 +19,10 @@ from pytools.sources.rdma.register import QueuePair
 from pytools.sources.rdma.watching import Watch
 
 _PERCENT: Final = (50, 90, 99, 100)
+_SAME_NAME: Final = (
+    *("posted", "completed", "posted_bytes", "completed_bytes", "untracked"),
+    *("receives_posted", "receives_completed", "received_bytes"),
+)
 _UNJUDGED: Final = ("no_demand", "unknown")
 
 
@@ -61,14 +64,10 @@ class Reports:
     def _bandwidths(self, rows: Any) -> list[list[Bandwidth]]:
         watch = self._watch
         result: list[list[Bandwidth]] = [[] for _ in rows]
-        counted = watch.rates.counted(rows)
-        kinds: list[tuple[int, Any, Figures | Counted]] = [(0, counted.stretches, counted)]
-        for place, messages in enumerate(WINDOWS):
-            timed = watch.timed.figures(place, rows)
-            kinds.append((messages, timed.windows, timed))
-        for messages, count, figures in kinds:
+        timed = [(messages, watch.timed.figures(place, rows)) for place, messages in enumerate(WINDOWS)]
+        for messages, figures in [(0, watch.rates.counted(rows)), *timed]:
             for place in range(len(rows)):
-                result[place].append(_bandwidth(messages, int(count[place]), figures, place))
+                result[place].append(_bandwidth(messages, figures, place))
         return result
 
     def _latencies(self, rows: Any) -> Distribution:
@@ -99,15 +98,8 @@ class Reports:
             remote_qp_number=pair.remote_number,
             path=pair.path,
             window_ns=max(now_ns - max(self._window_ns, pair.first_ns), 0),
-            posted=last["posted"],
-            completed=last["completed"],
             outstanding=max(last["posted"] - last["completed"], 0),
-            posted_bytes=last["posted_bytes"],
-            completed_bytes=last["completed_bytes"],
             outstanding_bytes=(last["posted_bytes"] - last["completed_bytes"]) % 2**64,
-            receives_posted=last["receives_posted"],
-            receives_completed=last["receives_completed"],
-            received_bytes=last["received_bytes"],
             shared_receive_queue=pair.shared_receives,
             opcodes=pair.opcodes,
             errors={
@@ -120,9 +112,9 @@ class Reports:
             verdict=verdicts.NAMES[int(watch.verdicts.verdict[row])],
             reason=watch.sentences.get(row, ""),
             since_ns=int(watch.verdicts.since_ns[row]),
-            untracked=last["untracked"],
             closed=closed,
             uid=pair.uid,
+            **{name: last[name] for name in _SAME_NAME},
         )
 
     def suspects(self, now_ns: int) -> RdmaSuspects:
@@ -153,7 +145,7 @@ class Reports:
         return ("host", self._host), ("link", f"{self._host}:{leaves_by}" if leaves_by else ""), ("host", there)
 
 
-def _bandwidth(messages: int, count: int, figures: Figures | Counted, place: int) -> Bandwidth:
+def _bandwidth(messages: int, figures: Figures, place: int) -> Bandwidth:
     def whole(values: Any) -> int | None:
         value = float(values[place])
         return round(value) if math.isfinite(value) else None
@@ -161,7 +153,7 @@ def _bandwidth(messages: int, count: int, figures: Figures | Counted, place: int
     last_ns = int(figures.last_ns[place])
     return Bandwidth(
         messages=messages,
-        windows=count,
+        windows=int(figures.windows[place]),
         last_bps=whole(figures.last),
         mean_bps=whole(figures.mean),
         min_bps=whole(figures.smallest),

@@ -11,18 +11,20 @@ import contextlib
 import selectors
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path as File
 from typing import Final
+
+import numpy as np
 
 from pytools.config import AgentConfig
 from pytools.estimators import verdicts
 from pytools.ipc.bus import Bus
+from pytools.kernel import addresses
 from pytools.kernel.rdma_class import SYSFS, absent, listed
-from pytools.signals import Owner, Path, RdmaSight
+from pytools.signals import Path, RdmaSight
 from pytools.sources.links.rdma_sysfs import Sysfs
 from pytools.sources.rdma import table as tables
-from pytools.sources.rdma.owners import process_owner, start_of, user_of
+from pytools.sources.rdma.owners import Process, process_owner
 from pytools.sources.rdma.receivers import NotReady
 from pytools.sources.rdma.register import QueuePair
 from pytools.sources.rdma.reports import Reports
@@ -38,13 +40,6 @@ _AGAIN_NS: Final = 200 * _MS  # a pair that falls idle and wakes is not told at 
 _SUSPECTS_NS: Final = 100 * _MS
 _SAID: Final = ("device", "qp_type", "srq", "remote_qp_number", "local", "remote")
 _HARMLESS: Final = (verdicts.OK, verdicts.NO_DEMAND, verdicts.UNKNOWN)
-
-
-@dataclass(slots=True)
-class _Process:
-    owner: Owner
-    start: int | None  # None: it was gone already when it was first met
-    uid: int | None
 
 
 class RdmaSource:
@@ -81,12 +76,13 @@ class RdmaSource:
         self._window_ns = config.windows.long_ns
         self._way_due = [0] * len(ways)
         self._tables: list[Table] = []
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, Process] = {}
         self._interfaces: dict[str, str] = {}
         self._devices = _devices(sysfs)
         self._read_due = self._details_due = self._window_due = self._sight_due = 0
         self._suspects_ns = 0
-        self._told: RdmaSight | None = None
+        self._told: tuple[str, list[str], dict[str, str]] | None = None  # of the sight
+        self._told_ns = 0
         self._hits = (time.monotonic_ns(), 0)
 
     def register(self, selector: selectors.BaseSelector) -> None:
@@ -140,7 +136,7 @@ class RdmaSource:
     def _describe(self, table: Table, slot: int, columns: Columns, place: int, now_ns: int) -> QueuePair:
         pid = int(columns.tgid[place])
         if pid not in self._processes:
-            self._processes[pid] = _Process(process_owner(pid), start_of(pid), user_of(pid))
+            self._processes[pid] = Process.of(pid)
         pair = QueuePair(
             table=table,
             slot=slot,
@@ -167,8 +163,8 @@ class RdmaSource:
         pair.shared_receives = bool(record["srq"])
         number = int(record["remote_qp_number"])
         pair.remote_number = None if number == tables.NO_QP else number
-        pair.local = tables.address(record["local"]["bytes"].tobytes())
-        pair.remote = tables.address(record["remote"]["bytes"].tobytes())
+        pair.local = _address(record["local"])
+        pair.remote = _address(record["remote"])
         pair.interface = self._interface(pair.device)
         pair.path = self._path_of(pair.remote, pair.interface) if pair.remote and pair.interface else None
 
@@ -191,7 +187,7 @@ class RdmaSource:
         watch.receivers.look(pairs, now_ns)
         living = {pair.tgid for pair in pairs.values()}
         self._processes = {pid: process for pid, process in self._processes.items() if pid in living}
-        gone = {pid for pid, process in self._processes.items() if _gone(pid, process)}
+        gone = {process.owner.pid for process in self._processes.values() if process.gone()}
         return [row for row, pair in pairs.items() if pair.tgid in gone]
 
     def _give_up(self, over: list[int], now_ns: int) -> None:
@@ -247,15 +243,9 @@ class RdmaSource:
         if not self._bus.wanted("rdma_sight"):
             return
         sight = self._sight(now_ns)
-        told = self._told
-        same = told is not None and (told.available, told.reason, told.providers, told.seen) == (
-            sight.available,
-            sight.reason,
-            sight.providers,
-            sight.seen,
-        )
-        if not same or told is None or now_ns - told.at_ns >= _SIGHT_NS:
-            self._told = sight
+        news = sight.reason, sight.providers, sight.seen
+        if news != self._told or now_ns - self._told_ns >= _SIGHT_NS:
+            self._told, self._told_ns = news, now_ns
             self._bus.publish(sight)
 
     def _sight(self, now_ns: int) -> RdmaSight:
@@ -294,9 +284,10 @@ class RdmaSource:
         return known.owner.command if known else process_owner(pid).command
 
 
-def _gone(pid: int, process: _Process) -> bool:
-    start = start_of(pid)
-    return start is None or start != process.start
+def _address(gid: np.void) -> str:
+    """The address in a GID; empty for none."""
+    raw = gid.tobytes()
+    return addresses.text(raw) if any(raw) else ""
 
 
 def _still_there(pair: QueuePair) -> bool:

@@ -8,14 +8,14 @@ wide and may wrap: differences are taken modulo 2^64. One thread.
 
 from __future__ import annotations
 
-import ipaddress
-import selectors
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pytools.sources.source import Source
 
 FREE: Final = 0  # enum swerve_qp_state
 LIVE: Final = 1
@@ -24,6 +24,11 @@ NOT_TIMED: Final = 2**64 - 1  # run_mask
 DEVICE_LETTERS: Final = 15  # SWERVE_DEVICE_BYTES less the zero at the end
 NO_QP: Final = 2**32 - 1  # remote_qp_number
 FUTURE_NS: Final = 1_000_000_000  # a time further ahead of now than that is nonsense
+
+COUNTERS: Final = (  # in the order in which they are read: completed before posted
+    *("timed", "completed", "completed_bytes", "completions", "receives_completed", "received_bytes"),
+    *("posted", "posted_bytes", "signalled", "refused", "receives_posted", "untracked"),
+)
 
 SeenBy = Literal["uprobe", "tap"]
 Counters = NDArray[np.uint64]
@@ -96,26 +101,14 @@ class Table(Protocol):
         """The last of this row has been told (its queue pair or its process is gone): it may be used again."""
 
 
-class Way(Protocol):
-    """A way in: the uprobes, or the tap. Runs in the agent's thread, called by the source."""
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Register files; `key.data` is called with the event mask."""
-
-    def tick(self, now_ns: int) -> int:
-        """Find processes and libraries that came or went; returns when to be called next."""
+class Way(Source, Protocol):
+    """A way in: the uprobes, or the tap; its ticks find processes and libraries that came or went."""
 
     def tables(self) -> Sequence[Table]:
         """The tables there are now; the same object for as long as a table lives."""
 
     def sight(self) -> Sight:
         """What this way sees, and what it cannot."""
-
-    def drops(self) -> dict[str, int]:
-        """Everything lost so far, by name."""
-
-    def close(self) -> None:
-        """Give everything back."""
 
 
 @dataclass(frozen=True)
@@ -193,26 +186,15 @@ def read(records: NDArray[Any], now_ns: int, pid: int = 0, among: Slots | None =
         return values
 
     known = state[slots]
-    columns = Columns(  # in this order: completed before posted
+    columns = Columns(
         slots=slots,
         closed=known == CLOSED,
         created_ns=column("created_ns").view(np.int64),
         context=column("context"),
         tgid=np.full(len(slots), pid, np.int64) if pid else column("tgid").view(np.int64),
         qp_number=column("qp_number").view(np.int64),
-        timed=column("timed"),
-        completed=column("completed"),
-        completed_bytes=column("completed_bytes"),
-        completions=column("completions"),
-        receives_completed=column("receives_completed"),
-        received_bytes=column("received_bytes"),
-        posted=column("posted"),
-        posted_bytes=column("posted_bytes"),
-        signalled=column("signalled"),
-        refused=column("refused"),
-        receives_posted=column("receives_posted"),
-        untracked=column("untracked"),
         garbage=0,
+        **{name: column(name) for name in COUNTERS},
     )
     sound = (
         (known <= CLOSED)
@@ -272,18 +254,6 @@ def read_timed(records: NDArray[Any], slots: Slots, before: Counters, timed: Cou
         missed=int(np.clip(growth(timed, before) - kept, 0, None).sum()) + int(np.count_nonzero(~whole)),
         garbage=int(np.count_nonzero(whole & ~sound)),
     )
-
-
-def address(gid: bytes) -> str:
-    """The address in a GID, an IPv4-mapped one as IPv4; empty for none.
-
-    >>> address(bytes(10) + bytes([255, 255, 10, 9, 0, 1]))
-    '10.9.0.1'
-    """
-    if not any(gid):
-        return ""
-    found = ipaddress.IPv6Address(gid)
-    return str(found.ipv4_mapped or found)
 
 
 def named(counts: NDArray[Any], names: Sequence[str]) -> dict[str, int]:

@@ -22,12 +22,11 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pytools.errors import CapabilityError, RefusedError, SwerveError
-from pytools.ipc.accepting import Accepting
-from pytools.ipc.socket_files import bind, peer
+from pytools.errors import SwerveError
+from pytools.ipc.socket_files import Listener, peer
 from pytools.kernel.bpf import mapped
 from pytools.sources.rdma.owners import user_of
-from pytools.sources.rdma.table import CLOSED, FREE, LIVE, Sight
+from pytools.sources.rdma.table import CLOSED, FREE, LIVE, Sight, Way
 
 MAGIC: Final = 0x50415453  # tap/share.h
 VERSION: Final = 1
@@ -100,7 +99,7 @@ class _Conversation:
         self.given: TapTable | None = None
 
 
-class TapServer:
+class TapServer(Way):
     """Serves tables to tapped processes; one of the source's ways in.
 
     Parameters
@@ -121,21 +120,18 @@ class TapServer:
 
     Raises
     ------
-    RefusedError
-        If another agent serves this socket.
-    CapabilityError
-        If the socket cannot be made.
+    SwerveError
+        If another agent serves this socket, or it cannot be made.
     """
 
     def __init__(self, path: Path, record: np.dtype[Any], rows: int, per_user: int = TABLES_PER_USER) -> None:
-        self._path, self._record, self._rows, self._per_user = path, record, rows, per_user
+        self._record, self._rows, self._per_user = record, rows, per_user
         self._processes: dict[int, _Process] = {}
         self._left: list[TapTable] = []  # of processes that are gone, until their rows have been told
         self.conversations: set[_Conversation] = set()
         self._selector: selectors.BaseSelector | None = None
         self._refused = self._malformed = self._abandoned = 0
-        self._accepting = Accepting(_listen(path), self._admit)
-        self._inode = path.stat().st_ino
+        self._listener = Listener(path, self._admit, 0o666, socket.SOCK_SEQPACKET)
         for name, fd in mapped.named(NAME):
             self._find(name, fd)
 
@@ -144,13 +140,13 @@ class TapServer:
     def register(self, selector: selectors.BaseSelector) -> None:
         """Serve from this selector."""
         self._selector = selector
-        self._accepting.register(selector)
+        self._listener.register(selector)
         for process in self._processes.values():
             self._watch(process)
 
     def tick(self, now_ns: int) -> int:
         """End conversations that say nothing, forget tables that are told; returns when to be called next."""
-        self._accepting.tick(now_ns)
+        self._listener.tick(now_ns)
         for each in [each for each in self.conversations if each.until_ns <= now_ns]:
             self._malformed += 1
             self._end(each)
@@ -173,7 +169,7 @@ class TapServer:
             "tap_refused": self._refused,
             "tap_malformed": self._malformed,
             "tap_abandoned": self._abandoned,
-            "tap_accept_paused": self._accepting.paused,
+            "tap_accept_paused": self._listener.paused,
         }
 
     def close(self) -> None:
@@ -188,10 +184,7 @@ class TapServer:
         for table in self._left:
             table.close()
         self._processes, self._left = {}, []
-        if self._accepting.close():
-            with contextlib.suppress(OSError):
-                if self._path.stat().st_ino == self._inode:
-                    self._path.unlink()
+        self._listener.close()
 
     # ---- processes ----
 
@@ -341,32 +334,6 @@ class TapServer:
             return NO_MAP, None
         process.tables.append(table)
         return 0, table
-
-
-def _listen(path: Path) -> socket.socket:
-    """A listening socket that any user may connect to; one that a dead agent left is replaced."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
-                probe.connect(str(path))
-            raise RefusedError(f"another agent serves {path}", "stop it first")
-        except BlockingIOError:
-            raise RefusedError(f"another agent serves {path}", "stop it first") from None
-        except ConnectionRefusedError:
-            path.unlink()
-        except FileNotFoundError:
-            pass
-        bind(sock, path, 0o666)
-        sock.listen(CONVERSATIONS)
-    except OSError as error:
-        sock.close()
-        raise CapabilityError(f"{path}: {error.strerror or error}", "run the agent as root") from None
-    except SwerveError:
-        sock.close()
-        raise
-    return sock
 
 
 def _same_network(pid: int) -> bool:

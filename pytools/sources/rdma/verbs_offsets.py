@@ -50,7 +50,21 @@ _QP_EX = [
     "wr_abort",
     "wr_atomic_write",
 ]
-_SEND_OPERATIONS = (*range(11), 12)  # enum ibv_qp_create_send_ops_flags, as bits
+# Which kind of request a builder is for: enum ibv_qp_create_send_ops_flags.
+_BITS = {
+    "wr_rdma_write": 1 << 0,
+    "wr_rdma_write_imm": 1 << 1,
+    "wr_send": 1 << 2,
+    "wr_send_imm": 1 << 3,
+    "wr_rdma_read": 1 << 4,
+    "wr_atomic_cmp_swp": 1 << 5,
+    "wr_atomic_fetch_add": 1 << 6,
+    "wr_local_inv": 1 << 7,
+    "wr_bind_mw": 1 << 8,
+    "wr_send_inv": 1 << 9,
+    "wr_send_tso": 1 << 10,
+    "wr_atomic_write": 1 << 12,
+}
 _CQ_EX = [
     "start_poll",
     "next_poll",
@@ -61,11 +75,9 @@ _CQ_EX = [
     "read_imm_data",
     "read_qp_num",
 ]
-_QP_TYPES = {"RC": 2, "UC": 3, "UD": 4}
+_QP_TYPES = (2, 3, 4)  # RC, UC, UD
 _WC_FLAGS = (0b111, 0b1111111)  # byte length, immediate, queue pair; and all that every device is to know
 _EXPORTED = {"create_qp": "1.1", "modify_qp": "1.1", "destroy_qp": "1.1"}
-
-_BUILDERS = [name for name in _QP_EX if not name.startswith(("wr_set", "wr_start", "wr_complete", "wr_abort"))]
 
 
 class _Capacities(c.Structure):
@@ -146,7 +158,8 @@ class Finder:
                 continue
             for verb, place in _CONTEXT.items():
                 self._note(verb, context + 8 + 8 * place)
-            with contextlib.closing(_Closing(self._verbs.ibv_close_device, context)):
+            with contextlib.ExitStack() as given_back:
+                given_back.callback(self._verbs.ibv_close_device, context)
                 self._look_behind(name, context)
         return count.value
 
@@ -156,10 +169,9 @@ class Finder:
         if not pd or not cq:
             self.problems.append(f"{name}: no protection domain or completion queue: {os.strerror(c.get_errno())}")
             return
-        with (
-            contextlib.closing(_Closing(self._verbs.ibv_dealloc_pd, pd)),
-            contextlib.closing(_Closing(self._verbs.ibv_destroy_cq, cq)),
-        ):
+        with contextlib.ExitStack() as given_back:
+            given_back.callback(self._verbs.ibv_dealloc_pd, pd)
+            given_back.callback(self._verbs.ibv_destroy_cq, cq)
             create = self._operation(context, _CREATE_QP_EX)
             if create:
                 self._note("create_qp_ex", context + _CREATE_QP_EX)
@@ -192,16 +204,14 @@ class Finder:
                 return False
             start = qp + (64 + self._lock + 4 + 7) // 8 * 8 + 24
             for place, verb in enumerate(_QP_EX):
-                if verb in _BUILDERS and not operations & _BITS[verb]:
-                    continue
-                self._note(verb, start + 8 * place)
+                if operations & _BITS.get(verb, operations):
+                    self._note(verb, start + 8 * place)
             self._verbs.ibv_destroy_qp(qp)
             return True
 
         any_made = False
-        for qp_type in _QP_TYPES.values():
-            known = sum(1 << bit for bit in _SEND_OPERATIONS if made(qp_type, 1 << bit))
-            any_made |= bool(known)
+        for qp_type in _QP_TYPES:
+            any_made |= any([made(qp_type, bit) for bit in _BITS.values()])
         if not any_made:
             self.problems.append(f"{name} has no extended way to post: {os.strerror(c.get_errno())}")
 
@@ -255,33 +265,6 @@ class Finder:
             if start <= function < end:
                 return path, function - start + offset
         return None
-
-
-# Which kind of request a builder is for: enum ibv_qp_create_send_ops_flags.
-_BITS = {
-    "wr_rdma_write": 1 << 0,
-    "wr_rdma_write_imm": 1 << 1,
-    "wr_send": 1 << 2,
-    "wr_send_imm": 1 << 3,
-    "wr_rdma_read": 1 << 4,
-    "wr_atomic_cmp_swp": 1 << 5,
-    "wr_atomic_fetch_add": 1 << 6,
-    "wr_local_inv": 1 << 7,
-    "wr_bind_mw": 1 << 8,
-    "wr_send_inv": 1 << 9,
-    "wr_send_tso": 1 << 10,
-    "wr_atomic_write": 1 << 12,
-}
-
-
-class _Closing:
-    """Something that a verb gives back."""
-
-    def __init__(self, verb: Any, thing: int) -> None:
-        self._verb, self._thing = verb, thing
-
-    def close(self) -> None:
-        self._verb(self._thing)
 
 
 def _pointer(address: int) -> int:

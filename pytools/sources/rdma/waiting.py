@@ -18,7 +18,7 @@ from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Bus
 from pytools.kernel.bpf.compiler_client import Compilation
-from pytools.kernel.rdma_class import SYSFS, absent
+from pytools.kernel.rdma_class import absent
 from pytools.signals import Path, RdmaSight
 
 if TYPE_CHECKING:
@@ -37,20 +37,12 @@ class RdmaWhenThere:
         Which measured path, if any, a remote address and an interface make.
     tap_socket : Path
         Where tapped processes ask for their table.
-    devices : Path, optional
-        Where the kernel lists RDMA devices.
     """
 
     def __init__(
-        self,
-        config: AgentConfig,
-        bus: Bus,
-        path_of: Callable[[str, str], Path | None],
-        tap_socket: File,
-        devices: File = SYSFS,
+        self, config: AgentConfig, bus: Bus, path_of: Callable[[str, str], Path | None], tap_socket: File
     ) -> None:
-        self._config, self._bus, self._path_of = config, bus, path_of
-        self._tap_socket, self._devices = tap_socket, devices
+        self._config, self._bus, self._path_of, self._tap_socket = config, bus, path_of, tap_socket
         self.programs: dict[str, int] = {}
         self.failed: ChainMap[str, str] = ChainMap()
         self._selector: selectors.BaseSelector | None = None
@@ -67,7 +59,7 @@ class RdmaWhenThere:
         """Look whether there is a device, or do what the source has to do."""
         if self._source is not None:
             return self._source.tick(now_ns)
-        if self._compilation is None and now_ns >= self._again_ns and not absent(self._devices):
+        if self._compilation is None and now_ns >= self._again_ns and not absent():
             self._begin(now_ns)
         if self._bus.wanted("rdma_sight"):
             self._bus.publish(self._sight(now_ns))
@@ -117,14 +109,14 @@ class RdmaWhenThere:
             ways: list[Way] = []
             failed: list[MutableMapping[str, str]] = []
             if self._config.rdma.uprobes != "off":
-                uprobes = undo.enter_context(contextlib.closing(Uprobes(loaded, self._devices)))
+                uprobes = undo.enter_context(contextlib.closing(Uprobes(loaded)))
                 ways.append(uprobes)
                 failed.append(uprobes.failed)
             if self._config.rdma.tap and loaded.has_map("rdma_table"):
                 rows = loaded.map("rdma_table")
                 per_user = self._config.rdma.tap_tables_per_user
                 ways.append(TapServer(self._tap_socket, rows.value, rows.max_entries, per_user))
-            source = RdmaSource(self._config, self._bus, self._path_of, ways, self._devices)
+            source = RdmaSource(self._config, self._bus, self._path_of, ways)
             undo.pop_all()
         assert self._selector is not None
         self._closing.enter_context(loaded)
@@ -140,7 +132,7 @@ class RdmaWhenThere:
         if self._compilation is not None:
             reason = "its programs are being compiled"
         else:
-            reason = self.failed.get("rdma.c") or absent(self._devices) or "a device has just come"
+            reason = self.failed.get("rdma.c") or absent() or "a device has just come"
         return RdmaSight(
             host=self._config.host,
             at_ns=now_ns,

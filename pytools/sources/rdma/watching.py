@@ -70,10 +70,6 @@ _FORGOTTEN_NS: Final = verdicts.FROZEN_NS  # idle for that long: the old mean sa
 _COMPLETED_CAP: Final = 1 << 40
 _UNREGISTERED_NS: Final = 250 * _MS  # a table with rows that found no place, or make no sense, is searched so seldom
 _NEW_AT_ONCE: Final = 64  # queue pairs described at one reading: more wait for the next
-_KEPT: Final = (
-    *("timed", "completed", "completed_bytes", "completions", "receives_completed", "received_bytes"),
-    *("posted", "posted_bytes", "signalled", "refused", "receives_posted", "untracked"),
-)
 _MOVING: Final = (verdicts.UNKNOWN, verdicts.OK, verdicts.CONGESTED)  # verdicts whose figures go on changing
 _MOVES: Final = ("posted", "completed", "receives_completed", "receives_posted", "refused", "timed")
 
@@ -134,7 +130,7 @@ class Watch:
         self.timed = TimedRequests(ROWS)
         self.rates = queue_rates.Rates(ROWS, mean_ns)
         self.verdicts = verdicts.Verdicts(ROWS, limits)
-        self.last: dict[str, Counters] = {name: np.zeros(ROWS, np.uint64) for name in _KEPT}
+        self.last: dict[str, Counters] = {name: np.zeros(ROWS, np.uint64) for name in tables.COUNTERS}
         self.sentences: dict[int, str] = {}
         self.drops = Counter({"rdma_timed_missed": 0, "rdma_garbage": 0, "rdma_no_row": 0})
         self.moved_ns = 0
@@ -177,7 +173,7 @@ class Watch:
         found = self._take_timed(looked, now_ns)
         self._take_statuses(looked)
         changed = self._judge(rows[active], columns.take(active), found, since_ns, now_ns) if active.any() else []
-        for name in _KEPT:
+        for name in tables.COUNTERS:
             self.last[name][rows] = getattr(columns, name)
         if self._budget.due(now_ns):
             self._share_out(looked, rows, columns.completed, now_ns)
@@ -249,7 +245,7 @@ class Watch:
         self.timed.forget(chosen)
         self.rates.forget(chosen)
         self.verdicts.forget(chosen, now_ns)
-        for name in _KEPT:
+        for name in tables.COUNTERS:
             self.last[name][row] = getattr(columns, name)[place]
         kept = np.uint64(table.records.dtype["timed_requests"].shape[0])
         self.last["timed"][row] -= min(columns.timed[place], kept)  # what lies there already is worth reading

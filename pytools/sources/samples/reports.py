@@ -6,7 +6,6 @@ latter of CLOCK_MONOTONIC. One thread.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +17,7 @@ from pytools.estimators.distributions import by_group
 from pytools.estimators.matching import FRESH, JOINED, SPOILED, alike
 from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.estimators.windows import MISSING, SlidingMinimum
+from pytools.kernel.addresses import text
 from pytools.signals import AppDelay, ClockState, Path, Quantiles
 from pytools.sources.samples.batches import TCP
 from pytools.sources.samples.joins import Flows
@@ -69,7 +69,7 @@ class Reports:
         self._host, self._peers = host, peers
         self._between, self._path_of, self._interface = between, path_of, interface
         self._base_ns = base_ns
-        self._base = SlidingMinimum(0, base_ns)
+        self._base = SlidingMinimum(base_ns)
         self._rows: dict[Place, int] = {}
         self._states: dict[int, ClockState] = {}
         self.drops = dict.fromkeys(("flows_left_out", "contradicted"), 0)
@@ -113,7 +113,7 @@ class Reports:
     def _row(self, place: Place) -> int:
         if place not in self._rows:
             if len(self._rows) >= _MOST_ROWS:
-                self._rows, self._base = {}, SlidingMinimum(0, self._base_ns)
+                self._rows, self._base = {}, SlidingMinimum(self._base_ns)
             self._rows[place] = len(self._rows)
             self._base.grow(len(self._rows))
         return self._rows[place]
@@ -199,14 +199,14 @@ class Reports:
         now_ns: int,
         unix_ns: int,
     ) -> AppDelay:
-        remote = _text(flow["destination"])
+        remote = text(flow["destination"].tobytes())
         return AppDelay(
             host=self._host,
             at_ns=now_ns,
             unix_ns=unix_ns,
             path=self._path_of(remote, self._interface(ifindex)),
             protocol="tcp" if flow["protocol"] == TCP else "udp",
-            local="" if whole_path else _text(flow["source"]),
+            local="" if whole_path else text(flow["source"].tobytes()),
             local_port=0 if whole_path else int(flow["source_port"]),
             remote="" if whole_path else remote,
             remote_port=0 if whole_path else int(flow["destination_port"]),
@@ -241,9 +241,3 @@ def _quantiles(samples: int, values: list[int] | None) -> Quantiles:
 
 def _protocols(rows: Sequence[np.void]) -> list[int]:
     return [int(row["protocol"]) for row in rows]
-
-
-def _text(mapped: NDArray[np.uint8]) -> str:
-    """An address as text; IPv4-mapped ones as IPv4."""
-    ip = ipaddress.IPv6Address(mapped.tobytes())
-    return str(ip.ipv4_mapped or ip)

@@ -8,7 +8,6 @@ CLOCK_MONOTONIC nanoseconds, but for those of stamping clocks, called `at_ns`. O
 from __future__ import annotations
 
 import contextlib
-import selectors
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -21,15 +20,16 @@ from pytools.errors import SwerveError
 from pytools.estimators.matching import FRESH
 from pytools.estimators.offsets import Offset
 from pytools.ipc.bus import Bus
+from pytools.kernel.addresses import mapped
 from pytools.kernel.bpf import contract
 from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import Path
 from pytools.sources.interfaces import Interfaces
-from pytools.sources.probing import udp
 from pytools.sources.samples import batches as wire
 from pytools.sources.samples.joins import OFF, SAMPLE, Joins, Rates, concatenated
 from pytools.sources.samples.rates import RateControl
 from pytools.sources.samples.reports import ONE_CLOCK, Reports
+from pytools.sources.source import Source
 
 EGRESS, INGRESS = 1, 2  # enum swerve_sample_direction
 
@@ -62,7 +62,7 @@ class _Asker:
         self.told = False  # whether a batch was sent: the first one says that there was nothing before
 
 
-class SampleSource:
+class SampleSource(Source):
     """Samples, exchanges and publishes.
 
     Parameters
@@ -102,7 +102,7 @@ class SampleSource:
         self._settings, self._peer_map = loaded.map("sample_settings"), loaded.map("sample_peers")
         self._set: tuple[int, int, int] | None = None
         self._names = sorted({peer.name for peer in config.peers})
-        self._addresses = {udp.mapped(peer.address).tobytes(): self._names.index(peer.name) for peer in config.peers}
+        self._addresses = {mapped(peer.address): self._names.index(peer.name) for peer in config.peers}
         self._directions: dict[bytes, int] = {}
         shared = {peer.name for peer in config.peers if peer.clock == "shared"}
         self.control = RateControl(config.samples.per_s)
@@ -128,9 +128,6 @@ class SampleSource:
         self._ask_due_ns = self._window_end_ns = 0
         hosts.receive(wire.BATCHES)  # from now on
         hosts.receive(wire.ASKS)
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for: samples are read when it is time."""
 
     def tick(self, now_ns: int) -> int:
         """Exchange, join, and publish when it is time; says when to be called next."""

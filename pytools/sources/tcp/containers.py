@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import struct
-from collections import OrderedDict
 from pathlib import Path
 from typing import Final
 
@@ -61,24 +61,18 @@ class Cgroups:
     """Path and container by identifier; remembers them, also when the group is gone."""
 
     def __init__(self, root: Path | None = None) -> None:
-        self._known: OrderedDict[int, tuple[str, str]] = OrderedDict()
+        self.find = functools.lru_cache(_REMEMBERED)(self._find)
         self._root, self._fd = "", -1
         with contextlib.suppress(OSError, SwerveError):  # none is mounted: nothing is known of any
             self._root = str(cgroups.root() if root is None else root)
             self._fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def find(self, identifier: int) -> tuple[str, str]:
+    def _find(self, identifier: int) -> tuple[str, str]:
         """Path below the root ("/" for the root itself) and container; empty when not found (any more)."""
         if identifier == 0 or self._fd < 0:
             return "", ""
-        known = self._known.get(identifier)
-        if known is not None:
-            return known
         path = self._look_up(identifier)
-        self._known[identifier] = path, container(path)
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
-        return self._known[identifier]
+        return path, container(path)
 
     def _look_up(self, identifier: int) -> str:
         """By handle: no walk through the tree, whatever its size."""

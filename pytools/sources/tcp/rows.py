@@ -5,41 +5,15 @@ A row is a copy of all that the kernel program keeps of a connection, so no stat
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pytools.kernel.addresses import texts
 from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, TcpFlow
 from pytools.sources.tcp.owners import Identity
-
-_BYTES: Final = 16
-_REMEMBERED: Final = 65_536
-
-
-class Addresses:
-    """Remembers what it has written once: the same few addresses come again and again."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, str] = {}
-
-    def texts(self, rows: NDArray[np.uint8]) -> list[str]:
-        """Addresses of shape (n, 16) as text."""
-        raw = rows.tobytes()
-        return [self.text(raw[at : at + _BYTES]) for at in range(0, len(raw), _BYTES)]
-
-    def text(self, raw: bytes) -> str:
-        """One address."""
-        known = self._known.get(raw)
-        if known is None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            ip = ipaddress.IPv6Address(raw)
-            known = self._known[raw] = str(ip.ipv4_mapped or ip)
-        return known
-
 
 CLOSED: Final = 16  # enum swerve_tcp_flag
 _ECN_NEGOTIATED: Final = 1
@@ -76,13 +50,12 @@ class Rows:
     def __init__(
         self,
         host: str,
-        addresses: Addresses,
         name: Callable[[int], str],
         path_of: Callable[[str, str], Path | None],
         owner: Callable[[int, int], Owner],
         ask: Callable[[Identity, int], None],
     ) -> None:
-        self._host, self._addresses, self._name, self._path_of = host, addresses, name, path_of
+        self._host, self._name, self._path_of = host, name, path_of
         self._owner, self._ask = owner, ask
 
     def signals(
@@ -91,9 +64,9 @@ class Rows:
         """A signal of each row; `drops` are the packets of each that were dropped, by reason."""
         counts = rows["counts"]
         interfaces = [self._name(ifindex) for ifindex in rows["ifindex"].tolist()]
-        remotes = self._addresses.texts(keys["remote"]["bytes"])
+        remotes = texts(keys["remote"]["bytes"])
         fields: dict[str, list[Any]] = {
-            "local": self._addresses.texts(keys["local"]["bytes"]),
+            "local": texts(keys["local"]["bytes"]),
             "local_port": keys["local_port"].tolist(),
             "remote": remotes,
             "remote_port": keys["remote_port"].tolist(),

@@ -9,7 +9,6 @@ missed.
 from __future__ import annotations
 
 import contextlib
-import selectors
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -27,13 +26,14 @@ from pytools.kernel.netlink.sockdiag import Diagnostics
 from pytools.signals import Path
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.programs import TCP_CALLBACKS
+from pytools.sources.source import Source
 from pytools.sources.tcp import baselines
 from pytools.sources.tcp.busiest import Busiest
 from pytools.sources.tcp.containers import Cgroups
 from pytools.sources.tcp.drops import Drops
 from pytools.sources.tcp.kernel_counters import KernelCounters
 from pytools.sources.tcp.owners import Identity, Owners
-from pytools.sources.tcp.rows import CLOSED, Addresses, Rows
+from pytools.sources.tcp.rows import CLOSED, Rows
 from pytools.sources.tcp.table import Table
 from pytools.sources.tcp.totals import PathOf, Totals, host_signal, path_signal
 
@@ -44,7 +44,7 @@ _FORGOTTEN_AT_ONCE: Final = 1024  # bounds the time that one tick takes
 _NOT_LOST: Final = ("flows_created", "flows_replaced", "met")  # of the counters
 
 
-class TcpSource:
+class TcpSource(Source):
     """Reads the sums once per long window, and single connections while somebody listens to them.
 
     Parameters
@@ -82,23 +82,19 @@ class TcpSource:
             self._counters, self._accounted = loaded.map("tcp_counters"), loaded.map("tcp_accounted")
             has_drops = loaded.has_map("drops_by_reason")
             self._drops = Drops(loaded, tracefs.drop_reasons()) if has_drops else None
-            addresses = Addresses()
             self._interfaces = interfaces
             name = self._interfaces.name
-            self._totals = Totals(loaded.map("tcp_paths"), loaded.map("tcp_interfaces"), addresses, name, path_of)
+            self._totals = Totals(loaded.map("tcp_paths"), loaded.map("tcp_interfaces"), name, path_of)
             self._table = Table(loaded.map("tcp_flows"), self._made)
             self._busiest = Busiest(loaded.map("tcp_flows"), config.tcp.busiest, int(config.tcp.busiest_ms * 1e6))
             self._owners = Owners(self._inode, Cgroups(), self._table.capacity)
             undo.callback(self._owners.close)
-            self._rows = Rows(self._host, addresses, name, path_of, self._owners.known, self._owners.ask)
+            self._rows = Rows(self._host, name, path_of, self._owners.known, self._owners.ask)
             self._close = undo.pop_all().close
         self._previous_ns = time.monotonic_ns()
         self._due_ns = self._previous_ns + self._interval_ns
         self._requests_due_ns = self._previous_ns + _REQUEST_IDLE_NS
         self._walks, self._walk_ns = 0, 0
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Nothing to wait for: the maps are read when it is time."""
 
     def tick(self, now_ns: int) -> int:
         """Read and publish what is due, a few milliseconds of it at most; says when there is more."""

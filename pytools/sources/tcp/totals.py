@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from pytools.kernel.addresses import texts
 from pytools.kernel.bpf.maps import Map
 from pytools.signals import Path, Retransmissions, TcpHost, TcpPath
-from pytools.sources.tcp.rows import Addresses
 
 Where = tuple[str, Path | None]  # an interface, and the measured path over it: None for all the others
 PathOf = Callable[[str, str], Path | None]  # (remote address, interface) -> the path, if it is a measured one
@@ -23,6 +23,7 @@ Counts = NDArray[np.int64]
 OTHERS: Final = 0  # the interface that stands for all that found no row of their own
 _OTHERS: Final = "others"  # what it is called
 _PRUNED_AT_ONCE: Final = 1024  # bounds the time that one reading takes
+_SAME_NAME: Final = ("retransmitted_bytes", "timeouts", "sent_bytes", "zero_windows", "resets_sent", "resets_received")
 
 
 class Columns:
@@ -85,11 +86,9 @@ class Totals:
         Which measured path, if any, a remote address and an interface make.
     """
 
-    def __init__(
-        self, paths: Map, interfaces: Map, addresses: Addresses, name: Callable[[int], str], path_of: PathOf
-    ) -> None:
+    def __init__(self, paths: Map, interfaces: Map, name: Callable[[int], str], path_of: PathOf) -> None:
         self._paths, self._interfaces = paths, interfaces
-        self._addresses, self._name, self._path_of = addresses, name, path_of
+        self._name, self._path_of = name, path_of
         self.columns = Columns(interfaces.value)
         self._path_growth, self._interface_growth = Growth(), Growth()
         self._owed: dict[str, Counts] = {}  # of rows, not yet seen in the counts of their interface; negative
@@ -127,7 +126,7 @@ class Totals:
 
     def _wheres(self, keys: NDArray[Any]) -> list[Where]:
         interfaces = [self._name(ifindex) for ifindex in keys["ifindex"].tolist()]
-        remotes = self._addresses.texts(keys["remote"]["bytes"])
+        remotes = texts(keys["remote"]["bytes"])
         return [(name, self._path_of(remote, name)) for name, remote in zip(interfaces, remotes, strict=True)]
 
     def _read_interfaces(self) -> dict[str, Counts]:
@@ -167,44 +166,33 @@ def path_signal(
     columns: Columns, where: Where, counts: Counts, total_segments: int, window_ns: int, **common: Any
 ) -> TcpPath:
     """A window's counts of one path, or of what is left of an interface."""
-    retransmitted = columns.retransmitted(counts)
     return TcpPath(
         interface=where[0],
         path=where[1],
         window_ns=window_ns,
-        retransmitted=retransmitted,
-        retransmitted_segments=retransmitted.segments,
-        retransmitted_bytes=columns.of(counts, "retransmitted_bytes"),
-        timeouts=columns.of(counts, "timeouts"),
-        spurious_segments=columns.of(counts, "spurious"),
-        sent_bytes=columns.of(counts, "sent_bytes"),
         segments_out=columns.of(counts, "segments_out"),
         delivered_segments=columns.of(counts, "delivered"),
         delivered_ce_segments=columns.of(counts, "delivered_ce"),
-        zero_windows=columns.of(counts, "zero_windows"),
-        resets_sent=columns.of(counts, "resets_sent"),
-        resets_received=columns.of(counts, "resets_received"),
         total_segments=total_segments,
+        **_counted(columns, counts),
         **common,
     )
 
 
 def host_signal(columns: Columns, counts: Counts, **others: Any) -> TcpHost:
     """What was counted of all connections since the start."""
+    return TcpHost(resets_refused=columns.of(counts, "resets_refused"), **_counted(columns, counts), **others)
+
+
+def _counted(columns: Columns, counts: Counts) -> dict[str, Any]:
+    """What is told of paths and of the host alike."""
     retransmitted = columns.retransmitted(counts)
-    return TcpHost(
-        retransmitted=retransmitted,
-        retransmitted_segments=retransmitted.segments,
-        spurious_segments=columns.of(counts, "spurious"),
-        retransmitted_bytes=columns.of(counts, "retransmitted_bytes"),
-        timeouts=columns.of(counts, "timeouts"),
-        sent_bytes=columns.of(counts, "sent_bytes"),
-        resets_sent=columns.of(counts, "resets_sent"),
-        resets_refused=columns.of(counts, "resets_refused"),
-        resets_received=columns.of(counts, "resets_received"),
-        zero_windows=columns.of(counts, "zero_windows"),
-        **others,
-    )
+    return {
+        "retransmitted": retransmitted,
+        "retransmitted_segments": retransmitted.segments,
+        "spurious_segments": columns.of(counts, "spurious"),
+        **{name: columns.of(counts, name) for name in _SAME_NAME},
+    }
 
 
 def _plain(keys: NDArray[Any]) -> NDArray[np.bytes_]:

@@ -1,0 +1,33 @@
+"""What the agent runs. Light to import."""
+
+from __future__ import annotations
+
+import selectors
+from typing import Protocol
+
+
+def next_beat(due_ns: int, every_ns: int, now_ns: int) -> int:
+    """The next time on a steady beat; periods missed in a pause are left out."""
+    return due_ns + ((now_ns - due_ns) // every_ns + 1) * every_ns
+
+
+class Source(Protocol):
+    """Does what is due when it is called; one that says nothing else waits for no file, loses nothing, holds nothing.
+
+    Runs in the agent's thread and in the network namespace that it measures.
+    """
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Register files; `key.data` is called with the event mask."""
+        return
+
+    def tick(self, now_ns: int) -> int:
+        """Do what is due at this CLOCK_MONOTONIC; returns when to be called next."""
+
+    def drops(self) -> dict[str, int]:
+        """Everything lost so far, by name."""
+        return {}
+
+    def close(self) -> None:
+        """Give everything back."""
+        return
