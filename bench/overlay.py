@@ -26,7 +26,7 @@ from pytools.kernel.netlink.routing import MAIN_TABLE, Hop, Member, Netlink, Nex
 from pytools.kernel.netns import inside
 from steering.actuators.overlay import Overlay
 from steering.plan import Group, Weights
-from steering.policy import Manage
+from steering.policy.model import Manage
 
 PREFIXES = 10_000
 MANAGE = Manage(destinations=("10.9.0.0/16",))

@@ -42,7 +42,7 @@ from steering.guarding import confirming
 from steering.guarding.link import GuardianLink
 from steering.guarding.takeover import Locks
 from steering.plan import Change, Pin, Target, same
-from steering.policy import Policy
+from steering.policy.model import Policy
 from steering.policy.needs import signals_of
 
 _TICK_NS: Final = 50_000_000

@@ -14,7 +14,7 @@ import support
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from steering.actuators.overlay import Overlay
-from steering.policy import Manage
+from steering.policy.model import Manage
 
 PREFIX = {4: "10.9.0.2/32", 6: "fd00:9::2/128"}
 PEER = {family: prefix.partition("/")[0] for family, prefix in PREFIX.items()}

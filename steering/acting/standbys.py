@@ -20,7 +20,7 @@ from steering.actuators.standbys import Moved, StandBys
 from steering.deciding.engine import Engine
 from steering.deciding.standbys import needed, standbys
 from steering.plan import Target
-from steering.policy import Policy
+from steering.policy.model import Policy
 
 _PLAN_EVERY_NS: Final = 200_000_000
 _BORROW_EVERY_NS: Final = 500_000_000

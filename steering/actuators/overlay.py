@@ -27,7 +27,7 @@ from steering.actuators.owners_routes import Key, LongestPrefix, Steerable, View
 from steering.actuators.steered import Steered, alike, is_named_after, may_return, name_of
 from steering.actuators.switch import Switch, TableUsers, refuse
 from steering.plan import Group, Member, Target, Weights, overlay_target, weights_of
-from steering.policy import Manage
+from steering.policy.model import Manage
 
 _MS: Final = 1_000_000
 _SETTLE_NS: Final = 2 * _MS  # changes come in bursts: the kernel's own, and a daemon's answer to them

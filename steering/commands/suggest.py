@@ -10,8 +10,9 @@ from typing import Any
 from pytools import directories
 from pytools.errors import UsageError
 from steering.plan import canonical
-from steering.policy import Policy, parse
 from steering.policy import file as policy_file
+from steering.policy.file import parse
+from steering.policy.model import Policy
 from steering.replay import suggesting
 from steering.replay.recording import Recording
 from steering.replay.suggesting import Played, Proposal, Survey

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 from pytools import directories
 from pytools.errors import RefusedError, SwerveError, UsageError
 from pytools.kernel import netns
+from pytools.units import duration_text
 from steering import elapsed
 from steering.acting import journal, messages, undo
 from steering.acting.undo import TakenBack
@@ -39,7 +40,6 @@ from steering.deciding.overrides import Override, Overrides
 from steering.guarding import confirming
 from steering.guarding.confirming import Deadline
 from steering.plan import Group, Target, same, title
-from steering.policy import duration_text
 
 _SECOND_NS: Final = 1_000_000_000
 _DISK_S: Final = 1.0  # an order waits for the disk; shorter than the shortest lease

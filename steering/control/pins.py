@@ -23,7 +23,7 @@ from steering.deciding.overrides import Overrides
 from steering.elapsed import Slept
 from steering.flows.plan import FlowAct
 from steering.plan import FlowKey, Group, Member, Pin, canonical, title
-from steering.policy import Policy
+from steering.policy.model import Policy
 
 
 def objection(policy: Policy, paths: Mapping[Path, PathHealth], group: Group, overrides: Overrides, now: int) -> str:

@@ -18,7 +18,7 @@ from steering.deciding.capacity import Estimate, shares_by
 from steering.deciding.health import PathHealth
 from steering.deciding.overrides import NONE, Overrides
 from steering.plan import Group, GroupPlan, Plan, Weights, scaled
-from steering.policy import Policy, Rule
+from steering.policy.model import Policy, Rule
 
 NO_CAPACITIES: Mapping[str, Estimate] = {}
 

@@ -24,7 +24,7 @@ from steering.deciding.memory import PathMemory
 from steering.deciding.overrides import NONE, Overrides
 from steering.deciding.usual import Usuals
 from steering.plan import Change, Group, GroupPlan, Target, Weights, diff
-from steering.policy import Policy
+from steering.policy.model import Policy
 
 _SAME_SHARE = 0.01  # weights are whole numbers
 

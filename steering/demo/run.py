@@ -29,8 +29,8 @@ from steering.control.requests import Status
 from steering.deciding.thresholds import unlearnt
 from steering.demo.observe import Observer, Record
 from steering.demo.phases import BAD_RAIL, Phase, Placed, Stage
-from steering.policy import QueueingDelay
-from steering.policy import load as load_policy
+from steering.policy.conditions import QueueingDelay
+from steering.policy.file import load as load_policy
 
 POLICY = Path(__file__).with_name("policy.yaml")
 _STARTUP_S = 30.0

@@ -18,7 +18,7 @@ from steering.flows.plan import FlowAct, Held, Kind, Renewal, Trouble
 from steering.flows.relabel import Relabelled
 from steering.flows.returns import Avoided
 from steering.plan import FlowKey, Group, Pin, Target
-from steering.policy import Moves, Policy
+from steering.policy.model import Moves, Policy
 
 _MANY: Final = 10_000  # moves of so many flows are remembered before old ones are looked for
 

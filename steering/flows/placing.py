@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pytools.signals import Path
+from pytools.units import rate_text
 from steering.flows.elephants import Balance, Flow, Move, Rail, balance
 from steering.flows.leases import Holdings
 from steering.flows.maxmin import INFINITE
@@ -19,7 +20,7 @@ from steering.flows.rail_rates import Place, RailRate, place_of
 from steering.flows.rates import FlowRate
 from steering.flows.relabel import relabelled
 from steering.plan import FlowKey, Group, Member, Pin
-from steering.policy import Policy, Rule, rate_text
+from steering.policy.model import Policy, Rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ from typing import Final, TypeAlias
 import msgspec
 
 from pytools.signals import Act, AnySignal, NexthopGroup, Path, PathState
+from pytools.units import duration_text
 from steering.acting import messages
 from steering.deciding.engine import Engine
 from steering.deciding.health import PathHealth
 from steering.flows.engine import FlowEngine
 from steering.plan import Change, Target
-from steering.policy import Policy, duration_text
 from steering.policy.actions import WEIGHT_KINDS
+from steering.policy.model import Policy
 from steering.replay.virtual_kernel import VirtualKernel
 
 TICK_NS: Final = 50_000_000  # as the controller's

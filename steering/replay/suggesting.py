@@ -20,10 +20,11 @@ from pytools.yaml_reader import Location
 from steering.deciding.health import PathHealth
 from steering.deciding.thresholds import ENOUGH, NOTEWORTHY, SPACING_NS
 from steering.deciding.usual import teaches
-from steering.policy import Policy, leaves, parse
-from steering.policy.conditions import WithThreshold, figures_of, subject
+from steering.policy.conditions import WithThreshold, figures_of, leaves, subject
 from steering.policy.edit import replaced, thresholds
+from steering.policy.file import parse
 from steering.policy.levels import DELAY, Figure, FigureKind, Usual, written
+from steering.policy.model import Policy
 from steering.replay.player import Player
 
 TEMPLATE: Final = """\

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from pytools.signals import Act, PathState, encode
+from pytools.units import duration_text
 from steering.cli_types import act_line, clock
 from steering.plan import title
-from steering.policy import duration_text
 from steering.replay.player import Event, Note, Player, Tally
 from steering.replay.recording import Counts, Recording
 

@@ -23,7 +23,7 @@ from steering.agent_link import AgentLink
 from steering.control import kept_orders
 from steering.controller import Controller, Options
 from steering.plan import Change, overlay_target
-from steering.policy import parse
+from steering.policy.file import parse
 
 AFTER = ((SECOND_HOP, 1),)
 

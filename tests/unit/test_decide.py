@@ -12,7 +12,7 @@ from steering.deciding import health, transitions
 from steering.deciding.capacity import Estimate
 from steering.deciding.decide import decide
 from steering.deciding.overrides import Override, Overrides
-from steering.policy import parse
+from steering.policy.file import parse
 
 NOW = 10**12
 POLICY_OF_TWO = parse(POLICY)

@@ -23,7 +23,7 @@ from steering.deciding import health
 from steering.deciding.engine import Engine
 from steering.deciding.overrides import Moment
 from steering.guarding import confirming
-from steering.policy import parse
+from steering.policy.file import parse
 
 ASKER = Peer(1, 0)
 

@@ -22,7 +22,7 @@ from steering.deciding.engine import Engine
 from steering.deciding.overrides import NONE, Moment, Override, Overrides
 from steering.guarding import confirming
 from steering.plan import FlowKey, Pin, nexthop_group, weights_of
-from steering.policy import parse
+from steering.policy.file import parse
 
 START = 10**12
 RULES = parse(POLICY)

@@ -50,7 +50,7 @@ from steering.control.server import Peer
 from steering.controller import Controller, Options
 from steering.guarding import guardian
 from steering.plan import canonical
-from steering.policy import parse
+from steering.policy.file import parse
 
 RAILS = (1, 2, 3)
 TICK, INSTANT = 100 * MS, 60 * MS

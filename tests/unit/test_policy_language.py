@@ -13,28 +13,15 @@ from policy_kit import HEAD, MS, SECOND, rule
 from steering_kit import path
 
 from pytools.signals import Owner, Path
+from pytools.units import parse_rate, rate_text
 from steering.plan import FlowKey
-from steering.policy import (
-    All,
-    AnyOf,
-    CeShare,
-    InvalidPolicyError,
-    LinkState,
-    Loss,
-    Not,
-    Pin,
-    QueueingDelay,
-    Relabel,
-    Scope,
-    Shift,
-    condition_text,
-    explain,
-    json_schema,
-    leaves,
-    parse,
-    parse_rate,
-    rate_text,
-)
+from steering.policy.actions import Pin, Relabel, Shift
+from steering.policy.conditions import All, AnyOf, CeShare, LinkState, Loss, Not, QueueingDelay, leaves
+from steering.policy.conditions_text import condition_text
+from steering.policy.explanation import explain
+from steering.policy.file import InvalidPolicyError, parse
+from steering.policy.schema import json_schema
+from steering.policy.scope import Scope
 
 SILENT = "{signal: silence}"
 LOSS = "{signal: loss, above: 0.5, clear_below: 0.1}"

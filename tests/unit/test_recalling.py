@@ -16,7 +16,7 @@ from steering.actuators.overlay_memory import OverlayMemory
 from steering.deciding.engine import Engine
 from steering.deciding.memory import PathMemory
 from steering.deciding.overrides import Override, Overrides
-from steering.policy import parse
+from steering.policy.file import parse
 
 TENTHS = st.integers(0, 10).map(lambda tenths: tenths / 10)
 NOTHING = OverlayMemory(20_000, None, (), "object", (), (), ())

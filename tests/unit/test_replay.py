@@ -18,7 +18,7 @@ from pytools.recording import files
 from pytools.recording.reader import Read
 from pytools.signals import Act, GroupMember, NexthopGroup, PathState, encode
 from steering.cli import root
-from steering.policy import parse
+from steering.policy.file import parse
 from steering.policy.needs import signals_of
 from steering.replay import telling
 from steering.replay.player import Note, Player
