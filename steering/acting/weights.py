@@ -14,7 +14,7 @@ from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.signals import Act
 from steering.acting import journal, messages, rollback
-from steering.actuators.overlay import Outcome, Overlay
+from steering.actuators.overlay import Overlay
 from steering.deciding.engine import Engine
 from steering.plan import Change, Group, Target, Weights, title
 
@@ -117,26 +117,26 @@ class Acting:
         self._retry[change.target] = known | {change.after: (now + wait, 2 * wait)}
 
     def _carry_out(self, change: Change, act_id: str, now: int, notes: list[journal.Entry]) -> bool:
+        weights, why = change.after, ""
         try:
-            outcome = self._overlay.apply(change.target, change.after)
+            weights = self._overlay.apply(change.target, change.after)
         except SwerveError as error:
-            outcome = Outcome("failed", change.before, None, str(error))
+            why = str(error)
+        acknowledged = time.monotonic_ns()
         group = self._engine.groups[change.target]
-        applied = outcome.kind == "applied"
-        weights = outcome.weights if applied else change.after
         facts = (change.before, weights, change.because, change.under, self._scope)
-        notes.append(journal.entry_now("applied" if applied else "failed", act_id, group, *facts, host=self._host()))
-        if applied:
-            self._acts[change.target] = notes[-1]
-            self._engine.carried_out(change, time.monotonic_ns(), outcome.weights)
-            self._retry.pop(change.target, None)
-            self._publish(change, "applied", now, outcome.acknowledged_ns, act_id)
-            return True
-        self._wait(change, now)
-        self._engine.rejected(change, outcome.why)
-        self._say(f"{title(change.target)}: {outcome.why}")
-        self._publish(change, "failed", now, None, act_id, outcome.why)
-        return False
+        notes.append(journal.entry_now("failed" if why else "applied", act_id, group, *facts, host=self._host()))
+        if why:
+            self._wait(change, now)
+            self._engine.rejected(change, why)
+            self._say(f"{title(change.target)}: {why}")
+            self._publish(change, "failed", now, None, act_id, why)
+            return False
+        self._acts[change.target] = notes[-1]
+        self._engine.carried_out(change, time.monotonic_ns(), weights)
+        self._retry.pop(change.target, None)
+        self._publish(change, "applied", now, acknowledged, act_id)
+        return True
 
     def _publish(
         self,

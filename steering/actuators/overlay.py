@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from pytools.errors import SwerveError
 from pytools.kernel.leftovers import is_our_rule, sweep, switch_off
@@ -36,16 +36,6 @@ _ANYWAY_NS: Final = 30_000 * _MS
 _RETRY_NS: Final = 1_000 * _MS
 _ZEBRA: Final = 11  # RTPROT_ZEBRA
 MOVES: Final = "new flows, and live ones whose hash then falls to another hop"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of an attempt: `applied` when the kernel acknowledged all of it, else nothing was changed."""
-
-    kind: Literal["applied", "failed"]
-    weights: Weights
-    acknowledged_ns: int | None
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +172,10 @@ class Overlay:
 
     # ---- weights ----
 
-    def apply(self, target: Target, wanted: Weights) -> Outcome:
+    def apply(self, target: Target, wanted: Weights) -> Weights:
         """Give a target weights: those of a group first, then the rule; what others have, when the weights are theirs.
+
+        Returns what is in force once the kernel has acknowledged all of it.
 
         Parameters
         ----------
@@ -191,14 +183,19 @@ class Overlay:
             One of those found.
         wanted : Weights
             By the ids of its members.
+
+        Raises
+        ------
+        SwerveError
+            If nothing was changed, and why.
         """
         known = self._targets.get(target)
         if known is None or not known.usable or not known.prefixes:
-            return Outcome("failed", (), None, "it is gone")
+            raise SwerveError("it is gone")
         ways = {self._numbers.nexthop(way): way for way, _ in known.usable}
         weights = known.ordered({ways[number]: weight for number, weight in wanted if number in ways})
         if not weights:
-            return Outcome("failed", self._current(known), None, "no hop would be left")
+            raise SwerveError("no hop would be left")
         before, known.weights = known.weights, None if alike(weights, known.theirs) else weights
         try:
             if known.weights is not None:
@@ -209,12 +206,12 @@ class Overlay:
                 if not self._steered(known.view):
                     self._switch(known.view, on=False)
                 self._mirror.reweight(target, known.theirs)
-        except SwerveError as refusal:
+        except SwerveError:
             known.weights = before
             self._due_ns = 0  # the next look makes ours as it was
-            return Outcome("failed", self._current(known), None, str(refusal))
+            raise
         known.away -= weights.keys()
-        return Outcome("applied", self._current(known), time.monotonic_ns())
+        return self._current(known)
 
     def off(self) -> list[str]:
         """Delete our rules, whatever is in force; what was deleted.

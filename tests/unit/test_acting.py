@@ -14,7 +14,6 @@ from pytools.errors import SwerveError
 from pytools.kernel import netns
 from steering.acting import journal
 from steering.acting.weights import Acting
-from steering.actuators.overlay import Outcome
 from steering.plan import Change, overlay_target
 
 DRAINED = ((12, 1),)
@@ -49,9 +48,9 @@ class World:
     def apply(self, which, wanted):
         self.steps.append(f"kernel {which}")
         if which in self.refuses:
-            return Outcome("failed", self.groups[which].current, None, self.refuses[which])
+            raise SwerveError(self.refuses[which])
         self.groups[which] = replace(self.groups[which], current=wanted)
-        return Outcome("applied", wanted, time.monotonic_ns())
+        return wanted
 
     def off(self):
         self.steps.append("off")

@@ -17,7 +17,7 @@ from pytools.errors import SwerveError
 from pytools.kernel import netns
 from steering import controller, elapsed
 from steering.acting import journal
-from steering.actuators.overlay import Found, Outcome
+from steering.actuators.overlay import Found
 from steering.actuators.overlay_memory import OverlayMemory
 from steering.agent_link import AgentLink
 from steering.control import kept_orders
@@ -48,11 +48,11 @@ class Kernel:
         self.asked.append(which)
         self.meanwhile()
         if which not in self.groups:
-            return Outcome("failed", (), None, "it is gone")
+            raise SwerveError("it is gone")
         if self.refuses:
-            return Outcome("failed", self.groups[which].current, None, self.refuses)
+            raise SwerveError(self.refuses)
         self.groups[which] = replace(self.groups[which], current=wanted)
-        return Outcome("applied", wanted, time.monotonic_ns())
+        return wanted
 
     def off(self):
         self.asked.append("off")
