@@ -86,7 +86,6 @@ class Group:
     members: tuple[Member, ...]
     current: Weights  # what is in force now
     paths: tuple[tuple[int, Path], ...] = ()  # which measured path runs over which member
-    moves: str = ""  # what a change of its weights moves, in words
     beside: Target = ""  # carries one address only, which was taken out of this target
     witnesses: tuple[tuple[int, Path], ...] = ()  # paths of the addresses that were taken out of it, by member
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # a guardian needs neither
 
 Outcome = Literal["dry_run", "applied", "failed", "undone"]
 
-MOVES: Final = "new flows, and live ones whose hash then falls to another hop"
+_WEIGHTS_MOVE: Final = "new flows, and live ones whose hash then falls to another hop"
 _FLOW_MOVES: Final = {
     "pin": "these live flows only, at once",
     "unpin": "these live flows only, back to where they are routed",
@@ -60,7 +60,7 @@ def act(
         what=title(change.target),
         target=change.target,
         actuator=kind_of(change.target),
-        moves=group.moves or MOVES,
+        moves=_WEIGHTS_MOVE,
         before=group.named(change.before),
         after=group.named(change.after),
         because=f"{change.because}; failed: {failure}" if failure else change.because,
@@ -83,7 +83,7 @@ def undone(host: str, done: Undone, why: str, decided_ns: int) -> Act:
         what=title(last.target),
         target=last.target,
         actuator=kind_of(last.target),
-        moves=MOVES,
+        moves=_WEIGHTS_MOVE,
         before=group.named(last.after),
         after=group.named(last.original),
         because=why,

@@ -35,7 +35,6 @@ _SPACING: Final = 4  # readings take at most a quarter of a processor
 _ANYWAY_NS: Final = 30_000 * _MS
 _RETRY_NS: Final = 1_000 * _MS
 _ZEBRA: Final = 11  # RTPROT_ZEBRA
-MOVES: Final = "new flows, and live ones whose hash then falls to another hop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +394,7 @@ class Overlay:
             Member(self._numbers.nexthop(way), way.gateway, way.interface, weight) for way, weight in target.usable
         )
         destinations = tuple(each.destination for each in target.prefixes)
-        return Group(target.name, destinations, members, self._current(target), moves=MOVES, beside=target.beside)
+        return Group(target.name, destinations, members, self._current(target), beside=target.beside)
 
 
 def _zebra_runs(objects: Objects) -> bool:
