@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -33,6 +34,15 @@ _FLOW_MOVES: Final = {
     "relabel": "these live flows only, behind the nexthop",
     "unlabel": "these live flows only, behind the nexthop",
 }
+
+
+@dataclass(slots=True)
+class Output:
+    """Where what a controller says goes, and in whose name."""
+
+    host: str  # as the agent calls this host, once that is heard
+    say: Callable[[str], None]  # takes a line for the log
+    send: Callable[[Act], None]  # takes each act, for whoever watches
 
 
 def act_id(target: Target) -> str:

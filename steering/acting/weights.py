@@ -12,7 +12,6 @@ from typing import Final
 
 from pytools.errors import SwerveError
 from pytools.kernel import netns
-from pytools.signals import Act
 from steering.acting import journal, messages, rollback
 from steering.actuators.overlay import Overlay
 from steering.deciding.engine import Engine
@@ -44,12 +43,8 @@ class Acting:
         Changes the kernel.
     log : Journal
         Where it is noted.
-    host : callable
-        Name of this host.
-    say : callable
-        Takes a line for the log.
-    send : callable
-        Takes each act, for whoever watches.
+    output : Output
+        Takes lines for the log, and acts.
     """
 
     def __init__(
@@ -57,12 +52,9 @@ class Acting:
         engine: Engine,
         overlay: Overlay,
         log: journal.Journal,
-        host: Callable[[], str],
-        say: Callable[[str], None],
-        send: Callable[[Act], None],
+        output: messages.Output,
     ) -> None:
-        self._engine, self._overlay, self._journal = engine, overlay, log
-        self._host, self._say, self._send = host, say, send
+        self._engine, self._overlay, self._journal, self._output = engine, overlay, log, output
         self._scope = netns.scope()
         self._pretended: dict[Target, Weights] = {}  # wanted weights already reported in a dry run
         self._acts: dict[Target, journal.Entry] = {}  # the last one on each target
@@ -125,11 +117,11 @@ class Acting:
         acknowledged = time.monotonic_ns()
         group = self._engine.groups[change.target]
         facts = (change.before, weights, change.because, change.under, self._scope)
-        notes.append(journal.entry_now("failed" if why else "applied", act_id, group, *facts, host=self._host()))
+        notes.append(journal.entry_now("failed" if why else "applied", act_id, group, *facts, host=self._output.host))
         if why:
             self._wait(change, now)
             self._engine.rejected(change, why)
-            self._say(f"{title(change.target)}: {why}")
+            self._output.say(f"{title(change.target)}: {why}")
             self._publish(change, "failed", now, None, act_id, why)
             return False
         self._acts[change.target] = notes[-1]
@@ -148,7 +140,9 @@ class Acting:
         failure: str = "",
     ) -> None:
         group, seen = self._engine.groups[change.target], self._engine.seen(change)
-        self._send(messages.act(self._host(), group, change, outcome, seen, decided, acknowledged, act_id, failure))
+        self._output.send(
+            messages.act(self._output.host, group, change, outcome, seen, decided, acknowledged, act_id, failure)
+        )
 
     def _note(self, *entries: journal.Entry) -> None:
         try:
@@ -157,7 +151,7 @@ class Acting:
         except OSError as error:
             why = error.strerror or str(error)
         if why:  # it is history: what is in force is in the kernel
-            self._say(f"the journal cannot be written: {why}")
+            self._output.say(f"the journal cannot be written: {why}")
 
     def take_back(self, why: str, off: Callable[[], object] | None = None) -> None:
         """Take everything back, and note and publish it.
@@ -171,11 +165,11 @@ class Acting:
         try:
             done = rollback.take_back(self._journal, off or self._overlay.off, self._scope, "controller", why)
         except OSError as error:
-            self._say(f"the journal cannot be written: {error.strerror}")
+            self._output.say(f"the journal cannot be written: {error.strerror}")
             return
         for each in done:
-            self._say(f"{each.text}; {why}")
-            self._send(messages.undone(self._host(), each, why, decided))
+            self._output.say(f"{each.text}; {why}")
+            self._output.send(messages.undone(self._output.host, each, why, decided))
 
     def follow(self, groups: Mapping[Target, Group]) -> None:
         """Note what others made of weights that are in force; to be called before the engine hears of these groups."""
@@ -206,7 +200,7 @@ class Acting:
 
     def _entry(self, kind: journal.Kind, group: Group, before: Weights, after: Weights, why: str) -> journal.Entry:
         name = messages.act_id(group.target)
-        return journal.entry_now(kind, name, group, before, after, why, "", self._scope, host=self._host())
+        return journal.entry_now(kind, name, group, before, after, why, "", self._scope, host=self._output.host)
 
     def rotate(self) -> None:
         """Put a long journal aside."""

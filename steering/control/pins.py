@@ -110,16 +110,16 @@ class PinDesk:
 
     def facts(self) -> dict[str, Any]:
         """All pins, those of rules too, and labels."""
-        pins = self._site.pinned()
+        pins = self._site.flows.pinned()
         by_hand = {pin.flow for pin in self._pins.wanted(time.monotonic_ns())}
         shown = [asdict(pin) | {"via": self._via(pin), "by_hand": pin.flow in by_hand} for pin in pins[:_SHOWN]]
-        labels = self._site.labelled()
+        labels = self._site.flows.labelled()
         return {
             "pins": shown,
             "pin_count": len(pins),
             "labels": [asdict(change) for change in labels[:_SHOWN]],
             "label_count": len(labels),
-        } | self._site.flow_facts()
+        }
 
     def answer(self, request: PinFlow | UnpinFlow, asker: Peer, frozen: str) -> Reply:
         """Pin a flow, or let it go."""
@@ -144,7 +144,7 @@ class PinDesk:
             why = f"{MOST} flows are pinned by hand already"
         if why:
             raise RefusedError(f"refused: {why}", "see `swerve steer status`")
-        if why := self._site.pin(pin):  # what it needs may be on its way
+        if why := self._site.flows.pin(pin):  # what it needs may be on its way
             return Reply(4, [f"refused: {why}"], "see `swerve steer status`", {AGAIN: True})
         self._pins.put(pin)
         self._tell("pin", pin, f"ordered by {asker}" + (f" ({request.why})" if request.why else ""))
@@ -155,17 +155,17 @@ class PinDesk:
         for pin in self._pins.wanted(slept.before_ns):
             sooner = replace(pin, expires_ns=pin.expires_ns - slept.lasted_ns)
             if sooner.expires_ns > slept.before_ns:
-                if not self._site.pin(sooner):
+                if not self._site.flows.pin(sooner):
                     self._pins.put(sooner)
                 continue
             self._pins.drop(pin.flow)
-            if self._site.unpin(pin.flow):
+            if self._site.flows.unpin(pin.flow):
                 self._tell("unpin", pin, "its time ran out while the host was suspended")
 
     def _unpin(self, flow: FlowKey, asker: Peer) -> Reply:
-        pin = next((pin for pin in self._site.pinned() if pin.flow == flow), None)
+        pin = next((pin for pin in self._site.flows.pinned() if pin.flow == flow), None)
         self._pins.drop(flow)
-        if pin is None or not self._site.unpin(flow):
+        if pin is None or not self._site.flows.unpin(flow):
             raise UsageError(
                 f"no flow to {flow.remote} port {flow.remote_port} is pinned so", "see `swerve steer status`"
             )
@@ -182,4 +182,4 @@ class PinDesk:
         after = tuple((name, int(kind == "pin")) for name in names)
         act = FlowAct(kind, pin.target, (pin.flow,), because, "operator", now, (pin,), after=after)
         outcome: messages.Outcome = "applied" if kind == "pin" else "undone"
-        self._site.send(messages.flow_act(self._site.host(), act, outcome, now, time.monotonic_ns()))
+        self._site.output.send(messages.flow_act(self._site.output.host, act, outcome, now, time.monotonic_ns()))

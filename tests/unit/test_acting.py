@@ -13,6 +13,7 @@ from steering_kit import ORIGINAL, group
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from steering.acting import journal
+from steering.acting.messages import Output
 from steering.acting.weights import Acting
 from steering.plan import Change, overlay_target
 
@@ -43,7 +44,7 @@ class World:
             carried_out=lambda each, *_: self.done.append(each.target),
             rejected=lambda each, why: self.rejected.update({each.target: why}),
         )
-        self.acting = Acting(engine, self, self.log, lambda: "h1", self.said.append, self.sent.append)
+        self.acting = Acting(engine, self, self.log, Output("h1", self.said.append, self.sent.append))
 
     def apply(self, which, wanted):
         self.steps.append(f"kernel {which}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from steering_kit import FIRST, MS, POLICY, SECOND, SECOND_HOP, TARGET, group, measured, path
@@ -14,6 +15,7 @@ from pytools.kernel import netns
 from steering import elapsed
 from steering.acting import journal
 from steering.acting.background import Later
+from steering.acting.messages import Output
 from steering.control import kept_orders, requests
 from steering.control import operator_api as desk
 from steering.control.host import Site
@@ -44,19 +46,18 @@ class Made:
             folder=folder,
             later=self.later,
             engine=self.engine,
+            flows=SimpleNamespace(
+                pin=lambda pin: self.why_no_pin or self.pins.update({pin.flow: pin}) or "",
+                unpin=lambda flow: self.pins.pop(flow, None) is not None,
+                pinned=lambda: list(self.pins.values()),
+                labelled=list,
+            ),
             apply=apply,
-            host=lambda: "h1",
-            say=self.said.append,
-            send=self.sent.append,
+            output=Output("h1", self.said.append, self.sent.append),
             act=self._act,
             take_back=self._take_back,
-            pin=lambda pin: self.why_no_pin or self.pins.update({pin.flow: pin}) or "",
-            unpin=lambda flow: self.pins.pop(flow, None) is not None,
-            pinned=lambda: list(self.pins.values()),
             stop=self.stopped.append,
-            guardian=lambda: 7,
-            acts_lost=lambda: 0,
-            missed=lambda: (7, 2),
+            facts=lambda: {"guardian_pid": 7},
         )
         self.desk = Desk(site, deadline)
         self.refuses, self.forgets = "", False  # why no change is made; whether its target turns out to be gone
@@ -239,7 +240,7 @@ def test_only_wanted_weights_that_are_not_so_yet_are_told(made):
         facts["wanted"] == {TARGET: {"10.1.1.1 dev rail1": 1, "10.2.1.1 dev rail2": 1}}
         and facts["signals_refused"] == 0
     )
-    assert (facts["signals_missed"], facts["signals_missed_urgent"]) == (7, 2)
+    assert facts["guardian_pid"] == 7
 
 
 def test_it_is_told_how_many_paths_are_spoken_of(made):

@@ -13,6 +13,7 @@ from steering_kit import SECOND
 from pytools.errors import SwerveError
 from steering.acting import flows as acting_flows
 from steering.acting.flows import FlowActing
+from steering.acting.messages import Output
 from steering.actuators.pins import PinTarget
 from steering.flows.plan import FlowPlan
 from steering.plan import FlowKey, Group, Pin
@@ -63,7 +64,7 @@ class Desk:
         flows = SimpleNamespace(decide=lambda *_: FlowPlan(), skipped={})
         groups = {self.group.target: self.group}
         self.engine = SimpleNamespace(groups=groups, paths=_Paths(self.failed), overrides=None)
-        self.acting = FlowActing(flows, self.engine, lambda: "h1", self.said.append, lambda _: None)  # type: ignore[arg-type]
+        self.acting = FlowActing(flows, self.engine, Output("h1", self.said.append, lambda _: None), 862)  # type: ignore[arg-type]
         self.pins, self.labels = Leases(), Leases()
         self.acting.table = SimpleNamespace()  # type: ignore[assignment]
         self.acting.pins, self.acting.labels = self.pins, self.labels  # type: ignore[assignment]

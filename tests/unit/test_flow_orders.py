@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import steering_kit as kit
 from flow_world import MBIT, SECOND, World
 
 from steering.acting.flows import FlowActing
+from steering.acting.messages import Output
 from steering.commands import status
 from steering.deciding.overrides import Override, Overrides
 from steering.flows.engine import FlowEngine
@@ -114,6 +116,8 @@ def test_what_the_operator_lets_go_may_be_moved_again() -> None:
 class Kernel:
     """Takes every pin, but for those that it shall refuse."""
 
+    error, outdated = "", False
+
     def __init__(self, refuse: bool = False) -> None:
         self.refuse = refuse
 
@@ -125,7 +129,8 @@ class Kernel:
 
 
 def acting_over(flows: FlowEngine, kernel: Kernel, said: list[str]) -> FlowActing:
-    acting = FlowActing(flows, None, lambda: "h1", said.append, lambda _: None)  # type: ignore[arg-type]
+    engine: Any = SimpleNamespace(groups={}, paths={})
+    acting = FlowActing(flows, engine, Output("h1", said.append, lambda _: None), 862)
     acting.table = acting.pins = kernel  # type: ignore[assignment]
     return acting
 
