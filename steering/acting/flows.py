@@ -246,13 +246,17 @@ class FlowActing:
         self._follow_targets()
         why = self.pins.install([pin]).get(pin.flow, "")
         if not why:
-            self._flows.held.pinned_by_hand(pin, time.monotonic_ns())
+            self._flows.held.pinned_by_hand(pin)
         return why
 
     def unpin(self, flow: FlowKey) -> bool:
         """Remove the pin of one flow; return whether it had one."""
         self._flows.held.unpinned_by_hand(flow)
         return self.table is not None and bool(self.pins.remove([flow]))
+
+    def by_hand(self, now: int) -> tuple[Pin, ...]:
+        """The pins that the operator set and that have not run out."""
+        return self._flows.held.pins_by_hand(now)
 
     def pinned(self) -> list[Pin]:
         """Every pin in the kernel's table whose lease lasts."""

@@ -77,7 +77,7 @@ def by_hand(world: World, index: int, rail: int, seconds: float) -> Pin:
     connection = world.connections[index]
     pin = Pin(connection.key, world.group.target, 10 + rail, world.now + int(seconds * SECOND))
     connection.pinned, connection.until_ns = rail, pin.expires_ns
-    world.flows.held.pinned_by_hand(pin, world.now)
+    world.flows.held.pinned_by_hand(pin)
     return pin
 
 
@@ -144,7 +144,9 @@ def test_pins_by_hand_are_known_to_the_rules_as_far_as_the_kernel_takes_them() -
     acting = acting_over(world.flows, Kernel(), [])
     assert acting.pin(pin) == ""
     assert world.flows.held.by_hand(flow, world.now)
+    assert acting.by_hand(pin.expires_ns - 1) == (pin,)
     assert acting.unpin(flow)
+    assert acting.by_hand(0) == ()
     assert not world.flows.held.by_hand(flow, world.now)
 
 

@@ -17,11 +17,10 @@ from steering import elapsed
 from steering.acting import acts_file, journal, undo
 from steering.cli_types import Flow, flow_text
 from steering.control import kept_orders, orders, pins, requests, stop_file
-from steering.control.pins import MOST, ManualPins
 from steering.deciding.engine import Engine
 from steering.deciding.overrides import NONE, Moment, Override, Overrides
 from steering.guarding import confirming
-from steering.plan import FlowKey, Pin, nexthop_group, weights_of
+from steering.plan import FlowKey, nexthop_group, weights_of
 from steering.policy.file import parse
 
 START = 10**12
@@ -151,17 +150,6 @@ def test_a_pin_goes_where_its_remote_address_is_routed_and_something_is_measured
     for remote, via in (("10.9.0.3", "rail1"), ("10.9.0.2", "rail3"), ("nonsense", "rail1")):
         with pytest.raises(UsageError):
             orders.member_for(engine.groups.values(), remote, via)
-
-
-def test_manual_pins_run_out_and_are_bounded():
-    pins = ManualPins()
-    flows = [FlowKey(6, "10.9.0.1", port, "10.9.0.2", 80) for port in range(1, MOST + 2)]
-    for number, flow in enumerate(flows[:-1]):
-        assert not pins.full(flow, 0)
-        pins.put(Pin(flow, TARGET, FIRST, 10 + number))
-    assert pins.full(flows[-1], 0) and not pins.full(flows[0], 0)
-    assert len(pins.wanted(10)) == MOST - 1
-    assert pins.drop(flows[5]) and not pins.drop(flows[5])
 
 
 # ---- the file ----
