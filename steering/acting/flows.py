@@ -131,7 +131,7 @@ class FlowActing:
     def turn(self, now: int, frozen: Callable[[], str] = str) -> None:
         """Decide and act; while frozen, which is asked before each act, leases are renewed and nothing else is done."""
         if self.table is not None:
-            self._forget_expired(now)
+            self._forget_expired(self.table, now)
             self._follow_targets()
         engine = self._engine
         plan = self._flows.decide(engine.paths, engine.groups.values(), now, engine.overrides)
@@ -155,12 +155,11 @@ class FlowActing:
                 self._output.say(f"flows of {title(target)} stay as they are: {why}")
         self._skipped = skipped
 
-    def _forget_expired(self, now: int) -> None:
+    def _forget_expired(self, table: FlowTable, now: int) -> None:
         """Clear away leases that nobody renews: pins by hand, above all."""
         if now >= self._clear_ns:
             self._clear_ns = now + _CLEAR_EVERY_NS
-            self.pins.expire(now)
-            self.labels.expire(now)
+            table.sweep(now)
 
     def _carry_out(self, act: FlowAct, now: int) -> None:
         try:
