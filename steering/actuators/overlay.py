@@ -23,11 +23,12 @@ from pytools.kernel.netlink.routing import MAIN_TABLE, Family, Netlink
 from steering.actuators.mirror import Mirror, Numbers, foreign_ids
 from steering.actuators.objects import Objects, Table, read
 from steering.actuators.overlay_memory import OverlayMemory, of_target, recalled
-from steering.actuators.owners_routes import Key, LongestPrefix, Steerable, View, ViewKey, Ways, key_of, views
+from steering.actuators.owners_routes import Steerable, View, ViewKey, Ways, views
 from steering.actuators.steered import Steered, alike, is_named_after, may_return, name_of
 from steering.actuators.switch import Switch, TableUsers, refuse
 from steering.plan import Group, Member, Target, Weights, overlay_target, weights_of
 from steering.policy.model import Manage
+from steering.prefixes import Key, LongestPrefix, key_of
 
 _MS: Final = 1_000_000
 _SETTLE_NS: Final = 2 * _MS  # changes come in bursts: the kernel's own, and a daemon's answer to them

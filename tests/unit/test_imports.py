@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.cli_options",),
     ("pytools.cli_history",),
     ("pytools.cli",),
-    ("steering.plan",),
+    ("steering.plan", "steering.prefixes"),
     ("steering.policy",),
     ("steering.deciding", "steering.cli_types"),
     ("steering.flows", "steering.actuators"),
@@ -46,7 +46,7 @@ VOCABULARY = (
     "pytools.units",
     "pytools.yaml_reader",
 )
-DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan")
+DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan", "steering.prefixes")
 ACTUATORS = ("steering.actuators",)
 PURE = (
     "pytools.estimators",
