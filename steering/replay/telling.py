@@ -66,7 +66,6 @@ def summary(recording: Recording, player: Player) -> dict[str, Any]:
         "reversals": tally.reversals,
         "in_state_ns": {str(path): times for path, times in sorted(tally.in_state_ns.items())},
         "targets": {target: list(group.named(group.original)) for target, group in player.kernel.groups.items()},
-        "left_alone": player.kernel.refused,
         "unmanaged": sorted(player.kernel.unmanaged),
         "left_out": player.kernel.left_out,
         "acts_while_recorded": tally.lived_acts,
@@ -87,7 +86,6 @@ def summary_lines(recording: Recording, player: Player) -> list[str]:
     for path, times in sorted(tally.in_state_ns.items()):
         listed = ", ".join(f"{state} {duration_text(ns)}" for state, ns in sorted(times.items()) if ns)
         lines.append(f"{path}: {listed or 'seen once'}")
-    lines += [f"{title(target)} would be left alone: {why}" for target, why in player.kernel.refused.items()]
     return lines + [f"note: {text}" for text in _notes(counts, tally, player)]
 
 
