@@ -60,7 +60,7 @@ def summary(recording: Recording, player: Player) -> dict[str, Any]:
         "began_unix_ns": tally.began_unix_ns,
         "ended_unix_ns": tally.ended_unix_ns,
         "played_ns": tally.played_ns,
-        "acts": sum(tally.acts.values()),
+        "acts": tally.acts.total(),
         "acts_by_target": tally.acts,
         "alerts": tally.alerts,
         "reversals": tally.reversals,
@@ -80,7 +80,7 @@ def summary_lines(recording: Recording, player: Player) -> list[str]:
     lines = [
         f"{counts.used} of {counts.lines} records of {recording.host or 'no host'} "
         f"over {duration_text(tally.played_ns)}: "
-        f"{sum(tally.acts.values())} acts, {tally.alerts} alerts, {tally.reversals} reversals"
+        f"{tally.acts.total()} acts, {tally.alerts} alerts, {tally.reversals} reversals"
     ]
     lines += [f"{title(target)}: {number} acts" for target, number in sorted(tally.acts.items())]
     for path, times in sorted(tally.in_state_ns.items()):
