@@ -25,10 +25,9 @@ from steering.acting.acts_file import ActsFile
 from steering.acting.background import Later
 from steering.acting.change_loop import ChangeLoop
 from steering.acting.flows import FlowActing
-from steering.acting.memory import MemoryFile, UsualFile
+from steering.acting.memory import Succession, UsualFile
 from steering.acting.route_follower import RouteFollower
 from steering.acting.standbys import StandByActing
-from steering.acting.succession import Succession
 from steering.acting.weights import Acting
 from steering.actuators.overlay import Overlay
 from steering.agent_link import AgentLink
@@ -142,8 +141,8 @@ class Controller:
         locks = Locks(folder / journal.LOCK_FILE, _LOCK_WAIT_S, self._options.apply, scope)
         self._locks = self._stack.enter_context(locks)
         self._netlink = self._stack.enter_context(Netlink())
-        memory = MemoryFile(directories.steering_memory(self._options.netns), scope, self._say)
-        self._succession = Succession(memory, self._options.apply, self._say)
+        memory = directories.steering_memory(self._options.netns)
+        self._succession = Succession(memory, scope, self._options.apply, self._say)
         known = self._succession.take_over(self._policy.manage, self._netlink) if locks.former is not None else None
         if known is None:
             self._stays = False
