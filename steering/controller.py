@@ -26,7 +26,6 @@ from steering.acting.background import Later
 from steering.acting.change_loop import ChangeLoop
 from steering.acting.flows import FlowActing
 from steering.acting.memory import Succession, UsualFile
-from steering.acting.route_follower import RouteFollower
 from steering.acting.standbys import StandByActing
 from steering.acting.weights import Acting
 from steering.actuators.overlay import Overlay
@@ -160,8 +159,6 @@ class Controller:
             self._acting.rotate()
         poll, apply = self.agent.poll, self._options.apply
         self._changes = ChangeLoop(self.engine, self._acting, apply, poll, self._refusal, self._acted)
-        managed = self._managed.take
-        self._routes = RouteFollower(self.overlay, self.engine, self._acting, managed, self._say)
         self.flows = FlowEngine(self._policy, directories.instance(self._options.netns))
         acting = FlowActing(self.flows, self.engine, self.output, self._options.probe_port)
         self._flow_acting = self._stack.enter_context(acting)
@@ -357,7 +354,7 @@ class Controller:
 
     def refresh(self, now: int) -> None:
         """Read what others route, have ours follow it, and tell the engine."""
-        if self._routes.refresh(now):
+        if self._acting.refresh(now, self._managed.take):
             self._succession.recall(self.engine, now)
             self._succession.keep(self.overlay, self.engine, now)
 

@@ -1,4 +1,4 @@
-"""Changing weights: the kernel first, then the note; every outcome published.
+"""Changing weights: the kernel first, then the note; every outcome published. And following what others route.
 
 One thread, in the namespace that is steered. Times are CLOCK_MONOTONIC nanoseconds.
 """
@@ -13,7 +13,7 @@ from typing import Final
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from steering.acting import journal, messages, rollback
-from steering.actuators.overlay import Overlay
+from steering.actuators.overlay import Found, Overlay
 from steering.deciding.engine import Engine
 from steering.plan import Change, Group, Target, Weights, title
 
@@ -56,6 +56,7 @@ class Acting:
     ) -> None:
         self._engine, self._overlay, self._journal, self._output = engine, overlay, log, output
         self._scope = netns.scope()
+        self._unreadable = ""  # why the routes could not be read the last time
         self._pretended: dict[Target, Weights] = {}  # wanted weights already reported in a dry run
         self._acts: dict[Target, journal.Entry] = {}  # the last one on each target
         self._retry: dict[Target, dict[Weights, tuple[int, int]]] = {}  # when to try again, and the wait after that
@@ -170,6 +171,30 @@ class Acting:
         for each in done:
             self._output.say(f"{each.text}; {why}")
             self._output.send(messages.undone(self._output.host, each, why, decided))
+
+    def refresh(self, now: int, managed: Callable[[Found], Iterable[str]]) -> bool:
+        """Have the overlay follow the routes of others, and tell the engine which targets there are.
+
+        `managed` takes what was found, and says what there is to say about it. False when the routes cannot be read:
+        everything stays as it is known.
+        """
+        try:
+            found = self._overlay.refresh()
+        except SwerveError as error:
+            if self._unreadable != str(error):
+                self._output.say(f"cannot read or follow the routes: {error}")
+            self._unreadable = str(error)
+            return False
+        self._unreadable = ""
+        for text in (*found.events, *managed(found)):
+            self._output.say(text)
+        for target, known in self._engine.groups.items():
+            if target not in found.groups and not known.beside:
+                gone = "gone for now, with links or hops" if target in found.lost else "gone"
+                self._output.say(f"{title(target)}: {gone}")
+        self.follow(found.groups)
+        self._engine.arrange(found.groups.values(), found.targets_of, now, found.lost, found.unlinked)
+        return True
 
     def follow(self, groups: Mapping[Target, Group]) -> None:
         """Note what others made of weights that are in force; to be called before the engine hears of these groups."""
