@@ -10,8 +10,9 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, Self
+from typing import Final
 
+from pytools.closing import Closing
 from pytools.errors import SwerveError
 from pytools.kernel.bpf import loader
 from steering.acting import messages
@@ -30,7 +31,7 @@ _CLEAR_EVERY_NS: Final = 1_000_000_000
 _Wanted = tuple[Target, Member, bool]  # of which target, and whether anything passes
 
 
-class FlowActing:
+class FlowActing(Closing):
     """Carries out what is wanted of flows, or says what would be done.
 
     Parameters
@@ -119,12 +120,6 @@ class FlowActing:
         """Let all flows go as they are routed."""
         self._stack.close()
         self.table = self.standbys = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ---- what the policy wants ----
 

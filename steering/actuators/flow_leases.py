@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Generic, Self, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
+from pytools.closing import Closing
 from steering.actuators.flow_table import FlowTable, Lease
 from steering.plan import FlowKey, LabelChange, Pin
 
 Wanted = TypeVar("Wanted", Pin, LabelChange)
 
 
-class Leases(Generic[Wanted]):
+class Leases(Closing, Generic[Wanted]):
     """The leases of one kind in one namespace.
 
     Parameters
@@ -32,12 +33,6 @@ class Leases(Generic[Wanted]):
     def close(self) -> None:
         """End all leases."""
         self.remove([row.flow for row in self.table.read()])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def install(self, leases: Sequence[Wanted]) -> dict[FlowKey, str]:
         """Give flows leases, or others.

@@ -13,8 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final
 
+from pytools.closing import Closing
 from pytools.errors import SwerveError
 from pytools.kernel.leftovers import is_our_rule, sweep, switch_off
 from pytools.kernel.netlink.monitor import NetlinkWatch
@@ -54,7 +55,7 @@ class Found:
         return tuple(target for routes in self._routes if (target := routes.get(address)) is not None)
 
 
-class Overlay:
+class Overlay(Closing):
     """The overlay of one namespace.
 
     Parameters
@@ -131,12 +132,6 @@ class Overlay:
     def in_force(self) -> bool:
         """Whether weights of ours are."""
         return any(target.weights is not None and target.prefixes for target in self._targets.values())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self, remove: bool = True) -> None:
         """Stop; remove all that is ours, unless it is to stay."""
