@@ -71,6 +71,8 @@ class Overlay(Closing):
 
     Attributes
     ----------
+    due_ns : int
+        When to call `refresh` next.
     complaints : frozenset of str
         What could not be done, as the log was told; empty when all is well.
 
@@ -95,7 +97,7 @@ class Overlay(Closing):
         self._rules = Switch(netlink, self._numbers, manage.priority)
         self._users = TableUsers(netlink, self._numbers)
         self._routes_changed = True
-        self._due_ns = self._free_ns = 0
+        self.due_ns = self._free_ns = 0
         self.complaints: frozenset[str] = frozenset()
         if apply and memory is None:
             sweep(netlink)
@@ -151,18 +153,13 @@ class Overlay(Closing):
         news = self._watch.read()
         self._routes_changed |= news.routes
         if news.changed:
-            self._due_ns = min(self._due_ns, max(time.monotonic_ns() + _SETTLE_NS, self._free_ns))
-
-    @property
-    def due_ns(self) -> int:
-        """When to call `refresh` next."""
-        return self._due_ns
+            self.due_ns = min(self.due_ns, max(time.monotonic_ns() + _SETTLE_NS, self._free_ns))
 
     def set_apart(self, addresses: frozenset[str]) -> bool:
         """Have a target for each of these addresses alone; whether that makes `refresh` due."""
         if addresses == self._apart:
             return False
-        self._apart, self._due_ns = addresses, 0
+        self._apart, self.due_ns = addresses, 0
         return True
 
     # ---- weights ----
@@ -203,7 +200,7 @@ class Overlay(Closing):
                 self._mirror.reweight(target, known.theirs)
         except SwerveError:
             known.weights = before
-            self._due_ns = 0  # the next look makes ours as it was
+            self.due_ns = 0  # the next look makes ours as it was
             raise
         known.away -= weights.keys()
         return self._current(known)
@@ -220,7 +217,7 @@ class Overlay(Closing):
         self._rules.forget()
         for target in self._targets.values():
             target.weights = None
-        self._due_ns = 0
+        self.due_ns = 0
         return deleted
 
     def _current(self, target: Steered) -> Weights:
@@ -264,7 +261,7 @@ class Overlay(Closing):
             If the kernel cannot be read or written; ask again when due.
         """
         began = time.monotonic_ns()
-        self._due_ns = began + _RETRY_NS
+        self.due_ns = began + _RETRY_NS
         objects = self._read()
         self._numbers.skip(foreign_ids(objects))
         found = self._look(objects)
@@ -279,7 +276,7 @@ class Overlay(Closing):
         self.complaints = frozenset(failed)
         now = time.monotonic_ns()
         self._free_ns = now + _SPACING * (now - began)
-        self._due_ns = now + (_RETRY_NS if failed else objects.lasts_ns or _ANYWAY_NS)
+        self.due_ns = now + (_RETRY_NS if failed else objects.lasts_ns or _ANYWAY_NS)
         return self._found(objects, events)
 
     def _read(self) -> Objects:
@@ -348,12 +345,7 @@ class Overlay(Closing):
             form = "inline"  # zebra adopts the nexthop groups of others, and writes its own members into them
         for key in [key for key in self._rules.read(objects.rules, self._views) if not self._steered(key)]:
             self._switch(key, on=False)
-        failed = self._mirror.follow(
-            objects,
-            self._views.values(),
-            {t.name: (t.view, [way for way, _ in t.usable], t.shares, t.prefixes) for t in self._targets.values()},
-            form,
-        )
+        failed = self._mirror.follow(objects, self._views.values(), self._targets.values(), form)
         for key in {t.view for t in self._targets.values() if self._steered(t.view)}:
             self._switch(key, on=True)
             if key[0] == 6 and self._place(key) in self._mirror.made:
