@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from pytools.signals import Path
 from pytools.units import rate_text
-from steering.flows.elephants import Balance, Flow, Move, Rail, balance
+from steering.flows.elephants import Balance, Move, balance
+from steering.flows.elephants_search import Flow, Rail
 from steering.flows.leases import Holdings
 from steering.flows.maxmin import INFINITE
 from steering.flows.plan import FlowAct, Trouble
