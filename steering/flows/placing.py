@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pytools.signals import Path
 from pytools.units import rate_text
@@ -68,15 +67,6 @@ class Case:
     def fraction(self) -> float:
         """Of the flows that ought to move, so many in one step."""
         return 1.0 if self.urgent else self.policy.safety.herd.fraction
-
-
-class _Named(NamedTuple):
-    """A flow as a policy's scope names it."""
-
-    protocol: str
-    local_port: int
-    remote: str
-    remote_port: int
 
 
 def ways_of(
@@ -205,8 +195,7 @@ def _meant(case: Case, flow: FlowRate, held: Holdings) -> bool:
     assert action is not None
     if flow.key.remote != case.ways[0].path.address or flow.peak_bps < action.flows.min_rate:
         return False
-    named = _Named("tcp", flow.key.local_port, flow.key.remote, flow.key.remote_port)
-    return not held.by_hand(flow.key, case.now) and case.rule.scope.covers_flow(named, flow.owner)
+    return not held.by_hand(flow.key, case.now) and case.rule.scope.covers_flow(flow.key, flow.owner)
 
 
 def _rail(way: Way, rate: RailRate) -> Rail:

@@ -257,7 +257,7 @@ def test_addresses_are_compared_however_they_are_written():
     assert one(more="    scope: {nexthops: ['fd00:1:0::1'], destinations: ['fd00:9::/64']}\n").scope.covers(over)
 
 
-FLOW = FlowKey("tcp", "10.0.0.1", 40_000, "10.9.0.2", 29_500)
+FLOW = FlowKey(6, "10.0.0.1", 40_000, "10.9.0.2", 29_500)
 OWNER = Owner(pid=1, command="python3.11", cgroup="/kubepods/pod1/x")
 
 
@@ -323,7 +323,7 @@ def test_no_flow_and_no_path_breaks_a_scope(text, port, other):
         {"paths": ["a*>b"], "destinations": ["10.0.0.0/8"], "nexthops": ["10.0.0.1"], "flows": {"remote": ["::/0"]}}
     )
     assert scope.covers(Path(text, other, text, other, text)) in (True, False)
-    assert scope.covers_flow(FlowKey(text, other, port, text, port), Owner(command=text, cgroup=other)) in (True, False)
+    assert scope.covers_flow(FlowKey(port, other, port, text, port), Owner(command=text, cgroup=other)) in (True, False)
 
 
 # ---- the order of rules, and what no rule alone shows ----
