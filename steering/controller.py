@@ -155,7 +155,7 @@ class Controller:
         self._stack.callback(lambda: self.overlay.close(remove=not self._stays))
         self._acting = Acting(self.engine, self.overlay, log, self.output)
         if known is None and (self._options.apply or locks.former is not None):  # the rules are deleted already
-            self._acting.take_back("it was left by a controller before this one", off=lambda: None)
+            self._acting.note_undone("it was left by a controller before this one", time.monotonic_ns())
             self._acting.rotate()
         poll, apply = self.agent.poll, self._options.apply
         self._changes = ChangeLoop(self.engine, self._acting, apply, poll, self._refusal, self._acted)

@@ -84,25 +84,10 @@ def act(
 
 def undone(host: str, done: Undone, why: str, decided_ns: int) -> Act:
     """An act that was taken back; `host` where the journal does not name it."""
-    last, group = done.last, done.last.group
-    return Act(
-        host=last.host or host,
-        at_ns=time.monotonic_ns(),
-        unix_ns=time.time_ns(),
-        act_id=last.act_id,
-        what=title(last.target),
-        target=last.target,
-        actuator=kind_of(last.target),
-        moves=_WEIGHTS_MOVE,
-        before=group.named(last.after),
-        after=group.named(last.original),
-        because=why,
-        under=last.under,
-        outcome="undone",
-        seen_ns=decided_ns,
-        decided_ns=decided_ns,
-        acknowledged_ns=done.acknowledged_ns,
-    )
+    last = done.last
+    back = Change(last.target, last.after, last.original, why, last.under)
+    times = (decided_ns, decided_ns, done.acknowledged_ns)
+    return act(last.host or host, last.group, back, "undone", *times, last.act_id)
 
 
 def alert(host: str, said: Alert) -> Act:
@@ -215,11 +200,6 @@ def flow_act(
         decided_ns=decided_ns,
         acknowledged_ns=acknowledged_ns,
     )
-
-
-def taken_back(done: Iterable[Undone], why: str, decided_ns: int) -> list[Act]:
-    """What was taken back, as acts."""
-    return [undone("", each, why, decided_ns) for each in done]
 
 
 def tell(netns: str | None, acts: Iterable[Act]) -> None:

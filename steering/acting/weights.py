@@ -154,7 +154,7 @@ class Acting:
         if why:  # it is history: what is in force is in the kernel
             self._output.say(f"the journal cannot be written: {why}")
 
-    def take_back(self, why: str, off: Callable[[], object] | None = None) -> None:
+    def take_back(self, why: str) -> None:
         """Take everything back, and note and publish it.
 
         Raises
@@ -163,8 +163,13 @@ class Acting:
             If the kernel refuses.
         """
         decided = time.monotonic_ns()
+        self._overlay.off()
+        self.note_undone(why, decided)
+
+    def note_undone(self, why: str, decided: int) -> None:
+        """Note and publish that everything was taken back: our rules are deleted."""
         try:
-            done = rollback.take_back(self._journal, off or self._overlay.off, self._scope, "controller", why)
+            done = rollback.note(self._journal, self._scope, "controller", why)
         except OSError as error:
             self._output.say(f"the journal cannot be written: {error.strerror}")
             return

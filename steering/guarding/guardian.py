@@ -211,8 +211,8 @@ def undo(netlink: Netlink, file: Path, scope: str, why: str) -> tuple[int, list[
     acts: list[Act] = []
     try:
         with journal.Journal(file) as log:
-            done = rollback.take_back(log, lambda: None, scope, "guardian", why)
-        acts = messages.taken_back(done, why, began_ns)
+            done = rollback.note(log, scope, "guardian", why)
+        acts = [messages.undone("", each, why, began_ns) for each in done]
         for text in (*(each.text for each in done), *(f"removed {each}" for each in sweep(netlink))):
             _say(text)
     except (OSError, SwerveError) as error:  # nothing leads to what is left

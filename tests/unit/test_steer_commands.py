@@ -109,7 +109,7 @@ def test_what_was_in_force_is_told_and_noted(folder, kernel, say):
 
 def test_a_full_disk_is_told_in_one_line_and_the_rules_are_gone_all_the_same(folder, kernel, say, monkeypatch):
     (folder / journal.LOCK_FILE).touch()
-    monkeypatch.setattr(undo.rollback, "take_back", full)
+    monkeypatch.setattr(undo.rollback, "note", full)
     code, said = say("undo")
     assert code == 1 and said == f"swerve: {folder}: No space left on device\n"
     assert kernel.rules == []
