@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from steering_kit import FIRST, MS, ORIGINAL, POLICY, SECOND, SECOND_HOP, TARGET, group, measured, path
+from steering_kit import FIRST, MS, ORIGINAL, POLICY, SECOND, SECOND_HOP, TARGET, AtOnce, group, measured, path
 
 from pytools.errors import RefusedError, SwerveError, UsageError
 from pytools.signals import Act
@@ -405,13 +405,13 @@ def _said(number, actuator="pin", outcome="applied"):
 
 def test_acts_are_kept_within_bounds(tmp_path, monkeypatch):
     monkeypatch.setattr(acts_file, "ROTATE_BYTES", 10_000)
-    kept = acts_file.ActsFile(tmp_path)
+    kept = acts_file.ActsFile(tmp_path, AtOnce())
     for number in range(200):
         kept.write(_said(number))
     kept.write(_said(500, "overlay"))
     kept.write(_said(501, "pin", "dry_run"))
     kept.close()
-    numbers = [act.at_ns for act in acts_file.read(tmp_path)]
+    numbers = [act.at_ns for _, act in acts_file.read(tmp_path)]
     assert numbers == list(range(numbers[0], 200)) and len(numbers) < 60
     assert sum(place.stat().st_size for place in tmp_path.iterdir()) < 22_000
     with (tmp_path / acts_file.FILE).open("ab") as file:
@@ -421,9 +421,9 @@ def test_acts_are_kept_within_bounds(tmp_path, monkeypatch):
     with (tmp_path / acts_file.FILE).open("ab") as file:
         file.write(b'{"cut off')  # by a full disk, or with its writer
     kept.write(_said(600))
-    assert [act.at_ns for act in acts_file.read(tmp_path)][-1] == 600
+    assert [act.at_ns for _, act in acts_file.read(tmp_path)][-1] == 600
     kept.close()
-    gone = acts_file.ActsFile(tmp_path / "missing")
+    gone = acts_file.ActsFile(tmp_path / "missing", AtOnce())
     gone.write(_said(1))
     assert gone.lost == 1
 
