@@ -115,11 +115,6 @@ class FlowTable(Closing):
         self.settings["seed"] = self._seed
         self._places = Places(len(self.rows), *self.sets["entries"].shape)
 
-    @property
-    def capacity(self) -> int:
-        """How many flows there is room for."""
-        return len(self.rows)
-
     def close(self) -> None:
         """Take the hooks off, then the table away: all flows go as they are routed."""
         with contextlib.ExitStack() as stack:
