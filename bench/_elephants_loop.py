@@ -18,6 +18,7 @@ from pytools.ipc.bus import Client
 from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act
 from steering.acting.flows import FlowActing
+from steering.acting.messages import Output
 from steering.actuators.overlay import Overlay
 from steering.deciding.engine import Engine
 from steering.flows.engine import SIGNALS, FlowEngine
@@ -41,12 +42,12 @@ def main(netns: str, policy_file: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     with (
-        FlowActing(flows, engine, lambda: "h1", say, send) as acting,
+        FlowActing(flows, engine, Output("h1", say, send), port) as acting,
         Netlink() as netlink,
         Client(directories.agent_socket(netns), SIGNALS) as agent,
         contextlib.ExitStack() as stack,
     ):
-        acting.open(port)
+        acting.open()
         overlay, refresh_ns, ready = stack.enter_context(Overlay(netlink, policy.manage, False)), 0, False
         while not stopped:
             now = time.monotonic_ns()

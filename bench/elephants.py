@@ -41,7 +41,8 @@ from _common import emit, median, note
 from _elephants import SECOND, Steer, Trial, command, nobody, play, said, small_loop
 
 from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, TcpFlow, decode, encode
-from steering.flows.elephants import Flow, Rail, balance
+from steering.flows.elephants import balance
+from steering.flows.elephants_search import Flow, Rail
 from steering.flows.rail_rates import RailRates
 from steering.flows.rates import FlowRates
 

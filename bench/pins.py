@@ -102,7 +102,7 @@ def run_time(pair: Pair, table: FlowTable, pins: Pins, flow: FlowKey, suffix: st
     report("miss" + suffix, beside())
     refused = pins.install([pin(103)])
     figures = hit_times(pair, table, work)
-    moved = pins.drops()["redirected"]
+    moved = pins.table.counters()["redirected"]
     refused |= pins.install([pin(101)])
     report("hit" + suffix, figures)
     report("on_target" + suffix, beside())

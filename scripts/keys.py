@@ -19,7 +19,7 @@ import msgspec
 
 from pytools import config
 from pytools.units import SCHEMA_DURATION, SCHEMA_RATE
-from steering.policy import json_schema
+from steering.policy.schema import json_schema
 
 _DEFAULTS: Final = config.as_file(config.AgentConfig("", [config.Peer("", "")]))
 _PATTERNS: Final = {SCHEMA_DURATION: "duration", SCHEMA_RATE: "rate"}

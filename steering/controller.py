@@ -25,10 +25,8 @@ from steering.acting.acts_file import ActsFile
 from steering.acting.background import Later
 from steering.acting.change_loop import ChangeLoop
 from steering.acting.flows import FlowActing
-from steering.acting.memory import MemoryFile, UsualFile
-from steering.acting.route_follower import RouteFollower
+from steering.acting.memory import Succession, UsualFile
 from steering.acting.standbys import StandByActing
-from steering.acting.succession import Succession
 from steering.acting.weights import Acting
 from steering.actuators.overlay import Overlay
 from steering.agent_link import AgentLink
@@ -41,8 +39,8 @@ from steering.flows.engine import FlowEngine
 from steering.guarding import confirming
 from steering.guarding.link import GuardianLink
 from steering.guarding.takeover import Locks
-from steering.plan import Change, Pin, Target, same
-from steering.policy import Policy
+from steering.plan import Change, Target, same
+from steering.policy.model import Policy
 from steering.policy.needs import signals_of
 
 _TICK_NS: Final = 50_000_000
@@ -65,6 +63,11 @@ class Options:
     probe_port: int = 862
     policy_hash: str = ""  # SHA-256 of the file
     confirm_ns: int = 0  # everything is taken back after so long, unless somebody confirms; 0 for never
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """For whoever finds the instance locked."""
+        return {"apply": self.apply, "policy": self.policy_name, "policy_hash": self.policy_hash}
 
 
 class Controller:
@@ -117,7 +120,7 @@ class Controller:
         socket_path = directories.agent_socket(options.netns)
         kinds = signals_of(policy)
         self.agent = AgentLink(socket_path, kinds, self.receive, self.engine.evidence.forget_windows, say)
-        self._host = directories.instance(options.netns)
+        self.output = messages.Output(directories.instance(options.netns), say, self._send)
         self._managed = Managed(policy)
         self._stack = contextlib.ExitStack()
         try:
@@ -137,8 +140,8 @@ class Controller:
         locks = Locks(folder / journal.LOCK_FILE, _LOCK_WAIT_S, self._options.apply, scope)
         self._locks = self._stack.enter_context(locks)
         self._netlink = self._stack.enter_context(Netlink())
-        memory = MemoryFile(directories.steering_memory(self._options.netns), scope, self._say)
-        self._succession = Succession(memory, self._options.apply, self._say)
+        memory = directories.steering_memory(self._options.netns)
+        self._succession = Succession(memory, scope, self._options.apply, self._say)
         known = self._succession.take_over(self._policy.manage, self._netlink) if locks.former is not None else None
         if known is None:
             self._stays = False
@@ -150,28 +153,26 @@ class Controller:
         self._guardian: GuardianLink | None = None
         self.overlay = Overlay(self._netlink, self._policy.manage, self._options.apply, known)
         self._stack.callback(lambda: self.overlay.close(remove=not self._stays))
-        self._acting = Acting(self.engine, self.overlay, log, lambda: self._host, self._say, self._send)
+        self._acting = Acting(self.engine, self.overlay, log, self.output)
         if known is None and (self._options.apply or locks.former is not None):  # the rules are deleted already
-            self._acting.take_back("it was left by a controller before this one", off=lambda: None)
+            self._acting.note_undone("it was left by a controller before this one", time.monotonic_ns())
             self._acting.rotate()
         poll, apply = self.agent.poll, self._options.apply
         self._changes = ChangeLoop(self.engine, self._acting, apply, poll, self._refusal, self._acted)
-        managed = self._managed.take
-        self._routes = RouteFollower(self.overlay, self.engine, self._acting, managed, self._say)
         self.flows = FlowEngine(self._policy, directories.instance(self._options.netns))
-        acting = FlowActing(self.flows, self.engine, lambda: self._host, self._say, self._send)
+        acting = FlowActing(self.flows, self.engine, self.output, self._options.probe_port)
         self._flow_acting = self._stack.enter_context(acting)
         lender = directories.maps_socket(self._options.netns)
-        self._standbys = StandByActing(self._policy, self.engine, lender, lambda: self._host, self._say, self._send)
+        self._standbys = StandByActing(self._policy, self.engine, lender, self.output)
         self._stack.callback(self._standbys.close)
         keeps = UsualFile(directories.runtime_dir(self._options.netns), self.engine.usual, self._say)
         self._usual_file = self._stack.enter_context(keeps)
         deadline = confirming.deadline_in(self._options.confirm_ns)
-        locks.lock.say(confirming.facts(deadline) | self._facts())
+        locks.lock.say(confirming.facts(deadline) | self._options.facts)
         self.desk = self._stack.enter_context(Desk(self._site(folder), deadline))  # the operator's requests
         if self._options.apply:
             if self.flows.needed:
-                self._flow_acting.open(self._options.probe_port)
+                self._flow_acting.open()
             safety = self._policy.safety
             self._guardian = GuardianLink(
                 self._options.netns, safety.lease, locks, self._say, deadline, safety.takeover
@@ -236,10 +237,10 @@ class Controller:
             self.act(self.engine.changes(time.monotonic_ns()))
         for alert in self.engine.alerts():
             self._say(f"{alert.rule}: {alert.text}" if alert.holds else f"{alert.rule}: over: {alert.text}")
-            self._send(messages.alert(self._host, alert))
+            self._send(messages.alert(self.output.host, alert))
         self._succession.tick(self.overlay, self.engine, time.monotonic_ns())
         self._usual_file.tick(time.monotonic_ns())
-        self.agent.publish_states(self.engine.states(self._host, time.monotonic_ns(), time.time_ns()))
+        self.agent.publish_states(self.engine.states(self.output.host, time.monotonic_ns(), time.time_ns()))
 
     def stop(self, number: int) -> None:
         """End after this turn, as by the signal of this number."""
@@ -252,7 +253,7 @@ class Controller:
         touched: set[Target] = set()
         for each in signals:
             if isinstance(each, PathDelay) and each.path.source == each.host:
-                self._host = each.host
+                self.output.host = each.host
             touched |= self.engine.take(each, now)
             self.flows.take(each, now)
         self._changes.heard(touched)
@@ -266,7 +267,7 @@ class Controller:
         if not self._options.apply or not self._standbys.needed or self._no_reroute:
             return
         try:
-            self._flow_acting.prepare(self._options.probe_port)
+            self._flow_acting.prepare()
         except SwerveError as error:
             self._no_reroute = str(error)
             self._say(f"no fast reroute: {error}")
@@ -311,34 +312,33 @@ class Controller:
 
     # ---- what the operator wants ----
 
-    def _facts(self) -> dict[str, object]:
-        """What we say of ourselves to whoever finds the instance locked."""
-        options = self._options
-        return {"apply": options.apply, "policy": options.policy_name, "policy_hash": options.policy_hash}
-
     def _site(self, folder: Path) -> Site:
         return Site(
             folder=folder,
             later=self._later,
             engine=self.engine,
+            flows=self._flow_acting,
             apply=self._options.apply,
-            host=lambda: self._host,
-            say=self._say,
-            send=self._send,
+            output=self.output,
             act=self.act,
             take_back=self._take_back,
-            pin=self._pin,
-            unpin=self._flow_acting.unpin,
-            pinned=self._flow_acting.pinned,
-            labelled=self._flow_acting.labelled,
-            managed=lambda: self._managed.facts(self.engine.groups),
             stop=self.stop,
-            guardian=lambda: self._guardian.pid if self._guardian is not None else None,
-            guarded=lambda: self._guardian_lives,
-            acts_lost=lambda: self._acts_file.lost + self._later.lost,
-            missed=lambda: self.agent.missed,
-            flow_facts=lambda: self.flows.facts() | self._standbys.facts(),
+            facts=self._facts,
         )
+
+    def _facts(self) -> dict[str, object]:
+        """What we say of ourselves to whoever asks how we are."""
+        missed, missed_urgent = self.agent.missed
+        return {
+            "guardian_pid": self._guardian.pid if self._guardian is not None else None,
+            "guarded": self._guardian_lives,
+            "managed": self._managed.facts(self.engine.groups),
+            "acts_lost": self._acts_file.lost + self._later.lost,
+            "signals_missed": missed,
+            "signals_missed_urgent": missed_urgent,
+            **self.flows.facts(),
+            **self._standbys.facts(),
+        }
 
     def _take_back(self, change: Change, name: str) -> str:
         """Carry out a change under a name; why it could not be."""
@@ -350,18 +350,11 @@ class Controller:
         done = group is not None and same(group.current, change.after)
         return "" if done else self.engine.why_rejected(change.target) or "it failed a moment ago: try again"
 
-    def _pin(self, pin: Pin) -> str:
-        """Pin a flow by hand; why it could not be."""
-        if not self._flow_acting.prepare(self._options.probe_port):
-            return "the kernel's part of it is still being loaded"
-        self._act_on_flows(time.monotonic_ns())
-        return self._flow_acting.pin(pin)
-
     # ---- what the kernel has ----
 
     def refresh(self, now: int) -> None:
         """Read what others route, have ours follow it, and tell the engine."""
-        if self._routes.refresh(now):
+        if self._acting.refresh(now, self._managed.take):
             self._succession.recall(self.engine, now)
             self._succession.keep(self.overlay, self.engine, now)
 

@@ -1,4 +1,4 @@
-"""What is wanted, and what it takes to get there: frozen records and one pure difference.
+"""What is wanted, and what it takes to get there: frozen records. Pure.
 
 A target is a set of managed prefixes that are routed over the same hops, named after the first of them and the table
 that has them: `overlay:main:10.9.2.0/24`. A recorded one may be called `nexthop_group:102`. Weights are members' ids
@@ -86,7 +86,6 @@ class Group:
     members: tuple[Member, ...]
     current: Weights  # what is in force now
     paths: tuple[tuple[int, Path], ...] = ()  # which measured path runs over which member
-    moves: str = ""  # what a change of its weights moves, in words
     beside: Target = ""  # carries one address only, which was taken out of this target
     witnesses: tuple[tuple[int, Path], ...] = ()  # paths of the addresses that were taken out of it, by member
 
@@ -160,11 +159,12 @@ class LabelChange:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPlan:
-    """The weights one target shall have, and why."""
+class Change:
+    """The weights that one target shall have, and why; an act if these are others than those in force."""
 
     target: Target
-    wanted: Weights
+    before: Weights  # in force when it was decided
+    after: Weights
     because: str
     under: str  # names of the rules behind it
     granted: tuple[tuple[Path, float], ...] = ()  # paths that are taken down with it, if carried out, and to what share
@@ -174,44 +174,10 @@ class GroupPlan:
     alone: frozenset[str] = frozenset()  # addresses of which one path is bad and no other address says so
     failure: bool = False  # whether a path that is taken down with it has failed
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is wanted of every group that was looked at."""
-
-    groups: tuple[GroupPlan, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One act on one target."""
-
-    target: Target
-    before: Weights
-    after: Weights
-    because: str
-    under: str
-    granted: tuple[tuple[Path, float], ...] = ()
-    lifted: frozenset[Path] = frozenset()
-    failure: bool = False
-
-
-def diff(current: Mapping[Target, Weights], plan: Plan) -> list[Change]:
-    """The acts that lead from the current weights to the plan; none for a target that is unknown or already there."""
-    return [
-        Change(
-            each.target,
-            current[each.target],
-            each.wanted,
-            each.because,
-            each.under,
-            each.granted,
-            each.lifted,
-            each.failure,
-        )
-        for each in plan.groups
-        if each.target in current and not same(current[each.target], each.wanted)
-    ]
+    @property
+    def moves(self) -> bool:
+        """Whether there is anything to do."""
+        return not same(self.before, self.after)
 
 
 def scaled(original: Weights, share: Mapping[int, float]) -> Weights:

@@ -9,7 +9,7 @@ from policy_kit import liveness
 from steering_kit import MS, SECOND, TARGET, group, measured, path
 
 from steering.deciding.engine import Engine
-from steering.policy import parse
+from steering.policy.file import parse
 
 T0 = 10**12
 STEP = 20 * MS

@@ -14,12 +14,12 @@ import steering_kit as kit
 from fair_rates import fair_rates
 
 from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, TcpFlow
-from steering import policy as policies
 from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
 from steering.flows.maxmin import INFINITE
 from steering.flows.plan import FlowAct
 from steering.plan import FlowKey, Group, Member
+from steering.policy.file import parse
 
 MS, SECOND, MBIT = kit.MS, kit.SECOND, 1_000_000
 SEGMENT = 1448
@@ -97,7 +97,7 @@ class World:
             for index, rail in enumerate(self.routed)
         ]
         self.connections += [Connection(41_000 + index, rail, six=True) for index, rail in enumerate(self.routed6)]
-        policy = policies.parse(self.text, "policy.yaml")
+        policy = parse(self.text, "policy.yaml")
         self.paths = {rail: kit.path(rail) for rail in self.capacity}
         self.group: Group = kit.group({rail: [path] for rail, path in self.paths.items()})
         self.engine, self.flows = Engine(policy), FlowEngine(policy, "h1")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pytools.signals import Delay, Path, PathDelay
 from steering.deciding.engine import Engine
 from steering.plan import Group, Member, Weights, nexthop_group, weights_of
-from steering.policy import Policy
+from steering.policy.model import Policy
 
 TICK_NS: Final = 20_000_000
 CUT_AFTER_S: Final = 5

@@ -19,7 +19,8 @@ from pytools.signals import (
     Retransmissions,
     TcpPath,
 )
-from steering.policy import Condition, parse
+from steering.policy.conditions import Condition
+from steering.policy.file import parse
 
 MS = 1_000_000
 SECOND = 1_000 * MS

@@ -32,11 +32,11 @@ class ActsFile:
     ----------
     folder : Path
         The instance's state directory.
-    later : Later, optional
+    later : Later
         Does the writing, so that nobody waits for the disk; stays the caller's.
     """
 
-    def __init__(self, folder: Path, later: Later | None = None) -> None:
+    def __init__(self, folder: Path, later: Later) -> None:
         self._path, self._later = folder / FILE, later
         self._scope = b',"scope":' + msgspec.json.encode(netns.scope()) + b"}"
         self._fd: int | None = None
@@ -44,11 +44,7 @@ class ActsFile:
 
     def write(self, act: Act) -> None:
         """Append an act, unless it is one of weights (the journal has those) or was not made."""
-        if act.outcome == "dry_run" or act.actuator == _JOURNALLED:
-            return
-        if self._later is None:
-            self._append(act)
-        else:
+        if act.outcome != "dry_run" and act.actuator != _JOURNALLED:
             self._later.put(lambda: self._append(act))
 
     def _append(self, act: Act) -> None:
@@ -66,10 +62,7 @@ class ActsFile:
 
     def close(self) -> None:
         """Close the file, once all is written."""
-        if self._later is None:
-            self._close()
-        else:
-            self._later.put(self._close)
+        self._later.put(self._close)
 
     def _close(self) -> None:
         if self._fd is not None:
@@ -94,13 +87,11 @@ class _Scoped(msgspec.Struct):
 _scoped = msgspec.json.Decoder(_Scoped)
 
 
-def read(folder: Path) -> Iterator[Act]:
-    """The acts on disk, oldest first; lines that are none are left out."""
-    return (act for _, act in read_scoped(folder))
+def read(folder: Path) -> Iterator[tuple[str, Act]]:
+    """The acts on disk, oldest first, each with the boot and namespace that it was made in; other lines are left out.
 
-
-def read_scoped(folder: Path) -> Iterator[tuple[str, Act]]:
-    """The same, each with the boot and namespace that it was made in; empty where an older version wrote it."""
+    An older version did not write where it was made: that is empty then.
+    """
     path = folder / FILE
     for place in (_older(path), path):
         try:

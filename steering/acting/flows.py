@@ -10,11 +10,11 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, Self
+from typing import Final
 
+from pytools.closing import Closing
 from pytools.errors import SwerveError
 from pytools.kernel.bpf import loader
-from pytools.signals import Act
 from steering.acting import messages
 from steering.acting.background import Background
 from steering.actuators import flow_table
@@ -31,7 +31,7 @@ _CLEAR_EVERY_NS: Final = 1_000_000_000
 _Wanted = tuple[Target, Member, bool]  # of which target, and whether anything passes
 
 
-class FlowActing:
+class FlowActing(Closing):
     """Carries out what is wanted of flows, or says what would be done.
 
     Parameters
@@ -40,12 +40,10 @@ class FlowActing:
         Decides, and is told what became of it.
     engine : Engine
         What is known of the paths and the targets.
-    host : callable
-        Name of this host.
-    say : callable
-        Takes a line for the log.
-    send : callable
-        Takes each act, for whoever watches.
+    output : Output
+        Takes lines for the log, and acts.
+    probe_port : int
+        UDP to and from it is never steered.
 
     Attributes
     ----------
@@ -61,12 +59,10 @@ class FlowActing:
         self,
         flows: FlowEngine,
         engine: Engine,
-        host: Callable[[], str],
-        say: Callable[[str], None],
-        send: Callable[[Act], None],
+        output: messages.Output,
+        probe_port: int,
     ) -> None:
-        self._flows, self._engine = flows, engine
-        self._host, self._say, self._send = host, say, send
+        self._flows, self._engine, self._output, self._probe_port = flows, engine, output, probe_port
         self._stack = contextlib.ExitStack()
         self.table: FlowTable | None = None
         self.standbys: StandBys | None = None
@@ -78,7 +74,7 @@ class FlowActing:
         self._clear_ns = 0
         self._skipped: dict[Target, str] = {}  # of which it was said that their flows cannot be told apart
 
-    def open(self, probe_port: int) -> None:
+    def open(self) -> None:
         """Load the kernel's part.
 
         Raises
@@ -86,9 +82,9 @@ class FlowActing:
         SwerveError
             If the kernel takes no such program.
         """
-        self._use(loader.load([flow_table.program(probe_port)]), probe_port)
+        self._use(self._load())
 
-    def prepare(self, probe_port: int) -> bool:
+    def prepare(self) -> bool:
         """Load the kernel's part beside us, for it may take longer than a lease; whether it is there: else ask again.
 
         Raises
@@ -97,14 +93,17 @@ class FlowActing:
             If the kernel takes no such program.
         """
         if self.table is None and self._loading is None:
-            self._loading = Background(lambda: loader.load([flow_table.program(probe_port)]))
+            self._loading = Background(self._load)
         elif self.table is None and self._loading is not None and self._loading.done:
             loading, self._loading = self._loading, None
-            self._use(loading.result(), probe_port)
+            self._use(loading.result())
         return self.is_open
 
-    def _use(self, loaded: loader.Loaded, probe_port: int) -> None:
-        table = FlowTable(loaded, probe_port)
+    def _load(self) -> loader.Loaded:
+        return loader.load([flow_table.program(self._probe_port)])
+
+    def _use(self, loaded: loader.Loaded) -> None:
+        table = FlowTable(loaded, self._probe_port)
         self.table = table
         self._stack.callback(table.close)
         self.pins = self._stack.enter_context(Pins(table))
@@ -122,18 +121,12 @@ class FlowActing:
         self._stack.close()
         self.table = self.standbys = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # ---- what the policy wants ----
 
     def turn(self, now: int, frozen: Callable[[], str] = str) -> None:
         """Decide and act; while frozen, which is asked before each act, leases are renewed and nothing else is done."""
         if self.table is not None:
-            self._forget_expired(now)
+            self._forget_expired(self.table, now)
             self._follow_targets()
         engine = self._engine
         plan = self._flows.decide(engine.paths, engine.groups.values(), now, engine.overrides)
@@ -154,15 +147,14 @@ class FlowActing:
         skipped = dict(self._flows.skipped)
         for target, why in skipped.items():
             if self._skipped.get(target) != why:
-                self._say(f"flows of {title(target)} stay as they are: {why}")
+                self._output.say(f"flows of {title(target)} stay as they are: {why}")
         self._skipped = skipped
 
-    def _forget_expired(self, now: int) -> None:
+    def _forget_expired(self, table: FlowTable, now: int) -> None:
         """Clear away leases that nobody renews: pins by hand, above all."""
         if now >= self._clear_ns:
             self._clear_ns = now + _CLEAR_EVERY_NS
-            self.pins.expire(now)
-            self.labels.expire(now)
+            table.sweep(now)
 
     def _carry_out(self, act: FlowAct, now: int) -> None:
         try:
@@ -172,7 +164,7 @@ class FlowActing:
         done = time.monotonic_ns()
         self._flows.carried_out(act, done, refused)
         for flow, why in refused.items():
-            self._say(f"{flow.local}:{flow.local_port} to {flow.remote}:{flow.remote_port}: {why}")
+            self._output.say(f"{flow.local}:{flow.local_port} to {flow.remote}:{flow.remote_port}: {why}")
         if len(refused) < len(act.flows):
             self._tell(act, "undone" if act.kind in ("unpin", "unlabel") else "applied", now, done)
         else:
@@ -200,7 +192,7 @@ class FlowActing:
     def _tell(
         self, act: FlowAct, outcome: messages.Outcome, decided: int, acknowledged: int | None = None, failure: str = ""
     ) -> None:
-        self._send(messages.flow_act(self._host(), act, outcome, decided, acknowledged, failure))
+        self._output.send(messages.flow_act(self._output.host, act, outcome, decided, acknowledged, failure))
 
     # ---- where flows may be pinned to ----
 
@@ -214,15 +206,15 @@ class FlowActing:
             refused = self.pins.targets(_targets(wanted))
         except SwerveError as error:
             if self._unread != str(error):
-                self._say(f"flows cannot be pinned now: {error}")
+                self._output.say(f"flows cannot be pinned now: {error}")
             self._unread, self._members = str(error), ()  # news of interfaces was taken: try again in any case
             return
         self._unread, self._members = "", wanted
         for (target, nexthop), why in refused.items():
             if self._refused.get((target, nexthop)) != why:
-                self._say(f"nothing can be pinned to nexthop {nexthop} of {target}: {why}")
+                self._output.say(f"nothing can be pinned to nexthop {nexthop} of {target}: {why}")
         if self.pins.error and self.pins.error != self._error:
-            self._say(f"no pin acts: {self.pins.error}")
+            self._output.say(f"no pin acts: {self.pins.error}")
         self._refused, self._error = refused, self.pins.error
 
     def _wanted_members(self) -> Iterator[_Wanted]:
@@ -236,18 +228,29 @@ class FlowActing:
     # ---- what the operator wants ----
 
     def pin(self, pin: Pin) -> str:
-        """Pin one flow by hand; why it was refused, empty when it was not."""
-        if self.table is None:
-            return "the controller runs dry: nothing is changed"
+        """Pin one flow by hand; why it was refused, empty when it was not.
+
+        Raises
+        ------
+        SwerveError
+            If the kernel takes no such program, or no such pin.
+        """
+        if not self.prepare():
+            return "the kernel's part of it is still being loaded"
+        self._follow_targets()
         why = self.pins.install([pin]).get(pin.flow, "")
         if not why:
-            self._flows.held.pinned_by_hand(pin, time.monotonic_ns())
+            self._flows.held.pinned_by_hand(pin)
         return why
 
     def unpin(self, flow: FlowKey) -> bool:
         """Remove the pin of one flow; return whether it had one."""
         self._flows.held.unpinned_by_hand(flow)
         return self.table is not None and bool(self.pins.remove([flow]))
+
+    def by_hand(self, now: int) -> tuple[Pin, ...]:
+        """The pins that the operator set and that have not run out."""
+        return self._flows.held.pins_by_hand(now)
 
     def pinned(self) -> list[Pin]:
         """Every pin in the kernel's table whose lease lasts."""

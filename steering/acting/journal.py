@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from pytools import directories
+from pytools.closing import Closing
 from pytools.errors import CapabilityError
 from pytools.owned_files import as_owner
 from steering.acting.background import Later
@@ -125,7 +126,7 @@ def parse(line: bytes) -> Entry | None:
     return entry if entry.kind in KINDS and isinstance(entry.target, str) else None
 
 
-class Journal:
+class Journal(Closing):
     """Appends entries.
 
     Parameters
@@ -203,12 +204,6 @@ class Journal:
             do()
         else:
             self._later.put(do)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _as_line(entry: Entry) -> dict[str, Any]:

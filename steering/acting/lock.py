@@ -13,13 +13,14 @@ import select
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from pytools.closing import Closing
 from pytools.errors import CapabilityError, RefusedError, SwerveError
 from pytools.owned_files import as_owner
 
 
-class Lock:
+class Lock(Closing):
     """The lock, held from construction to `close`.
 
     Parameters
@@ -63,12 +64,6 @@ class Lock:
     def close(self) -> None:
         """Let go of our part of it."""
         os.close(self.fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def write_facts(fd: int, facts: dict[str, Any]) -> None:

@@ -13,17 +13,26 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from pytools import directories, owned_files
 from pytools.errors import SwerveError
-from steering.actuators.overlay_memory import OverlayMemory
+from pytools.kernel.leftovers import FAMILIES
+from steering.actuators.overlay_memory import OverlayMemory, objection
 from steering.deciding.memory import PathMemory
 from steering.deciding.usual import Entry, Usuals
+from steering.plan import same
+
+if TYPE_CHECKING:  # a guardian, which removes a memory, needs none of them
+    from pytools.kernel.netlink.routing import Netlink
+    from steering.actuators.overlay import Overlay
+    from steering.deciding.engine import Engine
+    from steering.policy.model import Manage
 
 _VERSION: Final = 1
+_SECOND_NS: Final = 1_000_000_000
 _MOST_BYTES: Final = 64 << 20
 
 
@@ -36,25 +45,29 @@ class Memory(msgspec.Struct, frozen=True):
     paths: tuple[PathMemory, ...]
 
 
-class MemoryFile:
-    """The file.
+class Succession:
+    """Takes over from the controller before, and keeps in a file what its successor needs.
 
     Parameters
     ----------
     path : Path
-        Where it is; its directory is made with mode 0700 when missing.
+        The file; its directory is made with mode 0700 when missing.
     scope : str
         This boot and network namespace.
+    apply : bool
+        Whether changes are made; a dry run neither takes over nor leaves anything.
     say : callable
         Takes a line for the log.
     """
 
-    def __init__(self, path: Path, scope: str, say: Callable[[str], None]) -> None:
-        self._path, self._scope, self._say = path, scope, say
+    def __init__(self, path: Path, scope: str, apply: bool, say: Callable[[str], None]) -> None:
+        self._path, self._scope, self._apply, self._say = path, scope, apply, say
         self._file = owned_files.ReplacedFile(
             path, lambda error: say(f"a successor could not take over: {error}"), makes_directory=True
         )
         self._written = b""
+        self._former: Memory | None = None  # taken over, and not told to the engine yet
+        self._due_ns = 0
 
     def load(self) -> Memory | None:
         """What the controller before us left here; None when that is of no use."""
@@ -71,7 +84,41 @@ class MemoryFile:
         if data != self._written and self._file.write(data):
             self._written = data
 
-    def remove(self) -> None:
+    def take_over(self, manage: Manage, netlink: Netlink) -> OverlayMemory | None:
+        """What the controller before us has in force, if we can go on with it; to be asked while somebody keeps it."""
+        if not self._apply:
+            return None
+        found = self.load()
+        if found is None:
+            return None
+        rules = [rule for family in FAMILIES for rule in netlink.rules(family)]
+        if why := objection(found.overlay, manage, rules):
+            self._say(f"what the controller before this one has in force is taken back: {why}")
+            return None
+        self._former = found
+        return found.overlay
+
+    def recall(self, engine: Engine, now: int) -> None:
+        """Go on where the controller before us ended, once the engine knows the targets."""
+        former, self._former = self._former, None
+        if former is None:
+            return
+        left = engine.recall(former.paths, now)
+        targets = sum(not same(group.current, group.original) for group in engine.groups.values())
+        self._say(f"took over from the controller before: {targets} targets are steered, {len(left)} paths are left")
+
+    def tick(self, overlay: Overlay, engine: Engine, now: int) -> None:
+        """Keep how things stand, once a second."""
+        if now >= self._due_ns:
+            self.keep(overlay, engine, now)
+
+    def keep(self, overlay: Overlay, engine: Engine, now: int) -> None:
+        """Keep how things stand, unless what was taken over is not recalled yet."""
+        self._due_ns = now + _SECOND_NS
+        if self._apply and self._former is None:
+            self.write(overlay.memory, engine.remember(now))
+
+    def forget(self) -> None:
         """Nothing of ours is in force any more."""
         remove(self._path)
         self._written = b""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -26,13 +27,22 @@ if TYPE_CHECKING:  # a guardian needs neither
 
 Outcome = Literal["dry_run", "applied", "failed", "undone"]
 
-MOVES: Final = "new flows, and live ones whose hash then falls to another hop"
+_WEIGHTS_MOVE: Final = "new flows, and live ones whose hash then falls to another hop"
 _FLOW_MOVES: Final = {
     "pin": "these live flows only, at once",
     "unpin": "these live flows only, back to where they are routed",
     "relabel": "these live flows only, behind the nexthop",
     "unlabel": "these live flows only, behind the nexthop",
 }
+
+
+@dataclass(slots=True)
+class Output:
+    """Where what a controller says goes, and in whose name."""
+
+    host: str  # as the agent calls this host, once that is heard
+    say: Callable[[str], None]  # takes a line for the log
+    send: Callable[[Act], None]  # takes each act, for whoever watches
 
 
 def act_id(target: Target) -> str:
@@ -60,7 +70,7 @@ def act(
         what=title(change.target),
         target=change.target,
         actuator=kind_of(change.target),
-        moves=group.moves or MOVES,
+        moves=_WEIGHTS_MOVE,
         before=group.named(change.before),
         after=group.named(change.after),
         because=f"{change.because}; failed: {failure}" if failure else change.because,
@@ -74,25 +84,10 @@ def act(
 
 def undone(host: str, done: Undone, why: str, decided_ns: int) -> Act:
     """An act that was taken back; `host` where the journal does not name it."""
-    last, group = done.last, done.last.group
-    return Act(
-        host=last.host or host,
-        at_ns=time.monotonic_ns(),
-        unix_ns=time.time_ns(),
-        act_id=last.act_id,
-        what=title(last.target),
-        target=last.target,
-        actuator=kind_of(last.target),
-        moves=MOVES,
-        before=group.named(last.after),
-        after=group.named(last.original),
-        because=why,
-        under=last.under,
-        outcome="undone",
-        seen_ns=decided_ns,
-        decided_ns=decided_ns,
-        acknowledged_ns=done.acknowledged_ns,
-    )
+    last = done.last
+    back = Change(last.target, last.after, last.original, why, last.under)
+    times = (decided_ns, decided_ns, done.acknowledged_ns)
+    return act(last.host or host, last.group, back, "undone", *times, last.act_id)
 
 
 def alert(host: str, said: Alert) -> Act:
@@ -205,11 +200,6 @@ def flow_act(
         decided_ns=decided_ns,
         acknowledged_ns=acknowledged_ns,
     )
-
-
-def taken_back(done: Iterable[Undone], why: str, decided_ns: int) -> list[Act]:
-    """What was taken back, as acts."""
-    return [undone("", each, why, decided_ns) for each in done]
 
 
 def tell(netns: str | None, acts: Iterable[Act]) -> None:

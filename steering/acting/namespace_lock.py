@@ -12,8 +12,9 @@ import select
 import socket
 import struct
 import time
-from typing import Final, Self
+from typing import Final
 
+from pytools.closing import Closing
 from pytools.errors import RefusedError, SwerveError
 
 _NAME: Final = "\0swerve-steer"
@@ -22,7 +23,7 @@ _NOBODY: Final = -1
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: process, user, group
 
 
-class NamespaceLock:
+class NamespaceLock(Closing):
     """The lock of the network namespace that this thread is in, held from construction to `close`.
 
     Any local user can take the name. One that is neither root nor us keeps nobody from steering: then nothing is held.
@@ -81,12 +82,6 @@ class NamespaceLock:
     def close(self) -> None:
         """Let go of our part of it."""
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _holder() -> tuple[int, int] | None:

@@ -1,11 +1,10 @@
-"""Take everything back: our rules are deleted first, then it is noted what they had in force.
+"""Note that everything was taken back: our rules are deleted already, and what they had in force is history.
 
 Safe to repeat and to interrupt. For a controller that starts or ends, a guardian, and `swerve steer off`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from steering.acting.journal import Entry, Journal, entry_now
@@ -25,15 +24,13 @@ class Undone:
         return f"{title(self.last.target)}: original weights are back"
 
 
-def take_back(log: Journal, off: Callable[[], object], scope: str, by: str, because: str = "") -> list[Undone]:
-    """Take back what is in force, and note it.
+def note(log: Journal, scope: str, by: str, because: str) -> list[Undone]:
+    """Note what was in force before our rules were deleted.
 
     Parameters
     ----------
     log : Journal
         Where it is noted.
-    off : callable
-        Deletes our rules.
     scope : str
         This boot and namespace.
     by : str
@@ -43,12 +40,9 @@ def take_back(log: Journal, off: Callable[[], object], scope: str, by: str, beca
 
     Raises
     ------
-    SwerveError
-        If the kernel refuses; nothing is noted then.
     OSError
         If it could not be noted: it was undone all the same.
     """
-    off()
     found = log.read().in_force(scope).values()
     notes = [
         replace(

@@ -7,7 +7,7 @@ CLOCK_MONOTONIC nanoseconds.
 from __future__ import annotations
 
 import selectors
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path as File
 from typing import Final
@@ -20,7 +20,7 @@ from steering.actuators.standbys import Moved, StandBys
 from steering.deciding.engine import Engine
 from steering.deciding.standbys import needed, standbys
 from steering.plan import Target
-from steering.policy import Policy
+from steering.policy.model import Policy
 
 _PLAN_EVERY_NS: Final = 200_000_000
 _BORROW_EVERY_NS: Final = 500_000_000
@@ -49,12 +49,8 @@ class StandByActing:
         What is known of the paths and the targets.
     lender : pathlib.Path
         The socket where the agent lends its maps.
-    host : callable
-        Name of this host.
-    say : callable
-        Takes a line for the log.
-    send : callable
-        Takes each act, for whoever watches.
+    output : Output
+        Takes lines for the log, and acts.
     """
 
     def __init__(
@@ -62,12 +58,9 @@ class StandByActing:
         policy: Policy,
         engine: Engine,
         lender: File,
-        host: Callable[[], str],
-        say: Callable[[str], None],
-        send: Callable[[Act], None],
+        output: messages.Output,
     ) -> None:
-        self._policy, self._engine, self._lender = policy, engine, lender
-        self._host, self._say, self._send = host, say, send
+        self._policy, self._engine, self._lender, self._output = policy, engine, lender, output
         self._selector: selectors.BaseSelector | None = None
         self._loan: Loan | None = None
         self._kernel: StandBys | None = None
@@ -125,7 +118,7 @@ class StandByActing:
         try:
             self._kernel.lend(maps)
         except (SwerveError, KeyError) as error:
-            self._say(f"no fast reroute: the agent's maps cannot be used: {error}")
+            self._output.say(f"no fast reroute: the agent's maps cannot be used: {error}")
         self._plan_ns = 0
 
     def _returned(self) -> None:
@@ -146,7 +139,7 @@ class StandByActing:
         if kernel.lent:
             for path, why in refused.items():
                 if self._refused.get(path) != why:
-                    self._say(f"no fast reroute past {path}: {why}")
+                    self._output.say(f"no fast reroute past {path}: {why}")
             self._refused = refused
 
     # ---- what the kernel did ----
@@ -157,9 +150,9 @@ class StandByActing:
             known = self._moves.get(name)
             before = self._seen.get(name, (0, 0))
             if known is None and each.packets > before[0]:
-                act = messages.rerouted(self._host(), each, now)
+                act = messages.rerouted(self._output.host, each, now)
                 self._moves[name] = _Move(act, *before, each.first_ns, each)
-                self._send(act)
+                self._output.send(act)
             elif known is not None:
                 known.latest = each
                 if now - each.last_ns > self._policy.safety.reroute_hold + _OVER_NS:
@@ -174,4 +167,4 @@ class StandByActing:
         moved = known.latest
         self._seen[name] = moved.packets, moved.bytes
         packets, size = moved.packets - known.before, moved.bytes - known.bytes_before
-        self._send(messages.reroute_over(known.act, packets, size, moved.last_ns - known.first_ns, now))
+        self._output.send(messages.reroute_over(known.act, packets, size, moved.last_ns - known.first_ns, now))

@@ -1,4 +1,4 @@
-"""Changing weights: the kernel first, then the note; every outcome published.
+"""Changing weights: the kernel first, then the note; every outcome published. And following what others route.
 
 One thread, in the namespace that is steered. Times are CLOCK_MONOTONIC nanoseconds.
 """
@@ -12,9 +12,8 @@ from typing import Final
 
 from pytools.errors import SwerveError
 from pytools.kernel import netns
-from pytools.signals import Act
 from steering.acting import journal, messages, rollback
-from steering.actuators.overlay import Outcome, Overlay
+from steering.actuators.overlay import Found, Overlay
 from steering.deciding.engine import Engine
 from steering.plan import Change, Group, Target, Weights, title
 
@@ -44,12 +43,8 @@ class Acting:
         Changes the kernel.
     log : Journal
         Where it is noted.
-    host : callable
-        Name of this host.
-    say : callable
-        Takes a line for the log.
-    send : callable
-        Takes each act, for whoever watches.
+    output : Output
+        Takes lines for the log, and acts.
     """
 
     def __init__(
@@ -57,13 +52,11 @@ class Acting:
         engine: Engine,
         overlay: Overlay,
         log: journal.Journal,
-        host: Callable[[], str],
-        say: Callable[[str], None],
-        send: Callable[[Act], None],
+        output: messages.Output,
     ) -> None:
-        self._engine, self._overlay, self._journal = engine, overlay, log
-        self._host, self._say, self._send = host, say, send
+        self._engine, self._overlay, self._journal, self._output = engine, overlay, log, output
         self._scope = netns.scope()
+        self._unreadable = ""  # why the routes could not be read the last time
         self._pretended: dict[Target, Weights] = {}  # wanted weights already reported in a dry run
         self._acts: dict[Target, journal.Entry] = {}  # the last one on each target
         self._retry: dict[Target, dict[Weights, tuple[int, int]]] = {}  # when to try again, and the wait after that
@@ -117,26 +110,26 @@ class Acting:
         self._retry[change.target] = known | {change.after: (now + wait, 2 * wait)}
 
     def _carry_out(self, change: Change, act_id: str, now: int, notes: list[journal.Entry]) -> bool:
+        weights, why = change.after, ""
         try:
-            outcome = self._overlay.apply(change.target, change.after)
+            weights = self._overlay.apply(change.target, change.after)
         except SwerveError as error:
-            outcome = Outcome("failed", change.before, None, str(error))
+            why = str(error)
+        acknowledged = time.monotonic_ns()
         group = self._engine.groups[change.target]
-        applied = outcome.kind == "applied"
-        weights = outcome.weights if applied else change.after
         facts = (change.before, weights, change.because, change.under, self._scope)
-        notes.append(journal.entry_now("applied" if applied else "failed", act_id, group, *facts, host=self._host()))
-        if applied:
-            self._acts[change.target] = notes[-1]
-            self._engine.carried_out(change, time.monotonic_ns(), outcome.weights)
-            self._retry.pop(change.target, None)
-            self._publish(change, "applied", now, outcome.acknowledged_ns, act_id)
-            return True
-        self._wait(change, now)
-        self._engine.rejected(change, outcome.why)
-        self._say(f"{title(change.target)}: {outcome.why}")
-        self._publish(change, "failed", now, None, act_id, outcome.why)
-        return False
+        notes.append(journal.entry_now("failed" if why else "applied", act_id, group, *facts, host=self._output.host))
+        if why:
+            self._wait(change, now)
+            self._engine.rejected(change, why)
+            self._output.say(f"{title(change.target)}: {why}")
+            self._publish(change, "failed", now, None, act_id, why)
+            return False
+        self._acts[change.target] = notes[-1]
+        self._engine.carried_out(change, time.monotonic_ns(), weights)
+        self._retry.pop(change.target, None)
+        self._publish(change, "applied", now, acknowledged, act_id)
+        return True
 
     def _publish(
         self,
@@ -148,7 +141,9 @@ class Acting:
         failure: str = "",
     ) -> None:
         group, seen = self._engine.groups[change.target], self._engine.seen(change)
-        self._send(messages.act(self._host(), group, change, outcome, seen, decided, acknowledged, act_id, failure))
+        self._output.send(
+            messages.act(self._output.host, group, change, outcome, seen, decided, acknowledged, act_id, failure)
+        )
 
     def _note(self, *entries: journal.Entry) -> None:
         try:
@@ -157,9 +152,9 @@ class Acting:
         except OSError as error:
             why = error.strerror or str(error)
         if why:  # it is history: what is in force is in the kernel
-            self._say(f"the journal cannot be written: {why}")
+            self._output.say(f"the journal cannot be written: {why}")
 
-    def take_back(self, why: str, off: Callable[[], object] | None = None) -> None:
+    def take_back(self, why: str) -> None:
         """Take everything back, and note and publish it.
 
         Raises
@@ -168,14 +163,43 @@ class Acting:
             If the kernel refuses.
         """
         decided = time.monotonic_ns()
+        self._overlay.off()
+        self.note_undone(why, decided)
+
+    def note_undone(self, why: str, decided: int) -> None:
+        """Note and publish that everything was taken back: our rules are deleted."""
         try:
-            done = rollback.take_back(self._journal, off or self._overlay.off, self._scope, "controller", why)
+            done = rollback.note(self._journal, self._scope, "controller", why)
         except OSError as error:
-            self._say(f"the journal cannot be written: {error.strerror}")
+            self._output.say(f"the journal cannot be written: {error.strerror}")
             return
         for each in done:
-            self._say(f"{each.text}; {why}")
-            self._send(messages.undone(self._host(), each, why, decided))
+            self._output.say(f"{each.text}; {why}")
+            self._output.send(messages.undone(self._output.host, each, why, decided))
+
+    def refresh(self, now: int, managed: Callable[[Found], Iterable[str]]) -> bool:
+        """Have the overlay follow the routes of others, and tell the engine which targets there are.
+
+        `managed` takes what was found, and says what there is to say about it. False when the routes cannot be read:
+        everything stays as it is known.
+        """
+        try:
+            found = self._overlay.refresh()
+        except SwerveError as error:
+            if self._unreadable != str(error):
+                self._output.say(f"cannot read or follow the routes: {error}")
+            self._unreadable = str(error)
+            return False
+        self._unreadable = ""
+        for text in (*found.events, *managed(found)):
+            self._output.say(text)
+        for target, known in self._engine.groups.items():
+            if target not in found.groups and not known.beside:
+                gone = "gone for now, with links or hops" if target in found.lost else "gone"
+                self._output.say(f"{title(target)}: {gone}")
+        self.follow(found.groups)
+        self._engine.arrange(found.groups.values(), found.targets_of, now, found.lost, found.unlinked)
+        return True
 
     def follow(self, groups: Mapping[Target, Group]) -> None:
         """Note what others made of weights that are in force; to be called before the engine hears of these groups."""
@@ -206,7 +230,7 @@ class Acting:
 
     def _entry(self, kind: journal.Kind, group: Group, before: Weights, after: Weights, why: str) -> journal.Entry:
         name = messages.act_id(group.target)
-        return journal.entry_now(kind, name, group, before, after, why, "", self._scope, host=self._host())
+        return journal.entry_now(kind, name, group, before, after, why, "", self._scope, host=self._output.host)
 
     def rotate(self) -> None:
         """Put a long journal aside."""

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import ClassVar, Generic, Self, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
+from pytools.closing import Closing
 from steering.actuators.flow_table import FlowTable, Lease
 from steering.plan import FlowKey, LabelChange, Pin
 
 Wanted = TypeVar("Wanted", Pin, LabelChange)
 
 
-class Leases(Generic[Wanted]):
+class Leases(Closing, Generic[Wanted]):
     """The leases of one kind in one namespace.
 
     Parameters
@@ -29,17 +29,10 @@ class Leases(Generic[Wanted]):
 
     def __init__(self, table: FlowTable) -> None:
         self.table = table
-        self._held: dict[FlowKey, Wanted] = {}
 
     def close(self) -> None:
         """End all leases."""
-        self.remove(list(self._held))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self.remove([row.flow for row in self.table.read()])
 
     def install(self, leases: Sequence[Wanted]) -> dict[FlowKey, str]:
         """Give flows leases, or others.
@@ -61,7 +54,8 @@ class Leases(Generic[Wanted]):
         refused = {flow: why for flow, each in wanted.items() if (why := self._refusal(each, now_ns))}
         granted = [each for flow, each in wanted.items() if flow not in refused]
         if granted:
-            self._grant(granted)
+            flows, until_ns = [each.flow for each in granted], [each.expires_ns for each in granted]
+            self.table.grant(self._lease, flows, until_ns, **self._values(granted))
         return refused
 
     def _refusal(self, wanted: Wanted, now_ns: int) -> str:
@@ -72,26 +66,10 @@ class Leases(Generic[Wanted]):
         """What the table shall have beside the leases."""
         raise NotImplementedError
 
-    def _grant(self, granted: Sequence[Wanted]) -> None:
-        flows, until_ns = [each.flow for each in granted], [each.expires_ns for each in granted]
-        self.table.grant(self._lease, flows, until_ns, **self._values(granted))
-        self._held.update((each.flow, each) for each in granted)
-
     def renew(self, flows: Sequence[FlowKey], expires_ns: int) -> set[FlowKey]:
         """Let these leases end at another moment; returns the flows that have none."""
-        missing = self.table.renew(self._lease, flows, [expires_ns] * len(flows))
-        for flow in flows:
-            if flow not in missing:
-                self._held[flow] = replace(self._held[flow], expires_ns=expires_ns)
-        return missing
+        return self.table.renew(self._lease, flows, [expires_ns] * len(flows))
 
     def remove(self, flows: Iterable[FlowKey]) -> set[FlowKey]:
         """End the leases of flows; returns those that had one."""
-        asked = set(flows)
-        for flow in asked:
-            self._held.pop(flow, None)
-        return self.table.end(self._lease, asked)
-
-    def expire(self, now_ns: int) -> set[FlowKey]:
-        """Forget the leases that have ended; returns their flows."""
-        return self.remove([flow for flow, each in self._held.items() if each.expires_ns <= now_ns])
+        return self.table.end(self._lease, flows)

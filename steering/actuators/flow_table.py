@@ -15,10 +15,11 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 import numpy as np
 
+from pytools.closing import Closing
 from pytools.errors import CapabilityError, SwerveError
 from pytools.kernel.bpf import contract, syscall
 from pytools.kernel.bpf.attach import STEERING, Attachment, attach_tc, clean, is_ethernet
@@ -54,7 +55,7 @@ class Row:
     relabelled: int  # packets
 
 
-class FlowTable:
+class FlowTable(Closing):
     """steer.c at work.
 
     Parameters
@@ -114,11 +115,6 @@ class FlowTable:
         self.settings["seed"] = self._seed
         self._places = Places(len(self.rows), *self.sets["entries"].shape)
 
-    @property
-    def capacity(self) -> int:
-        """How many flows there is room for."""
-        return len(self.rows)
-
     def close(self) -> None:
         """Take the hooks off, then the table away: all flows go as they are routed."""
         with contextlib.ExitStack() as stack:
@@ -126,12 +122,6 @@ class FlowTable:
             for hook in self._hooks.values():
                 stack.callback(hook.close)
             self._hooks = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ---- hooks ----
 

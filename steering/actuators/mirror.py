@@ -18,6 +18,7 @@ from pytools.kernel.netlink.routing import PROTOCOL, Hop, Member, Netlink, Netli
 from steering.actuators.objects import Objects, Table
 from steering.actuators.overlay_memory import HopKey, OverlayMemory
 from steering.actuators.owners_routes import Steerable, View, ViewKey, Way
+from steering.actuators.steered import Steered
 from steering.plan import Target
 
 Form = Literal["object", "inline"]
@@ -109,7 +110,7 @@ class Mirror:
         self,
         objects: Objects,
         views: Collection[View],
-        targets: Mapping[Target, tuple[ViewKey, Collection[Way], Shares, Sequence[Steerable]]],
+        targets: Collection[Steered],
         form: Form,
     ) -> list[str]:
         """Make everything as it shall be; what could not be done.
@@ -120,8 +121,8 @@ class Mirror:
             What the kernel has.
         views : collection of View
             What has to be passed on.
-        targets : mapping
-            View, usable hops, weights and prefixes of every target.
+        targets : collection of Steered
+            All targets.
         form : str
             In which form.
         """
@@ -130,18 +131,18 @@ class Mirror:
         if form != self.form:
             self.form = form
             failed += self._put_routes({})
-        usable = self._make_nexthops(objects, {w for _, ways, _, _ in targets.values() for w in ways}, failed)
-        self._prefixes = {name: (view, prefixes) for name, (view, _, _, prefixes) in targets.items() if prefixes}
+        usable = self._make_nexthops(objects, {way for target in targets for way, _ in target.usable}, failed)
+        self._prefixes = {each.name: (each.view, each.prefixes) for each in targets if each.prefixes}
         wanted: dict[Table, dict[str, bytes]] = {}
         groups: dict[int, dict[int, int]] = {}
-        for name, (_, _, shares, prefixes) in targets.items():
-            able = {way: weight for way, weight in shares.items() if way in usable}
-            if not able or not prefixes:
+        for target in targets:
+            able = {way: weight for way, weight in target.shares.items() if way in usable}
+            if not able or not target.prefixes:
                 continue
             if form == "object":
                 members = {self._numbers.nexthop(way): weight for way, weight in able.items()}
-                groups[self._numbers.group(name)] = members
-            for place, bodies in self._bodies(name, able).items():
+                groups[self._numbers.group(target.name)] = members
+            for place, bodies in self._bodies(target.name, able).items():
                 wanted.setdefault(place, {}).update(bodies)
         for view in views:
             number = self._numbers.table(view.key)

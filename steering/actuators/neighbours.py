@@ -16,8 +16,9 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, Self
+from typing import Final
 
+from pytools.closing import Closing
 from pytools.kernel.netlink import neighbours as kernel
 from pytools.kernel.netlink.links import Heard, LinkMonitor, Tables
 from pytools.kernel.netlink.routing import Netlink, NetlinkError
@@ -28,7 +29,7 @@ _AGAIN_NS: Final = 1_000_000_000  # between two requests for one neighbour
 _IDLE_S: Final = 0.25
 
 
-class Neighbours:
+class Neighbours(Closing):
     """Watches hops in the network namespace of the thread that makes it.
 
     Parameters
@@ -119,12 +120,6 @@ class Neighbours:
         self._monitor.close()
         self._netlink.close()
         os.close(self._wake)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ---- the thread ----
 

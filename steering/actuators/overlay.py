@@ -13,8 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Self
+from typing import Final
 
+from pytools.closing import Closing
 from pytools.errors import SwerveError
 from pytools.kernel.leftovers import is_our_rule, sweep, switch_off
 from pytools.kernel.netlink.monitor import NetlinkWatch
@@ -23,11 +24,12 @@ from pytools.kernel.netlink.routing import MAIN_TABLE, Family, Netlink
 from steering.actuators.mirror import Mirror, Numbers, foreign_ids
 from steering.actuators.objects import Objects, Table, read
 from steering.actuators.overlay_memory import OverlayMemory, of_target, recalled
-from steering.actuators.owners_routes import Key, LongestPrefix, Steerable, View, ViewKey, Ways, key_of, views
+from steering.actuators.owners_routes import Steerable, View, ViewKey, Ways, views
 from steering.actuators.steered import Steered, alike, is_named_after, may_return, name_of
 from steering.actuators.switch import Switch, TableUsers, refuse
 from steering.plan import Group, Member, Target, Weights, overlay_target, weights_of
-from steering.policy import Manage
+from steering.policy.model import Manage
+from steering.prefixes import Key, LongestPrefix, key_of
 
 _MS: Final = 1_000_000
 _SETTLE_NS: Final = 2 * _MS  # changes come in bursts: the kernel's own, and a daemon's answer to them
@@ -35,17 +37,6 @@ _SPACING: Final = 4  # readings take at most a quarter of a processor
 _ANYWAY_NS: Final = 30_000 * _MS
 _RETRY_NS: Final = 1_000 * _MS
 _ZEBRA: Final = 11  # RTPROT_ZEBRA
-MOVES: Final = "new flows, and live ones whose hash then falls to another hop"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of an attempt: `applied` when the kernel acknowledged all of it, else nothing was changed."""
-
-    kind: Literal["applied", "failed"]
-    weights: Weights
-    acknowledged_ns: int | None
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +55,7 @@ class Found:
         return tuple(target for routes in self._routes if (target := routes.get(address)) is not None)
 
 
-class Overlay:
+class Overlay(Closing):
     """The overlay of one namespace.
 
     Parameters
@@ -80,6 +71,8 @@ class Overlay:
 
     Attributes
     ----------
+    due_ns : int
+        When to call `refresh` next.
     complaints : frozenset of str
         What could not be done, as the log was told; empty when all is well.
 
@@ -104,7 +97,7 @@ class Overlay:
         self._rules = Switch(netlink, self._numbers, manage.priority)
         self._users = TableUsers(netlink, self._numbers)
         self._routes_changed = True
-        self._due_ns = self._free_ns = 0
+        self.due_ns = self._free_ns = 0
         self.complaints: frozenset[str] = frozenset()
         if apply and memory is None:
             sweep(netlink)
@@ -142,12 +135,6 @@ class Overlay:
         """Whether weights of ours are."""
         return any(target.weights is not None and target.prefixes for target in self._targets.values())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self, remove: bool = True) -> None:
         """Stop; remove all that is ours, unless it is to stay."""
         if self._apply and remove:
@@ -166,24 +153,21 @@ class Overlay:
         news = self._watch.read()
         self._routes_changed |= news.routes
         if news.changed:
-            self._due_ns = min(self._due_ns, max(time.monotonic_ns() + _SETTLE_NS, self._free_ns))
-
-    @property
-    def due_ns(self) -> int:
-        """When to call `refresh` next."""
-        return self._due_ns
+            self.due_ns = min(self.due_ns, max(time.monotonic_ns() + _SETTLE_NS, self._free_ns))
 
     def set_apart(self, addresses: frozenset[str]) -> bool:
         """Have a target for each of these addresses alone; whether that makes `refresh` due."""
         if addresses == self._apart:
             return False
-        self._apart, self._due_ns = addresses, 0
+        self._apart, self.due_ns = addresses, 0
         return True
 
     # ---- weights ----
 
-    def apply(self, target: Target, wanted: Weights) -> Outcome:
+    def apply(self, target: Target, wanted: Weights) -> Weights:
         """Give a target weights: those of a group first, then the rule; what others have, when the weights are theirs.
+
+        Returns what is in force once the kernel has acknowledged all of it.
 
         Parameters
         ----------
@@ -191,14 +175,19 @@ class Overlay:
             One of those found.
         wanted : Weights
             By the ids of its members.
+
+        Raises
+        ------
+        SwerveError
+            If nothing was changed, and why.
         """
         known = self._targets.get(target)
         if known is None or not known.usable or not known.prefixes:
-            return Outcome("failed", (), None, "it is gone")
+            raise SwerveError("it is gone")
         ways = {self._numbers.nexthop(way): way for way, _ in known.usable}
         weights = known.ordered({ways[number]: weight for number, weight in wanted if number in ways})
         if not weights:
-            return Outcome("failed", self._current(known), None, "no hop would be left")
+            raise SwerveError("no hop would be left")
         before, known.weights = known.weights, None if alike(weights, known.theirs) else weights
         try:
             if known.weights is not None:
@@ -209,12 +198,12 @@ class Overlay:
                 if not self._steered(known.view):
                     self._switch(known.view, on=False)
                 self._mirror.reweight(target, known.theirs)
-        except SwerveError as refusal:
+        except SwerveError:
             known.weights = before
-            self._due_ns = 0  # the next look makes ours as it was
-            return Outcome("failed", self._current(known), None, str(refusal))
+            self.due_ns = 0  # the next look makes ours as it was
+            raise
         known.away -= weights.keys()
-        return Outcome("applied", self._current(known), time.monotonic_ns())
+        return self._current(known)
 
     def off(self) -> list[str]:
         """Delete our rules, whatever is in force; what was deleted.
@@ -228,7 +217,7 @@ class Overlay:
         self._rules.forget()
         for target in self._targets.values():
             target.weights = None
-        self._due_ns = 0
+        self.due_ns = 0
         return deleted
 
     def _current(self, target: Steered) -> Weights:
@@ -272,7 +261,7 @@ class Overlay:
             If the kernel cannot be read or written; ask again when due.
         """
         began = time.monotonic_ns()
-        self._due_ns = began + _RETRY_NS
+        self.due_ns = began + _RETRY_NS
         objects = self._read()
         self._numbers.skip(foreign_ids(objects))
         found = self._look(objects)
@@ -287,7 +276,7 @@ class Overlay:
         self.complaints = frozenset(failed)
         now = time.monotonic_ns()
         self._free_ns = now + _SPACING * (now - began)
-        self._due_ns = now + (_RETRY_NS if failed else objects.lasts_ns or _ANYWAY_NS)
+        self.due_ns = now + (_RETRY_NS if failed else objects.lasts_ns or _ANYWAY_NS)
         return self._found(objects, events)
 
     def _read(self) -> Objects:
@@ -356,12 +345,7 @@ class Overlay:
             form = "inline"  # zebra adopts the nexthop groups of others, and writes its own members into them
         for key in [key for key in self._rules.read(objects.rules, self._views) if not self._steered(key)]:
             self._switch(key, on=False)
-        failed = self._mirror.follow(
-            objects,
-            self._views.values(),
-            {t.name: (t.view, [way for way, _ in t.usable], t.shares, t.prefixes) for t in self._targets.values()},
-            form,
-        )
+        failed = self._mirror.follow(objects, self._views.values(), self._targets.values(), form)
         for key in {t.view for t in self._targets.values() if self._steered(t.view)}:
             self._switch(key, on=True)
             if key[0] == 6 and self._place(key) in self._mirror.made:
@@ -398,7 +382,7 @@ class Overlay:
             Member(self._numbers.nexthop(way), way.gateway, way.interface, weight) for way, weight in target.usable
         )
         destinations = tuple(each.destination for each in target.prefixes)
-        return Group(target.name, destinations, members, self._current(target), moves=MOVES, beside=target.beside)
+        return Group(target.name, destinations, members, self._current(target), beside=target.beside)
 
 
 def _zebra_runs(objects: Objects) -> bool:

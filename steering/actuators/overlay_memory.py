@@ -14,7 +14,7 @@ from pytools.kernel.leftovers import is_our_rule
 from pytools.kernel.netlink.routing import NexthopGroup, Rule
 from steering.actuators.owners_routes import Steerable, ViewKey, Way, Ways
 from steering.actuators.steered import Steered, alike
-from steering.policy import Manage
+from steering.policy.model import Manage
 
 _Weights = tuple[tuple[Way, int], ...]
 HopKey = tuple[int, str, str, bool]  # family, gateway, interface, on-link

@@ -8,12 +8,10 @@ look-up back to theirs.
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from pytools.kernel.leftovers import is_our_table
 from pytools.kernel.netlink.nexthops import family_of
@@ -23,65 +21,7 @@ from pytools.kernel.netlink.socket import attributes
 from pytools.kernel.netlink.tables import rule_suppresses_group
 from steering.actuators.objects import LOCAL_TABLE, Objects
 from steering.plan import MAX_WEIGHT, canonical
-
-Key = tuple[int, int, int]  # IP version, prefix length, network address
-T = TypeVar("T")
-_BITS = {4: 32, 6: 128}
-
-
-def key_of(prefix: str) -> Key:
-    """The key of a prefix that is written as the kernel writes it."""
-    address, _, length = prefix.partition("/")
-    version, family = (6, socket.AF_INET6) if ":" in address else (4, socket.AF_INET)
-    return version, int(length), int.from_bytes(socket.inet_pton(family, address), "big")
-
-
-def host_key(address: str) -> Key | None:
-    """The key of one address; None for what is none, as a signal may come from any program."""
-    try:
-        number = ipaddress.ip_address(address)
-    except ValueError:
-        return None
-    return number.version, number.max_prefixlen, int(number)
-
-
-class Within:
-    """Tells whether a prefix lies inside one of some others."""
-
-    def __init__(self, prefixes: Iterable[str]) -> None:
-        found = {key_of(str(ipaddress.ip_network(prefix))) for prefix in prefixes}
-        self._prefixes = [
-            (version, length, _BITS[version] - length, number >> (_BITS[version] - length))
-            for version, length, number in sorted(found)
-        ]
-
-    def holds(self, key: Key) -> bool:
-        """Whether it does."""
-        version, length, number = key
-        return any(v == version and n <= length and number >> shift == head for v, n, shift, head in self._prefixes)
-
-
-class LongestPrefix(Generic[T]):
-    """Looks an address up among prefixes."""
-
-    def __init__(self, values: Mapping[Key, T]) -> None:
-        self.values = values
-        self._lengths: dict[int, Sequence[int]] = {
-            version: sorted({length for v, length, _ in values if v == version}, reverse=True) for version in _BITS
-        }
-
-    def get(self, address: str) -> T | None:
-        """The value of the longest prefix that an address is in; None for none, and for what is no address."""
-        host = host_key(address)
-        if host is None:
-            return None
-        version, bits, number = host
-        for length in self._lengths[version]:
-            key = (version, length, number >> (bits - length) << (bits - length))
-            if key in self.values:
-                return self.values[key]
-        return None
-
+from steering.prefixes import Key, LongestPrefix, host_key, key_of
 
 ONE_HOP: Final = "it has one hop: there is nothing to choose (manage.alternatives names more)"
 _REDIRECT, _KERNEL = 1, 2  # RTPROT_*
@@ -245,6 +185,7 @@ class _Table:
                 self._by_key[key].append(route)
         for several in self._by_key.values():
             several.sort(key=_rank)
+        self._routes = LongestPrefix(self._by_key)
         self._alternatives = [way for gateway, name in alternatives if (way := self._alternative(gateway, name))]
         self.steerable: dict[str, Steerable] = {}
         self._by_object: dict[int, list[tuple[Way, int]] | None] = {}
@@ -258,25 +199,26 @@ class _Table:
 
     def add(self, prefix: str) -> None:
         """Look for what leads to a managed prefix: routes inside it, and what covers the rest of it."""
-        within, exact = Within([prefix]), key_of(prefix)
-        inside = [key for key in self._by_key if within.holds(key)]
-        for key in inside:
-            self._take(self._by_key[key][0].destination, self._by_key[key])
-        if exact not in self._by_key and (covering := self._covering(exact)):
+        exact = key_of(prefix)
+        within = LongestPrefix({exact: True})
+        for key, routes in self._by_key.items():
+            if within.around(key):
+                self._take(routes[0].destination, routes)
+        if exact not in self._by_key and (covering := self._routes.around(exact)):
             self._take(prefix, covering)
 
     def take_out(self, addresses: Collection[str]) -> None:
         """Give addresses inside steered prefixes an entry each, with the hops of their prefix."""
         keys = {key: each for each in addresses if (key := host_key(each)) is not None and key[0] == self._family}
-        steerable = {key_of(each): each for each in self.steerable} if keys else {}
+        if not keys:
+            return
+        there: dict[Key, Steerable | None] = dict.fromkeys(self._by_key)
+        known = LongestPrefix(there | {key_of(name): each for name, each in self.steerable.items()})
         for key, address in keys.items():
-            around = next((each for each in (key, *_around(key)) if each in self._by_key or each in steerable), key)
-            if around in steerable:
-                known, host = self.steerable[steerable[around]], f"{address}/{key[1]}"
-                self.steerable[host] = replace(known, destination=host, within=known.destination)
-
-    def _covering(self, wanted: Key) -> list[Route]:
-        return next((self._by_key[key] for key in _around(wanted) if key in self._by_key), [])
+            around = known.around(key)
+            if around is not None:
+                host = f"{address}/{key[1]}"
+                self.steerable[host] = replace(around, destination=host, within=around.destination)
 
     def _take(self, destination: str, routes: Sequence[Route]) -> None:
         if any(route.special for route in routes):
@@ -338,10 +280,9 @@ class _Table:
 
     def passed_on(self) -> Iterator[str]:
         """Prefixes inside steered ones that are not steered themselves."""
-        steered = {key_of(each) for each in self.steerable}
-        within = Within(self.steerable)
+        steered = LongestPrefix({key_of(each): True for each in self.steerable})
         for key, routes in self._by_key.items():
-            if key not in steered and within.holds(key):
+            if key not in steered.values and steered.around(key):
                 yield routes[0].destination
 
 
@@ -359,11 +300,3 @@ def _equals(route: Route, best: Route) -> bool:
 def _is_the_kernels(route: Route) -> bool:
     """Whether it leads to a link, or is a router's redirect. Cilium's routes over gateways say `kernel`, too."""
     return route.protocol == _REDIRECT or (route.protocol == _KERNEL and not route.gateway and not route.hops)
-
-
-def _around(key: Key) -> Iterator[Key]:
-    """The prefixes that hold one, the longest first."""
-    version, length, number = key
-    bits = 32 if version == 4 else 128
-    for shorter in range(length - 1, -1, -1):
-        yield version, shorter, number >> (bits - shorter) << (bits - shorter)

@@ -154,9 +154,8 @@ class Pins(Leases[Pin]):
             dropped = [row for name, row in self._rows.items() if name not in wanted]
             for field in ("alive", "ifindex"):
                 self.table.targets[field][dropped] = 0
-            named = {(pin.target, pin.nexthop_id) for pin in self._held.values()}
-            for name in [name for name in self._rows if name not in wanted and name not in named]:
-                del self._rows[name]
+            named = {row.target for row in self.table.read() if row.pin_until_ns}
+            self._rows = {name: row for name, row in self._rows.items() if name in wanted or row in named}
             used = set(self._rows.values())
             free = (number for number in range(len(self.table.targets)) if number not in used)
             for name, each in wanted.items():
@@ -227,10 +226,6 @@ class Pins(Leases[Pin]):
             for row in self.table.read()
             if row.pin_until_ns
         }
-
-    def drops(self) -> dict[str, int]:
-        """Packets by what was done with them, since the program was loaded: redirected, and the reasons why not."""
-        return self.table.counters()
 
 
 def _objection(target: PinTarget, stacked: set[int]) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from steering.actuators.objects import Objects
-from steering.actuators.owners_routes import ONE_HOP, Steerable, View, ViewKey, Way, Ways, key_of
+from steering.actuators.owners_routes import ONE_HOP, Steerable, View, ViewKey, Way, Ways
 from steering.plan import MAX_WEIGHT, Target, overlay_target
+from steering.prefixes import key_of
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ def history(options: Options, since: str | None, target: str, everything: bool) 
     parts = [journal.read(folder / name) for name in (f"{journal.FILE}.1", journal.FILE)]
     done = _sorted(
         [_Done(entry, entry.scope) for part in parts for entry in part.entries]
-        + [_Done(act, scope) for scope, act in acts_file.read_scoped(folder)]
+        + [_Done(act, scope) for scope, act in acts_file.read(folder)]
     )
     wanted = [each for each in done if each.what.unix_ns >= low_ns and _about(each.what, target)]
     here = _scope(options.netns)

@@ -5,12 +5,11 @@ Orders go to the running controller through its control socket; the stop file is
 
 from __future__ import annotations
 
-import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import click
 
@@ -23,7 +22,7 @@ from steering.acting.lock import Lock
 from steering.cli_types import Duration, Flow, who
 from steering.control import client, kept_orders, orders, stop_file
 from steering.control.requests import AnyRequest, Drain, Hold, PinFlow, Undrain, Unhold, UnpinFlow
-from steering.deciding.overrides import Overrides
+from steering.deciding.overrides import Override, Overrides
 from steering.guarding import confirming
 from steering.plan import FlowKey
 
@@ -90,9 +89,7 @@ def undrain(options: Options, leaves_by: str, to: str) -> None:
     except client.NotRunningError:
         if to:
             raise
-        with _Stored(options) as stored:
-            left, ended = orders.without_drain(stored.overrides, [], leaves_by, "")
-            stored.keep(left, [orders.text_of(order) for order in ended])
+        _forget(options, lambda stored: orders.without_drain(stored, [], leaves_by, ""))
 
 
 @click.command(epilog="Example: swerve steer hold 10.9.0.2/32 --for 10m")
@@ -116,39 +113,20 @@ def unhold(options: Options, target: str) -> None:
     try:
         _ask(options, Unhold(target))
     except client.NotRunningError:
-        with _Stored(options) as stored:
-            named = orders.hold_named(stored.overrides, target)
-            left, ended = orders.without_hold(stored.overrides, target if named is None else named)
-            stored.keep(left, [orders.text_of(order) for order in ended])
+        _forget(options, lambda stored: orders.without_hold(stored, orders.hold_named(stored, target) or target))
 
 
-class _Stored:
-    """The orders on disk, while no controller runs."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-
-    def __enter__(self) -> Self:
-        self._folder = journal.directory(self._options.netns)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(cli_types.file_errors(self._folder))
-            stack.enter_context(Lock(self._folder / journal.LOCK_FILE, LOCK_S))
-            self.overrides = kept_orders.load(self._folder, elapsed.moment())
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
-
-    def keep(self, left: Overrides, ended: list[str]) -> None:
-        """Forget some."""
+def _forget(options: Options, without: Callable[[Overrides], tuple[Overrides, tuple[Override, ...]]]) -> None:
+    """Delete orders on disk, while no controller runs; `without` chooses which."""
+    folder = journal.directory(options.netns)
+    with cli_types.file_errors(folder), Lock(folder / journal.LOCK_FILE, LOCK_S):
+        stored = kept_orders.load(folder, elapsed.moment())
+        left, ended = without(stored)
         if not ended:
-            there = ", ".join(map(orders.text_of, self.overrides.orders))
+            there = ", ".join(map(orders.text_of, stored.orders))
             raise UsageError("there is no such order, and no controller runs", f"orders are: {there or 'none'}")
-        kept_orders.save(self._folder, left)
-        say(self._options, [f"forgotten: {each}" for each in ended])
+        kept_orders.save(folder, left)
+    say(options, [f"forgotten: {orders.text_of(order)}" for order in ended])
 
 
 @click.command(epilog="Example: swerve steer pin tcp:10.9.0.1:40000-10.9.0.2:5201 --via rail2 --for 10m")

@@ -13,8 +13,10 @@ import click
 from pytools import directories
 from pytools.cli_options import SINCE, UNTIL, Options, common, recording_of
 from pytools.errors import SwerveError, UsageError
-from steering import policy as model
+from steering.policy import explanation
 from steering.policy import file as policy_file
+from steering.policy import schema as policy_schema
+from steering.policy.model import Policy
 
 if TYPE_CHECKING:
     from steering.replay.recording import Recording
@@ -44,7 +46,7 @@ def check(options: Options, file: Path) -> int:
             fault = {"file": str(file), "line": problem.line, "where": problem.where, "what": problem.what}
             click.echo(json.dumps(fault | {"hint": problem.hint}, ensure_ascii=False))
         return error.exit_code
-    noted = model.notes(policy_file.load(file))
+    noted = explanation.notes(policy_file.load(file))
     if options.json:
         click.echo(json.dumps({"file": str(file), "valid": True, "notes": noted}))
         return 0
@@ -71,7 +73,7 @@ def explain(options: Options, file: Path) -> None:
         said = {"unit": "ns", "policy": found.model_dump(by_alias=True, exclude_none=True)}
         click.echo(json.dumps(said | {"usual": [usual.row_facts(row) for row in rows]}))
         return
-    click.echo(model.explain(found))
+    click.echo(explanation.explain(found))
     for line in usual.row_lines(found, source, rows):
         click.echo(line)
 
@@ -80,7 +82,7 @@ def explain(options: Options, file: Path) -> None:
 @common(follows=False)
 def schema(options: Options) -> None:
     """Print the JSON Schema of policy files, for editors and other tooling."""
-    click.echo(json.dumps(model.json_schema(), indent=None if options.json else 2))
+    click.echo(json.dumps(policy_schema.json_schema(), indent=None if options.json else 2))
 
 
 _RECORDING = click.argument(
@@ -168,7 +170,7 @@ def suggest(
 
 def recorded(
     options: Options, recording: Path | None, host: str, since: str | None, until: str | None
-) -> tuple[Path, Callable[[model.Policy], Recording]]:
+) -> tuple[Path, Callable[[Policy], Recording]]:
     """Where a recording is, and what opens the signals in it that a policy needs.
 
     Raises
@@ -197,7 +199,7 @@ def recorded(
     if (low, high) != (0, FOR_EVER) and not place.is_dir():
         raise UsageError(f"{place} is read as a whole", "--since and --until are for what the agent has recorded")
 
-    def opened(policy: model.Policy) -> Recording:
+    def opened(policy: Policy) -> Recording:
         told = Read()
         kinds = signals_of(policy) | {"nexthop_group", "act"}
         return Recording(files.opened(place, told, low, high), told, kinds, host)

@@ -10,11 +10,13 @@ from typing import Any
 from pytools import directories
 from pytools.errors import UsageError
 from steering.plan import canonical
-from steering.policy import Policy, parse
 from steering.policy import file as policy_file
+from steering.policy.file import parse
+from steering.policy.model import Policy
 from steering.replay import suggesting
+from steering.replay.player import Tally
 from steering.replay.recording import Recording
-from steering.replay.suggesting import Played, Proposal, Survey
+from steering.replay.suggesting import Proposal, Survey
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,10 @@ def _proposal(each: Proposal) -> dict[str, Any]:
     }
 
 
-def _played(played: Played) -> dict[str, Any]:
+def _played(played: Tally) -> dict[str, Any]:
     return {
-        "acts": sum(played.acts.values()),
-        "acts_by_rule": dict(sorted(played.acts.items())),
+        "acts": played.acts.total(),
+        "acts_by_rule": dict(sorted(played.by_rule.items())),
         "alerts": played.alerts,
         "reversals": played.reversals,
         "played_ns": played.played_ns,

@@ -132,12 +132,12 @@ def take_back(options: Options, stop: bool) -> int:
             with Locks(lock, wait_s, False, scope) as locks, journal.Journal(folder / journal.FILE) as log:
                 why = "the operator took everything back"
                 deleted = switch_off(netlink)
-                done = rollback.take_back(log, lambda: None, scope, "command", why)
+                done = rollback.note(log, scope, "command", why)
                 memory.remove(directories.steering_memory(options.netns))
                 swept = [*swept, *deleted, *sweep(netlink), *attach.clean(attach.STEERING)]
                 if locks.former is not None:
                     locks.former.done()
-                messages.tell(options.netns, messages.taken_back(done, why, began_ns))
+                messages.tell(options.netns, [messages.undone("", each, why, began_ns) for each in done])
     _say_undone(options, done, swept)
     return 0
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from pytools import directories
 from pytools.cli_options import Options, recording_of
+from pytools.units import duration_text
 from steering.acting import memory
 from steering.deciding.thresholds import ENOUGH
 from steering.deciding.usual import Row, Usuals
-from steering.policy import Policy, duration_text
 from steering.policy.conditions import figures_of, subject, with_threshold
+from steering.policy.model import Policy
 
 _LOOKED_AT_NS = 900 * 1_000_000_000  # of a recording
 

@@ -16,7 +16,7 @@ from steering.plan import Group, Target, title
 
 if TYPE_CHECKING:  # `status` shows these facts, and starts sooner without
     from steering.actuators.overlay import Found
-    from steering.policy import Policy
+    from steering.policy.model import Policy
 
 SAID_AT_ONCE: Final = 5  # targets or prefixes that are new
 _TARGETS, _TARGETS_SAID, _HOPS, _NAMED = 20, 10, 8, 3

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 from pytools import directories
 from pytools.errors import RefusedError, SwerveError, UsageError
 from pytools.kernel import netns
+from pytools.units import duration_text
 from steering import elapsed
 from steering.acting import journal, messages, undo
 from steering.acting.undo import TakenBack
@@ -39,7 +40,6 @@ from steering.deciding.overrides import Override, Overrides
 from steering.guarding import confirming
 from steering.guarding.confirming import Deadline
 from steering.plan import Group, Target, same, title
-from steering.policy import duration_text
 
 _SECOND_NS: Final = 1_000_000_000
 _DISK_S: Final = 1.0  # an order waits for the disk; shorter than the shortest lease
@@ -80,11 +80,11 @@ class Desk:
         self._pins = PinDesk(site)
         site.engine.overrides = kept_orders.load(site.folder, elapsed.moment())
         for order in site.engine.overrides.orders:
-            site.say(f"an order is in force: {orders.text_of(order)}")
+            site.output.say(f"an order is in force: {orders.text_of(order)}")
         if deadline is not None:
             left = duration_text(max(0, deadline.at_ns - elapsed.now_ns()))
             confirm = f"swerve steer confirm{directories.option_of(site.folder.name)}"
-            site.say(f"everything is taken back after {left}, unless: {confirm}")
+            site.output.say(f"everything is taken back after {left}, unless: {confirm}")
         self._server = ControlServer(site.folder / SOCKET, self.answer)
         self.register = self._server.register
 
@@ -116,7 +116,7 @@ class Desk:
         lasted = (
             duration_text(slept.lasted_ns // _SECOND_NS * _SECOND_NS) if slept.lasted_ns > _SECOND_NS else "a moment"
         )
-        self._site.say(f"the host was suspended for {lasted}: what was measured before counts no more")
+        self._site.output.say(f"the host was suspended for {lasted}: what was measured before counts no more")
         self._site.engine.suspended(slept.lasted_ns, slept.after_ns, slept.before_ns)
         self._pins.slept(slept)
 
@@ -131,8 +131,8 @@ class Desk:
         """Look at the stop file now; why no act may be started."""
         why = self._stop_file.why()
         if bool(why) != bool(self.frozen):
-            self._site.say(f"frozen: {why}; nothing is changed until the stop file is gone" if why else "thawed")
-            self._site.send(messages.order(self._site.host(), "freeze", why or self.frozen, bool(why)))
+            self._site.output.say(f"frozen: {why}; nothing is changed until the stop file is gone" if why else "thawed")
+            self._site.output.send(messages.order(self._site.output.host, "freeze", why or self.frozen, bool(why)))
         self.frozen = self._site.engine.frozen = why
         return why
 
@@ -147,7 +147,7 @@ class Desk:
             self._deadline = None
             return
         self._deadline = replace(deadline, at_ns=deadline.at_ns + _GRACE_NS)
-        self._site.say("nobody confirmed this run in time: everything is taken back")
+        self._site.output.say("nobody confirmed this run in time: everything is taken back")
         self._site.stop(signal.SIGTERM)
 
     # ---- requests ----
@@ -230,8 +230,8 @@ class Desk:
     def _tell(self, told: Iterable[Override], because: str, over: bool = False) -> None:
         """Say that orders began or ended, to the log and to whoever reads the history."""
         for order in told:
-            self._site.say(f"{orders.text_of(order)}: {because}")
-            self._site.send(messages.order(self._site.host(), orders.text_of(order), because, not over))
+            self._site.output.say(f"{orders.text_of(order)}: {because}")
+            self._site.output.send(messages.order(self._site.output.host, orders.text_of(order), because, not over))
 
     def _outcome(self, target: Target) -> str:
         """How a target stands after an order."""
@@ -308,33 +308,30 @@ class Desk:
         try:
             self._keep(wanted)
         except SwerveError as error:
-            self._site.say(str(error))
+            self._site.output.say(str(error))
             self._site.engine.overrides = wanted
 
     # ---- what only we know ----
 
     def _facts(self) -> dict[str, Any]:
         engine = self._site.engine
-        missed, missed_urgent = self._site.missed()
         now = elapsed.moment()
-        return self._pins.facts() | {
-            "guardian_pid": self._site.guardian(),
-            "guarded": self._site.guarded(),
-            "frozen": self.frozen,
-            "orders": [kept_orders.as_json(order, now) for order in engine.overrides.orders],
-            "managed": self._site.managed(),
-            "path_count": len({str(path) for path in engine.known_paths}),
-            "wanted": {
-                target: engine.groups[target].named(weights)
-                for target, weights in engine.wanted().items()
-                if not same(weights, engine.groups[target].current)
-            },
-            "acts_lost": self._site.acts_lost(),
-            "signals_refused": engine.evidence.refused,
-            "signals_missed": missed,
-            "signals_missed_urgent": missed_urgent,
-            "control": self._server.counts | {"accept_paused": self._server.paused},
-        }
+        return (
+            self._pins.facts()
+            | self._site.facts()
+            | {
+                "frozen": self.frozen,
+                "orders": [kept_orders.as_json(order, now) for order in engine.overrides.orders],
+                "path_count": len({str(path) for path in engine.known_paths}),
+                "wanted": {
+                    target: engine.groups[target].named(weights)
+                    for target, weights in engine.wanted().items()
+                    if not same(weights, engine.groups[target].current)
+                },
+                "signals_refused": engine.evidence.refused,
+                "control": self._server.counts | {"accept_paused": self._server.paused},
+            }
+        )
 
 
 def _in_use(group: Group | None, ordered: Overrides) -> bool:

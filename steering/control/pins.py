@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any, Final, Literal
 
 from pytools.errors import RefusedError, UsageError
@@ -23,7 +23,7 @@ from steering.deciding.overrides import Overrides
 from steering.elapsed import Slept
 from steering.flows.plan import FlowAct
 from steering.plan import FlowKey, Group, Member, Pin, canonical, title
-from steering.policy import Policy
+from steering.policy.model import Policy
 
 
 def objection(policy: Policy, paths: Mapping[Path, PathHealth], group: Group, overrides: Overrides, now: int) -> str:
@@ -65,33 +65,6 @@ def _fresh(policy: Policy, path: PathHealth, now: int) -> bool:
 
 
 MOST: Final = 200
-
-
-@dataclass(slots=True)
-class ManualPins:
-    """The pins that the operator ordered."""
-
-    _pins: dict[FlowKey, Pin] = field(default_factory=dict)
-
-    def put(self, pin: Pin) -> None:
-        """Want a pin, in place of the flow's former one."""
-        self._pins[pin.flow] = pin
-
-    def drop(self, flow: FlowKey) -> bool:
-        """Want it no more; whether it was wanted."""
-        return self._pins.pop(flow, None) is not None
-
-    def full(self, flow: FlowKey, now: int) -> bool:
-        """Whether there is no room for a pin of this flow."""
-        return len(self.wanted(now)) >= MOST and flow not in self._pins
-
-    def wanted(self, now: int) -> tuple[Pin, ...]:
-        """Those that have not run out; the others are forgotten."""
-        for flow in [flow for flow, pin in self._pins.items() if pin.expires_ns <= now]:
-            del self._pins[flow]
-        return tuple(self._pins.values())
-
-
 _SHOWN: Final = 100  # in a reply
 
 
@@ -106,20 +79,19 @@ class PinDesk:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._pins = ManualPins()
 
     def facts(self) -> dict[str, Any]:
         """All pins, those of rules too, and labels."""
-        pins = self._site.pinned()
-        by_hand = {pin.flow for pin in self._pins.wanted(time.monotonic_ns())}
+        pins = self._site.flows.pinned()
+        by_hand = {pin.flow for pin in self._site.flows.by_hand(time.monotonic_ns())}
         shown = [asdict(pin) | {"via": self._via(pin), "by_hand": pin.flow in by_hand} for pin in pins[:_SHOWN]]
-        labels = self._site.labelled()
+        labels = self._site.flows.labelled()
         return {
             "pins": shown,
             "pin_count": len(pins),
             "labels": [asdict(change) for change in labels[:_SHOWN]],
             "label_count": len(labels),
-        } | self._site.flow_facts()
+        }
 
     def answer(self, request: PinFlow | UnpinFlow, asker: Peer, frozen: str) -> Reply:
         """Pin a flow, or let it go."""
@@ -140,32 +112,27 @@ class PinDesk:
         group, member = orders.member_for(engine.groups.values(), flow.remote, request.via)
         pin = Pin(flow, group.target, member.nexthop_id, now + request.for_ns)
         why = pin_objection(engine.policy, engine.paths, group, member, flow.remote, now)
-        if self._pins.full(flow, now):
+        if sum(each.flow != flow for each in self._site.flows.by_hand(now)) >= MOST:
             why = f"{MOST} flows are pinned by hand already"
         if why:
             raise RefusedError(f"refused: {why}", "see `swerve steer status`")
-        if why := self._site.pin(pin):  # what it needs may be on its way
+        if why := self._site.flows.pin(pin):  # what it needs may be on its way
             return Reply(4, [f"refused: {why}"], "see `swerve steer status`", {AGAIN: True})
-        self._pins.put(pin)
         self._tell("pin", pin, f"ordered by {asker}" + (f" ({request.why})" if request.why else ""))
         return Reply(lines=[f"pinned to {member.name}"])
 
     def slept(self, slept: Slept) -> None:
         """End pins so much earlier: the kernel ends them by CLOCK_MONOTONIC, which stood still in a suspend."""
-        for pin in self._pins.wanted(slept.before_ns):
+        for pin in self._site.flows.by_hand(slept.before_ns):
             sooner = replace(pin, expires_ns=pin.expires_ns - slept.lasted_ns)
             if sooner.expires_ns > slept.before_ns:
-                if not self._site.pin(sooner):
-                    self._pins.put(sooner)
-                continue
-            self._pins.drop(pin.flow)
-            if self._site.unpin(pin.flow):
+                self._site.flows.pin(sooner)
+            elif self._site.flows.unpin(pin.flow):
                 self._tell("unpin", pin, "its time ran out while the host was suspended")
 
     def _unpin(self, flow: FlowKey, asker: Peer) -> Reply:
-        pin = next((pin for pin in self._site.pinned() if pin.flow == flow), None)
-        self._pins.drop(flow)
-        if pin is None or not self._site.unpin(flow):
+        pin = next((pin for pin in self._site.flows.pinned() if pin.flow == flow), None)
+        if pin is None or not self._site.flows.unpin(flow):
             raise UsageError(
                 f"no flow to {flow.remote} port {flow.remote_port} is pinned so", "see `swerve steer status`"
             )
@@ -182,4 +149,4 @@ class PinDesk:
         after = tuple((name, int(kind == "pin")) for name in names)
         act = FlowAct(kind, pin.target, (pin.flow,), because, "operator", now, (pin,), after=after)
         outcome: messages.Outcome = "applied" if kind == "pin" else "undone"
-        self._site.send(messages.flow_act(self._site.host(), act, outcome, now, time.monotonic_ns()))
+        self._site.output.send(messages.flow_act(self._site.output.host, act, outcome, now, time.monotonic_ns()))

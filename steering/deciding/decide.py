@@ -17,8 +17,8 @@ from steering.deciding import health
 from steering.deciding.capacity import Estimate, shares_by
 from steering.deciding.health import PathHealth
 from steering.deciding.overrides import NONE, Overrides
-from steering.plan import Group, GroupPlan, Plan, Weights, scaled
-from steering.policy import Policy, Rule
+from steering.plan import Change, Group, Weights, scaled
+from steering.policy.model import Policy, Rule
 
 NO_CAPACITIES: Mapping[str, Estimate] = {}
 
@@ -40,8 +40,8 @@ def decide(
     now: int,
     capacities: Mapping[str, Estimate] = NO_CAPACITIES,
     overrides: Overrides = NONE,
-) -> Plan:
-    """The weights wanted for each of these groups.
+) -> list[Change]:
+    """The weights wanted for each of these groups, in their order.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def decide(
     overrides : Overrides
         What the operator wants whatever is measured.
     """
-    return Plan(tuple(_decide_group(policy, paths, group, now, capacities, overrides) for group in groups))
+    return [_decide_group(policy, paths, group, now, capacities, overrides) for group in groups]
 
 
 def _decide_group(
@@ -68,7 +68,7 @@ def _decide_group(
     now: int,
     capacities: Mapping[str, Estimate],
     overrides: Overrides,
-) -> GroupPlan:
+) -> Change:
     votes = _votes(policy, paths, group.paths)
     if overrides.held(group):
         return _hold(group, votes, f"hold: {overrides.held(group)}")
@@ -106,7 +106,7 @@ def _decide_measured(
     now: int,
     capacities: Mapping[str, Estimate],
     ordered: Mapping[int, str],
-) -> GroupPlan:
+) -> Change:
     """The weights of a group of which every path is measured."""
     before = {
         member.nexthop_id: min(
@@ -128,7 +128,7 @@ def _decide_measured(
     because, under = _why(policy, group, votes, shares, {vote.path: vote for vote, _ in granted}, ordered)
     down = tuple((vote.path, share) for vote, share in granted)
     failure = any(vote.due is not None and vote.health.readings[vote.due].failure for vote, _ in granted)
-    return GroupPlan(group.target, wanted, because, under, down, tuple(held), failure=failure, alone=alone)
+    return Change(group.target, group.current, wanted, because, under, down, tuple(held), failure=failure, alone=alone)
 
 
 def _alone(votes: list[_Vote], witnesses: list[_Vote]) -> frozenset[str]:
@@ -181,17 +181,17 @@ def _never_measured(group: Group, votes: list[_Vote], addresses: set[str]) -> st
     return ""
 
 
-def _hold(group: Group, votes: list[_Vote], why: str) -> GroupPlan:
+def _hold(group: Group, votes: list[_Vote], why: str) -> Change:
     held = tuple((vote.path, why) for vote in votes if vote.due is not None)
-    return GroupPlan(group.target, group.current, why, "", held=held, undecided=True)
+    return Change(group.target, group.current, group.current, why, "", held=held, undecided=True)
 
 
-def _ordered(group: Group, plan: GroupPlan, ordered: Mapping[int, str]) -> GroupPlan:
+def _ordered(group: Group, plan: Change, ordered: Mapping[int, str]) -> Change:
     """A plan that was made without measurements, with what the operator wants out of it left out."""
-    wanted = _without(group, plan.wanted, ordered)
-    if wanted == plan.wanted:
+    wanted = _without(group, plan.after, ordered)
+    if wanted == plan.after:
         return plan
-    return replace(plan, wanted=wanted, because="; ".join(dict.fromkeys(ordered.values())), under="operator")
+    return replace(plan, after=wanted, because="; ".join(dict.fromkeys(ordered.values())), under="operator")
 
 
 def _without(group: Group, weights: Weights, out: Collection[int]) -> Weights:
@@ -202,7 +202,7 @@ def _without(group: Group, weights: Weights, out: Collection[int]) -> Weights:
     return left or weights
 
 
-def _back_to_original(group: Group, votes: list[_Vote], why: str, ordered: Mapping[int, str]) -> GroupPlan:
+def _back_to_original(group: Group, votes: list[_Vote], why: str, ordered: Mapping[int, str]) -> Change:
     """The original weights, but for what was left and was dead: that comes back by its rule."""
     down = [vote for vote in votes if vote.health.down]
     dead = {vote.member for vote in down if health.left_dead(vote.health)}
@@ -212,7 +212,7 @@ def _back_to_original(group: Group, votes: list[_Vote], why: str, ordered: Mappi
     # What else was down is no longer: to go down again it must be bad again, with all the limits that hold then.
     lifted = frozenset(vote.path for vote in down if vote.member not in dead)
     wanted, because = _without(group, group.original, dead), f"{why}; without {names}: dead" if dead else why
-    plan = replace(_hold(group, votes, because), wanted=wanted, lifted=lifted, undecided=False)
+    plan = replace(_hold(group, votes, because), after=wanted, lifted=lifted, undecided=False)
     return _ordered(group, plan, ordered)
 
 

@@ -23,8 +23,8 @@ from steering.deciding.health import PathHealth
 from steering.deciding.memory import PathMemory
 from steering.deciding.overrides import NONE, Overrides
 from steering.deciding.usual import Usuals
-from steering.plan import Change, Group, GroupPlan, Target, Weights, diff
-from steering.policy import Policy
+from steering.plan import Change, Group, Target, Weights
+from steering.policy.model import Policy
 
 _SAME_SHARE = 0.01  # weights are whole numbers
 
@@ -73,7 +73,7 @@ class Engine:
         self._now = 0
         self._capacities: dict[str, Estimate] = {}  # by interface
         self._alerts: dict[tuple[Path, str], bool] = {}
-        self._plans: dict[Target, GroupPlan] = {}
+        self._plans: dict[Target, Change] = {}
         self._calm: dict[Target, Group] = {}  # had their original weights, and were to have, when last decided
         self._rejected: dict[Target, str] = {}  # groups whose change could not be carried out, and why
         self._alone: dict[str, int] = {}  # addresses that want what no other wants, and since when
@@ -231,8 +231,8 @@ class Engine:
         for group in groups:
             for _, path in group.paths:
                 self.paths[path] = transitions.advance(self.policy, self.paths[path], now)
-        plan = decide(self.policy, self.paths, groups, now, self._capacities, self.overrides)
-        for group, each in zip(groups, plan.groups, strict=True):
+        plans = decide(self.policy, self.paths, groups, now, self._capacities, self.overrides)
+        for group, each in zip(groups, plans, strict=True):
             self._plans[group.target] = each
             self._calm.pop(group.target, None)
             if _as_it_was(group, each):
@@ -242,13 +242,11 @@ class Engine:
                     self._alone.setdefault(address, now)
                 else:
                     self._alone.pop(address, None)
-        wanted = diff({group.target: group.current for group in groups}, plan)
-        for each in plan.groups:
-            if each.target in {change.target for change in wanted}:
-                continue
-            self._rejected.pop(each.target, None)
-            self._note(each, now)  # the weights are so already, e.g. on another path's account
-        return wanted
+        for each in plans:
+            if not each.moves:
+                self._rejected.pop(each.target, None)
+                self._note(each, now)  # the weights are so already, e.g. on another path's account
+        return [each for each in plans if each.moves]
 
     def apart(self, now: int) -> frozenset[str]:
         """The addresses that are to have targets of their own: what they say moves the traffic of no other."""
@@ -285,7 +283,7 @@ class Engine:
             self.groups[change.target] = replace(self.groups[change.target], current=weights)
         self._note(change, now)
 
-    def _note(self, done: Change | GroupPlan, now: int) -> None:
+    def _note(self, done: Change, now: int) -> None:
         for path, share in done.granted:
             if health.due(self.policy, self.paths[path]) is not None:
                 self.paths[path] = transitions.lowered(self.policy, path, self.paths[path], share, now)
@@ -307,7 +305,7 @@ class Engine:
 
     def wanted(self) -> dict[Target, Weights]:
         """The weights that were decided last."""
-        return {target: plan.wanted for target, plan in self._plans.items() if target in self.groups}
+        return {target: plan.after for target, plan in self._plans.items() if target in self.groups}
 
     @property
     def known_paths(self) -> set[Path]:
@@ -365,7 +363,7 @@ class Engine:
             path=path,
             state=known.state,
             since_ns=known.since_ns,
-            weight_wanted=dict(plan.wanted).get(nexthop, 0) if plan else None,
+            weight_wanted=dict(plan.after).get(nexthop, 0) if plan else None,
             weight_actual=dict(group.current).get(nexthop, 0),
             reason=f"{frozen}{why}",
             under="" if known.rule is None or not known.down else self.policy.rules[known.rule].name,
@@ -393,6 +391,6 @@ class Engine:
         self._unprobed = tuple((way, before.get(way, self._now)) for way in self._never_probed())
 
 
-def _as_it_was(group: Group, plan: GroupPlan) -> bool:
+def _as_it_was(group: Group, plan: Change) -> bool:
     """Whether a plan leaves a group as it was before us, and has nothing more to say."""
-    return plan.wanted == group.current == group.original and not (plan.held or plan.lifted or plan.undecided)
+    return plan.after == group.current == group.original and not (plan.held or plan.lifted or plan.undecided)

@@ -10,8 +10,9 @@ import msgspec
 from pytools.signals import Path
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.rule_eval import Memory, Reading
-from steering.policy import Policy, Rule, leaves
 from steering.policy.actions import WEIGHT_KINDS
+from steering.policy.conditions import leaves
+from steering.policy.model import Policy, Rule
 
 State = Literal["unmeasured", "healthy", "suspect", "drained", "returning"]
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 
 from pytools.signals import Path
+from pytools.units import duration_text
 from steering.deciding.health import PathHealth
-from steering.policy import Policy, Rule, duration_text
 from steering.policy.actions import WEIGHT_KINDS
+from steering.policy.model import Policy, Rule
 
 
 def dwell(rule: Rule, strikes: int) -> int:

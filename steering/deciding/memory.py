@@ -16,8 +16,8 @@ from steering.deciding import health
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.health import PathHealth, State
 from steering.deciding.rule_eval import Reading
-from steering.policy import Policy
 from steering.policy.actions import WEIGHT_KINDS
+from steering.policy.model import Policy
 
 _NOT_YET: Final = Reading(Verdict.NONE, "not measured since the controller was started")
 

@@ -217,17 +217,9 @@ def _combine(node: Condition, readings: Iterator[Reading]) -> Reading:
             return _first(_ANY, Verdict.BAD, [_combine(part, readings) for part in node.any])
         case Not():
             inner = _combine(node.not_, readings)
-            return Reading(
-                _NOT[inner.verdict],
-                inner.said,
-                inner.at_ns,
-                inner.since_ns,
-                inner.run,
-                inner.idle,
-                False,
-                inner.signals,
-                _NOT[inner.verdict] is Verdict.CLEAR and inner.few,
-            )
+            verdict = _NOT[inner.verdict]
+            few = verdict is Verdict.CLEAR and inner.few
+            return msgspec.structs.replace(inner, verdict=verdict, failure=False, few=few)
         case _:
             return next(readings)
 

@@ -15,9 +15,9 @@ from pytools.signals import Path
 from steering.deciding.health import PathHealth
 from steering.deciding.overrides import NONE, Overrides
 from steering.plan import Group, Member, StandBy
-from steering.policy import Policy, Rule
 from steering.policy.actions import WEIGHT_KINDS
 from steering.policy.conditions import Silence, leaves
+from steering.policy.model import Policy, Rule
 
 _Prefix = ipaddress.IPv4Network | ipaddress.IPv6Network
 

@@ -19,14 +19,15 @@ from typing import Final
 from msgspec.structs import replace
 
 from pytools.signals import Path
+from pytools.units import duration_text
 from steering.deciding import health, hold_down
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.evidence import Facts
 from steering.deciding.health import PathHealth, State
 from steering.deciding.rule_eval import Memory, Reading, judge
 from steering.deciding.thresholds import LeafLimits
-from steering.policy import Policy, Rule, duration_text
 from steering.policy.actions import WEIGHT_KINDS
+from steering.policy.model import Policy, Rule
 
 _OUT_OF_SCOPE: Final[tuple[Reading, Memory]] = Reading(Verdict.NONE, "out of the rule's scope"), ()
 

@@ -16,8 +16,8 @@ from pytools.units import SECOND
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.health import PathHealth
 from steering.deciding.thresholds import NOTEWORTHY, NOTHING, LeafLimits, Learnt, Limits, learn, learning, limits_of
-from steering.policy import Policy, leaves
-from steering.policy.conditions import WithThreshold, relative, subject
+from steering.policy.conditions import WithThreshold, leaves, relative, subject
+from steering.policy.model import Policy
 
 MOST: Final = 16_384  # paths and figures; beyond it the one that was not learnt for longest is forgotten
 _SETTLED_NS: Final = SECOND

@@ -6,9 +6,10 @@ it; acting from there to the kernel's acknowledgement. Times are CLOCK_MONOTONIC
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -177,26 +178,21 @@ def reversals(acts: Sequence[Act]) -> int:
     return max(worst, 0)
 
 
-class Placed:
+@contextlib.contextmanager
+def placed(lab: Lab, interface: str) -> Iterator[None]:
     """All load on one rail, by hand, while the context lasts: every group without its member on `interface`."""
-
-    def __init__(self, lab: Lab, interface: str) -> None:
-        self._lab, self._interface = lab, interface
-        self._before: list[tuple[str, int, tuple[Member, ...]]] = []
-
-    def __enter__(self) -> Placed:
-        for host in self._lab.hosts:
+    before: list[tuple[str, int, tuple[Member, ...]]] = []
+    try:
+        for host in lab.hosts:
             with Netlink(host.netns) as netlink:
-                index = next(link.index for link in netlink.links() if link.name == self._interface)
+                index = next(link.index for link in netlink.links() if link.name == interface)
                 off = {hop.id for hop in netlink.nexthops() if hop.ifindex == index}
                 for group in (each for each in netlink.groups() if not is_our_nexthop(each)):
-                    self._before.append((host.netns, group.id, group.members))
-                    netlink.replace_group(
-                        group.id, [member for member in group.members if member.nexthop_id not in off]
-                    )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for namespace, group, members in self._before:
+                    before.append((host.netns, group.id, group.members))
+                    left = [member for member in group.members if member.nexthop_id not in off]
+                    netlink.replace_group(group.id, left)
+        yield
+    finally:
+        for namespace, number, members in before:
             with Netlink(namespace) as netlink:
-                netlink.replace_group(group, members)
+                netlink.replace_group(number, members)

@@ -28,9 +28,9 @@ from steering.control import client
 from steering.control.requests import Status
 from steering.deciding.thresholds import unlearnt
 from steering.demo.observe import Observer, Record
-from steering.demo.phases import BAD_RAIL, Phase, Placed, Stage
-from steering.policy import QueueingDelay
-from steering.policy import load as load_policy
+from steering.demo.phases import BAD_RAIL, Phase, Stage, placed
+from steering.policy.conditions import QueueingDelay
+from steering.policy.file import load as load_policy
 
 POLICY = Path(__file__).with_name("policy.yaml")
 _STARTUP_S = 30.0
@@ -100,7 +100,7 @@ def _phases(
     say(f"healthy: {settled} s of load over both rails")
     phases.append(stage.play("healthy", settled))
     say(f"control: the same load on rail 2 alone, placed by hand, {settled} s")
-    with Placed(lab, interface):
+    with placed(lab, interface):
         phases.append(stage.play("control", settled, idle_interface=interface))
     say(f"congested: rail {BAD_RAIL} cut to {script.congested_rate}, nobody acts, {settled} s")
     phases.append(stage.play("congested", settled, congest))

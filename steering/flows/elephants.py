@@ -13,38 +13,16 @@ found (`worst_ratio`). A present allocation that has it is left alone. Rates and
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic
 
-from steering.flows.elephants_search import Capacity, Placed, Search, Step
-from steering.flows.maxmin import INFINITE, worst_ratio
-
-Key = TypeVar("Key", bound=Hashable)
+from steering.flows.elephants_search import Flow, Key, Rail, Search, Step
+from steering.flows.maxmin import worst_ratio
 
 _PRUNED: Final = 32  # moves that are each tried to be left out
 _STRIDES: Final = 16  # so often is a plan looked at while it is made
 _ROUNDING: Final = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Rail:
-    """What may carry flows."""
-
-    name: str
-    capacity_bps: float  # what the flows of the problem can have together
-    error_bps: float = 0.0
-    open: bool = True  # flows may be moved here
-
-
-@dataclass(frozen=True, slots=True)
-class Flow(Generic[Key]):
-    """One flow on its present rail."""
-
-    key: Key
-    rail: str
-    demand_bps: float = INFINITE  # what it would take if it could
-    movable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +43,6 @@ class Balance(Generic[Key]):
     ratio_after: float
     lowest_before_bps: float
     lowest_after_bps: float
-    total_before_bps: float
-    total_after_bps: float
 
 
 def balance(flows: Sequence[Flow[Key]], rails: Sequence[Rail], threshold: float = 0.1) -> Balance[Key]:
@@ -84,15 +60,12 @@ def balance(flows: Sequence[Flow[Key]], rails: Sequence[Rail], threshold: float 
     threshold : float
         Nothing is done while no flow lacks more than this share of what it had in the best allocation.
     """
-    number = {rail.name: index for index, rail in enumerate(rails)}
-    placed = [Placed(number[flow.rail], flow.demand_bps, flow.movable) for flow in flows]
-    capacities = [Capacity(rail.capacity_bps, rail.error_bps, rail.open) for rail in rails]
-    search = Search(placed, capacities)
+    search = Search(flows, rails)
     before = search.rates()
     steps = list(search.steps())
     best, wanted, after = search.rates(), {}, before
     if worst_ratio(before, best) < 1 - threshold:
-        search = Search(placed, capacities)
+        search = Search(flows, rails)
         wanted = _fewest(search, steps, best, 1 - threshold)
         after = search.rates()
     moves = tuple(Move(flows[flow].key, flows[flow].rail, rails[rail].name) for flow, rail in sorted(wanted.items()))
@@ -100,7 +73,6 @@ def balance(flows: Sequence[Flow[Key]], rails: Sequence[Rail], threshold: float 
         moves,
         *(worst_ratio(before, best), worst_ratio(after, best)),
         *(min(before, default=0.0), min(after, default=0.0)),
-        *(sum(before), sum(after)),
     )
 
 

@@ -1,15 +1,16 @@
 """The search behind `elephants`: an assignment of flows to rails, changed by one improving move after the other. Pure.
 
-Flows and rails are numbers here: their places in the sequences given.
+In a search flows and rails are numbers: their places in the sequences given.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, product
-from typing import Final, NamedTuple
+from typing import Any, Final, Generic, TypeVar
 
 from steering.flows.maxmin import INFINITE, Load
 
@@ -18,23 +19,29 @@ _ROUNDED: Final = 1 - 1e-9
 _EVERY: Final = 12  # flows of a rail that are all tried; of more, only some
 _SMALL: Final = 12  # flows of a problem in which pairs of moves are tried as well
 
+Key = TypeVar("Key", bound=Hashable)
+
 Step = tuple[int, int, int]  # flow, from, to
 
 
-class Placed(NamedTuple):
-    """A flow and where it is."""
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """What may carry flows."""
 
-    rail: int
-    demand: float
-    movable: bool
+    name: str
+    capacity_bps: float  # what the flows of the problem can have together
+    error_bps: float = 0.0
+    open: bool = True  # flows may be moved here
 
 
-class Capacity(NamedTuple):
-    """A rail and what it carries."""
+@dataclass(frozen=True, slots=True)
+class Flow(Generic[Key]):
+    """One flow on its present rail."""
 
-    capacity: float
-    error: float
-    open: bool
+    key: Key
+    rail: str
+    demand_bps: float = INFINITE  # what it would take if it could
+    movable: bool = True
 
 
 class Search:
@@ -48,13 +55,14 @@ class Search:
         Of each flow.
     """
 
-    def __init__(self, flows: Sequence[Placed], rails: Sequence[Capacity]) -> None:
-        self.start = [flow.rail for flow in flows]
+    def __init__(self, flows: Sequence[Flow[Any]], rails: Sequence[Rail]) -> None:
+        number = {rail.name: index for index, rail in enumerate(rails)}
+        self.start = [number[flow.rail] for flow in flows]
         self.now = list(self.start)
-        self.demands = [flow.demand for flow in flows]
-        self._capacity = [rail.capacity for rail in rails]
-        self._high = [rail.capacity + rail.error for rail in rails]
-        self._low = [max(0.0, rail.capacity - rail.error) for rail in rails]
+        self.demands = [flow.demand_bps for flow in flows]
+        self._capacity = [rail.capacity_bps for rail in rails]
+        self._high = [rail.capacity_bps + rail.error_bps for rail in rails]
+        self._low = [max(0.0, rail.capacity_bps - rail.error_bps) for rail in rails]
         self._small = len(flows) <= _SMALL
         self._open = [index for index, rail in enumerate(rails) if rail.open]
         on: list[list[float]] = [[] for _ in rails]
@@ -62,9 +70,9 @@ class Search:
         # no further move.
         self._movable: list[list[tuple[float, bool, int]]] = [[] for _ in rails]
         for index, (flow, rail) in enumerate(zip(flows, self.start, strict=True)):
-            on[rail].append(flow.demand)
+            on[rail].append(flow.demand_bps)
             if flow.movable:
-                self._movable[rail].append((flow.demand, True, index))
+                self._movable[rail].append((flow.demand_bps, True, index))
         for movable in self._movable:
             movable.sort()
         self._loads = [Load(demands) for demands in on]

@@ -29,7 +29,8 @@ from steering.flows.rail_rates import RailRate, RailRates, place_of
 from steering.flows.rates import MEMORY_NS, MS, FlowRate, FlowRates
 from steering.flows.returns import Avoided
 from steering.plan import FlowKey, Group, Target
-from steering.policy import FLOW_KINDS, Policy
+from steering.policy.actions import FLOW_KINDS
+from steering.policy.model import Policy
 
 SETTLE_NS: Final = 400 * MS  # after a move, until rates of after it are known
 STEADY_NS: Final = 600 * MS  # a rail whose rate does not come to rest is taken as it is after this

@@ -18,7 +18,7 @@ from steering.flows.plan import FlowAct, Held, Kind, Renewal, Trouble
 from steering.flows.relabel import Relabelled
 from steering.flows.returns import Avoided
 from steering.plan import FlowKey, Group, Pin, Target
-from steering.policy import Moves, Policy
+from steering.policy.model import Moves, Policy
 
 _MANY: Final = 10_000  # moves of so many flows are remembered before old ones are looked for
 
@@ -49,7 +49,7 @@ class Holdings:
         self._held: dict[tuple[Held, FlowKey], Holding] = {}
         self._returning: dict[Trouble, int] = {}  # how many flows were away when they began to return
         self._moved: dict[FlowKey, deque[int]] = {}
-        self._by_hand: dict[FlowKey, int] = {}  # pinned by the operator, until when
+        self._by_hand: dict[FlowKey, Pin] = {}  # set by the operator
 
     def __len__(self) -> int:
         return len(self._held)
@@ -107,10 +107,9 @@ class Holdings:
 
     # ---- what the operator did ----
 
-    def pinned_by_hand(self, pin: Pin, now: int) -> None:
+    def pinned_by_hand(self, pin: Pin) -> None:
         """The operator pinned a flow: it is the operator's until then, and ours no more."""
-        self._by_hand = {flow: until for flow, until in self._by_hand.items() if now < until}
-        self._by_hand[pin.flow] = pin.expires_ns
+        self._by_hand[pin.flow] = pin
         self._drop("pin", [pin.flow])
 
     def unpinned_by_hand(self, flow: FlowKey) -> None:
@@ -120,7 +119,13 @@ class Holdings:
 
     def by_hand(self, flow: FlowKey, now: int) -> bool:
         """Whether a flow is pinned by the operator."""
-        return now < self._by_hand.get(flow, 0)
+        pin = self._by_hand.get(flow)
+        return pin is not None and now < pin.expires_ns
+
+    def pins_by_hand(self, now: int) -> tuple[Pin, ...]:
+        """The operator's pins that have not run out; the others are forgotten."""
+        self._by_hand = {flow: pin for flow, pin in self._by_hand.items() if now < pin.expires_ns}
+        return tuple(self._by_hand.values())
 
     def _drop(self, kind: Held, flows: Iterable[FlowKey]) -> None:
         for key in flows:

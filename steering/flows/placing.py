@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pytools.signals import Path
-from steering.flows.elephants import Balance, Flow, Move, Rail, balance
+from pytools.units import rate_text
+from steering.flows.elephants import Balance, Move, balance
+from steering.flows.elephants_search import Flow, Rail
 from steering.flows.leases import Holdings
 from steering.flows.maxmin import INFINITE
 from steering.flows.plan import FlowAct, Trouble
@@ -19,7 +20,7 @@ from steering.flows.rail_rates import Place, RailRate, place_of
 from steering.flows.rates import FlowRate
 from steering.flows.relabel import relabelled
 from steering.plan import FlowKey, Group, Member, Pin
-from steering.policy import Policy, Rule, rate_text
+from steering.policy.model import Policy, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +67,6 @@ class Case:
     def fraction(self) -> float:
         """Of the flows that ought to move, so many in one step."""
         return 1.0 if self.urgent else self.policy.safety.herd.fraction
-
-
-class _Named(NamedTuple):
-    """A flow as a policy's scope names it."""
-
-    protocol: str
-    local_port: int
-    remote: str
-    remote_port: int
 
 
 def ways_of(
@@ -203,8 +195,7 @@ def _meant(case: Case, flow: FlowRate, held: Holdings) -> bool:
     assert action is not None
     if flow.key.remote != case.ways[0].path.address or flow.peak_bps < action.flows.min_rate:
         return False
-    named = _Named("tcp", flow.key.local_port, flow.key.remote, flow.key.remote_port)
-    return not held.by_hand(flow.key, case.now) and case.rule.scope.covers_flow(named, flow.owner)
+    return not held.by_hand(flow.key, case.now) and case.rule.scope.covers_flow(flow.key, flow.owner)
 
 
 def _rail(way: Way, rate: RailRate) -> Rail:

@@ -15,7 +15,7 @@ from steering.deciding import health, hold_down
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.health import PathHealth
 from steering.deciding.rule_eval import Reading
-from steering.policy import Policy
+from steering.policy.model import Policy
 
 State = Literal["away", "returning", "over"]
 

@@ -61,13 +61,7 @@ class Orders(msgspec.Struct, frozen=True):
     keep_ns: int  # how long what is in force stays for a successor
     netns: str | None
     former: int | None = None  # connection to the guardian before, until we are in charge
-    deadline_ns: int | None = None  # until when the run has to be confirmed
-    run: str = ""
-
-    @property
-    def deadline(self) -> Deadline | None:
-        """Until when this run has to be confirmed."""
-        return None if self.deadline_ns is None else Deadline(self.run, self.deadline_ns)
+    deadline: Deadline | None = None  # until when the run has to be confirmed
 
 
 def main(arguments: list[str]) -> int:
@@ -88,7 +82,8 @@ def main(arguments: list[str]) -> int:
             os.write(orders.echo, READY)
         overdue = functools.partial(_overdue, file, scope, orders.deadline)
         watched = orders.pidfd, orders.renewals, orders.echo, orders.lease_ns
-        why = watch(*watched, orders.deadline_ns, overdue, orders.former)
+        deadline_ns = None if orders.deadline is None else orders.deadline.at_ns
+        why = watch(*watched, deadline_ns, overdue, orders.former)
         if not why:
             return 0
         why = f"the controller {why}"
@@ -114,7 +109,7 @@ def _overdue(file: Path, scope: str, deadline: Deadline | None) -> bool:
 
 def _keeps(orders: Orders, file: Path) -> bool:
     """Whether anything may outlive this run: not as long as it is not confirmed."""
-    confirmed = orders.deadline is None or confirming.verdict(file, orders.run) == "confirmed"
+    confirmed = orders.deadline is None or confirming.verdict(file, orders.deadline.run) == "confirmed"
     return orders.keep_ns > 0 and confirmed
 
 
@@ -216,8 +211,8 @@ def undo(netlink: Netlink, file: Path, scope: str, why: str) -> tuple[int, list[
     acts: list[Act] = []
     try:
         with journal.Journal(file) as log:
-            done = rollback.take_back(log, lambda: None, scope, "guardian", why)
-        acts = messages.taken_back(done, why, began_ns)
+            done = rollback.note(log, scope, "guardian", why)
+        acts = [messages.undone("", each, why, began_ns) for each in done]
         for text in (*(each.text for each in done), *(f"removed {each}" for each in sweep(netlink))):
             _say(text)
     except (OSError, SwerveError) as error:  # nothing leads to what is left

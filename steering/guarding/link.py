@@ -176,8 +176,7 @@ class GuardianLink:
                 keep_ns=self._keep_ns,
                 netns=self._netns,
                 former=former,
-                deadline_ns=self._deadline.at_ns if self._deadline else None,
-                run=self._deadline.run if self._deadline else "",
+                deadline=self._deadline,
             )
             inherited = [us, their_renewals, their_echo, *orders.locks, *([former] if former is not None else [])]
             # A session of its own: a Ctrl-C for us is not for it. -P: nothing is imported from the current directory.

@@ -15,8 +15,9 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
+from pytools.closing import Closing
 from pytools.ipc.socket_files import peer
 from steering.acting.lock import Lock
 from steering.acting.namespace_lock import NamespaceLock
@@ -126,7 +127,7 @@ class Former:
         self._connection.close()
 
 
-class Locks:
+class Locks(Closing):
     """The locks of an instance, and of the network namespace; free, or taken over from a guardian that keeps them.
 
     Parameters
@@ -206,9 +207,3 @@ class Locks:
         self.lock.close()
         if self.former is not None:
             self.former.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -68,12 +68,17 @@ class Leaf(Model):
         return False
 
 
-class _Delay(Leaf):
+class MeasuredDelay(Leaf):
+    """A threshold on a delay of the catalogue; its subclasses are the conditions."""
+
+    measure: ClassVar[Measure]
+
     above: AboveDelay = Field(description="threshold: a value, or relative to what is usual on the path (policy.md)")
     clear_below: ClearDelay = Field(description="below this the path is clear; a lower value, or a share of above")
     samples: Count = Field(
         default=1, description="in place of for: how many probes in a row above the threshold before the rule acts"
     )
+    signal: str
 
     @field_validator("above")
     @classmethod
@@ -98,14 +103,6 @@ class _Delay(Leaf):
 def _lowest(above: float | Usual | None) -> tuple[float | None, str]:
     """The lowest that a threshold can be, and what the file calls that."""
     return (above.at_least, "at least") if isinstance(above, Usual) else (above, "above")
-
-
-class MeasuredDelay(_Delay):
-    """A threshold on a delay of the catalogue; its subclasses are the conditions."""
-
-    measure: ClassVar[Measure]
-
-    signal: str
 
 
 class _ShareLeaf(Leaf):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from steering.policy import Policy, leaves
+from steering.policy.conditions import leaves
+from steering.policy.model import Policy
 
 _ALWAYS: Final = frozenset({"path_delay"})
 _BY_CONDITION: Final = {

@@ -8,15 +8,17 @@ from __future__ import annotations
 import fnmatch
 import ipaddress
 from functools import lru_cache
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from pytools.signals import Owner, Path
+from steering.plan import FlowKey
 from steering.policy.base import Address, Model, Prefix, Some
 
 _HIGHEST_PORT: Final = 65_535
+_PROTOCOLS: Final = {6: "tcp", 17: "udp"}
 
 Glob = Annotated[str, Field(strict=True, min_length=1, max_length=256)]
 PathGlob = Annotated[
@@ -50,19 +52,6 @@ Ports = Annotated[
 ]
 
 
-class FlowLike(Protocol):
-    """What of a flow the scope looks at; `plan.FlowKey` is one."""
-
-    @property
-    def protocol(self) -> str: ...  # noqa: D102
-    @property
-    def local_port(self) -> int: ...  # noqa: D102
-    @property
-    def remote(self) -> str: ...  # noqa: D102
-    @property
-    def remote_port(self) -> int: ...  # noqa: D102
-
-
 class Flows(Model):
     """Which flows, by their addresses; only with pin and relabel."""
 
@@ -71,10 +60,10 @@ class Flows(Model):
     local_port: Ports = Field(default=(), description="ports of this host")
     remote: Some[Prefix] = Field(default=(), description="prefixes of the far end")
 
-    def covers(self, flow: FlowLike) -> bool:
+    def covers(self, flow: FlowKey) -> bool:
         """Whether a flow is meant."""
         return (
-            self.protocol in ("any", flow.protocol)
+            self.protocol in ("any", _PROTOCOLS.get(flow.protocol))
             and (not self.remote_port or flow.remote_port in self.remote_port)
             and (not self.local_port or flow.local_port in self.local_port)
             and (not self.remote or inside(flow.remote, self.remote))
@@ -107,7 +96,7 @@ class Scope(Model):
             and (not self.nexthops or _address(path.gateway) in self.nexthops)
         )
 
-    def covers_flow(self, flow: FlowLike, owner: Owner | None = None) -> bool:
+    def covers_flow(self, flow: FlowKey, owner: Owner | None = None) -> bool:
         """Whether a flow is meant; one whose owner is not known is not, where owners are named."""
         command, cgroup = (owner.command, owner.cgroup) if owner else ("", "")
         return (

@@ -6,6 +6,7 @@ forgotten. One thread; no I/O.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -13,13 +14,14 @@ from typing import Final, TypeAlias
 import msgspec
 
 from pytools.signals import Act, AnySignal, NexthopGroup, Path, PathState
+from pytools.units import duration_text
 from steering.acting import messages
 from steering.deciding.engine import Engine
 from steering.deciding.health import PathHealth
 from steering.flows.engine import FlowEngine
 from steering.plan import Change, Target
-from steering.policy import Policy, duration_text
 from steering.policy.actions import WEIGHT_KINDS
+from steering.policy.model import Policy
 from steering.replay.virtual_kernel import VirtualKernel
 
 TICK_NS: Final = 50_000_000  # as the controller's
@@ -46,13 +48,19 @@ class Tally:
     began_unix_ns: int = 0
     ended_unix_ns: int = 0
     played_ns: int = 0
-    acts: dict[str, int] = field(default_factory=dict)  # by target
+    acts: Counter[Target] = field(default_factory=Counter)
+    by_rule: Counter[str] = field(default_factory=Counter)  # the same acts
     alerts: int = 0
     reversals: int = 0
     undigested: int = 0
     restarts: int = 0
     in_state_ns: dict[Path, dict[str, int]] = field(default_factory=dict)
     lived_acts: int = 0  # acts that were applied while it was recorded
+
+    def count(self, target: Target, under: str) -> None:
+        """Count an act."""
+        self.acts[target] += 1
+        self.by_rule[under or "no rule"] += 1
 
 
 class Player:
@@ -175,7 +183,7 @@ class Player:
         for renewal in plan.renewals:
             self.flows.renewed(renewal, ())
         for flow_act in plan.acts:
-            self._tallied(flow_act.target)
+            self.tally.count(flow_act.target, flow_act.under)
             yield self._at(messages.flow_act(self._host, flow_act, "dry_run", self._now))
             self.flows.pretended(flow_act, self._now)
 
@@ -188,14 +196,11 @@ class Player:
 
     def _act(self, change: Change) -> Act:
         group = self.engine.groups[change.target]
-        self._tallied(change.target)
+        self.tally.count(change.target, change.under)
         act = messages.act(self._host, group, change, "dry_run", self.engine.seen(change), self._now)
         self.engine.carried_out(change, self._now, change.after)
         self.kernel.apply(change.target, change.after)
         return self._at(act)
-
-    def _tallied(self, target: Target) -> None:
-        self.tally.acts[target] = self.tally.acts.get(target, 0) + 1
 
     @property
     def _host(self) -> str:

@@ -10,21 +10,22 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from pytools.errors import SwerveError
 from pytools.figures import RULED
-from pytools.signals import Act, AnySignal, Path
+from pytools.signals import AnySignal, Path
 from pytools.units import UNITS, duration_text
 from pytools.yaml_reader import Location
 from steering.deciding.health import PathHealth
 from steering.deciding.thresholds import ENOUGH, NOTEWORTHY, SPACING_NS
 from steering.deciding.usual import teaches
-from steering.policy import Policy, leaves, parse
-from steering.policy.conditions import WithThreshold, figures_of, subject
+from steering.policy.conditions import WithThreshold, figures_of, leaves, subject, with_threshold
 from steering.policy.edit import replaced, thresholds
+from steering.policy.file import parse
 from steering.policy.levels import DELAY, Figure, FigureKind, Usual, written
-from steering.replay.player import Player
+from steering.policy.model import Policy
+from steering.replay.player import Player, Tally
 
 TEMPLATE: Final = """\
 version: 1
@@ -133,33 +134,18 @@ class Proposal:
         return written(self.level, self.kind)
 
 
-@dataclass(slots=True)
-class Played:
-    """What a policy would have done."""
-
-    acts: Counter[str] = field(default_factory=Counter)  # by rule
-    alerts: int = 0
-    reversals: int = 0
-    began_unix_ns: int = 0
-    played_ns: int = 0
-
-    @property
-    def text(self) -> str:
-        """In words."""
-        listed = ", ".join(f"{number} by {name}" for name, number in sorted(self.acts.items()))
-        return f"{sum(self.acts.values())} acts{f' ({listed})' if listed else ''}, {self.reversals} reversals"
-
-
-def play(policy: Policy, signals: Iterable[AnySignal], survey: Survey | None = None) -> Played:
+def play(policy: Policy, signals: Iterable[AnySignal], survey: Survey | None = None) -> Tally:
     """Play a recording under a policy, and count."""
-    player, played = Player(policy, survey.look if survey else None), Played()
-    for event in player.play(signals):
-        if isinstance(event, Act) and event.actuator != "alert":
-            played.acts[event.under or "no rule"] += 1
-    tally = player.tally
-    played.alerts, played.reversals = tally.alerts, tally.reversals
-    played.began_unix_ns, played.played_ns = tally.began_unix_ns, tally.played_ns
-    return played
+    player = Player(policy, survey.look if survey else None)
+    for _ in player.play(signals):
+        pass
+    return player.tally
+
+
+def _did(played: Tally) -> str:
+    """What a policy would have done, in words."""
+    listed = ", ".join(f"{number} by {name}" for name, number in sorted(played.by_rule.items()))
+    return f"{played.acts.total()} acts{f' ({listed})' if listed else ''}, {played.reversals} reversals"
 
 
 def proposals(policy: Policy, survey: Survey) -> dict[str, Proposal]:
@@ -170,7 +156,7 @@ def proposals(policy: Policy, survey: Survey) -> dict[str, Proposal]:
     SwerveError
         If nothing can be said, and why.
     """
-    leaves_of = {subject(leaf): leaf for rule in policy.rules for leaf in _with_threshold(rule.when)}
+    leaves_of = {subject(leaf): leaf for rule in policy.rules for leaf in with_threshold(rule.when)}
     if not leaves_of:
         raise SwerveError("no rule of this policy has a threshold (above)", "leave --policy out for a policy that has")
     if not survey.all:
@@ -197,10 +183,6 @@ def proposals(policy: Policy, survey: Survey) -> dict[str, Proposal]:
             "the agent records by itself: wait some minutes, under load, or take a longer time: --since",
         )
     return found
-
-
-def _with_threshold(condition: Any) -> list[WithThreshold]:
-    return [leaf for leaf in leaves(condition) if isinstance(leaf, WithThreshold)]
 
 
 def _level(leaf: WithThreshold, kind: FigureKind, usual: float) -> Usual:
@@ -238,9 +220,9 @@ def policy_text(text: str, policy: Policy, found: Mapping[str, Proposal]) -> str
     return replaced(text, values)
 
 
-def for_everything(text: str = TEMPLATE) -> Policy:
+def for_everything() -> Policy:
     """The policy of the template, about whatever is in a recording."""
-    return parse(text.replace("DESTINATIONS", '0.0.0.0/0, "::/0"'))
+    return parse(TEMPLATE.replace("DESTINATIONS", '0.0.0.0/0, "::/0"'))
 
 
 def for_addresses(addresses: Iterable[str]) -> str:
@@ -249,7 +231,7 @@ def for_addresses(addresses: Iterable[str]) -> str:
 
 
 def comments(
-    source: str, survey: Survey, found: Mapping[str, Proposal], present: str, played: tuple[Played, Played]
+    source: str, survey: Survey, found: Mapping[str, Proposal], present: str, played: tuple[Tally, Tally]
 ) -> list[str]:
     """What stands above the policy: the figures behind it, and what both would have done."""
     before, after = played
@@ -259,7 +241,7 @@ def comments(
             f"{each.subject}: usual p99 {each.kind.text(each.usual)} on the busiest path, {each.path} "
             f"({each.measurements} measurements while healthy)."
         )
-    lines += [f"Over this time {present}: {before.text}.", f"Over this time the policy below: {after.text}."]
+    lines += [f"Over this time {present}: {_did(before)}.", f"Over this time the policy below: {_did(after)}."]
     ill = 1 - survey.calm / survey.all
     if ill > _ILL:
         lines.append(

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from pytools.signals import Act, PathState, encode
+from pytools.units import duration_text
 from steering.cli_types import act_line, clock
 from steering.plan import title
-from steering.policy import duration_text
 from steering.replay.player import Event, Note, Player, Tally
 from steering.replay.recording import Counts, Recording
 
@@ -60,13 +60,12 @@ def summary(recording: Recording, player: Player) -> dict[str, Any]:
         "began_unix_ns": tally.began_unix_ns,
         "ended_unix_ns": tally.ended_unix_ns,
         "played_ns": tally.played_ns,
-        "acts": sum(tally.acts.values()),
+        "acts": tally.acts.total(),
         "acts_by_target": tally.acts,
         "alerts": tally.alerts,
         "reversals": tally.reversals,
         "in_state_ns": {str(path): times for path, times in sorted(tally.in_state_ns.items())},
         "targets": {target: list(group.named(group.original)) for target, group in player.kernel.groups.items()},
-        "left_alone": player.kernel.refused,
         "unmanaged": sorted(player.kernel.unmanaged),
         "left_out": player.kernel.left_out,
         "acts_while_recorded": tally.lived_acts,
@@ -81,13 +80,12 @@ def summary_lines(recording: Recording, player: Player) -> list[str]:
     lines = [
         f"{counts.used} of {counts.lines} records of {recording.host or 'no host'} "
         f"over {duration_text(tally.played_ns)}: "
-        f"{sum(tally.acts.values())} acts, {tally.alerts} alerts, {tally.reversals} reversals"
+        f"{tally.acts.total()} acts, {tally.alerts} alerts, {tally.reversals} reversals"
     ]
     lines += [f"{title(target)}: {number} acts" for target, number in sorted(tally.acts.items())]
     for path, times in sorted(tally.in_state_ns.items()):
         listed = ", ".join(f"{state} {duration_text(ns)}" for state, ns in sorted(times.items()) if ns)
         lines.append(f"{path}: {listed or 'seen once'}")
-    lines += [f"{title(target)} would be left alone: {why}" for target, why in player.kernel.refused.items()]
     return lines + [f"note: {text}" for text in _notes(counts, tally, player)]
 
 

@@ -23,11 +23,11 @@ from steering.plan import (
     overlay_target,
     weights_of,
 )
+from steering.prefixes import LongestPrefix, key_of
 
 MOST_MEMBERS: Final = 4096  # of all groups together
 _MADE_UP: Final = "recorded:"
 _OURS: Final = range(201 << 24, 202 << 24)  # ids of groups that steering makes (pytools.kernel.leftovers)
-_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -43,8 +43,6 @@ class VirtualKernel:
     ----------
     groups : dict of Target to Group
         What may be steered, without paths.
-    refused : dict
-        Groups that a controller would leave alone, and why.
     unmanaged : set of str
         Addresses outside of what the policy manages, the first of them.
     reweighted : int
@@ -55,38 +53,23 @@ class VirtualKernel:
     def __init__(self, managed: Iterable[str]) -> None:
         self._managed = [ipaddress.ip_network(prefix) for prefix in managed]
         self.groups: dict[Target, Group] = {}
-        self.refused: dict[Target, str] = {}
         self.unmanaged: set[str] = set()
         self.reweighted = 0
         self.left_out = 0  # paths and members beyond MOST_MEMBERS
-        self._networks: list[tuple[_Network, Target]] = []  # of recorded groups
-        self._reached: dict[str, Target | None] = {}  # by address
+        self._routes: LongestPrefix[Target] = LongestPrefix({})  # to recorded groups
         self._recorded: dict[Target, tuple[tuple[int, int, str, str], ...]] = {}  # as last recorded
         self._seen: set[Path] = set()
         self._members = 0
 
     def target_of(self, address: str) -> Target | None:
         """The group that an address is reached through: of recorded groups the one with the longest prefix."""
-        try:
-            number = ipaddress.ip_address(address)
-        except ValueError:
-            return None
-        if address not in self._reached:
-            if len(self._reached) > MOST_MEMBERS:
-                self._reached.clear()
-            self._reached[address] = self._look_up(number)
-        return self._reached[address]
+        recorded, made_up = self._routes.get(address), f"{_MADE_UP}{canonical(address)}"
+        return recorded or (made_up if made_up in self.groups else None)
 
     def targets_of(self, address: str) -> tuple[Target, ...]:
         """The same for the engine."""
         target = self.target_of(address)
         return () if target is None else (target,)
-
-    def _look_up(self, number: _Address) -> Target | None:
-        """The recorded group with the longest prefix, else the one that was made up for the address."""
-        found = [(net.prefixlen, target) for net, target in self._networks if number in net]
-        made_up = f"{_MADE_UP}{number}"
-        return max(found)[1] if found else made_up if made_up in self.groups else None
 
     def see_path(self, path: Path) -> bool:
         """Take note of a path; whether a group has changed."""
@@ -112,17 +95,9 @@ class VirtualKernel:
         target = nexthop_group(signal.group_id)
         ours = signal.group_id in _OURS  # its weights are no owner's, and its members may be some of all
         self.reweighted += ours
-        if ours or target in self.refused:
+        destinations = tuple(sorted(filter(self._manages, signal.destinations)))
+        if ours or not destinations:
             return False
-        outside = [prefix for prefix in signal.destinations if not self._manages(prefix)]
-        if not signal.destinations or len(outside) == len(signal.destinations):
-            return False
-        if outside:
-            if len(self.refused) < MOST_MEMBERS:
-                self.refused[target] = f"it also carries {outside[0]}, which the policy does not manage"
-            gone = self.groups.pop(target, None)
-            self._index()
-            return gone is not None
         seen = tuple((m.nexthop_id, m.weight, m.gateway, m.interface) for m in signal.members)
         if self._recorded.get(target) == seen:
             return False
@@ -134,7 +109,7 @@ class VirtualKernel:
         ]
         if not members:
             return False
-        changed = self._join(target, tuple(sorted(signal.destinations)), members)
+        changed = self._join(target, destinations, members)
         self._recorded[target] = seen
         for name in [name for name, each in self.groups.items() if each.beside == target]:
             self._join(name, self.groups[name].destinations, members)
@@ -198,11 +173,10 @@ class VirtualKernel:
 
     def _index(self) -> None:
         """Keep what `target_of` looks at."""
-        self._reached.clear()
-        recorded = {name: group for name, group in self.groups.items() if not name.startswith(_MADE_UP)}
-        self._networks = [
-            (ipaddress.ip_network(d), name) for name, group in recorded.items() for d in group.destinations
-        ]
+        recorded = sorted(name for name in self.groups if not name.startswith(_MADE_UP))
+        self._routes = LongestPrefix(
+            {key_of(str(ipaddress.ip_network(d))): name for name in recorded for d in self.groups[name].destinations}
+        )
 
 
 def _inside(network: _Network, within: _Network) -> bool:

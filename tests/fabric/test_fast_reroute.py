@@ -63,7 +63,7 @@ def standbys(netns: str) -> int:
 
 def reroutes(controller: kit.Controller) -> list[Act]:
     """What it has told of the kernel's moves."""
-    return [act for act in acts_file.read(controller.folder) if act.actuator == "reroute"]
+    return [act for _, act in acts_file.read(controller.folder) if act.actuator == "reroute"]
 
 
 class Stream:

@@ -173,7 +173,7 @@ def test_while_the_stop_file_exists_nothing_is_changed(host, agent, policy, wher
         steer(host, "thaw", *option)
         support.wait_until(lambda: host.weights() == STEERED, 10, "steering goes on")
         assert controller.end() == 0
-    said = [(act.what, act.outcome) for act in acts_file.read(folder) if act.what == "freeze"]
+    said = [(act.what, act.outcome) for _, act in acts_file.read(folder) if act.what == "freeze"]
     assert said == [("freeze", "alert"), ("freeze", "alert_over")]
 
 

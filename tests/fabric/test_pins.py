@@ -127,7 +127,7 @@ def test_a_live_connection_changes_rails_and_knows_nothing_of_it(lab: Lab, versi
             assert pins.install([pin(lab, flow, rail)]) == {}
             moved = carried(lab, piece)
             assert moved[rail] > 0.99 * sum(moved.values()), f"pinned to {rail}: {moved}"
-        drops = pins.drops()
+        drops = pins.table.counters()
         assert drops["redirected"] > 0
         unhappy = {"expired", "dead", "missing", "too_large", "exempt", "refused", "unreadable"}
         assert {name for name in unhappy if drops[name]} == set()
@@ -325,7 +325,7 @@ def test_moving_a_stream_loses_nothing(lab: Lab, version: int) -> None:
             support.wait_until(lambda reached=reached: len(stream.sent_ns) > reached, 10, "twenty more are sent")
         stream.stop()
         assert stream.lost() == []
-        assert pins.drops()["redirected"] > 0
+        assert pins.table.counters()["redirected"] > 0
         assert set(stream.rails().values()) == {1, 2}
 
 
@@ -353,7 +353,7 @@ def test_nothing_is_lost_after_a_target_is_known_to_be_dead(lab: Lab, version: i
         assert stream.sent_ns[lost[-1]][0] <= dead_ns, "lost after the target was known to be dead"
         stream.rails()
         assert {stream.seen[n] for n, (begin, _) in enumerate(stream.sent_ns) if begin > dead_ns} == {routed}
-        assert pins.drops()["dead"] >= 490
+        assert pins.table.counters()["dead"] >= 490
         lab.heal(rail)
         alive = support.wait_until(lambda: pins.alive(wanted.target, wanted.nexthop_id), 60, "it is alive again")
         assert alive

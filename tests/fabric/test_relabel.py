@@ -191,7 +191,7 @@ def test_the_controller_relabels_what_an_inner_way_serves_badly(unique_name, tmp
             harm(lab, bad, "congested")
             good = goes(lab, lambda place: place != bad, "the connection leaves the bad way")
             assert good[0] == bad[0], "the same rail: nothing but the label changed"
-            acts = [act for act in acts_file.read(directories.state_dir(host.netns)) if act.outcome == "applied"]
+            acts = [act for _, act in acts_file.read(directories.state_dir(host.netns)) if act.outcome == "applied"]
             assert {(act.actuator, act.under) for act in acts} == {("label", "repath")}
             assert steering_kit.Host(host.netns).ours() == 0
             shown = support.run([*support.SWERVE, "steer", "status", "-n", host.netns]).stdout

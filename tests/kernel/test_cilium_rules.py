@@ -111,13 +111,13 @@ def test_an_act_moves_what_left_by_the_rail_and_nothing_that_is_the_proxys(host)
     groups = [group for group in found.groups.values() if any(m.interface == "rail1" for m in group.members)]
     for group in groups:
         [other] = [member.nexthop_id for member in group.members if member.interface == "rail2"]
-        assert host.overlay.apply(group.target, ((other, 1),)).kind == "applied"
+        assert host.overlay.apply(group.target, ((other, 1),))
     moved = {"of the host": "rail2", "of a pod": "rail2", "of node ports": "rail2"}
     assert ways(host) == {**first, **moved} and host.others() == before
     pod = json.loads(host.ip(f"-{host.family}", "-j", "route", "get", _POD[host.family]))[0]["dev"]
     assert pod == "lxc1", "a pod of this host is reached as before"
     for group in groups:
-        assert host.overlay.apply(group.target, group.original).kind == "applied"
+        assert host.overlay.apply(group.target, group.original)
     assert ways(host) == first and not host.rules()
     host.overlay.close()
     assert host.ours() == 0 and host.others() == before

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import samples
+from steering_kit import AtOnce
 
 from pytools.errors import SwerveError
 from pytools.owned_files import as_owner, owner_of
@@ -38,7 +39,7 @@ ACTIONS: dict[str, Callable[[Path], object]] = {
     "lock": lambda folder: Lock(folder / journal.LOCK_FILE).close(),
     "journal": lambda folder: journal.Journal(folder / journal.FILE).close(),
     "journal put aside": rotate,
-    "acts": lambda folder: ActsFile(folder).write(samples.act(actuator="operator")),
+    "acts": lambda folder: ActsFile(folder, AtOnce()).write(samples.act(actuator="operator")),
     "orders": lambda folder: kept_orders.save(folder, Overrides((Override("hold"),))),
     "freeze": lambda folder: stop_file.freeze(folder / stop_file.FILE, "why"),
     "thaw": lambda folder: stop_file.thaw(folder / stop_file.FILE),

@@ -71,7 +71,7 @@ def test_a_pinned_packet_is_the_same_on_the_other_rail(rails: Rails, version: in
         ip = 14 if version == 6 else 14 + 12  # IPv4: behind identifier and header checksum
         assert after[ip:] == before[ip:], "addresses, ports, checksum and payload"
         assert after[14 + 8] == before[14 + 8], "TTL, or the last byte of what is the hop limit's word"
-        assert pins.drops()["redirected"] == 1
+        assert pins.table.counters()["redirected"] == 1
         (state,) = pins.read().values()
         assert (state.packets, state.bytes) == (1, len(after))
         assert pins.remove([wire.flow]) == {wire.flow}
@@ -86,7 +86,7 @@ def test_a_pin_to_where_routing_goes_changes_nothing(rails: Rails, version: int)
         pins.install([kit.pin(wire.flow, routed)])
         assert [wire.send()[0] for _ in range(5)] == [routed] * 5
         assert pins.read()[wire.flow].packets == 5
-        moved = {name: value for name, value in pins.drops().items() if value}
+        moved = {name: value for name, value in pins.table.counters().items() if value}
         assert moved == {"on_target": 5}
 
 
@@ -125,7 +125,7 @@ def test_what_is_larger_than_the_target_takes_goes_as_it_is_routed(rails: Rails,
         pins.install([kit.pin(wire.flow, narrow)])
         assert wire.send(bytes(1400 - headers))[0] == narrow
         assert wire.send(bytes(1401 - headers))[0] == routed
-        assert pins.drops()["too_large"] == 1
+        assert pins.table.counters()["too_large"] == 1
         for size, rail in ((1400 - headers, narrow), (1401 - headers, routed)):
             wire.socket.setsockopt(socket.SOL_UDP, UDP_SEGMENT, size)
             wire.socket.send(bytes(10 * size))
@@ -133,7 +133,7 @@ def test_what_is_larger_than_the_target_takes_goes_as_it_is_routed(rails: Rails,
             found = wire.arrived()
             assert found[other(rail)] == []
             assert sum(len(frame) for frame in found[rail]) >= 10 * size
-        assert pins.drops()["too_large"] == 11
+        assert pins.table.counters()["too_large"] == 11
         assert pins.read()[wire.flow].packets == 11
 
 
@@ -153,7 +153,7 @@ def test_headers_behind_the_linear_part_are_found(rails: Rails, version: int) ->
             raw.send(struct.pack("=BBHHHH", 0, 0, 14, 0, 0, 0) + frame)
         found = support.wait_until(lambda: wire.arrived()[rail], 20, "it arrives on the other rail")
         assert [len(each) for each in found] == [len(frame)]
-        assert pins.drops()["unreadable"] == 0
+        assert pins.table.counters()["unreadable"] == 0
 
 
 def test_a_packet_with_its_tag_beside_it_stays(rails: Rails) -> None:
@@ -165,8 +165,8 @@ def test_a_packet_with_its_tag_beside_it_stays(rails: Rails) -> None:
         with attach.attach_tc(loaded.programs["push_tag"], f"rail{routed}", "egress", role=attach.STEERING):
             wire.socket.send(b"tagged")
         assert len(wire.arrived()[routed]) == 1, "a capture shows it without its tag"
-        assert pins.drops()["exempt"] == 1
-        assert pins.drops()["redirected"] == 0
+        assert pins.table.counters()["exempt"] == 1
+        assert pins.table.counters()["redirected"] == 0
         assert wire.send()[0] == other(routed)
 
 
@@ -379,10 +379,10 @@ def test_a_dead_target_falls_back_and_comes_back(rails: Rails, pins: Pins, versi
         gone = [each for each in rails.targets() if each.nexthop_id % 10 != rail]
         dead = [PinTarget(t.nexthop_id, t.ifindex, t.gateway, False, t.target) for t in rails.targets()]
         for targets, reason in ((dead, "dead"), (gone, "missing")):
-            before = pins.drops()[reason]
+            before = pins.table.counters()[reason]
             pins.targets(targets)
             assert [wire.send()[0] for _ in range(3)] == [routed] * 3
-            assert pins.drops()[reason] == before + 3
+            assert pins.table.counters()[reason] == before + 3
             assert wire.flow in pins.install([kit.pin(wire.flow, rail)])
             pins.targets(rails.targets())
             support.wait_until(lambda: is_alive(pins, rail, version), 10, "it is alive again")
@@ -494,12 +494,12 @@ def test_a_thousand_pins(rails: Rails, pins: Pins) -> None:
         assert pins.renew([each.flow for each in wanted], later) == set()
         assert {each.pin.expires_ns for each in pins.read().values()} == {later}
         assert pins.renew([others[0]], later) == {others[0]}
-        assert pins.expire(later - 1) == set()
+        assert pins.table.sweep(later - 1) == set()
         too_many = [kit.pin(kit.flow(17, port, 80), 1) for port in range(1001, 5001)]
         with pytest.raises(RefusedError, match="4000 more flows"):
             pins.install(too_many)
         assert pins.read().keys() == {each.flow for each in wanted}
-        assert pins.expire(later) == {each.flow for each in wanted}
+        assert pins.table.sweep(later) == {each.flow for each in wanted}
         assert pins.read() == {}
         assert wire.send()[0] == routed
 
@@ -536,7 +536,7 @@ def test_pins_are_replaced_under_traffic_and_no_packet_is_lost(rails: Rails, pin
             end.set()
             thread.join()
             sys.setswitchinterval(turn_s)
-        assert {name for name, value in pins.drops().items() if value} <= {"redirected", "on_target"}
+        assert {name for name, value in pins.table.counters().items() if value} <= {"redirected", "on_target"}
         assert sum(arrived.values()) + sum(len(frames) for frames in wire.arrived().values()) == sent
 
 

@@ -104,7 +104,7 @@ class World:
         self.standbys.renew(kit.soon(), HOLD_NS)
 
     def counted(self) -> dict[str, int]:
-        return {name: count for name, count in self.pins.drops().items() if count}
+        return {name: count for name, count in self.pins.table.counters().items() if count}
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from steering_kit import ORIGINAL, group
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from steering.acting import journal
+from steering.acting.messages import Output
 from steering.acting.weights import Acting
-from steering.actuators.overlay import Outcome
 from steering.plan import Change, overlay_target
 
 DRAINED = ((12, 1),)
@@ -44,14 +44,14 @@ class World:
             carried_out=lambda each, *_: self.done.append(each.target),
             rejected=lambda each, why: self.rejected.update({each.target: why}),
         )
-        self.acting = Acting(engine, self, self.log, lambda: "h1", self.said.append, self.sent.append)
+        self.acting = Acting(engine, self, self.log, Output("h1", self.said.append, self.sent.append))
 
     def apply(self, which, wanted):
         self.steps.append(f"kernel {which}")
         if which in self.refuses:
-            return Outcome("failed", self.groups[which].current, None, self.refuses[which])
+            raise SwerveError(self.refuses[which])
         self.groups[which] = replace(self.groups[which], current=wanted)
-        return Outcome("applied", wanted, time.monotonic_ns())
+        return wanted
 
     def off(self):
         self.steps.append("off")

@@ -17,13 +17,15 @@ from pytools.errors import SwerveError
 from pytools.kernel import netns
 from steering import controller, elapsed
 from steering.acting import journal
-from steering.actuators.overlay import Found, Outcome
+from steering.actuators.overlay import Found
 from steering.actuators.overlay_memory import OverlayMemory
 from steering.agent_link import AgentLink
 from steering.control import kept_orders
+from steering.control.requests import Status
+from steering.control.server import Peer
 from steering.controller import Controller, Options
 from steering.plan import Change, overlay_target
-from steering.policy import parse
+from steering.policy.file import parse
 
 AFTER = ((SECOND_HOP, 1),)
 
@@ -48,11 +50,11 @@ class Kernel:
         self.asked.append(which)
         self.meanwhile()
         if which not in self.groups:
-            return Outcome("failed", (), None, "it is gone")
+            raise SwerveError("it is gone")
         if self.refuses:
-            return Outcome("failed", self.groups[which].current, None, self.refuses)
+            raise SwerveError(self.refuses)
         self.groups[which] = replace(self.groups[which], current=wanted)
-        return Outcome("applied", wanted, time.monotonic_ns())
+        return wanted
 
     def off(self):
         self.asked.append("off")
@@ -169,6 +171,14 @@ def test_without_a_live_guardian_nothing_is_changed(made):
     made.controller.act(made.changes())
     assert made.kernel.asked == []
     assert "no live guardian" in made.controller.engine.why_rejected(target(101))
+
+
+def test_status_says_what_only_the_controller_knows(made):
+    made.start()
+    facts = made.controller.desk.answer(Status(), Peer(1, 0)).facts
+    assert (facts["guardian_pid"], facts["guarded"], facts["managed"]["targets"]) == (Guardian.pid, True, 3)
+    assert (facts["signals_missed"], facts["signals_missed_urgent"], facts["acts_lost"]) == (0, 0, 0)
+    assert facts["flows_forgotten"] == 0
 
 
 def test_what_was_under_way_when_the_host_slept_moves_nothing(made):

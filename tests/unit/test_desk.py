@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
+from dataclasses import astuple, replace
+from types import SimpleNamespace
 
 import pytest
 from steering_kit import FIRST, MS, POLICY, SECOND, SECOND_HOP, TARGET, group, measured, path
@@ -14,16 +15,19 @@ from pytools.kernel import netns
 from steering import elapsed
 from steering.acting import journal
 from steering.acting.background import Later
+from steering.acting.messages import Output
 from steering.control import kept_orders, requests
 from steering.control import operator_api as desk
 from steering.control.host import Site
 from steering.control.operator_api import Desk
+from steering.control.pins import MOST
 from steering.control.server import Peer
 from steering.deciding import health
 from steering.deciding.engine import Engine
 from steering.deciding.overrides import Moment
 from steering.guarding import confirming
-from steering.policy import parse
+from steering.plan import FlowKey, Pin
+from steering.policy.file import parse
 
 ASKER = Peer(1, 0)
 
@@ -44,19 +48,19 @@ class Made:
             folder=folder,
             later=self.later,
             engine=self.engine,
+            flows=SimpleNamespace(
+                pin=lambda pin: self.why_no_pin or self.pins.update({pin.flow: pin}) or "",
+                unpin=lambda flow: self.pins.pop(flow, None) is not None,
+                pinned=lambda: list(self.pins.values()),
+                by_hand=lambda now: tuple(pin for pin in self.pins.values() if pin.expires_ns > now),
+                labelled=list,
+            ),
             apply=apply,
-            host=lambda: "h1",
-            say=self.said.append,
-            send=self.sent.append,
+            output=Output("h1", self.said.append, self.sent.append),
             act=self._act,
             take_back=self._take_back,
-            pin=lambda pin: self.why_no_pin or self.pins.update({pin.flow: pin}) or "",
-            unpin=lambda flow: self.pins.pop(flow, None) is not None,
-            pinned=lambda: list(self.pins.values()),
             stop=self.stopped.append,
-            guardian=lambda: 7,
-            acts_lost=lambda: 0,
-            missed=lambda: (7, 2),
+            facts=lambda: {"guardian_pid": 7},
         )
         self.desk = Desk(site, deadline)
         self.refuses, self.forgets = "", False  # why no change is made; whether its target turns out to be gone
@@ -239,7 +243,7 @@ def test_only_wanted_weights_that_are_not_so_yet_are_told(made):
         facts["wanted"] == {TARGET: {"10.1.1.1 dev rail1": 1, "10.2.1.1 dev rail2": 1}}
         and facts["signals_refused"] == 0
     )
-    assert (facts["signals_missed"], facts["signals_missed_urgent"]) == (7, 2)
+    assert facts["guardian_pid"] == 7
 
 
 def test_it_is_told_how_many_paths_are_spoken_of(made):
@@ -323,6 +327,17 @@ def test_pins_by_hand_end_in_real_time(made):
     assert left.flow.local_port == 2 and HOUR - SECOND < left.expires_ns - now < HOUR + SECOND
     assert [act.outcome for act in made.sent] == ["applied", "applied", "undone"]
     assert "while the host was suspended" in made.sent[-1].because
+
+
+def test_pins_by_hand_are_bounded_and_make_room_when_they_run_out(made):
+    now, made.why_no_pin = time.monotonic_ns(), ""
+    flows = [FlowKey(6, "10.9.0.1", port, "10.9.0.2", 80) for port in range(1, MOST + 2)]
+    made.pins.update((flow, Pin(flow, TARGET, FIRST, now + HOUR)) for flow in flows[:-1])
+    with pytest.raises(RefusedError, match=f"{MOST} flows are pinned by hand already"):
+        ask(made, requests.PinFlow(*astuple(flows[-1]), "rail1", HOUR))
+    assert ask(made, requests.PinFlow(*astuple(flows[0]), "rail1", HOUR)).code == 0, "it has its place already"
+    made.pins[flows[1]] = replace(made.pins[flows[1]], expires_ns=now)
+    assert ask(made, requests.PinFlow(*astuple(flows[-1]), "rail1", HOUR)).code == 0
 
 
 def test_a_deadline_to_confirm_does_not_stand_still_in_a_suspend(tmp_path, monkeypatch):

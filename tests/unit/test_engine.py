@@ -27,7 +27,7 @@ from steering.deciding.overrides import NONE, Override, Overrides
 from steering.deciding.thresholds import ENOUGH, Learnt
 from steering.deciding.usual import Entry, Key
 from steering.plan import weights_of
-from steering.policy import parse
+from steering.policy.file import parse
 
 RAILS = (1, 2, 3)
 ORIGINAL = weights_of({11: 1, 12: 1, 13: 1})

@@ -13,6 +13,7 @@ from steering_kit import SECOND
 from pytools.errors import SwerveError
 from steering.acting import flows as acting_flows
 from steering.acting.flows import FlowActing
+from steering.acting.messages import Output
 from steering.actuators.pins import PinTarget
 from steering.flows.plan import FlowPlan
 from steering.plan import FlowKey, Group, Pin
@@ -34,7 +35,6 @@ class Leases:
 
     def __init__(self) -> None:
         self.told: list[list[PinTarget]] = []
-        self.expired_at: list[int] = []
         self.failing = ""
         self.held: list[Pin] = []
 
@@ -43,10 +43,6 @@ class Leases:
         if self.failing:
             raise SwerveError(self.failing)
         return {}
-
-    def expire(self, now: int) -> set[FlowKey]:
-        self.expired_at.append(now)
-        return set()
 
     def read(self) -> dict[FlowKey, Any]:
         return {pin.flow: SimpleNamespace(pin=pin) for pin in self.held}
@@ -63,9 +59,10 @@ class Desk:
         flows = SimpleNamespace(decide=lambda *_: FlowPlan(), skipped={})
         groups = {self.group.target: self.group}
         self.engine = SimpleNamespace(groups=groups, paths=_Paths(self.failed), overrides=None)
-        self.acting = FlowActing(flows, self.engine, lambda: "h1", self.said.append, lambda _: None)  # type: ignore[arg-type]
+        self.acting = FlowActing(flows, self.engine, Output("h1", self.said.append, lambda _: None), 862)  # type: ignore[arg-type]
         self.pins, self.labels = Leases(), Leases()
-        self.acting.table = SimpleNamespace()  # type: ignore[assignment]
+        self.swept_at: list[int] = []
+        self.acting.table = SimpleNamespace(sweep=self.swept_at.append)  # type: ignore[assignment]
         self.acting.pins, self.acting.labels = self.pins, self.labels  # type: ignore[assignment]
 
     def alive(self) -> dict[int, bool]:
@@ -118,7 +115,7 @@ def test_targets_that_could_not_be_told_are_told_again_and_the_failure_is_said_o
 def test_leases_that_nobody_renews_are_cleared_away_once_a_second(desk: Desk) -> None:
     for now in (SECOND, SECOND + 1, 2 * SECOND - 1, 2 * SECOND):
         desk.acting.turn(now)
-    assert desk.pins.expired_at == desk.labels.expired_at == [SECOND, 2 * SECOND]
+    assert desk.swept_at == [SECOND, 2 * SECOND]
 
 
 def test_a_pin_whose_lease_has_ended_is_not_shown(desk: Desk) -> None:

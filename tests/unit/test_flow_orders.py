@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import steering_kit as kit
 from flow_world import MBIT, SECOND, World
 
 from steering.acting.flows import FlowActing
+from steering.acting.messages import Output
 from steering.commands import status
 from steering.deciding.overrides import Override, Overrides
 from steering.flows.engine import FlowEngine
@@ -75,7 +77,7 @@ def by_hand(world: World, index: int, rail: int, seconds: float) -> Pin:
     connection = world.connections[index]
     pin = Pin(connection.key, world.group.target, 10 + rail, world.now + int(seconds * SECOND))
     connection.pinned, connection.until_ns = rail, pin.expires_ns
-    world.flows.held.pinned_by_hand(pin, world.now)
+    world.flows.held.pinned_by_hand(pin)
     return pin
 
 
@@ -114,6 +116,8 @@ def test_what_the_operator_lets_go_may_be_moved_again() -> None:
 class Kernel:
     """Takes every pin, but for those that it shall refuse."""
 
+    error, outdated = "", False
+
     def __init__(self, refuse: bool = False) -> None:
         self.refuse = refuse
 
@@ -125,7 +129,8 @@ class Kernel:
 
 
 def acting_over(flows: FlowEngine, kernel: Kernel, said: list[str]) -> FlowActing:
-    acting = FlowActing(flows, None, lambda: "h1", said.append, lambda _: None)  # type: ignore[arg-type]
+    engine: Any = SimpleNamespace(groups={}, paths={})
+    acting = FlowActing(flows, engine, Output("h1", said.append, lambda _: None), 862)
     acting.table = acting.pins = kernel  # type: ignore[assignment]
     return acting
 
@@ -139,7 +144,9 @@ def test_pins_by_hand_are_known_to_the_rules_as_far_as_the_kernel_takes_them() -
     acting = acting_over(world.flows, Kernel(), [])
     assert acting.pin(pin) == ""
     assert world.flows.held.by_hand(flow, world.now)
+    assert acting.by_hand(pin.expires_ns - 1) == (pin,)
     assert acting.unpin(flow)
+    assert acting.by_hand(0) == ()
     assert not world.flows.held.by_hand(flow, world.now)
 
 

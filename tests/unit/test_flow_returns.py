@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from flow_world import MBIT, MS, POLICY, SECOND, World
 
-from steering import policy as policies
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.health import PathHealth
 from steering.deciding.rule_eval import Reading
 from steering.flows import returns
 from steering.flows.returns import Avoided
+from steering.policy.file import parse
 
 
 def test_flows_come_back_in_steps_once_the_rail_has_looked_good_for_the_dwell() -> None:
@@ -72,7 +72,7 @@ class Watched:
     """A path that is measured every 50 ms, and what is remembered of it under the policy's rule."""
 
     def __init__(self, back: str = "") -> None:
-        self.policy = policies.parse(POLICY + back, "policy.yaml")
+        self.policy = parse(POLICY + back, "policy.yaml")
         self.now, self.seen_ns, self.run_of_clear = 100 * SECOND, 0, 0
         self.known: Avoided | None = None
         self.last = Reading(Verdict.NONE, "nothing yet")

@@ -17,7 +17,7 @@ from steering.flows.rail_rates import RailRates
 from steering.flows.rates import FORGOTTEN_NS, FlowRates, key_of
 from steering.flows.relabel import TRIES, next_label, relabelled
 from steering.plan import LabelChange, Pin
-from steering.policy import parse
+from steering.policy.file import parse
 
 import steering_kit as kit  # isort: skip
 

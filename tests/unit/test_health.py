@@ -14,7 +14,7 @@ from steering_kit import MS, POLICY, SECOND, facts, measured, path
 
 from steering.deciding import health, hold_down, transitions
 from steering.deciding.condition_eval import Verdict
-from steering.policy import parse
+from steering.policy.file import parse
 
 T0 = 10**12
 STEP = 20 * MS

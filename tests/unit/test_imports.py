@@ -13,7 +13,7 @@ from support import ROOT
 
 # From the bottom up; a room may use its own modules and every layer below.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("pytools.errors",),
+    ("pytools.errors", "pytools.closing"),
     ("pytools.signals", "pytools.directories", "pytools.yaml_reader", "pytools.owned_files", "pytools.units"),
     ("pytools.figures",),
     ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.schema"),
@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.cli_options",),
     ("pytools.cli_history",),
     ("pytools.cli",),
-    ("steering.plan",),
+    ("steering.plan", "steering.prefixes"),
     ("steering.policy",),
     ("steering.deciding", "steering.cli_types"),
     ("steering.flows", "steering.actuators"),
@@ -46,7 +46,7 @@ VOCABULARY = (
     "pytools.units",
     "pytools.yaml_reader",
 )
-DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan")
+DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan", "steering.prefixes")
 ACTUATORS = ("steering.actuators",)
 PURE = (
     "pytools.estimators",
@@ -128,7 +128,7 @@ def complaints(module: str, used: str) -> Iterator[str]:
     if any(in_room(module, room) for room in DECIDING):
         allowed = (*VOCABULARY, *DECIDING)
     elif any(in_room(module, room) for room in ACTUATORS):
-        allowed = (*VOCABULARY, *DECIDING, *ACTUATORS, "pytools.kernel")
+        allowed = (*VOCABULARY, *DECIDING, *ACTUATORS, "pytools.kernel", "pytools.closing")
     if allowed is not None and not any(in_room(used, room) for room in allowed):
         yield "the deciding half knows signals only, actuators the kernel besides"
 

@@ -17,7 +17,7 @@ from pytools.signals import Delay, Path, PathDelay
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.evidence import Evidence, Facts
 from steering.deciding.rule_eval import Memory, Reading, judge
-from steering.policy import All, AnyOf, Condition, Not, leaves
+from steering.policy.conditions import All, AnyOf, Condition, Not, leaves
 
 BAD, PENDING, BETWEEN, CLEAR, NONE = Verdict.BAD, Verdict.PENDING, Verdict.BETWEEN, Verdict.CLEAR, Verdict.NONE
 A, B = path(1), path(2)

@@ -14,9 +14,10 @@ import yaml
 from support import ROOT
 
 from pytools import config
-from steering.policy import KINDS, json_schema
+from steering.policy.actions import KINDS
 from steering.policy.base import Within
 from steering.policy.conditions import SIGNALS
+from steering.policy.schema import json_schema
 
 BOTH = {"config.txt": keys.of_agent(), "policy.txt": keys.of_policy()}
 

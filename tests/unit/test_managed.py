@@ -13,7 +13,7 @@ from steering.commands import status
 from steering.control import managed
 from steering.control.managed import Managed
 from steering.plan import overlay_target
-from steering.policy import parse
+from steering.policy.file import parse
 
 
 def target(number=0, prefixes=1, **changes):

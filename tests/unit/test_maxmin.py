@@ -12,7 +12,8 @@ from fair_rates import fair_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steering.flows.elephants import Balance, Flow, Rail, balance
+from steering.flows.elephants import Balance, balance
+from steering.flows.elephants_search import Flow, Rail
 from steering.flows.maxmin import INFINITE, Load, worst_ratio
 
 DEMANDS = st.lists(st.one_of(st.just(INFINITE), st.floats(0.01, 200), st.sampled_from([1.0, 10.0, 50.0])), max_size=12)
@@ -116,7 +117,6 @@ def check(flows: Sequence[Flow[int]], rails: Sequence[Rail], wanted: Balance[int
     then = allocation(flows, rails, after(flows, wanted))
     assert then >= [rate * (1 - 1e-9) for rate in now], "never worse than it was"
     assert wanted.lowest_after_bps == pytest.approx(min(then, default=0))
-    assert wanted.total_before_bps == pytest.approx(sum(now))
 
 
 RAILS = st.lists(st.sampled_from([10.0, 25.0, 40.0, 50.0, 100.0, 100.0]), min_size=2, max_size=4)

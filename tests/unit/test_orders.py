@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from steering_kit import FIRST, MS, ORIGINAL, POLICY, SECOND, SECOND_HOP, TARGET, group, measured, path
+from steering_kit import FIRST, MS, ORIGINAL, POLICY, SECOND, SECOND_HOP, TARGET, AtOnce, group, measured, path
 
 from pytools.errors import RefusedError, SwerveError, UsageError
 from pytools.signals import Act
@@ -17,12 +17,11 @@ from steering import elapsed
 from steering.acting import acts_file, journal, undo
 from steering.cli_types import Flow, flow_text
 from steering.control import kept_orders, orders, pins, requests, stop_file
-from steering.control.pins import MOST, ManualPins
 from steering.deciding.engine import Engine
 from steering.deciding.overrides import NONE, Moment, Override, Overrides
 from steering.guarding import confirming
-from steering.plan import FlowKey, Pin, nexthop_group, weights_of
-from steering.policy import parse
+from steering.plan import FlowKey, nexthop_group, weights_of
+from steering.policy.file import parse
 
 START = 10**12
 RULES = parse(POLICY)
@@ -151,17 +150,6 @@ def test_a_pin_goes_where_its_remote_address_is_routed_and_something_is_measured
     for remote, via in (("10.9.0.3", "rail1"), ("10.9.0.2", "rail3"), ("nonsense", "rail1")):
         with pytest.raises(UsageError):
             orders.member_for(engine.groups.values(), remote, via)
-
-
-def test_manual_pins_run_out_and_are_bounded():
-    pins = ManualPins()
-    flows = [FlowKey(6, "10.9.0.1", port, "10.9.0.2", 80) for port in range(1, MOST + 2)]
-    for number, flow in enumerate(flows[:-1]):
-        assert not pins.full(flow, 0)
-        pins.put(Pin(flow, TARGET, FIRST, 10 + number))
-    assert pins.full(flows[-1], 0) and not pins.full(flows[0], 0)
-    assert len(pins.wanted(10)) == MOST - 1
-    assert pins.drop(flows[5]) and not pins.drop(flows[5])
 
 
 # ---- the file ----
@@ -417,13 +405,13 @@ def _said(number, actuator="pin", outcome="applied"):
 
 def test_acts_are_kept_within_bounds(tmp_path, monkeypatch):
     monkeypatch.setattr(acts_file, "ROTATE_BYTES", 10_000)
-    kept = acts_file.ActsFile(tmp_path)
+    kept = acts_file.ActsFile(tmp_path, AtOnce())
     for number in range(200):
         kept.write(_said(number))
     kept.write(_said(500, "overlay"))
     kept.write(_said(501, "pin", "dry_run"))
     kept.close()
-    numbers = [act.at_ns for act in acts_file.read(tmp_path)]
+    numbers = [act.at_ns for _, act in acts_file.read(tmp_path)]
     assert numbers == list(range(numbers[0], 200)) and len(numbers) < 60
     assert sum(place.stat().st_size for place in tmp_path.iterdir()) < 22_000
     with (tmp_path / acts_file.FILE).open("ab") as file:
@@ -433,9 +421,9 @@ def test_acts_are_kept_within_bounds(tmp_path, monkeypatch):
     with (tmp_path / acts_file.FILE).open("ab") as file:
         file.write(b'{"cut off')  # by a full disk, or with its writer
     kept.write(_said(600))
-    assert [act.at_ns for act in acts_file.read(tmp_path)][-1] == 600
+    assert [act.at_ns for _, act in acts_file.read(tmp_path)][-1] == 600
     kept.close()
-    gone = acts_file.ActsFile(tmp_path / "missing")
+    gone = acts_file.ActsFile(tmp_path / "missing", AtOnce())
     gone.write(_said(1))
     assert gone.lost == 1
 

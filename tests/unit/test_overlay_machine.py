@@ -42,7 +42,6 @@ from pytools.signals import Path
 from steering import controller as controller_module
 from steering.acting import change_loop, journal, messages, weights
 from steering.actuators import overlay as overlay_module
-from steering.actuators.owners_routes import Within, key_of
 from steering.commands import undo as undo_command
 from steering.control import operator_api as desk_module
 from steering.control.requests import Drain, Hold, Undo, Undrain, Unhold
@@ -50,7 +49,8 @@ from steering.control.server import Peer
 from steering.controller import Controller, Options
 from steering.guarding import guardian
 from steering.plan import canonical
-from steering.policy import parse
+from steering.policy.file import parse
+from steering.prefixes import LongestPrefix, key_of
 
 RAILS = (1, 2, 3)
 TICK, INSTANT = 100 * MS, 60 * MS
@@ -703,7 +703,7 @@ class Steering(RuleBasedStateMachine):
             for key, body in self.kernel.routes.items()
             if key[:2] == (family, table)
             and (route_key := key_of(key[2]))[1] <= length
-            and Within([key[2]]).holds((family, length, number))
+            and LongestPrefix({route_key: True}).around((family, length, number))
         ]
         return min(fitting)[2] if fitting else None
 

@@ -14,7 +14,7 @@ from pytools.sources.probing.sessions import latest_of_others
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.evidence import Facts
 from steering.deciding.rule_eval import judge
-from steering.policy import QueueingDelay
+from steering.policy.conditions import QueueingDelay
 
 MS = 1_000_000
 

@@ -10,10 +10,7 @@ from steering_kit import TARGET, group, path
 from steering.plan import (
     MAX_WEIGHT,
     Change,
-    GroupPlan,
-    Plan,
     canonical,
-    diff,
     kind_of,
     nexthop_group,
     overlay_target,
@@ -27,12 +24,10 @@ def test_weights_have_one_form():
     assert weights_of({12: 3, 11: 0, 10: 1}) == ((10, 1), (12, 3))
 
 
-def test_the_difference_is_what_is_not_there_yet():
-    plan = Plan(
-        (GroupPlan("a", ((11, 1),), "why", "rule"), GroupPlan("b", ((21, 1),), "", ""), GroupPlan("c", (), "", ""))
-    )
-    current = {"a": ((11, 1), (12, 1)), "b": ((21, 1),)}
-    assert diff(current, plan) == [Change("a", ((11, 1), (12, 1)), ((11, 1),), "why", "rule")]
+def test_a_change_moves_something_when_its_weights_are_not_there_yet():
+    assert Change("a", ((11, 1), (12, 1)), ((11, 1),), "why", "rule").moves
+    assert not Change("b", ((21, 1),), ((21, 1),), "", "").moves
+    assert not Change("b", ((21, 1),), ((21, 5),), "", "").moves, "the weight of a single hop is of no account"
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from steering_kit import POLICY
 
+from pytools import units
 from pytools.errors import RefusedError, UsageError
-from steering import policy as model
+from pytools.units import parse_rate
 from steering.commands.policy import policy as command
-from steering.policy import InvalidPolicyError, parse, parse_rate
 from steering.policy import file as policy_file
+from steering.policy.file import InvalidPolicyError, parse
+from steering.policy.schema import json_schema
 
 MINIMAL = """\
 version: 1
@@ -219,10 +221,10 @@ def test_whatever_is_in_a_file_the_answer_is_a_policy_or_its_faults(value):
         assert all(1 <= problem.line <= text.count("\n") + 1 for problem in error.problems)
 
 
-@given(st.integers(1, 50_000), st.sampled_from(sorted(model.UNITS)))
+@given(st.integers(1, 50_000), st.sampled_from(sorted(units.UNITS)))
 def test_durations_are_exact(number, unit):
-    assert model.parse_duration(f"{number}{unit}") == number * model.UNITS[unit]
-    assert model.parse_duration(f"{number}.5{unit}") == number * model.UNITS[unit] + model.UNITS[unit] // 2
+    assert units.parse_duration(f"{number}{unit}") == number * units.UNITS[unit]
+    assert units.parse_duration(f"{number}.5{unit}") == number * units.UNITS[unit] + units.UNITS[unit] // 2
 
 
 @pytest.mark.parametrize(
@@ -232,11 +234,11 @@ def test_durations_are_exact(number, unit):
      (1_234_000_000_000, "1234 s")],
 )  # fmt: skip
 def test_durations_in_words(ns, text):
-    assert model.duration_text(ns) == text
+    assert units.duration_text(ns) == text
 
 
 def test_the_schema_describes_the_file():
-    schema = model.json_schema()
+    schema = json_schema()
     assert set(schema["properties"]) == {"version", "manage", "safety", "rules"}
     assert "for" in schema["$defs"]["QueueingDelay"]["properties"]
     assert "return" in schema["$defs"]["Rule"]["properties"]
@@ -245,11 +247,11 @@ def test_the_schema_describes_the_file():
 
 
 def test_the_schemas_defaults_are_written_as_in_a_file():
-    for part in model.json_schema()["$defs"].values():
+    for part in json_schema()["$defs"].values():
         for name, field in part.get("properties", {}).items():
             if field.get("type") == "string" and "default" in field and "pattern" in field:
                 assert isinstance(field["default"], str), name
-                parse_rate(field["default"]) if "gbit" in field["pattern"] else model.parse_duration(field["default"])
+                parse_rate(field["default"]) if "gbit" in field["pattern"] else units.parse_duration(field["default"])
 
 
 # ---- who may have written it ----
@@ -363,4 +365,4 @@ def test_explain_says_it_in_words(file):
 
 
 def test_schema_is_json():
-    assert json.loads(CliRunner().invoke(command, ["schema"], standalone_mode=False).output) == model.json_schema()
+    assert json.loads(CliRunner().invoke(command, ["schema"], standalone_mode=False).output) == json_schema()

@@ -12,8 +12,11 @@ from click.testing import CliRunner
 from policy_kit import HEAD
 
 from steering.commands.policy import policy as command
-from steering.policy import KINDS, explain, json_schema, leaves, parse
-from steering.policy.conditions import SIGNALS
+from steering.policy.actions import KINDS
+from steering.policy.conditions import SIGNALS, leaves
+from steering.policy.explanation import explain
+from steering.policy.file import parse
+from steering.policy.schema import json_schema
 
 PAGE = (support.ROOT / "docs" / "policy.md").read_text()
 FILES = sorted((support.ROOT / "examples" / "policies").glob("*.yaml"))

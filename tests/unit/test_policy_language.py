@@ -13,28 +13,15 @@ from policy_kit import HEAD, MS, SECOND, rule
 from steering_kit import path
 
 from pytools.signals import Owner, Path
+from pytools.units import parse_rate, rate_text
 from steering.plan import FlowKey
-from steering.policy import (
-    All,
-    AnyOf,
-    CeShare,
-    InvalidPolicyError,
-    LinkState,
-    Loss,
-    Not,
-    Pin,
-    QueueingDelay,
-    Relabel,
-    Scope,
-    Shift,
-    condition_text,
-    explain,
-    json_schema,
-    leaves,
-    parse,
-    parse_rate,
-    rate_text,
-)
+from steering.policy.actions import Pin, Relabel, Shift
+from steering.policy.conditions import All, AnyOf, CeShare, LinkState, Loss, Not, QueueingDelay, leaves
+from steering.policy.conditions_text import condition_text
+from steering.policy.explanation import explain
+from steering.policy.file import InvalidPolicyError, parse
+from steering.policy.schema import json_schema
+from steering.policy.scope import Scope
 
 SILENT = "{signal: silence}"
 LOSS = "{signal: loss, above: 0.5, clear_below: 0.1}"
@@ -270,7 +257,7 @@ def test_addresses_are_compared_however_they_are_written():
     assert one(more="    scope: {nexthops: ['fd00:1:0::1'], destinations: ['fd00:9::/64']}\n").scope.covers(over)
 
 
-FLOW = FlowKey("tcp", "10.0.0.1", 40_000, "10.9.0.2", 29_500)
+FLOW = FlowKey(6, "10.0.0.1", 40_000, "10.9.0.2", 29_500)
 OWNER = Owner(pid=1, command="python3.11", cgroup="/kubepods/pod1/x")
 
 
@@ -336,7 +323,7 @@ def test_no_flow_and_no_path_breaks_a_scope(text, port, other):
         {"paths": ["a*>b"], "destinations": ["10.0.0.0/8"], "nexthops": ["10.0.0.1"], "flows": {"remote": ["::/0"]}}
     )
     assert scope.covers(Path(text, other, text, other, text)) in (True, False)
-    assert scope.covers_flow(FlowKey(text, other, port, text, port), Owner(command=text, cgroup=other)) in (True, False)
+    assert scope.covers_flow(FlowKey(port, other, port, text, port), Owner(command=text, cgroup=other)) in (True, False)
 
 
 # ---- the order of rules, and what no rule alone shows ----

@@ -7,7 +7,7 @@ import ipaddress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steering.actuators.owners_routes import LongestPrefix, Within, key_of
+from steering.prefixes import LongestPrefix, key_of
 
 addresses = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6))
 
@@ -20,8 +20,9 @@ def networks(draw):
 
 @given(st.lists(networks(), max_size=6), networks())
 def test_what_lies_within(prefixes, one):
-    expected = any(p.version == one.version and one.subnet_of(p) for p in prefixes)
-    assert Within(map(str, prefixes)).holds(key_of(str(one))) is expected
+    around = [p for p in prefixes if p.version == one.version and one.subnet_of(p)]
+    expected = max(around, key=lambda p: p.prefixlen, default=None)
+    assert LongestPrefix({key_of(str(p)): p for p in prefixes}).around(key_of(str(one))) == expected
 
 
 @given(st.lists(networks(), max_size=8, unique=True), addresses)

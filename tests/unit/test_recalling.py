@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from steering_kit import MS, SECOND, path
 
-from steering.acting.memory import MemoryFile
+from steering.acting.memory import Succession
 from steering.actuators.overlay_memory import OverlayMemory
 from steering.deciding.engine import Engine
 from steering.deciding.memory import PathMemory
 from steering.deciding.overrides import Override, Overrides
-from steering.policy import parse
+from steering.policy.file import parse
 
 TENTHS = st.integers(0, 10).map(lambda tenths: tenths / 10)
 NOTHING = OverlayMemory(20_000, None, (), "object", (), (), ())
@@ -201,7 +201,7 @@ def test_whatever_is_remembered_a_successor_puts_nothing_more_onto_a_left_rail(m
 def file(tmp_path):
     tmp_path.chmod(0o700)
     said = []
-    made = MemoryFile(tmp_path / "steering.json", "boot/cookie:1", said.append)
+    made = Succession(tmp_path / "steering.json", "boot/cookie:1", True, said.append)
     made.said = said
     return made
 
@@ -245,7 +245,7 @@ def left_for_dead_memory():
 
 def test_a_disk_that_is_full_is_said_once_and_costs_no_act(tmp_path):
     said = []
-    file = MemoryFile(tmp_path / "steering.json" / "steering.json", "boot/cookie:1", said.append)
+    file = Succession(tmp_path / "steering.json" / "steering.json", "boot/cookie:1", True, said.append)
     (tmp_path / "steering.json").write_text("a file where a directory should be")
     for _ in range(2):
         file.write(NOTHING, ())

@@ -18,7 +18,7 @@ from pytools.recording import files
 from pytools.recording.reader import Read
 from pytools.signals import Act, GroupMember, NexthopGroup, PathState, encode
 from steering.cli import root
-from steering.policy import parse
+from steering.policy.file import parse
 from steering.policy.needs import signals_of
 from steering.replay import telling
 from steering.replay.player import Note, Player
@@ -140,7 +140,7 @@ def _summary(signals, **how):
     return recording, player
 
 
-def test_groups_that_carry_more_than_is_managed_are_left_alone():
+def test_of_groups_that_carry_more_than_is_managed_what_is_managed_is_steered():
     group = NexthopGroup(
         host="h1",
         at_ns=START,
@@ -151,7 +151,8 @@ def test_groups_that_carry_more_than_is_managed_are_left_alone():
     )
     kernel = VirtualKernel(["10.9.0.0/16"])
     kernel.see_group(group)
-    assert kernel.groups == {} and "192.0.2.0/24" in kernel.refused["nexthop_group:7"]
+    assert kernel.groups["nexthop_group:7"].destinations == ("10.9.0.2/32",)
+    assert kernel.target_of("10.9.0.2") == "nexthop_group:7" and kernel.target_of("192.0.2.1") is None
 
 
 def test_a_group_of_steerings_own_is_no_group_to_be_steered():

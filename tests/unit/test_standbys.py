@@ -12,7 +12,7 @@ from steering.deciding.health import PathHealth
 from steering.deciding.overrides import Override, Overrides
 from steering.deciding.standbys import needed, standbys
 from steering.plan import Group, Member, StandBy, weights_of
-from steering.policy import parse
+from steering.policy.file import parse
 
 NOW = 1_000_000_000_000
 TEXT = """\

@@ -15,7 +15,7 @@ import pytest
 import samples
 import support
 from serving import Served
-from steering_kit import ORIGINAL, SECOND, TARGET, group
+from steering_kit import ORIGINAL, SECOND, TARGET, AtOnce, group
 
 from pytools import cli, directories
 from pytools.errors import RefusedError, SwerveError
@@ -109,7 +109,7 @@ def test_what_was_in_force_is_told_and_noted(folder, kernel, say):
 
 def test_a_full_disk_is_told_in_one_line_and_the_rules_are_gone_all_the_same(folder, kernel, say, monkeypatch):
     (folder / journal.LOCK_FILE).touch()
-    monkeypatch.setattr(undo.rollback, "take_back", full)
+    monkeypatch.setattr(undo.rollback, "note", full)
     code, said = say("undo")
     assert code == 1 and said == f"swerve: {folder}: No space left on device\n"
     assert kernel.rules == []
@@ -238,11 +238,11 @@ def test_earlier_boots_are_told_apart(folder, say):
 def test_acts_have_their_boot_and_namespace(folder, say, monkeypatch):
     theirs = _other(namespace="cookie:1")
     monkeypatch.setattr(netns, "scope", lambda: theirs)
-    with contextlib.closing(acts_file.ActsFile(folder)) as file:
+    with contextlib.closing(acts_file.ActsFile(folder, AtOnce())) as file:
         file.write(samples.act(5, actuator="pin", act_id="theirs"))
     monkeypatch.undo()
     monkeypatch.setenv("SWERVE_STATE_DIR", str(folder.parent))
-    with contextlib.closing(acts_file.ActsFile(folder)) as file:
+    with contextlib.closing(acts_file.ActsFile(folder, AtOnce())) as file:
         file.write(samples.act(6, actuator="pin", act_id="ours"))
     (line, note) = say("history", "-j")[1].splitlines()
     assert (json.loads(line)["act_id"], json.loads(line)["scope"]) == ("ours", netns.scope())

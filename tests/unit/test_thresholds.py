@@ -18,8 +18,11 @@ from pytools.signals import encode
 from steering.deciding import thresholds
 from steering.deciding.engine import Engine
 from steering.deciding.thresholds import DOUBLES_NS, ENOUGH, SPACING_NS, Learnt, learn, limits_of, unlearnt
-from steering.policy import InvalidPolicyError, condition_text, explain, json_schema, parse
+from steering.policy.conditions_text import condition_text
+from steering.policy.explanation import explain
+from steering.policy.file import InvalidPolicyError, parse
 from steering.policy.levels import DELAY, QUANTILES, SHARE, OfAbove, Usual, written
+from steering.policy.schema import json_schema
 
 US = 1_000
 STEP = 200 * MS
