@@ -12,9 +12,9 @@ from rich.text import Text
 from pytools.figures import supports_one_way
 from pytools.signals import Clock
 from pytools.views import tables
-from pytools.views.model import Model
+from pytools.views.clock_tables import references
+from pytools.views.model import Model, is_silent
 from pytools.views.sheet import Sheet
-from pytools.views.timing import is_silent, references
 
 _NAMED: Final = 3  # hosts called by name in one line
 _ORDER: Final = ("free_running", "holdover", "synchronised")
@@ -22,10 +22,10 @@ _ORDER: Final = ("free_running", "holdover", "synchronised")
 
 def own(model: Model, now_ns: int) -> Text:
     """How far this host's clock can be trusted, against which reference; empty when nothing is known."""
-    clock = model.timing.clocks.get(model.host)
+    clock = model.of(Clock).get(model.host)
     if clock is None:
         return Text("")
-    state = tables.clock_state(clock.state, is_silent(clock.at_ns, now_ns))
+    state = tables.clock_state(clock.state, is_silent(clock, now_ns))
     line = Text("clock ").append_text(state)
     if clock.of == clock.reference:
         return line.append(", the reference")
@@ -39,9 +39,9 @@ def summary(model: Model, now_ns: int) -> Text | None:
     worst = _worst_first(model, now_ns)
     if not worst:
         return None
-    common = references(model.timing)
+    common = references(model)
     line = Text(f"clocks against {' and '.join(common)}: " if common else "clocks: ", style="bold")
-    silent = [clock for clock in worst if is_silent(clock.at_ns, now_ns)]
+    silent = [clock for clock in worst if is_silent(clock, now_ns)]
     others = [clock for clock in worst if clock not in silent and clock.of != clock.reference]
     said: list[Text] = []
     for state in ("synchronised", "holdover", "free_running"):
@@ -64,10 +64,10 @@ def _named(clocks: list[Clock]) -> str:
 
 def _worst_first(model: Model, now_ns: int) -> list[Clock]:
     def rank(clock: Clock) -> tuple[bool, int, int, str]:
-        silent = is_silent(clock.at_ns, now_ns)
+        silent = is_silent(clock, now_ns)
         return (not silent, _ORDER.index(clock.state), -(clock.bound_ns or 0), clock.of)
 
-    return sorted(model.timing.clocks.values(), key=rank)
+    return sorted(model.of(Clock).values(), key=rank)
 
 
 def table(model: Model, now_ns: int, most: int | None) -> Sheet:
@@ -75,7 +75,7 @@ def table(model: Model, now_ns: int, most: int | None) -> Sheet:
     columns = ("host", "offset", "drift ppm", "±", "hard ±", "state", "pairs kept", "outlier edges")
     sheet = Sheet("", columns, left=("state",), spare=("outlier edges", "pairs kept", "hard ±"), bare=True)
     for clock in _worst_first(model, now_ns)[:most]:
-        silent = is_silent(clock.at_ns, now_ns)
+        silent = is_silent(clock, now_ns)
         sheet.add(
             clock.of,
             "reference" if clock.of == clock.reference else tables.offset(clock.offset_ns),

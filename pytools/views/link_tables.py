@@ -17,7 +17,6 @@ from pytools.units import UNKNOWN, share
 from pytools.views import tables
 from pytools.views.columns import Column, Listing, little, much, named
 from pytools.views.model import Model
-from pytools.views.network import is_silent
 from pytools.views.query import Query
 from pytools.views.tables import alarm, number
 
@@ -120,14 +119,14 @@ def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> Render
     found = links(now_ns).ordered(_of(signals, Link), asked.sort)
     if found:
         title = f"{model.host}: interfaces that carry paths{asked.said()}"
-        parts.append(links(now_ns).sheet(title, found, lambda row: _dim(row, now_ns, row.window_ns)))
+        parts.append(links(now_ns).sheet(title, found, lambda row: tables.dim(row, now_ns)))
     sizes = mtus(now_ns).ordered(_of(signals, PathMtu), asked.sort)
     if sizes:
-        parts.append(mtus(now_ns).sheet("sizes of packets, bytes", sizes, lambda row: _dim(row, now_ns, 0)))
+        parts.append(mtus(now_ns).sheet("sizes of packets, bytes", sizes, lambda row: tables.dim(row, now_ns)))
     marked = [row for row in ecns(now_ns).ordered(_of(signals, PathEcn), asked.sort) if row.total_packets]
     if marked:
         title = "congestion marks on packets that came in"
-        parts.append(ecns(now_ns).sheet(title, marked, lambda row: _dim(row, now_ns, row.window_ns)))
+        parts.append(ecns(now_ns).sheet(title, marked, lambda row: tables.dim(row, now_ns)))
     lately = events(now_ns).ordered(_of(signals, LinkEvent), None)
     if lately:
         parts.append(events(now_ns).sheet("last events", lately[:_SHOWN_EVENTS]))
@@ -151,10 +150,6 @@ def _nothing(model: Model, asked: Query, otherwise: str) -> Text:
 
 def _of(signals: Sequence[AnySignal], kind: type[Kind]) -> list[Kind]:
     return [each for each in signals if isinstance(each, kind)]
-
-
-def _dim(row: Link | PathMtu | PathEcn, now_ns: int, window_ns: int) -> str | None:
-    return "dim" if is_silent(row, now_ns, window_ns) else None
 
 
 def _state(link: Link) -> Text:

@@ -12,12 +12,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import AnySignal, Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaVerdict, Suspect
+from pytools.signals import AnySignal, Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
 from pytools.units import duration
 from pytools.views import empty_states, tables
 from pytools.views.columns import Column, Listing, little, much, named
-from pytools.views.model import Model
-from pytools.views.network import QUEUE_PAIRS, is_silent
+from pytools.views.model import KEPT, Model, is_silent
 from pytools.views.query import Query
 from pytools.views.tables import alarm, number
 
@@ -149,14 +148,17 @@ def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> Render
         parts.extend(_reasons(listing.ordered(rows, "verdict")))
     else:
         parts.append(Text(_none(model, asked)))
-    if model.rdma.queue_pairs_left_out:
+    if RdmaQueuePair in model.crowded:
         parts.append(
-            Text(f"more queue pairs than this view remembers ({QUEUE_PAIRS:,}): use --pid or --dst", style="dim")
+            Text(
+                f"more queue pairs than this view remembers ({KEPT[RdmaQueuePair].most:,}): use --pid or --dst",
+                style="dim",
+            )
         )
     if not asked.filters:
-        found = model.rdma.suspects
+        found = model.one(RdmaSuspects)
         parts.extend([_suspects(model, found.suspects, None)] if found is not None and found.suspects else [])
-        parts.extend(_sight(model.rdma.sight))
+        parts.extend(_sight(model.one(RdmaSight)))
     return Group(*parts)
 
 
@@ -176,12 +178,12 @@ def port_table(model: Model, signals: Sequence[AnySignal], asked: Query) -> Rend
         return Text(_none(model, asked))
     listing = ports(model.at_ns)
     title = f"{model.host}: RDMA ports, counted since the driver was loaded{asked.said()}"
-    return listing.sheet(title, listing.ordered(rows, asked.sort), lambda row: _dim(row, model.at_ns))
+    return listing.sheet(title, listing.ordered(rows, asked.sort), lambda row: tables.dim(row, model.at_ns))
 
 
 def suspect_table(model: Model, _signals: Sequence[AnySignal], asked: Query) -> RenderableType:
     """Who is suspected to be slow."""
-    found = model.rdma.suspects
+    found = model.one(RdmaSuspects)
     if found is None or not found.suspects:
         why = empty_states.no_rdma(model)
         return Text(why or f"{model.host}: no host and no link is suspected: no two queue pairs agree that one is slow")
@@ -245,12 +247,11 @@ def _verdict(row: RdmaQueuePair, now_ns: int) -> Text:
     if row.closed:
         return Text("closed", style="dim")
     since = f"\nfor {duration(max(0, row.at_ns - row.since_ns))}"
-    return verdict(row).append("?" if is_silent(row, now_ns, row.window_ns) else "").append(since, style="dim")
+    return verdict(row).append("?" if is_silent(row, now_ns) else "").append(since, style="dim")
 
 
-def _dim(row: RdmaQueuePair | RdmaPort, now_ns: int) -> str | None:
-    closed = isinstance(row, RdmaQueuePair) and row.closed
-    return "dim" if closed or is_silent(row, now_ns, row.window_ns) else None
+def _dim(row: RdmaQueuePair, now_ns: int) -> str | None:
+    return "dim" if row.closed else tables.dim(row, now_ns)
 
 
 def _port_state(row: RdmaPort) -> Text:

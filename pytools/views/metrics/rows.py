@@ -27,7 +27,7 @@ from pytools.signals import (
     TcpPath,
 )
 from pytools.views.metrics.parts import Histogram, Totals
-from pytools.views.timing import is_shown
+from pytools.views.model import is_shown
 
 CAUSES: Final = ("fast", "timeout", "tail_probe", "syn", "unknown")
 TCP_COUNTS: Final = (

@@ -19,10 +19,10 @@ from pytools.signals import (
     TcpPath,
     nexthop_name,
 )
+from pytools.views.model import is_shown
 from pytools.views.report.records import ClockStory, Direction, HostStory, PathStory, QueuePairStory, WeightStory
 from pytools.views.report.runs import Runs
 from pytools.views.report.series import SLOTS, Series, Spread, Sums
-from pytools.views.timing import is_shown
 
 SILENCE_NS: Final = 5_000_000_000  # of what is told about once a second
 _CAUSES: Final = ("fast", "timeout", "tail_probe", "syn", "unknown")

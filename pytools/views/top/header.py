@@ -11,14 +11,15 @@ from typing import Any, Final
 from rich.text import Text
 
 from pytools import units
+from pytools.signals import PathState, Self
 from pytools.views import clock_panel
 from pytools.views.actions import Mode
+from pytools.views.model import is_silent
 from pytools.views.top.fields import Rows
 from pytools.views.top.keys import Look
 from pytools.views.top.paths import short_time
 from pytools.views.top.state import Known
 
-_FRESH_NS: Final = 3_000_000_000  # a controller repeats every state once a second
 _TABS: Final = (
     ("1", "paths", ("paths",)),
     ("2", "flows", ("flows",)),
@@ -45,13 +46,13 @@ def mode(known: Known, around: Around) -> str:
     """Who steers, in a word."""
     if around.mode is not None:
         return "observe" if not around.mode.running else "steering" if around.mode.applies else "dry run"
-    fresh = any(around.now_ns - state.at_ns <= _FRESH_NS for state in known.model.states.values())
+    fresh = any(not is_silent(state, around.now_ns) for state in known.model.of(PathState).values())
     return "a controller runs" if fresh else "observe"
 
 
 def first(known: Known, around: Around, width: int) -> Text:
     """Host, uptime, clock, mode, cost, losses; what is least important goes where there is no room."""
-    model, cost = known.model, known.model.cost
+    model, cost = known.model, known.model.one(Self)
     word = mode(known, around)
     clock = clock_panel.own(model, around.now_ns)
     lost = sum(known.drops().values())
@@ -107,7 +108,7 @@ def alerts(known: Known, around: Around, look: Look, passed: tuple[int, int]) ->
         said.append(Text(f"filter: {look.asked} ({passed[0]} of {passed[1]})", style="cyan"))
     if now is not None and now.frozen:
         said.append(Text(f"steering is frozen: {now.frozen}", style="yellow"))
-    cost = known.model.cost
+    cost = known.model.one(Self)
     if cost is not None and cost.failed:
         said.append(Text(f"not attached: {', '.join(sorted(cost.failed))}", style="red"))
     missed = known.missed(around.missed)

@@ -12,11 +12,11 @@ from typing import Any, Final, TypeVar
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import Link, RdmaQueuePair, TcpFlow
+from pytools.signals import Link, RdmaQueuePair, RdmaSight, TcpFlow
 from pytools.units import UNKNOWN
 from pytools.views import link_tables, rdma_tables, tables, tcp_columns
 from pytools.views.columns import Column, Listing, Order, little, much, named
-from pytools.views.network import flow_key, is_silent
+from pytools.views.model import flow_key, is_silent
 from pytools.views.tables import alarm, number
 from pytools.views.top.fields import Cell, Field, Rows
 from pytools.views.top.paths import short_time
@@ -91,12 +91,12 @@ def flows(known: Known, now_ns: int) -> Rows[TcpFlow]:
     )
     return Rows(
         fields,
-        list(known.model.tcp.flows.values()),
+        list(known.model.of(TcpFlow).values()),
         key=flow_key,
         usual=lambda row: (-counts(row).retransmitted, -counts(row).sent_bytes, flow_key(row)),
         signals=lambda row: (row,),
         text=lambda row: f"{ends(row)} {tables.process(row.owner)} {row.interface} {row.path or ''} {row.state}",
-        dim=lambda row: row.state == "close" or is_silent(row, now_ns, 5_000_000_000),
+        dim=lambda row: row.state == "close" or is_silent(row, now_ns),
         nothing="no TCP connection has been reported yet",
         by="most retx first",
     )
@@ -129,12 +129,12 @@ def links(known: Known, now_ns: int) -> Rows[Link]:
     )
     return Rows(
         fields,
-        list(known.model.links.links.values()),
+        list(known.model.of(Link).values()),
         key=lambda row: row.interface,
         usual=lambda row: (row.up and row.carrier, row.interface),
         signals=lambda row: (row,),
         text=lambda row: f"{row.interface} {' '.join(map(str, row.paths))}",
-        dim=lambda row: is_silent(row, now_ns, row.window_ns),
+        dim=lambda row: is_silent(row, now_ns),
         nothing="no interface that carries a path has been reported yet",
         by="down first",
     )
@@ -164,11 +164,11 @@ def queue_pairs(known: Known, now_ns: int) -> Rows[RdmaQueuePair]:
         Field("posted", 12, lambda row: number(row.posted), "work requests posted", much(lambda row: row.posted)),
         Field("reason", 60, lambda row: row.reason, "the measurement behind the verdict", None, True, 16),
     )
-    sight = model.rdma.sight
+    sight = model.one(RdmaSight)
     nothing = sight.reason if sight is not None and not sight.available else "no queue pair has been seen yet"
     return Rows(
         fields,
-        [row for row in model.rdma.queue_pairs.values() if not row.closed],
+        [row for row in model.of(RdmaQueuePair).values() if not row.closed],
         key=lambda row: (row.device, row.qp_number, row.owner.pid),
         usual=lambda row: (
             rdma_tables.WORST_FIRST.index(row.verdict),
@@ -180,7 +180,7 @@ def queue_pairs(known: Known, now_ns: int) -> Rows[RdmaQueuePair]:
         text=lambda row: (
             f"{row.device} {row.qp_number} {row.owner.command} {row.remote} {row.path or ''} {row.verdict}"
         ),
-        dim=lambda row: is_silent(row, now_ns, row.window_ns),
+        dim=lambda row: is_silent(row, now_ns),
         nothing=nothing,
     )
 

@@ -18,7 +18,7 @@ from pytools.signals import AnySignal, AppDelay, Path, PathDelay, PathState
 from pytools.units import UNKNOWN, duration
 from pytools.views import tables
 from pytools.views.columns import little, much, named
-from pytools.views.timing import is_whole_path
+from pytools.views.model import is_silent, is_whole_path
 from pytools.views.top.fields import Cell, Field, Rows
 from pytools.views.top.glyphs import Glyphs
 from pytools.views.top.group_traffic import Share
@@ -33,7 +33,6 @@ STYLES: Final = {
     "unmeasured": "dim",
 }
 _URGENCY: Final = ("drained", "suspect", "returning", "unmeasured", "healthy")
-_SILENT_NS: Final = 3_000_000_000  # what was not heard of for so long (or three windows) is said to be silent
 SPARKS: Final = 10
 
 
@@ -59,13 +58,12 @@ class PathRow:
     @property
     def silent(self) -> bool:
         """Whether it has not been measured for a while."""
-        delay = self.delay
-        return delay is None or self.now_ns - delay.at_ns > max(_SILENT_NS, 3 * delay.window_ns)
+        return self.delay is None or is_silent(self.delay, self.now_ns)
 
     @property
     def unsteered(self) -> bool:
         """Whether nobody stands for its state any more."""
-        return self.state is not None and self.now_ns - self.state.at_ns > _SILENT_NS
+        return self.state is not None and is_silent(self.state, self.now_ns)
 
     def why(self) -> str:
         """What there is to say about it; empty when nothing is."""
@@ -85,20 +83,20 @@ class PathRow:
 def rows(known: Known, now_ns: int, horizon_s: int, glyphs: Glyphs) -> Rows[PathRow]:
     """All paths."""
     model, since = known.model, since_ns(now_ns, horizon_s)
-    paths = sorted({*known.rings, *model.delays, *model.states})
+    paths = sorted({*known.rings, *model.of(PathDelay), *model.of(PathState)})
     short = [tables.way(path, short=True) for path in paths]
     names = short if len(set(short)) == len(short) else [tables.way(path) for path in paths]
     sent = {path: segments(ring, since) for path, ring in known.rings.items()}
     shares = known.shares.of(model, paths, since, sent)
     apps: dict[Path | None, AppDelay] = {}
-    for app in model.timing.apps.values():  # of two protocols the one with more samples
+    for app in model.of(AppDelay).values():  # of two protocols the one with more samples
         if is_whole_path(app) and (app.path not in apps or app.sampled > apps[app.path].sampled):
             apps[app.path] = app
     nothing = Ring()
     found = []
     for path, name in zip(paths, names, strict=True):
         ring = known.rings.get(path, nothing)
-        about = model.delays.get(path), model.states.get(path), shares.get(path), apps.get(path)
+        about = model.of(PathDelay).get(path), model.of(PathState).get(path), shares.get(path), apps.get(path)
         found.append(PathRow(path, name, now_ns, since, ring, *about))
     return Rows(
         fields(glyphs),

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from pytools.errors import SwerveError
 from pytools.ipc.client import LineClient
+from pytools.signals import Clock
 from pytools.views import clock_panel, network_panel
 from pytools.views.sheet import Sheet
 from pytools.views.top import header, paths
@@ -51,7 +52,7 @@ def report(known: Known, look: Look, around: Around, glyphs: Glyphs) -> Renderab
     parts += [Text(f"{row.name}: {row.why()}") for row in ordered[:_REASONS] if row.why()]
     about = (network_panel.tcp, network_panel.links, network_panel.rdma, clock_panel.summary)
     parts += [said for each in about if (said := each(model, now)) is not None]
-    if model.timing.clocks:
+    if model.of(Clock):
         parts.append(clock_panel.table(model, now, None))
     acts = [event for event in reversed(known.events) if event.kind == "act"][:_ACTS]
     if acts:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from pytools.figures import FOLLOWED, OF_DIRECTIONS, QUEUEING, Figure, Measure
 from pytools.signals import ClockState, Delay, Histogram, PathDelay, PathEcn, TcpPath
-from pytools.views.timing import is_shown
+from pytools.views.model import is_shown
 
 SECOND_NS: Final = 1_000_000_000
 LONGEST_S: Final = 40
