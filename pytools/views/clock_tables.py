@@ -5,8 +5,8 @@ Pure: a model in, a renderable out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar, get_args
+from collections.abc import Iterable, Sequence
+from typing import Final, get_args
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -16,47 +16,33 @@ from rich.text import Text
 from pytools import units
 from pytools.signals import AnySignal, Clock, ClockEdge, ClockState, Collocation
 from pytools.views import empty_states, tables
-from pytools.views.columns import Column, Listing, Order, little, much, named
+from pytools.views.columns import Column, Listing, far, figure, little, much, named
 from pytools.views.model import Model, is_silent
 from pytools.views.query import Query
 
 _STATES: Final = get_args(ClockState)  # the worst last
-Row = TypeVar("Row", Clock, ClockEdge)
-
-
-def _figure(
-    heading: str,
-    word: str,
-    show: Callable[[Any], str | Text],
-    value: Callable[[Row], Any],
-    spare: int = 0,
-    worse: Callable[[Callable[[Row], float | None]], Order[Row]] = much,
-) -> Column[Row]:
-    """A column of numbers that are sorted whatever their sign."""
-    return Column(heading, lambda row: show(value(row)), {word: worse(lambda row: _size(value(row)))}, spare=spare)
-
-
-def _size(value: float | None) -> float | None:
-    return None if value is None else abs(value)
 
 
 def of_hosts(now_ns: int) -> Listing[Clock]:
     """One row per host: its clock against the reference's, which comes first."""
-    offset: dict[str, Order[Clock]] = {"offset": much(lambda row: _size(row.offset_ns))}
-    state: dict[str, Order[Clock]] = {"state": much(lambda row: _STATES.index(row.state))}
     return Listing(
         (
-            Column("host", lambda row: row.of, {"host": named(lambda row: row.of)}),
-            Column("offset", _offset, offset),
-            _figure("drift\nppm", "drift", tables.ppm, lambda row: row.drift_ppb),
-            _figure("±", "bound", tables.bound, lambda row: row.bound_ns),
-            _figure("hard\n±", "hard-bound", tables.bound, lambda row: row.hard_bound_ns, spare=1),
-            Column("state", lambda row: tables.clock_state(row.state, is_silent(row, now_ns)), state, left=True),
-            _figure("neigh-\nbours", "neighbours", str, lambda row: row.neighbours, spare=3, worse=little),
-            _figure("pairs\nkept", "kept", str, lambda row: row.pairs_kept, spare=4, worse=little),
-            _figure("pairs\nrejected", "rejected", str, lambda row: row.pairs_rejected, spare=5),
-            _figure("outlier\nedges", "outliers", _count, lambda row: row.outlier_edges, spare=2),
-            _figure("slew\nppm", "slew", tables.ppm, lambda row: row.slew_ppb, spare=6),
+            figure("host", "host", str, lambda row: row.of, order=named),
+            Column("offset", _offset, {"offset": far(lambda row: row.offset_ns)}),
+            figure("drift\nppm", "drift", tables.ppm, lambda row: row.drift_ppb, order=far),
+            figure("±", "bound", tables.bound, lambda row: row.bound_ns),
+            figure("hard\n±", "hard-bound", tables.bound, lambda row: row.hard_bound_ns, spare=1),
+            Column(
+                "state",
+                lambda row: tables.clock_state(row.state, is_silent(row, now_ns)),
+                {"state": much(lambda row: _STATES.index(row.state))},
+                left=True,
+            ),
+            figure("neigh-\nbours", "neighbours", str, lambda row: row.neighbours, spare=3, order=little),
+            figure("pairs\nkept", "kept", str, lambda row: row.pairs_kept, spare=4, order=little),
+            figure("pairs\nrejected", "rejected", str, lambda row: row.pairs_rejected, spare=5),
+            figure("outlier\nedges", "outliers", _count, lambda row: row.outlier_edges, spare=2),
+            figure("slew\nppm", "slew", tables.ppm, lambda row: row.slew_ppb, spare=6, order=far),
         ),
         lambda row: (row.of != row.reference, row.of),
     )
@@ -68,22 +54,25 @@ def _offset(row: Clock) -> str | Text:
 
 def of_paths(_now_ns: int) -> Listing[ClockEdge]:
     """One row per path: the peer's clock against ours."""
-    stepped: dict[str, Order[ClockEdge]] = {"stepped": much(lambda row: row.stepped)}
     return Listing(
         (
-            Column("path", lambda row: tables.way(row.path), {"path": named(lambda row: tables.way(row.path))}),
-            _figure("offset", "offset", tables.offset, lambda row: row.offset_ns),
-            _figure("drift\nppm", "drift", tables.ppm, lambda row: row.drift_ppb),
-            _figure("sigma", "sigma", units.duration, lambda row: row.sigma_ns, spare=2),
-            _figure("±", "bound", tables.bound, lambda row: row.bound_ns),
-            _figure("hard\n±", "hard-bound", tables.bound, _hard_ns, spare=3),
-            _figure("RTT min", "rtt", units.duration, lambda row: row.round_trip_min_ns, spare=1),
-            _figure("pairs\nkept", "kept", str, lambda row: row.pairs_kept, spare=4, worse=little),
-            _figure("pairs\nrejected", "rejected", str, lambda row: row.pairs_rejected, spare=5),
-            Column("stepped", lambda row: Text("stepped", style="red") if row.stepped else "no", stepped, left=True),
+            figure("path", "path", str, lambda row: tables.way(row.path), order=named),
+            figure("offset", "offset", tables.offset, lambda row: row.offset_ns, order=far),
+            figure("drift\nppm", "drift", tables.ppm, lambda row: row.drift_ppb, order=far),
+            figure("sigma", "sigma", units.duration, lambda row: row.sigma_ns, spare=2),
+            figure("±", "bound", tables.bound, lambda row: row.bound_ns),
+            figure("hard\n±", "hard-bound", tables.bound, _hard_ns, spare=3),
+            figure("RTT min", "rtt", units.duration, lambda row: row.round_trip_min_ns, spare=1),
+            figure("pairs\nkept", "kept", str, lambda row: row.pairs_kept, spare=4, order=little),
+            figure("pairs\nrejected", "rejected", str, lambda row: row.pairs_rejected, spare=5),
+            figure("stepped", "stepped", _stepped, lambda row: row.stepped, left=True),
         ),
         lambda row: (row.path.destination, row.path.address, row.path.gateway, row.path.interface),
     )
+
+
+def _stepped(stepped: bool) -> str | Text:
+    return Text("stepped", style="red") if stepped else "no"
 
 
 def _hard_ns(row: ClockEdge) -> int:

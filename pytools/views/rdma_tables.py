@@ -15,7 +15,7 @@ from pytools import units
 from pytools.signals import AnySignal, Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
 from pytools.units import duration
 from pytools.views import empty_states, tables
-from pytools.views.columns import Column, Listing, little, much, named
+from pytools.views.columns import Column, Listing, figure, little, much, named
 from pytools.views.model import KEPT, Model, is_silent
 from pytools.views.query import Query
 from pytools.views.tables import alarm, number
@@ -37,7 +37,9 @@ def queue_pairs(now_ns: int) -> Listing[RdmaQueuePair]:
     """One row per queue pair."""
     return Listing(
         (
-            Column("queue pair", _ends, {"device": named(lambda row: row.device), "qp": little(_number)}),
+            Column(
+                "queue pair", _ends, {"device": named(lambda row: row.device), "qp": little(lambda row: row.qp_number)}
+            ),
             Column(
                 "process",
                 lambda row: tables.process(row.owner),
@@ -88,11 +90,7 @@ def ports(_now_ns: int) -> Listing[RdmaPort]:
     """One row per port of a device."""
     return Listing(
         (
-            Column(
-                "port",
-                lambda row: f"{row.device}/{row.port}",
-                {"device": named(lambda row: f"{row.device}/{row.port}")},
-            ),
+            figure("port", "device", str, lambda row: f"{row.device}/{row.port}", order=named),
             Column(
                 "interface",
                 lambda row: row.interface or units.UNKNOWN,
@@ -101,18 +99,12 @@ def ports(_now_ns: int) -> Listing[RdmaPort]:
             ),
             Column("state", _port_state, {"state": much(lambda row: row.state != "active")}, left=True),
             Column("rate", lambda row: row.rate, left=True, spare=2),
-            Column("CNP\nreceived", lambda row: number(row.cnp_received), {"cnp": much(lambda row: row.cnp_received)}),
-            Column(
-                "CNP\nsent", lambda row: number(row.cnp_sent), {"cnp-sent": much(lambda row: row.cnp_sent)}, spare=3
-            ),
-            Column("ECN\nmarked", lambda row: number(row.ecn_marked), {"ecn": much(lambda row: row.ecn_marked)}),
-            Column(
-                "out of\nsequence",
-                lambda row: alarm(row.out_of_sequence),
-                {"sequence": much(lambda row: row.out_of_sequence)},
-            ),
-            Column("time-\nouts", lambda row: alarm(row.timeouts), {"timeouts": much(lambda row: row.timeouts)}),
-            Column("RNR", lambda row: alarm(row.receiver_not_ready), {"rnr": much(lambda row: row.receiver_not_ready)}),
+            figure("CNP\nreceived", "cnp", number, lambda row: row.cnp_received),
+            figure("CNP\nsent", "cnp-sent", number, lambda row: row.cnp_sent, 3),
+            figure("ECN\nmarked", "ecn", number, lambda row: row.ecn_marked),
+            figure("out of\nsequence", "sequence", alarm, lambda row: row.out_of_sequence),
+            figure("time-\nouts", "timeouts", alarm, lambda row: row.timeouts),
+            figure("RNR", "rnr", alarm, lambda row: row.receiver_not_ready),
             Column("changed in the window", _changed, left=True, spare=4),
             Column("addresses", lambda row: number(len(row.gids)), spare=5),
         ),
@@ -125,7 +117,7 @@ def suspects(_now_ns: int) -> Listing[Suspect]:
     return Listing(
         (
             Column("suspect", lambda row: f"{row.kind} {row.name}", {"name": named(lambda row: row.name)}),
-            Column("slowness", lambda row: units.share(row.slowness), {"slowness": much(lambda row: row.slowness)}),
+            figure("slowness", "slowness", units.share, lambda row: row.slowness),
             Column(
                 "queue pairs",
                 lambda row: f"{row.agreeing} of {row.queue_pairs}",
@@ -209,10 +201,6 @@ def _sight(sight: RdmaSight | None) -> list[Text]:
         f"{process}: {how}" for process, how in sorted(sight.seen.items()) if not how.startswith(("tap", "uprobe"))
     ]
     return [Text(line, style="dim"), *(Text(f"not seen: {each}", style="yellow") for each in unseen)]
-
-
-def _number(row: RdmaQueuePair) -> int:
-    return row.qp_number
 
 
 def _ends(row: RdmaQueuePair) -> str:

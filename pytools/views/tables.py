@@ -6,7 +6,7 @@ Pure: a model in, a renderable out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -17,6 +17,9 @@ from pytools.figures import supports_one_way
 from pytools.signals import AnySignal, ClockState, Owner, Path, Self
 from pytools.units import UNKNOWN, duration, share, size
 from pytools.views.model import Model, is_silent
+
+if TYPE_CHECKING:
+    from pytools.views.doctor import Result
 
 NO_PATH: Final = "no measured path"
 _CLOCK_STYLES: Final[dict[ClockState, str]] = {"synchronised": "green", "holdover": "yellow", "free_running": "red"}
@@ -154,35 +157,7 @@ def cost(model: Model) -> RenderableType:
     return Group(*parts)
 
 
-class Diagnosed(Protocol):
-    """One finding of `doctor`."""
-
-    @property
-    def name(self) -> str:
-        """What was looked for."""
-
-    @property
-    def present(self) -> bool | None:
-        """Whether it is there; None: could not be tried."""
-
-    @property
-    def essential(self) -> bool:
-        """Whether nothing works without it."""
-
-    @property
-    def detail(self) -> str:
-        """What was seen."""
-
-    @property
-    def costs(self) -> str:
-        """What its lack costs; empty when it is there."""
-
-    @property
-    def mend(self) -> str:
-        """What to do about it."""
-
-
-def diagnosis(results: Sequence[Diagnosed], cannot: Sequence[str], kernel: str, netns: str | None) -> RenderableType:
+def diagnosis(results: Sequence[Result], cannot: Sequence[str], kernel: str, netns: str | None) -> RenderableType:
     """Findings line by line; below each gap what it costs and how to mend it."""
     where = f" in {netns}" if netns else ""
     lines = [Text(f"kernel {kernel}{where}", style="bold")]
@@ -199,7 +174,7 @@ def diagnosis(results: Sequence[Diagnosed], cannot: Sequence[str], kernel: str, 
     return Group(*lines)
 
 
-def _verdict(result: Diagnosed) -> tuple[str, str]:
+def _verdict(result: Result) -> tuple[str, str]:
     if result.present is None:
         return "unknown", "yellow"
     if result.present:

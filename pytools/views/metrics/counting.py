@@ -31,6 +31,7 @@ from pytools.signals import (
     RdmaQueuePair,
     RdmaSight,
     RdmaSuspects,
+    Retransmissions,
     Self,
     TcpHost,
     TcpPath,
@@ -43,7 +44,7 @@ INTERFACES: Final = 64
 GROUPS: Final = 512
 MEMBERS: Final = 16  # of a group
 PORTS: Final = 64
-CAUSES: Final = ("fast", "timeout", "tail_probe", "syn", "unknown")
+CAUSES: Final = Retransmissions.__struct_fields__
 PORT_EVENTS: Final = ("cnp_received", "cnp_sent", "ecn_marked", "out_of_sequence", "timeouts", "receiver_not_ready")
 EVENTS: Final = get_args(get_type_hints(LinkEvent)["what"])
 ROUND_TRIPS: Final = ("swerve_path_round_trip_seconds",)
