@@ -1,4 +1,4 @@
-"""Clocks in the live view: the state of ours, one line for all, and as many rows as fit.
+"""Clocks in the live view: the state of ours, and one line for all.
 
 Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host.
 """
@@ -14,7 +14,6 @@ from pytools.signals import Clock
 from pytools.views import tables
 from pytools.views.clock_tables import references
 from pytools.views.model import Model, is_silent
-from pytools.views.sheet import Sheet
 
 _NAMED: Final = 3  # hosts called by name in one line
 _ORDER: Final = ("free_running", "holdover", "synchronised")
@@ -36,7 +35,7 @@ def own(model: Model, now_ns: int) -> Text:
 
 def summary(model: Model, now_ns: int) -> Text | None:
     """All clocks in one line; None when none is known."""
-    worst = _worst_first(model, now_ns)
+    worst = worst_first(model, now_ns)
     if not worst:
         return None
     common = references(model)
@@ -62,29 +61,11 @@ def _named(clocks: list[Clock]) -> str:
     return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
 
 
-def _worst_first(model: Model, now_ns: int) -> list[Clock]:
+def worst_first(model: Model, now_ns: int) -> list[Clock]:
+    """The clocks of all hosts, those that can be trusted least first, the reference last."""
+
     def rank(clock: Clock) -> tuple[bool, int, int, str]:
         silent = is_silent(clock, now_ns)
         return (not silent, _ORDER.index(clock.state), -(clock.bound_ns or 0), clock.of)
 
     return sorted(model.of(Clock).values(), key=rank)
-
-
-def table(model: Model, now_ns: int, most: int | None) -> Sheet:
-    """One row per host, the worst first, the reference last; at most so many."""
-    columns = ("host", "offset", "drift ppm", "±", "hard ±", "state", "pairs kept", "outlier edges")
-    sheet = Sheet("", columns, left=("state",), spare=("outlier edges", "pairs kept", "hard ±"), bare=True)
-    for clock in _worst_first(model, now_ns)[:most]:
-        silent = is_silent(clock, now_ns)
-        sheet.add(
-            clock.of,
-            "reference" if clock.of == clock.reference else tables.offset(clock.offset_ns),
-            tables.ppm(clock.drift_ppb),
-            tables.bound(clock.bound_ns),
-            tables.bound(clock.hard_bound_ns),
-            tables.clock_state(clock.state, silent),
-            str(clock.pairs_kept),
-            str(clock.outlier_edges),
-            style="dim" if silent else None,
-        )
-    return sheet

@@ -18,7 +18,7 @@ from pytools.views import tables
 from pytools.views.columns import Column, Listing, figure, little, much, named
 from pytools.views.model import Model
 from pytools.views.query import Query
-from pytools.views.tables import alarm, number
+from pytools.views.tables import alarm, amber, number
 
 _SHOWN_EVENTS: Final = 5  # under the interfaces; --events shows all
 GOOD_NEWS: Final = frozenset({"carrier_found", "neighbour_reachable", "mtu_agrees", "port_up"})
@@ -77,7 +77,7 @@ def ecns(_now_ns: int) -> Listing[PathEcn]:
         (
             figure("from the peer of", "path", str, lambda row: tables.way(row.path), order=named),
             figure("CE", "ce", share, lambda row: row.ce_packets / row.packets if row.packets else None),
-            Column("marked", lambda row: alarm(row.ce_packets, "yellow"), {"marked": much(lambda row: row.ce_packets)}),
+            figure("marked", "marked", amber, lambda row: row.ce_packets),
             Column("could be", lambda row: number(row.packets)),
             figure("marked, total", "total", number, lambda row: row.total_ce_packets),
             Column("could be, total", lambda row: number(row.total_packets), spare=1),

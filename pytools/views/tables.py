@@ -75,6 +75,11 @@ def alarm(count: int | None, style: str = "red") -> Text:
     return Text(number(count), style=style if count else "")
 
 
+def amber(count: int | None) -> Text:
+    """A count that may become trouble unless it is zero."""
+    return alarm(count, "yellow")
+
+
 def ago(ns: int, now_ns: int) -> str:
     """How long something is past."""
     return f"{duration(max(0, now_ns - ns))} ago"

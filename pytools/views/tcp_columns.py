@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -12,7 +11,7 @@ from pytools.signals import DropReason, TcpFlow, TcpPath
 from pytools.units import duration, share
 from pytools.views import tables
 from pytools.views.columns import Column, Listing, figure, little, much, named
-from pytools.views.tables import alarm, number
+from pytools.views.tables import alarm, amber, number
 
 # Field of Retransmissions -> what --sort calls it, heading.
 CAUSES: Final[Mapping[str, tuple[str, str]]] = {
@@ -29,8 +28,7 @@ _SPARE: Final[Mapping[str, int]] = {"fast": 1, "timeout": 1, "tail_probe": 2, "s
 def _causes() -> Iterator[Column[Any]]:
     """A column each, of paths as of connections."""
     for name, (word, heading) in CAUSES.items():
-        style = functools.partial(alarm, style="yellow")
-        yield figure(heading, word, style, operator.attrgetter(f"retransmitted.{name}"), _SPARE[name])
+        yield figure(heading, word, amber, operator.attrgetter(f"retransmitted.{name}"), _SPARE[name])
 
 
 def paths(_now_ns: int) -> Listing[TcpPath]:

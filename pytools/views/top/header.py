@@ -5,6 +5,8 @@ Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,9 +15,10 @@ from rich.text import Text
 from pytools import units
 from pytools.signals import PathState, Self
 from pytools.views import clock_panel
-from pytools.views.actions import Mode
+from pytools.views.actions import Mode, Steering
 from pytools.views.model import is_silent
 from pytools.views.top.fields import Rows
+from pytools.views.top.glyphs import UNICODE, Glyphs
 from pytools.views.top.keys import Look
 from pytools.views.top.paths import short_time
 from pytools.views.top.state import Known
@@ -40,6 +43,23 @@ class Around:
     mode: Mode | None = None  # None: nobody knows how to ask
     frozen_for_ns: int | None = None  # how long the view has been frozen
     child: bool = False  # the agent is the view's own
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the view was started with."""
+
+    count: int | None = None  # frames, then it ends
+    every_s: float = 1.0
+    color: bool = True
+    glyphs: Glyphs = UNICODE
+    allow_actions: bool = False
+    steering: Steering | None = None
+    child: bool = False  # the agent is our own
+    clock_ns: Callable[[], int] = time.monotonic_ns
+    up_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    is_gone: Callable[[], bool] = lambda: False  # nobody is at the terminal any more
+    timed: bool = True  # False: frames come only by `tick` (tests)
 
 
 def mode(known: Known, around: Around) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 from pytools.errors import SwerveError
 from pytools.ipc.client import LineClient
 from pytools.signals import Clock
-from pytools.views import clock_panel, network_panel
+from pytools.views import clock_panel, clock_tables, network_panel, tables
 from pytools.views.sheet import Sheet
 from pytools.views.top import header, paths
 from pytools.views.top.glyphs import Glyphs
@@ -53,7 +53,8 @@ def report(known: Known, look: Look, around: Around, glyphs: Glyphs) -> Renderab
     about = (network_panel.tcp, network_panel.links, network_panel.rdma, clock_panel.summary)
     parts += [said for each in about if (said := each(model, now)) is not None]
     if model.of(Clock):
-        parts.append(clock_panel.table(model, now, None))
+        listing = clock_tables.of_hosts(now)
+        parts.append(listing.sheet("clocks", clock_panel.worst_first(model, now), lambda row: tables.dim(row, now)))
     acts = [event for event in reversed(known.events) if event.kind == "act"][:_ACTS]
     if acts:
         parts.append(Text("last acts"))
