@@ -5,18 +5,18 @@ Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
 from rich.text import Text
 
 from pytools.figures import supports_one_way
-from pytools.signals import Clock
+from pytools.signals import Clock, ClockState
 from pytools.views import tables
 from pytools.views.clock_tables import references
 from pytools.views.model import Model, is_silent
 
 _NAMED: Final = 3  # hosts called by name in one line
-_ORDER: Final = ("free_running", "holdover", "synchronised")
+_STATES: Final = get_args(ClockState)  # the worst last
 
 
 def own(model: Model, now_ns: int) -> Text:
@@ -43,7 +43,7 @@ def summary(model: Model, now_ns: int) -> Text | None:
     silent = [clock for clock in worst if is_silent(clock, now_ns)]
     others = [clock for clock in worst if clock not in silent and clock.of != clock.reference]
     said: list[Text] = []
-    for state in ("synchronised", "holdover", "free_running"):
+    for state in _STATES:
         of_state = [clock for clock in others if clock.state == state]
         if of_state:
             said.append(Text(f"{len(of_state)} ", style="not bold").append_text(tables.clock_state(of_state[0].state)))
@@ -66,6 +66,6 @@ def worst_first(model: Model, now_ns: int) -> list[Clock]:
 
     def rank(clock: Clock) -> tuple[bool, int, int, str]:
         silent = is_silent(clock, now_ns)
-        return (not silent, _ORDER.index(clock.state), -(clock.bound_ns or 0), clock.of)
+        return (not silent, -_STATES.index(clock.state), -(clock.bound_ns or 0), clock.of)
 
     return sorted(model.of(Clock).values(), key=rank)
