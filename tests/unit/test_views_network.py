@@ -410,3 +410,9 @@ def test_processes_are_waited_for_where_they_are_asked_for() -> None:
     by_process, by_address = asked_for("tcp", None, {"pid": (9,)}), asked_for("tcp", None, {"dst": ("::/0",)})
     assert tcp.wait_s(by_process.filters) > tcp.wait_s(by_address.filters) == tcp.wait_s(None) == tcp.first_s
     assert rdma.wait_s(by_process.filters) == rdma.first_s  # these come with their process
+
+
+def test_the_first_frame_waits_until_enough_is_known() -> None:
+    takes: list[float] = []
+    shown = [len(takes) for _ in follow.paced(takes.append, lambda: len(takes) >= 3, 0.0, 0.0, 2)]
+    assert shown == [3, 4]

@@ -12,18 +12,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
-from pytools.errors import SwerveError
 from pytools.ipc.client import LineClient
-from pytools.views.actions import Mode, Steering
+from pytools.views.actions import Steering
 from pytools.views.top import plain
 from pytools.views.top.feed import types_of
 from pytools.views.top.glyphs import of_locale
-from pytools.views.top.header import Around, Given
-from pytools.views.top.keys import Look
-
-_CHILD_S: Final = 30.0  # until an agent that has just been started publishes
+from pytools.views.top.header import Given
 
 
 def is_terminal() -> bool:
@@ -65,23 +60,11 @@ def run(
     if not is_terminal():
         once = 1 if count is None and every_s is None else count
         with LineClient(socket, types_of("paths"), coarse=True) as feed:
-            _report(feed, replace(given, count=once))
+            plain.run(feed, replace(given, count=once))
         return 0
     # Nothing until the application reads: it takes half a second to load.
     with LineClient(socket, frozenset(), coarse=True) as feed:
         return _live(feed, given)
-
-
-def _report(feed: LineClient, given: Given) -> None:
-    def around(source: LineClient) -> Around:
-        mode: Mode | None = None
-        if given.steering is not None:
-            with contextlib.suppress(SwerveError):
-                mode = given.steering.mode()
-        return Around(given.clock_ns(), int(given.up_s()), source.dropped, mode=mode, child=given.child)
-
-    patience_s = _CHILD_S if given.child else plain.PATIENCE_S
-    plain.run(feed, Look(every_s=given.every_s), given.count, given.glyphs, around, patience_s)
 
 
 def _live(feed: LineClient, given: Given) -> int:
