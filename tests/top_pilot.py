@@ -16,7 +16,8 @@ from top_kit import NOW_NS, around, lines
 from pytools.errors import SwerveError
 from pytools.signals import AnySignal, TcpFlow
 from pytools.views.actions import Mode
-from pytools.views.top.app import Given, Top
+from pytools.views.top.app import Top
+from pytools.views.top.header import Given
 
 
 class Script:

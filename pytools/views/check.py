@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from pytools import directories
+from pytools.errors import SwerveError
 from pytools.ipc.client import Client
 from pytools.ipc.wire import TAGS
 from pytools.kernel.features import Finding
@@ -27,15 +28,10 @@ class Check:
     find: Callable[[], Finding]
 
 
-def heard(name: str | None, kind: type[_Told]) -> Iterator[_Told]:
-    """What the agent that runs says of this kind within a few seconds.
-
-    Raises
-    ------
-    SwerveError
-        If no agent runs.
-    """
-    with Client(directories.agent_socket(name), frozenset({TAGS[kind]})) as client:
-        for signal in client.within(_ASKED_S):
-            if isinstance(signal, kind):
-                yield signal
+def by_agent(name: str | None, kind: type[_Told], judge: Callable[[Iterator[_Told]], Finding]) -> Finding:
+    """What is found in what the agent that runs says of this kind within a few seconds."""
+    try:
+        with Client(directories.agent_socket(name), frozenset({TAGS[kind]})) as client:
+            return judge(signal for signal in client.within(_ASKED_S) if isinstance(signal, kind))
+    except (SwerveError, OSError):
+        return Finding(None, "no agent runs that could say")

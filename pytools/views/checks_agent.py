@@ -23,7 +23,7 @@ from pytools.kernel.netlink.nexthops import family_of
 from pytools.kernel.netlink.routing import Netlink, NetlinkError
 from pytools.kernel.own_addresses import with_own_routes
 from pytools.signals import PathLiveness, Self
-from pytools.views.check import Check, heard
+from pytools.views.check import Check, by_agent
 
 _MOST: Final = 16  # named; the rest is counted
 _TIMEX_BYTES, _TIME_ERROR = 208, 5
@@ -59,7 +59,7 @@ def checks(name: str | None, config: Path | None) -> list[Check]:
             False,
             "a peer's kernel answers probes while its agent hangs: that host then measures and steers nothing",
             "look at its service: `systemctl status swerve-agent`, or `swerve doctor` there",
-            lambda: _peers(name),
+            lambda: by_agent(name, PathLiveness, _peers),
         ),
         Check(
             "one key for probes",
@@ -67,7 +67,7 @@ def checks(name: str | None, config: Path | None) -> list[Check]:
             "between hosts that do not share the key no probe is answered or believed: their paths are silent",
             "let bus.key_file hold the same key on all hosts, and restart their agents "
             f"({directories.page('probes.md')}, with a cluster key)",
-            lambda: _keys(name),
+            lambda: by_agent(name, Self, _keys),
         ),
         Check(
             "no others at TC",
@@ -123,27 +123,20 @@ def _priority(name: str | None) -> Finding:
     return Finding(nice <= privileges.NICE, f"process {agent[0]} at nice {nice}; its probes are sent at {sends}")
 
 
-def _peers(name: str | None) -> Finding:
+def _peers(told: Iterable[PathLiveness]) -> Finding:
     """Whether the agents of the peers work, by what their kernels say of them in their answers."""
-    try:
-        found = {
-            each.path.destination: each.peer_agent_age_ns
-            for each in heard(name, PathLiveness)
-            if each.peer_agent_age_ns is not None
-        }
-    except (SwerveError, OSError):
-        return Finding(None, "no agent runs that could say")
+    found = {each.path.destination: each.peer_agent_age_ns for each in told if each.peer_agent_age_ns is not None}
     hung = [f"{peer}: not for {age_ns / 1e9:.0f} s" for peer, age_ns in sorted(found.items()) if age_ns > _HUNG_NS]
     more = f" and {len(hung) - _MOST} more" if len(hung) > _MOST else ""
     return Finding(not hung, "; ".join(hung[:_MOST]) + more)
 
 
-def _keys(name: str | None) -> Finding:
+def _keys(told: Iterator[Self]) -> Finding:
     """Whether this host and its peers share the cluster key, by what its agent has counted since it started."""
-    try:
-        dropped = next(heard(name, Self)).drops
-    except (SwerveError, OSError, StopIteration):
-        return Finding(None, "no agent runs that could say")
+    own = next(told, None)
+    if own is None:
+        return Finding(None, "the agent has not said what it counted")
+    dropped = own.drops
     found = [f"{dropped[counter]:,} {what}" for counter, what in _WITHOUT_OUR_KEY.items() if dropped.get(counter)]
     return Finding(not found, "; ".join(found))
 

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import ctypes.util
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from pytools.errors import SwerveError
 from pytools.kernel import features, rdma_class, tracefs
 from pytools.kernel.bpf import cgroups, uprobes
 from pytools.kernel.features import Family, Finding
 from pytools.kernel.native import TAP
 from pytools.signals import RdmaSight
-from pytools.views.check import Check, heard
+from pytools.views.check import Check, by_agent
 
 _TRACEFS: Final = "mount -t tracefs tracefs /sys/kernel/tracing; if it is mounted, another kernel has the event"
 _STATES: Final = (("tcp", "tcp_cong_state_set"), ("sock", "inet_sock_set_state"))
@@ -183,7 +182,7 @@ def rdma(name: str | None) -> list[Check]:
             False,
             "no queue pair is counted",
             "what the detail above names",
-            lambda: _seen(name),
+            lambda: by_agent(name, RdmaSight, _seen),
         ),
     ]
 
@@ -214,12 +213,9 @@ def _tap() -> Finding:
     return Finding(TAP.is_built(), str(TAP.target))
 
 
-def _seen(name: str | None) -> Finding:
-    """How the agent that runs sees each process; cannot be tried where none runs."""
-    try:
-        sight = next(heard(name, RdmaSight), None)
-    except (SwerveError, OSError):
-        return Finding(None, "no agent runs that could say")
+def _seen(told: Iterator[RdmaSight]) -> Finding:
+    """How the agent that runs sees each process."""
+    sight = next(told, None)
     if sight is None:
         return Finding(None, "the agent says nothing of RDMA")
     if not sight.available:

@@ -1,31 +1,30 @@
-"""Clocks in the live view: the state of ours, one line for all, and as many rows as fit.
+"""Clocks in the live view: the state of ours, and one line for all.
 
 Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
 from rich.text import Text
 
 from pytools.figures import supports_one_way
-from pytools.signals import Clock
+from pytools.signals import Clock, ClockState
 from pytools.views import tables
-from pytools.views.model import Model
-from pytools.views.sheet import Sheet
-from pytools.views.timing import is_silent, references
+from pytools.views.clock_tables import references
+from pytools.views.model import Model, is_silent
 
 _NAMED: Final = 3  # hosts called by name in one line
-_ORDER: Final = ("free_running", "holdover", "synchronised")
+_STATES: Final = get_args(ClockState)  # the worst last
 
 
 def own(model: Model, now_ns: int) -> Text:
     """How far this host's clock can be trusted, against which reference; empty when nothing is known."""
-    clock = model.timing.clocks.get(model.host)
+    clock = model.of(Clock).get(model.host)
     if clock is None:
         return Text("")
-    state = tables.clock_state(clock.state, is_silent(clock.at_ns, now_ns))
+    state = tables.clock_state(clock.state, is_silent(clock, now_ns))
     line = Text("clock ").append_text(state)
     if clock.of == clock.reference:
         return line.append(", the reference")
@@ -36,15 +35,15 @@ def own(model: Model, now_ns: int) -> Text:
 
 def summary(model: Model, now_ns: int) -> Text | None:
     """All clocks in one line; None when none is known."""
-    worst = _worst_first(model, now_ns)
+    worst = worst_first(model, now_ns)
     if not worst:
         return None
-    common = references(model.timing)
+    common = references(model)
     line = Text(f"clocks against {' and '.join(common)}: " if common else "clocks: ", style="bold")
-    silent = [clock for clock in worst if is_silent(clock.at_ns, now_ns)]
+    silent = [clock for clock in worst if is_silent(clock, now_ns)]
     others = [clock for clock in worst if clock not in silent and clock.of != clock.reference]
     said: list[Text] = []
-    for state in ("synchronised", "holdover", "free_running"):
+    for state in _STATES:
         of_state = [clock for clock in others if clock.state == state]
         if of_state:
             said.append(Text(f"{len(of_state)} ", style="not bold").append_text(tables.clock_state(of_state[0].state)))
@@ -62,29 +61,11 @@ def _named(clocks: list[Clock]) -> str:
     return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
 
 
-def _worst_first(model: Model, now_ns: int) -> list[Clock]:
+def worst_first(model: Model, now_ns: int) -> list[Clock]:
+    """The clocks of all hosts, those that can be trusted least first, the reference last."""
+
     def rank(clock: Clock) -> tuple[bool, int, int, str]:
-        silent = is_silent(clock.at_ns, now_ns)
-        return (not silent, _ORDER.index(clock.state), -(clock.bound_ns or 0), clock.of)
+        silent = is_silent(clock, now_ns)
+        return (not silent, -_STATES.index(clock.state), -(clock.bound_ns or 0), clock.of)
 
-    return sorted(model.timing.clocks.values(), key=rank)
-
-
-def table(model: Model, now_ns: int, most: int | None) -> Sheet:
-    """One row per host, the worst first, the reference last; at most so many."""
-    columns = ("host", "offset", "drift ppm", "±", "hard ±", "state", "pairs kept", "outlier edges")
-    sheet = Sheet("", columns, left=("state",), spare=("outlier edges", "pairs kept", "hard ±"), bare=True)
-    for clock in _worst_first(model, now_ns)[:most]:
-        silent = is_silent(clock.at_ns, now_ns)
-        sheet.add(
-            clock.of,
-            "reference" if clock.of == clock.reference else tables.offset(clock.offset_ns),
-            tables.ppm(clock.drift_ppb),
-            tables.bound(clock.bound_ns),
-            tables.bound(clock.hard_bound_ns),
-            tables.clock_state(clock.state, silent),
-            str(clock.pairs_kept),
-            str(clock.outlier_edges),
-            style="dim" if silent else None,
-        )
-    return sheet
+    return sorted(model.of(Clock).values(), key=rank)

@@ -5,8 +5,8 @@ Pure: a model in, a renderable out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar, get_args
+from collections.abc import Iterable, Sequence
+from typing import Final, get_args
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -14,50 +14,35 @@ from rich.table import Table
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import AnySignal, Clock, ClockEdge, ClockState
+from pytools.signals import AnySignal, Clock, ClockEdge, ClockState, Collocation
 from pytools.views import empty_states, tables
-from pytools.views.columns import Column, Listing, Order, little, much, named
-from pytools.views.model import Model
+from pytools.views.columns import Column, Listing, far, figure, little, much, named
+from pytools.views.model import Model, is_silent
 from pytools.views.query import Query
-from pytools.views.timing import is_silent, references
 
 _STATES: Final = get_args(ClockState)  # the worst last
-Row = TypeVar("Row", Clock, ClockEdge)
-
-
-def _figure(
-    heading: str,
-    word: str,
-    show: Callable[[Any], str | Text],
-    value: Callable[[Row], Any],
-    spare: int = 0,
-    worse: Callable[[Callable[[Row], float | None]], Order[Row]] = much,
-) -> Column[Row]:
-    """A column of numbers that are sorted whatever their sign."""
-    return Column(heading, lambda row: show(value(row)), {word: worse(lambda row: _size(value(row)))}, spare=spare)
-
-
-def _size(value: float | None) -> float | None:
-    return None if value is None else abs(value)
 
 
 def of_hosts(now_ns: int) -> Listing[Clock]:
     """One row per host: its clock against the reference's, which comes first."""
-    offset: dict[str, Order[Clock]] = {"offset": much(lambda row: _size(row.offset_ns))}
-    state: dict[str, Order[Clock]] = {"state": much(lambda row: _STATES.index(row.state))}
     return Listing(
         (
-            Column("host", lambda row: row.of, {"host": named(lambda row: row.of)}),
-            Column("offset", _offset, offset),
-            _figure("drift\nppm", "drift", tables.ppm, lambda row: row.drift_ppb),
-            _figure("±", "bound", tables.bound, lambda row: row.bound_ns),
-            _figure("hard\n±", "hard-bound", tables.bound, lambda row: row.hard_bound_ns, spare=1),
-            Column("state", lambda row: tables.clock_state(row.state, is_silent(row.at_ns, now_ns)), state, left=True),
-            _figure("neigh-\nbours", "neighbours", str, lambda row: row.neighbours, spare=3, worse=little),
-            _figure("pairs\nkept", "kept", str, lambda row: row.pairs_kept, spare=4, worse=little),
-            _figure("pairs\nrejected", "rejected", str, lambda row: row.pairs_rejected, spare=5),
-            _figure("outlier\nedges", "outliers", _count, lambda row: row.outlier_edges, spare=2),
-            _figure("slew\nppm", "slew", tables.ppm, lambda row: row.slew_ppb, spare=6),
+            figure("host", "host", str, lambda row: row.of, order=named),
+            Column("offset", _offset, {"offset": far(lambda row: row.offset_ns)}),
+            figure("drift\nppm", "drift", tables.ppm, lambda row: row.drift_ppb, order=far),
+            figure("±", "bound", tables.bound, lambda row: row.bound_ns),
+            figure("hard\n±", "hard-bound", tables.bound, lambda row: row.hard_bound_ns, spare=1),
+            Column(
+                "state",
+                lambda row: tables.clock_state(row.state, is_silent(row, now_ns)),
+                {"state": much(lambda row: _STATES.index(row.state))},
+                left=True,
+            ),
+            figure("neigh-\nbours", "neighbours", str, lambda row: row.neighbours, spare=3, order=little),
+            figure("pairs\nkept", "kept", str, lambda row: row.pairs_kept, spare=4, order=little),
+            figure("pairs\nrejected", "rejected", str, lambda row: row.pairs_rejected, spare=5),
+            figure("outlier\nedges", "outliers", _count, lambda row: row.outlier_edges, spare=2),
+            figure("slew\nppm", "slew", tables.ppm, lambda row: row.slew_ppb, spare=6, order=far),
         ),
         lambda row: (row.of != row.reference, row.of),
     )
@@ -69,22 +54,25 @@ def _offset(row: Clock) -> str | Text:
 
 def of_paths(_now_ns: int) -> Listing[ClockEdge]:
     """One row per path: the peer's clock against ours."""
-    stepped: dict[str, Order[ClockEdge]] = {"stepped": much(lambda row: row.stepped)}
     return Listing(
         (
-            Column("path", lambda row: tables.way(row.path), {"path": named(lambda row: tables.way(row.path))}),
-            _figure("offset", "offset", tables.offset, lambda row: row.offset_ns),
-            _figure("drift\nppm", "drift", tables.ppm, lambda row: row.drift_ppb),
-            _figure("sigma", "sigma", units.duration, lambda row: row.sigma_ns, spare=2),
-            _figure("±", "bound", tables.bound, lambda row: row.bound_ns),
-            _figure("hard\n±", "hard-bound", tables.bound, _hard_ns, spare=3),
-            _figure("RTT min", "rtt", units.duration, lambda row: row.round_trip_min_ns, spare=1),
-            _figure("pairs\nkept", "kept", str, lambda row: row.pairs_kept, spare=4, worse=little),
-            _figure("pairs\nrejected", "rejected", str, lambda row: row.pairs_rejected, spare=5),
-            Column("stepped", lambda row: Text("stepped", style="red") if row.stepped else "no", stepped, left=True),
+            figure("path", "path", str, lambda row: tables.way(row.path), order=named),
+            figure("offset", "offset", tables.offset, lambda row: row.offset_ns, order=far),
+            figure("drift\nppm", "drift", tables.ppm, lambda row: row.drift_ppb, order=far),
+            figure("sigma", "sigma", units.duration, lambda row: row.sigma_ns, spare=2),
+            figure("±", "bound", tables.bound, lambda row: row.bound_ns),
+            figure("hard\n±", "hard-bound", tables.bound, _hard_ns, spare=3),
+            figure("RTT min", "rtt", units.duration, lambda row: row.round_trip_min_ns, spare=1),
+            figure("pairs\nkept", "kept", str, lambda row: row.pairs_kept, spare=4, order=little),
+            figure("pairs\nrejected", "rejected", str, lambda row: row.pairs_rejected, spare=5),
+            figure("stepped", "stepped", _stepped, lambda row: row.stepped, left=True),
         ),
         lambda row: (row.path.destination, row.path.address, row.path.gateway, row.path.interface),
     )
+
+
+def _stepped(stepped: bool) -> str | Text:
+    return Text("stepped", style="red") if stepped else "no"
 
 
 def _hard_ns(row: ClockEdge) -> int:
@@ -94,21 +82,26 @@ def _hard_ns(row: ClockEdge) -> int:
 
 def clocks(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
     """The clock of every host against the reference's."""
-    if not model.timing.clocks:
+    if not model.of(Clock):
         return Text(empty_states.no_clocks(model))
     known = [row for row in signals if isinstance(row, Clock)]
     if not known:
         return Text(asked.none_passes(model.host))
-    common, now_ns = references(model.timing), model.at_ns
+    common, now_ns = references(model), model.at_ns
     against = f"clocks against {' and '.join(common)}" if common else "clocks, no reference"
     listing = of_hosts(now_ns)
     sheet = listing.sheet(
         f"{model.host}: {against}{asked.said()}",
         listing.ordered(known, asked.sort),
-        lambda row: "dim" if is_silent(row.at_ns, now_ns) else None,
+        lambda row: tables.dim(row, now_ns),
     )
-    remarks = [empty_states.no_others(model)] if len(model.timing.clocks) == 1 else _remarks(known, common)
+    remarks = [empty_states.no_others(model)] if len(model.of(Clock)) == 1 else _remarks(known, common)
     return Group(sheet, *(Text(each, style="dim") for each in remarks))
+
+
+def references(model: Model) -> list[str]:
+    """The hosts whose clock is the common one; more than one only while hosts disagree about it."""
+    return sorted({clock.reference for clock in model.of(Clock).values() if clock.reference})
 
 
 def _count(number: int) -> Text:
@@ -130,7 +123,7 @@ def _remarks(known: Iterable[Clock], common: list[str]) -> list[str]:
 
 def edges(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
     """The clock of each peer against ours, path by path."""
-    if not model.timing.edges:
+    if not model.of(ClockEdge):
         return Text(empty_states.no_edges(model))
     known = [row for row in signals if isinstance(row, ClockEdge)]
     if not known:
@@ -139,13 +132,13 @@ def edges(model: Model, signals: Sequence[AnySignal], asked: Query) -> Renderabl
     return listing.sheet(
         f"{model.host}: the peers' clocks against ours, by path{asked.said()}",
         listing.ordered(known, asked.sort),
-        lambda row: "dim" if is_silent(row.at_ns, model.at_ns, row.window_ns) else None,
+        lambda row: tables.dim(row, model.at_ns),
     )
 
 
 def collocation(model: Model) -> RenderableType:
     """Which hosts share an oscillator."""
-    found = model.timing.collocation
+    found = model.one(Collocation)
     if found is None or not (found.groups or found.alone or found.unknown):
         return Text(empty_states.no_collocation(model))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -159,7 +152,7 @@ def collocation(model: Model) -> RenderableType:
     if found.unknown:
         tables.add_row(table, "unknown", "", ", ".join(found.unknown), style="dim")
     title = f"{found.host}: oscillators, from {units.duration(found.span_ns)} of drift history"
-    if is_silent(found.at_ns, model.at_ns):
+    if is_silent(found, model.at_ns):
         title += f", said {units.duration(model.at_ns - found.at_ns)} ago"
     parts: list[RenderableType] = [Text(title, style="bold"), table]
     if not found.groups:

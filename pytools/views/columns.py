@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rich.text import Text
 
@@ -37,6 +37,11 @@ def much(key: Callable[[Row], float | None]) -> Order[Row]:
     return Order(key, falling=True)
 
 
+def far(key: Callable[[Row], float | None]) -> Order[Row]:
+    """Where what is far from zero is worse, either way: the farthest first."""
+    return Order(lambda row: None if (value := key(row)) is None else abs(value), falling=True)
+
+
 def little(key: Callable[[Row], float | None]) -> Order[Row]:
     """Where less is worse: the smallest first."""
     return Order(key, falling=False)
@@ -56,6 +61,19 @@ class Column(Generic[Row]):
     orders: Mapping[str, Order[Row]] = field(default_factory=dict)  # by the word for --sort
     left: bool = False
     spare: int = 0  # columns may be left out where room is short, the highest number first; 0: never
+
+
+def figure(
+    heading: str,
+    word: str,
+    show: Callable[[Any], str | Text],
+    value: Callable[[Row], Any],
+    spare: int = 0,
+    order: Callable[[Callable[[Row], Any]], Order[Row]] = much,
+    left: bool = False,
+) -> Column[Row]:
+    """A column of one value, which is shown and sorted by."""
+    return Column(heading, lambda row: show(value(row)), {word: order(value)}, left, spare)
 
 
 @dataclass(frozen=True)

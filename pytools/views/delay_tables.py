@@ -13,22 +13,21 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from pytools.figures import ASYMMETRY, OF_DIRECTIONS, OF_PATHS, Figure, Measure, supports_one_way
+from pytools.figures import OF_DIRECTIONS, OF_PATHS, Figure, Measure, supports_one_way
 from pytools.signals import AnySignal, AppDelay, Delay, Path, PathDelay, PathLiveness
 from pytools.units import UNKNOWN, duration, share
 from pytools.views.columns import Column, Listing, Order, much, named
 from pytools.views.empty_states import no_app_delays
-from pytools.views.model import Model
+from pytools.views.model import Model, is_whole_path
 from pytools.views.query import Query
 from pytools.views.tables import bound, clock_state, endpoint, offset, one_way_bound
-from pytools.views.timing import is_whole_path
 
 
-def delays(model: Model, sort: str | None = None) -> RenderableType:
+def delays(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
     """Both directions of every path, a line each."""
-    listing, rows = paths(model.liveness), model.delays.values()
+    listing, rows = paths(model.of(PathLiveness)), [row for row in signals if isinstance(row, PathDelay)]
     title = f"{model.host}: one-way delays{_over([row.window_ns for row in rows])}"
-    return listing.sheet(title, listing.ordered(rows, sort))
+    return listing.sheet(title, listing.ordered(rows, asked.sort))
 
 
 def paths(liveness: Mapping[Path, PathLiveness]) -> Listing[PathDelay]:
@@ -130,11 +129,6 @@ def _of_path(measure: Measure, row: PathDelay) -> Text:
     return Text(f"{offset(round(value))} {bound(error)}", style="yellow" if abs(value) > error else "dim")
 
 
-def asymmetry(delay: PathDelay) -> Text:
-    """Smallest forward minus smallest reverse delay with its error; coloured when it is larger than that."""
-    return _of_path(ASYMMETRY, delay)
-
-
 def _share(measure: Measure, row: PathDelay, liveness: PathLiveness | None) -> Text:
     """Of how many; of a path that is silent now, for how long: that is known before anything is lost."""
     if liveness is not None and liveness.missed > 1 and liveness.at_ns >= row.at_ns - row.window_ns:
@@ -156,7 +150,7 @@ def _over(windows_ns: Sequence[int]) -> str:
 
 def app_delays(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
     """Delays of application packets by path, then by flow, the busiest first."""
-    if not model.timing.apps:
+    if not model.of(AppDelay):
         return Text(no_app_delays(model))
     apps = applications(model.at_ns).ordered((row for row in signals if isinstance(row, AppDelay)), asked.sort)
     if not apps:

@@ -7,7 +7,6 @@ be had is named in the manifest with the reason. Sizes are bounded. Run in the n
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import json
 import os
@@ -325,10 +324,3 @@ def _recorded(name: str | None, config: Path | None) -> Made:
         note=lambda: f"the last {_RECORDED_S} s" + (f"; {told.broken} lines were none" if told.broken else ""),
         limit_bytes=RECORDING_BYTES,
     )
-
-
-def read(file: Path) -> dict[str, bytes]:
-    """The parts of a bundle, by name."""
-    with gzip.open(file) as unpacked, tarfile.open(fileobj=unpacked) as archive:
-        members = [each for each in archive.getmembers() if each.isfile()]
-        return {each.name.partition("/")[2]: (archive.extractfile(each) or io.BytesIO()).read() for each in members}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from rich.console import RenderableType
@@ -38,13 +37,8 @@ def _whole(draw: Callable[[Model], RenderableType]) -> Draw:
     return lambda model, _signals, _asked: draw(model)
 
 
-def _delays(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    passed = {row.path: row for row in signals if isinstance(row, PathDelay)}
-    return delay_tables.delays(replace(model, delays=passed), asked.sort)
-
-
 TABLES: Final[Mapping[str, Draw]] = {
-    "delay": _delays,
+    "delay": delay_tables.delays,
     "app": delay_tables.app_delays,
     "clocks": clock_tables.clocks,
     "edges": clock_tables.edges,

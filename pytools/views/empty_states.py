@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytools import directories
+from pytools.signals import Clock, ClockEdge, PathDelay, RdmaSight
 from pytools.views.model import Model
 
 _WINDOW = "a first result takes a window (clocks.window, 2 s by default) after the agents at both ends have started"
@@ -24,20 +25,20 @@ def no_edges(model: Model) -> str:
 
 
 def _not_compared(model: Model, what: str) -> str:
-    if model.timing.edges:
+    if model.of(ClockEdge):
         return (
             f"{model.host}: clocks are compared with the peers' (swerve clocks --edges), but not put together yet: "
             "that takes a second; if it stays so, look whether `swerve self` counts clock messages that were refused"
         )
-    if not model.delays:
+    if not model.of(PathDelay):
         return f"{model.host}: {what}, and no path is probed: the agent's configuration names no peer that has a route"
-    states = {delay.clock for delay in model.delays.values()}
+    states = {delay.clock for delay in model.of(PathDelay).values()}
     if states == {"synchronised"}:
         return (
             f"{model.host}: {what}: the configuration says that all peers read the same clock as this host "
             "(clock: shared), so there is nothing to compare; take that line out where hosts have their own clocks"
         )
-    if any(delay.received for delay in model.delays.values()):
+    if any(delay.received for delay in model.of(PathDelay).values()):
         return (
             f"{model.host}: {what} yet: {_WINDOW}; if it stays so, look whether `swerve self` counts probes without "
             "stamps, and whether the peer's agent answers with stamps of its kernel"
@@ -47,7 +48,7 @@ def _not_compared(model: Model, what: str) -> str:
 
 def no_collocation(model: Model) -> str:
     """Why nothing is known about oscillators."""
-    if len(model.timing.clocks) > 1:
+    if len(model.of(Clock)) > 1:
         return (
             f"{model.host}: nothing is said about oscillators yet: it takes a minute or two of drifts of at least two "
             "hosts; come back, or let it go on with -i 10"
@@ -66,7 +67,7 @@ def no_app_delays(model: Model) -> str:
 
 def no_rdma(model: Model) -> str:
     """Why nothing of RDMA is seen on this host; empty where it is."""
-    sight = model.rdma.sight
+    sight = model.one(RdmaSight)
     if sight is None:
         return f"{model.host}: the agent has not said what it sees of RDMA; see `swerve self` and `swerve doctor`"
     if not sight.available:
@@ -76,7 +77,7 @@ def no_rdma(model: Model) -> str:
 
 def no_queue_pairs(model: Model) -> str:
     """Why there is no queue pair although RDMA is there."""
-    sight = model.rdma.sight
+    sight = model.one(RdmaSight)
     how = sorted({f"{process}: {seen}" for process, seen in sight.seen.items()}) if sight is not None else []
     seen = f" (seen: {'; '.join(how)})" if how else ""
     return (
@@ -92,6 +93,6 @@ def no_drops(model: Model) -> str:
 
 def no_links(model: Model) -> str:
     """Why no interface is known."""
-    if not model.delays:
+    if not model.of(PathDelay):
         return f"{model.host}: no interface carries a path: the agent's configuration names no peer that has a route"
     return f"{model.host}: the agent has said nothing of its interfaces; see `swerve self` and `swerve doctor`"

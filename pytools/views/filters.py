@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import functools
 import ipaddress
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, TypeVar, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 from pytools.errors import UsageError
 from pytools.signals import (
@@ -58,22 +59,20 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 VERDICTS: Final[tuple[str, ...]] = get_args(RdmaVerdict)
 _DEVICE_BYTES: Final = 63
 _MAPPED: Final = ipaddress.IPv6Network("::ffff:0:0/96")  # IPv4 addresses in IPv6 clothes
-_Wanted = TypeVar("_Wanted")
-_Has = TypeVar("_Has")
 
 
 class Traits(NamedTuple):
-    """The properties of one signal that can be asked for."""
+    """The properties of one signal that can be asked for, each under the name of its filter."""
 
-    sources: tuple[str, ...] = ()
-    destinations: tuple[str, ...] = ()
-    ports: tuple[int, ...] = ()
-    pids: tuple[int, ...] = ()
-    commands: tuple[str, ...] = ()
-    interfaces: tuple[str, ...] = ()  # devices of RDMA among them
-    paths: tuple[Path, ...] = ()
-    verdicts: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()  # whose clock it is
+    dst: tuple[str, ...] = ()
+    src: tuple[str, ...] = ()
+    port: tuple[int, ...] = ()
+    pid: tuple[int, ...] = ()
+    command: tuple[str, ...] = ()
+    interface: tuple[str, ...] = ()  # devices of RDMA among them
+    path: tuple[Path, ...] = ()
+    verdict: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()  # whose clock it is
 
 
 @dataclass(frozen=True)
@@ -98,16 +97,10 @@ class Filters:
         if not self:
             return True
         has = traits(signal)
-        return (
-            _any(self.dst, has.destinations, _inside)
-            and _any(self.src, has.sources, _inside)
-            and _any(self.port, has.ports, _same)
-            and _any(self.pid, has.pids, _same)
-            and _any(self.command, has.commands, _part)
-            and _any(self.interface, has.interfaces, _same)
-            and _any(self.path, has.paths, lambda text, path: _part(text, str(path)))
-            and _any(self.verdict, has.verdicts, _same)
-            and _any(self.host, has.hosts, _part)
+        return all(
+            any(fits(one, other) for other in getattr(has, name) for one in wanted)
+            for name, fits in _FITS.items()
+            if (wanted := getattr(self, name))
         )
 
     def lasting(self) -> Filters:
@@ -116,23 +109,15 @@ class Filters:
 
     def __str__(self) -> str:
         """As they are written on the command line."""
-        asked = ((name, value) for name in self.__dataclass_fields__ for value in getattr(self, name))
+        asked = ((name, value) for name in Traits._fields for value in getattr(self, name))
         return " ".join(f"--{name} {value}" for name, value in asked)
 
 
 _NOTHING: Final = Filters()
 
 
-def _any(wanted: Sequence[_Wanted], has: Iterable[_Has], fits: Callable[[_Wanted, _Has], bool]) -> bool:
-    return not wanted or any(fits(one, other) for other in has for one in wanted)
-
-
-def _same(wanted: object, has: object) -> bool:
-    return wanted == has
-
-
-def _part(text: str, whole: str) -> bool:
-    return text.lower() in whole.lower()
+def _part(text: str, whole: object) -> bool:
+    return text.lower() in str(whole).lower()
 
 
 @functools.lru_cache(maxsize=65536)
@@ -151,16 +136,53 @@ def _address(text: str) -> Address | None:
     return mapped or address
 
 
+# Name of a filter -> whether what is asked for fits what a signal has.
+_FITS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "dst": _inside,
+    "src": _inside,
+    "port": operator.eq,
+    "pid": operator.eq,
+    "command": _part,
+    "interface": operator.eq,
+    "path": _part,
+    "verdict": operator.eq,
+    "host": _part,
+}
+
+
 def traits(signal: AnySignal) -> Traits:
     """What can be asked of a signal."""
     found = Traits()
     match signal:
         case TcpFlow():
-            found = _of_flow(signal)
+            found = Traits(
+                dst=(signal.remote,),
+                src=(signal.local,),
+                port=(signal.local_port, signal.remote_port),
+                pid=(signal.owner.pid,),
+                command=(signal.owner.command,),
+                interface=(signal.interface,),
+                path=_known(signal.path),
+            )
         case RdmaQueuePair():
-            found = _of_queue_pair(signal)
-        case AppDelay():
-            found = _of_application(signal)
+            paths = _known(signal.path)
+            found = Traits(
+                dst=(signal.remote,),
+                pid=(signal.owner.pid,),
+                command=(signal.owner.command,),
+                interface=(signal.device, *(path.interface for path in paths)),
+                path=paths,
+                verdict=(signal.verdict,),
+            )
+        case AppDelay():  # of all flows of a path together neither addresses nor ports are known but the path's
+            paths = _known(signal.path)
+            found = Traits(
+                dst=(signal.remote,) if signal.remote else tuple(path.address for path in paths),
+                src=(signal.local,) if signal.local else (),
+                port=(signal.local_port, signal.remote_port) if signal.local else (),
+                interface=tuple(path.interface for path in paths),
+                path=paths,
+            )
         case TcpPath():
             found = _of_paths(_known(signal.path), signal.interface)
         case Link() | LinkEvent():
@@ -168,48 +190,12 @@ def traits(signal: AnySignal) -> Traits:
         case PathMtu() | PathEcn() | PathDelay() | PathLiveness() | PathState() | ProbeSamples():
             found = _of_paths((signal.path,), signal.path.interface)
         case ClockEdge():
-            found = _of_paths((signal.path,), signal.path.interface)._replace(hosts=(signal.path.destination,))
+            found = _of_paths((signal.path,), signal.path.interface)._replace(host=(signal.path.destination,))
         case Clock():
-            found = Traits(hosts=(signal.of,))
+            found = Traits(host=(signal.of,))
         case RdmaPort():
-            found = Traits(interfaces=(signal.device, signal.interface))
+            found = Traits(interface=(signal.device, signal.interface))
     return found
-
-
-def _of_flow(flow: TcpFlow) -> Traits:
-    return Traits(
-        sources=(flow.local,),
-        destinations=(flow.remote,),
-        ports=(flow.local_port, flow.remote_port),
-        pids=(flow.owner.pid,),
-        commands=(flow.owner.command,),
-        interfaces=(flow.interface,),
-        paths=_known(flow.path),
-    )
-
-
-def _of_application(app: AppDelay) -> Traits:
-    """Of all flows of a path together neither addresses nor ports are known but the path's."""
-    paths = _known(app.path)
-    return Traits(
-        sources=(app.local,) if app.local else (),
-        destinations=(app.remote,) if app.remote else tuple(path.address for path in paths),
-        ports=(app.local_port, app.remote_port) if app.local else (),
-        interfaces=tuple(path.interface for path in paths),
-        paths=paths,
-    )
-
-
-def _of_queue_pair(pair: RdmaQueuePair) -> Traits:
-    paths = _known(pair.path)
-    return Traits(
-        destinations=(pair.remote,),
-        pids=(pair.owner.pid,),
-        commands=(pair.owner.command,),
-        interfaces=(pair.device, *(path.interface for path in paths)),
-        paths=paths,
-        verdicts=(pair.verdict,),
-    )
 
 
 def _known(path: Path | None) -> tuple[Path, ...]:
@@ -217,7 +203,7 @@ def _known(path: Path | None) -> tuple[Path, ...]:
 
 
 def _of_paths(paths: tuple[Path, ...], interface: str) -> Traits:
-    return Traits(destinations=tuple(path.address for path in paths), interfaces=(interface,), paths=paths)
+    return Traits(dst=tuple(path.address for path in paths), interface=(interface,), path=paths)
 
 
 def parse(

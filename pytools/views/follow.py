@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LOT_S: Final = 0.2
+_AGAIN_S: Final = 0.1  # between two looks whether there is enough for a first frame
 
 
 def collect(
@@ -53,13 +55,32 @@ def collect(
     return model
 
 
+def paced(
+    take: Callable[[float], None], enough: Callable[[], bool], first_s: float, every_s: float, count: int | None
+) -> Iterator[None]:
+    """When to show what is known: `count` times, `every_s` apart.
+
+    Parameters
+    ----------
+    take : callable
+        Takes what arrives until then.
+    enough : callable
+        Whether enough is known for the first time, once `first_s` are over.
+    """
+    due_s = time.monotonic() + first_s
+    take(due_s)
+    while not enough():
+        take(time.monotonic() + _AGAIN_S)
+    for shown in itertools.count(1):
+        yield
+        if shown == count:
+            return
+        due_s = max(due_s + every_s, time.monotonic())
+        take(due_s)
+
+
 def frames(
-    client: Client,
-    view: View,
-    count: int | None,
-    every_s: float,
-    clock: Callable[[], float] = time.monotonic,
-    filters: Filters | None = None,
+    client: Client, view: View, count: int | None, every_s: float, filters: Filters | None = None
 ) -> Iterator[Model]:
     """The model, `count` times, `every_s` apart; the first once every path can have been heard of.
 
@@ -68,26 +89,24 @@ def frames(
     SwerveError
         If nothing was heard at all.
     """
-    started_s = clock()
-    due_s = started_s + view.wait_s(filters)
-    model = collect(client, Model(), due_s, clock, filters=filters)
-    while not view.heard(model):
-        if clock() - started_s > view.patience_s:
-            if view.silence is not None and model.at_ns:
-                break
-            raise SwerveError(
-                f"the agent published no {' or '.join(sorted(view.types))} within {view.patience_s:g} s",
-                "`swerve self` says which of its hooks failed, and its configuration which peers it has",
-            )
-        model = collect(client, model, clock() + 0.1, clock, filters=filters)
-    shown = 0
-    while True:
+    model, started_s = Model(), time.monotonic()
+
+    def take(until_s: float) -> None:
+        nonlocal model
+        model = collect(client, model, until_s, filters=filters)
+
+    def enough() -> bool:
+        if view.heard(model) or time.monotonic() - started_s <= view.patience_s:
+            return view.heard(model)
+        if view.silence is not None and model.at_ns:
+            return True
+        raise SwerveError(
+            f"the agent published no {' or '.join(sorted(view.types))} within {view.patience_s:g} s",
+            "`swerve self` says which of its hooks failed, and its configuration which peers it has",
+        )
+
+    for _ in paced(take, enough, view.wait_s(filters), every_s, count):
         yield model
-        shown += 1
-        if count is not None and shown >= count:
-            return
-        due_s = max(due_s + every_s, clock())
-        model = collect(client, model, due_s, clock, filters=filters)
 
 
 def rows_of(kind: str, model: Model, asked: Query) -> list[AnySignal]:

@@ -5,7 +5,7 @@ Pure: a model and the signals that passed the filters in, a renderable out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from rich.console import Group, RenderableType
@@ -15,11 +15,10 @@ from pytools import units
 from pytools.signals import AnySignal, Link, LinkEvent, PathEcn, PathMtu, Qdisc
 from pytools.units import UNKNOWN, share
 from pytools.views import tables
-from pytools.views.columns import Column, Listing, little, much, named
+from pytools.views.columns import Column, Listing, figure, little, much, named
 from pytools.views.model import Model
-from pytools.views.network import is_silent
 from pytools.views.query import Query
-from pytools.views.tables import alarm, number
+from pytools.views.tables import alarm, amber, number
 
 _SHOWN_EVENTS: Final = 5  # under the interfaces; --events shows all
 GOOD_NEWS: Final = frozenset({"carrier_found", "neighbour_reachable", "mtu_agrees", "port_up"})
@@ -33,21 +32,16 @@ def links(_now_ns: int) -> Listing[Link]:
         (
             Column("interface", _name, {"interface": named(lambda row: row.interface)}),
             Column("state", _state, {"state": much(lambda row: 2 * (not row.carrier) + (not row.up))}, left=True),
-            Column(
-                "carrier\nchanges",
-                lambda row: number(row.carrier_changes),
-                {"changes": much(lambda row: row.carrier_changes)},
-                spare=5,
-            ),
+            figure("carrier\nchanges", "changes", number, lambda row: row.carrier_changes, 5),
             Column("speed", _speed, {"speed": little(lambda row: row.speed_mbps)}, spare=8),
-            Column("MTU", lambda row: number(row.mtu_bytes), {"mtu": little(lambda row: row.mtu_bytes)}, spare=7),
-            Column("in", lambda row: units.bit_rate(_received(row)), {"in": much(_received)}, spare=2),
-            Column("out", lambda row: units.bit_rate(_sent(row)), {"out": much(_sent)}, spare=1),
+            figure("MTU", "mtu", number, lambda row: row.mtu_bytes, 7, little),
+            figure("in", "in", units.bit_rate, lambda row: _rate(row, row.window.received_bytes), 2),
+            figure("out", "out", units.bit_rate, lambda row: _rate(row, row.window.sent_bytes), 1),
             Column("queue", _backlog, {"queue": much(backlog_bytes)}),
-            Column("queue\ndrops", lambda row: alarm(_queue_drops(row)), {"queue-drops": much(_queue_drops)}, spare=3),
-            Column("over-\nlimits", lambda row: number(_overlimits(row)), {"overlimits": much(_overlimits)}, spare=9),
+            figure("queue\ndrops", "queue-drops", alarm, lambda row: _most(row, lambda qdisc: qdisc.drops), 3),
+            figure("over-\nlimits", "overlimits", number, lambda row: _most(row, lambda qdisc: qdisc.overlimits), 9),
             Column("drops\nin / out", _drops, {"drops": much(_all_drops)}, spare=4),
-            Column("errors", lambda row: alarm(_errors(row)), {"errors": much(_errors)}, spare=6),
+            figure("errors", "errors", alarm, lambda row: row.window.received_errors + row.window.sent_errors, 6),
             Column("pauses\nin / out", _pauses, {"pauses": much(_all_pauses)}, left=True, spare=10),
             Column(
                 "failed\nneighbours",
@@ -70,11 +64,11 @@ def mtus(_now_ns: int) -> Listing[PathMtu]:
     """One row per path: what size it carries."""
     return Listing(
         (
-            Column("path", lambda row: tables.way(row.path), {"path": named(lambda row: tables.way(row.path))}),
+            figure("path", "path", str, lambda row: tables.way(row.path), order=named),
             Column("packets of full size", _mtu_state, {"state": much(lambda row: row.state == "mismatch")}, left=True),
             Column("interface", lambda row: number(row.interface_mtu_bytes)),
-            Column("works", lambda row: number(row.works_bytes), {"works": little(lambda row: row.works_bytes)}),
-            Column("fails", lambda row: number(row.fails_bytes), {"fails": little(lambda row: row.fails_bytes)}),
+            figure("works", "works", number, lambda row: row.works_bytes, order=little),
+            figure("fails", "fails", number, lambda row: row.fails_bytes, order=little),
             Column("told", _told, left=True, spare=1),
         ),
         lambda row: (row.state == "agrees", row.path.destination, row.path.interface, str(row.path)),
@@ -85,17 +79,11 @@ def ecns(_now_ns: int) -> Listing[PathEcn]:
     """One row per path: marks on what comes back by it."""
     return Listing(
         (
-            Column(
-                "from the peer of", lambda row: tables.way(row.path), {"path": named(lambda row: tables.way(row.path))}
-            ),
-            Column("CE", _ce, {"ce": much(lambda row: row.ce_packets / row.packets if row.packets else None)}),
-            Column("marked", lambda row: alarm(row.ce_packets, "yellow"), {"marked": much(lambda row: row.ce_packets)}),
+            figure("from the peer of", "path", str, lambda row: tables.way(row.path), order=named),
+            figure("CE", "ce", share, lambda row: row.ce_packets / row.packets if row.packets else None),
+            figure("marked", "marked", amber, lambda row: row.ce_packets),
             Column("could be", lambda row: number(row.packets)),
-            Column(
-                "marked, total",
-                lambda row: number(row.total_ce_packets),
-                {"total": much(lambda row: row.total_ce_packets)},
-            ),
+            figure("marked, total", "total", number, lambda row: row.total_ce_packets),
             Column("could be, total", lambda row: number(row.total_packets), spare=1),
         ),
         lambda row: (-row.ce_packets, -row.total_ce_packets, str(row.path)),
@@ -109,7 +97,7 @@ def events(now_ns: int) -> Listing[LinkEvent]:
             Column(
                 "when", lambda row: tables.ago(row.happened_ns, now_ns), {"when": little(lambda row: -row.happened_ns)}
             ),
-            Column("interface", lambda row: row.interface, {"interface": named(lambda row: row.interface)}, left=True),
+            figure("interface", "interface", str, lambda row: row.interface, order=named, left=True),
             Column("what", _what, {"what": named(lambda row: row.what)}, left=True),
             Column("detail", lambda row: row.detail, left=True, spare=1),
             Column("paths", lambda row: "\n".join(map(tables.way, row.paths)) or UNKNOWN, left=True, spare=2),
@@ -124,14 +112,14 @@ def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> Render
     found = links(now_ns).ordered(_of(signals, Link), asked.sort)
     if found:
         title = f"{model.host}: interfaces that carry paths{asked.said()}"
-        parts.append(links(now_ns).sheet(title, found, lambda row: _dim(row, now_ns, row.window_ns)))
+        parts.append(links(now_ns).sheet(title, found, lambda row: tables.dim(row, now_ns)))
     sizes = mtus(now_ns).ordered(_of(signals, PathMtu), asked.sort)
     if sizes:
-        parts.append(mtus(now_ns).sheet("sizes of packets, bytes", sizes, lambda row: _dim(row, now_ns, 0)))
+        parts.append(mtus(now_ns).sheet("sizes of packets, bytes", sizes, lambda row: tables.dim(row, now_ns)))
     marked = [row for row in ecns(now_ns).ordered(_of(signals, PathEcn), asked.sort) if row.total_packets]
     if marked:
         title = "congestion marks on packets that came in"
-        parts.append(ecns(now_ns).sheet(title, marked, lambda row: _dim(row, now_ns, row.window_ns)))
+        parts.append(ecns(now_ns).sheet(title, marked, lambda row: tables.dim(row, now_ns)))
     lately = events(now_ns).ordered(_of(signals, LinkEvent), None)
     if lately:
         parts.append(events(now_ns).sheet("last events", lately[:_SHOWN_EVENTS]))
@@ -157,10 +145,6 @@ def _of(signals: Sequence[AnySignal], kind: type[Kind]) -> list[Kind]:
     return [each for each in signals if isinstance(each, kind)]
 
 
-def _dim(row: Link | PathMtu | PathEcn, now_ns: int, window_ns: int) -> str | None:
-    return "dim" if is_silent(row, now_ns, window_ns) else None
-
-
 def _state(link: Link) -> Text:
     if not link.up:
         return Text("down", style="red")
@@ -171,12 +155,8 @@ def _speed(link: Link) -> str:
     return UNKNOWN if link.speed_mbps is None else units.bit_rate(link.speed_mbps * 1e6)
 
 
-def _received(link: Link) -> float | None:
-    return link.window.received_bytes * 8e9 / link.window_ns if link.window_ns else None
-
-
-def _sent(link: Link) -> float | None:
-    return link.window.sent_bytes * 8e9 / link.window_ns if link.window_ns else None
+def _rate(link: Link, count_bytes: int) -> float | None:
+    return count_bytes * 8e9 / link.window_ns if link.window_ns else None
 
 
 def _fullest(link: Link) -> Qdisc | None:
@@ -197,12 +177,8 @@ def _backlog(link: Link) -> str:
     return f"{units.size(fullest.backlog_bytes)}\n{fullest.backlog_packets:,} packets"
 
 
-def _queue_drops(link: Link) -> int:
-    return max((qdisc.drops for qdisc in link.qdiscs), default=0)
-
-
-def _overlimits(link: Link) -> int:
-    return max((qdisc.overlimits for qdisc in link.qdiscs), default=0)
+def _most(link: Link, count: Callable[[Qdisc], int]) -> int:
+    return max(map(count, link.qdiscs), default=0)
 
 
 def _drops(link: Link) -> Text:
@@ -213,10 +189,6 @@ def _drops(link: Link) -> Text:
 
 def _all_drops(link: Link) -> int:
     return link.window.received_drops + link.window.sent_drops
-
-
-def _errors(link: Link) -> int:
-    return link.window.received_errors + link.window.sent_errors
 
 
 def _pauses(link: Link) -> str:
@@ -250,10 +222,6 @@ def _told(row: PathMtu) -> str:
     if row.told_bytes is None:
         return UNKNOWN
     return number(row.told_bytes) + (f" by {row.told_by}" if row.told_by else "")
-
-
-def _ce(row: PathEcn) -> str:
-    return share(row.ce_packets / row.packets) if row.packets else UNKNOWN
 
 
 def _what(event: LinkEvent) -> Text:

@@ -1,6 +1,8 @@
-"""What a view knows: a fold of signals. Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host.
+"""What a view knows: of everything the newest signal, as long as it is worth showing. Pure.
 
-For people the longest window of each path is kept, so that figures do not jump.
+Times are CLOCK_MONOTONIC nanoseconds of the agent's host. Bounded: of a kind with more than is remembered, those heard
+of longest ago go first, and it is told that there were more. For people the longest window of each path is kept, so
+that figures do not jump.
 """
 
 from __future__ import annotations
@@ -8,27 +10,157 @@ from __future__ import annotations
 import functools
 import ipaddress
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
 from pytools.signals import (
     Act,
     AnySignal,
+    AppDelay,
+    Clock,
+    ClockEdge,
+    Collocation,
     GroupMember,
+    Link,
+    LinkEvent,
     NexthopGroup,
+    PacketDrops,
     Path,
     PathDelay,
+    PathEcn,
     PathLiveness,
+    PathMtu,
     PathState,
+    RdmaPort,
+    RdmaQueuePair,
+    RdmaSight,
+    RdmaSuspects,
     Self,
+    TcpFlow,
+    TcpHost,
     TcpPath,
 )
-from pytools.views import network, timing
-from pytools.views.network import Links, Rdma, Tcp
-from pytools.views.timing import Timing, is_shown
 
-ACTS = 50
+_SECOND_NS: Final = 1_000_000_000
+SILENT_NS: Final = 5 * _SECOND_NS
+FORGOTTEN_NS: Final = 60 * _SECOND_NS
+_EVER: Final = 1 << 62
+_LONG_OVER: Final = 3  # so many windows without another one as long: the agent has shorter ones by now
+
+Kind = TypeVar("Kind")
+FlowKey = tuple[str, int, str, int, str]
+
+
+def flow_key(flow: TcpFlow) -> FlowKey:
+    """What tells connections apart: a connection that moved to another interface has two rows."""
+    return (flow.local, flow.local_port, flow.remote, flow.remote_port, flow.interface)
+
+
+def is_whole_path(app: AppDelay) -> bool:
+    """Whether all flows of the path are meant."""
+    return not app.local
+
+
+def is_shown(window_ns: int, shown_ns: int, since_ns: int) -> bool:
+    """Whether a window takes the place of the one that is shown.
+
+    Parameters
+    ----------
+    window_ns, shown_ns : int
+        Lengths of the new one and of the one that is shown.
+    since_ns : int
+        From the end of the one that is shown to the end of the new one.
+    """
+    return window_ns >= shown_ns or since_ns > _LONG_OVER * shown_ns
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How the signals of one kind are remembered.
+
+    Attributes
+    ----------
+    key : callable
+        What tells them apart: of one key the newest is kept.
+    silent_ns : int
+        What was not heard of for so long, or for three windows, is not vouched for.
+    forgotten_ns : int
+        After so long, or three windows, it goes.
+    most : int
+        How many are remembered.
+    rank : callable
+        Of more than that, those of the lowest rank go.
+    replaces : callable
+        Whether a signal takes the place of the one before.
+    """
+
+    key: Callable[[Any], Hashable]
+    silent_ns: int = SILENT_NS
+    forgotten_ns: int = _EVER
+    most: int = _EVER
+    rank: Callable[[Any], tuple[int, ...]] = lambda row: (row.at_ns,)
+    replaces: Callable[[Any, Any], bool] = lambda _new, _old: True
+
+
+def _of_host(_row: object) -> None:
+    """One for the host."""
+
+
+def _of_path(row: Any) -> Path:
+    return row.path  # type: ignore[no-any-return]
+
+
+_CLOCK_NS: Final = 10 * _SECOND_NS
+# Raw samples are not among them: they are for those who do their own statistics.
+KEPT: Final[dict[type, Kept]] = {
+    PathDelay: Kept(
+        _of_path,
+        silent_ns=3 * _SECOND_NS,
+        replaces=lambda new, old: is_shown(new.window_ns, old.window_ns, new.at_ns - old.at_ns),
+    ),
+    PathLiveness: Kept(_of_path),
+    PathState: Kept(_of_path, silent_ns=3 * _SECOND_NS),  # a controller repeats every state once a second
+    PathMtu: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
+    PathEcn: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
+    NexthopGroup: Kept(lambda row: row.group_id),
+    Act: Kept(lambda row: (row.at_ns, row.actuator, row.target, row.outcome), most=50),
+    Self: Kept(_of_host),
+    AppDelay: Kept(
+        lambda row: (row.path, row.protocol, row.local, row.local_port, row.remote, row.remote_port),
+        forgotten_ns=3 * _SECOND_NS,
+        most=4096,
+        rank=lambda row: (is_whole_path(row), row.at_ns),  # paths as a whole are few, and stay
+    ),
+    Clock: Kept(lambda row: row.of, _CLOCK_NS, FORGOTTEN_NS),
+    ClockEdge: Kept(_of_path, _CLOCK_NS, FORGOTTEN_NS),
+    Collocation: Kept(_of_host, _CLOCK_NS),
+    TcpHost: Kept(_of_host),
+    TcpPath: Kept(lambda row: (row.interface, row.path), forgotten_ns=FORGOTTEN_NS),
+    TcpFlow: Kept(
+        flow_key,
+        silent_ns=15 * _SECOND_NS,
+        forgotten_ns=FORGOTTEN_NS,
+        most=4096,
+        # Of those heard of in one second the ones that retransmitted most stay.
+        rank=lambda row: (row.at_ns // _SECOND_NS, row.retransmitted_segments),
+    ),
+    PacketDrops: Kept(_of_host),
+    Link: Kept(lambda row: row.interface, forgotten_ns=FORGOTTEN_NS),
+    # An event may be told again to those who come late.
+    LinkEvent: Kept(
+        lambda row: (row.interface, row.what, row.happened_ns), most=200, rank=lambda row: (row.happened_ns,)
+    ),
+    RdmaPort: Kept(lambda row: (row.device, row.port), forgotten_ns=FORGOTTEN_NS),
+    RdmaQueuePair: Kept(
+        lambda row: (row.device, row.qp_number, row.owner.pid),
+        forgotten_ns=FORGOTTEN_NS,
+        most=4096,
+        rank=lambda row: (not row.closed, row.at_ns // _SECOND_NS, row.outstanding_bytes),
+    ),
+    RdmaSuspects: Kept(_of_host),
+    RdmaSight: Kept(_of_host),
+}
 
 
 @dataclass(frozen=True)
@@ -37,17 +169,16 @@ class Model:
 
     host: str = ""
     at_ns: int = 0  # of the newest signal
-    delays: Mapping[Path, PathDelay] = field(default_factory=dict)
-    liveness: Mapping[Path, PathLiveness] = field(default_factory=dict)
-    groups: Mapping[int, NexthopGroup] = field(default_factory=dict)
-    rates: Mapping[tuple[int, int], float] = field(default_factory=dict)  # (group, nexthop) -> packets/s
-    states: Mapping[Path, PathState] = field(default_factory=dict)
-    acts: tuple[Act, ...] = ()
-    cost: Self | None = None
-    timing: Timing = field(default_factory=Timing)
-    tcp: Tcp = field(default_factory=Tcp)
-    links: Links = field(default_factory=Links)
-    rdma: Rdma = field(default_factory=Rdma)
+    newest: Mapping[type, Mapping[Any, AnySignal]] = field(default_factory=dict)
+    crowded: frozenset[type] = frozenset()  # kinds of which there were more than are remembered
+
+    def of(self, kind: type[Kind]) -> Mapping[Any, Kind]:
+        """The signals of a kind by what tells them apart (`KEPT`)."""
+        return self.newest.get(kind, {})  # type: ignore[return-value]
+
+    def one(self, kind: type[Kind]) -> Kind | None:
+        """The signal of a kind of which a host has one; None before it was heard of."""
+        return next(iter(self.of(kind).values()), None)
 
 
 def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
@@ -55,74 +186,53 @@ def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
     signals = list(signals)
     if not signals:
         return model
-    of_type: defaultdict[type, list[Any]] = defaultdict(list)  # what is of one type never meets another's
+    told: defaultdict[type, list[Any]] = defaultdict(list)  # what is of one kind never meets another's
     for signal in signals:
-        of_type[type(signal)].append(signal)
-
-    def of(types: Iterable[type]) -> list[AnySignal]:
-        return [signal for kind in types for signal in of_type[kind]]
-
-    host, at_ns = signals[-1].host, max(model.at_ns, *(signal.at_ns for signal in signals))
-    delays, groups, rates = dict(model.delays), dict(model.groups), dict(model.rates)
-    for delay in of_type[PathDelay]:
-        if _better(delay, delays.get(delay.path)):
-            delays[delay.path] = delay
-    for group in of_type[NexthopGroup]:
-        rates = {key: rate for key, rate in rates.items() if key[0] != group.group_id}
-        rates |= packet_rates(groups.get(group.group_id), group)
-        carried = set(group.destinations)  # a route leads to one group at a time
-        groups = {
-            number: each
-            for number, each in groups.items()
-            if number == group.group_id or carried.isdisjoint(each.destinations)
-        }
-        groups[group.group_id] = group
-    liveness = {**model.liveness, **{each.path: each for each in of_type[PathLiveness]}}
-    states = {**model.states, **{each.path: each for each in of_type[PathState]}}
-    acts = (*model.acts, *of_type[Act])
-    cost = of_type[Self][-1] if of_type[Self] else model.cost
-    return replace(  # raw samples are for those who do their own statistics
-        model,
-        host=host,
-        at_ns=at_ns,
-        delays=delays,
-        liveness=liveness,
-        groups=groups,
-        rates=rates,
-        states=states,
-        acts=acts[-ACTS:],
-        cost=cost,
-        timing=timing.fold(model.timing, of(timing.TYPES), at_ns),
-        tcp=network.fold_tcp(model.tcp, of(network.TCP_TYPES), at_ns),
-        links=network.fold_links(model.links, of(network.LINK_TYPES), at_ns),
-        rdma=network.fold_rdma(model.rdma, of(network.RDMA_TYPES), at_ns),
-    )
+        told[type(signal)].append(signal)
+    at_ns = max(model.at_ns, *(signal.at_ns for signal in signals))
+    newest: dict[type, Mapping[Any, AnySignal]] = {}
+    crowded: set[type] = set()
+    for kind in (model.newest.keys() | told.keys()) & KEPT.keys():
+        kept, rows = KEPT[kind], dict(model.of(kind))
+        for signal in told[kind]:
+            key = kept.key(signal)
+            if key not in rows or kept.replaces(signal, rows[key]):
+                rows[key] = signal
+        if kept.forgotten_ns < _EVER:
+            rows = {key: row for key, row in rows.items() if not _is_past(row, at_ns, kept.forgotten_ns)}
+        if len(rows) > kept.most:
+            rows = dict(sorted(rows.items(), key=lambda item: kept.rank(item[1]))[-kept.most :])
+            crowded.add(kind)
+        elif kind in model.crowded and len(rows) == kept.most:
+            crowded.add(kind)
+        newest[kind] = rows
+    newest[NexthopGroup] = _routed(newest.get(NexthopGroup, {}), told[NexthopGroup])
+    return Model(signals[-1].host, at_ns, newest, frozenset(crowded))
 
 
-def _better(new: PathDelay, old: PathDelay | None) -> bool:
-    """Whether the new window shall be shown: no shorter than the old one, or that one is long over."""
-    return old is None or is_shown(new.window_ns, old.window_ns, new.at_ns - old.at_ns)
+def _routed(groups: Mapping[Any, Any], told: Iterable[NexthopGroup]) -> dict[Any, NexthopGroup]:
+    """The groups that routes lead to: a route leads to one at a time, that which was told of last."""
+    leads = {prefix: group.group_id for group in told for prefix in group.destinations}
+    return {
+        number: group
+        for number, group in groups.items()
+        if all(leads.get(prefix, number) == number for prefix in group.destinations)
+    }
 
 
-def packet_rates(old: NexthopGroup | None, new: NexthopGroup) -> dict[tuple[int, int], float]:
-    """Packets per second by member between two readings; the kernel counts afresh after each replace."""
-    if old is None or new.at_ns <= old.at_ns:
-        return {}
-    before = {member.nexthop_id: member.packets for member in old.members}
-    rates = {}
-    for member in new.members:
-        earlier = before.get(member.nexthop_id)
-        if member.packets is None or earlier is None:
-            continue
-        counted = member.packets - earlier if member.packets >= earlier else member.packets
-        rates[(new.group_id, member.nexthop_id)] = counted * 1e9 / (new.at_ns - old.at_ns)
-    return rates
+def _is_past(row: Any, now_ns: int, after_ns: int) -> bool:
+    return bool(now_ns - row.at_ns > max(after_ns, 3 * getattr(row, "window_ns", 0)))
+
+
+def is_silent(row: AnySignal, now_ns: int) -> bool:
+    """Whether the last word about something is too old to stand for now."""
+    return _is_past(row, now_ns, KEPT[type(row)].silent_ns)
 
 
 def member_of(model: Model, path: Path) -> tuple[int, GroupMember] | None:
     """The group and the member of it that carry a path, by longest prefix; None when no group does."""
     found: tuple[int, int, GroupMember] | None = None
-    for group in model.groups.values():
+    for group in model.of(NexthopGroup).values():
         length = max((_match(prefix, path.address) for prefix in group.destinations), default=-1)
         if length < 0 or (found is not None and length <= found[0]):
             continue
@@ -138,8 +248,3 @@ def _match(prefix: str, address: str) -> int:
     network = ipaddress.ip_network("0.0.0.0/0" if prefix == "default" else prefix, strict=False)
     inside = ipaddress.ip_address(address)
     return network.prefixlen if inside.version == network.version and inside in network else -1
-
-
-def retransmitted(model: Model, path: Path) -> TcpPath | None:
-    """TCP retransmissions on a path."""
-    return model.tcp.paths.get((path.interface, path))

@@ -10,11 +10,10 @@ from typing import Final
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import LinkEvent, RdmaQueuePair, TcpPath
+from pytools.signals import LinkEvent, RdmaQueuePair, RdmaSuspects, TcpPath
 from pytools.views import tables
 from pytools.views.link_tables import GOOD_NEWS
-from pytools.views.model import Model
-from pytools.views.network import is_silent
+from pytools.views.model import Model, is_silent
 from pytools.views.rdma_tables import WORST_FIRST, verdict
 from pytools.views.tcp_tables import causes
 
@@ -32,7 +31,7 @@ _TOPICS: Final = {
 
 def tcp(model: Model, now_ns: int) -> Text | None:
     """Paths that retransmitted in the last window, by cause; None when none did."""
-    rows = [row for row in model.tcp.paths.values() if not is_silent(row, now_ns, row.window_ns)]
+    rows = [row for row in model.of(TcpPath).values() if not is_silent(row, now_ns)]
     troubled = sorted((row for row in rows if row.retransmitted_segments or row.zero_windows), key=_much_first)
     return _line("TCP: ", [Text(_of_path(row)) for row in troubled[:_NAMED]], len(troubled))
 
@@ -55,7 +54,7 @@ def _of_path(row: TcpPath) -> str:
 def links(model: Model, now_ns: int) -> Text | None:
     """What happened to links in the last minute, the newest first; None when nothing did."""
     last: dict[tuple[str, str], LinkEvent] = {}
-    for event in sorted(model.links.events.values(), key=lambda each: each.happened_ns):
+    for event in sorted(model.of(LinkEvent).values(), key=lambda each: each.happened_ns):
         if now_ns - event.happened_ns <= _NEWS_NS:
             last[(event.interface, _TOPICS.get(event.what, event.what))] = event
     newest = sorted(last.values(), key=lambda each: -each.happened_ns)
@@ -71,17 +70,13 @@ def _of_event(event: LinkEvent, now_ns: int) -> Text:
 
 def rdma(model: Model, now_ns: int) -> Text | None:
     """Queue pairs that are not well, by verdict, and who is suspected; None when all are well."""
-    pairs = [
-        pair
-        for pair in model.rdma.queue_pairs.values()
-        if not pair.closed and not is_silent(pair, now_ns, pair.window_ns)
-    ]
+    pairs = [pair for pair in model.of(RdmaQueuePair).values() if not pair.closed and not is_silent(pair, now_ns)]
     said = []
     for word in (each for each in WORST_FIRST if each not in (*_WELL, "unknown")):
         found = sorted((pair for pair in pairs if pair.verdict == word), key=lambda pair: -pair.outstanding_bytes)
         if found:
             said.append(Text(f"{len(found)} ").append_text(verdict(found[0])).append(f" ({_pairs(found)})"))
-    suspects = model.rdma.suspects
+    suspects = model.one(RdmaSuspects)
     if suspects is not None and not is_silent(suspects, now_ns):
         worst = sorted(suspects.suspects, key=lambda each: -each.slowness)
         said.extend(Text(f"slow {each.kind} {each.name}, {units.share(each.slowness)}") for each in worst[:1])

@@ -12,12 +12,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import AnySignal, Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaVerdict, Suspect
+from pytools.signals import AnySignal, Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
 from pytools.units import duration
 from pytools.views import empty_states, tables
-from pytools.views.columns import Column, Listing, little, much, named
-from pytools.views.model import Model
-from pytools.views.network import QUEUE_PAIRS, is_silent
+from pytools.views.columns import Column, Listing, figure, little, much, named
+from pytools.views.model import KEPT, Model, is_silent
 from pytools.views.query import Query
 from pytools.views.tables import alarm, number
 
@@ -38,7 +37,9 @@ def queue_pairs(now_ns: int) -> Listing[RdmaQueuePair]:
     """One row per queue pair."""
     return Listing(
         (
-            Column("queue pair", _ends, {"device": named(lambda row: row.device), "qp": little(_number)}),
+            Column(
+                "queue pair", _ends, {"device": named(lambda row: row.device), "qp": little(lambda row: row.qp_number)}
+            ),
             Column(
                 "process",
                 lambda row: tables.process(row.owner),
@@ -89,11 +90,7 @@ def ports(_now_ns: int) -> Listing[RdmaPort]:
     """One row per port of a device."""
     return Listing(
         (
-            Column(
-                "port",
-                lambda row: f"{row.device}/{row.port}",
-                {"device": named(lambda row: f"{row.device}/{row.port}")},
-            ),
+            figure("port", "device", str, lambda row: f"{row.device}/{row.port}", order=named),
             Column(
                 "interface",
                 lambda row: row.interface or units.UNKNOWN,
@@ -102,18 +99,12 @@ def ports(_now_ns: int) -> Listing[RdmaPort]:
             ),
             Column("state", _port_state, {"state": much(lambda row: row.state != "active")}, left=True),
             Column("rate", lambda row: row.rate, left=True, spare=2),
-            Column("CNP\nreceived", lambda row: number(row.cnp_received), {"cnp": much(lambda row: row.cnp_received)}),
-            Column(
-                "CNP\nsent", lambda row: number(row.cnp_sent), {"cnp-sent": much(lambda row: row.cnp_sent)}, spare=3
-            ),
-            Column("ECN\nmarked", lambda row: number(row.ecn_marked), {"ecn": much(lambda row: row.ecn_marked)}),
-            Column(
-                "out of\nsequence",
-                lambda row: alarm(row.out_of_sequence),
-                {"sequence": much(lambda row: row.out_of_sequence)},
-            ),
-            Column("time-\nouts", lambda row: alarm(row.timeouts), {"timeouts": much(lambda row: row.timeouts)}),
-            Column("RNR", lambda row: alarm(row.receiver_not_ready), {"rnr": much(lambda row: row.receiver_not_ready)}),
+            figure("CNP\nreceived", "cnp", number, lambda row: row.cnp_received),
+            figure("CNP\nsent", "cnp-sent", number, lambda row: row.cnp_sent, 3),
+            figure("ECN\nmarked", "ecn", number, lambda row: row.ecn_marked),
+            figure("out of\nsequence", "sequence", alarm, lambda row: row.out_of_sequence),
+            figure("time-\nouts", "timeouts", alarm, lambda row: row.timeouts),
+            figure("RNR", "rnr", alarm, lambda row: row.receiver_not_ready),
             Column("changed in the window", _changed, left=True, spare=4),
             Column("addresses", lambda row: number(len(row.gids)), spare=5),
         ),
@@ -126,7 +117,7 @@ def suspects(_now_ns: int) -> Listing[Suspect]:
     return Listing(
         (
             Column("suspect", lambda row: f"{row.kind} {row.name}", {"name": named(lambda row: row.name)}),
-            Column("slowness", lambda row: units.share(row.slowness), {"slowness": much(lambda row: row.slowness)}),
+            figure("slowness", "slowness", units.share, lambda row: row.slowness),
             Column(
                 "queue pairs",
                 lambda row: f"{row.agreeing} of {row.queue_pairs}",
@@ -149,14 +140,17 @@ def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> Render
         parts.extend(_reasons(listing.ordered(rows, "verdict")))
     else:
         parts.append(Text(_none(model, asked)))
-    if model.rdma.queue_pairs_left_out:
+    if RdmaQueuePair in model.crowded:
         parts.append(
-            Text(f"more queue pairs than this view remembers ({QUEUE_PAIRS:,}): use --pid or --dst", style="dim")
+            Text(
+                f"more queue pairs than this view remembers ({KEPT[RdmaQueuePair].most:,}): use --pid or --dst",
+                style="dim",
+            )
         )
     if not asked.filters:
-        found = model.rdma.suspects
+        found = model.one(RdmaSuspects)
         parts.extend([_suspects(model, found.suspects, None)] if found is not None and found.suspects else [])
-        parts.extend(_sight(model.rdma.sight))
+        parts.extend(_sight(model.one(RdmaSight)))
     return Group(*parts)
 
 
@@ -176,12 +170,12 @@ def port_table(model: Model, signals: Sequence[AnySignal], asked: Query) -> Rend
         return Text(_none(model, asked))
     listing = ports(model.at_ns)
     title = f"{model.host}: RDMA ports, counted since the driver was loaded{asked.said()}"
-    return listing.sheet(title, listing.ordered(rows, asked.sort), lambda row: _dim(row, model.at_ns))
+    return listing.sheet(title, listing.ordered(rows, asked.sort), lambda row: tables.dim(row, model.at_ns))
 
 
 def suspect_table(model: Model, _signals: Sequence[AnySignal], asked: Query) -> RenderableType:
     """Who is suspected to be slow."""
-    found = model.rdma.suspects
+    found = model.one(RdmaSuspects)
     if found is None or not found.suspects:
         why = empty_states.no_rdma(model)
         return Text(why or f"{model.host}: no host and no link is suspected: no two queue pairs agree that one is slow")
@@ -207,10 +201,6 @@ def _sight(sight: RdmaSight | None) -> list[Text]:
         f"{process}: {how}" for process, how in sorted(sight.seen.items()) if not how.startswith(("tap", "uprobe"))
     ]
     return [Text(line, style="dim"), *(Text(f"not seen: {each}", style="yellow") for each in unseen)]
-
-
-def _number(row: RdmaQueuePair) -> int:
-    return row.qp_number
 
 
 def _ends(row: RdmaQueuePair) -> str:
@@ -245,12 +235,11 @@ def _verdict(row: RdmaQueuePair, now_ns: int) -> Text:
     if row.closed:
         return Text("closed", style="dim")
     since = f"\nfor {duration(max(0, row.at_ns - row.since_ns))}"
-    return verdict(row).append("?" if is_silent(row, now_ns, row.window_ns) else "").append(since, style="dim")
+    return verdict(row).append("?" if is_silent(row, now_ns) else "").append(since, style="dim")
 
 
-def _dim(row: RdmaQueuePair | RdmaPort, now_ns: int) -> str | None:
-    closed = isinstance(row, RdmaQueuePair) and row.closed
-    return "dim" if closed or is_silent(row, now_ns, row.window_ns) else None
+def _dim(row: RdmaQueuePair, now_ns: int) -> str | None:
+    return "dim" if row.closed else tables.dim(row, now_ns)
 
 
 def _port_state(row: RdmaPort) -> Text:

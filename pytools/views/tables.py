@@ -6,7 +6,7 @@ Pure: a model in, a renderable out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -14,9 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pytools.figures import supports_one_way
-from pytools.signals import ClockState, Owner, Path, PathDelay, Self
+from pytools.signals import AnySignal, ClockState, Owner, Path, Self
 from pytools.units import UNKNOWN, duration, share, size
-from pytools.views.model import Model
+from pytools.views.model import Model, is_silent
+
+if TYPE_CHECKING:
+    from pytools.views.doctor import Result
 
 NO_PATH: Final = "no measured path"
 _CLOCK_STYLES: Final[dict[ClockState, str]] = {"synchronised": "green", "holdover": "yellow", "free_running": "red"}
@@ -72,9 +75,19 @@ def alarm(count: int | None, style: str = "red") -> Text:
     return Text(number(count), style=style if count else "")
 
 
+def amber(count: int | None) -> Text:
+    """A count that may become trouble unless it is zero."""
+    return alarm(count, "yellow")
+
+
 def ago(ns: int, now_ns: int) -> str:
     """How long something is past."""
     return f"{duration(max(0, now_ns - ns))} ago"
+
+
+def dim(row: AnySignal, now_ns: int) -> str | None:
+    """The style of a row that nobody stands for any more."""
+    return "dim" if is_silent(row, now_ns) else None
 
 
 def process(owner: Owner) -> str:
@@ -94,15 +107,6 @@ def way(path: Path, short: bool = False) -> str:
     return place + (f" via {path.gateway}" if path.gateway else f" to {path.address}")
 
 
-def loss(delay: PathDelay, short: bool = False) -> Text:
-    """Lost probes as a share, and (unless short) how many of how many."""
-    settled = delay.received + delay.lost
-    if not settled:
-        return Text(UNKNOWN)
-    counts = "" if short else f" ({delay.lost}/{settled})"
-    return Text(share(delay.loss) + counts, style="red" if delay.lost else "")
-
-
 def plain(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
     """A table in the house's style; columns named in `right` are aligned to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -118,7 +122,8 @@ def add_row(table: Table, *cells: str | Text, style: str | None = None) -> None:
 
 def failed_hooks(model: Model, *words: str) -> list[str]:
     """Kernel hooks that are not attached and whose name has one of these words, with the reason."""
-    failed = model.cost.failed if model.cost is not None else {}
+    own = model.one(Self)
+    failed = own.failed if own is not None else {}
     return [f"{name}: {reason}" for name, reason in sorted(failed.items()) if any(word in name for word in words)]
 
 
@@ -134,11 +139,10 @@ def endpoint(address: str, port: int) -> str:
 
 def cost(model: Model) -> RenderableType:
     """What the agent costs and what it lost; nothing before the agent said so."""
-    return _cost(model.host, model.cost) if model.cost is not None else Text("the agent has not said yet")
-
-
-def _cost(host: str, own: Self) -> RenderableType:
-    table = plain(f"{host}: the agent", "what", "value", right=("value",))
+    own = model.one(Self)
+    if own is None:
+        return Text("the agent has not said yet")
+    table = plain(f"{model.host}: the agent", "what", "value", right=("value",))
     add_row(table, "processor", f"{share(own.cpu_share)} of one core over {duration(own.window_ns)}")
     add_row(table, "memory", size(own.resident_bytes))
     add_row(table, "probes on the wire", f"{size(own.probe_bytes_per_s)}/s")
@@ -158,35 +162,7 @@ def _cost(host: str, own: Self) -> RenderableType:
     return Group(*parts)
 
 
-class Diagnosed(Protocol):
-    """One finding of `doctor`."""
-
-    @property
-    def name(self) -> str:
-        """What was looked for."""
-
-    @property
-    def present(self) -> bool | None:
-        """Whether it is there; None: could not be tried."""
-
-    @property
-    def essential(self) -> bool:
-        """Whether nothing works without it."""
-
-    @property
-    def detail(self) -> str:
-        """What was seen."""
-
-    @property
-    def costs(self) -> str:
-        """What its lack costs; empty when it is there."""
-
-    @property
-    def mend(self) -> str:
-        """What to do about it."""
-
-
-def diagnosis(results: Sequence[Diagnosed], cannot: Sequence[str], kernel: str, netns: str | None) -> RenderableType:
+def diagnosis(results: Sequence[Result], cannot: Sequence[str], kernel: str, netns: str | None) -> RenderableType:
     """Findings line by line; below each gap what it costs and how to mend it."""
     where = f" in {netns}" if netns else ""
     lines = [Text(f"kernel {kernel}{where}", style="bold")]
@@ -203,7 +179,7 @@ def diagnosis(results: Sequence[Diagnosed], cannot: Sequence[str], kernel: str, 
     return Group(*lines)
 
 
-def _verdict(result: Diagnosed) -> tuple[str, str]:
+def _verdict(result: Result) -> tuple[str, str]:
     if result.present is None:
         return "unknown", "yellow"
     if result.present:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from pytools import units
 from pytools.signals import DropReason, TcpFlow, TcpPath
-from pytools.units import UNKNOWN, duration, share
+from pytools.units import duration, share
 from pytools.views import tables
-from pytools.views.columns import Column, Listing, little, much, named
-from pytools.views.tables import alarm, number
+from pytools.views.columns import Column, Listing, figure, little, much, named
+from pytools.views.tables import alarm, amber, number
 
 # Field of Retransmissions -> what --sort calls it, heading.
 CAUSES: Final[Mapping[str, tuple[str, str]]] = {
@@ -24,45 +25,32 @@ CAUSES: Final[Mapping[str, tuple[str, str]]] = {
 _SPARE: Final[Mapping[str, int]] = {"fast": 1, "timeout": 1, "tail_probe": 2, "syn": 5, "unknown": 13}
 
 
+def _causes() -> Iterator[Column[Any]]:
+    """A column each, of paths as of connections."""
+    for name, (word, heading) in CAUSES.items():
+        yield figure(heading, word, amber, operator.attrgetter(f"retransmitted.{name}"), _SPARE[name])
+
+
 def paths(_now_ns: int) -> Listing[TcpPath]:
     """One row per path or interface: the last window."""
-
-    def cause(name: str) -> Column[TcpPath]:
-        word, heading = CAUSES[name]
-
-        def count(row: TcpPath) -> int:
-            return int(getattr(row.retransmitted, name))
-
-        return Column(heading, lambda row: alarm(count(row), "yellow"), {word: much(count)}, spare=_SPARE[name])
-
     return Listing(
         (
-            Column("path", lambda row: tables.place(row.path, row.interface), {"path": named(_where)}),
-            Column("retx", lambda row: alarm(row.retransmitted_segments), {"retx": much(_segments)}),
-            Column("share", lambda row: _share(row.retransmitted_segments, row.segments_out), {"share": much(_resent)}),
-            *map(cause, CAUSES),
-            Column("spurious", lambda row: number(row.spurious_segments), {"spurious": much(_spurious)}, spare=6),
-            Column("time-\nouts", lambda row: alarm(row.timeouts), {"timeouts": much(_timeouts)}, spare=4),
-            Column("zero\nwindows", lambda row: alarm(row.zero_windows), {"zero": much(_zero)}, spare=7),
-            Column(
-                "CE",
-                lambda row: _share(row.delivered_ce_segments, row.delivered_segments),
-                {"ce": much(_marked)},
-                spare=8,
-            ),
+            figure("path", "path", str, _where, order=named),
+            figure("retx", "retx", alarm, lambda row: row.retransmitted_segments),
+            figure("share", "share", share, lambda row: row.retransmitted_share if row.segments_out else None),
+            *_causes(),
+            figure("spurious", "spurious", number, lambda row: row.spurious_segments, 6),
+            figure("time-\nouts", "timeouts", alarm, lambda row: row.timeouts, 4),
+            figure("zero\nwindows", "zero", alarm, lambda row: row.zero_windows, 7),
+            figure("CE", "ce", share, _marked, 8),
             Column(
                 "resets\nout / in",
                 _resets,
                 {"resets": much(lambda row: row.resets_sent + row.resets_received)},
                 spare=12,
             ),
-            Column("sent", lambda row: units.bit_rate(_sending(row)), {"sent": much(_sending)}, spare=9),
-            Column(
-                "retx\ntotal",
-                lambda row: number(row.total_segments),
-                {"total": much(lambda row: row.total_segments)},
-                spare=11,
-            ),
+            figure("sent", "sent", units.bit_rate, _sending, 9),
+            figure("retx\ntotal", "total", number, lambda row: row.total_segments, 11),
         ),
         lambda row: (-row.retransmitted_segments, row.interface, str(row.path or "")),
     )
@@ -70,15 +58,6 @@ def paths(_now_ns: int) -> Listing[TcpPath]:
 
 def flows(now_ns: int) -> Listing[TcpFlow]:
     """One row per connection, since it began."""
-
-    def cause(name: str) -> Column[TcpFlow]:
-        word, heading = CAUSES[name]
-
-        def count(row: TcpFlow) -> int:
-            return int(getattr(row.retransmitted, name))
-
-        return Column(heading, lambda row: alarm(count(row), "yellow"), {word: much(count)}, spare=_SPARE[name])
-
     return Listing(
         (
             Column("connection", _ends, {"local": named(_local), "remote": named(_remote)}),
@@ -89,10 +68,10 @@ def flows(now_ns: int) -> Listing[TcpFlow]:
                 left=True,
                 spare=3,
             ),
-            Column("retx", lambda row: alarm(row.retransmitted_segments), {"retx": much(_segments)}),
-            *map(cause, CAUSES),
-            Column("spur-\nious", lambda row: number(row.spurious_segments), {"spurious": much(_spurious)}, spare=8),
-            Column("time-\nouts", lambda row: alarm(row.timeouts), {"timeouts": much(_timeouts)}, spare=7),
+            figure("retx", "retx", alarm, lambda row: row.retransmitted_segments),
+            *_causes(),
+            figure("spur-\nious", "spurious", number, lambda row: row.spurious_segments, 8),
+            figure("time-\nouts", "timeouts", alarm, lambda row: row.timeouts, 7),
             Column(
                 "srtt\nmin",
                 lambda row: f"{duration(row.srtt_ns)}\n{duration(row.min_rtt_ns)}",
@@ -111,7 +90,7 @@ def flows(now_ns: int) -> Listing[TcpFlow]:
                 {"rate": little(lambda row: row.delivery_rate_bps), "sent": much(lambda row: row.sent_bytes)},
                 spare=4,
             ),
-            Column("zero\nwin.", lambda row: alarm(row.zero_windows), {"zero": much(_zero)}, spare=9),
+            figure("zero\nwin.", "zero", alarm, lambda row: row.zero_windows, 9),
             Column("CE", _marks, {"ce": much(_marked)}, spare=11),
             Column(
                 "resets\ndrops",
@@ -140,11 +119,9 @@ def reasons(_now_ns: int) -> Listing[DropReason]:
     """One row per reason of the kernel."""
     return Listing(
         (
-            Column("reason", lambda row: row.reason, {"reason": named(lambda row: row.reason)}),
-            Column(
-                "in window", lambda row: alarm(row.window_packets), {"window": much(lambda row: row.window_packets)}
-            ),
-            Column("total", lambda row: number(row.total_packets), {"total": much(lambda row: row.total_packets)}),
+            figure("reason", "reason", str, lambda row: row.reason, order=named),
+            figure("in window", "window", alarm, lambda row: row.window_packets),
+            figure("total", "total", number, lambda row: row.total_packets),
         ),
         lambda row: (-row.window_packets, -row.total_packets, row.reason),
     )
@@ -152,26 +129,6 @@ def reasons(_now_ns: int) -> Listing[DropReason]:
 
 def _where(row: TcpPath | TcpFlow) -> str:
     return tables.place(row.path, row.interface)
-
-
-def _segments(row: TcpPath | TcpFlow) -> int:
-    return row.retransmitted_segments
-
-
-def _spurious(row: TcpPath | TcpFlow) -> int:
-    return row.spurious_segments
-
-
-def _timeouts(row: TcpPath | TcpFlow) -> int:
-    return row.timeouts
-
-
-def _zero(row: TcpPath | TcpFlow) -> int:
-    return row.zero_windows
-
-
-def _resent(row: TcpPath) -> float | None:
-    return row.retransmitted_share if row.segments_out else None
 
 
 def _marked(row: TcpPath | TcpFlow) -> float | None:
@@ -182,12 +139,8 @@ def _sending(row: TcpPath) -> float | None:
     return row.sent_bytes * 8e9 / row.window_ns if row.window_ns else None
 
 
-def _share(part: int, whole: int) -> str:
-    return share(part / whole) if whole else UNKNOWN
-
-
 def _marks(row: TcpFlow) -> str:
-    return "off" if row.ecn == "off" else _share(row.delivered_ce_segments, row.delivered_segments)
+    return "off" if row.ecn == "off" else share(_marked(row))
 
 
 def _resets(row: TcpPath) -> str:

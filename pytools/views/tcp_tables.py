@@ -12,11 +12,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import AnySignal, Retransmissions, TcpFlow, TcpHost, TcpPath
+from pytools.signals import AnySignal, PacketDrops, Retransmissions, TcpFlow, TcpHost, TcpPath
 from pytools.units import duration
 from pytools.views import tables
-from pytools.views.model import Model
-from pytools.views.network import FLOWS, is_silent
+from pytools.views.model import KEPT, Model
 from pytools.views.query import Query
 from pytools.views.tcp_columns import CAUSES, flows, paths, reasons
 
@@ -40,7 +39,7 @@ def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> Render
     if by_path:
         window = duration(max(row.window_ns for row in by_path))
         title = f"{model.host}: TCP by path, over {window}{asked.said()}"
-        parts.append(paths(model.at_ns).sheet(title, by_path, lambda row: _dim(row, model.at_ns, row.window_ns)))
+        parts.append(paths(model.at_ns).sheet(title, by_path, lambda row: tables.dim(row, model.at_ns)))
     if by_flow:
         parts.append(_flow_sheet(model, by_flow[:_SHOWN_FLOWS], asked))
         if len(by_flow) > _SHOWN_FLOWS:
@@ -67,11 +66,11 @@ def _remarks(model: Model, shown: Sequence[TcpPath | TcpFlow], asked: Query) -> 
     if not shown:
         nothing = asked.none_passes(model.host) or f"{model.host}: no TCP connection has been reported"
         said.append(Text(nothing))
-    if model.tcp.flows_left_out:
+    if TcpFlow in model.crowded:
         said.append(
             Text(
-                f"more connections than this view remembers ({FLOWS:,}): those that retransmitted least are missing; "
-                "narrow it down with --dst, --port or --pid",
+                f"more connections than this view remembers ({KEPT[TcpFlow].most:,}): those that retransmitted least "
+                "are missing; narrow it down with --dst, --port or --pid",
                 style="dim",
             )
         )
@@ -104,7 +103,7 @@ def causes(counts: Retransmissions) -> str:
 
 def drops(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
     """Packets that this kernel dropped."""
-    found = model.tcp.drops
+    found = model.one(PacketDrops)
     if found is None:
         return Text(f"{model.host}: nothing is known of packets that the kernel drops (swerve doctor says why)")
     if not found.reasons:
@@ -114,7 +113,3 @@ def drops(model: Model, signals: Sequence[AnySignal], asked: Query) -> Renderabl
     )
     listing = reasons(model.at_ns)
     return listing.sheet(title, listing.ordered(found.reasons, asked.sort))
-
-
-def _dim(row: TcpPath, now_ns: int, window_ns: int) -> str | None:
-    return "dim" if is_silent(row, now_ns, window_ns) else None

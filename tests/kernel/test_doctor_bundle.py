@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bundle_parts import parts_of
 from support import AS_NOBODY, SWERVE, require, run
 
 from pytools import directories
@@ -17,7 +18,7 @@ from pytools.kernel import features
 from pytools.kernel.bpf import attach, loader, tc_programs
 from pytools.kernel.netns import inside
 from pytools.sources import programs
-from pytools.views import checks_agent, doctor, doctor_bundle
+from pytools.views import checks_agent, doctor
 
 CONFIG = "host: one\npeers: [{name: two, address: 10.77.0.2, clock: shared}]\n"
 
@@ -125,7 +126,7 @@ def test_a_bundle_of_a_namespace(host: str, tmp_path: Path) -> None:
     said = run([*SWERVE, "doctor", "-n", host, "--bundle", str(out), "--redact"]).stdout
     assert "without self.json: no agent serves" in said and "never in it: keys" in said
     assert out.stat().st_mode & 0o777 == 0o600
-    parts = doctor_bundle.read(out)
+    parts = parts_of(out)
     names = {each["ifname"] for each in json.loads(parts["ip-link.json"])}
     assert names == {"lo", "v0", "w0", "w1"}, "of the namespace, not of the host"
     routes = json.loads(parts["ip-route.json"])
@@ -138,7 +139,7 @@ def test_a_bundle_of_a_namespace(host: str, tmp_path: Path) -> None:
     plain = tmp_path / "plain.tar.gz"
     manifest = json.loads(run([*SWERVE, "doctor", "-n", host, "--bundle", str(plain), "-j"]).stdout)
     assert manifest["addresses_hidden"] is None
-    assert json.loads(doctor_bundle.read(plain)["config.json"])["peers"][0]["address"] == "10.77.0.2"
+    assert json.loads(parts_of(plain)["config.json"])["peers"][0]["address"] == "10.77.0.2"
 
 
 def test_a_bundle_is_made_without_privileges_too(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_a_bundle_is_made_without_privileges_too(tmp_path: Path) -> None:
     out = tmp_path / "out.tar.gz"
     done = run([*AS_NOBODY, *SWERVE, "doctor", "--bundle", str(out)], check=False, cwd=Path("/"))
     assert done.returncode == 0, done.stderr
-    assert {"doctor.json", "ip-link.json", "manifest.json"} <= set(doctor_bundle.read(out))
+    assert {"doctor.json", "ip-link.json", "manifest.json"} <= set(parts_of(out))
 
 
 @pytest.mark.parametrize("words", [["--redact"], ["--clean", "--bundle", "x.tar.gz"]])

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import samples
+from bundle_parts import parts_of
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -77,7 +78,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def made(host: Path, redact: bool = False) -> tuple[doctor_bundle.Manifest, dict[str, bytes]]:
     out = host / f"bundle{redact}.tar.gz"
-    return doctor_bundle.write(out, None, None, REPORT, redact), doctor_bundle.read(out)
+    return doctor_bundle.write(out, None, None, REPORT, redact), parts_of(out)
 
 
 def test_the_manifest_names_what_is_in_it_and_what_is_not(host: Path) -> None:

@@ -16,11 +16,11 @@ from rich.text import Text
 
 from pytools import units
 from pytools.errors import UsageError
-from pytools.signals import AnySignal, Collocated, Quantiles
+from pytools.signals import AnySignal, AppDelay, Clock, Collocated, Quantiles
 from pytools.units import UNKNOWN
-from pytools.views import clock_tables, delay_tables, drawing, follow, timing
+from pytools.views import clock_tables, drawing, follow
 from pytools.views.kinds import VIEWS
-from pytools.views.model import Model, fold
+from pytools.views.model import FORGOTTEN_NS, KEPT, Model, fold, is_whole_path
 from pytools.views.query import asked_for
 from pytools.views.sheet import Sheet
 
@@ -58,6 +58,10 @@ def edges(model: Model, **asked: Any) -> RenderableType:
 
 def apps(model: Model, **asked: Any) -> RenderableType:
     return drawn("app", model, **asked)
+
+
+def delays(model: Model) -> RenderableType:
+    return drawn("delay", model)
 
 
 def fleet() -> Model:
@@ -140,10 +144,10 @@ def test_without_a_reference_none_is_named() -> None:
 
 
 def test_the_last_word_about_a_clock_is_not_for_ever() -> None:
-    later = samples.AT_NS + timing.SILENT_NS + 1
+    later = samples.AT_NS + KEPT[Clock].silent_ns + 1
     assert row(text(clocks(fold(fleet(), [samples.clock("h2", at_ns=later)]))), "h1 ")[5] == "synchronised?"
-    gone = fold(fleet(), [samples.clock("h2", at_ns=samples.AT_NS + timing.FORGOTTEN_NS + 1)])
-    assert list(gone.timing.clocks) == ["h2"]
+    gone = fold(fleet(), [samples.clock("h2", at_ns=samples.AT_NS + FORGOTTEN_NS + 1)])
+    assert list(gone.of(Clock)) == ["h2"]
 
 
 def test_an_edge_has_all_its_figures() -> None:
@@ -231,12 +235,12 @@ def test_no_application_delay_is_a_fact_between_free_clocks_or_below_zero(clock:
 
 def test_flows_that_ended_go_and_paths_stay_when_there_are_too_many() -> None:
     ended = known(samples.app_delay(local_port=40_000), samples.self_cost(samples.AT_NS + 4 * SECOND_NS))
-    assert not ended.timing.apps
+    assert not ended.of(AppDelay)
     many = [samples.app_delay(1, samples.AT_NS), samples.app_delay(2, samples.AT_NS)]
-    many += [samples.app_delay(1, samples.AT_NS + each, local_port=each + 1) for each in range(timing.APP_FLOWS)]
-    kept = known(*many).timing.apps.values()
-    assert len(kept) == timing.APP_FLOWS
-    assert sum(timing.is_whole_path(app) for app in kept) == 2
+    many += [samples.app_delay(1, samples.AT_NS + each, local_port=each + 1) for each in range(KEPT[AppDelay].most)]
+    kept = known(*many).of(AppDelay).values()
+    assert len(kept) == KEPT[AppDelay].most
+    assert sum(is_whole_path(app) for app in kept) == 2
     assert [app for app in kept if app.path == samples.path(2)] == [many[1]]
 
 
@@ -244,7 +248,7 @@ def test_flows_that_ended_go_and_paths_stay_when_there_are_too_many() -> None:
 def test_no_table_is_cut_or_wider_than_the_terminal(width: int) -> None:
     model = fold(fleet(), samples.one_of_each())
     model = fold(model, [samples.app_delay(1, local_port=40_000, local="fd00:9::1", remote="fd00:9::2")])
-    for draw in (clocks, edges, apps, delay_tables.delays):
+    for draw in (clocks, edges, apps, delays):
         lines = text(draw(model), width).splitlines()
         assert max(map(len, lines)) <= width
         assert not any("…" in line for line in lines)

@@ -34,8 +34,9 @@ from pytools.signals import (
     Retransmissions,
 )
 from pytools.signals import Path as NetworkPath
+from pytools.views.metrics.counting import INTERFACES, PATHS, PORTS
 from pytools.views.metrics.families import FAMILIES
-from pytools.views.metrics.model import FORGOTTEN_NS, FRESH_NS, INTERFACES, PATHS, PORTS, Model
+from pytools.views.metrics.model import FORGOTTEN_NS, FRESH_NS, Model
 from pytools.views.metrics.parts import Histogram as Buckets
 from pytools.views.metrics.parts import Total
 from pytools.views.metrics.series import SERIES_LIMIT, expose, most

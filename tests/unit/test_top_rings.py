@@ -11,7 +11,7 @@ from samples import AT_NS, SECOND_NS
 from top_kit import NOW_NS, known, lines, story
 
 from pytools.figures import ONE_WAY, Figure
-from pytools.signals import DELAY_BOUNDS_NS, Delay, Histogram, encode
+from pytools.signals import DELAY_BOUNDS_NS, Delay, Histogram, PathDelay, PathState, encode
 from pytools.views.top import paths
 from pytools.views.top.glyphs import UNICODE
 from pytools.views.top.rings import LONGEST_S, WINDOWS, Ring, figures, queued, trend
@@ -25,7 +25,7 @@ def test_a_line_in_another_order_is_decoded_like_any_other() -> None:
     shuffled = msgspec.json.encode({name: fields[name] for name in sorted(fields, reverse=True)})
     about = Known()
     about.take([shuffled])
-    assert about.model.delays[samples.path()] == samples.path_delay() and about.malformed == 0
+    assert about.model.of(PathDelay)[samples.path()] == samples.path_delay() and about.malformed == 0
 
 
 def test_what_is_no_signal_is_counted() -> None:
@@ -191,7 +191,7 @@ def test_what_is_frozen_stays_as_it_was() -> None:
     at_ns = AT_NS + SECOND_NS
     about.take(lines([samples.path_delay(1, at_ns), samples.act(at_ns, 9), samples.path_state(1, at_ns, "healthy")]))
     about.take(lines([samples.path_delay(1, at_ns + 1, window_ns=80_000_000)]))
-    assert held.model.states[samples.path(1)].state == "drained"
+    assert held.model.of(PathState)[samples.path(1)].state == "drained"
     assert (figures(held.rings[samples.path(1)], 0), list(held.events), held.about(samples.path(1))) == before
     assert about.rings[samples.path(1)].windows[-1].at_ns == at_ns > held.rings[samples.path(1)].windows[-1].at_ns
     assert len(about.events) == len(before[1]) + 2

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from pytools import units
-from pytools.signals import AnySignal, Delay
+from pytools.signals import Act, AnySignal, Delay, NexthopGroup, PathDelay
 from pytools.units import UNKNOWN
 from pytools.views import delay_tables, tables
-from pytools.views.model import Model, fold, member_of, packet_rates
+from pytools.views.kinds import VIEWS
+from pytools.views.model import Model, fold, member_of
+from pytools.views.query import Query
 
 SECOND_NS = samples.SECOND_NS
 
@@ -78,13 +80,17 @@ def test_drifts_are_parts_in_a_million(ppb: float | None, shown: str) -> None:
     assert tables.ppm(ppb) == shown
 
 
+def delays(model: Model) -> str:
+    return text(delay_tables.delays(model, VIEWS["delay"].rows(model), Query()))
+
+
 FIGURES = ["1.70 µs", "2.10 µs", "8.40 µs", "±450 ns", "400 ns", "6.70 µs", "±200 ns", "350 ns", "±210 ns"]
 
 
 @pytest.mark.parametrize("clock", ["synchronised", "holdover"])
 def test_delays_are_shown_with_their_bounds(clock: str) -> None:
     signal = samples.path_delay(lost=1, received=49, clock=clock, asymmetry_ns=-1_200, asymmetry_bound_ns=450)
-    shown = text(delay_tables.delays(fold(Model(), [signal])))
+    shown = delays(fold(Model(), [signal]))
     assert "h1: one-way delays over 1.00 s\n" in shown
     assert row(shown, "h2 rail1") == ["h2 rail1", "→", *FIGURES, "3.80 µs", clock]
     assert row(shown, "via 10.1.1.1") == ["via 10.1.1.1", "←", *FIGURES, "-1.20 µs ±450 ns", "2.0 % (1/50)"]
@@ -97,19 +103,22 @@ def test_delays_are_shown_with_their_bounds(clock: str) -> None:
 def test_a_silent_path_is_shown_before_anything_counts_as_lost(missed: int, later_ns: int, shown: str) -> None:
     silent = samples.path_liveness(missed=missed, silent_ns=130_000_000, at_ns=samples.AT_NS + later_ns)
     model = fold(Model(), [samples.path_delay(lost=1, received=49), silent])
-    assert row(text(delay_tables.delays(model)), "via 10.1.1.1")[-1] == shown
+    assert row(delays(model), "via 10.1.1.1")[-1] == shown
 
 
 def test_an_asymmetry_needs_clocks_and_a_bound() -> None:
+    def shown(signal: AnySignal) -> str:
+        return row(delays(fold(Model(), [signal])), "via 10.1.1.1")[-2]
+
     known = samples.path_delay(asymmetry_ns=120, asymmetry_bound_ns=450)
-    assert str(delay_tables.asymmetry(known)) == "+120 ns ±450 ns"
+    assert shown(known) == "+120 ns ±450 ns"
     for changes in ({"clock": "free_running"}, {"asymmetry_ns": None}, {"asymmetry_bound_ns": None}):
-        assert str(delay_tables.asymmetry(msgspec.structs.replace(known, **changes))) == UNKNOWN
+        assert shown(msgspec.structs.replace(known, **changes)) == UNKNOWN
 
 
 def test_windows_that_differ_are_said_to() -> None:
     short = msgspec.structs.replace(samples.path_delay(2), window_ns=80_000_000)
-    shown = text(delay_tables.delays(fold(Model(), [samples.path_delay(1), short])))
+    shown = delays(fold(Model(), [samples.path_delay(1), short]))
     assert "over windows from 80.00 ms to 1.00 s" in shown
 
 
@@ -121,7 +130,7 @@ def test_windows_that_differ_are_said_to() -> None:
 def test_no_negative_and_no_unsynchronised_delay_is_ever_a_fact(clock: str, owd_ns: int, bound: int | None) -> None:
     one = Delay(samples=9, owd_min_ns=owd_ns, owd_p50_ns=owd_ns, owd_p99_ns=owd_ns, bound_ns=bound)
     signal = samples.path_delay(clock=clock, forward=one, reverse=one, round_trip_min_ns=None)
-    shown = text(delay_tables.delays(fold(Model(), [signal])))
+    shown = delays(fold(Model(), [signal]))
     owd = row(shown, "h2 rail1")[2:6]
     known = clock != "free_running" and owd_ns >= 0
     assert owd == [units.duration(owd_ns)] * 3 + [tables.bound(bound)] if known else owd == [UNKNOWN] * 4
@@ -132,14 +141,14 @@ def test_an_unprobed_direction_has_no_figures_and_no_loss() -> None:
     signal = samples.path_delay(
         forward=Delay(samples=0), reverse=Delay(samples=0), round_trip_min_ns=None, sent=0, received=0
     )
-    shown = text(delay_tables.delays(fold(Model(), [signal])))
+    shown = delays(fold(Model(), [signal]))
     assert row(shown, "h2 rail1")[2:] == [UNKNOWN] * 10 + ["synchronised"]
     assert row(shown, "via 10.1.1.1")[2:] == [UNKNOWN] * 11
 
 
 def test_cost_shows_every_counter_and_every_failed_hook() -> None:
     own = samples.self_cost(drops={"ring_full": 7, "bus_slow": 0}, failed={"tcp_egress on rail1": "no TCX"})
-    shown = text(tables.cost(fold(Model(), [own])))
+    shown = text(text(tables.cost(fold(Model(), [own]))))
     assert row(shown, "probe_egress") == ["probe_egress", "1000", "52 ns"]
     assert row(shown, "ring_full") == ["ring_full", "7"]
     assert row(shown, "bus_slow") == ["bus_slow", "0"]
@@ -149,9 +158,9 @@ def test_cost_shows_every_counter_and_every_failed_hook() -> None:
 def test_the_longest_window_is_kept_until_it_is_long_over() -> None:
     long = samples.path_delay(at_ns=10 * SECOND_NS)
     short = samples.path_delay(at_ns=10 * SECOND_NS + 1, window_ns=SECOND_NS // 10)
-    assert fold(Model(), [short, long, short]).delays[samples.path()] == long
+    assert fold(Model(), [short, long, short]).of(PathDelay)[samples.path()] == long
     late = samples.path_delay(at_ns=14 * SECOND_NS, window_ns=SECOND_NS // 10)
-    assert fold(Model(), [long, late]).delays[samples.path()] == late
+    assert fold(Model(), [long, late]).of(PathDelay)[samples.path()] == late
 
 
 @given(st.lists(st.sampled_from(samples.one_of_each(5) + samples.one_of_each(9)), max_size=20), st.integers(0, 20))
@@ -161,19 +170,18 @@ def test_folding_in_two_steps_is_folding_in_one(signals: list[AnySignal], cut: i
 
 def test_folding_leaves_the_old_model_as_it_was() -> None:
     before = fold(Model(), samples.one_of_each(5))
-    delays, acts = dict(before.delays), before.acts
+    delays, acts = dict(before.of(PathDelay)), dict(before.of(Act))
     fold(before, samples.one_of_each(9))
-    assert dict(before.delays) == delays and before.acts == acts
+    assert before.of(PathDelay) == delays and before.of(Act) == acts
 
 
-def test_packet_rates_survive_counts_that_start_afresh() -> None:
-    first = samples.nexthop_group(SECOND_NS, packets=(100, 900))
-    second = samples.nexthop_group(3 * SECOND_NS, packets=(300, 100))
-    assert packet_rates(first, second) == {(102, 11): 100.0, (102, 12): 50.0}
-    uncounted = samples.nexthop_group(4 * SECOND_NS, packets=(None, None))
-    assert packet_rates(second, uncounted) == {}
-    assert packet_rates(None, first) == {}
-    assert fold(Model(), [first, second, uncounted]).rates == {}
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+def test_a_route_leads_to_the_group_that_was_told_of_last(cut: int) -> None:
+    def group(number: int, *destinations: str) -> AnySignal:
+        return msgspec.structs.replace(samples.nexthop_group(), group_id=number, destinations=list(destinations))
+
+    told = [group(1, "10.1.0.0/16"), group(2, "10.1.0.0/16", "10.2.0.0/16"), group(3, "10.2.0.0/16"), group(4)]
+    assert list(fold(fold(Model(), told[:cut]), told[cut:]).of(NexthopGroup)) == [3, 4]
 
 
 def test_a_path_finds_its_member_by_the_longest_prefix() -> None:

@@ -188,9 +188,7 @@ def test_a_filter_that_no_row_of_a_table_has_is_an_error() -> None:
 def test_every_filter_of_a_view_can_be_passed_and_no_other(kind: str) -> None:
     shown = {type(row) for row in EVERYTHING if type(row) in drawing.LISTINGS[kind]}
     rows = [row for row in EVERYTHING if type(row) in shown]
-    fields = {"sources": "src", "destinations": "dst", "ports": "port", "pids": "pid", "commands": "command"}
-    fields |= {"interfaces": "interface", "paths": "path", "verdicts": "verdict", "hosts": "host"}
-    had = {fields[name] for row in rows for name in fields if getattr(filters.traits(row), name)}
+    had = {name for row in rows for name, has in filters.traits(row)._asdict().items() if has}
     assert had == VIEWS[kind].filters
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -13,12 +14,27 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pytools import units
-from pytools.signals import AnySignal, Owner, Pause, Retransmissions, Suspect
+from pytools.signals import (
+    AnySignal,
+    Link,
+    LinkEvent,
+    Owner,
+    PathEcn,
+    PathMtu,
+    Pause,
+    RdmaPort,
+    RdmaQueuePair,
+    Retransmissions,
+    Suspect,
+    TcpFlow,
+    TcpHost,
+    TcpPath,
+)
 from pytools.units import UNKNOWN
-from pytools.views import drawing, follow, network, tcp_tables
+from pytools.views import drawing, follow, tcp_tables
 from pytools.views.filters import Filters
 from pytools.views.kinds import VIEWS
-from pytools.views.model import Model, fold
+from pytools.views.model import FORGOTTEN_NS, KEPT, SILENT_NS, Model, fold, is_silent
 from pytools.views.query import Query, asked_for
 
 SECOND_NS = samples.SECOND_NS
@@ -265,42 +281,42 @@ def test_ports_say_what_the_device_does_not_count() -> None:
 
 def test_the_connections_that_are_remembered_are_bounded_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 400  # a table of 4,096 rows takes seconds to draw
-    monkeypatch.setattr(network, "FLOWS", most)
+    monkeypatch.setitem(KEPT, TcpFlow, replace(KEPT[TcpFlow], most=most))
     flows = [
         samples.tcp_flow(local_port=each % 65536, segments=each, local=f"fd00::{each}") for each in range(most + 9)
     ]
     model = known(*flows)
-    assert len(model.tcp.flows) == most and model.tcp.flows_left_out
-    assert min(flow.retransmitted_segments for flow in model.tcp.flows.values()) == 9  # of one second: the least go
+    assert len(model.of(TcpFlow)) == most and TcpFlow in model.crowded
+    assert min(flow.retransmitted_segments for flow in model.of(TcpFlow).values()) == 9  # of one second: the least go
     later = fold(model, [samples.tcp_flow(at_ns=samples.AT_NS + 2 * SECOND_NS, segments=0)])
-    assert len(later.tcp.flows) == most and samples.tcp_flow().local in {key[0] for key in later.tcp.flows}
+    assert len(later.of(TcpFlow)) == most and samples.tcp_flow().local in {key[0] for key in later.of(TcpFlow)}
     assert "those that retransmitted least are missing" in shown("flows", later, width=120)
-    assert not known(samples.tcp_flow()).tcp.flows_left_out
+    assert TcpFlow not in known(samples.tcp_flow()).crowded
 
 
 def test_queue_pairs_and_events_are_bounded_too() -> None:
-    pairs = [samples.rdma_qp(each, closed=each < 5) for each in range(network.QUEUE_PAIRS + 5)]
+    pairs = [samples.rdma_qp(each, closed=each < 5) for each in range(KEPT[RdmaQueuePair].most + 5)]
     model = known(*pairs)
-    assert len(model.rdma.queue_pairs) == network.QUEUE_PAIRS and model.rdma.queue_pairs_left_out
-    assert not any(pair.closed for pair in model.rdma.queue_pairs.values())  # the ended ones went first
-    events = [samples.link_event(at_ns=samples.AT_NS + each) for each in range(network.EVENTS + 50)]
-    assert [each.at_ns for each in known(*events).links.events.values()] == [
-        samples.AT_NS + each for each in range(50, network.EVENTS + 50)
+    assert len(model.of(RdmaQueuePair)) == KEPT[RdmaQueuePair].most and RdmaQueuePair in model.crowded
+    assert not any(pair.closed for pair in model.of(RdmaQueuePair).values())  # the ended ones went first
+    events = [samples.link_event(at_ns=samples.AT_NS + each) for each in range(KEPT[LinkEvent].most + 50)]
+    assert [each.at_ns for each in known(*events).of(LinkEvent).values()] == [
+        samples.AT_NS + each for each in range(50, KEPT[LinkEvent].most + 50)
     ]
 
 
 def test_what_is_not_heard_of_goes_dim_and_is_then_forgotten() -> None:
     signals = [samples.tcp_flow(), samples.tcp_path(), samples.link(), samples.path_mtu(), samples.path_ecn()]
     signals += [samples.rdma_qp(), samples.rdma_port()]
-    later = samples.AT_NS + network.SILENT_NS + SECOND_NS
+    later = samples.AT_NS + SILENT_NS + SECOND_NS
     silent = known(*signals, samples.self_cost(later))
     assert "ok?" in shown("rdma", silent)
-    for each in (silent.tcp.paths, silent.links.links, silent.rdma.queue_pairs):
-        assert network.is_silent(next(iter(each.values())), later, SECOND_NS)
-    gone = fold(silent, [samples.self_cost(samples.AT_NS + network.FORGOTTEN_NS + 1)])
-    for rest in (gone.tcp.flows, gone.tcp.paths, gone.links.links, gone.links.mtus, gone.links.ecns):
+    for each in (silent.of(TcpPath), silent.of(Link), silent.of(RdmaQueuePair)):
+        assert is_silent(next(iter(each.values())), later)
+    gone = fold(silent, [samples.self_cost(samples.AT_NS + FORGOTTEN_NS + 1)])
+    for rest in (gone.of(TcpFlow), gone.of(TcpPath), gone.of(Link), gone.of(PathMtu), gone.of(PathEcn)):
         assert not rest
-    assert not gone.rdma.queue_pairs and not gone.rdma.ports
+    assert not gone.of(RdmaQueuePair) and not gone.of(RdmaPort)
 
 
 @given(st.lists(st.sampled_from(samples.one_of_each(5) + samples.one_of_each(9)), max_size=20), st.integers(0, 20))
@@ -376,13 +392,13 @@ def collected(signals: list[AnySignal], filters: Filters | None) -> Model:
 
 
 def test_connections_that_cannot_pass_take_no_room() -> None:
-    crowd = [samples.tcp_flow(local_port=each % 65536, local=f"fd00::{each}") for each in range(network.FLOWS)]
+    crowd = [samples.tcp_flow(local_port=each % 65536, local=f"fd00::{each}") for each in range(KEPT[TcpFlow].most)]
     mine = [samples.tcp_flow(local_port=each, segments=0, owner=Owner(pid=9)) for each in range(1, 21)]
     asked = asked_for("flows", None, {"pid": (9,)})
     model = collected([*mine, *crowd, samples.tcp_host()], asked.filters)
-    assert len(follow.rows_of("flows", model, asked)) == 20 and not model.tcp.flows_left_out
-    assert model.tcp.host is not None
-    assert collected([*mine, *crowd], None).tcp.flows_left_out
+    assert len(follow.rows_of("flows", model, asked)) == 20 and TcpFlow not in model.crowded
+    assert model.one(TcpHost) is not None
+    assert TcpFlow in collected([*mine, *crowd], None).crowded
 
 
 def test_a_queue_pair_whose_verdict_changed_is_not_shown_with_its_old_one() -> None:
@@ -396,3 +412,9 @@ def test_processes_are_waited_for_where_they_are_asked_for() -> None:
     by_process, by_address = asked_for("tcp", None, {"pid": (9,)}), asked_for("tcp", None, {"dst": ("::/0",)})
     assert tcp.wait_s(by_process.filters) > tcp.wait_s(by_address.filters) == tcp.wait_s(None) == tcp.first_s
     assert rdma.wait_s(by_process.filters) == rdma.first_s  # these come with their process
+
+
+def test_the_first_frame_waits_until_enough_is_known() -> None:
+    takes: list[float] = []
+    shown = [len(takes) for _ in follow.paced(takes.append, lambda: len(takes) >= 3, 0.0, 0.0, 2)]
+    assert shown == [3, 4]

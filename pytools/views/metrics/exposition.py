@@ -14,7 +14,7 @@ from prometheus_client.core import (
 )
 
 from pytools.views.metrics.families import FAMILIES
-from pytools.views.metrics.parts import Histogram, Totals
+from pytools.views.metrics.parts import Row
 
 _UNITS: Final = ("seconds", "bytes", "ratio")
 
@@ -42,16 +42,14 @@ class Exposition:
         for each in dict.fromkeys((*known, value)):
             self.add(name, (*labels, each), float(each == value))
 
-    def totals(self, name: str, labels: Sequence[str], totals: Totals, scale: float = 1) -> None:
-        """One series for each total."""
-        for own, total in totals.items():
-            self.add(name, (*labels, *own), total.value * scale if scale != 1 else total.value)
-
-    def histogram(self, name: str, labels: Sequence[str], histogram: Histogram) -> None:
-        """All series of a histogram."""
-        metric = self._metric(name)
-        assert isinstance(metric, HistogramMetricFamily)
-        metric.add_metric(labels, histogram.cumulative(), histogram.sum_ns / 1e9)
+    def counted(self, row: Row) -> None:
+        """What was counted of one subject."""
+        for (name, *own), total in row.totals.items():
+            self.add(name, (*row.labels, *own), total.value / 1e9 if name.endswith("_seconds_total") else total.value)
+        for (name, *own), histogram in row.histograms.items():
+            metric = self._metric(name)
+            assert isinstance(metric, HistogramMetricFamily)
+            metric.add_metric((*row.labels, *own), histogram.cumulative(), histogram.sum_ns / 1e9)
 
     def info(self, name: str, values: Sequence[str]) -> None:
         """What is known of something in words."""

@@ -1,21 +1,22 @@
 """What metrics are made of: totals that never go back, histograms, and tables with a limit. Pure.
 
-Times are CLOCK_MONOTONIC nanoseconds. Nothing here knows a label: rows are found by the key that signals carry, and
-labels are made once for each row.
+Times are CLOCK_MONOTONIC nanoseconds. Nothing here knows a metric.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final
 
 from pytools import signals
 from pytools.signals import DELAY_BOUNDS_NS
 
 _LE: Final = (*(repr(bound / 1e9) for bound in DELAY_BOUNDS_NS), "+Inf")  # a bound is written in one way only
 BUCKETS: Final = len(_LE)
+NAMES: Final = 256  # drop counters, reasons of dropped packets, programs, hooks: each so many
 
 
 class Total:
@@ -27,24 +28,19 @@ class Total:
         self.value = 0
         self._last = self._epoch = 0
 
-    def take(self, reading: int, epoch: int = 0) -> None:
-        """The counter's reading now; a smaller one than the last, or another epoch, means that it began anew."""
+    def take(self, reading: int, epoch: int = 0) -> int:
+        """The counter's reading now; a smaller one than the last, or another epoch, means that it began anew.
+
+        Returns
+        -------
+        int
+            By how much it grew.
+        """
         begins = epoch != self._epoch or reading < self._last
-        self.value += reading if begins else reading - self._last
+        grown = reading if begins else reading - self._last
+        self.value += grown
         self._last, self._epoch = reading, epoch
-
-
-class Totals(dict[tuple[str, ...], Total]):
-    """Totals by the labels that tell them apart within one subject."""
-
-    def take(self, labels: tuple[str, ...], reading: int | None, epoch: int = 0) -> None:
-        """A reading; None: this counter does not exist here."""
-        if reading is None:
-            return
-        total = self.get(labels)
-        if total is None:
-            total = self[labels] = Total()
-        total.take(reading, epoch)
+        return grown
 
 
 class Histogram:
@@ -72,59 +68,112 @@ class Histogram:
         return list(zip(_LE, accumulate(self._counts), strict=True))
 
 
-class Heard(Protocol):
-    """What a table holds."""
-
-    heard_ns: int
+Key = tuple[str, ...]  # a metric, and its labels behind those of the row
 
 
-Key = TypeVar("Key", bound=Hashable)
-Row = TypeVar("Row", bound=Heard)
-
-
-class Table(Generic[Key, Row]):
-    """Rows by key, no more than a limit; whoever comes when it is full is counted and not remembered.
+class Totals(dict[Key, Total]):
+    """Totals by metric and labels; those of one metric are no more than a limit.
 
     Parameters
     ----------
+    zeros : iterable of Key
+        Those that are there from the beginning.
     limit : int
-        How many rows at most.
-    make : callable
-        A new row for a key.
-
-    Attributes
-    ----------
-    left_out : int
-        Signals that found no row.
+        Totals of one metric.
+    left_out : Counter
+        Where it is counted that one found no room.
     """
 
-    def __init__(self, limit: int, make: Callable[[Key], Row]) -> None:
-        self.limit, self._make = limit, make
-        self._rows: dict[Key, Row] = {}
-        self.left_out = 0
+    __slots__ = ("_left_out", "_limit", "_of_metric")
 
-    def row(self, key: Key, at_ns: int) -> Row | None:
-        """The row of this key, which was heard of then; None, and counted, when there is no room for another."""
-        row = self._rows.get(key)
+    def __init__(self, zeros: Iterable[Key], limit: int, left_out: Counter[str]) -> None:
+        super().__init__((key, Total()) for key in zeros)
+        self._limit, self._left_out = limit, left_out
+        self._of_metric = Counter(key[0] for key in self)
+
+    def __missing__(self, key: Key) -> Total:
+        """A new one; where there is no room, one that nobody will see."""
+        total = Total()
+        if self._of_metric[key[0]] < self._limit:
+            self._of_metric[key[0]] += 1
+            self[key] = total
+        else:
+            self._left_out["name"] += 1
+        return total
+
+    def read(self, key: Key, reading: int | None, epoch: int = 0) -> int:
+        """A reading of a counter that is kept elsewhere, None: there is none here; by how much it grew."""
+        return 0 if reading is None else self[key].take(reading, epoch)
+
+
+class Row:
+    """One subject: the newest signals about it, and what was counted of it, by metric.
+
+    Parameters
+    ----------
+    labels : tuple of str
+        The labels of its series; or what it is known by, where it has none.
+    left_out : Counter
+        Where what has no room is counted, by kind.
+    zeros, histograms : iterable of Key
+        Totals and histograms that it has from the beginning.
+    limit : int
+        Series of one metric.
+    """
+
+    __slots__ = ("heard_ns", "histograms", "labels", "left_out", "newest", "totals")
+
+    def __init__(
+        self,
+        labels: Key,
+        left_out: Counter[str],
+        zeros: Iterable[Key] = (),
+        histograms: Iterable[Key] = (),
+        limit: int = NAMES,
+    ) -> None:
+        self.labels, self.left_out, self.heard_ns = labels, left_out, 0
+        self.newest: dict[Any, Any] = {}  # by kind; of events by what happened, too
+        self.totals = Totals(zeros, limit, left_out)
+        self.histograms = {key: Histogram() for key in histograms}
+
+
+class Table:
+    """Rows by their labels, no more than a limit; whoever comes when it is full is counted and not remembered.
+
+    Parameters
+    ----------
+    kind : str
+        What it is a table of, as it is counted.
+    limit : int
+        How many rows at most.
+    left_out : Counter
+        Where signals that found no row are counted.
+    make : callable
+        A new row.
+    """
+
+    def __init__(self, kind: str, limit: int, left_out: Counter[str], make: Callable[[Key, Counter[str]], Row]) -> None:
+        self._kind, self._limit, self._left_out, self._make = kind, limit, left_out, make
+        self._rows: dict[Key, Row] = {}
+
+    def row(self, labels: Key, at_ns: int) -> Row | None:
+        """The row of these labels, which was heard of then; None, and counted, when there is no room for another."""
+        row = self._rows.get(labels)
         if row is None:
-            if len(self._rows) >= self.limit:
-                self.left_out += 1
+            if len(self._rows) >= self._limit:
+                self._left_out[self._kind] += 1
                 return None
-            row = self._rows[key] = self._make(key)
+            row = self._rows[labels] = self._make(labels, self._left_out)
         row.heard_ns = max(row.heard_ns, at_ns)
         return row
 
-    def remove(self, key: Key) -> None:
+    def remove(self, labels: Key) -> None:
         """Remember it no more."""
-        self._rows.pop(key, None)
+        self._rows.pop(labels, None)
 
     def forget(self, before_ns: int) -> None:
         """Remove what was last heard of before then."""
-        for key in [key for key, row in self._rows.items() if row.heard_ns < before_ns]:
-            del self._rows[key]
+        self._rows = {labels: row for labels, row in self._rows.items() if row.heard_ns >= before_ns}
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._rows.values())
-
-    def __len__(self) -> int:
-        return len(self._rows)

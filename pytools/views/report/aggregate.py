@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from pytools.figures import FOLLOWED, Figure, supports_one_way
 from pytools.signals import (
     Clock,
@@ -14,18 +16,16 @@ from pytools.signals import (
     RdmaQueuePair,
     RdmaSight,
     RdmaSuspects,
-    Retransmissions,
     Self,
     TcpPath,
     nexthop_name,
 )
+from pytools.views.model import is_shown
 from pytools.views.report.records import ClockStory, Direction, HostStory, PathStory, QueuePairStory, WeightStory
 from pytools.views.report.runs import Runs
 from pytools.views.report.series import SLOTS, Series, Spread, Sums
-from pytools.views.timing import is_shown
 
 SILENCE_NS: Final = 5_000_000_000  # of what is told about once a second
-_CAUSES: Final = ("fast", "timeout", "tail_probe", "syn", "unknown")
 _MESSAGES: Final = 8  # bandwidth over sliding windows of so many
 _MEMBERS: Final = 16
 
@@ -79,7 +79,7 @@ class HeardPath:
             return
         self._tcp_ns = new.unix_ns
         self._segments_out += new.segments_out
-        self._resent.add(new.unix_ns, by_cause(new.retransmitted))
+        self._resent.add(new.unix_ns, msgspec.structs.asdict(new.retransmitted))
 
     def story(self, until_ns: int, slots: int) -> PathStory:
         """All of it."""
@@ -106,11 +106,6 @@ class HeardPath:
 def _direction(spreads: Mapping[Figure, Spread]) -> Direction:
     measured = ((figure, spread.quantile(figure.share)) for figure, spread in spreads.items())
     return Direction({figure: value for figure, value in measured if value is not None})
-
-
-def by_cause(resent: Retransmissions) -> dict[str, int]:
-    """Segments by what made the kernel send them again."""
-    return {cause: getattr(resent, cause) for cause in _CAUSES}
 
 
 class HeardGroup:

@@ -8,8 +8,9 @@ CLOCK_REALTIME nanoseconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
 SLOTS: Final = 300
@@ -51,6 +52,10 @@ class Line:
         return [point for piece in self.pieces for point in piece]
 
 
+def _merge(slots: dict[int, Slot], number: int, new: Slot, merged: Callable[[Slot, Slot], Slot]) -> None:
+    slots[number] = merged(slots[number], new) if number in slots else new
+
+
 class _Slots(Generic[Slot]):
     """Slots by number, merged two by two whenever there are more than `limit`."""
 
@@ -59,9 +64,7 @@ class _Slots(Generic[Slot]):
         self.slots: dict[int, Slot] = {}
 
     def put(self, unix_ns: int, new: Slot) -> None:
-        number = unix_ns // self.width_ns
-        old = self.slots.get(number)
-        self.slots[number] = new if old is None else self.merged(old, new)
+        _merge(self.slots, unix_ns // self.width_ns, new, self.merged)
         if len(self.slots) > self.limit:
             self.narrow(self.limit)
 
@@ -74,8 +77,7 @@ class _Slots(Generic[Slot]):
             return
         wider: dict[int, Slot] = {}
         for number, slot in self.slots.items():
-            old = wider.get(number >> doublings)
-            wider[number >> doublings] = slot if old is None else self.merged(old, slot)
+            _merge(wider, number >> doublings, slot, self.merged)
         self.slots, self.width_ns = wider, self.width_ns << doublings
 
     def merged(self, one: Slot, other: Slot) -> Slot:
@@ -85,42 +87,32 @@ class _Slots(Generic[Slot]):
 _Ends = tuple[Point, Point] | None  # smallest and largest; None: only unknown ones
 
 
-class _Extremes(_Slots[tuple[_Ends]]):
-    def merged(self, one: tuple[_Ends], other: tuple[_Ends]) -> tuple[_Ends]:
-        (first,), (second,) = one, other
-        if first is None or second is None:
-            return (second if first is None else first,)
-        low = min(first[0], second[0], key=_by_value)
-        high = max(first[1], second[1], key=_by_value)
-        return ((low, high),)
-
-
 def _by_value(point: Point) -> float:
     return point.value
 
 
-class Series:
-    """Values over time, in any order.
-
-    Parameters
-    ----------
-    limit : int
-        So many slots are kept at most, each with two points at most.
-    """
+class Series(_Slots[_Ends]):
+    """Values over time, in any order: of each slot the smallest and the largest."""
 
     def __init__(self, limit: int = SLOTS) -> None:
-        self._slots = _Extremes(limit)
+        super().__init__(limit)
         self._values = self._unknown = 0
+
+    def merged(self, one: _Ends, other: _Ends) -> _Ends:
+        """Both."""
+        if one is None or other is None:
+            return other if one is None else one
+        return min(one[0], other[0], key=_by_value), max(one[1], other[1], key=_by_value)
 
     def add(self, unix_ns: int, value: float | None, bound: float | None = None) -> None:
         """One more; None is not known."""
         if value is None:
             self._unknown += 1
-            self._slots.put(unix_ns, (None,))
+            self.put(unix_ns, None)
             return
         self._values += 1
         point = Point(unix_ns, value, bound)
-        self._slots.put(unix_ns, ((point, point),))
+        self.put(unix_ns, (point, point))
 
     def line(self, step_ns: int, limit: int = SLOTS) -> Line:
         """What is to be drawn.
@@ -132,11 +124,10 @@ class Series:
         limit : int
             At most so many slots; the series itself stays coarser from then on.
         """
-        self._slots.narrow(limit)
+        self.narrow(limit)
         pieces: list[list[Point]] = []
         before = None  # number of the last slot with values
-        for number in sorted(self._slots.slots):
-            (ends,) = self._slots.slots[number]
+        for number, ends in sorted(self.slots.items(), key=itemgetter(0)):
             if ends is None:
                 before = None
                 continue
@@ -149,7 +140,7 @@ class Series:
             else:
                 pieces.append(points)
             before = number
-        return Line(tuple(map(tuple, pieces)), self._slots.width_ns, step_ns, self._values, self._unknown)
+        return Line(tuple(map(tuple, pieces)), self.width_ns, step_ns, self._values, self._unknown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Final, Protocol
 
 from rich.text import Text
@@ -20,11 +19,10 @@ from textual.binding import Binding, BindingType
 from textual.driver import Driver
 
 from pytools.errors import SwerveError
-from pytools.views.actions import Mode, Steering
+from pytools.views.actions import Mode
 from pytools.views.top import feed, keys, orders
 from pytools.views.top.canvas import Canvas, Prompt
-from pytools.views.top.glyphs import UNICODE, Glyphs
-from pytools.views.top.header import Around
+from pytools.views.top.header import Around, Given
 from pytools.views.top.keys import KEYS, Look, Panel
 from pytools.views.top.page import Frame, draw
 from pytools.views.top.state import Known
@@ -46,23 +44,6 @@ class Source(Protocol):
 
     def want(self, types: frozenset[str]) -> None:
         """Which types shall come."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """What the view was started with."""
-
-    count: int | None = None  # frames, then it ends
-    every_s: float = 1.0
-    color: bool = True
-    glyphs: Glyphs = UNICODE
-    allow_actions: bool = False
-    steering: Steering | None = None
-    child: bool = False  # the agent is our own
-    clock_ns: Callable[[], int] = time.monotonic_ns
-    up_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
-    is_gone: Callable[[], bool] = lambda: False  # nobody is at the terminal any more
-    timed: bool = True  # False: frames come only by `tick` (tests)
 
 
 class Top(App[int]):

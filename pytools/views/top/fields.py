@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 from rich.text import Span, Text
 
 from pytools.signals import AnySignal
-from pytools.views.columns import Order
+from pytools.views.columns import Order, much
 from pytools.views.top.glyphs import Glyphs
 
 Row = TypeVar("Row")
@@ -31,6 +31,19 @@ class Field(Generic[Row]):
     order: Order[Row] | None = None
     left: bool = False
     least: int = 0  # of the last one: it takes what room there is, if it is so much; 0: its width, no more, no less
+
+
+def figure(
+    heading: str,
+    width: int,
+    show: Callable[[Any], Cell],
+    value: Callable[[Row], Any],
+    meaning: str,
+    order: Callable[[Callable[[Row], Any]], Order[Row]] = much,
+    left: bool = False,
+) -> Field[Row]:
+    """A column of one value, which is shown and sorted by."""
+    return Field(heading, width, lambda row: show(value(row)), meaning, order(value), left)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from pytools.signals import GroupMember, NexthopGroup, Path
+from pytools.signals import GroupMember, NexthopGroup, Path, PathState
 from pytools.views.model import Model, member_of
 from pytools.views.top.rings import LONGEST_S, SECOND_NS, first_after
 
@@ -99,10 +99,14 @@ class Shares:
             TCP segments that left by each path within it.
         """
         self._look_at_routes(model)
-        members = {(group.group_id, each.nexthop_id): each for group in model.groups.values() for each in group.members}
+        members = {
+            (group.group_id, each.nexthop_id): each
+            for group in model.of(NexthopGroup).values()
+            for each in group.members
+        }
         wanted = {
             carrier: state.weight_wanted
-            for path, state in model.states.items()
+            for path, state in model.of(PathState).items()
             if state.weight_wanted is not None and (carrier := self._carrier(model, path)) is not None
         }
         whole: dict[int, int] = {}
@@ -163,5 +167,5 @@ def _routes(model: Model) -> list[tuple[int, list[str], list[tuple[int, str, str
             group.destinations,
             [(each.nexthop_id, each.gateway, each.interface) for each in group.members],
         )
-        for group in model.groups.values()
+        for group in model.of(NexthopGroup).values()
     ]

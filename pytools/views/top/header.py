@@ -5,20 +5,24 @@ Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rich.text import Text
 
 from pytools import units
+from pytools.signals import PathState, Self
 from pytools.views import clock_panel
-from pytools.views.actions import Mode
+from pytools.views.actions import Mode, Steering
+from pytools.views.model import is_silent
 from pytools.views.top.fields import Rows
+from pytools.views.top.glyphs import UNICODE, Glyphs
 from pytools.views.top.keys import Look
 from pytools.views.top.paths import short_time
 from pytools.views.top.state import Known
 
-_FRESH_NS: Final = 3_000_000_000  # a controller repeats every state once a second
 _TABS: Final = (
     ("1", "paths", ("paths",)),
     ("2", "flows", ("flows",)),
@@ -41,17 +45,34 @@ class Around:
     child: bool = False  # the agent is the view's own
 
 
+@dataclass(frozen=True)
+class Given:
+    """What the view was started with."""
+
+    count: int | None = None  # frames, then it ends
+    every_s: float = 1.0
+    color: bool = True
+    glyphs: Glyphs = UNICODE
+    allow_actions: bool = False
+    steering: Steering | None = None
+    child: bool = False  # the agent is our own
+    clock_ns: Callable[[], int] = time.monotonic_ns
+    up_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    is_gone: Callable[[], bool] = lambda: False  # nobody is at the terminal any more
+    timed: bool = True  # False: frames come only by `tick` (tests)
+
+
 def mode(known: Known, around: Around) -> str:
     """Who steers, in a word."""
     if around.mode is not None:
         return "observe" if not around.mode.running else "steering" if around.mode.applies else "dry run"
-    fresh = any(around.now_ns - state.at_ns <= _FRESH_NS for state in known.model.states.values())
+    fresh = any(not is_silent(state, around.now_ns) for state in known.model.of(PathState).values())
     return "a controller runs" if fresh else "observe"
 
 
 def first(known: Known, around: Around, width: int) -> Text:
     """Host, uptime, clock, mode, cost, losses; what is least important goes where there is no room."""
-    model, cost = known.model, known.model.cost
+    model, cost = known.model, known.model.one(Self)
     word = mode(known, around)
     clock = clock_panel.own(model, around.now_ns)
     lost = sum(known.drops().values())
@@ -107,7 +128,7 @@ def alerts(known: Known, around: Around, look: Look, passed: tuple[int, int]) ->
         said.append(Text(f"filter: {look.asked} ({passed[0]} of {passed[1]})", style="cyan"))
     if now is not None and now.frozen:
         said.append(Text(f"steering is frozen: {now.frozen}", style="yellow"))
-    cost = known.model.cost
+    cost = known.model.one(Self)
     if cost is not None and cost.failed:
         said.append(Text(f"not attached: {', '.join(sorted(cost.failed))}", style="red"))
     missed = known.missed(around.missed)

@@ -13,13 +13,12 @@ from typing import Final, Literal, NamedTuple
 from pytools.errors import UsageError
 from pytools.signals import AnySignal
 from pytools.views import filters
-from pytools.views.filters import Filters, chosen
+from pytools.views.filters import Filters, Traits, chosen
 from pytools.views.top.rings import HORIZONS_S
 
 Panel = Literal["paths", "flows", "links", "rdma", "events"]
 Page = Literal["list", "detail", "help"]
 INTERVALS_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-_WORDS: Final = tuple(name for name in Filters.__dataclass_fields__)
 
 
 class Key(NamedTuple):
@@ -104,7 +103,7 @@ def asked(typed: str) -> Asked:
     given: dict[str, list[str]] = {}
     rest = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for name, value in zip(rest[::2], rest[1::2], strict=False):
-        given.setdefault(chosen(name.removeprefix("--"), _WORDS, "filter"), []).append(value)
+        given.setdefault(chosen(name.removeprefix("--"), Traits._fields, "filter"), []).append(value)
     if len(rest) % 2:
         raise UsageError(f"{rest[-1]} has no value", "like --path rail1")
     numbers = {name: [_number(name, value) for value in given.pop(name, [])] for name in ("port", "pid")}

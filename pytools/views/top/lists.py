@@ -12,13 +12,13 @@ from typing import Any, Final, TypeVar
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import Link, RdmaQueuePair, TcpFlow
+from pytools.signals import Link, RdmaQueuePair, RdmaSight, TcpFlow
 from pytools.units import UNKNOWN
 from pytools.views import link_tables, rdma_tables, tables, tcp_columns
-from pytools.views.columns import Column, Listing, Order, little, much, named
-from pytools.views.network import flow_key, is_silent
-from pytools.views.tables import alarm, number
-from pytools.views.top.fields import Cell, Field, Rows
+from pytools.views.columns import Column, Listing, Order, little, named
+from pytools.views.model import flow_key, is_silent
+from pytools.views.tables import alarm, amber, number
+from pytools.views.top.fields import Cell, Field, Rows, figure
 from pytools.views.top.paths import short_time
 from pytools.views.top.state import Event, Known
 
@@ -57,33 +57,21 @@ def flows(known: Known, now_ns: int) -> Rows[TcpFlow]:
         return f"{tables.endpoint(row.local, row.local_port)} → {tables.endpoint(row.remote, row.remote_port)}"
 
     fields: tuple[Field[TcpFlow], ...] = (
-        Field("connection", 42, ends, "both ends", named(ends), True),
-        Field(
+        figure("connection", 42, str, ends, "both ends", named, True),
+        figure(
             "retx",
             7,
-            lambda row: alarm(counts(row).retransmitted),
+            alarm,
+            lambda row: counts(row).retransmitted,
             "segments retransmitted since the connection began, or since `z`",
-            much(lambda row: counts(row).retransmitted),
         ),
         of("srtt\nmin", "srtt", 8, "smoothed round trip", "srtt"),
         of("srtt\nmin", "min", 8, "smallest round trip the kernel remembers", "min", 1),
         of("process", "process", 18, "process that holds it", "command"),
-        Field(
-            "RTO",
-            5,
-            lambda row: alarm(counts(row).timeouts, "yellow"),
-            "retransmission timeouts",
-            much(lambda row: counts(row).timeouts),
-        ),
+        figure("RTO", 5, amber, lambda row: counts(row).timeouts, "retransmission timeouts"),
         of("cwnd\nssthresh", "cwnd", 6, "congestion window, segments", "cwnd"),
         of("rate\nsent", "rate", 12, "the kernel's last delivery rate", "rate"),
-        Field(
-            "sent",
-            9,
-            lambda row: units.size(counts(row).sent_bytes),
-            "bytes sent, without retransmissions",
-            much(lambda row: counts(row).sent_bytes),
-        ),
+        figure("sent", 9, units.size, lambda row: counts(row).sent_bytes, "bytes sent, without retransmissions"),
         of("CE", "CE", 6, "share of segments acknowledged as marked (CE)", "ce"),
         of("zero\nwin.", "zero", 5, "zero windows: the receiver does not read", "zero"),
         of("path", "path", 18, "the measured path, or the interface", "path"),
@@ -91,12 +79,12 @@ def flows(known: Known, now_ns: int) -> Rows[TcpFlow]:
     )
     return Rows(
         fields,
-        list(known.model.tcp.flows.values()),
+        list(known.model.of(TcpFlow).values()),
         key=flow_key,
         usual=lambda row: (-counts(row).retransmitted, -counts(row).sent_bytes, flow_key(row)),
         signals=lambda row: (row,),
         text=lambda row: f"{ends(row)} {tables.process(row.owner)} {row.interface} {row.path or ''} {row.state}",
-        dim=lambda row: row.state == "close" or is_silent(row, now_ns, 5_000_000_000),
+        dim=lambda row: row.state == "close" or is_silent(row, now_ns),
         nothing="no TCP connection has been reported yet",
         by="most retx first",
     )
@@ -115,13 +103,7 @@ def links(known: Known, now_ns: int) -> Rows[Link]:
         of("drops\nin / out", "drops in/out", 12, "packets dropped by the interface in the last window", "drops"),
         of("errors", "errors", 7, "errors in the last window", "errors"),
         of("carrier\nchanges", "carrier", 7, "changes of carrier since it was created", "changes"),
-        Field(
-            "silent",
-            6,
-            lambda row: Text(str(len(row.failed_neighbours)), style="red" if row.failed_neighbours else ""),
-            "neighbours that do not answer",
-            much(lambda row: len(row.failed_neighbours)),
-        ),
+        figure("silent", 6, alarm, lambda row: len(row.failed_neighbours), "neighbours that do not answer"),
         of("pauses\nin / out", "pauses in/out", 16, "pause frames received and sent", "pauses"),
         of("MTU", "MTU", 6, "largest packet", "mtu"),
         of("speed", "speed", 12, "speed by the driver", "speed"),
@@ -129,12 +111,12 @@ def links(known: Known, now_ns: int) -> Rows[Link]:
     )
     return Rows(
         fields,
-        list(known.model.links.links.values()),
+        list(known.model.of(Link).values()),
         key=lambda row: row.interface,
         usual=lambda row: (row.up and row.carrier, row.interface),
         signals=lambda row: (row,),
         text=lambda row: f"{row.interface} {' '.join(map(str, row.paths))}",
-        dim=lambda row: is_silent(row, now_ns, row.window_ns),
+        dim=lambda row: is_silent(row, now_ns),
         nothing="no interface that carries a path has been reported yet",
         by="down first",
     )
@@ -161,14 +143,14 @@ def queue_pairs(known: Known, now_ns: int) -> Rows[RdmaQueuePair]:
         Field("remote", 16, lambda row: row.remote or UNKNOWN, "the peer", named(lambda row: row.remote), True),
         of("process", "process", 20, "process that holds it", "command"),
         of("errors", "errors", 16, "failed completions", "errors"),
-        Field("posted", 12, lambda row: number(row.posted), "work requests posted", much(lambda row: row.posted)),
+        figure("posted", 12, number, lambda row: row.posted, "work requests posted"),
         Field("reason", 60, lambda row: row.reason, "the measurement behind the verdict", None, True, 16),
     )
-    sight = model.rdma.sight
+    sight = model.one(RdmaSight)
     nothing = sight.reason if sight is not None and not sight.available else "no queue pair has been seen yet"
     return Rows(
         fields,
-        [row for row in model.rdma.queue_pairs.values() if not row.closed],
+        [row for row in model.of(RdmaQueuePair).values() if not row.closed],
         key=lambda row: (row.device, row.qp_number, row.owner.pid),
         usual=lambda row: (
             rdma_tables.WORST_FIRST.index(row.verdict),
@@ -180,7 +162,7 @@ def queue_pairs(known: Known, now_ns: int) -> Rows[RdmaQueuePair]:
         text=lambda row: (
             f"{row.device} {row.qp_number} {row.owner.command} {row.remote} {row.path or ''} {row.verdict}"
         ),
-        dim=lambda row: is_silent(row, now_ns, row.window_ns),
+        dim=lambda row: is_silent(row, now_ns),
         nothing=nothing,
     )
 
@@ -209,9 +191,7 @@ def events(known: Known, now_ns: int) -> Rows[Event]:
             little(lambda row: _KINDS.index(row.kind)),
             True,
         ),
-        Field(
-            "where", 20, lambda row: row.place, "path, target, interface or host", named(lambda row: row.place), True
-        ),
+        figure("where", 20, str, lambda row: row.place, "path, target, interface or host", named, True),
         Field("what", 24, lambda row: Text(row.what, style=row.style), "from → to", named(lambda row: row.what), True),
         Field("why", 120, lambda row: row.why, "the measurement, and the rule", None, True, 12),
     )

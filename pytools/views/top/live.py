@@ -9,21 +9,16 @@ import contextlib
 import gc
 import signal
 import sys
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
-from pytools.errors import SwerveError
 from pytools.ipc.client import LineClient
-from pytools.views.actions import Mode, Steering
+from pytools.views.actions import Steering
 from pytools.views.top import plain
 from pytools.views.top.feed import types_of
-from pytools.views.top.glyphs import Glyphs, of_locale
-from pytools.views.top.header import Around
-from pytools.views.top.keys import Look
-
-_CHILD_S: Final = 30.0  # until an agent that has just been started publishes
+from pytools.views.top.glyphs import of_locale
+from pytools.views.top.header import Given
 
 
 def is_terminal() -> bool:
@@ -61,56 +56,22 @@ def run(
     SwerveError
         If there is no agent, or it went.
     """
-    glyphs = of_locale()
+    given = Given(count, every_s or 1.0, color, of_locale(), allow_actions, steering, child)
     if not is_terminal():
         once = 1 if count is None and every_s is None else count
         with LineClient(socket, types_of("paths"), coarse=True) as feed:
-            _report(feed, once, every_s or 1.0, glyphs, steering, child)
+            plain.run(feed, replace(given, count=once))
         return 0
     # Nothing until the application reads: it takes half a second to load.
     with LineClient(socket, frozenset(), coarse=True) as feed:
-        return _live(feed, count, every_s or 1.0, color, glyphs, steering, allow_actions, child)
+        return _live(feed, given)
 
 
-def _report(
-    feed: LineClient, count: int | None, every_s: float, glyphs: Glyphs, steering: Steering | None, child: bool
-) -> None:
-    def around(source: LineClient) -> Around:
-        mode: Mode | None = None
-        if steering is not None:
-            with contextlib.suppress(SwerveError):
-                mode = steering.mode()
-        up_s = int(time.clock_gettime(time.CLOCK_BOOTTIME))
-        return Around(time.monotonic_ns(), up_s, source.dropped, mode=mode, child=child)
-
-    patience_s = _CHILD_S if child else plain.PATIENCE_S
-    plain.run(feed, Look(every_s=every_s), count, glyphs, around, patience_s)
-
-
-def _live(
-    feed: LineClient,
-    count: int | None,
-    every_s: float,
-    color: bool,
-    glyphs: Glyphs,
-    steering: Steering | None,
-    allow_actions: bool,
-    child: bool,
-) -> int:
+def _live(feed: LineClient, given: Given) -> int:
     from pytools.views.top import terminal
-    from pytools.views.top.app import Given, Top
+    from pytools.views.top.app import Top
 
-    given = Given(
-        count=count,
-        every_s=every_s,
-        color=color,
-        glyphs=glyphs,
-        allow_actions=allow_actions,
-        steering=steering,
-        child=child,
-        is_gone=terminal.is_gone,
-    )
-    app = Top(feed, given, terminal.Terminal)
+    app = Top(feed, replace(given, is_gone=terminal.is_gone), terminal.Terminal)
     gc.freeze()  # what was loaded stays; and of what comes little is in cycles
     gc.set_threshold(20_000, 20, 50)
     with _ended_by_signal(), terminal.given_back():

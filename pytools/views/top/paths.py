@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from rich.text import Text
 
@@ -18,8 +18,8 @@ from pytools.signals import AnySignal, AppDelay, Path, PathDelay, PathState
 from pytools.units import UNKNOWN, duration
 from pytools.views import tables
 from pytools.views.columns import little, much, named
-from pytools.views.timing import is_whole_path
-from pytools.views.top.fields import Cell, Field, Rows
+from pytools.views.model import is_silent, is_whole_path
+from pytools.views.top.fields import Cell, Field, Rows, figure
 from pytools.views.top.glyphs import Glyphs
 from pytools.views.top.group_traffic import Share
 from pytools.views.top.rings import Direction, Figures, Ring, figures, segments, trend, trouble
@@ -33,7 +33,6 @@ STYLES: Final = {
     "unmeasured": "dim",
 }
 _URGENCY: Final = ("drained", "suspect", "returning", "unmeasured", "healthy")
-_SILENT_NS: Final = 3_000_000_000  # what was not heard of for so long (or three windows) is said to be silent
 SPARKS: Final = 10
 
 
@@ -59,13 +58,12 @@ class PathRow:
     @property
     def silent(self) -> bool:
         """Whether it has not been measured for a while."""
-        delay = self.delay
-        return delay is None or self.now_ns - delay.at_ns > max(_SILENT_NS, 3 * delay.window_ns)
+        return self.delay is None or is_silent(self.delay, self.now_ns)
 
     @property
     def unsteered(self) -> bool:
         """Whether nobody stands for its state any more."""
-        return self.state is not None and self.now_ns - self.state.at_ns > _SILENT_NS
+        return self.state is not None and is_silent(self.state, self.now_ns)
 
     def why(self) -> str:
         """What there is to say about it; empty when nothing is."""
@@ -85,20 +83,20 @@ class PathRow:
 def rows(known: Known, now_ns: int, horizon_s: int, glyphs: Glyphs) -> Rows[PathRow]:
     """All paths."""
     model, since = known.model, since_ns(now_ns, horizon_s)
-    paths = sorted({*known.rings, *model.delays, *model.states})
+    paths = sorted({*known.rings, *model.of(PathDelay), *model.of(PathState)})
     short = [tables.way(path, short=True) for path in paths]
     names = short if len(set(short)) == len(short) else [tables.way(path) for path in paths]
     sent = {path: segments(ring, since) for path, ring in known.rings.items()}
     shares = known.shares.of(model, paths, since, sent)
     apps: dict[Path | None, AppDelay] = {}
-    for app in model.timing.apps.values():  # of two protocols the one with more samples
+    for app in model.of(AppDelay).values():  # of two protocols the one with more samples
         if is_whole_path(app) and (app.path not in apps or app.sampled > apps[app.path].sampled):
             apps[app.path] = app
     nothing = Ring()
     found = []
     for path, name in zip(paths, names, strict=True):
         ring = known.rings.get(path, nothing)
-        about = model.delays.get(path), model.states.get(path), shares.get(path), apps.get(path)
+        about = model.of(PathDelay).get(path), model.of(PathState).get(path), shares.get(path), apps.get(path)
         found.append(PathRow(path, name, now_ns, since, ring, *about))
     return Rows(
         fields(glyphs),
@@ -201,6 +199,11 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
 
         return Field(heading, 9, lambda row: one_way(tables.bound(value(row)), row), meaning, much(value))
 
+    def share(
+        heading: str, value: Callable[[PathRow], float | None], meaning: str, order: Any = much
+    ) -> Field[PathRow]:
+        return figure(heading, 7, units.share, value, meaning, order)
+
     def there(row: PathRow) -> Direction:
         return row.figures.forward
 
@@ -208,7 +211,7 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
         return row.figures.reverse
 
     return (
-        Field("path", 24, lambda row: row.name, "destination and interface", named(lambda row: row.name), True),
+        figure("path", 24, str, lambda row: row.name, "destination and interface", named, True),
         Field(
             "state",
             13,
@@ -230,20 +233,10 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
             "queueing delay there (p99), the worst of every 4 s, on one scale for all paths",
             left=True,
         ),
-        Field(
-            "retx/s",
-            6,
-            lambda row: _per_s(row.figures.retransmitted_per_s),
-            "TCP segments retransmitted per second",
-            much(lambda row: row.figures.retransmitted_per_s),
+        figure(
+            "retx/s", 6, _per_s, lambda row: row.figures.retransmitted_per_s, "TCP segments retransmitted per second"
         ),
-        Field(
-            "CE",
-            7,
-            lambda row: units.share(row.figures.marked_forward),
-            "share of TCP segments acknowledged as marked (CE) there",
-            much(lambda row: row.figures.marked_forward),
-        ),
+        share("CE", lambda row: row.figures.marked_forward, "share of TCP segments acknowledged as marked (CE) there"),
         Field(
             "weight",
             7,
@@ -251,19 +244,17 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
             "weight in the kernel; `1→9`: and the wanted one",
             little(lambda row: None if row.share is None else row.share.member.weight),
         ),
-        Field(
+        share(
             "wanted",
-            7,
-            lambda row: units.share(row.share.wanted if row.share else None),
+            lambda row: row.share.wanted if row.share else None,
             "share of its group's packets by the wanted weights",
-            little(lambda row: row.share.wanted if row.share else None),
+            little,
         ),
-        Field(
+        share(
             "sent",
-            7,
-            lambda row: units.share(row.share.sent if row.share else None),
+            lambda row: row.share.sent if row.share else None,
             "share of its group's packets that left there: TCP segments, and the kernel's own count",
-            little(lambda row: row.share.sent if row.share else None),
+            little,
         ),
         delay("back p99", back, Figure(ONE_WAY, "p99"), "one-way delay back, p99"),
         delay("q back", back, Figure(QUEUEING, "p99"), "queueing delay back, p99"),
@@ -271,13 +262,7 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
         delay("back p50", back, Figure(ONE_WAY, "p50"), "one-way delay back, p50"),
         error("± back", back, "bound of the one-way delays back"),
         delay("q p50", there, Figure(QUEUEING, "p50"), "queueing delay there, p50"),
-        Field(
-            "CE back",
-            7,
-            lambda row: units.share(row.figures.marked_reverse),
-            "share of arriving packets that are marked (CE)",
-            much(lambda row: row.figures.marked_reverse),
-        ),
+        share("CE back", lambda row: row.figures.marked_reverse, "share of arriving packets that are marked (CE)"),
         Field(
             "app p99",
             8,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -14,18 +14,21 @@ from rich.text import Text
 
 from pytools.errors import SwerveError
 from pytools.ipc.client import LineClient
-from pytools.views import clock_panel, network_panel
+from pytools.signals import Clock
+from pytools.views import clock_panel, clock_tables, network_panel, tables
+from pytools.views.actions import Mode
+from pytools.views.follow import LOT_S, paced
 from pytools.views.sheet import Sheet
 from pytools.views.top import header, paths
 from pytools.views.top.glyphs import Glyphs
-from pytools.views.top.header import Around
+from pytools.views.top.header import Around, Given
 from pytools.views.top.keys import Look
 from pytools.views.top.lists import clock_time
 from pytools.views.top.state import Known
 
 _FIRST_S: Final = 1.2  # long enough for one long window of every path
-PATIENCE_S: Final = 5.0
-_LOT_S: Final = 0.2
+_PATIENCE_S: Final = 5.0
+_CHILD_S: Final = 30.0  # until an agent that has just been started publishes
 _WIDE: Final = 300
 _ACTS: Final = 20
 _REASONS: Final = 50
@@ -51,8 +54,9 @@ def report(known: Known, look: Look, around: Around, glyphs: Glyphs) -> Renderab
     parts += [Text(f"{row.name}: {row.why()}") for row in ordered[:_REASONS] if row.why()]
     about = (network_panel.tcp, network_panel.links, network_panel.rdma, clock_panel.summary)
     parts += [said for each in about if (said := each(model, now)) is not None]
-    if model.timing.clocks:
-        parts.append(clock_panel.table(model, now, None))
+    if model.of(Clock):
+        listing = clock_tables.of_hosts(now)
+        parts.append(listing.sheet("clocks", clock_panel.worst_first(model, now), lambda row: tables.dim(row, now)))
     acts = [event for event in reversed(known.events) if event.kind == "act"][:_ACTS]
     if acts:
         parts.append(Text("last acts"))
@@ -60,42 +64,37 @@ def report(known: Known, look: Look, around: Around, glyphs: Glyphs) -> Renderab
     return Group(*parts)
 
 
-def run(
-    feed: LineClient,
-    look: Look,
-    count: int | None,
-    glyphs: Glyphs,
-    around: Callable[[LineClient], Around],
-    patience_s: float = PATIENCE_S,
-    clock: Callable[[], float] = time.monotonic,
-    wait: Callable[[float], None] = time.sleep,
-) -> None:
-    """Print reports on standard output: `count` of them, or until interrupted.
+def run(feed: LineClient, given: Given) -> None:
+    """Print reports on standard output, until there were enough, or until interrupted.
 
     Raises
     ------
     SwerveError
         If nothing was heard at all.
     """
-    known, started_s = Known(), clock()
-    due_s, shown = started_s + _FIRST_S, 0
-    while True:
-        while (left_s := due_s - clock()) > 0:
-            wait(min(left_s, _LOT_S))
+    known, look, started_s = Known(), Look(every_s=given.every_s), time.monotonic()
+    patience_s = _CHILD_S if given.child else _PATIENCE_S
+
+    def take(until_s: float) -> None:
+        while (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, LOT_S))
             known.take(feed.read())
-        if not known.model.at_ns:
-            if clock() - started_s > patience_s:
-                raise SwerveError(
-                    f"the agent published nothing within {patience_s:g} s", "`swerve self` says which hooks failed"
-                )
-            due_s = clock() + _LOT_S
-            continue
-        sys.stdout.write(text(report(known, look, around(feed), glyphs), glyphs))
+
+    def enough() -> bool:
+        if not known.model.at_ns and time.monotonic() - started_s > patience_s:
+            raise SwerveError(
+                f"the agent published nothing within {patience_s:g} s", "`swerve self` says which hooks failed"
+            )
+        return bool(known.model.at_ns)
+
+    for _ in paced(take, enough, _FIRST_S, given.every_s, given.count):
+        mode: Mode | None = None
+        if given.steering is not None:
+            with contextlib.suppress(SwerveError):
+                mode = given.steering.mode()
+        around = Around(given.clock_ns(), int(given.up_s()), feed.dropped, mode=mode, child=given.child)
+        sys.stdout.write(text(report(known, look, around, given.glyphs), given.glyphs))
         sys.stdout.flush()
-        shown += 1
-        if shown == count:
-            return
-        due_s = max(due_s + look.every_s, clock())
 
 
 def text(what: RenderableType, glyphs: Glyphs) -> str:

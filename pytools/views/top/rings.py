@@ -13,16 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, get_args
 
 from pytools.figures import FOLLOWED, OF_DIRECTIONS, QUEUEING, Figure, Measure
 from pytools.signals import ClockState, Delay, Histogram, PathDelay, PathEcn, TcpPath
-from pytools.views.timing import is_shown
+from pytools.views.model import is_shown
 
 SECOND_NS: Final = 1_000_000_000
 LONGEST_S: Final = 40
 HORIZONS_S: Final = (2, 10, LONGEST_S)
 WINDOWS: Final = 512  # of one path; more than that in 40 s: the horizon is as long as they reach
+_STATES: Final = get_args(ClockState)  # the worst last
 _QUEUEING: Final = FOLLOWED.index(Figure(QUEUEING, "p99"))
 
 
@@ -184,9 +185,6 @@ def _shown(ring: Ring, since_ns: int) -> list[Window]:
     return recent(ring.windows, since_ns) or list(ring.windows)[-1:]
 
 
-_WORST_CLOCK: Final = ("free_running", "holdover", "synchronised")
-
-
 def figures(ring: Ring, since_ns: int) -> Figures:
     """A path since then: of the windows that ended later, or, where none did, of the last one."""
     windows = _shown(ring, since_ns)
@@ -195,7 +193,7 @@ def figures(ring: Ring, since_ns: int) -> Figures:
     return Figures(
         forward=_over([each.forward for each in windows]),
         reverse=_over([each.reverse for each in windows]),
-        clock=min((each.clock for each in windows), key=_WORST_CLOCK.index, default=None),
+        clock=max((each.clock for each in windows), key=_STATES.index, default=None),
         received=sum(each.received for each in windows),
         lost=sum(each.lost for each in windows),
         windows=len(windows),

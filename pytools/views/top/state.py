@@ -10,7 +10,6 @@ import copy
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pytools.signals import (
@@ -24,13 +23,13 @@ from pytools.signals import (
     PathDelay,
     PathEcn,
     PathState,
+    Self,
     TcpFlow,
     TcpPath,
     decode,
 )
 from pytools.views.link_tables import GOOD_NEWS
-from pytools.views.model import Model, fold
-from pytools.views.network import FlowKey, flow_key
+from pytools.views.model import FlowKey, Model, flow_key, fold
 from pytools.views.top.group_traffic import Shares
 from pytools.views.top.rings import SECOND_NS, Ring
 
@@ -75,8 +74,6 @@ class Known:
 
     def __init__(self) -> None:
         self._model, self._unfolded = Model(), list[AnySignal]()
-        self._groups: dict[int, NexthopGroup] = {}
-        self._stale = False
         self.rings: dict[Path, Ring] = {}
         self.shares = Shares()
         self.events: deque[Event] = deque(maxlen=EVENTS)
@@ -92,9 +89,8 @@ class Known:
     @property
     def model(self) -> Model:
         """The newest of everything; put together when it is asked for."""
-        if self._stale:
-            known = fold(self._model, self._unfolded)
-            self._model, self._unfolded, self._stale = replace(known, groups=dict(self._groups)), [], False
+        if self._unfolded:
+            self._model, self._unfolded = fold(self._model, self._unfolded), []
         return self._model
 
     def take(self, lines: Iterable[bytes]) -> None:
@@ -121,16 +117,13 @@ class Known:
                     self._ring(signal.path).add_marks(signal)
                 case NexthopGroup():
                     self.shares.count(signal)
-                    self._groups[signal.group_id] = signal
                 case TcpFlow():
                     self._first_counts(signal)
                 case Act() | PathState() | LinkEvent() | Clock():
                     self._happened(signal)
                 case _:
                     pass
-        self._stale = self._stale or bool(signals)
-        # Groups are many, and their rates, which the fold works out, are not shown; marks are in the rings.
-        self._unfolded += [signal for signal in signals if not isinstance(signal, NexthopGroup | PathEcn)]
+        self._unfolded += signals
         if len(self._unfolded) > _LOT:
             _ = self.model
 
@@ -189,7 +182,7 @@ class Known:
     def about(self, path: Path) -> list[Event]:
         """The acts and states of a path, and what happened to its interface, the newest first."""
         carrier = self.shares.carrier(self.model, path)
-        group = None if carrier is None else self.model.groups.get(carrier[0])
+        group = None if carrier is None else self.model.of(NexthopGroup).get(carrier[0])
         ends = tuple(f":{prefix}" for prefix in group.destinations) if group is not None else ()
         named = re.compile(rf"(?<!\w){re.escape(place_of(path))}(?!\w)")
         found = [*self.of_path.get(path, ())]
@@ -210,9 +203,9 @@ class Known:
         self.zeroed_ns = now_ns
         self.rings = {path: Ring() for path in self.rings}
         self.shares.clear()
-        self._drops_then = dict(self.model.cost.drops) if self.model.cost is not None else {}
+        self._drops_then = dict(self._drops_now())
         self._missed_then = missed
-        self._flows_then = {key: _counted(flow) for key, flow in self.model.tcp.flows.items()}
+        self._flows_then = {key: _counted(flow) for key, flow in self.model.of(TcpFlow).items()}
 
     def _first_counts(self, flow: TcpFlow) -> None:
         """Of a connection that began before all was zeroed, and is heard of first after that."""
@@ -226,10 +219,13 @@ class Known:
 
     def drops(self) -> dict[str, int]:
         """Records that the agent lost, by name, since it started or since all was zeroed; those that are not zero."""
-        cost = self.model.cost
-        now = {} if cost is None else cost.drops
+        now = self._drops_now()
         grown = {name: count - self._drops_then.get(name, 0) for name, count in now.items()}
         return {name: count if count >= 0 else now[name] for name, count in grown.items() if count}
+
+    def _drops_now(self) -> Mapping[str, int]:
+        cost = self.model.one(Self)
+        return {} if cost is None else cost.drops
 
     def missed(self, told: int) -> int:
         """Signals this view was too slow for, since it started or since all was zeroed."""
@@ -241,7 +237,7 @@ class Known:
         other = copy.copy(self)
         other.rings = {path: ring.copy() for path, ring in self.rings.items()}
         other.shares = self.shares.copy()
-        other._unfolded, other._groups = [], dict(self._groups)
+        other._unfolded = []
         other.events = self.events.copy()
         other.of_path = {path: log.copy() for path, log in self.of_path.items()}
         other._flows_then = dict(self._flows_then)

@@ -1,0 +1,300 @@
+"""What each kind of signal is about, and what is counted of it, by metric. Pure.
+
+A row takes signals as they come, some of them fifty times a second, and is read when somebody asks for metrics. Totals
+of metrics in seconds are nanoseconds here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, get_args, get_type_hints
+
+import msgspec
+
+from pytools.figures import DIRECTIONS
+from pytools.signals import (
+    Act,
+    AppDelay,
+    Link,
+    LinkEvent,
+    NexthopGroup,
+    PacketDrops,
+    PathDelay,
+    PathEcn,
+    PathLiveness,
+    PathMtu,
+    PathState,
+    ProbeSamples,
+    RdmaPort,
+    RdmaQueuePair,
+    RdmaSight,
+    RdmaSuspects,
+    Retransmissions,
+    Self,
+    TcpHost,
+    TcpPath,
+)
+from pytools.views.metrics.parts import Key, Row
+from pytools.views.model import is_shown
+
+PATHS: Final = 512
+INTERFACES: Final = 64
+GROUPS: Final = 512
+MEMBERS: Final = 16  # of a group
+PORTS: Final = 64
+CAUSES: Final = Retransmissions.__struct_fields__
+PORT_EVENTS: Final = ("cnp_received", "cnp_sent", "ecn_marked", "out_of_sequence", "timeouts", "receiver_not_ready")
+EVENTS: Final = get_args(get_type_hints(LinkEvent)["what"])
+ROUND_TRIPS: Final = ("swerve_path_round_trip_seconds",)
+QUEUEING: Final = tuple(("swerve_path_queueing_delay_seconds", each) for each in DIRECTIONS)
+TIME_TO_ACT: Final = ("swerve_time_to_act_seconds",)
+_ANSWERED, _LOST = (("swerve_path_probes_total", each) for each in ("answered", "lost"))
+_ACTS: Final = (
+    *((each, how) for each in ("overlay", "pin", "label")
+      for how in ("dry_run", "applied", "failed", "undone")),
+    *((each, how) for each in ("alert", "operator") for how in ("alert", "alert_over")),
+)  # fmt: skip
+
+# Metric and labels behind those of the row -> field of the signal.
+Counts = Mapping[Key, str]
+_OF_TCP_PATH: Final[Counts] = {
+    **{("swerve_path_tcp_retransmitted_segments_total", each): f"retransmitted.{each}" for each in CAUSES},
+    ("swerve_path_tcp_retransmitted_bytes_total",): "retransmitted_bytes",
+    ("swerve_path_tcp_spurious_segments_total",): "spurious_segments",
+    ("swerve_path_tcp_timeouts_total",): "timeouts",
+    ("swerve_path_tcp_segments_total",): "segments_out",
+    ("swerve_path_tcp_sent_bytes_total",): "sent_bytes",
+    ("swerve_path_tcp_delivered_segments_total",): "delivered_segments",
+    ("swerve_path_tcp_delivered_ce_segments_total",): "delivered_ce_segments",
+    ("swerve_path_tcp_zero_windows_total",): "zero_windows",
+    **{("swerve_path_tcp_resets_total", each): f"resets_{each}" for each in ("sent", "received")},
+}
+_OF_TCP_HOST: Final[Counts] = {
+    **{("swerve_tcp_retransmitted_segments_total", each): f"retransmitted.{each}" for each in CAUSES},
+    ("swerve_tcp_retransmitted_bytes_total",): "retransmitted_bytes",
+    ("swerve_tcp_spurious_segments_total",): "spurious_segments",
+    ("swerve_tcp_timeouts_total",): "timeouts",
+    ("swerve_tcp_sent_bytes_total",): "sent_bytes",
+    ("swerve_tcp_zero_windows_total",): "zero_windows",
+    ("swerve_tcp_connections_seen_total",): "created",
+    ("swerve_tcp_connections_evicted_total",): "evicted",
+    **{("swerve_tcp_resets_total", each): f"resets_{each}" for each in ("sent", "refused", "received")},
+}
+_OF_MARKS: Final[Counts] = {
+    ("swerve_path_markable_packets_total",): "total_packets",
+    ("swerve_path_marked_packets_total",): "total_ce_packets",
+}
+_OF_APP: Final[Counts] = {("swerve_app_samples_total", each): each for each in ("joined", "ambiguous", "unmatched")}
+_OF_PORT: Final[Counts] = {("swerve_rdma_port_events_total", each): each for each in PORT_EVENTS}
+_OF_LINK: Final[Counts] = {
+    ("swerve_link_carrier_changes_total",): "carrier_changes",
+    **{
+        (f"swerve_link_{what}_total", way): f"counters.{way}_{what}"
+        for way in ("received", "sent")
+        for what in ("bytes", "packets", "errors", "drops")
+    },
+}
+_OF_PAIR: Final[Counts] = {
+    **{("swerve_rdma_requests_total", each): each for each in ("posted", "completed")},
+    **{("swerve_rdma_bytes_total", each): f"{each}_bytes" for each in ("posted", "completed")},
+    ("swerve_rdma_refused_posts_total",): "refused_posts",
+    ("swerve_rdma_untracked_requests_total",): "untracked",
+}
+
+Take = Callable[[Row, Any, int], None]  # a row, a signal about it, and which agent it is from
+
+
+def _newest(row: Row, signal: object, _epoch: int) -> None:
+    row.newest[type(signal)] = signal
+
+
+def _growing(counts: Counts) -> Take:
+    """Of a window each: they are added up."""
+    fields = [(key, attrgetter(field)) for key, field in counts.items()]
+
+    def take(row: Row, signal: object, _epoch: int) -> None:
+        row.newest[type(signal)] = signal
+        for key, field in fields:
+            row.totals[key].value += field(signal)
+
+    return take
+
+
+def _reading(counts: Counts, of_agent: bool) -> Take:
+    """Readings of counters: the agent's, which begin anew with it, or those of somebody who is there before it."""
+    fields = [(key, attrgetter(field)) for key, field in counts.items()]
+
+    def take(row: Row, signal: object, epoch: int) -> None:
+        row.newest[type(signal)] = signal
+        for key, field in fields:
+            row.totals.read(key, field(signal), epoch if of_agent else 0)
+
+    return take
+
+
+def _delay(row: Row, signal: PathDelay, _epoch: int) -> None:
+    """A window; the longest one is shown."""
+    for key, delay in zip(QUEUEING, (signal.forward, signal.reverse), strict=True):
+        if delay.queueing_histogram is not None:
+            row.histograms[key].add(delay.queueing_histogram)
+    old = row.newest.get(PathDelay)
+    if old is None or is_shown(signal.window_ns, old.window_ns, signal.at_ns - old.at_ns):
+        row.newest[PathDelay] = signal
+
+
+def _samples(row: Row, signal: ProbeSamples, _epoch: int) -> None:
+    """Probes whose fate is settled, each once; a round trip below zero is left out: a clock was stepped."""
+    answered = 0
+    for forward, reverse in zip(signal.forward_ns, signal.reverse_ns, strict=True):
+        answered += forward is not None or reverse is not None
+        if forward is None or reverse is None:
+            continue
+        if forward + reverse < 0:
+            row.left_out["round_trip"] += 1
+        else:
+            row.histograms[ROUND_TRIPS].observe(forward + reverse)
+    row.totals[_ANSWERED].value += answered
+    row.totals[_LOST].value += len(signal.forward_ns) - answered
+
+
+_link_counters: Final = _reading(_OF_LINK, of_agent=False)
+
+
+def _link(row: Row, signal: Link, epoch: int) -> None:
+    """The kernel's counters begin anew when the interface or its queue is made anew."""
+    _link_counters(row, signal, epoch)
+    for queue in signal.qdiscs:
+        if queue.parent == "root":  # what hangs below it is in its figures
+            for what in ("drops", "overlimits", "requeues"):
+                row.totals.read((f"swerve_link_queue_{what}_total",), getattr(queue, what))
+    for pause in signal.pauses:
+        priority = "all" if pause.priority is None else str(pause.priority)
+        for way in ("received", "sent"):
+            row.totals.read(("swerve_link_pause_frames_total", priority, way), getattr(pause, way))
+            stopped_us = getattr(pause, f"{way}_duration_us")
+            stopped_ns = None if stopped_us is None else stopped_us * 1000
+            row.totals.read(("swerve_link_paused_seconds_total", priority, way), stopped_ns)
+
+
+def _event(row: Row, signal: LinkEvent, _epoch: int) -> None:
+    """Something happened; the same event may be told again to those who come late."""
+    before = row.newest.get((LinkEvent, signal.what))
+    if before is None or signal.happened_ns > before.happened_ns:
+        row.newest[LinkEvent, signal.what] = signal
+        row.totals["swerve_link_events_total", signal.what].value += 1
+
+
+def _group(row: Row, signal: NexthopGroup, _epoch: int) -> None:
+    """The kernel begins anew with each change of weights; nexthops that left the group may come back."""
+    row.newest[NexthopGroup] = signal
+    for member in signal.members:
+        row.totals.read(("swerve_nexthop_packets_total", member.interface, member.gateway), member.packets)
+
+
+def _drops(row: Row, signal: PacketDrops, epoch: int) -> None:
+    for each in signal.reasons:
+        row.totals.read(("swerve_kernel_dropped_packets_total", each.reason), each.total_packets, epoch)
+
+
+def _cost(row: Row, signal: Self, epoch: int) -> None:
+    row.newest[Self] = signal
+    for name, count in signal.drops.items():
+        row.totals.read(("swerve_drops_total", name), count, epoch)
+    for program in signal.programs:
+        row.totals.read(("swerve_program_runs_total", program.name), program.runs, epoch)
+        row.totals.read(("swerve_program_run_time_seconds_total", program.name), program.run_time_ns, epoch)
+
+
+def _act(row: Row, signal: Act, _epoch: int) -> None:
+    row.totals["swerve_acts_total", signal.actuator, signal.outcome].value += 1
+    if signal.outcome == "applied" and signal.acknowledged_ns is not None:
+        row.histograms[TIME_TO_ACT].observe(max(signal.acknowledged_ns - signal.seen_ns, 0))
+
+
+_pair_fields: Final = [(key, attrgetter(field)) for key, field in _OF_PAIR.items()]
+
+
+def pair_grown(row: Row, signal: RdmaQueuePair, of_all: Row) -> None:
+    """A queue pair has no series: what its counters grew by is added to those of all."""
+    row.newest[RdmaQueuePair] = signal
+    for key, field in _pair_fields:
+        if grown := row.totals[key].take(field(signal)):
+            of_all.totals[key].value += grown
+    for status, count in signal.errors.items():
+        key = ("swerve_rdma_errors_total", status)
+        of_all.totals[key].value += row.totals[key].take(count)
+
+
+class Subject(NamedTuple):
+    """What signals of a kind are about."""
+
+    table: str  # kind of row; empty: the host
+    labels: Callable[[Any], Key | None]  # None: nothing that has a row
+    take: Take = _newest
+
+
+def _of_path(signal: Any) -> Key:
+    return msgspec.structs.astuple(signal.path)
+
+
+def _of_tcp(signal: TcpPath) -> Key:
+    """Where only the interface is named: all TCP on it that is on no measured path."""
+    return (signal.host, "", "", "", signal.interface) if signal.path is None else _of_path(signal)
+
+
+def _of_app(signal: AppDelay) -> Key | None:
+    return None if signal.path is None or signal.local else (*_of_path(signal), signal.protocol)
+
+
+def _of_interface(signal: Link | LinkEvent) -> Key:
+    return (signal.interface,)
+
+
+def _of_host(_signal: object) -> Key:
+    return ()
+
+
+SUBJECTS: Final[dict[type, Subject]] = {
+    PathDelay: Subject("path", _of_path, _delay),
+    PathLiveness: Subject("path", _of_path),
+    ProbeSamples: Subject("path", _of_path, _samples),
+    PathMtu: Subject("path", _of_path),
+    PathEcn: Subject("path", _of_path, _reading(_OF_MARKS, of_agent=True)),
+    PathState: Subject("path", _of_path),
+    TcpPath: Subject("path", _of_tcp, _growing(_OF_TCP_PATH)),
+    AppDelay: Subject("app", _of_app, _growing(_OF_APP)),
+    Link: Subject("interface", _of_interface, _link),
+    LinkEvent: Subject("interface", _of_interface, _event),
+    NexthopGroup: Subject("group", lambda signal: (str(signal.group_id),), _group),
+    RdmaPort: Subject("port", lambda signal: (signal.device, str(signal.port)), _reading(_OF_PORT, of_agent=False)),
+    TcpHost: Subject("", _of_host, _reading(_OF_TCP_HOST, of_agent=True)),
+    PacketDrops: Subject("", _of_host, _drops),
+    Self: Subject("", _of_host, _cost),
+    Act: Subject("", _of_host, _act),
+    RdmaSuspects: Subject("", _of_host),
+    RdmaSight: Subject("", _of_host),
+}
+
+
+def path_row(labels: Key, left_out: Counter[str]) -> Row:
+    """A path; one without a destination is an interface, of which there is TCP alone."""
+    if not labels[1]:
+        return Row(labels, left_out)
+    return Row(labels, left_out, (_ANSWERED, _LOST), (ROUND_TRIPS, *QUEUEING))
+
+
+def link_row(labels: Key, left_out: Counter[str]) -> Row:
+    """An interface."""
+    return Row(labels, left_out, [("swerve_link_events_total", each) for each in EVENTS])
+
+
+def group_row(labels: Key, left_out: Counter[str]) -> Row:
+    """A nexthop group."""
+    return Row(labels, left_out, limit=MEMBERS)
+
+
+def host_row(left_out: Counter[str]) -> Row:
+    """The host."""
+    return Row((), left_out, [*(("swerve_acts_total", *each) for each in _ACTS), *_OF_PAIR], [TIME_TO_ACT])
