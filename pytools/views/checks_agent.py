@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
