@@ -18,13 +18,9 @@ from typing import IO, Final
 from pytools import directories
 from pytools.errors import SwerveError
 from pytools.ipc.socket_files import connect
+from pytools.views.kinds import VIEWS
 
-_ALWAYS: Final = frozenset(
-    {
-        *("path_delay", "path_state", "act", "self", "clock", "nexthop_group", "tcp_path", "path_ecn"),
-        *("link_event", "rdma_qp", "rdma_suspects"),
-    }
-)
+_ALWAYS: Final = VIEWS["top"].types - {"app_delay"} | {"path_ecn"}
 _OF_PANEL: Final = {"paths": {"app_delay"}, "flows": {"tcp_flow"}, "links": {"link"}, "rdma": {"rdma_sight"}}
 _START_S: Final = 60.0
 _END_S: Final = 20.0
