@@ -16,7 +16,7 @@ from pytools.signals.delays import DELAY_BOUNDS_NS, AppDelay, Delay, Histogram, 
 from pytools.signals.host import DropReason, PacketDrops, ProgramCost, Self
 from pytools.signals.links import Link, LinkCounters, LinkEvent, PathEcn, PathMtu, Pause, Qdisc
 from pytools.signals.rdma import Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
-from pytools.signals.steering import Act, GroupMember, NexthopGroup, PathState
+from pytools.signals.steering import Act, GroupMember, NexthopGroup, PathState, SteeringState
 from pytools.signals.tcp import CongestionTimes, Retransmissions, TcpFlow, TcpHost, TcpPath
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "Retransmissions",
     "Self",
     "Signal",
+    "SteeringState",
     "Suspect",
     "TcpFlow",
     "TcpHost",

@@ -8,6 +8,8 @@ import msgspec
 
 from pytools.signals.base import Path, Signal
 
+SteeringState = Literal["healthy", "suspect", "drained", "returning", "unmeasured"]
+
 
 class GroupMember(msgspec.Struct, frozen=True):
     """One nexthop of a group as the kernel has it."""

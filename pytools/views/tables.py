@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from pytools.views.doctor import Result
 
 NO_PATH: Final = "no measured path"
+# Of a path under a controller, the most urgent first.
+STATE_STYLES: Final[dict[str, str]] = {
+    "drained": "red",
+    "suspect": "yellow",
+    "returning": "cyan",
+    "unmeasured": "dim",
+    "healthy": "green",
+}
 _CLOCK_STYLES: Final[dict[ClockState, str]] = {"synchronised": "green", "holdover": "yellow", "free_running": "red"}
 
 

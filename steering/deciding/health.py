@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
-from pytools.signals import Path
+from pytools.signals import Path, SteeringState
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.rule_eval import Memory, Reading
 from steering.policy.actions import WEIGHT_KINDS
 from steering.policy.conditions import leaves
 from steering.policy.model import Policy, Rule
-
-State = Literal["unmeasured", "healthy", "suspect", "drained", "returning"]
 
 NEVER_ANSWERED: Final = "no probe of it was answered yet"
 SHARE_DIGITS: Final = 9  # of a share: ten steps of 0.1 lead to 0
@@ -23,7 +21,7 @@ SHARE_DIGITS: Final = 9  # of a share: ten steps of 0.1 lead to 0
 class PathHealth(msgspec.Struct, frozen=True):
     """Everything remembered about one path. Tuples have one entry per rule of the policy."""
 
-    state: State
+    state: SteeringState
     since_ns: int
     readings: tuple[Reading, ...] = ()
     memories: tuple[Memory, ...] = ()

@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from pytools.signals import Path
+from pytools.signals import Path, SteeringState
 from steering.deciding import health
 from steering.deciding.condition_eval import Verdict
-from steering.deciding.health import PathHealth, State
+from steering.deciding.health import PathHealth
 from steering.deciding.rule_eval import Reading
 from steering.policy.actions import WEIGHT_KINDS
 from steering.policy.model import Policy
@@ -26,7 +26,7 @@ class PathMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is remembered of a path; only its name, if it is as good as new."""
 
     path: Path
-    state: State = "unmeasured"
+    state: SteeringState = "unmeasured"
     since_ns: int = 0
     unheard_since_ns: int | None = None  # when it was last measured, if that was too long ago to act on
     rule: str = ""

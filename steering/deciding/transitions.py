@@ -18,12 +18,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from pytools.signals import Path
+from pytools.signals import Path, SteeringState
 from pytools.units import duration_text
 from steering.deciding import health, hold_down
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.evidence import Facts
-from steering.deciding.health import PathHealth, State
+from steering.deciding.health import PathHealth
 from steering.deciding.rule_eval import Memory, Reading, judge
 from steering.deciding.thresholds import LeafLimits
 from steering.policy.actions import WEIGHT_KINDS
@@ -162,7 +162,7 @@ def _settle(policy: Policy, path: PathHealth, now: int) -> PathHealth:
     return path
 
 
-def _whole(path: PathHealth, state: State, now: int, why: str) -> PathHealth:
+def _whole(path: PathHealth, state: SteeringState, now: int, why: str) -> PathHealth:
     """The path with its whole weight."""
     return replace(path, state=state, since_ns=now, because=why, share=1.0, step=0)
 

@@ -32,6 +32,7 @@ from pytools.signals import (
     RdmaSuspects,
     RdmaVerdict,
     Self,
+    SteeringState,
     TcpHost,
 )
 from pytools.views.metrics.counting import CAUSES, EVENTS, GROUPS, INTERFACES, MEMBERS, PATHS, PORT_EVENTS, PORTS
@@ -43,7 +44,7 @@ from pytools.views.metrics.parts import BUCKETS, NAMES
 Labels = Sequence[str]
 _CLOCK_STATES: Final = typing.get_args(ClockState)
 _MTU_STATES: Final = ("agrees", "mismatch", "unknown")
-_STEERING_STATES: Final = ("healthy", "suspect", "drained", "returning", "unmeasured")
+_STEERING_STATES: Final = typing.get_args(SteeringState)
 _VERDICTS: Final = typing.get_args(RdmaVerdict)
 _COST_FRESH_NS: Final = 60_000_000_000  # of what the agent costs, which is looked at now and then
 _APP_FIGURES: Final = ("p50", "p90", "p99", "max")

@@ -23,7 +23,7 @@ from pytools.views.top.group_traffic import Share
 from pytools.views.top.header import Around
 from pytools.views.top.keys import KEYS, Look
 from pytools.views.top.lists import clock_time
-from pytools.views.top.paths import STYLES, PathRow, short_time
+from pytools.views.top.paths import PathRow, short_time
 from pytools.views.top.rings import queued
 from pytools.views.top.state import Event, Known, since_ns
 
@@ -80,7 +80,7 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
     yield Text(f"{path}  to {path.address}", style=_HEAD)
     if row.state is not None:
         since = short_time(around.now_ns - row.state.since_ns)
-        yield Text("state ").append(f"{row.state.state} for {since}", STYLES.get(row.state.state, ""))
+        yield Text("state ").append(f"{row.state.state} for {since}", tables.STATE_STYLES.get(row.state.state, ""))
     yield from wrapped(row.why(), width, "  ")
     window = duration(row.ring.windows[-1].window_ns) if row.ring.windows else UNKNOWN
     yield Text(

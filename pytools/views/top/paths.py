@@ -25,14 +25,7 @@ from pytools.views.top.group_traffic import Share
 from pytools.views.top.rings import Direction, Figures, Ring, figures, segments, trend, trouble
 from pytools.views.top.state import Known, said, since_ns
 
-STYLES: Final = {
-    "healthy": "green",
-    "suspect": "yellow",
-    "drained": "red",
-    "returning": "cyan",
-    "unmeasured": "dim",
-}
-_URGENCY: Final = ("drained", "suspect", "returning", "unmeasured", "healthy")
+_URGENCY: Final = tuple(tables.STATE_STYLES)
 SPARKS: Final = 10
 
 
@@ -140,7 +133,7 @@ def _state(row: PathRow) -> Cell:
     if row.unsteered:
         return Text(f"{row.state.state}?", style="dim")
     since = short_time(row.now_ns - row.state.since_ns)
-    return Text(f"{row.state.state} {since}", style=STYLES.get(row.state.state, ""))
+    return Text(f"{row.state.state} {since}", style=tables.STATE_STYLES.get(row.state.state, ""))
 
 
 def _loss(row: PathRow) -> Cell:

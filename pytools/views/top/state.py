@@ -28,6 +28,7 @@ from pytools.signals import (
     TcpPath,
     decode,
 )
+from pytools.views import tables
 from pytools.views.link_tables import GOOD_NEWS
 from pytools.views.model import FlowKey, Model, flow_key, fold
 from pytools.views.top.group_traffic import Shares
@@ -38,13 +39,6 @@ EVENTS_OF_PATH: Final = 50
 PATHS: Final = 4096
 _LOT: Final = 10_000  # signals that may wait to be put together
 _BAD_STATES: Final = ("drained", "suspect")
-_STYLES: Final = {
-    "drained": "red",
-    "suspect": "yellow",
-    "unmeasured": "yellow",
-    "healthy": "green",
-    "returning": "cyan",
-}
 
 
 class Event(NamedTuple):
@@ -166,7 +160,7 @@ class Known:
         if before == signal.state or (before is None and signal.state not in _BAD_STATES):
             return None
         what = signal.state if before is None else f"{before} → {signal.state}"
-        style = _STYLES.get(signal.state, "")
+        style = tables.STATE_STYLES.get(signal.state, "")
         place, why = place_of(signal.path), said(signal.reason, signal.under)
         return Event(signal.at_ns, signal.unix_ns, "state", place, what, why, style, signal.path, signal)
 
