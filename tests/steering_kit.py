@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path as File
 from typing import Any
 
+import samples
 import support
 
 from pytools import directories
@@ -90,23 +91,9 @@ def measured(
         queueing_last_ns=queueing_ns,
         queueing_bound_ns=bound_ns,
     )
-    return PathDelay(
-        host=over.source,
-        at_ns=at_ns,
-        unix_ns=at_ns,
-        path=over,
-        window_ns=window_ns,
-        base_window_ns=30 * SECOND,
-        forward=delay,
-        reverse=delay,
-        round_trip_min_ns=4_000,
-        clock="synchronised",
-        sent=received + lost,
-        received=received,
-        lost=lost,
-        duplicates=0,
-        reordered=0,
-    )
+    moment = {"host": over.source, "at_ns": at_ns, "unix_ns": at_ns, "path": over, "window_ns": window_ns}
+    counts = {"sent": received + lost, "received": received, "lost": lost}
+    return samples.path_delay(forward=delay, reverse=delay, **moment, **counts)
 
 
 def facts(signal: PathDelay) -> Facts:
