@@ -372,12 +372,18 @@ def steered(host: Host, agent: FakeAgent) -> None:
     support.wait_until(lambda: host.weights() == STEERED, 20, "rail 1 is taken out of the group")
 
 
+def agents(lab: Lab) -> list[subprocess.Popen[str]]:
+    """Start an agent on every host of a lab; each is up."""
+    started = [lab.start(host, [*support.SWERVE, "agent", "-n", host.netns]) for host in lab.hosts]
+    for host in lab.hosts:
+        places = directories.agent_socket(host.netns), directories.maps_socket(host.netns)
+        support.wait_until(lambda p=places: all(map(File.exists, p)), 30, f"the agent of {host.name} is up")
+    return started
+
+
 @contextlib.contextmanager
 def measuring(lab: Lab) -> Iterator[Observer]:
     """Agents on all hosts of a lab, and what they are heard to say."""
-    for host in lab.hosts:
-        lab.start(host, [*support.SWERVE, "agent", "-n", host.netns])
-    for host in lab.hosts:
-        support.wait_until(directories.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+    agents(lab)
     with contextlib.closing(Observer(lab.hosts)) as heard:
         yield heard

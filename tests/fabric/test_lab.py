@@ -39,12 +39,7 @@ for flow in range(int(sys.argv[2])):
     out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     out.sendto(b"x", (sys.argv[1], 7000))
 """
-
-
-@pytest.fixture
-def lab(unique_name):
-    with Lab.up(unique_name(), hosts=3, rails=2, rate="100mbit") as made:
-        yield made
+LAB = {"hosts": 3, "rate": "100mbit"}
 
 
 class Receiver:

@@ -12,18 +12,13 @@ from click.testing import CliRunner
 
 from pytools.errors import SwerveError, UsageError
 from pytools.kernel.netlink.routing import Netlink
-from pytools.lab import Lab, cli
+from pytools.lab import cli
 
 pytestmark = pytest.mark.beside
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
-
-
-@pytest.fixture
-def lab(unique_name):
-    support.require("bcc", "netns", "ping")
-    with Lab.up(unique_name(), hosts=3, rails=2) as made:
-        yield made
+LAB = {"hosts": 3}
+NEEDS = ("ping",)
 
 
 def pings(lab, place, address, source=None):

@@ -16,13 +16,8 @@ from pytools.lab import Lab, cli, view
 pytestmark = pytest.mark.beside
 
 FLOWS, PORT, PAYLOAD = 64, 7777, 500
-
-
-@pytest.fixture
-def lab(unique_name):
-    support.require("netns", "ping")
-    with Lab.up(unique_name(), hosts=3, rails=2, rate="50mbit", queue_bytes=262_144, inner=2) as made:
-        yield made
+LAB = {"hosts": 3, "rate": "50mbit", "queue_bytes": 262_144, "inner": 2}
+NEEDS = ("ping",)
 
 
 def pings(lab, place, address):
