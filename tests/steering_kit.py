@@ -198,15 +198,8 @@ class FakeAgent:
             self.state_log.append(signal_heard)
 
 
-@dataclass
-class Host:
+class Host(support.Namespace):
     """A namespace with two rails and a nexthop group to a peer."""
-
-    netns: str
-
-    def ip(self, *words: str) -> str:
-        """Run `ip` inside."""
-        return support.run(["ip", "-n", self.netns, *words]).stdout
 
     def groups(self) -> set[int]:
         """The numbers of all groups."""
@@ -218,17 +211,9 @@ class Host:
         hops = route.get("nexthops", [route])
         return {10 + int(hop["dev"].removeprefix("rail")): hop.get("weight", 1) for hop in hops}
 
-    def others(self) -> list[str]:
-        """Every rule, route and nexthop that is not ours, byte by byte."""
-        shown = [("-d", "-j", "nexthop")]
-        for family in ("-4", "-6"):
-            shown += [(family, "-d", "-j", "rule"), (family, "-d", "-j", "route", "show", "table", "all")]
-        rows = [row for words in shown for row in json.loads(self.ip(*words) or "[]")]
-        return [json.dumps(row) for row in rows if row.get("protocol") != "201"]
-
-    def ours(self) -> int:
-        """How many rules of ours there are."""
-        return self.ip("rule").count("proto 201")
+    def ours(self, *whats: str) -> int:
+        """How many rules of ours there are, or other things."""
+        return super().ours(*(whats or ("rule",)))
 
 
 def two_rails(first: str, second: str, kind: str = "mpath") -> Host:

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -209,6 +209,35 @@ def wait_for_link_local(netns: str, *interfaces: str) -> None:
             return any(row["dst"].startswith("fe80:") for row in json.loads(run(words).stdout))
 
         wait_until(is_there, 20, f"{interface} of {netns} has its link-local address")
+
+
+class Namespace:
+    """Rules, routes and nexthops of a network namespace, as `ip` shows them."""
+
+    def __init__(self, netns: str) -> None:
+        self.netns = netns
+
+    def ip(self, *words: str) -> str:
+        """Run `ip` in it."""
+        return run(["ip", "-n", self.netns, *words]).stdout
+
+    def rows(self, *words: str) -> list[dict[str, Any]]:
+        """What `ip` shows, in detail."""
+        found: list[dict[str, Any]] = json.loads(self.ip("-d", "-j", *words) or "[]")
+        return found
+
+    def _listed(self, *whats: str) -> list[dict[str, Any]]:
+        words = {"nexthop": ("nexthop",), "rule": ("rule",), "route": ("route", "show", "table", "all")}
+        return [row for what in whats or words for family in ("-4", "-6") for row in self.rows(family, *words[what])]
+
+    def others(self) -> list[str]:
+        """Every rule, route and nexthop that is not ours, byte by byte, but for times that count down."""
+        rows = [row for row in self._listed() if row.get("protocol") != "201"]
+        return [json.dumps({name: value for name, value in row.items() if name != "expires"}) for row in rows]
+
+    def ours(self, *whats: str) -> int:
+        """How many rules, routes and nexthops of ours there are, or of some of these."""
+        return sum(row.get("protocol") == "201" for row in self._listed(*whats))
 
 
 @contextlib.contextmanager
