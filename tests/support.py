@@ -200,6 +200,12 @@ def join(near: str, far: str, name: str, index: int | None = None) -> None:
     run(["ip", "-n", near, "link", "add", name, "index", chosen, "type", "veth", *peer])
 
 
+def pings(place: Any, address: str, source: str = "") -> bool:
+    """Whether one ping from a host or a rail of a lab is answered within a second."""
+    words = ["ping", "-n", "-c1", "-W1", *(["-I", source] if source else []), address]
+    return run(["ip", "netns", "exec", place.netns, *words], check=False).returncode == 0
+
+
 def wait_for_link_local(netns: str, *interfaces: str) -> None:
     """Wait for the routes that IPv6 makes by itself, with the carrier: the link-local address's own is the last."""
     for interface in interfaces:
