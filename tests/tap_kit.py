@@ -69,6 +69,10 @@ class Agent:
                 found[int(row["qp_number"])] = row
         return found
 
+    def every_row(self, pid: int) -> Any:
+        """All rows of a process, those of queue pairs that are gone as well."""
+        return np.concatenate([each.records[each.records["state"] != FREE].copy() for each in self.tables(pid)])
+
     def row(self, pid: int, number: int = 257) -> Any:
         return self.rows(pid)[number]
 

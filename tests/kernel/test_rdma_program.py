@@ -33,26 +33,17 @@ from rdma_probes import (
     SWAP,
     WRITE,
     Seen,
-    make_devices,
+    devices,
+    loaded,
     nonzero,
     prepare,
-    programs,
     sums,
 )
 
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.native import TAP
 
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[Loaded]:
-    with programs() as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_devices(tmp_path_factory.mktemp("infiniband"))
+__all__ = ["devices", "loaded"]  # fixtures
 
 
 @pytest.fixture(scope="module")
