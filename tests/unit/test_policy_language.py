@@ -166,6 +166,7 @@ def test_samples_in_words():
     ("then", "expected"),
     [
         ("{}", "then: expected exactly one of shift, drain, pin, relabel, alert, got none"),
+        ("3", "then: expected a mapping with shift, drain, pin, relabel, alert, got 3"),
         ("{drain: {}, alert: {}}",
          "then.alert: expected exactly one of shift, drain, pin, relabel, alert, got drain and alert"),
         ("{drain: }", "then.drain: expected an empty mapping, {}, got nothing"),
