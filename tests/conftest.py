@@ -186,18 +186,6 @@ def _needs_of_the_tier(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def require() -> Callable[..., None]:
-    """The function `support.require`: skip unless the named capabilities are there."""
-    return support.require
-
-
-@pytest.fixture(scope="session")
-def wait_until() -> Callable[..., object]:
-    """The function `support.wait_until`: wait for a condition with a deadline."""
-    return support.wait_until
-
-
-@pytest.fixture(scope="session")
 def unique_name() -> Callable[[], str]:
     """Names that no other running session uses, short enough for an interface or a lab."""
     return lambda: f"t{os.getpid()}x{next(_numbers)}"

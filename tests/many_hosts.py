@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import samples
 from numpy.typing import NDArray
 
 from pytools.signals import Delay, Path, PathDelay
@@ -146,23 +147,9 @@ def _measured(path: Path, seen: Sequence[float], now_ns: int) -> PathDelay:
         queueing_last_ns=int(seen[-1]),
         queueing_bound_ns=400,
     )
-    return PathDelay(
-        host=path.source,
-        at_ns=now_ns,
-        unix_ns=now_ns,
-        path=path,
-        window_ns=_WINDOW * TICK_NS,
-        base_window_ns=30 * _SECOND_NS,
-        forward=forward,
-        reverse=forward,
-        round_trip_min_ns=1_000_000,
-        clock="synchronised",
-        sent=len(ordered),
-        received=len(ordered),
-        lost=0,
-        duplicates=0,
-        reordered=0,
-    )
+    moment = {"host": path.source, "at_ns": now_ns, "unix_ns": now_ns, "window_ns": _WINDOW * TICK_NS}
+    counts = {"sent": len(ordered), "received": len(ordered), "lost": 0}
+    return samples.path_delay(path=path, forward=forward, reverse=forward, **moment, **counts)
 
 
 def simulate(policy: Policy, scene: Scene, seconds: int) -> list[Second]:

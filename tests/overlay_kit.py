@@ -26,11 +26,12 @@ def gateway(family, rail):
     return f"10.{rail}.1.1" if family == 4 else f"fd00:{rail}::1"
 
 
-class Host:
+class Host(support.Namespace):
     """A namespace with two rails, and the overlay that is tried on it."""
 
     def __init__(self, netns, family):
-        self.netns, self.family, self.overlay = netns, family, None
+        super().__init__(netns)
+        self.family, self.overlay = family, None
         self.write("net/ipv6/conf/default/accept_dad", 0)
         for rail in (1, 2):
             self.add_rail(rail)
@@ -44,9 +45,6 @@ class Host:
         self.ip("address", "add", f"10.{rail}.1.2/24", "dev", f"rail{rail}")
         self.ip("address", "add", f"fd00:{rail}::2/64", "dev", f"rail{rail}", "nodad")
         support.wait_for_link_local(self.netns, f"rail{rail}", f"far{rail}")
-
-    def ip(self, *words, check=True):
-        return support.run(["ip", "-n", self.netns, *words], check=check).stdout
 
     def write(self, setting, value):
         """Set a sysctl, written as a path."""
@@ -91,26 +89,9 @@ class Host:
         [route] = [row for row in rows if row["dst"] == destination]
         return {hop["dev"] for hop in route.get("nexthops", [route])}
 
-    def others(self):
-        """All that is not ours, byte by byte."""
-        found = []
-        for family in ("-4", "-6"):
-            for what in (("route", "show", "table", "all"), ("rule",)):
-                rows = json.loads(self.ip(family, "-d", "-j", *what) or "[]")
-                found += [json.dumps(row) for row in rows if row.get("protocol") != "201"]
-        return [*found, *(json.dumps(r) for r in json.loads(self.ip("-d", "-j", "nexthop")) if r["protocol"] != "201")]
-
-    def ours(self):
-        """How many rules, routes and nexthops of ours there are."""
-        rows = [row for what in ("rule", "nexthop") for row in self.rows(what)]
-        return sum(row.get("protocol") == "201" for row in (*rows, *self.rows("route", "show", "table", "all")))
-
-    def rows(self, *words):
-        return [row for family in ("-4", "-6") for row in json.loads(self.ip(family, "-d", "-j", *words) or "[]")]
-
     def rules(self):
         """Our rules."""
-        return [row for row in self.rows("rule") if row.get("protocol") == "201"]
+        return [row for family in ("-4", "-6") for row in self.rows(family, "rule") if row.get("protocol") == "201"]
 
     def start(self, **more):
         with inside(self.netns):

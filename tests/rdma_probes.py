@@ -10,6 +10,7 @@ from typing import Any
 
 import native_build
 import numpy as np
+import pytest
 from support import require, wait_until
 
 from pytools.kernel.bpf.loader import Loaded, load
@@ -89,8 +90,16 @@ def attached(loaded: Loaded) -> Iterator[Uprobes]:
         yield uprobes
 
 
-def make_devices(place: Path) -> Path:
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Loaded]:
+    with programs() as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What stands for /sys/class/infiniband."""
+    place = tmp_path_factory.mktemp("infiniband")
     gids = place / "alpha0/ports/1/gids"
     gids.mkdir(parents=True)
     (gids / "1").write_text("0000:0000:0000:0000:0000:ffff:0a09:0002\n")

@@ -7,7 +7,6 @@ prefixes `PREFIX`. Nobody but the owner, the kernel and swerve writes a route.
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -34,13 +33,14 @@ def gateway(family: int, rail: int, end: int = 1) -> str:
     return f"10.{rail}.1.{end}" if family == 4 else f"fd00:{rail}::{end}"
 
 
-class Host:
+class Host(support.Namespace):
     """The host that is steered, its peer, and the owner of its routes."""
 
     device = ""  # what its applications are bound to
 
     def __init__(self, netns: str, peer: str) -> None:
-        self.netns, self.peer = netns, peer
+        super().__init__(netns)
+        self.peer = peer
         for rail in (*RAILS, _BACK):
             support.join(netns, peer, f"rail{rail}")
             for host, end in ((netns, 2), (peer, 1)):
@@ -97,35 +97,13 @@ class Host:
     def _ip(netns: str, *words: str) -> str:
         return support.run(["ip", "-n", netns, *words]).stdout
 
-    def ip(self, *words: str) -> str:
-        """Run `ip` in it."""
-        return self._ip(self.netns, *words)
-
-    def rows(self, *words: str) -> list[dict[str, Any]]:
-        """What `ip` shows."""
-        found: list[dict[str, Any]] = json.loads(self.ip("-d", "-j", *words) or "[]")
-        return found
-
     def cable(self, rail: int, there: bool) -> None:
         """Pull a cable, or plug it in."""
         self._ip(self.peer, "link", "set", "dev", f"rail{rail}", "up" if there else "down")
 
     def others(self) -> list[str]:
-        """Every rule, route and nexthop that is not ours, byte by byte."""
-        shown = [("nexthop",)]
-        for family in ("-4", "-6"):
-            shown += [(family, "rule"), (family, "route", "show", "table", "all")]
-        rows = [row for words in shown for row in self.rows(*words)]
-        for row in rows:
-            row.pop("expires", None)  # it counts down
-        made = [json.dumps(row) for row in rows if row.get("protocol") != "201"]
-        return [row for row in made if not self.spares(row)]
-
-    def ours(self, *whats: str) -> int:
-        """How many rules, routes and nexthops of ours there are, or of some of these."""
-        words = {"rule": ("rule",), "route": ("route", "show", "table", "all"), "nexthop": ("nexthop",)}
-        rows = [row for what in whats or words for family in ("-4", "-6") for row in self.rows(family, *words[what])]
-        return sum(row.get("protocol") == "201" for row in rows)
+        """All that is not ours, byte by byte, but for what the owner makes of what is ours."""
+        return [row for row in super().others() if not self.spares(row)]
 
     def used(self, family: int) -> frozenset[int]:
         """The rails that packets to the peer may leave by."""

@@ -1,8 +1,8 @@
 """Routing daemons of others in a test's namespace, and who writes to its routes.
 
 Imported as `routing_daemons`. FRR, bird, systemd-networkd, NetworkManager, dhclient and the server that it
-asks, dnsmasq. The sockets of FRR and bird lie in a
-directory of the namespace's name below /run/frr or /run; the others have a /run of their own.
+asks, dnsmasq. The sockets of FRR and bird lie in a directory of the namespace's name below /run/frr or /run; the others
+have a /run of their own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Change = tuple[str, str]  # what happened, and to what
 
 
 @contextlib.contextmanager
-def frr(netns: str, zebra: str = "", **daemons: str) -> Iterator[Frr]:
+def frr(netns: str, zebra: str = "", **daemons: str) -> Iterator[None]:
     """Zebra and others, such as staticd and bgpd, with these configurations."""
     support.require("vtysh")
     place = _RUN / "frr" / netns
@@ -57,25 +57,12 @@ def frr(netns: str, zebra: str = "", **daemons: str) -> Iterator[Frr]:
             shutil.chown(file, "frr", "frr")
             running.append(_start(netns, [str(FRR / name), "-N", netns, "-f", str(file), "-P", "0"]))
             support.wait_until((place / f"{name}.vty").exists, 20, f"{name} serves")
-        yield Frr(netns)
+        yield
     finally:
         _end(running)
         shutil.rmtree(place)
         with contextlib.suppress(OSError):
             place.parent.rmdir()
-
-
-class Frr:
-    """FRR in a namespace."""
-
-    def __init__(self, netns: str) -> None:
-        self._netns = netns
-
-    def configure(self, *lines: str) -> None:
-        """Change its configuration, as an operator would at its prompt."""
-        words = [each for line in ("configure terminal", *lines) for each in ("-c", line)]
-        done = support.run(["vtysh", "-N", self._netns, *words])
-        assert not done.stdout.strip(), done.stdout
 
 
 @contextlib.contextmanager
@@ -86,11 +73,11 @@ def bird(netns: str, configuration: str) -> Iterator[Bird]:
     place.mkdir()
     daemons: list[subprocess.Popen[bytes]] = []
     try:
-        made = Bird(netns, place)
-        made.write(configuration)
-        daemons.append(_start(netns, ["bird", "-f", "-c", str(made.file), "-s", str(made.control)]))
-        support.wait_until(made.control.exists, 20, "bird serves")
-        yield made
+        file, control = place / "bird.conf", place / "control"
+        file.write_text(configuration)
+        daemons.append(_start(netns, ["bird", "-f", "-c", str(file), "-s", str(control)]))
+        support.wait_until(control.exists, 20, "bird serves")
+        yield Bird(control)
     finally:
         _end(daemons)
         shutil.rmtree(place)
@@ -99,23 +86,12 @@ def bird(netns: str, configuration: str) -> Iterator[Bird]:
 class Bird:
     """Bird in a namespace."""
 
-    def __init__(self, netns: str, place: Path) -> None:
-        self.file, self.control = place / "bird.conf", place / "control"
-        self._netns = netns
-
-    def write(self, configuration: str) -> None:
-        """Write its configuration file."""
-        self.file.write_text(configuration)
-
-    def configure(self, configuration: str) -> None:
-        """Have it work by another configuration."""
-        self.write(configuration)
-        said = self.ask("configure")
-        assert "Reconfig" in said, said
+    def __init__(self, control: Path) -> None:
+        self._control = control
 
     def ask(self, *words: str) -> str:
         """What it answers to a command."""
-        return support.run(["birdc", "-s", str(self.control), *words]).stdout
+        return support.run(["birdc", "-s", str(self._control), *words]).stdout
 
 
 # Both ask udev whether an interface is ready. `place` is a directory that lasts while they are started again.

@@ -95,7 +95,7 @@ def path_delay(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathDelay:
         "duplicates": 0,
         "reordered": 0,
     }
-    return PathDelay(**_common(at_ns), **(fields | changes))
+    return PathDelay(**(_common(at_ns) | fields | changes))
 
 
 def path_liveness(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathLiveness:
@@ -108,19 +108,19 @@ def path_liveness(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathLive
         "last_request_ns": at_ns - 12_000_000,
         "interval_ns": 20_000_000,
     }
-    return PathLiveness(**_common(at_ns), **(fields | changes))
+    return PathLiveness(**(_common(at_ns) | fields | changes))
 
 
-def probe_samples(rail: int = 1, at_ns: int = AT_NS) -> ProbeSamples:
-    return ProbeSamples(
-        **_common(at_ns),
-        path=path(rail),
-        clock="free_running",
-        seq=[7, 8],
-        sent_ns=[at_ns - 10_000, at_ns - 5_000],
-        forward_ns=[2_000, None],
-        reverse_ns=[2_100, None],
-    )
+def probe_samples(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> ProbeSamples:
+    fields: dict[str, Any] = {
+        "path": path(rail),
+        "clock": "free_running",
+        "seq": [7, 8],
+        "sent_ns": [at_ns - 10_000, at_ns - 5_000],
+        "forward_ns": [2_000, None],
+        "reverse_ns": [2_100, None],
+    }
+    return ProbeSamples(**(_common(at_ns) | fields | changes))
 
 
 def clock_edge(rail: int = 1, at_ns: int = AT_NS, destination: str = "h2", **changes: Any) -> ClockEdge:
@@ -140,7 +140,7 @@ def clock_edge(rail: int = 1, at_ns: int = AT_NS, destination: str = "h2", **cha
         "pairs_rejected": 10,
         "stepped": False,
     }
-    return ClockEdge(**_common(at_ns), **(fields | changes))
+    return ClockEdge(**(_common(at_ns) | fields | changes))
 
 
 def clock(of: str = "h1", at_ns: int = AT_NS, reference: str = "h2", **changes: Any) -> Clock:
@@ -159,7 +159,7 @@ def clock(of: str = "h1", at_ns: int = AT_NS, reference: str = "h2", **changes: 
         "pairs_rejected": 30,
         "outlier_edges": 0,
     }
-    return Clock(**_common(at_ns), **(fields | changes))
+    return Clock(**(_common(at_ns) | fields | changes))
 
 
 def free_clock(of: str = "h1", at_ns: int = AT_NS, reference: str = "h2", **changes: Any) -> Clock:
@@ -174,7 +174,7 @@ def collocation(at_ns: int = AT_NS, **changes: Any) -> Collocation:
         "alone": ["h2"],
         "unknown": ["h3"],
     }
-    return Collocation(**_common(at_ns), **(fields | changes))
+    return Collocation(**(_common(at_ns) | fields | changes))
 
 
 def app_delay(rail: int = 1, at_ns: int = AT_NS, local_port: int = 0, sampled: int = 200, **changes: Any) -> AppDelay:
@@ -197,7 +197,7 @@ def app_delay(rail: int = 1, at_ns: int = AT_NS, local_port: int = 0, sampled: i
         "ambiguous": 3,
         "unmatched": 1,
     }
-    return AppDelay(**_common(at_ns), **(fields | changes))
+    return AppDelay(**(_common(at_ns) | fields | changes))
 
 
 def tcp_path(
@@ -221,7 +221,7 @@ def tcp_path(
         "resets_received": 0,
         "total_segments": total,
     }
-    return TcpPath(**_common(at_ns), **(fields | changes))
+    return TcpPath(**(_common(at_ns) | fields | changes))
 
 
 def causes(segments: int) -> Retransmissions:
@@ -272,7 +272,7 @@ def tcp_flow(
         "resets_sent": 0,
         "resets_received": 0,
     }
-    return TcpFlow(**_common(at_ns), **(fields | changes))
+    return TcpFlow(**(_common(at_ns) | fields | changes))
 
 
 def tcp_host(at_ns: int = AT_NS, **changes: Any) -> TcpHost:
@@ -294,7 +294,7 @@ def tcp_host(at_ns: int = AT_NS, **changes: Any) -> TcpHost:
         "zero_windows": 0,
         "kernel": {"TcpRetransSegs": 30, "TcpExtTCPTimeouts": 1, "TcpExtTCPDSACKRecv": 0},
     }
-    return TcpHost(**_common(at_ns), **(fields | changes))
+    return TcpHost(**(_common(at_ns) | fields | changes))
 
 
 def packet_drops(at_ns: int = AT_NS, **changes: Any) -> PacketDrops:
@@ -303,7 +303,7 @@ def packet_drops(at_ns: int = AT_NS, **changes: Any) -> PacketDrops:
         DropReason(reason="QDISC_DROP", window_packets=7, total_packets=120),
     ]
     fields: dict[str, Any] = {"window_ns": SECOND_NS, "reasons": reasons}
-    return PacketDrops(**_common(at_ns), **(fields | changes))
+    return PacketDrops(**(_common(at_ns) | fields | changes))
 
 
 def counters(**changes: int) -> LinkCounters:
@@ -348,7 +348,7 @@ def link(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> Link:
         "failed_neighbours": [],
         "driver": {},
     }
-    return Link(**_common(at_ns), **(fields | changes))
+    return Link(**(_common(at_ns) | fields | changes))
 
 
 def link_event(rail: int = 1, at_ns: int = AT_NS, what: str = "carrier_lost", **changes: Any) -> LinkEvent:
@@ -360,7 +360,7 @@ def link_event(rail: int = 1, at_ns: int = AT_NS, what: str = "carrier_lost", **
         "detail": f"rail{rail} lost its carrier",
         "values": {"carrier_changes": 2},
     }
-    return LinkEvent(**_common(at_ns), **(fields | changes))
+    return LinkEvent(**(_common(at_ns) | fields | changes))
 
 
 def path_mtu(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathMtu:
@@ -373,7 +373,7 @@ def path_mtu(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathMtu:
         "told_by": "",
         "state": "mismatch",
     }
-    return PathMtu(**_common(at_ns), **(fields | changes))
+    return PathMtu(**(_common(at_ns) | fields | changes))
 
 
 def path_ecn(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathEcn:
@@ -385,7 +385,7 @@ def path_ecn(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathEcn:
         "total_packets": 100_000,
         "total_ce_packets": 400,
     }
-    return PathEcn(**_common(at_ns), **(fields | changes))
+    return PathEcn(**(_common(at_ns) | fields | changes))
 
 
 def rdma_port(at_ns: int = AT_NS, **changes: Any) -> RdmaPort:
@@ -406,7 +406,7 @@ def rdma_port(at_ns: int = AT_NS, **changes: Any) -> RdmaPort:
         "timeouts": 0,
         "receiver_not_ready": 2,
     }
-    return RdmaPort(**_common(at_ns), **(fields | changes))
+    return RdmaPort(**(_common(at_ns) | fields | changes))
 
 
 def rdma_qp(number: int = 18, at_ns: int = AT_NS, verdict: str = "ok", **changes: Any) -> RdmaQueuePair:
@@ -454,7 +454,7 @@ def rdma_qp(number: int = 18, at_ns: int = AT_NS, verdict: str = "ok", **changes
         "untracked": 0,
         "closed": False,
     }
-    return RdmaQueuePair(**_common(at_ns), **(fields | changes))
+    return RdmaQueuePair(**(_common(at_ns) | fields | changes))
 
 
 def rdma_suspects(at_ns: int = AT_NS, **changes: Any) -> RdmaSuspects:
@@ -462,7 +462,7 @@ def rdma_suspects(at_ns: int = AT_NS, **changes: Any) -> RdmaSuspects:
         kind="host", name="h2", slowness=0.62, agreeing=3, queue_pairs=4, reason="3 of 4 queue pairs to it are slow"
     )
     fields: dict[str, Any] = {"suspects": [slow]}
-    return RdmaSuspects(**_common(at_ns), **(fields | changes))
+    return RdmaSuspects(**(_common(at_ns) | fields | changes))
 
 
 def rdma_sight(at_ns: int = AT_NS, **changes: Any) -> RdmaSight:
@@ -474,7 +474,7 @@ def rdma_sight(at_ns: int = AT_NS, **changes: Any) -> RdmaSight:
         "hits_per_s": 0.0,
         "tap_processes": 1,
     }
-    return RdmaSight(**_common(at_ns), **(fields | changes))
+    return RdmaSight(**(_common(at_ns) | fields | changes))
 
 
 def nexthop_group(at_ns: int = AT_NS, packets: tuple[int | None, int | None] = (100, 900)) -> NexthopGroup:
@@ -499,20 +499,22 @@ def self_cost(at_ns: int = AT_NS, **changes: Any) -> Self:
         "drops": {"ring_full": 0, "bus_slow": 0},
         "failed": {},
     }
-    return Self(**_common(at_ns), **(fields | changes))
+    return Self(**(_common(at_ns) | fields | changes))
 
 
-def path_state(rail: int = 1, at_ns: int = AT_NS, state: str = "drained", wanted: int | None = 1) -> PathState:
-    return PathState(
-        **_common(at_ns),
-        path=path(rail),
-        state=state,
-        since_ns=at_ns - 4 * SECOND_NS,
-        weight_wanted=wanted,
-        weight_actual=wanted,
-        reason="queueing 41 ms > 5 ms for 60 ms",
-        under="drain-congested",
-    )
+def path_state(
+    rail: int = 1, at_ns: int = AT_NS, state: str = "drained", wanted: int | None = 1, **changes: Any
+) -> PathState:
+    fields: dict[str, Any] = {
+        "path": path(rail),
+        "state": state,
+        "since_ns": at_ns - 4 * SECOND_NS,
+        "weight_wanted": wanted,
+        "weight_actual": wanted,
+        "reason": "queueing 41 ms > 5 ms for 60 ms",
+        "under": "drain-congested",
+    }
+    return PathState(**(_common(at_ns) | fields | changes))
 
 
 def act(at_ns: int = AT_NS, number: int = 1, **changes: Any) -> Act:
@@ -531,7 +533,7 @@ def act(at_ns: int = AT_NS, number: int = 1, **changes: Any) -> Act:
         "decided_ns": at_ns - 2_000_000,
         "acknowledged_ns": at_ns - 1_000_000,
     }
-    return Act(**_common(at_ns), **(fields | changes))
+    return Act(**(_common(at_ns) | fields | changes))
 
 
 def one_of_each(at_ns: int = AT_NS) -> list[AnySignal]:

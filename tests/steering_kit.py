@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path as File
 from typing import Any
 
+import samples
 import support
 
 from pytools import directories
@@ -90,23 +91,9 @@ def measured(
         queueing_last_ns=queueing_ns,
         queueing_bound_ns=bound_ns,
     )
-    return PathDelay(
-        host=over.source,
-        at_ns=at_ns,
-        unix_ns=at_ns,
-        path=over,
-        window_ns=window_ns,
-        base_window_ns=30 * SECOND,
-        forward=delay,
-        reverse=delay,
-        round_trip_min_ns=4_000,
-        clock="synchronised",
-        sent=received + lost,
-        received=received,
-        lost=lost,
-        duplicates=0,
-        reordered=0,
-    )
+    moment = {"host": over.source, "at_ns": at_ns, "unix_ns": at_ns, "path": over, "window_ns": window_ns}
+    counts = {"sent": received + lost, "received": received, "lost": lost}
+    return samples.path_delay(forward=delay, reverse=delay, **moment, **counts)
 
 
 def facts(signal: PathDelay) -> Facts:
@@ -211,15 +198,8 @@ class FakeAgent:
             self.state_log.append(signal_heard)
 
 
-@dataclass
-class Host:
+class Host(support.Namespace):
     """A namespace with two rails and a nexthop group to a peer."""
-
-    netns: str
-
-    def ip(self, *words: str) -> str:
-        """Run `ip` inside."""
-        return support.run(["ip", "-n", self.netns, *words]).stdout
 
     def groups(self) -> set[int]:
         """The numbers of all groups."""
@@ -231,17 +211,9 @@ class Host:
         hops = route.get("nexthops", [route])
         return {10 + int(hop["dev"].removeprefix("rail")): hop.get("weight", 1) for hop in hops}
 
-    def others(self) -> list[str]:
-        """Every rule, route and nexthop that is not ours, byte by byte."""
-        shown = [("-d", "-j", "nexthop")]
-        for family in ("-4", "-6"):
-            shown += [(family, "-d", "-j", "rule"), (family, "-d", "-j", "route", "show", "table", "all")]
-        rows = [row for words in shown for row in json.loads(self.ip(*words) or "[]")]
-        return [json.dumps(row) for row in rows if row.get("protocol") != "201"]
-
-    def ours(self) -> int:
-        """How many rules of ours there are."""
-        return self.ip("rule").count("proto 201")
+    def ours(self, *whats: str) -> int:
+        """How many rules of ours there are, or other things."""
+        return super().ours(*(whats or ("rule",)))
 
 
 def two_rails(first: str, second: str, kind: str = "mpath") -> Host:
@@ -385,12 +357,18 @@ def steered(host: Host, agent: FakeAgent) -> None:
     support.wait_until(lambda: host.weights() == STEERED, 20, "rail 1 is taken out of the group")
 
 
+def agents(lab: Lab) -> list[subprocess.Popen[str]]:
+    """Start an agent on every host of a lab; each is up."""
+    started = [lab.start(host, [*support.SWERVE, "agent", "-n", host.netns]) for host in lab.hosts]
+    for host in lab.hosts:
+        places = directories.agent_socket(host.netns), directories.maps_socket(host.netns)
+        support.wait_until(lambda p=places: all(map(File.exists, p)), 30, f"the agent of {host.name} is up")
+    return started
+
+
 @contextlib.contextmanager
 def measuring(lab: Lab) -> Iterator[Observer]:
     """Agents on all hosts of a lab, and what they are heard to say."""
-    for host in lab.hosts:
-        lab.start(host, [*support.SWERVE, "agent", "-n", host.netns])
-    for host in lab.hosts:
-        support.wait_until(directories.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+    agents(lab)
     with contextlib.closing(Observer(lab.hosts)) as heard:
         yield heard

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -200,6 +200,12 @@ def join(near: str, far: str, name: str, index: int | None = None) -> None:
     run(["ip", "-n", near, "link", "add", name, "index", chosen, "type", "veth", *peer])
 
 
+def pings(place: Any, address: str, source: str = "") -> bool:
+    """Whether one ping from a host or a rail of a lab is answered within a second."""
+    words = ["ping", "-n", "-c1", "-W1", *(["-I", source] if source else []), address]
+    return run(["ip", "netns", "exec", place.netns, *words], check=False).returncode == 0
+
+
 def wait_for_link_local(netns: str, *interfaces: str) -> None:
     """Wait for the routes that IPv6 makes by itself, with the carrier: the link-local address's own is the last."""
     for interface in interfaces:
@@ -209,6 +215,35 @@ def wait_for_link_local(netns: str, *interfaces: str) -> None:
             return any(row["dst"].startswith("fe80:") for row in json.loads(run(words).stdout))
 
         wait_until(is_there, 20, f"{interface} of {netns} has its link-local address")
+
+
+class Namespace:
+    """Rules, routes and nexthops of a network namespace, as `ip` shows them."""
+
+    def __init__(self, netns: str) -> None:
+        self.netns = netns
+
+    def ip(self, *words: str) -> str:
+        """Run `ip` in it."""
+        return run(["ip", "-n", self.netns, *words]).stdout
+
+    def rows(self, *words: str) -> list[dict[str, Any]]:
+        """What `ip` shows, in detail."""
+        found: list[dict[str, Any]] = json.loads(self.ip("-d", "-j", *words) or "[]")
+        return found
+
+    def _listed(self, *whats: str) -> list[dict[str, Any]]:
+        words = {"nexthop": ("nexthop",), "rule": ("rule",), "route": ("route", "show", "table", "all")}
+        return [row for what in whats or words for family in ("-4", "-6") for row in self.rows(family, *words[what])]
+
+    def others(self) -> list[str]:
+        """Every rule, route and nexthop that is not ours, byte by byte, but for times that count down."""
+        rows = [row for row in self._listed() if row.get("protocol") != "201"]
+        return [json.dumps({name: value for name, value in row.items() if name != "expires"}) for row in rows]
+
+    def ours(self, *whats: str) -> int:
+        """How many rules, routes and nexthops of ours there are, or of some of these."""
+        return sum(row.get("protocol") == "201" for row in self._listed(*whats))
 
 
 @contextlib.contextmanager

@@ -1,9 +1,15 @@
-"""A host with two rails, a fake agent in it and a policy: what tests of a real controller begin with."""
+"""What tests begin with: a host with two rails, a fake agent in it and a policy, or a lab with real agents.
+
+A module says what it wants different: `LAB` for `Lab.up`, `NEEDS` for `support.require`, `POLICY`.
+"""
 
 from __future__ import annotations
 
 import pytest
 import steering_kit as kit
+import support
+
+from pytools.lab import Lab
 
 
 @pytest.fixture
@@ -19,5 +25,19 @@ def agent(host):
 
 
 @pytest.fixture
-def policy(tmp_path):
-    return kit.policy_file(tmp_path)
+def policy(request, tmp_path):
+    return kit.policy_file(tmp_path, getattr(request.module, "POLICY", kit.POLICY))
+
+
+@pytest.fixture
+def lab(request, unique_name):
+    support.require("bcc", "netns", *getattr(request.module, "NEEDS", ()))
+    with Lab.up(unique_name(), **{"hosts": 2, "rails": 2, **getattr(request.module, "LAB", {})}) as made:
+        yield made
+
+
+@pytest.fixture
+def observer(lab):
+    """Agents on all hosts of the lab, and what they publish."""
+    with kit.measuring(lab) as heard:
+        yield heard

@@ -10,8 +10,6 @@ import steering_kit as kit
 import support
 from steering_kit import FIRST, MS, SECOND, SECOND_HOP, controlled
 
-from pytools.lab import Lab
-
 EVEN = {FIRST: 1, SECOND_HOP: 1}
 POLICY = """\
 version: 1
@@ -31,23 +29,7 @@ rules:
 LOAD, CONGESTED, QUEUE = "9mbit", "6mbit", 256_000  # of 20; full, it lasts for a third of a second without load
 BAD_NS, ASKED_NS = 5 * MS, {"dead": 100 * MS, "silent": 100 * MS, "congested": 1000 * MS}  # of the policy
 WATCHED_S = 3.0  # three times what a rule waits for
-
-
-@pytest.fixture
-def lab(unique_name):
-    with Lab.up(unique_name(), hosts=2, rails=2, rate="20mbit") as made:
-        yield made
-
-
-@pytest.fixture
-def policy(tmp_path):
-    return kit.policy_file(tmp_path, POLICY)
-
-
-@pytest.fixture
-def observer(lab):
-    with kit.measuring(lab) as heard:
-        yield heard
+LAB = {"rate": "20mbit"}
 
 
 def states(observer, host):

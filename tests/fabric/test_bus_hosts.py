@@ -218,10 +218,7 @@ def open_process(program: str, setting: object) -> subprocess.Popen[str]:
     )
 
 
-@pytest.fixture
-def lab(unique_name: Callable[[], str]) -> Iterator[Lab]:
-    with Lab.up(unique_name(), hosts=3, rails=2, rate="100mbit") as made:
-        yield made
+LAB = {"hosts": 3, "rate": "100mbit"}
 
 
 @pytest.fixture

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import support
 
 from steering.demo.run import POLICY, Result, Script, play
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory, require: Callable[..., None]) -> Result:
-    require("iperf3")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    support.require("iperf3")
     policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
     policy.write_text(POLICY.read_text().replace("dwell: 30s", "dwell: 8s").replace("step: 3s", "step: 1s"))
     policy.chmod(0o600)

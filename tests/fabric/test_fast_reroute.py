@@ -36,20 +36,12 @@ rules:
     when: {signal: silence, missed: 3, lasting: 60s}
     then: {drain: {}}
 """.replace("LEASE", f"{5 * support.slow_factor():g}s")
-
-
-@pytest.fixture
-def lab(unique_name):
-    with Lab.up(unique_name(), hosts=2, rails=2, rate="none") as made:
-        yield made
+LAB = {"rate": "none"}
 
 
 @pytest.fixture
 def agents(lab):
-    found = [lab.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns]) for host in lab.hosts]
-    for host in lab.hosts:
-        support.wait_until(directories.maps_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
-    return found
+    return kit.agents(lab)
 
 
 def standbys(netns: str) -> int:
@@ -181,10 +173,7 @@ def rarely_probed(unique_name):
 def test_a_peer_that_loses_a_carrier_says_so(rarely_probed, tmp_path):
     """No probe is missed meanwhile: what silences the path is the peer's word, over the other rail."""
     lab = rarely_probed
-    for host in lab.hosts:
-        lab.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns])
-    for host in lab.hosts:
-        support.wait_until(directories.maps_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+    kit.agents(lab)
     near = kit.Host(lab.hosts[0].netns)
     with (
         controlled(near, kit.policy_file(tmp_path, POLICY), "--apply") as first,

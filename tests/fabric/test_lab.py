@@ -39,12 +39,7 @@ for flow in range(int(sys.argv[2])):
     out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     out.sendto(b"x", (sys.argv[1], 7000))
 """
-
-
-@pytest.fixture
-def lab(unique_name):
-    with Lab.up(unique_name(), hosts=3, rails=2, rate="100mbit") as made:
-        yield made
+LAB = {"hosts": 3, "rate": "100mbit"}
 
 
 class Receiver:
@@ -71,15 +66,6 @@ class Receiver:
 
 def send(lab, host, address, packets):
     lab.run(host, [sys.executable, "-c", SEND, address, str(packets)])
-
-
-def pings(lab, host, address):
-    """Whether one ping is answered within a second."""
-    try:
-        lab.run(host, ["ping", "-n", "-c1", "-W1", address])
-    except SwerveError:
-        return False
-    return True
 
 
 def goodput(lab, address, seconds=1):
@@ -122,16 +108,16 @@ def test_every_service_address_is_reached_at_once_over_both_families(lab):
     support.require("ping")
     for source in lab.hosts:
         for destination in lab.hosts:
-            assert pings(lab, source, destination.service)
-            assert pings(lab, source, destination.service6)
+            assert support.pings(source, destination.service)
+            assert support.pings(source, destination.service6)
 
 
 def test_every_rail_address_is_reached_over_its_rail(lab):
     support.require("ping")
     for rail, interface in enumerate(lab.hosts[1].interfaces, start=1):
         before = transmitted(lab.hosts[0].netns)
-        assert pings(lab, lab.hosts[0], interface.address)
-        assert pings(lab, lab.hosts[0], interface.address6)
+        assert support.pings(lab.hosts[0], interface.address)
+        assert support.pings(lab.hosts[0], interface.address6)
         after = transmitted(lab.hosts[0].netns)
         assert after[f"rail{rail}"] >= before[f"rail{rail}"] + 2
 
@@ -243,9 +229,9 @@ def test_a_blackhole_of_one_direction_leaves_the_other_and_the_carrier(lab):
     send(lab, second, back.address, 10)
     back.wait_for(10)
     assert there.count() == 0
-    assert pings(lab, first, third.interfaces[0].address)
-    assert pings(lab, first, second.interfaces[1].address)
-    assert pings(lab, first, first.interfaces[0].gateway)
+    assert support.pings(first, third.interfaces[0].address)
+    assert support.pings(first, second.interfaces[1].address)
+    assert support.pings(first, first.interfaces[0].gateway)
     assert all(port["carrier"] for rail in lab.show()["rails"] for port in rail["ports"])
     with Netlink(first.netns) as netlink:
         assert all(link.carrier for link in netlink.links())
@@ -259,8 +245,8 @@ def test_a_blackhole_holds_for_service_addresses_of_both_families(lab):
     support.require("ping")
     lab.blackhole(1)
     lab.blackhole(2, (1, 2))
-    assert not pings(lab, lab.hosts[0], lab.hosts[1].service)
-    assert not pings(lab, lab.hosts[0], lab.hosts[1].service6)
+    assert not support.pings(lab.hosts[0], lab.hosts[1].service)
+    assert not support.pings(lab.hosts[0], lab.hosts[1].service6)
     lab.blackhole(2, (1, 2))  # a second time changes nothing
     lab.heal(2)
     assert not any(port["loses_packets_to"] for port in lab.show()["rails"][1]["ports"])
@@ -324,12 +310,12 @@ def test_two_labs_do_not_meet(lab, unique_name):
     with Lab.up(unique_name(), hosts=2, rails=1) as other:
         lab.blackhole(1)
         lab.congest(2, "10mbit")
-        assert pings(other, other.hosts[0], other.hosts[1].service)
+        assert support.pings(other.hosts[0], other.hosts[1].service)
         assert [port["rate_bit_s"] for port in other.show()["rails"][0]["ports"]] == [100_000_000] * 2
         assert {lab.name, other.name} <= set(state.labs())
     assert left_of(other.name) == []
     lab.heal()
-    assert pings(lab, lab.hosts[0], lab.hosts[1].service)
+    assert support.pings(lab.hosts[0], lab.hosts[1].service)
 
 
 def test_a_name_that_is_taken_is_refused_and_the_lab_stays(lab):

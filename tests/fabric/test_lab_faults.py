@@ -12,32 +12,18 @@ from click.testing import CliRunner
 
 from pytools.errors import SwerveError, UsageError
 from pytools.kernel.netlink.routing import Netlink
-from pytools.lab import Lab, cli
+from pytools.lab import cli
 
 pytestmark = pytest.mark.beside
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
-
-
-@pytest.fixture
-def lab(unique_name):
-    support.require("bcc", "netns", "ping")
-    with Lab.up(unique_name(), hosts=3, rails=2) as made:
-        yield made
-
-
-def pings(lab, place, address, source=None):
-    """Whether one ping is answered within a second."""
-    try:
-        lab.run(place, ["ping", "-n", "-c1", "-W1", *(["-I", source] if source else []), address])
-    except SwerveError:
-        return False
-    return True
+LAB = {"hosts": 3}
+NEEDS = ("ping",)
 
 
 def wait_for_ping(lab, place, address):
     """After a silence the kernel asks for its neighbour once a second, so the first ping may come too early."""
-    support.wait_until(lambda: pings(lab, place, address), 10, f"{address} answers {place.name}")
+    support.wait_until(lambda: support.pings(place, address), 10, f"{address} answers {place.name}")
 
 
 def carriers(lab):
@@ -62,15 +48,15 @@ def routing(host):
 def test_a_silent_cut_loses_everything_on_one_cable_and_nobody_notices(lab):
     first, second, third = lab.hosts
     gateway = first.interfaces[0].gateway
-    assert pings(lab, first, gateway)
+    assert support.pings(first, gateway)
     before = [routing(host) for host in lab.hosts]
     lab.cut(1, host=1)
-    assert not pings(lab, first, gateway), "the rail itself is silent, too"
-    assert not pings(lab, lab.rails[0], first.interfaces[0].address), "and hears nothing"
-    assert not pings(lab, first, first.interfaces[0].gateway6)
-    assert not pings(lab, first, second.interfaces[0].address)
-    assert pings(lab, first, second.interfaces[1].address)
-    assert pings(lab, second, third.interfaces[0].address), "the rail's other cables work"
+    assert not support.pings(first, gateway), "the rail itself is silent, too"
+    assert not support.pings(lab.rails[0], first.interfaces[0].address), "and hears nothing"
+    assert not support.pings(first, first.interfaces[0].gateway6)
+    assert not support.pings(first, second.interfaces[0].address)
+    assert support.pings(first, second.interfaces[1].address)
+    assert support.pings(second, third.interfaces[0].address), "the rail's other cables work"
     assert all(carriers(lab).values())
     assert [routing(host) for host in lab.hosts] == before
     assert lab.counts(1)["lost"] >= 4
@@ -84,7 +70,7 @@ def test_a_silent_cut_loses_everything_on_one_cable_and_nobody_notices(lab):
 def test_every_packet_on_a_cut_cable_is_counted_once(lab):
     first = lab.hosts[0]
     gateway = first.interfaces[0].gateway
-    assert pings(lab, first, gateway)  # the neighbours know each other for the next seconds
+    assert support.pings(first, gateway)  # the neighbours know each other for the next seconds
     lab.cut(1, host=1)
     before = lab.counts(1)["lost"]
     with pytest.raises(SwerveError):
@@ -94,7 +80,7 @@ def test_every_packet_on_a_cut_cable_is_counted_once(lab):
 
 def test_a_random_share_is_lost_towards_one_host_and_counted(lab):
     first, second, third = lab.hosts
-    assert pings(lab, first, first.interfaces[0].gateway)  # the neighbours know each other for the next seconds
+    assert support.pings(first, first.interfaces[0].gateway)  # the neighbours know each other for the next seconds
     lab.lose(1, 0.3, toward=1)
     many = ["ping", "-n", "-q", "-i0.002", "-c400", "-W0.2"]
     said = lab.run(first, [*many, first.interfaces[0].gateway])
@@ -105,7 +91,7 @@ def test_a_random_share_is_lost_towards_one_host_and_counted(lab):
     with pytest.raises(UsageError, match="already"):
         lab.lose(1, 0.1, toward=1)
     lab.cut(1, host=1)
-    assert not pings(lab, first, first.interfaces[0].gateway), "a cut cable loses all, whatever it lost before"
+    assert not support.pings(first, first.interfaces[0].gateway), "a cut cable loses all, whatever it lost before"
     lab.heal()
     assert lab.counts(1) == {}
     wait_for_ping(lab, first, first.interfaces[0].gateway)
@@ -116,8 +102,8 @@ def test_a_whole_rail_is_cut_and_a_second_cut_changes_nothing(lab):
     lab.cut(1)
     lab.cut(1)
     for host in lab.hosts:
-        assert not pings(lab, host, host.interfaces[0].gateway)
-        assert pings(lab, host, host.interfaces[1].gateway)
+        assert not support.pings(host, host.interfaces[0].gateway)
+        assert support.pings(host, host.interfaces[1].gateway)
     lab.heal(1)
     for host in lab.hosts:
         wait_for_ping(lab, host, host.interfaces[0].gateway)
@@ -134,7 +120,7 @@ def test_a_lost_carrier_takes_the_hosts_nexthops_and_healing_gives_the_rail_back
         assert netlink.group(102).weights == {12: 1}
     assert [routing(host) for host in lab.hosts[1:]] == before[1:], "the others cannot know"
     # From that rail's own address: answers to the service address would take either rail, as this boot's hash has it.
-    assert pings(lab, first, second.service, first.interfaces[1].address), "over the other rail"
+    assert support.pings(first, second.service, first.interfaces[1].address), "over the other rail"
     lab.heal(1)
     assert all(carriers(lab).values())
     support.wait_until(lambda: [routing(rail) for rail in lab.rails] == rails_before, 10, "the rail's routes are back")
@@ -149,15 +135,15 @@ def test_a_lost_carrier_takes_the_hosts_nexthops_and_healing_gives_the_rail_back
 def test_a_dead_host_is_silent_on_every_rail_and_its_processes_are_gone(lab):
     first, second, third = lab.hosts
     mourned, survivor = lab.start(second, SLEEP), lab.start(first, SLEEP)
-    assert pings(lab, first, second.service)
+    assert support.pings(first, second.service)
     killed = lab.kill_host(2)
     assert [str(mourned.pid) in line for line in killed] == [True]
     assert mourned.wait(20) == -9
     assert survivor.poll() is None
     for interface in second.interfaces:
-        assert not pings(lab, first, interface.address)
+        assert not support.pings(first, interface.address)
     for interface in third.interfaces:
-        assert pings(lab, first, interface.address)
+        assert support.pings(first, interface.address)
     assert all(carriers(lab).values())
     lab.heal()
     wait_for_ping(lab, first, second.service)

@@ -9,28 +9,15 @@ import pytest
 import support
 from click.testing import CliRunner
 
-from pytools.errors import SwerveError, UsageError
+from pytools.errors import UsageError
 from pytools.kernel.netns import inside
 from pytools.lab import Lab, cli, view
 
 pytestmark = pytest.mark.beside
 
 FLOWS, PORT, PAYLOAD = 64, 7777, 500
-
-
-@pytest.fixture
-def lab(unique_name):
-    support.require("netns", "ping")
-    with Lab.up(unique_name(), hosts=3, rails=2, rate="50mbit", queue_bytes=262_144, inner=2) as made:
-        yield made
-
-
-def pings(lab, place, address):
-    try:
-        lab.run(place, ["ping", "-n", "-c1", "-W1", address])
-    except SwerveError:
-        return False
-    return True
+LAB = {"hosts": 3, "rate": "50mbit", "queue_bytes": 262_144, "inner": 2}
+NEEDS = ("ping",)
 
 
 def addresses(host):
@@ -76,15 +63,15 @@ def sent(lab):
 
 def test_every_address_is_reached_in_both_families(lab):
     for address in [*addresses(lab.hosts[1]), *addresses(lab.hosts[2])]:
-        assert pings(lab, lab.hosts[0], address), address
-    assert pings(lab, lab.hosts[0], lab.hosts[0].interfaces[0].gateway)
+        assert support.pings(lab.hosts[0], address), address
+    assert support.pings(lab.hosts[0], lab.hosts[0].interfaces[0].gateway)
 
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_flows_spread_over_the_ways_of_a_rail(lab, version):
     end = lab.hosts[1].interfaces[0]
     address = end.address if version == 4 else end.address6
-    assert pings(lab, lab.hosts[0], address)
+    assert support.pings(lab.hosts[0], address)
     arrived, taken = spread(lab, address)
     assert arrived == FLOWS
     for way in (1, 2):
@@ -96,7 +83,7 @@ def test_flows_spread_over_the_ways_of_a_rail(lab, version):
 def test_what_hosts_spread_over_rails_is_spread_again_within_them(lab, version):
     """The source address is known when the host chooses, so a rail that hashed like the host would choose alike."""
     own, address = ((each.service, each.service6)[version == 6] for each in lab.hosts[:2])
-    assert pings(lab, lab.hosts[0], address)
+    assert support.pings(lab.hosts[0], address)
     arrived, taken = spread(lab, address, 2 * FLOWS, own)
     assert arrived == 2 * FLOWS
     assert min(taken.values()) > 8 * PAYLOAD, taken
@@ -105,7 +92,7 @@ def test_what_hosts_spread_over_rails_is_spread_again_within_them(lab, version):
 def test_one_flow_label_takes_one_way_and_another_may_take_another(lab):
     """All else is the same: the source port as well."""
     address = lab.hosts[1].interfaces[0].address6
-    assert pings(lab, lab.hosts[0], address)
+    assert support.pings(lab.hosts[0], address)
     taken = set()
     with inside(lab.hosts[0].netns), socket.socket(socket.AF_INET6, socket.SOCK_RAW, 253) as raw:
         for label in [*range(1, 21), *range(1, 21)]:
@@ -126,7 +113,7 @@ def test_one_flow_label_takes_one_way_and_another_may_take_another(lab):
 def test_a_blackholed_way_loses_its_flows_and_no_others_until_it_is_healed(lab, version):
     end = lab.hosts[1].interfaces[0]
     address = end.address if version == 4 else end.address6
-    assert pings(lab, lab.hosts[0], address)
+    assert support.pings(lab.hosts[0], address)
     lab.blackhole(1, (1, 2), inner=2)
     arrived, taken = spread(lab, address)
     assert 10 < arrived < FLOWS - 10
@@ -153,7 +140,7 @@ def test_one_way_is_congested_by_the_command_and_healed(lab):
 def test_a_longer_way_still_leads_through_the_ways(lab):
     support.require("netns")
     address = lab.hosts[1].interfaces[0].address6
-    assert pings(lab, lab.hosts[0], address)
+    assert support.pings(lab.hosts[0], address)
     lab.delay(1, 1, 2, 20_000)
     before = sent(lab)
     assert float(lab.run(lab.hosts[0], ["ping", "-n", "-c3", "-i0.2", address]).split("= ")[-1].split("/")[0]) >= 20

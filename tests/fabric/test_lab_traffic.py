@@ -13,12 +13,7 @@ from pytools.lab import Lab, processes
 
 SO_RCVBUFFORCE = 33  # Python has no name for it
 EXTRA_US = 100_000  # so much that no busy machine adds as much again
-
-
-@pytest.fixture
-def lab(unique_name):
-    with Lab.up(unique_name(), hosts=3, rails=2, rate="20mbit") as made:
-        yield made
+LAB = {"hosts": 3, "rate": "20mbit"}
 
 
 def round_trip_ms(lab, source, destination):

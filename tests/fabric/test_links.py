@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,7 @@ pytestmark = pytest.mark.beside
 
 RAILS = ("rail1", "rail2")
 SOON_S = 1.0  # in which an event is told
-
-
-@pytest.fixture
-def lab(unique_name: Callable[[], str]) -> Iterator[Lab]:
-    with Lab.up(unique_name(), hosts=3, rails=2) as made:
-        yield made
+LAB = {"hosts": 3}
 
 
 def paths(lab: Lab) -> list[NetworkPath]:

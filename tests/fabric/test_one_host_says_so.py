@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import steering_kit as kit
 import support
 from steering_kit import controlled
-
-from pytools.lab import Lab
 
 POLICY = """\
 version: 1
@@ -19,18 +16,7 @@ rules:
     then: {shift: {share: 0}}
 """
 LOAD, CONGESTED = "8mbit", "6mbit"  # of 20
-
-
-@pytest.fixture
-def lab(unique_name):
-    with Lab.up(unique_name(), hosts=3, rails=2, rate="20mbit") as made:
-        yield made
-
-
-@pytest.fixture
-def observer(lab):
-    with kit.measuring(lab) as heard:
-        yield heard
+LAB = {"hosts": 3, "rate": "20mbit"}
 
 
 def rails_to(host, address):
@@ -39,9 +25,9 @@ def rails_to(host, address):
     return {word for word in support.run(words).stdout.split() if word.startswith("rail")}
 
 
-def test_congestion_toward_one_host_moves_its_traffic_alone(lab, tmp_path, observer):
+def test_congestion_toward_one_host_moves_its_traffic_alone(lab, policy, observer):
     sender = lab.hosts[0]
-    with controlled(kit.Host(sender.netns), kit.policy_file(tmp_path, POLICY), "--apply") as controller:
+    with controlled(kit.Host(sender.netns), policy, "--apply") as controller:
 
         def healthy():
             found = {}

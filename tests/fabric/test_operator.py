@@ -383,8 +383,8 @@ def _send(host, count=50):
     return max((1, 2), key=lambda rail: _sent(host, rail) - before[rail])
 
 
-def test_a_flow_is_pinned_by_hand_and_let_go(host, agent, policy, require):
-    require("bcc")
+def test_a_flow_is_pinned_by_hand_and_let_go(host, agent, policy):
+    support.require("bcc")
     flow = "udp:10.1.1.2:40000-10.9.0.2:5201"
     with controlled(host, policy, "--apply") as controller:
         settled(agent, host)

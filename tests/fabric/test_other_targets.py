@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 
 import pytest
@@ -12,8 +11,6 @@ import steering_kit as kit
 import support
 from steering_kit import controlled
 
-from pytools import directories
-from pytools.lab import Lab
 from steering.demo.observe import Observer
 
 POLICY = """\
@@ -28,12 +25,7 @@ rules:
 """
 STAYS_OUT_S = 4.0  # longer than unmeasured paths are believed (baseline_after), and than the dwell
 FROM, TO = {4: "10.9.0.1", 6: "fd00:9::1"}, {4: "10.9.0.2/32", 6: "fd00:9::2/128"}
-
-
-@pytest.fixture
-def lab(unique_name):
-    with Lab.up(unique_name(), hosts=2, rails=2, rate="20mbit", ipv6=True) as made:
-        yield made
+LAB = {"rate": "20mbit", "ipv6": True}
 
 
 def ip(lab, *words):
@@ -55,19 +47,8 @@ def two_metrics(lab, family):
     """Two routes to the other host, the first rail's preferred."""
     ip(lab, f"-{family}", "route", "del", TO[family])
     for rail in (1, 2):
-        ip(
-            lab,
-            f"-{family}",
-            "route",
-            "add",
-            TO[family],
-            "via",
-            gateway(family, rail),
-            "metric",
-            str(10 * rail),
-            "src",
-            FROM[family],
-        )
+        words = f"-{family} route add {TO[family]} via {gateway(family, rail)} metric {10 * rail} src {FROM[family]}"
+        ip(lab, *words.split())
 
 
 def rails(lab, family):
@@ -84,15 +65,11 @@ BOTH, FIRST = {"rail1", "rail2"}, {"rail1"}
     [{4: (several_hops, BOTH), 6: (several_hops, BOTH)}, {4: (two_metrics, FIRST)}],
     ids=["hops-ipv4-ipv6", "metrics-ipv4"],
 )
-def test_a_silent_rail_is_left_stays_out_while_it_is_silent_and_returns(lab, tmp_path, routes):
+def test_a_silent_rail_is_left_stays_out_while_it_is_silent_and_returns(lab, policy, routes):
     for family, (make, _) in routes.items():
         make(lab, family)
-    for host in lab.hosts:
-        lab.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns])
-    for host in lab.hosts:
-        support.wait_until(directories.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
+    kit.agents(lab)
     host = kit.Host(lab.hosts[0].netns)
-    policy = kit.policy_file(tmp_path, POLICY)
 
     def used():
         return {family: rails(lab, family) for family in routes}

@@ -73,11 +73,7 @@ class Listener:
         return max((signal.missed for signal in self.heard if signal.path.interface == interface), default=0)
 
 
-@pytest.fixture
-def lab(unique_name: Callable[[], str]) -> Iterator[Lab]:
-    support.require("bcc", "netns")
-    with Lab.up(name=unique_name(), hosts=2, rails=2, rate="none", ipv6=True) as made:
-        yield made
+LAB = {"rate": "none", "ipv6": True}
 
 
 @pytest.fixture

@@ -26,13 +26,7 @@ ECT0, ECT1 = 2, 1
 ADDRESSES = {4: ("10.9.0.1", "10.9.0.2"), 6: ("fd00:9::1", "fd00:9::2")}
 INET = {4: socket.AF_INET, 6: socket.AF_INET6}
 PORT = 7000
-
-
-@pytest.fixture
-def lab(unique_name: Callable[[], str]) -> Iterator[Lab]:
-    support.require("bcc", "netns")
-    with Lab.up(unique_name(), hosts=2, rails=2, rate="none", ipv6=True) as made:
-        yield made
+LAB = {"rate": "none", "ipv6": True}
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import samples
 import support
 import watching
 from msgspec.structs import replace
@@ -27,7 +28,7 @@ from pytools.kernel.netlink.routing import PROTOCOL, Member, Netlink
 from pytools.lab.building import agent_config
 from pytools.lab.fabric import Lab
 from pytools.lab.topology import group_id
-from pytools.signals import AnySignal, Path, PathDelay, PathState, ProbeSamples
+from pytools.signals import AnySignal, Path, PathDelay, ProbeSamples
 from pytools.sources import programs
 from pytools.sources.probing import planner
 from pytools.sources.probing.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
@@ -147,25 +148,8 @@ def two(nodes: Nodes, ends: tuple[str, str], family: int, **changes: object) -> 
 
 
 def without_offloads(namespace: str, interface: str) -> None:
-    support.run(
-        [
-            "ip",
-            "netns",
-            "exec",
-            namespace,
-            "ethtool",
-            "-K",
-            interface,
-            "tx",
-            "off",
-            "rx",
-            "off",
-            "gso",
-            "off",
-            "gro",
-            "off",
-        ]
-    )
+    words = f"ip netns exec {namespace} ethtool -K {interface} tx off rx off gso off gro off"
+    support.run(words.split())
 
 
 @pytest.mark.guest(every=3)
@@ -542,13 +526,7 @@ def test_strangers_are_not_answered_and_counted(nodes: Nodes, veth_pair: tuple[s
 
 
 # ---- several paths ----
-
-
-@pytest.fixture
-def lab(unique_name: Callable[[], str]) -> Iterator[Lab]:
-    support.require("bcc", "netns")
-    with Lab.up(name=unique_name(), hosts=2, rails=2, rate="none", ipv6=True) as made:
-        yield made
+LAB = {"rate": "none", "ipv6": True}
 
 
 def in_lab(nodes: Nodes, lab: Lab, **changes: object) -> list[Node]:
@@ -624,19 +602,12 @@ def test_a_path_that_was_drained_before_the_start_is_found_when_its_controller_s
     assert drained not in [pinned.path for pinned in first.mesh.paths.current]
     strange = [replace(drained, gateway="10.1.1.9"), replace(drained, address="10.9.0.3"), replace(drained, source="x")]
     for path in (*strange, drained):
-        first.bus.publish(state_of(path))
+        first.bus.publish(samples.path_state(path=path))
     nodes.run_until(lambda: len(first.mesh.paths.current) == 4, "the path is found")
     (found,) = [pinned for pinned in first.mesh.paths.current if pinned.path == drained]
     assert (found.nexthop_id, found.source) == (11, "10.9.0.1")
     row = found.index
     nodes.run_until(lambda: first.mesh.measurements.counts[row, RECEIVED], "it answers")
-
-
-def state_of(path: Path) -> PathState:
-    return PathState(
-        host="h1", at_ns=1, unix_ns=1, path=path, state="drained", since_ns=1, weight_wanted=0, weight_actual=0,
-        reason="", under="",
-    )  # fmt: skip
 
 
 def test_a_path_that_is_gone_is_lost_and_not_probed_over_another(nodes: Nodes, lab: Lab) -> None:

@@ -153,7 +153,9 @@ def steered(kind, make_lasting_namespace, tmp_path_factory):
 
 def test_an_order_steers_and_its_end_undoes(steered):
     steered.drain()
-    assert steered.host.others() == steered.before
+    seen = steered.agent.published
+    support.wait_until(lambda: steered.agent.published > seen + 450, 20, "the owner has compared the kernel's routes")
+    assert steered.host.uses(steered.host.drained) and steered.host.others() == steered.before
     steered.undrain()
     assert steered.host.others() == steered.before
     steered.traffic.unharmed()
@@ -184,6 +186,7 @@ def test_a_hop_that_they_withdraw_is_left(steered):
     steered.comes_to(steered.host.withdrawn)
     steered.traffic.unharmed()
     steered.host.restore()
+    steered.comes_to(steered.host.drained)  # the hop joins; rail 1 stays left
     steered.undrain()
     assert sorted(steered.host.others()) == sorted(steered.before)
     steered.traffic.unharmed()

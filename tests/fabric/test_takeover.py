@@ -24,11 +24,6 @@ POLICY = kit.POLICY.replace("takeover: 0s", "takeover: 15s")
 SHORT = kit.POLICY.replace("takeover: 0s", "takeover: 1s")
 
 
-@pytest.fixture
-def policy(tmp_path):
-    return kit.policy_file(tmp_path, POLICY)
-
-
 @contextlib.contextmanager
 def deletions(host):
     """What of rules, groups and routes is deleted meanwhile: a list that is filled at the end."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import support
 from steering_kit import FIRST, SECOND_HOP, controlled
 from tmux import Tmux
 
-from pytools import directories
 from pytools.lab import Lab
 
 pytestmark = pytest.mark.beside
@@ -32,14 +30,9 @@ rules:
 
 
 @pytest.fixture
-def lab(unique_name: Callable[[], str]) -> Iterator[Lab]:
-    support.require("bcc", "netns")
-    with Lab.up(unique_name(), hosts=2, rails=2) as made:
-        for host in made.hosts:
-            made.start(host, [sys.executable, "-m", "steering.cli", "agent", "-n", host.netns])
-        for host in made.hosts:
-            support.wait_until(directories.agent_socket(host.netns).exists, 30, f"the agent of {host.name} is up")
-        yield made
+def lab(lab: Lab) -> Lab:
+    kit.agents(lab)
+    return lab
 
 
 @pytest.fixture

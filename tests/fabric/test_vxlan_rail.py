@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 
 import pytest
 import support
@@ -21,6 +20,7 @@ from steering.deciding.failure_classifier import Silence, classify
 
 TUNNEL = "vx0"
 NEXTHOP = 77
+LAB = {"rails": 1, "rate": "none"}
 PROBES = 40  # of a path, before it is judged
 
 
@@ -44,12 +44,10 @@ def add_tunnel(host: Host, other: Host) -> None:
 
 
 @pytest.fixture
-def lab(unique_name: Callable[[], str]) -> Iterator[Lab]:
-    support.require("bcc", "netns")
-    with Lab.up(name=unique_name(), hosts=2, rails=1, rate="none") as made:
-        for host, other in (made.hosts, made.hosts[::-1]):
-            add_tunnel(host, other)
-        yield made
+def lab(lab: Lab) -> Lab:
+    for host, other in (lab.hosts, lab.hosts[::-1]):
+        add_tunnel(host, other)
+    return lab
 
 
 class Told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import socket
@@ -29,8 +30,7 @@ from pytools.signals import encode
 def served(tmp_path: Path) -> Iterator[Served]:
     one = Served(tmp_path / "run" / "agent.sock")
     yield one
-    one.server.close()
-    one.selector.close()
+    one.close()
 
 
 def test_signals_of_every_type_arrive_as_they_were(served: Served) -> None:
@@ -171,8 +171,7 @@ def test_a_flush_writes_to_all_that_take_it_and_leaves_full_sockets_to_the_selec
 
 
 def test_urgent_signals_that_do_not_fit_are_counted_apart(tmp_path: Path) -> None:
-    served = Served(tmp_path / "agent.sock", queue_bytes=4000)
-    try:
+    with contextlib.closing(Served(tmp_path / "agent.sock", queue_bytes=4000)) as served:
         client = served.client()
         next(iter(served.server.connections)).sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
         for _ in range(100):
@@ -182,16 +181,12 @@ def test_urgent_signals_that_do_not_fit_are_counted_apart(tmp_path: Path) -> Non
         got: list[object] = []
         served.until(lambda: got.extend(client.read()) or len(got) + client.dropped >= 100, "all is accounted for")
         assert client.dropped_urgent == client.dropped == drops["bus_slow"]
-    finally:
-        served.server.close()
-        served.selector.close()
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(["publish", "burst", "turn", "flush", "read"]), max_size=80))
 def test_published_is_received_plus_dropped_in_any_order_of_events(tmp_path: Path, steps: list[str]) -> None:
-    served = Served(tmp_path / "agent.sock", queue_bytes=4000)
-    try:
+    with contextlib.closing(Served(tmp_path / "agent.sock", queue_bytes=4000)) as served:
         client = served.client(frozenset({"tcp_path"}))
         next(iter(served.server.connections)).sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
         published, got = 0, []
@@ -214,9 +209,6 @@ def test_published_is_received_plus_dropped_in_any_order_of_events(tmp_path: Pat
         assert served.server.drops()["bus_slow"] == client.dropped
         assert got == sorted(set(got))
         client.close()
-    finally:
-        served.server.close()
-        served.selector.close()
 
 
 def test_a_malformed_line_is_counted_answered_and_survived(served: Served) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def correction() -> tuple[int, ...] | None:
     return None if read is None else (read.status, read.offset, read.freq, read.constant, read.tick)
 
 
-def test_chronyd_reads_our_offset_and_drift(daemon: Daemon, wait_until: Callable[..., object]) -> None:
+def test_chronyd_reads_our_offset_and_drift(daemon: Daemon) -> None:
     before, difference_ns = correction(), realtime_difference_ns()
     feed = ChronyFeed(str(daemon.socket))
     try:
@@ -102,8 +102,8 @@ def test_chronyd_reads_our_offset_and_drift(daemon: Daemon, wait_until: Callable
         feed_on()
         assert feed.drops() == {"chrony_samples_lost": 1}  # nobody is there yet
         daemon.start()
-        wait_until(lambda: feed_on() and daemon.ask("tracking")[1] == "SWRV", 30, "chronyd follows the source")
-        wait_until(lambda: feed_on() and int(daemon.ask("sourcestats")[1]) >= 6, 30, "chronyd has six samples")
+        support.wait_until(lambda: feed_on() and daemon.ask("tracking")[1] == "SWRV", 30, "chronyd follows the source")
+        support.wait_until(lambda: feed_on() and int(daemon.ask("sourcestats")[1]) >= 6, 30, "chronyd has six samples")
 
         source, tracking = daemon.ask("sources"), daemon.ask("tracking")
         expected_s = offset_at(time.time_ns()) / 1e9

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import samples
 from serving import Served
-from support import AS_NOBODY, ROOT, SWERVE, require, run
+from support import AS_NOBODY, ROOT, SWERVE, Namespace, require, run
 
 from pytools import directories
 from pytools.config import AgentConfig
@@ -265,9 +265,7 @@ def test_clean_removes_what_a_killed_agent_left_and_only_that(
 ) -> None:
     require("ip", "tc")
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
-
-    def ip(*words: str) -> str:
-        return run(["ip", "-n", namespace, *words]).stdout
+    ip = Namespace(namespace).ip
 
     def filters() -> str:
         return "".join(
@@ -348,10 +346,7 @@ def test_clean_removes_what_a_killed_controller_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str
 ) -> None:
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
-
-    def ip(*words: str) -> str:
-        return run(["ip", "-n", namespace, *words]).stdout
-
+    ip = Namespace(namespace).ip
     ip("link", "set", "lo", "up")
     ip("nexthop", "add", "id", str(leftovers.FIRST_ID), "dev", "lo", "protocol", "201")
     ip("nexthop", "add", "id", str(leftovers.FIRST_ID + 1), "group", str(leftovers.FIRST_ID), "protocol", "201")

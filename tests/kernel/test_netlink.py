@@ -1,12 +1,24 @@
 """Netlink records against what `ip -j` says of the same namespace."""
 
+from __future__ import annotations
+
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import support
 
-from pytools.errors import UsageError
+from pytools.errors import RefusedError, SwerveError, UsageError
+from pytools.kernel.netlink.monitor import NetlinkWatch, News
 from pytools.kernel.netlink.routing import MAIN_TABLE, Hop, Member, Netlink, NetlinkError, Nexthop, Route, Rule
+from pytools.kernel.netns import inside
+from steering.acting.lock import Lock
+from steering.acting.namespace_lock import NamespaceLock
 
 
 def ip(netns, *words):
@@ -291,3 +303,158 @@ def test_a_table_of_thousands_is_read_whole(wired):
 def test_a_namespace_that_does_not_exist_is_named():
     with pytest.raises(UsageError, match="swerve-nowhere"):
         Netlink("swerve-nowhere")
+
+
+# ---- who listens for changes ----
+
+
+class Place(NamedTuple):
+    """A namespace with a cable, our socket in it, and what listens there."""
+
+    ip: Callable[..., str]
+    ours: Netlink
+    watch: NetlinkWatch
+    netns: str
+
+
+@pytest.fixture
+def place(make_namespace):
+    netns = make_namespace()
+
+    def ip(*words):
+        return support.run(["ip", "-n", netns, *words]).stdout
+
+    ip("link", "add", "east", "type", "veth", "peer", "name", "west")
+    ip("link", "set", "east", "up")
+    ip("link", "set", "west", "up")
+    ip("address", "add", "10.1.0.1/24", "dev", "east")
+    ip("address", "add", "fd00:1::1/64", "dev", "east", "nodad")
+    support.wait_for_link_local(netns, "east", "west")
+    with Netlink(netns) as ours, NetlinkWatch([ours.socket.port], netns) as watch:
+        yield Place(ip, ours, watch, netns)
+
+
+def index(netlink):
+    return next(link.index for link in netlink.links() if link.name == "east")
+
+
+@pytest.mark.guest
+def test_our_own_changes_are_no_news(place):
+    ip, ours, watch, _ = place
+    watch.read()
+    ours.replace_nexthop(Nexthop(11, 4, "10.1.0.2", index(ours), 4))
+    ours.replace_group(102, [Member(11, 1)], create=True)
+    ours.replace_route(Route("10.9.0.0/24", 4, MAIN_TABLE, nexthop_id=102, protocol=4))
+    ours.replace_group(102, [Member(11, 3)])  # tells of every route, by default
+    ours.del_nexthop(102)
+    assert watch.read() == News()
+    ip("nexthop", "add", "id", "12", "via", "10.1.0.3", "dev", "east")
+    assert watch.read() == News(True, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "routes"),
+    [
+        (("nexthop", "add", "id", "11", "via", "10.1.0.2", "dev", "east"), False),
+        (("route", "add", "10.9.0.0/24", "via", "10.1.0.2"), True),
+        (("-6", "route", "add", "fd00:9::/64", "via", "fd00:1::2"), True),
+        (("rule", "add", "from", "10.9.0.1", "lookup", "100"), False),
+        (("-6", "rule", "add", "from", "fd00:9::1", "lookup", "100"), False),
+        (("link", "set", "west", "down"), False),
+    ],
+)
+def test_what_others_do_is_news(place, words, routes):
+    ip, _, watch, _ = place
+    watch.read()
+    ip(*words)
+    news = watch.read()
+    support.wait_until(lambda: news.changed or watch.read().changed, 10, "the news comes")
+    assert news.routes is routes or words[0] == "link"
+
+
+def test_a_flood_says_that_everything_may_have_changed(place):
+    _, _, watch, netns = place
+    lines = "".join(f"route add 10.9.{n >> 8}.{n & 255}/32 via 10.1.0.2 dev east\n" for n in range(2_000))
+    support.run(["ip", "-n", netns, "-batch", "-"], text_in=lines)
+    assert watch.read() == News(True, True)
+    assert watch.read() == News()
+
+
+# ---- threads that enter namespaces ----
+
+NOBODY = 65534
+
+_SQUATTER = """
+import os, socket, sys
+os.setuid(int(sys.argv[1]))
+taken = socket.socket(socket.AF_UNIX)
+taken.bind("\\0swerve-steer")
+taken.listen(0)
+fill = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) for _ in range(int(sys.argv[2]))]
+for each in fill:
+    each.connect_ex("\\0swerve-steer")
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    name = f"swerve-lock-{os.getpid()}"
+    support.run(["ip", "netns", "add", name])
+    yield name
+    support.run(["ip", "netns", "delete", name])
+
+
+def test_a_second_controller_of_the_namespace_is_refused_and_told_by_whom(namespace: str) -> None:
+    refused = pytest.raises(RefusedError, match=rf"another name \(process {os.getpid()}\)")
+    with inside(namespace), NamespaceLock(), refused:
+        NamespaceLock(0.05)
+    with inside(namespace), NamespaceLock() as again:
+        assert again.fileno() >= 0
+
+
+def test_another_namespace_is_another_lock(namespace: str) -> None:
+    with NamespaceLock(), inside(namespace), NamespaceLock():
+        pass
+
+
+def test_what_a_guardian_inherited_is_waited_for(namespace: str) -> None:
+    with inside(namespace):
+        lock = NamespaceLock()
+        guardian = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(lock.fileno(),))
+        lock.close()
+        with pytest.raises(RefusedError):
+            NamespaceLock(0.05)
+        assert guardian.stdin is not None
+        guardian.stdin.close()
+        with NamespaceLock(5):
+            pass
+        assert guardian.wait(20) == 0
+
+
+@pytest.mark.parametrize("pending", [0, 4], ids=["asked", "queue-full"])
+def test_another_user_keeps_nobody_from_steering(namespace: str, pending: int) -> None:
+    with inside(namespace):
+        command = [sys.executable, "-c", _SQUATTER, str(NOBODY), str(pending)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as squatter:
+            assert squatter.stdout is not None and squatter.stdin is not None
+            assert squatter.stdout.readline() == "taken\n"
+            with NamespaceLock(0.05):
+                pass
+            squatter.stdin.close()
+
+
+def test_a_guardian_that_still_undoes_is_no_refusal(tmp_path: Path) -> None:
+    """As a service the controller is started again after a failure, and not after a refusal."""
+    first = Lock(tmp_path / "lock")
+    guardian = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(first.fd,))
+    first.say({"pid": 2**22 + 1})  # a controller that is gone
+    first.close()
+    with pytest.raises(SwerveError, match="is being undone") as failure:
+        Lock(tmp_path / "lock")
+    assert failure.value.exit_code == 1
+    assert guardian.stdin is not None
+    guardian.stdin.close()
+    guardian.wait(20)
+    Lock(tmp_path / "lock").close()

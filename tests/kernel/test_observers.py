@@ -21,7 +21,7 @@ TOGETHER = (("observe_egress", "egress"), ("observe_ingress", "ingress"))
 
 
 @pytest.fixture
-def loaded(require: object) -> Iterator[loader.Loaded]:
+def loaded() -> Iterator[loader.Loaded]:
     config = AgentConfig("", [])
     parts = [programs.probes(config), programs.tcp_connections(Tcp(flows=1024)), programs.samples(config)]
     with loader.load(programs.observers(*parts)) as found:

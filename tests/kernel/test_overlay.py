@@ -78,13 +78,13 @@ def test_an_act_moves_packets_and_undoing_it_leaves_nothing_of_others_changed(ho
     before = host.others()
     found = host.start(**more)
     assert host.ways(*kind.words) == kind.first, "a mirror decides nothing"
-    assert [row for row in host.rows("rule") if row.get("protocol") == "201"] == []
+    assert host.rules() == []
     group = host.leave(1, found)
     assert host.ways(*kind.words) == {"rail2"}
     assert host.others() == before
     host.put_back(group)
     assert host.ways(*kind.words) == kind.first
-    assert [row for row in host.rows("rule") if row.get("protocol") == "201"] == []
+    assert host.rules() == []
     host.overlay.close()
     assert host.ours() == 0 and host.others() == before
 
@@ -139,8 +139,8 @@ def test_what_they_have_no_route_for_we_have_none_for(host):
     host.route("add", PREFIX[host.family], *host.nexthops(1, 2))
     host.leave(1, host.start())
     host.route("del", PREFIX[host.family])
-    host.hear(lambda: not [row for row in host.rows("route", "show", "table", "all") if row.get("protocol") == "201"])
-    assert [row for row in host.rows("rule") if row.get("protocol") == "201"] == []
+    host.hear(lambda: not host.ours("route"))
+    assert host.rules() == []
 
 
 def test_a_route_inside_a_steered_prefix_that_cannot_be_steered_keeps_deciding(host):
@@ -233,7 +233,7 @@ def test_routes_of_a_vrf_are_steered_apart_from_those_of_the_main_table(host):
     if not matches:
         with pytest.raises(SwerveError, match="this kernel matches no rule with packets of VRF blue"):
             host.overlay.apply(group.target, group.original[1:])  # what moves nothing must not pass for an act
-        assert [row for row in host.rows("rule") if row.get("protocol") == "201"] == []
+        assert host.rules() == []
     else:
         assert host.overlay.apply(group.target, group.original[1:])
         assert host.ways("vrf", "blue") == {"rail2"}
@@ -244,7 +244,7 @@ def test_routes_of_a_vrf_are_steered_apart_from_those_of_the_main_table(host):
 def test_a_table_that_somebody_flushes_and_a_rule_that_he_deletes_come_back(host):
     host.route("add", PREFIX[host.family], *host.nexthops(1, 2))
     host.leave(1, host.start())
-    [rule] = [row for row in host.rows("rule") if row.get("protocol") == "201"]
+    [rule] = host.rules()
     host.route("del", PREFIX[host.family], "table", str(rule["table"]))
     assert host.ways() == {"rail1", "rail2"}, "their route answers meanwhile"
     host.hear(lambda: host.ways() == {"rail2"})
@@ -263,7 +263,7 @@ def test_a_table_or_a_priority_of_somebody_elses_is_refused_by_his_name(host):
         host.start(table=21000, priority=4900)
     host.start(table=21000, priority=4901)
     host.leave(1)
-    [rule] = [row for row in host.rows("rule") if row.get("protocol") == "201"]
+    [rule] = host.rules()
     assert (rule["priority"], rule["table"]) == (4901, "21000")
 
 

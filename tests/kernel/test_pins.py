@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import struct
@@ -538,35 +537,3 @@ def test_pins_are_replaced_under_traffic_and_no_packet_is_lost(rails: Rails, pin
             sys.setswitchinterval(turn_s)
         assert {name for name, value in pins.table.counters().items() if value} <= {"redirected", "on_target"}
         assert sum(arrived.values()) + sum(len(frames) for frames in wire.arrived().values()) == sent
-
-
-def test_the_session_of_a_killed_process_leaves_no_hook(rails: Rails) -> None:
-    """TCX: the link goes with the process. Where there is none, see what a crash leaves, above."""
-    with kit.table(rails.near) as table:
-        if not syscall.has_tcx(table.program_fd):
-            pytest.skip("missing: TCX (kernel 6.6)")
-    code = "import sys, time; sys.path[:0] = sys.argv[1:]; import pin_kit\n"
-    code += f"rails = pin_kit.Rails({rails.near!r}, {rails.far!r}, 2)\n"
-    code += "with pin_kit.pinning(rails) as pins:\n"
-    code += (
-        "    pins.install([pin_kit.pin(pin_kit.flow(17, 7777, 7000), rail) for rail in (int(sys.stdin.readline()),)])\n"
-    )
-    code += "    print('ready', flush=True); time.sleep(600)"
-    tests = str(support.ROOT / "tests")
-    with Wire(rails) as wire:
-        wire.socket.close()
-        with inside(rails.near):
-            wire.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        wire.socket.bind((kit.NEAR[0], 7777))
-        wire.socket.connect((kit.FAR[0], 7000))
-        routed, _ = wire.send()
-        command = [sys.executable, "-c", code, str(support.ROOT), tests]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            child.stdin.write(b"%d\n" % other(routed))
-            child.stdin.flush()
-            assert child.stdout.readline() == b"ready\n"
-            assert wire.send()[0] == other(routed)
-            os.kill(child.pid, signal.SIGKILL)
-        support.wait_until(lambda: wire.send()[0] == routed, 20, "the flow goes as it is routed")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import native_build
 import pytest
-from rdma_probes import Seen, make_devices, prepare, programs, sums
+from rdma_probes import Seen, devices, loaded, prepare, sums
 from support import require, run, wait_until
 
 from pytools.errors import SwerveError
@@ -18,16 +18,7 @@ from pytools.kernel.bpf.loader import Loaded, Program, load
 from pytools.kernel.bpf.uprobes import Uprobe
 from pytools.sources.rdma.providers import Uprobes, build_id
 
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[Loaded]:
-    with programs() as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_devices(tmp_path_factory.mktemp("infiniband"))
+__all__ = ["devices", "loaded"]  # fixtures
 
 
 @pytest.mark.parametrize("strip", [False, True], ids=["symbols", "stripped"])

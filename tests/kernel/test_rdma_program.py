@@ -1,14 +1,20 @@
-"""The uprobes on a stand-in verbs library: what every way to post and to poll adds to a row, exactly."""
+"""A stand-in verbs library: what every way to post and to poll adds to a row, exactly, by the uprobes and by the tap.
+
+What only the tap counts exactly is in test_tap.py.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import native_build
 import numpy as np
 import pytest
+import tap_kit
 from rdma_probes import (
     CLOSED,
     FAIL,
@@ -27,25 +33,17 @@ from rdma_probes import (
     SWAP,
     WRITE,
     Seen,
-    make_devices,
+    devices,
+    loaded,
     nonzero,
     prepare,
-    programs,
     sums,
 )
 
 from pytools.kernel.bpf.loader import Loaded
+from pytools.kernel.native import TAP
 
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[Loaded]:
-    with programs() as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_devices(tmp_path_factory.mktemp("infiniband"))
+__all__ = ["devices", "loaded"]  # fixtures
 
 
 @pytest.fixture(scope="module")
@@ -75,77 +73,120 @@ def app(request: pytest.FixtureRequest, seen: Seen) -> Iterator[native_build.App
         yield started
 
 
+@pytest.fixture(scope="module", params=["tap", "uprobes"])
+def counter(request: pytest.FixtureRequest) -> str:
+    """What counts; the tap goes first, while there are no breakpoints."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def tap() -> tuple[Path, np.dtype[Any]]:
+    """The library, and the layout of its rows."""
+    return TAP.ready(), tap_kit.row_layout()
+
+
+class Counted(NamedTuple):
+    """An application with one of each, and what is counted of its queue pairs."""
+
+    app: native_build.App
+    rows: Seen | tap_kit.Agent
+
+    def do(self, command: str) -> list[str]:
+        return self.app.do(command)
+
+    def row(self, number: int = 257) -> Any:
+        return self.rows.row(self.app.pid, number)
+
+
+@pytest.fixture(params=[(), ("-DDLOPEN",)], ids=["linked", "dlopen"])
+def counted(request: pytest.FixtureRequest, counter: str, tmp_path: Path) -> Iterator[Counted]:
+    if counter == "uprobes":
+        seen = request.getfixturevalue("seen")
+        with native_build.App(*request.param) as app:
+            prepare(app)
+            yield Counted(app, seen)
+        return
+    (library, layout), socket = request.getfixturevalue("tap"), tmp_path / "test.tap"
+    with (
+        contextlib.closing(tap_kit.Agent(socket, layout)) as agent,
+        native_build.App(*request.param, more=tap_kit.variables(library, socket)) as app,
+    ):
+        agent.prepare(app)
+        yield Counted(app, agent)
+
+
 # ---- every way to post and to complete ----
 
 
-def test_signalled_completions_retire_the_unsignalled_before_them(app: native_build.App, seen: Seen) -> None:
-    app.do("post 0 10 4096 0 4 1 1")  # the 4th and the 8th ask for a completion
+def test_signalled_completions_retire_the_unsignalled_before_them(counted: Counted) -> None:
+    counted.do("post 0 10 4096 0 4 1 1")  # the 4th and the 8th ask for a completion
     posted = {"posted": 10, "posted_bytes": 40960, "signalled": 2}
-    assert sums(seen.row(app.pid)) == posted
-    app.do("poll 0 1")
-    assert sums(seen.row(app.pid)) == posted | {"completed": 4, "completed_bytes": 16384, "completions": 1}
-    app.do("poll 0 9")
-    row = seen.row(app.pid)
+    assert sums(counted.row()) == posted
+    assert counted.do("poll 0 1")[0] == "1"
+    assert sums(counted.row()) == posted | {"completed": 4, "completed_bytes": 16384, "completions": 1}
+    assert counted.do("poll 0 9")[0] == "1"
+    row = counted.row()
     assert sums(row) == posted | {"completed": 8, "completed_bytes": 32768, "completions": 2}
     assert nonzero(row["opcodes"]) == {WRITE: 10}
     assert nonzero(row["statuses"]) == {0: 2}
-    assert (row["state"], row["tgid"], row["qp_type"], row["device"].tobytes()[:6]) == (LIVE, app.pid, 2, b"alpha0")
+    assert (row["state"], row["tgid"], row["qp_type"], row["device"].tobytes()[:6]) == (
+        LIVE,
+        counted.app.pid,
+        2,
+        b"alpha0",
+    )
 
 
-def test_a_queue_may_signal_everything(seen: Seen) -> None:
-    with native_build.App() as app:
-        prepare(app, signal_all=1)
-        app.do("post 0 5 100 4 0 1 1")
-        assert app.do("poll 0 9")[0] == "5"
-        assert sums(seen.row(app.pid)) == {
-            **{"posted": 5, "posted_bytes": 500, "signalled": 5},
-            **{"completed": 5, "completed_bytes": 500, "completions": 5},
-        }
+def test_a_queue_may_signal_everything(counted: Counted) -> None:
+    counted.do("qp 0 0 0 128 128 1 -1")
+    counted.do("post 1 5 100 4 0 1 1")
+    assert counted.do("poll 0 9")[0] == "5"
+    assert sums(counted.row(258)) == {
+        **{"posted": 5, "posted_bytes": 500, "signalled": 5},
+        **{"completed": 5, "completed_bytes": 500, "completions": 5},
+    }
 
 
-def test_requests_with_the_same_wr_id(app: native_build.App, seen: Seen) -> None:
-    app.do("post 0 9 10 0 3 7 0")
-    app.do("poll 0 2")
-    assert seen.row(app.pid)["completed"] == 6
-    app.do("poll 0 2")
-    assert seen.row(app.pid)["completed"] == 9
+def test_requests_with_the_same_wr_id(counted: Counted) -> None:
+    counted.do("post 0 9 10 0 3 7 0")
+    counted.do("poll 0 2")
+    assert counted.row()["completed"] == 6
+    counted.do("poll 0 2")
+    assert counted.row()["completed"] == 9
 
 
-@pytest.mark.parametrize("refused_from", [2, 70], ids=["short", "long"])
-def test_a_list_refused_in_the_middle(app: native_build.App, seen: Seen, refused_from: int) -> None:
-    app.do(f"control 0 {REFUSE} {refused_from}")
-    posted = app.do("post 0 100 100 0 1 1 1")
-    good = int(posted[1])
-    assert posted[0] == "22"
-    assert good == refused_from
-    row = seen.row(app.pid)
+@pytest.mark.parametrize("good", [2, 70], ids=["short", "long"])
+def test_a_list_refused_in_the_middle(counted: Counted, good: int) -> None:
+    counted.do(f"control 0 {REFUSE} {good}")
+    assert counted.do("post 0 100 100 0 1 1 1") == ["22", str(good), "errno", "77"]
+    row = counted.row()
     assert sums(row) == {
         **{"posted": good, "posted_bytes": 100 * good, "signalled": good},
         "refused": 100 - good,
     }
     assert nonzero(row["opcodes"]) == {WRITE: good}
-    app.do("poll 0 200")
-    app.do("post 0 1 50 2 1 9 1")
-    app.do("poll 0 9")
-    assert sums(seen.row(app.pid)) == {
+    counted.do("poll 0 200")
+    counted.do("post 0 1 50 2 1 9 1")
+    counted.do("poll 0 9")
+    assert sums(counted.row()) == {
         **{"posted": good + 1, "posted_bytes": 100 * good + 50, "signalled": good + 1, "refused": 100 - good},
         **{"completed": good + 1, "completed_bytes": 100 * good + 50, "completions": good + 1},
     }
 
 
-def test_a_full_send_queue(app: native_build.App, seen: Seen) -> None:
-    app.do(f"control 0 {STALL} 1")
-    assert app.do("post 0 200 1 0 1 1 1")[:2] == ["12", "128"]
-    assert sums(seen.row(app.pid)) == {"posted": 128, "posted_bytes": 128, "signalled": 128, "refused": 72}
+def test_a_full_send_queue(counted: Counted) -> None:
+    counted.do(f"control 0 {STALL} 1")
+    assert counted.do("post 0 200 1 0 1 1 1")[:2] == ["12", "128"]
+    assert sums(counted.row()) == {"posted": 128, "posted_bytes": 128, "signalled": 128, "refused": 72}
 
 
 @pytest.mark.parametrize("data", [0, 1, 2, 3], ids=["sge", "sge_list", "inline", "inline_list"])
-def test_extended_posts(app: native_build.App, seen: Seen, data: int) -> None:
-    app.do("qpx 0 0 0 128 128 0 -1")
+def test_extended_posts(counted: Counted, data: int) -> None:
+    counted.do("qpx 0 0 0 128 128 0 -1")
     for opcode in (WRITE, SEND, SEND_WITH_IMM, READ):
-        app.do(f"postx 1 3 1001 {opcode} 3 0 1 {data} 0")
-    app.do("poll 0 99")
-    row = seen.row(app.pid, 258)
+        counted.do(f"postx 1 3 1001 {opcode} 3 0 1 {data} 0")
+    counted.do("poll 0 99")
+    row = counted.row(258)
     assert sums(row) == {
         **{"posted": 12, "posted_bytes": 12012, "signalled": 4},
         **{"completed": 12, "completed_bytes": 12012, "completions": 4},
@@ -153,39 +194,39 @@ def test_extended_posts(app: native_build.App, seen: Seen, data: int) -> None:
     assert nonzero(row["opcodes"]) == dict.fromkeys((WRITE, SEND, SEND_WITH_IMM, READ), 3)
 
 
-def test_extended_atomics_aborts_and_refusals(app: native_build.App, seen: Seen) -> None:
-    app.do("qpx 0 0 0 8 8 0 -1")
-    app.do(f"postx 1 2 8 {SWAP} 1 0 1 0 0")
-    app.do(f"postx 1 1 8 {FETCH_ADD} 1 2 1 0 0")
-    assert app.do("postx 1 4 100 0 1 3 1 0 1") == ["0", "errno", "77"]  # aborted
-    assert app.do("postx 1 6 100 0 1 3 1 0 0") == ["12", "errno", "77"]  # more than there is room for
-    row = seen.row(app.pid, 258)
+def test_extended_atomics_aborts_and_refusals(counted: Counted) -> None:
+    counted.do("qpx 0 0 0 8 8 0 -1")
+    counted.do(f"postx 1 2 8 {SWAP} 1 0 1 0 0")
+    counted.do(f"postx 1 1 8 {FETCH_ADD} 1 2 1 0 0")
+    assert counted.do("postx 1 4 100 0 1 3 1 0 1") == ["0", "errno", "77"]  # aborted
+    assert counted.do("postx 1 6 100 0 1 3 1 0 0") == ["12", "errno", "77"]  # more than there is room for
+    row = counted.row(258)
     assert sums(row) == {"posted": 3, "posted_bytes": 24, "signalled": 3, "refused": 6}
     assert nonzero(row["opcodes"]) == {SWAP: 2, FETCH_ADD: 1}
-    app.do("poll 0 9")
-    assert seen.row(app.pid, 258)["completed"] == 3
+    counted.do("poll 0 9")
+    assert counted.row(258)["completed"] == 3
 
 
 @pytest.mark.parametrize("asked", [0, 5], ids=["plain", "with_numbers"])
-def test_extended_completion_queues(app: native_build.App, seen: Seen, asked: int) -> None:
-    app.do(f"cqx 0 1024 {asked}")
-    app.do("qpx 0 1 1 128 128 0 -1")
-    app.do("postx 1 10 64 0 2 0 1 0 0")
-    assert app.do("pollx 1 3") == ["1:0", "3:0", "5:0", "n", "3"]
-    assert seen.row(app.pid, 258)["completed"] == 6
-    app.do("pollx 1 9")
-    assert sums(seen.row(app.pid, 258)) == {
+def test_extended_completion_queues(counted: Counted, asked: int) -> None:
+    counted.do(f"cqx 0 1024 {asked}")
+    counted.do("qpx 0 1 1 128 128 0 -1")
+    counted.do("postx 1 10 64 0 2 0 1 0 0")
+    assert counted.do("pollx 1 3") == ["1:0", "3:0", "5:0", "n", "3"]
+    assert counted.row(258)["completed"] == 6
+    counted.do("pollx 1 9")
+    assert sums(counted.row(258)) == {
         **{"posted": 10, "posted_bytes": 640, "signalled": 5},
         **{"completed": 10, "completed_bytes": 640, "completions": 5},
     }
 
 
-def test_errors_flush_what_is_posted(app: native_build.App, seen: Seen) -> None:
-    app.do("post 0 4 100 0 0 1 1")  # carried out, but nobody asked for a completion
-    app.do(f"control 0 {FAIL} 12")
-    app.do("post 0 5 100 0 5 11 1")
-    assert app.do("poll 0 99")[3:] == ["11:12:257", *(f"{n}:{FLUSHED}:257" for n in (12, 13, 14, 15))]
-    row = seen.row(app.pid)
+def test_errors_flush_what_is_posted(counted: Counted) -> None:
+    counted.do("post 0 4 100 0 0 1 1")  # carried out, but nobody asked for a completion
+    counted.do(f"control 0 {FAIL} 12")
+    counted.do("post 0 5 100 0 5 11 1")
+    assert counted.do("poll 0 99")[3:] == ["11:12:257", *(f"{n}:{FLUSHED}:257" for n in (12, 13, 14, 15))]
+    row = counted.row()
     assert sums(row) == {
         **{"posted": 9, "posted_bytes": 900, "signalled": 1},
         **{"completed": 9, "completed_bytes": 900, "completions": 5},
@@ -193,51 +234,51 @@ def test_errors_flush_what_is_posted(app: native_build.App, seen: Seen) -> None:
     assert nonzero(row["statuses"]) == {12: 1, FLUSHED: 4}
 
 
-def test_a_reset_empties_the_queue(app: native_build.App, seen: Seen) -> None:
-    app.do(f"control 0 {STALL} 1")
-    app.do("post 0 7 100 0 1 1 1")
-    app.do(f"state 0 {RESET}")
-    row = seen.row(app.pid)
+def test_a_reset_empties_the_queue(counted: Counted) -> None:
+    counted.do(f"control 0 {STALL} 1")
+    counted.do("post 0 7 100 0 1 1 1")
+    counted.do(f"state 0 {RESET}")
+    row = counted.row()
     assert (int(row["posted"]), int(row["completed"]), int(row["completions"])) == (7, 7, 0)
-    app.do(f"control 0 {STALL} 0")
-    app.do("post 0 1 100 0 1 1 1")
-    app.do("poll 0 9")
-    assert seen.row(app.pid)["completed"] == 8
+    counted.do(f"control 0 {STALL} 0")
+    counted.do("post 0 1 100 0 1 1 1")
+    counted.do("poll 0 9")
+    assert counted.row()["completed"] == 8
 
 
-def test_receives_and_a_peer(app: native_build.App, seen: Seen) -> None:
-    app.do("qp 0 0 0 128 4 0 -1")
-    app.do("connect 0 258 00000000000000000000ffff0a090001")
-    assert app.do("recv 1 6 900") == ["12", "4"]
-    app.do(f"post 0 3 1000 {SEND} 1 1 1")
-    app.do("poll 0 99")
-    sender, receiver = seen.row(app.pid), seen.row(app.pid, 258)
+def test_receives_and_a_peer(counted: Counted) -> None:
+    counted.do("qp 0 0 0 128 4 0 -1")
+    counted.do("connect 0 258 00000000000000000000ffff0a090001")
+    assert counted.do("recv 1 6 900") == ["12", "4"]
+    counted.do(f"post 0 3 1000 {SEND} 1 1 1")
+    counted.do("poll 0 99")
+    sender, receiver = counted.row(), counted.row(258)
     assert sender["completed"] == 3
     assert sums(receiver) == {"receives_posted": 4, "receives_completed": 3, "received_bytes": 3000}
     assert sender["remote_qp_number"] == 258
     assert sender["remote"]["bytes"].tobytes().hex() == "00000000000000000000ffff0a090001"
-    app.do(f"post 0 2 1000 {SEND} 1 1 1")  # one receive is left
-    app.do("poll 0 99")
-    assert nonzero(seen.row(app.pid)["statuses"]) == {0: 4, RNR_SPENT: 1}
+    counted.do(f"post 0 2 1000 {SEND} 1 1 1")  # one receive is left
+    counted.do("poll 0 99")
+    assert nonzero(counted.row()["statuses"]) == {0: 4, RNR_SPENT: 1}
 
 
-def test_shared_receive_queues(app: native_build.App, seen: Seen) -> None:
-    app.do("srq 0 64")
-    app.do("srqrecv 0 10 0")  # before it has a queue pair
-    app.do("qp 0 0 0 8 8 0 0")
-    app.do("qp 0 0 0 8 8 0 0")
-    app.do("connect 0 259")
-    app.do("srqrecv 0 5 50")
-    assert app.do("srqrecv 0 60 50") == ["12", "49"]
-    app.do(f"post 0 2 30 {SEND} 1 1 1")
-    app.do("poll 0 99")
-    first, second = seen.row(app.pid, 258), seen.row(app.pid, 259)
+def test_shared_receive_queues(counted: Counted) -> None:
+    counted.do("srq 0 64")
+    counted.do("srqrecv 0 10 0")  # before it has a queue pair
+    counted.do("qp 0 0 0 8 8 0 0")
+    counted.do("qp 0 0 0 8 8 0 0")
+    counted.do("connect 0 259")
+    counted.do("srqrecv 0 5 50")
+    assert counted.do("srqrecv 0 60 50") == ["12", "49"]
+    counted.do(f"post 0 2 30 {SEND} 1 1 1")
+    counted.do("poll 0 99")
+    first, second = counted.row(258), counted.row(259)
     assert sums(first) == {"receives_posted": 64}  # those of the shared queue, told by its oldest queue pair
     assert sums(second) == {"receives_completed": 2, "received_bytes": 60}
-    assert (first["srq"], second["srq"], seen.row(app.pid)["srq"]) == (1, 1, 0)
-    app.do("destroyqp 1")
-    app.do("srqrecv 0 1 1")
-    assert seen.row(app.pid, 259)["receives_posted"] == 1
+    assert (first["srq"], second["srq"], counted.row()["srq"]) == (1, 1, 0)
+    counted.do("destroyqp 1")
+    counted.do("srqrecv 0 1 1")
+    assert counted.row(259)["receives_posted"] == 1
 
 
 def test_gid_of_this_end(app: native_build.App, seen: Seen, devices: Path) -> None:

@@ -18,13 +18,13 @@ import pytest
 import rdma_kit
 import rdma_probes
 import support
+import tap_kit
 
 from pytools.config import AgentConfig
 from pytools.ipc.bus import Bus
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.native import TAP
 from pytools.signals import AnySignal, RdmaQueuePair, RdmaSight
-from pytools.sources.rdma import tap_command
 from pytools.sources.rdma.providers import Uprobes
 from pytools.sources.rdma.source import RdmaSource
 from pytools.sources.rdma.table import LIVE, Table, Way, text
@@ -34,7 +34,6 @@ pytestmark = [pytest.mark.guest(only=True), pytest.mark.deadline(240)]
 
 MS = 1_000_000
 SIZE = 4096
-ROWS = 512
 READINGS = 5  # in 50 ms
 USUAL_NS = 500 * MS
 USUAL_READINGS = 10  # that make a mean; a mean of the first one or two is no more than they are
@@ -219,9 +218,8 @@ def seen(
     way: Way
     if request.param == "tap":
         socket = tmp_path / "tap"
-        way = TapServer(socket, loaded.map("rdma_table").value, ROWS)
-        library = request.getfixturevalue("library")
-        environment |= {"LD_AUDIT": str(library), tap_command.SOCKET_VARIABLE: str(socket)}
+        way = TapServer(socket, loaded.map("rdma_table").value, tap_kit.ROWS)
+        environment |= tap_kit.variables(request.getfixturevalue("library"), socket)
     else:
         way = cast(Way, Lasting(request.getfixturevalue("uprobes")))
     watcher = Watcher(way, cable.client.device)

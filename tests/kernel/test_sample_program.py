@@ -63,7 +63,7 @@ class Sample:
 
 
 @pytest.fixture(scope="module", params=["together", "alone"])
-def sample(require: object, request: pytest.FixtureRequest) -> Iterator[Sample]:
+def sample(request: pytest.FixtureRequest) -> Iterator[Sample]:
     config = AgentConfig("", [], Probe(port=p.PORT))
     parts = [programs.probes(config), programs.tcp_connections(Tcp(flows=1024)), programs.samples(config)]
     with loader.load(programs.observers(*parts) if request.param == "together" else parts[-1:]) as loaded:

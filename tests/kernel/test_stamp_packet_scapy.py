@@ -43,14 +43,14 @@ class Asked:
         _, self.host = two(hosts, ends, family)
         self._family, self._namespace = family, ends[0]
 
-    def ask(self, *requests: bytes, source_port: int = 0) -> list[bytes]:
+    def ask(self, *requests: bytes) -> list[bytes]:
         """Send these; the replies, once all requests are counted."""
         ours, theirs = ADDRESSES[self._family]
         before, answered = sum(self.host.counted().values()), self.reflected()
         with netns.inside(self._namespace):
             asking = socket.socket(socket.AF_INET if self._family == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
         with asking:
-            asking.bind((ours, source_port))
+            asking.bind((ours, 0))
             asking.setblocking(False)
             for request in requests:
                 asking.sendto(request, (theirs, PORT))
@@ -115,7 +115,7 @@ def test_scapy_reads_our_reply(asked: Asked) -> None:
         came_by = asked.host.ifindex.to_bytes(2)
         nonce_and_age = bytes(range(8)) + b"\xff" * 4
         assert tlv.value == nonce_and_age + came_by + bytes(2) + seq.to_bytes(4) + bytes(8), "the tag is last"
-        assert bytes(packet) == reply
+        assert bytes(packet) == reply and Raw not in packet
     assert asked.host.counted() == {"reflected": 2}
 
 
@@ -127,18 +127,6 @@ def test_a_base_packet_built_by_scapy_is_answered_in_kind(asked: Asked) -> None:
     packet = REFLECTOR(reply)
     assert (packet.seq_sender, packet.ssid) == (8, 0)
     assert bytes(reply[24:38]) == request[:14], "an NTP timestamp goes back as it came"
-
-
-def test_unknown_tlvs_come_back_marked(asked: Asked) -> None:
-    tlvs = [
-        scapy_stamp.STAMPTestTLV(type=1, len=4, value=b"abcd"),
-        scapy_stamp.STAMPTestTLV(type=99, len=2, value=b"xy"),
-    ]
-    request = bytes(SENDER(seq=1, ssid=2, tlv_objects=tlvs))
-    (reply,) = asked.ask(request)
-    assert len(reply) == len(request)
-    assert reply[44:52] == bytes([0, 1, 0, 4]) + b"abcd"
-    assert reply[52:58] == bytes([0x80, 99, 0, 2]) + b"xy"
 
 
 def test_a_reply_is_never_longer_than_the_request_and_padding_comes_back(asked: Asked) -> None:
@@ -154,20 +142,23 @@ def test_a_reply_is_never_longer_than_the_request_and_padding_comes_back(asked: 
     assert asked.host.counted() == {"reflected": len(lengths)}
 
 
-def test_what_is_too_short_or_too_long_is_counted_and_not_answered(asked: Asked) -> None:
-    assert asked.ask(b"", b"x", our_request()[:43], bytes(9189)) == []
-    assert asked.host.counted() == {"malformed": 4}
-
-
-def test_good_requests_among_bad_ones_get_their_own_replies(asked: Asked) -> None:
-    requests = [b"x", our_request(10, 4), bytes(9189), our_request(11, 5) + bytes(30), bytes(43), our_request(12, 6)]
+def test_good_requests_among_short_and_long_ones_get_their_own_replies(asked: Asked) -> None:
+    requests = [
+        b"",
+        b"x",
+        our_request(10, 4),
+        bytes(9189),
+        our_request(11, 5) + bytes(30),
+        bytes(43),
+        our_request(12, 6),
+    ]
     replies = asked.ask(*requests)
     assert [(REFLECTOR(each).seq_sender, REFLECTOR(each).ssid, len(each)) for each in replies] == [
         (10, 4, 76),
         (11, 5, 106),
         (12, 6, 76),
     ]
-    assert asked.host.counted() == {"malformed": 3, "reflected": 3}
+    assert asked.host.counted() == {"malformed": 4, "reflected": 3}
 
 
 def test_probes_about_size_are_answered_among_others_in_full_or_as_short_as_can_be(asked: Asked) -> None:
@@ -187,37 +178,13 @@ def test_probes_about_size_are_answered_among_others_in_full_or_as_short_as_can_
         assert (int(tlv.flags), tlv.type, tlv.value) == (0, wire.REPLY_SIZE, reply[48:52])
 
 
-def test_a_source_port_that_might_answer_back_is_not_answered(asked: Asked) -> None:
-    for port in (7, PORT + 1, 1023, 1024):
-        replies = asked.ask(our_request(), source_port=port)
-        assert len(replies) == (1 if port >= 1024 else 0)
-    assert asked.host.counted() == {"refused_port": 3, "reflected": 1}
-
-
-def test_nobody_but_a_peer_is_answered(asked: Asked) -> None:
-    asked.host.program.set_peers({"10.0.0.1": ESTIMATE})
-    assert asked.ask(our_request(), our_request()) == []
-    assert asked.host.counted() == {"no_peer": 2}
-
-
-def test_a_burst_of_a_peers_requests_is_answered_whole(asked: Asked) -> None:
-    replies = [
-        reply for start in range(0, 1000, 50) for reply in asked.ask(*map(our_request, range(start, start + 50)))
-    ]
-    assert [REFLECTOR(each).seq for each in replies] == list(range(1000))
-    assert asked.host.counted() == {"reflected": 1000}
-
-
-def test_sessions_are_many_and_each_gets_its_own_identifier_back(asked: Asked) -> None:
-    """The reflector keeps nothing of a session, so there is no bound on them."""
+def test_requests_are_many_and_each_gets_its_own_numbers_back(asked: Asked) -> None:
+    """The reflector keeps nothing of a session, so there is no bound on them; a burst is answered whole."""
+    wanted = [(number, number % 300) for number in range(1000)]
     replies = [
         reply
-        for start in range(0, 300, 50)
-        for reply in asked.ask(*(our_request(0, ssid) for ssid in range(start, start + 50)))
+        for start in range(0, 1000, 50)
+        for reply in asked.ask(*(our_request(seq, ssid) for seq, ssid in wanted[start : start + 50]))
     ]
-    assert [(REFLECTOR(each).seq, REFLECTOR(each).ssid) for each in replies] == [(0, ssid) for ssid in range(300)]
-
-
-def test_scapy_finds_no_stray_bytes(asked: Asked) -> None:
-    (reply,) = asked.ask(our_request())
-    assert Raw not in REFLECTOR(reply)
+    assert [(REFLECTOR(each).seq, REFLECTOR(each).ssid) for each in replies] == wanted
+    assert asked.host.counted() == {"reflected": 1000}

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,77 +18,25 @@ from typing import Any
 import native_build
 import numpy as np
 import pytest
+from rdma_probes import NONE_TIMED, READ, REFUSE, SEND, STALL, SWAP, WRITE, nonzero, prepare, sums
 from support import ROOT, no_descriptor, wait_until
+from tap_kit import ROWS, Agent, row_layout, variables
 
 from pytools.errors import RefusedError, SwerveError, UsageError
 from pytools.ipc.accepting import PAUSE_NS
-from pytools.kernel.bpf import loader, mapped
+from pytools.kernel.bpf import mapped
 from pytools.kernel.native import TAP
 from pytools.sources.rdma import table as row_table
 from pytools.sources.rdma import tap_command, tap_server
 from pytools.sources.rdma.table import CLOSED, FREE, LIVE
-from pytools.sources.rdma.tap_server import TapServer, TapTable
+from pytools.sources.rdma.tap_server import TapServer
 
-ROWS = 512
-WRITE, SEND, SEND_WITH_IMM, READ, SWAP, FETCH_ADD = 0, 2, 3, 4, 5, 6  # enum ibv_wr_opcode
-FLUSHED, RNR_SPENT = 5, 13  # enum ibv_wc_status
-STALL, FAIL, REFUSE = 1, 2, 3  # enum fake_control
-RESET, ERROR = 0, 6  # enum ibv_qp_state
-NONE_TIMED = 2**64 - 1
-
-
-class Agent:
-    """A tap server with a thread that serves it, as the agent's loop would."""
-
-    def __init__(self, path: Path, record: np.dtype[Any]) -> None:
-        self.path, self.record = path, record
-        self.server = TapServer(path, record, ROWS)
-        self._selector = selectors.DefaultSelector()
-        self.server.register(self._selector)
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while not self._stop.is_set():
-            events = self._selector.select(0.02)
-            with self._lock:
-                for key, mask in events:
-                    key.data(mask)
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        self.server.close()
-        self._selector.close()
-
-    def tables(self, pid: int) -> list[TapTable]:
-        with self._lock:
-            return [table for table in self.server.tables() if table.pid == pid]
-
-    def tick(self, later_ns: int = 0) -> None:
-        with self._lock:
-            self.server.tick(time.monotonic_ns() + later_ns)
-
-    def rows(self, pid: int) -> dict[int, Any]:
-        """What is counted for each queue pair of a process that is not freed, by its number; the newest counts."""
-        found = {}
-        for table in self.tables(pid):
-            for row in table.records[table.records["state"] != FREE].copy():
-                found[int(row["qp_number"])] = row
-        return found
-
-    def row(self, pid: int, number: int = 257) -> Any:
-        return self.rows(pid)[number]
+ERROR = 6  # of enum ibv_qp_state
 
 
 @pytest.fixture(scope="module")
-def record(require: object) -> np.dtype[Any]:
-    """Layout of `struct swerve_qp`."""
-    require("root", "bcc", "tracefs")  # type: ignore[operator]
-    with loader.load([loader.Program("rdma.c", ())]) as loaded:
-        return loaded.map("rdma_table").value
+def record() -> np.dtype[Any]:
+    return row_layout()
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +60,8 @@ def start(tmp_path: Path, library: Path) -> Iterator[Start]:
     with contextlib.ExitStack() as stack:
 
         def begin(*flags: str, more: dict[str, str] | None = None) -> native_build.App:
-            variables = {"LD_AUDIT": str(library), "SWERVE_TAP_SOCKET": str(tmp_path / "test.tap"), **(more or {})}
-            return stack.enter_context(native_build.App(*flags, more=variables))
+            given = variables(library, tmp_path / "test.tap") | (more or {})
+            return stack.enter_context(native_build.App(*flags, more=given))
 
         yield begin
 
@@ -123,93 +70,11 @@ def start(tmp_path: Path, library: Path) -> Iterator[Start]:
 def app(request: pytest.FixtureRequest, start: Start, agent: Agent) -> native_build.App:
     """An application with one device, one completion queue and one queue pair (257) of 128 requests."""
     started = start(*request.param)
-    prepare(started, agent)
+    agent.prepare(started)
     return started
 
 
-def prepare(app: native_build.App, agent: Agent | None = None, depth: int = 128, signal_all: int = 0) -> None:
-    """Make one of each; with an agent, wait until it has handed over a table, which it may not do at once."""
-    for command in ("open alpha0", "cq 0 8192", f"qp 0 0 0 {depth} 128 {signal_all} -1"):
-        app.do(command)
-    if agent is not None:
-        settle(app, agent, 257)
-
-
-def settle(app: native_build.App, agent: Agent, number: int, qp: int = 0) -> None:
-    """Wait until a queue pair has its row: the tap looks for an answer whenever one is modified."""
-
-    def there() -> bool:
-        app.do(f"state {qp} 1")
-        return number in agent.rows(app.pid)
-
-    wait_until(there, 20, f"queue pair {number} has a row")
-
-
-def sums(row: Any) -> dict[str, int]:
-    """The counters that are not zero."""
-    names = (
-        *("posted", "posted_bytes", "completed", "completed_bytes", "completions", "signalled", "refused"),
-        *("receives_posted", "receives_completed", "received_bytes", "untracked"),
-    )
-    return {name: int(row[name]) for name in names if row[name]}
-
-
-def nonzero(counts: Any) -> dict[int, int]:
-    return {int(index): int(counts[index]) for index in np.flatnonzero(counts)}
-
-
 # ---- every way to post and to complete ----
-
-
-def test_signalled_completions_retire_the_unsignalled_before_them(app: native_build.App, agent: Agent) -> None:
-    app.do("post 0 10 4096 0 4 1 1")  # the 4th and the 8th ask for a completion
-    row = agent.row(app.pid)
-    assert sums(row) == {"posted": 10, "posted_bytes": 40960, "signalled": 2}
-    assert app.do("poll 0 1")[0] == "1"
-    assert sums(agent.row(app.pid)) == sums(row) | {"completed": 4, "completed_bytes": 16384, "completions": 1}
-    assert app.do("poll 0 9")[0] == "1"
-    row = agent.row(app.pid)
-    assert sums(row) == {
-        **{"posted": 10, "posted_bytes": 40960, "signalled": 2},
-        **{"completed": 8, "completed_bytes": 32768, "completions": 2},
-    }
-    assert nonzero(row["opcodes"]) == {WRITE: 10}
-    assert nonzero(row["statuses"]) == {0: 2}
-    assert (row["state"], row["tgid"], row["qp_type"], row["device"].tobytes()[:6]) == (LIVE, app.pid, 2, b"alpha0")
-
-
-def test_a_queue_may_signal_everything(start: Start, agent: Agent) -> None:
-    app = start()
-    prepare(app, agent, signal_all=1)
-    app.do("post 0 5 100 4 0 1 1")
-    assert app.do("poll 0 9")[0] == "5"
-    assert sums(agent.row(app.pid)) == {
-        **{"posted": 5, "posted_bytes": 500, "signalled": 5},
-        **{"completed": 5, "completed_bytes": 500, "completions": 5},
-    }
-
-
-def test_requests_with_the_same_wr_id(app: native_build.App, agent: Agent) -> None:
-    app.do("post 0 9 10 0 3 7 0")
-    app.do("poll 0 2")
-    assert sums(agent.row(app.pid))["completed"] == 6
-    app.do("poll 0 2")
-    assert sums(agent.row(app.pid))["completed"] == 9
-
-
-def test_a_list_refused_in_the_middle(app: native_build.App, agent: Agent) -> None:
-    app.do(f"control 0 {REFUSE} 2")
-    assert app.do("post 0 5 100 0 1 1 1") == ["22", "2", "errno", "77"]
-    row = agent.row(app.pid)
-    assert sums(row) == {"posted": 2, "posted_bytes": 200, "signalled": 2, "refused": 3}
-    assert nonzero(row["opcodes"]) == {WRITE: 2}
-    app.do("poll 0 9")
-    app.do("post 0 1 50 2 1 9 1")
-    app.do("poll 0 9")
-    assert sums(agent.row(app.pid)) == {
-        **{"posted": 3, "posted_bytes": 250, "signalled": 3, "refused": 3},
-        **{"completed": 3, "completed_bytes": 250, "completions": 3},
-    }
 
 
 def test_who_tries_again_and_again_fills_nothing(app: native_build.App, agent: Agent) -> None:
@@ -228,119 +93,12 @@ def test_who_tries_again_and_again_fills_nothing(app: native_build.App, agent: A
     assert (int(row["posted"]), int(row["completed"]), int(row["untracked"])) == (192, 192, 0)
 
 
-def test_a_full_send_queue(app: native_build.App, agent: Agent) -> None:
-    app.do(f"control 0 {STALL} 1")
-    assert app.do("post 0 200 1 0 1 1 1")[:2] == ["12", "128"]
-    assert sums(agent.row(app.pid)) == {"posted": 128, "posted_bytes": 128, "signalled": 128, "refused": 72}
-
-
-@pytest.mark.parametrize("data", [0, 1, 2, 3], ids=["sge", "sge_list", "inline", "inline_list"])
-def test_extended_posts(app: native_build.App, agent: Agent, data: int) -> None:
-    app.do("qpx 0 0 0 128 128 0 -1")
-    for opcode in (WRITE, SEND, SEND_WITH_IMM, READ):
-        app.do(f"postx 1 3 1001 {opcode} 3 0 1 {data} 0")
-    app.do("poll 0 99")
-    row = agent.row(app.pid, 258)
-    assert sums(row) == {
-        **{"posted": 12, "posted_bytes": 12012, "signalled": 4},
-        **{"completed": 12, "completed_bytes": 12012, "completions": 4},
-    }
-    assert nonzero(row["opcodes"]) == dict.fromkeys((WRITE, SEND, SEND_WITH_IMM, READ), 3)
-
-
-def test_extended_atomics_aborts_and_refusals(app: native_build.App, agent: Agent) -> None:
-    app.do("qpx 0 0 0 8 8 0 -1")
-    app.do(f"postx 1 2 8 {SWAP} 1 0 1 0 0")
-    app.do(f"postx 1 1 8 {FETCH_ADD} 1 2 1 0 0")
-    assert app.do("postx 1 4 100 0 1 3 1 0 1") == ["0", "errno", "77"]  # aborted
-    assert app.do("postx 1 6 100 0 1 3 1 0 0") == ["12", "errno", "77"]  # more than there is room for
-    row = agent.row(app.pid, 258)
-    assert sums(row) == {"posted": 3, "posted_bytes": 24, "signalled": 3, "refused": 6}
-    assert nonzero(row["opcodes"]) == {SWAP: 2, FETCH_ADD: 1}
-    app.do("poll 0 9")
-    assert sums(agent.row(app.pid, 258))["completed"] == 3
-
-
-@pytest.mark.parametrize("asked", [0, 5], ids=["plain", "with_numbers"])
-def test_extended_completion_queues(app: native_build.App, agent: Agent, asked: int) -> None:
-    app.do(f"cqx 0 1024 {asked}")
-    app.do("qpx 0 1 1 128 128 0 -1")
-    app.do("postx 1 10 64 0 2 0 1 0 0")
-    assert app.do("pollx 1 3") == ["1:0", "3:0", "5:0", "n", "3"]
-    assert sums(agent.row(app.pid, 258))["completed"] == 6
-    app.do("pollx 1 9")
-    assert sums(agent.row(app.pid, 258)) == {
-        **{"posted": 10, "posted_bytes": 640, "signalled": 5},
-        **{"completed": 10, "completed_bytes": 640, "completions": 5},
-    }
-
-
-def test_errors_flush_what_is_posted(app: native_build.App, agent: Agent) -> None:
-    app.do("post 0 4 100 0 0 1 1")  # carried out, but nobody asked for a completion
-    app.do(f"control 0 {FAIL} 12")
-    app.do("post 0 5 100 0 5 11 1")
-    assert app.do("poll 0 99")[3:] == ["11:12:257", *(f"{n}:{FLUSHED}:257" for n in (12, 13, 14, 15))]
-    row = agent.row(app.pid)
-    assert sums(row) == {
-        **{"posted": 9, "posted_bytes": 900, "signalled": 1},
-        **{"completed": 9, "completed_bytes": 900, "completions": 5},
-    }
-    assert nonzero(row["statuses"]) == {12: 1, FLUSHED: 4}
-
-
-def test_a_reset_empties_the_queue(app: native_build.App, agent: Agent) -> None:
-    app.do(f"control 0 {STALL} 1")
-    app.do("post 0 7 100 0 1 1 1")
-    app.do(f"state 0 {RESET}")
-    row = agent.row(app.pid)
-    assert (int(row["posted"]), int(row["completed"]), int(row["completions"])) == (7, 7, 0)
-    app.do(f"control 0 {STALL} 0")
-    app.do("post 0 1 100 0 1 1 1")
-    app.do("poll 0 9")
-    assert sums(agent.row(app.pid))["completed"] == 8
-
-
-def test_receives_and_a_peer(app: native_build.App, agent: Agent) -> None:
-    app.do("qp 0 0 0 128 4 0 -1")
-    app.do("connect 0 258 00000000000000000000ffff0a090001")
-    assert app.do("recv 1 6 900") == ["12", "4"]
-    app.do(f"post 0 3 1000 {SEND} 1 1 1")
-    app.do("poll 0 99")
-    sender, receiver = agent.row(app.pid), agent.row(app.pid, 258)
-    assert sums(sender)["completed"] == 3
-    assert sums(receiver) == {"receives_posted": 4, "receives_completed": 3, "received_bytes": 3000}
-    assert sender["remote_qp_number"] == 258
-    assert sender["remote"]["bytes"].tobytes().hex() == "00000000000000000000ffff0a090001"
-    app.do(f"post 0 2 1000 {SEND} 1 1 1")  # one receive is left
-    app.do("poll 0 99")
-    assert nonzero(agent.row(app.pid)["statuses"]) == {0: 4, RNR_SPENT: 1}
-
-
-def test_shared_receive_queues(app: native_build.App, agent: Agent) -> None:
-    app.do("srq 0 64")
-    app.do("srqrecv 0 10 0")  # before it has a queue pair
-    app.do("qp 0 0 0 8 8 0 0")
-    app.do("qp 0 0 0 8 8 0 0")
-    app.do("connect 0 259")
-    app.do("srqrecv 0 5 50")
-    assert app.do("srqrecv 0 60 50") == ["12", "49"]
-    app.do(f"post 0 2 30 {SEND} 1 1 1")
-    app.do("poll 0 99")
-    first, second = agent.row(app.pid, 258), agent.row(app.pid, 259)
-    assert sums(first) == {"receives_posted": 64}  # those of the shared queue, told by its oldest queue pair
-    assert sums(second) == {"receives_completed": 2, "received_bytes": 60}
-    assert (first["srq"], second["srq"], agent.row(app.pid)["srq"]) == (1, 1, 0)
-    app.do("destroyqp 1")
-    app.do("srqrecv 0 1 1")
-    assert sums(agent.row(app.pid, 259))["receives_posted"] == 1
-
-
 @pytest.mark.parametrize("device", ["alpha0", "beta0"], ids=["provider_posts", "provider_calls_us"])
 def test_bound_memory_windows_are_requests(start: Start, agent: Agent, device: str) -> None:
     app = start()
     for command in (f"open {device}", "cq 0 64", "qp 0 0 0 16 8 0 -1", "bind 0 5 0", "bind 0 6 1", "poll 0 9"):
         app.do(command)
-    settle(app, agent, 257)
+    agent.settle(app, 257)
     row = agent.row(app.pid)
     assert sums(row) == {"posted": 2, "signalled": 1, "completed": 2, "completions": 1}
     assert nonzero(row["opcodes"]) == {8: 2}
@@ -361,7 +119,7 @@ def test_gid_of_this_end(start: Start, agent: Agent, tmp_path: Path) -> None:
     gids.mkdir(parents=True)
     (gids / "1").write_text("0000:0000:0000:0000:0000:ffff:0a09:0002\n")
     app = start(more={"SWERVE_FAKE_SYSFS": str(tmp_path / "sys")})
-    prepare(app, agent)
+    agent.prepare(app)
     app.do("connect 0 300 fe800000000000000000000000000001")
     row = agent.row(app.pid)
     assert row["local"]["bytes"].tobytes().hex() == "00000000000000000000ffff0a090002"
@@ -373,7 +131,7 @@ def test_more_outstanding_than_can_be_followed(start: Start, agent: Agent) -> No
     app.do("open alpha0")
     app.do("cq 0 100000")
     app.do("qp 0 0 0 70000 8 0 -1")
-    settle(app, agent, 257)
+    agent.settle(app, 257)
     app.do(f"control 0 {STALL} 1")
     for _ in range(17):
         assert app.do("post 0 4096 10 0 4096 1 1")[0] == "0"
@@ -394,7 +152,7 @@ def test_what_is_refused_when_no_more_can_be_followed(start: Start, agent: Agent
     app = start()
     for command in ("open alpha0", "cq 0 100000", "qp 0 0 0 65600 8 0 -1"):
         app.do(command)
-    settle(app, agent, 257)
+    agent.settle(app, 257)
     app.do(f"control 0 {STALL} 1")
     for _ in range(16):
         assert app.do("post 0 4090 10 0 1 0 1")[0] == "0"
@@ -420,7 +178,7 @@ def test_what_is_refused_when_no_more_can_be_followed(start: Start, agent: Agent
 def test_threads_lose_nothing(start: Start, agent: Agent, pairs: int, threads: int, depth: int) -> None:
     """With short queues many posts are refused, from all threads at once."""
     app = start()
-    prepare(app, agent, depth)
+    agent.prepare(app, depth)
     for _ in range(pairs - 1):
         app.do(f"qp 0 0 0 {depth} 8 0 -1")
     posted, refused = map(int, app.do(f"threads {pairs} 0 {threads} 5000"))
@@ -504,7 +262,7 @@ def test_an_application_sees_no_difference(start: Start, agent: Agent, seed: int
             app.do("open alpha0")
             made = [app.do(command) for command in script[:7]]
             if app is tapped:
-                settle(app, agent, 257)
+                agent.settle(app, 257)
             answers.append(made + [app.do(command) for command in script[7:]])
     assert answers[0] == answers[1]
     rows = agent.rows(tapped.pid)
@@ -537,7 +295,7 @@ def test_no_second_library_and_no_descriptor_come_along(start: Start, agent: Age
         for app in (bare, tapped):
             prepare(app)
             app.do("post 0 1 1 0 1 1 1")
-        settle(tapped, agent, 257)
+        agent.settle(tapped, 257)
         (without, descriptors), (within, descriptors_within) = look(bare), look(tapped)
     assert {Path(each).name for each in within - without} == {TAP.target.name}
     assert descriptors == descriptors_within
@@ -552,7 +310,7 @@ def test_the_library_may_be_closed_and_opened_again(start: Start, agent: Agent) 
         app.do(f"qp {turn} {turn} {turn} 16 16 0 -1")
         app.do(f"post {turn} {turn + 1} 10 0 1 1 1")
         app.do(f"poll {turn} 9")
-        settle(app, agent, 257, turn)
+        agent.settle(app, 257, turn)
         assert sums(agent.row(app.pid))["completed"] == turn + 1
         app.do(f"destroyqp {turn}")
         app.do(f"destroycq {turn}")
@@ -604,7 +362,7 @@ def test_an_agent_that_comes_later_gets_it_all(start: Start, tmp_path: Path, rec
     with contextlib.closing(Agent(tmp_path / "test.tap", record)) as agent:
         assert not agent.tables(app.pid)
         app.do("qp 0 0 0 16 16 0 -1")
-        settle(app, agent, 258)
+        agent.settle(app, 258)
         app.do("poll 0 9")
         assert sums(agent.row(app.pid)) == {
             **{"posted": 5, "posted_bytes": 500, "signalled": 5},
@@ -616,7 +374,7 @@ def test_an_agent_that_comes_later_gets_it_all(start: Start, tmp_path: Path, rec
 def test_an_agent_that_restarts_finds_the_tables(start: Start, tmp_path: Path, record: np.dtype[Any]) -> None:
     app = start()
     with contextlib.closing(Agent(tmp_path / "test.tap", record)) as first:
-        prepare(app, first)
+        first.prepare(app)
         app.do("post 0 5 100 0 1 1 1")
         assert first.row(app.pid)["posted"] == 5
         with pytest.raises(RefusedError, match="already serves"):

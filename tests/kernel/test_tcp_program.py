@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
-import selectors
 import socket
 import struct
 from collections.abc import Iterator
@@ -262,24 +260,8 @@ def setting(namespace: str, path: str, value: int) -> None:
 
 
 def exchange(near: socket.socket, far: socket.socket, size: int) -> None:
-    """Send so many bytes one way, in one thread, until the far end has them and the near one knows it."""
-    chunk = memoryview(bytes(1 << 16))
-    near.setblocking(False)
-    far.setblocking(False)
-    sent = received = 0
-    with selectors.DefaultSelector() as selector:
-        selector.register(near, selectors.EVENT_WRITE)
-        selector.register(far, selectors.EVENT_READ)
-        while received < size:
-            ready = selector.select(20 * support.slow_factor())
-            assert ready, f"stuck after {received} of {size} bytes"
-            for key, _ in ready:
-                if key.fileobj is far:
-                    received += len(far.recv(1 << 20))
-                    continue
-                sent += near.send(chunk[: size - sent])
-                if sent == size:
-                    selector.unregister(near)
+    """Send so many bytes one way until the far end has them and the near one knows it."""
+    kit.transfer([(near, far)], size)
     acknowledged(near)
     near.settimeout(30)
     far.settimeout(30)
@@ -823,18 +805,6 @@ def test_without_the_tracepoint_causes_are_unknown(hosts: Hosts) -> None:
         assert agent.flow(near)["congestion"] == 0xFF
 
 
-def ss_counts(namespace: str) -> dict[int, tuple[int, int]]:
-    """By local port, segments and bytes that `ss -ti` says each connection has retransmitted."""
-    text = support.run(["ss", "-N", namespace, "-OHtin", "state", "established"]).stdout
-    found = {}
-    for line in text.splitlines():
-        port = re.search(r"^\s*\d+\s+\d+\s+\S+:(\d+)\s", line)
-        assert port is not None, line
-        total, size = re.search(r"\bretrans:\d+/(\d+)", line), re.search(r"\bbytes_retrans:(\d+)", line)
-        found[int(port.group(1))] = (int(total.group(1)) if total else 0, int(size.group(1)) if size else 0)
-    return found
-
-
 @pytest.mark.parametrize("offload", ["on", "off"])
 def test_twenty_transfers_equal_ss(hosts: Hosts, offload: str) -> None:
     """Losses of all kinds at once: every connection's segments and bytes, and the causes of all together."""
@@ -855,7 +825,7 @@ def twenty_transfers(hosts: Hosts) -> tuple[object, object]:
         for near, far in ends:
             exchange(near, far, 150_000)
         hosts.lose("nothing")
-        kernel = ss_counts(hosts.near)
+        kernel = {port: (each.segments, each.bytes) for port, each in kit.ss_counts(hosts.near).items()}
         ours = {
             port: (sum(causes_of(row).values()), int(row["counts"]["retransmitted_bytes"]))
             for port, row in agent.flows().items()

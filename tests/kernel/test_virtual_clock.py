@@ -63,8 +63,8 @@ class Stamping:
 
 
 @pytest.fixture(scope="module")
-def loaded(require: Callable[..., None]) -> Iterator[loader.Loaded]:
-    require("root", "bcc")
+def loaded() -> Iterator[loader.Loaded]:
+    support.require("root", "bcc")
     told = AgentConfig(host="h1", peers=[], virtual_clock="somewhere")
     with loader.load([probes(told)]) as programs:
         assert programs.failed == {}
@@ -87,8 +87,8 @@ def test_the_kernel_has_as_many_knots_as_the_lab(loaded: loader.Loaded) -> None:
     assert loaded.map("probe_clock").value["knots"].shape == (clocks.KNOTS,)
 
 
-def test_an_agent_without_a_clock_stamps_with_the_machines(require: Callable[..., None]) -> None:
-    require("root", "bcc")
+def test_an_agent_without_a_clock_stamps_with_the_machines() -> None:
+    support.require("root", "bcc")
     with loader.load([probes(AgentConfig(host="h1", peers=[]))]) as programs:
         assert not programs.has_map("probe_clock")
 

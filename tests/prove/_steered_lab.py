@@ -1,4 +1,4 @@
-"""Two hosts of a lab with two rails, an agent and a controller on each, and somebody who listens.
+"""Hosts of a lab with two rails, an agent and a controller on each, and somebody who listens.
 
 The helpers are those of the benchmarks (bench/_agents.py).
 """
@@ -6,6 +6,7 @@ The helpers are those of the benchmarks (bench/_agents.py).
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ class Steered(NamedTuple):
 
     lab: Lab
     verdicts: Verdicts
+    controllers: list[subprocess.Popen[str]]
 
     def healthy(self) -> bool:
         """Whether every path is healthy and has its whole weight, by what the controllers say."""
@@ -52,6 +54,7 @@ def steered(
     probe_ms: float | None = None,
     rate: str = "100mbit",
     base_s: float | None = None,
+    hosts: int = 2,
 ) -> Iterator[Steered]:
     """Run it; at the start every path is healthy.
 
@@ -69,7 +72,7 @@ def steered(
         file = folder / "policy.yaml"
         file.write_text(policy.read_text() if isinstance(policy, Path) else policy)
         file.chmod(0o600)
-        lab = stack.enter_context(Lab.up(name, hosts=2, rails=_RAILS, rate=rate))
+        lab = stack.enter_context(Lab.up(name, hosts=hosts, rails=_RAILS, rate=rate))
         for host in lab.hosts:
             if probe_ms is not None:
                 configure(host, lambda config: _probe_every(probe_ms, config))
@@ -77,12 +80,13 @@ def steered(
                 configure(host, lambda config: config["windows"].update(base=f"{base_s}s"))
             start_agent(lab, host, stderr=stack.enter_context((folder / f"{host.name}-agent.log").open("w")))
         for host in lab.hosts:
-            wait_measured(host, _RAILS)
+            wait_measured(host, (hosts - 1) * _RAILS)
         verdicts = stack.enter_context(contextlib.closing(Verdicts(lab.hosts)))
+        made = Steered(lab, verdicts, [])
         for host in lab.hosts:
             words = [*SWERVE, "steer", "run", "--apply", "--policy", str(file), "-n", host.netns]
-            lab.start(host, words, stderr=stack.enter_context((folder / f"{host.name}-steer.log").open("w")))
-        made = Steered(lab, verdicts)
+            log = stack.enter_context((folder / f"{host.name}-steer.log").open("w"))
+            made.controllers.append(lab.start(host, words, stderr=log))
         made.wait_healthy("after the start")
         yield made
 

@@ -14,45 +14,29 @@ import contextlib
 import json
 import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(Path(__file__).resolve().parent)]
 
-from pytools import directories  # noqa: E402
-from pytools.errors import SwerveError  # noqa: E402
-from pytools.lab import Host, Lab  # noqa: E402
+from _steered_lab import steered  # noqa: E402
+
+from pytools.lab import Lab  # noqa: E402
 from pytools.signals import Act  # noqa: E402
-from steering.demo.observe import Observer, Record  # noqa: E402
+from steering.demo.observe import Observer  # noqa: E402
 
 POLICY: Final = ROOT / "examples" / "policies" / "congestion.yaml"
 SHARES: Final = (0.4, 0.6)
 STRETCH_S: Final = 30.0
 RATE_BIT_S: Final = 100_000_000
-START_S: Final = 60.0
 MOST_MOVES: Final = 1
 
 
 def say(**line: Any) -> None:
     print(json.dumps({"proof": "bursty_load", **line}), flush=True)
-
-
-def swerve(lab: Lab, host: Host, logs: Path, *words: str) -> subprocess.Popen[str]:
-    """Start a command on a host; it writes beside us."""
-    command = [sys.executable, "-m", "steering.cli", *words, "-n", host.netns]
-    with (logs / f"{host.name}-{words[0]}.log").open("w") as log:
-        return lab.start(host, command, stdout=log, stderr=log)
-
-
-def healthy(lab: Lab, record: Record) -> bool:
-    """Whether every host's controller calls all its paths healthy."""
-    paths = len(lab.hosts) * (len(lab.hosts) - 1) * len(lab.rails)
-    return sum(state.state == "healthy" for state in record.latest.values()) >= paths
 
 
 def weight_lost(act: Act) -> bool:
@@ -98,25 +82,12 @@ def main() -> int:
     parser.add_argument("--policy", type=Path, default=POLICY)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     wanted = parser.parse_args()
-    with contextlib.ExitStack() as kept:
-        logs = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="swerve-prove-")))
-        lab = kept.enter_context(Lab.up(f"bursty{os.getpid()}", hosts=wanted.hosts, rails=2, rate="100mbit"))
-        for host in lab.hosts:
-            swerve(lab, host, logs, "agent")
-        deadline = time.monotonic() + START_S
-        while not all(directories.agent_socket(host.netns).exists() for host in lab.hosts):
-            if time.monotonic() > deadline:
-                raise SwerveError("an agent did not come up", f"see {logs}")
-            time.sleep(0.05)
-        observer = kept.enter_context(contextlib.closing(Observer(lab.hosts)))
-        steering = [
-            swerve(lab, host, logs, "steer", "run", "--apply", "--policy", str(wanted.policy)) for host in lab.hosts
-        ]
-        if not observer.wait_for(lambda record: healthy(lab, record), START_S):
-            said = {file.name: file.read_text()[-300:] for file in logs.iterdir()}
-            raise SwerveError(f"not all paths were found healthy in time: {said}")
-        acts, carried, suspects = run(lab, observer, wanted.seconds, random.Random(wanted.seed))
-        lived = all(process.poll() is None for process in steering)
+    with (
+        steered(f"bursty{os.getpid()}", wanted.policy, hosts=wanted.hosts) as bursty,
+        contextlib.closing(Observer(bursty.lab.hosts)) as observer,
+    ):
+        acts, carried, suspects = run(bursty.lab, observer, wanted.seconds, random.Random(wanted.seed))
+        lived = all(process.poll() is None for process in bursty.controllers)
     made = [act for act in acts if act.outcome == "applied"]
     moves = [act for act in made if weight_lost(act)]
     drains = [act for act in moves if 0 in act.after.values()]

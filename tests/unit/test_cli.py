@@ -384,11 +384,6 @@ def test_every_command_has_help_with_an_example(command: object) -> None:
         assert (ROOT / page).exists(), f"{page} is named and does not exist"
 
 
-def test_the_lab_is_mounted() -> None:
-    shown = subprocess.run([*SWERVE, "lab", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "blackhole" in shown.stdout and "Usage: swerve lab" in shown.stdout
-
-
 @pytest.mark.parametrize("arguments", [["--help"], ["delay", "-n", "nobody"], ["agent", "--help"]])
 def test_starting_does_not_load_what_is_not_needed(arguments: list[str], tmp_path: Path) -> None:
     script = (

@@ -19,38 +19,13 @@ OTHER = Path("h1", "h2", "10.9.0.2", "10.2.1.1", "rail2")
 
 
 def state(at_ns: int, weight: int) -> PathState:
-    return PathState(
-        host="h1",
-        at_ns=at_ns,
-        unix_ns=0,
-        path=PATH,
-        state="drained",
-        since_ns=0,
-        weight_wanted=weight,
-        weight_actual=weight,
-        reason="",
-        under="",
-    )
+    return samples.path_state(at_ns=at_ns, unix_ns=0, path=PATH, weight_wanted=weight, weight_actual=weight)
 
 
 def act(rail1: tuple[int, int], acknowledged_ns: int | None = 1, outcome: str = "applied", to: int = 2) -> Act:
-    before, after = rail1
-    return Act(
-        host="h1",
-        at_ns=0,
-        unix_ns=0,
-        act_id="a",
-        what=f"routes to 10.9.0.{to}/32",
-        target=f"overlay:main:10.9.0.{to}/32",
-        before={"rail1": before, "rail2": 1},
-        after={"rail1": after, "rail2": 1},
-        because="",
-        under="",
-        outcome=outcome,  # type: ignore[arg-type]
-        seen_ns=0,
-        decided_ns=0,
-        acknowledged_ns=acknowledged_ns,
-    )
+    before, after = ({"rail1": weight, "rail2": 1} for weight in rail1)
+    where = {"what": f"routes to 10.9.0.{to}/32", "target": f"overlay:main:10.9.0.{to}/32"}
+    return samples.act(before=before, after=after, outcome=outcome, acknowledged_ns=acknowledged_ns, **where)
 
 
 class Offered:

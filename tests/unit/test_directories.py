@@ -6,16 +6,18 @@ import ast
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from steering_kit import POLICY
 from support import ROOT
 
 from pytools import config, directories
 from pytools.errors import RefusedError
 from steering.cli import root
+from steering.policy import file as policy_file
 
 WHERE = ("own", "here", "home", "etc")  # in the order of the search
 
@@ -130,15 +132,24 @@ def test_a_file_of_another_user_is_no_more_trusted_when_it_is_open(dirs: dict[st
     assert "user 4242" in directories.unsafe(dirs["here"] / "agent.yaml", os.stat_result(opened))
 
 
+FILES = {config.load: "host: h1\npeers: []\n", policy_file.load: POLICY}
+loads = pytest.mark.parametrize("load", FILES, ids=["configuration", "policy"])
+
+
+@loads
 @pytest.mark.parametrize("writable", [stat.S_IWGRP, stat.S_IWOTH], ids=["group", "everybody"])
 @pytest.mark.parametrize("what", ["the file", "its directory"])
-def test_a_configuration_that_is_named_is_no_more_trusted(dirs: dict[str, Path], writable: int, what: str) -> None:
+def test_a_file_that_is_named_is_no_more_trusted(
+    dirs: dict[str, Path], load: Callable[[Path], object], writable: int, what: str
+) -> None:
     named = put(dirs["here"], "other.yaml")
-    assert config.load(named).host == "h1"
+    named.write_text(FILES[load])
+    assert load(named)
     harmed = named if what == "the file" else dirs["here"]
     harmed.chmod(stat.S_IMODE(harmed.stat().st_mode) | writable)
-    with pytest.raises(RefusedError, match=f"refused: {what}.* is writable by "):
-        config.load(named)
+    with pytest.raises(RefusedError, match=f"refused: {what}.* is writable by ") as caught:
+        load(named)
+    assert caught.value.exit_code == 4
     assert harmed.stat().st_uid == os.geteuid()  # who owns it does not matter: who else may write it does
 
 
@@ -151,10 +162,11 @@ def test_whatever_command_it_is_named_to_refuses_it(dirs: dict[str, Path], comma
     assert "other.yaml: refused: the file is writable by everybody" in str(done.exception)
 
 
-def test_a_pipe_is_no_configuration_and_not_waited_for(dirs: dict[str, Path]) -> None:
-    os.mkfifo(dirs["here"] / "agent.yaml", 0o600)
+@loads
+def test_a_pipe_is_no_file_and_not_waited_for(dirs: dict[str, Path], load: Callable[[Path], object]) -> None:
+    os.mkfifo(dirs["here"] / "pipe.yaml", 0o600)
     with pytest.raises(RefusedError, match="not a regular file"):
-        config.load(dirs["here"] / "agent.yaml")
+        load(dirs["here"] / "pipe.yaml")
 
 
 def test_a_file_of_root_is_trusted_by_everybody(dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,12 @@ class Fabric:
         return {10 + rail: found.get(10 + rail, 0.0) for rail in RAILS}
 
 
+def state_of(engine, now, over):
+    """What the engine says of a path."""
+    [state] = [each for each in engine.states("h1", now, 0) if each.path == over]
+    return state
+
+
 class Steering(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
@@ -151,14 +157,12 @@ class Steering(RuleBasedStateMachine):
     )
     def change(self, rail, condition, ticks):
         self.fabric.condition[rail] = condition
-        for _ in range(ticks):
-            self.fabric.tick()
+        self.fabric.run(ticks)
 
     @rule(refuses=st.booleans(), ticks=st.integers(1, 10))
     def kernel_refuses(self, refuses, ticks):
         self.fabric.refuses = refuses
-        for _ in range(ticks):
-            self.fabric.tick()
+        self.fabric.run(ticks)
 
     @rule()
     def everything_heals(self):
@@ -180,8 +184,7 @@ class Steering(RuleBasedStateMachine):
         """Nothing is heard: first nothing moves, then the original weights come back."""
         self.fabric.condition = dict.fromkeys(RAILS, "silent")
         self.fabric.refuses = False
-        for _ in range(5 + 1):
-            self.fabric.tick()
+        self.fabric.run(6)
         held, first = self.fabric.kernel, min(self.fabric.told.values())
         for _ in range(2 * SECOND // TICK):
             self.fabric.tick()
@@ -219,11 +222,9 @@ TestSteering = pytest.mark.slow(Steering.TestCase)
 
 def test_steady_congestion_on_one_rail_leaves_the_others_alone():
     fabric = Fabric()
-    for _ in range(50):
-        fabric.tick()
+    fabric.run(50)
     fabric.condition[1] = "bad"
-    for _ in range(600):
-        fabric.tick()
+    fabric.run(600)
     assert [weights for _, weights in fabric.log] == [ORIGINAL, ((12, 1), (13, 1))]
 
 
@@ -231,8 +232,7 @@ def test_steady_congestion_on_one_rail_leaves_the_others_alone():
 def test_congestion_that_hides_when_drained_shows_at_most_one_reversal_in_any_minute():
     fabric = Fabric()
     fabric.condition[1] = "bad under load"
-    for _ in range(600 * SECOND // TICK):
-        fabric.tick()
+    fabric.run(600 * SECOND // TICK)
     returns = [
         when for (_, before), (when, after) in pairwise(fabric.log) if 11 not in dict(before) and 11 in dict(after)
     ]
@@ -254,11 +254,10 @@ def drained_and_good_again():
 
 def test_a_state_says_how_far_a_drained_path_is_while_it_is_measured():
     fabric = drained_and_good_again()
-    (state,) = [each for each in fabric.engine.states("h1", fabric.now, 0) if each.path == path(1)]
-    assert re.fullmatch(r"good for 1\.4 s of 2 s; before: queueing delay p50 20 ms .* above 5 ms .*", state.reason)
+    why = state_of(fabric.engine, fabric.now, path(1)).reason
+    assert re.fullmatch(r"good for 1\.4 s of 2 s; before: queueing delay p50 20 ms .* above 5 ms .*", why)
     fabric.now += 600 * MS
-    (state,) = [each for each in fabric.engine.states("h1", fabric.now, 0) if each.path == path(1)]
-    assert state.reason.startswith("hold: stale; before: queueing delay")
+    assert state_of(fabric.engine, fabric.now, path(1)).reason.startswith("hold: stale; before: queueing delay")
 
 
 def came_back_in_steps(fabric):
@@ -383,8 +382,7 @@ def test_an_alert_about_traffic_is_over_once_there_is_none():
 
 def test_only_the_shortest_window_of_a_path_counts():
     fabric = Fabric()
-    for _ in range(20):
-        fabric.tick()
+    fabric.run(20)
     fabric.now += TICK
     long = measured(path(1), fabric.now, 20 * MS, window_ns=SECOND)
     assert fabric.engine.take(long, fabric.now) == set()
@@ -401,15 +399,12 @@ def test_a_path_of_no_managed_group_is_ignored():
 
 def test_a_member_that_was_taken_out_is_still_known_when_the_groups_are_read_again():
     fabric = Fabric()
-    for _ in range(20):
-        fabric.tick()
+    fabric.run(20)
     fabric.condition[1] = "bad"
-    for _ in range(20):
-        fabric.tick()
+    fabric.run(20)
     known = fabric.engine.groups[TARGET]
     fabric.engine.arrange([known], lambda _: (TARGET,), fabric.now)
-    states = fabric.engine.states("h1", fabric.now, 0)
-    assert {each.path: each.state for each in states}[path(1)] == "drained"
+    assert state_of(fabric.engine, fabric.now, path(1)).state == "drained"
 
 
 class Several:
@@ -463,30 +458,29 @@ class Several:
 WHOLE, LEFT = dict(ORIGINAL), {12: 1, 13: 1}
 
 
-def test_what_one_host_says_moves_its_own_traffic_alone():
-    several = Several(("h2", "h3", "h4"))
+def queued(*queued, hosts=("h2", "h3", "h4")):
+    """Rail 1 has had a queue towards these hosts for a second; and the acts of that second."""
+    several = Several(hosts)
     assert several.run(1) == [] and several.apart == frozenset()
-    several.queueing_ns[1, "h3"] = 20 * MS
-    acts = several.run(1)
+    several.queueing_ns = {(1, host): 20 * MS for host in queued}
+    return several, several.run(1)
+
+
+def test_what_one_host_says_moves_its_own_traffic_alone():
+    several, acts = queued("h3")
     assert [act.target for act in acts] == ["own:10.9.0.3"]
     assert several.weights == {TARGET: WHOLE, "own:10.9.0.3": LEFT}
     assert several.states(1) == ["healthy", "drained", "healthy"]
 
 
 def test_two_hosts_that_say_the_same_move_the_traffic_to_all():
-    several = Several(("h2", "h3", "h4"))
-    several.run(1)
-    several.queueing_ns = {(1, "h2"): 20 * MS, (1, "h3"): 20 * MS}
-    acts = several.run(1)
+    several, acts = queued("h2", "h3")
     assert [act.target for act in acts] == [TARGET] and several.apart == frozenset()
     assert several.weights == {TARGET: LEFT} and several.states(1) == ["drained", "drained", "healthy"]
 
 
 def test_a_host_with_a_target_of_its_own_still_counts_as_the_second_that_says_so():
-    several = Several(("h2", "h3", "h4"))
-    several.run(1)
-    several.queueing_ns[1, "h3"] = 20 * MS
-    several.run(1)
+    several, _ = queued("h3")
     several.queueing_ns[1, "h2"] = 20 * MS
     acts = several.run(1)
     assert [act.target for act in acts] == [TARGET]
@@ -494,20 +488,14 @@ def test_a_host_with_a_target_of_its_own_still_counts_as_the_second_that_says_so
 
 
 def test_a_second_host_that_joins_later_goes_down_with_the_first():
-    several = Several(("h2", "h3", "h4"))
-    several.run(1)
-    several.queueing_ns = {(1, "h2"): 20 * MS, (1, "h3"): 20 * MS}
-    several.run(1)
+    several, _ = queued("h2", "h3")
     several.queueing_ns[1, "h4"] = 20 * MS
     several.run(1)
     assert several.states(1) == ["drained"] * 3
 
 
 def test_when_all_others_are_well_again_only_the_one_that_is_not_stays_away():
-    several = Several(("h2", "h3", "h4"))
-    several.run(1)
-    several.queueing_ns = {(1, "h2"): 20 * MS, (1, "h3"): 20 * MS}
-    several.run(1)
+    several, _ = queued("h2", "h3")
     assert several.weights == {TARGET: LEFT}
     several.queueing_ns.pop((1, "h2"))
     several.run(80)
@@ -516,10 +504,7 @@ def test_when_all_others_are_well_again_only_the_one_that_is_not_stays_away():
 
 
 def test_a_host_that_is_well_for_a_minute_is_steered_with_the_others_again():
-    several = Several(("h2", "h3", "h4"))
-    several.run(1)
-    several.queueing_ns[1, "h3"] = 20 * MS
-    several.run(1)
+    several, _ = queued("h3")
     several.queueing_ns.clear()
     several.run(50)
     assert several.states(1) == ["healthy"] * 3
@@ -529,10 +514,7 @@ def test_a_host_that_is_well_for_a_minute_is_steered_with_the_others_again():
 
 
 def test_where_one_host_alone_is_measured_nobody_else_is_asked():
-    several = Several(("h2",))
-    several.run(1)
-    several.queueing_ns[1, "h2"] = 20 * MS
-    several.run(1)
+    several, _ = queued("h2", hosts=("h2",))
     assert several.weights == {TARGET: LEFT} and several.apart == frozenset()
 
 
@@ -607,14 +589,11 @@ def test_a_way_that_nobody_measures_is_told_of_as_one_fact():
     engine = Engine(POLICY)
     engine.arrange([group({1: [], 2: []})], lambda _: (TARGET,), kit.T0)
     engine.take(measured(path(1), kit.T0), kit.T0)
-    told = [
-        [each for each in engine.states("h1", now, 0) if each.path == path(2)] for now in (kit.T0 + MS, kit.T0 + SECOND)
-    ]
-    assert told[0] == [replace(each, at_ns=told[0][0].at_ns) for each in told[1]], "published each turn otherwise"
-    assert [(each.state, each.weight_actual, each.since_ns) for each in told[0]] == [("unmeasured", 0, kit.T0)]
+    first, later = (state_of(engine, now, path(2)) for now in (kit.T0 + MS, kit.T0 + SECOND))
+    assert first == replace(later, at_ns=first.at_ns), "published each turn otherwise"
+    assert (first.state, first.weight_actual, first.since_ns) == ("unmeasured", 0, kit.T0)
     engine.take(measured(path(2), kit.T0 + SECOND), kit.T0 + SECOND)
-    states = engine.states("h1", kit.T0 + SECOND, 0)
-    assert [each.state for each in states if each.path == path(2)] != ["unmeasured"] * 2
+    assert state_of(engine, kit.T0 + SECOND, path(2)), "once"
 
 
 def test_a_path_may_run_over_several_targets():
@@ -644,7 +623,7 @@ def test_a_hop_that_went_with_its_link_comes_back_as_one_that_was_drained(unlink
         engine.changes(now)
     without = dataclasses.replace(known, members=known.members[1:], current=known.current[1:])
     engine.arrange([without], lambda _: (TARGET,), now, frozenset(), frozenset(unlinked))
-    [why] = [each.reason for each in engine.states("h1", now, 0) if each.path == path(1)]
+    why = state_of(engine, now, path(1)).reason
     assert why.startswith("its interface has no link" if unlinked else "no managed route has this nexthop")
     engine.arrange([known], lambda _: (TARGET,), now)
-    assert {each.path: each.state for each in engine.states("h1", now, 0)}[path(1)] == state
+    assert state_of(engine, now, path(1)).state == state

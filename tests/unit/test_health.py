@@ -21,6 +21,17 @@ STEP = 20 * MS
 RULES = POLICY.replace("step: 200ms", "step: 3s").replace("dwell: 1s", "dwell: 20s, max_dwell: 80s")
 
 
+def shares_of(watched, measure, times):
+    """When the share changed, and to what, as it is measured so often."""
+    shares = []
+    for _ in range(times):
+        measure(STEP)
+        share = health.share(watched.health)
+        if not shares or shares[-1][1] != pytest.approx(share):
+            shares.append((watched.now, share))
+    return shares
+
+
 def policy(more="", **changes):
     text = RULES
     for old, new in changes.values():
@@ -57,10 +68,14 @@ class Watched:
         """Measure the same for so long."""
         for _ in range(max(1, for_ns // STEP)):
             self.now += STEP
-            seen = facts(measured(path(), self.now, **measurement))
-            self.health = transitions.observe(self.policy, self.health, seen, self.now)
-            self.note()
+            self.see(**measurement)
         return self.health
+
+    def see(self, known=(), **measurement):
+        """Measure once, now; more is known of the path."""
+        seen = replace(facts(measured(path(), self.now, **measurement)), **dict(known))
+        self.health = transitions.observe(self.policy, self.health, seen, self.now)
+        self.note()
 
     def dead(self, for_ns, **measurement):
         """No probe is answered for so long, while another path answers; the window may still have earlier answers."""
@@ -68,13 +83,8 @@ class Watched:
         for _ in range(max(1, for_ns // STEP)):
             self.now += STEP
             missed = (self.now - began) // (10 * MS)
-            seen = replace(
-                facts(measured(path(), self.now, **measurement)),
-                liveness=kit.liveness(path(), self.now, missed),
-                siblings=(kit.liveness(path(2), self.now, answered_sent_ns=self.now),),
-            )
-            self.health = transitions.observe(self.policy, self.health, seen, self.now)
-            self.note()
+            other = kit.liveness(path(2), self.now, answered_sent_ns=self.now)
+            self.see({"liveness": kit.liveness(path(), self.now, missed), "siblings": (other,)}, **measurement)
         return self.health
 
     def silence(self, for_ns):
@@ -211,14 +221,9 @@ def test_it_comes_back_in_steps_once_it_was_good_for_the_dwell():
     watched = Watched(policy())
     watched.bad(SECOND)
     drained_at = watched.now
-    shares = []
-    for _ in range(1600):
-        watched.good(STEP)
-        share = health.share(watched.health)
-        if not shares or shares[-1][1] != share:
-            shares.append((watched.now - drained_at, share))
+    shares = shares_of(watched, watched.good, 1600)
     assert [share for _, share in shares] == [0, 0.1, 0.5, 1.0]
-    assert 20 * SECOND <= shares[1][0] <= 20 * SECOND + 2 * STEP
+    assert 20 * SECOND <= shares[1][0] - drained_at <= 20 * SECOND + 2 * STEP
     assert [later - earlier for (earlier, _), (later, _) in pairwise(shares[1:])] == [3 * SECOND] * 2
     assert watched.health.state == "healthy"
 
@@ -282,10 +287,7 @@ def test_a_path_that_answers_nothing_does_not_return():
     def feel(carrier, for_ns, **measurement):
         for _ in range(for_ns // STEP):
             watched.now += STEP
-            seen = facts(measured(path(), watched.now, **measurement))
-            seen = replace(seen, link=kit.link(path(), watched.now, carrier=carrier))
-            watched.health = transitions.observe(failing, watched.health, seen, watched.now)
-            watched.note()
+            watched.see({"link": kit.link(path(), watched.now, carrier=carrier)}, **measurement)
         return watched.health
 
     unanswered = {"queueing_ns": None, "lost": 5, "received": 0}
@@ -440,9 +442,7 @@ def test_another_agent_does_not_make_a_dead_path_less_dead():
     assert watched.silence(7 * SECOND).state == "drained", "answered once: not enough for a return"
     for _ in range(60 * SECOND // STEP):
         watched.now += STEP
-        seen = replace(facts(measured(path(), watched.now)), liveness=kit.liveness(path(), watched.now))
-        watched.health = transitions.observe(watched.policy, watched.health, seen, watched.now)
-        watched.note()
+        watched.see({"liveness": kit.liveness(path(), watched.now)})
     assert watched.health.state == "healthy" and not watched.health.dead
     assert watched.silence(7 * SECOND).state == "unmeasured", "it has come back since"
 
@@ -479,12 +479,7 @@ def test_a_path_that_got_its_weight_back_without_recovering_must_be_bad_again_to
 
 def test_a_rule_with_a_step_goes_down_in_steps_while_it_is_bad():
     watched = Watched(policy(steps=STEPS, back=("steps: [0.1, 0.5, 1.0]", "steps: [0.5, 1.0]")))
-    shares = []
-    for _ in range(5 * SECOND // STEP):
-        watched.bad(STEP)
-        share = health.share(watched.health)
-        if not shares or shares[-1][1] != pytest.approx(share):
-            shares.append((watched.now, share))
+    shares = shares_of(watched, watched.bad, 5 * SECOND // STEP)
     assert [share for _, share in shares] == pytest.approx([1.0, 0.7, 0.4, 0.2])
     assert all(later - earlier >= SECOND for (earlier, _), (later, _) in pairwise(shares[1:]))
     assert watched.health.strikes == 1, "one congestion"
@@ -644,13 +639,9 @@ def answers(watched, for_ns, run=None, **measurement):
     for _ in range(max(1, for_ns // STEP)):
         watched.now += STEP
         count = run or (watched.now - began) // (10 * MS)
-        seen = replace(
-            facts(measured(path(), watched.now, **measurement)),
-            liveness=kit.liveness(path(), watched.now, answered_run=count, answered_sent_ns=watched.now),
-            siblings=(kit.liveness(path(2), watched.now, answered_sent_ns=watched.now),),
-        )
-        watched.health = transitions.observe(watched.policy, watched.health, seen, watched.now)
-        watched.note()
+        live = kit.liveness(path(), watched.now, answered_run=count, answered_sent_ns=watched.now)
+        other = kit.liveness(path(2), watched.now, answered_sent_ns=watched.now)
+        watched.see({"liveness": live, "siblings": (other,)}, **measurement)
     return watched.health
 
 

@@ -6,10 +6,10 @@ import errno
 import threading
 
 import pytest
+import samples
 import steering_kit as kit
 import support
 
-from pytools.signals import Act
 from steering.acting import acts_file, journal
 from steering.acting import background as later_module
 from steering.acting.background import MOST, Later
@@ -77,23 +77,7 @@ def test_a_journal_knows_what_is_still_to_be_written(tmp_path, hung):
 
 
 def test_acts_are_kept_while_the_disk_hangs(tmp_path, hung):
-    act = Act(
-        host="h1",
-        at_ns=1,
-        unix_ns=1,
-        act_id="1",
-        what="pin",
-        because="x",
-        before={},
-        after={},
-        under="rule",
-        outcome="applied",
-        seen_ns=0,
-        decided_ns=0,
-        acknowledged_ns=None,
-        target=kit.TARGET,
-        actuator="pin",
-    )
+    act = samples.act(actuator="pin")
     with Later() as later:
         kept = acts_file.ActsFile(tmp_path, later)
         later.put(hung.wait)

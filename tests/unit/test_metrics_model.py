@@ -286,18 +286,8 @@ def test_every_metric_that_a_page_names_is_there() -> None:
 
 
 def probes(forward: list[int | None], reverse: list[int | None]) -> ProbeSamples:
-    count = len(forward)
-    return ProbeSamples(
-        host="h1",
-        at_ns=AT_NS,
-        unix_ns=AT_NS,
-        path=samples.path(),
-        clock="free_running",
-        seq=list(range(count)),
-        sent_ns=[AT_NS] * count,
-        forward_ns=forward,
-        reverse_ns=reverse,
-    )
+    times = {"seq": list(range(len(forward))), "sent_ns": [AT_NS] * len(forward)}
+    return samples.probe_samples(forward_ns=forward, reverse_ns=reverse, **times)
 
 
 def test_each_answered_probe_is_in_the_histogram_of_round_trips_once() -> None:

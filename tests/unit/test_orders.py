@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+import samples
 from hypothesis import given
 from hypothesis import strategies as st
 from steering_kit import FIRST, MS, ORIGINAL, POLICY, SECOND, SECOND_HOP, TARGET, AtOnce, group, measured, path
 
 from pytools.errors import RefusedError, SwerveError, UsageError
-from pytools.signals import Act
 from steering import elapsed
 from steering.acting import acts_file, journal, undo
 from steering.cli_types import Flow, flow_text
@@ -384,23 +384,7 @@ def test_a_change_back_lifts_the_paths_that_get_their_whole_weight():
 
 
 def _said(number, actuator="pin", outcome="applied"):
-    return Act(
-        host="h1",
-        at_ns=number,
-        unix_ns=number,
-        act_id=str(number),
-        what="pin 1 flow",
-        before={},
-        after={},
-        because="x" * 200,
-        under="operator",
-        outcome=outcome,
-        seen_ns=0,
-        decided_ns=0,
-        acknowledged_ns=None,
-        target=TARGET,
-        actuator=actuator,
-    )
+    return samples.act(number, act_id=str(number), because="x" * 200, outcome=outcome, actuator=actuator)
 
 
 def test_acts_are_kept_within_bounds(tmp_path, monkeypatch):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import samples
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytools.estimators.overtaken import half_waited, waiting
 from pytools.estimators.windows import MISSING
-from pytools.signals import Delay, Path, PathDelay
+from pytools.signals import Delay, PathDelay
 from pytools.sources.probing.sessions import latest_of_others
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.evidence import Facts
@@ -81,26 +82,9 @@ def test_probes_in_a_row_wait_unless_they_may_be_lost(run: int, loss: float, lat
 
 
 def signal(overtaken_p50_ns: int | None, there_ns: int | None, forward: Delay) -> PathDelay:
-    return PathDelay(
-        host="a",
-        at_ns=1,
-        unix_ns=1,
-        path=Path("a", "b", "10.0.0.2", "", "e"),
-        window_ns=100 * MS,
-        base_window_ns=1,
-        forward=forward,
-        reverse=Delay(0),
-        round_trip_min_ns=None,
-        clock="free_running",
-        sent=5,
-        received=0,
-        lost=0,
-        duplicates=0,
-        reordered=0,
-        overtaken=0 if overtaken_p50_ns is None else 3,
-        overtaken_p50_ns=overtaken_p50_ns,
-        overtaken_forward_p50_ns=there_ns,
-    )
+    waited = {"overtaken_p50_ns": overtaken_p50_ns, "overtaken_forward_p50_ns": there_ns}
+    late = 0 if overtaken_p50_ns is None else 3
+    return samples.path_delay(forward=forward, reverse=Delay(0), clock="free_running", overtaken=late, **waited)
 
 
 CONDITION = QueueingDelay.model_validate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -25,7 +26,7 @@ from pytools.recording import reader, segments, writer
 from pytools.recording.reader import Read
 from pytools.recording.segments import ASIDE, NEVER, Segment, Track
 from pytools.recording.writer import TrackWriter
-from pytools.signals import AnySignal, PathDelay, decode, encode
+from pytools.signals import AnySignal, decode, encode
 from pytools.sources.recording import RecordingSource
 
 SECOND = 1_000_000_000
@@ -37,6 +38,12 @@ def record(number: int, unix_ns: int, padding: int = 0) -> bytes:
     return msgspec.json.encode(
         {"type": "x", "host": "h1", "unix_ns": unix_ns, "number": number, "padding": os.urandom(padding).hex()}
     )
+
+
+def add(folder: Path, number: int, unix_ns: int, age_ns: int = DAY) -> None:
+    """Another writer's only record."""
+    with contextlib.closing(TrackWriter(folder, "fine", 1 << 20, age_ns)) as again:
+        again.write(record(number, unix_ns) + b"\n", unix_ns)
 
 
 def numbers(lines: Iterable[bytes]) -> list[int]:
@@ -97,17 +104,12 @@ def test_one_track_makes_no_room_for_the_other(tmp_path: Path) -> None:
 
 
 def test_what_is_too_old_goes(tmp_path: Path) -> None:
-    old = written(tmp_path, 3)
-    old.close()
+    written(tmp_path, 3).close()
     for each in segments.listed(tmp_path):
         os.utime(each.path, ns=(NOON, NOON))
-    again = TrackWriter(tmp_path, "fine", 1 << 20, 3600 * SECOND)
-    again.write(record(7, NOON + 7200 * SECOND) + b"\n", NOON + 7200 * SECOND)
-    again.close()
+    add(tmp_path, 7, NOON + 7200 * SECOND, 3600 * SECOND)
     # the segment that is newest when room is made stays until there is another one
-    again = TrackWriter(tmp_path, "fine", 1 << 20, 3600 * SECOND)
-    again.write(record(8, NOON + 7201 * SECOND) + b"\n", NOON + 7201 * SECOND)
-    again.close()
+    add(tmp_path, 8, NOON + 7201 * SECOND, 3600 * SECOND)
     assert numbers(reader.lines(tmp_path)) == [7, 8]
 
 
@@ -170,9 +172,7 @@ def test_a_segment_that_is_cut_anywhere_is_read_as_far_as_it_goes(cut: int) -> N
 
 def test_a_successor_begins_a_segment_of_its_own(tmp_path: Path) -> None:
     written(tmp_path, 2)
-    again = TrackWriter(tmp_path, "fine", 1 << 20, DAY)
-    again.write(record(9, NOON + 5 * SECOND) + b"\n", NOON + 5 * SECOND)
-    again.close()
+    add(tmp_path, 9, NOON + 5 * SECOND)
     assert [each.number for each in segments.listed(tmp_path)] == [1, 2]
     assert numbers(reader.lines(tmp_path)) == [0, 1, 9]
 
@@ -310,8 +310,7 @@ def test_every_kind_but_those_without_a_bound_is_recorded_as_it_was_told(tmp_pat
 
 
 def test_short_windows_are_in_the_fine_track_alone(tmp_path: Path) -> None:
-    delay = next(each for each in samples.one_of_each() if isinstance(each, PathDelay))
-    short, long = (msgspec.structs.replace(delay, window_ns=window) for window in (SECOND // 10, SECOND))
+    short, long = (samples.path_delay(window_ns=window) for window in (SECOND // 10, SECOND))
     recorded(tmp_path, [short, long]).close()
     lines = {each.track: list(reader.unpacked(each.path, Read())) for each in segments.listed(tmp_path)}
     assert lines == {"fine": [encode(short), encode(long)], "coarse": [encode(long)]}
@@ -342,8 +341,7 @@ def test_records_are_on_the_disk_a_second_later_without_a_close(tmp_path: Path) 
 
 
 def test_what_the_disk_refuses_is_named_until_it_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    delay = next(each for each in samples.one_of_each() if isinstance(each, PathDelay))
-    detail = msgspec.structs.replace(delay, window_ns=SECOND // 10)  # in one track alone
+    detail = samples.path_delay(window_ns=SECOND // 10)  # in one track alone
     really, bus = os.open, Bus()
 
     def full(path: Any, *how: Any) -> int:

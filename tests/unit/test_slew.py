@@ -6,6 +6,7 @@ import ctypes
 import time
 
 import pytest
+import support
 
 from pytools.sources.clocks import slew
 from pytools.sources.clocks.slew import STA_NANO, STA_PLL, Timex, slew_ppb
@@ -69,7 +70,7 @@ def test_this_hosts_slew_is_within_what_a_kernel_allows() -> None:
     assert abs(ppb) <= 1.1e8
 
 
-def test_the_slew_is_how_the_clock_runs_against_the_raw_one(wait_until: object) -> None:
+def test_the_slew_is_how_the_clock_runs_against_the_raw_one() -> None:
     def reading() -> tuple[int, int, int]:
         """Width of the reading, CLOCK_MONOTONIC less the raw clock, the raw clock: the narrowest of some."""
         found = []
@@ -83,8 +84,9 @@ def test_the_slew_is_how_the_clock_runs_against_the_raw_one(wait_until: object) 
 
     slew_before = slew.host_slew_ppb()
     first = reading()
-    assert callable(wait_until)
-    wait_until(lambda: time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW) - first[2] > 500_000_000, 20, "half a second")
+    support.wait_until(
+        lambda: time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW) - first[2] > 500_000_000, 20, "half a second"
+    )
     last = reading()
     slew_after = slew.host_slew_ppb()
     assert slew_before is not None

@@ -5,10 +5,9 @@ Not collected outside the guest, where there is no RDMA (tests/vm/test_second_ke
 
 from __future__ import annotations
 
-import selectors
+import contextlib
 import statistics
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,14 @@ import pytest
 import rdma_kit
 import rdma_probes
 import support
+import tap_kit
 
 from pytools.kernel.native import TAP
-from pytools.sources.rdma import tap_command
 from pytools.sources.rdma.probe_table import KernelTable
-from pytools.sources.rdma.tap_server import TapServer
 
 pytestmark = [pytest.mark.guest, pytest.mark.deadline(240)]
 
 ITERATIONS, SIZE = 200, 4096
-ROWS = 512
 OPCODES = {"ib_write_bw": 0, "ib_send_bw": 2, "ib_read_bw": 4}  # enum ibv_wr_opcode
 CLOSED = 2
 PRELOAD = Path(__file__).parent.parent / "native/perftest_extended.c"
@@ -47,46 +44,17 @@ def table(cable: rdma_kit.Cable) -> Iterator[KernelTable]:
         yield uprobes.table
 
 
-class Tap:
-    """A tap server with a thread that serves it, as the agent's loop would."""
-
-    def __init__(self, directory: Path, record: np.dtype[Any]) -> None:
-        library = TAP.build(directory / TAP.target.name)
-        self.environment = {"LD_AUDIT": str(library), tap_command.SOCKET_VARIABLE: str(directory / "tap")}
-        self._server = TapServer(directory / "tap", record, ROWS)
-        self._selector, self._lock, self._stop = selectors.DefaultSelector(), threading.Lock(), threading.Event()
-        self._server.register(self._selector)
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while not self._stop.is_set():
-            events = self._selector.select(0.05)
-            with self._lock:
-                for key, mask in events:
-                    key.data(mask)
-
-    def rows_of(self, process: subprocess.Popen[str]) -> Any:
-        with self._lock:
-            rows = [
-                each.records[each.records["state"] != 0].copy()
-                for each in self._server.tables()
-                if each.pid == process.pid
-            ]
-        return np.concatenate(rows)
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._server.close()
-        self._selector.close()
+@pytest.fixture(scope="module")
+def tap(table: KernelTable, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tap_kit.Agent]:
+    socket = tmp_path_factory.mktemp("tap") / "tap"
+    with contextlib.closing(tap_kit.Agent(socket, table.records.dtype)) as serving:
+        yield serving
 
 
 @pytest.fixture(scope="module")
-def tap(table: KernelTable, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tap]:
-    serving = Tap(tmp_path_factory.mktemp("tap"), table.records.dtype)
-    yield serving
-    serving.close()
+def tapped(tap: tap_kit.Agent) -> dict[str, str]:
+    """An environment in which applications have the tap."""
+    return tap_kit.variables(TAP.build(tap.path.with_name(TAP.target.name)), tap.path)
 
 
 @pytest.fixture
@@ -125,7 +93,8 @@ def said_api(running: rdma_kit.Running) -> str:
 def test_perftest_is_counted_exactly(
     cable: rdma_kit.Cable,
     fresh: KernelTable,
-    tap: Tap,
+    tap: tap_kit.Agent,
+    tapped: dict[str, str],
     extended_posts: dict[str, str],
     way: str,
     test: rdma_kit.Test,
@@ -141,7 +110,7 @@ def test_perftest_is_counted_exactly(
         size=SIZE,
         queue_pairs=queue_pairs,
         extended=extended,
-        env={**(extended_posts if extended else {}), **(tap.environment if way == "tap" else {})},
+        env={**(extended_posts if extended else {}), **(tapped if way == "tap" else {})},
     )
     assert said_api(running) == ("ON" if extended else "OFF")
     client, server = (rows_of(fresh, process) for process in (running.client, running.server))
@@ -149,7 +118,7 @@ def test_perftest_is_counted_exactly(
     check_counts(client, server, test)
     check_addresses(cable, client, server)
     if way == "tap":
-        client, server = (tap.rows_of(process) for process in (running.client, running.server))
+        client, server = (tap.every_row(process.pid) for process in (running.client, running.server))
         check_ends(client, server, queue_pairs)
         check_counts(client, server, test)
         check_addresses(cable, client, server)
@@ -241,13 +210,15 @@ def test_bandwidth_is_perftests_own(
 
 
 @pytest.mark.parametrize("way", ["uprobe", "tap"])
-def test_rping_is_counted_exactly(cable: rdma_kit.Cable, fresh: KernelTable, tap: Tap, way: str) -> None:
+def test_rping_is_counted_exactly(
+    cable: rdma_kit.Cable, fresh: KernelTable, tap: tap_kit.Agent, tapped: dict[str, str], way: str
+) -> None:
     rounds, size = 30, 512
-    running = rdma_kit.start_rping(cable, rounds, size, env=tap.environment if way == "tap" else None)
+    running = rdma_kit.start_rping(cable, rounds, size, env=tapped if way == "tap" else None)
     running.wait()
     check_rping(*(rows_of(fresh, process) for process in (running.client, running.server)), rounds, size)
     if way == "tap":
-        check_rping(*(tap.rows_of(process) for process in (running.client, running.server)), rounds, size)
+        check_rping(*(tap.every_row(process.pid) for process in (running.client, running.server)), rounds, size)
 
 
 def check_rping(clients: Any, servers: Any, rounds: int, size: int) -> None:

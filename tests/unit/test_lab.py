@@ -1,22 +1,272 @@
-"""Clocks of lab hosts: the same integers as bpf/lib/clock.h, within their limits, there and back through a file."""
+"""The lab without namespaces: what it refuses before it touches anything, its plan, its bursts and its clocks."""
 
 from __future__ import annotations
 
+import ipaddress
+import itertools
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given
+from click.testing import CliRunner
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pytools.errors import UsageError
-from pytools.lab import clocks, timekeeping
+from pytools import config
+from pytools.errors import CapabilityError, UsageError
+from pytools.lab import Lab, building, bursts, cli, clocks, faults, load, timekeeping, topology, wiring
 from pytools.lab.clocks import Step, VirtualClock, Wander, draw, offset_between
-from pytools.lab.topology import Spec
+from pytools.lab.topology import Spec, lab_of_namespace, namespace_pattern, parse_rate, rate_text
+
+
+def refused(*words):
+    result = CliRunner().invoke(cli.lab, list(words))
+    assert result.exception is not None, result.output
+    return result.exception
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["up", "--name", "../x"], "is no name for a lab"),
+        (["up", "--hosts", "1"], "hosts is 1"),
+        (["up", "--rate", "fast"], "is no rate"),
+        (["show", "--name", "not-there"], "there is no lab not-there"),
+        (["congest", "--rail", "1"], "nothing to change"),
+        (["congest", "--rail", "1", "--rate", "1mbit", "--toward", "two"], "'two' is no host"),
+        (["blackhole", "--rail", "1", "--name", "not-there"], "there is no lab not-there"),
+        (["up", "--share", "h1,h2"], "share one anyway"),
+        (["up", "--clocks", "1", "--share", "h1,two"], "'two' is no host"),
+        (["up", "--clocks", "1", "--share", "h1,h9"], "cannot share oscillators"),
+        (["up", "--clocks", "-1"], "seed is -1"),
+        (["clock", "--host", "h1"], "a host and a size"),
+        (["clock", "--step", "1ms"], "a host and a size"),
+        (["clock", "--name", "not-there"], "there is no lab not-there"),
+        (["delay", "--rail", "1", "--direction", "h1", "--us", "5"], "'h1' is no direction"),
+        (["bursts", "--rail", "1", "--share", "0.4", "--name", "not-there"], "there is no lab not-there"),
+        (["mark", "--rail", "1", "--name", "not-there"], "there is no lab not-there"),
+        (["mtu", "--rail", "1", "--bytes", "1400", "--name", "not-there"], "there is no lab not-there"),
+        (["cut", "--rail", "1", "--name", "not-there"], "there is no lab not-there"),
+        (["cut", "--rail", "1", "--host", "two"], "'two' is no host"),
+        (["kill-host", "--host", "two"], "'two' is no host"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_and_what_to_do(words, says):
+    error = refused(*words)
+    assert isinstance(error, UsageError)
+    assert says in error.what
+    assert error.next_step
+
+
+@pytest.mark.parametrize("text", ["h1", "h1:x", "h0:h1", ":"])
+def test_a_direction_is_two_hosts(text):
+    with pytest.raises(UsageError):
+        cli.direction_of(text)
+
+
+def test_a_direction_is_read():
+    assert cli.direction_of("h1:h12") == (1, 12)
+    assert cli.direction_of("3:4") == (3, 4)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1_000_001])
+def test_marks_are_of_every_so_manieth(every):
+    with pytest.raises(UsageError, match="cannot be marked"):
+        faults.mark(Spec("x"), 1, every, None)
+
+
+@pytest.mark.parametrize("mtu_bytes", [0, 1279, 65_536])
+@pytest.mark.parametrize("silent", [False, True])
+def test_an_mtu_is_one_that_both_families_can_have(mtu_bytes, silent):
+    with pytest.raises(UsageError, match="out of range"):
+        faults.narrow(Spec("x"), 1, mtu_bytes, silent, None)
+
+
+def test_without_root_nothing_is_begun(monkeypatch, tmp_path):
+    monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(building.os, "geteuid", lambda: 1000)
+    with pytest.raises(CapabilityError, match="run as root"):
+        Lab.up("x")
+    assert not (tmp_path / "run").exists()
+
+
+# ---- topology ----
+
+
+def all_addresses(spec):
+    hosts, rails = spec.topology
+    for host in hosts:
+        yield from (host.service, host.service6)
+        for each in host.interfaces:
+            yield from (each.address, each.address6)
+    ways = [way for rail in rails for way in rail.inner]
+    for port in itertools.chain.from_iterable(each.ports for each in (*rails, *ways)):
+        yield from (port.address, port.address6)
+
+
+def test_the_addresses_are_those_that_were_agreed():
+    hosts, rails = Spec("x", hosts=3, rails=2).topology
+    assert hosts[2].service == "10.9.0.3"
+    assert hosts[2].service6 == "fd00:9::3"
+    assert hosts[2].netns == "swerve-x-h3"
+    second = hosts[2].interfaces[1]
+    assert (second.name, second.address, second.gateway) == ("rail2", "10.2.3.2", "10.2.3.1")
+    assert (second.address6, second.gateway6) == ("fd00:2:3::2", "fd00:2:3::1")
+    assert (second.nexthop_id, second.nexthop6_id) == (12, 22)
+    assert rails[1].netns == "swerve-x-r2"
+    assert [port.name for port in rails[1].ports] == ["h1", "h2", "h3"]
+    assert (topology.group_id(3, 4), topology.group_id(3, 6)) == (103, 203)
+
+
+def test_the_largest_lab_has_no_address_or_identifier_twice():
+    spec = Spec("x", hosts=topology.MAX_HOSTS, rails=topology.MAX_RAILS, inner=topology.MAX_INNER)
+    addresses = [ipaddress.ip_address(each) for each in all_addresses(spec)]
+    assert len(addresses) == len(set(addresses))
+    hosts, rails = spec.topology
+    identifiers = [each.nexthop_id for each in hosts[0].interfaces]
+    identifiers += [each.nexthop6_id for each in hosts[0].interfaces]
+    identifiers += [topology.group_id(host.number, family) for host in hosts for family in (4, 6)]
+    assert len(identifiers) == len(set(identifiers))
+    ends = {each.index for host in hosts for each in host.interfaces}
+    assert ends.isdisjoint(port.index for rail in rails for port in rail.ports)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hosts": 1},
+        {"hosts": 100},
+        {"rails": 0},
+        {"rails": 9},
+        {"inner": 1},
+        {"inner": 9},
+        {"rate_bit_s": 1},
+        {"queue_bytes": 100},
+        {"name": ""},
+        {"name": "../x"},
+        {"name": "x" * 33},
+    ],
+)
+def test_a_lab_that_does_not_fit_is_refused(wrong):
+    with pytest.raises(UsageError):
+        Spec(**{"name": "x", **wrong})
+
+
+@given(st.integers(10_000, 400 * 10**9))
+def test_a_rate_is_read_back_as_it_was_written(rate):
+    assert parse_rate(rate_text(rate)) == rate
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("100mbit", 10**8), ("1.5Gbit", 15 * 10**8), ("800kbit", 800_000), ("12000bit", 12_000), ("none", None)],
+)
+def test_rates_as_people_write_them(text, rate):
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "fast", "100", "100mbps", "-1mbit", "3zbit"])
+def test_what_is_no_rate_is_refused_with_an_example(text):
+    with pytest.raises(UsageError, match="100mbit"):
+        parse_rate(text)
+
+
+def test_the_namespaces_of_one_lab_are_not_those_of_another():
+    ours = namespace_pattern("a")
+    assert ours.fullmatch("swerve-a-h1")
+    assert ours.fullmatch("swerve-a-r8")
+    assert ours.fullmatch("swerve-a-r8w8")
+    for other in ("swerve-a-h1-h1", "swerve-ab-h1", "swerve-b-h1", "swerve-a-x1", "swerve-a-h1x", "a-h1"):
+        assert not ours.fullmatch(other), other
+    assert lab_of_namespace("swerve-a-h1-h1") == "a-h1"
+    assert lab_of_namespace("swerve-a-r1-r1w2") == "a-r1"
+    assert lab_of_namespace("something") is None
+
+
+def test_the_bucket_holds_a_millisecond_and_never_less_than_two_frames():
+    assert wiring.burst_bytes(100_000_000) == 12_500
+    assert wiring.burst_bytes(10_000) == 2 * 1514
+
+
+@pytest.mark.parametrize("ipv6", [False, True])
+def test_the_agents_configuration_is_valid_and_names_every_other_host(ipv6):
+    hosts, _ = Spec("x", hosts=4, ipv6=ipv6).topology
+    wanted = config.checked(building.agent_config(hosts[1], hosts, ipv6), "test")
+    assert wanted.host == "h2"
+    families = [4, 6] if ipv6 else [4]
+    expected = [(name, family) for family in families for name in ("h1", "h3", "h4")]
+    assert [(peer.name, ipaddress.ip_address(peer.address).version) for peer in wanted.peers] == expected
+    assert {peer.clock for peer in wanted.peers} == {"shared"}
+
+
+@given(st.integers(100_000, 10**10))
+def test_a_load_sends_what_was_asked_for_in_short_batches(rate):
+    frames, interval = load.batch_frames(rate), load.batch_interval_ns(rate)
+    assert 1 <= frames <= 8
+    assert frames * 1514 * 8 * 10**9 / interval == pytest.approx(rate, rel=1e-3)
+
+
+# ---- bursts ----
+
+RATE = 20_000_000
+
+
+@pytest.mark.parametrize("share", [0.4, 0.9])
+def test_bursts_come_to_the_share_towards_every_host(share: float) -> None:
+    sent = dict.fromkeys((1, 2, 3), 0)
+    last_ns = 0
+    for burst in islice(bursts.schedule(3, RATE, share, 5), 60_000):
+        sent[burst.destination] += burst.payload_bytes
+        last_ns = burst.at_ns
+    for payload in sent.values():
+        assert payload * 8 * 10**9 / last_ns / RATE == pytest.approx(share * 1448 / 1547, rel=0.1)
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 12), st.integers(0, 2**32), st.integers(1_000_000, 10**9))
+def test_bursts_are_in_order_between_two_hosts_that_are_there(hosts: int, seed: int, rate: int) -> None:
+    found = list(islice(bursts.schedule(hosts, rate, 0.5, seed), 500))
+    assert [each.at_ns for each in found] == sorted(each.at_ns for each in found)
+    assert all(each.source != each.destination for each in found)
+    assert {each.source for each in found} == {each.destination for each in found} == set(range(1, hosts + 1))
+    sizes = [each.payload_bytes for each in found]
+    assert min(sizes) >= 1448
+    assert max(sizes) > 4 * sorted(sizes)[len(sizes) // 2], "the tail is heavy"
+    assert found == list(islice(bursts.schedule(hosts, rate, 0.5, seed), 500))
+
+
+def test_the_mean_is_that_of_the_sizes_drawn() -> None:
+    sizes = [each.payload_bytes for each in islice(bursts.schedule(2, RATE, 0.5, 1), 100_000)]
+    assert sum(sizes) / len(sizes) == pytest.approx(min(sizes) * bursts.mean_in_smallest(), rel=0.02)
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1, 40, float("nan")])
+def test_a_share_that_cannot_be_kept_is_refused(share: float) -> None:
+    with pytest.raises(UsageError) as caught:
+        bursts.check_share(share)
+    assert caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("rail", "source", "destination", "extra_us"),
+    [(3, 1, 2, 10), (1, 1, 1, 10), (1, 1, 9, 10), (1, 1, 2, 0), (1, 1, 2, 2_000_000), (1, 1, 2, float("nan"))],
+)
+def test_a_longer_way_that_cannot_be_is_refused_before_anything_is_made(
+    rail: int, source: int, destination: int, extra_us: float
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        faults.longer_way(Spec("not-there", hosts=3), rail, source, destination, extra_us)
+    assert caught.value.next_step
+
+
+# ---- clocks ----
 
 SECOND = 10**9
+
 ORIGIN = 5_000 * SECOND
+
 END = ORIGIN + clocks.KNOTS * 2**30
 
 wanders = st.builds(
@@ -26,6 +276,7 @@ wanders = st.builds(
     walk_ppb=st.floats(0, 100),
     seed=st.integers(0, 2**32),
 )
+
 instants = st.integers(0, END + 100 * SECOND)
 
 
