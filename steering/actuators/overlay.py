@@ -9,6 +9,7 @@ one thread, in the namespace that is steered.
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from pytools.errors import SwerveError
 from pytools.kernel.leftovers import is_our_rule, sweep, switch_off
 from pytools.kernel.netlink.monitor import NetlinkWatch
 from pytools.kernel.netlink.nexthops import family_of
-from pytools.kernel.netlink.routing import MAIN_TABLE, Family, Netlink
+from pytools.kernel.netlink.routing import MAIN_TABLE, Family, Netlink, NetlinkError
 from steering.actuators.mirror import Mirror, Numbers, foreign_ids
 from steering.actuators.objects import Objects, Table, read
 from steering.actuators.overlay_memory import OverlayMemory, of_target, recalled
@@ -37,6 +38,7 @@ _SPACING: Final = 4  # readings take at most a quarter of a processor
 _ANYWAY_NS: Final = 30_000 * _MS
 _RETRY_NS: Final = 1_000 * _MS
 _ZEBRA: Final = 11  # RTPROT_ZEBRA
+_GONE: Final = (errno.ENOENT, errno.EINVAL, errno.ESRCH)  # a group, a hop of one, a route
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,8 @@ class Overlay(Closing):
     def apply(self, target: Target, wanted: Weights) -> Weights:
         """Give a target weights: those of a group first, then the rule; what others have, when the weights are theirs.
 
-        Returns what is in force once the kernel has acknowledged all of it.
+        What of ours somebody has just deleted, as systemd-networkd does when it starts, is made again first. Returns
+        what is in force once the kernel has acknowledged all of it.
 
         Parameters
         ----------
@@ -181,6 +184,16 @@ class Overlay(Closing):
         SwerveError
             If nothing was changed, and why.
         """
+        try:
+            return self._put(target, wanted)
+        except NetlinkError as refusal:
+            if refusal.code not in _GONE:
+                raise
+        self.refresh()
+        self.due_ns = 0  # for those who want to know what was found
+        return self._put(target, wanted)
+
+    def _put(self, target: Target, wanted: Weights) -> Weights:
         known = self._targets.get(target)
         if known is None or not known.usable or not known.prefixes:
             raise SwerveError("it is gone")
@@ -341,7 +354,8 @@ class Overlay(Closing):
     def _write(self, objects: Objects) -> list[str]:
         """Make ours be as it shall; what could not be done."""
         form = self._mirror.form
-        if form == "object" and (_zebra_runs(objects) or self._mirror.rewritten(objects)):
+        zebra_runs = any(each.protocol == _ZEBRA for each in objects.nexthops.values())
+        if form == "object" and (zebra_runs or self._mirror.rewritten(objects)):
             form = "inline"  # zebra adopts the nexthop groups of others, and writes its own members into them
         for key in [key for key in self._rules.read(objects.rules, self._views) if not self._steered(key)]:
             self._switch(key, on=False)
@@ -383,7 +397,3 @@ class Overlay(Closing):
         )
         destinations = tuple(each.destination for each in target.prefixes)
         return Group(target.name, destinations, members, self._current(target), beside=target.beside)
-
-
-def _zebra_runs(objects: Objects) -> bool:
-    return any(each.protocol == _ZEBRA for each in objects.nexthops.values())

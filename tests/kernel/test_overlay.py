@@ -253,6 +253,17 @@ def test_a_table_that_somebody_flushes_and_a_rule_that_he_deletes_come_back(host
     host.hear(lambda: host.ways() == {"rail2"})
 
 
+@pytest.mark.parametrize("steered", [False, True])
+def test_an_act_makes_again_what_somebody_has_just_deleted_of_ours(host, steered):
+    host.route("add", PREFIX[host.family], *host.nexthops(1, 2))
+    found = host.start()
+    if steered:
+        host.leave(1, found)
+    host.ip("nexthop", "flush", "proto", "201")
+    host.leave(2, found)
+    assert host.ways() == {"rail1"}
+
+
 def test_a_table_or_a_priority_of_somebody_elses_is_refused_by_his_name(host):
     host.route("add", PREFIX[host.family], *host.nexthops(1, 2))
     host.route("add", MANAGED[host.family], *host.hop(1), "table", "20000", "proto", "bird")
