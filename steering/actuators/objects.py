@@ -13,9 +13,10 @@ from pytools.kernel.netlink.routing import Family, Link, Netlink, Nexthop, Nexth
 
 Table = tuple[Family, int]
 LOCAL_TABLE = 255
+_ZEBRA = 11  # RTPROT_ZEBRA
 _EXPIRING_NS = 5_000_000_000  # the kernel does not announce that a route expired, nor that its time has changed
 _TICKS_NS = 20_000_000  # it says the time in hundredths of a second, and 0 for no end, too
-_OWNERS = {2: "kernel", 3: "boot", 4: "static", 11: "zebra", 12: "bird", 16: "dhcp", 186: "bgp"}  # RTPROT_*
+_OWNERS = {2: "kernel", 3: "boot", 4: "static", _ZEBRA: "zebra", 12: "bird", 16: "dhcp", 186: "bgp"}  # RTPROT_*
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class Objects:
         """
         link = self.links.get(index)
         return link is not None and link.up and link.carrier and link.running
+
+    @property
+    def zebra_runs(self) -> bool:
+        """Whether FRR's zebra has made nexthops here."""
+        return any(each.protocol == _ZEBRA for each in self.nexthops.values())
 
     @property
     def lasts_ns(self) -> int | None:

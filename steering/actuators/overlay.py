@@ -37,7 +37,6 @@ _SETTLE_NS: Final = 2 * _MS  # changes come in bursts: the kernel's own, and a d
 _SPACING: Final = 4  # readings take at most a quarter of a processor
 _ANYWAY_NS: Final = 30_000 * _MS
 _RETRY_NS: Final = 1_000 * _MS
-_ZEBRA: Final = 11  # RTPROT_ZEBRA
 _GONE: Final = (errno.ENOENT, errno.EINVAL, errno.ESRCH)  # a group, a hop of one, a route
 
 
@@ -354,8 +353,7 @@ class Overlay(Closing):
     def _write(self, objects: Objects) -> list[str]:
         """Make ours be as it shall; what could not be done."""
         form = self._mirror.form
-        zebra_runs = any(each.protocol == _ZEBRA for each in objects.nexthops.values())
-        if form == "object" and (zebra_runs or self._mirror.rewritten(objects)):
+        if form == "object" and (objects.zebra_runs or self._mirror.rewritten(objects)):
             form = "inline"  # zebra adopts the nexthop groups of others, and writes its own members into them
         for key in [key for key in self._rules.read(objects.rules, self._views) if not self._steered(key)]:
             self._switch(key, on=False)

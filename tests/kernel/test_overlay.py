@@ -306,7 +306,7 @@ def test_weights_that_are_not_in_force_are_theirs(host):
 
 def test_without_nexthop_objects_the_same_holds(host, monkeypatch):
     """As beside zebra, which writes into the nexthop groups of others."""
-    monkeypatch.setattr("steering.actuators.overlay._zebra_runs", lambda _: True)
+    monkeypatch.setattr("steering.actuators.objects.Objects.zebra_runs", True)
     host.route("add", PREFIX[host.family], *host.nexthops(1, 2))
     before = host.others()
     found = host.start()
