@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ _MAX_BYTES: Final = 1 << 22  # some 60,000 peers
 _MIB: Final = SIZE_UNITS["MiB"]
 _QUANTITY: Final = re.compile(r"(?!\w*per_s$)(\w+)_(ns|us|ms|s|mib)")
 _KEYS: Final = {"hours": "retention", "busiest_ms": "busiest_interval"}  # the others are the name without its unit
+FILLED_IN: Final = frozenset({"host"})  # fields without a default that a file may leave out all the same
 
 
 class Within(NamedTuple):
@@ -164,7 +166,9 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of it."""
 
-    host: str  # name of this host in every signal, 1 to 255 bytes; with a cluster key, as the peers name it
+    # name of this host in every signal, 1 to 255 bytes; with a cluster key, as the peers name it; without it the
+    # environment's SWERVE_HOST, else the kernel's hostname, and the peers of that name are left out
+    host: str
     peers: list[Peer]  # hosts that are probed, and whose probes are answered; one entry per address family
     probe: Probe = Probe()
     windows: Windows = Windows()
@@ -183,6 +187,11 @@ _SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     for name, kind in get_type_hints(AgentConfig).items()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 }
+
+
+def own_name() -> str:
+    """The name of a host whose configuration leaves it out; in a cluster the manager may know a better one."""
+    return os.environ.get("SWERVE_HOST") or os.uname().nodename
 
 
 def load(path: Path) -> AgentConfig:
@@ -215,6 +224,9 @@ def read(path: Path) -> tuple[AgentConfig, tuple[str, ...]]:
             raise UsageError(f"{path}: larger than {_MAX_BYTES} bytes", f"is it the right file? ({page})")
         reader = Reader(aliases=True)
         raw, hints = _as_record(reader.read(decoded(text)), reader)
+        for_all_hosts = isinstance(raw, dict) and "host" not in raw
+        if for_all_hosts:
+            raw["host"] = own_name()
     except PermissionError as error:
         raise not_permitted(error, path) from None
     except OSError as error:
@@ -229,7 +241,11 @@ def read(path: Path) -> tuple[AgentConfig, tuple[str, ...]]:
         problems = [reader.problem(_location(place.rstrip("`")), what)]
     if config is None or problems:
         raise UsageError(min(problems).text(str(path)), f"correct it ({page})")
-    return checked(config, str(path), reader), hints
+    config = checked(config, str(path), reader)
+    if for_all_hosts:  # only then: elsewhere a peer of the own name is a mistake
+        others = [peer for peer in config.peers if peer.name != config.host]
+        config = msgspec.structs.replace(config, peers=others)
+    return config, hints
 
 
 def as_file(config: AgentConfig) -> dict[str, Any]:

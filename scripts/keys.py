@@ -95,7 +95,8 @@ def _of_struct(
             yield Key(name, "list, required" if many else "mapping", meaning or inspect.getdoc(inner) or "")
             yield from _of_struct(inner, f"{name}[]." if many else f"{name}.", comments)
         else:
-            yield Key(config.key_of(name), _form(name, hint, required=field.required), meaning)
+            required = field.required and name not in config.FILLED_IN
+            yield Key(config.key_of(name), _form(name, hint, required=required), meaning)
 
 
 def _form(name: str, hint: Any, *, required: bool) -> str:

@@ -4,6 +4,7 @@ On SIGHUP an agent that runs reads its file again: what the loader does not turn
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -173,3 +174,49 @@ def test_what_a_small_file_stands_for_is_limited() -> None:
 def test_of_what_is_merged_the_first_holds() -> None:
     text = "a: &a {x: 1, y: 1}\nb: &b {x: 2, z: 2}\nc: {<<: [*a, *b], y: 3}\n"
     assert Reader(aliases=True).read(text)["c"] == {"x": 1, "z": 2, "y": 3}
+
+
+# ---- one file for all hosts ----
+
+FOR_ALL = "peers: [{name: h1, address: 10.9.0.1}, {name: h2, address: 10.9.0.2}, {name: h2, address: 'fd00::2'}]\n"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    tmp_path.chmod(0o700)
+    file = tmp_path / "agent.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_a_host_that_is_left_out_is_the_one_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWERVE_HOST", "h2")
+    found = config.load(written(tmp_path, FOR_ALL))
+    assert (found.host, found.peers) == ("h2", [Peer("h1", "10.9.0.1")]), "it is not its own peer, in neither family"
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_that_it_is_the_kernels_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.delenv("SWERVE_HOST", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SWERVE_HOST", value)
+    assert config.load(written(tmp_path, FOR_ALL)).host == os.uname().nodename
+
+
+def test_a_name_in_the_file_counts_and_peers_are_as_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWERVE_HOST", "h2")
+    found = config.load(written(tmp_path, "host: h1\n" + FOR_ALL))
+    assert found.host == "h1" and len(found.peers) == 3, "the bus says that a name is used twice"
+    with pytest.raises(UsageError, match="a name has 1 to 255 bytes"):
+        config.load(written(tmp_path, "host: ''\n" + FOR_ALL))
+
+
+def test_the_entry_of_this_host_is_checked_like_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWERVE_HOST", "h1")
+    with pytest.raises(UsageError, match=r"agent\.yaml:1: peer h1: 'nowhere' is not an IP address"):
+        config.load(written(tmp_path, FOR_ALL.replace("10.9.0.1", "nowhere")))
