@@ -182,7 +182,8 @@ def unsafe(path: Path, opened: os.stat_result, trusted: Sequence[int] = ()) -> s
     """Why a file that is obeyed cannot be trusted; empty when it can.
 
     The file and the directories that hold it (the one named, and the one it resolves to) must belong to root or
-    to us, and be writable by nobody else.
+    to us, and be writable by nobody else. A directory that holds only a link to the file may have any mode where its
+    mount is read-only: so Kubernetes mounts a ConfigMap, mode 0777 above links to a directory of mode 0755.
 
     Parameters
     ----------
@@ -196,13 +197,19 @@ def unsafe(path: Path, opened: os.stat_result, trusted: Sequence[int] = ()) -> s
     if not stat.S_ISREG(opened.st_mode):
         return "it is not a regular file"
     owners = (0, os.geteuid(), *trusted)
-    checked = [("the file", opened)]
-    for directory in sorted({path.absolute().parent, path.resolve().parent}):
-        checked.append((f"its directory {directory}", directory.stat()))
-    for what, found in checked:
+    named, real = path.absolute().parent, path.resolve().parent
+    checked = [("the file", opened, False)]
+    for directory in sorted({named, real}):
+        checked.append((f"its directory {directory}", directory.stat(), directory != real and _read_only(directory)))
+    for what, found, excused in checked:
         if found.st_uid not in owners:
             return f"{what} belongs to user {found.st_uid}, not to root"
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not excused:
             whom = "everybody" if found.st_mode & stat.S_IWOTH else f"group {found.st_gid}"
             return f"{what} is writable by {whom} (mode {stat.S_IMODE(found.st_mode):04o})"
     return ""
+
+
+def _read_only(directory: Path) -> bool:
+    """Whether nothing can be written there, whatever its mode, because of how it is mounted."""
+    return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
