@@ -24,7 +24,7 @@ from pytools.agent.hooks import Hooks
 from pytools.agent.reload import Slot
 from pytools.agent.scheduler import Scheduler
 from pytools.config import AgentConfig, key_of
-from pytools.errors import SwerveError
+from pytools.errors import CapabilityError, SwerveError
 from pytools.estimators.offsets import Offset
 from pytools.ipc.bus import Bus, Server
 from pytools.ipc.map_lending import Lender
@@ -102,7 +102,11 @@ class Agent:
         self._add(self._readers)
         netlink = keep(contextlib.closing(Netlink()))
         loaded = keep(loader.collect(compilation))
-        if not syscall.has_tcx(next(iter(loaded.programs.values()), -1)):
+        if not loaded.programs:
+            why = next(iter(loaded.failed.values()), "none was compiled")
+            step = "`swerve doctor` says what is missing; in a container, its seccomp profile must allow bpf()"
+            raise CapabilityError(f"no kernel program can be loaded: {why}", step)
+        if not syscall.has_tcx(next(iter(loaded.programs.values()))):
             attach.clean()
         if config.virtual_clock:
             from pytools.sources.clocks.virtual_clock import VirtualClockSource
@@ -284,6 +288,7 @@ def run(
     """
     if namespace is not None:
         netns.enter(namespace)
+    privileges.require()
     instance = directories.instance(namespace)
     log.event(Level.INFO, "agent starting", host=config.host, peers=len(config.peers), instance=instance)
     if refused := privileges.raise_priority():

@@ -1,7 +1,6 @@
-"""What an agent loses that runs without root, capability by capability; whom it concerns is found by its process.
+"""What an agent needs that runs without root, and what it loses, capability by capability.
 
-The four that it cannot do without are not here: without them nothing works (`swerve doctor` says so). Light to
-import; any thread.
+Whom the losses concern is found by its process. Light to import; any thread.
 
 And its CPU priority: probes are read late, and acts come late, where applications take all processors. Only the calling
 thread changes, and what it starts afterwards: call it from the main thread, first.
@@ -15,7 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pytools import directories
+from pytools.errors import CapabilityError
 from pytools.kernel import tracefs
+
+NEEDED: Final = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_PERFMON": 38, "CAP_BPF": 39}  # without one nothing works
+_SYS_ADMIN: Final = 21
+_OF_SYS_ADMIN: Final = frozenset({"CAP_PERFMON", "CAP_BPF"})  # it includes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ LOST: Final = (
     ),
     Lost(
         "CAP_SYS_ADMIN",
-        21,
+        _SYS_ADMIN,
         "what a kernel program costs per packet is not known, RDMA is not seen by probes in its providers (where the "
         "kernel asks for it, as 6.18 does), and processes tapped before the agent began are not found",
     ),
@@ -59,6 +64,28 @@ def effective(pid: int | None = None) -> int | None:
 def lost(mask: int) -> list[Lost]:
     """What a process with these capabilities goes without."""
     return [each for each in LOST if not mask >> each.bit & 1]
+
+
+def missing(mask: int) -> list[str]:
+    """What a process with these capabilities lacks to be an agent."""
+    admin = mask >> _SYS_ADMIN & 1
+    return [name for name, bit in NEEDED.items() if not mask >> bit & 1 and not (admin and name in _OF_SYS_ADMIN)]
+
+
+def require() -> None:
+    """Refuse to be an agent without what it needs: what fails later does not name the capability.
+
+    Raises
+    ------
+    CapabilityError
+        If this process lacks one.
+    """
+    mask = effective()
+    if mask is not None and (lacking := missing(mask)):
+        raise CapabilityError(
+            f"the agent has no {' and no '.join(lacking)}",
+            f"run it as root, or grant it ({directories.page('service.md')})",
+        )
 
 
 def gaps() -> Iterator[tuple[str, str]]:
