@@ -199,7 +199,7 @@ class Proof:
         with self.faults.held():
             out = {10 + rail for rail, fault in self.faults.now.items() if fault == SILENT}
             out -= {hop for hop, _ in self.weights()}
-            before = self.rails.came()
+            before = self._came_before(out)
             self.steered.start(self._policies[False])
             self.runs = True
             self.steered.wait_in_charge()
@@ -214,6 +214,18 @@ class Proof:
             "rails_left": len(out),
             "into_left_rail": into_dead,
         }
+
+    def _came_before(self, out: set[int]) -> dict[int, int]:
+        """What has come by each rail, once that which was under way when these were left has come, too."""
+        counts = [self.rails.came()]
+
+        def rest() -> bool:
+            counts.append(self.rails.came())
+            same = all(count == counts[-2][rail] for rail, count in counts[-1].items() if 10 + rail in out)
+            return same and len(counts) > 2  # the first two were read at once
+
+        until(rest, "nothing comes any more by a rail that was left", every_s=0.05)
+        return counts[-1]
 
     def _after_controller(self, killed: float, victim: str) -> dict[str, Any]:
         """Nobody at once: the guardian keeps, and undoes; or nobody is left, until somebody comes."""
