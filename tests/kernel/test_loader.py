@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -233,9 +232,7 @@ def filters(namespace: str, interface: str) -> str:
 
 @pytest.mark.guest(every=2)
 @pytest.mark.parametrize("force_clsact", [False, True], ids=["best", "clsact"])
-def test_attached_programs_see_packets_and_go_without_trace(
-    veth_pair: tuple[str, str], force_clsact: bool, require: Callable[..., None]
-) -> None:
+def test_attached_programs_see_packets_and_go_without_trace(veth_pair: tuple[str, str], force_clsact: bool) -> None:
     from support import run
 
     namespace, _ = veth_pair
