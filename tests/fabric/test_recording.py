@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import support
@@ -111,17 +112,19 @@ def test_a_policy_is_tried_on_what_was_recorded(lab: Lab, tmp_path: Path) -> Non
     recorded = directories.recording("", lab.hosts[0].netns)
     shutil.rmtree(recorded, ignore_errors=True)  # on a starved machine the probes of other tests wait for real
     began = time.time_ns()
+    since = datetime.fromtimestamp(began / 1e9 - 1).isoformat()
+
+    def tried() -> list[dict[str, Any]]:
+        words = ["policy", "replay", "--policy", str(file), "--since", since, "-j"]
+        return [line for line in map(json.loads, swerve(lab, *words)) if line["type"] == "act"]
+
     with agent(lab):
         support.wait_until(lambda: newest(recorded) > began, 20, "it records", EVERY_S)
         lab.load(1, "130mbit", toward=2)
         support.wait_until(lambda: congested(recorded, began), 20, "congestion is recorded", EVERY_S)
+        acts = support.wait_until(tried, 30, "it would have acted", 5 * EVERY_S)  # once enough of it is recorded
         lab.heal()
-    since = datetime.fromtimestamp(began / 1e9 - 1).isoformat()
-    lines = [
-        json.loads(line) for line in swerve(lab, "policy", "replay", "--policy", str(file), "--since", since, "-j")
-    ]
-    acts = [line for line in lines if line["type"] == "act"]
-    assert acts and acts[0]["under"] == "leave" and "queueing delay" in acts[0]["because"]
+    assert acts[0]["under"] == "leave" and "queueing delay" in acts[0]["because"]
     assert acts[0]["after"]["10.1.1.1 dev rail1"] == 0
     assert acts[0]["unix_ns"] > began
     before = [

@@ -521,7 +521,9 @@ def test_a_killed_controller_is_undone_by_its_guardian(unique_name) -> None:
         status = Path(f"/proc/{guardian}/status").read_text()
         assert f"Uid:\t{kit.UID}\t" in status and "Seccomp:\t2" in status, "it is confined like its controller"
         assert steer("undrain", "rail1").returncode == 0 and weights() == before
-        assert steer("drain", "rail2").returncode == 0 and weights() != before
+        # Where others hold the processors, rail 1 may just not be measured: then it is refused.
+        support.wait_until(lambda: steer("drain", "rail2").returncode == 0, 60, "rail 2 is drained")
+        assert weights() != before
         controller.kill()
         controller.wait(10)
         support.wait_until(lambda: weights() == before, 20, "the guardian has put the weights back")
