@@ -164,7 +164,7 @@ def test_each_interface_is_measured_against_the_peers_of_its_rail(
     ours = agents(1, rails_of(2, family))
     agents(2, rails_of(1, family))
     expected = paths_to(rails_of(2, family), family)
-    support.wait_until(lambda: ours.answering() >= expected, 30, "all paths answer")
+    support.wait_until(lambda: ours.answering() >= expected and set(ours.live) >= expected, 30, "all paths answer")
     assert set(ours.live) == set(ours.delays) == expected
     doctor = support.run([*support.SWERVE, "doctor", "-j", "-n", ours.netns, "--config", str(ours.file)], check=False)
     found = {each["name"]: each["detail"] for each in json.loads(doctor.stdout)["results"]}
