@@ -169,7 +169,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # name of this host in every signal, 1 to 255 bytes; with a cluster key, as the peers name it; without it the
     # environment's SWERVE_HOST, else the kernel's hostname, and the peers of that name are left out
     host: str
-    peers: list[Peer]  # hosts that are probed, and whose probes are answered; one entry per address family
+    peers: list[Peer]  # hosts that are probed, and whose probes are answered; one entry per address
     probe: Probe = Probe()
     windows: Windows = Windows()
     clocks: Clocks = Clocks()

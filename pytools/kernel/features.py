@@ -16,16 +16,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pytools.errors import SwerveError
-from pytools.kernel import rdma_class
+from pytools.kernel import privileges, rdma_class
 from pytools.kernel.bpf import syscall
 
-CAPABILITIES: Final = {
-    "CAP_NET_ADMIN": 12,
-    "CAP_NET_RAW": 13,
-    "CAP_SYS_ADMIN": 21,
-    "CAP_PERFMON": 38,
-    "CAP_BPF": 39,
-}
 ARRAY, RING_BUFFER = 2, 27  # enum bpf_map_type
 _PROG_LOAD, _SCHED_CLS = 5, 3
 _CLONE_NEWNET, _NEW_NEXTHOP = 0x40000000, 104
@@ -72,11 +65,9 @@ def attempt(what: Callable[[], str]) -> Finding:
 
 def effective_capabilities() -> frozenset[str]:
     """Which of the capabilities that matter this process has."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            mask = int(line.split()[1], 16)
-            return frozenset(name for name, bit in CAPABILITIES.items() if mask >> bit & 1)
-    return frozenset()
+    mask = privileges.effective() or 0
+    known = privileges.NEEDED | {each.capability: each.bit for each in privileges.LOST}
+    return frozenset(name for name, bit in known.items() if mask >> bit & 1)
 
 
 def mounted(kind: str, place: str) -> Finding:

@@ -170,7 +170,7 @@ def _carrying(netlink: Netlink, addresses: Sequence[str]) -> Iterator[int]:
     nexthops = {each.id: each.ifindex for each in netlink.nexthops()}
     members = {group.id: tuple(group.weights) for group in netlink.groups()}
     ours = netlink.addresses()
-    own = {family: with_own_routes(family, netlink.rules(family), ours) for family in map(family_of, addresses)}
+    own = {family: with_own_routes(family, netlink.rules(family), ours) for family in set(map(family_of, addresses))}
     for address, source in [(each, source) for each in addresses for source in (None, *own[family_of(each)])]:
         try:
             route = netlink.route_get(address, matched=True, source=source)

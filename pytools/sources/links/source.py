@@ -188,9 +188,10 @@ class LinkSource:
             self._watch(index, now_ns)
         for index, interface in list(self._watched.items()):
             interface.take_paths(paths.get(interface.name, ()), now_ns)
-            if interface.name in wanted or index in uppers:
+            used = interface.name in wanted or index in uppers
+            if used:
                 interface.upper = uppers.get(index, "")
-            if interface.name in wanted or index in uppers or not interface.row.carrier:
+            if used or not interface.row.carrier:
                 interface.wanted_ns = now_ns
             elif now_ns - interface.wanted_ns > self._flap_window_ns:
                 self._forget(index)
@@ -205,8 +206,8 @@ class LinkSource:
     def _uppers(self, wanted: set[str], now_ns: int) -> dict[int, str]:
         """Indexes of the interfaces that carry packets of these, and for which of them; these themselves left out."""
         if self._restacked and now_ns >= self._stacked_ns + _LOWERS_EVERY_NS:
-            self._restacked, self._stacked_ns = False, now_ns
             self._lowers = self._tables.lowers()
+            self._restacked, self._stacked_ns = False, now_ns
         found: dict[int, str] = {}
         carrying = [interface for interface in self._watched.values() if interface.name in wanted]
         for interface in carrying:

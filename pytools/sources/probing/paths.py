@@ -16,16 +16,7 @@ from pytools.config import Peer
 from pytools.kernel.bpf import contract
 from pytools.kernel.netlink.monitor import Group, Monitor
 from pytools.kernel.netlink.nexthops import family_of
-from pytools.kernel.netlink.routing import (
-    LOCAL,
-    UNICAST,
-    Family,
-    Link,
-    Netlink,
-    NetlinkError,
-    Nexthop,
-    Route,
-)
+from pytools.kernel.netlink.routing import LOCAL, UNICAST, Family, Link, Netlink, NetlinkError, Nexthop, Route
 from pytools.kernel.own_addresses import nearest, with_own_routes
 from pytools.signals import Path
 
