@@ -71,7 +71,7 @@ def main() -> None:
             for version in (0, 1)
         ]
         noticing(rails[-1])  # before anybody else asks for that neighbour
-        table = stack.enter_context(FlowTable(load([flow_table.program(862)]), 862))
+        table = stack.enter_context(FlowTable(load([flow_table.PROGRAM])))
         pins = stack.enter_context(Pins(table))
         if (refused := pins.targets(rails)) or not pins.wait_alive(20):
             raise SwerveError(f"a rail is not ready: {refused}")

@@ -163,7 +163,7 @@ static __always_inline int look_at_mark(struct __sk_buff *skb)
 {
 	u32 mark = skb->mark;
 
-	if ((mark & SWERVE_MARK_BITS) != (SWERVE_MARK_SEND & SWERVE_MARK_BITS))
+	if (!is_probe(skb))
 		LEAVE(TC_ACT_UNSPEC);
 	if (mark == SWERVE_MARK_SEND)
 		return send_probe(skb);

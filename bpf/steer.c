@@ -11,7 +11,7 @@
  * A redirected packet passes the egress hooks of its target too, this one included: there it is where it shall be, and
  * is counted. So this program comes before those that observe: they see a packet once, on the interface it leaves by.
  *
- * SWERVE_PROBE_PORT: UDP to or from there measures a path, and is never moved away from it.
+ * Our probes measure a path, and are never moved away from it.
  */
 #include "lib/packet.h"
 #include "lib/redirect.h"
@@ -26,10 +26,7 @@ static __always_inline bool exempt(struct __sk_buff *skb, const struct swerve_fl
 {
 	u8 first = skb->protocol == bpf_htons(ETH_P_IP) ? flow->remote.bytes[12] : flow->remote.bytes[0];
 
-	if (flow->protocol == IPPROTO_UDP &&
-	    (flow->local_port == SWERVE_PROBE_PORT || flow->remote_port == SWERVE_PROBE_PORT))
-		return true;
-	if (skb->vlan_present)
+	if (is_probe(skb) || skb->vlan_present)
 		return true;
 	return skb->protocol == bpf_htons(ETH_P_IP) ? first >= 224 : first == 0xff;
 }
@@ -186,7 +183,7 @@ static __always_inline bool stays(struct __sk_buff *skb)
 {
 	union key key;
 
-	return skb->vlan_present || (find_flow(skb, &key) == FLOW && exempt(skb, &key.flow));
+	return is_probe(skb) || skb->vlan_present || (find_flow(skb, &key) == FLOW && exempt(skb, &key.flow));
 }
 
 /* Packets of a silent path, while its stand-by is heard of. */

@@ -60,7 +60,6 @@ class Options:
     keep: bool = False
     hand_over: bool = False
     policy_name: str = ""
-    probe_port: int = 862
     policy_hash: str = ""  # SHA-256 of the file
     confirm_ns: int = 0  # everything is taken back after so long, unless somebody confirms; 0 for never
 
@@ -160,7 +159,7 @@ class Controller:
         poll, apply = self.agent.poll, self._options.apply
         self._changes = ChangeLoop(self.engine, self._acting, apply, poll, self._refusal, self._acted)
         self.flows = FlowEngine(self._policy, directories.instance(self._options.netns))
-        acting = FlowActing(self.flows, self.engine, self.output, self._options.probe_port)
+        acting = FlowActing(self.flows, self.engine, self.output)
         self._flow_acting = self._stack.enter_context(acting)
         lender = directories.maps_socket(self._options.netns)
         self._standbys = StandByActing(self._policy, self.engine, lender, self.output)

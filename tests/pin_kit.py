@@ -25,9 +25,9 @@ from steering.actuators.flow_table import FlowTable
 from steering.actuators.pins import Pins, PinTarget
 from steering.plan import FlowKey, Pin, nexthop_group
 
-PORT = 862
 SECOND = 1_000_000_000
-SO_RCVBUFFORCE = 33  # Python has no name for it
+MARK_SEND = contract.constant("SWERVE_MARK_SEND")
+SO_RCVBUFFORCE, SO_MARK = 33, 36  # Python has no names for them
 NEAR, FAR = ("10.9.0.1", "fd00:9::1"), ("10.9.0.2", "fd00:9::2")
 GROUPS = (nexthop_group(102), nexthop_group(202))
 versions = pytest.mark.parametrize("version", [4, 6], ids=["ipv4", "ipv6"])
@@ -116,8 +116,8 @@ def join(near: str, far: str, count: int = 2) -> Rails:
 @contextlib.contextmanager
 def table(netns: str | None = None, force_clsact: bool = False) -> Iterator[FlowTable]:
     """The table at work in a namespace; the test is inside meanwhile."""
-    loaded = loader.load([flow_table.program(PORT)])
-    with inside(netns), FlowTable(loaded, PORT, force_clsact) as made:
+    loaded = loader.load([flow_table.PROGRAM])
+    with inside(netns), FlowTable(loaded, force_clsact) as made:
         yield made
 
 
@@ -227,8 +227,8 @@ def pinning_in(netns: str, targets: list[PinTarget], force_clsact: bool = False)
     """
     with inside(netns):
         if force_clsact not in _compiled:
-            loaded = loader.load([flow_table.program(PORT)])
-            table = FlowTable(loaded, PORT, force_clsact)
+            loaded = loader.load([flow_table.PROGRAM])
+            table = FlowTable(loaded, force_clsact)
             _compiled[force_clsact] = table, loaded.map("steer_counters")
         made, counters = _compiled[force_clsact]
         for counter in range(len(contract.counters("steer"))):

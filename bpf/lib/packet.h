@@ -52,6 +52,12 @@ static __always_inline u32 packets_in(struct __sk_buff *skb)
 	return skb->gso_segs ?: 1;
 }
 
+/* One of ours on its way between our egress hooks. */
+static __always_inline bool is_probe(struct __sk_buff *skb)
+{
+	return (skb->mark & SWERVE_MARK_BITS) == (SWERVE_MARK_SEND & SWERVE_MARK_BITS);
+}
+
 static __always_inline bool is_tag(__be16 protocol)
 {
 	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);

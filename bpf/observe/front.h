@@ -42,7 +42,7 @@ static __always_inline enum observer wanted_by(struct __sk_buff *skb, bool out)
 	struct udphdr *udp;
 	bool is_tcp;
 
-	if (out && (skb->mark & SWERVE_MARK_BITS) == (SWERVE_MARK_SEND & SWERVE_MARK_BITS))
+	if (out && is_probe(skb))
 		return PROBES;
 	if (!read_plain(skb, &plain, out ? 0 : ECN_BITS))
 		return is_ip(skb->protocol) || is_tag(skb->protocol) ? PROBES : NOBODY;

@@ -42,8 +42,6 @@ class FlowActing(Closing):
         What is known of the paths and the targets.
     output : Output
         Takes lines for the log, and acts.
-    probe_port : int
-        UDP to and from it is never steered.
 
     Attributes
     ----------
@@ -60,9 +58,8 @@ class FlowActing(Closing):
         flows: FlowEngine,
         engine: Engine,
         output: messages.Output,
-        probe_port: int,
     ) -> None:
-        self._flows, self._engine, self._output, self._probe_port = flows, engine, output, probe_port
+        self._flows, self._engine, self._output = flows, engine, output
         self._stack = contextlib.ExitStack()
         self.table: FlowTable | None = None
         self.standbys: StandBys | None = None
@@ -100,10 +97,10 @@ class FlowActing(Closing):
         return self.is_open
 
     def _load(self) -> loader.Loaded:
-        return loader.load([flow_table.program(self._probe_port)])
+        return loader.load([flow_table.PROGRAM])
 
     def _use(self, loaded: loader.Loaded) -> None:
-        table = FlowTable(loaded, self._probe_port)
+        table = FlowTable(loaded)
         self.table = table
         self._stack.callback(table.close)
         self.pins = self._stack.enter_context(Pins(table))

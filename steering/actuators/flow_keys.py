@@ -44,7 +44,7 @@ def address(text: str) -> Address:
     return Address(parsed.version, packed, not parsed.is_multicast and parsed != _BROADCAST, parsed.is_loopback)
 
 
-def objection(flow: FlowKey, probe_port: int) -> str:
+def objection(flow: FlowKey) -> str:
     """Why a flow cannot be steered; empty when it can."""
     try:
         local, remote = address(flow.local), address(flow.remote)
@@ -57,8 +57,6 @@ def objection(flow: FlowKey, probe_port: int) -> str:
         reason = "only TCP and UDP have flows here"
     elif not (0 < flow.local_port < 65536 and 0 < flow.remote_port < 65536):
         reason = "a port is missing"
-    elif flow.protocol == UDP and probe_port in (flow.local_port, flow.remote_port):
-        reason = "it is a probe"
     elif not remote.one_receiver:
         reason = "it has many receivers"
     elif remote.loopback or remote == local:

@@ -35,9 +35,7 @@ LENT: Final = ("probe_settings", "probe_paths")  # the agent's maps that the ker
 _FUNCTION = "steer_egress"
 
 
-def program(probe_port: int) -> Program:
-    """What to compile; UDP to and from the probes' port is never steered."""
-    return Program("steer.c", (_FUNCTION,), {"SWERVE_PROBE_PORT": probe_port})
+PROGRAM: Final = Program("steer.c", (_FUNCTION,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +59,7 @@ class FlowTable(Closing):
     Parameters
     ----------
     loaded : Loaded
-        What came of `program`; taken over.
-    probe_port : int
-        As it was compiled.
+        What came of `PROGRAM`; taken over.
     force_clsact : bool
         Do not try TCX; for tests of the fallback.
 
@@ -86,8 +82,8 @@ class FlowTable(Closing):
         If the program could not be loaded.
     """
 
-    def __init__(self, loaded: Loaded, probe_port: int, force_clsact: bool = False) -> None:
-        self._probe_port, self._force_clsact = probe_port, force_clsact
+    def __init__(self, loaded: Loaded, force_clsact: bool = False) -> None:
+        self._force_clsact = force_clsact
         self._closing = contextlib.ExitStack()
         self._closing.callback(loaded.close)
         self._hooks: dict[int, Attachment] = {}
@@ -167,7 +163,7 @@ class FlowTable(Closing):
 
     def objection(self, flow: FlowKey) -> str:
         """Why a flow cannot be steered; empty when it can."""
-        return flow_keys.objection(flow, self._probe_port)
+        return flow_keys.objection(flow)
 
     def grant(self, lease: Lease, flows: Sequence[FlowKey], until_ns: Sequence[int], **values: Sequence[int]) -> None:
         """Write leases and the values that they are for: all of them or none. No flow is named twice.

@@ -466,7 +466,6 @@ def test_pins_that_cannot_act_are_refused_and_the_others_installed(rails: Rails,
             Pin(kit.flow(6, 1, 4, 6), kit.GROUPS[0], 11, lasting),
             kit.pin(kit.flow(6, 1, 5), 1, expires_ns=time.monotonic_ns()),
             kit.pin(FlowKey(6, "10.9.0.1", 1, "ff02::1", 6), 1),
-            kit.pin(kit.flow(17, 1, kit.PORT), 1),
         ]
     )
     assert pins.read().keys() == {good}
@@ -477,7 +476,6 @@ def test_pins_that_cannot_act_are_refused_and_the_others_installed(rails: Rails,
         (6, 4): "10.1.1.1 takes no IPv6 packets",
         (6, 5): "its lease has ended already",
         (6, 6): "its addresses are of two families",
-        (17, kit.PORT): "it is a probe",
     }
 
 

@@ -285,11 +285,14 @@ def test_a_flow_that_is_pinned_where_it_is_routed_leaves_a_silent_path(world: Wo
 
 
 def test_probes_stay_on_the_path_that_they_ask_about(world: World) -> None:
-    with Wire(world.rails, port=kit.PORT) as wire:
+    with Wire(world.rails) as wire:
         routed, _ = wire.send()
         world.arm(routed)
         world.agent.silence(routed)
+        wire.socket.setsockopt(socket.SOL_SOCKET, kit.SO_MARK, kit.MARK_SEND)
         assert wire.send()[0] == routed
+        wire.socket.setsockopt(socket.SOL_SOCKET, kit.SO_MARK, 0)
+        assert wire.send()[0] == 3 - routed
 
 
 def test_the_longest_prefix_decides(world: World) -> None:

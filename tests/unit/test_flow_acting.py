@@ -59,7 +59,7 @@ class Desk:
         flows = SimpleNamespace(decide=lambda *_: FlowPlan(), skipped={})
         groups = {self.group.target: self.group}
         self.engine = SimpleNamespace(groups=groups, paths=_Paths(self.failed), overrides=None)
-        self.acting = FlowActing(flows, self.engine, Output("h1", self.said.append, lambda _: None), 862)  # type: ignore[arg-type]
+        self.acting = FlowActing(flows, self.engine, Output("h1", self.said.append, lambda _: None))  # type: ignore[arg-type]
         self.pins, self.labels = Leases(), Leases()
         self.swept_at: list[int] = []
         self.acting.table = SimpleNamespace(sweep=self.swept_at.append)  # type: ignore[assignment]

@@ -130,7 +130,7 @@ class Kernel:
 
 def acting_over(flows: FlowEngine, kernel: Kernel, said: list[str]) -> FlowActing:
     engine: Any = SimpleNamespace(groups={}, paths={})
-    acting = FlowActing(flows, engine, Output("h1", said.append, lambda _: None), 862)
+    acting = FlowActing(flows, engine, Output("h1", said.append, lambda _: None))
     acting.table = acting.pins = kernel  # type: ignore[assignment]
     return acting
 

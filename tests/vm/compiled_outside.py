@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
-import pin_kit
 import probe_kit
 import tcp_kit
 
@@ -43,7 +42,7 @@ def wanted() -> list[Program]:
         loader.Program("probe.c", ("probe_egress", "probe_ingress")),
         loader.Program("empty.c", ("empty",)),
         tcp_kit.program(causes=True),
-        flow_table.program(pin_kit.PORT),
+        flow_table.PROGRAM,
         providers.program(),
     ]
 
