@@ -295,7 +295,8 @@ def test_a_connection_that_loses_nothing(hosts: Hosts, family: int) -> None:
         exchange(near, far, 1)
         far.recv(1)
         info, row = Info.of(near), agent.flow(near)
-        assert causes_of(row) == {}
+        # none, unless a processor was taken from the kernel for longer than its timers wait
+        assert info.retransmitted <= sum(causes_of(row).values()) <= Info.of(near).retransmitted
         assert row["flags"] == CALLED | ACTIVE
         assert row["state"] == 1
         assert row["ecn_flags"] == 0
