@@ -30,6 +30,7 @@ from pytools.signals import (
     PathLiveness,
     PathMtu,
     PathState,
+    PathWay,
     Pause,
     ProbeSamples,
     ProgramCost,
@@ -109,6 +110,29 @@ def path_liveness(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathLive
         "interval_ns": 20_000_000,
     }
     return PathLiveness(**(_common(at_ns) | fields | changes))
+
+
+def path_way(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathWay:
+    fields: dict[str, Any] = {
+        "path": path(rail),
+        "way": 2,
+        "ways": 4,
+        "confidence": 0.992,
+        "ports": [40_003, 40_010],
+        "ports_in_all": 30,
+        "hops": [f"10.{rail}.1.1", f"10.{100 + rail}.2.1", f"10.{rail}.1.1"],
+        "differs_at": 2,
+        "router": f"10.{100 + rail}.2.1",
+        "state": "slow",
+        "window_ns": 20 * SECOND_NS,
+        "sent": 20,
+        "lost": 0,
+        "loss_bound": 0.16,
+        "queueing_p50_ns": 12_000_000,
+        "queueing_bound_ns": 1_500_000,
+        "sick_hop": 2,
+    }
+    return PathWay(**(_common(at_ns) | fields | changes))
 
 
 def probe_samples(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> ProbeSamples:
@@ -541,6 +565,7 @@ def one_of_each(at_ns: int = AT_NS) -> list[AnySignal]:
     return [
         path_delay(at_ns=at_ns),
         path_liveness(at_ns=at_ns),
+        path_way(at_ns=at_ns),
         probe_samples(at_ns=at_ns),
         clock_edge(at_ns=at_ns),
         clock(at_ns=at_ns),

@@ -12,7 +12,16 @@ from __future__ import annotations
 from pytools.signals.base import SCHEMA_VERSION, ClockState, Owner, Path, Quantiles, Signal, nexthop_name
 from pytools.signals.clocks import Clock, ClockEdge, Collocated, Collocation
 from pytools.signals.codec import UNREADABLE, AnySignal, decode, encode
-from pytools.signals.delays import DELAY_BOUNDS_NS, AppDelay, Delay, Histogram, PathDelay, PathLiveness, ProbeSamples
+from pytools.signals.delays import (
+    DELAY_BOUNDS_NS,
+    AppDelay,
+    Delay,
+    Histogram,
+    PathDelay,
+    PathLiveness,
+    PathWay,
+    ProbeSamples,
+)
 from pytools.signals.host import DropReason, PacketDrops, ProgramCost, Self
 from pytools.signals.links import Link, LinkCounters, LinkEvent, PathEcn, PathMtu, Pause, Qdisc
 from pytools.signals.rdma import Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
@@ -49,6 +58,7 @@ __all__ = [
     "PathLiveness",
     "PathMtu",
     "PathState",
+    "PathWay",
     "Pause",
     "ProbeSamples",
     "ProgramCost",

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from pytools.signals.clocks import Clock, ClockEdge, Collocation
-from pytools.signals.delays import AppDelay, PathDelay, PathLiveness, ProbeSamples
+from pytools.signals.delays import AppDelay, PathDelay, PathLiveness, PathWay, ProbeSamples
 from pytools.signals.host import PacketDrops, Self
 from pytools.signals.links import Link, LinkEvent, PathEcn, PathMtu
 from pytools.signals.rdma import RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects
@@ -20,6 +20,7 @@ from pytools.signals.tcp import TcpFlow, TcpHost, TcpPath
 AnySignal = (
     PathDelay
     | PathLiveness
+    | PathWay
     | ProbeSamples
     | ClockEdge
     | Clock

@@ -135,6 +135,40 @@ class ProbeSamples(Signal, frozen=True, kw_only=True, tag="probe_samples"):
     extra: list[int] = msgspec.field(default_factory=list)
 
 
+class PathWay(Signal, frozen=True, kw_only=True, tag="path_way"):
+    """One of the ways that a path has behind its first hop: routers there hash flows over them.
+
+    Of each path whose ways are known, one record per way: every 5 s, and at once when a state changes. Where routers
+    do not answer, each port is a way of its own, with `router` empty.
+    """
+
+    path: Path
+    way: int  # its number from 1, in the order in which they were met; stays while the ways are known
+    ways: int  # so many have been met; `confidence` says whether these are all
+    # that there is no further way, if it were as likely as each of the others; 0 if routers do not answer
+    confidence: float
+    ports: list[int]  # UDP source ports of probes that take it
+    ports_in_all: int  # source ports whose way is known, over all ways
+    # address of the router at each hop from 1; null: it does not answer, or was not asked; behind the last hop at
+    # which ways differ they are those of all ways
+    hops: list[str | None]
+    # the first hop at which ways differ, so that the router there names the way; null: there is one way, or routers
+    # do not answer
+    differs_at: int | None
+    router: str  # address of the router at that hop; empty: not known
+    state: Literal["healthy", "slow", "lossy", "dead", "unmeasured"]  # against the best way of this path
+    window_ns: int  # how far back the probes go that the following is of
+    sent: int  # probes along it whose fate is known
+    lost: int  # of these, unanswered
+    loss_bound: float | None  # either way, of lost / sent (95 %); null without probes
+    # median of forward delays over the smallest of all ways of this path; needs no common clock
+    queueing_p50_ns: int | None
+    queueing_bound_ns: int | None  # its error: stamps, the drift of the clocks, and how much the delays vary
+    # the queue or the loss is behind the router at this hop, and before the next; 0: before the first router; null:
+    # not known, or the way is not bad
+    sick_hop: int | None
+
+
 class AppDelay(Signal, frozen=True, kw_only=True, tag="app_delay"):
     """One-way delays of application packets over one window, of one flow, or of all flows of a path.
 

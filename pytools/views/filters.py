@@ -28,6 +28,7 @@ from pytools.signals import (
     PathLiveness,
     PathMtu,
     PathState,
+    PathWay,
     ProbeSamples,
     RdmaPort,
     RdmaQueuePair,
@@ -187,7 +188,7 @@ def traits(signal: AnySignal) -> Traits:
             found = _of_paths(_known(signal.path), signal.interface)
         case Link() | LinkEvent():
             found = _of_paths(tuple(signal.paths), signal.interface)
-        case PathMtu() | PathEcn() | PathDelay() | PathLiveness() | PathState() | ProbeSamples():
+        case PathMtu() | PathEcn() | PathDelay() | PathLiveness() | PathState() | PathWay() | ProbeSamples():
             found = _of_paths((signal.path,), signal.path.interface)
         case ClockEdge():
             found = _of_paths((signal.path,), signal.path.interface)._replace(host=(signal.path.destination,))

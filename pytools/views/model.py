@@ -32,6 +32,7 @@ from pytools.signals import (
     PathLiveness,
     PathMtu,
     PathState,
+    PathWay,
     RdmaPort,
     RdmaQueuePair,
     RdmaSight,
@@ -111,6 +112,7 @@ def _of_path(row: Any) -> Path:
     return row.path  # type: ignore[no-any-return]
 
 
+_WAYS_NS: Final = 15 * _SECOND_NS
 _CLOCK_NS: Final = 10 * _SECOND_NS
 # Raw samples are not among them: they are for those who do their own statistics.
 KEPT: Final[dict[type, Kept]] = {
@@ -123,6 +125,7 @@ KEPT: Final[dict[type, Kept]] = {
     PathState: Kept(_of_path, silent_ns=3 * _SECOND_NS),  # a controller repeats every state once a second
     PathMtu: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
     PathEcn: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
+    PathWay: Kept(lambda row: (row.path, row.way), _WAYS_NS, _WAYS_NS),
     NexthopGroup: Kept(lambda row: row.group_id),
     Act: Kept(lambda row: (row.at_ns, row.actuator, row.target, row.outcome), most=50),
     Self: Kept(_of_host),
