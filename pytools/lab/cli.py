@@ -94,14 +94,12 @@ def congest(
     """Cut the rate of a rail's ports or their queues, or fill them with other traffic."""
     if rate is None and queue_bytes is None and load is None:
         raise UsageError("nothing to change", "give --rate, --queue or --load")
-    if load is not None and inner is not None:
-        raise UsageError("which inner way a load takes is the rail's choice", "give --rate or --queue with --inner")
     host = None if toward is None else _host_number(toward)
     lab = fabric.Lab.open(name)
     if rate is not None or queue_bytes is not None:
         lab.congest(rail, rate, queue_bytes, host, inner)
     if load is not None:
-        lab.load(rail, load, host)
+        lab.load(rail, load, host, inner)
 
 
 @lab.command(epilog="Example: swerve lab blackhole --rail 1")

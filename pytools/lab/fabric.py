@@ -183,7 +183,7 @@ class Lab:
         queue = self.spec.queue_bytes if queue_bytes is None else queue_bytes
         faults.congest(self.spec, rail, rate_bit_s, queue, toward, inner)
 
-    def load(self, rail: int, rate: str, toward: int | None = None) -> None:
+    def load(self, rail: int, rate: str, toward: int | None = None, inner: int | None = None) -> None:
         """Congest a rail with other traffic: UDP to a host's address on that rail, from the host after it.
 
         Parameters
@@ -194,6 +194,8 @@ class Lab:
             How much is sent towards each host, like 90mbit.
         toward : int, optional
             Only towards this host.
+        inner : int, optional
+            By a flow that takes this way inside the rail.
         """
         rate_bit_s = parse_rate(rate)
         if rate_bit_s is None:
@@ -203,7 +205,11 @@ class Lab:
         for sink in self.hosts if toward is None else (host_of(self.spec, toward),):
             source = self.hosts[sink.number % len(self.hosts)]
             address = sink.interfaces[target.number - 1].address
-            self._start(rail, source, "load", source.netns, sink.netns, address, str(rate_bit_s))
+            words = [source.netns, sink.netns, address, str(rate_bit_s)]
+            if inner is not None:
+                way = rail_of(self.spec, rail, inner)
+                words += [way.netns, way.ports[sink.number - 1].name]
+            self._start(rail, source, "load", *words)
 
     def bursts(self, rail: int, share: float, seed: int = 1) -> None:
         """Fill a share of every port of a rail with bursty TCP between all hosts; `heal` ends it.

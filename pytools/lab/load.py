@@ -1,7 +1,8 @@
 """Competing traffic: a process that sends UDP from one namespace to another at a steady rate until it is ended.
 
-Run as `python -m pytools.lab.load SOURCE_NETNS SINK_NETNS SINK_ADDRESS RATE_BIT_S`. The sink is a socket that is never
-read, so nothing answers and nothing is computed at the other end. The rate counts Ethernet frames, as the shapers do.
+Run as `python -m pytools.lab.load SOURCE_NETNS SINK_NETNS SINK_ADDRESS RATE_BIT_S [WAY_NETNS WAY_PORT]`; with the last
+two by a source port that the rail hashes on to this way. The sink is a socket that is never read, so nothing answers
+and nothing is computed at the other end. The rate counts Ethernet frames, as the shapers do.
 
 It stands for traffic of other hosts, so it runs at real-time priority where it may: what keeps this machine busy does
 not thin it out.
@@ -14,7 +15,10 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
+from pytools.errors import SwerveError
 from pytools.kernel.netns import inside
 
 PORT = 9  # discard
@@ -24,6 +28,7 @@ _SOL_UDP, _UDP_SEGMENT = 17, 103
 _MAX_BATCH = 8
 _BATCH_NS = 1_000_000
 _PRIORITY = 10
+_TRIES, _TRIAL_FRAMES, _TRIAL_S = 200, 20, 0.02  # to find a port that takes a way
 _CATCH_UP_NS = 10_000_000  # what a late wake-up may make good for; more would be a burst, not a load
 
 
@@ -37,15 +42,40 @@ def batch_interval_ns(rate_bit_s: int) -> int:
     return batch_frames(rate_bit_s) * FRAME_BYTES * 8 * 10**9 // rate_bit_s
 
 
-def send(source: str, sink: str, address: str, rate_bit_s: int) -> None:
-    """Send for ever."""
-    with inside(sink):
-        hole = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    hole.bind((address, PORT))
+def _connected(source: str, address: str) -> socket.socket:
     with inside(source):
         out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     out.setsockopt(_SOL_UDP, _UDP_SEGMENT, _PAYLOAD_BYTES)
     out.connect((address, PORT))
+    return out
+
+
+def _by_way(source: str, address: str, way: str, port: str) -> socket.socket:
+    """A socket whose packets leave a way inside the rail by this port."""
+    for _ in range(_TRIES):
+        out, before = _connected(source, address), _sent_packets(way, port)
+        for _ in range(_TRIAL_FRAMES):
+            out.send(b"0")
+        time.sleep(_TRIAL_S)
+        if _sent_packets(way, port) - before >= _TRIAL_FRAMES:
+            return out
+        out.close()
+    raise SwerveError(f"no flow takes the way in {way}", "is it healed, and its rail up?")
+
+
+def _sent_packets(netns: str, port: str) -> int:
+    with inside(netns):
+        lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
+    (counts,) = (line.split() for line in lines if line.strip().startswith(f"{port}:"))
+    return int(counts[10])
+
+
+def send(source: str, sink: str, address: str, rate_bit_s: int, way: Sequence[str] = ()) -> None:
+    """Send for ever; `way`: namespace and port."""
+    with inside(sink):
+        hole = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    hole.bind((address, PORT))
+    out = _by_way(source, address, *way) if way else _connected(source, address)
     batch = bytes(batch_frames(rate_bit_s) * _PAYLOAD_BYTES)
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
@@ -60,4 +90,4 @@ def send(source: str, sink: str, address: str, rate_bit_s: int) -> None:
 
 
 if __name__ == "__main__":
-    send(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    send(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5:])
