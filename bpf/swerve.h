@@ -75,7 +75,9 @@ struct swerve_probe_settings {
 	u64 key[2];		       /* of SipHash */
 	u32 keyed;		       /* 1: probes and replies carry a tag, and are to carry it */
 	u16 lost_interface;	       /* low bits of the index of one that has lost its carrier; 0: none */
-	u16 pad;
+	u16 sweep_port;		       /* the first of those that sweeps leave by */
+	u32 sweep_ports;	       /* so many that follow each other; 0: none */
+	u32 pad;
 };
 
 #define SWERVE_PROBE_NEWEST 8 /* interfaces of ours that one peer's requests are told apart by */
@@ -122,6 +124,7 @@ struct swerve_probe_path {
 
 enum swerve_probe_session_flag {
 	SWERVE_SESSION_SHARED = 1, /* both ends read one clock */
+	SWERVE_SESSION_SWEEP = 2,  /* of a sweep: its answers say nothing of whether the path is silent, or slow */
 };
 
 /* A path and a source port. User space writes all but the last. */

@@ -82,16 +82,17 @@ def _one_of(tables: dict[str, bool]) -> str | None:
 
 @click.command(epilog="Example: swerve delay -n swerve-x-h1 --dst 10.9.0.0/16 --sort queueing-p99 -i 2")
 @click.option("--app", is_flag=True, help="Show delays of application packets instead of probes, by path and by flow.")
+@click.option("--ways", is_flag=True, help="Show the ways of each path behind its first hop, and which is bad.")
 @filtered("dst", "src", "port", "interface", "path")
 @common()
-def delay(options: Options, asked: Asked, app: bool) -> None:
+def delay(options: Options, asked: Asked, app: bool, ways: bool) -> None:
     """Show one-way delay, queueing and loss of every path.
 
     Each value stands beside its error (±). A dash is what is not known: a one-way delay needs clocks that are
     synchronised, or in holdover after they were; queueing needs neither. Asymmetry is what the smallest delay there has
     more than the smallest one back.
     """
-    _frames(options, "app" if app else "delay", asked)
+    _frames(options, _one_of({"app": app, "ways": ways}) or "delay", asked)
 
 
 @click.command(epilog="Example: swerve clocks -n swerve-x-h1 --edges --sort bound -i 2")

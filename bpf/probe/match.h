@@ -23,7 +23,7 @@ static __always_inline bool is_ours(struct swerve_probe_settings *known, u16 por
 #pragma unroll
 	for (int i = 0; i < SWERVE_PROBE_PORTS; i++)
 		equal |= (u32)(known->ports[i] ^ port) - 1; /* only of zero is the highest bit set */
-	return port && equal >> 31;
+	return port && (equal >> 31 | ((u16)(port - known->sweep_port) < known->sweep_ports));
 }
 
 /*
@@ -106,10 +106,12 @@ static __always_inline int accept(struct swerve_probe_slot *slot, struct swerve_
 
 	if (slot->state != SWERVE_PROBE_ANSWERED) {
 		slot->state = SWERVE_PROBE_ANSWERED;
-		if (note_answer(path, found->seen_ns))
-			wake = BPF_RB_FORCE_WAKEUP;
-		if (note_delay(path, found->t2_ns - found->t1_ns))
-			wake = BPF_RB_FORCE_WAKEUP;
+		if (!(session->flags & SWERVE_SESSION_SWEEP)) {
+			if (note_answer(path, found->seen_ns))
+				wake = BPF_RB_FORCE_WAKEUP;
+			if (note_delay(path, found->t2_ns - found->t1_ns))
+				wake = BPF_RB_FORCE_WAKEUP;
+		}
 		if (found->flags & SWERVE_PROBE_OURS)
 			session->ours = 1;
 	}

@@ -383,7 +383,7 @@ static __always_inline int reflect(struct __sk_buff *skb, struct udp_packet *pac
 	} else {
 		probe_requests.update(&key, &first);
 	}
-	if (has_tlv(packet))
+	if (has_tlv(packet) && base_of(packet)->ssid) /* sweeps have none: they are no sessions */
 		note_newest(packet, peer, skb->ifindex);
 	return answer(skb, packet, peer, now);
 }

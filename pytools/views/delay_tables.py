@@ -8,19 +8,20 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pytools.figures import OF_DIRECTIONS, OF_PATHS, Figure, Measure, supports_one_way
-from pytools.signals import AnySignal, AppDelay, Delay, Path, PathDelay, PathLiveness
+from pytools.signals import AnySignal, AppDelay, Delay, Path, PathDelay, PathLiveness, PathWay
 from pytools.units import UNKNOWN, duration, share
-from pytools.views.columns import Column, Listing, Order, much, named
-from pytools.views.empty_states import no_app_delays
+from pytools.views.columns import Column, Listing, Order, figure, much, named
+from pytools.views.empty_states import no_app_delays, no_ways
 from pytools.views.model import Model, is_whole_path
 from pytools.views.query import Query
-from pytools.views.tables import bound, clock_state, endpoint, offset, one_way_bound
+from pytools.views.tables import bound, clock_state, endpoint, offset, one_way_bound, way
 
 
 def delays(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
@@ -219,3 +220,55 @@ def _place(app: AppDelay) -> str:
     if app.path is None:
         return "no measured\n  path"
     return f"{app.path.destination} {app.path.interface}" + (f"\n  via {app.path.gateway}" if app.path.gateway else "")
+
+
+_WAY_STYLES: Final = {"healthy": "green", "slow": "yellow", "lossy": "yellow", "dead": "red", "unmeasured": "dim"}
+
+
+def hidden_ways(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
+    """What paths have behind their first hop, way by way."""
+    if not model.of(PathWay):
+        return Text(no_ways(model))
+    listing = ways(model.at_ns)
+    rows = listing.ordered((row for row in signals if isinstance(row, PathWay)), asked.sort)
+    if not rows:
+        return Text(asked.none_passes(model.host))
+    return listing.sheet(f"{model.host}: ways behind the first hop{asked.said()}", rows)
+
+
+def ways(_now_ns: int) -> Listing[PathWay]:
+    """One row per way."""
+    return Listing(
+        (
+            figure("path", "path", str, lambda row: way(row.path), order=named),
+            Column("way", way_name, {"way": named(way_name)}, left=True),
+            Column("state", way_state, {"state": much(lambda row: _WORST.index(row.state))}, left=True),
+            figure("queueing\np50", "queueing-p50", duration, lambda row: row.queueing_p50_ns),
+            figure("±", "queueing-error", bound, lambda row: row.queueing_bound_ns),
+            figure("loss", "loss", share, lambda row: row.lost / row.sent if row.sent else None),
+            figure("loss\n±", "loss-error", share, lambda row: row.loss_bound, 1),
+            figure("ports", "ports", str, lambda row: len(row.ports), 2),
+            figure("all ways\nmet", "confidence", share, lambda row: row.confidence, 3),
+        ),
+        lambda row: (*msgspec.structs.astuple(row.path), row.way),
+    )
+
+
+_WORST: Final = tuple(_WAY_STYLES)
+
+
+def way_name(row: PathWay) -> str:
+    """Its number, and what names it."""
+    if row.router:
+        return f"{row.way} of {row.ways}: {row.router}, hop {row.differs_at}"
+    return f"{row.way} of {row.ways}: " + (
+        "the only one" if row.ways == 1 else f"port {row.ports[0]}, no router answers"
+    )
+
+
+def way_state(row: PathWay) -> Text:
+    """How it is, and where that begins."""
+    behind = "" if row.state in ("healthy", "unmeasured") else ", hop unknown"
+    if row.sick_hop is not None:
+        behind = f", behind hop {row.sick_hop}"
+    return Text(row.state + behind, _WAY_STYLES[row.state])

@@ -18,6 +18,7 @@ from pytools.signals import (
     PathDelay,
     PathEcn,
     PathMtu,
+    PathWay,
     RdmaPort,
     RdmaQueuePair,
     Suspect,
@@ -40,6 +41,7 @@ def _whole(draw: Callable[[Model], RenderableType]) -> Draw:
 TABLES: Final[Mapping[str, Draw]] = {
     "delay": delay_tables.delays,
     "app": delay_tables.app_delays,
+    "ways": delay_tables.hidden_ways,
     "clocks": clock_tables.clocks,
     "edges": clock_tables.edges,
     "collocation": _whole(clock_tables.collocation),
@@ -57,6 +59,7 @@ TABLES: Final[Mapping[str, Draw]] = {
 LISTINGS: Final[Mapping[str, Mapping[type, Callable[[int], Listing[Any]]]]] = {
     "delay": {PathDelay: lambda _now_ns: delay_tables.paths({})},
     "app": {AppDelay: delay_tables.applications},
+    "ways": {PathWay: delay_tables.ways},
     "clocks": {Clock: clock_tables.of_hosts},
     "edges": {ClockEdge: clock_tables.of_paths},
     "tcp": {TcpPath: tcp_columns.paths, TcpFlow: tcp_columns.flows},

@@ -65,6 +65,14 @@ def no_app_delays(model: Model) -> str:
     )
 
 
+def no_ways(model: Model) -> str:
+    """Why no way behind a first hop is known."""
+    return (
+        f"{model.host}: no path is known to have ways behind its first hop: either none has more than one router, or "
+        f"the search is not done yet, or probe.sweep_per_s is 0 ({directories.page('probes.md')})"
+    )
+
+
 def no_rdma(model: Model) -> str:
     """Why nothing of RDMA is seen on this host; empty where it is."""
     sight = model.one(RdmaSight)

@@ -26,6 +26,7 @@ from pytools.signals import (
     PathLiveness,
     PathMtu,
     PathState,
+    PathWay,
     RdmaPort,
     RdmaQueuePair,
     RdmaSight,
@@ -129,6 +130,8 @@ VIEWS: Final[Mapping[str, View]] = {
         filters=_OF_LINKS | {"src", "port"},
         usual=lambda app: (not is_whole_path(app), -app.sampled),
     ),
+    # Every five seconds.
+    "ways": View((PathWay,), (PathWay,), silence=empty_states.no_ways, patience_s=8.0, filters=_OF_LINKS),
     "clocks": View(
         (Clock,), (Clock,), (PathDelay, ClockEdge), silence=empty_states.no_clocks, filters=frozenset({"host"})
     ),
@@ -143,7 +146,7 @@ VIEWS: Final[Mapping[str, View]] = {
     "top": _Top(
         (
             *(PathDelay, TcpPath, NexthopGroup, PathState, Act, Self, Clock, AppDelay),
-            *(LinkEvent, RdmaQueuePair, RdmaSuspects),
+            *(LinkEvent, RdmaQueuePair, RdmaSuspects, PathWay),
         ),
         (PathDelay, Self),
     ),

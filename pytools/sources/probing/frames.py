@@ -34,7 +34,6 @@ PROBE_BYTES: Final = _BASE_BYTES + _TLV_HEADER_BYTES + TLV_BYTES  # UDP payload
 _IP_BYTES: Final = {4: 20, 6: 40}
 _ETHERTYPE: Final = {4: 0x0800, 6: 0x86DD}
 _UNRECOGNISED = 0x80
-_TTL = 255
 _NATIVE = struct.Struct("=H")
 _DONT_FRAGMENT = 0x4000
 _LINK_ADDRESS = np.dtype(
@@ -62,6 +61,8 @@ class Lane:
     source_port: int
     error_estimate: int
     counts: bool = True  # whether an unanswered probe counts for silence
+    ttl: int = 255
+    flow_label: int = 0  # of IPv6
 
 
 class Frames:
@@ -161,8 +162,11 @@ class Frame:
         Where a packet socket sends it.
     """
 
-    def __init__(self, pinned: PinnedPath, source_port: int, port: int, dscp: int) -> None:
-        self._lane = Lane(0, pinned.index, pinned.ifindex, pinned.source, pinned.path.address, source_port, 0, False)
+    def __init__(
+        self, pinned: PinnedPath, source_port: int, port: int, dscp: int, ttl: int = 255, flow_label: int = 0
+    ) -> None:
+        ends = pinned.source, pinned.path.address
+        self._lane = Lane(0, pinned.index, pinned.ifindex, *ends, source_port, 0, False, ttl, flow_label)
         self._family, self._port, self._dscp = pinned.family, port, dscp
         self._checksum_at = _ETHERNET_BYTES + _IP_BYTES[pinned.family] + _UDP_BYTES - 2
         self.address = (pinned.path.interface, _ETHERTYPE[pinned.family])
@@ -176,9 +180,13 @@ class Frame:
 
 def _frame(family: udp.Family, lane: Lane, port: int, dscp: int) -> bytes:
     """One probe with everything but sequence number, timestamp, nonce and UDP checksum."""
-    base = struct.pack("!I8xHH28x", 0, lane.error_estimate, lane.session + 1)
-    tlv = struct.pack("!BBH", _UNRECOGNISED, TLV_TYPE, TLV_BYTES) + bytes(TLV_BYTES)
-    return _headers(family, lane, port, dscp, PROBE_BYTES) + base + tlv
+    return _headers(family, lane, port, dscp, PROBE_BYTES) + probe(0, lane.error_estimate, lane.session + 1, bytes(8))
+
+
+def probe(seq: int, error_estimate: int, ssid: int, nonce: bytes) -> bytes:
+    """The payload of one, without its timestamp."""
+    base = struct.pack("!I8xHH28x", seq, error_estimate, ssid)
+    return base + struct.pack("!BBH", _UNRECOGNISED, TLV_TYPE, TLV_BYTES) + nonce + bytes(TLV_BYTES - len(nonce))
 
 
 def _headers(family: udp.Family, lane: Lane, port: int, dscp: int, payload_bytes: int) -> bytes:
@@ -188,9 +196,10 @@ def _headers(family: udp.Family, lane: Lane, port: int, dscp: int, payload_bytes
     transport = struct.pack("!HHHH", lane.source_port, port, length, 0)
     source, destination = (ipaddress.ip_address(each).packed for each in (lane.source, lane.destination))
     if family == 6:
-        network = struct.pack("!IHBB", 6 << 28 | dscp << 22, length, socket.IPPROTO_UDP, _TTL) + source + destination
+        first = 6 << 28 | dscp << 22 | lane.flow_label
+        network = struct.pack("!IHBB", first, length, socket.IPPROTO_UDP, lane.ttl) + source + destination
     else:
-        fields = (0x45, dscp << 2, _IP_BYTES[4] + length, 0, _DONT_FRAGMENT, _TTL, socket.IPPROTO_UDP)
+        fields = (0x45, dscp << 2, _IP_BYTES[4] + length, 0, _DONT_FRAGMENT, lane.ttl, socket.IPPROTO_UDP)
         network = struct.pack("!BBHHHBBH", *fields, 0) + source + destination
         network = network[:10] + _NATIVE.pack(_checksum(_sum(network))) + network[12:]
     return ethernet + network + transport

@@ -35,6 +35,8 @@ from pytools.sources.probing.paths import Changes, PinnedPath, PinnedPaths
 from pytools.sources.probing.probe_port import ProbePort
 from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.sender import Sender
+from pytools.sources.probing.sweep import FIRST_ROW
+from pytools.sources.probing.ways import HiddenWays
 from pytools.sources.source import next_beat
 
 _MS: Final = 1_000_000
@@ -70,6 +72,8 @@ class ProbeMesh:
         What the probes have shown: counters, windows and liveness by path index.
     paths : PinnedPaths
         The paths that the routes lead along.
+    ways : HiddenWays
+        Those that each path has behind its first hop.
 
     Raises
     ------
@@ -102,6 +106,8 @@ class ProbeMesh:
             ports = () if memory is None else memory.ports
             self.sender = Sender(config.probe, clocks, families, self.measurements, self.program, ports)
             undo.callback(self.sender.close)
+            self.ways = HiddenWays(config.host, config.probe, self.program, bus)
+            undo.callback(self.ways.close)
             if memory is not None:
                 memory.keep(self.measurements.bases, self.sender.ports, config.probe.dscp)
             self._changes = Changes()
@@ -126,6 +132,7 @@ class ProbeMesh:
         selector.register(self._changes.fileno(), selectors.EVENT_READ, self._routes_changed)
         selector.register(self.sender.schedule.fileno(), selectors.EVENT_READ, self._pacer_speaks)
         selector.register(self.program.fileno(), selectors.EVENT_READ, self._woken)
+        selector.register(self.ways.fileno(), selectors.EVENT_READ, lambda _mask: self.ways.hear())
 
     def set_peers(self, config: AgentConfig, now_ns: int) -> None:
         """Probe these peers from now on, and answer them alone; of those that stay nothing measured is touched.
@@ -222,6 +229,7 @@ class ProbeMesh:
             self._due["samples"] = now_ns + _SAMPLES_EVERY_NS
             self._listen(now_ns)
             self._publish_results(now_ns)
+        self.ways.tick(now_ns)
         self.program.set_limits(*self.measurements.liveness.for_kernel())
         if now_ns >= self._due["slow"]:
             self._due["slow"] = now_ns + _SLOW_EVERY_NS
@@ -259,6 +267,12 @@ class ProbeMesh:
         if len(records):
             self._ahead_ns = int(records["t4_ns"][-1]) - int(records["seen_ns"][-1])
             now_ns = max(now_ns, int(records["seen_ns"].max()))
+            swept = records["session"] >= FIRST_ROW
+            if np.count_nonzero(swept):
+                self.ways.take(records[swept])
+                records = records[~swept]
+        if len(records):
+            self.ways.note(records["session"] // self._config.probe.flows, records["sender_ttl"])
             self.sender.take(records)
         liveness = self.measurements.liveness
         if liveness.any_silent or now_ns >= self._due["requests"]:
@@ -332,6 +346,7 @@ class ProbeMesh:
 
     def _take_paths(self) -> None:
         self.measurements.set_paths(self.paths.current, time.monotonic_ns())
+        self.ways.set_paths(self.paths.current)
         self._send_along()
         self._attention.grow(len(self.measurements.counts), self.sender.probes)
 
@@ -363,12 +378,13 @@ class ProbeMesh:
 
     def wire_bytes(self) -> int:
         """Bytes of probes and replies so far, both directions, with Ethernet, IP and UDP headers."""
-        return self.sender.wire_bytes + self.program.counters()["wire_bytes"]
+        return self.sender.wire_bytes + self.ways.wire_bytes() + self.program.counters()["wire_bytes"]
 
     def drops(self) -> dict[str, int]:
         """Everything that was lost, refused or not understood, by name."""
         counted = {f"probe_{name}": count for name, count in self.sender.drops.items()}
         counted["probe_pacer_restarts"] = self.sender.schedule.restarts
+        counted["probe_sweep_refused"] = self.ways.refused
         counted["probe_discovery_failed"] = self._discovery_failed
         counted["probe_requests_without_program"] = self._port.unanswered
         kernel = self.program.counters()

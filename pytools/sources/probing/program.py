@@ -19,12 +19,13 @@ from pytools.kernel.addresses import mapped
 from pytools.kernel.bpf import contract
 from pytools.kernel.bpf.loader import Loaded
 
-MOST_SESSIONS: Final = contract.constant("SWERVE_PROBE_SESSIONS")
+SWEEP_ROWS: Final = 64  # of the sessions: one for each probe of a sweep that is under way
+MOST_SESSIONS: Final = contract.constant("SWERVE_PROBE_SESSIONS") - SWEEP_ROWS
 NUMBERS: Final = 1 << contract.constant("SWERVE_PROBE_SEQ_BITS")  # probes of a session before they begin again
 SEQ_WRAP: Final = 1 << 32
 DUPLICATE, OURS = (contract.constant(f"SWERVE_PROBE_{name}") for name in ("DUPLICATE", "OURS"))  # flags of a record
 _MOST_PORTS: Final = contract.constant("SWERVE_PROBE_PORTS")
-_SESSION_SHARED: Final = contract.constant("SWERVE_SESSION_SHARED")
+_SHARED, _SWEEP = (contract.constant(f"SWERVE_SESSION_{name}") for name in ("SHARED", "SWEEP"))
 _FAMILIES: Final = {each: contract.constant(f"SWERVE_FAMILY_IPV{each}") for each in (4, 6)}
 
 
@@ -136,12 +137,18 @@ class ProbeProgram:
         """Say, by path, from which t2 - t1 on a sample is slow, and how many in a row wake the agent (0: never)."""
         self.paths["slow_ns"][: len(limits)], self.slow_limit[: len(limits)] = slow_ns, limits
 
-    def set_session(self, session: int, path: int, remote: str, port: int, shared: bool) -> None:
+    def set_sweep_ports(self, first: int, ports: int) -> None:
+        """Say by which UDP ports sweeps leave: replies to them end in the kernel, too."""
+        self._settings["sweep_ports"] = 0
+        self._settings["sweep_port"], self._settings["sweep_ports"] = first, ports
+
+    def set_session(self, session: int, path: int, remote: str, port: int, shared: bool, sweep: bool = False) -> None:
         """Take replies of this peer to this port of ours; `shared`: both ends read one clock.
 
         What the kernel has learnt of a session stays, unless it is another one now.
         """
-        record, flags = self.sessions[session : session + 1], _SESSION_SHARED if shared else 0
+        record = self.sessions[session : session + 1]
+        flags = (_SHARED if shared else 0) | (_SWEEP if sweep else 0)
         same = record["remote"][0].tobytes() == mapped(remote)
         if same and (record["path"][0], record["port"][0], record["flags"][0]) == (path, port, flags):
             return

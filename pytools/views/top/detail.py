@@ -15,9 +15,9 @@ from rich.text import Text
 
 from pytools import units
 from pytools.figures import FOLLOWED
-from pytools.signals import DELAY_BOUNDS_NS
+from pytools.signals import DELAY_BOUNDS_NS, PathWay
 from pytools.units import UNKNOWN, duration
-from pytools.views import tables
+from pytools.views import delay_tables, tables
 from pytools.views.top.glyphs import Glyphs
 from pytools.views.top.group_traffic import Share
 from pytools.views.top.header import Around
@@ -107,6 +107,7 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
             f"{units.share(row.share.wanted)} of the group's packets, {units.share(row.share.sent)} sent"
         )
         yield from wrapped(_counted(row.share), width, "  ", "dim")
+    yield from _ways(row, known)
     yield Text("")
     yield from _histogram(row, look, around, width, glyphs)
     yield Text("")
@@ -120,6 +121,23 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
         yield from wrapped(f"{event.place}: {event.why}" if event.kind == "act" else event.why, width, " " * 15)
     if not log:
         yield Text("none", style="dim")
+
+
+def _ways(row: PathRow, known: Known) -> Iterator[Text]:
+    """What the path has behind its first hop, if that is more than one way."""
+    ways = [each for each in known.model.of(PathWay).values() if each.path == row.path and each.ways > 1]
+    if ways:
+        yield Text("")
+        yield Text(f"ways behind the first hop, all with {units.share(ways[0].confidence)} confidence", style=_HEAD)
+    for each in sorted(ways, key=lambda way: way.way):
+        queued_ns, lost = each.queueing_p50_ns, each.lost / each.sent if each.sent else None
+        yield (
+            Text(f"{delay_tables.way_name(each)}  ")
+            .append_text(delay_tables.way_state(each))
+            .append(
+                f"  queueing {duration(queued_ns)} {tables.bound(each.queueing_bound_ns)}, loss {units.share(lost)}"
+            )
+        )
 
 
 def _counted(share: Share) -> str:

@@ -1,0 +1,238 @@
+"""Probes from many source ports, to meet every way behind the first hop, and what routers there answer.
+
+Each source port is a UDP socket, shared by all paths. A probe of a sweep is stamped, matched and recorded by probe.c as
+any other, in a session of its own until it is answered or lost. A probe with a small TTL has the addresses, the ports
+and the flow label of a sweep's, so routers take it for the same flow; the one at which the TTL ends says so by ICMP,
+and the socket's error queue holds its address. Non-blocking; one thread. Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from numpy.typing import NDArray
+
+from pytools.errors import SwerveError
+from pytools.estimators.delays import STAMP_BOUND_NS
+from pytools.estimators.windows import MISSING
+from pytools.sources.probing import frames, stamp_packet, udp
+from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.program import MOST_SESSIONS, NUMBERS, SEQ_WRAP, SWEEP_ROWS, ProbeProgram
+
+PORTS: Final = 64
+FIRST_ROW: Final = MOST_SESSIONS  # of the sessions
+
+_TRIES: Final = 32  # to find so many free ports in a row
+_TURNS: Final = 16  # numbers of one row, before they begin again: a late reply is told from the next one's
+_BUFFER_BYTES: Final = 4096
+_NONCE_BYTES: Final = 8
+_PAYLOAD_BYTES: Final = frames.PROBE_BYTES
+_RECVERR: Final = {4: (socket.IPPROTO_IP, 11), 6: (socket.IPPROTO_IPV6, 25)}  # IP_RECVERR, IPV6_RECVERR
+_ERROR: Final = struct.Struct("=IBBBBII")  # struct sock_extended_err
+_TIME_EXCEEDED: Final = {(2, 11): 4, (3, 3): 16}  # SO_EE_ORIGIN_ICMP, _ICMP6 and the type: bytes of an address
+_MOST_ERRORS: Final = 64  # taken at once
+
+
+class Fate(NamedTuple):
+    """What became of a probe of a sweep."""
+
+    path: int
+    port: int  # by number
+    sent_ns: int
+    forward_ns: int  # the peer's clock at its ingress minus ours at our egress; MISSING: lost, or it gives no time
+
+
+class Spoke(NamedTuple):
+    """A router that says where a TTL ended."""
+
+    port: int
+    destination: str
+    router: str
+    seq: int | None  # as the probe has it; None: it does not say
+
+
+class _Sent(NamedTuple):
+    path: int
+    port: int
+    sent_ns: int
+
+
+class Sweep:
+    """The sockets, and what was sent by them.
+
+    Parameters
+    ----------
+    wakeups : epoll
+        Readable when a router has spoken, until `spoke` is called.
+    port : int
+        Of the reflectors.
+
+    Attributes
+    ----------
+    wire_bytes : int
+        Of what was sent.
+
+    Raises
+    ------
+    SwerveError
+        If there are not so many ports.
+    """
+
+    def __init__(
+        self,
+        program: ProbeProgram,
+        wakeups: select.epoll,
+        families: Iterable[udp.Family],
+        port: int,
+        dscp: int,
+        timeout_ns: int,
+    ) -> None:
+        self._program, self._said = program, wakeups
+        self._port, self._dscp, self._timeout_ns = port, dscp, timeout_ns
+        self._free = deque(range(SWEEP_ROWS))
+        self._turn = [0] * SWEEP_ROWS
+        self._under_way: dict[int, _Sent] = {}
+        self._sockets: dict[tuple[udp.Family, int], socket.socket] = {}
+        self._by_fd: dict[int, tuple[udp.Family, int]] = {}
+        self.wire_bytes = self.refused = 0
+        with contextlib.ExitStack() as undo:
+            self._packets = undo.enter_context(frames.open_socket())
+            undo.callback(self._release)
+            self.first_port = self._open_all(sorted(families))
+            program.set_sweep_ports(self.first_port, PORTS)
+            undo.callback(program.set_sweep_ports, 0, 0)
+            self._close = undo.pop_all().close
+
+    def _open_all(self, families: list[udp.Family]) -> int:
+        for _ in range(_TRIES):
+            with contextlib.suppress(SwerveError):
+                return self._open_row(families)
+            self._release()
+        raise SwerveError(f"no {PORTS} UDP ports in a row are free", "see `ss -uan`")
+
+    def _open_row(self, families: list[udp.Family]) -> int:
+        with udp.open_socket(families[0], 0) as chosen:
+            first = int(chosen.getsockname()[1])
+        if first + PORTS > 1 << 16:
+            first -= PORTS
+        for number in range(PORTS):
+            for family in families:
+                sock = udp.open_socket(family, first + number)
+                self._sockets[family, number] = sock
+                self._by_fd[sock.fileno()] = family, number
+                sock.setsockopt(*_RECVERR[family], 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+                self._said.register(sock, select.EPOLLERR | select.EPOLLET)
+        return first
+
+    def has(self, pinned: PinnedPath) -> bool:
+        """Whether there are sockets for a path."""
+        return (pinned.family, 0) in self._sockets
+
+    def send(self, pinned: PinnedPath, port: int, now_ns: int) -> bool:
+        """Send a probe of a sweep; False: too many are under way."""
+        if not self._free:
+            return False
+        row, shared = self._free.popleft(), pinned.peer.clock == "shared"
+        number = self._turn[row] = (self._turn[row] + 1) % _TURNS
+        session = FIRST_ROW + row
+        source_port = self.first_port + port
+        self._program.set_session(session, pinned.index, pinned.path.address, source_port, shared, sweep=True)
+        seq = (self._program.seq_base + session * NUMBERS + number) % SEQ_WRAP
+        error = stamp_packet.error_estimate(STAMP_BOUND_NS, shared)
+        self._under_way[row] = _Sent(pinned.index, port, now_ns)
+        self._send(pinned, port, 255, frames.probe(seq, error, 0, os.urandom(_NONCE_BYTES)))
+        return True
+
+    def ask(self, pinned: PinnedPath, port: int, ttl: int, seq: int) -> None:
+        """Send a probe of the same flow that a router is to answer; probe.c only hands it to the gateway."""
+        payload = stamp_packet.size_request(_PAYLOAD_BYTES, seq, 0, short_reply=True)
+        self._send(pinned, port, ttl, payload)
+
+    def _send(self, pinned: PinnedPath, port: int, ttl: int, payload: bytes) -> None:
+        # Of IPv6 routers may hash the flow label instead of the ports, or both.
+        source_port = self.first_port + port
+        made = frames.Frame(pinned, source_port, self._port, self._dscp, ttl, source_port << 4 | 1)
+        frame = made.around(payload)
+        try:
+            self._packets.sendto(frame, made.address)
+        except OSError:
+            self.refused += 1
+            return
+        self.wire_bytes += len(frame)
+
+    def fates(self, records: NDArray[Any]) -> Iterator[Fate]:
+        """What the kernel's records say of probes under way."""
+        for record in records:
+            row = int(record["session"]) - FIRST_ROW
+            sent = self._under_way.get(row)
+            if sent is None or int(record["number"]) != self._turn[row]:
+                continue  # answered before, or given up
+            self._end(row)
+            there = int(record["t2_ns"])
+            forward_ns = there - int(record["t1_ns"]) if there else MISSING
+            yield Fate(*sent, forward_ns)
+
+    def expired(self, now_ns: int) -> Iterator[Fate]:
+        """Probes that were not answered in time."""
+        for row, sent in list(self._under_way.items()):  # in the order in which they were sent
+            if now_ns - sent.sent_ns < self._timeout_ns:
+                return
+            self._end(row)
+            yield Fate(*sent, MISSING)
+
+    def forget(self, path: int) -> None:
+        """What is under way along a path says nothing any more."""
+        for row in [row for row, sent in self._under_way.items() if sent.path == path]:
+            self._end(row)
+
+    def _end(self, row: int) -> None:
+        del self._under_way[row]
+        self._free.append(row)
+
+    def spoke(self) -> Iterator[Spoke]:
+        """What routers have said since the last call."""
+        for fd, _ in self._said.poll(0):
+            family, port = self._by_fd[fd]
+            for _ in range(_MOST_ERRORS):
+                try:
+                    payload, ancillary, _, address = self._sockets[family, port].recvmsg(64, 512, socket.MSG_ERRQUEUE)
+                except OSError:
+                    break
+                for level, kind, content in ancillary:
+                    router = time_exceeded(content) if (level, kind) == _RECVERR[family] else None
+                    if router is not None:
+                        seq = int.from_bytes(payload[:4], "big") if len(payload) >= 4 else None
+                        yield Spoke(port, str(ipaddress.ip_address(address[0])), router, seq)
+
+    def _release(self) -> None:
+        for sock in self._sockets.values():
+            sock.close()
+        self._sockets, self._by_fd = {}, {}
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for row in range(SWEEP_ROWS):
+            self._program.forget_session(FIRST_ROW + row)
+        self._close()
+
+
+def time_exceeded(content: bytes) -> str | None:
+    """The router that an entry of the error queue names, if it says that a TTL or hop limit ended there."""
+    if len(content) < _ERROR.size:
+        return None
+    _, origin, kind, _, _, _, _ = _ERROR.unpack_from(content)
+    size = _TIME_EXCEEDED.get((origin, kind))
+    if size is None:
+        return None
+    offender = content[_ERROR.size :]
+    address = offender[4:8] if size == 4 else offender[8:24]
+    return str(ipaddress.ip_address(address)) if len(address) == size else None

@@ -1,0 +1,434 @@
+"""The ways behind the first hop of each path: met, told apart, and judged by probes from many source ports.
+
+Only of paths with two routers or more, as the hop limits of steady probes show; where none has, nothing is sent and no
+socket is open. One path at a time is searched for ways; then a sweep takes their ports in turn, at a rate that all
+paths share. Times are CLOCK_MONOTONIC nanoseconds. One thread; called whenever the mesh reads replies.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import select
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytools import log
+from pytools.config import Probe
+from pytools.errors import SwerveError
+from pytools.estimators import ways as estimator
+from pytools.estimators.delays import STAMP_BOUND_NS
+from pytools.estimators.ways import LATEST, Key, Probes, State, Verdict, Way, Ways
+from pytools.estimators.windows import MISSING
+from pytools.ipc.bus import Bus
+from pytools.log import Level
+from pytools.signals import PathWay
+from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.program import ProbeProgram
+from pytools.sources.probing.sweep import Sweep
+from pytools.sources.probing.tracing import Ask, Batch, Locating, Meeting, Reply, Search
+
+_SECOND_NS: Final = 1_000_000_000
+_MOST_ROUTERS: Final = 30
+_AGAIN_NS: Final = 600 * _SECOND_NS  # a search, though nothing has changed
+_CHANGED_NS: Final = 60 * _SECOND_NS  # between two searches of one path, whatever changes
+_LOCATE_NS: Final = 60 * _SECOND_NS
+_TELL_NS: Final = 5 * _SECOND_NS
+_LOOK_NS: Final = _SECOND_NS  # between two looks at which paths have ways
+_FIRST_REPLY_NS: Final = 500_000_000
+_REPLY_NS: Final = 200_000_000  # besides twice the longest round trip so far
+_ASK_NS: Final = 50_000_000  # for each that is asked
+_BURST: Final = 8  # probes of a sweep at once
+_DRIFT: Final = 1e-4  # of two clocks against each other
+_BAD: Final = frozenset({"slow", "lossy", "dead"})
+
+
+class _Seen:
+    """One way, and what probes along it have shown."""
+
+    def __init__(self, number: int, way: Way) -> None:
+        self.number, self.way, self.turn = number, way, 0
+        self.probes: deque[tuple[int, int]] = deque(maxlen=LATEST)
+        self.state: State = "unmeasured"
+        self.verdict = Verdict("unmeasured", 0, 0, None, None, None, 0)
+        self.sick_hop: int | None = None
+        self.located_ns = self.since_ns = 0
+
+
+class _Path:
+    """One path with routers, and its ways."""
+
+    def __init__(self, pinned: PinnedPath) -> None:
+        self.pinned, self.address = pinned, str(ipaddress.ip_address(pinned.path.address))
+        self.routers = 0  # when it was searched
+        self.reply_ns = _FIRST_REPLY_NS  # in which a router answers, if it does
+        self.searched_ns = self.told_ns = 0
+        self.found: Ways | None = None
+        self.hops: Sequence[estimator.Hop] = ()
+        self.numbers: dict[Key, int] = {}
+        self.seen: list[_Seen] = []
+        self.order: list[tuple[_Seen, int]] = []  # way and port, in the order of the sweep
+        self.turn = self.news = 0
+        self.by_port: dict[int, _Seen] = {}
+
+    def learn(self, found: Ways) -> None:
+        """Have these ways; of one that was there before what is known stays."""
+        before = {each.way.key: each for each in self.seen}
+        self.found, self.seen = found, []
+        for way in found.ways:
+            number = self.numbers.setdefault(way.key, len(self.numbers) + 1)
+            seen = before.get(way.key) or _Seen(number, way)
+            seen.way = way
+            self.seen.append(seen)
+        self.by_port = {port: each for each in self.seen for port in each.way.ports}
+        turns = zip_longest(*([(each, port) for port in each.way.ports] for each in self.seen))
+        self.order = [each for turn in turns for each in turn if each is not None]
+
+    def judge(self) -> bool:
+        """Whether the state of a way is another one now."""
+        self.news, changed = 0, False
+        probes = []
+        for each in self.seen:
+            sent, forward = np.array(sorted(each.probes), np.int64).reshape(-1, 2).T
+            probes.append(Probes(sent, forward))
+        drift = 0.0 if self.pinned.peer.clock == "shared" else _DRIFT
+        verdicts = estimator.judge(probes, [each.state for each in self.seen], drift, 2 * STAMP_BOUND_NS)
+        for each, verdict in zip(self.seen, verdicts, strict=True):
+            each.verdict = verdict
+            if verdict.state == each.state:
+                continue
+            answered = [at_ns for at_ns, forward_ns in each.probes if forward_ns != MISSING]
+            if each.state == "dead" and answered:  # again: what was lost before is over
+                each.since_ns = max(answered)
+                each.probes = deque([one for one in each.probes if one[0] >= each.since_ns], LATEST)
+            each.state, each.sick_hop, each.located_ns, changed = verdict.state, None, 0, True
+        return changed
+
+
+class HiddenWays:
+    """All paths' ways.
+
+    Parameters
+    ----------
+    host : str
+        Our name.
+
+    Attributes
+    ----------
+    ttl : ndarray of uint8
+        By path: of the newest probe that was answered, at the peer; 0: none was.
+    """
+
+    def __init__(self, host: str, probe: Probe, program: ProbeProgram, bus: Bus) -> None:
+        self._host, self._probe, self._program, self._bus = host, probe, program, bus
+        self.ttl = np.zeros(0, np.uint8)
+        self._pinned: dict[int, PinnedPath] = {}
+        self._paths: dict[int, _Path] = {}
+        self._order: deque[int] = deque()  # paths with several ways, as they are swept
+        self._sweep: Sweep | None = None
+        self._refused_ns = 0  # when there were no ports for it
+        self._look_ns = self._sent_ns = 0
+        self._allowed = 0.0  # probes that may be sent now
+        self._search: tuple[_Path, Search, Meeting | tuple[Locating, _Seen]] | None = None
+        self._batch: Batch | None = None
+        self._asked: dict[Ask, int] = {}  # when
+        self._seqs: dict[int, Ask] = {}
+        self._replies: dict[Ask, Reply] = {}
+        self._ask_ns = 0  # not before
+        self._seq = 0
+        self._refused = self._gone_bytes = 0
+        self._wakeups = select.epoll()
+
+    # ---- what there is ----
+
+    def set_paths(self, paths: Iterable[PinnedPath]) -> None:
+        """Look for ways along these paths from now on."""
+        self._pinned = {pinned.index: pinned for pinned in paths}
+        most = max(self._pinned, default=-1) + 1
+        if most > len(self.ttl):
+            self.ttl = np.concatenate([self.ttl, np.zeros(most - len(self.ttl), np.uint8)])
+        for index in [index for index, known in self._paths.items() if self._pinned.get(index) != known.pinned]:
+            self._drop(index)
+        self._look_ns = 0
+
+    def _drop(self, index: int) -> None:
+        gone = self._paths.pop(index)
+        if index in self._order:
+            self._order.remove(index)
+        if self._sweep is not None:
+            self._sweep.forget(index)
+        if self._search is not None and self._search[0] is gone:
+            self._end_search()
+
+    def note(self, paths: NDArray[np.int64], ttl: NDArray[np.uint8]) -> None:
+        """Take note of what the hop limits of answered probes were."""
+        known = paths < len(self.ttl)
+        self.ttl[paths[known]] = ttl[known]
+
+    def take(self, records: NDArray[Any]) -> None:
+        """Work on the kernel's records of a sweep."""
+        if self._sweep is not None:
+            for fate in self._sweep.fates(records):
+                if fate.forward_ns != MISSING:  # else the reflector gives no time
+                    self._note(*fate)
+
+    def _note(self, path: int, port: int, sent_ns: int, forward_ns: int) -> None:
+        known = self._paths.get(path)
+        seen = known.by_port.get(port) if known is not None else None
+        if known is None or seen is None or sent_ns < seen.since_ns:
+            return
+        seen.probes.append((sent_ns, forward_ns))
+        known.news += 1
+
+    # ---- what is due ----
+
+    def tick(self, now_ns: int) -> None:
+        """Do what is due."""
+        if not self._probe.sweep_per_s:
+            return
+        if now_ns >= self._look_ns:
+            self._look_ns = now_ns + _LOOK_NS
+            self._look(now_ns)
+        if self._sweep is None:
+            return
+        self.hear()
+        for fate in self._sweep.expired(now_ns):
+            self._note(*fate)
+        self._send(now_ns)
+        for index in self._order:
+            known = self._paths[index]
+            if known.news >= len(known.seen) and known.judge():
+                self._tell(known, now_ns)
+        self._begin_search(now_ns)
+
+    def _look(self, now_ns: int) -> None:
+        """Which paths have routers behind the first; and tell of those whose ways are known."""
+        for index in np.flatnonzero((self.ttl > 255 - _MOST_ROUTERS) & (self.ttl <= 253)).tolist():
+            if index in self._pinned and index not in self._paths and self._has_ports(index, now_ns):
+                self._paths[index] = _Path(self._pinned[index])
+        for known in self._paths.values():
+            if known.found is not None and now_ns - known.told_ns >= _TELL_NS:
+                self._tell(known, now_ns)
+
+    def _has_ports(self, index: int, now_ns: int) -> bool:
+        if self._sweep is not None and self._sweep.has(self._pinned[index]):
+            return True
+        if self._refused_ns and now_ns - self._refused_ns < _CHANGED_NS:
+            return False
+        families = {pinned.family for pinned in self._pinned.values()}
+        if self._sweep is not None:
+            self._close_sweep()
+        try:
+            timeout_ns = int(self._probe.timeout_ms * 1e6)
+            probe = self._probe
+            self._sweep = Sweep(self._program, self._wakeups, families, probe.port, probe.dscp, timeout_ns)
+        except (SwerveError, OSError) as error:
+            self._refused_ns = now_ns
+            log.event(Level.WARNING, "no search for hidden ways", why=error)
+            return False
+        return True
+
+    # ---- the sweep ----
+
+    def _send(self, now_ns: int) -> None:
+        """So many probes as the time since the last allows, each along the next path."""
+        assert self._sweep is not None
+        per_ns = self._probe.sweep_per_s / _SECOND_NS
+        self._allowed = min(_BURST, self._allowed + (now_ns - self._sent_ns) * per_ns)
+        self._sent_ns = now_ns
+        while self._allowed >= 1 and self._order:
+            self._allowed -= 1
+            known = self._paths[self._order[0]]
+            self._order.rotate(-1)
+            _, port = known.order[known.turn % len(known.order)]
+            known.turn += 1
+            if not self._sweep.send(known.pinned, port, time.monotonic_ns()):
+                return
+
+    # ---- searches ----
+
+    def _begin_search(self, now_ns: int) -> None:
+        if self._search is not None:
+            return
+        for known in self._paths.values():
+            for seen in known.seen:
+                if seen.state in _BAD and (not seen.located_ns or now_ns - seen.located_ns >= _LOCATE_NS):
+                    seen.located_ns = now_ns
+                    if self._locate(known, seen):
+                        self._step(now_ns)
+                        return
+        waiting = [known for known in self._paths.values() if self._is_due(known, now_ns)]
+        if waiting:
+            known = min(waiting, key=lambda each: each.searched_ns)
+            known.searched_ns, known.routers = now_ns, self._routers(known)
+            meeting = Meeting(known.routers, known.hops)
+            self._search = known, meeting.search(), meeting
+            self._step(now_ns)
+
+    def _routers(self, known: _Path) -> int:
+        return 255 - int(self.ttl[known.pinned.index])
+
+    def _is_due(self, known: _Path, now_ns: int) -> bool:
+        since_ns = now_ns - known.searched_ns
+        dead = any(each.state == "dead" for each in known.seen)
+        changed = self._routers(known) != known.routers or dead
+        return not known.searched_ns or since_ns >= (_CHANGED_NS if changed else _AGAIN_NS)
+
+    def _locate(self, known: _Path, seen: _Seen) -> bool:
+        good = [each for each in known.seen if each.state == "healthy"]
+        if not good or known.found is None or known.found.differs_at is None:
+            return False
+        verdict = seen.verdict
+        size = verdict.queueing_ns or 0 if seen.state == "slow" else verdict.lost / max(1, verdict.sent)
+        locating = Locating(seen.way, good[0].way, seen.state, known.found.differs_at, size)
+        self._search = known, locating.search(), (locating, seen)
+        return True
+
+    def _step(self, now_ns: int, last_ns: int = 0) -> None:
+        """Give the search its replies, and take what it asks next."""
+        assert self._search is not None
+        known, search, what = self._search
+        replies, self._replies, self._asked = self._replies, {}, {}
+        try:
+            self._batch = search.send(replies) if self._batch is not None else next(search)
+        except StopIteration:
+            self._end_search()
+            self._learn(known, what, now_ns)
+            return
+        if isinstance(what, Meeting) and what.counted and known.found is None:
+            self._learn(known, what, now_ns)
+        self._ask_ns = max(self._ask_ns, last_ns + self._batch.after_ns)
+
+    def _end_search(self) -> None:
+        if self._search is not None:
+            self._search[1].close()
+        self._search = self._batch = None
+        self._replies, self._asked = {}, {}
+
+    def _learn(self, known: _Path, what: Meeting | tuple[Locating, _Seen], now_ns: int) -> None:
+        if isinstance(what, Meeting):
+            found = what.ways()
+            known.hops = [dict(hop) for hop in what.hops]
+            known.learn(found)
+            index = known.pinned.index
+            if index in self._order:
+                self._order.remove(index)
+            if len(found.ways) > 1:
+                self._order.append(index)
+        else:
+            locating, seen = what
+            if seen.state in _BAD:
+                seen.sick_hop = locating.hop
+        self._tell(known, now_ns)
+
+    def hear(self) -> None:
+        """Take what routers have said; ask what is to be asked next."""
+        if self._sweep is None:
+            return
+        now_ns = time.monotonic_ns()
+        for spoke in self._sweep.spoke():
+            self._match(spoke.port, spoke.destination, spoke.router, spoke.seq, now_ns)
+        if self._search is None or self._batch is None:
+            return
+        if not self._asked:
+            if now_ns >= self._ask_ns:
+                self._ask()
+            return
+        known, last_ns = self._search[0], max(self._asked.values())
+        queue_ns = max((each.verdict.queueing_ns or 0 for each in known.seen), default=0)
+        if len(self._replies) == len(self._asked) or now_ns - last_ns >= known.reply_ns + 2 * queue_ns:
+            longest_ns = max((each.round_trip_ns for each in self._replies.values()), default=0)
+            if longest_ns:
+                first = known.reply_ns == _FIRST_REPLY_NS
+                known.reply_ns = max(0 if first else known.reply_ns, _REPLY_NS + 2 * longest_ns)
+            self._ask_ns = last_ns + _ASK_NS * len(self._asked)
+            self._step(now_ns, last_ns)
+
+    def _ask(self) -> None:
+        assert self._search is not None and self._batch is not None and self._sweep is not None
+        self._seqs = {}
+        for ask in self._batch.asks:
+            self._seq = (self._seq + 1) & 0xFFFFFFFF
+            self._seqs[self._seq], self._asked[ask] = ask, time.monotonic_ns()
+            self._sweep.ask(self._search[0].pinned, ask.port, ask.hop, self._seq)
+
+    def _match(self, port: int, destination: str, router: str, seq: int | None, now_ns: int) -> None:
+        if self._search is None or destination != self._search[0].address:
+            return
+        # A router that sends no more than the ports back says not which probe it was: one at a time has a port.
+        ask = (
+            self._seqs.get(seq) if seq is not None else next((each for each in self._asked if each.port == port), None)
+        )
+        if ask is not None and ask.port == port and ask in self._asked:
+            self._replies.setdefault(ask, Reply(router, now_ns - self._asked[ask]))
+
+    # ---- telling ----
+
+    def _tell(self, known: _Path, now_ns: int) -> None:
+        known.told_ns = now_ns
+        if self._bus.wanted("path_way"):
+            for signal in self._signals(known, now_ns):
+                self._bus.publish(signal)
+
+    def _signals(self, known: _Path, now_ns: int) -> Iterator[PathWay]:
+        assert known.found is not None and self._sweep is not None
+        found, unix_ns, first = known.found, time.time_ns(), self._sweep.first_port
+        for seen in known.seen:
+            way, verdict = seen.way, seen.verdict
+            router = None if found.differs_at is None or way.alone else way.hops[found.differs_at - 1]
+            yield PathWay(
+                host=self._host,
+                at_ns=now_ns,
+                unix_ns=unix_ns,
+                path=known.pinned.path,
+                way=seen.number,
+                ways=len(found.ways),
+                confidence=round(found.confidence, 4),
+                ports=[first + port for port in way.ports],
+                ports_in_all=found.ports,
+                hops=list(way.hops),
+                differs_at=found.differs_at,
+                router=router or "",
+                state=seen.state,
+                window_ns=verdict.window_ns,
+                sent=verdict.sent,
+                lost=verdict.lost,
+                loss_bound=verdict.loss_bound,
+                queueing_p50_ns=verdict.queueing_ns,
+                queueing_bound_ns=verdict.queueing_bound_ns,
+                sick_hop=seen.sick_hop,
+            )
+
+    # ---- for the mesh ----
+
+    def fileno(self) -> int:
+        """For a selector: readable when a router has spoken, until `hear` is called."""
+        return self._wakeups.fileno()
+
+    @property
+    def refused(self) -> int:
+        """How many probes were not sent."""
+        return self._refused + (0 if self._sweep is None else self._sweep.refused)
+
+    def wire_bytes(self) -> int:
+        """Bytes of what was sent so far."""
+        return self._gone_bytes + (0 if self._sweep is None else self._sweep.wire_bytes)
+
+    def _close_sweep(self) -> None:
+        assert self._sweep is not None
+        self._end_search()
+        self._gone_bytes += self._sweep.wire_bytes
+        self._refused += self._sweep.refused
+        self._sweep.close()
+        self._sweep = None
+
+    def close(self) -> None:
+        """Close the sockets."""
+        if self._sweep is not None:
+            self._close_sweep()
+        self._wakeups.close()

@@ -1,0 +1,285 @@
+"""Ways behind the first hop: how many there are and how sure that is, which ports take which, which is bad, where."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from pytools.estimators.ways import Probes, State, Way, group, judge, miss, ports_needed, sick_hop
+from pytools.estimators.windows import MISSING
+from pytools.sources.probing.sweep import time_exceeded
+from pytools.sources.probing.tracing import PORTS, Ask, Locating, Meeting, Reply, Search
+
+MS, SECOND = 1_000_000, 1_000_000_000
+FAST = 20_000
+
+
+# ---- how many ----
+
+
+def test_the_ports_needed_are_those_of_the_multipath_detection_algorithm() -> None:
+    assert [ports_needed(ways, 0.05) for ways in (1, 2, 3, 4)] == [6, 11, 16, 21]
+    assert miss(0, 10) == 1 and miss(1, 5) > 0.05 >= miss(1, 6)
+
+
+@pytest.mark.parametrize("ways", [2, 3, 5, 9])
+def test_one_of_several_ways_is_missed_no_more_often_than_is_said(ways: int) -> None:
+    drawn, ports, trials = random.Random(ways), ports_needed(ways - 1, 0.05), 2000
+    missed = sum(len({drawn.randrange(ways) for _ in range(ports)}) < ways for _ in range(trials))
+    assert missed / trials <= 0.05
+
+
+def test_ports_are_grouped_by_the_routers_where_these_differ() -> None:
+    hops = [{0: "leaf"}, {0: "s1", 1: "s2", 2: "s1", 3: "s2"}, {0: "far", 1: "far"}]
+    found = group(hops)
+    assert [(way.ports, way.hops) for way in found.ways] == [
+        ((0, 2), ("leaf", "s1", "far")),
+        ((1, 3), ("leaf", "s2", "far")),
+    ]
+    assert found.differs_at == 2 and found.ports == 4 and found.confidence == pytest.approx(1 - miss(2, 4))
+
+
+def test_ports_whose_routers_do_not_answer_are_each_by_themselves() -> None:
+    found = group([{0: "leaf"}, {}], silent=(0, 1, 2))
+    assert [(way.ports, way.alone) for way in found.ways] == [((0,), True), ((1,), True), ((2,), True)]
+    assert found.differs_at is None and found.confidence == 0
+
+
+# ---- the search ----
+
+
+class Fabric:
+    """Routers that answer six times at once, and then once a second each; `way_of` port and hop is their address."""
+
+    def __init__(self, routers: int, way_of: Callable[[int, int], str | None]) -> None:
+        self.routers, self._way_of, self.now_s = routers, way_of, 0.0
+        self._tokens: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 6.0))
+        self.asked: list[Ask] = []
+        self.delay: Callable[[Ask], int] = lambda _ask: FAST
+
+    def answer(self, ask: Ask) -> Reply | None:
+        self.asked.append(ask)
+        router = self._way_of(ask.port, ask.hop)
+        if router is None:
+            return None
+        before_s, tokens = self._tokens[router]
+        tokens = min(6.0, tokens + self.now_s - before_s)
+        self._tokens[router] = self.now_s, tokens - (tokens >= 1)
+        return Reply(router, self.delay(ask)) if tokens >= 1 else None
+
+    def run(self, search: Search) -> None:
+        replies: dict[Ask, Reply] | None = None
+        while True:
+            try:
+                batch = next(search) if replies is None else search.send(replies)
+            except StopIteration:
+                return
+            assert len({ask.port for ask in batch.asks}) == len(batch.asks)
+            self.now_s += batch.after_ns / 1e9
+            found = {ask: self.answer(ask) for ask in batch.asks}
+            replies = {ask: reply for ask, reply in found.items() if reply is not None}
+            self.now_s += 0.05 * len(found) if len(replies) == len(found) else 0.5
+
+    def meet(self, before: Sequence[dict[int, str]] = ()) -> Meeting:
+        meeting = Meeting(self.routers, before)
+        self.run(meeting.search())
+        return meeting
+
+
+def two_stages(seed: int, ways: int) -> Callable[[int, int], str | None]:
+    """leaf, one of several spines, the far leaf."""
+    drawn = random.Random(seed)
+    chosen = [drawn.randrange(ways) for _ in range(PORTS)]
+    return lambda port, hop: f"spine{chosen[port]}" if hop == 2 else f"leaf{hop}"
+
+
+def test_all_ways_are_met_by_routers_that_answer_once_a_second() -> None:
+    right = 0
+    for seed in range(100):
+        fabric = Fabric(3, two_stages(seed, 4))
+        found = fabric.meet().ways()
+        right += len(found.ways) == 4 and found.confidence >= 0.99
+    assert right >= 97
+
+
+def test_one_way_is_one_way_and_few_ports_are_asked() -> None:
+    fabric = Fabric(3, lambda _port, hop: f"r{hop}")
+    found = fabric.meet().ways()
+    assert len(found.ways) == 1 and found.differs_at is None and len(fabric.asked) < 25
+
+
+def test_a_later_hop_at_which_ways_part_again_tells_more_of_them_apart() -> None:
+    found = Fabric(4, lambda port, hop: {2: f"a{port % 2}", 3: f"a{port % 2}c{port % 4}"}.get(hop, f"r{hop}")).meet()
+    assert {way.key for way in found.ways().ways} == {("a0", "a0c0"), ("a1", "a1c1"), ("a0", "a0c2"), ("a1", "a1c3")}
+
+
+def test_a_router_that_never_answers_leaves_its_ports_by_themselves() -> None:
+    found = Fabric(3, lambda port, hop: None if hop == 2 and port % 3 == 0 else f"s{port % 3}" if hop == 2 else "r")
+    ways = found.meet().ways()
+    assert {way.key for way in ways.ways if not way.alone} == {("s1",), ("s2",)}
+    assert all(way.ports[0] % 3 == 0 for way in ways.ways if way.alone) and any(way.alone for way in ways.ways)
+    assert ways.confidence == 0
+
+
+def test_where_no_router_answers_each_port_is_by_itself() -> None:
+    ways = Fabric(3, lambda _port, _hop: None).meet().ways()
+    assert len(ways.ways) == 16 and all(way.alone for way in ways.ways)
+
+
+def test_a_way_that_died_since_keeps_its_ports() -> None:
+    of = two_stages(3, 4)
+    before = Fabric(3, of).meet()
+    again = Fabric(3, lambda port, hop: None if of(port, 2) == "spine1" and hop >= 2 else of(port, hop))
+    found = again.meet(before.hops).ways()
+    then = {port: way.key for way in before.ways().ways for port in way.ports}
+    assert len(found.ways) == 4 and {port: way.key for way in found.ways for port in way.ports}.items() <= then.items()
+
+
+def test_a_way_whose_ports_were_moved_to_others_is_gone() -> None:
+    of = two_stages(3, 4)
+    before = Fabric(3, of).meet()
+    after = Fabric(3, lambda port, hop: "spine2" if of(port, hop) == "spine1" else of(port, hop)).meet(before.hops)
+    assert {way.key for way in after.ways().ways} == {("spine0",), ("spine2",), ("spine3",)}
+
+
+# ---- which is bad ----
+
+
+def probes(delays: Sequence[int | None], offset_ns: int = 0) -> Probes:
+    """Ten a second, one after the other; None: lost."""
+    sent = np.arange(len(delays), dtype=np.int64) * SECOND // 10 + offset_ns
+    return Probes(sent, np.array([MISSING if each is None else each for each in delays], np.int64))
+
+
+def states(*ways: Sequence[int | None], before: State = "healthy") -> list[State]:
+    of_ways = [probes(way, place * 1000) for place, way in enumerate(ways)]
+    return [each.state for each in judge(of_ways, [before] * len(ways), 0.0, 200)]
+
+
+GOOD = [FAST] * 20
+
+
+def test_the_slow_and_the_dead_are_named_and_nothing_else() -> None:
+    slow, dead = [12 * MS + FAST] * 20, [*GOOD[:12], *[None] * 8]
+    assert states(GOOD, slow, dead, GOOD) == ["healthy", "slow", "dead", "healthy"]
+
+
+def test_what_all_ways_have_is_of_none() -> None:
+    """A queue before they part, or clocks that are far apart."""
+    assert states([9 * SECOND] * 20, [9 * SECOND + FAST] * 20, [9 * SECOND] * 20) == ["healthy"] * 3
+    drawn = random.Random(1)
+    noisy = [[drawn.randrange(30 * MS) for _ in range(20)] for _ in range(4)]
+    assert states(*noisy) == ["healthy"] * 4
+
+
+def test_random_loss_of_all_ways_calls_none_dead_or_lossy() -> None:
+    drawn = random.Random(2)
+    for _ in range(2000):
+        ways = [[None if drawn.random() < 0.2 else FAST for _ in range(20)] for _ in range(4)]
+        assert "dead" not in states(*ways)
+
+
+def test_a_way_that_loses_what_others_do_not_is_lossy() -> None:
+    assert states(GOOD, [None, FAST, FAST, None] * 5, GOOD, GOOD) == ["healthy", "lossy", "healthy", "healthy"]
+
+
+def test_a_dead_path_says_nothing_of_its_ways() -> None:
+    assert states([None] * 20, [None] * 20) == ["unmeasured"] * 2
+
+
+def test_a_way_with_few_probes_is_not_measured() -> None:
+    assert states(GOOD, [FAST]) == ["healthy", "unmeasured"]
+
+
+def test_a_slow_way_stays_slow_until_it_is_as_fast_as_the_others() -> None:
+    between = [FAST + 700_000] * 20
+    assert states(GOOD, between) == ["healthy", "healthy"]
+    assert states(GOOD, between, before="slow")[1] == "slow"
+    assert states(GOOD, GOOD, before="slow") == ["healthy", "healthy"]
+
+
+def test_figures_carry_their_errors() -> None:
+    first, second = judge(
+        [probes(GOOD), probes([5 * MS + each * 1000 for each in range(20)], 7)], ["healthy"] * 2, 1e-4, 200
+    )
+    assert (first.queueing_ns, first.lost, first.sent) == (0, 0, 20) and first.loss_bound == pytest.approx(
+        0.161, abs=0.01
+    )
+    assert second.queueing_ns == pytest.approx(5 * MS, abs=20_000)
+    assert second.window_ns == 19 * SECOND // 10 and second.queueing_bound_ns is not None
+    assert second.queueing_bound_ns >= 190_000  # 100 ppm of the window
+
+
+# ---- and where ----
+
+
+@pytest.mark.parametrize(
+    ("good", "hop"),
+    [
+        ([True, False, False], 2),
+        ([False, False], 1),
+        ([True, True, False], 3),
+        ([None, False], None),
+        ([False, True, False], None),
+    ],
+)
+def test_the_sick_hop_is_the_last_good_one_and_unknown_if_the_next_does_not_say(
+    good: list[bool | None], hop: int | None
+) -> None:
+    assert sick_hop(good, 2) == hop
+
+
+SICK = Way(("s1",), (1, 4), ("leaf1", "s1", "leaf3"))
+HEALTHY = Way(("s2",), (2, 5), ("leaf1", "s2", "leaf3"))
+
+
+def located(state: State, size: float, fabric: Fabric) -> int | None:
+    locating = Locating(SICK, HEALTHY, state, 2, size)
+    fabric.run(locating.search())
+    return locating.hop
+
+
+def routers(port: int, hop: int) -> str | None:
+    return (SICK if port in SICK.ports else HEALTHY).hops[hop - 1]
+
+
+@pytest.mark.parametrize("behind", [1, 2, 3])
+def test_a_queue_is_behind_the_last_router_that_answers_as_soon_as_on_a_good_way(behind: int) -> None:
+    fabric = Fabric(3, routers)
+    fabric.delay = lambda ask: FAST + 20 * MS * (ask.port in SICK.ports and ask.hop > behind)
+    assert located("slow", 20 * MS, fabric) == behind
+
+
+def test_a_dead_way_is_cut_behind_the_last_router_that_answers() -> None:
+    assert (
+        located("dead", 1, Fabric(3, lambda port, hop: None if port in SICK.ports and hop > 1 else routers(port, hop)))
+        == 1
+    )
+    assert (
+        located("dead", 1, Fabric(3, lambda port, hop: None if port in SICK.ports and hop > 2 else routers(port, hop)))
+        == 2
+    )
+
+
+def test_where_a_router_does_not_answer_the_hop_is_not_known() -> None:
+    fabric = Fabric(3, lambda port, hop: None if hop == 3 else routers(port, hop))
+    assert located("slow", 20 * MS, fabric) is None
+
+
+# ---- what routers say ----
+
+
+def test_only_a_time_exceeded_names_a_router() -> None:
+    def entry(origin: int, kind: int, offender: bytes) -> bytes:
+        return struct.pack("=IBBBBII", 113, origin, kind, 0, 0, 0, 0) + offender
+
+    four = struct.pack("=HH", 2, 0) + bytes([10, 1, 2, 3]) + bytes(8)
+    six = struct.pack("=HHI", 10, 0, 0) + bytes([0xFD, *bytes(14), 9]) + bytes(4)
+    assert time_exceeded(entry(2, 11, four)) == "10.1.2.3" and time_exceeded(entry(3, 3, six)) == "fd00::9"
+    assert time_exceeded(entry(2, 3, four)) is None and time_exceeded(entry(1, 11, four)) is None
+    assert time_exceeded(b"") is None and time_exceeded(entry(2, 11, b"")) is None
