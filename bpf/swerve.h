@@ -519,6 +519,41 @@ enum swerve_steer_counter {
 	SWERVE_STEER_COUNTERS = 15,
 };
 
+/* ---- connect.c ---------------------------------------------------------------------------------------------- */
+
+#define SWERVE_CONNECT_DESTINATIONS 256
+#define SWERVE_CONNECT_PORTS 256 /* of one destination; a power of two */
+#define SWERVE_CONNECT_TRIES 8	 /* ports that are tried for one connection */
+
+/* An IPv4 address and a TCP port that this host connects to; both in network byte order. */
+struct swerve_connect_to {
+	u32 address;
+	u16 port;
+	u16 pad;
+};
+
+/* The local ports whose connections to a destination take a good way behind the first router. */
+struct swerve_connect_ports {
+	u32 count; /* of ports; 0: none is known yet */
+	u16 ports[SWERVE_CONNECT_PORTS];
+};
+
+/* The only entry of connect_settings. */
+struct swerve_connect_settings {
+	u64 until_ns;	  /* the lease of all ports */
+	u64 netns_cookie; /* of the network namespace that is steered */
+};
+
+/* Per-CPU counters of connect.c, by index; of connections to destinations in the table. */
+enum swerve_connect_counter {
+	SWERVE_CONNECT_CHOSEN = 0,  /* given a port; the others keep what they have, or take what the kernel gives */
+	SWERVE_CONNECT_IN_USE = 1,  /* all ports that were tried are */
+	SWERVE_CONNECT_NO_PORT = 2, /* none is known */
+	SWERVE_CONNECT_EXPIRED = 3, /* nobody has renewed the lease */
+	SWERVE_CONNECT_BOUND = 4,   /* the application chose port, source address, interface or mark, or reuses ports */
+	SWERVE_CONNECT_COUNTERS = 5,
+};
+
 /* ---- lab_faults.c -------------------------------------------------------------------------------------------- */
 
 /* Per-CPU counters of lab_faults.c, by index; of packets, not of the buffers that they travel in. */

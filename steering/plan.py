@@ -127,6 +127,18 @@ class FlowKey:
     remote_port: int
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Peer:
+    """Where this host connects to over TCP: an IPv4 address and a port."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        """Return it as people write it."""
+        return f"{self.address}:{self.port}"
+
+
 @dataclass(frozen=True, slots=True)
 class Pin:
     """One flow held on one member of a target, until its lease ends."""

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,16 +58,18 @@ def inside(name: str | None) -> Iterator[None]:
         os.close(before)
 
 
+def cookie() -> int:
+    """What tells this thread's network namespace from others in the kernel; 0, which is none, before Linux 5.14."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as any_one:
+        return int.from_bytes(any_one.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), sys.byteorder)
+    return 0
+
+
 def scope() -> str:
     """This boot and this thread's network namespace, by numbers that are never used twice."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        try:
-            raw = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-            namespace = f"cookie:{int.from_bytes(raw, 'little')}"
-        except OSError:  # before Linux 5.14
-            namespace = f"inode:{os.stat('/proc/thread-self/ns/net').st_ino}"
-    return f"{boot}/{namespace}"
+    known = cookie()
+    return f"{boot}/" + (f"cookie:{known}" if known else f"inode:{os.stat('/proc/thread-self/ns/net').st_ino}")
 
 
 def _setns(fd: int, name: str) -> None:

@@ -605,7 +605,7 @@ def request_with(cookie: int, retransmits: int) -> sockdiag.Socket:
 def test_what_sockets_did_before_is_told_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = (socket_with(11, 3, congestion=4), request_with(12, 2), socket_with(0, 7), socket_with(13, 0))
     monkeypatch.setattr(FakeDiagnostics, "listed", earlier)
-    monkeypatch.setattr(baselines, "netns_cookie", lambda: 4711)
+    monkeypatch.setattr(baselines.netns, "cookie", lambda: 4711)
     kernel = Kernel()
     made, _ = source_on(kernel)
     cookies, values = kernel.accounted.read()

@@ -43,6 +43,7 @@ class Function:
     kind: int  # BPF_PROG_TYPE_…
     code: bytes  # instructions that name maps by their descriptors
     tracepoint: str = ""  # the raw one that it is attached to
+    attach: int = 0  # enum bpf_attach_type, where the verifier wants to know it
 
 
 def name_of(program: Mapping[str, Any], bpf_dir: str) -> str:
@@ -150,7 +151,7 @@ def _entry(reply: Mapping[str, Any], maps: Mapping[str, int], made: Sequence[Fun
         "reply": dict(reply),
         "maps": [[name, *syscall.MapInfo(fd).made_with] for name, fd in maps.items()],
         "functions": [
-            [each.descriptor, each.name, each.kind, each.tracepoint, _text(_with_maps(each.code, places))]
+            [each.descriptor, each.name, each.kind, each.attach, each.tracepoint, _text(_with_maps(each.code, places))]
             for each in made
         ],
     }
@@ -163,8 +164,8 @@ def _loaded(entry: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
         for name, *made_with in sorted(entry["maps"], key=lambda each: each[1] == _ARRAY_OF_MAPS):
             found[f"map:{name}"] = _map(name, made_with, found.get(f"map:{name.removeprefix(_LENT)}", 0))
         maps = {place: found[f"map:{name}"] for place, (name, *_) in enumerate(entry["maps"])}
-        for descriptor, name, kind, tracepoint, text in entry["functions"]:
-            fd = _program(name, kind, _with_maps(base64.b64decode(text), maps))
+        for descriptor, name, kind, attach, tracepoint, text in entry["functions"]:
+            fd = _program(name, kind, attach, _with_maps(base64.b64decode(text), maps))
             found[descriptor] = fd
             if tracepoint:
                 found[descriptor] = _attached(fd, tracepoint)
@@ -222,11 +223,12 @@ def _described(value_bytes: int) -> Iterator[bytes]:
         os.close(fd)
 
 
-def _program(name: str, kind: int, code: bytes) -> int:
+def _program(name: str, kind: int, attach: int, code: bytes) -> int:
     # bcc's word for a program that names no licence
     body, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
     head = struct.pack("<2I2Q", kind, len(code) // 8, syscall.address(body), syscall.address(licence))
-    return syscall.bpf(syscall.PROG_LOAD, (head.ljust(48, b"\0") + _short(name)).ljust(72, b"\0"))
+    tail = _short(name) + struct.pack("<2I", 0, attach)
+    return syscall.bpf(syscall.PROG_LOAD, head.ljust(48, b"\0") + tail)
 
 
 def _short(name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Attaching to the root control group: socket operations of the whole machine, by a link that ends with its descriptor.
+"""Attaching to the root control group: sockets of the whole machine, by a link that ends with its descriptor.
 
 Nothing stays behind when the process dies, SIGKILL included. Other programs on the same group go on.
 """
@@ -9,12 +9,9 @@ import codecs
 import os
 import struct
 from pathlib import Path
-from typing import Final
 
 from pytools.errors import CapabilityError, SwerveError
 from pytools.kernel.bpf import syscall
-
-_SOCK_OPS: Final = 3  # enum bpf_attach_type
 
 
 class CgroupLink:
@@ -60,7 +57,12 @@ def root(mounts: str | None = None) -> Path:
 
 
 def attach_sock_ops(prog_fd: int, group: Path | None = None) -> CgroupLink:
-    """Have a socket operations program called for the sockets of a control group, the root unless given.
+    """Attach a socket operations program (see `attach`)."""
+    return attach(prog_fd, syscall.SOCK_OPS, group)
+
+
+def attach(prog_fd: int, attach_type: int, group: Path | None = None) -> CgroupLink:
+    """Have a program of this type (`syscall`) called for the sockets of a control group, the root unless given.
 
     Raises
     ------
@@ -75,7 +77,7 @@ def attach_sock_ops(prog_fd: int, group: Path | None = None) -> CgroupLink:
     except OSError as error:
         raise SwerveError(f"control group {place}: {error.strerror}", "run as root") from None
     try:
-        attributes = struct.pack("<4I", prog_fd, target, _SOCK_OPS, 0).ljust(48, b"\0")
+        attributes = struct.pack("<4I", prog_fd, target, attach_type, 0).ljust(48, b"\0")
         return CgroupLink(syscall.bpf(syscall.LINK_CREATE, attributes))
     except OSError as error:
         raise SwerveError(

@@ -25,6 +25,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
+_SOCK_ADDR = 18  # BPF_PROG_TYPE_CGROUP_SOCK_ADDR, which bcc does not name
+_CONNECT = {"connect4": 10, "connect6": 11}  # enum bpf_attach_type, which the verifier wants to know of these
 _NUMPY_CODE = {"c": "S1", "?": "?"}
 _PART = re.compile(r'#include "(\w+/\w+\.h|\w+\.c)"')
 
@@ -123,12 +125,14 @@ def build(
             reply["error"] = reason(error)
             return reply, descriptors
         types = {"tc": BPF.SCHED_CLS, "sock_ops": BPF.SOCK_OPS, "uprobe": BPF.KPROBE}
+        types |= dict.fromkeys(_CONNECT, _SOCK_ADDR)
         for name, kind in request["functions"]:
             try:
-                descriptors.append(program.load_func(name, types[kind]).fd)
+                attach = _CONNECT.get(kind, 0)
+                descriptors.append(program.load_func(name, types[kind], attach_type=attach or -1).fd)
                 reply["descriptors"].append(f"program:{name}")
                 code = program.dump_func(name)
-                made.append(Function(f"program:{name}", name, types[kind], code))
+                made.append(Function(f"program:{name}", name, types[kind], code, attach=attach))
             except Exception as error:
                 reply["failed"][name] = reason(error)
     for tracepoint, fd in [*program.tracepoint_fds.items(), *program.raw_tracepoint_fds.items()]:

@@ -5,18 +5,12 @@ All of it concerns the network namespace of the calling thread. One thread: the 
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import struct
-from typing import Final
-
 import numpy as np
 
+from pytools.kernel import netns
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.bpf.maps import Map
 from pytools.kernel.netlink.sockdiag import Socket
-
-_SO_NETNS_COOKIE: Final = 71
 
 
 def configure(loaded: Loaded, refresh_ns: int) -> None:
@@ -27,7 +21,7 @@ def configure(loaded: Loaded, refresh_ns: int) -> None:
     SwerveError
         If the maps refuse.
     """
-    loaded.map("tcp_settings").update(0, (netns_cookie(), refresh_ns))
+    loaded.map("tcp_settings").update(0, (netns.cookie(), refresh_ns))
     interfaces = loaded.map("tcp_interfaces")
     interfaces.update(0, np.zeros((), interfaces.value))  # stands for those that find the map full
 
@@ -40,14 +34,6 @@ def note(accounted: Map, sockets: list[Socket]) -> int:
     for column, name in enumerate(("segments", "older", "congestion"), start=1):
         values[name] = [entry[column] for entry in entries]
     return accounted.update_many(keys, values)
-
-
-def netns_cookie() -> int:
-    """What tells this network namespace from others in the kernel; 0, which is none, before Linux 5.14."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as any_one:
-        cookie: int = struct.unpack("=Q", any_one.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8))[0]
-        return cookie
-    return 0
 
 
 def _entry(found: Socket) -> tuple[int, int, int]:
