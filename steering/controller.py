@@ -26,6 +26,7 @@ from steering.acting.background import Later
 from steering.acting.change_loop import ChangeLoop
 from steering.acting.flows import FlowActing
 from steering.acting.memory import Succession, UsualFile
+from steering.acting.ports import PortActing
 from steering.acting.standbys import StandByActing
 from steering.acting.weights import Acting
 from steering.actuators.overlay import Overlay
@@ -161,6 +162,7 @@ class Controller:
         self.flows = FlowEngine(self._policy, directories.instance(self._options.netns))
         acting = FlowActing(self.flows, self.engine, self.output)
         self._flow_acting = self._stack.enter_context(acting)
+        self._ports = self._stack.enter_context(PortActing(self._policy, self._options.apply, self.output))
         lender = directories.maps_socket(self._options.netns)
         self._standbys = StandByActing(self._policy, self.engine, lender, self.output)
         self._stack.callback(self._standbys.close)
@@ -224,6 +226,7 @@ class Controller:
             self._look_around()
         wake = min(wake, self._look_ns)
         self._act_on_flows(time.monotonic_ns())
+        self._ports.turn(time.monotonic_ns(), self.desk.look)
         self._stand_by(time.monotonic_ns())
         for key, events in self._selector.select(max(0, wake - time.monotonic_ns()) / 1e9):
             key.data(events)
@@ -255,6 +258,7 @@ class Controller:
                 self.output.host = each.host
             touched |= self.engine.take(each, now)
             self.flows.take(each, now)
+            self._ports.take(each, now)
         self._changes.heard(touched)
 
     def _act_on_flows(self, now: int) -> None:
@@ -337,6 +341,7 @@ class Controller:
             "signals_missed_urgent": missed_urgent,
             **self.flows.facts(),
             **self._standbys.facts(),
+            **self._ports.facts(),
         }
 
     def _take_back(self, change: Change, name: str) -> str:
@@ -373,6 +378,7 @@ class Controller:
     def _finish(self) -> str:
         """Take everything back, unless it is to stay; what could not be, is left to the guardian."""
         left, self._stays = "", self._options.apply
+        self._ports.take_back("the controller was stopped")
         if self._options.apply and self._keeps:
             self._say("the weights stay as they are; `swerve steer off` puts the original ones back")
         elif self._options.apply and self._hands_over:

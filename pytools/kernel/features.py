@@ -20,7 +20,7 @@ from pytools.kernel import privileges, rdma_class
 from pytools.kernel.bpf import syscall
 
 ARRAY, RING_BUFFER = 2, 27  # enum bpf_map_type
-_PROG_LOAD, _SCHED_CLS = 5, 3
+_SCHED_CLS, _SOCK_ADDR = 3, 18  # enum bpf_prog_type
 _CLONE_NEWNET, _NEW_NEXTHOP = 0x40000000, 104
 _NO_WAY_6: Final = 0xC0000200  # RTF_LOCAL, RTF_ANYCAST, RTF_REJECT
 _ON_LINK_6: Final = ("fe8", "ff")  # prefixes that every interface has: link-local and multicast
@@ -41,6 +41,20 @@ TCP_SOCKET: Final[Sequence[Instruction]] = (
     (0xBF, 1, 0, 0, 0),  # r1 = r0
     (0x85, 0, 0, 0, 96),  # bpf_tcp_sock
     _ZERO,
+    _EXIT,
+)
+# What choosing local ports at connect() rests on: bpf_bind, and which network namespace it is in.
+CONNECT: Final[Sequence[Instruction]] = (
+    (0xBF, 6, 1, 0, 0),  # r6 = r1
+    (0x85, 0, 0, 0, 122),  # bpf_get_netns_cookie
+    (0x7A, 10, 0, -16, 0),  # an address of zeros on the stack
+    (0x7A, 10, 0, -8, 0),
+    (0xBF, 1, 6, 0, 0),
+    (0xBF, 2, 10, 0, 0),
+    (0x07, 2, 0, 0, -16),
+    (0xB7, 3, 0, 0, 16),
+    (0x85, 0, 0, 0, 64),  # bpf_bind
+    (0xB7, 0, 0, 0, 1),  # r0 = 1
     _EXIT,
 )
 
@@ -88,19 +102,19 @@ def map_of(map_type: int, key_bytes: int, value_bytes: int, entries: int) -> Fin
     return attempt(make)
 
 
-def program(instructions: Sequence[Instruction]) -> Finding:
-    """Whether the kernel loads such a TC program for us."""
+def program(instructions: Sequence[Instruction], kind: int = _SCHED_CLS, attach: int = 0) -> Finding:
+    """Whether the kernel loads such a program for us, at TC unless another kind is named."""
 
     def make() -> str:
-        with loaded(instructions):
+        with loaded(instructions, kind, attach):
             return ""
 
     return attempt(make)
 
 
 @contextlib.contextmanager
-def loaded(instructions: Sequence[Instruction]) -> Iterator[int]:
-    """A TC program for a while: its descriptor.
+def loaded(instructions: Sequence[Instruction], kind: int = _SCHED_CLS, attach: int = 0) -> Iterator[int]:
+    """Load a program for a while: its descriptor.
 
     Raises
     ------
@@ -113,12 +127,17 @@ def loaded(instructions: Sequence[Instruction]) -> Iterator[int]:
     )
     body, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
     pointers = (syscall.address(body), syscall.address(licence))
-    attributes = struct.pack("<2I2Q", _SCHED_CLS, len(instructions), *pointers).ljust(72, b"\0")
-    fd = syscall.bpf(_PROG_LOAD, attributes)
+    attributes = struct.pack("<2I2Q", kind, len(instructions), *pointers).ljust(68, b"\0")
+    fd = syscall.bpf(syscall.PROG_LOAD, attributes + struct.pack("<I", attach))
     try:
         yield fd
     finally:
         os.close(fd)
+
+
+def connect_programs() -> Finding:
+    """Whether the kernel loads a program that chooses local ports at connect()."""
+    return program(CONNECT, _SOCK_ADDR, syscall.CONNECT4)
 
 
 def run_time_statistics() -> Finding:

@@ -43,6 +43,20 @@ def tcp() -> list[Check]:
             lambda: features.attempt(_control_groups),
         ),
         Check(
+            "ports at connect()",
+            False,
+            "new IPv4 connections cannot avoid hidden ways (ports in a policy)",
+            "Linux 5.8 and later with CONFIG_CGROUP_BPF, as root",
+            features.connect_programs,
+        ),
+        Check(
+            "IPv6 rehash",
+            False,
+            "IPv6 connections keep a way on which they time out",
+            "sysctl net.ipv6.auto_flowlabels=1 net.core.txrehash=1",
+            _rehash,
+        ),
+        Check(
             "drop reasons",
             False,
             "packets that the kernel drops are not counted: `swerve drops` has nothing to show",
@@ -69,6 +83,13 @@ def _control_groups() -> str:
     own = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
     # In a namespace of control groups the root that is seen is not the machine's.
     return f"{root}, this process in {own}"
+
+
+def _rehash() -> Finding:
+    """By a new flow label: after a timeout, and with PLB at many marks. Both are left to work."""
+    labels, rehash = features.setting("net.ipv6.auto_flowlabels"), features.setting("net.core.txrehash")
+    plb = "on" if features.setting("net.ipv4.tcp_plb_enabled") == "1" else "off"
+    return Finding(labels not in ("", "0") and rehash != "0", f"PLB {plb}")
 
 
 def _drop_reasons() -> Finding:

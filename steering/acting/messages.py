@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # a guardian needs neither
     from steering.actuators.standbys import Moved
     from steering.deciding.engine import Alert
     from steering.flows.plan import FlowAct
+    from steering.flows.ports import PortAct
 
 Outcome = Literal["dry_run", "applied", "failed", "undone"]
 
@@ -195,6 +196,35 @@ def flow_act(
         after=dict(act.after),
         because=f"{act.because}; failed: {failure}" if failure else act.because,
         under=act.under,
+        outcome=outcome,
+        seen_ns=act.seen_ns,
+        decided_ns=decided_ns,
+        acknowledged_ns=acknowledged_ns,
+    )
+
+
+def port_act(
+    host: str,
+    act: PortAct,
+    before: PortAct | None,
+    outcome: Outcome,
+    decided_ns: int,
+    acknowledged_ns: int | None = None,
+) -> Act:
+    """What new connections avoid from now on, or no more; `before` is what they avoided until now."""
+    return Act(
+        host=host,
+        at_ns=time.monotonic_ns(),
+        unix_ns=time.time_ns(),
+        act_id=act_id(act.path.address),
+        what=f"ports of new connections to {act.path.destination}",
+        target=act.path.address,
+        actuator="ports",
+        moves="new IPv4 TCP connections, behind the nexthop",
+        before=dict(before.after if act.over and before is not None else act.before),
+        after=dict(before.before if act.over and before is not None else act.after),
+        because=act.because,
+        under="ports",
         outcome=outcome,
         seen_ns=act.seen_ns,
         decided_ns=decided_ns,

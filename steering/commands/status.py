@@ -190,6 +190,7 @@ def lines_of(facts: dict[str, Any]) -> Iterator[str]:
     more = facts.get("label_count", 0) - len(labels[:_LABELS])
     if more > 0:
         yield f"and {more} more labels"
+    yield from _ports(facts)
     for state in facts["paths"]:
         path = state["path"]
         weights = f"weight {state['weight_actual']}, wanted {state['weight_wanted']}"
@@ -214,6 +215,16 @@ def _weights(facts: dict[str, Any]) -> Iterator[str]:
     if facts["running"] and not facts.get("apply"):
         for target, wanted in facts.get("wanted", {}).items():
             yield f"{title(target)}: {weights_text(wanted)} is wanted (dry run)"
+
+
+def _ports(facts: dict[str, Any]) -> Iterator[str]:
+    if why := facts.get("ports_missing"):
+        yield f"no ports are chosen: {why}"
+    for each in facts.get("ports", []):
+        avoided = f"new connections avoid {', '.join(each['avoided'])}, " if each["avoided"] else ""
+        yield f"{each['peer']}: {avoided}the way of {each['known']} local ports is known"
+    if counts := {name: count for name, count in facts.get("port_counts", {}).items() if count}:
+        yield "ports: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
 
 
 def _left_out(facts: dict[str, Any]) -> Iterator[str]:

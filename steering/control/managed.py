@@ -21,11 +21,12 @@ if TYPE_CHECKING:  # `status` shows these facts, and starts sooner without
 SAID_AT_ONCE: Final = 5  # targets or prefixes that are new
 _TARGETS, _TARGETS_SAID, _HOPS, _NAMED = 20, 10, 8, 3
 
+_ONE_HOP: Final = "one hop"
 _NO_ROUTE: Final = "no route over a gateway leads to it"
 _NO_DEVICE: Final = "there is no such interface"
 _NO_IPV6: Final = "it relabels, and no managed target is of IPv6"
 _REMEDIES: Final = (  # by a part of the reason
-    ("one hop", "route it over several, or name another one in manage.alternatives"),
+    (_ONE_HOP, "route it over several, or name another one in manage.alternatives"),
     ("type of service or one source", "route it without tos and from, or leave it out of manage.destinations"),
     ("encapsulates", "manage the tunnel's destination instead, or leave it out of manage.destinations"),
     ("weight > 256", "use smaller weights in the same proportion"),
@@ -61,7 +62,9 @@ class Managed:
         fresh = [f"{title(name)}: managed now" for name in found.groups if name not in before.groups]
         yield from _some(fresh, "targets are managed now")
         fresh = [
-            f"{name} is not managed: {why}" for name, why in found.refused.items() if before.refused.get(name) != why
+            f"{name} is not managed: {why}"
+            for name, why in found.refused.items()
+            if before.refused.get(name) != why and not self._by_ports(name, why)
         ]
         yield from _some(fresh, "prefixes are not managed")
 
@@ -71,14 +74,20 @@ class Managed:
             "targets": len(groups),
             "prefixes": sum(len(group.destinations) for group in groups.values()),
             "shown": [_target(group) for group in list(groups.values())[:_TARGETS]],
+            "by_ports": sum(self._by_ports(*each) for each in self._found.refused.items()) if self._found else 0,
             "not_managed": self._left_out,
         }
+
+    def _by_ports(self, name: str, why: str) -> bool:
+        """Whether local ports of new connections are all that a prefix offers to choose."""
+        return self._policy.ports is not None and _ONE_HOP in why and ":" not in name
 
     def _look(self, found: Found) -> list[dict[str, Any]]:
         """What is not managed, by reason."""
         why: dict[str, list[str]] = {}
         for name, reason in found.refused.items():
-            why.setdefault(reason, []).append(name)
+            if not self._by_ports(name, reason):
+                why.setdefault(reason, []).append(name)
         manage = self._policy.manage
         there = [each for group in found.groups.values() for each in group.destinations]
         there += [name.partition(" ")[0] for name in found.refused]
@@ -147,8 +156,10 @@ def lines(facts: Mapping[str, Any], *, started: bool = False) -> Iterator[str]:
     """The same for people; at the start nothing can have been measured yet."""
     if facts["targets"]:
         yield f"managed: {_count(facts['targets'], 'target')} with {_count(facts['prefixes'], 'prefix', 'prefixes')}"
-    else:
+    elif not facts.get("by_ports"):
         yield "nothing is managed: no rule can move anything"
+    if count := facts.get("by_ports"):
+        yield f"managed by local ports of new connections alone: {_count(count, 'prefix', 'prefixes')} with one hop"
     for each in facts["shown"][:_TARGETS_SAID]:
         yield _target_line(each, started)
     if (more := facts["targets"] - _TARGETS_SAID) > 0:

@@ -18,6 +18,8 @@ def inconsistencies(raw: Any, reader: Reader) -> Iterator[Problem]:
     """Every such fault of a file, whatever else is wrong with it."""
     found = raw.get("rules") if isinstance(raw, dict) else None
     rules = found if isinstance(found, list) else []
+    if isinstance(raw, dict) and not {"rules", "ports"} & raw.keys():
+        yield _problem((), '"rules" is missing; expected rules, or ports', reader)
     yield from _names(rules, reader)
     yield from _priorities(rules, reader)
     yield from _labels(raw.get("manage") if isinstance(raw, dict) else None, rules, reader)

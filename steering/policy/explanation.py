@@ -7,7 +7,7 @@ from typing import Final
 
 from pytools import directories
 from pytools.units import duration_text, rate_text
-from steering.policy.actions import WEIGHT_KINDS, Alert, Drain, Pin, PinFlows, Relabel, Shift
+from steering.policy.actions import WEIGHT_KINDS, Alert, Drain, Pin, PinFlows, Ports, Relabel, Shift
 from steering.policy.conditions import leaves
 from steering.policy.conditions_text import clear_text, condition_text
 from steering.policy.model import Manage, Policy, Rule, Safety
@@ -18,16 +18,33 @@ _WEIGHTS_MOVE: Final = "moves new flows, and live ones whose hash then falls to 
 
 def explain(policy: Policy) -> str:
     """The policy in words, one sentence a line."""
-    lines = [*_manage(policy.manage), *_safety(policy.safety), _order(policy)]
+    lines = [*_manage(policy.manage), *_safety(policy.safety), *_ports(policy.ports), *_order(policy)]
     for number, rule in enumerate(policy.rules, 1):
         lines += _rule(number, rule)
     return "\n".join(lines)
 
 
-def _order(policy: Policy) -> str:
+def _order(policy: Policy) -> Iterator[str]:
+    if not policy.rules:
+        return
     if all(rule.then.kind in WEIGHT_KINDS for rule in policy.rules):
-        return "The first of these rules that holds decides:"
-    return "Of the rules that move weights the first that holds decides; alerts and rules about flows act beside them:"
+        yield "The first of these rules that holds decides:"
+    else:
+        yield (
+            "Of the rules that move weights the first that holds decides; alerts and rules about flows act beside them:"
+        )
+
+
+def _ports(ports: Ports | None) -> Iterator[str]:
+    if ports is None:
+        return
+    yield (
+        f"Ways behind one nexthop that are {' or '.join(ports.avoid)} are avoided until they have been good for "
+        f"{duration_text(ports.dwell)}: new IPv4 TCP connections take one of up to {ports.keep} local ports per "
+        f"destination that lead elsewhere (moves no live connection; lapses {duration_text(ports.lease)} after the "
+        "last renewal)."
+    )
+    yield f"At most every {duration_text(ports.every)} a SYN that dies at a router finds out the way of a port."
 
 
 def _manage(manage: Manage) -> list[str]:

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
 from pytools.units import SECOND, duration_text
-from steering.policy.actions import Return, Then
+from steering.policy.actions import Ports, Return, Then
 from steering.policy.base import (
     Address,
     Count,
@@ -150,7 +150,8 @@ class Policy(Model):
     version: Annotated[Literal[1], BeforeValidator(_not_true)] = Field(description="version of this format")
     manage: Manage
     safety: Safety = Field(default_factory=Safety)
-    rules: Some[Rule]
+    ports: NotNull[Ports] = None
+    rules: Some[Rule] = ()
 
     @field_validator("rules")
     @classmethod

@@ -19,7 +19,7 @@ _BY_CONDITION: Final = {
 
 def signals_of(policy: Policy) -> frozenset[str]:
     """The kinds of signals, by their tags, that the rules of a policy look at."""
-    found = set(_ALWAYS)
+    found = set(_ALWAYS) | ({"path_way", "tcp_flow"} if policy.ports is not None else set())
     for rule in policy.rules:
         for leaf in leaves(rule.when):
             found |= _BY_CONDITION.get(leaf.signal, set())

@@ -16,7 +16,7 @@ _WRITTEN: Final = {SCHEMA_DURATION: duration_yaml, SCHEMA_RATE: rate_yaml}
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a policy file, for editors and other tooling."""
     schema = Policy.model_json_schema(by_alias=True)
-    for part in schema["$defs"].values():
+    for part in (schema, *schema["$defs"].values()):
         for name, field in part.get("properties", {}).items():
             part["properties"][name] = _as_in_a_file(field)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$comment": "docs/policy.md"} | schema

@@ -140,3 +140,14 @@ def test_a_label_is_shown_with_its_flow():
     assert (
         "relabelled: tcp:[fd00:9::1]:1-[fd00:9::2]:2 has flow label 0x00123" in lines and "and 1 more labels" in lines
     )
+
+
+def test_with_ports_a_prefix_with_one_hop_is_managed_by_them():
+    one_hop = {"10.9.1.0/24": "it has one hop: there is nothing to choose", "fd00:9::/64": "it has one hop: too"}
+    policy = POLICY.replace("[10.9.0.0/16]", '[10.9.0.0/16, "fd00:9::/64"]') + "ports: {}\n"
+    [lines, later], _ = said(policy, found(), found(refused=one_hop))
+    assert lines[0].startswith("nothing is managed")
+    assert [line.partition(": it")[0] for line in later] == ["fd00:9::/64 is not managed"]
+    [[first, *others]], _ = said(policy, found(refused=one_hop))
+    assert first == "managed by local ports of new connections alone: 1 prefix with one hop"
+    assert [line.partition(": it")[0] for line in others] == ["not managed: fd00:9::/64"]

@@ -15,7 +15,9 @@ from pytools.errors import RefusedError, UsageError
 from pytools.units import parse_rate
 from steering.commands.policy import policy as command
 from steering.policy import file as policy_file
+from steering.policy.explanation import explain
 from steering.policy.file import InvalidPolicyError, parse
+from steering.policy.needs import signals_of
 from steering.policy.schema import json_schema
 from steering.policy.scope import Scope
 
@@ -180,8 +182,8 @@ def test_two_rules_of_one_name_and_a_key_given_twice():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "p.yaml:1: expected a mapping with version, manage, safety, rules, got nothing"),
-        ("[]", "p.yaml:1: expected a mapping with version, manage, safety, rules, got an empty list"),
+        ("", "p.yaml:1: expected a mapping with version, manage, safety, ports, rules, got nothing"),
+        ("[]", "p.yaml:1: expected a mapping with version, manage, safety, ports, rules, got an empty list"),
         ("version: 1\nrules: [", "p.yaml:2: not a policy: "),
         ("version: 1\nrules: &x [*x]", "p.yaml:2: not a policy: alias *x"),
         ("version: 1\n---\nversion: 1", "p.yaml:2: not a policy: "),
@@ -214,7 +216,7 @@ def test_durations_in_words(ns, text):
 
 def test_the_schema_describes_the_file():
     schema = json_schema()
-    assert set(schema["properties"]) == {"version", "manage", "safety", "rules"}
+    assert set(schema["properties"]) == {"version", "manage", "safety", "ports", "rules"}
     assert "for" in schema["$defs"]["QueueingDelay"]["properties"]
     assert "return" in schema["$defs"]["Rule"]["properties"]
     assert schema["$defs"]["Manage"]["additionalProperties"] is False
@@ -307,3 +309,13 @@ def test_explain_says_it_in_words(file):
 
 def test_schema_is_json():
     assert json.loads(CliRunner().invoke(command, ["schema"], standalone_mode=False).output) == json_schema()
+
+
+def test_ports_need_no_rules_and_one_of_them_must_be_there():
+    text = "version: 1\nmanage: {destinations: [10.9.0.0/16]}\n"
+    policy = parse(text + "ports: {avoid: [dead], keep: 8}\n")
+    assert policy.rules == () and {"path_way", "tcp_flow"} <= signals_of(policy)
+    said = explain(policy)
+    assert "Ways behind one nexthop that are dead are avoided" in said and "up to 8 local ports" in said
+    assert "rules" not in said
+    assert faults(text) == ['p.yaml:1: "rules" is missing; expected rules, or ports']

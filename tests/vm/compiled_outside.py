@@ -23,7 +23,7 @@ from pytools.kernel.bpf import cache, loader
 from pytools.kernel.bpf.compiler_client import Program, bpf_dir
 from pytools.sources import programs
 from pytools.sources.rdma import providers
-from steering.actuators import flow_table
+from steering.actuators import flow_table, ports
 
 VARIABLE = "SWERVE_GUEST_COMPILED"  # in the guest's environment: where they are (tests/conftest.py)
 _OFFSET_OF_VERSION = 0x20E  # in a bzImage, from 0x200 on (Documentation/arch/x86/boot.rst)
@@ -43,6 +43,7 @@ def wanted() -> list[Program]:
         loader.Program("empty.c", ("empty",)),
         tcp_kit.program(causes=True),
         flow_table.PROGRAM,
+        ports.PROGRAM,
         providers.program(),
     ]
 
