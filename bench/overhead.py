@@ -163,7 +163,7 @@ class Empty:
             whole(load([Program(source, ("empty_callbacks",), {}, {"empty_callbacks": "sock_ops"})]))
         )
         self._callbacks = loaded.programs["empty_callbacks"]
-        stack.enter_context(cgroups.attach_sock_ops(self._callbacks))
+        stack.enter_context(cgroups.attach(self._callbacks))
         self._tracepoint = syscall.program_of_link(loaded.tracepoints["tcp_cong_state_set"])
         stack.callback(os.close, self._tracepoint)
 

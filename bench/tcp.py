@@ -107,7 +107,7 @@ def beside_the_packets(loaded: Loaded, work: Callable[[], object]) -> None:
                 stack.enter_context(program_of(each.tracepoints["tcp_cong_state_set"])) for each in (loaded, empty)
             ),
         }
-        stack.enter_context(cgroups.attach_sock_ops(empty.programs["empty_callbacks"]))
+        stack.enter_context(cgroups.attach(empty.programs["empty_callbacks"]))
         stack.enter_context(callbacks(loaded))
         found: dict[str, list[float]] = {name: [] for name in sides}
         ends: list[float] = []
@@ -149,12 +149,12 @@ def set_up(loaded: Loaded, namespace: str) -> None:
     namespaces.set_sysctls(namespace, NO_TAIL_LOSS_PROBES)
     with inside(namespace), socket.socket() as any_socket:
         cookie = struct.unpack("=Q", any_socket.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8))[0]
-    loaded.map("tcp_settings").update(0, (cookie, int(Tcp().refresh_ms * 1e6)))
+    loaded.map("tcp_settings").update(0, (cookie, int(Tcp().refresh_ms * 1e6), 0))
 
 
 def callbacks(loaded: Loaded) -> cgroups.CgroupLink:
     """Timeouts and ends of connections, called back while this is open."""
-    return cgroups.attach_sock_ops(loaded.programs[TCP_CALLBACKS])
+    return cgroups.attach(loaded.programs[TCP_CALLBACKS])
 
 
 def connect_often(ends: tuple[str, str]) -> None:

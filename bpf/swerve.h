@@ -304,7 +304,7 @@ struct swerve_tcp_key {
 	struct swerve_addr remote;
 	u16 local_port;
 	u16 remote_port;
-	u32 pad;
+	u32 netns; /* lower half of the row's: two namespaces may use the same addresses */
 };
 
 enum swerve_tcp_flag {
@@ -325,6 +325,7 @@ struct swerve_tcp_flow {
 	u64 cookie;			      /* of the socket: tells two connections of one key apart */
 	u64 skaddr;			      /* of the socket in the kernel; only to compare with tcp_drops.rx_sk */
 	u64 cgroup;			      /* id of the socket's cgroup, 0 when there is none */
+	u64 netns;			      /* cookie of its network namespace; 0: the agent's */
 	u64 first_ns;
 	u64 last_ns;
 	u64 acknowledged_bytes;
@@ -349,6 +350,13 @@ struct swerve_tcp_path_key {
 	u32 ifindex;
 };
 
+/* All connections of another network namespace, by its cookie. */
+struct swerve_tcp_namespace {
+	struct swerve_tcp_counts counts;
+	u64 connections; /* seen, each once */
+	u64 cgroup;	 /* of a socket in it; 0: not known */
+};
+
 /*
  * By socket cookie, what is to be taken off a socket's totals when it is met first. User space writes an entry for
  * every socket that precedes the agent, the kernel those of requests whose SYN-ACK it saw sent again.
@@ -370,8 +378,16 @@ struct swerve_tcp_congestion {
 
 /* The only entry of tcp_settings. */
 struct swerve_tcp_settings {
-	u64 netns_cookie; /* SO_NETNS_COOKIE of the agent's namespace: callbacks of others are left alone */
+	u64 netns_cookie; /* SO_NETNS_COOKIE of the agent's namespace */
 	u64 refresh_ns;	  /* how often a busy connection is looked at */
+	u64 namespaces;	  /* enum swerve_tcp_namespaces */
+};
+
+/* Whose connections are followed. */
+enum swerve_tcp_namespaces {
+	SWERVE_TCP_OWN = 0,
+	SWERVE_TCP_ALL = 1,
+	SWERVE_TCP_AUTO = 2, /* all for an agent in the initial network namespace, else its own */
 };
 
 /* Per-CPU counters of tcp.c, by index. */
@@ -388,7 +404,8 @@ enum swerve_tcp_counter {
 	SWERVE_TCP_UNSIZED = 9,		/* segments sent again whose bytes were not seen: they never came by here */
 	SWERVE_TCP_MET = 10,		/* connections seen, each once */
 	SWERVE_TCP_CONGESTION_MISSED = 11, /* changes of state that were not seen, but showed in what was sent again */
-	SWERVE_TCP_COUNTERS = 12,
+	SWERVE_TCP_NAMESPACES_FULL = 12,   /* looks that are in the counts of no namespace: tcp_namespaces is full */
+	SWERVE_TCP_COUNTERS = 13,
 };
 
 /* ---- drops.c ------------------------------------------------------------------------------------------------ */

@@ -8,6 +8,8 @@
  * once per refresh interval.
  * tcp_ingress, TC ingress: windows that close, and resets.
  * tcp_callbacks, socket operations of the root cgroup: timeouts, the last one of a connection included, and its end.
+ * They are called for the sockets of all network namespaces; for those of others (pods, containers) they tell all:
+ * see tcp/elsewhere.h.
  * tcp_cong_state_set, a tracepoint: the congestion state that tells why a segment is sent again.
  *
  * The record of a connection lives in its socket and dies with it. Rows of tcp_flows are copies, so that the least
@@ -28,6 +30,7 @@
 #include "tcp/look.h"
 #include "tcp/requests.h"
 #include "tcp/glance.h"
+#include "tcp/elsewhere.h"
 
 static __always_inline void observe(struct __sk_buff *skb, struct bpf_sock *sk, struct bpf_tcp_sock *tp, u32 word)
 {
@@ -39,6 +42,10 @@ static __always_inline void observe(struct __sk_buff *skb, struct bpf_sock *sk, 
 	if (!parse(skb, &packet))
 		return;
 	truth = tcp_truths.sk_storage_get(tp, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (truth && truth->row.netns) { /* bridged, or of a macvlan or ipvlan: callbacks count it */
+		truth->row.ifindex = skb->ifindex;
+		return;
+	}
 	if (word == WORD_UNREAD && truth && !(packet.flags & (FIN | RST)) && is_fresh(truth, sk, tp))
 		return; /* only its headers were out of sight */
 	if (!truth || !take(truth)) {
@@ -211,10 +218,10 @@ int tcp_ingress(struct __sk_buff *skb)
 static __always_inline void end(struct bpf_sock_ops *ops, struct bpf_sock *sk, struct tcp_truth *truth)
 {
 	struct bpf_tcp_sock *tp = bpf_tcp_sock(sk);
-	struct sight sight = { .state = BPF_TCP_CLOSE };
+	struct sight sight = { .state = BPF_TCP_CLOSE, .segments = truth->row.netns ? ANY_SIZE : 0 };
 	u64 now;
 
-	if (!tp || !truth->row.ifindex)
+	if (!tp || !(truth->row.ifindex || truth->row.netns))
 		return; /* it never left by an interface of a path */
 	if (!take(truth)) {
 		raise_counter(SWERVE_TCP_DEFERRED, 1);
@@ -228,7 +235,7 @@ static __always_inline void end(struct bpf_sock_ops *ops, struct bpf_sock *sk, s
 	give(truth);
 }
 
-static __always_inline void call_back(struct bpf_sock_ops *ops, u64 refresh_ns)
+static __always_inline void call_back(struct bpf_sock_ops *ops, u64 refresh_ns, u64 netns)
 {
 	bool opening = ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB || ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB;
 	struct bpf_sock *sk = ops->sk;
@@ -236,7 +243,8 @@ static __always_inline void call_back(struct bpf_sock_ops *ops, u64 refresh_ns)
 
 	if (!sk)
 		return;
-	if (opening && bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | CALLBACKS))
+	if (opening &&
+	    bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | (netns ? CALLBACKS_ELSEWHERE : CALLBACKS)))
 		return;
 	truth = tcp_truths.sk_storage_get(sk, 0, opening ? BPF_SK_STORAGE_GET_F_CREATE : 0);
 	if (!truth)
@@ -248,14 +256,21 @@ static __always_inline void call_back(struct bpf_sock_ops *ops, u64 refresh_ns)
 		if (ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB)
 			truth->row.flags |= SWERVE_TCP_ACTIVE;
 		truth->row.first_ns = bpf_ktime_get_ns();
+		truth->row.netns = netns;
+		truth->row.cgroup = netns ? creator(sk) : 0;
 		truth->due_ns = bpf_ktime_get_coarse_ns() + refresh_ns;
 		truth->state = 0;
 		truth->met = 0;
 		truth->timeouts = 0;
 	} else if (ops->op == BPF_SOCK_OPS_RTO_CB) {
 		__sync_fetch_and_add(&truth->timeouts, 1);
-	} else {
-		end(ops, sk, truth);
+	} else if (ops->op == BPF_SOCK_OPS_STATE_CB) {
+		if (ops->args[1] == BPF_TCP_CLOSE)
+			end(ops, sk, truth);
+		else if (truth->row.netns) /* else its packet tells */
+			truth->row.flags |= SWERVE_TCP_FIN_SENT;
+	} else if (truth->row.netns) {
+		look_elsewhere(ops, sk, truth, refresh_ns);
 	}
 }
 
@@ -264,18 +279,45 @@ int tcp_callbacks(struct bpf_sock_ops *ops)
 {
 	struct swerve_tcp_settings *settings;
 	u32 only = 0;
+	u64 netns;
 
 	switch (ops->op) {
 	case BPF_SOCK_OPS_STATE_CB:
-		if (ops->args[1] != BPF_TCP_CLOSE)
+		if (ops->args[1] != BPF_TCP_CLOSE && ops->args[1] != BPF_TCP_FIN_WAIT1 &&
+		    ops->args[1] != BPF_TCP_LAST_ACK)
 			return 1;
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
 	case BPF_SOCK_OPS_RTO_CB:
+	case BPF_SOCK_OPS_RETRANS_CB:
+	case BPF_SOCK_OPS_RTT_CB:
 		settings = tcp_settings.lookup(&only);
-		if (settings && settings->netns_cookie == bpf_get_netns_cookie(ops))
-			call_back(ops, settings->refresh_ns);
+		if (!settings)
+			break;
+		netns = bpf_get_netns_cookie(ops);
+		if (netns == settings->netns_cookie)
+			call_back(ops, settings->refresh_ns, 0);
+		else if (all_are_followed(settings))
+			call_back(ops, settings->refresh_ns, netns);
 	}
+	return 1;
+}
+
+/* Who made a socket of another namespace: socket operations cannot ask for its control group. */
+int tcp_created(struct bpf_sock *sk)
+{
+	struct swerve_tcp_settings *settings;
+	u64 *cgroup;
+	u32 only = 0;
+
+	if (sk->type != STREAM)
+		return 1;
+	settings = tcp_settings.lookup(&only);
+	if (!settings || settings->netns_cookie == bpf_get_netns_cookie(sk) || !all_are_followed(settings))
+		return 1;
+	cgroup = tcp_creators.sk_storage_get(sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (cgroup)
+		*cgroup = bpf_get_current_cgroup_id();
 	return 1;
 }
 

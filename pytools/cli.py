@@ -113,7 +113,7 @@ def clocks(options: Options, asked: Asked, edges: bool, collocation: bool) -> No
 
 @click.command(epilog="Example: swerve tcp -n swerve-x-h1 --dst 10.9.0.0/16 --sort srtt -i 2")
 @click.option("--flows", is_flag=True, help="Show connections only, without the totals of the host and its paths.")
-@filtered("dst", "src", "port", "pid", "command", "interface", "path")
+@filtered("dst", "src", "port", "pid", "command", "interface", "path", "pod")
 @common()
 def tcp(options: Options, asked: Asked, flows: bool) -> None:
     """Show TCP retransmissions by cause, by path and by connection.

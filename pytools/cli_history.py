@@ -28,7 +28,7 @@ _TYPES = click.option(
 @_TYPES
 @SINCE
 @UNTIL
-@filtered("dst", "src", "port", "pid", "command", "interface", "path", "verdict", "host", sort=False)
+@filtered("dst", "src", "port", "pid", "command", "interface", "path", "verdict", "host", "pod", sort=False)
 @common()
 def watch(options: Options, types: Sequence[str], since: str | None, until: str | None, asked: Asked) -> None:
     """Print each signal as a line of JSON as it arrives.
@@ -69,7 +69,7 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
 @SINCE
 @UNTIL
 @click.option("--view", metavar="NAME", help="Print the table of the command NAME, as of the end of the range.")
-@filtered("dst", "src", "port", "pid", "command", "interface", "path", "verdict", "host")
+@filtered("dst", "src", "port", "pid", "command", "interface", "path", "verdict", "host", "pod")
 @common(follows=False)
 def replay(
     options: Options,

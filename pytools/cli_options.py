@@ -179,6 +179,7 @@ _FILTERS: Final[Mapping[str, tuple[str, type, str]]] = {
     "port": ("N", int, "Select connections with port N at either end."),
     "pid": ("N", int, "Select what process N owns."),
     "command": ("TEXT", str, "Select processes with TEXT in their name."),
+    "pod": ("TEXT", str, "Select pods and other network namespaces with TEXT in their name."),
     "interface": ("NAME", str, "Select interface NAME (or RDMA device NAME)."),
     "path": ("TEXT", str, "Select paths that contain TEXT: a host, an interface, a gateway."),
     "verdict": ("WORD", str, "Select queue pairs with verdict WORD."),

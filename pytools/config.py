@@ -123,6 +123,9 @@ class Tcp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # connections that are reported more often than once per long window, to subscribers; 0: none
     busiest: Annotated[int, Within(0, 100_000)] = 1024
     busiest_ms: Annotated[float, Within(10, 60_000)] = 100.0  # interval of these reports
+    # network namespaces whose connections are followed: `all` of the machine, with pods and containers; `own`, the
+    # agent's; `auto`: all for an agent in the initial namespace, else its own
+    namespaces: Literal["auto", "all", "own"] = "auto"
 
 
 class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

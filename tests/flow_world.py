@@ -63,6 +63,7 @@ class Connection:
     delivered: float = 0.0  # bytes
     rate: float = 0.0
     six: bool = False  # over IPv6
+    namespace: str = ""  # another one than the agent's
 
     def rail(self, now: int) -> int:
         """The rail that it goes by."""
@@ -185,6 +186,7 @@ class World:
             segments_out=segments,
             sent_bytes=segments * SEGMENT,
             srtt_ns=20 * MS,
+            namespace=connection.namespace,
             cwnd_segments=max(1, int(connection.rate / 8 * 0.02 / SEGMENT)) if held else 1000,
         )
         self.flows.take(signal, self.now)

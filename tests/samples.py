@@ -45,6 +45,7 @@ from pytools.signals import (
     Suspect,
     TcpFlow,
     TcpHost,
+    TcpNamespace,
     TcpPath,
 )
 
@@ -321,6 +322,26 @@ def tcp_host(at_ns: int = AT_NS, **changes: Any) -> TcpHost:
     return TcpHost(**(_common(at_ns) | fields | changes))
 
 
+def tcp_namespace(at_ns: int = AT_NS, segments: int = 7, **changes: Any) -> TcpNamespace:
+    fields: dict[str, Any] = {
+        "netns": 4242,
+        "namespace": "shop/cart-5f7c",
+        "window_ns": SECOND_NS,
+        "connections": 25,
+        "retransmitted": causes(segments),
+        "retransmitted_segments": segments,
+        "spurious_segments": 1,
+        "timeouts": 1,
+        "sent_bytes": 1_448_000,
+        "received_bytes": 20_000,
+        "segments_out": 1_007,
+        "delivered_segments": 1_000,
+        "delivered_ce_segments": 10,
+        "total_segments": segments + 20,
+    }
+    return TcpNamespace(**(_common(at_ns) | fields | changes))
+
+
 def packet_drops(at_ns: int = AT_NS, **changes: Any) -> PacketDrops:
     reasons = [
         DropReason(reason="NO_SOCKET", window_packets=0, total_packets=9),
@@ -574,6 +595,7 @@ def one_of_each(at_ns: int = AT_NS) -> list[AnySignal]:
         tcp_flow(at_ns=at_ns),
         tcp_path(at_ns=at_ns),
         tcp_host(at_ns=at_ns),
+        tcp_namespace(at_ns=at_ns),
         packet_drops(at_ns=at_ns),
         link(at_ns=at_ns),
         link_event(at_ns=at_ns),

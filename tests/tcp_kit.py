@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path as File
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import support
 
@@ -30,7 +30,7 @@ from pytools.kernel.netlink.routing import Member, Netlink
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.lab.topology import group_id
-from pytools.signals import PacketDrops, Path, TcpFlow, TcpHost, TcpPath
+from pytools.signals import PacketDrops, Path, TcpFlow, TcpHost, TcpNamespace, TcpPath
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.programs import observers, packet_drops, probes, tcp_connections
 from pytools.sources.tcp.source import TcpSource
@@ -39,7 +39,7 @@ RECEIVER, RECEIVER6 = "10.9.0.2", "fd00:9::2"
 RAILS: Final = ("rail1", "rail2")
 MEASURED: Final = Path("h1", "h2", RECEIVER, "", "rail1")
 MEGABYTE = 1_000_000
-S = TypeVar("S", TcpFlow, TcpPath, TcpHost, PacketDrops)
+S = TypeVar("S", TcpFlow, TcpPath, TcpHost, TcpNamespace, PacketDrops)
 
 
 def program(causes: bool, **sizes: int) -> Program:
@@ -118,23 +118,29 @@ class Watching:
 
 
 @contextlib.contextmanager
-def watching(namespace: str, flows: int = 16384, long_ms: float = 500.0) -> Iterator[Watching]:
+def watching(
+    namespace: str,
+    flows: int = 16384,
+    long_ms: float = 500.0,
+    interfaces: Iterable[str] = RAILS,
+    namespaces: Literal["auto", "all", "own"] = "auto",
+) -> Iterator[Watching]:
     """Watch a namespace, on both rails; the calling thread is inside it meanwhile."""
-    settings = Tcp(flows=flows, refresh_ms=10)
+    settings = Tcp(flows=flows, refresh_ms=10, namespaces=namespaces)
     with contextlib.ExitStack() as stack:
         together = observers(probes(AgentConfig("", [])), tcp_connections(settings))
         loaded = stack.enter_context(load([*together, *packet_drops()]))
         assert not loaded.failed
         stack.enter_context(inside(namespace))
         bus = Bus()
-        types = frozenset({"tcp_flow", "tcp_path", "tcp_host", "packet_drops"})
+        types = frozenset({"tcp_flow", "tcp_path", "tcp_host", "tcp_namespace", "packet_drops"})
         subscription = bus.subscribe(types, 1_000_000)
         config = AgentConfig(host="h1", peers=[], tcp=settings, windows=Windows(long_ms=long_ms))
         source = TcpSource(config, loaded, Interfaces(), bus, path_of, lambda: [MEASURED])
         stack.callback(source.close)
         assert not source.failed
         source.register(stack.enter_context(selectors.DefaultSelector()))
-        for interface in RAILS:
+        for interface in interfaces:
             for hook, direction in link_observers(loaded):
                 stack.enter_context(attach_tc(loaded.programs[hook], interface, direction))
         yield Watching(loaded, source, subscription)

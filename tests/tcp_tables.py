@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pytools.errors import SwerveError
 
 ADDRESS = np.dtype([("bytes", "u1", (16,))])
-KEY = np.dtype([("local", ADDRESS), ("remote", ADDRESS), ("local_port", "u2"), ("remote_port", "u2"), ("pad", "u4")])
+KEY = np.dtype([("local", ADDRESS), ("remote", ADDRESS), ("local_port", "u2"), ("remote_port", "u2"), ("netns", "u4")])
 COUNTS = np.dtype(
     [
         ("retransmitted", "u8", (5,)),
@@ -30,7 +30,8 @@ FLOW = np.dtype(
     [
         ("counts", COUNTS),
         ("congestion_ns", "u8", (5,)),
-        *((name, "u8") for name in ("cookie", "skaddr", "cgroup", "first_ns", "last_ns", "acknowledged_bytes")),
+        *((name, "u8") for name in ("cookie", "skaddr", "cgroup", "netns", "first_ns")),
+        *((name, "u8") for name in ("last_ns", "acknowledged_bytes")),
         *((name, "u4") for name in ("ifindex", "srtt_us", "min_rtt_us", "cwnd", "ssthresh", "mss")),
         *((name, "u4") for name in ("rate_delivered", "rate_interval_us")),
         *((name, "u1") for name in ("state", "congestion", "ecn_flags", "flags")),
@@ -39,12 +40,13 @@ FLOW = np.dtype(
 )
 PATH_KEY = np.dtype([("remote", ADDRESS), ("ifindex", "u4")])
 ACCOUNTED = np.dtype([("segments", "u8"), ("timeouts", "u8"), ("last_ns", "u8"), ("older", "u4"), ("congestion", "u4")])
-SETTINGS = np.dtype([("netns_cookie", "u8"), ("refresh_ns", "u8")])
+NAMESPACE = np.dtype([("counts", COUNTS), ("connections", "u8"), ("cgroup", "u8")])
+SETTINGS = np.dtype([("netns_cookie", "u8"), ("refresh_ns", "u8"), ("namespaces", "u8")])
 DROP_KEY = np.dtype([("rx_sk", "u8"), ("reason", "u8")])
 DROP_RUN = np.dtype([("key", DROP_KEY), ("packets", "u8")])
 COUNTERS = (
     *("flows_created", "flows_replaced", "flows_full", "paths_full", "interfaces_full", "lost", "synacks_full"),
-    *("deferred", "congestion_full", "unsized", "met", "congestion_missed"),
+    *("deferred", "congestion_full", "unsized", "met", "congestion_missed", "namespaces_full"),
 )
 FAST, TIMEOUT, TAIL_PROBE, SYN, UNKNOWN = range(5)
 CPUS = 2
@@ -147,6 +149,7 @@ class Kernel:
     flows: FakeMap = field(default_factory=lambda: FakeMap(KEY, FLOW, 1000))
     paths: FakeMap = field(default_factory=lambda: FakeMap(PATH_KEY, COUNTS, 8))
     interfaces: FakeMap = field(default_factory=lambda: FakeMap("u4", COUNTS, 8, percpu=True))
+    namespaces: FakeMap = field(default_factory=lambda: FakeMap("u8", NAMESPACE, 8))
     accounted: FakeMap = field(default_factory=lambda: FakeMap("u8", ACCOUNTED, 2))
     settings: FakeMap = field(default_factory=lambda: FakeMap("i4", SETTINGS, 1))
     counters: FakeMap = field(default_factory=lambda: FakeMap("i4", "u8", 16, percpu=True))

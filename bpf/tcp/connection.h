@@ -38,7 +38,6 @@ static __always_inline void fill_key(struct swerve_tcp_key *key, struct bpf_sock
 
 	key->local_port = sk->src_port;
 	key->remote_port = bpf_ntohs(sk->dst_port);
-	key->pad = 0;
 	local[0] = 0;
 	local[1] = 0;
 	local[2] = bpf_htonl(0xffff);
@@ -123,6 +122,7 @@ static __always_inline void meet(struct tcp_truth *truth, struct bpf_sock *sk, s
 		flags &= SWERVE_TCP_ACTIVE;
 	}
 	fill_key(&truth->key, sk);
+	truth->key.netns = truth->row.netns;
 	truth->row.cookie = cookie;
 	truth->row.skaddr = (u64)sk;
 	truth->row.congestion = SWERVE_TCP_STATE_UNKNOWN;

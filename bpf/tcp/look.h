@@ -45,7 +45,10 @@ static __always_inline void look(struct tcp_truth *truth, struct bpf_tcp_sock *t
 	truth->spurious += delta->spurious;
 
 	add(&truth->row.counts, delta);
-	add_to_totals(&truth->key.remote, truth->row.ifindex, delta);
+	if (truth->row.netns)
+		add_to_namespace(&truth->row, delta, !truth->row.last_ns);
+	else
+		add_to_totals(&truth->key.remote, truth->row.ifindex, delta);
 
 	truth->row.last_ns = now;
 	truth->row.acknowledged_bytes = tp->bytes_acked;

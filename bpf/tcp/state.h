@@ -18,6 +18,9 @@
 #ifndef SWERVE_TCP_INTERFACES
 #define SWERVE_TCP_INTERFACES 256
 #endif
+#ifndef SWERVE_TCP_NETNS
+#define SWERVE_TCP_NETNS 4096
+#endif
 #ifndef SWERVE_TCP_ACCOUNTED
 #define SWERVE_TCP_ACCOUNTED (SWERVE_TCP_FLOWS + 16384)
 #endif
@@ -38,6 +41,7 @@
 #define CA_LOSS 4
 #define WORDS (sizeof(struct swerve_tcp_counts) / sizeof(u64))
 #define CALLBACKS (BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG)
+#define CALLBACKS_ELSEWHERE (CALLBACKS | BPF_SOCK_OPS_RETRANS_CB_FLAG | BPF_SOCK_OPS_RTT_CB_FLAG)
 
 /* All that is known of a connection; lives and dies with its socket. `row` is what tcp_flows has a copy of. */
 struct tcp_truth {
@@ -89,6 +93,7 @@ BPF_SK_STORAGE(tcp_truths, struct tcp_truth);
 BPF_TABLE("lru_hash", struct swerve_tcp_key, struct swerve_tcp_flow, tcp_flows, SWERVE_TCP_FLOWS);
 BPF_HASH(tcp_paths, struct swerve_tcp_path_key, struct swerve_tcp_counts, SWERVE_TCP_PATHS);
 BPF_TABLE("percpu_hash", u32, struct swerve_tcp_counts, tcp_interfaces, SWERVE_TCP_INTERFACES);
+BPF_F_TABLE("hash", u64, struct swerve_tcp_namespace, tcp_namespaces, SWERVE_TCP_NETNS, BPF_F_NO_PREALLOC);
 BPF_F_TABLE("hash", u64, struct swerve_tcp_accounted, tcp_accounted, SWERVE_TCP_ACCOUNTED, BPF_F_NO_PREALLOC);
 BPF_F_TABLE("hash", u64, struct swerve_tcp_congestion, tcp_congestion, SWERVE_TCP_TRACKED, BPF_F_NO_PREALLOC);
 BPF_TABLE("lru_hash", u64, u32, tcp_synacks, SWERVE_TCP_SYNACKS);	/* by which interface the first one left */

@@ -57,4 +57,21 @@ static __always_inline void add_to_totals(struct swerve_addr *remote, u32 ifinde
 	add_to_interface(ifindex, delta);
 }
 
+static __always_inline void add_to_namespace(struct swerve_tcp_flow *row, struct swerve_tcp_counts *delta, bool first)
+{
+	struct swerve_tcp_namespace nothing = {}, *sum;
+	u64 netns = row->netns;
+
+	sum = tcp_namespaces.lookup_or_try_init(&netns, &nothing);
+	if (!sum) {
+		raise_counter(SWERVE_TCP_NAMESPACES_FULL, 1);
+		return;
+	}
+	add(&sum->counts, delta);
+	if (first)
+		__sync_fetch_and_add(&sum->connections, 1);
+	if (row->cgroup)
+		sum->cgroup = row->cgroup;
+}
+
 #endif /* SWERVE_TCP_TOTALS_H */

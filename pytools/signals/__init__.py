@@ -26,7 +26,7 @@ from pytools.signals.host import DropReason, PacketDrops, ProgramCost, Self
 from pytools.signals.links import Link, LinkCounters, LinkEvent, PathEcn, PathMtu, Pause, Qdisc
 from pytools.signals.rdma import Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
 from pytools.signals.steering import Act, GroupMember, NexthopGroup, PathState, SteeringState
-from pytools.signals.tcp import CongestionTimes, Retransmissions, TcpFlow, TcpHost, TcpPath
+from pytools.signals.tcp import CongestionTimes, Retransmissions, TcpFlow, TcpHost, TcpNamespace, TcpPath
 
 __all__ = [
     "DELAY_BOUNDS_NS",
@@ -76,6 +76,7 @@ __all__ = [
     "Suspect",
     "TcpFlow",
     "TcpHost",
+    "TcpNamespace",
     "TcpPath",
     "decode",
     "encode",

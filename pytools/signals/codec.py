@@ -15,7 +15,7 @@ from pytools.signals.host import PacketDrops, Self
 from pytools.signals.links import Link, LinkEvent, PathEcn, PathMtu
 from pytools.signals.rdma import RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects
 from pytools.signals.steering import Act, NexthopGroup, PathState
-from pytools.signals.tcp import TcpFlow, TcpHost, TcpPath
+from pytools.signals.tcp import TcpFlow, TcpHost, TcpNamespace, TcpPath
 
 AnySignal = (
     PathDelay
@@ -29,6 +29,7 @@ AnySignal = (
     | TcpFlow
     | TcpPath
     | TcpHost
+    | TcpNamespace
     | PacketDrops
     | Link
     | LinkEvent

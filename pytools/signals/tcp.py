@@ -47,9 +47,10 @@ class TcpFlow(Signal, frozen=True, kw_only=True, tag="tcp_flow"):
     local_port: int  # of this host
     remote: str  # address of the peer
     remote_port: int  # of the peer
-    interface: str  # by which its packets leave
+    interface: str  # by which its packets leave; empty if that is not known, as for most of other namespaces
     path: Path | None  # None when the remote address is on no measured path
     owner: Owner
+    namespace: str = ""  # network namespace, as in `tcp_namespace`; empty: the agent's own
     state: str  # the kernel's name in lower case; `close` if ended; many `close_wait`: the application does not close
     first_ns: int  # when first seen
     last_ns: int  # when last read
@@ -60,7 +61,7 @@ class TcpFlow(Signal, frozen=True, kw_only=True, tag="tcp_flow"):
     segments_in: int  # received
     retransmitted: Retransmissions  # segments by cause
     retransmitted_segments: int  # of all causes (`ss -ti`: retrans)
-    retransmitted_bytes: int  # of these segments
+    retransmitted_bytes: int  # of these segments; not known (0) in other namespaces, as zero_windows and resets
     spurious_segments: int  # retransmitted needlessly, by the peer's DSACKs
     timeouts: int  # retransmission timeouts; each costs at least 200 ms
     srtt_ns: int | None  # smoothed round trip, with queues and delayed acknowledgements
@@ -102,6 +103,34 @@ class TcpPath(Signal, frozen=True, kw_only=True, tag="tcp_path"):
     zero_windows: int  # segments received that closed the window
     resets_sent: int  # segments with RST
     resets_received: int  # segments with RST
+    total_segments: int  # retransmitted since the agent started
+
+    @property
+    def retransmitted_share(self) -> float:
+        """Segments retransmitted, of all sent."""
+        return self.retransmitted_segments / self.segments_out if self.segments_out else 0.0
+
+
+class TcpNamespace(Signal, frozen=True, kw_only=True, tag="tcp_namespace"):
+    """All TCP connections of another network namespace of this machine in the last window.
+
+    Once per long window if anything was counted, every fifteenth window of all.
+    """
+
+    netns: int  # its cookie in the kernel (SO_NETNS_COOKIE), never used twice
+    # `NAMESPACE/NAME` of the pod, the container's name, `pod:UID`, `container:ID`, a service, or `netns:COOKIE`
+    namespace: str
+    window_ns: int
+    connections: int  # seen since the agent started
+    retransmitted: Retransmissions  # within the window, as all below
+    retransmitted_segments: int  # of segments_out; equals the growth of its TcpRetransSegs
+    spurious_segments: int  # retransmitted needlessly
+    timeouts: int  # retransmission timeouts
+    sent_bytes: int  # without retransmissions
+    received_bytes: int  # in order
+    segments_out: int  # with retransmissions
+    delivered_segments: int  # acknowledged
+    delivered_ce_segments: int  # of these, acknowledged as marked (CE)
     total_segments: int  # retransmitted since the agent started
 
     @property

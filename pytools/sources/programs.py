@@ -7,7 +7,7 @@ from typing import Final
 
 from pytools.config import AgentConfig, Tcp
 from pytools.kernel import tracefs
-from pytools.kernel.bpf.compiler_client import Program
+from pytools.kernel.bpf.compiler_client import Kind, Program
 
 OBSERVE_EGRESS: Final = "observe_egress"
 OBSERVE_INGRESS: Final = "observe_ingress"
@@ -16,6 +16,7 @@ PROBE_INGRESS: Final = "probe_ingress"
 TCP_EGRESS: Final = "tcp_egress"
 TCP_INGRESS: Final = "tcp_ingress"
 TCP_CALLBACKS: Final = "tcp_callbacks"
+TCP_CREATED: Final = "tcp_created"
 SAMPLE_EGRESS: Final = "sample_egress"
 SAMPLE_INGRESS: Final = "sample_ingress"
 
@@ -42,7 +43,10 @@ def tcp_connections(wanted: Tcp) -> Program:
     defines = {"SWERVE_TCP_FLOWS": wanted.flows}
     if tracefs.fields("tcp", "tcp_cong_state_set") and tracefs.fields("sock", "inet_sock_set_state"):
         defines["SWERVE_TCP_CONGESTION"] = 1
-    return Program("tcp.c", (TCP_EGRESS, TCP_INGRESS, TCP_CALLBACKS), defines, {TCP_CALLBACKS: "sock_ops"})
+    of_sockets: dict[str, Kind] = {TCP_CALLBACKS: "sock_ops"}
+    if wanted.namespaces != "own":
+        of_sockets[TCP_CREATED] = "sock"
+    return Program("tcp.c", (TCP_EGRESS, TCP_INGRESS, *of_sockets), defines, of_sockets)
 
 
 def packet_drops() -> list[Program]:

@@ -34,6 +34,7 @@ from pytools.signals import (
     RdmaQueuePair,
     RdmaVerdict,
     TcpFlow,
+    TcpNamespace,
     TcpPath,
 )
 
@@ -74,6 +75,7 @@ class Traits(NamedTuple):
     path: tuple[Path, ...] = ()
     verdict: tuple[str, ...] = ()
     host: tuple[str, ...] = ()  # whose clock it is
+    pod: tuple[str, ...] = ()  # network namespaces
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Filters:
     path: tuple[str, ...] = ()
     verdict: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
+    pod: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self != _NOTHING
@@ -106,7 +109,7 @@ class Filters:
 
     def lasting(self) -> Filters:
         """Those whose answer does not change while a connection or a queue pair lives."""
-        return replace(self, command=(), path=(), interface=(), verdict=(), host=())
+        return replace(self, command=(), path=(), interface=(), verdict=(), host=(), pod=())
 
     def __str__(self) -> str:
         """As they are written on the command line."""
@@ -148,6 +151,7 @@ _FITS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "path": _part,
     "verdict": operator.eq,
     "host": _part,
+    "pod": _part,
 }
 
 
@@ -164,6 +168,7 @@ def traits(signal: AnySignal) -> Traits:
                 command=(signal.owner.command,),
                 interface=(signal.interface,),
                 path=_known(signal.path),
+                pod=(signal.namespace,),
             )
         case RdmaQueuePair():
             paths = _known(signal.path)
@@ -184,6 +189,8 @@ def traits(signal: AnySignal) -> Traits:
                 interface=tuple(path.interface for path in paths),
                 path=paths,
             )
+        case TcpNamespace():
+            found = Traits(pod=(signal.namespace,))
         case TcpPath():
             found = _of_paths(_known(signal.path), signal.interface)
         case Link() | LinkEvent():
@@ -218,6 +225,7 @@ def parse(
     path: Sequence[str] = (),
     verdict: Sequence[str] = (),
     host: Sequence[str] = (),
+    pod: Sequence[str] = (),
 ) -> Filters:
     """Filters from words of the command line.
 
@@ -239,7 +247,7 @@ def parse(
     ):
         if not 1 <= number <= most:
             raise UsageError(f"{option} {number}: there is no such number", f"it is within 1 and {most}")
-    for option, texts in (("--command", command), ("--path", path), ("--host", host)):
+    for option, texts in (("--command", command), ("--path", path), ("--host", host), ("--pod", pod)):
         if not all(map(str.strip, texts)):
             raise UsageError(f"{option} is empty", "give a part of the name, or leave the option out")
     return Filters(
@@ -252,6 +260,7 @@ def parse(
         tuple(path),
         tuple(chosen(each, VERDICTS, "verdict") for each in verdict),
         tuple(host),
+        tuple(pod),
     )
 
 

@@ -34,6 +34,7 @@ from pytools.signals import (
     Self,
     TcpFlow,
     TcpHost,
+    TcpNamespace,
     TcpPath,
 )
 from pytools.views import empty_states
@@ -41,7 +42,7 @@ from pytools.views.filters import Filters
 from pytools.views.model import Model, is_whole_path
 
 PATIENCE_S: Final = 5.0
-_OF_FLOWS: Final = frozenset({"dst", "src", "port", "pid", "command", "interface", "path"})
+_OF_FLOWS: Final = frozenset({"dst", "src", "port", "pid", "command", "interface", "path", "pod"})
 # Processes are looked for once somebody listens to connections, and told a window later, of idle ones the fourth.
 _OWNERS_S: Final = 2.4
 _ALL_OWNERS_S: Final = 5.5
@@ -94,7 +95,7 @@ class _Top(View):
 VIEWS: Final[Mapping[str, View]] = {
     "delay": View((PathDelay, PathLiveness), (PathDelay,), filters=_OF_LINKS),
     "tcp": View(  # `self` and `tcp_host` say that the agent lives, and whether its hooks do
-        (TcpHost, TcpPath, TcpFlow),
+        (TcpHost, TcpPath, TcpNamespace, TcpFlow),
         (Self, TcpHost),
         (),
         first_s=_OWNERS_S,

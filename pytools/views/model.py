@@ -40,6 +40,7 @@ from pytools.signals import (
     Self,
     TcpFlow,
     TcpHost,
+    TcpNamespace,
     TcpPath,
 )
 
@@ -50,12 +51,12 @@ _EVER: Final = 1 << 62
 _LONG_OVER: Final = 3  # so many windows without another one as long: the agent has shorter ones by now
 
 Kind = TypeVar("Kind")
-FlowKey = tuple[str, int, str, int, str]
+FlowKey = tuple[str, int, str, int, str, str]
 
 
 def flow_key(flow: TcpFlow) -> FlowKey:
     """What tells connections apart: a connection that moved to another interface has two rows."""
-    return (flow.local, flow.local_port, flow.remote, flow.remote_port, flow.interface)
+    return (flow.local, flow.local_port, flow.remote, flow.remote_port, flow.interface, flow.namespace)
 
 
 def is_whole_path(app: AppDelay) -> bool:
@@ -139,6 +140,7 @@ KEPT: Final[dict[type, Kept]] = {
     ClockEdge: Kept(_of_path, _CLOCK_NS, FORGOTTEN_NS),
     Collocation: Kept(_of_host, _CLOCK_NS),
     TcpHost: Kept(_of_host),
+    TcpNamespace: Kept(lambda row: row.netns, forgotten_ns=FORGOTTEN_NS, most=4096),
     TcpPath: Kept(lambda row: (row.interface, row.path), forgotten_ns=FORGOTTEN_NS),
     TcpFlow: Kept(
         flow_key,

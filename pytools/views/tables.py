@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytools.views.doctor import Result
 
 NO_PATH: Final = "no measured path"
+NO_INTERFACE: Final = "interface not known"
 # Of a path under a controller, the most urgent first.
 STATE_STYLES: Final[dict[str, str]] = {
     "drained": "red",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pytools import units
-from pytools.signals import DropReason, TcpFlow, TcpPath
+from pytools.signals import DropReason, TcpFlow, TcpNamespace, TcpPath
 from pytools.units import duration, share
 from pytools.views import tables
 from pytools.views.columns import Column, Listing, figure, little, much, named
@@ -56,6 +56,25 @@ def paths(_now_ns: int) -> Listing[TcpPath]:
     )
 
 
+def namespaces(_now_ns: int) -> Listing[TcpNamespace]:
+    """One row per other network namespace: the last window in which anything was counted."""
+    return Listing(
+        (
+            figure("pod or namespace", "pod", str, lambda row: row.namespace, order=named),
+            figure("retx", "retx", alarm, lambda row: row.retransmitted_segments),
+            figure("share", "share", share, lambda row: row.retransmitted_share if row.segments_out else None),
+            *_causes(),
+            figure("spurious", "spurious", number, lambda row: row.spurious_segments, 6),
+            figure("time-\nouts", "timeouts", alarm, lambda row: row.timeouts, 4),
+            figure("CE", "ce", share, _marked, 8),
+            figure("sent", "sent", units.bit_rate, _sending, 9),
+            figure("connections", "connections", number, lambda row: row.connections, 10),
+            figure("retx\ntotal", "total", number, lambda row: row.total_segments, 11),
+        ),
+        lambda row: (-row.retransmitted_segments, -row.sent_bytes, row.namespace),
+    )
+
+
 def flows(now_ns: int) -> Listing[TcpFlow]:
     """One row per connection, since it began."""
     return Listing(
@@ -68,6 +87,7 @@ def flows(now_ns: int) -> Listing[TcpFlow]:
                 left=True,
                 spare=3,
             ),
+            figure("pod", "pod", str, lambda row: row.namespace, 2, named, True),
             figure("retx", "retx", alarm, lambda row: row.retransmitted_segments),
             *_causes(),
             figure("spur-\nious", "spurious", number, lambda row: row.spurious_segments, 8),
@@ -131,11 +151,11 @@ def _where(row: TcpPath | TcpFlow) -> str:
     return tables.place(row.path, row.interface)
 
 
-def _marked(row: TcpPath | TcpFlow) -> float | None:
+def _marked(row: TcpPath | TcpFlow | TcpNamespace) -> float | None:
     return row.delivered_ce_segments / row.delivered_segments if row.delivered_segments else None
 
 
-def _sending(row: TcpPath) -> float | None:
+def _sending(row: TcpPath | TcpNamespace) -> float | None:
     return row.sent_bytes * 8e9 / row.window_ns if row.window_ns else None
 
 
@@ -170,6 +190,6 @@ def _state(row: TcpFlow) -> str:
 
 def _two_lines(row: TcpFlow) -> str:
     if row.path is None:
-        return f"{row.interface}\n  {tables.NO_PATH}"
+        return f"{row.interface or tables.NO_INTERFACE}\n  {tables.NO_PATH}"
     rest = f"via {row.path.gateway}" if row.path.gateway else f"to {row.path.address}"
     return f"{tables.way(row.path, short=True)}\n  {rest}"

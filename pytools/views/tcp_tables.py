@@ -12,14 +12,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import AnySignal, PacketDrops, Retransmissions, TcpFlow, TcpHost, TcpPath
+from pytools.signals import AnySignal, PacketDrops, Retransmissions, TcpFlow, TcpHost, TcpNamespace, TcpPath
 from pytools.units import duration
 from pytools.views import tables
 from pytools.views.model import KEPT, Model
 from pytools.views.query import Query
-from pytools.views.tcp_columns import CAUSES, flows, paths, reasons
+from pytools.views.tcp_columns import CAUSES, flows, namespaces, paths, reasons
 
 _SHOWN_FLOWS: Final = 20  # under the paths; --flows shows all
+_SHOWN_NAMESPACES: Final = 20
 _NO_PATH_IS: Final = (
     "connections to addresses that are not probed by this interface: of hosts that are no peers, or other addresses of "
     "a peer than the one in the agent's configuration"
@@ -40,6 +41,15 @@ def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> Render
         window = duration(max(row.window_ns for row in by_path))
         title = f"{model.host}: TCP by path, over {window}{asked.said()}"
         parts.append(paths(model.at_ns).sheet(title, by_path, lambda row: tables.dim(row, model.at_ns)))
+    by_namespace = namespaces(model.at_ns).ordered(
+        [each for each in signals if isinstance(each, TcpNamespace)], asked.sort
+    )
+    if by_namespace:
+        title = f"{model.host}: TCP of pods and other network namespaces, over their last window{asked.said()}"
+        listing, shown = namespaces(model.at_ns), by_namespace[:_SHOWN_NAMESPACES]
+        parts.append(listing.sheet(title, shown, lambda row: tables.dim(row, model.at_ns)))
+        if len(by_namespace) > len(shown):
+            parts.append(Text(f"and {len(by_namespace) - len(shown)} more: --pod selects, -j has all", style="dim"))
     if by_flow:
         parts.append(_flow_sheet(model, by_flow[:_SHOWN_FLOWS], asked))
         if len(by_flow) > _SHOWN_FLOWS:

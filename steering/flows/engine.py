@@ -82,7 +82,8 @@ class FlowEngine:
         if not self._rules:
             return
         if isinstance(signal, TcpFlow):
-            self.flows.take(signal)
+            if not signal.namespace:  # what leaves another network namespace may have other addresses at our egress
+                self.flows.take(signal)
         elif isinstance(signal, PathDelay):
             self.rails.take(signal)
 

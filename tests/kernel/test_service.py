@@ -239,7 +239,12 @@ def test_every_hook_attaches_and_everything_is_measured(pair: tuple[Service, Ser
     assert f"Uid:\t{kit.UID}\t" in status and f"CapEff:\t{mask(kit.AGENT)}\n" in status
     (self,) = signals(one, "self")
     assert self["failed"] == {}
-    assert {each["name"] for each in self["programs"]} == {"observe_egress", "observe_ingress", "tcp_callbacks"}
+    assert {each["name"] for each in self["programs"]} == {
+        "observe_egress",
+        "observe_ingress",
+        "tcp_callbacks",
+        "tcp_created",
+    }
 
     def both_ways() -> bool:
         (delay,) = signals(one, "path_delay")
@@ -354,7 +359,7 @@ def test_without_the_step_it_measures_and_names_what_is_lost(veth_pair: tuple[st
         (self,) = signals(one, "self")
         assert self["failed"] == {}
         names = [each["name"] for each in self["programs"]]
-        assert sorted(names) == ["observe_egress", "observe_ingress", "tcp_callbacks"]
+        assert sorted(names) == ["observe_egress", "observe_ingress", "tcp_callbacks", "tcp_created"]
 
 
 def test_it_is_alive_only_while_its_loop_turns(veth_pair: tuple[str, str], room: Path) -> None:

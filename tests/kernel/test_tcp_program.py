@@ -29,7 +29,7 @@ from pytools.kernel.netns import inside
 CAUSES: Final = ("fast", "timeout", "tail_probe", "syn", "unknown")
 COUNTERS: Final = (
     *("flows_created", "flows_replaced", "flows_full", "paths_full", "interfaces_full", "lost", "synacks_full"),
-    *("deferred", "congestion_full", "unsized", "met", "congestion_missed"),
+    *("deferred", "congestion_full", "unsized", "met", "congestion_missed", "namespaces_full"),
 )
 HOSTS: Final = ("near", "far")
 NEAR, FAR = ("10.77.0.1", "fd77::1"), ("10.77.0.2", "fd77::2")
@@ -200,12 +200,12 @@ class Hosts:
             stack.enter_context(inside(namespace))
             with socket.socket() as any_socket:
                 cookie = struct.unpack("=Q", any_socket.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8))[0]
-            loaded.map("tcp_settings").update(0, (cookie, refresh_ns))
+            loaded.map("tcp_settings").update(0, (cookie, refresh_ns, 0))
             loaded.map("tcp_interfaces").update(0, np.zeros((), loaded.map("tcp_interfaces").value))
             if older:
                 note_older(loaded)
             if callbacks:
-                stack.enter_context(cgroups.attach_sock_ops(loaded.programs["tcp_callbacks"]))
+                stack.enter_context(cgroups.attach(loaded.programs["tcp_callbacks"]))
             stack.enter_context(attach_tc(loaded.programs["tcp_egress"], "v0", "egress"))
             stack.enter_context(attach_tc(loaded.programs["tcp_ingress"], "v0", "ingress"))
             yield Agent(loaded)
@@ -784,7 +784,7 @@ def test_times_in_congestion_states(hosts: Hosts) -> None:
 def test_sockets_of_other_namespaces_are_left_alone(hosts: Hosts) -> None:
     """Socket operations are called for the whole machine; here our own namespace is made a foreign one."""
     with hosts.agent() as agent, hosts.listener() as server:
-        agent.loaded.map("tcp_settings").update(0, (1 << 60, REFRESH_NS))
+        agent.loaded.map("tcp_settings").update(0, (1 << 60, REFRESH_NS, 0))
         with hosts.connected(server) as (near, far):
             exchange(near, far, 1000)
             assert agent.flow(near)["flags"] == ACTIVE

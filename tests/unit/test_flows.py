@@ -221,6 +221,17 @@ def test_slow_flows_and_others_out_of_scope_stay() -> None:
     assert [connection.pinned for connection in scoped.connections] == [None, 2, None]
 
 
+def test_flows_of_other_namespaces_stay() -> None:
+    world = World([1, 1, 1, 2])
+    for connection in world.connections[:2]:
+        connection.namespace = "shop/cart"
+    world.run(3)
+    world.cut()
+    world.run(2)
+    (act,) = (act for _, act in world.acts)
+    assert list(act.flows) == [world.connections[2].key]
+
+
 def test_no_more_pins_than_allowed() -> None:
     world = World([1] * 6 + [2] * 2, text=POLICY.replace("at_most: 64", "at_most: 3"))
     world.run(3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import tcp_tables
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
 from tcp_tables import Kernel, counts, flow, flow_key, path_key
 
 from pytools.config import AgentConfig, Tcp
@@ -19,7 +20,7 @@ from pytools.kernel import addresses, tracefs
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.bpf.maps import Map
 from pytools.kernel.netlink import sockdiag
-from pytools.signals import Owner, PacketDrops, Path, Retransmissions, TcpFlow, TcpHost, TcpPath
+from pytools.signals import Owner, PacketDrops, Path, Retransmissions, TcpFlow, TcpHost, TcpNamespace, TcpPath
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.tcp import baselines, busiest, source, table
 from pytools.sources.tcp.drops import Drops, SocketDrops
@@ -277,6 +278,59 @@ def test_the_host_has_the_sum_of_its_interfaces() -> None:
     assert (host.flows, host.capacity, host.created, host.evicted) == (10, 1000, 11, 0)
 
 
+# ---- other network namespaces ----
+
+
+def namespace(segments: int, **others: int) -> tuple[NDArray[Any], int, int]:
+    return counts(segments, segments_out=100, **others), 3, 0
+
+
+def test_namespaces_have_sums_of_their_own() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel, types=("tcp_namespace", "tcp_path", "tcp_host"))
+    kernel.namespaces.update(4242, namespace(5, timeouts=1))
+    kernel.namespaces.update(4243, namespace(0))
+    made.read(SECOND)
+    first = subscription.read()
+    assert {each.netns: each.total_segments for each in first if isinstance(each, TcpNamespace)} == {4242: 5, 4243: 0}
+    assert not any(each.retransmitted_segments for each in first if isinstance(each, TcpPath | TcpHost))
+    kernel.namespaces.update(4242, namespace(7, timeouts=1))
+    made.read(2 * SECOND)
+    (only,) = (each for each in subscription.read() if isinstance(each, TcpNamespace))  # nothing new of the other
+    assert (only.namespace, only.netns, only.connections) == ("netns:4242", 4242, 3)
+    assert (only.retransmitted_segments, only.timeouts, only.total_segments) == (2, 0, 7)
+    for window in range(3, 17):
+        made.read(window * SECOND)
+    assert {each.netns for each in subscription.read() if isinstance(each, TcpNamespace)} == {4242, 4243}
+
+
+def test_idle_namespaces_make_room() -> None:
+    kernel = Kernel()
+    made, _ = source_on(kernel, types=("tcp_namespace",))
+    for netns in range(7):  # of eight
+        kernel.namespaces.update(100 + netns, namespace(1))
+    made.read(SECOND)
+    kernel.namespaces.update(103, namespace(2))
+    made.read(2 * SECOND)
+    assert kernel.namespaces.read()[0].tolist() == [103]
+
+
+def test_connections_of_other_namespaces_are_no_business_of_who_steers() -> None:
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    busy = {"mss": 1448, "rate_delivered": 20, "rate_interval_us": 1000}
+    kernel.flows.update(flow_key(40000), flow(**busy))
+    kernel.flows.update(flow_key(40001), flow(netns=4242, ifindex=0, cookie=2, **busy))
+    run(made, SECOND)
+    flows = {each.local_port: each for each in subscription.read() if isinstance(each, TcpFlow)}
+    assert {port: each.namespace for port, each in flows.items()} == {40000: "", 40001: "netns:4242"}
+    assert (flows[40001].interface, flows[40001].path) == ("", None)
+    for port, cookie, netns in ((40000, 1, 0), (40001, 2, 4242)):
+        kernel.flows.update(flow_key(port), flow(last_ns=SECOND + 1, netns=netns, cookie=cookie, **busy))
+    made.tick(SECOND + 100_000_000)
+    assert told(subscription) == [40000], "of the busiest only ours"
+
+
 # ---- single connections ----
 
 
@@ -432,9 +486,16 @@ def test_no_bytes_break_the_signals(raw: tuple[np.ndarray, np.ndarray]) -> None:
     keys = raw[0].copy().view(tcp_tables.KEY).reshape(-1)
     rows = raw[1].copy().view(tcp_tables.FLOW).reshape(-1)
     asked: list[Identity] = []
-    made = Rows("h1", lambda index: f"if{index}", path_of, lambda _, __: Owner(), lambda one, _: asked.append(one))
+    made = Rows(
+        "h1",
+        lambda index: f"if{index}",
+        path_of,
+        lambda _, __: Owner(),
+        lambda one, _: asked.append(one),
+        lambda *_: "",
+    )
     assert len(list(made.signals(keys, rows, [{}] * len(rows), 1, 2))) == len(rows)
-    assert len(asked) == int((rows["flags"] & CLOSED == 0).sum())
+    assert len(asked) == int(((rows["flags"] & CLOSED == 0) & (rows["netns"] == 0)).sum())
 
 
 # ---- the table ----
@@ -611,7 +672,7 @@ def test_what_sockets_did_before_is_told_to_the_kernel(monkeypatch: pytest.Monke
     cookies, values = kernel.accounted.read()
     assert dict(zip(cookies.tolist(), values.tolist(), strict=True)) == {11: (3, 0, 0, 1, 4), 12: (2, 0, 0, 0, 0)}
     assert made.drops()["tcp_baselines_full"] == 1
-    assert kernel.settings.read()[1].tolist() == [(4711, 100_000_000)]
+    assert kernel.settings.read()[1].tolist() == [(4711, 100_000_000, 2)]
     assert kernel.interfaces.read()[0].tolist() == [0]
 
 
@@ -659,6 +720,8 @@ def test_every_loss_has_a_name() -> None:
         "tcp_congestion_full": 9,
         "tcp_unsized": 10,
         "tcp_congestion_missed": 12,
+        "tcp_namespaces_full": 13,
+        "tcp_names_refused": 0,
         "drops_other": 20,
         "drops_sockets_full": 21,
     }

@@ -56,12 +56,7 @@ def root(mounts: str | None = None) -> Path:
     )
 
 
-def attach_sock_ops(prog_fd: int, group: Path | None = None) -> CgroupLink:
-    """Attach a socket operations program (see `attach`)."""
-    return attach(prog_fd, syscall.SOCK_OPS, group)
-
-
-def attach(prog_fd: int, attach_type: int, group: Path | None = None) -> CgroupLink:
+def attach(prog_fd: int, attach_type: int = syscall.SOCK_OPS, group: Path | None = None) -> CgroupLink:
     """Have a program of this type (`syscall`) called for the sockets of a control group, the root unless given.
 
     Raises

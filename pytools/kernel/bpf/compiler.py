@@ -124,7 +124,7 @@ def build(
         except Exception as error:  # bcc raises bare Exception
             reply["error"] = reason(error)
             return reply, descriptors
-        types = {"tc": BPF.SCHED_CLS, "sock_ops": BPF.SOCK_OPS, "uprobe": BPF.KPROBE}
+        types = {"tc": BPF.SCHED_CLS, "sock_ops": BPF.SOCK_OPS, "sock": BPF.CGROUP_SOCK, "uprobe": BPF.KPROBE}
         types |= dict.fromkeys(_CONNECT, _SOCK_ADDR)
         for name, kind in request["functions"]:
             try:

@@ -27,7 +27,7 @@ _DEADLINE_S = 300.0  # emulated processors need minutes; a child that dies is no
 _MOST_DESCRIPTORS = 250  # in one message (SCM_MAX_FD is 253)
 
 
-Kind = Literal["tc", "sock_ops", "connect4", "connect6", "uprobe"]
+Kind = Literal["tc", "sock_ops", "sock", "connect4", "connect6", "uprobe"]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ RAW_TRACEPOINT_OPEN, BTF_LOAD = 17, 18
 MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, LINK_CREATE, ENABLE_STATS = 24, 26, 28, 32
 
 TCX_INGRESS, TCX_EGRESS = 46, 47  # enum bpf_attach_type, and so the next
-SOCK_OPS, CONNECT4, CONNECT6 = 3, 10, 11
+SOCK_CREATE, SOCK_OPS, CONNECT4, CONNECT6 = 2, 3, 10, 11
 _BEFORE = 1 << 3  # BPF_F_BEFORE; with no other program named: all of them
 _MAP_INFO_BYTES, PROG_INFO_BYTES, _LINK_INFO_BYTES = 80, 232, 16
 _RUN_TIME_OFFSET = 192  # of run_time_ns, run_cnt in struct bpf_prog_info

@@ -8,12 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from pytools.kernel import netns
+from pytools.kernel.bpf import contract
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.bpf.maps import Map
 from pytools.kernel.netlink.sockdiag import Socket
 
 
-def configure(loaded: Loaded, refresh_ns: int) -> None:
+def configure(loaded: Loaded, refresh_ns: int, namespaces: str = "own") -> None:
     """Say whose connections to follow, and how often to look at a busy one.
 
     Raises
@@ -21,7 +22,8 @@ def configure(loaded: Loaded, refresh_ns: int) -> None:
     SwerveError
         If the maps refuse.
     """
-    loaded.map("tcp_settings").update(0, (netns.cookie(), refresh_ns))
+    followed = contract.constant(f"SWERVE_TCP_{namespaces.upper()}")
+    loaded.map("tcp_settings").update(0, (netns.cookie(), refresh_ns, followed))
     interfaces = loaded.map("tcp_interfaces")
     interfaces.update(0, np.zeros((), interfaces.value))  # stands for those that find the map full
 

@@ -44,6 +44,7 @@ class Busiest:
         rates, measured = delivery_rates(rows)
         last_ns = rows["last_ns"].astype(np.int64)
         busy = measured & (last_ns >= since_ns) & (rows["flags"] & CLOSED == 0)
+        busy &= rows["netns"] == 0  # who steers can move no others
         part = keys[busy], rates[busy].astype(np.float64), last_ns[busy]
         if self._picked is not None:
             part = tuple(np.concatenate(pair) for pair in zip(self._picked, part, strict=True))  # type: ignore[assignment]

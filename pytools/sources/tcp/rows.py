@@ -45,6 +45,8 @@ class Rows:
         Who holds a connection, by its cookie and its control group.
     ask : callable
         Told of each connection whose process is not known, with the time.
+    namespace : callable
+        What a network namespace is called, by its cookie, a control group in it, and the time.
     """
 
     def __init__(
@@ -54,16 +56,17 @@ class Rows:
         path_of: Callable[[str, str], Path | None],
         owner: Callable[[int, int], Owner],
         ask: Callable[[Identity, int], None],
+        namespace: Callable[[int, int, int], str],
     ) -> None:
         self._host, self._name, self._path_of = host, name, path_of
-        self._owner, self._ask = owner, ask
+        self._owner, self._ask, self._namespace = owner, ask, namespace
 
     def signals(
         self, keys: NDArray[Any], rows: NDArray[Any], drops: Sequence[dict[str, int]], now_ns: int, unix_ns: int
     ) -> Iterator[TcpFlow]:
         """A signal of each row; `drops` are the packets of each that were dropped, by reason."""
         counts = rows["counts"]
-        interfaces = [self._name(ifindex) for ifindex in rows["ifindex"].tolist()]
+        interfaces = [self._name(ifindex) if ifindex else "" for ifindex in rows["ifindex"].tolist()]
         remotes = texts(keys["remote"]["bytes"])
         fields: dict[str, list[Any]] = {
             "local": texts(keys["local"]["bytes"]),
@@ -73,6 +76,10 @@ class Rows:
             "interface": interfaces,
             "path": [self._path_of(*where) for where in zip(remotes, interfaces, strict=True)],
             "owner": self._owners(keys, rows, now_ns),
+            "namespace": [
+                self._namespace(*each, now_ns)
+                for each in zip(rows["netns"].tolist(), rows["cgroup"].tolist(), strict=True)
+            ],
             "state": [_state(number) for number in rows["state"].tolist()],
             "retransmitted": [Retransmissions(*causes) for causes in counts["retransmitted"].tolist()],
             "retransmitted_segments": counts["retransmitted"].sum(axis=1).tolist(),
@@ -98,7 +105,7 @@ class Rows:
     def _owners(self, keys: NDArray[Any], rows: NDArray[Any], now_ns: int) -> list[Owner]:
         owners = [self._owner(*each) for each in zip(rows["cookie"].tolist(), rows["cgroup"].tolist(), strict=True)]
         for at, owner in enumerate(owners):
-            if not owner.pid and not rows["flags"][at] & CLOSED:
+            if not owner.pid and not rows["netns"][at] and not rows["flags"][at] & CLOSED:
                 self._ask(identity(keys[at], rows[at]), now_ns)
         return owners
 

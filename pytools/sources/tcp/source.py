@@ -20,19 +20,21 @@ from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Bus
 from pytools.kernel import tracefs
-from pytools.kernel.bpf import cgroups, contract
+from pytools.kernel.bpf import cgroups, contract, syscall
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.netlink.sockdiag import Diagnostics
 from pytools.signals import Path
 from pytools.sources.interfaces import Interfaces
-from pytools.sources.programs import TCP_CALLBACKS
+from pytools.sources.programs import TCP_CALLBACKS, TCP_CREATED
 from pytools.sources.source import Source
 from pytools.sources.tcp import baselines
 from pytools.sources.tcp.busiest import Busiest
 from pytools.sources.tcp.containers import Cgroups
 from pytools.sources.tcp.drops import Drops
 from pytools.sources.tcp.kernel_counters import KernelCounters
+from pytools.sources.tcp.namespaces import Names, Namespaces
 from pytools.sources.tcp.owners import Identity, Owners
+from pytools.sources.tcp.pods import Pods
 from pytools.sources.tcp.rows import CLOSED, Rows
 from pytools.sources.tcp.table import Table
 from pytools.sources.tcp.totals import PathOf, Totals, host_signal, path_signal
@@ -75,7 +77,7 @@ class TcpSource(Source):
         with contextlib.ExitStack() as undo:
             self._diagnostics: Diagnostics | None = None
             self._baselines_full = 0
-            baselines.configure(loaded, int(config.tcp.refresh_ms * 1e6))
+            baselines.configure(loaded, int(config.tcp.refresh_ms * 1e6), config.tcp.namespaces)
             self._note_earlier(loaded, undo)
             self._call_back(loaded, undo)
             self._kernel = KernelCounters()
@@ -87,9 +89,12 @@ class TcpSource(Source):
             self._totals = Totals(loaded.map("tcp_paths"), loaded.map("tcp_interfaces"), name, path_of)
             self._table = Table(loaded.map("tcp_flows"), self._made)
             self._busiest = Busiest(loaded.map("tcp_flows"), config.tcp.busiest, int(config.tcp.busiest_ms * 1e6))
-            self._owners = Owners(self._inode, Cgroups(), self._table.capacity)
+            cgroups_by_id = Cgroups()
+            self._owners = Owners(self._inode, cgroups_by_id, self._table.capacity)
             undo.callback(self._owners.close)
-            self._rows = Rows(self._host, name, path_of, self._owners.known, self._owners.ask)
+            self._names = Names(cgroups_by_id, Pods())
+            self._namespaces = Namespaces(loaded.map("tcp_namespaces"), self._totals.columns, self._names)
+            self._rows = Rows(self._host, name, path_of, self._owners.known, self._owners.ask, self._names.known)
             self._close = undo.pop_all().close
         self._previous_ns = time.monotonic_ns()
         self._due_ns = self._previous_ns + self._interval_ns
@@ -130,6 +135,9 @@ class TcpSource(Source):
         for where, counts in self._totals.read(self._known()).items():
             segments = self._totals.retransmitted[where]
             self._bus.publish(path_signal(self._totals.columns, where, counts, segments, window_ns, **common))
+        wanted = self._bus.wanted("tcp_namespace")
+        for each in self._namespaces.read(now_ns, wanted, window_ns, host=self._host, unix_ns=common["unix_ns"]):
+            self._bus.publish(each)
         if self._bus.wanted("tcp_host"):
             present, evicted = self._table.remembered()
             self._bus.publish(
@@ -155,7 +163,8 @@ class TcpSource(Source):
         """What could not be recorded, by counter."""
         counted = {f"tcp_{name}": count for name, count in self._counted().items() if name not in _NOT_LOST}
         others = {} if self._drops is None else self._drops.counters()
-        return {"tcp_baselines_full": self._baselines_full} | counted | others
+        refused = {"tcp_names_refused": self._names.pods.refused}
+        return {"tcp_baselines_full": self._baselines_full} | counted | refused | others
 
     def close(self) -> None:
         """Have the kernel call back no more; maps and attachments are the caller's."""
@@ -170,12 +179,13 @@ class TcpSource(Source):
             self.failed["earlier TCP connections"] = str(error)
 
     def _call_back(self, loaded: Loaded, undo: contextlib.ExitStack) -> None:
-        if TCP_CALLBACKS not in loaded.programs:
-            return
-        try:
-            undo.enter_context(cgroups.attach_sock_ops(loaded.programs[TCP_CALLBACKS]))
-        except SwerveError as error:
-            self.failed[TCP_CALLBACKS] = str(error)
+        for name, kind in ((TCP_CREATED, syscall.SOCK_CREATE), (TCP_CALLBACKS, syscall.SOCK_OPS)):
+            if name not in loaded.programs:
+                continue
+            try:
+                undo.enter_context(cgroups.attach(loaded.programs[name], kind))
+            except SwerveError as error:
+                self.failed[name] = str(error)
 
     def _counted(self) -> dict[str, int]:
         return dict(zip(contract.counters("tcp"), self._counters.read_percpu_sum().tolist(), strict=True))

@@ -113,7 +113,7 @@ class Totals:
 
     def _read_paths(self, window: dict[Where, Counts]) -> dict[str, Counts]:
         keys, values = self._paths.read()
-        plain, counts = _plain(keys), self.columns.flat(values)
+        plain, counts = as_bytes(keys), self.columns.flat(values)
         grown = self._path_growth.since_last(plain, counts)
         busy = grown.any(axis=1)
         by_interface: dict[str, Counts] = {}
@@ -135,7 +135,7 @@ class Totals:
         counts = self.columns.flat(values).sum(axis=1)
         self.host = counts.sum(axis=0, dtype=np.int64) if len(keys) else self.host
         grown: dict[str, Counts] = {}
-        for ifindex, more in zip(keys.tolist(), self._interface_growth.since_last(_plain(keys), counts), strict=True):
+        for ifindex, more in zip(keys.tolist(), self._interface_growth.since_last(as_bytes(keys), counts), strict=True):
             interface = _OTHERS if ifindex == OTHERS else self._name(ifindex)
             grown[interface] = grown.get(interface, self._nothing()) + more
         return grown
@@ -195,7 +195,7 @@ def _counted(columns: Columns, counts: Counts) -> dict[str, Any]:
     }
 
 
-def _plain(keys: NDArray[Any]) -> NDArray[np.bytes_]:
+def as_bytes(keys: NDArray[Any]) -> NDArray[np.bytes_]:
     """Keys as strings of bytes, which can be sorted and compared."""
     if not len(keys):
         return np.zeros(0, f"S{keys.dtype.itemsize}")

@@ -34,6 +34,7 @@ from pytools.signals import (
     Retransmissions,
     Self,
     TcpHost,
+    TcpNamespace,
     TcpPath,
 )
 from pytools.views.metrics.parts import Key, Row
@@ -43,6 +44,7 @@ PATHS: Final = 512
 INTERFACES: Final = 64
 GROUPS: Final = 512
 MEMBERS: Final = 16  # of a group
+NAMESPACES: Final = 256
 PORTS: Final = 64
 CAUSES: Final = Retransmissions.__struct_fields__
 PORT_EVENTS: Final = ("cnp_received", "cnp_sent", "ecn_marked", "out_of_sequence", "timeouts", "receiver_not_ready")
@@ -81,6 +83,12 @@ _OF_TCP_HOST: Final[Counts] = {
     ("swerve_tcp_connections_seen_total",): "created",
     ("swerve_tcp_connections_evicted_total",): "evicted",
     **{("swerve_tcp_resets_total", each): f"resets_{each}" for each in ("sent", "refused", "received")},
+}
+_OF_NAMESPACE: Final[Counts] = {
+    **{("swerve_namespace_tcp_retransmitted_segments_total", each): f"retransmitted.{each}" for each in CAUSES},
+    ("swerve_namespace_tcp_timeouts_total",): "timeouts",
+    ("swerve_namespace_tcp_segments_total",): "segments_out",
+    ("swerve_namespace_tcp_sent_bytes_total",): "sent_bytes",
 }
 _OF_MARKS: Final[Counts] = {
     ("swerve_path_markable_packets_total",): "total_packets",
@@ -270,6 +278,7 @@ SUBJECTS: Final[dict[type, Subject]] = {
     NexthopGroup: Subject("group", lambda signal: (str(signal.group_id),), _group),
     RdmaPort: Subject("port", lambda signal: (signal.device, str(signal.port)), _reading(_OF_PORT, of_agent=False)),
     TcpHost: Subject("", _of_host, _reading(_OF_TCP_HOST, of_agent=True)),
+    TcpNamespace: Subject("namespace", lambda signal: (signal.namespace,), _growing(_OF_NAMESPACE)),
     PacketDrops: Subject("", _of_host, _drops),
     Self: Subject("", _of_host, _cost),
     Act: Subject("", _of_host, _act),

@@ -24,6 +24,7 @@ LINK: Final = ("interface",)
 _PAUSE: Final = ("interface", "priority", "direction")
 MEMBER: Final = ("group", "interface", "gateway")
 PORT: Final = ("device", "port")
+NAMESPACE: Final = ("namespace",)
 
 
 def _measured() -> dict[str, Family]:
@@ -115,6 +116,12 @@ FAMILIES: Final[dict[str, Family]] = {
     "swerve_tcp_connections_limit": Family("gauge", (), "Size of this table."),
     "swerve_tcp_connections_seen_total": Family("counter", (), "TCP connections seen."),
     "swerve_tcp_connections_evicted_total": Family("counter", (), "Of these, removed from the table for others."),
+    "swerve_namespace_tcp_retransmitted_segments_total": Family(
+        "counter", (*NAMESPACE, "cause"), "Segments that a pod or another network namespace retransmitted."
+    ),
+    "swerve_namespace_tcp_timeouts_total": Family("counter", NAMESPACE, "Its retransmission timeouts."),
+    "swerve_namespace_tcp_segments_total": Family("counter", NAMESPACE, "Segments it sent, with retransmissions."),
+    "swerve_namespace_tcp_sent_bytes_total": Family("counter", NAMESPACE, "Bytes it sent, without retransmissions."),
     "swerve_kernel_dropped_packets_total": Family(
         "counter", ("reason",), "Packets that this machine's kernel dropped, all network namespaces."
     ),

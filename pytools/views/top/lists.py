@@ -75,6 +75,7 @@ def flows(known: Known, now_ns: int) -> Rows[TcpFlow]:
         of("CE", "CE", 6, "share of segments acknowledged as marked (CE)", "ce"),
         of("zero\nwin.", "zero", 5, "zero windows: the receiver does not read", "zero"),
         of("path", "path", 18, "the measured path, or the interface", "path"),
+        of("pod", "pod", 24, "pod or other network namespace; none: the agent's own", "pod"),
         of("state\nlast look", "state", 22, "of the connection, and of its congestion control", "state"),
     )
     return Rows(
@@ -83,7 +84,9 @@ def flows(known: Known, now_ns: int) -> Rows[TcpFlow]:
         key=flow_key,
         usual=lambda row: (-counts(row).retransmitted, -counts(row).sent_bytes, flow_key(row)),
         signals=lambda row: (row,),
-        text=lambda row: f"{ends(row)} {tables.process(row.owner)} {row.interface} {row.path or ''} {row.state}",
+        text=lambda row: (
+            f"{ends(row)} {tables.process(row.owner)} {row.interface} {row.path or ''} {row.namespace} {row.state}"
+        ),
         dim=lambda row: row.state == "close" or is_silent(row, now_ns),
         nothing="no TCP connection has been reported yet",
         by="most retx first",

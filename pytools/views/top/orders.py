@@ -33,6 +33,8 @@ def question(kind: Kind, row: Any) -> str:
         return f"type `{kind} {row.path.interface}`{lasting}"
     if not isinstance(row, TcpFlow):
         raise UsageError("only a connection can be pinned", "select one: 2")
+    if row.namespace:
+        raise UsageError(f"{row.namespace}: connections of other network namespaces cannot be pinned", "select one: 2")
     ends = f"{tables.endpoint(row.local, row.local_port)}-{tables.endpoint(row.remote, row.remote_port)}"
     return f"{ends}: type `pin INTERFACE 10m`" if kind == "pin" else f"{ends}: type `unpin`"
 
