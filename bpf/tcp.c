@@ -258,7 +258,7 @@ static __always_inline void call_back(struct bpf_sock_ops *ops, u64 refresh_ns, 
 		truth->row.first_ns = bpf_ktime_get_ns();
 		truth->row.netns = netns;
 		truth->row.cgroup = netns ? creator(sk) : 0;
-		truth->due_ns = bpf_ktime_get_coarse_ns() + refresh_ns;
+		truth->due_ns = bpf_ktime_get_coarse_ns() + (netns ? REFRESH_ELSEWHERE_NS : refresh_ns);
 		truth->state = 0;
 		truth->met = 0;
 		truth->timeouts = 0;
@@ -270,7 +270,7 @@ static __always_inline void call_back(struct bpf_sock_ops *ops, u64 refresh_ns, 
 		else if (truth->row.netns) /* else its packet tells */
 			truth->row.flags |= SWERVE_TCP_FIN_SENT;
 	} else if (truth->row.netns) {
-		look_elsewhere(ops, sk, truth, refresh_ns);
+		look_elsewhere(ops, sk, truth);
 	}
 }
 

@@ -10,7 +10,8 @@
 
 #include "tcp/glance.h"
 
-#define ANY_SIZE 0xffffffff /* segments whose bytes are nowhere counted */
+#define REFRESH_ELSEWHERE_NS 1000000000 /* these are for people: who steers needs none of them */
+#define ANY_SIZE 0xffffffff		/* segments whose bytes are nowhere counted */
 
 /* Control group of the process that made a socket. Connections of a listener inherit the listener's. */
 struct tcp_creators_table_t {
@@ -39,8 +40,7 @@ static __always_inline bool all_are_followed(struct swerve_tcp_settings *setting
 	return settings->namespaces == SWERVE_TCP_ALL;
 }
 
-static __always_inline void look_elsewhere(struct bpf_sock_ops *ops, struct bpf_sock *sk, struct tcp_truth *truth,
-					   u64 refresh_ns)
+static __always_inline void look_elsewhere(struct bpf_sock_ops *ops, struct bpf_sock *sk, struct tcp_truth *truth)
 {
 	struct bpf_tcp_sock *tp = bpf_tcp_sock(sk);
 	struct sight sight = { .segments = ANY_SIZE };
@@ -58,7 +58,7 @@ static __always_inline void look_elsewhere(struct bpf_sock_ops *ops, struct bpf_
 		meet(truth, sk, tp, socket_cookie(ops), now);
 	look(truth, tp, &sight, now);
 	truth->tick = bpf_jiffies64();
-	truth->due_ns = bpf_ktime_get_coarse_ns() + refresh_ns;
+	truth->due_ns = bpf_ktime_get_coarse_ns() + REFRESH_ELSEWHERE_NS;
 	give(truth);
 }
 

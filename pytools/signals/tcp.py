@@ -114,7 +114,8 @@ class TcpPath(Signal, frozen=True, kw_only=True, tag="tcp_path"):
 class TcpNamespace(Signal, frozen=True, kw_only=True, tag="tcp_namespace"):
     """All TCP connections of another network namespace of this machine in the last window.
 
-    Once per long window if anything was counted, every fifteenth window of all.
+    Once per long window, or with more than 200 namespaces per several, if anything was counted; every fifteenth time
+    of all.
     """
 
     netns: int  # its cookie in the kernel (SO_NETNS_COOKIE), never used twice

@@ -22,7 +22,8 @@ from pytools.sources.tcp.totals import Columns, Growth, as_bytes
 _REMEMBERED: Final = 8192
 _BUDGET_NS: Final = 2_000_000  # per window
 _AGAIN_NS: Final = 10 * 10**9
-_ALL_EVERY: Final = 15  # windows; in between those alone of which something was counted
+_AT_ONCE: Final = 200  # records per long window: of more namespaces each reading covers several
+_ALL_EVERY: Final = 15  # readings; in between those alone of which something was counted
 _PRUNED_AT_ONCE: Final = 1024
 _NAMED, _POD, _CONTAINER, _UNIT, _UNKNOWN = range(5)  # how much a name says, the most first
 
@@ -98,12 +99,22 @@ class Namespaces:
 
     def __init__(self, sums: Map, columns: Columns, names: Names) -> None:
         self._sums, self._columns, self._names = sums, columns, names
+        self._previous_ns = time.monotonic_ns()
         self._growth = Growth()
-        self._windows = 0
+        self._windows = self._readings = 0
 
-    def read(self, now_ns: int, wanted: bool, window_ns: int, **common: Any) -> Iterator[TcpNamespace]:
-        """What was counted since the last reading, of each namespace with anything; now and then of all."""
+    def read(self, now_ns: int, wanted: bool, **common: Any) -> Iterator[TcpNamespace]:
+        """What was counted since the last reading, of each namespace with anything; now and then of all.
+
+        Called once per long window.
+        """
+        self._windows -= 1
+        if self._windows > 0:
+            self._names.work(now_ns)
+            return
+        window_ns, self._previous_ns = now_ns - self._previous_ns, now_ns
         keys, values = self._sums.read()
+        self._windows = -(-len(keys) // _AT_ONCE)
         counts = self._columns.flat(values["counts"])
         grown = self._growth.since_last(as_bytes(keys), counts)
         busy = grown.any(axis=1)
@@ -114,13 +125,13 @@ class Namespaces:
             self._names.known(netns, cgroup, now_ns)
         self._names.work(now_ns)
         if not wanted:
-            self._windows = 0
+            self._readings = 0
             return
         told = busy | np.isin(keys, list(self._names.renamed))
-        if self._windows % _ALL_EVERY == 0:
+        if self._readings % _ALL_EVERY == 0:
             told[:] = True
         self._names.renamed.clear()
-        self._windows += 1
+        self._readings += 1
         rows = (keys[told].tolist(), values["cgroup"][told].tolist(), values["connections"][told].tolist())
         for netns, cgroup, seen, window, total in zip(*rows, grown[told], counts[told], strict=True):
             retransmitted = self._columns.retransmitted(window)

@@ -136,7 +136,7 @@ class TcpSource(Source):
             segments = self._totals.retransmitted[where]
             self._bus.publish(path_signal(self._totals.columns, where, counts, segments, window_ns, **common))
         wanted = self._bus.wanted("tcp_namespace")
-        for each in self._namespaces.read(now_ns, wanted, window_ns, host=self._host, unix_ns=common["unix_ns"]):
+        for each in self._namespaces.read(now_ns, wanted, host=self._host, unix_ns=common["unix_ns"]):
             self._bus.publish(each)
         if self._bus.wanted("tcp_host"):
             present, evicted = self._table.remembered()
