@@ -42,10 +42,8 @@ static __always_inline void observe(struct __sk_buff *skb, struct bpf_sock *sk, 
 	if (!parse(skb, &packet))
 		return;
 	truth = tcp_truths.sk_storage_get(tp, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (truth && truth->row.netns) { /* bridged, or of a macvlan or ipvlan: callbacks count it */
-		truth->row.ifindex = skb->ifindex;
+	if (truth && is_elsewhere(skb, sk, tp, truth))
 		return;
-	}
 	if (word == WORD_UNREAD && truth && !(packet.flags & (FIN | RST)) && is_fresh(truth, sk, tp))
 		return; /* only its headers were out of sight */
 	if (!truth || !take(truth)) {

@@ -40,6 +40,33 @@ static __always_inline bool all_are_followed(struct swerve_tcp_settings *setting
 	return settings->namespaces == SWERVE_TCP_ALL;
 }
 
+/*
+ * Packets of a macvlan or ipvlan come by with their socket. Callbacks count them; here is seen by which interface they
+ * leave. Those of a connection that precedes the agent are told from ours where the kernel can (Linux 6.15).
+ */
+static __always_inline bool is_elsewhere(struct __sk_buff *skb, struct bpf_sock *sk, struct bpf_tcp_sock *tp,
+					 struct tcp_truth *truth)
+{
+#ifdef SWERVE_TCP_NETNS_COOKIE
+	struct swerve_tcp_settings *settings;
+	u32 only = 0;
+	u64 netns;
+
+	if (!truth->met && !(truth->row.flags & SWERVE_TCP_CALLED)) {
+		settings = tcp_settings.lookup(&only);
+		netns = bpf_get_netns_cookie(skb);
+		if (!settings || netns == settings->netns_cookie)
+			return false;
+		truth->row.netns = netns;
+		truth->total = tp->total_retrans; /* nothing will be new for a long time */
+		truth->state = sk->state;
+		truth->due_ns = ~0ULL;
+	}
+#endif
+	truth->row.ifindex = skb->ifindex;
+	return truth->row.netns;
+}
+
 static __always_inline void look_elsewhere(struct bpf_sock_ops *ops, struct bpf_sock *sk, struct tcp_truth *truth)
 {
 	struct bpf_tcp_sock *tp = bpf_tcp_sock(sk);

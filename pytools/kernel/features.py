@@ -57,6 +57,8 @@ CONNECT: Final[Sequence[Instruction]] = (
     (0xB7, 0, 0, 0, 1),  # r0 = 1
     _EXIT,
 )
+# Whose namespace a packet's socket is of: bpf_get_netns_cookie(skb).
+TCP_NAMESPACE: Final[Sequence[Instruction]] = ((0x85, 0, 0, 0, 122), _EXIT)
 
 
 @dataclass(frozen=True)

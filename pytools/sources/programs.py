@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from pytools.config import AgentConfig, Tcp
-from pytools.kernel import tracefs
+from pytools.kernel import features, tracefs
 from pytools.kernel.bpf.compiler_client import Kind, Program
 
 OBSERVE_EGRESS: Final = "observe_egress"
@@ -43,6 +43,8 @@ def tcp_connections(wanted: Tcp) -> Program:
     defines = {"SWERVE_TCP_FLOWS": wanted.flows}
     if tracefs.fields("tcp", "tcp_cong_state_set") and tracefs.fields("sock", "inet_sock_set_state"):
         defines["SWERVE_TCP_CONGESTION"] = 1
+    if features.program(features.TCP_NAMESPACE).present:
+        defines["SWERVE_TCP_NETNS_COOKIE"] = 1
     of_sockets: dict[str, Kind] = {TCP_CALLBACKS: "sock_ops"}
     if wanted.namespaces != "own":
         of_sockets[TCP_CREATED] = "sock"

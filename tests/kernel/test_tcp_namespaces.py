@@ -21,6 +21,7 @@ import support
 import tcp_kit as kit
 
 from pytools.errors import SwerveError
+from pytools.kernel import features
 from pytools.kernel.bpf import cgroups
 from pytools.kernel.bpf.attach import attach_tc
 from pytools.kernel.bpf.loader import Program, load
@@ -249,3 +250,34 @@ def test_retransmissions_of_twenty_namespaces_equal_their_own(
         assert (flow.interface, flow.path, flow.owner.container) == ("", None, pod.container)
     assert totals.retransmitted_segments == totals.sent_bytes == 0, "they are not in the sums of the host"
     assert not any(drops.values())
+
+
+def test_a_macvlan_pod_leaves_by_a_known_interface(make_namespace: Callable[[], str]) -> None:
+    """A macvlan hands packets to the host's interface with their socket: egress sees them, and counts none twice."""
+    host, server, pod = (make_namespace() for _ in range(3))
+    support.join(host, server, "v0")
+    batch = f"link set v0 up\nlink add link v0 name m0 type macvlan mode bridge\nlink set m0 netns {pod} name eth0\n"
+    support.run(["ip", "-n", host, "-batch", "-"], text_in=batch)
+    for netns, device, last in ((server, "v0", 2), (pod, "eth0", 3)):
+        text = f"address add 10.88.0.{last}/24 dev {device}\nlink set {device} up\n"
+        support.run(["ip", "-n", netns, "-batch", "-"], text_in=text)
+    with inside(server):
+        listener = socket.create_server((SERVER, PORT))
+    with inside(pod):
+        older = socket.create_connection((SERVER, PORT), timeout=30)
+    with listener, older, kit.watching(host, interfaces=("v0",), namespaces="all") as watch:
+        with inside(pod):
+            newer = socket.create_connection((SERVER, PORT), timeout=30)
+        ports = [sock.getsockname()[1] for sock in (older, newer)]
+        with newer:
+
+            def shown() -> TcpFlow | None:
+                for sock in (older, newer):
+                    sock.send(bytes(1000))
+                return watch.flows(0.2).get(ports[1])
+
+            flow = support.wait_until(shown, 20, "the newer connection is shown")
+            assert (flow.interface, flow.path, bool(flow.namespace)) == ("v0", None, True)
+            if features.program(features.TCP_NAMESPACE).present:
+                assert ports[0] not in watch.flows(), "it precedes the agent, and is not the host's"
+                assert watch.host().sent_bytes == 0

@@ -21,6 +21,7 @@ from pytools import directories
 from pytools.config import AgentConfig, Probe, Tcp
 from pytools.kernel.bpf import cache, loader
 from pytools.kernel.bpf.compiler_client import Program, bpf_dir
+from pytools.kernel.features import Finding
 from pytools.sources import programs
 from pytools.sources.rdma import providers
 from steering.actuators import flow_table, ports
@@ -32,13 +33,15 @@ _OFFSET_OF_VERSION = 0x20E  # in a bzImage, from 0x200 on (Documentation/arch/x8
 def wanted() -> list[Program]:
     """The programs, as tests name them."""
     config = AgentConfig("", [], Probe(port=probe_kit.PORT))
+    with mock.patch.object(programs.features, "program", lambda _: Finding(False)):  # the guest's kernel is too old
+        connections = programs.tcp_connections(Tcp(flows=1024))
     probes, samples = programs.probes(config), programs.samples(config)
     return [
         *probe_kit.PROGRAMS,
         probes,
         programs.probes(AgentConfig("", [], virtual_clock="any")),
         samples,
-        programs.observers(probes, programs.tcp_connections(Tcp(flows=1024)), samples)[-1],
+        programs.observers(probes, connections, samples)[-1],
         loader.Program("probe.c", ("probe_egress", "probe_ingress")),
         loader.Program("empty.c", ("empty",)),
         tcp_kit.program(causes=True),
