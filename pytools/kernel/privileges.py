@@ -41,7 +41,7 @@ LOST: Final = (
     Lost(
         "CAP_DAC_READ_SEARCH",
         2,
-        "the control group and the container of a TCP connection are not named",
+        "the control group and the container of a TCP connection are named some seconds late",
     ),
     Lost(
         "CAP_SYS_ADMIN",
