@@ -107,7 +107,7 @@ static __always_inline int send_probe(struct __sk_buff *skb)
 	path = probe_paths.lookup(&index);
 	if (!path || !path->ifindex)
 		return drop(SWERVE_PROBE_UNPINNED);
-	skb->mark = 0;
+	skb->mark = SWERVE_MARK_PLAIN;
 	if (frame.base.ssid != bpf_htons(SWERVE_SSID_SIZE)) {
 		if (!remember(skb, &frame))
 			return drop(SWERVE_PROBE_SLOTS_FULL);
@@ -171,6 +171,8 @@ static __always_inline int look_at_mark(struct __sk_buff *skb)
 		return stamp_probe(skb);
 	if ((mark & ~0xff) == SWERVE_MARK_REPLY)
 		return stamp_reply(skb);
+	if (mark == SWERVE_MARK_PLAIN)
+		skb->mark = 0;
 	return TC_ACT_UNSPEC;
 }
 

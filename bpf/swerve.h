@@ -55,6 +55,7 @@ struct swerve_virtual_clock {
  */
 #define SWERVE_MARK_SEND 0x5e770001  /* to be pinned to its path */
 #define SWERVE_MARK_STAMP 0x5e770002 /* pinned; to be stamped on its way out */
+#define SWERVE_MARK_PLAIN 0x5e770003 /* pinned; to leave as it is */
 #define SWERVE_MARK_REPLY 0x5e770100 /* reflected; to be stamped on its way out; lowest byte: where its UDP header is */
 #define SWERVE_MARK_BITS 0xffff0000  /* which all of them share */
 

@@ -192,7 +192,7 @@ def one_sided(hosts: Hosts, veth_pair: tuple[str, str]) -> tuple[Host, Replies]:
 # ---- single packets, without a network ----
 
 UNSPEC, DROPPED, REDIRECTED = 0xFFFFFFFF, 2, 7  # what TC is told
-MARK_REPLY = 0x5E770100
+MARK_PLAIN, MARK_REPLY = 0x5E770003, 0x5E770100
 LOOPBACK = 1  # interface index that a test run's packets come in by
 SENDER_PORT = 5000
 PEERS = ("10.9.0.1", "10.9.0.2", "fd00:9::1", "fd00:9::2")
@@ -218,6 +218,12 @@ class TestRun:
         with netns.inside(self.namespace):
             done = self._runs.run(self.hooks[hook], frame, mark, ifindex, segments)
         return done.verdict, done.frame
+
+    def marked(self, hook: str, frame: bytes, mark: int) -> tuple[int, int]:
+        """The verdict on a packet with this mark, and the mark that it leaves with."""
+        with netns.inside(self.namespace):
+            done = self._runs.run(self.hooks[hook], frame, mark)
+        return done.verdict, done.mark
 
     def repeat(self, hook: str, frame: bytes, count: int, segments: int = 0) -> None:
         """Run it so often on one packet, which must be one that it leaves as it is."""

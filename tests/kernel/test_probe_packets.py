@@ -14,6 +14,7 @@ from probe_kit import (
     ESTIMATE,
     IN,
     LOOPBACK,
+    MARK_PLAIN,
     MARK_REPLY,
     OUT,
     PEERS,
@@ -24,6 +25,8 @@ from probe_kit import (
     probes,
     request,
 )
+
+from pytools.sources.probing.stamp_packet import size_request
 
 __all__ = ["probes"]  # fixtures
 
@@ -221,6 +224,26 @@ def test_ip_options_do_not_hide_a_probe(probes: TestRun) -> None:
     probes.run(IN, p.ipv4(reply, options=b"\x01" * 12))
     assert probes.program.read()["number"].tolist() == [7]
     assert probes.counted() == {"reflected": 1, "recorded": 1}
+
+
+@pytest.mark.parametrize(("sweep", "unanswered"), [(False, 0), (True, 5)])
+def test_the_answer_to_a_sweep_says_nothing_of_silence(probes: TestRun, sweep: bool, unanswered: int) -> None:
+    reply = probes.remember_probe()
+    first = SENDER_PORT + 1000
+    probes.program.set_session(0, 0, PEERS[0], first + 3 if sweep else SENDER_PORT, shared=False, sweep=sweep)
+    probes.program.paths["unanswered"][0] = 5
+    probes.program.set_sweep_ports(first, 4)
+    assert probes.run(IN, p.ipv4(p.udp(reply, p.PORT, first + 4)))[0] == UNSPEC, "not one of ours"
+    probes.run(IN, p.ipv4(p.udp(reply, p.PORT, first + 3 if sweep else SENDER_PORT)))
+    probes.program.set_sweep_ports(0, 0)
+    assert probes.program.read()["number"].tolist() == [7]
+    assert probes.counted() == {"recorded": 1} and probes.program.paths["unanswered"][0] == unanswered
+
+
+@pytest.mark.parametrize("mark", [MARK_PLAIN, MARK_PLAIN + 1])
+def test_what_was_pinned_and_is_not_stamped_leaves_without_our_mark(probes: TestRun, mark: int) -> None:
+    done = probes.marked(OUT, p.ipv4(p.udp(size_request(200, 1, 0, short_reply=True), p.PORT, SENDER_PORT)), mark)
+    assert done == (UNSPEC, 0 if mark == MARK_PLAIN else mark)
 
 
 def test_a_full_ring_is_counted_and_nothing_is_torn(probes: TestRun) -> None:
