@@ -17,7 +17,7 @@ from pytools.estimators.windows import MISSING
 
 State = Literal["healthy", "slow", "lossy", "dead", "unmeasured"]
 Hop = Mapping[int, str]  # the address of the router that a port meets there
-Key = tuple[str, ...]  # of a way: the routers at the hops where ways differ; of a port alone: its number
+Key = tuple[str, ...]  # of a way: the routers at the hops where ways part; of a port alone: its number
 
 SLOW_NS: Final = 1_000_000  # longer than the best way
 LATEST: Final = 20  # probes of a way that it is judged by
@@ -74,13 +74,19 @@ def group(hops: Sequence[Hop], silent: Iterable[int] = ()) -> Ways:
     silent : iterable of int
         Ports that no router answers at a hop where others are answered, or at all: each is by itself.
     """
-    differing = [place for place, hop in enumerate(hops) if len(set(hop.values())) > 1]
     alone = sorted(set(silent))
-    members: dict[Key, list[int]] = {}
-    met = {port for hop in hops for port in hop} - set(alone)
-    for port in sorted(met):
-        if all(port in hops[place] for place in differing):
-            members.setdefault(tuple(hops[place][port] for place in differing), []).append(port)
+    members: dict[Key, list[int]] = {(): sorted({port for hop in hops for port in hop} - set(alone))}
+    differs_at = None
+    for number, hop in enumerate(hops, 1):
+        if all(len({hop[port] for port in ports if port in hop}) <= 1 for ports in members.values()):
+            continue  # routers answer by the address that a packet came in at: behind where ways meet, they differ too
+        differs_at = differs_at or number
+        parted: dict[Key, list[int]] = {}
+        for key, ports in members.items():
+            for port in ports:
+                if port in hop:
+                    parted.setdefault((*key, hop[port]), []).append(port)
+        members = parted
     of_all = [set(hop.values()) for hop in hops]
 
     def routers(ports: Sequence[int]) -> tuple[str | None, ...]:
@@ -90,11 +96,11 @@ def group(hops: Sequence[Hop], silent: Iterable[int] = ()) -> Ways:
             found.append(next(iter(own)) if len(own) == 1 else None)
         return tuple(found)
 
-    ways = [Way(key, tuple(ports), routers(ports)) for key, ports in members.items()]
+    ways = [Way(key, tuple(ports), routers(ports)) for key, ports in members.items() if ports]
     ways += [Way((str(port),), (port,), routers((port,)), True) for port in alone]
-    ports = sum(len(way.ports) for way in ways)
-    sure = 0.0 if alone else 1 - miss(len(members), ports)
-    return Ways(tuple(ways), differing[0] + 1 if differing else None, sure, ports)
+    in_all = sum(len(way.ports) for way in ways)
+    sure = 0.0 if alone else 1 - miss(len(ways), in_all)
+    return Ways(tuple(ways), differs_at, sure, in_all)
 
 
 class Probes(NamedTuple):

@@ -44,6 +44,12 @@ def test_ports_are_grouped_by_the_routers_where_these_differ() -> None:
     assert found.differs_at == 2 and found.ports == 4 and found.confidence == pytest.approx(1 - miss(2, 4))
 
 
+def test_one_router_that_answers_by_several_addresses_behind_the_ways_parts_none() -> None:
+    """As routers do: the address is that of the interface by which the packet came in."""
+    found = group([{0: "leaf"}, {0: "s1", 1: "s2", 2: "s1"}, {0: "far1", 1: "far2"}])
+    assert {way.key: way.ports for way in found.ways} == {("s1",): (0, 2), ("s2",): (1,)} and found.differs_at == 2
+
+
 def test_ports_whose_routers_do_not_answer_are_each_by_themselves() -> None:
     found = group([{0: "leaf"}, {}], silent=(0, 1, 2))
     assert [(way.ports, way.alone) for way in found.ways] == [((0,), True), ((1,), True), ((2,), True)]
@@ -116,6 +122,12 @@ def test_one_way_is_one_way_and_few_ports_are_asked() -> None:
 def test_a_later_hop_at_which_ways_part_again_tells_more_of_them_apart() -> None:
     found = Fabric(4, lambda port, hop: {2: f"a{port % 2}", 3: f"a{port % 2}c{port % 4}"}.get(hop, f"r{hop}")).meet()
     assert {way.key for way in found.ways().ways} == {("a0", "a0c0"), ("a1", "a1c1"), ("a0", "a0c2"), ("a1", "a1c3")}
+
+
+def test_a_far_leaf_that_answers_by_four_addresses_changes_nothing() -> None:
+    of = two_stages(5, 4)
+    found = Fabric(3, lambda port, hop: f"far of {of(port, 2)}" if hop == 3 else of(port, hop)).meet().ways()
+    assert len(found.ways) == 4 and found.confidence >= 0.99 and all(len(way.key) == 1 for way in found.ways)
 
 
 def test_a_router_that_never_answers_leaves_its_ports_by_themselves() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
+from itertools import zip_longest
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -109,19 +110,21 @@ class Meeting:
             if not found and tries.total() >= 2 * _BATCH:
                 return
             if (yield from self._ask(hop, asked, tries)):
+                self._silent.update(port for port in asked if found and port not in found)
                 return
 
     def _meet_again(self, hop: int, ways: Sequence[Way]) -> Search:
-        """Ask ports of all ways in turn, until it shows that these have met again; if not, all."""
+        """Ask ports of all ways in turn, until it shows that these have met again, or that none parts; if not, all."""
         found, tries = self.hops[hop - 1], Counter[int]()
-        turns = [(place, way.key, port) for way in ways for place, port in enumerate(way.ports)]
-        ports = [port for _, _, port in sorted(turns)]
+        ports = [port for turn in zip_longest(*(way.ports for way in ways)) for port in turn if port is not None]
+        some = {port for way in ways for port in way.ports[:_AGREE]}
         while True:
-            if len(found) >= min(_AGREE, len(ports)) and len(set(found.values())) == 1:
+            if len(found) >= _AGREE and len(set(found.values())) == 1:
                 return
             if not found and tries.total() >= 2 * _BATCH:
                 return
-            if (yield from self._ask(hop, ports if len(set(found.values())) > 1 else ports[:_BATCH], tries)):
+            parted = any(len({found[port] for port in way.ports if port in found}) > 1 for way in ways)
+            if (yield from self._ask(hop, ports if parted else [port for port in ports if port in some], tries)):
                 return
 
     def _ask(self, hop: int, ports: Sequence[int], tries: Counter[int]) -> Generator[Batch, Mapping[Ask, Reply], bool]:
@@ -132,8 +135,6 @@ class Meeting:
                 found[port] = before[port]
         left = [port for port in ports if port not in found and tries[port] < _TRIES]
         if not left:
-            if len(set(found.values())) > 1 or (found and len(group(self.hops[: hop - 1]).ways) <= 1):
-                self._silent.update(port for port in ports if port not in found)
             return True
         chosen = sorted(left, key=lambda port: tries[port])[:_BATCH]
         again = any(tries[port] for port in chosen)

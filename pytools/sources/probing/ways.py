@@ -81,7 +81,8 @@ class _Path:
         before = {each.way.key: each for each in self.seen}
         self.found, self.seen = found, []
         for way in found.ways:
-            number = self.numbers.setdefault(way.key, len(self.numbers) + 1)
+            part = self.numbers.pop(way.key[:-1], 0)  # of one that has been found to part again, the first keeps it
+            number = self.numbers.setdefault(way.key, part or max(self.numbers.values(), default=0) + 1)
             seen = before.get(way.key) or _Seen(number, way)
             seen.way = way
             self.seen.append(seen)
@@ -110,6 +111,9 @@ class _Path:
         return changed
 
 
+_Searching = tuple[_Path, Search, Meeting | tuple[Locating, _Seen]]
+
+
 class HiddenWays:
     """All paths' ways.
 
@@ -134,8 +138,9 @@ class HiddenWays:
         self._refused_ns = 0  # when there were no ports for it
         self._look_ns = self._sent_ns = 0
         self._allowed = 0.0  # probes that may be sent now
-        self._search: tuple[_Path, Search, Meeting | tuple[Locating, _Seen]] | None = None
+        self._search: _Searching | None = None
         self._batch: Batch | None = None
+        self._waiting: tuple[_Searching, Batch | None] | None = None  # a search that has to wait for another
         self._asked: dict[Ask, int] = {}  # when
         self._seqs: dict[int, Ask] = {}
         self._replies: dict[Ask, Reply] = {}
@@ -162,6 +167,8 @@ class HiddenWays:
             self._order.remove(index)
         if self._sweep is not None:
             self._sweep.forget(index)
+        if self._waiting is not None and self._waiting[0][0] is gone:
+            self._waiting = None
         if self._search is not None and self._search[0] is gone:
             self._end_search()
 
@@ -253,7 +260,8 @@ class HiddenWays:
     # ---- searches ----
 
     def _begin_search(self, now_ns: int) -> None:
-        if self._search is not None:
+        what = self._search[2] if self._search is not None else None
+        if what is not None and not (isinstance(what, Meeting) and what.counted and not self._asked):
             return
         for known in self._paths.values():
             for seen in known.seen:
@@ -262,6 +270,8 @@ class HiddenWays:
                     if self._locate(known, seen):
                         self._step(now_ns)
                         return
+        if what is not None:
+            return
         waiting = [known for known in self._paths.values() if self._is_due(known, now_ns)]
         if waiting:
             known = min(waiting, key=lambda each: each.searched_ns)
@@ -286,6 +296,9 @@ class HiddenWays:
         verdict = seen.verdict
         size = verdict.queueing_ns or 0 if seen.state == "slow" else verdict.lost / max(1, verdict.sent)
         locating = Locating(seen.way, good[0].way, seen.state, known.found.differs_at, size)
+        if self._search is not None:
+            self._waiting = self._search, self._batch
+        self._batch = None
         self._search = known, locating.search(), (locating, seen)
         return True
 
@@ -307,7 +320,8 @@ class HiddenWays:
     def _end_search(self) -> None:
         if self._search is not None:
             self._search[1].close()
-        self._search = self._batch = None
+        self._search, self._batch = self._waiting or (None, None)
+        self._waiting = None
         self._replies, self._asked = {}, {}
 
     def _learn(self, known: _Path, what: Meeting | tuple[Locating, _Seen], now_ns: int) -> None:
@@ -421,6 +435,7 @@ class HiddenWays:
 
     def _close_sweep(self) -> None:
         assert self._sweep is not None
+        self._waiting = None
         self._end_search()
         self._gone_bytes += self._sweep.wire_bytes
         self._refused += self._sweep.refused
