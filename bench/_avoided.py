@@ -1,12 +1,13 @@
 """How many new connections land on a bad hidden way although the controller chooses their local ports.
 
-For bench/hidden_ways.py: a lab of two hosts and one rail with inner ways, whose agents run and tell `path_way`. SYNs
-are counted where they enter the inner routers; `peer` is the same way's share before it was bad, when the kernel chose.
+For bench/hidden_ways.py: a lab of two hosts and one rail with four inner ways, whose agents tell `path_way`. SYNs are
+counted where they enter the inner routers; `peer` is the same way's share before it was bad, when the kernel chose.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 import ports_kit as kit
+import steering_kit
 from _common import emit, note
 
 from pytools.lab import Lab
@@ -29,9 +31,15 @@ POLICY = "version: 1\nmanage: {{destinations: [{address}/32]}}\nports: {{keep: {
 _LIMIT_S = 300.0
 
 
-def avoided(bench: str, lab: Lab) -> None:
+def avoided(bench: str) -> None:
     """Emit `avoided` for a slow and for a dead way, in percent of new connections."""
-    client, server = lab.hosts[:2]
+    with Lab.up(f"bench-avoided-{os.getpid()}", hosts=2, rails=1, inner=4) as lab:
+        steering_kit.agents(lab)
+        _measure(bench, lab)
+
+
+def _measure(bench: str, lab: Lab) -> None:
+    client, server = lab.hosts
     with (
         kit.serving(server, [server.service]),
         kit.Ways(lab.rails[0], client) as ways,

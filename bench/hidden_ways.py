@@ -16,6 +16,8 @@ named_after
 hop_right
     share of faults whose place is right: slow: behind the second hop; dead: behind the first, as the second, where it
     is, does not answer any more. n: faults.
+avoided
+    share of new connections that take a slow or a dead way while `ports` are steered (_avoided.py).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from _agents import configure, start_agent, stop, wait_serving
+from _avoided import avoided
 from _common import emit, median, note, wait_until
 
 from pytools import directories
@@ -114,6 +117,7 @@ def main() -> None:
         with lab_of(FAULTY_WAYS) as pairs, running(pairs):
             for case in HOP:
                 tell(case, faults(pairs, case, wanted.faults))
+        avoided("hidden_ways")
 
 
 @contextlib.contextmanager
