@@ -18,7 +18,7 @@ from pytools import config, directories
 from pytools.errors import CapabilityError, SwerveError
 from pytools.kernel.netlink.nexthops import family_of
 from pytools.kernel.netlink.routing import MAIN_TABLE, Member, Netlink, Nexthop, Route
-from pytools.lab import clocks, inner_paths, namespaces, timekeeping, wiring
+from pytools.lab import clocks, devices, inner_paths, namespaces, timekeeping, wiring
 from pytools.lab.topology import Host, Rail, Spec, group_id
 
 _STATIC = 4  # RTPROT_STATIC
@@ -88,14 +88,14 @@ def build(spec: Spec, given: Sequence[clocks.VirtualClock] | None = None, key_fi
         namespaces.set_sysctls(netns, settings)
     for host in hosts:
         with Netlink(host.netns) as netlink:
-            _cable(netlink, host, rails)
+            _cable(netlink, host, rails, spec.over)
     for rail in rails:
         with Netlink(rail.netns) as netlink:
             _build_rail(netlink, rail, hosts, spec)
             inner_paths.build(netlink, rail, hosts, spec)
     for host in hosts:
         with Netlink(host.netns) as netlink:
-            route_host(netlink, host, hosts)
+            route_host(netlink, host, hosts, spec.over)
         _write_config(host, hosts, spec.ipv6, None if given is None else given[host.number - 1], key_file)
     for netns in [host.netns for host in hosts] + [each.netns for each in (*rails, *ways)]:
         _wait_until_running(netns)
@@ -111,16 +111,16 @@ def _wait_until_running(netns: str) -> None:
             time.sleep(0.001)
 
 
-def _cable(netlink: Netlink, host: Host, rails: tuple[Rail, ...]) -> None:
+def _cable(netlink: Netlink, host: Host, rails: tuple[Rail, ...], over: str | None) -> None:
     """Interfaces of a host, their other ends in the rails."""
-    for interface, rail in zip(host.interfaces, rails, strict=True):
-        port = rail.ports[host.number - 1]
-        wiring.add_veth(
-            netlink, wiring.End(interface.name, interface.index), wiring.End(port.name, port.index), rail.netns
-        )
     wiring.set_up(netlink, _LOOPBACK)
-    wiring.add_address(netlink, _LOOPBACK, host.service, 32)
-    wiring.add_address(netlink, _LOOPBACK, host.service6, 128)
+    if over == "vrf":
+        devices.add_vrf(netlink)
+    for interface, rail in zip(host.interfaces, rails, strict=True):
+        devices.cable(netlink, over, host, interface, rail)
+    serving = devices.VRF_INDEX if over == "vrf" else _LOOPBACK
+    wiring.add_address(netlink, serving, host.service, 32)
+    wiring.add_address(netlink, serving, host.service6, 128)
     for interface in host.interfaces:
         wiring.set_up(netlink, interface.index)
         wiring.add_address(netlink, interface.index, interface.address, 24)
@@ -149,8 +149,9 @@ def ways_to(host: Host, rail: Rail) -> list[Route]:
     ]
 
 
-def route_host(netlink: Netlink, host: Host, hosts: tuple[Host, ...]) -> None:
+def route_host(netlink: Netlink, host: Host, hosts: tuple[Host, ...], over: str | None) -> None:
     """Nexthops, one group per destination and family, and the routes that use them; as new where they are there."""
+    table = devices.VRF_TABLE if over == "vrf" else MAIN_TABLE
     for interface in host.interfaces:
         for nexthop_id, gateway in (
             (interface.nexthop_id, interface.gateway),
@@ -162,7 +163,7 @@ def route_host(netlink: Netlink, host: Host, hosts: tuple[Host, ...]) -> None:
             (f"10.{interface.rail}.0.0/16", interface.nexthop_id),
             (f"fd00:{interface.rail}::/32", interface.nexthop6_id),
         ):
-            netlink.replace_route(Route(prefix, family_of(prefix), MAIN_TABLE, nexthop_id=nexthop_id, protocol=_STATIC))
+            netlink.replace_route(Route(prefix, family_of(prefix), table, nexthop_id=nexthop_id, protocol=_STATIC))
     members4 = [Member(interface.nexthop_id, 1) for interface in host.interfaces]
     members6 = [Member(interface.nexthop6_id, 1) for interface in host.interfaces]
     for other in hosts:
@@ -175,7 +176,7 @@ def route_host(netlink: Netlink, host: Host, hosts: tuple[Host, ...]) -> None:
             family = family_of(prefix)
             group = group_id(other.number, family)
             netlink.replace_group(group, members, _STATIC, create=True, kind="mpath")
-            netlink.replace_route(Route(prefix, family, MAIN_TABLE, nexthop_id=group, protocol=_STATIC, prefsrc=source))
+            netlink.replace_route(Route(prefix, family, table, nexthop_id=group, protocol=_STATIC, prefsrc=source))
 
 
 def agent_config(

@@ -11,7 +11,7 @@ import click
 
 from pytools.errors import UsageError
 from pytools.lab import clocks, fabric, state, timekeeping
-from pytools.lab.topology import DEFAULT_QUEUE_BYTES, rate_text
+from pytools.lab.topology import DEFAULT_QUEUE_BYTES, KINDS, rate_text
 
 _name = click.option("--name", default="lab", show_default=True, help="Name of the lab.")
 _rail = click.option("--rail", type=int, required=True, help="Number of the rail, from 1.")
@@ -40,6 +40,7 @@ def lab() -> None:
 @click.option(
     "--inner", type=int, default=0, help="Number of inner paths of each rail; the rail hashes flows over them."
 )
+@click.option("--over", type=click.Choice(KINDS), help="Make the rails of such devices over the cables.")
 @click.option("--ipv6", is_flag=True, help="Configure the agents to probe over IPv6 as well.")
 @click.option("--clocks", "seed", type=int, help="Give each host a clock of its own, drawn from this seed.")
 @click.option("--share", "shared", multiple=True, help="Give these hosts one oscillator, like h1,h2 (repeatable).")
@@ -52,6 +53,7 @@ def up(
     rate: str,
     queue_bytes: int,
     inner: int,
+    over: str | None,
     ipv6: bool,
     seed: int | None,
     shared: tuple[str, ...],
@@ -70,6 +72,7 @@ def up(
         clocks=drawn,
         bus=bus,
         inner=inner,
+        over=over,
     )
     _print(made.show(), as_json)
 

@@ -51,6 +51,7 @@ class Lab:
         clocks: int | Sequence[VirtualClock] | None = None,
         bus: bool = False,
         inner: int = 0,
+        over: str | None = None,
     ) -> Self:
         """Make a lab.
 
@@ -72,6 +73,8 @@ class Lab:
             Let the agents talk to each other; with clocks they do in any case.
         inner : int
             Ways inside each rail, of which it chooses one for each flow; 0 for none.
+        over : str, optional
+            What a rail's interfaces are: vlan, vrf, vxlan, geneve, gre or wireguard; plain cables unless given.
 
         Raises
         ------
@@ -81,7 +84,7 @@ class Lab:
             If a privilege or a kernel feature is missing.
         """
         queue = {} if queue_bytes is None else {"queue_bytes": queue_bytes}
-        spec = Spec(name, hosts, rails, parse_rate(rate), ipv6=ipv6, inner=inner, **queue)
+        spec = Spec(name, hosts, rails, parse_rate(rate), ipv6=ipv6, inner=inner, over=over, **queue)
         building.require_privileges()
         given = timekeeping.wanted(hosts, clocks)
         state.reserve(spec)
@@ -358,7 +361,7 @@ class Lab:
             faults.heal(self.spec, target)
         for host in self.hosts if routes else ():
             with Netlink(host.netns) as netlink:
-                building.route_host(netlink, host, self.hosts)
+                building.route_host(netlink, host, self.hosts, self.spec.over)
 
     # ---- clocks ----
 

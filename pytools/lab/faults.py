@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pytools.errors import UsageError
 from pytools.kernel.netlink.routing import MAIN_TABLE, PROTOCOL, Family, Netlink, Route, Rule
-from pytools.lab import building, filters, wiring
+from pytools.lab import building, devices, filters, wiring
 from pytools.lab import inner_paths as innards
 from pytools.lab.topology import Host, Port, Rail, Spec, check_shape, host_of, rail_of
 
@@ -23,7 +23,8 @@ def cut(spec: Spec, rail: int, host: int | None, carrier: bool) -> None:
     if carrier:
         with Netlink(target.netns) as netlink:
             for port in ports:
-                wiring.set_up(netlink, port.index, up=False)
+                for index in devices.ends(spec.over, port):
+                    wiring.set_up(netlink, index, up=False)
         return
     whole = [port for port in ports if not filters.has(target, port, filters.LOSE)]
     if whole:
@@ -36,7 +37,8 @@ def plug_in(spec: Spec, rail: Rail) -> None:
         up = {link.index for link in netlink.links() if link.up}
         for port in rail.ports:
             if port.index not in up:
-                wiring.set_up(netlink, port.index)
+                for index in devices.ends(spec.over, port):
+                    wiring.set_up(netlink, index)
                 for route in building.ways_to(host_of(spec, port.host), rail):
                     netlink.replace_route(route)
 

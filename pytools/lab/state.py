@@ -15,7 +15,7 @@ from pytools.errors import UsageError
 from pytools.lab import namespaces, processes
 from pytools.lab.topology import Spec, check_name, lab_of_namespace, namespace_pattern
 
-_FIELDS = ("name", "hosts", "rails", "rate_bit_s", "queue_bytes", "ipv6", "inner")
+_FIELDS = ("name", "hosts", "rails", "rate_bit_s", "queue_bytes", "ipv6", "inner", "over")
 
 
 def reserve(spec: Spec) -> None:

@@ -16,6 +16,7 @@ from pytools.errors import UsageError
 DEFAULT_QUEUE_BYTES = 65_536  # 5 ms at 100 Mbit/s, 52 ms at 10 Mbit/s
 MAX_HOSTS, MAX_RAILS = 99, 8  # group ids 100+d and 200+d; 10.9.0.0/16 holds the service addresses
 MAX_INNER = 8  # way K of rail R has 10.RK.0.0/16
+KINDS = ("vlan", "vrf", "vxlan", "geneve", "gre", "wireguard")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _PLACE = r"(?:[hr][1-9][0-9]?|r[1-9]w[1-9])"
@@ -96,6 +97,8 @@ class Spec:
         Whether the agents' configurations name the IPv6 service addresses as well. The fabric always has both.
     inner : int
         Ways inside each rail, each with ports of this rate and queue; 0 makes a rail one router.
+    over : str or None
+        What a rail's interfaces are, one of `KINDS`; None for the ends of plain cables.
     """
 
     name: str
@@ -105,6 +108,7 @@ class Spec:
     queue_bytes: int = DEFAULT_QUEUE_BYTES
     ipv6: bool = False
     inner: int = 0
+    over: str | None = None
     topology: tuple[tuple[Host, ...], tuple[Rail, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -114,6 +118,8 @@ class Spec:
         _within("ways inside a rail", self.inner, 0, MAX_INNER)
         if self.inner == 1:
             raise UsageError("one way inside a rail is nothing to choose from", f"give 2 to {MAX_INNER}")
+        if self.over not in (None, *KINDS):
+            raise UsageError(f"a rail cannot be made over {self.over}", f"give one of {', '.join(KINDS)}")
         check_shape(self.rate_bit_s, self.queue_bytes)
         hosts = tuple(_host(self.name, number, self.rails) for number in range(1, self.hosts + 1))
         rails = tuple(_rail(self.name, number, self.hosts, self.inner) for number in range(1, self.rails + 1))

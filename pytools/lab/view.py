@@ -18,6 +18,7 @@ def lab(spec: Spec) -> dict[str, Any]:
         "name": spec.name,
         "rate_bit_s": spec.rate_bit_s,
         "queue_bytes": spec.queue_bytes,
+        "over": spec.over,
         "hosts": [_host(host) for host in hosts],
         "rails": [_rail(rail) for rail in rails],
         "processes": [{"pid": pid, "command": line} for pid, line in running],

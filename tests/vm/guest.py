@@ -26,7 +26,10 @@ COMPILED = "compiled"
 SLOW_FACTOR = 30
 # For all tests in the guest, its boot and the tests beside it included; without it a dead guest would be waited for.
 LIMIT_S = 1800.0
-MODULES = ("sch_ingress", "cls_bpf", "sch_tbf", "sch_htb", "veth", "rdma_rxe", "ib_uverbs", "rdma_ucm")
+MODULES = (
+    *("sch_ingress", "cls_bpf", "sch_tbf", "sch_htb", "veth", "rdma_rxe", "ib_uverbs", "rdma_ucm"),
+    "ip_gre",  # makes devices when it is loaded
+)
 
 # One processor each: with two, each atomic operation is emulated as one, and they wait for each other while only one of
 # them runs out here. All cases, by themselves, see two.

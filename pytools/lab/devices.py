@@ -1,0 +1,175 @@
+"""Rails that are no plain cables: VLAN, VXLAN, Geneve, GRE or WireGuard devices over the cable, a VRF around them.
+
+The device has the name, the number and the addresses that the plain cable's end would have, so that everything else of
+a lab works the same. The cable itself has addresses of its own, for the outer headers.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import os
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from pyroute2 import WireGuard
+from pyroute2.netlink import nla, nlmsg
+
+from pytools.errors import CapabilityError
+from pytools.kernel.netlink.routing import Netlink
+from pytools.kernel.netlink.socket import CREATE, EXCLUSIVE, NetlinkError
+from pytools.kernel.netns import inside
+from pytools.lab import wiring
+from pytools.lab.topology import Host, Interface, Port, Rail
+
+VRF, VRF_INDEX, VRF_TABLE = "fabric", 10, 77  # of each host, with all its rails and its service addresses
+_NEW_LINK = 16
+_OPTION: Final = {  # what a kernel is configured with that has them
+    "vlan": "CONFIG_VLAN_8021Q",
+    "vrf": "CONFIG_NET_VRF",
+    "vxlan": "CONFIG_VXLAN",
+    "geneve": "CONFIG_GENEVE",
+    "gre": "CONFIG_NET_IPGRE",
+    "wireguard": "CONFIG_WIREGUARD",
+}
+_PORT: Final = 51820  # of WireGuard, and the number of the cable
+
+
+@dataclass(frozen=True, slots=True)
+class _Outer:
+    """What the device is made on: a cable's end, the cable's number in the lab, and the outer addresses."""
+
+    index: int
+    number: int
+    here: str
+    there: str
+
+
+class _LinkMessage(nlmsg):  # type: ignore[misc]
+    """`struct ifinfomsg` with options of any kind of device as they go on the wire."""
+
+    prefix = "IFLA_"
+    fields = (("family", "B"), ("__pad", "B"), ("type", "H"), ("index", "i"), ("flags", "I"), ("change", "I"))
+    nla_map = (
+        (3, "IFLA_IFNAME", "asciiz"),
+        (5, "IFLA_LINK", "uint32"),
+        (10, "IFLA_MASTER", "uint32"),
+        (18, "IFLA_LINKINFO", "info"),
+    )
+
+    class info(nla):  # type: ignore[misc]  # noqa: N801 (pyroute2 looks the name up)
+        """Kind and options."""
+
+        nla_map = ((1, "IFLA_INFO_KIND", "asciiz"), (2, "IFLA_INFO_DATA", "cdata"))
+
+
+def cable(netlink: Netlink, kind: str | None, host: Host, interface: Interface, rail: Rail) -> None:
+    """Make an interface of a host and the port of a rail at its other end.
+
+    Raises
+    ------
+    CapabilityError
+        If this kernel has no such devices.
+    """
+    port = rail.ports[host.number - 1]
+    pair = wiring.End(interface.name, interface.index), wiring.End(port.name, port.index)
+    if kind in (None, "vrf"):
+        wiring.add_veth(netlink, *pair, rail.netns)
+        if kind:
+            _enslave(netlink, interface.index)
+        return
+    assert kind is not None
+    cables = [wiring.End(f"cable-{end.name}", _below(end.index)) for end in pair]
+    number = 100 * rail.number + host.number
+    outer = [f"10.{100 + rail.number}.{host.number}.{end}" for end in (2, 1)]
+    wiring.add_veth(netlink, cables[0], cables[1], rail.netns)
+    with Netlink(rail.netns) as beyond:
+        for each, end, lower, (here, there) in zip((netlink, beyond), pair, cables, (outer, outer[::-1]), strict=True):
+            wiring.set_up(each, lower.index)
+            wiring.add_address(each, lower.index, here, 24)
+            _add(each, kind, end, _Outer(lower.index, number, here, there))
+    if kind == "wireguard":
+        _exchange_keys((host.netns, rail.netns), (interface.name, port.name), outer, _PORT + number)
+
+
+def ends(kind: str | None, port: Port) -> tuple[int, ...]:
+    """What a port of a rail consists of: the cable's end, and the device on it."""
+    return (port.index,) if kind in (None, "vrf") else (_below(port.index), port.index)
+
+
+def _below(index: int) -> int:
+    return index + 200
+
+
+def add_vrf(netlink: Netlink) -> None:
+    """Make the VRF of a host."""
+    _add(netlink, "vrf", wiring.End(VRF, VRF_INDEX), _Outer(0, 0, "", ""))
+    wiring.set_up(netlink, VRF_INDEX)
+
+
+def _enslave(netlink: Netlink, index: int) -> None:
+    """Put an interface into the VRF; it has no IPv6 address yet, which it would lose."""
+    message = _LinkMessage()
+    message["index"], message["attrs"] = index, [("IFLA_MASTER", VRF_INDEX)]
+    netlink.socket.change(message, _NEW_LINK, 0, f"putting interface {index} into the VRF")
+
+
+def _add(netlink: Netlink, kind: str, end: wiring.End, outer: _Outer) -> None:
+    message = _LinkMessage()
+    message["index"] = end.index
+    info = [("IFLA_INFO_KIND", kind), ("IFLA_INFO_DATA", _OPTIONS[kind](outer))]
+    message["attrs"] = [("IFLA_IFNAME", end.name), ("IFLA_LINKINFO", {"attrs": info})]
+    if kind == "vlan":
+        message["attrs"].append(("IFLA_LINK", outer.index))
+    try:
+        netlink.socket.change(message, _NEW_LINK, CREATE | EXCLUSIVE, f"making {kind} device {end.name}")
+    except NetlinkError as refusal:
+        if refusal.code not in (errno.EOPNOTSUPP, errno.ENOENT):
+            raise
+        raise CapabilityError(
+            f"this kernel has no {kind} devices", f"boot one with {_OPTION[kind]}, or use another --over"
+        ) from None
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+
+
+def _number(kind: int, value: int) -> bytes:
+    return _attribute(kind, struct.pack("=I", value))
+
+
+def _address(kind: int, address: str) -> bytes:
+    return _attribute(kind, socket.inet_aton(address))
+
+
+def _vxlan(outer: _Outer) -> bytes:
+    """IFLA_VXLAN_ID, GROUP, LINK, LOCAL and PORT."""
+    ends = _address(2, outer.there) + _number(3, outer.index) + _address(4, outer.here)
+    return _number(1, outer.number) + ends + _attribute(15, struct.pack(">H", 4789))
+
+
+_OPTIONS: Final[dict[str, Callable[[_Outer], bytes]]] = {
+    "vlan": lambda outer: _attribute(1, struct.pack("=H", outer.number)),
+    "vrf": lambda outer: _number(1, VRF_TABLE),
+    "vxlan": _vxlan,
+    "geneve": lambda outer: _number(1, outer.number) + _address(2, outer.there),
+    "gre": lambda outer: _address(6, outer.here) + _address(7, outer.there),
+    "wireguard": lambda outer: b"",
+}
+
+
+def _exchange_keys(places: tuple[str, str], names: tuple[str, str], outer: list[str], port: int) -> None:
+    """Let the two ends of a WireGuard cable know each other; the kernel works the public keys out."""
+    public: list[str] = []
+    for netns, name in zip(places, names, strict=True):
+        with inside(netns), WireGuard() as guard:
+            guard.set(name, listen_port=port, private_key=base64.b64encode(os.urandom(32)).decode())
+            public.append(next(iter(guard.info(name))).get_attr("WGDEVICE_A_PUBLIC_KEY"))
+    for netns, name, key, there in zip(places, names, public[::-1], outer[::-1], strict=True):
+        peer = {"public_key": key, "endpoint_addr": there, "endpoint_port": port}
+        with inside(netns), WireGuard() as guard:
+            guard.set(name, peer={**peer, "allowed_ips": ["0.0.0.0/0", "::/0"]})

@@ -1,0 +1,158 @@
+"""Rails over each kind of device that hosts have: probed, found dead, left by an act, and taken again; flows pinned.
+
+The machine's own kernel has VXLAN alone; the second one has them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+
+import pin_kit
+import pytest
+import support
+import watching
+from pin_kit import compiled_once
+
+from pytools.config import Links
+from pytools.errors import SwerveError
+from pytools.kernel.netlink.routing import Netlink
+from pytools.kernel.netns import inside
+from pytools.lab import Lab
+from pytools.lab.devices import VRF
+from pytools.lab.topology import KINDS
+from pytools.signals import PathLiveness
+from pytools.sources.probing.measurements import RECEIVED
+from steering.actuators.overlay import Overlay
+from steering.actuators.pins import PinTarget
+from steering.plan import FlowKey, Pin
+from steering.policy.model import Manage
+
+__all__ = ["compiled_once"]  # fixtures
+
+HERE = {"vxlan"}
+FLOWS, PACKETS = 30, 120
+NOISE = 15  # packets that are nobody's: neighbours are asked for
+OURS = {"destinations": ["10.9.0.0/16", "fd00:9::/64"]}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=() if each in HERE else pytest.mark.guest(only=True)) for each in KINDS],
+)
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    support.require("bcc", "netns")
+    with Lab.up(f"over-{request.param}", hosts=2, rate="none", ipv6=True, over=request.param) as made:
+        yield made
+
+
+def test_every_rail_is_probed_and_one_that_is_cut_is_found(lab: Lab) -> None:
+    made = watching.watchers(lab, links=Links(mtu_interval_s=0))
+    live: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+        for each in made:
+            stack.callback(each.close)
+        told = made[0].bus.subscribe(frozenset({"path_liveness"}))
+
+        def missed() -> dict[str, int]:
+            for signal in told.read():
+                if isinstance(signal, PathLiveness):
+                    live[str(signal.path)] = signal.missed
+            return {path: count for path, count in live.items() if count >= 3}
+
+        def answered() -> bool:
+            counts = made[0].mesh.measurements.counts
+            paths = made[0].mesh.paths.current
+            return len(paths) == 4 and all(counts[each.index, RECEIVED] >= 10 for each in paths) and not missed()
+
+        watching.work_until(made, answered, "every path answers")
+        lab.cut(1)
+        watching.work_until(made, lambda: len(missed()) == 2, "both families are silent on rail 1")
+        assert all("rail1" in path for path in missed())
+        lab.heal(1)
+        watching.work_until(made, lambda: not missed(), "they answer again")
+
+
+class Flows:
+    """Datagrams of several flows from host 1 to host 2, which gets them all."""
+
+    def __init__(self, lab: Lab, version: int) -> None:
+        self.lab = lab
+        family = socket.AF_INET if version == 4 else socket.AF_INET6
+        self.ends = [host.service if version == 4 else host.service6 for host in lab.hosts]
+        self.far = self._socket(family, 1)
+        self.far.settimeout(5 * support.slow_factor())
+        self.near = [self._socket(family, 0) for _ in range(FLOWS)]
+
+    def _socket(self, family: int, host: int) -> socket.socket:
+        with inside(self.lab.hosts[host].netns):
+            made = socket.socket(family, socket.SOCK_DGRAM)
+        if self.lab.spec.over == "vrf":
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, VRF.encode())
+        made.bind((self.ends[host], 0))
+        return made
+
+    def key(self, number: int) -> FlowKey:
+        local, remote = (each.getsockname()[1] for each in (self.near[number], self.far))
+        return FlowKey(socket.IPPROTO_UDP, self.ends[0], local, self.ends[1], remote)
+
+    def rails(self, *numbers: int) -> set[int]:
+        """Send on these flows, or all; the rails that carried what arrived, which was everything."""
+        before = self._sent()
+        chosen = [self.near[number] for number in numbers] or self.near
+        sending = chosen * (PACKETS // len(chosen))
+        for each in sending:
+            each.sendto(b"x" * 100, (self.ends[1], self.far.getsockname()[1]))
+            assert self.far.recv(200) == b"x" * 100
+        after = self._sent()
+        moved = {rail: after[rail] - before[rail] for rail in after}
+        assert sum(moved.values()) >= len(sending), moved
+        return {rail for rail, packets in moved.items() if packets > NOISE}
+
+    def _sent(self) -> dict[int, int]:
+        netns = self.lab.hosts[0].netns
+        shown = {row["ifname"]: row for row in json.loads(support.run(["ip", "-n", netns, "-j", "-s", "link"]).stdout)}
+        return {rail: shown[f"rail{rail}"]["stats64"]["tx"]["packets"] for rail in (1, 2)}
+
+    def close(self) -> None:
+        for each in (*self.near, self.far):
+            each.close()
+
+
+@pytest.fixture(params=[4, 6], ids=["ipv4", "ipv6"])
+def flows(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Flows]:
+    with contextlib.closing(Flows(lab, request.param)) as made:
+        yield made
+
+
+def test_an_act_moves_packets_and_its_undo_brings_them_back(lab: Lab, flows: Flows) -> None:
+    manage = Manage.model_validate(OURS | ({"vrfs": [VRF]} if lab.spec.over == "vrf" else {}))
+    with inside(lab.hosts[0].netns), Netlink() as netlink:
+        overlay = Overlay(netlink, manage, apply=True)
+        groups = [each for each in overlay.refresh().groups.values() if flows.ends[1] in each.target]
+        [group] = groups
+        [stays] = [each.nexthop_id for each in group.members if each.interface == "rail2"]
+        if lab.spec.over == "vrf":  # as docs/neighbours.md says of kernels from 5.18 to 6.14
+            with pytest.raises(SwerveError, match="this kernel matches no rule with packets of VRF"):
+                overlay.apply(group.target, ((stays, 1),))
+            return
+        assert flows.rails() == {1, 2}
+        assert overlay.apply(group.target, ((stays, 1),))
+        assert flows.rails() == {2}
+        assert overlay.apply(group.target, group.original)
+        assert flows.rails() == {1, 2}
+
+
+def test_a_pinned_flow_leaves_by_its_rail_and_none_is_lost(lab: Lab, flows: Flows) -> None:
+    near, version = lab.hosts[0].interfaces, 6 if ":" in flows.ends[0] else 4
+    targets = [
+        PinTarget(each.rail, each.index, each.gateway if version == 4 else each.gateway6, True, "any") for each in near
+    ]
+    with pin_kit.pinning_in(lab.hosts[0].netns, targets) as pins:
+        routed = flows.rails(0)
+        assert len(routed) == 1
+        for rail in (3 - min(routed), min(routed)):
+            assert pins.install([Pin(flows.key(0), "any", rail, pin_kit.soon())]) == {}
+            assert flows.rails(0) == {rail}
