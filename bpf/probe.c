@@ -22,16 +22,18 @@
 #include "probe/reflect.h"
 #include "probe/match.h"
 
-/* The frame that user space made: no VLAN tag, no IP option, a STAMP packet with our TLV or a size probe. */
+/*
+ * The frame that user space made: no VLAN tag, no IP option, a STAMP packet with our TLV or a size probe. It begins with
+ * an Ethernet header wherever it leaves; what has none loses it in `send_probe`.
+ */
 struct frame {
 	u32 udp;
 	struct stamp_base base;
 };
 
-static __always_inline bool read_frame(struct __sk_buff *skb, struct frame *frame)
+static __always_inline bool read_frame(struct __sk_buff *skb, struct frame *frame, u32 link)
 {
-	frame->udp =
-		ETH_HLEN + (skb->protocol == bpf_htons(ETH_P_IPV6) ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
+	frame->udp = link + (skb->protocol == bpf_htons(ETH_P_IPV6) ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
 	return !bpf_skb_load_bytes(skb, frame->udp + sizeof(struct udphdr), &frame->base, sizeof(frame->base));
 }
 
@@ -93,7 +95,7 @@ static __always_inline void note_sent(struct swerve_probe_path *path, u64 now)
 		known->silence_ns = now;
 }
 
-/* Pin a probe to its path: by that path's gateway, whatever the routes say. */
+/* Pin a probe to its path: by that path's gateway, whatever the routes say. TC_ACT_UNSPEC: it leaves right here. */
 static __always_inline int send_probe(struct __sk_buff *skb)
 {
 	struct swerve_probe_path *path;
@@ -101,7 +103,7 @@ static __always_inline int send_probe(struct __sk_buff *skb)
 	u8 pin[3];
 	u32 index;
 
-	if (bpf_skb_load_bytes(skb, 3, pin, sizeof(pin)) || !read_frame(skb, &frame))
+	if (bpf_skb_load_bytes(skb, 3, pin, sizeof(pin)) || !read_frame(skb, &frame, ETH_HLEN))
 		return drop(SWERVE_PROBE_FAILED);
 	index = pin[1] << 8 | pin[2];
 	path = probe_paths.lookup(&index);
@@ -115,6 +117,9 @@ static __always_inline int send_probe(struct __sk_buff *skb)
 		if (pin[0])
 			note_sent(path, bpf_ktime_get_ns());
 	}
+	if (path->bare)
+		return bpf_skb_adjust_room(skb, -ETH_HLEN, BPF_ADJ_ROOM_MAC, 0) ? drop(SWERVE_PROBE_FAILED)
+										: TC_ACT_UNSPEC;
 	if (redirect_by(path->ifindex, path->family, &path->gateway) != TC_ACT_REDIRECT)
 		return drop(SWERVE_PROBE_FAILED);
 	return TC_ACT_REDIRECT;
@@ -129,7 +134,7 @@ static __always_inline int stamp_probe(struct __sk_buff *skb)
 	u64 now;
 
 	skb->mark = 0;
-	if (!read_frame(skb, &frame))
+	if (!read_frame(skb, &frame, link_bytes(skb)))
 		return drop(SWERVE_PROBE_FAILED);
 	slot = slot_of(&frame, &key);
 	if (!slot || slot->seq != bpf_ntohl(frame.base.seq) || slot->state != SWERVE_PROBE_PENDING)
@@ -162,11 +167,16 @@ static __always_inline int stamp_reply(struct __sk_buff *skb)
 static __always_inline int look_at_mark(struct __sk_buff *skb)
 {
 	u32 mark = skb->mark;
+	int verdict;
 
 	if (!is_probe(skb))
 		LEAVE(TC_ACT_UNSPEC);
-	if (mark == SWERVE_MARK_SEND)
-		return send_probe(skb);
+	if (mark == SWERVE_MARK_SEND) {
+		verdict = send_probe(skb);
+		if (verdict != TC_ACT_UNSPEC)
+			return verdict;
+		mark = skb->mark;
+	}
 	if (mark == SWERVE_MARK_STAMP)
 		return stamp_probe(skb);
 	if ((mark & ~0xff) == SWERVE_MARK_REPLY)
@@ -266,7 +276,7 @@ static __always_inline int look_for_probe(struct __sk_buff *skb)
 
 	if (plain(skb))
 		LEAVE(TC_ACT_UNSPEC);
-	no_probe = ordinary(skb, &ecn);
+	no_probe = !is_bare(skb) && ordinary(skb, &ecn);
 	if (ecn && ecn != ECN_UNKNOWN)
 		count_marks_of(skb, ecn);
 	if (no_probe)

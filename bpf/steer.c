@@ -35,7 +35,8 @@ static __always_inline bool exempt(struct __sk_buff *skb, const struct swerve_fl
 static __always_inline void relabel(struct __sk_buff *skb, struct swerve_steer_row *row, u64 now)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	__be32 *first = data + ETH_HLEN, word;
+	u32 link = link_bytes(skb);
+	__be32 *first = data + link, word;
 
 	if (!row->label_until_ns || skb->protocol != bpf_htons(ETH_P_IPV6))
 		return;
@@ -48,7 +49,7 @@ static __always_inline void relabel(struct __sk_buff *skb, struct swerve_steer_r
 	word = (*first & bpf_htonl(~LABEL_BITS)) | bpf_htonl(row->label & LABEL_BITS);
 	if (word == *first)
 		return;
-	if (bpf_skb_store_bytes(skb, ETH_HLEN, &word, sizeof(word), 0)) {
+	if (bpf_skb_store_bytes(skb, link, &word, sizeof(word), 0)) {
 		count(skb, SWERVE_STEER_REFUSED);
 		return;
 	}
@@ -62,7 +63,7 @@ static __always_inline void relabel(struct __sk_buff *skb, struct swerve_steer_r
  */
 static __always_inline bool fits(struct __sk_buff *skb, u32 mtu)
 {
-	u32 frame = mtu + ETH_HLEN, others = skb->gso_segs - 1;
+	u32 frame = mtu + link_bytes(skb), others = skb->gso_segs - 1;
 
 	if (!skb->gso_size)
 		return skb->len <= frame;
@@ -94,6 +95,11 @@ static __always_inline int redirect(struct __sk_buff *skb, struct swerve_steer_t
 	}
 	if (!fits(skb, mtu)) {
 		count(skb, SWERVE_STEER_TOO_LARGE);
+		return TC_ACT_UNSPEC;
+	}
+	/* the kernel takes an Ethernet header off, which a tunnel's packet has not */
+	if (is_bare(skb) && bpf_skb_change_head(skb, ETH_HLEN, 0)) {
+		count(skb, SWERVE_STEER_REFUSED);
 		return TC_ACT_UNSPEC;
 	}
 	if (redirect_by(target->ifindex, target->family, &target->gateway) != TC_ACT_REDIRECT) {

@@ -120,7 +120,7 @@ struct swerve_probe_path {
 	u64 back_ns;		    /* when the answer came that ended the last silence; 0: there was none */
 	u32 overdue;		    /* 1: the agent was woken because the first of the unanswered is overdue */
 	u16 peer_interface;	    /* low bits of the index of the peer's interface that it leads to; 0: not known */
-	u16 pad;
+	u16 bare;		    /* 1: its interface has no Ethernet header */
 };
 
 enum swerve_probe_session_flag {

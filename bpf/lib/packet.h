@@ -69,22 +69,49 @@ static __always_inline bool is_ip(__be16 protocol)
 }
 
 /*
- * Where the network header begins and which it is; 0 when the packet ends before it does. Read from the packet's own
- * bytes, not from skb->protocol: a tag may lie in the packet or beside it.
+ * Whether a packet begins with its IP header, as on tunnels (WireGuard, GRE). Ethernet has the Ethertype in front of
+ * it; a tunnel's packet has the same bytes there only if it comes from 8.0.64.0/20, or if the third and fourth group of
+ * its IPv6 address are 86dd:6xxx, and is then taken for another.
  */
+static __always_inline bool is_bare(struct __sk_buff *skb)
+{
+	u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	u8 version = skb->protocol == bpf_htons(ETH_P_IP) ? 4 : 6;
+
+	if (!is_ip(skb->protocol) || data + ETH_HLEN + 1 > end)
+		return false;
+	if (*(__be16 *)(data + 2 * ETH_ALEN) == skb->protocol && data[ETH_HLEN] >> 4 == version)
+		return false;
+	return data[0] >> 4 == version;
+}
+
+static __always_inline u32 link_bytes(struct __sk_buff *skb)
+{
+	return is_bare(skb) ? 0 : ETH_HLEN;
+}
+
+/*
+ * Where the network header begins and which it is; NO_HEADER when the packet ends before it does. Read from the
+ * packet's own bytes, not from skb->protocol: a tag may lie in the packet or beside it.
+ */
+#define NO_HEADER (~0U)
 static __always_inline u32 network_header(struct __sk_buff *skb, __be16 *protocol)
 {
 	u32 offset = ETH_HLEN;
 	struct vlan_tag tag;
 
-	if (bpf_skb_load_bytes(skb, 2 * ETH_ALEN, protocol, sizeof(*protocol)))
+	if (is_bare(skb)) {
+		*protocol = skb->protocol;
 		return 0;
+	}
+	if (bpf_skb_load_bytes(skb, 2 * ETH_ALEN, protocol, sizeof(*protocol)))
+		return NO_HEADER;
 #pragma unroll
 	for (int i = 0; i < VLAN_TAGS; i++) {
 		if (!is_tag(*protocol))
 			break;
 		if (bpf_skb_load_bytes(skb, offset, &tag, sizeof(tag)))
-			return 0;
+			return NO_HEADER;
 		*protocol = tag.protocol;
 		offset += sizeof(tag);
 	}
@@ -189,7 +216,7 @@ static __always_inline bool read_ip(struct __sk_buff *skb, struct ip_packet *pac
 	u32 offset;
 
 	offset = network_header(skb, &protocol);
-	if (!offset)
+	if (offset == NO_HEADER)
 		return false;
 	if (protocol == bpf_htons(ETH_P_IP))
 		return read_ipv4(skb, offset, packet);

@@ -49,6 +49,8 @@ static __always_inline u32 tcp_word(struct __sk_buff *skb)
 	struct iphdr *ip = data + ETH_HLEN;
 	void *tcp;
 
+	if (is_bare(skb))
+		return WORD_UNREAD;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		tcp = ip + 1;
 		if (tcp > end)

@@ -73,7 +73,7 @@ static __always_inline void count_hidden_marks(struct __sk_buff *skb)
 	u32 offset;
 
 	offset = network_header(skb, &protocol);
-	if (!offset)
+	if (offset == NO_HEADER)
 		return;
 	if (protocol == bpf_htons(ETH_P_IP)) {
 		if (!bpf_skb_load_bytes(skb, offset, &ip, sizeof(ip)) && ip.version == 4 && ip.tos & ECN_BITS)

@@ -207,20 +207,21 @@ static __always_inline u64 flag_others(struct __sk_buff *skb, struct udp_packet 
 {
 	struct tlv_header *first = &tlv_of(packet)->header, tlv;
 	u32 offset = sizeof(struct stamp_base) + sizeof(tlv) + bpf_ntohs(first->bytes), end;
+	u32 payload = in_buffer(packet, packet->payload);
 	u8 flags;
 
 	if (first->flags & TLV_MALFORMED)
 		return difference;
 	for (int i = 1; i < MOST_TLVS; i++) {
 		if (offset + sizeof(tlv) > packet->bytes ||
-		    bpf_skb_load_bytes(skb, packet->payload + offset, &tlv, sizeof(tlv)))
+		    bpf_skb_load_bytes(skb, payload + offset, &tlv, sizeof(tlv)))
 			break;
 		end = offset + sizeof(tlv) + bpf_ntohs(tlv.bytes);
 		if (end > packet->bytes)
 			flags = TLV_MALFORMED;
 		else
 			flags = tlv.type == TLV_PADDING ? 0 : TLV_UNRECOGNISED;
-		if (bpf_skb_store_bytes(skb, packet->payload + offset, &flags, sizeof(flags), 0))
+		if (bpf_skb_store_bytes(skb, payload + offset, &flags, sizeof(flags), 0))
 			break;
 		difference += byte_difference(tlv.flags, flags, offset);
 		if (flags & TLV_MALFORMED)
@@ -238,7 +239,7 @@ static __always_inline long cut_padding(struct __sk_buff *skb, struct udp_packet
 {
 	__be16 before = bpf_htons(sizeof(struct udphdr) + packet->bytes);
 	__be16 after = bpf_htons(sizeof(struct udphdr) + SHORT_REPLY_BYTES);
-	u32 check = packet->udp + __builtin_offsetof(struct udphdr, check);
+	u32 check = in_buffer(packet, packet->udp) + __builtin_offsetof(struct udphdr, check);
 	struct udphdr *udp = part_of(packet, packet->udp);
 	__sum16 came_with = udp->check;
 	u16 sum;
@@ -249,10 +250,10 @@ static __always_inline long cut_padding(struct __sk_buff *skb, struct udp_packet
 		sum = ~sum_of_head(packet, sizeof(*udp) + SHORT_REPLY_BYTES);
 		udp->check = sum ?: 0xffff; /* zero means none */
 	}
-	if (bpf_skb_store_bytes(skb, packet->udp, udp, sizeof(*udp), 0) ||
+	if (bpf_skb_store_bytes(skb, in_buffer(packet, packet->udp), udp, sizeof(*udp), 0) ||
 	    (packet->partial && bpf_l4_csum_replace(skb, check, before, after, BPF_F_PSEUDO_HDR | sizeof(after))))
 		return -1;
-	return bpf_skb_change_tail(skb, packet->payload + SHORT_REPLY_BYTES, 0);
+	return bpf_skb_change_tail(skb, in_buffer(packet, packet->payload) + SHORT_REPLY_BYTES, 0);
 }
 
 /* Back to where it came from, with the class it came with; a mark that a queue on the way set is not ours to repeat. */
@@ -339,19 +340,19 @@ static __always_inline int answer(struct __sk_buff *skb, struct udp_packet *pack
 	if (tlvs)
 		difference += answer_first(packet, peer, skb->ifindex, now, &shorten);
 	turn_ends(packet, shorten ? SHORT_REPLY_BYTES : bytes);
-	bytes = packet->payload + (bytes < seen ? bytes : seen);
+	bytes = in_buffer(packet, packet->payload) + (bytes < seen ? bytes : seen);
 	bytes = ((bytes - 1) & 0xff) + 1; /* which the verifier can follow */
-	if (bpf_skb_store_bytes(skb, 0, packet->frame, bytes, 0))
+	if (bpf_skb_store_bytes(skb, 0, buffer_of(packet), bytes, 0))
 		return drop(SWERVE_PROBE_FAILED);
 	if (tlvs)
 		difference = flag_others(skb, packet, difference);
-	if (shorten ? cut_padding(skb, packet) : mend_checksum(skb, packet->udp, folded(difference)))
+	if (shorten ? cut_padding(skb, packet) : mend_checksum(skb, in_buffer(packet, packet->udp), folded(difference)))
 		return drop(SWERVE_PROBE_FAILED);
 	if (skb->len > ETH_HLEN + ANY_MTU && bpf_check_mtu(skb, skb->ifindex, &mtu, 0, 0))
 		return drop(SWERVE_PROBE_TOO_LONG);
 	count(SWERVE_PROBE_REFLECTED, 1);
 	count(SWERVE_PROBE_WIRE_BYTES, came + skb->len);
-	skb->mark = SWERVE_MARK_REPLY | packet->udp;
+	skb->mark = SWERVE_MARK_REPLY | in_buffer(packet, packet->udp);
 	return bpf_redirect(skb->ifindex, 0);
 }
 

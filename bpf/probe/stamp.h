@@ -63,7 +63,8 @@ struct swerve_tlv {
 /* A UDP packet: the beginning of its frame, where the parts lie, and between whom it travels. */
 struct udp_packet {
 	u16 pad; /* so that what follows the Ethernet header is aligned */
-	u8 frame[256];
+	u8 frame[272];
+	u32 missing; /* bytes of the Ethernet header, which is here all the same; offsets count it */
 	u32 network; /* offsets */
 	u32 udp;
 	u32 payload;
@@ -188,19 +189,34 @@ static __always_inline struct swerve_tlv *tlv_of(struct udp_packet *packet)
 	return (void *)(base_of(packet) + 1);
 }
 
+/* Where in the buffer something lies. */
+static __always_inline u32 in_buffer(const struct udp_packet *packet, u32 offset)
+{
+	return offset - packet->missing;
+}
+
+/* The beginning of what the buffer has of the frame. */
+static __always_inline u8 *buffer_of(struct udp_packet *packet)
+{
+	return packet->frame + (packet->missing & 0xf);
+}
+
 /* Read the beginning of a frame in one go; of a shorter one all. */
 static __always_inline bool read_frame_of(struct __sk_buff *skb, struct udp_packet *packet)
 {
 	u32 bytes = skb->len < SEEN_BYTES ? skb->len : SEEN_BYTES;
 
 	bytes = ((bytes - 1) & 0xff) + 1; /* which the verifier can follow */
-	return skb->len >= ETH_HLEN && !bpf_skb_load_bytes(skb, 0, packet->frame, bytes);
+	packet->missing = ETH_HLEN - link_bytes(skb);
+	if (packet->missing)
+		*(__be16 *)(packet->frame + 2 * ETH_ALEN) = skb->protocol;
+	return skb->len >= ETH_HLEN && !bpf_skb_load_bytes(skb, 0, buffer_of(packet), bytes);
 }
 
 /* Find the parts of a packet on the probe port, in whichever direction; false when it is none. */
 static __always_inline bool find_udp(struct __sk_buff *skb, struct udp_packet *packet)
 {
-	u32 offset = ETH_HLEN, whole, length;
+	u32 offset = ETH_HLEN, whole, length, frame_bytes;
 	struct vlan_tag *tag;
 	struct ipv6hdr *ip6;
 	struct udphdr *udp;
@@ -209,6 +225,7 @@ static __always_inline bool find_udp(struct __sk_buff *skb, struct udp_packet *p
 
 	if (!read_frame_of(skb, packet))
 		return false;
+	frame_bytes = skb->len + packet->missing;
 	protocol = *(__be16 *)(packet->frame + 2 * ETH_ALEN);
 #pragma unroll
 	for (int i = 0; i < VLAN_TAGS; i++) {
@@ -222,7 +239,7 @@ static __always_inline bool find_udp(struct __sk_buff *skb, struct udp_packet *p
 	packet->malformed = false;
 	if (protocol == bpf_htons(ETH_P_IP)) {
 		ip = (void *)packet->frame + offset;
-		if (skb->len < offset + sizeof(*ip))
+		if (frame_bytes < offset + sizeof(*ip))
 			return false;
 		if (ip->version != 4 || ip->ihl < 5 || ip->protocol != IPPROTO_UDP || ip->frag_off & IPV4_OFFSET)
 			return false;
@@ -235,7 +252,7 @@ static __always_inline bool find_udp(struct __sk_buff *skb, struct udp_packet *p
 		map_ipv4(&packet->destination, ip->daddr);
 	} else if (protocol == bpf_htons(ETH_P_IPV6)) {
 		ip6 = (void *)packet->frame + offset;
-		if (skb->len < offset + sizeof(*ip6))
+		if (frame_bytes < offset + sizeof(*ip6))
 			return false;
 		if (ip6->version != 6 || ip6->nexthdr != IPPROTO_UDP) /* probes carry no extension headers */
 			return false;
@@ -249,7 +266,7 @@ static __always_inline bool find_udp(struct __sk_buff *skb, struct udp_packet *p
 		return false;
 	}
 	offset = packet->udp;
-	if (skb->len < offset + sizeof(*udp))
+	if (frame_bytes < offset + sizeof(*udp))
 		return false;
 	udp = part_of(packet, offset);
 	if (udp->dest != bpf_htons(SWERVE_PROBE_PORT) && udp->source != bpf_htons(SWERVE_PROBE_PORT))
@@ -260,7 +277,7 @@ static __always_inline bool find_udp(struct __sk_buff *skb, struct udp_packet *p
 	packet->payload = offset + sizeof(*udp);
 	packet->bytes = length - sizeof(*udp);
 	packet->malformed |=
-		length < sizeof(*udp) + sizeof(struct stamp_base) || offset + length > whole || whole > skb->len;
+		length < sizeof(*udp) + sizeof(struct stamp_base) || offset + length > whole || whole > frame_bytes;
 	return true;
 }
 
@@ -306,7 +323,7 @@ static __always_inline u16 sum_of_all(struct __sk_buff *skb, struct udp_packet *
 		asm volatile("" : "+r"(at)); /* the mask is for the verifier: the compiler would leave it out */
 		*(u32 *)(packet->chunk + (at & (CHUNK_BYTES - 4))) = 0; /* behind the last byte, or what is read over */
 		bytes = ((bytes - 1) & (CHUNK_BYTES - 1)) + 1;
-		if (bpf_skb_load_bytes(skb, packet->udp + i * CHUNK_BYTES, packet->chunk, bytes))
+		if (bpf_skb_load_bytes(skb, in_buffer(packet, packet->udp) + i * CHUNK_BYTES, packet->chunk, bytes))
 			break;
 		sum += (u32)bpf_csum_diff(NULL, 0, (void *)packet->chunk, (bytes + 3) & 0x3fc, 0);
 	}

@@ -78,7 +78,7 @@ static __always_inline long write_signed(struct __sk_buff *skb, const struct swe
 	tlv = tlv_of(packet);
 	time = split(ns);
 	if (!has_tlv(packet) || tlv->header.flags & TLV_MALFORMED)
-		return write_time(skb, packet->udp, &base->at, ns);
+		return write_time(skb, in_buffer(packet, packet->udp), &base->at, ns);
 	difference = words_difference((u32 *)&base->at, (u32 *)&time, sizeof(time) / sizeof(u32), 0);
 	base->at = time;
 	if (direction == TAG_REQUEST)
@@ -89,9 +89,9 @@ static __always_inline long write_signed(struct __sk_buff *skb, const struct swe
 	difference = words_difference(tlv->tag, after, 2, difference);
 	tlv->tag[0] = after[0];
 	tlv->tag[1] = after[1];
-	if (bpf_skb_store_bytes(skb, packet->payload, base, sizeof(*base) + sizeof(*tlv), 0))
+	if (bpf_skb_store_bytes(skb, in_buffer(packet, packet->payload), base, sizeof(*base) + sizeof(*tlv), 0))
 		return -1;
-	return mend_checksum(skb, packet->udp, folded(difference));
+	return mend_checksum(skb, in_buffer(packet, packet->udp), folded(difference));
 }
 
 #endif /* SWERVE_PROBE_TAG_H */

@@ -105,10 +105,13 @@ static __always_inline enum found find_flow(struct __sk_buff *skb, union key *ke
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 
+	if (!is_ip(skb->protocol))
+		return NO_FLOW;
+	data += link_bytes(skb);
 	if (skb->protocol == bpf_htons(ETH_P_IP))
-		return find_ipv4(key, data + ETH_HLEN, end);
+		return find_ipv4(key, data, end);
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return find_ipv6(key, data + ETH_HLEN, end);
+		return find_ipv6(key, data, end);
 	return NO_FLOW;
 }
 

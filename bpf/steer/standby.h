@@ -17,8 +17,8 @@
 static __always_inline bool find_destination(struct __sk_buff *skb, u32 ifindex, struct swerve_standby_key *key)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	struct ipv6hdr *ip6 = data + ETH_HLEN;
-	struct iphdr *ip = data + ETH_HLEN;
+	struct ipv6hdr *ip6 = data + link_bytes(skb);
+	struct iphdr *ip = (void *)ip6;
 
 	key->bits = 32 + 128;
 	key->ifindex = bpf_htonl(ifindex);

@@ -22,7 +22,7 @@ import numpy as np
 from pytools.closing import Closing
 from pytools.errors import CapabilityError, SwerveError
 from pytools.kernel.bpf import contract, syscall
-from pytools.kernel.bpf.attach import STEERING, Attachment, attach_tc, clean, is_ethernet
+from pytools.kernel.bpf.attach import STEERING, Attachment, attach_tc, clean, is_readable
 from pytools.kernel.bpf.compiler_client import Program
 from pytools.kernel.bpf.loader import Loaded
 from steering.actuators import flow_keys
@@ -155,8 +155,8 @@ class FlowTable(Closing):
 
     def _attached(self, index: int) -> Attachment:
         name = socket.if_indextoname(index)
-        if not is_ethernet(name):
-            raise SwerveError(f"{name} has no Ethernet header, so its flows cannot be steered")
+        if not is_readable(name):
+            raise SwerveError(f"{name} has no Ethernet header and is no tunnel, so its flows cannot be steered")
         return attach_tc(self.program_fd, name, "egress", self._force_clsact, STEERING)
 
     # ---- leases ----

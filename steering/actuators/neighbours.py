@@ -4,8 +4,9 @@
 before. A thread listens, so that nothing else that a controller waits for (a disk, for one) delays it. A neighbour is
 asked for before it is needed; one that has not been heard of for a while is asked again, and believed meanwhile.
 
-Alive: the link is up and has its carrier, and the kernel believes the neighbour's link-layer address. The moment of
-change is the kernel's: of a neighbour that just falls silent it is told after its own probes (3 s) have failed.
+Alive: the link is up and has its carrier, and the kernel believes the neighbour's link-layer address; on a tunnel that
+has no such addresses (WireGuard, GRE) the link alone decides. The moment of change is the kernel's: of a neighbour
+that just falls silent it is told after its own probes (3 s) have failed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Final
 
 from pytools.closing import Closing
 from pytools.kernel.netlink import neighbours as kernel
-from pytools.kernel.netlink.links import Heard, LinkMonitor, Tables
+from pytools.kernel.netlink.links import Heard, LinkMonitor, LinkRow, Tables
 from pytools.kernel.netlink.routing import Netlink, NetlinkError
 
 Hop = tuple[int, str]  # interface index, gateway in its one spelling
@@ -43,7 +44,7 @@ class Neighbours(Closing):
         self._changed = changed
         self._lock = threading.Condition()
         self._states: dict[Hop, int] = {}  # of the watched: NUD_*, 0 when there is no entry
-        self._links: dict[int, bool] = {}
+        self._links: dict[int, LinkRow] = {}
         self._alive: dict[Hop, bool] = {}
         self._asked_ns: dict[Hop, int] = {}
         self._removed: set[int] = set()
@@ -150,14 +151,17 @@ class Neighbours(Closing):
         self._removed |= heard.removed & watched
         for index in (heard.changed | heard.removed) & watched:
             link = self._tables.link(index)
-            self._links[index] = link is not None and link.up and link.carrier
+            if link is None:
+                self._links.pop(index, None)
+            else:
+                self._links[index] = link
         for row in heard.neighbours:
             if (row.index, row.address) in self._states:
                 self._states[row.index, row.address] = row.state
         self._tell()
 
     def _read_all(self) -> None:
-        self._links = {index: link.up and link.carrier for index, link in self._tables.links().items()}
+        self._links = self._tables.links()
         self._states = dict.fromkeys(self._states, 0)
         for row in self._tables.neighbours():
             if (row.index, row.address) in self._states:
@@ -166,16 +170,24 @@ class Neighbours(Closing):
 
     def _tell(self) -> None:
         for hop, state in self._states.items():
-            alive = self._links.get(hop[0], False) and bool(state & kernel.BELIEVED) and not self._error
+            link = self._links.get(hop[0])
+            known = link is not None and (bool(state & kernel.BELIEVED) or not link.asks)
+            alive = known and self._has_carrier(hop[0]) and not self._error
             if self._alive.get(hop) != alive:
                 self._alive[hop] = alive
                 self._changed(hop, alive)
                 self._lock.notify_all()
 
+    def _has_carrier(self, index: int) -> bool:
+        link = self._links.get(index)
+        return link is not None and link.up and link.carrier
+
     def _refresh(self, now_ns: int) -> None:
         """Ask for those that are not known, and again for those that have not been heard of for a while."""
         for hop, state in self._states.items():
-            if not self._links.get(hop[0], False) or now_ns - self._asked_ns.get(hop, -_AGAIN_NS) < _AGAIN_NS:
+            if not self._has_carrier(hop[0]) or now_ns - self._asked_ns.get(hop, -_AGAIN_NS) < _AGAIN_NS:
+                continue
+            if not self._links[hop[0]].asks:
                 continue
             if not state & (kernel.STALE | kernel.DELAY) and state not in (0, kernel.FAILED):
                 continue

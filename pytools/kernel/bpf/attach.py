@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from pytools.errors import SwerveError
 from pytools.kernel.bpf import syscall
+from pytools.kernel.netlink.tables import BARE
 
 Direction = Literal["ingress", "egress"]
 
@@ -115,8 +116,8 @@ def attach_tc(
     return Attachment(interface, ifindex, direction, None, role)
 
 
-def is_ethernet(interface: str) -> bool:
-    """Whether packets have an Ethernet header there, as our programs expect.
+def is_readable(interface: str) -> bool:
+    """Whether packets have an Ethernet header there or begin with the IP header, as our programs expect.
 
     Raises
     ------
@@ -125,7 +126,8 @@ def is_ethernet(interface: str) -> bool:
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         answer = fcntl.ioctl(any_socket, _GET_HARDWARE, struct.pack("16s24x", interface.encode()))
-    return bool(struct.unpack_from("=H", answer, 16)[0] == _ETHERNET)
+    hardware: int = struct.unpack_from("=H", answer, 16)[0]
+    return hardware == _ETHERNET or hardware in BARE
 
 
 def interfaces() -> dict[str, int]:

@@ -37,7 +37,7 @@ _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_LINK_NETNSID = 5, 10, 18, 37
 _INFO_KIND, _INFO_SLAVE_KIND = 1, 4
 _TCA_KIND, _TCA_OPTIONS, _TCA_STATS2, _STATS_BASIC, _STATS_QUEUE = 1, 2, 7, 1, 3
 _NDA_DST = 1
-_IFF_UP, _IFF_LOWER_UP = 0x1, 0x10000
+_IFF_UP, _IFF_NOARP, _IFF_LOWER_UP = 0x1, 0x80, 0x10000
 _ROOT, _INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
 
 
@@ -83,6 +83,7 @@ class LinkRow:
     sent_errors: int
     received_drops: int
     sent_drops: int
+    asks: bool = True  # for the link-layer addresses of its neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ def link_of(body: bytes) -> LinkRow:
         elif kind == _IFLA_CARRIER_DOWNS:
             downs = _U32.unpack_from(body, start)[0]
     up, carrier = bool(flags & _IFF_UP), bool(flags & _IFF_LOWER_UP)
-    return LinkRow(index, name, up, carrier, changes, ups, downs, mtu, *counters)
+    return LinkRow(index, name, up, carrier, changes, ups, downs, mtu, *counters, not flags & _IFF_NOARP)
 
 
 def qdisc_of(body: bytes) -> QdiscRow:

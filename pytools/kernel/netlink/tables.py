@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pyroute2.netlink.rtnl.fibmsg import fibmsg
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
@@ -47,6 +47,10 @@ _STATES = {
 }
 
 
+# ARPHRD_* of interfaces whose packets begin with the IP header: TUNNEL, TUNNEL6, SIT, IPGRE, IP6GRE, RAWIP, NONE.
+BARE: Final = frozenset({768, 769, 776, 778, 823, 519, 65534})
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """One interface."""
@@ -56,13 +60,18 @@ class Link:
     up: bool  # administratively
     carrier: bool
     running: bool  # the kernel has taken notice of the carrier, too
-    arphrd: int  # ARPHRD_*: 1 Ethernet, 772 loopback
+    arphrd: int  # ARPHRD_*: 1 Ethernet, 772 loopback; one of BARE: no header of its own
     kind: str  # veth, vlan, …; empty for hardware
     mtu: int
     address: str  # link-layer
     carrier_downs: int = 0  # how often the carrier went, since the interface was made
     master: int | None = None  # of a bridge's, bond's or VRF's port
     vrf_table: int | None = None  # of a VRF device
+
+    @property
+    def bare(self) -> bool:
+        """Whether its packets begin with the IP header."""
+        return self.arphrd in BARE
 
 
 @dataclass(frozen=True, slots=True)

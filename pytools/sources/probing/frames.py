@@ -131,8 +131,8 @@ class Frames:
         return found
 
 
-def open_socket() -> socket.socket:
-    """A packet socket that sends frames of ours to `bpf/probe.c` and receives nothing.
+def open_socket(marked: bool = True) -> socket.socket:
+    """A packet socket that sends frames of ours to `bpf/probe.c`, unless they go unmarked, and receives nothing.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def open_socket() -> socket.socket:
     sock = None
     try:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, 0)
-        sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, _SEND_MARK)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, _SEND_MARK if marked else 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     except OSError as error:
         if sock is not None:
@@ -156,6 +156,8 @@ def open_socket() -> socket.socket:
 class Frame:
     """One packet at a time along one path, of whatever size; probe.c sends it to the path's gateway, and no more.
 
+    Where packets begin with the IP header it leaves as it is: with a header in front, the longest would be too long.
+
     Attributes
     ----------
     address : tuple
@@ -168,6 +170,7 @@ class Frame:
         ends = pinned.source, pinned.path.address
         self._lane = Lane(0, pinned.index, pinned.ifindex, *ends, source_port, 0, False, ttl, flow_label)
         self._family, self._port, self._dscp = pinned.family, port, dscp
+        self._begins_at = _ETHERNET_BYTES if pinned.bare else 0
         self._checksum_at = _ETHERNET_BYTES + _IP_BYTES[pinned.family] + _UDP_BYTES - 2
         self.address = (pinned.path.interface, _ETHERTYPE[pinned.family])
 
@@ -175,7 +178,7 @@ class Frame:
         """The frame with this UDP payload."""
         frame = bytearray(_headers(self._family, self._lane, self._port, self._dscp, len(payload)) + payload)
         _NATIVE.pack_into(frame, self._checksum_at, _checksum(_checked_sum(self._family, frame)))
-        return bytes(frame)
+        return bytes(frame[self._begins_at :])
 
 
 def _frame(family: udp.Family, lane: Lane, port: int, dscp: int) -> bytes:

@@ -38,6 +38,7 @@ class PinnedPath:
     source: str  # our address, as the route to the peer has it
     nexthop_id: int | None
     onlink: bool
+    bare: bool = False  # its interface has no Ethernet header
 
     @property
     def way(self) -> tuple[int, str, bool]:
@@ -152,7 +153,7 @@ class PinnedPaths:
         A nexthop that is no object leaves nothing behind in the kernel: that it is there, a controller must say.
         """
         by_address = {hop.path.address: hop for hop in hops.values()}
-        up = {link.name: link.index for link in links.values() if link.up}
+        up = {link.name: link for link in links.values() if link.up}
         by_end = {
             (nexthop.gateway or "", links[nexthop.ifindex].name): nexthop
             for nexthop in nexthops.values()
@@ -162,7 +163,8 @@ class PinnedPaths:
             nexthop, other = by_end.get((path.gateway, path.interface)), by_address.get(path.address)
             if other is None or path.interface not in up:
                 continue
-            found = replace(other, path=path, ifindex=up[path.interface])
+            link = up[path.interface]
+            found = replace(other, path=path, ifindex=link.index, bare=link.bare)
             if nexthop is not None and other.nexthop_id is not None:
                 yield replace(found, nexthop_id=nexthop.id, onlink=bool(nexthop.flags & _ONLINK))
             elif path in self._spoken_ns:
@@ -246,7 +248,7 @@ class PinnedPaths:
                 continue
             path = Path(self._host, peer.name, peer.address, gateway or "", link.name)
             ours = source or route.prefsrc or self._source_by(path, link.index) or any_source
-            yield PinnedPath(-1, path, peer, route.family, link.index, ours, nexthop_id, onlink)
+            yield PinnedPath(-1, path, peer, route.family, link.index, ours, nexthop_id, onlink, link.bare)
 
 
 def _ways(

@@ -111,7 +111,7 @@ class ProbeProgram:
             self._settings["key"] = np.frombuffer(key, "<u8")
             self._settings["keyed"] = 1
 
-    def set_path(self, path: int, ifindex: int, gateway: str, remote: str) -> None:
+    def set_path(self, path: int, ifindex: int, gateway: str, remote: str, bare: bool = False) -> None:
         """Lead the probes of a path to a gateway; an on-link peer is its own. What stays as it was is left alone."""
         record, family = self.paths[path : path + 1], _FAMILIES[6 if ":" in gateway else 4]
         same = record["gateway"][0].tobytes() == mapped(gateway) and record["remote"][0].tobytes() == mapped(remote)
@@ -119,7 +119,7 @@ class ProbeProgram:
             return
         self.forget_path(path)
         record["remote"], record["gateway"] = self._address(remote), self._address(gateway)
-        record["family"] = family
+        record["family"], record["bare"] = family, bare
         record["ifindex"] = ifindex
 
     def forget_path(self, path: int) -> None:

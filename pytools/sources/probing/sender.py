@@ -162,7 +162,7 @@ class Sender(Planner):
         """Let the kernel know a path and its sessions."""
         self._known_paths.add(pinned.index)
         path = pinned.path
-        self._program.set_path(pinned.index, pinned.ifindex, path.gateway or path.address, path.address)
+        self._program.set_path(pinned.index, pinned.ifindex, path.gateway or path.address, path.address, pinned.bare)
         for flow, port in enumerate(self._ports):
             row = pinned.index * self._probe.flows + flow
             self._program.set_session(row, pinned.index, path.address, port, pinned.peer.clock == "shared")

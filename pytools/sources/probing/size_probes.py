@@ -74,7 +74,7 @@ class SizeProbes:
         with contextlib.ExitStack() as undo:
             try:
                 self._socket = undo.enter_context(socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
-                self._packet = undo.enter_context(frames.open_socket())
+                self._packet = undo.enter_context(frames.open_socket(marked=not pinned.bare))
                 self._prepare(pinned)
                 self._frame = Frame(pinned, int(self._socket.getsockname()[1]), port, dscp)
             except OSError as error:
