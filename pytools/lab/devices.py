@@ -1,4 +1,4 @@
-"""Rails that are no plain cables: VLAN, VXLAN, Geneve, GRE or WireGuard devices over the cable, a VRF around them.
+"""Rails that are no plain cables: VLAN, VXLAN, Geneve, GRE or WireGuard devices over one, bonds of two, a VRF around.
 
 The device has the name, the number and the addresses that the plain cable's end would have, so that everything else of
 a lab works the same. The cable itself has addresses of its own, for the outer headers.
@@ -29,12 +29,14 @@ VRF, VRF_INDEX, VRF_TABLE = "fabric", 10, 77  # of each host, with all its rails
 _NEW_LINK = 16
 _OPTION: Final = {  # what a kernel is configured with that has them
     "vlan": "CONFIG_VLAN_8021Q",
+    "bond": "CONFIG_BONDING",
     "vrf": "CONFIG_NET_VRF",
     "vxlan": "CONFIG_VXLAN",
     "geneve": "CONFIG_GENEVE",
     "gre": "CONFIG_NET_IPGRE",
     "wireguard": "CONFIG_WIREGUARD",
 }
+_BOND_MODES: Final = {"bond": 1, "bond-xor": 2}  # active-backup, balance-xor
 _PORT: Final = 51820  # of WireGuard, and the number of the cable
 
 
@@ -79,29 +81,43 @@ def cable(netlink: Netlink, kind: str | None, host: Host, interface: Interface, 
     if kind in (None, "vrf"):
         wiring.add_veth(netlink, *pair, rail.netns)
         if kind:
-            _enslave(netlink, interface.index)
+            _enslave(netlink, interface.index, VRF_INDEX)
         return
     assert kind is not None
-    cables = [wiring.End(f"cable-{end.name}", _below(end.index)) for end in pair]
+    cables = [
+        [wiring.End(f"cable{cable + 1}-{end.name}", _below(end.index, cable)) for end in pair]
+        for cable in range(_cables(kind))
+    ]
     number = 100 * rail.number + host.number
     outer = [f"10.{100 + rail.number}.{host.number}.{end}" for end in (2, 1)]
-    wiring.add_veth(netlink, cables[0], cables[1], rail.netns)
+    for near, far in cables:
+        wiring.add_veth(netlink, near, far, rail.netns)
     with Netlink(rail.netns) as beyond:
-        for each, end, lower, (here, there) in zip((netlink, beyond), pair, cables, (outer, outer[::-1]), strict=True):
-            wiring.set_up(each, lower.index)
-            wiring.add_address(each, lower.index, here, 24)
-            _add(each, kind, end, _Outer(lower.index, number, here, there))
+        for each, end, lowers, (here, there) in zip(
+            (netlink, beyond), pair, zip(*cables, strict=True), (outer, outer[::-1]), strict=True
+        ):
+            if kind not in _BOND_MODES:
+                wiring.set_up(each, lowers[0].index)
+                wiring.add_address(each, lowers[0].index, here, 24)
+            _add(each, kind, end, _Outer(lowers[0].index, number, here, there))
+            for lower in lowers if kind in _BOND_MODES else ():
+                _enslave(each, lower.index, end.index)
     if kind == "wireguard":
         _exchange_keys((host.netns, rail.netns), (interface.name, port.name), outer, _PORT + number)
 
 
 def ends(kind: str | None, port: Port) -> tuple[int, ...]:
-    """What a port of a rail consists of: the cable's end, and the device on it."""
-    return (port.index,) if kind in (None, "vrf") else (_below(port.index), port.index)
+    """What a port of a rail consists of: the ends of its cables, and the device on them."""
+    return (*(_below(port.index, cable) for cable in range(_cables(kind))), port.index)
 
 
-def _below(index: int) -> int:
-    return index + 200
+def _cables(kind: str | None) -> int:
+    """How many cables are below a device."""
+    return 0 if kind in (None, "vrf") else 2 if kind in _BOND_MODES else 1
+
+
+def _below(index: int, cable: int) -> int:
+    return index + 200 * (cable + 1)
 
 
 def add_vrf(netlink: Netlink) -> None:
@@ -110,17 +126,19 @@ def add_vrf(netlink: Netlink) -> None:
     wiring.set_up(netlink, VRF_INDEX)
 
 
-def _enslave(netlink: Netlink, index: int) -> None:
-    """Put an interface into the VRF; it has no IPv6 address yet, which it would lose."""
+def _enslave(netlink: Netlink, index: int, master: int) -> None:
+    """Put an interface into a VRF, before it has an IPv6 address, or into a bond, before it is up."""
     message = _LinkMessage()
-    message["index"], message["attrs"] = index, [("IFLA_MASTER", VRF_INDEX)]
-    netlink.socket.change(message, _NEW_LINK, 0, f"putting interface {index} into the VRF")
+    message["index"], message["attrs"] = index, [("IFLA_MASTER", master)]
+    netlink.socket.change(message, _NEW_LINK, 0, f"putting interface {index} into interface {master}")
 
 
 def _add(netlink: Netlink, kind: str, end: wiring.End, outer: _Outer) -> None:
     message = _LinkMessage()
     message["index"] = end.index
-    info = [("IFLA_INFO_KIND", kind), ("IFLA_INFO_DATA", _OPTIONS[kind](outer))]
+    options = _bond(_BOND_MODES[kind]) if kind in _BOND_MODES else _OPTIONS[kind](outer)
+    kind = kind.partition("-")[0]
+    info = [("IFLA_INFO_KIND", kind), ("IFLA_INFO_DATA", options)]
     message["attrs"] = [("IFLA_IFNAME", end.name), ("IFLA_LINKINFO", {"attrs": info})]
     if kind == "vlan":
         message["attrs"].append(("IFLA_LINK", outer.index))
@@ -150,6 +168,11 @@ def _vxlan(outer: _Outer) -> bytes:
     """IFLA_VXLAN_ID, GROUP, LINK, LOCAL and PORT."""
     ends = _address(2, outer.there) + _number(3, outer.index) + _address(4, outer.here)
     return _number(1, outer.number) + ends + _attribute(15, struct.pack(">H", 4789))
+
+
+def _bond(mode: int) -> bytes:
+    """IFLA_BOND_MODE and MIIMON."""
+    return _attribute(1, bytes([mode])) + _number(3, 10)
 
 
 _OPTIONS: Final[dict[str, Callable[[_Outer], bytes]]] = {

@@ -74,7 +74,7 @@ class Lab:
         inner : int
             Ways inside each rail, of which it chooses one for each flow; 0 for none.
         over : str, optional
-            What a rail's interfaces are: vlan, vrf, vxlan, geneve, gre or wireguard; plain cables unless given.
+            What a rail's interfaces are, one of `topology.KINDS`; plain cables unless given.
 
         Raises
         ------
