@@ -219,6 +219,15 @@ class PinnedPaths:
         }
         return {address for of_family in own.values() for address in of_family}, chosen
 
+    def _route_to(self, address: str, source: str | None, links: dict[int, Link]) -> tuple[Route, int]:
+        """The route to an address, and the index of the VRF that it is in: a VRF's only where no other leads there."""
+        for vrf in (0, *(link.index for link in links.values() if link.vrf_table)):
+            try:
+                return self._netlink.route_get(address, matched=True, oif=vrf, source=source), vrf
+            except NetlinkError as error:
+                refusal = error
+        raise refusal
+
     def _hops_of(
         self,
         peer: Peer,
@@ -232,8 +241,8 @@ class PinnedPaths:
         For packets from an address of ours, or for those of which the route chooses the source.
         """
         try:
-            route = self._netlink.route_get(peer.address, matched=True, source=source)
-            any_source = source or route.prefsrc or self._netlink.route_get(peer.address).prefsrc
+            route, vrf = self._route_to(peer.address, source, links)
+            any_source = source or route.prefsrc or self._netlink.route_get(peer.address, oif=vrf).prefsrc
         except NetlinkError as error:
             if source is None:
                 self.unreachable[peer.address] = error.sentence or str(error)
