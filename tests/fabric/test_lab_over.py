@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
+import packets
 import pin_kit
 import pytest
 import support
@@ -18,14 +20,18 @@ from pin_kit import compiled_once
 
 from pytools.config import Links
 from pytools.errors import SwerveError
+from pytools.kernel.bpf import attach, loader
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
+from pytools.lab.building import agent_config
 from pytools.lab.devices import VRF
 from pytools.lab.topology import KINDS
 from pytools.signals import PathLiveness
+from pytools.sources import programs
 from pytools.sources.probing.measurements import RECEIVED
 from steering.actuators.overlay import Overlay
+from steering.actuators.owners_routes import ONE_HOP
 from steering.actuators.pins import PinTarget
 from steering.plan import FlowKey, Pin
 from steering.policy.model import Manage
@@ -38,10 +44,10 @@ NOISE = 15  # packets that are nobody's: neighbours are asked for
 OURS = {"destinations": ["10.9.0.0/16", "fd00:9::/64"]}
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(each, marks=() if each in HERE else pytest.mark.guest(only=True)) for each in KINDS],
-)
+PARAMS = {each: pytest.param(each, marks=() if each in HERE else pytest.mark.guest(only=True)) for each in KINDS}
+
+
+@pytest.fixture(scope="module", params=PARAMS.values())
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     support.require("bcc", "netns")
     with Lab.up(f"over-{request.param}", hosts=2, rate="none", ipv6=True, over=request.param) as made:
@@ -49,6 +55,10 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 
 def test_every_rail_is_probed_and_one_that_is_cut_is_found(lab: Lab) -> None:
+    check_probed(lab, (4, 6))
+
+
+def check_probed(lab: Lab, families: tuple[int, ...]) -> None:
     made = watching.watchers(lab, links=Links(mtu_interval_s=0))
     live: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
@@ -65,11 +75,15 @@ def test_every_rail_is_probed_and_one_that_is_cut_is_found(lab: Lab) -> None:
         def answered() -> bool:
             counts = made[0].mesh.measurements.counts
             paths = made[0].mesh.paths.current
-            return len(paths) == 4 and all(counts[each.index, RECEIVED] >= 10 for each in paths) and not missed()
+            return (
+                len(paths) == lab.spec.rails * len(families)
+                and all(counts[each.index, RECEIVED] >= 10 for each in paths)
+                and not missed()
+            )
 
         watching.work_until(made, answered, "every path answers")
         lab.cut(1)
-        watching.work_until(made, lambda: len(missed()) == 2, "both families are silent on rail 1")
+        watching.work_until(made, lambda: len(missed()) == len(families), "all families are silent on rail 1")
         assert all("rail1" in path for path in missed())
         lab.heal(1)
         watching.work_until(made, lambda: not missed(), "they answer again")
@@ -128,6 +142,30 @@ def flows(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Flows]:
 
 
 def test_an_act_moves_packets_and_its_undo_brings_them_back(lab: Lab, flows: Flows) -> None:
+    check_steered(lab, flows)
+
+
+def test_hosts_without_ipv4_are_measured_and_steered(unique_name: Callable[[], str]) -> None:
+    support.require("bcc", "netns")
+    with Lab.up(unique_name(), hosts=2, rate="none", ipv6=True) as lab:
+        for place in (*lab.hosts, *lab.rails):
+            support.run(["ip", "-n", place.netns, "-4", "address", "flush", "scope", "global"])
+        check_probed(lab, (6,))
+        with contextlib.closing(Flows(lab, 6)) as flows:
+            check_steered(lab, flows)
+
+
+def test_a_single_rail_is_measured_and_there_is_nothing_to_steer(unique_name: Callable[[], str]) -> None:
+    support.require("bcc", "netns")
+    with Lab.up(unique_name(), hosts=2, rails=1, rate="none", ipv6=True) as lab:
+        check_probed(lab, (4, 6))
+        with inside(lab.hosts[0].netns), Netlink() as netlink:
+            found = Overlay(netlink, Manage.model_validate(OURS), apply=True).refresh()
+        assert not found.groups
+        assert set(found.refused.values()) == {ONE_HOP}
+
+
+def check_steered(lab: Lab, flows: Flows) -> None:
     manage = Manage.model_validate(OURS | ({"vrfs": [VRF]} if lab.spec.over == "vrf" else {}))
     with inside(lab.hosts[0].netns), Netlink() as netlink:
         overlay = Overlay(netlink, manage, apply=True)
@@ -143,6 +181,37 @@ def test_an_act_moves_packets_and_its_undo_brings_them_back(lab: Lab, flows: Flo
         assert flows.rails() == {2}
         assert overlay.apply(group.target, group.original)
         assert flows.rails() == {1, 2}
+
+
+@contextlib.contextmanager
+def sampling(lab: Lab, host: int) -> Iterator[Callable[[], list[int]]]:
+    """Every datagram of a host's rails is sampled; what has been."""
+    config = agent_config(lab.hosts[host], lab.hosts, ipv6=True)
+    with inside(lab.hosts[host].netns), loader.load([programs.samples(config)]) as loaded, contextlib.ExitStack() as on:
+        assert loaded.failed == {}
+        loaded.map("sample_settings").update(0, (3, 16, 0, 0))
+        peers, ring = loaded.map("sample_peers"), loaded.ring("samples", "sample")
+        for each in lab.hosts:
+            for address in (each.service, each.service6):
+                key = np.zeros((), peers.key)
+                key["bytes"] = np.frombuffer(packets.mapped(address), np.uint8)
+                peers.update(key, 3)
+        for rail in lab.hosts[host].interfaces:
+            for direction in ("egress", "ingress"):
+                on.enter_context(attach.attach_tc(loaded.programs[f"sample_{direction}"], rail.name, direction))
+        yield lambda: [int(record["key"]) for record in ring.read()]
+
+
+@pytest.mark.parametrize(
+    "lab", [PARAMS[each] for each in ("vlan", "vxlan", "wireguard")], indirect=True, scope="module"
+)
+def test_application_packets_are_sampled_alike_at_both_ends(lab: Lab) -> None:
+    with sampling(lab, 0) as sent, sampling(lab, 1) as received:
+        for version in (4, 6):
+            with contextlib.closing(Flows(lab, version)) as flows:
+                flows.rails()
+            keys = sent()
+            assert len(keys) == PACKETS and sorted(received()) == sorted(keys)
 
 
 def test_a_pinned_flow_leaves_by_its_rail_and_none_is_lost(lab: Lab, flows: Flows) -> None:
