@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=20)
     wanted = parser.parse_args()
     with lab_of(2) as pairs, running(pairs):  # compiles what is not in the cache
-        pass
+        wait_until(lambda: all(pair.hear() for pair in pairs), "all agents measure", HEALED_WITHIN_S)
     if wanted.trials:
         right = [each for seed in range(-(-wanted.trials // (2 * PAIRS))) for each in count(seed)][: wanted.trials]
         emit("hidden_ways", "count_right", sum(right) / len(right), "share", "higher", n=len(right))
