@@ -7,12 +7,10 @@ paths share. Times are CLOCK_MONOTONIC nanoseconds. One thread; called whenever 
 
 from __future__ import annotations
 
-import ipaddress
 import select
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -21,13 +19,10 @@ from numpy.typing import NDArray
 from pytools import log
 from pytools.config import Probe
 from pytools.errors import SwerveError
-from pytools.estimators import ways as estimator
-from pytools.estimators.delays import STAMP_BOUND_NS
-from pytools.estimators.ways import LATEST, Key, Probes, State, Verdict, Way, Ways
 from pytools.estimators.windows import MISSING
 from pytools.ipc.bus import Bus
 from pytools.log import Level
-from pytools.signals import PathWay
+from pytools.sources.probing.path_ways import FIRST_REPLY_NS, PathWays, Seen
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.sweep import Sweep
@@ -40,78 +35,13 @@ _CHANGED_NS: Final = 60 * _SECOND_NS  # between two searches of one path, whatev
 _LOCATE_NS: Final = 60 * _SECOND_NS
 _TELL_NS: Final = 5 * _SECOND_NS
 _LOOK_NS: Final = _SECOND_NS  # between two looks at which paths have ways
-_FIRST_REPLY_NS: Final = 500_000_000
 _REPLY_NS: Final = 200_000_000  # besides twice the longest round trip so far
 _ASK_NS: Final = 50_000_000  # for each that is asked
 _BURST: Final = 8  # probes of a sweep at once
-_DRIFT: Final = 1e-4  # of two clocks against each other
 _BAD: Final = frozenset({"slow", "lossy", "dead"})
 
 
-class _Seen:
-    """One way, and what probes along it have shown."""
-
-    def __init__(self, number: int, way: Way) -> None:
-        self.number, self.way, self.turn = number, way, 0
-        self.probes: deque[tuple[int, int]] = deque(maxlen=LATEST)
-        self.state: State = "unmeasured"
-        self.verdict = Verdict("unmeasured", 0, 0, None, None, None, 0)
-        self.sick_hop: int | None = None
-        self.located_ns = self.since_ns = 0
-
-
-class _Path:
-    """One path with routers, and its ways."""
-
-    def __init__(self, pinned: PinnedPath) -> None:
-        self.pinned, self.address = pinned, str(ipaddress.ip_address(pinned.path.address))
-        self.routers = 0  # when it was searched
-        self.reply_ns = _FIRST_REPLY_NS  # in which a router answers, if it does
-        self.searched_ns = self.told_ns = 0
-        self.found: Ways | None = None
-        self.hops: Sequence[estimator.Hop] = ()
-        self.numbers: dict[Key, int] = {}
-        self.seen: list[_Seen] = []
-        self.order: list[tuple[_Seen, int]] = []  # way and port, in the order of the sweep
-        self.turn = self.news = 0
-        self.by_port: dict[int, _Seen] = {}
-
-    def learn(self, found: Ways) -> None:
-        """Have these ways; of one that was there before what is known stays."""
-        before = {each.way.key: each for each in self.seen}
-        self.found, self.seen = found, []
-        for way in found.ways:
-            part = self.numbers.pop(way.key[:-1], 0)  # of one that has been found to part again, the first keeps it
-            number = self.numbers.setdefault(way.key, part or max(self.numbers.values(), default=0) + 1)
-            seen = before.get(way.key) or _Seen(number, way)
-            seen.way = way
-            self.seen.append(seen)
-        self.by_port = {port: each for each in self.seen for port in each.way.ports}
-        turns = zip_longest(*([(each, port) for port in each.way.ports] for each in self.seen))
-        self.order = [each for turn in turns for each in turn if each is not None]
-
-    def judge(self) -> bool:
-        """Whether the state of a way is another one now."""
-        self.news, changed = 0, False
-        probes = []
-        for each in self.seen:
-            sent, forward = np.array(sorted(each.probes), np.int64).reshape(-1, 2).T
-            probes.append(Probes(sent, forward))
-        drift = 0.0 if self.pinned.peer.clock == "shared" else _DRIFT
-        verdicts = estimator.judge(probes, [each.state for each in self.seen], drift, 2 * STAMP_BOUND_NS)
-        for each, verdict in zip(self.seen, verdicts, strict=True):
-            each.verdict = verdict
-            if verdict.state == each.state:
-                continue
-            answered = [at_ns for at_ns, forward_ns in each.probes if forward_ns != MISSING]
-            if each.state == "dead" and answered:  # again: what was lost before is over
-                each.since_ns = max(answered)
-                each.probes = deque([one for one in each.probes if one[0] >= each.since_ns], LATEST)
-            each.state, each.sick_hop, each.located_ns, changed = verdict.state, None, 0, True
-        return changed
-
-
-_Searching = tuple[_Path, Search, Meeting | tuple[Locating, _Seen]]
+_Searching = tuple[PathWays, Search, Meeting | tuple[Locating, Seen]]
 
 
 class HiddenWays:
@@ -132,7 +62,7 @@ class HiddenWays:
         self._host, self._probe, self._program, self._bus = host, probe, program, bus
         self.ttl = np.zeros(0, np.uint8)
         self._pinned: dict[int, PinnedPath] = {}
-        self._paths: dict[int, _Path] = {}
+        self._paths: dict[int, PathWays] = {}
         self._order: deque[int] = deque()  # paths with several ways, as they are swept
         self._sweep: Sweep | None = None
         self._refused_ns = 0  # when there were no ports for it
@@ -217,7 +147,7 @@ class HiddenWays:
         """Which paths have routers behind the first; and tell of those whose ways are known."""
         for index in np.flatnonzero((self.ttl > 255 - _MOST_ROUTERS) & (self.ttl <= 253)).tolist():
             if index in self._pinned and index not in self._paths and self._has_ports(index, now_ns):
-                self._paths[index] = _Path(self._pinned[index])
+                self._paths[index] = PathWays(self._pinned[index])
         for known in self._paths.values():
             if known.found is not None and now_ns - known.told_ns >= _TELL_NS:
                 self._tell(known, now_ns)
@@ -280,16 +210,16 @@ class HiddenWays:
             self._search = known, meeting.search(), meeting
             self._step(now_ns)
 
-    def _routers(self, known: _Path) -> int:
+    def _routers(self, known: PathWays) -> int:
         return 255 - int(self.ttl[known.pinned.index])
 
-    def _is_due(self, known: _Path, now_ns: int) -> bool:
+    def _is_due(self, known: PathWays, now_ns: int) -> bool:
         since_ns = now_ns - known.searched_ns
         dead = any(each.state == "dead" for each in known.seen)
         changed = self._routers(known) != known.routers or dead
         return not known.searched_ns or since_ns >= (_CHANGED_NS if changed else _AGAIN_NS)
 
-    def _locate(self, known: _Path, seen: _Seen) -> bool:
+    def _locate(self, known: PathWays, seen: Seen) -> bool:
         good = [each for each in known.seen if each.state == "healthy"]
         if not good or known.found is None or known.found.differs_at is None:
             return False
@@ -324,7 +254,7 @@ class HiddenWays:
         self._waiting = None
         self._replies, self._asked = {}, {}
 
-    def _learn(self, known: _Path, what: Meeting | tuple[Locating, _Seen], now_ns: int) -> None:
+    def _learn(self, known: PathWays, what: Meeting | tuple[Locating, Seen], now_ns: int) -> None:
         if isinstance(what, Meeting):
             found = what.ways()
             known.hops = [dict(hop) for hop in what.hops]
@@ -358,7 +288,7 @@ class HiddenWays:
         if len(self._replies) == len(self._asked) or now_ns - last_ns >= known.reply_ns + 2 * queue_ns:
             longest_ns = max((each.round_trip_ns for each in self._replies.values()), default=0)
             if longest_ns:
-                first = known.reply_ns == _FIRST_REPLY_NS
+                first = known.reply_ns == FIRST_REPLY_NS
                 known.reply_ns = max(0 if first else known.reply_ns, _REPLY_NS + 2 * longest_ns)
             self._ask_ns = last_ns + _ASK_NS * len(self._asked)
             self._step(now_ns, last_ns)
@@ -383,40 +313,12 @@ class HiddenWays:
 
     # ---- telling ----
 
-    def _tell(self, known: _Path, now_ns: int) -> None:
+    def _tell(self, known: PathWays, now_ns: int) -> None:
         known.told_ns = now_ns
         if self._bus.wanted("path_way"):
-            for signal in self._signals(known, now_ns):
+            assert self._sweep is not None
+            for signal in known.signals(self._host, self._sweep.first_port, now_ns):
                 self._bus.publish(signal)
-
-    def _signals(self, known: _Path, now_ns: int) -> Iterator[PathWay]:
-        assert known.found is not None and self._sweep is not None
-        found, unix_ns, first = known.found, time.time_ns(), self._sweep.first_port
-        for seen in known.seen:
-            way, verdict = seen.way, seen.verdict
-            router = None if found.differs_at is None or way.alone else way.hops[found.differs_at - 1]
-            yield PathWay(
-                host=self._host,
-                at_ns=now_ns,
-                unix_ns=unix_ns,
-                path=known.pinned.path,
-                way=seen.number,
-                ways=len(found.ways),
-                confidence=round(found.confidence, 4),
-                ports=[first + port for port in way.ports],
-                ports_in_all=found.ports,
-                hops=list(way.hops),
-                differs_at=found.differs_at,
-                router=router or "",
-                state=seen.state,
-                window_ns=verdict.window_ns,
-                sent=verdict.sent,
-                lost=verdict.lost,
-                loss_bound=verdict.loss_bound,
-                queueing_p50_ns=verdict.queueing_ns,
-                queueing_bound_ns=verdict.queueing_bound_ns,
-                sick_hop=seen.sick_hop,
-            )
 
     # ---- for the mesh ----
 

@@ -1,0 +1,118 @@
+"""The ways behind the first hop of one path: which there are, what probes along each have shown, and what is told.
+
+Times are CLOCK_MONOTONIC nanoseconds. One thread, the agent's.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Final
+
+import numpy as np
+
+from pytools.estimators import ways as estimator
+from pytools.estimators.delays import STAMP_BOUND_NS
+from pytools.estimators.ways import LATEST, Key, Probes, State, Verdict, Way, Ways
+from pytools.estimators.windows import MISSING
+from pytools.signals import PathWay
+from pytools.sources.probing.paths import PinnedPath
+
+FIRST_REPLY_NS: Final = 500_000_000  # in which a router answers, until it is known how long it takes
+_DRIFT: Final = 1e-4  # of two clocks against each other
+
+
+class Seen:
+    """One way, and what probes along it have shown."""
+
+    def __init__(self, number: int, way: Way) -> None:
+        self.number, self.way, self.turn = number, way, 0
+        self.probes: deque[tuple[int, int]] = deque(maxlen=LATEST)
+        self.state: State = "unmeasured"
+        self.verdict = Verdict("unmeasured", 0, 0, None, None, None, 0)
+        self.sick_hop: int | None = None
+        self.located_ns = self.since_ns = 0
+
+
+class PathWays:
+    """One path with routers, and its ways."""
+
+    def __init__(self, pinned: PinnedPath) -> None:
+        self.pinned, self.address = pinned, str(ipaddress.ip_address(pinned.path.address))
+        self.routers = 0  # when it was searched
+        self.reply_ns = FIRST_REPLY_NS  # in which a router answers, if it does
+        self.searched_ns = self.told_ns = 0
+        self.found: Ways | None = None
+        self.hops: Sequence[estimator.Hop] = ()
+        self.numbers: dict[Key, int] = {}
+        self.seen: list[Seen] = []
+        self.order: list[tuple[Seen, int]] = []  # way and port, in the order of the sweep
+        self.turn = self.news = 0
+        self.by_port: dict[int, Seen] = {}
+
+    def learn(self, found: Ways) -> None:
+        """Have these ways; of one that was there before what is known stays."""
+        before = {each.way.key: each for each in self.seen}
+        self.found, self.seen = found, []
+        for way in found.ways:
+            part = self.numbers.pop(way.key[:-1], 0)  # of one that has been found to part again, the first keeps it
+            number = self.numbers.setdefault(way.key, part or max(self.numbers.values(), default=0) + 1)
+            seen = before.get(way.key) or Seen(number, way)
+            seen.way = way
+            self.seen.append(seen)
+        self.by_port = {port: each for each in self.seen for port in each.way.ports}
+        turns = zip_longest(*([(each, port) for port in each.way.ports] for each in self.seen))
+        self.order = [each for turn in turns for each in turn if each is not None]
+
+    def judge(self) -> bool:
+        """Whether the state of a way is another one now."""
+        self.news, changed = 0, False
+        probes = []
+        for each in self.seen:
+            sent, forward = np.array(sorted(each.probes), np.int64).reshape(-1, 2).T
+            probes.append(Probes(sent, forward))
+        drift = 0.0 if self.pinned.peer.clock == "shared" else _DRIFT
+        verdicts = estimator.judge(probes, [each.state for each in self.seen], drift, 2 * STAMP_BOUND_NS)
+        for each, verdict in zip(self.seen, verdicts, strict=True):
+            each.verdict = verdict
+            if verdict.state == each.state:
+                continue
+            answered = [at_ns for at_ns, forward_ns in each.probes if forward_ns != MISSING]
+            if each.state == "dead" and answered:  # again: what was lost before is over
+                each.since_ns = max(answered)
+                each.probes = deque([one for one in each.probes if one[0] >= each.since_ns], LATEST)
+            each.state, each.sick_hop, each.located_ns, changed = verdict.state, None, 0, True
+        return changed
+
+    def signals(self, host: str, first_port: int, now_ns: int) -> Iterator[PathWay]:
+        """What is told of each way; ports are counted from the first of the sweep's."""
+        assert self.found is not None
+        found, unix_ns = self.found, time.time_ns()
+        for seen in self.seen:
+            way, verdict = seen.way, seen.verdict
+            router = None if found.differs_at is None or way.alone else way.hops[found.differs_at - 1]
+            yield PathWay(
+                host=host,
+                at_ns=now_ns,
+                unix_ns=unix_ns,
+                path=self.pinned.path,
+                way=seen.number,
+                ways=len(found.ways),
+                confidence=round(found.confidence, 4),
+                ports=[first_port + port for port in way.ports],
+                ports_in_all=found.ports,
+                hops=list(way.hops),
+                differs_at=found.differs_at,
+                router=router or "",
+                state=seen.state,
+                window_ns=verdict.window_ns,
+                sent=verdict.sent,
+                lost=verdict.lost,
+                loss_bound=verdict.loss_bound,
+                queueing_p50_ns=verdict.queueing_ns,
+                queueing_bound_ns=verdict.queueing_bound_ns,
+                sick_hop=seen.sick_hop,
+            )
