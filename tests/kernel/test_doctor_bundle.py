@@ -94,7 +94,7 @@ def test_without_a_configuration_every_interface_is_looked_at(host: str) -> None
 
 def test_our_names_are_those_that_we_load() -> None:
     loaded = {name for program in programs.all_of(AgentConfig("", [])) for name in program.functions}
-    of_tc = {name for name in loaded if not name.endswith("callbacks")}
+    of_tc = {name for name in loaded if name not in (programs.TCP_CALLBACKS, programs.TCP_CREATED)}
     assert {name[:15] for name in of_tc} | {"steer_egress", "sample_ingress"} <= tc_programs.our_names()
 
 
