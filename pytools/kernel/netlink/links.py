@@ -307,8 +307,9 @@ def _pairs(body: bytes) -> Iterator[tuple[int, int, bytes]]:
     if _IFLA_MASTER in found:
         upper_kind = inner.get(_INFO_SLAVE_KIND, b"").rstrip(b"\0")
         yield _U32.unpack_from(body, found[_IFLA_MASTER][0])[0], index, upper_kind
-    if _IFLA_LINK in found and _IFLA_LINK_NETNSID not in found:
-        yield index, _U32.unpack_from(body, found[_IFLA_LINK][0])[0], inner.get(_INFO_KIND, b"").rstrip(b"\0")
+    lower = _U32.unpack_from(body, found[_IFLA_LINK][0])[0] if _IFLA_LINK in found else 0
+    if lower and _IFLA_LINK_NETNSID not in found:  # a tunnel that is bound to none says zero
+        yield index, lower, inner.get(_INFO_KIND, b"").rstrip(b"\0")
 
 
 def _limits(kind: str, options: bytes | None) -> tuple[int | None, int | None]:
