@@ -255,6 +255,8 @@ def _joined(first: str, second: str) -> tuple[str, str]:
     for host, name in enumerate((first, second), start=1):
         addresses = f"address add 10.77.0.{host}/24 dev v0\naddress add fd77::{host}/64 dev v0 nodad\n"
         support.run(["ip", "-n", name, "-batch", "-"], text_in=f"{addresses}link set v0 up\n")
+    for name in (first, second):
+        support.wait_for_link_local(name, "v0")  # what a test finds there does not become more by itself
     return first, second
 
 
