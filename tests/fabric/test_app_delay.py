@@ -64,8 +64,10 @@ class Told:
     paths: list[AppDelay] = field(default_factory=list)
     flows: list[AppDelay] = field(default_factory=list)
 
-    def total(self, name: str) -> int:
-        return sum(getattr(signal, name) for signal in self.paths)
+    def total(self, name: str, address: str = "") -> int:
+        """Over all paths, or those to an address."""
+        paths = [each for each in self.paths if not address or (each.path is not None and each.path.address == address)]
+        return sum(getattr(signal, name) for signal in paths)
 
     def of_port(self, port: int, protocol: str | None = None) -> list[AppDelay]:
         flows = [signal for signal in self.flows if signal.remote_port == port]
@@ -99,9 +101,9 @@ class Listener:
         support.wait_until(lambda: condition(self.listen()), deadline_s, what, every_s=0.1)
         return self.told
 
-    def from_now_on(self) -> None:
-        """Forget what was said while the agents were finding each other."""
-        self.until(lambda told: told.total("joined") >= 10, "samples are joined")
+    def from_now_on(self, address: str = "") -> None:
+        """Forget what was said while the agents were finding each other, and of earlier traffic to other addresses."""
+        self.until(lambda told: told.total("joined", address) >= 10, "samples are joined")
         self.told = Told()
 
 
@@ -160,7 +162,7 @@ def test_both_ends_pick_the_same_bytes_of_a_stream(
     listener = listening(lab.hosts[0])
     address = lab.hosts[1].service if family == "ipv4" else lab.hosts[1].service6
     with transfer(lab, address, "-b", "150M"):
-        listener.from_now_on()
+        listener.from_now_on(address)
         told = listener.until(lambda told: told.total("joined") >= 300, "three hundred samples are joined")
         again = retransmitted(lab)
     assert told.total("unmatched") <= again
