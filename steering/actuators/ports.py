@@ -20,7 +20,7 @@ import numpy as np
 
 from pytools.closing import Closing
 from pytools.errors import CapabilityError
-from pytools.kernel import netns
+from pytools.kernel import error_queue, netns
 from pytools.kernel.bpf import cgroups, contract, syscall
 from pytools.kernel.bpf.compiler_client import Program
 from pytools.kernel.bpf.loader import Loaded
@@ -100,8 +100,6 @@ def _key(peer: Peer, record: np.dtype[np.void]) -> np.void:
 
 # ---- which way a port takes ----
 
-_IP_RECVERR: Final = 11  # <linux/in.h>
-_ICMP, _TIME_EXCEEDED = 2, 11  # SO_EE_ORIGIN_ICMP, and a type of it
 _WAIT_NS: Final = 800_000_000  # for the router's answer: less than until the SYN is sent again
 _SETTINGS: Final = Path("/proc/sys/net/ipv4")
 
@@ -130,7 +128,7 @@ class Asking(Closing):
         connecting = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             connecting.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
-            connecting.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
+            connecting.setsockopt(*error_queue.RECVERR[4], 1)
             connecting.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connecting.bind(("", port))
             code = connecting.connect_ex((peer.address, peer.port))
@@ -166,11 +164,10 @@ def _answer(connecting: socket.socket) -> Answer | None:
             refused = connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
             return Answer(None, True) if refused else None
         return Answer(None, True)
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.IPPROTO_IP, _IP_RECVERR) and len(data) >= 24:
-            _, origin, icmp_type = struct.unpack_from("=IBB", data)
-            if (origin, icmp_type) == (_ICMP, _TIME_EXCEEDED):
-                return Answer(socket.inet_ntoa(data[20:24]))
+    for each in ancillary:
+        said = error_queue.entry(*each)
+        if said is not None and said.time_exceeded and said.offender:
+            return Answer(said.offender)
     return Answer(None)
 
 

@@ -289,9 +289,9 @@ def test_probes_stay_on_the_path_that_they_ask_about(world: World) -> None:
         routed, _ = wire.send()
         world.arm(routed)
         world.agent.silence(routed)
-        wire.socket.setsockopt(socket.SOL_SOCKET, kit.SO_MARK, kit.MARK_SEND)
+        wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, kit.MARK_SEND)
         assert wire.send()[0] == routed
-        wire.socket.setsockopt(socket.SOL_SOCKET, kit.SO_MARK, 0)
+        wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 0)
         assert wire.send()[0] == 3 - routed
 
 

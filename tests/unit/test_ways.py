@@ -12,7 +12,7 @@ import pytest
 
 from pytools.estimators.ways import Probes, State, Way, group, judge, miss, ports_needed, sick_hop
 from pytools.estimators.windows import MISSING
-from pytools.sources.probing.sweep import time_exceeded
+from pytools.kernel import error_queue
 from pytools.sources.probing.tracing import PORTS, Ask, Locating, Meeting, Reply, Search
 
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -289,6 +289,12 @@ def test_where_a_router_does_not_answer_the_hop_is_not_known() -> None:
 def test_only_a_time_exceeded_names_a_router() -> None:
     def entry(origin: int, kind: int, offender: bytes) -> bytes:
         return struct.pack("=IBBBBII", 113, origin, kind, 0, 0, 0, 0) + offender
+
+    def time_exceeded(content: bytes) -> str | None:
+        said = {error_queue.entry(*each, content) for each in error_queue.RECVERR.values()}
+        assert len(said) == 1 and error_queue.entry(1, 11, content) is None
+        (one,) = said
+        return one.offender or None if one is not None and one.time_exceeded else None
 
     four = struct.pack("=HH", 2, 0) + bytes([10, 1, 2, 3]) + bytes(8)
     six = struct.pack("=HHI", 10, 0, 0) + bytes([0xFD, *bytes(14), 9]) + bytes(4)

@@ -28,7 +28,6 @@ from pytools.sources.probing.schedule import Schedule
 _SEND_MARK: Final = contract.constant("SWERVE_MARK_SEND")
 TLV_TYPE, TLV_BYTES = 253, 28
 
-_SO_MARK = 36
 _ETHERNET_BYTES, _UDP_BYTES, _BASE_BYTES, _TLV_HEADER_BYTES = 14, 8, 44, 4
 PROBE_BYTES: Final = _BASE_BYTES + _TLV_HEADER_BYTES + TLV_BYTES  # UDP payload
 _IP_BYTES: Final = {4: 20, 6: 40}
@@ -142,7 +141,7 @@ def open_socket(marked: bool = True) -> socket.socket:
     sock = None
     try:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, 0)
-        sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, _SEND_MARK if marked else 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, _SEND_MARK if marked else 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     except OSError as error:
         if sock is not None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from pytools.errors import SwerveError
+from pytools.kernel import error_queue
 from pytools.sources.probing import frames
 from pytools.sources.probing import stamp_packet as wire
 from pytools.sources.probing.frames import Frame
@@ -29,13 +30,10 @@ LARGEST: Final = 9216  # what Ethernet's longest frames carry; interfaces that t
 _ETHERNET_BYTES: Final = 14
 _SO_BINDTODEVICE = 25
 _ACCEPTS_ANSWERS = 4  # IP_PMTUDISC_INTERFACE: what routers say is told, and changes no route
-_IP_RECVERR, _IP_MTU_DISCOVER = 11, 10
-_IPV6_RECVERR, _IPV6_MTU_DISCOVER = 25, 23
+_IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER = 10, 23
 _PMTUDISC_PROBE = 3
 _BUFFER_BYTES: Final = 1 << 20
 _GET_MTU = 0x8921  # SIOCGIFMTU
-_ERROR = struct.Struct("=IBBBBII")  # struct sock_extended_err
-_BY_ICMP = (2, 3)  # SO_EE_ORIGIN_ICMP, SO_EE_ORIGIN_ICMP6
 _room = bytearray(LARGEST)
 _MOST_ERRORS: Final = 64  # taken at once
 _MOST_AT_ONCE: Final = 1024  # replies; a flood waits in the socket, or is lost there
@@ -85,15 +83,13 @@ class SizeProbes:
         if pinned.family == 4:
             options = [
                 (socket.IPPROTO_IP, _IP_MTU_DISCOVER, _ACCEPTS_ANSWERS),
-                (socket.IPPROTO_IP, _IP_RECVERR, 1),
             ]
         else:
             options = [
                 (socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1),
                 (socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE),  # others keep the answers to themselves
-                (socket.IPPROTO_IPV6, _IPV6_RECVERR, 1),
             ]
-        for level, option, value in options:
+        for level, option, value in (*options, (*error_queue.RECVERR[pinned.family], 1)):
             self._socket.setsockopt(level, option, value)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_BINDTODEVICE, self._interface.encode() + b"\0")
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
@@ -154,13 +150,7 @@ class SizeProbes:
 
 def mtu_told(level: int, kind: int, content: bytes) -> Told | None:
     """An ICMP "fragmentation needed" or ICMPv6 "packet too big" among what the error queue holds."""
-    if (level, kind) not in ((socket.IPPROTO_IP, _IP_RECVERR), (socket.IPPROTO_IPV6, _IPV6_RECVERR)):
+    said = error_queue.entry(level, kind, content)
+    if said is None or said.code != errno.EMSGSIZE or not said.information:
         return None
-    if len(content) < _ERROR.size:
-        return None
-    code, origin, _, _, _, mtu_bytes, _ = _ERROR.unpack_from(content)
-    if code != errno.EMSGSIZE or origin not in _BY_ICMP or not mtu_bytes:
-        return None
-    offender = content[_ERROR.size :]
-    address = offender[4:8] if origin == _BY_ICMP[0] else offender[8:24]
-    return Told(mtu_bytes, str(ipaddress.ip_address(address)) if len(address) in (4, 16) else "")
+    return Told(said.information, said.offender)

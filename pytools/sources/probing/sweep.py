@@ -13,7 +13,6 @@ import ipaddress
 import os
 import select
 import socket
-import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -23,11 +22,12 @@ from numpy.typing import NDArray
 from pytools.errors import SwerveError
 from pytools.estimators.delays import STAMP_BOUND_NS
 from pytools.estimators.windows import MISSING
+from pytools.kernel import error_queue
 from pytools.sources.probing import frames, stamp_packet, udp
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.program import MOST_SESSIONS, NUMBERS, SEQ_WRAP, SWEEP_ROWS, ProbeProgram
+from pytools.sources.probing.tracing import PORTS
 
-PORTS: Final = 64
 FIRST_ROW: Final = MOST_SESSIONS  # of the sessions
 
 _TRIES: Final = 32  # to find so many free ports in a row
@@ -35,9 +35,6 @@ _TURNS: Final = 16  # numbers of one row, before they begin again: a late reply 
 _BUFFER_BYTES: Final = 4096
 _NONCE_BYTES: Final = 8
 _PAYLOAD_BYTES: Final = frames.PROBE_BYTES
-_RECVERR: Final = {4: (socket.IPPROTO_IP, 11), 6: (socket.IPPROTO_IPV6, 25)}  # IP_RECVERR, IPV6_RECVERR
-_ERROR: Final = struct.Struct("=IBBBBII")  # struct sock_extended_err
-_TIME_EXCEEDED: Final = {(2, 11): 4, (3, 3): 16}  # SO_EE_ORIGIN_ICMP, _ICMP6 and the type: bytes of an address
 _MOST_ERRORS: Final = 64  # taken at once
 
 
@@ -128,7 +125,7 @@ class Sweep:
                 sock = udp.open_socket(family, first + number)
                 self._sockets[family, number] = sock
                 self._by_fd[sock.fileno()] = family, number
-                sock.setsockopt(*_RECVERR[family], 1)
+                sock.setsockopt(*error_queue.RECVERR[family], 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
                 self._said.register(sock, select.EPOLLERR | select.EPOLLET)
         return first
@@ -207,11 +204,11 @@ class Sweep:
                     payload, ancillary, _, address = self._sockets[family, port].recvmsg(64, 512, socket.MSG_ERRQUEUE)
                 except OSError:
                     break
-                for level, kind, content in ancillary:
-                    router = time_exceeded(content) if (level, kind) == _RECVERR[family] else None
-                    if router is not None:
+                for each in ancillary:
+                    said = error_queue.entry(*each)
+                    if said is not None and said.time_exceeded and said.offender:
                         seq = int.from_bytes(payload[:4], "big") if len(payload) >= 4 else None
-                        yield Spoke(port, str(ipaddress.ip_address(address[0])), router, seq)
+                        yield Spoke(port, str(ipaddress.ip_address(address[0])), said.offender, seq)
 
     def _release(self) -> None:
         for sock in self._sockets.values():
@@ -223,16 +220,3 @@ class Sweep:
         for row in range(SWEEP_ROWS):
             self._program.forget_session(FIRST_ROW + row)
         self._close()
-
-
-def time_exceeded(content: bytes) -> str | None:
-    """The router that an entry of the error queue names, if it says that a TTL or hop limit ended there."""
-    if len(content) < _ERROR.size:
-        return None
-    _, origin, kind, _, _, _, _ = _ERROR.unpack_from(content)
-    size = _TIME_EXCEEDED.get((origin, kind))
-    if size is None:
-        return None
-    offender = content[_ERROR.size :]
-    address = offender[4:8] if size == 4 else offender[8:24]
-    return str(ipaddress.ip_address(address)) if len(address) == size else None
