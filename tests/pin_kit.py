@@ -27,7 +27,7 @@ from steering.plan import FlowKey, Pin, nexthop_group
 
 SECOND = 1_000_000_000
 MARK_SEND = contract.constant("SWERVE_MARK_SEND")
-SO_RCVBUFFORCE = 33  # Python has no name for it
+SO_RCVBUFFORCE, SO_MARK = 33, 36  # Python has no names for them
 NEAR, FAR = ("10.9.0.1", "fd00:9::1"), ("10.9.0.2", "fd00:9::2")
 GROUPS = (nexthop_group(102), nexthop_group(202))
 versions = pytest.mark.parametrize("version", [4, 6], ids=["ipv4", "ipv6"])
@@ -171,8 +171,8 @@ def _port(frame: bytes) -> int:
 class Wire:
     """A UDP flow from the near host to the far one, and what of it arrives on each rail."""
 
-    def __init__(self, rails: Rails, version: int = 4) -> None:
-        which, port = 0 if version == 4 else 1, 7000
+    def __init__(self, rails: Rails, version: int = 4, port: int = 7000) -> None:
+        which = 0 if version == 4 else 1
         family = socket.AF_INET if version == 4 else socket.AF_INET6
         self._captures = {rail: Capture(rails.far, f"rail{rail}") for rail in range(1, rails.count + 1)}
         with inside(rails.near):

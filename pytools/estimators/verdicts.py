@@ -8,7 +8,8 @@ Of several conditions the first one counts:
 
 1. slow_receiver: a request failed because the receiver was not ready too often; or requests that need a receive wait or
    crawl while the port hears "receiver not ready", or while the receiver (when it is on this host) has posted none.
-2. dead: a request failed because nobody answered; or completions are due and none has come for `dead_ns`.
+2. dead: a request failed because nobody answered; or completions are due and none has come for `dead_ns`
+   in which readings were made: one that comes late may be as late as the application that takes completions.
 3. congested: bandwidth below `share` of its recent mean, and outstanding bytes above `backlog` times theirs. Where the
    application keeps its queue full the backlog cannot grow; there it counts that it has not shrunk, and never drains.
 4. no_demand: nothing outstanding and nothing posted for `idle_ns`, on a pair that was busy before.
@@ -69,6 +70,7 @@ class Facts(NamedTuple):
     completed_ever: Ints  # up to some small number
     drained: Mask  # completed at least what was outstanding at the last reading
     waited_ns: Ints  # outstanding without a completion
+    watched_ns: Ints  # of that time, what readings were made in
     idle_ns: Ints  # nothing outstanding and nothing posted
     bandwidth_bps: Floats  # now, the time since the last completion included; NaN for none
     settled_bps: Floats  # up to the last completion
@@ -122,7 +124,7 @@ def rule(facts: Facts, limits: Limits) -> NDArray[np.int8]:
     )
     conditions = [
         (facts.spent_ready > 0) | starving,
-        (facts.spent_answer > 0) | (facts.due & (facts.outstanding > 0) & (facts.waited_ns >= limits.dead_ns)),
+        (facts.spent_answer > 0) | (facts.due & (facts.outstanding > 0) & (facts.watched_ns >= limits.dead_ns)),
         low(facts, limits.share) & backlog_grew(facts, limits.backlog) | queue_stays_full(facts, limits.share),
         (facts.outstanding == 0) & (facts.idle_ns >= limits.idle_ns) & (facts.completed_ever > 0),
         facts.completed_ever >= _FEW,

@@ -319,6 +319,26 @@ def test_a_path_that_is_cut_is_dead_and_comes_back(world: World) -> None:
     assert world.verdict() == "ok"
 
 
+def test_a_host_without_processor_is_not_a_dead_path(world: World) -> None:
+    """Neither the application nor the source runs for 230 ms of each 260; what comes first then is the source."""
+    sender = world.sender()
+    link = Link(sender, 10 * GBIT)
+    world.run(300, keeps(sender, 16), link.step)
+    for _ in range(20):
+        world.now_ns += 230 * MS
+        world.run(10)
+        world.run(10, keeps(sender, 16), link.step)
+        world.run(10, keeps(sender, 16))  # posted and read once more, not completed
+    assert {each.verdict for each in world.pairs()} <= {"unknown", "ok"}
+    cut_ns = world.now_ns
+    for _ in range(6):
+        world.now_ns += 230 * MS
+        world.run(20, keeps(sender, 16))
+    told = world.told("dead")
+    assert told.at_ns - cut_ns <= 1000 * MS  # four late readings
+    assert f"for {(told.at_ns - cut_ns) // MS + 10} ms" in told.reason  # all of it, not what was watched
+
+
 def test_unsignalled_requests_left_behind_are_not_dead(world: World) -> None:
     sender = world.sender()
     link = Link(sender, 10 * GBIT)

@@ -36,6 +36,7 @@ CALM: dict[str, Any] = {
     "completed_ever": 5000,
     "drained": True,
     "waited_ns": 0,
+    "watched_ns": 0,
     "idle_ns": 0,
     "bandwidth_bps": 100e9,
     "settled_bps": 100e9,
@@ -76,13 +77,13 @@ STALLED = {"completed": 0, "succeeded": False}
         (OK, {**STALLED, "outstanding": 0, "outstanding_bytes": 0, "posted": 0, "idle_ns": 99 * MS}),
         (UNKNOWN, {"completed_ever": 0, "outstanding": 0, "idle_ns": 10_000 * MS}),  # never busy
         (UNKNOWN, {"completed_ever": 7}),
-        (DEAD, {**STALLED, "waited_ns": 200 * MS}),
-        (OK, {**STALLED, "waited_ns": 199 * MS}),
-        (OK, {**STALLED, "waited_ns": 900 * MS, "due": False}),  # none of them asks for a completion
+        (DEAD, {**STALLED, "watched_ns": 200 * MS}),
+        (OK, {**STALLED, "watched_ns": 199 * MS, "waited_ns": 900 * MS}),
+        (OK, {**STALLED, "watched_ns": 900 * MS, "due": False}),  # none of them asks for a completion
         (DEAD, {"spent_answer": 1}),
         (SLOW_RECEIVER, {"spent_ready": 1}),
-        (SLOW_RECEIVER, {**STALLED, "waited_ns": 900 * MS, "needs_receives": True, "not_ready_recently": True}),
-        (DEAD, {**STALLED, "waited_ns": 900 * MS, "not_ready_recently": True}),  # writes take no receive
+        (SLOW_RECEIVER, {**STALLED, "watched_ns": 900 * MS, "needs_receives": True, "not_ready_recently": True}),
+        (DEAD, {**STALLED, "watched_ns": 900 * MS, "not_ready_recently": True}),  # writes take no receive
         (SLOW_RECEIVER, {**SLOW, **QUEUED, "needs_receives": True, "not_ready_recently": True}),
         (OK, {"needs_receives": True, "not_ready_recently": True}),  # it happens, and costs nothing
         (SLOW_RECEIVER, {**STALLED, "needs_receives": True, "starved": True}),
@@ -182,7 +183,11 @@ def test_rows_are_judged_by_themselves() -> None:
         (CONGESTED, SLOW, "its queue stays full"),
         (CONGESTED, {**SLOW, "mean_outstanding_bytes": 0.0}, "usually nothing does"),
         (NO_DEMAND, {"idle_ns": 123 * MS}, "nothing posted for 123 ms"),
-        (DEAD, {"waited_ns": 250 * MS}, "16 requests (16.0 MiB) wait, none was completed for 250 ms"),
+        (
+            DEAD,
+            {"waited_ns": 250 * MS, "watched_ns": 200 * MS},
+            "16 requests (16.0 MiB) wait, none was completed for 250 ms",
+        ),
         (DEAD, {"spent_answer": 1}, "retry_exc_err"),
         (SLOW_RECEIVER, {"not_ready": 7}, "'receiver not ready' 7 times"),
         (SLOW_RECEIVER, {"starved": True}, "has no receive posted"),

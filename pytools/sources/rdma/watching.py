@@ -69,6 +69,7 @@ _MS: Final = 1_000_000
 _FORGOTTEN_NS: Final = verdicts.FROZEN_NS  # idle for that long: the old mean says nothing any more
 _COMPLETED_CAP: Final = 1 << 40
 _UNREGISTERED_NS: Final = 250 * _MS  # a table with rows that found no place, or make no sense, is searched so seldom
+_LOOKS: Final = 4  # so often at least requests are seen to wait before their path is dead
 _NEW_AT_ONCE: Final = 64  # queue pairs described at one reading: more wait for the next
 _MOVING: Final = (verdicts.UNKNOWN, verdicts.OK, verdicts.CONGESTED)  # verdicts whose figures go on changing
 _MOVES: Final = ("posted", "completed", "receives_completed", "receives_posted", "refused", "timed")
@@ -122,10 +123,8 @@ class Watch:
     ) -> None:
         self._settings, self._describe = settings, describe
         self.receivers = Receivers(not_ready)
-        mean_ns = int(settings.mean_ms * _MS)
-        limits = verdicts.Limits(
-            settings.congested_share, settings.congested_backlog, mean_ns, int(settings.dead_ms * _MS)
-        )
+        mean_ns, dead_ns = int(settings.mean_ms * _MS), int(settings.dead_ms * _MS)
+        limits = verdicts.Limits(settings.congested_share, settings.congested_backlog, mean_ns, dead_ns)
         self.register = Register()
         self.timed = TimedRequests(ROWS)
         self.rates = queue_rates.Rates(ROWS, mean_ns)
@@ -142,6 +141,9 @@ class Watch:
         self._judged = np.zeros(0, np.intp)
         self._judged_facts: verdicts.Facts
         self._read_ns = 0
+        # Who read nothing for longer may have had no processor, like the application that takes completions.
+        self._seen_ns = max(dead_ns // _LOOKS, 2 * int(settings.interval_ms * _MS))
+        self._watched_ns = np.zeros(ROWS, np.int64)
         self._garbage: dict[int, int] = {}
         self._whole_ns: dict[int, int] = {}  # by table: not before this are rows read that have no place
         self._budget = Budget(settings)
@@ -309,6 +311,8 @@ class Watch:
         came_back = (grown.requests > 0) & (now_ns - self._active_ns[rows] > _FORGOTTEN_NS)
         self.rates.forget_means(rows[came_back])
         self.rates.update(rows, since_ns, now_ns, grown)
+        waits = (columns.outstanding > 0) & (grown.requests == 0)
+        self._watched_ns[rows] = waits * (self._watched_ns[rows] + min(now_ns - since_ns, self._seen_ns))
         facts = self._facts(rows, columns, now_ns)
         told = self.verdicts.update(rows, facts, now_ns)
         usual = ~self.verdicts.unusual(rows, now_ns)
@@ -348,6 +352,7 @@ class Watch:
             completed_ever=np.minimum(columns.completed, np.uint64(_COMPLETED_CAP)).astype(np.int64),
             drained=completed >= before,
             waited_ns=self.rates.waited_ns(rows, now_ns),
+            watched_ns=self._watched_ns[rows],
             idle_ns=now_ns - self._active_ns[rows],
             bandwidth_bps=bandwidth,
             settled_bps=settled,
