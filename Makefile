@@ -67,6 +67,8 @@ check: setup-check ## Format, lint, types, direction of imports, links, commands
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	$(PYTHON) -m mypy --config-file tests/mypy.ini tests bench scripts
+	$(PYTHON) -m mypy --config-file tests/mypy.ini tests/vm/conftest.py
 	clang-format --dry-run -Werror $(C_SOURCES)
 	$(PYTEST) -q tests/unit/test_imports.py
 	$(PYTHON) scripts/check_licences.py

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytools import config, directories
+from pytools import directories
 from pytools.ipc.bus import Client
 from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act
@@ -31,7 +31,6 @@ _REFRESH_NS = 1_000_000_000
 def main(netns: str, policy_file: str) -> None:
     policy = load_policy(Path(policy_file))
     engine, flows = Engine(policy), FlowEngine(policy, netns)
-    port = config.load(directories.default_config(netns)).probe.port
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
 
@@ -42,7 +41,7 @@ def main(netns: str, policy_file: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     with (
-        FlowActing(flows, engine, Output("h1", say, send), port) as acting,
+        FlowActing(flows, engine, Output("h1", say, send)) as acting,
         Netlink() as netlink,
         Client(directories.agent_socket(netns), SIGNALS) as agent,
         contextlib.ExitStack() as stack,

@@ -117,7 +117,7 @@ def stationary_workload(rng: np.random.Generator, count: int, network: Network) 
     jobs = rng.geometric(1 - network.load, count) - 1 if network.load else np.zeros(count, np.int64)
     total = int(jobs.sum())
     owner = np.repeat(np.arange(count), jobs)
-    return np.bincount(owner, _residual(rng, total, network.service_ns), count)
+    return np.asarray(np.bincount(owner, _residual(rng, total, network.service_ns), count), np.float64)
 
 
 def later_workload(rng: np.random.Generator, work: Floats, gap_ns: Floats, network: Network) -> Floats:

@@ -220,8 +220,8 @@ def routed(lab: Lab, bfd: Bfd) -> Iterator[Frr]:
 def clear(lab: Lab) -> None:
     """Take the lab's own routes between hosts away, and every nexthop object: what FRR finds it would half adopt."""
     services = {f"{host.service}/32" for host in lab.hosts} | {f"{host.service6}/128" for host in lab.hosts}
-    for place in (*lab.hosts, *lab.rails):
-        with Netlink(place.netns) as netlink:
+    for netns in [host.netns for host in lab.hosts] + [rail.netns for rail in lab.rails]:
+        with Netlink(netns) as netlink:
             for nexthop in netlink.nexthops():
                 if nexthop.protocol == _STATIC:
                     netlink.del_nexthop(nexthop.id)

@@ -47,7 +47,8 @@ def lines(curves: Mapping[str, Sequence[tuple[float, float]]], across: str, up: 
         path = "L".join("{:.1f} {:.1f}".format(*place(x, y)) for x, y in curve)
         parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for x, y in curve:
-            parts.append('<circle cx="{:.1f}" cy="{:.1f}" r="3.5" fill="{}"/>'.format(*place(x, y), colour))
+            across_px, down_px = place(x, y)
+            parts.append(f'<circle cx="{across_px:.1f}" cy="{down_px:.1f}" r="3.5" fill="{colour}"/>')
         parts.append(f'<text x="{WIDTH - RIGHT - 8}" y="{TOP + 14 + 16 * line}" text-anchor="end" fill="{colour}">')
         parts.append(f"{escape(name)}</text>")
     parts.append(

@@ -90,7 +90,7 @@ class Recorder(SampleSource):
 
     def take(self, settled: NDArray[Any]) -> None:
         if len(settled):
-            named = {number: self._joins.flows.row(number) for number in np.unique(settled["flow"]).tolist()}
+            named = {number: self.joins.flows.row(number) for number in np.unique(settled["flow"]).tolist()}
             self.ports |= {number: int(row["source_port"]) for number, row in named.items()}
             self.recorded.append(settled)
             self._last_ns = time.monotonic_ns()

@@ -35,12 +35,13 @@ SAMPLED = {"timed_all": 0, "timed_16th": 15, "untimed": 2**64 - 1}  # run_mask
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[TapServer]:
-    """An agent's tap server, served by a thread of its own."""
+def serving() -> Iterator[tuple[Path, TapServer]]:
+    """An agent's tap server at a socket, served by a thread of its own."""
     with loader.load([loader.Program("rdma.c", ())]) as loaded, tempfile.TemporaryDirectory() as directory:
         record = loaded.map("rdma_table").value
         selector, stop = selectors.DefaultSelector(), threading.Event()
-        server = TapServer(Path(directory) / "bench.tap", record, loaded.map("rdma_table").max_entries)
+        socket = Path(directory) / "bench.tap"
+        server = TapServer(socket, record, loaded.map("rdma_table").max_entries)
         server.register(selector)
 
         def serve() -> None:
@@ -51,7 +52,7 @@ def serving() -> Iterator[TapServer]:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield server
+            yield socket, server
         finally:
             stop.set()
             thread.join()
@@ -115,8 +116,8 @@ def costs(bare: native_build.App, tapped: native_build.App, table: TapTable) -> 
 def tap() -> None:
     """Everything about the tap."""
     note("rdma: the tap, against the same application without it")
-    with serving() as server:
-        more = {"LD_AUDIT": str(TAP.ready()), "SWERVE_TAP_SOCKET": str(server._path)}
+    with serving() as (socket, server):
+        more = {"LD_AUDIT": str(TAP.ready()), "SWERVE_TAP_SOCKET": str(socket)}
         with native_build.App() as bare, native_build.App(more=more) as tapped:
             prepared(bare)
             prepared(tapped)

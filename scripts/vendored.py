@@ -17,6 +17,7 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from email.message import Message
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -133,7 +134,7 @@ def described(site: Path) -> str:
     return "\n".join(lines)
 
 
-def licence(facts: metadata.PackageMetadata) -> str:
+def licence(facts: Message) -> str:
     """The licence as the metadata tell it, in whichever of the ways that there are."""
     classified = [each.rpartition(" :: ")[2] for each in facts.get_all("Classifier") or () if "License ::" in each]
     text = facts.get("License-Expression") or ", ".join(classified) or facts.get("License") or "see its text"

@@ -199,8 +199,10 @@ class Wire:
 
     def close(self) -> None:
         """Both ends, and the captures."""
-        for each in (self.socket, self.far, *self._captures.values()):
-            each.close()
+        self.socket.close()
+        self.far.close()
+        for capture in self._captures.values():
+            capture.close()
 
     def __enter__(self) -> Wire:
         return self

@@ -21,14 +21,16 @@ from pytools.config import AgentConfig, Probe, Tcp
 from pytools.kernel import netns
 from pytools.kernel.bpf import attach, loader
 from pytools.kernel.netlink.routing import Netlink
+from pytools.sources import programs
 from pytools.sources.probing import frames
 from pytools.sources.probing.frames import Frames, Lane
 from pytools.sources.probing.program import ProbeProgram
-from pytools.sources.programs import OBSERVE_EGRESS, OBSERVE_INGRESS, observers, probes, tcp_connections
 
 PORT = p.PORT
-OUT, IN = OBSERVE_EGRESS, OBSERVE_INGRESS
-PROGRAMS = observers(probes(AgentConfig("", [], Probe(port=PORT))), tcp_connections(Tcp(flows=1024)))
+OUT, IN = programs.OBSERVE_EGRESS, programs.OBSERVE_INGRESS
+PROGRAMS = programs.observers(
+    programs.probes(AgentConfig("", [], Probe(port=PORT))), programs.tcp_connections(Tcp(flows=1024))
+)
 ADDRESSES = {4: ("10.77.0.1", "10.77.0.2"), 6: ("fd77::1", "fd77::2")}
 ESTIMATE = 0xC001
 

@@ -53,8 +53,8 @@ class Host(support.Namespace):
             for family in FAMILIES:
                 self._ip(host, "address", "add", f"{addresses[family]}/{LENGTH[family]}", "dev", "lo")
             with inside(host):  # spread by ports as well
-                for family in ("ipv4", "ipv6"):
-                    File(f"/proc/sys/net/{family}/fib_multipath_hash_policy").write_text("1")
+                for protocol in ("ipv4", "ipv6"):
+                    File(f"/proc/sys/net/{protocol}/fib_multipath_hash_policy").write_text("1")
         for family in FAMILIES:
             back = ("via", gateway(family, _BACK, 2), "dev", f"rail{_BACK}")
             self._ip(peer, "route", "add", f"{SOURCE[family]}/{LENGTH[family]}", *back)

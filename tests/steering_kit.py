@@ -221,9 +221,9 @@ def two_rails(first: str, second: str, kind: str = "mpath") -> Host:
     for rail in (1, 2):
         name = f"rail{rail}"
         support.join(first, second, name)
-        for host, address in ((first, "2"), (second, "1")):
-            support.run(["ip", "-n", host, "address", "add", f"10.{rail}.1.{address}/24", "dev", name])
-            support.run(["ip", "-n", host, "link", "set", name, "up"])
+        for end, address in ((first, "2"), (second, "1")):
+            support.run(["ip", "-n", end, "address", "add", f"10.{rail}.1.{address}/24", "dev", name])
+            support.run(["ip", "-n", end, "link", "set", name, "up"])
     host = Host(first)
     for rail in (1, 2):
         host.ip("nexthop", "add", "id", str(10 + rail), "via", f"10.{rail}.1.1", "dev", f"rail{rail}")

@@ -122,7 +122,7 @@ def require(*names: str) -> None:
         pytest.skip("missing: " + "; ".join(lacking))
 
 
-def wait_until(condition: Callable[[], T], deadline_s: float, what: str, every_s: float = 0.01) -> T:
+def wait_until(condition: Callable[[], T | None], deadline_s: float, what: str, every_s: float = 0.01) -> T:
     """Ask again until the condition holds, and return what it returned; fail once the deadline has passed.
 
     Parameters

@@ -172,11 +172,11 @@ def connected(lab: Lab, server: socket.socket) -> Iterator[tuple[socket.socket, 
 def transfer(pairs: Iterable[tuple[socket.socket, socket.socket]], size: int, chunk_bytes: int = 1 << 16) -> None:
     """Send so many bytes over each pair at once, and receive them all, in one thread."""
     chunk = memoryview(bytes(chunk_bytes))
-    left = {near: [size, size, far] for near, far in pairs}
-    owners = {far: near for near, (_, _, far) in left.items()}
+    owners = {far: near for near, far in pairs}
+    left = {near: [size, size] for near in owners.values()}
     unreceived = len(left)
     with selectors.DefaultSelector() as selector:
-        for near, far in zip(owners.values(), owners, strict=True):
+        for far, near in owners.items():
             near.setblocking(False)
             far.setblocking(False)
             selector.register(near, selectors.EVENT_WRITE)

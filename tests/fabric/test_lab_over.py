@@ -148,8 +148,8 @@ def test_an_act_moves_packets_and_its_undo_brings_them_back(lab: Lab, flows: Flo
 def test_hosts_without_ipv4_are_measured_and_steered(unique_name: Callable[[], str]) -> None:
     support.require("bcc", "netns")
     with Lab.up(unique_name(), hosts=2, rate="none", ipv6=True) as lab:
-        for place in (*lab.hosts, *lab.rails):
-            support.run(["ip", "-n", place.netns, "-4", "address", "flush", "scope", "global"])
+        for netns in [host.netns for host in lab.hosts] + [rail.netns for rail in lab.rails]:
+            support.run(["ip", "-n", netns, "-4", "address", "flush", "scope", "global"])
         check_probed(lab, (6,))
         with contextlib.closing(Flows(lab, 6)) as flows:
             check_steered(lab, flows)

@@ -20,7 +20,7 @@ def round_trip_ms(lab, source, destination):
     """The smallest of several."""
     support.require("ping")
     told = lab.run(source, ["ping", "-n", "-q", "-c4", "-i0.05", "-W5", destination])
-    return float(re.search(r"= ([\d.]+)/", told)[1])
+    return float(re.findall(r"= ([\d.]+)/", told)[0])
 
 
 def addresses_over(host, rail):

@@ -264,8 +264,10 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        for each in (self._near, self._far, *self._captures.values()):
-            each.close()
+        self._near.close()
+        self._far.close()
+        for capture in self._captures.values():
+            capture.close()
 
 
 def routed_rail(stream: Stream) -> int:

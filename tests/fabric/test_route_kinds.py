@@ -129,7 +129,7 @@ class Steered:
             self.controller.end()
 
 
-@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
+@pytest.fixture(scope="module", params=KINDS.values(), ids=list(KINDS))
 def kind(request):
     return request.param
 

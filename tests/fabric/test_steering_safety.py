@@ -38,7 +38,7 @@ def test_congestion_is_steered_away_and_back(host, agent, policy):
         assert act.seen_ns <= act.decided_ns <= act.acknowledged_ns
         agent.queueing_ns[1] = 0
         support.wait_until(lambda: host.weights() == EVEN, 20, "rail 1 is back at its whole weight")
-        acts = support.wait_until(lambda: len(agent.acts) >= 4 and list(agent.acts), 10, "all acts are published")
+        acts = support.wait_until(lambda: list(agent.acts) if len(agent.acts) > 3 else [], 10, "all acts are published")
         shares = [each.after["10.1.1.1 dev rail1"] / each.after["10.2.1.1 dev rail2"] for each in acts]
         assert shares == [0, 0.1, 0.5, 1]
         support.wait_until(lambda: agent.states[kit.path(1)].state == "healthy", 10, "rail 1 is healthy")

@@ -61,8 +61,8 @@ def test_it_agrees_with_other_tools(report: doctor.Report, namespace: str) -> No
     assert found(report, "clsact").present == works("tc", "-n", namespace, "qdisc", "add", "dev", "lo", "clsact")
     shapers = {"netem": "netem delay 1ms", "fq": "fq", "TBF": "tbf rate 1mbit burst 10k latency 1ms"}
     for name, words in shapers.items():
-        command = ["tc", "-n", namespace, "qdisc", "replace", "dev", "lo", "root", *words.split()]
-        assert found(report, name).present == works(*command), name
+        made = works("tc", "-n", namespace, "qdisc", "replace", "dev", "lo", "root", *words.split())
+        assert found(report, name).present == made, name
     for command in ("add id 1 dev lo", "add id 2 dev lo", "add id 3 group 1/2"):
         groups = works("ip", "-n", namespace, "nexthop", *command.split())
     assert found(report, "nexthop groups").present == groups

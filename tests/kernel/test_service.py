@@ -271,7 +271,7 @@ def test_what_is_lost_without_root_is_what_the_log_and_doctor_say(pair: tuple[Se
     one, _ = pair
     one.manager.until("READY=1")
     lines = [line for line in one.said().splitlines() if "agent runs without" in line]
-    named = {re.search(r"missing=(\S+)", line)[1] for line in lines}
+    named = {re.findall(r"missing=(\S+)", line)[0] for line in lines}
     assert all(line.startswith("<5>") for line in lines)
     done = one.swerve("doctor", "-j", check=False)
     results = {each["name"]: each for each in json.loads(done.stdout)["results"]}

@@ -31,7 +31,7 @@ def test_without_a_queue_it_is_the_speed_or_the_most_that_was_seen_lately() -> N
     assert known is not None and (known.carries_bps, known.load_bps) == (90e6, 5e6)
     late = updated(known, link(100, 5), queued=False)
     assert late is not None and late.carries_bps == 5e6
-    steady = known
+    steady: Estimate | None = known
     for at_s in range(3, 100):
         steady = updated(steady, link(at_s, 5), queued=False)
     assert steady is not None and steady.carries_bps == 5e6, "a minute after it was seen"

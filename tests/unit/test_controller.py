@@ -105,6 +105,7 @@ class Made:
 
     def __init__(self, monkeypatch, kernel):
         self.kernel, self.guardian, self.said, self.recovered = kernel, Guardian(), [], set()
+        self.controller: Controller | None = None
         monkeypatch.setattr(controller, "Netlink", contextlib.nullcontext)
         monkeypatch.setattr(controller, "switch_off", lambda _: kernel.asked.append("off"))
         monkeypatch.setattr(controller, "Later", AtOnce)
@@ -115,7 +116,7 @@ class Made:
         self.controller = Controller(parse(POLICY), Options(apply=True, **options), self.said.append)
         self.controller.refresh(time.monotonic_ns())
         self.kernel.asked.clear()
-        self.controller.engine.changes = lambda _, only=None: self.changes(only)
+        self.controller.engine.changes = lambda now, only=None: self.changes(only)
         return self.controller
 
     def changes(self, only=None):
@@ -130,7 +131,6 @@ def made(monkeypatch, tmp_path):
     monkeypatch.setenv("SWERVE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path / "run"))
     found = Made(monkeypatch, Kernel(101, 102, 103))
-    found.controller = None
     yield found
     if found.controller is not None:
         found.controller.close()

@@ -334,10 +334,12 @@ def test_pins_by_hand_are_bounded_and_make_room_when_they_run_out(made):
     flows = [FlowKey(6, "10.9.0.1", port, "10.9.0.2", 80) for port in range(1, MOST + 2)]
     made.pins.update((flow, Pin(flow, TARGET, FIRST, now + HOUR)) for flow in flows[:-1])
     with pytest.raises(RefusedError, match=f"{MOST} flows are pinned by hand already"):
-        ask(made, requests.PinFlow(*astuple(flows[-1]), "rail1", HOUR))
-    assert ask(made, requests.PinFlow(*astuple(flows[0]), "rail1", HOUR)).code == 0, "it has its place already"
+        ask(made, requests.PinFlow(*astuple(flows[-1]), via="rail1", for_ns=HOUR))
+    assert ask(made, requests.PinFlow(*astuple(flows[0]), via="rail1", for_ns=HOUR)).code == 0, (
+        "it has its place already"
+    )
     made.pins[flows[1]] = replace(made.pins[flows[1]], expires_ns=now)
-    assert ask(made, requests.PinFlow(*astuple(flows[-1]), "rail1", HOUR)).code == 0
+    assert ask(made, requests.PinFlow(*astuple(flows[-1]), via="rail1", for_ns=HOUR)).code == 0
 
 
 def test_a_deadline_to_confirm_does_not_stand_still_in_a_suspend(tmp_path, monkeypatch):

@@ -110,7 +110,7 @@ def test_the_schema_is_a_schema():
     jsonschema.Draft202012Validator.check_schema(json_schema())
 
 
-@pytest.mark.parametrize("text", SHOWN, ids=lambda text: re.search(r"name: ([\w-]+)", text)[1])
+@pytest.mark.parametrize("text", SHOWN, ids=lambda text: re.findall(r"name: ([\w-]+)", text)[0])
 def test_what_is_shown_is_a_policy(text):
     policy = parse(text)
     VALIDATOR.validate(yaml.safe_load(text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from steering_kit import POLICY, group, path
@@ -14,6 +15,11 @@ from steering.control import managed
 from steering.control.managed import Managed
 from steering.plan import overlay_target
 from steering.policy.file import parse
+
+FACTS: dict[str, Any] = {
+    **{"running": True, "answers": True, "apply": True, "policy_changed": False, "confirm": None, "frozen": ""},
+    **{"orders": [], "in_force": [], "paths": [], "torn_lines": 0},
+}
 
 
 def target(number=0, prefixes=1, **changes):
@@ -107,12 +113,10 @@ def test_later_only_what_is_new_is_said():
 
 
 def test_status_shows_it_and_whether_anything_is_measured():
-    facts = {"running": True, "answers": True, "apply": True, "policy_changed": False, "confirm": None, "frozen": ""}
-    facts |= {"orders": [], "in_force": [], "paths": [], "torn_lines": 0}
     one = Managed(parse(POLICY))
     list(one.take(found([target(0), target(1)])))
     measured = replace(target(0), paths=((11, path(1)),))
-    facts["managed"] = one.facts({each.target: each for each in (measured, target(1))})
+    facts = FACTS | {"managed": one.facts({each.target: each for each in (measured, target(1))})}
     lines = [line for line in status.lines_of(facts) if "routes to" in line]
     assert "no peer" not in lines[0] and lines[1].endswith("no peer of the agent is reached by it")
     assert list(managed.lines(facts["managed"], started=True))[2] == lines[1].partition(";")[0]
@@ -127,16 +131,13 @@ def test_status_shows_it_and_whether_anything_is_measured():
     ],
 )
 def test_labels_pins_and_standbys_are_in_force(more, shown):
-    facts = {"running": True, "answers": True, "apply": True, "policy_changed": False, "confirm": None, "frozen": ""}
-    facts |= {"orders": [], "in_force": [], "paths": [], "torn_lines": 0}
-    assert shown in status.lines_of(facts | more)
+    assert shown in status.lines_of(FACTS | more)
 
 
 def test_a_label_is_shown_with_its_flow():
-    facts = {"running": True, "answers": True, "apply": True, "policy_changed": False, "confirm": None, "frozen": ""}
-    facts |= {"orders": [], "in_force": [], "paths": [], "torn_lines": 0, "label_count": 2}
     flow = {"protocol": 6, "local": "fd00:9::1", "local_port": 1, "remote": "fd00:9::2", "remote_port": 2}
-    lines = list(status.lines_of(facts | {"labels": [{"flow": flow, "label": 0x123, "expires_ns": 1}]}))
+    labels = [{"flow": flow, "label": 0x123, "expires_ns": 1}]
+    lines = list(status.lines_of(FACTS | {"label_count": 2, "labels": labels}))
     assert (
         "relabelled: tcp:[fd00:9::1]:1-[fd00:9::2]:2 has flow label 0x00123" in lines and "and 1 more labels" in lines
     )

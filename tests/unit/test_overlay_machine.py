@@ -575,6 +575,7 @@ class Steering(RuleBasedStateMachine):
         kernel, members = self.kernel, {}
         for place, member in enumerate(kernel.groups[number][1]):
             known = kernel.nexthop_of(kernel.nexthops[member])
+            assert known.ifindex is not None
             own = 9_000 + 10 * len(kernel.nexthops) + place
             kernel.put_nexthop(own, known.family, known.gateway, kernel.links[known.ifindex], ZEBRA)
             members[own] = 256

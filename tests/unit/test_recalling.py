@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -35,10 +36,14 @@ rules:
 )
 
 
+class Successor(World):
+    left: Sequence[object] = ()  # what it leaves of its predecessor's
+
+
 def successor(world, after_ns=3 * SECOND, policy=POLICY, current=None, memories=None):
     """The same host under another controller, which begins so much later."""
     memories = world.engine.remember(world.now) if memories is None else memories
-    made = World(Engine(policy), world.now + after_ns, current=world.weights if current is None else current)
+    made = Successor(Engine(policy), world.now + after_ns, current=world.weights if current is None else current)
     made.left = made.engine.recall(memories, made.now)
     return made
 
@@ -198,21 +203,23 @@ def test_whatever_is_remembered_a_successor_puts_nothing_more_onto_a_left_rail(m
 
 
 @pytest.fixture
-def file(tmp_path):
+def said():
+    return []
+
+
+@pytest.fixture
+def file(tmp_path, said):
     tmp_path.chmod(0o700)
-    said = []
-    made = Succession(tmp_path / "steering.json", "boot/cookie:1", True, said.append)
-    made.said = said
-    return made
+    return Succession(tmp_path / "steering.json", "boot/cookie:1", True, said.append)
 
 
-def test_what_is_written_is_read_and_written_once(file, tmp_path):
+def test_what_is_written_is_read_and_written_once(file, said, tmp_path):
     memories = left_for_dead().engine.remember(10**13)
     file.write(NOTHING, memories)
     inode = (tmp_path / "steering.json").stat().st_ino
     file.write(NOTHING, memories)
     assert (tmp_path / "steering.json").stat().st_ino == inode
-    assert file.load().paths == memories and file.said == []
+    assert file.load().paths == memories and said == []
     assert (tmp_path / "steering.json").stat().st_mode & 0o777 == 0o600
 
 

@@ -612,6 +612,7 @@ def test_the_budget_holds_over_both_directions() -> None:
     for name in "ab":
         world.buses[name].subscribe(frozenset({"app_delay"}))
     kernel, seen, turn = world.kernels["a"], 0, 0
+    local, remote = ADDRESSES.values()
     for tick in range(100):
         for _ in range(10):
             world.now_ns += 20 * MS
@@ -619,7 +620,7 @@ def test_the_budget_holds_over_both_directions() -> None:
                 turn += 1
                 world.send(turn << 20)
                 at = (world.now_ns, world.now_ns)
-                kernel.see(*ADDRESSES.values(), 6000, (turn << 20) % TURN, INGRESS, at)
+                kernel.see(local, remote, 6000, (turn << 20) % TURN, INGRESS, at)
         if tick >= 50:
             seen += len(kernel.records)
         world.tick(0)

@@ -49,7 +49,7 @@ def test_this_kernels_counters() -> None:
         assert counters.since_start()["TcpActiveOpens"] >= 1
 
 
-def diagnostics(state: int, retrans: int, attributes: bytes, family: int = socket.AF_INET) -> bytes:
+def diagnostics(state: int, retrans: int, attributes: bytes, family: socket.AddressFamily = socket.AF_INET) -> bytes:
     """A `struct inet_diag_msg` with cookie 0x200000001 and inode 4711."""
     local, remote = (socket.inet_pton(family, text).ljust(16, b"\0") for text in _ADDRESSES[family])
     identity = struct.pack("!HH16s16s", 40000, 5201, local, remote) + struct.pack("=III", 3, 1, 2)

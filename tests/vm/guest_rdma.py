@@ -216,9 +216,11 @@ def test_rping_is_counted_exactly(
     rounds, size = 30, 512
     running = rdma_kit.start_rping(cable, rounds, size, env=tapped if way == "tap" else None)
     running.wait()
-    check_rping(*(rows_of(fresh, process) for process in (running.client, running.server)), rounds, size)
+    check_rping(*(rows_of(fresh, process) for process in (running.client, running.server)), rounds=rounds, size=size)
     if way == "tap":
-        check_rping(*(tap.every_row(process.pid) for process in (running.client, running.server)), rounds, size)
+        check_rping(
+            *(tap.every_row(process.pid) for process in (running.client, running.server)), rounds=rounds, size=size
+        )
 
 
 def check_rping(clients: Any, servers: Any, rounds: int, size: int) -> None:
