@@ -224,6 +224,19 @@ struct swerve_ecn {
 	u64 ce_packets; /* of these, marked */
 };
 
+/* ---- observe.c ---------------------------------------------------------------------------------------------- */
+
+#define SWERVE_TUNNELS 4096
+
+/* Outer packets of a tunnel to one peer that leave by one interface. User space says which are counted. */
+struct swerve_tunnel {
+	struct swerve_addr remote; /* the peer's outer address */
+	u32 ifindex;
+	u16 port;    /* destination port of UDP; else 0 */
+	u8 protocol; /* IPPROTO_* of the outer packets */
+	u8 pad;
+};
+
 /* ---- sample.c ----------------------------------------------------------------------------------------------- */
 
 /* Which packets of a peer are sampled: bits of sample_peers' values and of the settings. */

@@ -6,6 +6,7 @@
 #include <linux/udp.h>
 
 #include "observe/chain.h"
+#include "observe/tunnels.h"
 
 #define NOBODY OBSERVERS
 
@@ -47,6 +48,8 @@ static __always_inline enum observer wanted_by(struct __sk_buff *skb, bool out)
 	if (!read_plain(skb, &plain, out ? 0 : ECN_BITS))
 		return is_ip(skb->protocol) || is_tag(skb->protocol) ? PROBES : NOBODY;
 	is_tcp = plain.protocol == IPPROTO_TCP;
+	if (out && !is_tcp)
+		count_tunnel(skb, &plain);
 	if (is_tcp) {
 		if (plain.transport + sizeof(struct tcp_head) > plain.end)
 			return CONNECTIONS;

@@ -21,6 +21,7 @@ from pytools.signals.delays import (
     PathLiveness,
     PathWay,
     ProbeSamples,
+    Underlay,
 )
 from pytools.signals.host import DropReason, PacketDrops, ProgramCost, Self
 from pytools.signals.links import Link, LinkCounters, LinkEvent, PathEcn, PathMtu, Pause, Qdisc
@@ -78,6 +79,7 @@ __all__ = [
     "TcpHost",
     "TcpNamespace",
     "TcpPath",
+    "Underlay",
     "decode",
     "encode",
     "nexthop_name",

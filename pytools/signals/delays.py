@@ -54,6 +54,17 @@ class Delay(msgspec.Struct, frozen=True, gc=False):
     jitter_bound_ns: int | None = None  # its bound
 
 
+class Underlay(msgspec.Struct, frozen=True):
+    """A way by which the outer packets of a tunnel leave this host: a hop of the route to the peer's outer address."""
+
+    address: str  # of the peer, outside the tunnel
+    gateway: str  # empty: the address is on the link
+    interface: str
+    # packets that left this way since the record before, of probes and of applications; null: not counted, as of a
+    # way that is the only one
+    packets: int | None = None
+
+
 class PathDelay(Signal, frozen=True, kw_only=True, tag="path_delay"):
     """Delays and loss of one path over the window that ends at `at_ns`.
 
@@ -84,6 +95,8 @@ class PathDelay(Signal, frozen=True, kw_only=True, tag="path_delay"):
     overtaken_forward_p50_ns: int | None = None
     asymmetry_ns: int | None = None  # smallest forward minus smallest reverse delay; null while free running
     asymmetry_bound_ns: int | None = None  # its bound, twice that of a one-way delay
+    # long windows only: ways below a path by a tunnel; null: its interface is no tunnel, empty: they are not known
+    underlay: list[Underlay] | None = None
 
     @property
     def loss(self) -> float:

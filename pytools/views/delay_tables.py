@@ -60,7 +60,23 @@ _Cell = tuple[str, Callable[[PathDelay], Text], Measure | None]
 def _ends(row: PathDelay) -> str:
     path = row.path
     via = f"  via {path.gateway}" if path.gateway else f"  to {path.address}"
-    return f"{path.destination} {path.interface}\n{via}"
+    below = f"\n  {underlay(row)}" if row.underlay is not None else ""
+    return f"{path.destination} {path.interface}\n{via}{below}"
+
+
+def underlay(row: PathDelay) -> str:
+    """What carries the packets of a tunnel."""
+    ways = row.underlay or []
+    whole = sum(each.packets or 0 for each in ways)
+    parts = [
+        each.interface
+        + (f" via {each.gateway}" if each.gateway else "")
+        + (f" {share((each.packets or 0) / whole)}" if whole else "")
+        for each in sorted(ways, key=lambda each: -(each.packets or 0))
+    ]
+    if not parts:
+        return "over unknown ways"
+    return f"over {(', ' if whole else ' or ').join(parts)}"
 
 
 def _of_direction(measure: Measure) -> Iterator[Column[PathDelay]]:

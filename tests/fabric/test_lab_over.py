@@ -27,7 +27,7 @@ from pytools.lab import Lab
 from pytools.lab.building import agent_config
 from pytools.lab.devices import VRF
 from pytools.lab.topology import KINDS
-from pytools.signals import PathLiveness
+from pytools.signals import PathLiveness, Underlay
 from pytools.sources import programs
 from pytools.sources.probing.measurements import RECEIVED
 from steering.actuators.overlay import Overlay
@@ -39,6 +39,7 @@ from steering.policy.model import Manage
 __all__ = ["compiled_once"]  # fixtures
 
 HERE = {"vxlan"}
+TUNNELS = {"vxlan", "geneve", "gre", "wireguard"}
 FLOWS, PACKETS = 30, 120
 NOISE = 15  # packets that are nobody's: neighbours are asked for
 OURS = {"destinations": ["10.9.0.0/16", "fd00:9::/64"]}
@@ -82,6 +83,9 @@ def check_probed(lab: Lab, families: tuple[int, ...]) -> None:
             )
 
         watching.work_until(made, answered, "every path answers")
+        below = {path.interface: ways for path, ways in made[0].mesh.underlays.counted().items()}
+        outer = {f"rail{rail}": f"10.{100 + rail}.1.1" for rail in (1, 2)} if lab.spec.over in TUNNELS else {}
+        assert below == {rail: [Underlay(there, "", f"cable1-{rail}")] for rail, there in outer.items()}
         lab.cut(1)
         watching.work_until(made, lambda: len(missed()) == len(families), "all families are silent on rail 1")
         assert all("rail1" in path for path in missed())

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable
 
 import pytest
+import steering_kit
 import support
 import watching
+import yaml
 from watching import Watcher
 
+from pytools import directories
 from pytools.config import AgentConfig, Links, Probe
-from pytools.ipc.bus import Subscription
+from pytools.ipc.bus import Client, Subscription
 from pytools.lab.building import agent_config
 from pytools.lab.fabric import Lab
 from pytools.lab.topology import Host, group_id
@@ -123,3 +128,28 @@ def test_a_vxlan_rail_is_probed_through_the_tunnel_and_healthy(lab: Lab) -> None
     finally:
         left = [each.close() for each in made]
     assert not any(left)
+
+
+def test_agents_say_which_rails_carry_a_tunnel(unique_name: Callable[[], str]) -> None:
+    with Lab.up(unique_name(), hosts=2, rate="none") as lab:
+        for host, other in (lab.hosts, lab.hosts[::-1]):
+            ends = ["local", host.service, "remote", other.service]
+            ip(host, "link", "add", TUNNEL, "type", "vxlan", "id", "7", *ends, "dstport", "4789")
+            ip(host, "address", "add", f"10.77.0.{host.number}/24", "dev", TUNNEL)
+            ip(host, "link", "set", "dev", TUNNEL, "up")
+            file = directories.runtime_dir(host.netns) / "agent.yaml"
+            peer = {"name": other.name, "address": f"10.77.0.{other.number}", "clock": "shared"}
+            file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"peers": [peer]}))
+        steering_kit.agents(lab)
+        client = Client(directories.agent_socket(lab.hosts[0].netns), frozenset({"path_delay"}))
+        with contextlib.closing(client):
+
+            def carried() -> dict[str, int | None]:
+                found = [each for each in client.read() if isinstance(each, PathDelay) and each.underlay]
+                ways = {way.interface: way.packets for each in found for way in each.underlay or ()}
+                return ways if any(ways.values()) else {}
+
+            told = support.wait_until(carried, 30, "probes are counted")
+        assert set(told) == {"rail1", "rail2"}
+        words = [*support.SWERVE, "delay", "-n", lab.hosts[0].netns]
+        assert "over rail" in support.run(words).stdout

@@ -14,7 +14,7 @@ from top_kit import NOW_NS, around, known, story
 
 from pytools.errors import UsageError
 from pytools.figures import FOLLOWED, ONE_WAY, Figure
-from pytools.signals import PathState
+from pytools.signals import PathState, Underlay
 from pytools.units import UNKNOWN
 from pytools.views.actions import Mode
 from pytools.views.top import lists, paths, plain
@@ -269,6 +269,12 @@ def test_an_empty_list_says_why() -> None:
     assert "no queue pair" in said["rdma"] and "nothing has happened" in said["events"]
     blind = known(samples.rdma_sight(available=False, reason="no RDMA device"))
     assert "no RDMA device" in " ".join(text(frame(blind, panel="rdma")))
+
+
+def test_a_path_by_a_tunnel_in_detail_has_the_ways_below_it() -> None:
+    below = [Underlay("10.8.0.2", "10.3.1.1", "eth1", 30), Underlay("10.8.0.2", "", "eth2", 10)]
+    whole = "\n".join(text(frame(known(samples.path_delay(underlay=below)), 80, 60, page="detail")))
+    assert "outer packets to 10.8.0.2 leave over eth1 via 10.3.1.1 75.0 %, eth2 25.0 %" in whole
 
 
 def test_a_path_in_detail_has_its_histogram_and_its_log() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from pytools import units
-from pytools.signals import Act, AnySignal, Delay, NexthopGroup, PathDelay
+from pytools.signals import Act, AnySignal, Delay, NexthopGroup, PathDelay, Underlay
 from pytools.units import UNKNOWN
 from pytools.views import delay_tables, tables
 from pytools.views.kinds import VIEWS
@@ -94,6 +94,23 @@ def test_delays_are_shown_with_their_bounds(clock: str) -> None:
     assert "h1: one-way delays over 1.00 s\n" in shown
     assert row(shown, "h2 rail1") == ["h2 rail1", "→", *FIGURES, "3.80 µs", clock]
     assert row(shown, "via 10.1.1.1") == ["via 10.1.1.1", "←", *FIGURES, "-1.20 µs ±450 ns", "2.0 % (1/50)"]
+
+
+@pytest.mark.parametrize(
+    ("packets", "shown"),
+    [
+        ([], "over unknown ways"),
+        ([None], "over eth1 via 10.3.1.1"),
+        ([10, 30], "over eth2 75.0 %, eth1 via 10.3.1.1 25.0 %"),
+        ([None, None], "over eth1 via 10.3.1.1 or eth2"),
+    ],
+)
+def test_a_path_by_a_tunnel_names_the_ways_below_it(packets: list[int | None], shown: str) -> None:
+    ways = [("10.3.1.1", "eth1"), ("", "eth2")]
+    below = [Underlay("10.8.0.2", *way, count) for way, count in zip(ways, packets, strict=False)]
+    signal = samples.path_delay(underlay=below)
+    assert delay_tables.underlay(signal) == shown
+    assert row(delays(fold(Model(), [signal])), "over")[0] == shown
 
 
 @pytest.mark.parametrize(

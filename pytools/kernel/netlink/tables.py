@@ -19,6 +19,7 @@ from pyroute2.netlink.rtnl.ndmsg import ndmsg
 
 from pytools.kernel.netlink.nexthops import Family, ip_family, socket_family
 from pytools.kernel.netlink.socket import attribute, attributes
+from pytools.kernel.netlink.tunnels import Tunnel, tunnel_of
 
 RuleAction = Literal["table", "blackhole", "other"]
 
@@ -67,6 +68,7 @@ class Link:
     carrier_downs: int = 0  # how often the carrier went, since the interface was made
     master: int | None = None  # of a bridge's, bond's or VRF's port
     vrf_table: int | None = None  # of a VRF device
+    tunnel: Tunnel | None = None  # of a tunnel device of a known kind
 
     @property
     def bare(self) -> bool:
@@ -125,7 +127,10 @@ class Rule:
 def link_of(message: ifinfmsg) -> Link:
     """The interface in a decoded message."""
     info = message.get_attr("IFLA_LINKINFO")
-    vrf = info.get_attr("IFLA_INFO_DATA") if info is not None and info.get_attr("IFLA_INFO_KIND") == "vrf" else None
+    kind = (info.get_attr("IFLA_INFO_KIND") if info is not None else None) or ""
+    options = info.get_attr("IFLA_INFO_DATA") if info is not None else None
+    # The outer packets of a device from another namespace leave there.
+    here = message.get_attr("IFLA_LINK_NETNSID") is None
     return Link(
         index=message["index"],
         name=message.get_attr("IFLA_IFNAME"),
@@ -133,12 +138,13 @@ def link_of(message: ifinfmsg) -> Link:
         carrier=bool(message["flags"] & _IFF_LOWER_UP),
         running=bool(message["flags"] & _IFF_RUNNING),
         arphrd=message["ifi_type"],
-        kind=(info.get_attr("IFLA_INFO_KIND") if info is not None else None) or "",
+        kind=kind,
         mtu=message.get_attr("IFLA_MTU", 0),
         address=message.get_attr("IFLA_ADDRESS", ""),
         carrier_downs=message.get_attr("IFLA_CARRIER_DOWN_COUNT", 0),
         master=message.get_attr("IFLA_MASTER"),
-        vrf_table=None if vrf is None else vrf.get_attr("IFLA_VRF_TABLE"),
+        vrf_table=options.get_attr("IFLA_VRF_TABLE") if kind == "vrf" and options is not None else None,
+        tunnel=tunnel_of(kind, options) if here else None,
     )
 
 

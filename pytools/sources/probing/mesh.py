@@ -13,6 +13,7 @@ import selectors
 import time
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,6 +37,7 @@ from pytools.sources.probing.probe_port import ProbePort
 from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.sender import Sender
 from pytools.sources.probing.sweep import FIRST_ROW
+from pytools.sources.probing.underlays import Underlays
 from pytools.sources.probing.ways import HiddenWays
 from pytools.sources.source import next_beat
 
@@ -74,6 +76,8 @@ class ProbeMesh:
         The paths that the routes lead along.
     ways : HiddenWays
         Those that each path has behind its first hop.
+    underlays : Underlays
+        Those that each path by a tunnel has below it.
 
     Raises
     ------
@@ -115,6 +119,7 @@ class ProbeMesh:
             self._states = bus.subscribe(frozenset({"path_state"}))
             undo.callback(self._states.close)
             self.paths = PinnedPaths(netlink, config.host, config.peers)
+            self.underlays = Underlays(netlink, loaded)
             self._discovery_failed = 0
             self._look_again_ns = _PATHS_AFTER_CHANGE_NS
             now_ns = time.monotonic_ns()
@@ -299,8 +304,10 @@ class ProbeMesh:
             self.measurements.skip(window, now_ns)
             return
         overtaken = self.sender.overtaken(now_ns - window.length_ns)
+        below = self.underlays.counted() if window is self.measurements.long else {}
         for signal in self.measurements.signals(window, now_ns, time.time_ns(), only_news, overtaken, among):
-            self._bus.publish(signal)
+            ways = below.get(signal.path)
+            self._bus.publish(signal if ways is None else msgspec.structs.replace(signal, underlay=ways))
 
     def _publish_results(self, now_ns: int) -> None:
         before, self._results_wanted = self._results_wanted, self._bus.wanted("probe_samples")
@@ -343,6 +350,8 @@ class ProbeMesh:
         self._look_again_ns = max(_PATHS_AFTER_CHANGE_NS, 50 * (time.monotonic_ns() - now_ns))
         if changed:
             self._take_paths()
+        with contextlib.suppress(SwerveError):
+            self.underlays.look(self.paths.current, self.paths.links)
 
     def _take_paths(self) -> None:
         self.measurements.set_paths(self.paths.current, time.monotonic_ns())
@@ -365,8 +374,9 @@ class ProbeMesh:
             self.sender.plan(time.monotonic_ns())
 
     def interfaces(self) -> set[str]:
-        """Where the program is wanted: at the interfaces of the paths, and those by which probes have come in."""
-        return {pinned.path.interface for pinned in self.paths.current} | self._port.interfaces()
+        """Where the program is wanted: at the interfaces of the paths, those below tunnels, and those of requests."""
+        paths = {pinned.path.interface for pinned in self.paths.current}
+        return paths | self.underlays.interfaces() | self._port.interfaces()
 
     def stamping_clock(self, now_ns: int) -> int:
         """What the clock shows that stamps are taken by: CLOCK_MONOTONIC, but in a lab."""
@@ -386,6 +396,7 @@ class ProbeMesh:
         counted["probe_pacer_restarts"] = self.sender.schedule.restarts
         counted["probe_sweep_refused"] = self.ways.refused
         counted["probe_discovery_failed"] = self._discovery_failed
+        counted["probe_tunnels_full"] = self.underlays.refused
         counted["probe_requests_without_program"] = self._port.unanswered
         kernel = self.program.counters()
         counted.update((f"probe_{name}", count) for name, count in kernel.items() if name not in _NO_LOSS)

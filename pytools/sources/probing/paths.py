@@ -59,6 +59,7 @@ class PinnedPaths:
         self.current: tuple[PinnedPath, ...] = ()
         self.unreachable: dict[str, str] = {}  # peer's address -> why it has no path
         self.refused: dict[str, str] = {}  # path -> why it is not probed
+        self.links: dict[int, Link] = {}  # by index, as they were last
         self._netlink, self._host, self._peers = netlink, host, peers
         self._index: dict[Path, int] = {}
         self._ends = {(peer.name, peer.address) for peer in peers}
@@ -82,7 +83,7 @@ class PinnedPaths:
     def refresh(self, now_ns: int) -> bool:
         """Look at the routes again; returns whether `current` is another than before."""
         self._forget(now_ns)
-        links = {link.index: link for link in self._netlink.links()}
+        self.links = links = {link.index: link for link in self._netlink.links()}
         nexthops = {nexthop.id: nexthop for nexthop in self._netlink.nexthops()}
         members = {group.id: tuple(group.weights) for group in self._netlink.groups()}
         own, sources = self._sources()
@@ -251,7 +252,7 @@ class PinnedPaths:
             if source is None:
                 self.unreachable[peer.address] = "it is this host" if route.kind == LOCAL else "the route leads nowhere"
             return
-        for gateway, ifindex, nexthop_id, onlink in _ways(route, nexthops, members):
+        for gateway, ifindex, nexthop_id, onlink in ways_of(route, nexthops, members):
             link = links.get(ifindex or 0)
             if link is None or not link.up:
                 continue
@@ -260,7 +261,7 @@ class PinnedPaths:
             yield PinnedPath(-1, path, peer, route.family, link.index, ours, nexthop_id, onlink, link.bare)
 
 
-def _ways(
+def ways_of(
     route: Route, nexthops: dict[int, Nexthop], members: dict[int, tuple[int, ...]]
 ) -> list[tuple[str | None, int | None, int | None, bool]]:
     """Gateway, interface, nexthop object (if it is one), and whether that is on-link by decree, of each way."""

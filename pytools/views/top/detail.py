@@ -78,6 +78,9 @@ def wrapped(text: str, width: int, indent: str = "", style: str | Style = "") ->
 def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, glyphs: Glyphs) -> Iterator[Text]:
     path, figures = row.path, row.figures
     yield Text(f"{path}  to {path.address}", style=_HEAD)
+    if row.delay is not None and row.delay.underlay is not None:
+        outer = "".join({f" to {each.address}" for each in row.delay.underlay})
+        yield from wrapped(f"outer packets{outer} leave {delay_tables.underlay(row.delay)}", width)
     if row.state is not None:
         since = short_time(around.now_ns - row.state.since_ns)
         yield Text("state ").append(f"{row.state.state} for {since}", tables.STATE_STYLES.get(row.state.state, ""))

@@ -1,0 +1,123 @@
+"""Tunnel devices: what their outer packets are, and the outer address of the peer that an inner packet goes to.
+
+In the network namespace of the calling thread; any thread. A device with no remote address of its own is asked for the
+peer: VXLAN by its forwarding table, WireGuard by its allowed addresses, GRE and IP-in-IP by the gateway.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pyroute2.netlink.rtnl.ndmsg import ndmsg
+
+if TYPE_CHECKING:
+    from pytools.kernel.netlink.routing import Link, Netlink
+
+_GET_NEIGHBOUR: Final = 30
+_EVERYBODY: Final = "00:00:00:00:00:00"  # of a VXLAN forwarding table: where frames to unknown addresses go
+_UDP: Final = socket.IPPROTO_UDP
+# Kind of device -> (what its options are called by, protocol of the outer packets).
+_KINDS: Final = {
+    "vxlan": ("IFLA_VXLAN", _UDP),
+    "geneve": ("IFLA_GENEVE", _UDP),
+    "wireguard": ("", _UDP),
+    "gre": ("IFLA_GRE", socket.IPPROTO_GRE),
+    "gretap": ("IFLA_GRE", socket.IPPROTO_GRE),
+    "ipip": ("IFLA_IPIP", socket.IPPROTO_IPIP),
+    "sit": ("IFLA_SIT", socket.IPPROTO_IPV6),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tunnel:
+    """The outer packets of a tunnel device, or of its packets to one peer."""
+
+    protocol: int  # IPPROTO_*
+    port: int = 0  # the destination's, of UDP; 0: each peer has its own
+    remote: str = ""  # empty: each peer has its own, or it is not known
+    local: str = ""  # empty: the route chooses it
+    link: int = 0  # index of the interface they must leave by; 0: any
+    mark: int = 0  # firewall mark that their route is looked up with
+
+
+def tunnel_of(kind: str, options: Any) -> Tunnel | None:
+    """What a device sends, by its kind and the decoded options; None: it is no tunnel that is known here."""
+    if kind not in _KINDS:
+        return None
+    prefix, protocol = _KINDS[kind]
+
+    def option(*names: str) -> Any:
+        found = (options.get_attr(f"{prefix}_{name}") for name in names) if options is not None and prefix else ()
+        return next((each for each in found if each and each not in ("0.0.0.0", "::")), None)
+
+    return Tunnel(
+        protocol,
+        option("PORT") or 0,
+        option("REMOTE", "REMOTE6") or "",
+        option("LOCAL", "LOCAL6") or "",
+        option("LINK") or 0,
+        option("FWMARK") or 0,
+    )
+
+
+def to_peer(netlink: Netlink, link: Link, hop: str, address: str) -> Tunnel | None:
+    """What carries a packet by a tunnel; None: the peer's outer address is not known.
+
+    Parameters
+    ----------
+    hop : str
+        Where the packet goes next: the gateway, or its destination.
+    address : str
+        Its destination.
+    """
+    tunnel = link.tunnel
+    if tunnel is None:
+        return None
+    if link.kind == "wireguard":
+        return _wireguard(link.name, tunnel, address)
+    if link.kind == "vxlan":
+        return _vxlan(netlink, link.index, tunnel, hop)
+    if not tunnel.remote and tunnel.protocol != _UDP:
+        tunnel = replace(tunnel, remote="" if ":" in hop else hop)
+    return tunnel if tunnel.remote else None
+
+
+def _vxlan(netlink: Netlink, index: int, tunnel: Tunnel, hop: str) -> Tunnel | None:
+    """By the peer's link-layer address; before that is known, frames go to everybody: one address is an answer too."""
+    known = [each.link_address for each in netlink.neighbours() if each.ifindex == index and each.address == hop]
+    message = ndmsg()
+    message["family"] = socket.AF_BRIDGE
+    table: dict[str, list[Tunnel]] = {}
+    for row in netlink.socket.dump(message, _GET_NEIGHBOUR, "reading forwarding tables"):
+        remote, to = row.get_attr("NDA_DST"), row.get_attr("NDA_LLADDR")
+        if row["ifindex"] == index and remote and to:
+            port, by = row.get_attr("NDA_PORT") or tunnel.port, row.get_attr("NDA_IFINDEX") or tunnel.link
+            table.setdefault(to, []).append(replace(tunnel, remote=remote, port=port, link=by))
+    for each in (*known, _EVERYBODY):
+        if each in table:
+            return table[each][0] if len(table[each]) == 1 else None
+    return None
+
+
+def _wireguard(name: str, tunnel: Tunnel, address: str) -> Tunnel | None:
+    """By the longest of the peers' allowed prefixes. The private key, which the answer has as well, is not kept."""
+    from pyroute2 import WireGuard
+
+    target, best, chosen = ipaddress.ip_address(address), -1, None
+    with WireGuard() as guard:
+        for part in guard.info(name):
+            mark = part.get_attr("WGDEVICE_A_FWMARK") or 0
+            for peer in part.get_attr("WGDEVICE_A_PEERS") or ():
+                end, length = peer.get_attr("WGPEER_A_ENDPOINT"), _longest(peer, target)
+                if end is not None and length > best:
+                    best, chosen = length, replace(tunnel, remote=end["addr"], port=end["port"], mark=mark)
+    return chosen
+
+
+def _longest(peer: Any, target: ipaddress.IPv4Address | ipaddress.IPv6Address) -> int:
+    """The length of a peer's longest allowed prefix with an address; -1: there is none."""
+    allowed = (ipaddress.ip_network(each["addr"]) for each in peer.get_attr("WGPEER_A_ALLOWEDIPS") or ())
+    return max((each.prefixlen for each in allowed if target in each), default=-1)
