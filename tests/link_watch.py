@@ -6,13 +6,14 @@ import contextlib
 import json
 import selectors
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import support
 
 from pytools.config import AgentConfig, Links, Windows
 from pytools.ipc.bus import Bus, Subscription
+from pytools.kernel.netlink.bonds import Bundle
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from pytools.signals import Link, LinkEvent, Path, RdmaPort
@@ -92,6 +93,7 @@ def watching(
     links: Links | None = None,
     sysfs: Sysfs | None = None,
     room_bytes: int = 1 << 20,
+    bundles: Callable[[Mapping[str, Bundle]], None] = lambda _bundles: None,
 ) -> Iterator[Watching]:
     """Watch interfaces in a namespace; the calling thread is inside it meanwhile."""
     with contextlib.ExitStack() as stack:
@@ -106,7 +108,7 @@ def watching(
         def carrier_changed(index: int, carrier: bool) -> None:
             carriers.append((index, carrier))
 
-        source = LinkSource(config, netlink, bus, interfaces, paths, carrier_changed, sysfs, room_bytes)
+        source = LinkSource(config, netlink, bus, interfaces, paths, carrier_changed, sysfs, room_bytes, bundles)
         stack.callback(source.close)
         source.register(selector)
         work = Watching(source, subscription, selector, carriers)

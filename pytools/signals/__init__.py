@@ -24,7 +24,7 @@ from pytools.signals.delays import (
     Underlay,
 )
 from pytools.signals.host import DropReason, PacketDrops, ProgramCost, Self
-from pytools.signals.links import Link, LinkCounters, LinkEvent, PathEcn, PathMtu, Pause, Qdisc
+from pytools.signals.links import BondPort, Link, LinkCounters, LinkEvent, PathEcn, PathMtu, Pause, Qdisc
 from pytools.signals.rdma import Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
 from pytools.signals.steering import Act, GroupMember, NexthopGroup, PathState, SteeringState
 from pytools.signals.tcp import CongestionTimes, Retransmissions, TcpFlow, TcpHost, TcpNamespace, TcpPath
@@ -37,6 +37,7 @@ __all__ = [
     "AnySignal",
     "AppDelay",
     "Bandwidth",
+    "BondPort",
     "Clock",
     "ClockEdge",
     "ClockState",

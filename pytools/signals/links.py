@@ -32,6 +32,23 @@ class Pause(msgspec.Struct, frozen=True):
     sent_duration_us: int | None = None  # how long we paused the peer
 
 
+class BondPort(msgspec.Struct, frozen=True):
+    """What an interface is as a port of a bond."""
+
+    mode: str  # of the bond, as balance-xor or 802.3ad
+    policy: str  # by which the bond hashes flows
+    active: bool  # sends and receives; else it is a backup, or of another aggregator
+    status: str  # of the link as the bond watches it: up, going_down, down, going_up
+    trouble: str  # why the bond cannot use it, or LACP has not agreed; empty: nothing is wrong
+    failures: int  # how often the bond has lost it
+    queue_id: int  # queue of the bond that is mapped to this port; 0: none
+    aggregator: int | None = None  # of 802.3ad, as the next two
+    # what LACP (IEEE 802.1AX) says of this end: activity, timeout, aggregation, synchronization, collecting,
+    # distributing, defaulted, expired
+    actor: list[str] = msgspec.field(default_factory=list)
+    partner: list[str] = msgspec.field(default_factory=list)  # the same of the other end
+
+
 class LinkCounters(msgspec.Struct, frozen=True):
     """The kernel's counters of an interface."""
 
@@ -54,6 +71,7 @@ class Link(Signal, frozen=True, kw_only=True, tag="link"):
     interface: str  # name
     # of a port of a bond or team, or of what a VLAN is made on: the interface above it that has paths; else empty
     upper: str = ""
+    port: BondPort | None = None  # of a bond; null: it is none, or of a team, whose kernel half tells nothing
     paths: list[Path]  # that it carries
     window_ns: int
     up: bool  # administratively up
@@ -93,6 +111,8 @@ class LinkEvent(Signal, frozen=True, kw_only=True, tag="link_event"):
         "gid_changed",
         "port_down",
         "port_up",
+        "bond_port_lost",
+        "bond_port_found",
         "removed",
     ]
     happened_ns: int  # CLOCK_MONOTONIC

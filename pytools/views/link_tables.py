@@ -21,7 +21,7 @@ from pytools.views.query import Query
 from pytools.views.tables import alarm, amber, number
 
 _SHOWN_EVENTS: Final = 5  # under the interfaces; --events shows all
-GOOD_NEWS: Final = frozenset({"carrier_found", "neighbour_reachable", "mtu_agrees", "port_up"})
+GOOD_NEWS: Final = frozenset({"carrier_found", "neighbour_reachable", "mtu_agrees", "port_up", "bond_port_found"})
 _MTU_STYLES: Final = {"agrees": "green", "mismatch": "red", "unknown": "dim"}
 Kind = TypeVar("Kind", bound=AnySignal)
 
@@ -148,7 +148,14 @@ def _of(signals: Sequence[AnySignal], kind: type[Kind]) -> list[Kind]:
 def _state(link: Link) -> Text:
     if not link.up:
         return Text("down", style="red")
-    return Text("up", style="green") if link.carrier else Text("no carrier", style="red")
+    if not link.carrier:
+        return Text("no carrier", style="red")
+    port = link.port
+    if port is None:
+        return Text("up", style="green")
+    if port.trouble:
+        return Text(f"up, {port.trouble}", style="red")
+    return Text(f"up, {port.mode}{'' if port.active else ': backup'}", style="green")
 
 
 def _speed(link: Link) -> str:

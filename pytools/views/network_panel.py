@@ -26,6 +26,7 @@ _TOPICS: Final = {
     **dict.fromkeys(("neighbour_failed", "neighbour_reachable"), "neighbour"),
     **dict.fromkeys(("mtu_mismatch", "mtu_agrees", "mtu_changed"), "mtu"),
     **dict.fromkeys(("port_down", "port_up"), "port"),
+    **dict.fromkeys(("bond_port_lost", "bond_port_found"), "bond port"),
 }
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ from link_watch import kernel_link, kernel_queues, watching
 
 from pytools.config import Links
 from pytools.kernel.ethtool import Ethtool
+from pytools.kernel.netlink.bonds import Bundle
 from pytools.kernel.netlink.links import FAILED, LinkMonitor, Tables, handle_text, parent_text
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
+from pytools.signals import BondPort
 from pytools.signals import Path as NetworkPath
 
 PERMANENT = 0x80
@@ -178,7 +181,7 @@ def test_what_is_below_an_interface_with_paths_is_watched(veth_pair: tuple[str, 
         tables = Tables(netlink)
         indexes = {row.name: row.index for row in tables.links().values()}
         chain = {indexes[upper]: {indexes[lower]} for upper, lower in itertools.pairwise(uppers)}
-        assert tables.lowers() == chain | {indexes[uppers[-1]]: {indexes[port] for port in ports}}
+        assert tables.stack().lowers == chain | {indexes[uppers[-1]]: {indexes[port] for port in ports}}
     path = NetworkPath("h1", "h2", "10.77.0.2", "", uppers[0])
     with watching(first, lambda: [uppers[0]], lambda: [path], RARELY) as work:
         assert [work.link(name).upper for name in (*uppers[1:], *ports)] == [uppers[0]] * (len(uppers) - 1 + len(ports))
@@ -192,6 +195,50 @@ def test_what_is_below_an_interface_with_paths_is_watched(veth_pair: tuple[str, 
             assert work.find("carrier_lost", uppers[0]) is None
         else:
             assert work.event("carrier_lost", uppers[0]).paths == [path]
+
+
+DROP = ["matchall", "action", "drop"]
+
+
+@pytest.mark.guest(only=True)
+def test_a_port_of_a_bond_whose_lacp_partner_goes_is_named(veth_pair: tuple[str, str]) -> None:
+    ends = veth_pair
+    support.join(*ends, "v1")
+    for netns in ends:
+        lacp = ["mode", "802.3ad", "miimon", "10", "lacp_rate", "fast", "xmit_hash_policy", "layer3+4"]
+        support.run(["ip", "-n", netns, "link", "add", "bond0", "type", "bond", *lacp])
+        for port in ("v0", "v1"):
+            support.run(["ip", "-n", netns, "link", "set", "dev", port, "down"])
+            support.run(["ip", "-n", netns, "link", "set", "dev", port, "master", "bond0"])
+        support.run(["ip", "-n", netns, "link", "set", "dev", "bond0", "up"])
+    path = NetworkPath("h1", "h2", "10.77.0.2", "", "bond0")
+    told: list[Mapping[str, Bundle]] = []
+    agreed = {"synchronization", "collecting", "distributing"}
+
+    def watched(name: str) -> BondPort | None:
+        newest = [each for each in work.links if each.interface == name]
+        return newest[-1].port if newest else None
+
+    with watching(ends[0], lambda: ["bond0"], lambda: [path], bundles=told.append) as work:
+
+        def agree() -> bool:
+            ports = [watched(name) for name in ("v0", "v1")]
+            return all(each is not None and agreed <= {*each.actor} & {*each.partner} for each in ports)
+
+        work.until(agree, "both ports have agreed with their partner")
+        for name in ("v0", "v1"):
+            seen = watched(name)
+            assert seen is not None and seen.active and seen.status == "up" and seen.aggregator
+            assert (seen.mode, seen.policy) == ("802.3ad", "layer3+4")
+        assert set(told[-1]) == {"bond0"} and told[-1]["bond0"].ports == ("v0", "v1")
+        for words in (["qdisc", "add", "dev", "v1", "ingress"], ["filter", "add", "dev", "v1", "ingress", *DROP]):
+            support.run(["tc", "-n", ends[0], *words])
+        lost = work.event("bond_port_lost", "v1")
+        assert lost.detail.startswith("v1, below bond0: LACP: ") and lost.paths == []
+        sick = work.link("v1")
+        assert sick.carrier and sick.port is not None and lost.detail.endswith(sick.port.trouble)
+        support.run(["tc", "-n", ends[0], "qdisc", "del", "dev", "v1", "ingress"])
+        work.event("bond_port_found", "v1")
 
 
 def test_an_overrun_is_counted_and_answered_by_reading_everything(veth_pair: tuple[str, str]) -> None:

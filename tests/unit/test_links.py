@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pytools.kernel.netlink import links as kernel
+from pytools.kernel.netlink.bonds import BondRow, PortRow
 from pytools.kernel.netlink.links import FAILED, Heard, LinkRow, NeighbourRow, QdiscRow
 from pytools.signals import LinkCounters, Path
 from pytools.sources.links.events import LinkHistory, NeighbourHistory, QueueHistory
@@ -46,6 +47,45 @@ def test_a_flap_is_told_with_its_times_when_the_carrier_is_back() -> None:
     times = {"lost_ns": 100 * MS, "found_ns": 412 * MS, "down_ns": 312 * MS, "flaps": 1, "unseen": 0}
     assert flap.values == times
     assert "312.0 ms" in flap.detail
+
+
+def test_a_port_that_its_bond_cannot_use_is_told_unless_its_carrier_is_gone() -> None:
+    agreed = PortRow(True, "up", 0, 0, 1, 0x3F, 0x3D)
+    good = replace(UP, port=agreed)
+    history = LinkHistory(good, 0, 60 * S)
+    (event,) = history.take(replace(good, port=replace(agreed, actor=0xBF, partner=0x35)), S)
+    assert (event.what, event.detail) == (
+        "bond_port_lost",
+        "LACP: this end is expired, the partner is not synchronization",
+    )
+    assert history.take(replace(good, port=replace(agreed, actor=0x47, partner=0)), 2 * S) == []
+    assert kinds(history.take(good, 3 * S)) == ["bond_port_found"]
+    assert kinds(history.take(lost(replace(good, port=replace(agreed, status="down", actor=0))), 4 * S)) == [
+        "carrier_lost"
+    ]
+    back = found(lost(replace(good, port=replace(agreed, actor=0x05))))
+    assert kinds(history.take(back, 5 * S)) == ["carrier_found", "flap"], "LACP has yet to agree"
+    assert history.take(replace(back, port=agreed), 6 * S) == []
+    (down,) = LinkHistory(good, 0, S).take(replace(good, port=PortRow(False, "down", 3, 0, None, None, None)), S)
+    assert (down.what, down.detail, down.values) == (
+        "bond_port_lost",
+        "the bond takes its link for down",
+        {"failures": 3},
+    )
+
+
+def test_a_bond_and_its_ports_are_read() -> None:
+    bond = attribute(1, b"\4") + attribute(2, struct.pack("=I", 7)) + attribute(14, b"\1")
+    port = attribute(1, b"\1") + attribute(2, b"\2") + attribute(3, struct.pack("=I", 9)) + attribute(5, b"\3\0")
+    port += attribute(6, b"\2\0") + attribute(7, b"\x3f") + attribute(8, b"\x3d\0")
+
+    def row(*inner: bytes) -> LinkRow:
+        return kernel.link_of(struct.pack("=BxHiII", 0, 1, 5, 0, 0) + attribute(18, b"".join(inner)))
+
+    assert row(attribute(1, b"bond\0"), attribute(2, bond)).bond == BondRow("802.3ad", "layer3+4", 7)
+    read = row(attribute(4, b"bond\0"), attribute(5, port)).port
+    assert read == PortRow(False, "down", 9, 3, 2, 0x3F, 0x3D)
+    assert row(attribute(4, b"bridge\0"), attribute(5, port)).port is None
 
 
 def test_flaps_are_counted_within_the_window() -> None:

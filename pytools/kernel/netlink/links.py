@@ -12,8 +12,9 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
+from pytools.kernel.netlink.bonds import BondRow, Bundle, PortRow, bond_of, port_of
 from pytools.kernel.netlink.monitor import OVERRUN, Group, Monitor
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netlink.socket import NetlinkError
@@ -34,7 +35,7 @@ _QUEUE = struct.Struct("=5I")  # packets and bytes waiting, drops, requeues, ove
 _IFLA_NAME, _IFLA_MTU, _IFLA_STATS64, _IFLA_CARRIER_CHANGES = 3, 4, 23, 35
 _IFLA_CARRIER_UPS, _IFLA_CARRIER_DOWNS = 47, 48
 _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_LINK_NETNSID = 5, 10, 18, 37
-_INFO_KIND, _INFO_SLAVE_KIND = 1, 4
+_INFO_KIND, _INFO_DATA, _INFO_SLAVE_KIND, _INFO_SLAVE_DATA = 1, 2, 4, 5
 _TCA_KIND, _TCA_OPTIONS, _TCA_STATS2, _STATS_BASIC, _STATS_QUEUE = 1, 2, 7, 1, 3
 _NDA_DST = 1
 _IFF_UP, _IFF_NOARP, _IFF_LOWER_UP = 0x1, 0x80, 0x10000
@@ -84,6 +85,16 @@ class LinkRow:
     received_drops: int
     sent_drops: int
     asks: bool = True  # for the link-layer addresses of its neighbours
+    bond: BondRow | None = None  # what it is itself
+    port: PortRow | None = None  # what it is in a bond
+
+
+class Stack(NamedTuple):
+    """Which interfaces are above which."""
+
+    lowers: dict[int, set[int]]  # those that carry its packets: ports of a bond or team, what a VLAN is made on
+    bundles: dict[int, Bundle]  # the bonds and teams that hash flows over several ports
+    bonds: dict[int, BondRow]  # by index of a port
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +143,7 @@ def link_of(body: bytes) -> LinkRow:
     _, _, index, flags, _ = _LINK_HEADER.unpack_from(body)
     name, mtu, counters = "", 0, (0,) * 8
     changes = ups = downs = 0
+    bond = port = None
     for kind, start, end in _attributes(body, _LINK_HEADER.size, len(body)):
         if kind == _IFLA_NAME:
             name = body[start : end - 1].decode(errors="replace")
@@ -145,8 +157,10 @@ def link_of(body: bytes) -> LinkRow:
             ups = _U32.unpack_from(body, start)[0]
         elif kind == _IFLA_CARRIER_DOWNS:
             downs = _U32.unpack_from(body, start)[0]
+        elif kind == _IFLA_LINKINFO:
+            bond, port = _bonding(body, start, end)
     up, carrier = bool(flags & _IFF_UP), bool(flags & _IFF_LOWER_UP)
-    return LinkRow(index, name, up, carrier, changes, ups, downs, mtu, *counters, not flags & _IFF_NOARP)
+    return LinkRow(index, name, up, carrier, changes, ups, downs, mtu, *counters, not flags & _IFF_NOARP, bond, port)
 
 
 def qdisc_of(body: bytes) -> QdiscRow:
@@ -214,18 +228,32 @@ class Tables:
         """
         return {(upper, lower) for upper, lower, kind in self._pairs() if kind not in (b"vlan", b"veth")}
 
-    def lowers(self) -> dict[int, set[int]]:
-        """By index of an interface, those that carry its packets: ports of a bond or team, what a VLAN is made on."""
-        found: dict[int, set[int]] = {}
-        for upper, lower, kind in self._pairs():
-            if kind not in (b"bridge", b"vrf", b"veth"):
-                found.setdefault(upper, set()).add(lower)
-        return found
+    def stack(self) -> Stack:
+        """What carries the packets of which interface, by index."""
+        lowers: dict[int, set[int]] = {}
+        several: dict[int, bool] = {}  # by index of a bond or team: whether it is a team
+        bodies = self._dump()
+        for body in bodies:
+            for upper, lower, kind in _pairs(body):
+                if kind not in (b"bridge", b"vrf", b"veth"):
+                    lowers.setdefault(upper, set()).add(lower)
+                if kind in (b"bond", b"team"):
+                    several[upper] = kind == b"team"
+        if not several:
+            return Stack(lowers, {}, {})
+        rows = {row.index: row for row in map(link_of, bodies)}
+        found = {index: _bundle(index, is_team, lowers[index], rows) for index, is_team in several.items()}
+        bundles = {index: bundle for index, bundle in found.items() if bundle is not None}
+        bonds = {index: bond for index in several if index in rows and (bond := rows[index].bond) is not None}
+        return Stack(lowers, bundles, {port: bond for index, bond in bonds.items() for port in lowers[index]})
 
     def _pairs(self) -> Iterator[tuple[int, int, bytes]]:
-        body = _LINK_HEADER.pack(0, 0, 0, 0, 0)
-        for each in self._socket.dump_bodies(body, _GET_LINK, "reading interfaces"):
+        for each in self._dump():
             yield from _pairs(each)
+
+    def _dump(self) -> list[bytes]:
+        body = _LINK_HEADER.pack(0, 0, 0, 0, 0)
+        return list(self._socket.dump_bodies(body, _GET_LINK, "reading interfaces"))
 
     def qdiscs(self, indexes: set[int]) -> list[QdiscRow]:
         """The queue disciplines of these interfaces, in the kernel's order."""
@@ -310,6 +338,30 @@ def _pairs(body: bytes) -> Iterator[tuple[int, int, bytes]]:
     lower = _U32.unpack_from(body, found[_IFLA_LINK][0])[0] if _IFLA_LINK in found else 0
     if lower and _IFLA_LINK_NETNSID not in found:  # a tunnel that is bound to none says zero
         yield index, lower, inner.get(_INFO_KIND, b"").rstrip(b"\0")
+
+
+def _bonding(body: bytes, start: int, end: int) -> tuple[BondRow | None, PortRow | None]:
+    """What an interface is as a bond, and what it is in one."""
+    found = {kind: (first, last) for kind, first, last in _attributes(body, start, end)}
+
+    def inner(what: int, of: int) -> dict[int, bytes] | None:
+        if what not in found or of not in found or body[slice(*found[what])].rstrip(b"\0") != b"bond":
+            return None
+        return {kind: body[first:last] for kind, first, last in _attributes(body, *found[of])}
+
+    bond, port = inner(_INFO_KIND, _INFO_DATA), inner(_INFO_SLAVE_KIND, _INFO_SLAVE_DATA)
+    return None if bond is None else bond_of(bond), None if port is None else port_of(port)
+
+
+def _bundle(index: int, is_team: bool, ports: set[int], rows: Mapping[int, LinkRow]) -> Bundle | None:
+    """A bond or team as one that hashes flows; None: it does not, as far as is known, or it has one port."""
+    above = rows.get(index)
+    members = [rows[each] for each in sorted(ports) if each in rows]
+    if above is None or len(members) < 2 or not (is_team or (above.bond is not None and above.bond.hashes)):
+        return None
+    states = tuple((row.name, row.carrier, row.port and (row.port.active, row.port.aggregator)) for row in members)
+    policy = "" if above.bond is None else f"{above.bond.mode} {above.bond.policy}"
+    return Bundle(above.name, policy, tuple(row.name for row in members), states)
 
 
 def _limits(kind: str, options: bytes | None) -> tuple[int | None, int | None]:

@@ -6,10 +6,11 @@ Times are CLOCK_MONOTONIC nanoseconds, of the moment when the kernel was asked.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from pytools.kernel.netlink.bonds import trouble
 from pytools.kernel.netlink.links import FAILED, REACHED, LinkRow, NeighbourRow, QdiscRow, handle_text, parent_text
 from pytools.sources.links.driver import Held
 
@@ -23,6 +24,8 @@ What = Literal[
     "mtu_changed",
     "pause_storm",
     "removed",
+    "bond_port_lost",
+    "bond_port_found",
 ]
 Neighbour = tuple[int, str]  # interface index, address
 
@@ -54,6 +57,7 @@ class LinkHistory:
         self._window_ns = flap_window_ns
         self._lost_ns: int | None = None
         self._flaps: deque[int] = deque()
+        self._port_lost = False
 
     def take(self, row: LinkRow, now_ns: int) -> list[Happening]:
         """What happened since the last reading."""
@@ -63,7 +67,19 @@ class LinkHistory:
         if row.mtu != before.mtu:
             values = {"before_bytes": before.mtu, "after_bytes": row.mtu}
             happened.append(Happening("mtu_changed", now_ns, f"the MTU went from {before.mtu} to {row.mtu}", values))
+        if row.port is not None or before.port is not None:
+            happened += self._bond_port(before, row, now_ns)
         return happened
+
+    def _bond_port(self, before: LinkRow, row: LinkRow, now_ns: int) -> Iterator[Happening]:
+        """What its bond makes of it, while it has a carrier: of one that has none that is told."""
+        was, now = (each.port and each.carrier and trouble(each.port) for each in (before, row))
+        if was == "" and now:
+            self._port_lost = True
+            yield Happening("bond_port_lost", now_ns, now, {"failures": row.port.failures if row.port else 0})
+        elif now == "" and self._port_lost:
+            self._port_lost = False
+            yield Happening("bond_port_found", now_ns, "the bond can use it again")
 
     def _carrier(self, before: LinkRow, row: LinkRow, since_ns: int, now_ns: int) -> list[Happening]:
         lost = (row.carrier_downs - before.carrier_downs) % 2**32

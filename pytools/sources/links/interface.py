@@ -9,8 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from pytools.kernel.netlink.bonds import BondRow, flags, trouble
 from pytools.kernel.netlink.links import LinkRow, QdiscRow, handle_text, parent_text
-from pytools.signals import Link, LinkCounters, LinkEvent, Path, Pause, Qdisc
+from pytools.signals import BondPort, Link, LinkCounters, LinkEvent, Path, Pause, Qdisc
 from pytools.sources.links import driver
 from pytools.sources.links.events import Happening, LinkHistory, PauseHistory, QueueHistory
 
@@ -31,6 +32,8 @@ class Interface:
     ----------
     upper : str
         The interface with paths whose packets it carries; empty when it has paths itself.
+    bond : BondRow, optional
+        What it is a port of.
     """
 
     def __init__(self, host: str, row: LinkRow, now_ns: int, flap_window_ns: int) -> None:
@@ -38,6 +41,7 @@ class Interface:
         self.wanted_ns = now_ns  # when it last carried paths
         self.paths: tuple[Path, ...] = ()
         self.upper = ""
+        self.bond: BondRow | None = None
         self._pathless_ns = now_ns  # when it last had paths, or no carrier
         self._host = host
         self._history = LinkHistory(row, now_ns, flap_window_ns)
@@ -113,6 +117,7 @@ class Interface:
             unix_ns=time.time_ns(),
             interface=self.name,
             upper=self.upper,
+            port=self._port(),
             paths=list(self.paths),
             window_ns=now_ns - self._window_ns,
             up=row.up,
@@ -127,6 +132,15 @@ class Interface:
             failed_neighbours=failed_neighbours,
             driver=self._trouble,
         )
+
+    def _port(self) -> BondPort | None:
+        port = self.row.port
+        if port is None:
+            return None
+        sides = flags(port.actor), flags(port.partner)
+        figures = port.active, port.status, trouble(port), port.failures, port.queue_id, port.aggregator
+        bond = self.bond
+        return BondPort("" if bond is None else bond.mode, "" if bond is None else bond.policy, *figures, *sides)
 
     def next_window(self, now_ns: int) -> None:
         """Begin a new window."""

@@ -13,14 +13,15 @@ import ipaddress
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Bus
 from pytools.kernel.ethtool import Ethtool
-from pytools.kernel.netlink.links import Heard, LinkMonitor, NeighbourRow, Tables
+from pytools.kernel.netlink.bonds import Bundle
+from pytools.kernel.netlink.links import Heard, LinkMonitor, NeighbourRow, Stack, Tables
 from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Path
 from pytools.sources.links.driver import Statistics
@@ -49,6 +50,8 @@ class LinkSource:
         Every path that is measured now.
     carrier_changed : callable
         Called with the index of an interface that has lost its carrier (False), or has it again (True).
+    bundles_changed : callable, optional
+        Called with the bond or team below each interface with paths, by its name, where that hashes flows over ports.
     sysfs : Sysfs
         Where RDMA ports are shown.
     room_bytes : int
@@ -65,15 +68,18 @@ class LinkSource:
         carrier_changed: Callable[[int, bool], None],
         sysfs: Sysfs | None = None,
         room_bytes: int = 1 << 20,
+        bundles_changed: Callable[[Mapping[str, Bundle]], None] = lambda _bundles: None,
     ) -> None:
         self._host, self._bus = config.host, bus
         self._wanted, self._all_paths, self._carrier_changed = interfaces, all_paths, carrier_changed
+        self._bundles_changed = bundles_changed
+        self._bundles: dict[str, Bundle] = {}  # as was told last
         self._poll_ns = int(config.links.interval_ms * _MS)
         self._window_ns = config.windows.long_ns
         self._flap_window_ns = int(config.links.flap_window_s * _S)
         self._tables = Tables(netlink)
         self._watched: dict[int, Interface] = {}
-        self._lowers: dict[int, set[int]] = {}  # by index, see `Tables.lowers`
+        self._stack = Stack({}, {}, {})
         self._restacked, self._stacked_ns = True, 0  # they may have changed; when they were read
         self._neighbours = NeighbourHistory()
         self._gateways: dict[Neighbour, list[Path]] = {}
@@ -206,17 +212,26 @@ class LinkSource:
     def _uppers(self, wanted: set[str], now_ns: int) -> dict[int, str]:
         """Indexes of the interfaces that carry packets of these, and for which of them; these themselves left out."""
         if self._restacked and now_ns >= self._stacked_ns + _LOWERS_EVERY_NS:
-            self._lowers = self._tables.lowers()
+            self._stack = self._tables.stack()
             self._restacked, self._stacked_ns = False, now_ns
         found: dict[int, str] = {}
+        bundles: dict[str, Bundle] = {}
         carrying = [interface for interface in self._watched.values() if interface.name in wanted]
         for interface in carrying:
-            below = self._lowers.get(interface.index, set())
+            chain = below = {interface.index}
             while below:
-                found |= dict.fromkeys(below, interface.name)
-                below = {lower for each in below for lower in self._lowers.get(each, ())} - found.keys()
+                for each in below & self._stack.bundles.keys():
+                    bundles[interface.name] = self._stack.bundles[each]
+                below = {lower for each in below for lower in self._stack.lowers.get(each, ())} - chain
+                chain = chain | below
+            found |= dict.fromkeys(chain, interface.name)
         for interface in carrying:
             found.pop(interface.index, None)
+        for interface in self._watched.values():
+            interface.bond = self._stack.bonds.get(interface.index)
+        if bundles != self._bundles:
+            self._bundles = bundles
+            self._bundles_changed(bundles)
         return found
 
     def _follow_gateways(self) -> None:
