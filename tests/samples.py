@@ -124,6 +124,7 @@ def path_way(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> PathWay:
         "hops": [f"10.{rail}.1.1", f"10.{100 + rail}.2.1", f"10.{rail}.1.1"],
         "differs_at": 2,
         "router": f"10.{100 + rail}.2.1",
+        "lower": "",
         "state": "slow",
         "window_ns": 20 * SECOND_NS,
         "sent": 20,

@@ -131,7 +131,10 @@ class Agent:
         self._add_slot("peers", lambda now: NexthopSource(now.host, [each.address for each in now.peers], netlink, bus))
         self._add_slot(
             "links",
-            lambda now: LinkSource(now, netlink, bus, mesh.interfaces, mesh.paths.all_paths, mesh.carrier_changed),
+            lambda now: LinkSource(
+                *(now, netlink, bus, mesh.interfaces, mesh.paths.all_paths, mesh.carrier_changed),
+                bundles_changed=mesh.ways.set_bundles,
+            ),
         )
         if loaded.has_map("path_ecn"):
             self._add(PathEcnSource(config, loaded, bus, lambda: mesh.paths.current), _LATE_NS)

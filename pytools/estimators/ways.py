@@ -17,7 +17,7 @@ from pytools.estimators.windows import MISSING
 
 State = Literal["healthy", "slow", "lossy", "dead", "unmeasured"]
 Hop = Mapping[int, str]  # the address of the router that a port meets there
-Key = tuple[str, ...]  # of a way: the routers at the hops where ways part; of a port alone: its number
+Key = tuple[str, ...]  # of a way: its lower, if known, and the routers where ways part; of a port alone: its number
 
 SLOW_NS: Final = 1_000_000  # longer than the best way
 LATEST: Final = 20  # probes of a way that it is judged by
@@ -53,6 +53,7 @@ class Way:
     ports: tuple[int, ...]
     hops: tuple[str | None, ...]  # routers from the first hop on
     alone: bool = False  # a port that no router answers
+    lower: str = ""  # the port of the bond or team that it leaves by
 
 
 class Ways(NamedTuple):
@@ -64,7 +65,7 @@ class Ways(NamedTuple):
     ports: int
 
 
-def group(hops: Sequence[Hop], silent: Iterable[int] = ()) -> Ways:
+def group(hops: Sequence[Hop], silent: Iterable[int] = (), lowers: Hop | None = None) -> Ways:
     """Ports by the routers that they meet.
 
     Parameters
@@ -73,9 +74,15 @@ def group(hops: Sequence[Hop], silent: Iterable[int] = ()) -> Ways:
         From the first hop on; a hop that does not answer is empty.
     silent : iterable of int
         Ports that no router answers at a hop where others are answered, or at all: each is by itself.
+    lowers : mapping, optional
+        The interface below the path's own by which each port leaves.
     """
     alone = sorted(set(silent))
-    members: dict[Key, list[int]] = {(): sorted({port for hop in hops for port in hop} - set(alone))}
+    lowers = lowers or {}
+    members: dict[Key, list[int]] = {}
+    for port in sorted({port for hop in (lowers, *hops) for port in hop} - set(alone)):
+        if port in lowers or not lowers:
+            members.setdefault((lowers[port],) if lowers else (), []).append(port)
     differs_at = None
     for number, hop in enumerate(hops, 1):
         if all(len({hop[port] for port in ports if port in hop}) <= 1 for ports in members.values()):
@@ -96,8 +103,12 @@ def group(hops: Sequence[Hop], silent: Iterable[int] = ()) -> Ways:
             found.append(next(iter(own)) if len(own) == 1 else None)
         return tuple(found)
 
-    ways = [Way(key, tuple(ports), routers(ports)) for key, ports in members.items() if ports]
-    ways += [Way((str(port),), (port,), routers((port,)), True) for port in alone]
+    ways = [
+        Way(key, tuple(ports), routers(ports), lower=lowers.get(ports[0], ""))
+        for key, ports in members.items()
+        if ports
+    ]
+    ways += [Way((str(port),), (port,), routers((port,)), True, lowers.get(port, "")) for port in alone]
     in_all = sum(len(way.ports) for way in ways)
     sure = 0.0 if alone else 1 - miss(len(ways), in_all)
     return Ways(tuple(ways), differs_at, sure, in_all)
@@ -194,7 +205,7 @@ def judge(probes: Sequence[Probes], before: Sequence[State], drift: float, stamp
         ours = quartiles[number]
         if _is_dead(own, others, before[number]):
             state = "dead"
-        elif len(probes) > 1 and (not others or len(own.sent_ns) < _LEAST_RUN):
+        elif len(probes) > 1 and ((silent[number] and not others) or len(own.sent_ns) < _LEAST_RUN):
             state = "unmeasured"
         elif ours is not None and best is not None and _is_slow(ours, best, before[number]):
             state = "slow"

@@ -11,7 +11,7 @@ from typing import Final
 _SO_ATTACH_FILTER: Final = 26
 _INSTRUCTION: Final = struct.Struct("=HBBI")  # struct sock_filter
 
-LOAD_WORD, LOAD_HALF, EQUAL, RETURN = 0x20, 0x28, 0x15, 0x06
+LOAD_WORD, LOAD_HALF, LOAD_BYTE, EQUAL, RETURN = 0x20, 0x28, 0x30, 0x15, 0x06
 ANCILLARY: Final = 0xFFFFF000  # SKF_AD_OFF: what is loaded from there on the packet does not hold
 PACKET_TYPE, INTERFACE = ANCILLARY + 4, ANCILLARY + 8
 ALL: Final = 0xFFFFFFFF  # to be returned: take the whole packet

@@ -171,8 +171,8 @@ def _vxlan(outer: _Outer) -> bytes:
 
 
 def _bond(mode: int) -> bytes:
-    """IFLA_BOND_MODE and MIIMON."""
-    return _attribute(1, bytes([mode])) + _number(3, 10)
+    """IFLA_BOND_MODE, MIIMON and XMIT_HASH_POLICY: layer3+4, so that flows between two hosts take both cables."""
+    return _attribute(1, bytes([mode])) + _number(3, 10) + _attribute(14, b"\1")
 
 
 _OPTIONS: Final[dict[str, Callable[[_Outer], bytes]]] = {

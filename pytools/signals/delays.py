@@ -149,7 +149,7 @@ class ProbeSamples(Signal, frozen=True, kw_only=True, tag="probe_samples"):
 
 
 class PathWay(Signal, frozen=True, kw_only=True, tag="path_way"):
-    """One of the ways that a path has behind its first hop: routers there hash flows over them.
+    """One of the ways of a path: a bond or team of this host, or routers behind the first hop, hash flows over them.
 
     Of each path whose ways are known, one record per way: every 5 s, and at once when a state changes. Where routers
     do not answer, each port is a way of its own, with `router` empty.
@@ -169,6 +169,9 @@ class PathWay(Signal, frozen=True, kw_only=True, tag="path_way"):
     # do not answer
     differs_at: int | None
     router: str  # address of the router at that hop; empty: not known
+    # the port of a bond or team by which probes from these ports leave, as was seen there; empty: the path's interface
+    # is above no such device that hashes flows
+    lower: str = ""
     state: Literal["healthy", "slow", "lossy", "dead", "unmeasured"]  # against the best way of this path
     window_ns: int  # how far back the probes go that the following is of
     sent: int  # probes along it whose fate is known

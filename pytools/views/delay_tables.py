@@ -275,11 +275,12 @@ _WORST: Final = tuple(_WAY_STYLES)
 
 def way_name(row: PathWay) -> str:
     """Its number, and what names it."""
+    names = [f"by {row.lower}"] if row.lower else []
     if row.router:
-        return f"{row.way} of {row.ways}: {row.router}, hop {row.differs_at}"
-    return f"{row.way} of {row.ways}: " + (
-        "the only one" if row.ways == 1 else f"port {row.ports[0]}, no router answers"
-    )
+        names.append(f"{row.router}, hop {row.differs_at}")
+    elif not names:
+        names.append("the only one" if row.ways == 1 else f"port {row.ports[0]}, no router answers")
+    return f"{row.way} of {row.ways}: {', '.join(names)}"
 
 
 def way_state(row: PathWay) -> Text:

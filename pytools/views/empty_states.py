@@ -68,8 +68,8 @@ def no_app_delays(model: Model) -> str:
 def no_ways(model: Model) -> str:
     """Why no way behind a first hop is known."""
     return (
-        f"{model.host}: no path is known to have ways behind its first hop: either none has more than one router, or "
-        f"the search is not done yet, or probe.sweep_per_s is 0 ({directories.page('probes.md')})"
+        f"{model.host}: no path is known to have several ways: either none has more than one router or leaves by a "
+        f"balanced bond, or the search is not done yet, or probe.sweep_per_s is 0 ({directories.page('probes.md')})"
     )
 
 

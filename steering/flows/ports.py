@@ -25,6 +25,7 @@ _WAYS_NS: Final = 15 * SECOND  # ways are told every 5 s
 _CHECK_NS: Final = 10 * SECOND  # a known port of each destination is asked for again: routes change, and hashes
 _DECIDE_NS: Final = SECOND // 2
 _TRIES: Final = 8  # so many times the ports that are wanted; then others have their turn
+_BEST_FIRST: Final = ("healthy", "unmeasured", "slow", "lossy", "dead")
 _SPARE: Final = 4  # so many times the ports that are wanted are remembered, those of bad ways with them
 
 
@@ -73,6 +74,7 @@ class _Fan:
     path: Path
     distance: int
     ways: dict[str, _Way] = field(default_factory=dict)
+    states: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)  # by router and port of a bond; when
     avoided: frozenset[str] = frozenset()  # routers, as it was last told
     passed: int = 0  # distance at which a SYN arrived at the destination: nothing more is sent so far
 
@@ -140,12 +142,19 @@ class PortEngine:
         if fan is None or fan.path != path or fan.distance != signal.differs_at:
             fan = self._fans[address] = _Fan(path, signal.differs_at, avoided=fan.avoided if fan else frozenset())
             self._void(address)
-        bad = signal.state in self._wanted.avoid
+        fan.states[signal.router, signal.lower] = signal.state, now
+        # A SYN says its router, not by which port of a bond it left: a router is as good as by the best of these.
+        of_lowers = [
+            state
+            for (router, _), (state, told_ns) in fan.states.items()
+            if router == signal.router and now - told_ns <= _WAYS_NS
+        ]
+        state = min(of_lowers, key=_BEST_FIRST.index)
         before = fan.ways.get(signal.router)
-        if before is None or before.state != signal.state:
+        if before is None or before.state != state:
             self._decide_ns = now
-        bad_ns = now if bad else before.bad_ns if before else 0
-        fan.ways[signal.router] = _Way(signal.state, now, bad_ns)
+        bad_ns = now if state in self._wanted.avoid else before.bad_ns if before else 0
+        fan.ways[signal.router] = _Way(state, now, bad_ns)
 
     def _take_flow(self, signal: TcpFlow, now: int) -> None:
         peer = Peer(signal.remote, signal.remote_port)

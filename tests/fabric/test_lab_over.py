@@ -6,6 +6,7 @@ The machine's own kernel has VXLAN alone; the second one has them all.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import support
 import watching
 from pin_kit import compiled_once
 
-from pytools.config import Links
+from pytools.config import Links, Probe
 from pytools.errors import SwerveError
 from pytools.kernel.bpf import attach, loader
 from pytools.kernel.netlink.routing import Netlink
@@ -27,8 +28,9 @@ from pytools.lab import Lab
 from pytools.lab.building import agent_config
 from pytools.lab.devices import VRF
 from pytools.lab.topology import KINDS
-from pytools.signals import PathLiveness, Underlay
+from pytools.signals import PathLiveness, PathWay, Underlay
 from pytools.sources import programs
+from pytools.sources.links.source import LinkSource
 from pytools.sources.probing.measurements import RECEIVED
 from steering.actuators.overlay import Overlay
 from steering.actuators.owners_routes import ONE_HOP
@@ -91,6 +93,59 @@ def check_probed(lab: Lab, families: tuple[int, ...]) -> None:
         assert all("rail1" in path for path in missed())
         lab.heal(1)
         watching.work_until(made, lambda: not missed(), "they answer again")
+
+
+@pytest.mark.deadline(240)
+@pytest.mark.parametrize("lab", [PARAMS["bond-xor"]], indirect=True, scope="module")
+def test_the_port_of_a_bond_that_loses_silently_is_named(lab: Lab) -> None:
+    """One of the two cables of rail 1 drops the UDP that arrives at its end, and keeps its carrier."""
+    made = watching.watchers(lab, probe=Probe(sweep_per_s=40), links=Links(mtu_interval_s=0))
+    near, rail = lab.hosts[0], lab.rails[0]
+    ways: dict[tuple[str, int], PathWay] = {}
+    with contextlib.ExitStack() as stack:
+        for each in made:
+            stack.callback(each.close)
+        told = made[0].bus.subscribe(frozenset({"path_way"}))
+        with inside(near.netns):
+            links = LinkSource(
+                *(made[0].config, made[0].netlink, made[0].bus, made[0].mesh.interfaces),
+                *(made[0].mesh.paths.all_paths, lambda _index, _carrier: None),
+                bundles_changed=made[0].mesh.ways.set_bundles,
+            )
+        stack.callback(links.close)
+        made[0].due[links.tick] = 0
+
+        def states() -> dict[tuple[str, str], str]:
+            for signal in told.read():
+                if isinstance(signal, PathWay):
+                    ways[f"{signal.path.interface} {signal.path.address}", signal.way] = signal
+            return {(path, signal.lower): signal.state for (path, _), signal in ways.items()}
+
+        keys = {
+            (f"rail{number} {address}", f"cable{cable}-rail{number}")
+            for number, address in itertools.product((1, 2), (lab.hosts[1].service, lab.hosts[1].service6))
+            for cable in (1, 2)
+        }
+        healthy = dict.fromkeys(keys, "healthy")
+        watching.work_until(made, lambda: states() == healthy, "each way by each port is met", 90)
+        for way in ways.values():
+            assert way.ways == 2 and way.router == "" and way.confidence >= 0.99
+            assert len(way.ports) >= 10, way
+        port = f"cable2-{rail.ports[0].name}"
+        support.run(["tc", "-n", rail.netns, "qdisc", "add", "dev", port, "ingress"])
+        for protocol, header in (("ip", "ip"), ("ipv6", "ip6")):  # neighbours are asked for by either port
+            into = ["filter", "add", "dev", port, "ingress", "prio", "1" if header == "ip" else "2"]
+            udp = ["u32", "match", header, "protocol", "17", "0xff", "action", "drop"]
+            support.run(["tc", "-n", rail.netns, *into, "protocol", protocol, *udp])
+        sick = healthy | {key: "dead" for key in keys if key[1] == "cable2-rail1"}
+        watching.work_until(made, lambda: states() == sick, "the port is named", 60)
+
+        def located() -> bool:
+            return states() == sick and all(each.sick_hop == 0 for each in ways.values() if each.state == "dead")
+
+        watching.work_until(made, located, "the loss is before the first router", 90)
+        support.run(["tc", "-n", rail.netns, "qdisc", "del", "dev", port, "ingress"])
+        watching.work_until(made, lambda: states() == healthy, "it is healthy again", 90)
 
 
 class Flows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -144,6 +145,21 @@ def test_a_dry_run_tells_acts_though_it_learns_nothing() -> None:
         engine.take(samples.path_way(at_ns=NOW, router=router, state=state), NOW)
     (act,) = engine.decide(NOW).acts
     assert f"the way by {ROUTERS[1]} is slow" in act.because
+
+
+def test_a_router_is_avoided_if_it_is_bad_by_each_port_of_a_bond(world: World) -> None:
+    """A SYN tells its router alone: a port of the bond that is bad is bad for all of them."""
+    world.now += 20 * SECOND  # what was told of the ways as a whole is old
+    for lowers, bad in ((("eth0",), False), (("eth0", "eth1"), True)):
+        for router, lower in itertools.product(ROUTERS, ("eth1", "eth0")):
+            sick = router == ROUTERS[1] and lower in lowers
+            state = "dead" if sick else "healthy"
+            told = samples.path_way(at_ns=world.now, path=world.path, router=router, lower=lower, state=state)
+            world.engine.take(told, world.now)
+        world.connect()
+        world.learn()
+        offered = world.offered()
+        assert ROUTERS[1] not in offered and bool(offered) is bad
 
 
 def test_silence_teaches_nothing(world: World) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from pytools import units
 from pytools.signals import (
     AnySignal,
+    BondPort,
     Link,
     LinkEvent,
     Owner,
@@ -186,6 +187,24 @@ def test_links_that_are_not_well_come_first() -> None:
     assert shown("links", known(bare)).count(UNKNOWN) == 4  # speed, queue, pauses, driver
     quiet = samples.link(pauses=[Pause(priority=None, received=0, sent=0)])
     assert row(shown("links", known(quiet)), "rail1")[-3] == "0"
+
+
+@pytest.mark.parametrize(
+    ("active", "trouble", "words"),
+    [(True, "", "up, 802.3ad  "), (False, "", "up, 802.3ad: backup  "), (True, "LACP: late", "up, LACP: late")],
+)
+def test_a_port_of_a_bond_says_what_the_bond_makes_of_it(active: bool, trouble: str, words: str) -> None:
+    port = BondPort("802.3ad", "layer3+4", active, "up", trouble, 0, 0)
+    assert words in shown("links", known(samples.link(1, interface="eth0", upper="bond0", paths=[], port=port)))
+
+
+def test_a_way_is_named_by_the_port_of_a_bond_and_the_router() -> None:
+    ways = (("eth0", "r1"), ("eth1", "r1"), ("eth1", ""), ("", "r1"), ("", ""))
+    told = [samples.path_way(way=n, lower=lower, router=router) for n, (lower, router) in enumerate(ways, 1)]
+    text = shown("ways", known(*told))
+    for name in ("1 of 4: by eth0, r1, hop 2", "2 of 4: by eth1, r1, hop 2", "3 of 4: by eth1  ", "4 of 4: r1, hop 2"):
+        assert name in text
+    assert "5 of 4: port 40003, no router answers" in text
 
 
 def test_sizes_and_marks_stand_below_their_interfaces() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 from collections import defaultdict
@@ -73,6 +74,8 @@ class Fabric:
         router = self._way_of(ask.port, ask.hop)
         if router is None:
             return None
+        if ask.hop == 0:  # an interface is seen, not asked
+            return Reply(router, 0)
         before_s, tokens = self._tokens[router]
         tokens = min(6.0, tokens + self.now_s - before_s)
         self._tokens[router] = self.now_s, tokens - (tokens >= 1)
@@ -91,8 +94,8 @@ class Fabric:
             replies = {ask: reply for ask, reply in found.items() if reply is not None}
             self.now_s += 0.05 * len(found) if len(replies) == len(found) else 0.5
 
-    def meet(self, before: Sequence[dict[int, str]] = ()) -> Meeting:
-        meeting = Meeting(self.routers, before)
+    def meet(self, before: Sequence[dict[int, str]] = (), bundled: bool = False) -> Meeting:
+        meeting = Meeting(self.routers, before, bundled)
         self.run(meeting.search())
         return meeting
 
@@ -159,6 +162,52 @@ def test_a_way_whose_ports_were_moved_to_others_is_gone() -> None:
     assert {way.key for way in after.ways().ways} == {("spine0",), ("spine2",), ("spine3",)}
 
 
+# ---- ports of a bond ----
+
+
+def leaves_by(port: int) -> str:
+    return f"eth{port % 2}"
+
+
+@pytest.mark.parametrize("routers", [0, 1])
+def test_ports_are_grouped_by_the_lower_that_they_leave_by(routers: int) -> None:
+    fabric = Fabric(routers, lambda port, hop: leaves_by(port) if hop == 0 else "gateway")
+    found = fabric.meet(bundled=True).ways()
+    assert {way.lower: way.ports for way in found.ways} == {f"eth{n}": tuple(range(n, PORTS, 2)) for n in (0, 1)}
+    assert found.differs_at is None and found.confidence > 0.99
+
+
+def test_each_lower_has_the_ways_behind_it() -> None:
+    of = two_stages(3, 4)
+    fabric = Fabric(3, lambda port, hop: leaves_by(port) if hop == 0 else of(port, hop))
+    found = fabric.meet(bundled=True).ways()
+    assert {way.key for way in found.ways} == {(f"eth{n}", f"spine{s}") for n in (0, 1) for s in range(4)}
+    assert found.differs_at == 2
+    assert all(way.lower == leaves_by(port) and way.hops[1] == of(port, 2) for way in found.ways for port in way.ports)
+
+
+def test_lowers_are_ways_where_routers_do_not_answer_and_there_may_be_more() -> None:
+    fabric = Fabric(3, lambda port, hop: leaves_by(port) if hop == 0 else None)
+    found = fabric.meet(bundled=True).ways()
+    assert [(way.lower, way.alone) for way in found.ways] == [("eth0", False), ("eth1", False)]
+    assert found.confidence == 0
+
+
+def test_a_bond_that_sends_packets_in_turn_has_no_ways() -> None:
+    turns = itertools.count()
+    fabric = Fabric(1, lambda _port, hop: f"eth{next(turns) % 3}" if hop == 0 else "gateway")
+    assert [(way.lower, way.key) for way in fabric.meet(bundled=True).ways().ways] == [("", ())]
+
+
+def test_a_bad_way_whose_ports_leave_by_another_lower_by_now_is_not_located() -> None:
+    sick, good = Way(("eth0",), (0, 2), ("r",), lower="eth0"), Way(("eth1",), (1, 3), ("r",), lower="eth1")
+    for lower, moved in (("eth0", False), ("eth1", True)):
+        locating = Locating(sick, good, "dead", 1, 1.0)
+        fabric = Fabric(1, lambda port, hop, lower=lower: lower if hop == 0 else None if port % 2 == 0 else "r")
+        fabric.run(locating.search())
+        assert (locating.moved, locating.hop) == (moved, None if moved else 0)
+
+
 # ---- which is bad ----
 
 
@@ -187,6 +236,11 @@ def test_what_all_ways_have_is_of_none() -> None:
     drawn = random.Random(1)
     noisy = [[drawn.randrange(30 * MS) for _ in range(20)] for _ in range(4)]
     assert states(*noisy) == ["healthy"] * 4
+
+
+def test_of_two_ways_the_one_that_answers_is_healthy_while_the_other_is_dead() -> None:
+    dead = [*GOOD[:8], *[None] * 12]
+    assert states(GOOD, dead) == ["healthy", "dead"] and states(dead, dead) == ["unmeasured"] * 2
 
 
 def test_random_loss_of_all_ways_calls_none_dead_or_lossy() -> None:

@@ -107,6 +107,7 @@ class PathWays:
                 hops=list(way.hops),
                 differs_at=found.differs_at,
                 router=router or "",
+                lower=way.lower,
                 state=seen.state,
                 window_ns=verdict.window_ns,
                 sent=verdict.sent,

@@ -198,6 +198,8 @@ class Sweep:
     def spoke(self) -> Iterator[Spoke]:
         """What routers have said since the last call."""
         for fd, _ in self._said.poll(0):
+            if fd not in self._by_fd:
+                continue
             family, port = self._by_fd[fd]
             for _ in range(_MOST_ERRORS):
                 try:

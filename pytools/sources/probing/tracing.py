@@ -31,7 +31,7 @@ _LEAST_REPLIES: Final = 3
 
 
 class Ask(NamedTuple):
-    """A probe of a port that ends at a hop, from 1."""
+    """A probe of a port that ends at a hop, from 1; at hop 0 it is seen as it leaves by a port of a bond."""
 
     port: int
     hop: int
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Of a router."""
+    """Of a router, or the lower interface at hop 0."""
 
     router: str
     round_trip_ns: int
@@ -63,27 +63,37 @@ class Meeting:
         On the path.
     before : sequence of mapping
         What an earlier search has found; a port that is not answered any more keeps it.
+    bundled : bool
+        Whether the path's interface is, or is above, a bond or team that hashes flows over its ports.
 
     Attributes
     ----------
+    lowers : dict
+        By which lower interface each port leaves.
     counted : bool
         Whether so many ports were answered that `ways` is worth telling.
     """
 
-    def __init__(self, routers: int, before: Sequence[Hop] = ()) -> None:
+    def __init__(self, routers: int, before: Sequence[Hop] = (), bundled: bool = False) -> None:
         self.hops: list[dict[int, str]] = [{} for _ in range(routers)]
+        self.lowers: dict[int, str] = {}
+        self._bundled = bundled
         self._before = before if len(before) == routers else [dict[int, str]()] * routers
         self._silent: set[int] = set()
         self.counted = False
 
     def ways(self) -> Ways:
         """What was found so far."""
-        return group(self.hops, self._silent)
+        found = group(self.hops, () if self.lowers else self._silent, self.lowers)
+        return found._replace(confidence=0.0) if self._silent else found
 
     def search(self) -> Search:
         """Hop by hop; of the first, which is the path's gateway, one port says enough."""
         nobody = False
-        yield from self._meet(1, [0], 1)
+        if self._bundled:
+            yield from self._meet_lowers()
+        if self.hops:
+            yield from self._meet(1, [0], 1)
         for hop in range(2, len(self.hops) + 1):
             ways = group(self.hops).ways
             if len(ways) > 1:
@@ -94,6 +104,21 @@ class Meeting:
         if nobody and self.ways().differs_at is None:
             self._silent = set(range(ALONE))
         self.counted = True
+
+    def _meet_lowers(self) -> Search:
+        """Each port once, and the first ones again: one that leaves by another lower then is of no flow's hash."""
+        seen = self.lowers
+        for _ in range(2):
+            left = [port for port in range(PORTS) if port not in seen]
+            for first in range(0, len(left), _BATCH):
+                replies = yield Batch([Ask(port, 0) for port in left[first : first + _BATCH]], 0)
+                seen.update((ask.port, reply.router) for ask, reply in replies.items())
+        for first in range(0, 2 * _BATCH, _BATCH):
+            replies = yield Batch([Ask(port, 0) for port in range(first, first + _BATCH)], 0)
+            if any(seen.setdefault(ask.port, reply.router) != reply.router for ask, reply in replies.items()):
+                seen.clear()
+                return
+        self.counted = len(set(seen.values())) > 1
 
     def _meet(self, hop: int, ports: Sequence[int], enough: int | None) -> Search:
         """Ask until there is no further way, or nobody answers; `enough`: so many answers."""
@@ -160,15 +185,23 @@ class Locating:
     ----------
     hop : int, optional
         The last that is not affected; None: not known.
+    moved : bool
+        Whether ports of the bad way leave by another lower interface than they did.
     """
 
     def __init__(self, sick: Way, good: Way, state: State, first: int, size: float) -> None:
         self._sick, self._good, self._state, self._first, self._size = sick, good, state, first, size
         self._seen: dict[tuple[int, bool], list[int | None]] = {}
         self.hop: int | None = None
+        self.moved = False
 
     def search(self) -> Search:
         """Ask the routers of both ways in turn, hop by hop."""
+        if self._sick.lower:
+            replies = yield Batch([Ask(port, 0) for port in self._sick.ports[:_BATCH]], 0)
+            self.moved = any(reply.router != self._sick.lower for reply in replies.values())
+            if self.moved:
+                return
         for turn in range(_ROUNDS_OF_LOSS if self._state == "lossy" else _ROUNDS):
             pause_ns = _SOON_NS if turn < _BURST else 2 * _AGAIN_NS
             for hop in range(self._first, len(self._sick.hops) + 1):

@@ -1,16 +1,18 @@
-"""The ways behind the first hop of each path: met, told apart, and judged by probes from many source ports.
+"""The ways of each path: met, told apart, and judged by probes from many source ports.
 
-Only of paths with two routers or more, as the hop limits of steady probes show; where none has, nothing is sent and no
-socket is open. One path at a time is searched for ways; then a sweep takes their ports in turn, at a rate that all
-paths share. Times are CLOCK_MONOTONIC nanoseconds. One thread; called whenever the mesh reads replies.
+Only of paths that leave by a bond or team which hashes flows, or with two routers or more, as the hop limits of steady
+probes show; where none does, nothing is sent and no socket is open. One path at a time is searched for ways; then a
+sweep takes their ports in turn, at a rate that all paths share. Times are CLOCK_MONOTONIC nanoseconds. One thread;
+called whenever the mesh reads replies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import select
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +23,9 @@ from pytools.config import Probe
 from pytools.errors import SwerveError
 from pytools.estimators.windows import MISSING
 from pytools.ipc.bus import Bus
+from pytools.kernel.netlink.bonds import Bundle
 from pytools.log import Level
+from pytools.sources.probing.lower_taps import LowerTaps
 from pytools.sources.probing.path_ways import FIRST_REPLY_NS, PathWays, Seen
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.program import ProbeProgram
@@ -64,6 +68,8 @@ class HiddenWays:
         self._pinned: dict[int, PinnedPath] = {}
         self._paths: dict[int, PathWays] = {}
         self._order: deque[int] = deque()  # paths with several ways, as they are swept
+        self._bundles: Mapping[str, Bundle] = {}
+        self._taps: LowerTaps | None = None
         self._sweep: Sweep | None = None
         self._refused_ns = 0  # when there were no ports for it
         self._look_ns = self._sent_ns = 0
@@ -88,6 +94,14 @@ class HiddenWays:
         if most > len(self.ttl):
             self.ttl = np.concatenate([self.ttl, np.zeros(most - len(self.ttl), np.uint8)])
         for index in [index for index, known in self._paths.items() if self._pinned.get(index) != known.pinned]:
+            self._drop(index)
+        self._look_ns = 0
+
+    def set_bundles(self, bundles: Mapping[str, Bundle]) -> None:
+        """Take note which paths leave by a bond or team, by interface; of one that has changed all is met again."""
+        changed = {name for name in {*self._bundles, *bundles} if self._bundles.get(name) != bundles.get(name)}
+        self._bundles = bundles
+        for index in [index for index, known in self._paths.items() if known.pinned.path.interface in changed]:
             self._drop(index)
         self._look_ns = 0
 
@@ -144,8 +158,12 @@ class HiddenWays:
         self._begin_search(now_ns)
 
     def _look(self, now_ns: int) -> None:
-        """Which paths have routers behind the first; and tell of those whose ways are known."""
-        for index in np.flatnonzero((self.ttl > 255 - _MOST_ROUTERS) & (self.ttl <= 253)).tolist():
+        """Which paths have several ways, perhaps; and tell of those whose ways are known."""
+        several = np.flatnonzero((self.ttl > 255 - _MOST_ROUTERS) & (self.ttl <= 253)).tolist()
+        if self._bundles:
+            bundled = (index for index, pinned in self._pinned.items() if pinned.path.interface in self._bundles)
+            several += [index for index in bundled if self.ttl[index] > 253]
+        for index in several:
             if index in self._pinned and index not in self._paths and self._has_ports(index, now_ns):
                 self._paths[index] = PathWays(self._pinned[index])
         for known in self._paths.values():
@@ -206,7 +224,7 @@ class HiddenWays:
         if waiting:
             known = min(waiting, key=lambda each: each.searched_ns)
             known.searched_ns, known.routers = now_ns, self._routers(known)
-            meeting = Meeting(known.routers, known.hops)
+            meeting = Meeting(known.routers, known.hops, known.pinned.path.interface in self._bundles)
             self._search = known, meeting.search(), meeting
             self._step(now_ns)
 
@@ -221,11 +239,13 @@ class HiddenWays:
 
     def _locate(self, known: PathWays, seen: Seen) -> bool:
         good = [each for each in known.seen if each.state == "healthy"]
-        if not good or known.found is None or known.found.differs_at is None:
+        alike = [each for each in good if each.way.lower == seen.way.lower]
+        first = 1 if not alike else None if known.found is None else known.found.differs_at
+        if not good or first is None:
             return False
         verdict = seen.verdict
         size = verdict.queueing_ns or 0 if seen.state == "slow" else verdict.lost / max(1, verdict.sent)
-        locating = Locating(seen.way, good[0].way, seen.state, known.found.differs_at, size)
+        locating = Locating(seen.way, (alike or good)[0].way, seen.state, first, size)
         if self._search is not None:
             self._waiting = self._search, self._batch
         self._batch = None
@@ -245,6 +265,8 @@ class HiddenWays:
             return
         if isinstance(what, Meeting) and what.counted and known.found is None:
             self._learn(known, what, now_ns)
+        if not any(ask.hop == 0 for ask in self._batch.asks):
+            self._close_taps()
         self._ask_ns = max(self._ask_ns, last_ns + self._batch.after_ns)
 
     def _end_search(self) -> None:
@@ -252,6 +274,7 @@ class HiddenWays:
             self._search[1].close()
         self._search, self._batch = self._waiting or (None, None)
         self._waiting = None
+        self._close_taps()
         self._replies, self._asked = {}, {}
 
     def _learn(self, known: PathWays, what: Meeting | tuple[Locating, Seen], now_ns: int) -> None:
@@ -266,6 +289,9 @@ class HiddenWays:
                 self._order.append(index)
         else:
             locating, seen = what
+            if locating.moved:
+                self._drop(known.pinned.index)
+                return
             if seen.state in _BAD:
                 seen.sick_hop = locating.hop
         self._tell(known, now_ns)
@@ -277,6 +303,7 @@ class HiddenWays:
         now_ns = time.monotonic_ns()
         for spoke in self._sweep.spoke():
             self._match(spoke.port, spoke.destination, spoke.router, spoke.seq, now_ns)
+        self._match_lowers(now_ns)
         if self._search is None or self._batch is None:
             return
         if not self._asked:
@@ -296,10 +323,35 @@ class HiddenWays:
     def _ask(self) -> None:
         assert self._search is not None and self._batch is not None and self._sweep is not None
         self._seqs = {}
+        known = self._search[0]
         for ask in self._batch.asks:
+            if ask.hop == 0:
+                self._open_taps(known)
+                self._asked[ask] = time.monotonic_ns()
+                self._sweep.send(known.pinned, ask.port, self._asked[ask])
+                continue
             self._seq = (self._seq + 1) & 0xFFFFFFFF
             self._seqs[self._seq], self._asked[ask] = ask, time.monotonic_ns()
-            self._sweep.ask(self._search[0].pinned, ask.port, ask.hop, self._seq)
+            self._sweep.ask(known.pinned, ask.port, ask.hop, self._seq)
+
+    def _open_taps(self, known: PathWays) -> None:
+        bundle = self._bundles.get(known.pinned.path.interface)
+        if self._taps is None and bundle is not None:
+            with contextlib.suppress(OSError):  # one has just gone: then the bundle is another one soon
+                self._taps = LowerTaps(self._wakeups, bundle.ports, self._probe.port)
+
+    def _close_taps(self) -> None:
+        if self._taps is not None:
+            self._taps.close()
+            self._taps = None
+
+    def _match_lowers(self, now_ns: int) -> None:
+        if self._taps is None or self._sweep is None:
+            return
+        for left in self._taps.seen():
+            ask = Ask(left.source_port - self._sweep.first_port, 0)
+            if self._search is not None and left.destination == self._search[0].address and ask in self._asked:
+                self._replies.setdefault(ask, Reply(left.lower, now_ns - self._asked[ask]))
 
     def _match(self, port: int, destination: str, router: str, seq: int | None, now_ns: int) -> None:
         if self._search is None or destination != self._search[0].address:
@@ -348,4 +400,5 @@ class HiddenWays:
         """Close the sockets."""
         if self._sweep is not None:
             self._close_sweep()
+        self._close_taps()
         self._wakeups.close()
