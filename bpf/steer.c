@@ -31,24 +31,31 @@ static __always_inline bool exempt(struct __sk_buff *skb, const struct swerve_fl
 	return skb->protocol == bpf_htons(ETH_P_IP) ? first >= 224 : first == 0xff;
 }
 
-/* The label lies in the header's first word, is in no checksum, and segmentation gives it to every segment. */
+/*
+ * The label lies in the header's first word, is in no checksum, and segmentation gives it to every segment. A packet
+ * that has ours already was redirected: what it came with was seen where it was.
+ */
 static __always_inline void relabel(struct __sk_buff *skb, struct swerve_steer_row *row, u64 now)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	u32 link = link_bytes(skb);
+	u32 link = link_bytes(skb), seen;
 	__be32 *first = data + link, word;
 
-	if (!row->label_until_ns || skb->protocol != bpf_htons(ETH_P_IPV6))
+	if (!(row->label_until_ns | row->watch_until_ns) || skb->protocol != bpf_htons(ETH_P_IPV6))
 		return;
-	if (row->label_until_ns <= now) {
-		count(skb, SWERVE_STEER_LABEL_EXPIRED);
-		return;
-	}
 	if ((void *)(first + 1) > end)
 		return;
 	word = (*first & bpf_htonl(~LABEL_BITS)) | bpf_htonl(row->label & LABEL_BITS);
-	if (word == *first)
+	if (row->label_until_ns > now && word == *first)
 		return;
+	seen = (bpf_ntohl(*first) & LABEL_BITS) | SWERVE_STEER_SEEN;
+	if (row->seen != seen)
+		row->seen = seen;
+	if (row->label_until_ns <= now) {
+		if (row->label_until_ns)
+			count(skb, SWERVE_STEER_LABEL_EXPIRED);
+		return;
+	}
 	if (bpf_skb_store_bytes(skb, link, &word, sizeof(word), 0)) {
 		count(skb, SWERVE_STEER_REFUSED);
 		return;

@@ -444,6 +444,7 @@ struct swerve_drop_run {
 #define SWERVE_STEER_SETS 8192	/* a power of two; chance fills a set in 1 of 40,000 full tables (4096: in 1 of 220) */
 #define SWERVE_STEER_WAYS 8
 #define SWERVE_STEER_TARGETS 4096
+#define SWERVE_STEER_SEEN 0x80000000
 
 /* A flow by its five fields, as the host sees it that sends it. */
 struct swerve_flow {
@@ -480,8 +481,10 @@ struct swerve_steer_row {
 	u64 packets; /* that left by the target while the pin held, by routing or redirected; segments, not buffers */
 	u64 bytes;   /* the same, with the headers of each segment */
 	u64 last_ns; /* when the last of them left */
-	u64 relabelled; /* packets that left with another label than they came with */
-	u64 pad[2];
+	u64 relabelled;	    /* packets that left with another label than they came with */
+	u64 watch_until_ns; /* a lease that only keeps the row: which label its packets come with is to be known */
+	u32 seen;	    /* that label and SWERVE_STEER_SEEN; 0: no packet has come */
+	u32 pad;
 };
 
 /* A nexthop that flows can be pinned to. Written by user space, filled before it is alive; the last two by the kernel. */

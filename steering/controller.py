@@ -25,6 +25,7 @@ from steering.acting.acts_file import ActsFile
 from steering.acting.background import Later
 from steering.acting.change_loop import ChangeLoop
 from steering.acting.flows import FlowActing
+from steering.acting.labels import LabelActing
 from steering.acting.memory import Succession, UsualFile
 from steering.acting.ports import PortActing
 from steering.acting.standbys import StandByActing
@@ -163,6 +164,9 @@ class Controller:
         acting = FlowActing(self.flows, self.engine, self.output)
         self._flow_acting = self._stack.enter_context(acting)
         self._ports = self._stack.enter_context(PortActing(self._policy, self._options.apply, self.output))
+        self._labels = self._stack.enter_context(
+            LabelActing(self._policy, self._options.apply, self._flow_acting, self.output)
+        )
         lender = directories.maps_socket(self._options.netns)
         self._standbys = StandByActing(self._policy, self.engine, lender, self.output)
         self._stack.callback(self._standbys.close)
@@ -227,6 +231,7 @@ class Controller:
         wake = min(wake, self._look_ns)
         self._act_on_flows(time.monotonic_ns())
         self._ports.turn(time.monotonic_ns(), self.desk.look)
+        self._labels.turn(time.monotonic_ns(), self.desk.look)
         self._stand_by(time.monotonic_ns())
         for key, events in self._selector.select(max(0, wake - time.monotonic_ns()) / 1e9):
             key.data(events)
@@ -259,6 +264,7 @@ class Controller:
             touched |= self.engine.take(each, now)
             self.flows.take(each, now)
             self._ports.take(each, now)
+            self._labels.take(each, now)
         self._changes.heard(touched)
 
     def _act_on_flows(self, now: int) -> None:
@@ -342,6 +348,7 @@ class Controller:
             **self.flows.facts(),
             **self._standbys.facts(),
             **self._ports.facts(),
+            **self._labels.facts(),
         }
 
     def _take_back(self, change: Change, name: str) -> str:
@@ -378,7 +385,8 @@ class Controller:
     def _finish(self) -> str:
         """Take everything back, unless it is to stay; what could not be, is left to the guardian."""
         left, self._stays = "", self._options.apply
-        self._ports.take_back("the controller was stopped")
+        for acting in (self._ports, self._labels):
+            acting.take_back("the controller was stopped")
         if self._options.apply and self._keeps:
             self._say("the weights stay as they are; `swerve steer off` puts the original ones back")
         elif self._options.apply and self._hands_over:

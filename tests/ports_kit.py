@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pytools.kernel import socket_filter
 from pytools.kernel.netns import inside
@@ -27,6 +27,14 @@ _ONLY_TCP = (
     (socket_filter.RETURN, 0, 0, socket_filter.ALL),
     (socket_filter.RETURN, 0, 0, 0),
 )
+_ETH_P_IPV6, _IPV6_BYTES, _SO_TIMESTAMPNS = 0x86DD, 40, 35
+_ONLY_TCP6 = (
+    (_LOAD_BYTE, 0, 0, 6),  # the next header of the IPv6 header
+    (socket_filter.EQUAL, 0, 1, _TCP),
+    (socket_filter.RETURN, 0, 0, socket_filter.ALL),
+    (socket_filter.RETURN, 0, 0, 0),
+)
+_PAUSE_S = 0.02  # between two writes of a live connection
 _LEARNING_TTL = 8  # a connection's is 63 there
 _LISTEN_BACKLOG = 512
 
@@ -135,3 +143,129 @@ def connect(host: Host, address: str, count: int, at_once: int = 20, wait_s: flo
                         waiting -= 1
                         answered += not events & (select.POLLERR | select.POLLHUP)
     return answered
+
+
+class LiveWays:
+    """Which way each TCP connection of a host over IPv6 takes, by its packets where they enter an inner router.
+
+    Parameters
+    ----------
+    rail : Rail
+        With inner routers.
+    host : Host
+        Whose connections are looked at.
+    """
+
+    def __init__(self, rail: Rail, host: Host, port: int = SERVICE) -> None:
+        self._port = port
+        self._sockets: dict[int, socket.socket] = {}
+        for way in rail.inner:
+            with inside(way.netns):
+                heard = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)
+            socket_filter.attach(heard, _ONLY_TCP6)
+            heard.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            heard.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+            heard.bind((way.ports[host.number - 1].name, _ETH_P_IPV6))
+            heard.setblocking(False)
+            self._sockets[way.number] = heard
+
+    def close(self) -> None:
+        """Look no more."""
+        for heard in self._sockets.values():
+            heard.close()
+
+    def __enter__(self) -> LiveWays:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def packets(self) -> Iterator[tuple[float, int, int]]:
+        """Those since this was last asked: when (CLOCK_REALTIME, s), by which way, of which local port."""
+        for way, heard in self._sockets.items():
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    packet, ancillary, _, _ = heard.recvmsg(64, 64)
+                    source, port = struct.unpack_from(">HH", packet, _IPV6_BYTES)
+                    if port == self._port and packet[7] > _LEARNING_TTL:
+                        seconds, nanoseconds = struct.unpack("qq", ancillary[0][2])
+                        yield seconds + nanoseconds / 1e9, way, source
+
+    def taken(self) -> dict[int, set[int]]:
+        """The ways that each local port has taken since this was last asked."""
+        found: dict[int, set[int]] = {}
+        for _, way, source in self.packets():
+            found.setdefault(source, set()).add(way)
+        return found
+
+
+class Live:
+    """Connections over IPv6 that send a little all the time; a thread of their own writes and reads them.
+
+    Parameters
+    ----------
+    client, server : Host
+        Between which they are.
+    address : str
+        Of the server.
+    count : int
+        So many.
+    """
+
+    def __init__(self, client: Host, server: Host, address: str, count: int, port: int = SERVICE) -> None:
+        self._ended, self._end = socket.socketpair()
+        self._listener = _listener(server, address, port)
+        self._clients: list[socket.socket] = []
+        self._servers: list[socket.socket] = []
+        self.failed = 0  # writes or reads that met a reset
+        with inside(client.netns):
+            for _ in range(count):
+                self._clients.append(socket.create_connection((address, port), 5))
+                self._servers.append(self._listener.accept()[0])
+        for each in (*self._clients, *self._servers):
+            each.setblocking(False)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.ports = frozenset(each.getsockname()[1] for each in self._clients)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not select.select([self._ended], [], [], _PAUSE_S)[0]:
+            for each in self._clients:
+                self._try(lambda each=each: each.send(bytes(200)))  # type: ignore[misc]
+            for each in self._servers:
+                self._try(lambda each=each: each.recv(1 << 16))  # type: ignore[misc]
+
+    def _try(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.failed += 1
+
+    def retransmitted(self) -> int:
+        """Segments, of all connections since they began."""
+        infos = [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104) for each in self._clients]
+        return sum(int(struct.unpack_from("=I", info, 100)[0]) for info in infos)
+
+    def close(self) -> None:
+        """End all of them."""
+        self._end.send(b"x")
+        self._thread.join()
+        for each in (self._end, self._ended, self._listener, *self._clients, *self._servers):
+            each.close()
+
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _listener(host: Host, address: str, port: int) -> socket.socket:
+    with inside(host.netns):
+        listener = socket.socket(socket.AF_INET6)
+    listener.bind((address, port))
+    listener.listen(_LISTEN_BACKLOG)
+    return listener

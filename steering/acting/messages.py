@@ -23,8 +23,9 @@ from steering.plan import Change, Group, Target, kind_of, title
 if TYPE_CHECKING:  # a guardian needs neither
     from steering.actuators.standbys import Moved
     from steering.deciding.engine import Alert
+    from steering.flows.hidden_ways import WayAct
+    from steering.flows.labels import LabelAct
     from steering.flows.plan import FlowAct
-    from steering.flows.ports import PortAct
 
 Outcome = Literal["dry_run", "applied", "failed", "undone"]
 
@@ -205,8 +206,8 @@ def flow_act(
 
 def port_act(
     host: str,
-    act: PortAct,
-    before: PortAct | None,
+    act: WayAct,
+    before: WayAct | None,
     outcome: Outcome,
     decided_ns: int,
     acknowledged_ns: int | None = None,
@@ -227,6 +228,37 @@ def port_act(
         under="ports",
         outcome=outcome,
         seen_ns=act.seen_ns,
+        decided_ns=decided_ns,
+        acknowledged_ns=acknowledged_ns,
+    )
+
+
+def label_act(
+    host: str,
+    act: LabelAct,
+    outcome: Outcome,
+    decided_ns: int,
+    acknowledged_ns: int | None = None,
+    failure: str = "",
+) -> Act:
+    """Other labels for live connections, or none of ours any more."""
+    way, count = act.way, len(act.give or act.end)
+    whose = f"{count} connection{'' if count == 1 else 's'}" if count else "live connections"
+    return Act(
+        host=host,
+        at_ns=time.monotonic_ns(),
+        unix_ns=time.time_ns(),
+        act_id=act_id(way.path.address),
+        what=f"flow labels of {whose} to {way.path.destination}",
+        target=way.path.address,
+        actuator="label",
+        moves="these live connections only, behind the nexthop",
+        before=dict(way.before),
+        after=dict(way.after),
+        because=f"{way.because}; failed: {failure}" if failure else way.because,
+        under="labels",
+        outcome=outcome,
+        seen_ns=way.seen_ns,
         decided_ns=decided_ns,
         acknowledged_ns=acknowledged_ns,
     )

@@ -19,7 +19,8 @@ from steering.acting import messages
 from steering.acting.background import Background
 from steering.actuators import ports
 from steering.actuators.ports import Answer, Asking
-from steering.flows.ports import Ask, PortAct, PortEngine
+from steering.flows.hidden_ways import WayAct
+from steering.flows.ports import Ask, PortEngine
 from steering.plan import Peer
 from steering.policy.model import Policy
 
@@ -49,7 +50,7 @@ class PortActing(Closing):
         self._why_not = ""
         self._ask_ns = self._renew_ns = 0
         self._offers: Mapping[Peer, tuple[int, ...]] = {}  # what the kernel has
-        self._told: dict[str, PortAct] = {}  # what is in force, by address
+        self._told: dict[str, WayAct] = {}  # what is in force, by address
 
     def close(self) -> None:
         """Let the kernel choose all ports again."""
@@ -113,7 +114,7 @@ class PortActing(Closing):
         if not self._asking.ask(wanted.peer, wanted.port, wanted.distance, now, answered):
             engine.busy()
 
-    def _tell(self, act: PortAct, now: int) -> None:
+    def _tell(self, act: WayAct, now: int) -> None:
         address = act.path.address
         before = self._told.pop(address, None)
         if not act.over:

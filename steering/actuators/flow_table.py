@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import numpy as np
 
@@ -29,11 +29,11 @@ from steering.actuators import flow_keys
 from steering.actuators.flow_places import Place, Places
 from steering.plan import FlowKey
 
-Lease = Literal["pin_until_ns", "label_until_ns"]
+Lease = Literal["pin_until_ns", "label_until_ns", "watch_until_ns"]
 
 LENT: Final = ("probe_settings", "probe_paths")  # the agent's maps that the kernel's part reads
 _FUNCTION = "steer_egress"
-
+_SEEN: Final = contract.constant("SWERVE_STEER_SEEN")
 
 PROGRAM: Final = Program("steer.c", (_FUNCTION,))
 
@@ -87,6 +87,7 @@ class FlowTable(Closing):
         self._closing = contextlib.ExitStack()
         self._closing.callback(loaded.close)
         self._hooks: dict[int, Attachment] = {}
+        self._wanted: dict[str, frozenset[int]] = {}
         try:
             if _FUNCTION not in loaded.programs:
                 why = "; ".join(loaded.failed.values())
@@ -126,8 +127,8 @@ class FlowTable(Closing):
         """Interfaces whose packets are looked at."""
         return frozenset(self._hooks)
 
-    def attach(self, interfaces: Iterable[int], renewed: Iterable[int] = ()) -> dict[int, str]:
-        """Look at what leaves by these interfaces, and by no others.
+    def attach(self, interfaces: Iterable[int], renewed: Iterable[int] = (), by: str = "") -> dict[int, str]:
+        """Look at what leaves by these interfaces, and by no others but those of others who asked.
 
         Parameters
         ----------
@@ -135,13 +136,16 @@ class FlowTable(Closing):
             Indexes in this namespace.
         renewed : iterable of int
             Those that went and may have come back under the same index: their hooks went with them.
+        by : str
+            Who asks.
 
         Returns
         -------
         dict of int to str
             Those that could not be attached to, and why.
         """
-        wanted, failed = set(interfaces), {}
+        self._wanted[by], failed = frozenset(interfaces), {}
+        wanted = frozenset[int]().union(*self._wanted.values())
         for index in (self._hooks.keys() - wanted) | (self._hooks.keys() & set(renewed)):
             self._hooks.pop(index).close()
         for index in sorted(wanted - self._hooks.keys()):
@@ -235,7 +239,7 @@ class FlowTable(Closing):
     def _ended(self, rows: Mapping[FlowKey, int], now_ns: int) -> list[FlowKey]:
         """Those of which no lease lasts beyond a moment."""
         numbers = list(rows.values())
-        lasting = (self.rows["pin_until_ns"][numbers] > now_ns) | (self.rows["label_until_ns"][numbers] > now_ns)
+        lasting = np.any([self.rows[lease][numbers] > now_ns for lease in get_args(Lease)], axis=0)
         return [flow for flow, lasts in zip(rows, lasting.tolist(), strict=True) if not lasts]
 
     def _drop(self, flows: Sequence[FlowKey]) -> None:
@@ -253,6 +257,12 @@ class FlowTable(Closing):
         names = ("pin_until_ns", "label_until_ns", "target", "label", "packets", "bytes", "last_ns", "relabelled")
         columns = zip(*(rows[name].tolist() for name in names), strict=True)
         return [Row(flow_keys.decoded(key), *values) for key, values in zip(rows["flow"], columns, strict=True)]
+
+    def seen(self, flows: Iterable[FlowKey]) -> dict[FlowKey, int]:
+        """The flow labels that packets of flows come with; of those that have a row, and of which one has come."""
+        rows = {flow: place.row for flow in flows if (place := self._places.get(flow)) is not None}
+        found = zip(rows, self.rows["seen"][list(rows.values())].tolist(), strict=True)
+        return {flow: seen & ~_SEEN for flow, seen in found if seen}
 
     def counters(self) -> dict[str, int]:
         """Packets since the program was loaded: what was done with them, and why nothing was."""

@@ -223,8 +223,15 @@ def _ports(facts: dict[str, Any]) -> Iterator[str]:
     for each in facts.get("ports", []):
         avoided = f"new connections avoid {', '.join(each['avoided'])}, " if each["avoided"] else ""
         yield f"{each['peer']}: {avoided}the way of {each['known']} local ports is known"
-    if counts := {name: count for name, count in facts.get("port_counts", {}).items() if count}:
-        yield "ports: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+    if why := facts.get("labels_missing"):
+        yield f"no flow labels are chosen: {why}"
+    for each in facts.get("label_ways", []):
+        avoided = f"live ones avoid {', '.join(each['avoided'])}, " if each["avoided"] else ""
+        fixed = f", no label moves {each['without_choice']}" if each["without_choice"] else ""
+        yield f"{each['address']}: {avoided}the way of {each['known']} of {each['flows']} connections is known{fixed}"
+    for what in ("port", "label"):
+        if counts := {name: count for name, count in facts.get(f"{what}_counts", {}).items() if count}:
+            yield f"{what}s: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
 
 
 def _left_out(facts: dict[str, Any]) -> Iterator[str]:

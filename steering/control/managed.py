@@ -79,8 +79,9 @@ class Managed:
         }
 
     def _by_ports(self, name: str, why: str) -> bool:
-        """Whether local ports of new connections are all that a prefix offers to choose."""
-        return self._policy.ports is not None and _ONE_HOP in why and ":" not in name
+        """Whether local ports of new connections, or labels of live ones, are all that a prefix offers to choose."""
+        wanted = self._policy.labels if ":" in name else self._policy.ports
+        return wanted is not None and _ONE_HOP in why
 
     def _look(self, found: Found) -> list[dict[str, Any]]:
         """What is not managed, by reason."""
@@ -159,7 +160,7 @@ def lines(facts: Mapping[str, Any], *, started: bool = False) -> Iterator[str]:
     elif not facts.get("by_ports"):
         yield "nothing is managed: no rule can move anything"
     if count := facts.get("by_ports"):
-        yield f"managed by local ports of new connections alone: {_count(count, 'prefix', 'prefixes')} with one hop"
+        yield f"managed by local ports or flow labels alone: {_count(count, 'prefix', 'prefixes')} with one hop"
     for each in facts["shown"][:_TARGETS_SAID]:
         yield _target_line(each, started)
     if (more := facts["targets"] - _TARGETS_SAID) > 0:

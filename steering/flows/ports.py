@@ -13,19 +13,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytools.signals import Path, PathWay, Signal, TcpFlow
+from pytools.signals import PathWay, Signal, TcpFlow
 from pytools.units import SECOND
+from steering.flows.hidden_ways import Fan, News, WayAct, Ways
 from steering.plan import Peer
 from steering.policy.actions import Ports
-from steering.policy.scope import inside
 
 MOST_PEERS: Final = 64
 _FORGOTTEN_NS: Final = 600 * SECOND  # a destination that nobody connects to
-_WAYS_NS: Final = 15 * SECOND  # ways are told every 5 s
 _CHECK_NS: Final = 10 * SECOND  # a known port of each destination is asked for again: routes change, and hashes
 _DECIDE_NS: Final = SECOND // 2
 _TRIES: Final = 8  # so many times the ports that are wanted; then others have their turn
-_BEST_FIRST: Final = ("healthy", "unmeasured", "slow", "lossy", "dead")
 _SPARE: Final = 4  # so many times the ports that are wanted are remembered, those of bad ways with them
 
 
@@ -39,44 +37,11 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class PortAct:
-    """What new connections to an address avoid from now on."""
-
-    path: Path
-    before: Mapping[str, int]  # ports known by way
-    after: Mapping[str, int]  # of these offered
-    because: str
-    seen_ns: int  # the measurement that led to it
-    over: bool = False  # nothing is avoided any more
-
-
-@dataclass(frozen=True, slots=True)
 class PortPlan:
     """What is wanted of new connections now."""
 
     offers: Mapping[Peer, tuple[int, ...]]
-    acts: tuple[PortAct, ...]
-
-
-@dataclass(slots=True)
-class _Way:
-    """A way behind the first hop, by its router."""
-
-    state: str
-    told_ns: int
-    bad_ns: int  # when it was last bad; 0: never
-
-
-@dataclass(slots=True)
-class _Fan:
-    """The ways of a path."""
-
-    path: Path
-    distance: int
-    ways: dict[str, _Way] = field(default_factory=dict)
-    states: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)  # by router and port of a bond; when
-    avoided: frozenset[str] = frozenset()  # routers, as it was last told
-    passed: int = 0  # distance at which a SYN arrived at the destination: nothing more is sent so far
+    acts: tuple[WayAct, ...]
 
 
 @dataclass(slots=True)
@@ -112,9 +77,8 @@ class PortEngine:
     """
 
     def __init__(self, wanted: Ports, managed: tuple[str, ...], draw: Callable[[], int], learns: bool = True) -> None:
-        self._wanted, self._managed, self._draw, self._learns = wanted, managed, draw, learns
-        self._fans: dict[str, _Fan] = {}  # by address
-        self._several: dict[str, int] = {}  # addresses that several paths lead to, and when that was last told
+        self._wanted, self._draw, self._learns = wanted, draw, learns
+        self._ways = Ways(wanted, managed, 4)
         self._peers: dict[Peer, _Known] = {}
         self._offers: dict[Peer, tuple[int, ...]] = {}
         self._decide_ns = 0  # not before this, unless there is news
@@ -125,36 +89,13 @@ class PortEngine:
     def take(self, signal: Signal, now: int) -> None:
         """Digest a signal."""
         if isinstance(signal, PathWay):
-            self._take_way(signal, now)
-        elif isinstance(signal, TcpFlow) and signal.remote in self._fans and signal.segments_in:  # no SYN of ours
+            news = self._ways.take(signal, now)
+            if news is News.WAYS:
+                self._void(signal.path.address)
+            if news is not News.NONE:
+                self._decide_ns = now
+        elif isinstance(signal, TcpFlow) and signal.remote in self._ways.fans and signal.segments_in:  # no SYN of ours
             self._take_flow(signal, now)
-
-    def _take_way(self, signal: PathWay, now: int) -> None:
-        address, path = signal.path.address, signal.path
-        if ":" in address or not inside(address, self._managed):
-            return
-        fan = self._fans.get(address)
-        if fan is not None and fan.path != path and now - _told(fan) <= _WAYS_NS:
-            self._several[address] = now  # which of them a connection takes is for weights and pins to say
-            return
-        if not signal.router or signal.differs_at is None:
-            return
-        if fan is None or fan.path != path or fan.distance != signal.differs_at:
-            fan = self._fans[address] = _Fan(path, signal.differs_at, avoided=fan.avoided if fan else frozenset())
-            self._void(address)
-        fan.states[signal.router, signal.lower] = signal.state, now
-        # A SYN says its router, not by which port of a bond it left: a router is as good as by the best of these.
-        of_lowers = [
-            state
-            for (router, _), (state, told_ns) in fan.states.items()
-            if router == signal.router and now - told_ns <= _WAYS_NS
-        ]
-        state = min(of_lowers, key=_BEST_FIRST.index)
-        before = fan.ways.get(signal.router)
-        if before is None or before.state != state:
-            self._decide_ns = now
-        bad_ns = now if state in self._wanted.avoid else before.bad_ns if before else 0
-        fan.ways[signal.router] = _Way(state, now, bad_ns)
 
     def _take_flow(self, signal: TcpFlow, now: int) -> None:
         peer = Peer(signal.remote, signal.remote_port)
@@ -182,7 +123,9 @@ class PortEngine:
         for peer in [peer for peer, known in self._peers.items() if now - known.used_ns > _FORGOTTEN_NS]:
             del self._peers[peer]
         used = sorted(self._peers.items(), key=lambda item: -item[1].connections)
-        served = [(peer, known, fan) for peer, known in used if (fan := self._served(peer, now)) is not None]
+        served = [
+            (peer, known, fan) for peer, known in used if (fan := self._ways.served(peer.address, now)) is not None
+        ]
         for peer, known, fan in served:
             if self._enough(known, fan, now):
                 known.tries = 0
@@ -198,26 +141,15 @@ class PortEngine:
                 return Ask(peer, port, fan.distance)
         return None
 
-    def _new(self, peer: Peer, known: _Known, fan: _Fan, now: int) -> Ask | None:
+    def _new(self, peer: Peer, known: _Known, fan: Fan, now: int) -> Ask | None:
         """Ask about a port of which nothing is known, if one is found at once."""
         known.asked_ns = now
         taken = {port for each in self._peers.values() for port in each.ports}
         port = next((port for port in (self._draw() for _ in range(_SPARE)) if port not in taken), None)
         return None if port is None else Ask(peer, port, fan.distance)
 
-    def _served(self, peer: Peer, now: int) -> _Fan | None:
-        """The ways to a destination, if ports choose among them."""
-        fan = self._fans.get(peer.address)
-        return None if fan is None or fan.passed == fan.distance or len(self._ways(fan, now)) < 2 else fan
-
-    def _ways(self, fan: _Fan, now: int) -> Mapping[str, _Way]:
-        """The ways that are known now; none where a connection may take another path."""
-        if now - self._several.get(fan.path.address, -_WAYS_NS) < _WAYS_NS:
-            return {}
-        return {router: way for router, way in fan.ways.items() if now - way.told_ns <= _WAYS_NS}
-
-    def _enough(self, known: _Known, fan: _Fan, now: int) -> bool:
-        bad, good = self._sorted(fan, now)
+    def _enough(self, known: _Known, fan: Fan, now: int) -> bool:
+        bad, good = self._ways.parted(fan, now)
         if not bad:
             return len(known.ports) >= 2 * self._wanted.keep
         return sum(router in good for router in known.ports.values()) >= self._wanted.keep
@@ -241,7 +173,7 @@ class PortEngine:
         """Take note that a SYN arrived at its destination: the route is shorter than was told, so no more are sent."""
         self.counts["asked"] += 1
         self.counts["arrived"] += 1
-        if (fan := self._fans.get(ask.peer.address)) is not None:
+        if (fan := self._ways.fans.get(ask.peer.address)) is not None:
             fan.passed = ask.distance
 
     def busy(self) -> None:
@@ -256,8 +188,8 @@ class PortEngine:
             return PortPlan(self._offers, ())
         self._offers, self._decide_ns = {}, now + _DECIDE_NS
         acts = []
-        for address, fan in self._fans.items():
-            bad, good = self._sorted(fan, now)
+        for address, fan in self._ways.fans.items():
+            bad, good = self._ways.parted(fan, now)
             known = {peer: self._peers[peer].ports for peer in self._at(address)} if bad else {}
             here = {
                 peer: tuple(port for port, router in ports.items() if router in good) for peer, ports in known.items()
@@ -268,38 +200,16 @@ class PortEngine:
                 fan.avoided = bad
         return PortPlan(self._offers, tuple(acts))
 
-    def _sorted(self, fan: _Fan, now: int) -> tuple[frozenset[str], frozenset[str]]:
-        """The routers of ways to avoid, and of the others; none while there is no better one."""
-        ways, dwell = self._ways(fan, now), self._wanted.dwell
-        bad = frozenset(
-            router
-            for router, way in ways.items()
-            if way.state in self._wanted.avoid or (way.bad_ns and now - way.bad_ns < dwell)
-        )
-        good = frozenset(router for router, way in ways.items() if router not in bad and way.state != "unmeasured")
-        return (bad, good) if bad and good else (frozenset(), good)
-
-    def _act(self, fan: _Fan, bad: frozenset[str], known: Mapping[Peer, Mapping[int, str]], now: int) -> PortAct:
+    def _act(self, fan: Fan, bad: frozenset[str], known: Mapping[Peer, Mapping[int, str]], now: int) -> WayAct:
+        if not bad:
+            return self._ways.act(fan, bad, {}, {}, now)
         by_way = dict.fromkeys(sorted(fan.ways), 0)
         for ports in known.values():
             for router in ports.values():
                 if router in by_way:
                     by_way[router] += 1
-        if not bad:
-            why = (
-                "no way is worse than the others any more"
-                if self._ways(fan, now)
-                else "its ways are not known any more"
-            )
-            return PortAct(fan.path, {}, {}, f"{fan.path}: {why}", now, over=True)
         after = {router: 0 if router in bad else count for router, count in by_way.items()}
-        states = {router: fan.ways[router].state for router in sorted(bad)}
-        states = {
-            router: state if state in self._wanted.avoid else "just good again" for router, state in states.items()
-        }
-        why = ", ".join(f"the way by {router} is {state}" for router, state in states.items())
-        seen_ns = max(fan.ways[router].told_ns for router in bad)
-        return PortAct(fan.path, by_way, after, f"{fan.path}: {why} (hop {fan.distance})", seen_ns)
+        return self._ways.act(fan, bad, by_way, after, now)
 
     def _void(self, address: str) -> None:
         """Learn anew which ways ports to an address take."""
@@ -315,12 +225,8 @@ class PortEngine:
             {
                 "peer": str(peer),
                 "known": len(known.ports),
-                "avoided": sorted(self._fans[peer.address].avoided) if peer.address in self._fans else [],
+                "avoided": self._ways.avoided(peer.address),
             }
             for peer, known in self._peers.items()
             if known.ports
         ]
-
-
-def _told(fan: _Fan) -> int:
-    return max((way.told_ns for way in fan.ways.values()), default=0)

@@ -35,7 +35,7 @@ HELD_NS: Final = 1_000 * MS  # and that the network held it back: windows are no
 _SHORTEST_NS: Final = 40 * MS  # two looks closer than this make no rate
 _FULL: Final = 0.7  # of cwnd in flight on average: the window holds it back
 _HELD: Final = frozenset({"cwr", "recovery", "loss"})
-_OVER: Final = frozenset({"close", "time_wait", "last_ack", "closing", "fin_wait1", "fin_wait2"})
+OVER: Final = frozenset({"close", "time_wait", "last_ack", "closing", "fin_wait1", "fin_wait2"})
 
 
 class _Look(NamedTuple):
@@ -144,7 +144,7 @@ class FlowRates:
         """Digest a signal. A connection that began later, or whose counts went back, is a new one."""
         key = key_of(signal)
         track = self._tracks.pop(key, None)
-        if signal.state in _OVER:
+        if signal.state in OVER:
             return
         if track is None or _is_another(track, signal):
             track = _Track(signal)

@@ -79,22 +79,28 @@ class Relabel(_Leased):
     flows: PinFlows = Field(default_factory=PinFlows)
 
 
-class Ports(Model):
-    """Have new IPv4 TCP connections take local ports whose hash leads around bad ways behind one nexthop (ports.md)."""
+class AroundWays(_Leased):
+    """What leads around bad ways behind one nexthop."""
 
     avoid: Annotated[tuple[Literal["slow", "lossy", "dead"], ...], Field(min_length=1)] = Field(
         default=("slow", "lossy", "dead"), description="which states of a way are bad (probes.md)"
     )
+    every: Annotated[Duration, Within(SECOND // 100, 60 * SECOND)] = Field(
+        default=SECOND // 2, description="time between two packets that find out a way; routers limit answers"
+    )
+    dwell: Duration = Field(default=10 * SECOND, description="how long a way must be good before it is used again")
+
+
+class Ports(AroundWays):
+    """Have new IPv4 TCP connections take local ports whose hash leads around bad ways behind one nexthop (ports.md)."""
+
     keep: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
         default=64, description="ports of good ways to know per destination: at most so many connections at once"
     )
-    every: Annotated[Duration, Within(SECOND // 100, 60 * SECOND)] = Field(
-        default=SECOND // 2, description="time between two SYNs that find out the way of a port; routers limit answers"
-    )
-    dwell: Duration = Field(default=10 * SECOND, description="how long a way must be good before it is used again")
-    lease: Annotated[Duration, Within(SECOND, 600 * SECOND)] = Field(
-        default=10 * SECOND, description="expires in the kernel after this time without renewal"
-    )
+
+
+class Labels(AroundWays):
+    """Give live IPv6 TCP connections flow labels whose hash leads around bad ways behind one nexthop (ports.md)."""
 
 
 class Alert(Model):

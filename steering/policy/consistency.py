@@ -18,11 +18,12 @@ def inconsistencies(raw: Any, reader: Reader) -> Iterator[Problem]:
     """Every such fault of a file, whatever else is wrong with it."""
     found = raw.get("rules") if isinstance(raw, dict) else None
     rules = found if isinstance(found, list) else []
-    if isinstance(raw, dict) and not {"rules", "ports"} & raw.keys():
-        yield _problem((), '"rules" is missing; expected rules, or ports', reader)
+    if isinstance(raw, dict) and not {"rules", "ports", "labels"} & raw.keys():
+        yield _problem((), '"rules" is missing; expected rules, ports or labels', reader)
     yield from _names(rules, reader)
     yield from _priorities(rules, reader)
-    yield from _labels(raw.get("manage") if isinstance(raw, dict) else None, rules, reader)
+    top = raw if isinstance(raw, dict) else {}
+    yield from _labels(top.get("manage"), rules, "labels" in top, reader)
     for i, rule in enumerate(rules):
         if isinstance(rule, dict):
             yield from _for_or_samples(rule.get("when"), ("rules", i, "when"), reader)
@@ -67,13 +68,16 @@ def _priorities(rules: list[Any], reader: Reader) -> Iterator[Problem]:
         first.setdefault(priority, reader.lines[at])
 
 
-def _labels(manage: Any, rules: list[Any], reader: Reader) -> Iterator[Problem]:
-    """Rules that relabel where all prefixes are of IPv4, which has no flow labels: they would never act."""
+def _labels(manage: Any, rules: list[Any], beside: bool, reader: Reader) -> Iterator[Problem]:
+    """Rules that relabel beside `labels`, or where all prefixes are of IPv4, which has no flow labels."""
     managed = manage.get("destinations") if isinstance(manage, dict) else None
     for i, rule in enumerate(rules):
         then, scope = (rule.get(key) if isinstance(rule, dict) else None for key in ("then", "scope"))
         if not isinstance(then, dict) or "relabel" not in then:
             continue
+        if beside:
+            what = "expected only without labels: both would choose the label of one connection"
+            yield _problem(("rules", i, "then", "relabel"), what, reader)
         scope = scope if isinstance(scope, dict) else {}
         flows = scope.get("flows")
         for where, prefixes in (

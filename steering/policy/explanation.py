@@ -7,7 +7,7 @@ from typing import Final
 
 from pytools import directories
 from pytools.units import duration_text, rate_text
-from steering.policy.actions import WEIGHT_KINDS, Alert, Drain, Pin, PinFlows, Ports, Relabel, Shift
+from steering.policy.actions import WEIGHT_KINDS, Alert, AroundWays, Drain, Pin, PinFlows, Relabel, Shift
 from steering.policy.conditions import leaves
 from steering.policy.conditions_text import clear_text, condition_text
 from steering.policy.model import Manage, Policy, Rule, Safety
@@ -18,7 +18,7 @@ _WEIGHTS_MOVE: Final = "moves new flows, and live ones whose hash then falls to 
 
 def explain(policy: Policy) -> str:
     """The policy in words, one sentence a line."""
-    lines = [*_manage(policy.manage), *_safety(policy.safety), *_ports(policy.ports), *_order(policy)]
+    lines = [*_manage(policy.manage), *_safety(policy.safety), *_ways(policy), *_order(policy)]
     for number, rule in enumerate(policy.rules, 1):
         lines += _rule(number, rule)
     return "\n".join(lines)
@@ -35,16 +35,29 @@ def _order(policy: Policy) -> Iterator[str]:
         )
 
 
-def _ports(ports: Ports | None) -> Iterator[str]:
-    if ports is None:
-        return
-    yield (
-        f"Ways behind one nexthop that are {' or '.join(ports.avoid)} are avoided until they have been good for "
-        f"{duration_text(ports.dwell)}: new IPv4 TCP connections take one of up to {ports.keep} local ports per "
-        f"destination that lead elsewhere (moves no live connection; lapses {duration_text(ports.lease)} after the "
-        "last renewal)."
+def _ways(policy: Policy) -> Iterator[str]:
+    if (ports := policy.ports) is not None:
+        yield (
+            f"{_avoided(ports)}: new IPv4 TCP connections take one of up to {ports.keep} local ports per destination "
+            f"that lead elsewhere (moves no live connection; {_lapses(ports)})."
+        )
+        yield f"At most every {duration_text(ports.every)} a SYN that dies at a router finds out the way of a port."
+    if (labels := policy.labels) is not None:
+        yield f"{_avoided(labels)}: live IPv6 TCP connections on them get another flow label ({_lapses(labels)})."
+        yield (
+            f"At most every {duration_text(labels.every)} a segment that dies at a router finds out the way of a label."
+        )
+
+
+def _avoided(wanted: AroundWays) -> str:
+    return (
+        f"Ways behind one nexthop that are {' or '.join(wanted.avoid)} are avoided until they have been good for "
+        f"{duration_text(wanted.dwell)}"
     )
-    yield f"At most every {duration_text(ports.every)} a SYN that dies at a router finds out the way of a port."
+
+
+def _lapses(wanted: AroundWays) -> str:
+    return f"lapses {duration_text(wanted.lease)} after the last renewal"
 
 
 def _manage(manage: Manage) -> list[str]:

@@ -19,7 +19,9 @@ _BY_CONDITION: Final = {
 
 def signals_of(policy: Policy) -> frozenset[str]:
     """The kinds of signals, by their tags, that the rules of a policy look at."""
-    found = set(_ALWAYS) | ({"path_way", "tcp_flow"} if policy.ports is not None else set())
+    found = set(_ALWAYS)
+    if policy.ports is not None or policy.labels is not None:
+        found |= {"path_way", "tcp_flow"}
     for rule in policy.rules:
         for leaf in leaves(rule.when):
             found |= _BY_CONDITION.get(leaf.signal, set())

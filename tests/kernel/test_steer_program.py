@@ -375,6 +375,24 @@ def test_a_label_is_a_lease_of_its_own(steer: Steer) -> None:
 
 
 @pytest.mark.guest
+def test_the_label_that_packets_come_with_is_seen(steer: Steer) -> None:
+    frame, seen = packet(V6), steer.table.seen
+    steer.table.grant("watch_until_ns", [V6, V4], [kit.soon()] * 2)
+    assert seen([V6]) == {}
+    for label in (0, 0xFFFFF, 0xABCDE):
+        assert steer.altered(with_head(frame, 0, label)) == (UNSPEC, with_head(frame, 0, label))
+        assert steer.run(packet(V4)) == UNSPEC
+        assert seen([V6, V4]) == {V6: label} and steer.counted() == {}
+    steer.label(V6, 7)
+    assert steer.altered(with_head(frame, 0, 5))[1] == with_head(frame, 0, 7)
+    steer.altered(with_head(frame, 0, 7))
+    assert seen([V6]) == {V6: 5}, "where it is redirected to it comes with ours"
+    steer.table.end("label_until_ns", [V6])
+    assert len(steer.table.read()) == 2, "it is watched still"
+    steer.table.end("watch_until_ns", [V6, V4])
+    assert steer.table.read() == [] and seen([V6]) == {}
+
+
 def test_a_packet_is_relabelled_before_it_is_redirected(steer: Steer) -> None:
     steer.target(SECOND, gateway="fe80::1")
     steer.pin(V6)

@@ -150,5 +150,5 @@ def test_with_ports_a_prefix_with_one_hop_is_managed_by_them():
     assert lines[0].startswith("nothing is managed")
     assert [line.partition(": it")[0] for line in later] == ["fd00:9::/64 is not managed"]
     [[first, *others]], _ = said(policy, found(refused=one_hop))
-    assert first == "managed by local ports of new connections alone: 1 prefix with one hop"
+    assert first == "managed by local ports or flow labels alone: 1 prefix with one hop"
     assert [line.partition(": it")[0] for line in others] == ["not managed: fd00:9::/64"]

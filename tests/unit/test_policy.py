@@ -182,8 +182,8 @@ def test_two_rules_of_one_name_and_a_key_given_twice():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "p.yaml:1: expected a mapping with version, manage, safety, ports, rules, got nothing"),
-        ("[]", "p.yaml:1: expected a mapping with version, manage, safety, ports, rules, got an empty list"),
+        ("", "p.yaml:1: expected a mapping with version, manage, safety, ports, labels, rules, got nothing"),
+        ("[]", "p.yaml:1: expected a mapping with version, manage, safety, ports, labels, rules, got an empty list"),
         ("version: 1\nrules: [", "p.yaml:2: not a policy: "),
         ("version: 1\nrules: &x [*x]", "p.yaml:2: not a policy: alias *x"),
         ("version: 1\n---\nversion: 1", "p.yaml:2: not a policy: "),
@@ -216,7 +216,7 @@ def test_durations_in_words(ns, text):
 
 def test_the_schema_describes_the_file():
     schema = json_schema()
-    assert set(schema["properties"]) == {"version", "manage", "safety", "ports", "rules"}
+    assert set(schema["properties"]) == {"version", "manage", "safety", "ports", "labels", "rules"}
     assert "for" in schema["$defs"]["QueueingDelay"]["properties"]
     assert "return" in schema["$defs"]["Rule"]["properties"]
     assert schema["$defs"]["Manage"]["additionalProperties"] is False
@@ -318,4 +318,14 @@ def test_ports_need_no_rules_and_one_of_them_must_be_there():
     said = explain(policy)
     assert "Ways behind one nexthop that are dead are avoided" in said and "up to 8 local ports" in said
     assert "rules" not in said
-    assert faults(text) == ['p.yaml:1: "rules" is missing; expected rules, or ports']
+    assert faults(text) == ['p.yaml:1: "rules" is missing; expected rules, ports or labels']
+
+
+def test_labels_need_no_rules_and_go_with_none_that_relabels():
+    text = 'version: 1\nmanage: {destinations: ["fd00:9::/64"]}\nlabels: {avoid: [slow], dwell: 3s}\n'
+    policy = parse(text)
+    assert policy.ports is None and {"path_way", "tcp_flow"} <= signals_of(policy)
+    assert "that are slow are avoided until they have been good for 3 s: live IPv6 TCP connections" in explain(policy)
+    rule = "{name: a, when: {signal: loss, above: 0.1, clear_below: 0.01}, then: {relabel: {}}}"
+    (fault,) = faults(f"{text}rules:\n  - {rule}\n")
+    assert fault.startswith("p.yaml:5: rules[0].then.relabel: expected only without labels")
