@@ -43,7 +43,7 @@ def _measure(bench: str, lab: Lab) -> None:
     with (
         kit.serving(server, [server.service]),
         kit.Ways(lab.rails[0], client) as ways,
-        _controller(client, server.service),
+        controller(client, POLICY.format(address=server.service, keep=KEEP)),
     ):
         _wait(client, server, lambda known, _: known >= 2 * KEEP, "ports are learnt")
         for case in ("slow", "dead"):
@@ -74,10 +74,11 @@ def _share(ways: kit.Ways, client: Host, server: Host) -> float:
 
 
 @contextlib.contextmanager
-def _controller(client: Host, address: str) -> Iterator[None]:
+def controller(client: Host, text: str) -> Iterator[None]:
+    """Steer a host under this policy."""
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder, "policy.yaml")
-        policy.write_text(POLICY.format(address=address, keep=KEEP))
+        policy.write_text(text)
         policy.chmod(0o600)
         command = [sys.executable, "-m", "steering.cli", "steer", "run", "-n", client.netns, "--policy", str(policy)]
         running = subprocess.Popen([*command, "--apply"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,6 +1,6 @@
 """Ways behind the first hop, found and judged by agents as shipped: are all met, is the bad one named, and where?
 
-    python bench/hidden_ways.py [--trials 40] [--faults 20]
+    python bench/hidden_ways.py [--trials 40] [--faults 20] [--left 5]
 
 A lab whose rail hashes flows over inner ways; pairs of hosts probe each other, so several trials run at once. Routers
 limit ICMP as Linux does. IPv4 and IPv6 alternate.
@@ -18,6 +18,9 @@ hop_right
     is, does not answer any more. n: faults.
 avoided
     share of new connections that take a slow or a dead way while `ports` are steered (_avoided.py).
+left, left_after, left_after_worst, retransmitted, resets
+    live IPv6 connections on a way that is called slow or dead, while `labels` are steered: share that has left it
+    within a second, and after how long; segments retransmitted per fault, and connections reset (_left.py).
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from typing import Any, Final
 from _agents import configure, start_agent, stop, wait_serving
 from _avoided import avoided
 from _common import emit, median, note, wait_until
+from _left import left
 
 from pytools import directories
 from pytools.ipc.bus import Client
@@ -107,9 +111,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument("--left", type=int, default=5)
     wanted = parser.parse_args()
-    with lab_of(2) as pairs, running(pairs):  # compiles what is not in the cache
-        wait_until(lambda: all(pair.hear() for pair in pairs), "all agents measure", HEALED_WITHIN_S)
+    if wanted.trials or wanted.faults:
+        with lab_of(2) as pairs, running(pairs):  # compiles what is not in the cache
+            wait_until(lambda: all(pair.hear() for pair in pairs), "all agents measure", HEALED_WITHIN_S)
     if wanted.trials:
         right = [each for seed in range(-(-wanted.trials // (2 * PAIRS))) for each in count(seed)][: wanted.trials]
         emit("hidden_ways", "count_right", sum(right) / len(right), "share", "higher", n=len(right))
@@ -118,6 +124,8 @@ def main() -> None:
             for case in HOP:
                 tell(case, faults(pairs, case, wanted.faults))
         avoided("hidden_ways")
+    if wanted.left:
+        left("hidden_ways", wanted.left)
 
 
 @contextlib.contextmanager

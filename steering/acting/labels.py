@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pytools.closing import Closing
-from pytools.errors import SwerveError
+from pytools.errors import RefusedError, SwerveError
 from pytools.signals import Signal
 from steering.acting import messages
 from steering.acting.flows import FlowActing
@@ -52,6 +52,7 @@ class LabelActing(Closing):
         self._ask_ns = self._renew_ns = self._attach_ns = 0
         self._watched: tuple[FlowKey, ...] = ()
         self._leased: frozenset[FlowKey] = frozenset()
+        self._unhooked: dict[int, str] = {}  # interfaces, and why
 
     def close(self) -> None:
         """Learn no more; labels end with their leases, or with the kernel's part."""
@@ -104,8 +105,11 @@ class LabelActing(Closing):
         if watched != self._watched or now >= self._renew_ns:
             self._renew_ns = now + self._wanted.lease // 3
             table.end("watch_until_ns", set(self._watched).difference(watched))
-            table.grant("watch_until_ns", watched, [until_ns] * len(watched))
             self._watched = watched
+            try:
+                table.grant("watch_until_ns", watched, [until_ns] * len(watched))
+            except RefusedError as error:  # pins have taken all the room
+                self._output.say(f"flow labels are not known: {error}")
             engine.lost(self._kernel.labels.renew(engine.held, until_ns))
         self._leased = frozenset(engine.held)
         engine.seen(table.seen(watched), now)
@@ -116,8 +120,11 @@ class LabelActing(Closing):
         for name in engine.interfaces(now):
             with contextlib.suppress(OSError):  # it is gone
                 indexes.append(socket.if_nametoindex(name))
-        for index, why in self._kernel.table.attach(indexes, by=_NAME).items():
-            self._output.say(f"flow labels at interface {index} are not known: {why}")
+        unhooked = self._kernel.table.attach(indexes, by=_NAME)
+        for index, why in unhooked.items():
+            if self._unhooked.get(index) != why:
+                self._output.say(f"flow labels at interface {index} are not known: {why}")
+        self._unhooked = unhooked
 
     def _learn(self, engine: LabelEngine, asking: LabelAsking, now: int) -> None:
         assert self._wanted is not None

@@ -227,8 +227,8 @@ def _ports(facts: dict[str, Any]) -> Iterator[str]:
         yield f"no flow labels are chosen: {why}"
     for each in facts.get("label_ways", []):
         avoided = f"live ones avoid {', '.join(each['avoided'])}, " if each["avoided"] else ""
-        fixed = f", no label moves {each['without_choice']}" if each["without_choice"] else ""
-        yield f"{each['address']}: {avoided}the way of {each['known']} of {each['flows']} connections is known{fixed}"
+        known = f"the way of {each['known']} is known, a label that moves it of {each['movable']}"
+        yield f"{each['address']}: {avoided}{each['flows']} connections: {known}"
     for what in ("port", "label"):
         if counts := {name: count for name, count in facts.get(f"{what}_counts", {}).items() if count}:
             yield f"{what}s: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())

@@ -25,6 +25,7 @@ from steering.policy.actions import Labels
 MOST_FLOWS: Final = 64
 _OTHERS: Final = 2  # so many ways besides its own are looked for
 _CHECK_NS: Final = 10 * SECOND  # the label of each connection is asked about again: routes change, and hashes
+_CHECKS_NS: Final = 2 * SECOND  # between two of these: routers limit answers, and others need them, too
 _DECIDE_NS: Final = SECOND // 2
 _TRIES: Final = 16  # other labels; with four ways 99 of 100 connections have met two others by then
 _SILENT: Final = 3  # so often a label is asked about before it counts that no router answers
@@ -105,6 +106,7 @@ class LabelEngine:
         self._ways = Ways(wanted, managed, 6)
         self._flows: dict[FlowKey, _Known] = {}
         self._decide_ns = 0  # not before this, unless there is news
+        self._checked_ns = 0  # when a label that is known was last asked about again
         self.counts = dict.fromkeys(("asked", "answered", "silent", "moved"), 0)
 
     # ---- what is heard ----
@@ -178,8 +180,11 @@ class LabelEngine:
             if known.tries < _TRIES and not self._enough(known, fan, now):
                 known.tries += 1
                 return Ask(key, self._draw(), fan.distance, fan.path.interface)
-        for key, known, fan in served:
+        if now - self._checked_ns < _CHECKS_NS:
+            return None
+        for key, known, fan in sorted(served, key=lambda each: each[1].asked_ns):
             if now - known.asked_ns > _CHECK_NS and known.label is not None:
+                self._checked_ns = now
                 if not self._enough(known, fan, now):
                     known.tries = min(known.tries, _TRIES - 1)
                 return self._ask_about(key, known, fan, known.label, now)
@@ -290,7 +295,7 @@ class LabelEngine:
                 "address": address,
                 "flows": len(found),
                 "known": sum(known.router is not None for known in found),
-                "without_choice": sum(known.tries >= _TRIES and len(set(known.ways.values())) == 1 for known in found),
+                "movable": sum(len(set(known.ways.values())) > 1 for known in found),
                 "avoided": self._ways.avoided(address),
             }
             for address in self._ways.fans

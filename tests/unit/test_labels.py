@@ -157,7 +157,7 @@ def test_where_routers_do_not_hash_labels_nothing_moves_and_it_says_so(world: Wo
     assert len(world.learn()) < 30
     world.ways(w1="dead")
     assert world.act() == []
-    assert world.engine.facts()[0]["without_choice"] == 1
+    assert world.engine.facts()[0]["movable"] == 0
 
 
 def test_another_hash_voids_what_was_learnt(world: World) -> None:
