@@ -1,8 +1,9 @@
 """How soon live IPv6 connections leave a bad hidden way once it is called bad, and what they retransmit meanwhile.
 
 For bench/hidden_ways.py: a lab of two hosts and one rail with four inner ways, whose agents tell `path_way`. Packets
-are looked at where they enter the inner routers; `peer` is the same without a controller: a kernel changes the label of
-a connection that times out, as shipped. Each fault is of the way that most connections take.
+are looked at where they enter the inner routers; `peer` is the same without a controller. The kernel changes no label
+of a connection that times out here (`txrehash` is off), so that what is measured is ours: as shipped, connections have
+left a dead way before it is called so. Each fault is of the way that most connections take.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from _common import emit, median, note, wait_until
 
 from pytools import directories
 from pytools.ipc.bus import Client
-from pytools.lab import Lab
+from pytools.lab import Lab, namespaces
 from pytools.signals import PathWay
 from steering.commands.status import facts_of
 
@@ -55,6 +56,8 @@ def left(bench: str, faults: int) -> None:
     with Lab.up(f"bench-left-{os.getpid()}", hosts=2, rails=1, inner=WAYS, ipv6=True) as lab:
         steering_kit.agents(lab)
         client, server = lab.hosts
+        for host in lab.hosts:
+            namespaces.set_sysctls(host.netns, {"core/txrehash": 0})
         with (
             kit.Live(client, server, server.service6, CONNECTIONS) as live,
             kit.LiveWays(lab.rails[0], client) as ways,

@@ -21,19 +21,16 @@ from pytools.lab.topology import Host, Rail
 SERVICE = 5901
 _ETH_P_IP, _TCP, _SYN, _ACK = 0x0800, 6, 0x02, 0x10
 _LOAD_BYTE = 0x30
-_ONLY_TCP = (
-    (_LOAD_BYTE, 0, 0, 9),  # the protocol of the IP header
-    (socket_filter.EQUAL, 0, 1, _TCP),
-    (socket_filter.RETURN, 0, 0, socket_filter.ALL),
-    (socket_filter.RETURN, 0, 0, 0),
+_ONLY_TCP, _ONLY_TCP6 = (
+    (
+        (_LOAD_BYTE, 0, 0, protocol),  # where the header has it
+        (socket_filter.EQUAL, 0, 1, _TCP),
+        (socket_filter.RETURN, 0, 0, socket_filter.ALL),
+        (socket_filter.RETURN, 0, 0, 0),
+    )
+    for protocol in (9, 6)
 )
-_ETH_P_IPV6, _IPV6_BYTES, _SO_TIMESTAMPNS = 0x86DD, 40, 35
-_ONLY_TCP6 = (
-    (_LOAD_BYTE, 0, 0, 6),  # the next header of the IPv6 header
-    (socket_filter.EQUAL, 0, 1, _TCP),
-    (socket_filter.RETURN, 0, 0, socket_filter.ALL),
-    (socket_filter.RETURN, 0, 0, 0),
-)
+_ETH_P_IPV6, _IPV6_BYTES, _IPV4_BYTES, _SO_TIMESTAMPNS = 0x86DD, 40, 20, 35
 _PAUSE_S = 0.02  # between two writes of a live connection
 _LEARNING_TTL = 8  # a connection's is 63 there
 _LISTEN_BACKLOG = 512
@@ -146,7 +143,7 @@ def connect(host: Host, address: str, count: int, at_once: int = 20, wait_s: flo
 
 
 class LiveWays:
-    """Which way each TCP connection of a host over IPv6 takes, by its packets where they enter an inner router.
+    """Which way each TCP connection of a host over one family takes, by its packets where they enter an inner router.
 
     Parameters
     ----------
@@ -156,16 +153,16 @@ class LiveWays:
         Whose connections are looked at.
     """
 
-    def __init__(self, rail: Rail, host: Host, port: int = SERVICE) -> None:
-        self._port = port
+    def __init__(self, rail: Rail, host: Host, port: int = SERVICE, family: int = 6) -> None:
+        self._port, self._family = port, family
         self._sockets: dict[int, socket.socket] = {}
         for way in rail.inner:
             with inside(way.netns):
                 heard = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)
-            socket_filter.attach(heard, _ONLY_TCP6)
+            socket_filter.attach(heard, _ONLY_TCP6 if family == 6 else _ONLY_TCP)
             heard.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
             heard.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-            heard.bind((way.ports[host.number - 1].name, _ETH_P_IPV6))
+            heard.bind((way.ports[host.number - 1].name, _ETH_P_IPV6 if family == 6 else _ETH_P_IP))
             heard.setblocking(False)
             self._sockets[way.number] = heard
 
@@ -186,8 +183,9 @@ class LiveWays:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     packet, ancillary, _, _ = heard.recvmsg(64, 64)
-                    source, port = struct.unpack_from(">HH", packet, _IPV6_BYTES)
-                    if port == self._port and packet[7] > _LEARNING_TTL:
+                    header, left = (_IPV6_BYTES, packet[7]) if self._family == 6 else (_IPV4_BYTES, packet[8])
+                    source, port = struct.unpack_from(">HH", packet, header)
+                    if port == self._port and left > _LEARNING_TTL:
                         seconds, nanoseconds = struct.unpack("qq", ancillary[0][2])
                         yield seconds + nanoseconds / 1e9, way, source
 
@@ -200,7 +198,7 @@ class LiveWays:
 
 
 class Live:
-    """Connections over IPv6 that send a little all the time; a thread of their own writes and reads them.
+    """Connections that send a little all the time; a thread of their own writes and reads them.
 
     Parameters
     ----------
@@ -210,17 +208,33 @@ class Live:
         Of the server.
     count : int
         So many.
+    protocol : int
+        Of the sockets.
     """
 
-    def __init__(self, client: Host, server: Host, address: str, count: int, port: int = SERVICE) -> None:
+    def __init__(
+        self,
+        client: Host,
+        server: Host,
+        address: str,
+        count: int,
+        port: int = SERVICE,
+        protocol: int = socket.IPPROTO_TCP,
+    ) -> None:
         self._ended, self._end = socket.socketpair()
-        self._listener = _listener(server, address, port)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with inside(server.netns):
+            self._listener = socket.socket(family, socket.SOCK_STREAM, protocol)
+        self._listener.bind((address, port))
+        self._listener.listen(_LISTEN_BACKLOG)
         self._clients: list[socket.socket] = []
         self._servers: list[socket.socket] = []
+        self.sent = 0  # rounds of writes
         self.failed = 0  # writes or reads that met a reset
         with inside(client.netns):
             for _ in range(count):
-                self._clients.append(socket.create_connection((address, port), 5))
+                self._clients.append(socket.socket(family, socket.SOCK_STREAM, protocol))
+                self._clients[-1].connect((address, port))
                 self._servers.append(self._listener.accept()[0])
         for each in (*self._clients, *self._servers):
             each.setblocking(False)
@@ -233,6 +247,7 @@ class Live:
         while not select.select([self._ended], [], [], _PAUSE_S)[0]:
             for each in self._clients:
                 self._try(lambda each=each: each.send(bytes(200)))  # type: ignore[misc]
+            self.sent += 1
             for each in self._servers:
                 self._try(lambda each=each: each.recv(1 << 16))  # type: ignore[misc]
 
@@ -261,11 +276,3 @@ class Live:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _listener(host: Host, address: str, port: int) -> socket.socket:
-    with inside(host.netns):
-        listener = socket.socket(socket.AF_INET6)
-    listener.bind((address, port))
-    listener.listen(_LISTEN_BACKLOG)
-    return listener

@@ -57,6 +57,13 @@ def tcp() -> list[Check]:
             _rehash,
         ),
         Check(
+            "MPTCP path manager",
+            False,
+            "MPTCP connections over IPv4 stay on hidden ways that are bad (ports.mptcp in a policy)",
+            "Linux 5.19 and later; sysctl net.mptcp.pm_type=1, unless another path manager runs",
+            _path_manager,
+        ),
+        Check(
             "drop reasons",
             False,
             "packets that the kernel drops are not counted: `swerve drops` has nothing to show",
@@ -90,6 +97,13 @@ def _rehash() -> Finding:
     labels, rehash = features.setting("net.ipv6.auto_flowlabels"), features.setting("net.core.txrehash")
     plb = "on" if features.setting("net.ipv4.tcp_plb_enabled") == "1" else "off"
     return Finding(labels not in ("", "0") and rehash != "0", f"PLB {plb}")
+
+
+def _path_manager() -> Finding:
+    kind = features.setting("net.mptcp.pm_type")
+    if features.setting("net.mptcp.enabled") != "1" or not kind:
+        return Finding(False, "this kernel or namespace has no MPTCP with a path manager in user space")
+    return Finding(kind == "1", f"net.mptcp.pm_type is {kind}")
 
 
 def _drop_reasons() -> Finding:

@@ -17,7 +17,7 @@ from pytools.errors import RefusedError, SwerveError
 from pytools.signals import Signal
 from steering.acting import messages
 from steering.acting.flows import FlowActing
-from steering.actuators.label_ways import LabelAsking, drawn_label
+from steering.actuators.segments import Segments, drawn_label
 from steering.flows.labels import Ask, LabelAct, LabelEngine
 from steering.plan import FlowKey, LabelChange
 from steering.policy.model import Policy
@@ -47,7 +47,7 @@ class LabelActing(Closing):
         self._engine: LabelEngine | None = None
         if policy.labels is not None:
             self._engine = LabelEngine(policy.labels, policy.manage.destinations, drawn_label, learns=apply)
-        self._asking: LabelAsking | None = None
+        self._asking: Segments | None = None
         self._why_not = ""
         self._ask_ns = self._renew_ns = self._attach_ns = 0
         self._watched: tuple[FlowKey, ...] = ()
@@ -88,10 +88,10 @@ class LabelActing(Closing):
         if not self._kernel.prepare():
             return False
         if self._asking is None:
-            self._asking = self._stack.enter_context(LabelAsking())
+            self._asking = self._stack.enter_context(Segments(6))
         return True
 
-    def _look(self, engine: LabelEngine, asking: LabelAsking, now: int) -> None:
+    def _look(self, engine: LabelEngine, asking: Segments, now: int) -> None:
         """Keep leases, and see which labels connections have and what routers say."""
         assert self._wanted is not None and self._kernel.table is not None
         table = self._kernel.table
@@ -126,7 +126,7 @@ class LabelActing(Closing):
                 self._output.say(f"flow labels at interface {index} are not known: {why}")
         self._unhooked = unhooked
 
-    def _learn(self, engine: LabelEngine, asking: LabelAsking, now: int) -> None:
+    def _learn(self, engine: LabelEngine, asking: Segments, now: int) -> None:
         assert self._wanted is not None
         if now < self._ask_ns or (wanted := engine.ask(now)) is None:
             return

@@ -264,6 +264,30 @@ def label_act(
     )
 
 
+def subflow_act(
+    host: str, way: WayAct, outcome: Outcome, decided_ns: int, acknowledged_ns: int, failure: str = ""
+) -> Act:
+    """A subflow of an MPTCP connection that another has replaced."""
+    return Act(
+        host=host,
+        at_ns=time.monotonic_ns(),
+        unix_ns=time.time_ns(),
+        act_id=act_id(way.path.address),
+        what=f"a subflow to {way.path.destination} replaced",
+        target=way.path.address,
+        actuator="subflow",
+        moves="this MPTCP connection only, behind the nexthop",
+        before=dict(way.before),
+        after=dict(way.after),
+        because=f"{way.because}; failed: {failure}" if failure else way.because,
+        under="ports",
+        outcome=outcome,
+        seen_ns=way.seen_ns,
+        decided_ns=decided_ns,
+        acknowledged_ns=acknowledged_ns,
+    )
+
+
 def tell(netns: str | None, acts: Iterable[Act]) -> None:
     """Hand acts over, if an agent runs that takes them within a second. In its network namespace or outside."""
     named = [act if act.host else msgspec.structs.replace(act, host=directories.instance(netns)) for act in acts]

@@ -17,6 +17,7 @@ from pytools.kernel.bpf import loader
 from pytools.signals import Signal
 from steering.acting import messages
 from steering.acting.background import Background
+from steering.acting.subflows import SubflowActing
 from steering.actuators import ports
 from steering.actuators.ports import Answer, Asking
 from steering.flows.hidden_ways import WayAct
@@ -44,6 +45,10 @@ class PortActing(Closing):
         self._engine: PortEngine | None = None
         if policy.ports is not None:
             self._engine = PortEngine(policy.ports, policy.manage.destinations, ports.drawn_port, learns=apply)
+        self._subflows: SubflowActing | None = None
+        if policy.ports is not None and policy.ports.mptcp and apply and self._engine is not None:
+            acting = SubflowActing(self._engine, policy.ports.every, output)
+            self._subflows = self._stack.enter_context(acting)
         self._asking = self._stack.enter_context(Asking())
         self._loading: Background[loader.Loaded] | None = None
         self._chooser: ports.Ports | None = None
@@ -55,7 +60,7 @@ class PortActing(Closing):
     def close(self) -> None:
         """Let the kernel choose all ports again."""
         self._stack.close()
-        self._engine = self._chooser = None
+        self._engine = self._chooser = self._subflows = None
 
     def take(self, signal: Signal, now: int) -> None:
         """Digest a signal."""
@@ -77,6 +82,8 @@ class PortActing(Closing):
             return
         if self._chooser is not None:
             self._learn(self._engine, now)
+        if self._subflows is not None:
+            self._subflows.turn(now)
         plan = self._engine.decide(now)
         if self._chooser is not None and plan.offers is not self._offers:
             self._chooser.offer(plan.offers)
@@ -136,4 +143,5 @@ class PortActing(Closing):
         if self._engine is None:
             return {}
         counts = self._engine.counts | (self._chooser.counters() if self._chooser is not None else {})
-        return {"ports": self._engine.facts(), "port_counts": counts, "ports_missing": self._why_not}
+        subflows = self._subflows.facts() if self._subflows is not None else {}
+        return {"ports": self._engine.facts(), "port_counts": counts, "ports_missing": self._why_not, **subflows}

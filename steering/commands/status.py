@@ -223,6 +223,10 @@ def _ports(facts: dict[str, Any]) -> Iterator[str]:
     for each in facts.get("ports", []):
         avoided = f"new connections avoid {', '.join(each['avoided'])}, " if each["avoided"] else ""
         yield f"{each['peer']}: {avoided}the way of {each['known']} local ports is known"
+    if why := facts.get("subflows_missing"):
+        yield f"no MPTCP subflows are replaced: {why}"
+    elif found := facts.get("subflows"):
+        yield f"MPTCP: the way of {found['known']} of {found['flows']} subflows is known"
     if why := facts.get("labels_missing"):
         yield f"no flow labels are chosen: {why}"
     for each in facts.get("label_ways", []):

@@ -72,13 +72,15 @@ class PortEngine:
 
     Attributes
     ----------
+    ways : Ways
+        What is known of the ways to managed addresses.
     counts : dict
         What became of the SYNs that were sent.
     """
 
     def __init__(self, wanted: Ports, managed: tuple[str, ...], draw: Callable[[], int], learns: bool = True) -> None:
         self._wanted, self._draw, self._learns = wanted, draw, learns
-        self._ways = Ways(wanted, managed, 4)
+        self.ways = Ways(wanted, managed, 4)
         self._peers: dict[Peer, _Known] = {}
         self._offers: dict[Peer, tuple[int, ...]] = {}
         self._decide_ns = 0  # not before this, unless there is news
@@ -89,12 +91,12 @@ class PortEngine:
     def take(self, signal: Signal, now: int) -> None:
         """Digest a signal."""
         if isinstance(signal, PathWay):
-            news = self._ways.take(signal, now)
+            news = self.ways.take(signal, now)
             if news is News.WAYS:
                 self._void(signal.path.address)
             if news is not News.NONE:
                 self._decide_ns = now
-        elif isinstance(signal, TcpFlow) and signal.remote in self._ways.fans and signal.segments_in:  # no SYN of ours
+        elif isinstance(signal, TcpFlow) and signal.remote in self.ways.fans and signal.segments_in:  # no SYN of ours
             self._take_flow(signal, now)
 
     def _take_flow(self, signal: TcpFlow, now: int) -> None:
@@ -107,6 +109,18 @@ class PortEngine:
         known.used_ns = now
         if signal.first_ns > known.newest_ns:
             known.newest_ns, known.connections = signal.first_ns, known.connections + 1
+
+    def use(self, peer: Peer, now: int) -> None:
+        """Learn ports for a destination, though this host has connected to it only once."""
+        known = self._peers.get(peer)
+        if known is None and (len(self._peers) < MOST_PEERS or self._make_room(now)):
+            known = self._peers[peer] = _Known(now)
+        if known is not None:
+            known.used_ns, known.connections = now, max(known.connections, 2)
+
+    def known(self, peer: Peer) -> Mapping[int, str]:
+        """The router of each port's way, as far as it is known."""
+        return self._peers[peer].ports if peer in self._peers else {}
 
     def _make_room(self, now: int) -> bool:
         """Forget the least used destination, if it was used once only or not of late."""
@@ -124,7 +138,7 @@ class PortEngine:
             del self._peers[peer]
         used = sorted(self._peers.items(), key=lambda item: -item[1].connections)
         served = [
-            (peer, known, fan) for peer, known in used if (fan := self._ways.served(peer.address, now)) is not None
+            (peer, known, fan) for peer, known in used if (fan := self.ways.served(peer.address, now)) is not None
         ]
         for peer, known, fan in served:
             if self._enough(known, fan, now):
@@ -149,7 +163,7 @@ class PortEngine:
         return None if port is None else Ask(peer, port, fan.distance)
 
     def _enough(self, known: _Known, fan: Fan, now: int) -> bool:
-        bad, good = self._ways.parted(fan, now)
+        bad, good = self.ways.parted(fan, now)
         if not bad:
             return len(known.ports) >= 2 * self._wanted.keep
         return sum(router in good for router in known.ports.values()) >= self._wanted.keep
@@ -173,7 +187,7 @@ class PortEngine:
         """Take note that a SYN arrived at its destination: the route is shorter than was told, so no more are sent."""
         self.counts["asked"] += 1
         self.counts["arrived"] += 1
-        if (fan := self._ways.fans.get(ask.peer.address)) is not None:
+        if (fan := self.ways.fans.get(ask.peer.address)) is not None:
             fan.passed = ask.distance
 
     def busy(self) -> None:
@@ -188,8 +202,8 @@ class PortEngine:
             return PortPlan(self._offers, ())
         self._offers, self._decide_ns = {}, now + _DECIDE_NS
         acts = []
-        for address, fan in self._ways.fans.items():
-            bad, good = self._ways.parted(fan, now)
+        for address, fan in self.ways.fans.items():
+            bad, good = self.ways.parted(fan, now)
             known = {peer: self._peers[peer].ports for peer in self._at(address)} if bad else {}
             here = {
                 peer: tuple(port for port, router in ports.items() if router in good) for peer, ports in known.items()
@@ -202,14 +216,14 @@ class PortEngine:
 
     def _act(self, fan: Fan, bad: frozenset[str], known: Mapping[Peer, Mapping[int, str]], now: int) -> WayAct:
         if not bad:
-            return self._ways.act(fan, bad, {}, {}, now)
+            return self.ways.act(fan, bad, {}, {}, now)
         by_way = dict.fromkeys(sorted(fan.ways), 0)
         for ports in known.values():
             for router in ports.values():
                 if router in by_way:
                     by_way[router] += 1
         after = {router: 0 if router in bad else count for router, count in by_way.items()}
-        return self._ways.act(fan, bad, by_way, after, now)
+        return self.ways.act(fan, bad, by_way, after, now)
 
     def _void(self, address: str) -> None:
         """Learn anew which ways ports to an address take."""
@@ -225,7 +239,7 @@ class PortEngine:
             {
                 "peer": str(peer),
                 "known": len(known.ports),
-                "avoided": self._ways.avoided(peer.address),
+                "avoided": self.ways.avoided(peer.address),
             }
             for peer, known in self._peers.items()
             if known.ports

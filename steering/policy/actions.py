@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, StrictBool, ValidationInfo, field_validator
 
 from pytools.units import SECOND, duration_text
 from steering.policy.base import (
@@ -96,6 +96,9 @@ class Ports(AroundWays):
 
     keep: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
         default=64, description="ports of good ways to know per destination: at most so many connections at once"
+    )
+    mptcp: StrictBool = Field(
+        default=False, description="replace MPTCP subflows on bad ways; needs net.mptcp.pm_type=1, and no other manager"
     )
 
 

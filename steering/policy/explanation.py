@@ -42,6 +42,11 @@ def _ways(policy: Policy) -> Iterator[str]:
             f"that lead elsewhere (moves no live connection; {_lapses(ports)})."
         )
         yield f"At most every {duration_text(ports.every)} a SYN that dies at a router finds out the way of a port."
+        if ports.mptcp:
+            yield (
+                "MPTCP connections over IPv4 with a subflow on them get one from such a port, and lose the other "
+                "(stays so; only where net.mptcp.pm_type is 1)."
+            )
     if (labels := policy.labels) is not None:
         yield f"{_avoided(labels)}: live IPv6 TCP connections on them get another flow label ({_lapses(labels)})."
         yield (
