@@ -37,7 +37,7 @@ def wanted() -> list[Program]:
         connections = programs.tcp_connections(Tcp(flows=1024))
     probes, samples = programs.probes(config), programs.samples(config)
     return [
-        *probe_kit.PROGRAMS,
+        *programs.observers(probes, connections),
         probes,
         programs.probes(AgentConfig("", [], virtual_clock="any")),
         samples,
