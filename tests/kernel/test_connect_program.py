@@ -12,7 +12,7 @@ import support
 
 from pytools.errors import SwerveError
 from pytools.kernel.bpf import contract
-from pytools.kernel.bpf.loader import load
+from pytools.kernel.bpf.loader import Loaded, load
 from pytools.kernel.netns import inside
 from steering.actuators import ports
 from steering.actuators.ports import Ports
@@ -42,14 +42,27 @@ class Listener:
 
 @pytest.fixture
 def stack(namespace: str) -> Iterator[contextlib.ExitStack]:
-    support.require("bcc")
     with inside(namespace), contextlib.ExitStack() as stack:
         yield stack
 
 
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Loaded]:
+    support.require("bcc")
+    with load([ports.PROGRAM]) as loaded:
+        yield loaded
+
+
 @pytest.fixture
-def chooser(stack: contextlib.ExitStack) -> Ports:
-    return stack.enter_context(Ports(load([ports.PROGRAM])))
+def chooser(stack: contextlib.ExitStack, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ports]:
+    """With maps as new; what was loaded stays for the next test."""
+    monkeypatch.setattr(loaded, "close", lambda: None)
+    for number in range(len(contract.counters("connect"))):
+        loaded.map("connect_counters").update(number, 0)
+    with Ports(loaded) as made:
+        made.renew(0)
+        yield made
+        made.offer({})
 
 
 @pytest.fixture
