@@ -10,6 +10,7 @@ import itertools
 import json
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import packets
@@ -47,7 +48,13 @@ NOISE = 15  # packets that are nobody's: neighbours are asked for
 OURS = {"destinations": ["10.9.0.0/16", "fd00:9::/64"]}
 
 
-PARAMS = {each: pytest.param(each, marks=() if each in HERE else pytest.mark.guest(only=True)) for each in KINDS}
+def params(*alike: str) -> dict[str, Any]:
+    """Each kind of device; those that are like another one are left to runs of all cases."""
+    guest = {each: pytest.mark.guest(only=True, thorough=each in alike) for each in KINDS if each not in HERE}
+    return {each: pytest.param(each, marks=guest.get(each, ())) for each in KINDS}
+
+
+PARAMS, PROBED, SAMPLED = params(), params("bond-xor", "geneve"), params("vlan")
 
 
 @pytest.fixture(scope="module", params=PARAMS.values())
@@ -57,6 +64,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         yield made
 
 
+@pytest.mark.parametrize("lab", PROBED.values(), indirect=True, scope="module")
 def test_every_rail_is_probed_and_one_that_is_cut_is_found(lab: Lab) -> None:
     check_probed(lab, (4, 6))
 
@@ -262,7 +270,7 @@ def sampling(lab: Lab, host: int) -> Iterator[Callable[[], list[int]]]:
 
 
 @pytest.mark.parametrize(
-    "lab", [PARAMS[each] for each in ("vlan", "vxlan", "wireguard")], indirect=True, scope="module"
+    "lab", [SAMPLED[each] for each in ("vlan", "vxlan", "wireguard")], indirect=True, scope="module"
 )
 def test_application_packets_are_sampled_alike_at_both_ends(lab: Lab) -> None:
     with sampling(lab, 0) as sent, sampling(lab, 1) as received:

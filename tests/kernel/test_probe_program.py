@@ -137,6 +137,7 @@ def test_the_agent_is_woken_by_what_is_news_and_by_nothing_else(hosts: Hosts, ve
         assert not any([wakes() for _ in range(4)]), "without a limit nothing is slow"
 
 
+@pytest.mark.guest(thorough=True)
 def test_the_agent_is_woken_once_when_the_first_unanswered_probe_is_overdue(
     hosts: Hosts, veth_pair: tuple[str, str]
 ) -> None:
