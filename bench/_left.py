@@ -137,7 +137,7 @@ class _Trial:
             self._lab.congest(1, "10mbit", 40_000, toward=2, inner=bad)
             self._lab.load(1, "11mbit", toward=2, inner=bad)
         else:
-            self._lab.blackhole(1, inner=bad)
+            self._lab.blackhole(1, (1, 2), inner=bad)
         called = list[float]()
 
         def follow() -> bool:

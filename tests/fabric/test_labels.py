@@ -1,4 +1,7 @@
-"""Live IPv6 connections over one NIC leave bad ways of four hidden ones by their flow labels, and come back."""
+"""Live IPv6 connections over one NIC leave bad ways of four hidden ones by their flow labels, and come back.
+
+Ways are bad in one direction only: acknowledgements have labels of the other host.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def test_live_connections_leave_bad_ways(lab, policy):
 
         lab.congest(1, "10mbit", 40_000, toward=2, inner=SLOW)
         lab.load(1, "11mbit", toward=2, inner=SLOW)
-        lab.blackhole(1, inner=DEAD)
+        lab.blackhole(1, (1, 2), inner=DEAD)
         support.wait_until(lambda: not {SLOW, DEAD} & set().union(*taken().values()), 60, "both are left")
         after = taken()
         assert not {SLOW, DEAD} & set().union(*after.values()), after
@@ -91,7 +94,7 @@ def test_live_connections_leave_bad_ways(lab, policy):
         support.wait_until(lambda: acts()[-1].outcome == "undone", 60, "all ways are good again")
         assert taken() == before, "back to their own labels"
 
-        lab.blackhole(1, inner=DEAD)
+        lab.blackhole(1, (1, 2), inner=DEAD)
         support.wait_until(lambda: acts()[-1].outcome == "applied", 60, "a way is left again")
         lab.heal()
         controller.end(signal.SIGKILL)
