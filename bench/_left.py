@@ -148,9 +148,8 @@ class _Trial:
 
         wait_until(follow, f"the {kind} way is called bad, and left", LIMIT_S)
         on_it = [port for port, way in _last(packets, called[0]).items() if way == bad]
-        lasted = {port: max(at for at, way, of in packets if (way, of) == (bad, port)) - called[0] for port in on_it}
         case.flows, case.faults = case.flows + len(on_it), case.faults + 1
-        case.left_s += [max(0.0, each) for each in lasted.values() if each < FOLLOWED_S - IN_TIME_S]
+        case.left_s += [max(0.0, at - called[0]) for port in on_it if (at := _left_at(packets, port, bad)) is not None]
         case.retransmitted += self._live.retransmitted() - retransmitted
         case.resets += self._live.failed - failed
 
@@ -170,3 +169,10 @@ class _Trial:
 def _last(packets: Iterable[tuple[float, int, int]], until: float = math.inf) -> dict[int, int]:
     """The last way of each port before a moment."""
     return {port: way for at, way, port in sorted(packets) if at < until}
+
+
+def _left_at(packets: Iterable[tuple[float, int, int]], port: int, bad: int) -> float | None:
+    """When a port first sent by another way than the bad one, never to come back to it; None: it did not."""
+    own = sorted((at, way) for at, way, of in packets if of == port)
+    last = max(at for at, way in own if way == bad)
+    return next((at for at, _ in own if at > last), None)

@@ -19,8 +19,8 @@ hop_right
 avoided
     share of new connections that take a slow or a dead way while `ports` are steered (_avoided.py).
 left, left_after, left_after_worst, retransmitted, resets
-    live IPv6 connections on a way that is called slow or dead, while `labels` are steered: share that has left it
-    within a second, and after how long; segments retransmitted per fault, and connections reset (_left.py).
+    live IPv6 connections on a way that is called slow or dead, while `labels` are steered: share that sends by another
+    way within a second, and after how long; segments retransmitted per fault, and connections reset (_left.py).
 """
 
 from __future__ import annotations
