@@ -415,8 +415,13 @@ def test_a_second_controller_of_the_namespace_is_refused_and_told_by_whom(namesp
 
 
 def test_another_namespace_is_another_lock(namespace: str) -> None:
-    with NamespaceLock(), inside(namespace), NamespaceLock():
-        pass
+    other = f"{namespace}-2"  # in that of the machine another test may hold it
+    support.run(["ip", "netns", "add", other])
+    try:
+        with inside(other), NamespaceLock(), inside(namespace), NamespaceLock():
+            pass
+    finally:
+        support.run(["ip", "netns", "delete", other])
 
 
 def test_what_a_guardian_inherited_is_waited_for(namespace: str) -> None:
