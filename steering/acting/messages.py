@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -213,24 +213,11 @@ def port_act(
     acknowledged_ns: int | None = None,
 ) -> Act:
     """What new connections avoid from now on, or no more; `before` is what they avoided until now."""
-    return Act(
-        host=host,
-        at_ns=time.monotonic_ns(),
-        unix_ns=time.time_ns(),
-        act_id=act_id(act.path.address),
-        what=f"ports of new connections to {act.path.destination}",
-        target=act.path.address,
-        actuator="ports",
-        moves="new IPv4 TCP connections, behind the nexthop",
-        before=dict(before.after if act.over and before is not None else act.before),
-        after=dict(before.before if act.over and before is not None else act.after),
-        because=act.because,
-        under="ports",
-        outcome=outcome,
-        seen_ns=act.seen_ns,
-        decided_ns=decided_ns,
-        acknowledged_ns=acknowledged_ns,
-    )
+    if act.over and before is not None:
+        act = replace(act, before=before.after, after=before.before)
+    what = f"ports of new connections to {act.path.destination}"
+    kind = "ports", "ports", "new IPv4 TCP connections, behind the nexthop"
+    return _around_ways(host, act, what, kind, outcome, decided_ns, acknowledged_ns)
 
 
 def label_act(
@@ -242,45 +229,46 @@ def label_act(
     failure: str = "",
 ) -> Act:
     """Other labels for live connections, or none of ours any more."""
-    way, count = act.way, len(act.give or act.end)
+    count = len(act.give or act.end)
     whose = f"{count} connection{'' if count == 1 else 's'}" if count else "live connections"
-    return Act(
-        host=host,
-        at_ns=time.monotonic_ns(),
-        unix_ns=time.time_ns(),
-        act_id=act_id(way.path.address),
-        what=f"flow labels of {whose} to {way.path.destination}",
-        target=way.path.address,
-        actuator="label",
-        moves="these live connections only, behind the nexthop",
-        before=dict(way.before),
-        after=dict(way.after),
-        because=f"{way.because}; failed: {failure}" if failure else way.because,
-        under="labels",
-        outcome=outcome,
-        seen_ns=way.seen_ns,
-        decided_ns=decided_ns,
-        acknowledged_ns=acknowledged_ns,
-    )
+    what = f"flow labels of {whose} to {act.way.path.destination}"
+    kind = "label", "labels", "these live connections only, behind the nexthop"
+    return _around_ways(host, act.way, what, kind, outcome, decided_ns, acknowledged_ns, failure)
 
 
 def subflow_act(
     host: str, way: WayAct, outcome: Outcome, decided_ns: int, acknowledged_ns: int, failure: str = ""
 ) -> Act:
     """A subflow of an MPTCP connection that another has replaced."""
+    what = f"a subflow to {way.path.destination} replaced"
+    kind = "subflow", "ports", "this MPTCP connection only, behind the nexthop"
+    return _around_ways(host, way, what, kind, outcome, decided_ns, acknowledged_ns, failure)
+
+
+def _around_ways(
+    host: str,
+    way: WayAct,
+    what: str,
+    kind: tuple[str, str, str],  # actuator, part of the policy, what it moves
+    outcome: Outcome,
+    decided_ns: int,
+    acknowledged_ns: int | None,
+    failure: str = "",
+) -> Act:
+    actuator, under, moves = kind
     return Act(
         host=host,
         at_ns=time.monotonic_ns(),
         unix_ns=time.time_ns(),
         act_id=act_id(way.path.address),
-        what=f"a subflow to {way.path.destination} replaced",
+        what=what,
         target=way.path.address,
-        actuator="subflow",
-        moves="this MPTCP connection only, behind the nexthop",
+        actuator=actuator,
+        moves=moves,
         before=dict(way.before),
         after=dict(way.after),
         because=f"{way.because}; failed: {failure}" if failure else way.because,
-        under="ports",
+        under=under,
         outcome=outcome,
         seen_ns=way.seen_ns,
         decided_ns=decided_ns,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytools.errors import SwerveError
+from pytools.kernel.netlink.socket import attributes
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _REQUEST, _DUMP = 0x1, 0x300
@@ -28,10 +29,8 @@ _IDENTITY_END = struct.Struct("=III")
 _ANY = bytes(48)
 _NO_COOKIE = 0xFFFFFFFF
 _MESSAGE = struct.Struct("=BBBB48xIIIII")  # struct inet_diag_msg: family, state, timer, retrans; expires ... uid, inode
-_ATTRIBUTE = struct.Struct("=HH")
 _INFO, _PROTOCOL_ABOVE, _CGROUP = 2, 19, 21  # INET_DIAG_INFO, _ULP_INFO, _CGROUP_ID
 _MPTCP, _TOKEN, _LOCAL_ID = 3, 2, 10  # INET_ULP_INFO_MPTCP; in it MPTCP_SUBFLOW_ATTR_TOKEN_LOC, _ID_LOC
-_KIND: Final = 0x3FFF  # without the flag "nested"
 _NEVER_LOST: Final = 0x7FFFFFFF  # TCP_INFINITE_SSTHRESH
 
 SYN_RECV, TIME_WAIT, LISTEN = 3, 6, 10
@@ -201,10 +200,10 @@ def parsed(message: bytes) -> Socket | None:
     local_port, remote_port, local, remote = _IDENTITY.unpack_from(message, 4)
     interface, low, high = _IDENTITY_END.unpack_from(message, 4 + _IDENTITY.size)
     info, cgroup, mptcp = None, 0, None
-    for kind, value in attributes(message):
+    for kind, value in attributes(message, _MESSAGE.size):
         if kind == _INFO and state != SYN_RECV:
             info = tcp_info(value)
-        elif kind & _KIND == _PROTOCOL_ABOVE:
+        elif kind == _PROTOCOL_ABOVE:
             mptcp = _mptcp(value)
         elif kind == _CGROUP and len(value) >= 8:
             cgroup = struct.unpack_from("=Q", value)[0]
@@ -228,21 +227,11 @@ def parsed(message: bytes) -> Socket | None:
 
 def _mptcp(above: bytes) -> tuple[int, int] | None:
     """Token and local id of a subflow, from what is said of the protocol above TCP."""
-    nested = next((value for kind, value in attributes(above, 0) if kind & _KIND == _MPTCP), b"")
-    found = {kind & _KIND: value for kind, value in attributes(nested, 0)}
+    nested = next((value for kind, value in attributes(above) if kind == _MPTCP), b"")
+    found = dict(attributes(nested))
     if len(found.get(_TOKEN, b"")) < 4 or not found.get(_LOCAL_ID):
         return None
     return struct.unpack_from("=I", found[_TOKEN])[0], found[_LOCAL_ID][0]
-
-
-def attributes(message: bytes, offset: int = _MESSAGE.size) -> Iterator[tuple[int, bytes]]:
-    """The attributes behind a `struct inet_diag_msg`, or from an offset on; stops at one that does not fit in."""
-    while offset + _ATTRIBUTE.size <= len(message):
-        length, kind = _ATTRIBUTE.unpack_from(message, offset)
-        if not _ATTRIBUTE.size <= length <= len(message) - offset:
-            return
-        yield kind, message[offset + _ATTRIBUTE.size : offset + length]
-        offset += (length + 3) & ~3
 
 
 def tcp_info(raw: bytes) -> TcpInfo | None:

@@ -270,11 +270,11 @@ _TYPE_MASK = 0x3FFF  # without the flags "nested" and "in network order"
 
 
 def attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Type and value of every attribute from an offset on."""
+    """Type and value of every attribute from an offset on; stops at one that does not fit in."""
     end = len(data)
     while offset + 4 <= end:
         length, name = _HEAD.unpack_from(data, offset)
-        if length < 4:
+        if not 4 <= length <= end - offset:
             return
         yield name & _TYPE_MASK, data[offset + 4 : offset + length]
         offset += (length + 3) & ~3
