@@ -34,6 +34,7 @@ _TIMESPEC = struct.Struct("=qq")
 _PR_SET_TIMERSLACK = 29
 _BUFFER_BYTES = 8 << 20
 _PACKET_BYTES = 1 << 16
+_PRIORITY = 10  # of a load, too
 _AWAKE_NS = 120_000  # before a packet is due, sleep no more: a wake-up may be this late
 _DEAF_NS = 6_000  # and shortly before, do not even look for the next packet
 
@@ -116,7 +117,8 @@ def main() -> None:
     """See the module."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    os.nice(-20)  # a busy machine would lengthen the way by milliseconds
+    with contextlib.suppress(PermissionError):  # a busy machine would lengthen the way by milliseconds
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
     device = open_device(sys.argv[1])
     tap = open_tap(sys.argv[1])
     print("ready", flush=True)

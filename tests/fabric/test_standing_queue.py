@@ -170,15 +170,17 @@ def settled_after(observer: Observer, since_ns: int) -> PathDelay:
     return settled(observer, 60, since_ns)
 
 
-def test_a_longer_route_both_ways_settles_though_the_hop_counts_stay(lab, observer):
+def test_a_longer_route_both_ways_settles_though_the_hop_counts_stay(lab):
     """As a detour below IP does: here the same device holds the packets, longer."""
     for source, destination in ((1, 2), (2, 1)):
         lab.delay(1, source, destination, 300)
-    measured(observer)
-    lab.heal()
-    for source, destination in ((1, 2), (2, 1)):
-        lab.delay(1, source, destination, LONGER_US)
-    since_ns = time.monotonic_ns()
-    told = settled_after(observer, since_ns)
-    assert told.round_trip_min_ns > 2 * LONGER_US * 1000 * 0.9, "the route is the longer one still"
-    assert told.at_ns - since_ns > BASE_S * SECOND, "not before it was seen for a window"
+    started(lab)  # now: without load this device jitters more than a cable, and how much is part of the base
+    with contextlib.closing(listening(lab)) as observer:
+        measured(observer)
+        lab.heal()
+        for source, destination in ((1, 2), (2, 1)):
+            lab.delay(1, source, destination, LONGER_US)
+        since_ns = time.monotonic_ns()
+        told = settled_after(observer, since_ns)
+        assert told.round_trip_min_ns > 2 * LONGER_US * 1000 * 0.9, "the route is the longer one still"
+        assert told.at_ns - since_ns > BASE_S * SECOND, "not before it was seen for a window"

@@ -153,6 +153,16 @@ def test_equal_queues_both_ways_are_no_other_route(lost: float) -> None:
     assert path.bad()
 
 
+@pytest.mark.parametrize("seconds", [12, 20, 22])
+def test_equal_queues_that_begin_in_the_first_window_are_no_other_route(seconds: int) -> None:
+    """How far round trips spread while a queue begins is not how far they spread without load."""
+    path = Path()
+    path.run(seconds)
+    path.queues = [full(17 * MS, 1_200 * US), full(17 * MS, 1_200 * US)]
+    path.run(10 * WINDOW_S, path.sees_the_queue)
+    assert path.bad()
+
+
 @pytest.mark.parametrize("step_ns", [200 * US, 3 * MS, 40 * MS])
 def test_a_longer_route_both_ways_settles_though_no_hop_count_tells(step_ns: int) -> None:
     path = Path()
