@@ -203,12 +203,6 @@ def uprobes(loaded: Loaded) -> Iterator[Uprobes]:
         yield probes
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tap, compiled once."""
-    return TAP.build(tmp_path_factory.mktemp("tap") / TAP.target.name)
-
-
 @pytest.fixture
 def seen(
     request: pytest.FixtureRequest, cable: rdma_kit.Cable, loaded: Loaded, tmp_path: Path
@@ -219,7 +213,7 @@ def seen(
     if request.param == "tap":
         socket = tmp_path / "tap"
         way = TapServer(socket, loaded.map("rdma_table").value, tap_kit.ROWS)
-        environment |= tap_kit.variables(request.getfixturevalue("library"), socket)
+        environment |= tap_kit.variables(TAP.ready(), socket)
     else:
         way = cast(Way, Lasting(request.getfixturevalue("uprobes")))
     watcher = Watcher(way, cable.client.device)

@@ -21,6 +21,8 @@ from pathlib import Path
 import compiled_outside
 import support
 
+from pytools.kernel.native import TAP
+
 SHARED_IN_GUEST = "/mnt"
 COMPILED = "compiled"
 SLOW_FACTOR = 30
@@ -39,7 +41,8 @@ PROCESSORS = "2" if os.environ.get("SWERVE_GUEST") == "all" else "1"
 # tables, and user memory that is guarded from the kernel. The processor is vng's (`max`) otherwise. Its counter
 # is the clock, also where there was no time to compare it with another: a look at the HPET leaves the emulated code.
 # Nor does the boot count interrupts of the timer: a guest that has no processor meanwhile would panic for lack of them.
-KERNEL_OPTIONS = "mitigations=off tsc=reliable no_timer_check"
+# Of its messages (--verbose) the console shows the last ones, of a panic.
+KERNEL_OPTIONS = "mitigations=off tsc=reliable no_timer_check quiet loglevel=1"
 PROCESSOR = "-cpu max,-la57,-smap,-smep "
 
 # A second export of the root file system: the guest mounts it with a cache, which the boot's own root lacks. Without
@@ -92,7 +95,8 @@ def shares(tests: Sequence[str]) -> list[list[str]]:
 
 
 def compile_sources() -> None:
-    """Leave bytecode beside the sources: the guest can only read there, and would compile anew in every process."""
+    """Leave bytecode and the tap beside the sources, where the guest can only read: it would compile them again."""
+    TAP.ready()
     command = [sys.executable, "-m", "compileall", "-q", "pytools", "steering", "tests"]
     subprocess.run(command, cwd=support.ROOT, stdout=subprocess.DEVNULL, check=False)
 
@@ -125,6 +129,7 @@ class Guest:
         command = [
             *("chrt", "--idle", "0"),
             str(directory / "vng"),
+            "--verbose",
             "--disable-kvm",  # nested virtualisation hangs on some hosts; emulation works everywhere
             *("--run", str(image), "--memory", "2G", "--cpus", PROCESSORS, "--user", "root"),
             *("--append", KERNEL_OPTIONS, f"--qemu-opts={PROCESSOR}{CACHED_ROOT}"),

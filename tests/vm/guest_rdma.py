@@ -54,7 +54,7 @@ def tap(table: KernelTable, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="module")
 def tapped(tap: tap_kit.Agent) -> dict[str, str]:
     """An environment in which applications have the tap."""
-    return tap_kit.variables(TAP.build(tap.path.with_name(TAP.target.name)), tap.path)
+    return tap_kit.variables(TAP.ready(), tap.path)
 
 
 @pytest.fixture
