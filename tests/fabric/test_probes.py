@@ -69,7 +69,8 @@ class Node:
         return int(self.mesh.measurements.counts[:, counter].sum())
 
     def lost_anything(self) -> dict[str, int]:
-        return {name: count for name, count in self.mesh.drops().items() if count}
+        """What was dropped, but for sends that were left out: a busy machine may be late for what is due."""
+        return {name: count for name, count in self.mesh.drops().items() if count and name != "probe_missed_sends"}
 
     def in_kernel(self) -> dict[str, int]:
         """The kernel's counters that are not zero, but for bytes."""
@@ -464,7 +465,7 @@ def test_extra_probes_that_were_withdrawn_leave_no_gap(
     nodes.serve_until(lambda: sender.counted(RECEIVED) == sent + 1, "all are answered")
     ((_, results),) = probes.results()
     assert results.seq == list(range(sent + 1))
-    assert sender.lost_anything().keys() <= {"probe_missed_sends"}  # not lost: a machine may be late for what is due
+    assert sender.lost_anything() == {}
 
 
 def test_overtaken_replies_are_counted_exactly(
