@@ -20,6 +20,7 @@ from pathlib import Path
 
 import compiled_outside
 import support
+import tsc
 
 from pytools.kernel.native import TAP
 
@@ -39,7 +40,7 @@ PROCESSORS = "2" if os.environ.get("SWERVE_GUEST") == "all" else "1"
 
 # What costs an emulator much and decides no test: mitigations of faults that it does not have, a fifth level of page
 # tables, and user memory that is guarded from the kernel. The processor is vng's (`max`) otherwise. Its counter
-# is the clock, also where there was no time to compare it with another: a look at the HPET leaves the emulated code.
+# is the clock, by the frequency that it is told (tsc.py): a look at the HPET leaves the emulated code.
 # Nor does the boot count interrupts of the timer: a guest that has no processor meanwhile would panic for lack of them.
 # Of its messages (--verbose) the console shows the last ones, of a panic.
 KERNEL_OPTIONS = "mitigations=off tsc=reliable no_timer_check quiet loglevel=1"
@@ -132,7 +133,8 @@ class Guest:
             "--verbose",
             "--disable-kvm",  # nested virtualisation hangs on some hosts; emulation works everywhere
             *("--run", str(image), "--memory", "2G", "--cpus", PROCESSORS, "--user", "root"),
-            *("--append", KERNEL_OPTIONS, f"--qemu-opts={PROCESSOR}{CACHED_ROOT}"),
+            *("--append", f"{KERNEL_OPTIONS} tsc_early_khz={tsc.frequency_khz()}"),
+            f"--qemu-opts={PROCESSOR}{CACHED_ROOT}",
             *("--rwdir", f"{SHARED_IN_GUEST}={shared}"),
             *("--", f"sh {SHARED_IN_GUEST}/script"),
         ]
