@@ -1,14 +1,14 @@
 """Every test, for `make test`: several pytest sessions, some of them side by side. With `quick`, for `make test-quick`:
 unit tests but the slow ones, with fewer random examples, in two sessions.
 
-unit      unit tests, then some of the files below
-others    tests of one host's kernel and the files of tests/fabric that are marked `beside`; at the same time
+kernel    tests of one host's kernel
+unit      unit tests, then some files of tests/fabric that are marked `beside`; at the same time
+beside    the other files marked so; at the same time
 timed     the files of tests/fabric that look at the clock, in two sessions, when those have ended
 guests    tests in the second kernel, from the beginning on, with the processor time that nobody else asks for
 
-Four at first, on two processors, as all but unit tests wait for most of their time; two that look at the clock, so that
-each has a processor. What one compiles the others load. Of each group the output of the first is shown at once, the
-rest later.
+Three at first, on two processors, as each waits about half of its time; two that look at the clock, so that each has a
+processor. What one compiles the others load. Of each group the output of the first is shown at once, the rest later.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNEL, UNIT, FABRIC, GUESTS = "tests/kernel", "tests/unit", "tests/fabric", "tests/vm"
+KERNEL, UNIT, GUESTS = "tests/kernel", "tests/unit", "tests/vm"
 MARK = re.compile(r"^pytestmark = .*\bmark\.beside\b", re.MULTILINE)
 QUICK = ("-q", "-m", "not slow", "--hypothesis-profile=quick")
-UNITS_PART = 12  # each 12th of the others follows tests/unit, which take less time
-OTHERS = 3  # sessions
+UNITS_PART = 3  # of the files marked so, each 3rd follows tests/unit, which take less time than the others
 CACHE = "SWERVE_TEST_CACHE"  # tests/conftest.py
 _ENDING_S = 60
 
@@ -61,29 +60,23 @@ def run(*sessions: Sequence[str]) -> list[int]:
         return [each.wait() for each in running]
 
 
-def files_of(tier: str) -> dict[str, str]:
-    """Its files in order, with what is in them."""
-    return {str(each.relative_to(ROOT)): each.read_text() for each in sorted(ROOT.glob(f"{tier}/test_*.py"))}
-
-
 def quick() -> list[int]:
     """Run one half of the unit tests on each of two processors."""
-    files = list(files_of(UNIT))
+    files = [str(each.relative_to(ROOT)) for each in sorted(ROOT.glob(f"{UNIT}/test_*.py"))]
     return run(*([*QUICK, *half] for half in (files[::2], files[1::2])))
 
 
 def everything() -> list[int]:
     """Run every tier."""
-    fabric = files_of(FABRIC)
-    timed = [name for name, text in fabric.items() if not MARK.search(text)]
-    free = [name for name in (*files_of(KERNEL), *fabric) if name not in timed]
-    after_unit = free[::UNITS_PART]
-    others = [name for name in free if name not in after_unit]
+    files = {str(each.relative_to(ROOT)): each.read_text() for each in sorted(ROOT.glob("tests/fabric/test_*.py"))}
+    beside = [name for name, text in files.items() if MARK.search(text)]
+    timed = [name for name in files if name not in beside]
+    after_unit = beside[::UNITS_PART]
+    others = [name for name in beside if name not in after_unit]
     with tempfile.TemporaryDirectory(prefix="swerve-compiled-") as cache, contextlib.ExitStack() as stack:
         os.environ[CACHE] = cache
         guests = stack.enter_context(session([GUESTS], shown_later=True))
-        codes = run([UNIT, *after_unit], *(others[number::OTHERS] for number in range(OTHERS)))
-        codes += run(timed[::2], timed[1::2])
+        codes = run([KERNEL], [UNIT, *after_unit], others) + run(timed[::2], timed[1::2])
         codes.append(guests.wait())
     return codes
 
