@@ -36,8 +36,8 @@ _LEAST_NS: Final = 10_000  # a smaller standing excess follows the window: tempe
 _LEAST_SHARE: Final = 128  # or a smaller share of the floor: one in so many
 _CALM_TIMES: Final = 4  # without load the smallest round trips spread at most so many times as far as they did before
 _CALM_NS: Final = 1_000  # and this
-_NEWEST: Final = 4  # the newest quarter of the window
 _CALM_RISE: Final = 1_000  # the smallest spread seen is let rise by one in so many per update without load
+_NEWEST: Final = 4  # a spread is that of no load only if the newest part, one in so many, is as low as the floor
 _SAME_SHARE: Final = 16  # both directions took the same step if they differ by one in so many of the round trip's
 _MOST_LOST: Final = 0.01  # share of the probes that are lost without load; a full queue loses more
 _ANY_DRIFT_NS: Final = 1 << 40  # nothing is known of how what stands is divided between the directions
@@ -248,10 +248,10 @@ class BaseDelays(Growing):
         self._settle(now_ns, low, quiet)
         self._project(low, free, elapsed_ns)
         self._compare(now_ns, low, quiet)
-        excess = low[:, ROUND_TRIP] - self._floor
+        highest = self._floor + _tolerance(self._floor)
         newest = np.where(times[:, ROUND_TRIP] > now_ns - self.window_ns // _NEWEST, minima[:, ROUND_TRIP], NO_MINIMUM)
-        still = newest.min(axis=1) - self._floor <= _tolerance(self._floor)  # nothing began to stand in the window
-        calm = full & (self._floor != MISSING) & (excess <= _tolerance(self._floor)) & still
+        still = newest.min(axis=1) <= highest  # nothing began to stand in the window
+        calm = full & (self._floor != MISSING) & (low[:, ROUND_TRIP] <= highest) & still
         usual = np.where(self._calm == MISSING, spread, self._calm)
         usual += np.where(quiet, usual // _CALM_RISE + 1, 0)
         self._calm = np.where(calm, np.minimum(usual, spread), self._calm)

@@ -69,8 +69,7 @@ class Node:
         return int(self.mesh.measurements.counts[:, counter].sum())
 
     def lost_anything(self) -> dict[str, int]:
-        """What was dropped, but for sends that were left out: a busy machine may be late for what is due."""
-        return {name: count for name, count in self.mesh.drops().items() if count and name != "probe_missed_sends"}
+        return {name: count for name, count in self.mesh.drops().items() if count}
 
     def in_kernel(self) -> dict[str, int]:
         """The kernel's counters that are not zero, but for bytes."""
@@ -405,7 +404,7 @@ def test_extra_probes_are_answered_as_the_others_and_count_for_no_silence(
     liveness = sender.mesh.measurements.liveness
     assert (liveness._sent[0], liveness._answered[0]) == (steady, steady)
     assert [sender.counted(each) for each in (LOST, DUPLICATES, REORDERED)] == [0, 0, 0]
-    assert sender.lost_anything() == {}
+    assert sender.lost_anything().keys() <= {"probe_missed_sends"}  # not lost: a machine may be late for what is due
 
 
 def test_extra_probes_along_one_path_are_counted_there(
@@ -465,7 +464,7 @@ def test_extra_probes_that_were_withdrawn_leave_no_gap(
     nodes.serve_until(lambda: sender.counted(RECEIVED) == sent + 1, "all are answered")
     ((_, results),) = probes.results()
     assert results.seq == list(range(sent + 1))
-    assert sender.lost_anything() == {}
+    assert sender.lost_anything().keys() <= {"probe_missed_sends"}  # not lost: a machine may be late for what is due
 
 
 def test_overtaken_replies_are_counted_exactly(

@@ -7,6 +7,7 @@ another figure, and its clock runs several times too fast ever after: it is told
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ _APART_S = 0.2
 _TRIES = 20
 
 
+@functools.cache
 def frequency_khz() -> int:
     """Its frequency, to some millionths."""
     with mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as page:
