@@ -75,6 +75,11 @@ def steering_memory(netns: str | None) -> Path:
     return runtime_dir(netns) / "steering.json"
 
 
+def bond_ports(netns: str | None) -> Path:
+    """Which ports of bonds a controller has selected, for whoever puts the former ones back."""
+    return runtime_dir(netns) / "bonds.json"
+
+
 def base_delays(netns: str | None) -> Path:
     """What an agent knows of base delays, for its successor."""
     return runtime_dir(netns) / "bases.json"

@@ -23,6 +23,7 @@ from pytools.signals import Act, AnySignal, PathDelay
 from steering.acting import journal, messages
 from steering.acting.acts_file import ActsFile
 from steering.acting.background import Later
+from steering.acting.bonds import BondActing
 from steering.acting.change_loop import ChangeLoop
 from steering.acting.flows import FlowActing
 from steering.acting.labels import LabelActing
@@ -158,8 +159,10 @@ class Controller:
         if known is None and (self._options.apply or locks.former is not None):  # the rules are deleted already
             self._acting.note_undone("it was left by a controller before this one", time.monotonic_ns())
             self._acting.rotate()
-        poll, apply = self.agent.poll, self._options.apply
-        self._changes = ChangeLoop(self.engine, self._acting, apply, poll, self._refusal, self._acted)
+        self._bonds = self._open_bonds(locks.former is not None, known is not None)
+        self._changes = ChangeLoop(
+            self.engine, self._acting, self._options.apply, self.agent.poll, self._refusal, self._acted
+        )
         self.flows = FlowEngine(self._policy, directories.instance(self._options.netns))
         acting = FlowActing(self.flows, self.engine, self.output)
         self._flow_acting = self._stack.enter_context(acting)
@@ -189,6 +192,13 @@ class Controller:
         self._standbys.register(self._selector)
         self.desk.register(self._selector)
         self._selector.register(self.overlay, selectors.EVENT_READ, lambda _: self.overlay.receive())
+
+    def _open_bonds(self, succeeds: bool, taken_over: bool) -> BondActing:
+        file, apply = directories.bond_ports(self._options.netns), self._options.apply
+        acting = BondActing(self._policy, apply, self.engine, self._netlink, file, self.output)
+        if apply or succeeds:
+            acting.begin(taken_over)
+        return acting
 
     def run(self) -> int:
         """Steer until SIGTERM or SIGINT; which of them came. Puts the weights back unless told to keep them.
@@ -233,6 +243,7 @@ class Controller:
         self._ports.turn(time.monotonic_ns(), self.desk.look)
         self._labels.turn(time.monotonic_ns(), self.desk.look)
         self._stand_by(time.monotonic_ns())
+        self._bonds.turn(time.monotonic_ns(), self._refusal)
         for key, events in self._selector.select(max(0, wake - time.monotonic_ns()) / 1e9):
             key.data(events)
 
@@ -349,6 +360,7 @@ class Controller:
             **self._standbys.facts(),
             **self._ports.facts(),
             **self._labels.facts(),
+            **self._bonds.facts(),
         }
 
     def _take_back(self, change: Change, name: str) -> str:
@@ -399,6 +411,8 @@ class Controller:
                 self._acting.take_back("the controller was stopped")
                 self._stays = False
                 self._succession.forget()
+                if failed := self._bonds.take_back("the controller was stopped"):
+                    self._say(f"a port could not be put back: {failed}; `swerve steer off` tries again")
             except SwerveError as error:
                 left = str(error)
         if self._guardian is not None and not left:

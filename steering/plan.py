@@ -171,6 +171,35 @@ class LabelChange:
 
 
 @dataclass(frozen=True, slots=True)
+class Bond:
+    """An active-backup bond as the kernel has it; ports by index."""
+
+    index: int
+    name: str
+    active: int  # 0: none
+    ports: tuple[tuple[int, str], ...]
+    usable: frozenset[int] = frozenset()  # up, with a carrier, and up for the bond's own monitor
+    moves_back: str = ""  # why the bond itself would select another port again; empty: it would not
+
+    def port(self, index: int) -> str:
+        """What a person calls a port."""
+        return dict(self.ports).get(index, f"interface {index}" if index else "none")
+
+
+@dataclass(frozen=True, slots=True)
+class BondAct:
+    """The port that a bond is to use, or uses by now without us; and why."""
+
+    bond: Bond
+    port: int
+    because: str
+    under: str  # name of the rule
+    seen_ns: int  # the measurement behind it
+    over: bool = False  # nothing of ours is in force then
+    failed_trial: bool = False  # what we had selected was no better
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """The weights that one target shall have, and why; an act if these are others than those in force."""
 

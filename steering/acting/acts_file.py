@@ -1,14 +1,14 @@
-"""Acts that the journal has no place for: pins, labels, alerts, orders; JSON Lines of `Act`, for the history.
+"""Acts that the journal has no place for: pins, labels, bonds, alerts, orders; JSON Lines of `Act`, for the history.
 
-Each line has the boot and namespace of the journal's entries as well (`scope`). Nothing is undone from here (flows are
-leases that the kernel ends). Two files at most, each of `ROTATE_BYTES`. What cannot be written is counted.
+Each line has the boot and namespace of the journal's entries as well (`scope`). Nothing is undone from here. Two files
+at most, each of `ROTATE_BYTES`. What cannot be written is counted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +68,14 @@ class ActsFile:
         if self._fd is not None:
             os.close(self._fd)
         self._fd = None
+
+
+def write_now(folder: Path, acts: Iterable[Act]) -> None:
+    """Append acts from a process that ends soon; it waits a second at most."""
+    if found := list(acts):
+        with Later() as later, contextlib.closing(ActsFile(folder, later)) as file:
+            for act in found:
+                file.write(act)
 
 
 def _open(path: Path) -> int:

@@ -18,9 +18,10 @@ from pytools.errors import SwerveError
 from pytools.ipc.client import Client
 from pytools.signals import Act, nexthop_name
 from steering.acting.rollback import Undone
-from steering.plan import Change, Group, Target, kind_of, title
+from steering.plan import BondAct, Change, Group, Target, kind_of, title
 
-if TYPE_CHECKING:  # a guardian needs neither
+if TYPE_CHECKING:  # a guardian needs none of their code
+    from steering.acting.bond_ports import Restored
     from steering.actuators.standbys import Moved
     from steering.deciding.engine import Alert
     from steering.flows.hidden_ways import WayAct
@@ -274,6 +275,38 @@ def _around_ways(
         decided_ns=decided_ns,
         acknowledged_ns=acknowledged_ns,
     )
+
+
+def bond_act(
+    host: str, act: BondAct, outcome: Outcome, decided_ns: int, acknowledged_ns: int | None = None, failure: str = ""
+) -> Act:
+    """Another active port of a bond."""
+    before, after = act.bond.port(act.bond.active), act.bond.port(act.port)
+    return Act(
+        host=host,
+        at_ns=time.monotonic_ns(),
+        unix_ns=time.time_ns(),
+        act_id=act_id(f"bond:{act.bond.name}"),
+        what=f"active port of {act.bond.name}",
+        target=f"bond:{act.bond.name}",
+        actuator="bond",
+        moves="every packet to and from the bond",
+        before={before: 1} if before == after else {before: 1, after: 0},
+        after={after: 1} if before == after else {before: 0, after: 1},
+        because=f"{act.because}; failed: {failure}" if failure else act.because,
+        under=act.under,
+        outcome=outcome,
+        seen_ns=act.seen_ns,
+        decided_ns=decided_ns,
+        acknowledged_ns=acknowledged_ns,
+    )
+
+
+def bond_restored(host: str, done: Restored) -> Act:
+    """The former port of a bond was put back, or is left to others, or could not be."""
+    now = time.monotonic_ns()
+    outcome: Outcome = "failed" if done.failure else "undone"
+    return bond_act(host, done.act, outcome, done.act.seen_ns, None if done.failure else now, done.failure)
 
 
 def tell(netns: str | None, acts: Iterable[Act]) -> None:

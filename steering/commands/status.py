@@ -19,7 +19,7 @@ from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.signals import PathState, encode
 from steering import elapsed
-from steering.acting import journal
+from steering.acting import bond_ports, journal
 from steering.acting.journal import Entry
 from steering.acting.lock import holder
 from steering.cli_types import clock, flow_text, weights_text
@@ -72,6 +72,8 @@ def facts_of(name: str | None, with_paths: bool = True) -> dict[str, Any]:
     facts |= controller_of(folder) if held else _stored(folder)
     contents = journal.read(folder / journal.FILE)
     with netns.inside(name):
+        if not held:
+            facts["bond_count"] = len(bond_ports.load(directories.bond_ports(name), netns.scope()))
         facts["in_force"] = _in_force(list(contents.in_force(netns.scope()).values()))
     facts["torn_lines"] = contents.torn
     if with_paths:
@@ -191,6 +193,7 @@ def lines_of(facts: dict[str, Any]) -> Iterator[str]:
     if more > 0:
         yield f"and {more} more labels"
     yield from _ports(facts)
+    yield from _bonds(facts)
     for state in facts["paths"]:
         path = state["path"]
         weights = f"weight {state['weight_actual']}, wanted {state['weight_wanted']}"
@@ -209,7 +212,12 @@ def _weights(facts: dict[str, Any]) -> Iterator[str]:
             f" (originally {weights_text(original)}) because {each['because']} [{each['under']}]"
         )
     if not facts["in_force"]:
-        others = ("pin_count", "pins"), ("label_count", "labels"), ("standbys", "stand-bys")
+        others = (
+            ("pin_count", "pins"),
+            ("label_count", "labels"),
+            ("bond_count", "ports of bonds"),
+            ("standbys", "stand-bys"),
+        )
         kept = [f"{facts[name]} {what}" for name, what in others if facts.get(name)]
         yield f"no weights of ours are in force, but {', '.join(kept)}" if kept else "nothing of ours is in force"
     if facts["running"] and not facts.get("apply"):
@@ -236,6 +244,13 @@ def _ports(facts: dict[str, Any]) -> Iterator[str]:
     for what in ("port", "label"):
         if counts := {name: count for name, count in facts.get(f"{what}_counts", {}).items() if count}:
             yield f"{what}s: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+
+
+def _bonds(facts: dict[str, Any]) -> Iterator[str]:
+    for each in facts.get("bonds", []):
+        former = f" instead of {each['former']} because {each['because']}" if each["former"] else ""
+        held = f"; held: {each['held']}" if each["held"] else ""
+        yield f"{each['bond']}: {each['active']} is active{former}, {each['paths']} paths over it{held}"
 
 
 def _left_out(facts: dict[str, Any]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from pytools.kernel.bpf import attach
 from pytools.kernel.leftovers import sweep, switch_off
 from pytools.kernel.netlink.routing import Netlink
 from steering import cli_types
-from steering.acting import journal, memory, messages, rollback
+from steering.acting import acts_file, bond_ports, journal, memory, messages, rollback
 from steering.acting.lock import holder, holder_pidfd
 from steering.cli_types import Duration
 from steering.commands import orders
@@ -123,6 +123,7 @@ def take_back(options: Options, stop: bool) -> int:
     began_ns, lock = time.monotonic_ns(), folder / journal.LOCK_FILE
     done: Sequence[rollback.Undone] = ()
     swept: Sequence[str] = ()
+    ports: Sequence[bond_ports.Restored] = ()
     with Netlink() as netlink, cli_types.file_errors(folder):
         if stop:
             swept = switch_off(netlink)  # first of all: files and processes can wait
@@ -137,9 +138,16 @@ def take_back(options: Options, stop: bool) -> int:
                 swept = [*swept, *deleted, *sweep(netlink), *attach.clean(attach.STEERING)]
                 if locks.former is not None:
                     locks.former.done()
-                messages.tell(options.netns, [messages.undone("", each, why, began_ns) for each in done])
+                ports = bond_ports.restore(netlink, directories.bond_ports(options.netns), scope, why)
+                acts = [messages.bond_restored(directories.instance(options.netns), each) for each in ports]
+                acts_file.write_now(folder, acts)
+                messages.tell(options.netns, [*acts, *(messages.undone("", each, why, began_ns) for each in done)])
+                swept = [*swept, *(f"our choice of the port of {each.text}" for each in ports if not each.failure)]
     _say_undone(options, done, swept)
-    return 0
+    failed = [each.text for each in ports if each.failure]
+    for text in failed:
+        click.echo(f"swerve steer: {text}", err=True)
+    return int(bool(failed))
 
 
 def _stop_controller(lock: Path) -> bool:

@@ -32,7 +32,7 @@ from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act
 from pytools.units import duration_text
 from steering import elapsed
-from steering.acting import journal, memory, messages, rollback
+from steering.acting import acts_file, bond_ports, journal, memory, messages, rollback
 from steering.acting.lock import write_facts
 from steering.guarding import confirming, takeover
 from steering.guarding.confirming import Deadline
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
                 _say("a successor has taken over")
                 return 0
             why += ", and no successor took over"
-        code, acts = undo(netlink, file, scope, why)
+        code, acts = undo(netlink, file, scope, why, orders.netns)
         memory.remove(directories.steering_memory(orders.netns))
         messages.tell(orders.netns, acts)  # last: who hears of it must not keep it waiting
         return code
@@ -193,8 +193,14 @@ def _take_charge(former: int) -> None:
         connection.send(takeover.DONE, socket.MSG_NOSIGNAL)
 
 
-def undo(netlink: Netlink, file: Path, scope: str, why: str) -> tuple[int, list[Act]]:
-    """Delete our rules, whatever else happens; then note it and remove the rest. The exit code, and the acts."""
+def undo(netlink: Netlink, file: Path, scope: str, why: str, name: str | None = None) -> tuple[int, list[Act]]:
+    """Delete our rules, whatever else happens; put former ports of bonds back; then note it and remove the rest.
+
+    Returns
+    -------
+    tuple of int and list of Act
+        The exit code, and the acts.
+    """
     began_ns = time.monotonic_ns()
     for attempt in range(TRIES):
         if attempt:
@@ -208,17 +214,31 @@ def undo(netlink: Netlink, file: Path, scope: str, why: str) -> tuple[int, list[
         _say("gave up: `swerve steer off` tries again")
         return 1, []
     _say(f"{why}: its rules are deleted")
-    acts: list[Act] = []
+    code, acts = _put_back(netlink, scope, why, name)
     try:
+        acts_file.write_now(file.parent, acts)
         with journal.Journal(file) as log:
             done = rollback.note(log, scope, "guardian", why)
-        acts = [messages.undone("", each, why, began_ns) for each in done]
+        acts += [messages.undone("", each, why, began_ns) for each in done]
         for text in (*(each.text for each in done), *(f"removed {each}" for each in sweep(netlink))):
             _say(text)
     except (OSError, SwerveError) as error:  # nothing leads to what is left
         _say(f"the rules are deleted, but: {error}")
         return 1, acts
-    return 0, acts
+    return code, acts
+
+
+def _put_back(netlink: Netlink, scope: str, why: str, name: str | None) -> tuple[int, list[Act]]:
+    """Put the former ports of bonds back: 1 if not all could be, and the acts."""
+    try:
+        done = bond_ports.restore(netlink, directories.bond_ports(name), scope, why)
+    except SwerveError as error:
+        _say(f"bonds cannot be read: {error}")
+        return 1, []
+    for each in done:
+        _say(each.text)
+    host = directories.instance(name)
+    return int(any(each.failure for each in done)), [messages.bond_restored(host, each) for each in done]
 
 
 def _say(text: str) -> None:

@@ -106,6 +106,20 @@ class Labels(AroundWays):
     """Give live IPv6 TCP connections flow labels whose hash leads around bad ways behind one nexthop (ports.md)."""
 
 
+class Bonds(Model):
+    """Select another port of an active-backup bond while all paths over it are bad (neighbours.md)."""
+
+    trial: LongerThanZero = Field(
+        default=10 * SECOND,
+        description="a port is judged after it was active for this long; one that is no better is left again",
+    )
+    retry_after: Duration = Field(
+        default=60 * SECOND,
+        description="a port that was left is not selected for this long; doubles each time it is no better, up to ten "
+        "times this",
+    )
+
+
 class Alert(Model):
     """Report, change nothing, and block no other rule."""
 

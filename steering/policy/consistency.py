@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from pytools.yaml_reader import Location, Problem, Reader, dotted
-from steering.policy.actions import FLOW_KINDS, KINDS
+from steering.policy.actions import FLOW_KINDS, KINDS, WEIGHT_KINDS
 
 _FLOW_SCOPES: Final = ("flows", "processes", "cgroups")
 
@@ -24,6 +24,9 @@ def inconsistencies(raw: Any, reader: Reader) -> Iterator[Problem]:
     yield from _priorities(rules, reader)
     top = raw if isinstance(raw, dict) else {}
     yield from _labels(top.get("manage"), rules, "labels" in top, reader)
+    acts = [rule.get("then") for rule in rules if isinstance(rule, dict)]
+    if "bonds" in top and not any(isinstance(then, dict) and then.keys() & set(WEIGHT_KINDS) for then in acts):
+        yield _problem(("bonds",), "it never acts: expected a rule with shift or drain, which says when", reader)
     for i, rule in enumerate(rules):
         if isinstance(rule, dict):
             yield from _for_or_samples(rule.get("when"), ("rules", i, "when"), reader)

@@ -52,6 +52,15 @@ def _ways(policy: Policy) -> Iterator[str]:
         yield (
             f"At most every {duration_text(labels.every)} a segment that dies at a router finds out the way of a label."
         )
+    if (bonds := policy.bonds) is not None:
+        yield (
+            "When a rule that moves weights holds on all paths over an active-backup bond, to two peers or with its "
+            "neighbour failed, another port of the bond becomes active (moves all its packets; undone at the end)."
+        )
+        yield (
+            f"If no path is better {duration_text(bonds.trial)} later, the former port is active again; a port that "
+            f"was left waits {duration_text(bonds.retry_after)} or longer."
+        )
 
 
 def _avoided(wanted: AroundWays) -> str:

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
 from pytools.units import SECOND, duration_text
-from steering.policy.actions import Labels, Ports, Return, Then
+from steering.policy.actions import Bonds, Labels, Ports, Return, Then
 from steering.policy.base import (
     Address,
     Count,
@@ -152,6 +152,7 @@ class Policy(Model):
     safety: Safety = Field(default_factory=Safety)
     ports: NotNull[Ports] = None
     labels: NotNull[Labels] = None
+    bonds: NotNull[Bonds] = None
     rules: Some[Rule] = ()
 
     @field_validator("rules")

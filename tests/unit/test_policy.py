@@ -182,8 +182,11 @@ def test_two_rules_of_one_name_and_a_key_given_twice():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "p.yaml:1: expected a mapping with version, manage, safety, ports, labels, rules, got nothing"),
-        ("[]", "p.yaml:1: expected a mapping with version, manage, safety, ports, labels, rules, got an empty list"),
+        ("", "p.yaml:1: expected a mapping with version, manage, safety, ports, labels, bonds, rules, got nothing"),
+        (
+            "[]",
+            "p.yaml:1: expected a mapping with version, manage, safety, ports, labels, bonds, rules, got an empty list",
+        ),
         ("version: 1\nrules: [", "p.yaml:2: not a policy: "),
         ("version: 1\nrules: &x [*x]", "p.yaml:2: not a policy: alias *x"),
         ("version: 1\n---\nversion: 1", "p.yaml:2: not a policy: "),
@@ -216,7 +219,7 @@ def test_durations_in_words(ns, text):
 
 def test_the_schema_describes_the_file():
     schema = json_schema()
-    assert set(schema["properties"]) == {"version", "manage", "safety", "ports", "labels", "rules"}
+    assert set(schema["properties"]) == {"version", "manage", "safety", "ports", "labels", "bonds", "rules"}
     assert "for" in schema["$defs"]["QueueingDelay"]["properties"]
     assert "return" in schema["$defs"]["Rule"]["properties"]
     assert schema["$defs"]["Manage"]["additionalProperties"] is False
@@ -319,6 +322,16 @@ def test_ports_need_no_rules_and_one_of_them_must_be_there():
     assert "Ways behind one nexthop that are dead are avoided" in said and "up to 8 local ports" in said
     assert "rules" not in said
     assert faults(text) == ['p.yaml:1: "rules" is missing; expected rules, ports or labels']
+
+
+def test_bonds_need_a_rule_that_says_when():
+    text = "version: 1\nmanage: {destinations: [10.9.0.0/16]}\nbonds: {trial: 5s}\nrules:\n"
+    rule = "  - {name: a, when: {signal: loss, above: 0.1, clear_below: 0.01}, then: {%s: {}}}\n"
+    said = explain(parse(text + rule % "drain"))
+    assert "another port of the bond becomes active" in said and "better 5 s later" in said
+    assert "active-backup" not in explain(parse((text + rule % "drain").replace("bonds: {trial: 5s}\n", "")))
+    (fault,) = faults(text + rule % "alert")
+    assert fault.endswith("bonds: it never acts: expected a rule with shift or drain, which says when")
 
 
 def test_labels_need_no_rules_and_go_with_none_that_relabels():

@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pytools.kernel.netlink.socket import attribute
+
 MODES: Final = ("balance-rr", "active-backup", "balance-xor", "broadcast", "802.3ad", "balance-tlb", "balance-alb")
 POLICIES: Final = ("layer2", "layer3+4", "layer2+3", "encap2+3", "encap3+4", "vlan+srcmac")
 LACP: Final = "802.3ad"
+ACTIVE_BACKUP: Final = "active-backup"
+_RESELECT: Final = ("always", "better", "failure")  # when a primary that works is selected again
 _HASHING: Final = frozenset({"balance-xor", LACP})
 _MII: Final = ("up", "going_down", "down", "going_up")  # BOND_LINK_*
 # The state of a port as LACP has it (IEEE 802.1AX), from the lowest bit.
@@ -18,9 +22,11 @@ FLAGS: Final = (
 )  # fmt: skip
 _LACP_BAD: Final = ("defaulted", "expired")  # nothing was heard from the partner, or not of late
 _LACP_GOOD: Final = ("synchronization", "collecting", "distributing")
-_MODE, _ACTIVE, _POLICY = 1, 2, 14  # IFLA_BOND_*
+_MODE, _ACTIVE, _PRIMARY, _PRIMARY_RESELECT, _POLICY = 1, 2, 11, 12, 14  # IFLA_BOND_*
 _STATE, _STATUS, _FAILURES, _QUEUE, _AGGREGATOR, _ACTOR, _PARTNER = 1, 2, 3, 5, 6, 7, 8  # IFLA_BOND_SLAVE_*
 _U16, _U32 = struct.Struct("=H"), struct.Struct("=I")
+_LINK_HEADER = struct.Struct("=BxHiII")  # family, hardware type, index, flags, changed flags
+_LINKINFO, _INFO_KIND, _INFO_DATA = 18, 1, 2  # IFLA_LINKINFO, IFLA_INFO_*
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,8 @@ class BondRow:
     mode: str
     policy: str  # by which it hashes; `layer2` and `vlan+srcmac` send all flows to a gateway by one port
     active: int  # index of the port in use; 0: none, or the mode has none
+    primary: int = 0  # index of the port that is preferred; 0: none
+    reselect: str = "always"  # when that one is selected again: always, better, failure
 
     @property
     def hashes(self) -> bool:
@@ -63,8 +71,15 @@ class Bundle:
 def bond_of(options: Mapping[int, bytes]) -> BondRow:
     """A bond by its attributes."""
     mode, policy = options.get(_MODE, b"\0")[0], options.get(_POLICY, b"\0")[0]
-    active = _U32.unpack(options[_ACTIVE])[0] if _ACTIVE in options else 0
-    return BondRow(_named(MODES, mode), _named(POLICIES, policy), active)
+    active, primary = (_U32.unpack(options[each])[0] if each in options else 0 for each in (_ACTIVE, _PRIMARY))
+    reselect = _named(_RESELECT, options.get(_PRIMARY_RESELECT, b"\0")[0])
+    return BondRow(_named(MODES, mode), _named(POLICIES, policy), active, primary, reselect)
+
+
+def selecting(bond: int, port: int) -> bytes:
+    """The body of a link message that makes a port the active one of a bond; both by index."""
+    info = attribute(_INFO_KIND, b"bond\0") + attribute(_INFO_DATA, attribute(_ACTIVE, _U32.pack(port)))
+    return _LINK_HEADER.pack(0, 0, bond, 0, 0) + attribute(_LINKINFO, info)
 
 
 def port_of(options: Mapping[int, bytes]) -> PortRow:
