@@ -31,9 +31,13 @@ CACHE_VARIABLE = "SWERVE_TEST_CACHE"  # where the sessions of one run keep what 
 CLONE_NEWNS = 0x0002_0000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
-# An example that waits for the disk, or for a processor, is no failure: by itself Hypothesis allows each 200 ms.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", settings.get_profile("untimed"), max_examples=10)  # make test-quick
+# Random examples of a test that does not say how many. One that waits for the disk, or for a processor, is no failure:
+# by itself Hypothesis allows each 200 ms.
+EXAMPLES = {"untimed": 30, "quick": 10, "many": 1000}  # make test, test-quick, prove NAME=random_examples
+for _name, _examples in EXAMPLES.items():
+    settings.register_profile(
+        _name, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=_examples
+    )
 settings.load_profile("untimed")
 
 _ENDING_S = 2.0
