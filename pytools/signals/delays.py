@@ -68,8 +68,8 @@ class Underlay(msgspec.Struct, frozen=True):
 class PathDelay(Signal, frozen=True, kw_only=True, tag="path_delay"):
     """Delays and loss of one path over the window that ends at `at_ns`.
 
-    Over `windows.short` every 200 ms, and once a probe interval while the path is slow or has just fallen silent;
-    over `windows.long` once in that time.
+    Over `windows.short` every 200 ms; once a probe interval for 2 s after the path became slow, then every 100 ms
+    until it is not; once a probe interval after it has fallen silent. Over `windows.long` once in that time.
     """
 
     path: Path

@@ -35,6 +35,30 @@ def test_a_slow_path_is_told_of_for_a_while_after_its_last_slow_sample() -> None
     assert attention.look(slow(0, 0, 0), liveness, 1200 * MS) is None and not attention.alerted
 
 
+def told_every(attention: Attention, liveness: Liveness, begin_ms: int, end_ms: int, *counts: int) -> dict[int, int]:
+    """By path, in how many looks it was told of, each when the one before asked for it."""
+    told = dict.fromkeys(range(len(counts)), 0)
+    now_ns = begin_ms * MS
+    while now_ns < end_ms * MS:
+        found = attention.look(slow(*counts), liveness, now_ns)
+        for path in [] if found is None else np.flatnonzero(found).tolist():
+            told[path] += 1
+        now_ns = attention.next_read(now_ns, 0)
+    return told
+
+
+def test_a_path_that_stays_slow_is_told_of_less_often_and_one_that_becomes_so_beside_it_is_not() -> None:
+    attention, liveness = made()
+    first = told_every(attention, liveness, 1000, 3000, 0, 5, 0)
+    assert 98 <= first[1] <= 101 and first[0] == first[2] == 0
+    assert 49 <= told_every(attention, liveness, 3000, 8000, 0, 5, 0)[1] <= 52
+    assert attention.standing and not attention.alerted
+    both = told_every(attention, liveness, 8000, 10_000, 5, 5, 0)
+    assert 98 <= both[0] <= 101 and 18 <= both[1] <= 26
+    assert told_every(attention, liveness, 10_000, 15_000, 0, 0, 0)[0] <= 12 and not attention.standing
+    assert 48 <= told_every(attention, liveness, 15_000, 16_000, 5, 0, 0)[0] <= 52  # it is news again
+
+
 @given(st.integers(0, 10**12), st.integers(0, 10**12), st.booleans())
 def test_the_next_reading_is_soon_and_in_step_with_the_probes(now_ns: int, sends_ns: int, alerted: bool) -> None:
     attention, _ = made()

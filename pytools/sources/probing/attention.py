@@ -13,7 +13,9 @@ from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS
 READ_EVERY_NS: Final = 200_000_000
 _MOST_RECORDS: Final = 4096  # between two readings: fewer than the ring holds
 _MOST_INTERVALS: Final = 24  # between two readings: fewer than liveness.py remembers
-_ALERT_NS: Final = 200_000_000  # for so long after a path was slow or silent it is told of once an interval
+_ALERT_NS: Final = 200_000_000  # a path is alerted for so long after it was slow or silent
+_NEWS_NS: Final = 2_000_000_000  # and told of once an interval for so long; from then on less often: all know of it
+_STANDING_EVERY_NS: Final = 100_000_000
 _HURRIED_EVERY_NS: Final = 8_000_000
 _SLOW_SINGLY: Final = 4  # slow samples in a row that are told of at once, one by one
 
@@ -25,19 +27,24 @@ class Attention:
     ----------
     alerted : bool
         Whether any path is told of once an interval.
+    standing : bool
+        Whether any has been alerted for longer.
     read_ns : int
-        How often the ring is read while none is.
+        How often the ring is read while none is alerted.
     """
 
     def __init__(self, interval_ns: int) -> None:
         self._interval_ns = interval_ns
-        self._alert_ns = np.zeros(0, np.int64)  # by path, until when it is told of once an interval
+        self._alert_ns = np.zeros(0, np.int64)  # by path, until when it is alerted
+        self._since_ns = np.zeros(0, np.int64)  # and since when
+        self._told_ns = 0  # when those that have been alerted for longer were last told of
         self._hurried_ns = 0  # until when extra probes leave
-        self.alerted, self.read_ns = False, READ_EVERY_NS
+        self.alerted, self.standing, self.read_ns = False, False, READ_EVERY_NS
 
     def grow(self, paths: int, probes: int) -> None:
         """Have this many paths, along which so many probes leave every interval."""
-        self._alert_ns = np.concatenate([self._alert_ns, np.zeros(paths - len(self._alert_ns), np.int64)])
+        more = np.zeros(paths - len(self._alert_ns), np.int64)
+        self._alert_ns, self._since_ns = (np.concatenate([each, more]) for each in (self._alert_ns, self._since_ns))
         intervals = min(_MOST_INTERVALS, max(1, _MOST_RECORDS // max(1, probes)))
         self.read_ns = min(READ_EVERY_NS, intervals * self._interval_ns)
 
@@ -50,7 +57,7 @@ class Attention:
         return now_ns < self._hurried_ns
 
     def look(self, slow: NDArray[np.uint32], liveness: Liveness, now_ns: int) -> NDArray[np.bool_] | None:
-        """Which paths are to be told of once an interval, by index; None: none is.
+        """Which alerted paths are to be told of now, by index; None: none is.
 
         Parameters
         ----------
@@ -58,13 +65,19 @@ class Attention:
             By path, how many slow samples in a row there were.
         """
         slow = slow[: len(self._alert_ns)]
-        alert = None
-        if liveness.any_silent or self.alerted or np.count_nonzero(slow):
-            # Of a dead path the last sample may have been a slow one.
-            self._alert_ns[((slow > 0) & (liveness.missed == 0)) | liveness.young(now_ns)] = now_ns + _ALERT_NS
-            alert = self._alert_ns > now_ns
-        self.alerted = alert is not None and bool(np.count_nonzero(alert))
-        return alert if self.alerted else None
+        if not (liveness.any_silent or self.alerted or self.standing or np.count_nonzero(slow)):
+            return None
+        before = self._alert_ns > now_ns
+        # Of a dead path the last sample may have been a slow one.
+        self._alert_ns[((slow > 0) & (liveness.missed == 0)) | liveness.young(now_ns)] = now_ns + _ALERT_NS
+        alert = self._alert_ns > now_ns
+        self._since_ns[alert & ~before] = now_ns
+        news = alert & (self._since_ns > now_ns - _NEWS_NS)
+        self.alerted, self.standing = bool(np.count_nonzero(news)), bool(np.count_nonzero(alert & ~news))
+        if self.standing and now_ns >= self._told_ns + _STANDING_EVERY_NS * 3 // 4:
+            self._told_ns = now_ns
+            return alert
+        return news if self.alerted else None
 
     def next_read(self, now_ns: int, sends_ns: int) -> int:
         """When to read the ring, where the next probes leave at `sends_ns`.
@@ -75,7 +88,8 @@ class Attention:
         if self.hurried(now_ns):
             return now_ns + min(step_ns, _HURRIED_EVERY_NS)
         phase_ns = sends_ns + (step_ns // 8 if self.alerted else -step_ns // 4)
-        due_ns = now_ns + (step_ns if self.alerted else self.read_ns)
+        calm_ns = min(self.read_ns, max(step_ns, _STANDING_EVERY_NS)) if self.standing else self.read_ns
+        due_ns = now_ns + (step_ns if self.alerted else calm_ns)
         return due_ns - (due_ns - phase_ns) % step_ns
 
 
