@@ -186,6 +186,11 @@ class Bond:
         return dict(self.ports).get(index, f"interface {index}" if index else "none")
 
 
+def moves_back(primary: str) -> str:
+    """Why a bond would not stay on another port than this one."""
+    return f"its primary is {primary} with primary_reselect always: the bond itself would select that again"
+
+
 @dataclass(frozen=True, slots=True)
 class BondAct:
     """The port that a bond is to use, or uses by now without us; and why."""

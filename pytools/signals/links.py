@@ -47,6 +47,7 @@ class BondPort(msgspec.Struct, frozen=True):
     # distributing, defaulted, expired
     actor: list[str] = msgspec.field(default_factory=list)
     partner: list[str] = msgspec.field(default_factory=list)  # the same of the other end
+    preferred: bool = False  # the bond selects it again whenever it can: its primary, with primary_reselect always
 
 
 class LinkCounters(msgspec.Struct, frozen=True):
@@ -71,6 +72,7 @@ class Link(Signal, frozen=True, kw_only=True, tag="link"):
     interface: str  # name
     # of a port of a bond or team, or of what a VLAN is made on: the interface above it that has paths; else empty
     upper: str = ""
+    bond: str = ""  # the bond or team that it is, is a port of, or whose ports its packets leave by; empty: none
     port: BondPort | None = None  # of a bond; null: it is none, or of a team, whose kernel half tells nothing
     paths: list[Path]  # that it carries
     window_ns: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -208,14 +208,11 @@ def flow_act(
 def port_act(
     host: str,
     act: WayAct,
-    before: WayAct | None,
     outcome: Outcome,
     decided_ns: int,
     acknowledged_ns: int | None = None,
 ) -> Act:
-    """What new connections avoid from now on, or no more; `before` is what they avoided until now."""
-    if act.over and before is not None:
-        act = replace(act, before=before.after, after=before.before)
+    """What new connections avoid from now on, or no more."""
     what = f"ports of new connections to {act.path.destination}"
     kind = "ports", "ports", "new IPv4 TCP connections, behind the nexthop"
     return _around_ways(host, act, what, kind, outcome, decided_ns, acknowledged_ns)

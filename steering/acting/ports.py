@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from pytools.closing import Closing
 from pytools.errors import SwerveError
@@ -55,7 +54,6 @@ class PortActing(Closing):
         self._why_not = ""
         self._ask_ns = self._renew_ns = 0
         self._offers: Mapping[Peer, tuple[int, ...]] = {}  # what the kernel has
-        self._told: dict[str, WayAct] = {}  # what is in force, by address
 
     def close(self) -> None:
         """Let the kernel choose all ports again."""
@@ -122,20 +120,16 @@ class PortActing(Closing):
             engine.busy()
 
     def _tell(self, act: WayAct, now: int) -> None:
-        address = act.path.address
-        before = self._told.pop(address, None)
-        if not act.over:
-            self._told[address] = act
         if self._chooser is None:
-            self._output.send(messages.port_act(self._output.host, act, before, "dry_run", now))
+            self._output.send(messages.port_act(self._output.host, act, "dry_run", now))
         else:
             outcome: messages.Outcome = "undone" if act.over else "applied"
-            self._output.send(messages.port_act(self._output.host, act, before, outcome, now, time.monotonic_ns()))
+            self._output.send(messages.port_act(self._output.host, act, outcome, now, time.monotonic_ns()))
 
     def take_back(self, why: str) -> None:
         """Let the kernel choose all ports again, and say so."""
-        for act in list(self._told.values()):
-            self._tell(replace(act, because=why, over=True), time.monotonic_ns())
+        for act in self._engine.all_back(why) if self._engine is not None else ():
+            self._tell(act, time.monotonic_ns())
         self.close()
 
     def facts(self) -> dict[str, object]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from pytools.kernel.netlink.bonds import ACTIVE_BACKUP, selecting
+from pytools.kernel.netlink.bonds import ACTIVE_BACKUP, ALWAYS, selecting
 from pytools.kernel.netlink.links import LinkRow, Tables
 from pytools.kernel.netlink.routing import Netlink
-from steering.plan import Bond
+from steering.plan import Bond, moves_back
 
 _NEW_LINK: Final = 16  # RTM_NEWLINK
 
@@ -22,32 +22,24 @@ class Bonds(NamedTuple):
 def read(netlink: Netlink) -> Bonds:
     """The active-backup bonds of this namespace."""
     tables = Tables(netlink)
-    lowers = tables.stack().lowers
-    rows = tables.links()
+    stack, rows = tables.stack(), tables.links()
     bonds = {
-        index: _bond(row, [rows[port] for port in sorted(lowers.get(index, ())) if port in rows])
+        index: _bond(row, [rows[port] for port in sorted(stack.lowers.get(index, ())) if port in rows])
         for index, row in rows.items()
         if row.bond is not None and row.bond.mode == ACTIVE_BACKUP
     }
-    over = {}
-    for index, row in rows.items():
-        below = index
-        while below not in bonds and len(under := lowers.get(below, set())) == 1:
-            [below] = under
-        if below in bonds:
-            over[row.name] = bonds[below].name
-    return Bonds({bond.name: bond for bond in bonds.values()}, over)
+    named = {bond.name: bond for bond in bonds.values()}
+    devices = {row.name: stack.devices.get(index, "") for index, row in rows.items() if row.port is None}
+    return Bonds(named, {name: device for name, device in devices.items() if device in named})
 
 
 def _bond(row: LinkRow, ports: list[LinkRow]) -> Bond:
     assert row.bond is not None
     names = {port.index: port.name for port in ports}
     usable = (each.index for each in ports if each.up and each.carrier and each.port and each.port.status == "up")
-    moves_back = ""
-    if row.bond.primary and row.bond.reselect == "always":
-        primary = names.get(row.bond.primary, f"interface {row.bond.primary}")
-        moves_back = f"its primary is {primary} with primary_reselect always: the bond itself would select that again"
-    return Bond(row.index, row.name, row.bond.active, tuple(names.items()), frozenset(usable), moves_back)
+    primary = row.bond.primary if row.bond.reselect == ALWAYS else 0
+    why = moves_back(names.get(primary, f"interface {primary}")) if primary else ""
+    return Bond(row.index, row.name, row.bond.active, tuple(names.items()), frozenset(usable), why)
 
 
 def select(netlink: Netlink, bond: int, port: int) -> None:

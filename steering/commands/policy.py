@@ -183,8 +183,7 @@ def recorded(
     from pytools.recording import files
     from pytools.recording.reader import FOR_EVER, Read
     from pytools.views import times
-    from steering.policy.needs import signals_of
-    from steering.replay.recording import Recording
+    from steering.replay.recording import Recording, kinds_of
 
     now_ns = time.time_ns()
     low, high = (
@@ -201,7 +200,6 @@ def recorded(
 
     def opened(policy: Policy) -> Recording:
         told = Read()
-        kinds = signals_of(policy) | {"nexthop_group", "act"}
-        return Recording(files.opened(place, told, low, high), told, kinds, host)
+        return Recording(files.opened(place, told, low, high), told, kinds_of(policy), host)
 
     return place, opened

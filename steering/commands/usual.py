@@ -40,16 +40,15 @@ def learnt(options: Options, policy: Policy) -> tuple[str, list[Row]]:
 def _replayed(options: Options, policy: Policy) -> list[Row]:
     from pytools.recording import files
     from pytools.recording.reader import FOR_EVER, Read
-    from steering.policy.needs import signals_of
     from steering.replay.player import Player
-    from steering.replay.recording import Recording
+    from steering.replay.recording import Recording, kinds_of
 
     place = recording_of(options)
     if not place.is_dir():
         return []
     told, player = Read(), Player(policy)
     lines = files.opened(place, told, time.time_ns() - _LOOKED_AT_NS, FOR_EVER)
-    for _ in player.play(Recording(lines, told, signals_of(policy) | {"nexthop_group", "act"})):
+    for _ in player.play(Recording(lines, told, kinds_of(policy))):
         pass
     return list(player.engine.usual.rows(sorted(player.engine.paths)))
 

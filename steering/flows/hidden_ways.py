@@ -16,7 +16,7 @@ from pytools.units import SECOND
 from steering.policy.actions import AroundWays
 from steering.policy.scope import inside
 
-_LASTS_NS: Final = 15 * SECOND  # ways are told every 5 s
+LASTS_NS: Final = 15 * SECOND  # ways are told every 5 s
 _BEST_FIRST: Final = ("healthy", "unmeasured", "slow", "lossy", "dead")
 
 
@@ -81,7 +81,7 @@ class Ways:
         if (":" in address) != self._is_ipv6 or not inside(address, self._managed):
             return News.NONE
         fan = self.fans.get(address)
-        if fan is not None and fan.path != path and now - _told(fan) <= _LASTS_NS:
+        if fan is not None and fan.path != path and now - _told(fan) <= LASTS_NS:
             self._several[address] = now
             return News.NONE
         if not signal.router or signal.differs_at is None:
@@ -95,7 +95,7 @@ class Ways:
         of_lowers = [
             state
             for (router, _), (state, told_ns) in fan.states.items()
-            if router == signal.router and now - told_ns <= _LASTS_NS
+            if router == signal.router and now - told_ns <= LASTS_NS
         ]
         state = min(of_lowers, key=_BEST_FIRST.index)
         before = fan.ways.get(signal.router)
@@ -112,9 +112,9 @@ class Ways:
 
     def known(self, fan: Fan, now: int) -> Mapping[str, Way]:
         """The ways that are known now; none where another path leads to the address, too."""
-        if now - self._several.get(fan.path.address, -_LASTS_NS) < _LASTS_NS:
+        if now - self._several.get(fan.path.address, -LASTS_NS) < LASTS_NS:
             return {}
-        return {router: way for router, way in fan.ways.items() if now - way.told_ns <= _LASTS_NS}
+        return {router: way for router, way in fan.ways.items() if now - way.told_ns <= LASTS_NS}
 
     def parted(self, fan: Fan, now: int) -> tuple[frozenset[str], frozenset[str]]:
         """The routers of ways to avoid, and of the others; none of the first while there is no better one."""

@@ -10,7 +10,7 @@ offered for new connections. Times are CLOCK_MONOTONIC nanoseconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pytools.signals import PathWay, Signal, TcpFlow
@@ -83,6 +83,7 @@ class PortEngine:
         self.ways = Ways(wanted, managed, 4)
         self._peers: dict[Peer, _Known] = {}
         self._offers: dict[Peer, tuple[int, ...]] = {}
+        self._told: dict[str, WayAct] = {}  # what is avoided, by address
         self._decide_ns = 0  # not before this, unless there is news
         self.counts = dict.fromkeys(("asked", "answered", "silent", "busy", "arrived", "moved"), 0)
 
@@ -215,15 +216,23 @@ class PortEngine:
         return PortPlan(self._offers, tuple(acts))
 
     def _act(self, fan: Fan, bad: frozenset[str], known: Mapping[Peer, Mapping[int, str]], now: int) -> WayAct:
+        told = self._told.pop(fan.path.address, None)
         if not bad:
-            return self.ways.act(fan, bad, {}, {}, now)
+            before, after = (told.after, told.before) if told is not None else ({}, {})
+            return self.ways.act(fan, bad, before, after, now)
         by_way = dict.fromkeys(sorted(fan.ways), 0)
         for ports in known.values():
             for router in ports.values():
                 if router in by_way:
                     by_way[router] += 1
         after = {router: 0 if router in bad else count for router, count in by_way.items()}
-        return self.ways.act(fan, bad, by_way, after, now)
+        act = self._told[fan.path.address] = self.ways.act(fan, bad, by_way, after, now)
+        return act
+
+    def all_back(self, why: str) -> tuple[WayAct, ...]:
+        """Avoid nothing any more."""
+        told, self._told = self._told, {}
+        return tuple(replace(act, before=act.after, after=act.before, because=why, over=True) for act in told.values())
 
     def _void(self, address: str) -> None:
         """Learn anew which ways ports to an address take."""

@@ -22,6 +22,7 @@ from steering.flows.engine import FlowEngine
 from steering.plan import Change, Target
 from steering.policy.actions import WEIGHT_KINDS
 from steering.policy.model import Policy
+from steering.replay.besides import Besides
 from steering.replay.virtual_kernel import VirtualKernel
 
 TICK_NS: Final = 50_000_000  # as the controller's
@@ -76,7 +77,6 @@ class Player:
 
     def __init__(self, policy: Policy, watch: Callable[[Path, PathHealth], None] | None = None) -> None:
         self._policy, self._watch = policy, watch
-        self._says_more = any(rule.then.kind not in WEIGHT_KINDS for rule in policy.rules)
         self.tally = Tally()
         self._restart()
 
@@ -84,6 +84,12 @@ class Player:
         self.engine = Engine(self._policy)
         self.kernel = VirtualKernel(self._policy.manage.destinations)
         self.flows = FlowEngine(self._policy)
+        self.besides = Besides(self._policy, self.engine)
+        rules, lasts_ns = self._policy.rules, self.besides.lasts_ns
+        self._says_more = bool(lasts_ns) or any(rule.then.kind not in WEIGHT_KINDS for rule in rules)
+        safety = self._policy.safety
+        self._lasts_ns = max(safety.baseline_after + 2 * safety.stale_after, lasts_ns)  # of silence
+        self._host = ""
         self._now = self._began = self._offset = self._heard = self._tick = self._together = 0
         self._touched: set[Target] = set()
         self._told: dict[Path, tuple[str, int]] = {}  # state, and since when
@@ -121,7 +127,7 @@ class Player:
             return
         if self._touched and at_ns - self._together >= _TOGETHER_NS:
             yield from self._decide(self._touched)
-        quiet = self._heard + self._policy.safety.baseline_after + 2 * self._policy.safety.stale_after
+        quiet = self._heard + self._lasts_ns
         while self._tick + TICK_NS <= min(at_ns, quiet):
             self._tick += TICK_NS
             self._now = max(self._now, self._tick)
@@ -146,11 +152,13 @@ class Player:
         path = getattr(signal, "path", None)
         if isinstance(path, Path) and path.source == signal.host:
             self._grown |= self.kernel.see_path(path)
+        self._host = signal.host
         if not self._touched:
             self._together = self._now
         try:
             self._touched |= self.engine.take(signal, self._now)
             self.flows.take(signal, self._now)
+            self.besides.take(signal, self._now)
             if self._watch is not None and path in self.engine.paths:
                 self._watch(path, self.engine.paths[path])
         except (ArithmeticError, ValueError):  # numbers that no measurement can have
@@ -171,6 +179,7 @@ class Player:
             changes = self.engine.changes(self._now, targets)
             alerts = self.engine.alerts()
             plan = self.flows.decide(self.engine.paths, self.engine.groups.values(), self._now)
+            besides = list(self.besides.decide(self._host, self._now))
         except (ArithmeticError, ValueError):
             self.tally.undigested += 1
             return
@@ -186,6 +195,9 @@ class Player:
             self.tally.count(flow_act.target, flow_act.under)
             yield self._at(messages.flow_act(self._host, flow_act, "dry_run", self._now))
             self.flows.pretended(flow_act, self._now)
+        for act in besides:
+            self.tally.count(act.target, act.under)
+            yield self._at(act)
 
     def _quiet(self, target: Target) -> bool:
         """Whether there is nothing to decide and nothing to tell: most of a recording is like that."""
@@ -201,10 +213,6 @@ class Player:
         self.engine.carried_out(change, self._now, change.after)
         self.kernel.apply(change.target, change.after)
         return self._at(act)
-
-    @property
-    def _host(self) -> str:
-        return next((path.source for path in self.engine.paths), "")
 
     def _at(self, act: Act) -> Act:
         """An act at the time of the recording."""

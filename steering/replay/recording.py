@@ -13,8 +13,16 @@ import msgspec
 
 from pytools.recording.reader import Read
 from pytools.signals import AnySignal, decode
+from steering.policy.model import Policy
+from steering.policy.needs import signals_of
 
 _LATEST_NS: Final = 1 << 62  # times beyond are none; sums of two still fit 64 bits
+
+
+def kinds_of(policy: Policy) -> frozenset[str]:
+    """The kinds of signals that a replay needs: a controller asks the kernel for the rest."""
+    of_kernel = {"nexthop_group"} | ({"link"} if policy.bonds is not None else set())
+    return signals_of(policy) | of_kernel | {"act"}
 
 
 class _Head(msgspec.Struct):

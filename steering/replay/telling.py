@@ -70,6 +70,7 @@ def summary(recording: Recording, player: Player) -> dict[str, Any]:
         "left_out": player.kernel.left_out,
         "acts_while_recorded": tally.lived_acts,
         "reweighted_while_recorded": player.kernel.reweighted,
+        "not_replayed": player.besides.missing(),
         "unknowable": UNKNOWABLE,
     }
 
@@ -112,4 +113,4 @@ def _notes(counts: Counts, tally: Tally, player: Player) -> list[str]:
         notes.append(
             "weights were changed while this was recorded: what was measured then is what those weights led to"
         )
-    return [*notes, UNKNOWABLE]
+    return [*notes, *player.besides.missing(), UNKNOWABLE]

@@ -181,10 +181,14 @@ def test_what_is_below_an_interface_with_paths_is_watched(veth_pair: tuple[str, 
         tables = Tables(netlink)
         indexes = {row.name: row.index for row in tables.links().values()}
         chain = {indexes[upper]: {indexes[lower]} for upper, lower in itertools.pairwise(uppers)}
-        assert tables.stack().lowers == chain | {indexes[uppers[-1]]: {indexes[port] for port in ports}}
+        stack = tables.stack()
+        assert stack.lowers == chain | {indexes[uppers[-1]]: {indexes[port] for port in ports}}
+        bonded = {} if kind == "macvlan" else dict.fromkeys([*uppers, *ports], "bond0")
+        assert stack.devices == {indexes[name]: device for name, device in bonded.items()}
     path = NetworkPath("h1", "h2", "10.77.0.2", "", uppers[0])
     with watching(first, lambda: [uppers[0]], lambda: [path], RARELY) as work:
         assert [work.link(name).upper for name in (*uppers[1:], *ports)] == [uppers[0]] * (len(uppers) - 1 + len(ports))
+        assert [work.link(name).bond for name in (*uppers, *ports)] == [*bonded.values()] or not bonded
         assert work.link(uppers[0]).upper == "" and work.link(uppers[0]).paths == [path]
         support.run(["ip", "-n", second, "link", "set", "v0", "down"])
         lost = work.event("carrier_lost", "v0")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import struct
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -86,6 +88,29 @@ def test_a_bond_and_its_ports_are_read() -> None:
     read = row(attribute(4, b"bond\0"), attribute(5, port)).port
     assert read == PortRow(False, "down", 9, 3, 2, 0x3F, 0x3D)
     assert row(attribute(4, b"bridge\0"), attribute(5, port)).port is None
+
+
+def test_the_bond_of_an_interface_is_told_with_the_port_that_it_prefers() -> None:
+    def body(index: int, name: str, *more: bytes) -> bytes:
+        return struct.pack("=BxHiII", 0, 1, index, 0, 0) + attribute(3, name.encode() + b"\0") + b"".join(more)
+
+    port = attribute(10, struct.pack("=I", 9)), attribute(18, attribute(4, b"bond\0") + attribute(5, b""))
+    options = attribute(1, b"\1") + attribute(11, struct.pack("=I", 6))
+    vlan = attribute(5, struct.pack("=I", 9)), attribute(18, attribute(1, b"vlan\0"))
+    bodies = [
+        *(body(5, "eth0", *port), body(6, "eth1", *port), body(8, "eth9"), body(7, "bond0.7", *vlan)),
+        body(9, "bond0", attribute(18, attribute(1, b"bond\0") + attribute(2, options))),
+    ]
+    netlink: Any = SimpleNamespace(socket=SimpleNamespace(dump_bodies=lambda *_: bodies))
+    stack = kernel.Tables(netlink).stack()
+    assert stack.devices == dict.fromkeys((5, 6, 7, 9), "bond0")
+    assert stack.bonds == dict.fromkeys((5, 6), BondRow("active-backup", "layer2", 0, 6))
+    told = []
+    for row in map(kernel.link_of, bodies[:2]):
+        interface = Interface("h1", row, 0, 60 * S)
+        interface.bond, interface.device = stack.bonds[row.index], stack.devices[row.index]
+        told.append(interface.signal([], S))
+    assert [(link.bond, link.port and link.port.preferred) for link in told] == [("bond0", False), ("bond0", True)]
 
 
 def test_flaps_are_counted_within_the_window() -> None:

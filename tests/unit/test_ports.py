@@ -128,8 +128,18 @@ def test_acts_tell_what_is_avoided_and_that_it_is_over(world: World) -> None:
     world.now += SECOND
     assert world.engine.decide(world.now).acts == ()
     world.now += 60 * SECOND
+    (over,) = world.engine.decide(world.now).acts
+    assert over.over and "not known any more" in over.because
+    assert (over.before, over.after) == (act.after, act.before) and world.engine.all_back("the end") == ()
+
+
+def test_everything_is_taken_back_at_the_end(world: World) -> None:
+    world.learn()
+    world.ways(w2="slow")
     (act,) = world.engine.decide(world.now).acts
-    assert act.over and "not known any more" in act.because
+    (back,) = world.engine.all_back("the end")
+    assert (back.path, back.over, back.because) == (act.path, True, "the end")
+    assert (back.before, back.after) == (act.after, act.before)
 
 
 def test_no_act_is_told_before_a_port_is_known(world: World) -> None:

@@ -7,6 +7,7 @@ import json
 
 import msgspec
 import pytest
+import samples
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,13 +17,12 @@ from pytools.ipc.wire import LINE_BYTES
 from pytools.kernel.leftovers import FIRST_ID
 from pytools.recording import files
 from pytools.recording.reader import Read
-from pytools.signals import Act, GroupMember, NexthopGroup, PathState, encode
+from pytools.signals import Act, BondPort, GroupMember, NexthopGroup, PathState, encode
 from steering.cli import root
 from steering.policy.file import parse
-from steering.policy.needs import signals_of
 from steering.replay import telling
 from steering.replay.player import Note, Player
-from steering.replay.recording import Recording
+from steering.replay.recording import Recording, kinds_of
 from steering.replay.virtual_kernel import VirtualKernel
 
 START = 10**12
@@ -35,6 +35,7 @@ WITH_ALERT = (
     then: {alert: {}}
 """
 )
+WITH_ALL = POLICY.replace("[10.9.0.0/16]}", '[10.9.0.0/16, "fd00:9::/64"]}\nports: {}\nlabels: {}\nbonds: {}')
 
 
 def records(seconds, bad=lambda _: False, start=START, rails=(1, 2), every_ns=20 * MS):
@@ -51,7 +52,7 @@ def played(signals, policy=POLICY, host=""):
     found = parse(policy)
     player = Player(found)
     told = Read()
-    recording = Recording(files.lines(io.BytesIO(data), told), told, signals_of(found) | {"nexthop_group", "act"}, host)
+    recording = Recording(files.lines(io.BytesIO(data), told), told, kinds_of(found), host)
     return list(player.play(recording)), player, recording
 
 
@@ -238,7 +239,8 @@ def test_the_command_prints_a_timeline_or_signals(tmp_path):
 
 _numbers = st.integers(-(2**70), 2**70) | st.floats() | st.integers(0, 2 * 10**12)
 _junk = st.none() | st.booleans() | _numbers | st.text(max_size=8) | st.lists(st.integers(), max_size=3)
-_real = [json.loads(encode(each)) for each in records(0.2)]
+_bonded = samples.link(bond="bond0", port=BondPort("active-backup", "layer2", True, "up", "", 0, 0))
+_real = [json.loads(encode(each)) for each in (*records(0.2), samples.path_way(), _bonded)]
 
 
 @st.composite
@@ -259,7 +261,9 @@ def almost_signals(draw):
 
 
 @settings(max_examples=150)
-@given(st.lists(st.binary(max_size=60) | almost_signals(), max_size=40), st.sampled_from([POLICY, WITH_ALERT]))
+@given(
+    st.lists(st.binary(max_size=60) | almost_signals(), max_size=40), st.sampled_from([POLICY, WITH_ALERT, WITH_ALL])
+)
 def test_no_byte_soup_crashes_a_replay(lines, policy):
     events, player, recording = played(lines, policy)
     for event in events:

@@ -13,7 +13,8 @@ MODES: Final = ("balance-rr", "active-backup", "balance-xor", "broadcast", "802.
 POLICIES: Final = ("layer2", "layer3+4", "layer2+3", "encap2+3", "encap3+4", "vlan+srcmac")
 LACP: Final = "802.3ad"
 ACTIVE_BACKUP: Final = "active-backup"
-_RESELECT: Final = ("always", "better", "failure")  # when a primary that works is selected again
+ALWAYS: Final = "always"
+_RESELECT: Final = (ALWAYS, "better", "failure")  # when a primary that works is selected again
 _HASHING: Final = frozenset({"balance-xor", LACP})
 _MII: Final = ("up", "going_down", "down", "going_up")  # BOND_LINK_*
 # The state of a port as LACP has it (IEEE 802.1AX), from the lowest bit.
@@ -37,7 +38,7 @@ class BondRow:
     policy: str  # by which it hashes; `layer2` and `vlan+srcmac` send all flows to a gateway by one port
     active: int  # index of the port in use; 0: none, or the mode has none
     primary: int = 0  # index of the port that is preferred; 0: none
-    reselect: str = "always"  # when that one is selected again: always, better, failure
+    reselect: str = ALWAYS  # when that one is selected again: always, better, failure
 
     @property
     def hashes(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -95,6 +95,7 @@ class Stack(NamedTuple):
     lowers: dict[int, set[int]]  # those that carry its packets: ports of a bond or team, what a VLAN is made on
     bundles: dict[int, Bundle]  # the bonds and teams that hash flows over several ports
     bonds: dict[int, BondRow]  # by index of a port
+    devices: dict[int, str]  # by index: the bond or team that it is, is a port of, or is above and leaves by alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,12 +241,15 @@ class Tables:
                 if kind in (b"bond", b"team"):
                     several[upper] = kind == b"team"
         if not several:
-            return Stack(lowers, {}, {})
+            return Stack(lowers, {}, {}, {})
         rows = {row.index: row for row in map(link_of, bodies)}
         found = {index: _bundle(index, is_team, lowers[index], rows) for index, is_team in several.items()}
         bundles = {index: bundle for index, bundle in found.items() if bundle is not None}
         bonds = {index: bond for index in several if index in rows and (bond := rows[index].bond) is not None}
-        return Stack(lowers, bundles, {port: bond for index, bond in bonds.items() for port in lowers[index]})
+        ports = {port: index for index in several for port in lowers[index]}
+        above = {index: below for index in lowers.keys() | several if (below := _first(several, index, lowers))}
+        devices = {index: rows[device].name for index, device in (above | ports).items() if device in rows}
+        return Stack(lowers, bundles, {port: bonds[index] for port, index in ports.items() if index in bonds}, devices)
 
     def _pairs(self) -> Iterator[tuple[int, int, bytes]]:
         for each in self._dump():
@@ -351,6 +355,15 @@ def _bonding(body: bytes, start: int, end: int) -> tuple[BondRow | None, PortRow
 
     bond, port = inner(_INFO_KIND, _INFO_DATA), inner(_INFO_SLAVE_KIND, _INFO_SLAVE_DATA)
     return None if bond is None else bond_of(bond), None if port is None else port_of(port)
+
+
+def _first(of: Collection[int], index: int, lowers: Mapping[int, set[int]]) -> int:
+    """The first of these by which alone the packets of an interface leave; 0: there is none."""
+    for _ in lowers:
+        if index in of or len(below := lowers.get(index, set())) != 1:
+            break
+        [index] = below
+    return index if index in of else 0
 
 
 def _bundle(index: int, is_team: bool, ports: set[int], rows: Mapping[int, LinkRow]) -> Bundle | None:

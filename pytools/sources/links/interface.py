@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from pytools.kernel.netlink.bonds import BondRow, flags, trouble
+from pytools.kernel.netlink.bonds import ALWAYS, BondRow, flags, trouble
 from pytools.kernel.netlink.links import LinkRow, QdiscRow, handle_text, parent_text
 from pytools.signals import BondPort, Link, LinkCounters, LinkEvent, Path, Pause, Qdisc
 from pytools.sources.links import driver
@@ -34,6 +34,8 @@ class Interface:
         The interface with paths whose packets it carries; empty when it has paths itself.
     bond : BondRow, optional
         What it is a port of.
+    device : str
+        The bond or team that it is, is a port of, or is above.
     """
 
     def __init__(self, host: str, row: LinkRow, now_ns: int, flap_window_ns: int) -> None:
@@ -42,6 +44,7 @@ class Interface:
         self.paths: tuple[Path, ...] = ()
         self.upper = ""
         self.bond: BondRow | None = None
+        self.device = ""
         self._pathless_ns = now_ns  # when it last had paths, or no carrier
         self._host = host
         self._history = LinkHistory(row, now_ns, flap_window_ns)
@@ -117,6 +120,7 @@ class Interface:
             unix_ns=time.time_ns(),
             interface=self.name,
             upper=self.upper,
+            bond=self.device,
             port=self._port(),
             paths=list(self.paths),
             window_ns=now_ns - self._window_ns,
@@ -139,8 +143,10 @@ class Interface:
             return None
         sides = flags(port.actor), flags(port.partner)
         figures = port.active, port.status, trouble(port), port.failures, port.queue_id, port.aggregator
-        bond = self.bond
-        return BondPort("" if bond is None else bond.mode, "" if bond is None else bond.policy, *figures, *sides)
+        if (bond := self.bond) is None:
+            return BondPort("", "", *figures, *sides)
+        preferred = bond.primary == self.index and bond.reselect == ALWAYS
+        return BondPort(bond.mode, bond.policy, *figures, *sides, preferred)
 
     def next_window(self, now_ns: int) -> None:
         """Begin a new window."""

@@ -79,7 +79,7 @@ class LinkSource:
         self._flap_window_ns = int(config.links.flap_window_s * _S)
         self._tables = Tables(netlink)
         self._watched: dict[int, Interface] = {}
-        self._stack = Stack({}, {}, {})
+        self._stack = Stack({}, {}, {}, {})
         self._restacked, self._stacked_ns = True, 0  # they may have changed; when they were read
         self._neighbours = NeighbourHistory()
         self._gateways: dict[Neighbour, list[Path]] = {}
@@ -229,6 +229,7 @@ class LinkSource:
             found.pop(interface.index, None)
         for interface in self._watched.values():
             interface.bond = self._stack.bonds.get(interface.index)
+            interface.device = self._stack.devices.get(interface.index, "")
         if bundles != self._bundles:
             self._bundles = bundles
             self._bundles_changed(bundles)
