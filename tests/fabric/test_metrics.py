@@ -114,7 +114,7 @@ class Site:
         return {each["labels"]["alertname"] for each in self.ask("alerts")["alerts"]}
 
     def publish_hardware(self) -> None:
-        """What there would be with RDMA adapters and lossless links."""
+        """What there would be with RDMA adapters, lossless links, and routers that hash flows."""
         if self._hardware is None:
             self._hardware = Client(directories.agent_socket(self.lab.hosts[0].netns), frozenset())
         now = time.monotonic_ns()
@@ -125,6 +125,7 @@ class Site:
             samples.rdma_suspects(at_ns=now),
             samples.rdma_port(at_ns=now),
             samples.link(rail=9, at_ns=now, pauses=pauses),
+            samples.path_way(at_ns=now),
         ):
             self._hardware.publish(each)
 

@@ -34,7 +34,7 @@ from pytools.signals import (
     Retransmissions,
 )
 from pytools.signals import Path as NetworkPath
-from pytools.views.metrics.counting import INTERFACES, PATHS, PORTS
+from pytools.views.metrics.counting import INTERFACES, PATHS, PORTS, WAYS
 from pytools.views.metrics.families import FAMILIES
 from pytools.views.metrics.model import FORGOTTEN_NS, FRESH_NS, Model
 from pytools.views.metrics.parts import Histogram as Buckets
@@ -156,6 +156,9 @@ def test_one_of_each_gives_the_values_it_has() -> None:
         ("swerve_path_marked_packets_total", PATH, 400),
         ("swerve_path_mtu_bytes", {**PATH, "figure": "works"}, 1500),
         ("swerve_path_mtu_state", {**PATH, "state": "mismatch"}, 1),
+        ("swerve_path_ways", {**PATH, "state": "slow"}, 1),
+        ("swerve_path_ways", {**PATH, "state": "dead"}, 0),
+        ("swerve_path_ways_confidence_ratio", PATH, 0.992),
         ("swerve_path_tcp_retransmitted_segments_total", {**PATH, "cause": "fast"}, 2),
         ("swerve_path_tcp_retransmitted_segments_total", {**PATH, "cause": "timeout"}, 1),
         ("swerve_path_tcp_segments_total", PATH, 10_000),
@@ -368,6 +371,7 @@ def flood() -> Iterable[AnySignal]:
         yield samples.path_delay(path=path, asymmetry_ns=1, asymmetry_bound_ns=1)
         yield samples.path_liveness(path=path)
         yield samples.path_mtu(path=path)
+        yield samples.path_way(path=path)
         yield samples.path_ecn(path=path)
         yield samples.tcp_path(path=path)
         yield replace(samples.path_state(), path=path)
@@ -399,14 +403,36 @@ def test_the_number_of_series_has_a_limit_and_what_is_left_out_is_counted() -> N
         ends = {f"{name}{end}" for end in (("_bucket", "_count", "_sum") if family.kind == "histogram" else ("",))}
         assert sum(each in ends for each, _ in found) <= most(family), name
     left = {kind: value(found, "swerve_metrics_left_out_total", kind=kind) for kind in ("path", "interface", "port")}
-    # Of each path come six signals, of each interface and port one. Of one_of_each: seven of a path (its probes, too),
+    # Of each path come seven signals, of each interface and port one. Of one_of_each: eight of a path, its probes too,
     # rail1 and its event, and a port, for which there is no room either.
     assert left == {
-        "path": 6 * (MANY - PATHS) + 7,
+        "path": 7 * (MANY - PATHS) + 8,
         "interface": MANY - INTERFACES + 2,
         "port": MANY - PORTS + 1,
     }
     assert len({labels for name, labels in found if name == "swerve_path_loss_ratio"}) == PATHS
+
+
+def test_ways_are_counted_by_what_was_last_told_of_each_up_to_a_limit() -> None:
+    def told(number: int, state: str, at_s: int = 0) -> AnySignal:
+        return samples.path_way(way=number, state=state, at_ns=AT_NS + at_s * SECOND_NS, confidence=1 - number / 1000)
+
+    def counted(model: Model, at_s: int = 0) -> list[float | None]:
+        found = series(model, AT_NS + at_s * SECOND_NS)
+        names = ("healthy", "slow", "lossy", "dead", "unmeasured")
+        return [value(found, "swerve_path_ways", PATH, state=state) for state in names]
+
+    model = known(told(1, "healthy"), told(2, "healthy"), told(3, "dead"), told(2, "slow"))
+    assert counted(model) == [1, 1, 0, 1, 0]
+    assert value(series(model), "swerve_path_ways_confidence_ratio", PATH) == 0.997
+    model.take([told(1, "healthy", 16)])
+    assert counted(model, 16) == [1, 0, 0, 0, 0], "the others are no ways any more"
+    assert counted(model, 32) == [None] * 5
+    model.take([told(2, "slow", 16), samples.path_way(way=1, ways=1, at_ns=AT_NS + 16 * SECOND_NS, state="unmeasured")])
+    assert counted(model, 16) == [0, 0, 0, 0, 1], "after another search"
+    many = known(*(told(number, "lossy") for number in range(100)))
+    assert counted(many) == [0, 0, WAYS, 0, 0]
+    assert value(series(many), "swerve_metrics_left_out_total", kind="way") == 100 - WAYS
 
 
 def test_there_is_room_again_after_an_hour() -> None:

@@ -26,6 +26,7 @@ from pytools.signals import (
     PathLiveness,
     PathMtu,
     PathState,
+    PathWay,
     ProbeSamples,
     RdmaPort,
     RdmaQueuePair,
@@ -46,6 +47,8 @@ GROUPS: Final = 512
 MEMBERS: Final = 16  # of a group
 NAMESPACES: Final = 256
 PORTS: Final = 64
+WAYS: Final = 64  # behind the first hop of a path
+_WAYS_LAST_NS: Final = 15_000_000_000  # they are told every 5 s
 CAUSES: Final = Retransmissions.__struct_fields__
 PORT_EVENTS: Final = ("cnp_received", "cnp_sent", "ecn_marked", "out_of_sequence", "timeouts", "receiver_not_ready")
 EVENTS: Final = get_args(get_type_hints(LinkEvent)["what"])
@@ -167,6 +170,26 @@ def _samples(row: Row, signal: ProbeSamples, _epoch: int) -> None:
     row.totals[_LOST].value += len(signal.forward_ns) - answered
 
 
+class Ways(NamedTuple):
+    """The ways of a path."""
+
+    at_ns: int  # of the newest record
+    by_number: Mapping[int, PathWay]
+
+
+def _way(row: Row, signal: PathWay, _epoch: int) -> None:
+    before: Ways = row.newest.get(PathWay, Ways(0, {}))
+    known = {
+        way: told
+        for way, told in before.by_number.items()
+        if told.ways == signal.ways and signal.at_ns - told.at_ns < _WAYS_LAST_NS
+    }
+    if signal.way in known or len(known) < WAYS:
+        row.newest[PathWay] = Ways(signal.at_ns, known | {signal.way: signal})
+    else:
+        row.left_out["way"] += 1
+
+
 _link_counters: Final = _reading(_OF_LINK, of_agent=False)
 
 
@@ -271,6 +294,7 @@ SUBJECTS: Final[dict[type, Subject]] = {
     PathMtu: Subject("path", _of_path),
     PathEcn: Subject("path", _of_path, _reading(_OF_MARKS, of_agent=True)),
     PathState: Subject("path", _of_path),
+    PathWay: Subject("path", _of_path, _way),
     TcpPath: Subject("path", _of_tcp, _growing(_OF_TCP_PATH)),
     AppDelay: Subject("app", _of_app, _growing(_OF_APP)),
     Link: Subject("interface", _of_interface, _link),

@@ -26,6 +26,7 @@ from pytools.signals import (
     PathLiveness,
     PathMtu,
     PathState,
+    PathWay,
     RdmaPort,
     RdmaQueuePair,
     RdmaSight,
@@ -35,7 +36,7 @@ from pytools.signals import (
     SteeringState,
     TcpHost,
 )
-from pytools.views.metrics.counting import CAUSES, EVENTS, GROUPS, INTERFACES, MEMBERS, PATHS, PORT_EVENTS, PORTS
+from pytools.views.metrics.counting import CAUSES, EVENTS, GROUPS, INTERFACES, MEMBERS, PATHS, PORT_EVENTS, PORTS, Ways
 from pytools.views.metrics.exposition import Exposition
 from pytools.views.metrics.families import APP, FAMILIES, LINK, MEMBER, PATH, PORT, Family
 from pytools.views.metrics.model import Model
@@ -45,6 +46,7 @@ Labels = Sequence[str]
 _CLOCK_STATES: Final = typing.get_args(ClockState)
 _MTU_STATES: Final = ("agrees", "mismatch", "unknown")
 _STEERING_STATES: Final = typing.get_args(SteeringState)
+_WAY_STATES: Final = typing.get_args(typing.get_type_hints(PathWay)["state"])
 _VERDICTS: Final = typing.get_args(RdmaVerdict)
 _COST_FRESH_NS: Final = 60_000_000_000  # of what the agent costs, which is looked at now and then
 _APP_FIGURES: Final = ("p50", "p90", "p99", "max")
@@ -162,6 +164,13 @@ def _state(out: Exposition, labels: Labels, state: PathState) -> None:
     out.add("swerve_path_steering_weight", (*labels, "actual"), state.weight_actual)
 
 
+def _ways(out: Exposition, labels: Labels, ways: Ways) -> None:
+    states = Counter(way.state for way in ways.by_number.values())
+    for state in _WAY_STATES:
+        out.add("swerve_path_ways", (*labels, state), states[state])
+    out.add("swerve_path_ways_confidence_ratio", labels, min(way.confidence for way in ways.by_number.values()))
+
+
 def _app(out: Exposition, labels: Labels, delay: AppDelay) -> None:
     for name, some in (("swerve_app_delay_seconds", delay.owd), ("swerve_app_queueing_delay_seconds", delay.queueing)):
         for figure in _APP_FIGURES:
@@ -243,6 +252,7 @@ _GAUGES: Final[dict[Any, Callable[[Exposition, Labels, Any], None]]] = {
     PathLiveness: _liveness,
     PathMtu: _mtu,
     PathState: _state,
+    PathWay: _ways,
     AppDelay: _app,
     TcpHost: _tcp,
     Link: _link,
