@@ -172,7 +172,8 @@ class PathWay(Signal, frozen=True, kw_only=True, tag="path_way"):
     # the port of a bond or team by which probes from these ports leave, as was seen there; empty: the path's interface
     # is above no such device that hashes flows
     lower: str = ""
-    state: Literal["healthy", "slow", "lossy", "dead", "unmeasured"]  # against the best way of this path
+    # against the best way of this path; the only way stays unmeasured: `path_delay` tells of it
+    state: Literal["healthy", "slow", "lossy", "dead", "unmeasured"]
     window_ns: int  # how far back the probes go that the following is of
     sent: int  # probes along it whose fate is known
     lost: int  # of these, unanswered

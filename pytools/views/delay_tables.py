@@ -283,8 +283,18 @@ def way_name(row: PathWay) -> str:
     return f"{row.way} of {row.ways}: {', '.join(names)}"
 
 
+def ways_met(row: PathWay) -> str:
+    """How many ways a path has, and how sure that is."""
+    count = f"{row.ways} way{'' if row.ways == 1 else 's'} behind the first hop"
+    if not row.confidence:
+        return f"{count}, perhaps others too: routers do not answer"
+    return f"{count}, with {share(row.confidence)} confidence"
+
+
 def way_state(row: PathWay) -> Text:
     """How it is, and where that begins."""
+    if row.ways == 1:
+        return Text("no other to compare", "dim")
     behind = "" if row.state in ("healthy", "unmeasured") else ", hop unknown"
     if row.sick_hop is not None:
         behind = f", behind hop {row.sick_hop}"

@@ -277,6 +277,22 @@ def test_a_path_by_a_tunnel_in_detail_has_the_ways_below_it() -> None:
     assert "outer packets to 10.8.0.2 leave over eth1 via 10.3.1.1 75.0 %, eth2 25.0 %" in whole
 
 
+@pytest.mark.parametrize(
+    ("ways", "confidence", "header", "rows"),
+    [
+        (1, 0.9922, "1 way behind the first hop, with 99.2 % confidence", 0),
+        (2, 0.995, "2 ways behind the first hop, with 99.5 % confidence", 2),
+        (2, 0.0, "2 ways behind the first hop, perhaps others too: routers do not answer", 2),
+    ],
+)
+def test_a_path_in_detail_says_how_many_ways_it_has(ways: int, confidence: float, header: str, rows: int) -> None:
+    fixed = {"ways": ways, "confidence": confidence}
+    told = [samples.path_way(way=number + 1, **fixed) for number in range(ways)]
+    lines = text(frame(known(*story(), *told), 80, 60, page="detail"))
+    assert header in [line.strip() for line in lines]
+    assert sum(" hop 2  slow, behind hop 2" in line for line in lines) == rows
+
+
 def test_a_path_in_detail_has_its_histogram_and_its_log() -> None:
     lines = text(frame(known(*story()), 80, 60, page="detail"))
     whole = "\n".join(lines)

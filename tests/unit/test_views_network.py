@@ -205,6 +205,9 @@ def test_a_way_is_named_by_the_port_of_a_bond_and_the_router() -> None:
     for name in ("1 of 4: by eth0, r1, hop 2", "2 of 4: by eth1, r1, hop 2", "3 of 4: by eth1  ", "4 of 4: r1, hop 2"):
         assert name in text
     assert "5 of 4: port 40003, no router answers" in text
+    only = samples.path_way(way=1, ways=1, router="", differs_at=None, state="unmeasured", confidence=0.9922)
+    assert "1 of 1: the only one   no other to compare" in shown("ways", known(only))
+    assert "99.2 %" in shown("ways", known(only))
 
 
 def test_sizes_and_marks_stand_below_their_interfaces() -> None:

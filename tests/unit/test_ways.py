@@ -7,6 +7,8 @@ import random
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from pytools.estimators.ways import Probes, State, Way, group, judge, miss, ports_needed, sick_hop
 from pytools.estimators.windows import MISSING
 from pytools.kernel import error_queue
+from pytools.sources.probing.path_ways import PathWays
 from pytools.sources.probing.tracing import PORTS, Ask, Locating, Meeting, Reply, Search
 
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -160,6 +163,18 @@ def test_a_way_whose_ports_were_moved_to_others_is_gone() -> None:
     before = Fabric(3, of).meet()
     after = Fabric(3, lambda port, hop: "spine2" if of(port, hop) == "spine1" else of(port, hop)).meet(before.hops)
     assert {way.key for way in after.ways().ways} == {("spine0",), ("spine2",), ("spine3",)}
+
+
+def test_a_way_is_judged_no_more_when_no_other_is_left() -> None:
+    pinned: Any = SimpleNamespace(path=SimpleNamespace(address="10.9.0.2"), peer=SimpleNamespace(clock="shared"))
+    known = PathWays(pinned)
+    known.learn(group([], lowers={0: "eth0", 1: "eth1"}))
+    for number, seen in enumerate(known.seen):
+        seen.probes.extend((at * SECOND // 10, FAST + 12 * MS * number) for at in range(20))
+    assert known.judge() and [seen.state for seen in known.seen] == ["healthy", "slow"]
+    known.learn(group([], lowers={0: "eth1", 1: "eth1"}))
+    [only] = known.seen
+    assert (only.state, only.verdict.sent, len(only.probes)) == ("unmeasured", 0, 0)
 
 
 # ---- ports of a bond ----

@@ -54,8 +54,8 @@ class PathWays:
         self.by_port: dict[int, Seen] = {}
 
     def learn(self, found: Ways) -> None:
-        """Have these ways; of one that was there before what is known stays."""
-        before = {each.way.key: each for each in self.seen}
+        """Have these ways; of one that was there before what is known stays, unless no other is left to judge it by."""
+        before = {each.way.key: each for each in self.seen if len(found.ways) > 1}
         self.found, self.seen = found, []
         for way in found.ways:
             part = self.numbers.pop(way.key[:-1], 0)  # of one that has been found to part again, the first keeps it

@@ -75,7 +75,7 @@ FAMILIES: Final[dict[str, Family]] = {
     **_measured(),
     "swerve_path_clock_state": Family("gauge", (*PATH, "state"), "1 for the state of the clocks of the two ends."),
     "swerve_path_ways": Family(
-        "gauge", (*PATH, "state"), "Ways behind the first hop, by state; absent until searched."
+        "gauge", (*PATH, "state"), "Ways behind the first hop, by state; the only way is unmeasured."
     ),
     "swerve_path_ways_confidence_ratio": Family("gauge", PATH, "How sure it is that these are all, of 1."),
     "swerve_app_delay_seconds": Family(

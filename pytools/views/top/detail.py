@@ -127,12 +127,14 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
 
 
 def _ways(row: PathRow, known: Known) -> Iterator[Text]:
-    """What the path has behind its first hop, if that is more than one way."""
-    ways = [each for each in known.model.of(PathWay).values() if each.path == row.path and each.ways > 1]
-    if ways:
-        yield Text("")
-        yield Text(f"ways behind the first hop, all with {units.share(ways[0].confidence)} confidence", style=_HEAD)
-    for each in sorted(ways, key=lambda way: way.way):
+    """What the path has behind its first hop; of the only way its own figures tell."""
+    ways = [each for each in known.model.of(PathWay).values() if each.path == row.path]
+    if not ways:
+        return
+    newest = max(ways, key=lambda way: way.at_ns)
+    yield Text("")
+    yield Text(delay_tables.ways_met(newest), style=_HEAD)
+    for each in sorted((way for way in ways if way.ways == newest.ways > 1), key=lambda way: way.way):
         queued_ns, lost = each.queueing_p50_ns, each.lost / each.sent if each.sent else None
         yield (
             Text(f"{delay_tables.way_name(each)}  ")
