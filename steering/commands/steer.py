@@ -6,6 +6,7 @@ What an order or a confirmation does not need is imported by the command that do
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 from pathlib import Path
 from typing import Final
@@ -88,6 +89,8 @@ def run(options: Options, apply: bool, confirm_ns: int, hand_over: bool, keep: b
     )
     if refused := privileges.raise_priority():  # the guardian inherits it
         say(f"runs at the usual CPU priority: {refused}")
+    if apply and os.getpid() == 1:  # no process of its namespace can kill it
+        say(f"as process 1 it cannot be killed by its guardian if it hangs: {directories.page('kubernetes.md')}")
     controller = Controller(policy, how, say, report)
     return 130 if controller.run() == signal.SIGINT else 0
 
@@ -110,6 +113,12 @@ for _command in (
         "steering.commands.undo",
         "undo",
         "Put the original weights back; with NUMBER take only so many acts back, the last one first.",
+    ),
+    LazyCommand(
+        "guard",
+        "steering.commands.undo",
+        "guard",
+        "Undo what is left in force when a controller and its guardian are killed together, as with their container.",
     ),
     history,
     *orders.commands,

@@ -28,6 +28,7 @@ from steering.cli_types import Duration
 from steering.commands import orders
 from steering.control import client
 from steering.control.requests import MOST_UNDONE, Undo
+from steering.guarding import abandoned
 from steering.guarding.takeover import Locks
 
 _ANSWER_S: Final = 5.0
@@ -86,6 +87,19 @@ def off(options: Options, unit: str | None) -> int:
         click.echo(f"{unit} is started again: what is in force is kept for it")
         return 0
     return take_back(options, stop=True)
+
+
+@click.command(epilog="Example: swerve steer guard")
+@common(follows=False)
+def guard(options: Options) -> int:
+    """Undo what is left in force when a controller and its guardian are killed together, as with their container.
+
+    Run it beside the controller, in another container. It looks twice a second whether any of the two is left. After
+    SIGTERM it waits until both have gone. Do not use it with `steer run --keep`. Needs CAP_NET_ADMIN.
+    """
+    if options.netns:
+        netns.enter(options.netns)
+    return 130 if abandoned.guard(options.netns, abandoned.stopped) == signal.SIGINT else 0
 
 
 @click.command(epilog="Example: swerve steer undo 1 --hold 30m -n swerve-x-h1")

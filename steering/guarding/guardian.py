@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
         if not why:
             return 0
         why = f"the controller {why}"
-        if _keeps(orders, file) and why.endswith((DIED, HUNG, HANDED_OVER)) and _in_force(netlink):
+        if _keeps(orders, file) and why.endswith((DIED, HUNG, HANDED_OVER)) and in_force(netlink):
             until_ns = time.monotonic_ns() + orders.keep_ns
             _say(f"{why}: what is in force stays for {duration_text(orders.keep_ns)}, for a successor")
             if _keep(file.parent, scope, orders.locks, until_ns):
@@ -128,7 +128,7 @@ def _keep(folder: Path, scope: str, locks: list[int], until_ns: int) -> bool:
     return taken == [True]
 
 
-def _in_force(netlink: Netlink) -> bool:
+def in_force(netlink: Netlink) -> bool:
     """Whether a rule of ours is there; where that cannot be told it is better undone."""
     try:
         return any(is_our_rule(rule) for family in FAMILIES for rule in netlink.rules(family))

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -264,6 +265,23 @@ def test_a_restart_settles_the_journal_first(host, agent, policy):
         support.wait_until(lambda: host.weights() == EVEN, 10, "the act is taken back")
         support.wait_until(lambda: "undone" in [e.kind for e in controller.journal()], 10, "the journal says so")
         support.wait_until(lambda: host.ours() == 0, 10, "no rule is left")
+
+
+def test_a_guardian_from_outside_undoes_what_both_have_left(host, agent, policy):
+    """As in a container: they are killed together, and nobody starts them again."""
+    command = [*support.SWERVE, "steer", "guard", "-n", host.netns]
+    with controlled(host, policy, "--apply") as controller:
+        steered(host, agent)
+        outside = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        controller.kill(signal.SIGSTOP)
+        os.kill(controller.guardian(), signal.SIGKILL)
+        controller.kill()
+        controller.process.wait(10)
+        support.wait_until(lambda: host.weights() == EVEN and host.ours() == 0, 20, "the act is taken back")
+        support.wait_until(lambda: "undone" in [e.kind for e in controller.journal()], 10, "the journal says so")
+    outside.terminate()
+    assert "and its guardian are gone: its rules are deleted" in outside.communicate(timeout=20)[1]
+    assert outside.returncode == 0
 
 
 @pytest.mark.parametrize("writable", [stat.S_IWGRP, stat.S_IWOTH])

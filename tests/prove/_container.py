@@ -48,7 +48,7 @@ class Pod:
         (made,) = (each for each in documents if each["kind"] == "DaemonSet")
         self.name = made["metadata"]["name"]
         self.spec = made["spec"]["template"]["spec"]
-        (self.container,) = self.spec["containers"]
+        self.container = self.spec["containers"][0]
         self.rights = self.container["securityContext"]
 
     def file(self, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -15,7 +16,8 @@ from steering_kit import MS, SECOND, group
 
 from pytools.errors import SwerveError
 from steering.acting import journal
-from steering.guarding import guardian, link
+from steering.acting.lock import Lock
+from steering.guarding import abandoned, guardian, link
 from steering.guarding.guardian import LEAVE, READY, RENEW, watch
 from steering.guarding.link import GuardianLink
 
@@ -152,6 +154,76 @@ def test_a_kernel_that_refuses_is_asked_again(tmp_path, monkeypatch, refusals, c
     with journal.Journal(tmp_path / journal.FILE) as log:
         assert guardian.undo(None, log.path, "scope", "died")[0] == code
     assert kernel.asked.count("off") == (4 if code == 0 else guardian.TRIES)
+
+
+# ---- from outside ----
+
+
+class Outside(Kernel):
+    """What a second guardian finds."""
+
+    def __init__(self, monkeypatch, folder):
+        super().__init__(monkeypatch)
+        self.rules, self.said, self.lock_file = True, [], folder / journal.LOCK_FILE
+
+    def switch_off(self, _):
+        super().switch_off(_)
+        self.rules = False
+
+    def guarded(self, *steps):
+        """Guard; whoever else is there does one of these after each look."""
+        left = iter(steps)
+        return abandoned.guard(None, lambda _: next(left)() or 0)
+
+
+@pytest.fixture
+def outside(monkeypatch, tmp_path):
+    made = Outside(monkeypatch, tmp_path)
+    monkeypatch.setattr(abandoned, "Netlink", contextlib.nullcontext)
+    monkeypatch.setattr(guardian, "in_force", lambda _: made.rules)
+    for module in (guardian, abandoned):
+        monkeypatch.setattr(module, "_say", made.said.append)
+    monkeypatch.setattr(abandoned, "NamespaceLock", contextlib.nullcontext)
+    monkeypatch.setattr(abandoned.messages, "tell", lambda *_: None)
+    for what in ("state_dir", "bond_ports", "steering_memory"):
+        place = tmp_path if what == "state_dir" else tmp_path / what
+        monkeypatch.setattr(abandoned.directories, what, lambda _, place=place: place)
+    return made
+
+
+def nothing():
+    return 0
+
+
+def test_what_is_in_force_is_undone_once_nobody_holds_the_lock(outside):
+    lock = Lock(outside.lock_file)
+    assert outside.guarded(nothing, lock.close, lambda: signal.SIGTERM) == signal.SIGTERM
+    assert outside.asked == ["off", "sweep"]
+    assert outside.said[0] == "the controller and its guardian are gone: its rules are deleted"
+
+
+def test_asked_to_end_it_stays_as_long_as_somebody_steers_and_looks_a_last_time(outside):
+    lock = Lock(outside.lock_file)
+    assert outside.guarded(lambda: signal.SIGTERM, nothing, lock.close, nothing) == signal.SIGTERM
+    assert outside.asked == ["off", "sweep"]
+
+
+def test_nothing_is_undone_where_nobody_ever_steered_or_somebody_has_just_begun(outside, monkeypatch):
+    assert outside.guarded(nothing, lambda: signal.SIGTERM) == signal.SIGTERM
+    lock = Lock(outside.lock_file)
+    monkeypatch.setattr(abandoned, "holder", lambda _: None)  # when it looked
+    assert outside.guarded(nothing, lambda: signal.SIGINT) == signal.SIGINT
+    lock.close()
+    assert outside.asked == [] and len(outside.said) == 1 and outside.said[0].startswith("cannot undo: ")
+
+
+def test_a_port_of_a_bond_alone_is_put_back_too(outside, monkeypatch):
+    outside.rules, selected = False, [True]
+    monkeypatch.setattr(abandoned.bond_ports, "load", lambda *_: selected)
+    monkeypatch.setattr(guardian.bond_ports, "restore", lambda *_: selected.clear() or [])
+    outside.lock_file.touch()
+    outside.guarded(lambda: signal.SIGTERM, nothing)
+    assert outside.asked == ["off", "sweep"]
 
 
 # ---- the controller's end ----

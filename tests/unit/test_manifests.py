@@ -43,7 +43,7 @@ def pod_of(name: str) -> dict[str, Any]:
 
 
 def container_of(name: str) -> dict[str, Any]:
-    (found,) = pod_of(name)["containers"]
+    found: dict[str, Any] = pod_of(name)["containers"][0]
     return found
 
 
@@ -84,11 +84,23 @@ def test_each_capability_has_its_reason_beside_it(name: str) -> None:
         assert re.search(rf"^ +- {each} # \w.{{10,}}$", text, re.MULTILINE), each
 
 
+def test_a_second_container_guards_the_controller_from_outside_with_no_more_than_it_needs() -> None:
+    pod = pod_of("steer.yaml")
+    steer, guard = pod["containers"]
+    assert pod["shareProcessNamespace"], "nothing in a namespace of its own can kill process 1"
+    assert len(pod_of("daemonset.yaml")["containers"]) == 1
+    assert guard["command"] == ["/usr/bin/swerve", "steer", "guard"] and guard["image"] == steer["image"]
+    assert guard["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN"]}
+    assert [each["mountPath"] for each in guard["volumeMounts"]] == ["/run/swerve", "/var/lib/swerve"]
+    assert all(each in steer["volumeMounts"] for each in guard["volumeMounts"])
+    assert "--hand-over" not in steer["args"] and "--keep" not in steer["args"]
+
+
 @pytest.mark.parametrize("name", UNITS)
 def test_the_container_is_locked_down(name: str) -> None:
-    pod, container = pod_of(name), container_of(name)
-    rights = container["securityContext"]
-    assert not rights["privileged"] and not rights["allowPrivilegeEscalation"] and rights["readOnlyRootFilesystem"]
+    pod = pod_of(name)
+    for rights in (each["securityContext"] for each in pod["containers"]):
+        assert not rights["privileged"] and not rights["allowPrivilegeEscalation"] and rights["readOnlyRootFilesystem"]
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert "hostPID" not in pod and "hostIPC" not in pod and pod["hostNetwork"]
     account = of_kind(name, "ServiceAccount")

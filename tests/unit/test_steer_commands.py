@@ -9,19 +9,20 @@ import os
 import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import samples
 import support
 from serving import Served
-from steering_kit import ORIGINAL, SECOND, TARGET, AtOnce, group
+from steering_kit import ORIGINAL, SECOND, TARGET, AtOnce, group, policy_file
 
 from pytools import cli, directories
 from pytools.errors import RefusedError, SwerveError
-from pytools.kernel import netns
+from pytools.kernel import netns, privileges
 from pytools.signals import encode
-from steering import elapsed
+from steering import controller, elapsed
 from steering.acting import acts_file, journal, lock
 from steering.acting.lock import Lock
 from steering.cli import root
@@ -118,6 +119,22 @@ def test_a_full_disk_is_told_in_one_line_and_the_rules_are_gone_all_the_same(fol
 def test_single_acts_are_taken_back_by_a_running_controller_only(folder, kernel, say):
     code, said = say("undo", "1")
     assert code == 1 and "no controller runs" in said
+
+
+# ---- run ----
+
+
+@pytest.mark.parametrize(
+    ("process", "words", "warned"), [(1, ["--apply"], True), (1, [], False), (7, ["--apply"], False)]
+)
+def test_process_1_of_a_container_is_told_that_its_guardian_cannot_kill_it(
+    say, monkeypatch, tmp_path, process, words, warned
+):
+    monkeypatch.setattr(os, "getpid", lambda: process)
+    monkeypatch.setattr(privileges, "raise_priority", str)
+    monkeypatch.setattr(controller, "Controller", lambda *_: SimpleNamespace(run=lambda: 0))
+    code, said = say("run", "--policy", str(policy_file(tmp_path)), *words)
+    assert code == 0 and ("cannot be killed by its guardian" in said) is warned
 
 
 # ---- orders on disk ----
