@@ -80,6 +80,11 @@ def bond_ports(netns: str | None) -> Path:
     return runtime_dir(netns) / "bonds.json"
 
 
+def hook_calls(netns: str | None) -> Path:
+    """What a controller has told by hooks, for whoever tells them that it is over."""
+    return runtime_dir(netns) / "hooks.json"
+
+
 def base_delays(netns: str | None) -> Path:
     """What an agent knows of base delays, for its successor."""
     return runtime_dir(netns) / "bases.json"

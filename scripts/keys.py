@@ -139,7 +139,8 @@ def of_policy() -> list[Key]:
 def _of_object(node: dict[str, Any], prefix: str, parts: dict[str, Any]) -> Iterator[Key]:
     for key, field in node["properties"].items():
         name, many = prefix + key, field.get("type") == "array"
-        reference = (field["items"] if many else field).get("$ref", "")
+        named = next(iter(field.get("patternProperties", {}).values()), None)
+        reference = (named or (field["items"] if many else field)).get("$ref", "")
         part = parts[reference.rpartition("/")[2]] if reference else {}
         form, meaning = _form_of(field, required=key in node.get("required", ())), field.get("description", "")
         if "oneOf" in part:
@@ -147,7 +148,7 @@ def _of_object(node: dict[str, Any], prefix: str, parts: dict[str, Any]) -> Iter
             yield from _of_conditions(f"{name}.", [parts[each["$ref"].rpartition("/")[2]] for each in part["oneOf"]])
         elif part:
             yield Key(name, form, meaning or part["description"])
-            yield from _of_object(part, f"{name}[]." if many else f"{name}.", parts)
+            yield from _of_object(part, f"{name}[]." if many else f"{name}.NAME." if named else f"{name}.", parts)
         else:
             yield Key(name, form, meaning)
 
@@ -188,6 +189,8 @@ def _type_of(field: dict[str, Any]) -> str:  # noqa: PLR0911 (one return per kin
         return "condition" if field["$ref"].endswith("/Condition") else "mapping"
     if field["type"] == "array":
         return f"list of {_type_of(field['items'])}"
+    if field["type"] == "object":
+        return "mapping"
     if field["type"] in ("number", "integer"):
         low, above = field.get("minimum"), field.get("exclusiveMinimum")
         high, below = field.get("maximum"), field.get("exclusiveMaximum")

@@ -18,6 +18,7 @@ CHECK_PACKAGES=(clang-format)
 # Owners of routes that tests and benchmarks run beside swerve, in namespaces of their own.
 ROUTING_PACKAGES=(frr bird2 dnsmasq-base isc-dhcp-client)
 TEST_PACKAGES=(prometheus             # a real one asks `swerve metrics`
+	openssl                       # certificates of servers that hooks call
 	chromium chromium-driver tmux # what the report is opened in, and `swerve top`
 	debootstrap dpkg-dev          # the Debian package is made, and tried in a root of its own
 	systemd libseccomp2           # our units are checked and tried; nothing of it runs

@@ -26,6 +26,7 @@ from steering.acting.background import Later
 from steering.acting.bonds import BondActing
 from steering.acting.change_loop import ChangeLoop
 from steering.acting.flows import FlowActing
+from steering.acting.hooks import HookActing
 from steering.acting.labels import LabelActing
 from steering.acting.memory import Succession, UsualFile
 from steering.acting.ports import PortActing
@@ -47,6 +48,8 @@ from steering.policy.model import Policy
 from steering.policy.needs import signals_of
 
 _TICK_NS: Final = 50_000_000
+_STOPPED: Final = "the controller was stopped"
+_HOOKS_S: Final = 5.0  # at the end, for hooks; shorter than `swerve steer off` waits for us
 _LOCK_WAIT_S: Final = 2.0  # a guardian may still be undoing for the controller before us
 
 
@@ -123,6 +126,8 @@ class Controller:
         kinds = signals_of(policy)
         self.agent = AgentLink(socket_path, kinds, self.receive, self.engine.evidence.forget_windows, say)
         self.output = messages.Output(directories.instance(options.netns), say, self._send)
+        told = directories.hook_calls(options.netns)
+        self._hooks = HookActing(policy, options.apply, self.engine, told, self.output)
         self._managed = Managed(policy)
         self._stack = contextlib.ExitStack()
         try:
@@ -213,6 +218,7 @@ class Controller:
                 self._guardian.register(self._selector)
             if not self._options.apply:
                 self._say("dry run: nothing is changed, until it is run with --apply; Ctrl-C ends it")
+            self._hooks.begin()
             try:
                 while self._stop is None:
                     self.turn()
@@ -256,6 +262,7 @@ class Controller:
         for alert in self.engine.alerts():
             self._say(f"{alert.rule}: {alert.text}" if alert.holds else f"{alert.rule}: over: {alert.text}")
             self._send(messages.alert(self.output.host, alert))
+        self._hooks.turn(time.monotonic_ns(), bool(self.desk.look()))  # after the acts
         self._succession.tick(self.overlay, self.engine, time.monotonic_ns())
         self._usual_file.tick(time.monotonic_ns())
         self.agent.publish_states(self.engine.states(self.output.host, time.monotonic_ns(), time.time_ns()))
@@ -361,6 +368,7 @@ class Controller:
             **self._ports.facts(),
             **self._labels.facts(),
             **self._bonds.facts(),
+            **self._hooks.facts(),
         }
 
     def _take_back(self, change: Change, name: str) -> str:
@@ -392,13 +400,14 @@ class Controller:
     def _hands_over(self) -> bool:
         """Whether what is in force is for a successor."""
         asked = self._options.hand_over and self._stop == signal.SIGTERM and self.desk.confirmed
-        return asked and self.overlay.in_force and self._guardian is not None and self._guardian.hand_over()
+        there = self.overlay.in_force or self._hooks.outstanding
+        return asked and there and self._guardian is not None and self._guardian.hand_over()
 
     def _finish(self) -> str:
         """Take everything back, unless it is to stay; what could not be, is left to the guardian."""
         left, self._stays = "", self._options.apply
         for acting in (self._ports, self._labels):
-            acting.take_back("the controller was stopped")
+            acting.take_back(_STOPPED)
         if self._options.apply and self._keeps:
             self._say("the weights stay as they are; `swerve steer off` puts the original ones back")
         elif self._options.apply and self._hands_over:
@@ -408,14 +417,16 @@ class Controller:
             return ""
         elif self._options.apply:
             try:
-                self._acting.take_back("the controller was stopped")
+                self._acting.take_back(_STOPPED)
                 self._stays = False
                 self._succession.forget()
-                if failed := self._bonds.take_back("the controller was stopped"):
+                if failed := self._bonds.take_back(_STOPPED):
                     self._say(f"a port could not be put back: {failed}; `swerve steer off` tries again")
             except SwerveError as error:
                 left = str(error)
         if self._guardian is not None and not left:
             self._guardian.leave()
+        if not self._keeps and (late := self._hooks.take_back(_STOPPED, _HOOKS_S)):
+            self._say(f"not told yet that it is over: {late}; `swerve steer off` tries again")
         self.agent.close()
         return left

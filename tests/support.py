@@ -53,6 +53,7 @@ COMMANDS = {
     "ip": "iproute2",
     "iperf3": "iperf3",
     "nstat": "iproute2",
+    "openssl": "openssl",
     "ping": "iputils-ping",
     "prometheus": "prometheus",
     "promtool": "prometheus",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # a guardian needs none of their code
     from steering.acting.bond_ports import Restored
     from steering.actuators.standbys import Moved
     from steering.deciding.engine import Alert
+    from steering.deciding.notices import Notice
     from steering.flows.hidden_ways import WayAct
     from steering.flows.labels import LabelAct
     from steering.flows.plan import FlowAct
@@ -304,6 +305,29 @@ def bond_restored(host: str, done: Restored) -> Act:
     now = time.monotonic_ns()
     outcome: Outcome = "failed" if done.failure else "undone"
     return bond_act(host, done.act, outcome, done.act.seen_ns, None if done.failure else now, done.failure)
+
+
+def notified(host: str, hook: str, to: str, notice: Notice, over: bool, outcome: Outcome, why: str = "") -> Act:
+    """A hook was told of an occurrence, or that it is over; or could not be, or would be."""
+    now = time.monotonic_ns()
+    return Act(
+        host=host,
+        at_ns=now,
+        unix_ns=time.time_ns(),
+        act_id=act_id(f"notify:{hook}"),
+        what=f"notify {hook}",
+        target=f"notify:{hook}",
+        actuator="notify",
+        moves="nothing: it tells others",
+        before={to: int(over)},
+        after={to: int(not over)},
+        because=f"{notice.path}: {why or notice.because}",
+        under=notice.rule,
+        outcome=outcome,
+        seen_ns=notice.seen_ns,
+        decided_ns=now,
+        acknowledged_ns=None,
+    )
 
 
 def tell(netns: str | None, acts: Iterable[Act]) -> None:

@@ -12,7 +12,7 @@ import click
 
 from pytools import directories
 from pytools.cli_options import SINCE, UNTIL, Options, common, recording_of
-from pytools.errors import SwerveError, UsageError
+from pytools.errors import RefusedError, SwerveError, UsageError
 from steering.policy import explanation
 from steering.policy import file as policy_file
 from steering.policy import schema as policy_schema
@@ -35,7 +35,7 @@ def policy() -> None:
 def check(options: Options, file: Path) -> int:
     """Check FILE: print each fault with its line, and note what is harmful on many hosts.
 
-    Exit code 3 when it is invalid, 4 when it is valid but others could write it.
+    Exit code 3 when it is invalid, 4 when it is valid but others could write it, or a program or secret of a hook.
     """
     try:
         policy_file.load(file, guarded=False)
@@ -46,7 +46,11 @@ def check(options: Options, file: Path) -> int:
             fault = {"file": str(file), "line": problem.line, "where": problem.where, "what": problem.what}
             click.echo(json.dumps(fault | {"hint": problem.hint}, ensure_ascii=False))
         return error.exit_code
-    noted = explanation.notes(policy_file.load(file))
+    found = policy_file.load(file)
+    refused, missing = _hook_files(found)
+    if refused:
+        raise RefusedError(f"{file}: valid, but files of hooks are refused:\n" + "\n".join(refused))
+    noted = explanation.notes(found) + missing
     if options.json:
         click.echo(json.dumps({"file": str(file), "valid": True, "notes": noted}))
         return 0
@@ -54,6 +58,18 @@ def check(options: Options, file: Path) -> int:
     for note in noted:
         click.echo(f"note: {note}")
     return 0
+
+
+def _hook_files(found: Policy) -> tuple[list[str], list[str]]:
+    """What is wrong with the programs, secrets and certificates that hooks use, and which are not there."""
+    from steering.acting import hook_files
+
+    refused, missing = [], []
+    for name, hook in found.hooks.items():
+        wrong, away = hook_files.objections(hook.options.model_dump(exclude_none=True))
+        refused += [f"hooks.{name}: {each}" for each in wrong]
+        missing += [f"hook {name}: {each}" for each in away]
+    return refused, missing
 
 
 @policy.command(epilog="Example: swerve policy explain /etc/swerve/policy.yaml")

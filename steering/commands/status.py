@@ -33,6 +33,7 @@ from steering.plan import FlowKey, title
 _STATES_S: Final = 1.3  # at most: a controller repeats every state once a second, and says of how many paths
 _ANSWER_S: Final = 2.0
 _LABELS: Final = 20  # shown
+_CALLS: Final = ("waiting", "calls", "received", "failed", "given_up")
 
 
 @click.command(epilog="Example: swerve steer status -n swerve-x-h1 -j")
@@ -74,11 +75,23 @@ def facts_of(name: str | None, with_paths: bool = True) -> dict[str, Any]:
     with netns.inside(name):
         if not held:
             facts["bond_count"] = len(bond_ports.load(directories.bond_ports(name), netns.scope()))
+            facts["hooks"] = _told(directories.hook_calls(name))
         facts["in_force"] = _in_force(list(contents.in_force(netns.scope()).values()))
     facts["torn_lines"] = contents.torn
     if with_paths:
         facts["paths"] = path_states(name, facts.pop("path_count", None)) if held else []
     return facts
+
+
+def _told(file: Path) -> list[dict[str, Any]]:
+    """Hooks that a controller which is gone has told of something that is not over."""
+    if not file.exists():
+        return []
+    from steering.acting.hook_calls import HookCalls
+
+    calls = HookCalls(file, netns.scope(), lambda _: None)
+    calls.load()
+    return [{"hook": name, "open": 1} for name in sorted({each.hook.name for each in calls.deliveries.values()})]
 
 
 def _in_force(acts: list[Entry]) -> list[dict[str, Any]]:
@@ -194,6 +207,7 @@ def lines_of(facts: dict[str, Any]) -> Iterator[str]:
         yield f"and {more} more labels"
     yield from _ports(facts)
     yield from _bonds(facts)
+    yield from _hooks(facts)
     for state in facts["paths"]:
         path = state["path"]
         weights = f"weight {state['weight_actual']}, wanted {state['weight_wanted']}"
@@ -251,6 +265,16 @@ def _bonds(facts: dict[str, Any]) -> Iterator[str]:
         former = f" instead of {each['former']} because {each['because']}" if each["former"] else ""
         held = f"; held: {each['held']}" if each["held"] else ""
         yield f"{each['bond']}: {each['active']} is active{former}, {each['paths']} paths over it{held}"
+
+
+def _hooks(facts: dict[str, Any]) -> Iterator[str]:
+    for each in facts.get("hooks", []):
+        counts = ", ".join(f"{each[name]} {name.replace('_', ' ')}" for name in _CALLS if each.get(name))
+        limited = "; its limit is reached" if each.get("limited") else ""
+        failure = f"; failed: {each['failure']}" if each.get("failure") else ""
+        yield f"hook {each['hook']}: {each['open']} open{', ' * bool(counts)}{counts}{limited}{failure}"
+    if lost := facts.get("notices_lost"):
+        yield f"{lost} occurrences were too many for hooks"
 
 
 def _left_out(facts: dict[str, Any]) -> Iterator[str]:

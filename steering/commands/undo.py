@@ -22,7 +22,7 @@ from pytools.kernel.bpf import attach
 from pytools.kernel.leftovers import sweep, switch_off
 from pytools.kernel.netlink.routing import Netlink
 from steering import cli_types
-from steering.acting import acts_file, bond_ports, journal, memory, messages, rollback
+from steering.acting import acts_file, bond_ports, hooks, journal, memory, messages, rollback
 from steering.acting.lock import holder, holder_pidfd
 from steering.cli_types import Duration
 from steering.commands import orders
@@ -69,6 +69,7 @@ def _restart_queued(unit: str) -> bool:
 
 
 _STOP_S: Final = 10.0
+_HOOKS_S: Final = 12.0
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -138,6 +139,7 @@ def take_back(options: Options, stop: bool) -> int:
     done: Sequence[rollback.Undone] = ()
     swept: Sequence[str] = ()
     ports: Sequence[bond_ports.Restored] = ()
+    untold: Sequence[str] = ()
     with Netlink() as netlink, cli_types.file_errors(folder):
         if stop:
             swept = switch_off(netlink)  # first of all: files and processes can wait
@@ -154,11 +156,14 @@ def take_back(options: Options, stop: bool) -> int:
                     locks.former.done()
                 ports = bond_ports.restore(netlink, directories.bond_ports(options.netns), scope, why)
                 acts = [messages.bond_restored(directories.instance(options.netns), each) for each in ports]
+                told, untold = hooks.undo(options.netns, why, _HOOKS_S)
+                acts += told
                 acts_file.write_now(folder, acts)
                 messages.tell(options.netns, [*acts, *(messages.undone("", each, why, began_ns) for each in done)])
                 swept = [*swept, *(f"our choice of the port of {each.text}" for each in ports if not each.failure)]
+                swept = [*swept, *(f"{each.what}: {each.because}" for each in told if each.outcome == "undone")]
     _say_undone(options, done, swept)
-    failed = [each.text for each in ports if each.failure]
+    failed = [*(each.text for each in ports if each.failure), *untold]
     for text in failed:
         click.echo(f"swerve steer: {text}", err=True)
     return int(bool(failed))

@@ -62,7 +62,8 @@ def stopped(seconds: float) -> int:
 
 def _left(netlink: Netlink, name: str | None) -> bool:
     """Whether anything of ours is in force that has no lease in the kernel."""
-    return guardian.in_force(netlink) or bool(bond_ports.load(directories.bond_ports(name), netns.scope()))
+    bonds = bond_ports.load(directories.bond_ports(name), netns.scope())
+    return guardian.in_force(netlink) or bool(bonds) or directories.hook_calls(name).exists()
 
 
 def _undo(netlink: Netlink, name: str | None) -> None:
@@ -74,6 +75,7 @@ def _undo(netlink: Netlink, name: str | None) -> None:
         _, acts = guardian.undo(netlink, folder / journal.FILE, netns.scope(), why, name)
         memory.remove(directories.steering_memory(name))
         messages.tell(name, acts)
+        guardian.end_hooks(name, why)
 
 
 def _say(text: str) -> None:

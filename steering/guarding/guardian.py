@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -47,6 +48,7 @@ HANDED_OVER: Final = "ended for a successor"
 _LOG: Final = log.logger("guardian")
 _LAST_S = 3.0  # after the end of its time, for a successor that has to be killed
 _RETRY_S = 0.2
+_HOOKS_S = 15.0
 TRIES = 50
 
 
@@ -87,7 +89,9 @@ def main(arguments: list[str]) -> int:
         if not why:
             return 0
         why = f"the controller {why}"
-        if _keeps(orders, file) and why.endswith((DIED, HUNG, HANDED_OVER)) and in_force(netlink):
+        told = directories.hook_calls(orders.netns)  # hooks, which a successor goes on with too
+        there = told.exists() or in_force(netlink)
+        if _keeps(orders, file) and why.endswith((DIED, HUNG, HANDED_OVER)) and there:
             until_ns = time.monotonic_ns() + orders.keep_ns
             _say(f"{why}: what is in force stays for {duration_text(orders.keep_ns)}, for a successor")
             if _keep(file.parent, scope, orders.locks, until_ns):
@@ -97,7 +101,16 @@ def main(arguments: list[str]) -> int:
         code, acts = undo(netlink, file, scope, why, orders.netns)
         memory.remove(directories.steering_memory(orders.netns))
         messages.tell(orders.netns, acts)  # last: who hears of it must not keep it waiting
+        if told.exists():
+            end_hooks(orders.netns, why)
         return code
+
+
+def end_hooks(name: str | None, why: str) -> None:
+    """Have hooks told that it is over, by a process that is given up after a while: far ends may hang."""
+    words = [sys.executable, "-P", "-m", "steering.acting.hooks", name or "", why]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(words, stdin=subprocess.DEVNULL, timeout=_HOOKS_S, check=False)
 
 
 def _overdue(file: Path, scope: str, deadline: Deadline | None) -> bool:

@@ -19,9 +19,11 @@ from steering.policy.base import (
     Rate,
     ShareAboveZero,
     ShareBelowOne,
+    Some,
     Within,
     bad,
 )
+from steering.policy.hooks import HookName
 
 Kind = Literal["shift", "drain", "pin", "relabel", "alert"]
 KINDS: Final[tuple[Kind, ...]] = ("shift", "drain", "pin", "relabel", "alert")
@@ -128,26 +130,36 @@ Action: TypeAlias = Shift | Drain | Pin | Relabel | Alert
 
 
 class Then(Model):
-    """What the rule does: exactly one of these."""
+    """What the rule does: at most one act, and whom it tells. With notify alone it is an alert."""
 
-    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "minProperties": 1,
+            "maxProperties": 2,
+            "if": {"not": {"required": ["notify"]}},
+            "then": {"maxProperties": 1},
+        }
+    )
 
     shift: NotNull[Shift] = None
     drain: NotNull[Drain] = None
     pin: NotNull[Pin] = None
     relabel: NotNull[Relabel] = None
     alert: NotNull[Alert] = None
+    notify: NotNull[Some[HookName]] = Field(
+        default=None, description="names of hooks, which are called after the act, and again when the path is well"
+    )
 
     @property
     def kind(self) -> Kind:
-        """Which of them it is."""
-        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+        """Which of the acts it is."""
+        return next((kind for kind in KINDS if getattr(self, kind) is not None), "alert")
 
     @property
     def action(self) -> Action:
         """What is to be done, with its settings."""
-        action: Action = getattr(self, self.kind)
-        return action
+        action: Action | None = getattr(self, self.kind)
+        return Alert() if action is None else action
 
     @property
     def share(self) -> float:

@@ -5,11 +5,13 @@ They are looked for in what the file has, not in the model, so that they are nam
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from typing import Any, Final
 
 from pytools.yaml_reader import Location, Problem, Reader, dotted
 from steering.policy.actions import FLOW_KINDS, KINDS, WEIGHT_KINDS
+from steering.policy.hooks import HOOK_KINDS
 
 _FLOW_SCOPES: Final = ("flows", "processes", "cgroups")
 
@@ -24,6 +26,7 @@ def inconsistencies(raw: Any, reader: Reader) -> Iterator[Problem]:
     yield from _priorities(rules, reader)
     top = raw if isinstance(raw, dict) else {}
     yield from _labels(top.get("manage"), rules, "labels" in top, reader)
+    yield from _hooks(top.get("hooks"), rules, reader)
     acts = [rule.get("then") for rule in rules if isinstance(rule, dict)]
     if "bonds" in top and not any(isinstance(then, dict) and then.keys() & set(WEIGHT_KINDS) for then in acts):
         yield _problem(("bonds",), "it never acts: expected a rule with shift or drain, which says when", reader)
@@ -33,9 +36,34 @@ def inconsistencies(raw: Any, reader: Reader) -> Iterator[Problem]:
             yield from _actions(rule, ("rules", i), reader)
 
 
-def _problem(at: Location, what: str, reader: Reader) -> Problem:
+def _problem(at: Location, what: str, reader: Reader, hint: str = "") -> Problem:
     line = next((reader.lines[at[:n]] for n in range(len(at), -1, -1) if at[:n] in reader.lines), 1)
-    return Problem(line, dotted(at), what)
+    return Problem(line, dotted(at), what, hint)
+
+
+def _one_of(node: dict[str, Any], kinds: tuple[str, ...], at: Location, reader: Reader) -> Iterator[Problem]:
+    """A mapping with more or less than one of these keys."""
+    if len(given := [key for key in node if key in kinds]) != 1:
+        what = f"expected exactly one of {', '.join(kinds)}, got {' and '.join(given) or 'none'}"
+        yield _problem((*at, *given[1:2]), what, reader)
+
+
+def _hooks(hooks: Any, rules: list[Any], reader: Reader) -> Iterator[Problem]:
+    """Hooks of no kind or of several, and names of hooks that are none."""
+    found = hooks if isinstance(hooks, dict) else {}
+    for name, hook in found.items():
+        if isinstance(hook, dict):
+            yield from _one_of(hook, HOOK_KINDS, ("hooks", name), reader)
+            if isinstance(where := hook.get("kubernetes"), dict):
+                yield from _one_of(where, ("taint", "condition"), ("hooks", name, "kubernetes"), reader)
+    for i, rule in enumerate(rules):
+        then = rule.get("then") if isinstance(rule, dict) else None
+        names = then.get("notify") if isinstance(then, dict) else None
+        for n, name in enumerate(names if isinstance(names, list) else []):
+            if isinstance(name, str) and name not in found:
+                what = f'"{name}" is no hook; expected {" or ".join(map(str, found)) or "one that hooks has"}'
+                near = difflib.get_close_matches(name, map(str, found), n=1)
+                yield _problem(("rules", i, "then", "notify", n), what, reader, *near)
 
 
 def _names(rules: list[Any], reader: Reader) -> Iterator[Problem]:
@@ -111,14 +139,11 @@ def _actions(rule: dict[str, Any], at: Location, reader: Reader) -> Iterator[Pro
     then = rule.get("then")
     if not isinstance(then, dict):
         return
-    kinds = [kind for kind in then if kind in KINDS]
+    kinds = [kind for kind in then if kind in KINDS] or ["alert"] * ("notify" in then)
     if not kinds and then:
         return  # said of its keys already
     if len(kinds) != 1:
-        where = (*at, "then", *kinds[1:2])
-        yield _problem(
-            where, f"expected exactly one of {', '.join(KINDS)}, got {' and '.join(kinds) or 'none'}", reader
-        )
+        yield from _one_of(then, KINDS, (*at, "then"), reader)
         return
     kind = kinds[0]
     scope = rule.get("scope")
@@ -126,7 +151,7 @@ def _actions(rule: dict[str, Any], at: Location, reader: Reader) -> Iterator[Pro
         what = f"expected only with {' or '.join(FLOW_KINDS)}: {kind} does not choose among flows"
         for key in (key for key in _FLOW_SCOPES if key in scope):
             yield _problem((*at, "scope", key), what, reader)
-    if "return" in rule and kind == "alert":
+    if "return" in rule and kind == "alert" and "notify" not in then:
         what = "expected only with what moves something: from an alert nothing comes back"
         yield _problem((*at, "return"), what, reader)
     shift = then.get("shift")

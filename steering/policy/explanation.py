@@ -10,6 +10,7 @@ from pytools.units import duration_text, rate_text
 from steering.policy.actions import WEIGHT_KINDS, Alert, AroundWays, Drain, Pin, PinFlows, Relabel, Shift
 from steering.policy.conditions import leaves
 from steering.policy.conditions_text import clear_text, condition_text
+from steering.policy.hooks import Exec, Hook, Kubernetes, Slurm, Taint, Webhook, is_loopback
 from steering.policy.model import Manage, Policy, Rule, Safety
 from steering.policy.scope import Scope
 
@@ -18,7 +19,7 @@ _WEIGHTS_MOVE: Final = "moves new flows, and live ones whose hash then falls to 
 
 def explain(policy: Policy) -> str:
     """The policy in words, one sentence a line."""
-    lines = [*_manage(policy.manage), *_safety(policy.safety), *_ways(policy), *_order(policy)]
+    lines = [*_manage(policy.manage), *_safety(policy.safety), *_ways(policy), *_hooks(policy), *_order(policy)]
     for number, rule in enumerate(policy.rules, 1):
         lines += _rule(number, rule)
     return "\n".join(lines)
@@ -61,6 +62,33 @@ def _ways(policy: Policy) -> Iterator[str]:
             f"If no path is better {duration_text(bonds.trial)} later, the former port is active again; a port that "
             f"was left waits {duration_text(bonds.retry_after)} or longer."
         )
+
+
+def _hooks(policy: Policy) -> Iterator[str]:
+    for name, hook in policy.hooks.items():
+        yield (
+            f"Hook {name} {_called(hook)} (counts for {duration_text(hook.lease)} and is repeated; killed after "
+            f"{duration_text(hook.timeout)}, tried {_times(hook.tries)}; at most {_times(hook.limit.count)} in "
+            f"{duration_text(hook.limit.per)})."
+        )
+
+
+def _called(hook: Hook) -> str:
+    match hook.options:
+        case Webhook() as web:
+            return f"posts the event to {web.url}"
+        case Slurm() as slurm:
+            return f"drains {_node(slurm.node)} in Slurm, and resumes it when all is well"
+        case Kubernetes(taint=Taint() as taint) as cluster:
+            return f"taints {_node(cluster.node)} {taint.key}=swerve:{taint.effect} until all is well"
+        case Kubernetes() as cluster:
+            return f"sets condition {cluster.condition} of {_node(cluster.node)} until all is well"
+        case Exec() as run:
+            return f"runs {' '.join((run.program, *run.arguments))}"
+
+
+def _node(name: str | None) -> str:
+    return f"node {name}" if name else "this host's node"
 
 
 def _avoided(wanted: AroundWays) -> str:
@@ -130,9 +158,15 @@ def _rule(number: int, rule: Rule) -> list[str]:
     where = _scope(rule.scope)
     when = condition_text(rule.when)
     lines = [f"{number}. {rule.name}: on a path{where}, when {when}, {_act(rule)}."]
+    back = rule.return_
+    if rule.then.notify:
+        lines.append(
+            f"   Called then: {', '.join(rule.then.notify)}; and again when the path has been good for "
+            f"{duration_text(back.dwell)} or, after relapses, up to {duration_text(back.max_dwell)}"
+            f"{'' if rule.then.kind == 'alert' else ', and is back'}."
+        )
     if rule.then.kind == "alert":
         return lines
-    back = rule.return_
     often = f" and {back.rise} good measurements in a row" if back.rise > 1 else ""
     lines += [
         f"   It is good again once {clear_text(rule.when)}. After {duration_text(back.dwell)} of that{often} "
@@ -230,7 +264,12 @@ def _scope(scope: Scope) -> str:
 
 def notes(policy: Policy) -> list[str]:
     """What is worth a thought about the rules that act on load, one line each. Failures have to act at once."""
-    return [note for rule in policy.rules for note in _notes(policy, rule)]
+    plain = [
+        f"hook {name}: {hook.webhook.url} is not encrypted: who is on the way can read and forge what is sent"
+        for name, hook in policy.hooks.items()
+        if hook.webhook is not None and hook.webhook.url.startswith("http:") and not is_loopback(hook.webhook.url)
+    ]
+    return plain + [note for rule in policy.rules for note in _notes(policy, rule)]
 
 
 def _notes(policy: Policy, rule: Rule) -> Iterator[str]:

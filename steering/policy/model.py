@@ -27,6 +27,7 @@ from steering.policy.base import (
     bad,
 )
 from steering.policy.conditions import Condition
+from steering.policy.hooks import Hook, HookName
 from steering.policy.scope import Scope
 
 FIRST_TABLE: Final = 20_000  # as in pytools.kernel.leftovers
@@ -153,7 +154,17 @@ class Policy(Model):
     ports: NotNull[Ports] = None
     labels: NotNull[Labels] = None
     bonds: NotNull[Bonds] = None
+    hooks: dict[HookName, Hook] = Field(
+        default_factory=dict,
+        max_length=32,
+        json_schema_extra={"additionalProperties": False},
+        description="whom rules with then.notify tell, by name: lower-case letters, digits, - and _",
+    )
     rules: Some[Rule] = ()
+
+    def __hash__(self) -> int:
+        """Of all but the hooks: a mapping has none."""
+        return hash((self.manage, self.safety, self.rules))
 
     @field_validator("rules")
     @classmethod

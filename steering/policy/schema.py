@@ -42,10 +42,7 @@ def described(at: Location, raw: Any) -> dict[str, Any]:
     whole = _schema()
     nodes, value = [whole], raw
     for part in at:
-        inner = [
-            node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
-            for node in _meant(nodes, value)
-        ]
+        inner = [node.get("items") if isinstance(part, int) else _member(node, part) for node in _meant(nodes, value)]
         nodes = [each for node in inner if node is not None for each in _alternatives(node, whole)]
         try:
             value = value[part]
@@ -60,6 +57,12 @@ def described(at: Location, raw: Any) -> dict[str, Any]:
         more = node.get("enum", [node["const"]] if "const" in node else [])
         merged["choices"] += [each for each in more if each not in merged["choices"]]
     return merged
+
+
+def _member(node: dict[str, Any], key: str) -> Any:
+    """What the schema says of a key, which its author may have chosen."""
+    named = next(iter(node.get("patternProperties", {}).values()), None)
+    return node.get("properties", {}).get(key, named)
 
 
 def _meant(nodes: list[dict[str, Any]], value: Any) -> list[dict[str, Any]]:

@@ -16,8 +16,10 @@ import msgspec
 from pytools.signals import Act, AnySignal, NexthopGroup, Path, PathState
 from pytools.units import duration_text
 from steering.acting import messages
+from steering.acting.hook_calls import settings_of
 from steering.deciding.engine import Engine
 from steering.deciding.health import PathHealth
+from steering.deciding.notices import Notices
 from steering.flows.engine import FlowEngine
 from steering.plan import Change, Target
 from steering.policy.actions import WEIGHT_KINDS
@@ -52,6 +54,7 @@ class Tally:
     acts: Counter[Target] = field(default_factory=Counter)
     by_rule: Counter[str] = field(default_factory=Counter)  # the same acts
     alerts: int = 0
+    notified: int = 0  # calls of hooks, without repetitions
     reversals: int = 0
     undigested: int = 0
     restarts: int = 0
@@ -86,10 +89,13 @@ class Player:
         self.flows = FlowEngine(self._policy)
         self.besides = Besides(self._policy, self.engine)
         rules, lasts_ns = self._policy.rules, self.besides.lasts_ns
-        self._says_more = bool(lasts_ns) or any(rule.then.kind not in WEIGHT_KINDS for rule in rules)
+        self._says_more = bool(lasts_ns) or any(
+            rule.then.kind not in WEIGHT_KINDS or rule.then.notify for rule in rules
+        )
         safety = self._policy.safety
         self._lasts_ns = max(safety.baseline_after + 2 * safety.stale_after, lasts_ns)  # of silence
         self._host = ""
+        self.notices = Notices(self._policy)
         self._now = self._began = self._offset = self._heard = self._tick = self._together = 0
         self._touched: set[Target] = set()
         self._told: dict[Path, tuple[str, int]] = {}  # state, and since when
@@ -189,6 +195,7 @@ class Player:
         for alert in alerts:
             self.tally.alerts += alert.holds
             yield self._at(messages.alert(alert.path.source, alert))
+        yield from self._hooks()
         for renewal in plan.renewals:
             self.flows.renewed(renewal, ())
         for flow_act in plan.acts:
@@ -198,6 +205,13 @@ class Player:
         for act in besides:
             self.tally.count(act.target, act.under)
             yield self._at(act)
+
+    def _hooks(self) -> Iterator[Event]:
+        began, ended = self.notices.look(self.engine.paths, self._now, self._unix_ns)
+        for name, notice, over in self.notices.would_call(began, ended, self.engine.paths):
+            to = settings_of(name, self._policy.hooks[name]).to
+            self.tally.notified += 1
+            yield self._at(messages.notified(self._host, name, to, notice, bool(over), "dry_run", over))
 
     def _quiet(self, target: Target) -> bool:
         """Whether there is nothing to decide and nothing to tell: most of a recording is like that."""

@@ -63,6 +63,7 @@ def summary(recording: Recording, player: Player) -> dict[str, Any]:
         "acts": tally.acts.total(),
         "acts_by_target": tally.acts,
         "alerts": tally.alerts,
+        "notified": tally.notified,
         "reversals": tally.reversals,
         "in_state_ns": {str(path): times for path, times in sorted(tally.in_state_ns.items())},
         "targets": {target: list(group.named(group.original)) for target, group in player.kernel.groups.items()},
@@ -82,6 +83,7 @@ def summary_lines(recording: Recording, player: Player) -> list[str]:
         f"{counts.used} of {counts.lines} records of {recording.host or 'no host'} "
         f"over {duration_text(tally.played_ns)}: "
         f"{tally.acts.total()} acts, {tally.alerts} alerts, {tally.reversals} reversals"
+        + (f", {tally.notified} calls of hooks" if tally.notified else "")
     ]
     lines += [f"{title(target)}: {number} acts" for target, number in sorted(tally.acts.items())]
     for path, times in sorted(tally.in_state_ns.items()):

@@ -337,3 +337,11 @@ def test_acts_of_the_operator_are_kept_for_the_history(made):
     made.controller.desk.tick(time.monotonic_ns())
     [line] = (directories.state_dir(None) / "acts.jsonl").read_text().splitlines()
     assert json.loads(line)["what"] == "freeze"
+
+
+def test_hooks_are_called_after_the_acts(made):
+    made.kernel.set_apart = lambda _: False
+    running, at_hooks = made.start(), []
+    running._hooks.turn = lambda now, frozen: at_hooks.append((list(made.kernel.asked), frozen))
+    running._look_around()
+    assert at_hooks == [([target(101), target(102), target(103)], False)]

@@ -126,6 +126,7 @@ def test_the_command_finds_nothing_wrong_with_the_files(file):
     assert (done.return_value, first) == (0, f"{file}: valid")
     alone = ["leave-congested-rail", "relieve-busy-rail"] if file.stem == "congestion" else []
     rdma = ["queue-pairs-dead"] if file.stem == "rdma" else []
+    noted = [line for line in noted if not line.startswith("note: hook ")]  # their programs are on few hosts
     assert [line.split(": ")[:2] for line in noted] == [["note", name] for name in alone + rdma]
 
 

@@ -166,11 +166,11 @@ def test_samples_in_words():
     ("then", "expected"),
     [
         ("{}", "then: expected exactly one of shift, drain, pin, relabel, alert, got none"),
-        ("3", "then: expected a mapping with shift, drain, pin, relabel, alert, got 3"),
+        ("3", "then: expected a mapping with shift, drain, pin, relabel, alert, notify, got 3"),
         ("{drain: {}, alert: {}}",
          "then.alert: expected exactly one of shift, drain, pin, relabel, alert, got drain and alert"),
         ("{drain: }", "then.drain: expected an empty mapping, {}, got nothing"),
-        ("{drian: {}}", 'then.drian: unknown key "drian"; expected one of alert, drain, pin, relabel, shift; '
+        ("{drian: {}}", 'then.drian: unknown key "drian"; expected one of alert, drain, notify, pin, relabel, shift; '
          'did you mean "drain"?'),
         ("{shift: {share: 0.5, by: capacity}}", "then.shift.share: expected either share or by: capacity, not both"),
         ("{shift: {step: 0}}", "then.shift.step: expected a number above 0 up to 1, got 0"),

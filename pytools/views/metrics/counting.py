@@ -57,7 +57,7 @@ QUEUEING: Final = tuple(("swerve_path_queueing_delay_seconds", each) for each in
 TIME_TO_ACT: Final = ("swerve_time_to_act_seconds",)
 _ANSWERED, _LOST = (("swerve_path_probes_total", each) for each in ("answered", "lost"))
 _ACTS: Final = (
-    *((each, how) for each in ("overlay", "pin", "label")
+    *((each, how) for each in ("overlay", "pin", "label", "notify")
       for how in ("dry_run", "applied", "failed", "undone")),
     *((each, how) for each in ("alert", "operator") for how in ("alert", "alert_over")),
 )  # fmt: skip
