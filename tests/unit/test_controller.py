@@ -17,6 +17,7 @@ from pytools.errors import SwerveError
 from pytools.kernel import netns
 from steering import controller, elapsed
 from steering.acting import journal
+from steering.acting.hooks import HookActing
 from steering.actuators.overlay import Found
 from steering.actuators.overlay_memory import OverlayMemory
 from steering.agent_link import AgentLink
@@ -310,6 +311,24 @@ def test_nothing_is_handed_over_where_nothing_is_in_force(made):
     made.start(hand_over=True).stop(signal.SIGTERM)
     made.controller.run()
     assert made.guardian.left and not made.guardian.handed and made.kernel.closed == [True]
+
+
+def test_what_hooks_were_told_is_handed_over_too(made, monkeypatch):
+    taken_back = []
+    monkeypatch.setattr(HookActing, "outstanding", True)
+    monkeypatch.setattr(HookActing, "take_back", lambda *_: taken_back.append(1))
+    made.start(hand_over=True).stop(signal.SIGTERM)
+    made.controller.run()
+    assert made.guardian.handed and not made.guardian.left and taken_back == []
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_stop_ends_what_hooks_were_told_unless_all_is_kept(made, monkeypatch, keep):
+    taken_back = []
+    monkeypatch.setattr(HookActing, "take_back", lambda *_: taken_back.append(1))
+    made.start(keep=keep).stop(signal.SIGTERM)
+    made.controller.run()
+    assert taken_back == [1] * (not keep)
 
 
 def test_a_guardian_stays_while_the_rules_cannot_be_deleted(made):
