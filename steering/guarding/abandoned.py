@@ -35,13 +35,14 @@ def guard(name: str | None, stopped: Callable[[float], int]) -> int:
         Waits for at most so many seconds; the signal that came, or 0.
     """
     lock, asked = directories.state_dir(name) / journal.LOCK_FILE, 0
-    said = ""
+    said, tried_ns = "", 0
     with Netlink() as netlink:
         while True:
             try:
                 free = holder(lock) is None
-                if free and lock.exists() and _left(netlink, name):
-                    _undo(netlink, name)
+                if free and lock.exists() and _left(netlink, name, tried_ns):
+                    _undo(netlink, name, tried_ns)
+                    tried_ns = _told_ns(name)
                 elif free and asked:
                     return asked
             except (OSError, SwerveError) as error:  # one has just started; else it is tried again
@@ -60,22 +61,31 @@ def stopped(seconds: float) -> int:
     return 0 if found is None else found.si_signo
 
 
-def _left(netlink: Netlink, name: str | None) -> bool:
-    """Whether anything of ours is in force that has no lease in the kernel."""
+def _told_ns(name: str | None) -> int:
+    """When it was last written down that hooks are to be told of something; 0: they are not."""
+    try:
+        return directories.hook_calls(name).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _left(netlink: Netlink, name: str | None, tried_ns: int) -> bool:
+    """Whether anything of ours is in force that has no lease in the kernel. Hooks that do not answer are tried once."""
     bonds = bond_ports.load(directories.bond_ports(name), netns.scope())
-    return guardian.in_force(netlink) or bool(bonds) or directories.hook_calls(name).exists()
+    return guardian.in_force(netlink) or bool(bonds) or _told_ns(name) not in (0, tried_ns)
 
 
-def _undo(netlink: Netlink, name: str | None) -> None:
+def _undo(netlink: Netlink, name: str | None, tried_ns: int) -> None:
     folder = directories.state_dir(name)
     with Lock(folder / journal.LOCK_FILE), NamespaceLock():
-        if not _left(netlink, name):
+        if not _left(netlink, name, tried_ns):
             return
         why = "the controller and its guardian are gone"
         _, acts = guardian.undo(netlink, folder / journal.FILE, netns.scope(), why, name)
         memory.remove(directories.steering_memory(name))
         messages.tell(name, acts)
-        guardian.end_hooks(name, why)
+        if _told_ns(name):
+            guardian.end_hooks(name, why)
 
 
 def _say(text: str) -> None:
