@@ -27,8 +27,8 @@ from pytools import directories, owned_files
 from pytools.errors import SwerveError
 from pytools.signals import Path as NetPath
 from steering.acting.background import Background
+from steering.acting.hook_settings import Settings
 from steering.deciding.notices import Notice, own_fault
-from steering.policy.hooks import STATE_KINDS, Hook
 
 SCHEMA: Final = 1  # of events
 _SECOND_NS: Final = 1_000_000_000
@@ -36,50 +36,6 @@ _MOST_WAIT_NS: Final = 30 * _SECOND_NS
 _SPARE_S: Final = 2.0  # a process has so much longer, to end itself
 _LOOK_S: Final = 0.02
 _FILE_BYTES: Final = 32 << 20
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """One hook, as a successor or `swerve steer off` needs it, who may have another policy or none."""
-
-    name: str
-    kind: str
-    options: str  # JSON
-    lease_ns: int
-    timeout_ns: int
-    tries: int
-    count: int
-    per_ns: int
-
-    @property
-    def of_state(self) -> bool:
-        """Whether its far end has one state, not one event for each occurrence."""
-        return self.kind in STATE_KINDS
-
-    @property
-    def to(self) -> str:
-        """Whom it tells, for people."""
-        of = json.loads(self.options)
-        match self.kind:
-            case "webhook":
-                return f"POST {of['url']}"
-            case "slurm":
-                return f"{of['scontrol']} for {_node(of)}"
-            case "kubernetes":
-                taint = of.get("taint")
-                what = f"taint {taint['key']}:{taint['effect']}" if taint else f"condition {of['condition']}"
-                return f"{what} of {_node(of)}"
-            case _:
-                return " ".join((of["program"], *of["arguments"]))
-
-
-def _node(options: dict[str, Any]) -> str:
-    return f"node {options['node']}" if options.get("node") else "this host's node"
-
-
-def settings_of(name: str, hook: Hook) -> Settings:
-    """A hook of a policy."""
-    options = json.dumps(hook.options.model_dump(mode="json", exclude_none=True), sort_keys=True)
-    return Settings(name, hook.kind, options, hook.lease, hook.timeout, hook.tries, hook.limit.count, hook.limit.per)
 
 
 class Delivery(msgspec.Struct):

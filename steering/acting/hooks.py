@@ -15,7 +15,8 @@ from pytools import directories, log
 from pytools.kernel import netns
 from pytools.signals import Act
 from steering.acting import acts_file, messages
-from steering.acting.hook_calls import Delivery, HookCalls, Settings, Told, event_of, settings_of
+from steering.acting.hook_calls import Delivery, HookCalls, Told, event_of
+from steering.acting.hook_settings import Settings, settings_of
 from steering.deciding.engine import Engine
 from steering.deciding.notices import Notice, Notices
 from steering.policy.model import Policy

@@ -16,7 +16,7 @@ import msgspec
 from pytools.signals import Act, AnySignal, NexthopGroup, Path, PathState
 from pytools.units import duration_text
 from steering.acting import messages
-from steering.acting.hook_calls import settings_of
+from steering.acting.hook_settings import settings_of
 from steering.deciding.engine import Engine
 from steering.deciding.health import PathHealth
 from steering.deciding.notices import Notices

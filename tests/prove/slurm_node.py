@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 import support  # noqa: E402
 
-from steering.acting import hook_calls  # noqa: E402
+from steering.acting import hook_calls, hook_settings  # noqa: E402
 
 PACKAGES: Final = ("slurm-client", "slurmctld", "slurm-wlm-basic-plugins")
 CONFIGURATION: Final = """\
@@ -74,7 +74,7 @@ class Cluster:
 
     def tell(self, status: str, repeat: int = 0) -> str:
         options = json.dumps({"scontrol": str(self.scontrol)})
-        hook = hook_calls.Settings("slurm", "slurm", options, 10**9, 20 * 10**9, 3, 30, 10**9)
+        hook = hook_settings.Settings("slurm", "slurm", options, 10**9, 20 * 10**9, 3, 30, 10**9)
         event = {"id": "18a-c0ffee", "status": status, "repeat": repeat, "host": "h1", "rule": "dead"}
         more = {"path": {"name": "h1>h2 dev rail1"}, "because": 'p50 6.3 ms × 3; "$(reboot)"'}
         return hook_calls.call(hook, event | more)

@@ -18,7 +18,7 @@ import support
 
 from pytools.errors import SwerveError
 from steering.acting import hook_calls, hook_files, hook_process
-from steering.acting.hook_calls import Settings
+from steering.acting.hook_settings import Settings
 
 PYTHON = "/usr/bin/python3"  # root's own, unlike that of the tests
 FIRING = {
@@ -577,8 +577,9 @@ def test_a_call_ends_with_whoever_made_it(tmp_path):
     code = "import os,signal,sys; open(sys.argv[1], 'w').write(f'{os.getpid()}\\n'); signal.pause()"
     options = json.dumps({"program": PYTHON, "arguments": ["-c", code, str(file)]})
     caller = (
-        "import sys; from steering.acting import hook_calls as h; "
-        "h.call(h.Settings('noc', 'exec', sys.argv[1], 1, 60 * 10**9, 1, 1, 1), {'status': 'firing'})"
+        "import sys; from steering.acting import hook_calls, hook_settings; "
+        "hook = hook_settings.Settings('noc', 'exec', sys.argv[1], 1, 60 * 10**9, 1, 1, 1); "
+        "hook_calls.call(hook, {'status': 'firing'})"
     )
     with subprocess.Popen([sys.executable, "-P", "-c", caller, options]) as process:
         support.wait_until(lambda: file.exists() and file.read_text().endswith("\n"), 20, "the program runs")

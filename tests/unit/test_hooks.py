@@ -21,7 +21,8 @@ from pytools.errors import RefusedError, SwerveError
 from pytools.signals import Act, encode
 from pytools.units import parse_duration
 from steering.acting import hook_calls, hooks, messages
-from steering.acting.hook_calls import HookCalls, event_of, settings_of
+from steering.acting.hook_calls import HookCalls, event_of
+from steering.acting.hook_settings import settings_of
 from steering.acting.hooks import HookActing
 from steering.cli import root
 from steering.deciding.engine import Engine
