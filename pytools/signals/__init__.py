@@ -27,7 +27,7 @@ from pytools.signals.host import DropReason, PacketDrops, ProgramCost, Self
 from pytools.signals.links import BondPort, Link, LinkCounters, LinkEvent, PathEcn, PathMtu, Pause, Qdisc
 from pytools.signals.rdma import Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
 from pytools.signals.steering import Act, GroupMember, NexthopGroup, PathState, SteeringState
-from pytools.signals.tcp import CongestionTimes, Retransmissions, TcpFlow, TcpHost, TcpNamespace, TcpPath
+from pytools.signals.tcp import CongestionTimes, Retransmissions, Stall, TcpFlow, TcpHost, TcpNamespace, TcpPath
 
 __all__ = [
     "DELAY_BOUNDS_NS",
@@ -74,6 +74,7 @@ __all__ = [
     "Retransmissions",
     "Self",
     "Signal",
+    "Stall",
     "SteeringState",
     "Suspect",
     "TcpFlow",

@@ -34,6 +34,14 @@ class CongestionTimes(msgspec.Struct, frozen=True):
     loss_ns: int = 0  # after a timeout
 
 
+class Stall(msgspec.Struct, frozen=True):
+    """A wait for the retransmission timer (RTO), after at least one timeout that nothing has answered."""
+
+    timeouts: int  # unanswered, in a row
+    rto_ns: int  # the present timer; each timeout doubles it
+    lasted_ns: int  # since the last acknowledgement
+
+
 class TcpFlow(Signal, frozen=True, kw_only=True, tag="tcp_flow"):
     """One TCP connection. Counts are of the whole connection, unless it is older than the agent.
 
@@ -63,7 +71,7 @@ class TcpFlow(Signal, frozen=True, kw_only=True, tag="tcp_flow"):
     retransmitted_segments: int  # of all causes (`ss -ti`: retrans)
     retransmitted_bytes: int  # of these segments; not known (0) in other namespaces, as zero_windows and resets
     spurious_segments: int  # retransmitted needlessly, by the peer's DSACKs
-    timeouts: int  # retransmission timeouts; each costs at least 200 ms
+    timeouts: int  # retransmission timeouts; each costs at least the minimum RTO, by default 200 ms
     srtt_ns: int | None  # smoothed round trip, with queues and delayed acknowledgements
     # smallest that the kernel remembers (five minutes by default); far below srtt_ns: a queue on the path
     min_rtt_ns: int | None
@@ -80,6 +88,7 @@ class TcpFlow(Signal, frozen=True, kw_only=True, tag="tcp_flow"):
     resets_received: int  # segments with RST
     # packets of it dropped in this kernel, by reason (from Linux 6.11)
     drops: dict[str, int] = msgspec.field(default_factory=dict)
+    stall: Stall | None = None  # when published; null: no stall by a timeout, or of another namespace
 
 
 class TcpPath(Signal, frozen=True, kw_only=True, tag="tcp_path"):

@@ -6,6 +6,8 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from rich.text import Text
+
 from pytools import units
 from pytools.signals import DropReason, TcpFlow, TcpNamespace, TcpPath
 from pytools.units import duration, share
@@ -124,8 +126,12 @@ def flows(now_ns: int) -> Listing[TcpFlow]:
             ),
             Column(
                 "state\nlast look",
-                lambda row: f"{_state(row)}\n{tables.ago(row.last_ns, now_ns)}",
-                {"state": named(_state), "last": little(lambda row: -row.last_ns)},
+                lambda row: _state_now(row, now_ns),
+                {
+                    "state": named(_state),
+                    "last": little(lambda row: -row.last_ns),
+                    "stall": much(lambda row: row.stall.lasted_ns if row.stall else None),
+                },
                 left=True,
                 spare=11,
             ),
@@ -186,6 +192,15 @@ def _ends(row: TcpFlow) -> str:
 
 def _state(row: TcpFlow) -> str:
     return row.state if row.congestion == "open" else f"{row.state}, {row.congestion}"
+
+
+def _state_now(row: TcpFlow, now_ns: int) -> str | Text:
+    """A stall takes the place of the state, which is `established, loss` then."""
+    looked = f"\n{tables.ago(row.last_ns, now_ns)}"
+    if row.stall is None:
+        return _state(row) + looked
+    stalled = f"stalled {duration(row.stall.lasted_ns)}, RTO ×{row.stall.timeouts}"
+    return Text().append(stalled, "red").append(looked)
 
 
 def _two_lines(row: TcpFlow) -> str:

@@ -28,7 +28,7 @@ from pytools.kernel import tracefs
 from pytools.kernel.bpf import cgroups
 from pytools.kernel.netns import inside
 from pytools.lab import Lab
-from pytools.signals import PacketDrops
+from pytools.signals import PacketDrops, Stall
 from pytools.sources.tcp import table
 
 pytestmark = pytest.mark.beside
@@ -147,6 +147,19 @@ def test_a_flow_that_moves_is_counted_where_it_was(lossy: Lab) -> None:
             ("rail1", MEASURED): first,
             ("rail2", None): second,
         }
+        port = ends[0].getsockname()[1]
+        assert watch.flows()[port].stall is None
+        lossy.cut(2)
+        ends[0].sendall(b"?")
+        stalls: list[Stall] = []
+
+        def stalled() -> bool:
+            flow = watch.flows(0.5).get(port)
+            stalls.extend([flow.stall] if flow is not None and flow.stall is not None else [])
+            return bool(stalls)
+
+        kit.until(stalled, "the connection is told to wait for its timer")
+        assert stalls[0].timeouts >= 1 and stalls[0].rto_ns >= 400_000_000 and stalls[0].lasted_ns > 0
 
 
 def test_what_precedes_the_source_is_not_counted(lossy: Lab) -> None:

@@ -20,7 +20,7 @@ from pytools.kernel import addresses, tracefs
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.bpf.maps import Map
 from pytools.kernel.netlink import sockdiag
-from pytools.signals import Owner, PacketDrops, Path, Retransmissions, TcpFlow, TcpHost, TcpNamespace, TcpPath
+from pytools.signals import Owner, PacketDrops, Path, Retransmissions, Stall, TcpFlow, TcpHost, TcpNamespace, TcpPath
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.tcp import baselines, busiest, source, table
 from pytools.sources.tcp.drops import Drops, SocketDrops
@@ -360,6 +360,26 @@ def test_a_row_says_everything() -> None:
     assert (told_.first_ns, told_.last_ns, told_.drops) == (1, SECOND, {})
 
 
+def test_a_stall_is_what_the_kernel_says_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only rows in Loss are asked about; one has ended since, and of other namespaces the kernel cannot be asked."""
+    stalls = {2: Stall(3, 1_632_000_000, 1_400_000_000), 3: None}
+    asked: list[int] = []
+
+    def stall(self: TcpSource, identity: Identity) -> Stall | None:
+        asked.append(identity.cookie)
+        return stalls[identity.cookie]
+
+    monkeypatch.setattr(TcpSource, "_stall", stall)
+    kernel = Kernel()
+    made, subscription = source_on(kernel)
+    for cookie, more in enumerate(({"congestion": 3}, {}, {}, {"flags": CLOSED}, {"netns": 7}), 1):
+        kernel.flows.update(flow_key(40000 + cookie), flow(**{"cookie": cookie, "congestion": 4} | more))
+    run(made, SECOND)
+    found = {each.local_port: each.stall for each in subscription.read() if isinstance(each, TcpFlow)}
+    assert sorted(asked) == [2, 3] and len(found) == 5
+    assert {port: each for port, each in found.items() if each} == {40002: stalls[2]}
+
+
 def test_what_is_not_known_is_not_made_up() -> None:
     kernel = Kernel()
     made, subscription = source_on(kernel)
@@ -493,6 +513,7 @@ def test_no_bytes_break_the_signals(raw: tuple[np.ndarray, np.ndarray]) -> None:
         lambda _, __: Owner(),
         lambda one, _: asked.append(one),
         lambda *_: "",
+        lambda _: Stall(1, 2, 3),
     )
     assert len(list(made.signals(keys, rows, [{}] * len(rows), 1, 2))) == len(rows)
     assert len(asked) == int(((rows["flags"] & CLOSED == 0) & (rows["netns"] == 0)).sum())

@@ -73,6 +73,8 @@ def info(length: int) -> bytes:
     raw = bytearray(256)
     raw[0:3] = 1, 4, 2
     for offset, code, value in (
+        (8, "I", 816_000),
+        (56, "I", 612),
         (68, "I", 250),
         (76, "I", 0x7FFFFFFF),
         (80, "I", 10),
@@ -96,6 +98,7 @@ def test_a_socket_taken_apart() -> None:
     assert found.request_retransmits == 0
     assert found.info is not None
     assert (found.info.congestion, found.info.retransmits, found.info.srtt_ns) == (4, 2, 250_000)
+    assert (found.info.rto_ns, found.info.last_ack_ns) == (816_000_000, 612_000_000)
     assert (found.info.ssthresh_segments, found.info.cwnd_segments, found.info.min_rtt_ns) == (None, 10, None)
     assert (found.info.retransmitted_segments, found.info.retransmitted_bytes) == (77, 3 << 33)
     assert (found.info.acknowledged_bytes, found.info.dsack_duplicates, found.info.timeouts) == (1 << 40, 5, 6)

@@ -26,6 +26,7 @@ from pytools.signals import (
     RdmaPort,
     RdmaQueuePair,
     Retransmissions,
+    Stall,
     Suspect,
     TcpFlow,
     TcpHost,
@@ -88,6 +89,15 @@ def test_a_connection_has_its_figures_and_its_owner() -> None:
     assert row(table, "→ 10.9.0.2:5201")[:3] == ["→ 10.9.0.2:5201", "0123456789ab", "180 µs"]
     for said in ("2.40 ms", "94.5 Mbit/s", "0 out, 1 in", "SOCKET_RCVBUFF 3", "established, recovery", "via 10.1.1.1"):
         assert said in table, said
+
+
+def test_a_connection_that_waits_for_its_retransmission_timer_is_flagged_and_sorted() -> None:
+    stall = Stall(timeouts=3, rto_ns=1_632_000_000, lasted_ns=1_400_000_000)
+    model = known(samples.tcp_flow(local_port=1, congestion="loss"), samples.tcp_flow(local_port=2, stall=stall))
+    table = shown("flows", model, asked=Query(sort="stall"))
+    assert "stalled 1.40 s, RTO ×3" in row(table, "10.9.0.1:2")
+    assert "established, loss" in row(table, "10.9.0.1:1")
+    assert table.index("10.9.0.1:2") < table.index("10.9.0.1:1")
 
 
 def test_what_is_not_known_of_a_connection_is_a_dash() -> None:

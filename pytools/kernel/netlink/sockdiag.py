@@ -45,6 +45,8 @@ class TcpInfo:
     state: int
     congestion: int  # TCP_CA_Open and so on
     retransmits: int  # unanswered timeouts in a row
+    rto_ns: int  # doubled by each of these
+    last_ack_ns: int  # since an acknowledgement arrived
     srtt_ns: int
     cwnd_segments: int
     ssthresh_segments: int | None  # None: has not met congestion
@@ -115,7 +117,14 @@ class Diagnostics:
                     yield found
 
     def find(
-        self, local: bytes, local_port: int, remote: bytes, remote_port: int, interface: int, cookie: int
+        self,
+        local: bytes,
+        local_port: int,
+        remote: bytes,
+        remote_port: int,
+        interface: int,
+        cookie: int,
+        info: bool = False,
     ) -> Socket | None:
         """The socket with this identity; None when there is none (any more).
 
@@ -127,13 +136,16 @@ class Diagnostics:
             Index; matters only for sockets bound to one.
         cookie : int
             Of this very socket; 0: any.
+        info : bool
+            Whether its `info` is wanted.
         """
         family = socket.AF_INET6
         if local[:12] == remote[:12] == _MAPPED:  # finds the sockets of both families
             family, local, remote = socket.AF_INET, local[12:], remote[12:]
         low, high = (cookie & 0xFFFFFFFF, cookie >> 32) if cookie else (_NO_COOKIE, _NO_COOKIE)
         identity = _IDENTITY.pack(local_port, remote_port, local, remote) + _IDENTITY_END.pack(interface, low, high)
-        body = _QUERY.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF) + identity
+        extensions = 1 << (_INFO - 1) if info else 0
+        body = _QUERY.pack(family, socket.IPPROTO_TCP, extensions, 0xFFFFFFFF) + identity
         try:
             return next((found for message in self._ask(body, 0) if (found := parsed(message)) is not None), None)
         except SwerveError:
@@ -251,6 +263,8 @@ def tcp_info(raw: bytes) -> TcpInfo | None:
         state=raw[0],
         congestion=raw[1],
         retransmits=raw[2],
+        rto_ns=struct.unpack_from("=I", raw, 8)[0] * 1000,
+        last_ack_ns=struct.unpack_from("=I", raw, 56)[0] * 1_000_000,
         srtt_ns=srtt_us * 1000,
         cwnd_segments=cwnd,
         ssthresh_segments=None if ssthresh >= _NEVER_LOST else ssthresh,

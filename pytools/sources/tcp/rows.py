@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.kernel.addresses import texts
-from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, TcpFlow
+from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, Stall, TcpFlow
 from pytools.sources.tcp.owners import Identity
 
 CLOSED: Final = 16  # enum swerve_tcp_flag
 _ECN_NEGOTIATED: Final = 1
+_LOSS: Final = 4  # TCP_CA_Loss
+_STALLS: Final = 64  # connections in it that are asked about at once
 _NO_RTT: Final = 0xFFFFFFFF
 _NEVER_LOST: Final = 0x7FFFFFFF  # TCP_INFINITE_SSTHRESH
 _CONGESTIONS: Final = dict(enumerate(("open", "disorder", "cwr", "recovery", "loss")))
@@ -47,6 +49,8 @@ class Rows:
         Told of each connection whose process is not known, with the time.
     namespace : callable
         What a network namespace is called, by its cookie, a control group in it, and the time.
+    stall : callable
+        Asks the kernel whether a connection waits for its retransmission timer.
     """
 
     def __init__(
@@ -57,9 +61,10 @@ class Rows:
         owner: Callable[[int, int], Owner],
         ask: Callable[[Identity, int], None],
         namespace: Callable[[int, int, int], str],
+        stall: Callable[[Identity], Stall | None],
     ) -> None:
         self._host, self._name, self._path_of = host, name, path_of
-        self._owner, self._ask, self._namespace = owner, ask, namespace
+        self._owner, self._ask, self._namespace, self._stall = owner, ask, namespace, stall
 
     def signals(
         self, keys: NDArray[Any], rows: NDArray[Any], drops: Sequence[dict[str, int]], now_ns: int, unix_ns: int
@@ -95,12 +100,21 @@ class Rows:
             "congestion": [_CONGESTIONS.get(state, "unknown") for state in rows["congestion"].tolist()],
             "congestion_times": [CongestionTimes(*times) for times in rows["congestion_ns"].tolist()],
             "drops": list(drops),
+            "stall": self._stalls(keys, rows),
             **{name: rows[name].tolist() for name in ("first_ns", "last_ns", "acknowledged_bytes")},
             **{name: counts[name].tolist() for name in _SAME_NAME},
         }
         common: dict[str, Any] = {"host": self._host, "at_ns": now_ns, "unix_ns": unix_ns}
         for values in zip(*fields.values(), strict=True):
             yield TcpFlow(**common, **dict(zip(fields, values, strict=True)))
+
+    def _stalls(self, keys: NDArray[Any], rows: NDArray[Any]) -> list[Stall | None]:
+        """Of the rows in state Loss: the kernel says whether they still are."""
+        found: list[Stall | None] = [None] * len(rows)
+        lost = (rows["congestion"] == _LOSS) & (rows["netns"] == 0) & (rows["flags"] & CLOSED == 0)
+        for at in np.flatnonzero(lost)[:_STALLS].tolist():
+            found[at] = self._stall(identity(keys[at], rows[at]))
+        return found
 
     def _owners(self, keys: NDArray[Any], rows: NDArray[Any], now_ns: int) -> list[Owner]:
         owners = [self._owner(*each) for each in zip(rows["cookie"].tolist(), rows["cgroup"].tolist(), strict=True)]

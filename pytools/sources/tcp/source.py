@@ -22,8 +22,8 @@ from pytools.ipc.bus import Bus
 from pytools.kernel import tracefs
 from pytools.kernel.bpf import cgroups, contract, syscall
 from pytools.kernel.bpf.loader import Loaded
-from pytools.kernel.netlink.sockdiag import Diagnostics
-from pytools.signals import Path
+from pytools.kernel.netlink.sockdiag import Diagnostics, Socket
+from pytools.signals import Path, Stall
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.programs import TCP_CALLBACKS, TCP_CREATED
 from pytools.sources.source import Source
@@ -94,7 +94,8 @@ class TcpSource(Source):
             undo.callback(self._owners.close)
             self._names = Names(cgroups_by_id, Pods())
             self._namespaces = Namespaces(loaded.map("tcp_namespaces"), self._totals.columns, self._names)
-            self._rows = Rows(self._host, name, path_of, self._owners.known, self._owners.ask, self._names.known)
+            asked = self._owners.known, self._owners.ask, self._names.known, self._stall
+            self._rows = Rows(self._host, name, path_of, *asked)
             self._close = undo.pop_all().close
         self._previous_ns = time.monotonic_ns()
         self._due_ns = self._previous_ns + self._interval_ns
@@ -226,10 +227,17 @@ class TcpSource(Source):
             self._requests_due_ns = 0
 
     def _inode(self, identity: Identity) -> int:
-        if self._diagnostics is None:
-            return 0
-        found = self._diagnostics.find(
-            *(identity.local, identity.local_port, identity.remote, identity.remote_port),
-            *(identity.interface, identity.cookie),
-        )
+        found = self._find(identity)
         return 0 if found is None else found.inode
+
+    def _stall(self, identity: Identity) -> Stall | None:
+        found = self._find(identity, info=True)
+        if found is None or found.info is None or not found.info.retransmits:
+            return None
+        return Stall(found.info.retransmits, found.info.rto_ns, found.info.last_ack_ns)
+
+    def _find(self, identity: Identity, info: bool = False) -> Socket | None:
+        if self._diagnostics is None:
+            return None
+        ends = identity.local, identity.local_port, identity.remote, identity.remote_port
+        return self._diagnostics.find(*ends, identity.interface, identity.cookie, info)
