@@ -30,6 +30,7 @@ from steering.acting.hooks import HookActing
 from steering.acting.labels import LabelActing
 from steering.acting.memory import Succession, UsualFile
 from steering.acting.ports import PortActing
+from steering.acting.rto_min import RtoMinActing
 from steering.acting.standbys import StandByActing
 from steering.acting.weights import Acting
 from steering.actuators.overlay import Overlay
@@ -132,6 +133,7 @@ class Controller:
         self._stack = contextlib.ExitStack()
         try:
             self._open()
+            self._rto_min = RtoMinActing(options.apply, self.engine, self.overlay, self.output)
         except BaseException:
             self.close()
             raise
@@ -250,6 +252,7 @@ class Controller:
         self._labels.turn(time.monotonic_ns(), self.desk.look)
         self._stand_by(time.monotonic_ns())
         self._bonds.turn(time.monotonic_ns(), self._refusal)
+        self._rto_min.turn(self._refusal)
         for key, events in self._selector.select(max(0, wake - time.monotonic_ns()) / 1e9):
             key.data(events)
 
@@ -369,6 +372,7 @@ class Controller:
             **self._labels.facts(),
             **self._bonds.facts(),
             **self._hooks.facts(),
+            **self._rto_min.facts(),
         }
 
     def _take_back(self, change: Change, name: str) -> str:
@@ -418,6 +422,7 @@ class Controller:
         elif self._options.apply:
             try:
                 self._acting.take_back(_STOPPED)
+                self._rto_min.over(_STOPPED)
                 self._stays = False
                 self._succession.forget()
                 if failed := self._bonds.take_back(_STOPPED):

@@ -83,6 +83,14 @@ class Host(support.Namespace):
         [route] = json.loads(self.ip(f"-{self.family}", "-j", "route", "get", "fibmatch", address, *words))
         return {hop["dev"] for hop in route.get("nexthops", [route])}
 
+    def rto_min(self):
+        """The minimum RTO (ms) of the route that decides about packets to the peer, and its lock."""
+        words = self.ip(f"-{self.family}", "route", "get", "fibmatch", PEER[self.family]).split()
+        if "rto_min" not in words:
+            return []
+        locked, value = words[words.index("rto_min") + 1 :][:2]
+        return [locked, int(value.removesuffix("ms"))]
+
     def held(self, destination):
         """The interfaces of our route to a prefix."""
         rows = json.loads(self.ip(f"-{self.family}", "-j", "route", "show", "table", "20000"))

@@ -58,8 +58,8 @@ class Act(Signal, frozen=True, kw_only=True, tag="act"):
 
     act_id: str  # the same in the journal
     what: str  # as "routes to 10.9.0.2/32"
-    before: dict[str, int]  # weight by nexthop
-    after: dict[str, int]  # weight by nexthop
+    before: dict[str, int]  # weight by nexthop; of rto_min milliseconds
+    after: dict[str, int]  # as before
     because: str  # the measurement with its numbers
     under: str  # the rule
     # alert and alert_over are of alerts, the others of changes
@@ -68,7 +68,7 @@ class Act(Signal, frozen=True, kw_only=True, tag="act"):
     decided_ns: int  # the decision
     acknowledged_ns: int | None  # the kernel's acknowledgement, null if not made; minus seen_ns it is the time to act
     target: str = ""  # as "overlay:main:10.9.0.2/32": the table of the original routes and their first prefix
-    # overlay (weights), pin, label, ports, subflow, bond, reroute (by the kernel itself), notify (a hook was told),
-    # alert or operator
+    # overlay (weights), pin, label, ports, subflow, bond, reroute (by the kernel itself), rto_min, notify (a hook was
+    # told), alert or operator
     actuator: str = ""
     moves: str = ""  # what such a change moves, in words

@@ -22,6 +22,7 @@ from steering.plan import BondAct, Change, Group, Target, kind_of, title
 
 if TYPE_CHECKING:  # a guardian needs none of their code
     from steering.acting.bond_ports import Restored
+    from steering.actuators.rto_min import Chosen
     from steering.actuators.standbys import Moved
     from steering.deciding.engine import Alert
     from steering.deciding.notices import Notice
@@ -327,6 +328,30 @@ def notified(host: str, hook: str, to: str, notice: Notice, over: bool, outcome:
         seen_ns=notice.seen_ns,
         decided_ns=now,
         acknowledged_ns=None,
+    )
+
+
+def rto_min_act(host: str, chosen: Chosen, because: str, outcome: Outcome, decided_ns: int, failure: str = "") -> Act:
+    """The minimum RTO of managed routes."""
+    ours, theirs = ({"rto_min_ms": each} for each in (chosen.milliseconds, chosen.before_ms))
+    now = time.monotonic_ns()
+    return Act(
+        host=host,
+        at_ns=now,
+        unix_ns=time.time_ns(),
+        act_id=act_id("rto_min"),
+        what="minimum RTO of managed routes",
+        target="rto_min",
+        actuator="rto_min",
+        moves="no packets: TCP connections to managed destinations retransmit earlier",
+        before=ours if outcome == "undone" else theirs,
+        after=theirs if outcome == "undone" else ours,
+        because=f"{because}; failed: {failure}" if failure else because,
+        under="manage.rto_min",
+        outcome=outcome,
+        seen_ns=decided_ns,
+        decided_ns=decided_ns,
+        acknowledged_ns=now if outcome in ("applied", "undone") else None,
     )
 
 

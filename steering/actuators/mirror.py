@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from pytools.kernel.leftovers import FIRST_ID, LAST_ID, is_our_nexthop
 from pytools.kernel.netlink.nexthops import group_body, nexthop_body
-from pytools.kernel.netlink.routes import hop_of, mirrored, route_of, throw_route
+from pytools.kernel.netlink.routes import hop_of, mirrored, route_of, throw_route, with_rto_min
 from pytools.kernel.netlink.routing import PROTOCOL, Hop, Member, Netlink, NetlinkError, Nexthop, NexthopGroup
 from steering.actuators.objects import Objects, Table
 from steering.actuators.overlay_memory import HopKey, OverlayMemory
@@ -88,10 +88,12 @@ class Mirror:
         A socket in that namespace; stays the caller's.
     numbers : Numbers
         What ours are called.
+    rto_min_ms : int
+        The minimum RTO of our routes, but for those whose originals have one; 0: none.
     """
 
-    def __init__(self, netlink: Netlink, numbers: Numbers) -> None:
-        self._netlink, self._numbers = netlink, numbers
+    def __init__(self, netlink: Netlink, numbers: Numbers, rto_min_ms: int = 0) -> None:
+        self._netlink, self._numbers, self._rto_min_ms = netlink, numbers, rto_min_ms
         self.form: Form = "object"
         self._routes: dict[Table, dict[str, bytes]] = {}  # as put
         self._groups: dict[int, dict[int, int]] = {}  # as put
@@ -243,6 +245,8 @@ class Mirror:
             ordered = sorted(shares.items(), key=lambda pair: -pair[1])
             over = [hop_of(way.gateway, way.ifindex, family, weight, way.onlink) for way, weight in ordered]
         made = {each.destination: mirrored(each.body, each.destination, table, PROTOCOL, over) for each in prefixes}
+        if self._rto_min_ms:
+            made = {prefix: with_rto_min(body, self._rto_min_ms) for prefix, body in made.items()}
         return {(family, table): made}
 
     def _verify(self, objects: Objects, views: Collection[View], whole: bool) -> None:

@@ -22,6 +22,7 @@ from pytools.kernel.leftovers import is_our_rule, sweep, switch_off
 from pytools.kernel.netlink.monitor import NetlinkWatch
 from pytools.kernel.netlink.nexthops import family_of
 from pytools.kernel.netlink.routing import MAIN_TABLE, Family, Netlink, NetlinkError
+from steering.actuators import rto_min
 from steering.actuators.mirror import Mirror, Numbers, foreign_ids
 from steering.actuators.objects import Objects, Table, read
 from steering.actuators.overlay_memory import OverlayMemory, of_target, recalled
@@ -76,11 +77,15 @@ class Overlay(Closing):
         When to call `refresh` next.
     complaints : frozenset of str
         What could not be done, as the log was told; empty when all is well.
+    rto_min : Chosen
+        The minimum RTO that our routes have.
+    held : bool
+        Whether they stay in force without weights of ours, for that.
 
     Raises
     ------
     RefusedError
-        If somebody else uses a table or a priority of ours.
+        If somebody else uses a table or a priority of ours, or the minimum RTO is too short for this kernel.
     """
 
     def __init__(self, netlink: Netlink, manage: Manage, apply: bool, memory: OverlayMemory | None = None) -> None:
@@ -89,7 +94,9 @@ class Overlay(Closing):
         self._alternatives = tuple((each.via, each.dev) for each in manage.alternatives)
         self._numbers = Numbers(manage.table)
         self._numbers.table((4, MAIN_TABLE, None))  # has the first one
-        self._mirror = Mirror(netlink, self._numbers)
+        self.rto_min = rto_min.chosen(manage)
+        self._mirror = Mirror(netlink, self._numbers, self.rto_min.milliseconds)
+        self.held = False
         self._objects: Objects | None = None
         self._views: dict[ViewKey, View] = {}
         self._shut: list[View] = []  # views that cannot be steered, as others use the table that would be ours
@@ -117,6 +124,7 @@ class Overlay(Closing):
         self._numbers.recall(memory)
         self._mirror.form = memory.form
         in_force = {(rule.family, rule.table) for rule in objects.rules if is_our_rule(rule)}
+        self.held = bool(self.rto_min.milliseconds and in_force)
         ids = self._numbers.known[1]
         for each in memory.targets:
             group = objects.groups.get(ids.get(each.name, 0)) if memory.form == "object" else None
@@ -134,7 +142,7 @@ class Overlay(Closing):
     @property
     def in_force(self) -> bool:
         """Whether weights of ours are."""
-        return any(target.weights is not None and target.prefixes for target in self._targets.values())
+        return self.held or any(target.weights is not None and target.prefixes for target in self._targets.values())
 
     def close(self, remove: bool = True) -> None:
         """Stop; remove all that is ours, unless it is to stay."""
@@ -217,6 +225,22 @@ class Overlay(Closing):
         known.away -= weights.keys()
         return self._current(known)
 
+    def hold(self) -> None:
+        """Put our routes in force whatever their weights, for their minimum RTO.
+
+        Raises
+        ------
+        NetlinkError
+            If the kernel refuses.
+        """
+        self.held = True
+        try:
+            for key in filter(self._steered, self._views):
+                self._switch(key, on=True)
+        except NetlinkError:
+            self.held, self.due_ns = False, 0  # the next look deletes those that were made
+            raise
+
     def off(self) -> list[str]:
         """Delete our rules, whatever is in force; what was deleted.
 
@@ -227,6 +251,7 @@ class Overlay(Closing):
         """
         deleted = switch_off(self._netlink)
         self._rules.forget()
+        self.held = False
         for target in self._targets.values():
             target.weights = None
         self.due_ns = 0
@@ -236,7 +261,8 @@ class Overlay(Closing):
         return weights_of((self._numbers.nexthop(way), weight) for way, weight in target.shares.items())
 
     def _steered(self, view: ViewKey) -> bool:
-        return any(t.view == view and t.weights is not None and t.prefixes for t in self._targets.values())
+        ours = (t for t in self._targets.values() if t.view == view and t.prefixes)
+        return any(self.held or target.weights is not None for target in ours)
 
     # ---- rules ----
 

@@ -76,7 +76,7 @@ def facts_of(name: str | None, with_paths: bool = True) -> dict[str, Any]:
         if not held:
             facts["bond_count"] = len(bond_ports.load(directories.bond_ports(name), netns.scope()))
             facts["hooks"] = _told(directories.hook_calls(name))
-        facts["in_force"] = _in_force(list(contents.in_force(netns.scope()).values()))
+        facts["in_force"], facts["rto_min_ms"] = _in_force(list(contents.in_force(netns.scope()).values()))
     facts["torn_lines"] = contents.torn
     if with_paths:
         facts["paths"] = path_states(name, facts.pop("path_count", None)) if held else []
@@ -94,16 +94,18 @@ def _told(file: Path) -> list[dict[str, Any]]:
     return [{"hook": name, "open": 1} for name in sorted({each.hook.name for each in calls.deliveries.values()})]
 
 
-def _in_force(acts: list[Entry]) -> list[dict[str, Any]]:
-    """What of ours is in force in the namespace that we are in: acts count while a rule of ours is there."""
+def _in_force(acts: list[Entry]) -> tuple[list[dict[str, Any]], int | None]:
+    """Acts and minimum RTO that are in force in the namespace that we are in: none without a rule of ours."""
     from pytools.kernel.leftovers import FAMILIES, is_our_rule
-    from pytools.kernel.netlink.routing import Netlink
+    from pytools.kernel.netlink.routes import rto_min_of
+    from pytools.kernel.netlink.routing import PROTOCOL, Netlink
 
-    if not acts:
-        return []
     with Netlink() as netlink:
-        if not any(is_our_rule(rule) for family in FAMILIES for rule in netlink.rules(family)):
-            return []
+        rules = [rule for family in FAMILIES for rule in netlink.rules(family) if is_our_rule(rule)]
+        if not rules:
+            return [], None
+        routes = [each for rule in rules for each in netlink.routes(rule.family, rule.table, PROTOCOL)]
+    rto_min_ms = min((ms for each in routes if (ms := rto_min_of(each.body)) is not None), default=None)
     return [
         {
             "target": each.target,
@@ -115,7 +117,7 @@ def _in_force(acts: list[Entry]) -> list[dict[str, Any]]:
             "since_unix_ns": each.unix_ns,
         }
         for each in acts
-    ]
+    ], rto_min_ms
 
 
 def _changed(held: dict[str, Any]) -> bool | None:
@@ -185,6 +187,7 @@ def lines_of(facts: dict[str, Any]) -> Iterator[str]:
         yield f"orders: {facts['orders_unreadable']}"
     if facts.get("managed"):
         yield from managed.lines(facts["managed"])
+    yield from _rto_min(facts)
     yield from _weights(facts)
     if "standbys" in facts:
         yield f"fast reroute: {facts['standbys']} paths have a stand-by"
@@ -216,6 +219,17 @@ def lines_of(facts: dict[str, Any]) -> Iterator[str]:
     yield from _left_out(facts)
 
 
+def _rto_min(facts: dict[str, Any]) -> Iterator[str]:
+    """An owner's route may have one of its own, shorter than ours."""
+    now, wanted = facts.get("rto_min_ms"), facts.get("rto_min_wanted_ms")
+    if now is not None:
+        yield f"minimum RTO of managed routes: {now} ms"
+    elif wanted is not None:
+        yield f"minimum RTO of managed routes: {wanted} ms is wanted{'' if facts.get('apply') else ' (dry run)'}"
+    elif why := facts.get("rto_min_missing"):
+        yield f"no minimum RTO is set: {why}"
+
+
 def _weights(facts: dict[str, Any]) -> Iterator[str]:
     for each in facts["in_force"]:
         wanted = facts.get("wanted", {}).get(each["target"])
@@ -233,6 +247,7 @@ def _weights(facts: dict[str, Any]) -> Iterator[str]:
             ("standbys", "stand-bys"),
         )
         kept = [f"{facts[name]} {what}" for name, what in others if facts.get(name)]
+        kept += ["the minimum RTO"] if facts.get("rto_min_ms") is not None else []
         yield f"no weights of ours are in force, but {', '.join(kept)}" if kept else "nothing of ours is in force"
     if facts["running"] and not facts.get("apply"):
         for target, wanted in facts.get("wanted", {}).items():

@@ -110,6 +110,12 @@ def _manage(manage: Manage) -> list[str]:
         lines.append(f"When every hop that the routes have is left, these carry the packets: {hops}.")
     if manage.vrfs:
         lines.append(f"Routes of these VRFs are steered as well: {', '.join(manage.vrfs)}.")
+    if manage.rto_min is not None:
+        lines.append(
+            f"These routes are in force from the start, with a minimum TCP retransmission timeout of "
+            f"{duration_text(manage.rto_min)} (moves nothing; when undone, open connections keep the timeout that they "
+            "have, and new ones get the kernel's)."
+        )
     return lines
 
 

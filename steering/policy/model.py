@@ -32,6 +32,7 @@ from steering.policy.scope import Scope
 
 FIRST_TABLE: Final = 20_000  # as in pytools.kernel.leftovers
 LAST_TABLE: Final = 29_999
+_MS: Final = SECOND // 1000
 
 Interface = Annotated[str, Field(strict=True, min_length=1, max_length=15)]
 
@@ -58,6 +59,18 @@ class Manage(Model):
     priority: NotNull[Annotated[int, Field(strict=True, ge=1, le=32_765)]] = Field(
         default=None, description="priority of swerve's rule above the main table; by default directly above theirs"
     )
+    rto_min: NotNull[Annotated[Duration, Within(2 * _MS, 200 * _MS)]] = Field(
+        default=None,
+        description="minimum TCP retransmission timeout of the managed routes, in whole milliseconds; puts swerve's "
+        "routes in force from the start (steering.md); the kernel's own is 200ms",
+    )
+
+    @field_validator("rto_min")
+    @classmethod
+    def _whole_milliseconds(cls, rto_min: int | None) -> int | None:
+        if rto_min is not None and rto_min % _MS:
+            raise bad("whole milliseconds")
+        return rto_min
 
 
 class Herd(Model):

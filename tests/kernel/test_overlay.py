@@ -100,6 +100,36 @@ def test_whoever_deletes_the_rules_has_undone_everything(host, make):
     assert host.ours() == 0 and host.others() == before
 
 
+@pytest.mark.parametrize("make", [multipath, nexthop_group])
+def test_a_minimum_rto_is_in_force_without_an_act(host, make):
+    """From the first look on; after an act and its undoing; for a successor, until our rules are deleted."""
+    more, kind = make(host), kind_of(host, make)
+    before = host.others()
+    found = host.start(rto_min="20ms", **more)
+    assert host.rules() == [] and host.rto_min() == []
+    host.overlay.hold()
+    assert host.ways(*kind.words) == kind.first and host.rto_min() == ["lock", 20]
+    host.put_back(host.leave(1, found))
+    assert host.ways(*kind.words) == kind.first and host.rto_min() == ["lock", 20]
+    with inside(host.netns):
+        successor = Overlay(host.netlink, host.manage(rto_min="12ms"), True, host.overlay.memory)
+    assert successor.held and successor.in_force
+    successor.refresh()
+    assert host.rto_min() == ["lock", 12] and host.others() == before
+    successor.off()
+    successor.refresh()
+    assert host.rules() == [] and host.rto_min() == []
+    successor.close()
+    assert host.ours() == 0 and host.others() == before
+
+
+def test_a_route_keeps_the_minimum_rto_that_it_has(host):
+    host.route("add", PREFIX[host.family], "mtu", "1400", "rto_min", "50ms", *host.nexthops(1, 2))
+    host.start(rto_min="20ms")
+    host.overlay.hold()
+    assert host.rto_min() == ["lock", 50]
+
+
 @pytest.mark.parametrize("make", [multipath, nexthop_group, source_table])
 def test_the_last_carrier_that_is_lost_leaves_their_route(host, make):
     """Rail 1 was left; without rail 2 our table is empty, and theirs decides, which hashes over what has a carrier."""

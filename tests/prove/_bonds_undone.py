@@ -21,7 +21,7 @@ from pytools.kernel.netns import inside
 from pytools.signals import Path
 from steering.acting import acts_file
 
-pytestmark = [pytest.mark.guest(only=True), pytest.mark.deadline(240)]
+pytestmark = [pytest.mark.guest(only=True), pytest.mark.deadline(900)]
 
 PATHS = [Path("h1", f"h{peer}", f"10.9.0.{peer}", "10.77.1.1", "bond0") for peer in (2, 3)]
 # Nothing here is about speed: an emulated host may hear of nothing for seconds.

@@ -20,6 +20,7 @@ from steering.acting import journal
 from steering.acting.hooks import HookActing
 from steering.actuators.overlay import Found
 from steering.actuators.overlay_memory import OverlayMemory
+from steering.actuators.rto_min import Chosen
 from steering.agent_link import AgentLink
 from steering.control import kept_orders
 from steering.control.requests import Status
@@ -39,6 +40,7 @@ class Kernel:
     """Stands for the overlay: targets with their weights; `refuses` says why every request fails."""
 
     due_ns = 1 << 62
+    held, rto_min = False, Chosen(20, 200)
     memory = OverlayMemory(20_000, None, (), "object", (), (), ())
 
     def __init__(self, *numbers):
@@ -56,6 +58,12 @@ class Kernel:
             raise SwerveError(self.refuses)
         self.groups[which] = replace(self.groups[which], current=wanted)
         return wanted
+
+    def hold(self):
+        self.asked.append("hold")
+        if self.refuses:
+            raise SwerveError(self.refuses)
+        self.held = True
 
     def off(self):
         self.asked.append("off")
@@ -105,7 +113,7 @@ class Made:
     """A controller and what it stands on."""
 
     def __init__(self, monkeypatch, kernel):
-        self.kernel, self.guardian, self.said, self.recovered = kernel, Guardian(), [], set()
+        self.kernel, self.guardian, self.said, self.recovered, self.told = kernel, Guardian(), [], set(), []
         self.controller: Controller | None = None
         monkeypatch.setattr(controller, "Netlink", contextlib.nullcontext)
         monkeypatch.setattr(controller, "switch_off", lambda _: kernel.asked.append("off"))
@@ -114,11 +122,16 @@ class Made:
         monkeypatch.setattr(controller, "GuardianLink", lambda *_: self.guardian)
 
     def start(self, **options):
-        self.controller = Controller(parse(POLICY), Options(apply=True, **options), self.said.append)
+        how = Options(**{"apply": True, **options})
+        self.controller = Controller(parse(POLICY), how, self.said.append, self.told.append)
         self.controller.refresh(time.monotonic_ns())
         self.kernel.asked.clear()
         self.controller.engine.changes = lambda now, only=None: self.changes(only)
         return self.controller
+
+    def set_rto_min(self):
+        """What a turn of the loop does about it."""
+        self.controller._rto_min.turn(self.controller._refusal)
 
     def changes(self, only=None):
         """What is wanted: every target without rail 1, but for those that have recovered."""
@@ -146,6 +159,45 @@ def left_behind(which):
     known = replace(group({1: [], 2: []}), target=which)
     with journal.Journal(journal.directory(None) / journal.FILE) as log:
         log.write(journal.entry_now("applied", "a", known, known.current, AFTER, "", "", netns.scope()))
+
+
+# ---- the minimum RTO ----
+
+
+def rto_min_acts(made):
+    return [(act.outcome, act.before, act.after) for act in made.told if act.actuator == "rto_min"]
+
+
+def test_a_minimum_rto_is_in_force_once_it_is_guarded_and_told_when_it_is_over(made):
+    theirs, ours = {"rto_min_ms": 200}, {"rto_min_ms": 20}
+    made.start().stop(signal.SIGTERM)
+    made.guardian.alive = False
+    made.set_rto_min()
+    assert "hold" not in made.kernel.asked, "who would undo it?"
+    made.guardian.alive, made.kernel.refuses = True, "not now"
+    made.set_rto_min()
+    made.set_rto_min()
+    made.kernel.refuses = ""
+    made.set_rto_min()
+    made.set_rto_min()
+    assert made.kernel.asked.count("hold") == 3
+    made.controller.run()
+    outcomes = [("failed", theirs, ours), ("applied", theirs, ours), ("undone", ours, theirs)]
+    assert rto_min_acts(made) == outcomes
+
+
+def test_a_dry_run_says_once_which_minimum_rto_it_would_set(made):
+    made.start(apply=False)
+    made.set_rto_min()
+    made.set_rto_min()
+    assert [outcome for outcome, *_ in rto_min_acts(made)] == ["dry_run"] and "hold" not in made.kernel.asked
+
+
+def test_a_freeze_holds_a_minimum_rto_back(made):
+    made.start()
+    (directories.state_dir(None) / "freeze").write_text("noon")
+    made.set_rto_min()
+    assert "hold" not in made.kernel.asked and made.controller._facts()["rto_min_wanted_ms"] == 20
 
 
 # ---- acts ----

@@ -159,6 +159,22 @@ def test_a_route_of_ours_keeps_what_is_no_hop():
     assert (thrown.destination, thrown.table, thrown.kind, thrown.protocol) == ("fd00:9::/64", 20_000, 9, 201)
 
 
+def test_a_minimum_rto_joins_the_metrics_of_a_route_and_replaces_none():
+    bare = body_of(routes.route_message(routes.Route("10.9.0.0/16", 4, 254, gateway="10.1.1.1", ifindex=3)))
+    mtu, locked = 2, 1 << 2
+    metrics = transport.attribute(1, struct.pack("=I", locked)) + transport.attribute(mtu, struct.pack("=I", 1400))
+    theirs = bare + transport.attribute(8, metrics)
+    assert routes.rto_min_of(bare) is routes.rto_min_of(theirs) is None
+    for body, lock in ((bare, 0), (theirs, locked)):
+        made = routes.with_rto_min(routes.mirrored(body, "10.9.0.0/16", 20_000, 201, 77), 20)
+        [held] = [value for name, value in transport.attributes(made, 12) if name == 8]
+        kept = {mtu: 1400} if lock else {}
+        wanted = {1: lock | 1 << 13, 13: 20} | kept  # RTAX_LOCK, RTAX_RTO_MIN
+        assert {name: struct.unpack("=I", value)[0] for name, value in transport.attributes(held)} == wanted
+        assert routes.rto_min_of(made) == 20 and routes.route_of(made).nexthop_id == 77
+        assert routes.with_rto_min(made, 10) == made, "a route that has its own keeps it"
+
+
 def refusal(code, sentence=b""):
     """An error message as the kernel sends it, its request capped to the header."""
     attributes = b""

@@ -400,11 +400,21 @@ def test_manage_and_safety():
     [
         ("table: 100", "manage.table: expected a whole number from 20000 to 29899, got 100"),
         ("priority: 40000", "manage.priority: expected a whole number from 1 to 32765, got 40000"),
+        ("rto_min: 1ms", 'manage.rto_min: expected between 2ms and 200ms, got "1ms"'),
+        ("rto_min: 1s", 'manage.rto_min: expected between 2ms and 200ms, got "1s"'),
+        ("rto_min: 2500us", 'manage.rto_min: expected whole milliseconds, got "2500us"'),
         ("alternatives: [{via: 10.2.1.1}]", 'manage.alternatives[0].dev: "dev" is missing; expected a text'),
     ],
 )  # fmt: skip
 def test_a_fault_in_manage(manage, expected):
     assert faults(rule(SILENT).replace("10.9.0.0/16]", f"10.9.0.0/16], {manage}")) == [f"p:2: {expected}"]
+
+
+def test_a_minimum_rto_is_explained():
+    policy = parse(rule(SILENT).replace("10.9.0.0/16]", "10.9.0.0/16], rto_min: 20ms"))
+    assert policy.manage.rto_min == 20 * MS
+    assert "minimum TCP retransmission timeout of 20 ms" in explain(policy)
+    assert "retransmission timeout" not in explain(parse(rule(SILENT)))
 
 
 # ---- in words ----

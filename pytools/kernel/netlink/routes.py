@@ -28,6 +28,8 @@ _NUMBER = struct.Struct("=I")
 _DST, _SRC, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _METRICS = 1, 2, 4, 5, 6, 7, 8
 _MULTIPATH, _FLOW, _TABLE, _VIA, _PREF, _ENCAP_TYPE, _ENCAP, _TTL, _NH_ID = 9, 11, 15, 18, 20, 21, 22, 26, 30
 _MARK = 16
+_LOCK: Final = 1  # RTAX_LOCK: a bit for each metric; TCP obeys a minimum RTO only with its bit set
+_RTO_MIN: Final = 13  # RTAX_RTO_MIN: milliseconds
 _CACHEINFO: Final = 12
 _EXPIRES: Final = struct.Struct("=8xi")  # struct rta_cacheinfo: hundredths of a second from now; 0: never
 _PREFERENCES: Final = {0: 0, 1: 1, 3: -1}  # ICMPV6_ROUTER_PREF_*: medium, high, low
@@ -233,6 +235,28 @@ def without_source(body: bytes) -> bytes:
     """A route that leaves the source address to the kernel, which then takes that of the interface."""
     kept = [attribute(name, value) for name, value in attributes(body, _HEADER.size) if name != _PREFSRC]
     return body[: _HEADER.size] + b"".join(kept)
+
+
+def rto_min_of(body: bytes) -> int | None:
+    """The minimum TCP retransmission timeout of a route, in milliseconds; None where it has none."""
+    value = _metrics(body).get(_RTO_MIN)
+    return None if value is None else int(_NUMBER.unpack(value)[0])
+
+
+def with_rto_min(body: bytes, milliseconds: int) -> bytes:
+    """A route with a minimum TCP retransmission timeout; one that has its own keeps it."""
+    metrics = _metrics(body)
+    if _RTO_MIN in metrics:
+        return body
+    locked = _NUMBER.unpack(metrics[_LOCK])[0] if _LOCK in metrics else 0
+    metrics |= {_LOCK: _NUMBER.pack(locked | 1 << _RTO_MIN), _RTO_MIN: _NUMBER.pack(milliseconds)}
+    kept = [attribute(name, value) for name, value in attributes(body, _HEADER.size) if name != _METRICS]
+    nested = b"".join(attribute(name, value) for name, value in metrics.items())
+    return body[: _HEADER.size] + b"".join(kept) + attribute(_METRICS, nested)
+
+
+def _metrics(body: bytes) -> dict[int, bytes]:
+    return dict(attributes(dict(attributes(body, _HEADER.size)).get(_METRICS, b"")))
 
 
 def throw_route(destination: str, family: Family, table: int, protocol: int) -> bytes:
