@@ -16,7 +16,8 @@ from pytools.errors import SwerveError
 from pytools.kernel import rdma_class
 from pytools.kernel.bpf.loader import Loaded, Program, load
 from pytools.kernel.bpf.uprobes import Uprobe
-from pytools.sources.rdma.providers import Uprobes, build_id
+from pytools.kernel.elf import build_id
+from pytools.sources.rdma.providers import Uprobes
 
 __all__ = ["devices", "loaded"]  # fixtures
 
