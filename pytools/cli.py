@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -281,7 +282,7 @@ def doctor(options: Options, clean: bool, bundle: Path | None, redact: bool) -> 
 
     Exit code 5 when something essential is missing.
     """
-    from pytools.config import AgentConfig
+    from pytools import config, directories
     from pytools.sources import programs
     from pytools.views import doctor as room
 
@@ -292,7 +293,10 @@ def doctor(options: Options, clean: bool, bundle: Path | None, redact: bool) -> 
     if clean:
         room.print_removed(room.clean(options.netns), options.json)
         return 0
-    wanted = programs.all_of(AgentConfig("", []))
+    found = config.AgentConfig("", [])
+    with contextlib.suppress(SwerveError):  # a configuration that is missing or wrong is among the findings
+        found = config.read(options.config or directories.default_config(options.netns))[0]
+    wanted = programs.all_of(found)
     if bundle is not None:
         room.bundle(bundle, options.netns, options.config, wanted, redact, options.json)
         return 0

@@ -44,9 +44,10 @@ def state_dir(netns: str | None) -> Path:
     return Path(os.environ.get("SWERVE_STATE_DIR", "/var/lib/swerve")) / instance(netns)
 
 
-def compiled_dir() -> Path:
-    """Kernel programs as this user compiled them: a cache, which nobody misses."""
-    return Path(os.environ.get("SWERVE_CACHE_DIR", "/var/cache/swerve")) / f"compiled.{os.geteuid()}"
+def compiled_dirs() -> list[Path]:
+    """Compiled kernel programs, a cache: this user's own directory, then root's, into which root may have imported."""
+    top = Path(os.environ.get("SWERVE_CACHE_DIR", "/var/cache/swerve"))
+    return [top / f"compiled.{user}" for user in dict.fromkeys([os.geteuid(), 0])]
 
 
 def recording(directory: str, netns: str | None) -> Path:

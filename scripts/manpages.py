@@ -42,7 +42,7 @@ _PLACES: Final = (
     ),
     ("/run/swerve/INSTANCE", "sockets; the instance is the network namespace's name, or host"),
     ("/var/lib/swerve/INSTANCE", "the journal of what was changed"),
-    ("/var/cache/swerve", "kernel programs as they were compiled; may go at any time"),
+    ("/var/cache/swerve", "compiled kernel programs; may go at any time where they can be compiled again"),
     ("/usr/share/doc/swerve", "examples, and in docs/ the pages that help and errors name"),
 )
 _ENVIRONMENT: Final = (

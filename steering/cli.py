@@ -45,6 +45,7 @@ for _command in (
         "status", "steering.commands.overview", "status", "Show how this host is: agent, paths, clocks, steering."
     ),
     LazyCommand("policy", "steering.commands.policy", "policy", "Check, explain and try out policy files."),
+    LazyCommand("cache", "steering.commands.cache", "cache", "List, export and import compiled kernel programs."),
     LazyCommand(
         "steer", "steering.commands.steer", "steer", "Steer by a policy; show and undo acts; give orders by hand."
     ),

@@ -103,7 +103,7 @@ class Agent:
         netlink = keep(contextlib.closing(Netlink()))
         loaded = keep(loader.collect(compilation))
         if not loaded.programs:
-            why = next(iter(loaded.failed.values()), "none was compiled")
+            why = next((f"{name}: {why}" for name, why in loaded.failed.items()), "none was compiled")
             step = "`swerve doctor` says what is missing; in a container, its seccomp profile must allow bpf()"
             raise CapabilityError(f"no kernel program can be loaded: {why}", step)
         if not syscall.has_tcx(next(iter(loaded.programs.values()))):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from pytools.config import AgentConfig, Tcp
@@ -19,6 +21,32 @@ TCP_CALLBACKS: Final = "tcp_callbacks"
 TCP_CREATED: Final = "tcp_created"
 SAMPLE_EGRESS: Final = "sample_egress"
 SAMPLE_INGRESS: Final = "sample_ingress"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a kernel has, or not, that decides which programs are loaded, and with which constants."""
+
+    congestion_states: bool  # events that tell them
+    packet_namespaces: bool  # a program at TC may ask whose a packet is
+    drop_reasons: bool
+    drop_sockets: bool
+
+    def lesser(self) -> Iterator[Kernel]:
+        """This one, and all that have less."""
+        has = [(False, True) if getattr(self, each.name) else (False,) for each in fields(self)]
+        return itertools.starmap(Kernel, itertools.product(*has))
+
+
+def running() -> Kernel:
+    """Try what the running kernel has."""
+    dropped = tracefs.fields("skb", "kfree_skb")
+    return Kernel(
+        bool(tracefs.fields("tcp", "tcp_cong_state_set") and tracefs.fields("sock", "inet_sock_set_state")),
+        features.program(features.TCP_NAMESPACE).present is True,
+        "reason" in dropped,
+        "rx_sk" in dropped,
+    )
 
 
 def probes(config: AgentConfig) -> Program:
@@ -38,12 +66,13 @@ def virtual_clock(config: AgentConfig) -> dict[str, int]:
     return {"SWERVE_VIRTUAL_CLOCK": 1} if config.virtual_clock else {}
 
 
-def tcp_connections(wanted: Tcp) -> Program:
+def tcp_connections(wanted: Tcp, kernel: Kernel | None = None) -> Program:
     """What TCP connections go through; without the events that tell a congestion state, causes are not told apart."""
+    kernel = kernel or running()
     defines = {"SWERVE_TCP_FLOWS": wanted.flows}
-    if tracefs.fields("tcp", "tcp_cong_state_set") and tracefs.fields("sock", "inet_sock_set_state"):
+    if kernel.congestion_states:
         defines["SWERVE_TCP_CONGESTION"] = 1
-    if features.program(features.TCP_NAMESPACE).present:
+    if kernel.packet_namespaces:
         defines["SWERVE_TCP_NETNS_COOKIE"] = 1
     of_sockets: dict[str, Kind] = {TCP_CALLBACKS: "sock_ops"}
     if wanted.namespaces != "own":
@@ -51,12 +80,11 @@ def tcp_connections(wanted: Tcp) -> Program:
     return Program("tcp.c", (TCP_EGRESS, TCP_INGRESS, *of_sockets), defines, of_sockets)
 
 
-def packet_drops() -> list[Program]:
+def packet_drops(kernel: Kernel | None = None) -> list[Program]:
     """Packets that the kernel drops, by reason; none where it gives no reasons."""
-    fields = tracefs.fields("skb", "kfree_skb")
-    return (
-        [Program("drops.c", (), {"SWERVE_DROPS_RX_SK": 1} if "rx_sk" in fields else {})] if "reason" in fields else []
-    )
+    kernel = kernel or running()
+    defines = {"SWERVE_DROPS_RX_SK": 1} if kernel.drop_sockets else {}
+    return [Program("drops.c", (), defines)] if kernel.drop_reasons else []
 
 
 def observers(probing: Program, *others: Program) -> list[Program]:
@@ -70,8 +98,9 @@ def observers(probing: Program, *others: Program) -> list[Program]:
     return [chained, Program("observe.c", (OBSERVE_EGRESS, OBSERVE_INGRESS, *functions), defines, kinds)]
 
 
-def all_of(config: AgentConfig) -> list[Program]:
-    """All programs of an agent."""
+def all_of(config: AgentConfig, kernel: Kernel | None = None) -> list[Program]:
+    """All programs of an agent, on the running kernel unless another is described."""
+    kernel = kernel or running()
     # Samples are joined over the bus between hosts: without it they would serve nobody.
     sampled = [samples(config)] if config.samples.enabled and config.bus.key_file else []
-    return [*observers(probes(config), tcp_connections(config.tcp), *sampled), *packet_drops()]
+    return [*observers(probes(config), tcp_connections(config.tcp, kernel), *sampled), *packet_drops(kernel)]

@@ -23,10 +23,11 @@ from pytools.views import checks_agent, checks_network
 from pytools.views.check import Check
 
 if TYPE_CHECKING:
-    from pytools.kernel.bpf.loader import Program
+    from pytools.kernel.bpf.loader import Cache, Program
 
 _GOOD_CLOCKS: Final = {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"}
 _ROOT: Final = "run as root"
+_IMPORT: Final = "`swerve cache export` on a host with a compiler, and `swerve cache import` here"
 _OTHER_KERNEL: Final = "no setting mends it: another kernel does"
 
 
@@ -63,12 +64,12 @@ def _privileges() -> list[Check]:
 def _tools() -> list[Check]:
     return [
         Check(
-            "bcc",
-            True,
-            "no program can be compiled: nothing is measured",
-            "apt-get install python3-bpfcc, and make the virtual environment with --system-site-packages "
-            "(PyPI's bcc is another package)",
-            lambda: features.attempt(_bcc),
+            "compiler",
+            False,
+            "no program can be compiled: only those in the program cache are loaded",
+            "apt-get install python3-bpfcc linux-libc-dev, and make the virtual environment with "
+            f"--system-site-packages (PyPI's bcc is another package); or {_IMPORT}",
+            lambda: features.attempt(_compiler),
         ),
         Check(
             "zenoh",
@@ -76,13 +77,6 @@ def _tools() -> list[Check]:
             "agents cannot talk to each other: no clock is compared with another host's, no application delays",
             "pip install eclipse-zenoh",
             lambda: Finding(importlib.util.find_spec("zenoh") is not None),
-        ),
-        Check(
-            "UAPI headers",
-            True,
-            "no program can be compiled: nothing is measured",
-            "apt-get install linux-libc-dev",
-            lambda: Finding(Path("/usr/include/linux/bpf.h").exists(), "/usr/include/linux"),
         ),
         Check(
             "pacer",
@@ -108,10 +102,21 @@ def _tools() -> list[Check]:
     ]
 
 
-def _bcc() -> str:
-    from pytools.kernel.bpf.loader import interpreter
+def _compiler() -> str:
+    """What compiles programs here.
 
-    return interpreter()
+    Raises
+    ------
+    SwerveError
+        If nothing does.
+    """
+    from pytools.kernel.bpf import cache_key, compiler_client
+
+    asked = compiler_client.Program("probe.c", ()).request
+    found = cache_key.inputs(asked, str(compiler_client.bpf_dir()), compiler_client.bcc_package())
+    if not found.compiler:
+        raise SwerveError(found.lacking)
+    return f"{compiler_client.interpreter()}, {', '.join(found.compiler['libraries'])}"
 
 
 def _kernel(programs: Sequence[Program]) -> list[Check]:
@@ -156,13 +161,25 @@ def _kernel(programs: Sequence[Program]) -> list[Check]:
             True,
             "what the failed program measures stays unknown",
             "report it with the detail above",
-            lambda: features.attempt(lambda: _loaded(programs)),
+            lambda: features.attempt(lambda: _loaded(programs, _can_compile())),
+        ),
+        Check(
+            "program cache",
+            False,
+            "the next start compiles what is missing (a core for a second, 230 MB), or goes without it",
+            f"the next start keeps what it compiles; or {_IMPORT}",
+            lambda: features.attempt(lambda: _loaded(programs, "only")),
         ),
     ]
 
 
-def _loaded(programs: Sequence[Program]) -> str:
-    """Compile anew and load what the agent loads, attach nothing.
+def _can_compile() -> Cache:
+    """Without a compiler there are the programs in the cache."""
+    return "avoid" if features.attempt(_compiler).present else "only"
+
+
+def _loaded(programs: Sequence[Program], cache: Cache) -> str:
+    """Compile and load what the agent loads, or only load it from the cache; attach nothing.
 
     Raises
     ------
@@ -171,7 +188,7 @@ def _loaded(programs: Sequence[Program]) -> str:
     """
     from pytools.kernel.bpf.loader import load
 
-    with load(programs, anew=True) as loaded:
+    with load(programs, cache) as loaded:
         if loaded.failed:
             raise SwerveError("; ".join(f"{name}: {why}" for name, why in sorted(loaded.failed.items())))
         return ", ".join(sorted(loaded.programs))

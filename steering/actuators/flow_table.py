@@ -90,7 +90,7 @@ class FlowTable(Closing):
         self._wanted: dict[str, frozenset[int]] = {}
         try:
             if _FUNCTION not in loaded.programs:
-                why = "; ".join(loaded.failed.values())
+                why = "; ".join(f"{name}: {each}" for name, each in loaded.failed.items())
                 raise CapabilityError(f"flows cannot be steered: {why}", "`swerve doctor` says what is missing")
             self.program_fd = loaded.programs[_FUNCTION]
             if force_clsact or not syscall.has_tcx(self.program_fd):

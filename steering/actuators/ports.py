@@ -51,7 +51,7 @@ class Ports(Closing):
         with contextlib.ExitStack() as undo:
             undo.callback(loaded.close)
             if loaded.failed:
-                why = "; ".join(loaded.failed.values())
+                why = "; ".join(f"{name}: {each}" for name, each in loaded.failed.items())
                 raise CapabilityError(f"no port can be chosen: {why}", "`swerve doctor` says what is missing")
             self._settings = undo.enter_context(loaded.mapped("connect_settings"))
             self._ports, self._counters = loaded.map("connect_ports"), loaded.map("connect_counters")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import errno
+import json
 import os
 import re
 import subprocess
@@ -13,12 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from packet_runs import PacketRuns
+from support import ROOT, SWERVE, require
 
+from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.kernel import netns
-from pytools.kernel.bpf import attach, loader, syscall
+from pytools.kernel.bpf import attach, cache_key, compiler_client, loader, syscall
 from pytools.kernel.bpf import cache as compiled
+from pytools.sources import programs
+from steering.commands import cache as cache_commands
 
 MAPS = """
 struct key { u32 a; u16 b; u16 pad; };
@@ -53,7 +59,7 @@ def test_a_program_that_fails_is_named_and_the_rest_go_on(tmp_path: Path) -> Non
     ]
     with loader.load(programs) as loaded:
         assert set(loaded.programs) == {"safe", "probe_egress"}
-        assert "nosuch" in loaded.failed[str(tmp_path / "syntax.c")]
+        assert loaded.failed[str(tmp_path / "syntax.c")].endswith("use of undeclared identifier 'nosuch'")
         assert "outside of the packet" in loaded.failed["unsafe"]
 
 
@@ -158,7 +164,7 @@ def test_the_compiler_is_not_asked_twice(cache: Path) -> None:
     loader.load([EMPTY]).close()
     (entry,) = cache.iterdir()
     entry.write_text(entry.read_text().replace('"program:empty"', '"program:as_it_was_kept"'))
-    with loader.load([EMPTY]) as kept, loader.load([EMPTY], anew=True) as anew:
+    with loader.load([EMPTY]) as kept, loader.load([EMPTY], cache="avoid") as anew:
         assert (set(kept.programs), set(anew.programs)) == ({"as_it_was_kept"}, {"empty"})
     other = dataclasses.replace(EMPTY, defines={"SWERVE_PROBE_PORT": 8620})
     with loader.load([other]) as loaded:
@@ -207,6 +213,62 @@ def test_only_so_many_entries_are_kept(cache: Path) -> None:
     loader.load([EMPTY]).close()
     left = {each.name for each in cache.iterdir()}
     assert len(left) == compiled.MOST_ENTRIES and {"69"} < left and "6" not in left
+
+
+# ---- on a host without a compiler ----
+
+LOAD = """
+import json
+from pytools.config import AgentConfig
+from pytools.kernel.bpf import loader
+from pytools.sources import programs
+with loader.load(programs.all_of(AgentConfig("", []))) as loaded:
+    print(json.dumps([sorted(loaded.programs), sorted(loaded.tracepoints), sorted(loaded.map_names), loaded.failed]))
+"""
+AWAY = {
+    "nothing is installed": "mount -t tmpfs none {package}; mount -t tmpfs none /usr/include; {libraries}",
+    "LLVM cannot be loaded": "{libraries}",
+}
+
+
+def without_compiler(how: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command where the compiler's files are not those that are installed: in a mount namespace of its own."""
+    found = cache_key.inputs(EMPTY.request, str(loader.bpf_dir()), compiler_client.bcc_package())
+    places = [str(cache_key._library(name)) for name in found.compiler["libraries"]]
+    libraries = "; ".join(f"mount --bind /dev/null {place}" for place in places if "libbcc" not in place)
+    script = AWAY[how].format(package=compiler_client.bcc_package(), libraries=libraries)
+    inside = ["unshare", "--mount", "sh", "-ec", f'{script}; exec "$@"', "sh", *map(str, command)]
+    return subprocess.run(inside, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_an_agent_loads_what_was_imported_where_nothing_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require("bcc", "tracefs")
+    wanted = programs.all_of(AgentConfig("", []))
+    monkeypatch.setattr(cache_commands, "_wanted", lambda _: wanted)  # not for all lesser kernels: that takes long
+    archive = tmp_path / "programs.tar"
+    exported = CliRunner().invoke(cache_commands.cache, ["export", str(archive)])
+    assert exported.exit_code == 0, exported.output
+    with loader.load(wanted) as here:
+        expected = [sorted(here.programs), sorted(here.tracepoints), sorted(here.map_names), {}]
+        assert here.failed == {}
+
+    monkeypatch.setenv("SWERVE_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path / "run"))
+    config = tmp_path / "agent.yaml"
+    config.write_text("host: h1\npeers: []\n")
+    refused = without_compiler("nothing is installed", *SWERVE, "agent", "--config", config)
+    assert refused.returncode == 5, refused.stderr
+    assert re.search(r"probe\.c: not in the cache.*`swerve cache export` on a host with a compiler", refused.stderr)
+    imported = without_compiler("nothing is installed", *SWERVE, "cache", "import", archive)
+    assert imported.stdout == f"{len(wanted)} imported, 0 already there, 0 refused\n", imported.stderr
+    for how in AWAY:
+        loaded = without_compiler(how, sys.executable, "-c", LOAD)
+        assert json.loads(loaded.stdout) == expected, loaded.stderr
+    doctor = without_compiler("nothing is installed", *SWERVE, "doctor", "-j", "--config", config)
+    found = {each["name"]: each["present"] for each in json.loads(doctor.stdout)["results"]}
+    assert (found["compiler"], found["program cache"], found["our programs"]) == (False, True, True)
 
 
 def test_the_parent_never_loads_llvm() -> None:

@@ -125,7 +125,7 @@ class Guest:
         self._tests, self._shared, self._limit_s = frozenset(tests), shared, limit_s
         self._end_s = time.monotonic() + limit_s
         write_script(tests, shared)
-        compiled_outside.put(image, shared / COMPILED)
+        compiled_outside.put(shared / COMPILED)
         directory = Path(sys.executable).parent
         command = [
             *("chrt", "--idle", "0"),

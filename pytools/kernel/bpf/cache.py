@@ -1,8 +1,8 @@
 """What bcc compiled once, kept in files and loaded without it: a start then costs the verifier's time, none of LLVM's.
 
-An entry's name is a digest of all that it was made from: our sources, their constants, bcc, the distribution's headers,
-the running kernel. Only what its owner alone can write is read, and whatever does not go as it should means that bcc is
-asked again. For the compiling child (compiler.py), hence the standard library only.
+The name of an entry is a digest of all that it was made from (cache_key.py), so it fits on other hosts too. Only what
+its user or root alone can write is read, and whatever does not go as it should means that bcc is asked again. For the
+compiling child (compiler.py) as well, hence the standard library only.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import base64
 import contextlib
 import ctypes
 import functools
-import hashlib
-import importlib.util
 import json
 import os
 import stat
 import struct
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
+from pytools.errors import RefusedError
 from pytools.kernel.bpf import syscall
+from pytools.kernel.bpf.cache_key import Inputs
 
-MOST_ENTRIES: Final = 64  # of other kernels and other constants; the newest stay
+MOST_ENTRIES: Final = 64  # of other sources and other constants; the newest stay
+MOST_BYTES: Final = 4_000_000  # of an entry; ours have up to 200,000
 _NAME_BYTES: Final = 16
 _SK_STORAGE: Final = 24  # the one type of map that the kernel wants described
 _ARRAY_OF_MAPS: Final = 12
@@ -46,76 +45,70 @@ class Function:
     attach: int = 0  # enum bpf_attach_type, where the verifier wants to know it
 
 
-def name_of(program: Mapping[str, Any], bpf_dir: str) -> str:
-    """The name of a program's entry; empty for one that is not ours, or whose making is not all known.
-
-    Parameters
-    ----------
-    program : mapping
-        As in the request to the child: source, defines, functions.
-    """
-    made_from = sources_digest(bpf_dir)
-    if not made_from or not Path(bpf_dir, program["source"]).is_relative_to(bpf_dir):
-        return ""
-    return hashlib.sha256(json.dumps([made_from, dict(program)]).encode()).hexdigest()
-
-
-@functools.cache
-def sources_digest(bpf_dir: str) -> str:
-    """A digest of what all programs are made from; empty if not all of that is known."""
-    ours = Path(bpf_dir)
-    spec = importlib.util.find_spec("bcc")
-    library = Path(f"/usr/lib/{sysconfig.get_config_var('MULTIARCH') or ''}", "libbcc.so.0")
-    made_by = [Path(spec.origin) if spec and spec.origin else library, library, Path("/usr/include/linux/version.h")]
-    try:
-        versions = [_state(each) for each in made_by]
-    except OSError:
-        return ""
-    digest = hashlib.sha256(json.dumps([os.uname()[2:], versions]).encode())
-    for file in sorted([*ours.rglob("*.[ch]"), *Path(__file__).parent.glob("comp*.py")]):
-        digest.update(f"{file.name}\0".encode() + file.read_bytes())
-    return digest.hexdigest()
-
-
-def _state(file: Path) -> tuple[int, int]:
-    """What tells one version of a file from the next."""
-    found = file.stat()
-    return found.st_size, found.st_mtime_ns
-
-
 class Shelf:
-    """The directory of entries, its owner's alone; one that is not serves as if nothing were in it.
+    """The entries in directories that nobody else can write; others serve as if nothing were in them.
 
     Parameters
     ----------
-    directory : str
-        Made if need be. Empty: nothing is kept.
+    own : str
+        This user's, where entries are put. Made if need be. Empty: nothing is kept.
+    *others : str
+        Where entries are looked for besides.
+
+    Attributes
+    ----------
+    refused : str
+        Why an entry that was there could not be loaded.
     """
 
-    def __init__(self, directory: str) -> None:
-        self._fd = -1
-        with contextlib.suppress(OSError):
-            if directory:
-                os.makedirs(os.path.dirname(directory), exist_ok=True)
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(directory, 0o700)
-                self._fd = os.open(directory, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                if not _is_ours(self._fd):
-                    os.close(self._fd)
-                    self._fd = -1
+    def __init__(self, own: str, *others: str) -> None:
+        self.refused = ""
+        self._own, self._fds = -1, list[int]()
+        with contextlib.suppress(OSError, RefusedError):
+            if own:
+                self._own = opened(own, make=True)
+                self._fds.append(self._own)
+        for each in others:
+            with contextlib.suppress(OSError, RefusedError):
+                self._fds.append(opened(each))
 
-    def load(self, name: str) -> tuple[dict[str, Any], list[int]] | None:
-        """The reply for an entry and its descriptors, with all of it in the kernel; None if it is not there."""
-        if self._fd < 0 or not name:
+    def names(self) -> list[str]:
+        """Of all entries, the newest of each directory first."""
+        found: dict[str, None] = {}
+        for fd in self._fds:
+            found |= dict.fromkeys(reversed(_by_age(fd)))
+        return [name for name in found if _is_finished(name)]
+
+    def read(self, name: str) -> bytes | None:
+        """What is in an entry; None if there is none that can be trusted."""
+        return next(self._bodies(name), None)
+
+    def _bodies(self, name: str) -> Iterator[bytes]:
+        for at in self._fds:
+            with contextlib.suppress(OSError), open(name, "rb", opener=functools.partial(_open_at, at)) as file:
+                if not _distrusted(os.fstat(file.fileno())):
+                    yield file.read(MOST_BYTES)
+
+    def load(self, made_from: Inputs) -> tuple[dict[str, Any], list[int]] | None:
+        """The reply for an entry and its descriptors, with all of it in the kernel; None if it is not there.
+
+        Where nothing can compile, one that any compiler made will do.
+        """
+        if not made_from.prefix:
             return None
-        try:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._fd)
-            with open(fd, "rb") as file:
-                return _loaded(json.loads(file.read())) if _is_ours(fd) else None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, struct.error):
-            return None  # not there, or nothing that can be loaded: bcc is asked
+        names = [made_from.name] if made_from.name else [x for x in self.names() if x.startswith(made_from.prefix)]
+        for name in names:
+            for body in self._bodies(name):
+                try:
+                    reply, descriptors = _loaded(json.loads(body))
+                    return {**reply, "entry": name}, descriptors
+                except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
+                    self.refused = str(error)  # nothing that can be loaded: bcc is asked
+        return None
 
-    def keep(self, name: str, reply: Mapping[str, Any], maps: Mapping[str, int], made: Sequence[Function]) -> None:
+    def keep(
+        self, made_from: Inputs, reply: Mapping[str, Any], maps: Mapping[str, int], made: Sequence[Function]
+    ) -> None:
         """Put down what was compiled, if it can be; too many of the oldest go.
 
         Parameters
@@ -125,24 +118,102 @@ class Shelf:
         maps : mapping of str to int
             Descriptors by name.
         """
-        if self._fd < 0 or not name:
+        if self._own < 0 or not made_from.name:
             return
         with contextlib.suppress(OSError, ValueError):
-            body = json.dumps(_entry(reply, maps, made)).encode()
-            unfinished = f"{name}.{os.getpid()}"
-            fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+            entry = {"made_from": {"program": made_from.program, "compiler": made_from.compiler}}
+            put(self._own, {made_from.name: json.dumps(entry | _entry(reply, maps, made)).encode()})
+
+
+def opened(directory: str, make: bool = False) -> int:
+    """Open a directory of entries; `make` is for this user's own, which others may read.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened.
+    RefusedError
+        If somebody else could write there.
+    """
+    if make:
+        os.makedirs(os.path.dirname(directory), exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+    fd = os.open(directory, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        why = _distrusted(found)
+        if make and found.st_uid != os.geteuid():
+            why = f"belongs to user {found.st_uid}, not to you"
+        if why:
+            raise RefusedError(f"{directory}: refused: it {why}", "remove it: swerve makes another")
+        if make and stat.S_IMODE(found.st_mode) != 0o755:
+            os.fchmod(fd, 0o755)  # whatever the umask
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def put(at: int, entries: Mapping[str, bytes], *, durable: bool = False) -> None:
+    """Put entries into an open directory, all or none; whoever looks finds whole ones only. Too many of the oldest go.
+
+    Raises
+    ------
+    OSError
+        If they cannot be written.
+    """
+    mark = os.urandom(8).hex()
+    there: list[str] = []
+    try:
+        for name, body in entries.items():
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = os.open(f"{name}.{mark}", flags, 0o600, dir_fd=at)
+            there.append(f"{name}.{mark}")
             with open(fd, "wb") as file:
+                os.fchmod(fd, 0o644)
                 file.write(body)
-            os.replace(unfinished, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-            kept = {each.name: each.stat().st_mtime_ns for each in os.scandir(self._fd)}
-            for each in sorted(kept, key=kept.__getitem__)[:-MOST_ENTRIES]:
-                os.unlink(each, dir_fd=self._fd)
+                file.flush()
+                if durable:
+                    os.fsync(fd)
+        for place, name in enumerate(entries):
+            os.replace(f"{name}.{mark}", name, src_dir_fd=at, dst_dir_fd=at)
+            there[place] = name
+        if durable:
+            os.fsync(at)
+    except BaseException:
+        for name in there:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=at)
+        raise
+    for name in _by_age(at)[:-MOST_ENTRIES]:
+        with contextlib.suppress(OSError):  # another process removed it as well, or it is none of ours
+            os.unlink(name, dir_fd=at)
 
 
-def _is_ours(fd: int) -> bool:
-    """Whether nobody but this user can have written what is open here."""
-    found = os.fstat(fd)
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+def _open_at(directory: int, name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+
+
+def _by_age(fd: int) -> list[str]:
+    """Names in a directory, the oldest first."""
+    found: dict[str, int] = {}
+    for each in os.scandir(fd):
+        with contextlib.suppress(FileNotFoundError):
+            found[each.name] = each.stat(follow_symlinks=False).st_mtime_ns
+    return sorted(found, key=found.__getitem__)
+
+
+def _is_finished(name: str) -> bool:
+    """Whether it is not one that somebody is writing."""
+    return name.count(".") == 1
+
+
+def _distrusted(found: os.stat_result) -> str:
+    """Why what is open here may be somebody else's; empty when root or this user alone can have written it."""
+    if found.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {found.st_uid}"
+    return "can be written by others" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 def _entry(reply: Mapping[str, Any], maps: Mapping[str, int], made: Sequence[Function]) -> dict[str, Any]:

@@ -2,25 +2,27 @@
 
 bcc costs 75 MB for its import and 125-230 MB a program; here that ends with the child. Runs as a script under any
 interpreter that can import bcc, hence the standard library only. What was compiled before is loaded as it was kept
-(compiled.py). One program, one request, one reply:
+(cache.py). One program, one request, one reply:
 
-request   JSON: {"bpf_dir", "kept", "program": {"source", "defines", "functions": [[name, kind]]}}
-reply     JSON: {"source", "error", "descriptors": [name, ...], "maps": {name: {"key", "value"}}, "failed": {...}},
-          with the descriptors in the same order as ancillary data
+request   JSON: {"bpf_dir", "kept": [directory, ...], "compile", "program": {"source", "defines", "functions":
+          [[name, kind]]}}
+reply     JSON: {"source", "error", "entry", "descriptors": [name, ...], "maps": {name: {"key", "value"}},
+          "failed": {...}}, with the descriptors in the same order as ancillary data
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
+import importlib
 import json
 import os
 import re
 import socket
 import struct
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,17 +30,18 @@ from typing import Any
 _SOCK_ADDR = 18  # BPF_PROG_TYPE_CGROUP_SOCK_ADDR, which bcc does not name
 _CONNECT = {"connect4": 10, "connect6": 11}  # enum bpf_attach_type, which the verifier wants to know of these
 _NUMPY_CODE = {"c": "S1", "?": "?"}
+_ELSEWHERE = "`swerve cache export` on a host with a compiler, then `swerve cache import` here"
 _PART = re.compile(r'#include "(\w+/\w+\.h|\w+\.c)"')
 
 
-def use_headers(bpf_dir: str) -> list[str]:
-    """Point bcc at our headers; returns the compiler flags that go with them.
+def use_headers(bpf_dir: str) -> None:
+    """Point bcc at our headers, and away from what the user's environment says of others.
 
     bcc wants a kernel source tree: ours holds the few headers that it names, the rest are the distribution's.
     """
+    for name in ("CPATH", "C_INCLUDE_PATH", "BCC_LINUX_VERSION_CODE", "BCC_KERNEL_MODULES_SUFFIX"):
+        os.environ.pop(name, None)
     os.environ["BCC_KERNEL_SOURCE"] = bpf_dir
-    multiarch = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
-    return ["-I/usr/include", f"-I/usr/include/{multiarch}", f"-I{bpf_dir}", "-Wno-macro-redefined"]
 
 
 def whole(source: str, bpf_dir: str) -> Iterator[str]:
@@ -95,23 +98,21 @@ def maps_of(module: Any, lib: Any, decode: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def build(
-    request: dict[str, Any], bpf_dir: str, flags: list[str], keep: Callable[..., None]
-) -> tuple[dict[str, Any], list[int]]:
-    """Compile and load one program file, and keep it; what fails is said in the reply, never raised."""
+def build(request: dict[str, Any], bpf_dir: str, keep: Callable[..., None]) -> tuple[dict[str, Any], list[int]]:
+    """Compile and load one program file, and keep it; what fails is said in the reply, never raised.
+
+    Raises
+    ------
+    ImportError, OSError
+        If nothing can be compiled here.
+    """
     from bcc import BPF, lib
 
     from pytools.kernel.bpf.cache import Function
+    from pytools.kernel.bpf.cache_key import flags
 
     defines = [f"-D{name}={value}" for name, value in request["defines"].items()]
-    reply: dict[str, Any] = {
-        "source": request["source"],
-        "error": "",
-        "descriptors": [],
-        "maps": {},
-        "failed": {},
-    }
-    descriptors: list[int] = []
+    reply, descriptors = nothing(request["source"], "")
     made: list[Function] = []
     with captured_stderr() as said:
 
@@ -120,7 +121,7 @@ def build(
 
         try:
             text = "\n".join(whole(request["source"], bpf_dir))
-            program = BPF(text=text, cflags=[*flags, *defines])
+            program = BPF(text=text, cflags=[*flags(bpf_dir), *defines])
         except Exception as error:  # bcc raises bare Exception
             reply["error"] = reason(error)
             return reply, descriptors
@@ -156,6 +157,11 @@ def build(
 _keep: list[Any] = []
 
 
+def nothing(source: str, why: str) -> tuple[dict[str, Any], list[int]]:
+    """The reply of a program of which nothing is loaded."""
+    return {"source": source, "error": why, "descriptors": [], "maps": {}, "failed": {}}, []
+
+
 @contextlib.contextmanager
 def captured_stderr() -> Iterator[Callable[[], str]]:
     """What is written to descriptor 2 meanwhile: the compiler and the verifier do so from C++."""
@@ -184,22 +190,39 @@ def explain(log: str, error: str) -> str:
     return f"{error}: {wordy[-1]}" if wordy else error
 
 
+def answer(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """Load a program as it is in the cache, or else compile it."""
+    from pytools.kernel.bpf import cache, cache_key
+
+    program, bpf_dir, shelf = request["program"], request["bpf_dir"], cache.Shelf(*request["kept"])
+    use_headers(bpf_dir)
+    made_from = cache_key.inputs(program, bpf_dir)
+    found, lacking = shelf.load(made_from), made_from.lacking
+    if found is None and request["compile"]:
+        try:
+            found = build(program, bpf_dir, functools.partial(shelf.keep, made_from))
+        except (ImportError, OSError) as error:
+            lacking = lacking or str(error)
+            found = shelf.load(dataclasses.replace(made_from, compiler={}))  # whatever compiled it
+    why = f"refused as it is in the cache ({shelf.refused})" if shelf.refused else "not in the cache"
+    reply, descriptors = found or nothing(program["source"], why)
+    if reply["error"] and lacking and request["compile"]:
+        reply["error"] += f", and nothing here compiles it: {lacking}; {_ELSEWHERE}"
+    reply.setdefault("entry", made_from.name)
+    return reply, descriptors
+
+
 def main(fd: int) -> None:
     """Serve one request on the socket `fd`."""
     here = os.path.abspath(__file__)
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(here)))  # of a script it is where the script lies
-    from pytools.kernel.bpf import cache
+    importlib.import_module("pytools.kernel.bpf.cache")  # with all that it needs, from there
 
     del sys.path[0]  # another interpreter's packages may be there
     with socket.socket(fileno=fd) as sock:
         size = struct.unpack("<I", _exactly(sock, 4))[0]
         request = json.loads(_exactly(sock, size))
-        flags = use_headers(request["bpf_dir"])
-        shelf = cache.Shelf(request["kept"])
-        program = request["program"]
-        name = cache.name_of(program, request["bpf_dir"])
-        keep = functools.partial(shelf.keep, name)
-        reply, descriptors = shelf.load(name) or build(program, request["bpf_dir"], flags, keep)
+        reply, descriptors = answer(request)
         body = json.dumps(reply).encode()
         socket.send_fds(sock, [struct.pack("<II", len(body), len(descriptors))], descriptors)
         sock.sendall(body)

@@ -25,9 +25,11 @@ from pytools.errors import CapabilityError, SwerveError
 
 _DEADLINE_S = 300.0  # emulated processors need minutes; a child that dies is noticed at once
 _MOST_DESCRIPTORS = 250  # in one message (SCM_MAX_FD is 253)
+_OTHER = "/usr/bin/python3"  # the distribution's
 
 
 Kind = Literal["tc", "sock_ops", "sock", "connect4", "connect6", "uprobe"]
+Cache = Literal["use", "only", "avoid"]  # compile what is not in it, nothing, everything
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ class Program:
     functions: Sequence[str]
     defines: Mapping[str, int | str] = field(default_factory=dict)
     kinds: Mapping[str, Kind] = field(default_factory=dict)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """As the child is asked for it."""
+        functions = [[name, self.kinds.get(name, "tc")] for name in self.functions]
+        return {"source": self.source, "defines": dict(self.defines), "functions": functions}
 
 
 def bpf_dir() -> Path:
@@ -62,7 +70,6 @@ def has_bcc() -> bool:
     return any(Path(place, "libbcc.py").exists() for place in places or ())
 
 
-@functools.cache
 def interpreter() -> str:
     """A Python that can import bcc: this one, or the distribution's.
 
@@ -71,15 +78,22 @@ def interpreter() -> str:
     CapabilityError
         If neither can.
     """
+    if not bcc_package():
+        raise CapabilityError("no Python here can import bcc", "apt-get install python3-bpfcc")
+    return sys.executable if sys.executable and has_bcc() else _OTHER
+
+
+@functools.cache
+def bcc_package() -> str:
+    """The directory of bcc's modules for `interpreter`; empty when there is none."""
     if sys.executable and has_bcc():
-        return sys.executable
-    other = "/usr/bin/python3"
-    probe = "import os, sys, importlib.util as u; s = u.find_spec('bcc'); sys.exit(not (s and s.origin and "
-    probe += "os.path.exists(os.path.join(os.path.dirname(s.origin), 'libbcc.py'))))"
+        spec = importlib.util.find_spec("bcc")
+        return os.path.dirname(spec.origin or "") if spec else ""
+    probe = "import os, importlib.util as u; s = u.find_spec('bcc'); d = os.path.dirname(s and s.origin or ''); "
+    probe += "print(d if d and os.path.exists(os.path.join(d, 'libbcc.py')) else '')"
     with contextlib.suppress(OSError):
-        if subprocess.run([other, "-c", probe], capture_output=True, check=False).returncode == 0:
-            return other
-    raise CapabilityError("no Python here can import bcc", "apt-get install python3-bpfcc")
+        return subprocess.run([_OTHER, "-c", probe], capture_output=True, text=True, check=False).stdout.strip()
+    return ""
 
 
 class Compilation:
@@ -89,20 +103,15 @@ class Compilation:
     ----------
     programs : sequence of Program
         What to compile and load.
-    anew : bool
-        Compile them even if they were compiled before.
-
-    Raises
-    ------
-    CapabilityError
-        If bcc cannot be imported at all.
+    cache : str
+        Whether what was compiled before is used.
     """
 
-    def __init__(self, programs: Sequence[Program], anew: bool = False) -> None:
+    def __init__(self, programs: Sequence[Program], cache: Cache = "use") -> None:
         self._children: list[_Child] = []
         try:
             for each in programs:
-                self._children.append(_Child(each, anew))
+                self._children.append(_Child(each, cache))
         except BaseException:
             self.close()
             raise
@@ -138,14 +147,14 @@ class Compilation:
 class _Child:
     """A process that compiles and loads one program."""
 
-    def __init__(self, program: Program, anew: bool) -> None:
+    def __init__(self, program: Program, cache: Cache) -> None:
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(_DEADLINE_S)
         script = Path(__file__).with_name("compiler.py")
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [interpreter(), str(script), str(theirs.fileno())],
+                    [interpreter() if bcc_package() else sys.executable or _OTHER, str(script), str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
@@ -155,12 +164,9 @@ class _Child:
             raise
         request = {
             "bpf_dir": str(bpf_dir()),
-            "kept": "" if anew else str(directories.compiled_dir()),
-            "program": {
-                "source": program.source,
-                "defines": dict(program.defines),
-                "functions": [[name, program.kinds.get(name, "tc")] for name in program.functions],
-            },
+            "kept": [""] if cache == "avoid" else [str(each) for each in directories.compiled_dirs()],
+            "compile": cache != "only",
+            "program": program.request,
         }
         body = json.dumps(request).encode()
         with contextlib.suppress(OSError):  # a child that died already is noticed by `reply`

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from pytools.errors import SwerveError
-from pytools.kernel.bpf.compiler_client import Compilation, Program, bpf_dir, interpreter
+from pytools.kernel.bpf.compiler_client import Cache, Compilation, Program, bpf_dir, interpreter
 from pytools.kernel.bpf.mapped import MappedArray
 from pytools.kernel.bpf.maps import Map
 from pytools.kernel.bpf.rings import Ring
 
-__all__ = ["Compilation", "Loaded", "Program", "bpf_dir", "collect", "dtype", "interpreter", "load"]
+__all__ = ["Cache", "Compilation", "Loaded", "Program", "bpf_dir", "collect", "dtype", "interpreter", "load"]
 
 _LAYOUT_PREFIX = "layout_"  # maps that exist only to carry the layout of a ring's record
 
@@ -114,19 +114,15 @@ def _formats(described: Any) -> Any:
     return described
 
 
-def load(programs: Sequence[Program], anew: bool = False) -> Loaded:
+def load(programs: Sequence[Program], cache: Cache = "use") -> Loaded:
     """Compile and load in a child process; what cannot be loaded is named in `failed`, and the rest goes on.
-
-    What was compiled before is not compiled again, unless `anew`.
 
     Raises
     ------
-    CapabilityError
-        If bcc cannot be imported at all.
     SwerveError
         If the child dies before it has answered.
     """
-    with Compilation(programs, anew) as compilation:
+    with Compilation(programs, cache) as compilation:
         return collect(compilation)
 
 
