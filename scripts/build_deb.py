@@ -41,9 +41,7 @@ COMPLETIONS: Final = {  # the shell -> where its packages look for what others b
 DEPENDS: Final = (
     f"python3 (>= 3.{sys.version_info.minor})",  # compiled modules fit this one alone
     f"python3 (<< 3.{sys.version_info.minor + 1})",
-    "python3-bpfcc",
     *vendored.FROM_DEBIAN.values(),
-    "linux-libc-dev",  # the kernel programs are compiled on the host they run on
     "iproute2",
     "procps",  # /bin/kill, by which systemd reloads the agent
 )

@@ -25,6 +25,7 @@ ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL
 QUIETLY = {"DEBIAN_FRONTEND": "noninteractive"}
 WARNED = ("dpkg: warning", "Traceback", "error:")
 MOUNTED = ("proc", "sys", "dev", "run")  # in the root
+COMPILER = ("python3-bpfcc", "linux-libc-dev")  # recommended, for a host may have its programs from another
 COMMANDS = ("debootstrap", "unshare", "chroot")
 
 
@@ -90,10 +91,10 @@ def bootstrap(root: Path) -> dict[str, object]:
 
 
 def install(root: Path) -> dict[str, object]:
-    """The part that installs the package, with what it depends on."""
+    """The part that installs the package, with what it depends on and a compiler."""
     (package,) = root.glob("swerve_*.deb")
     apt(root, "update")
-    done = apt(root, "install", f"./{package.name}")
+    done = apt(root, "install", f"./{package.name}", *COMPILER)
     after = there(root, "dpkg-query", "-W", "-f", "${db:Status-Status} ${Installed-Size}", "swerve").stdout
     noise = [line for line in done.stderr.splitlines() if any(word in line for word in WARNED)]
     if done.returncode != 0 or noise or not after.startswith("installed"):

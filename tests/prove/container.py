@@ -33,7 +33,7 @@ import bpf_objects
 import yaml
 from _agents import start_agent, stop, wait_measured
 from _booted import until
-from _clean_root import Proof, apt, bootstrap, install, main, run, there
+from _clean_root import COMPILER, Proof, apt, bootstrap, install, main, run, there
 from _container import CONTAINERFILE, STEER, Container, Limits, Pod, Runtime, atomically_written, configured, with_bpf
 
 from pytools import directories
@@ -119,7 +119,8 @@ def image(root: Path) -> dict[str, object]:
     size = int(
         run(["du", "-sxm", "--exclude=./proc", "--exclude=./sys", "--exclude=./dev", "."], cwd=root).stdout.split()[0]
     )
-    ok = bool(found["ok"]) and "apt-get install --yes --no-install-recommends /dist/swerve_${VERSION}_*.deb" in asked
+    installed = f"/dist/swerve_${{VERSION}}_*.deb {' '.join(COMPILER)}"
+    ok = bool(found["ok"]) and f"apt-get install --yes --no-install-recommends \\ {installed}" in asked
     return {**found, "ok": ok, "root_mib": size, "packages": len(packages)}
 
 

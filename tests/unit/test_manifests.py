@@ -184,7 +184,8 @@ def test_the_image_is_debian_with_the_package_and_runs_the_agent() -> None:
     assert said["FROM"] == "docker.io/library/debian:bookworm-slim"
     assert said["ENTRYPOINT"] == '["/usr/bin/swerve", "agent"]'
     (installed,) = re.findall(r"apt-get install ([^&]+) &&", said["RUN"])
-    assert installed.split() == ["--yes", "--no-install-recommends", "/dist/swerve_${VERSION}_*.deb"]
+    compiler = ["python3-bpfcc", "linux-libc-dev"]
+    assert installed.split() == ["--yes", "--no-install-recommends", "/dist/swerve_${VERSION}_*.deb", *compiler]
 
 
 def test_its_labels_say_the_version_and_the_licence() -> None:
