@@ -16,6 +16,8 @@ from pytools.kernel.netlink.links import FAILED, Heard, LinkRow, NeighbourRow, Q
 from pytools.signals import LinkCounters, Path
 from pytools.sources.links.events import LinkHistory, NeighbourHistory, QueueHistory
 from pytools.sources.links.interface import Interface, grown
+from steering.actuators import bonds
+from steering.plan import Bond, moves_back
 
 S, MS = 1_000_000_000, 1_000_000
 ROOT, INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
@@ -111,6 +113,9 @@ def test_the_bond_of_an_interface_is_told_with_the_port_that_it_prefers() -> Non
         interface.bond, interface.device = stack.bonds[row.index], stack.devices[row.index]
         told.append(interface.signal([], S))
     assert [(link.bond, link.port and link.port.preferred) for link in told] == [("bond0", False), ("bond0", True)]
+    found, over = bonds.read(netlink)
+    assert over == {"bond0.7": "bond0", "bond0": "bond0"}
+    assert found == {"bond0": Bond(9, "bond0", 0, ((5, "eth0"), (6, "eth1")), frozenset(), moves_back("eth1"))}
 
 
 def test_flaps_are_counted_within_the_window() -> None:
