@@ -37,6 +37,11 @@ class Host(support.Namespace):
             self.add_rail(rail)
         self.ip("address", "add", f"{SERVICE[4]}/32", "dev", "lo")
         self.ip("address", "add", f"{SERVICE[6]}/128", "dev", "lo", "nodad")
+        support.wait_until(lambda: SERVICE[6] in self.local6(), 20, "the kernel has made the route of the new address")
+
+    def local6(self):
+        """Addresses that have their route: the kernel makes it a while after it has taken the address."""
+        return {row["dst"] for row in self.rows("-6", "route", "show", "table", "local", "type", "local")}
 
     def add_rail(self, rail):
         self.ip("link", "add", f"rail{rail}", "type", "veth", "peer", "name", f"far{rail}")
