@@ -15,6 +15,8 @@ from steering_kit import controlled
 from pytools.kernel.netns import inside
 from steering.commands import status
 
+pytestmark = pytest.mark.beside
+
 NEAR, FAR, PORT = "10.9.0.1", "10.9.0.2", 7
 KERNELS_MS = 200
 OURS = ", rto_min: 20ms"

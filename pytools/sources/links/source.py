@@ -193,6 +193,7 @@ class LinkSource:
         for index in uppers.keys() - self._watched.keys():
             self._watch(index, now_ns)
         for index, interface in list(self._watched.items()):
+            interface.bond, interface.device = self._stack.bonds.get(index), self._stack.devices.get(index, "")
             interface.take_paths(paths.get(interface.name, ()), now_ns)
             used = interface.name in wanted or index in uppers
             if used:
@@ -227,9 +228,6 @@ class LinkSource:
             found |= dict.fromkeys(chain, interface.name)
         for interface in carrying:
             found.pop(interface.index, None)
-        for interface in self._watched.values():
-            interface.bond = self._stack.bonds.get(interface.index)
-            interface.device = self._stack.devices.get(interface.index, "")
         if bundles != self._bundles:
             self._bundles = bundles
             self._bundles_changed(bundles)
