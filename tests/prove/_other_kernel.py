@@ -69,9 +69,8 @@ def _boot(image: Path, limit_s: float, wanted: Sequence[str]) -> int:
     _debian.run("mount", "--make-rprivate", "/", cwd=ROOT)
     _debian.run("mount", "-t", "tmpfs", "tmpfs", str(place), cwd=ROOT)
     (place / release).mkdir()
-    _debian.run(
-        "mount", "--bind", str(image.parents[1] / place.relative_to("/") / release), str(place / release), cwd=ROOT
-    )
+    [modules] = image.parents[1].glob(f"**/lib/modules/{release}")  # /usr/lib in newer packages
+    _debian.run("mount", "--bind", str(modules), str(place / release), cwd=ROOT)
     _debian.run("depmod", release, cwd=ROOT)
     guest.compile_sources()
     passed = 0
