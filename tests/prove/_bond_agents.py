@@ -17,6 +17,8 @@ import pytest
 import steering_kit
 import support
 
+from pytools import directories
+
 pytestmark = [pytest.mark.guest(only=True), pytest.mark.deadline(600)]
 
 HOSTS = {"h1": "10.9.0.1", "h2": "10.9.0.2", "h3": "10.9.0.3"}
@@ -65,6 +67,7 @@ def agent(netns: str, name: str, folder: Path) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait(120)
+        directories.base_delays(netns).unlink(missing_ok=True)  # kept for the next agent
 
 
 def asked(netns: str, *words: str) -> object:
