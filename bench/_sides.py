@@ -43,7 +43,7 @@ SIGNALS = {
 }
 POLICY = """\
 version: 1
-manage: {{destinations: [10.9.0.0/16]}}
+manage: {{destinations: [10.9.0.0/16]{manage}}}
 safety: {{lease: 3s, max_drained_share: 0.5}}
 rules:
   - name: leave-dead-rail
@@ -69,13 +69,13 @@ class Side:
 
 
 @contextlib.contextmanager
-def swerve(lab: Lab, signal: str, probe_ms: int) -> Iterator[Side]:
-    """An agent and a controller on every host."""
+def swerve(lab: Lab, signal: str, probe_ms: int, manage: str = "") -> Iterator[Side]:
+    """An agent and a controller on every host; `manage` is added to what the policy manages."""
     agents: list[subprocess.Popen[str]] = []
     controllers: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         policy = Path(folder) / "policy.yaml"
-        policy.write_text(POLICY.format(condition=SIGNALS[signal]))
+        policy.write_text(POLICY.format(condition=SIGNALS[signal], manage=manage))
         policy.chmod(0o600)
         for host in lab.hosts:
             configure(host, functools.partial(_probe_every, probe_ms))

@@ -1,0 +1,210 @@
+"""A real NCCL job over two rails, of which one falls silent: how long its longest step takes. Needs two GPUs.
+
+Two hosts of a lab with rails of 5 Gbit/s, a rank of the job on each with a GPU of its own, which all-reduces 32 MiB
+over TCP (16 connections) again and again. Rail 1 loses everything for some seconds and is healed; the longest step from
+then on is the figure of a trial, medians of all. Probes every 5 ms.
+
+silent_rail          swerve with a minimum RTO of 10 ms on the managed routes; its peer is nobody, who does nothing
+silent_rail_200ms    swerve with the kernel's own minimum
+controller_killed    SIGKILL for both controllers while the rail is dead, steps from then on
+healthy              the median step while all is well
+
+The job runs under the Python that --torch names; NCCL_* of the environment count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from _common import emit, median, note, wait_until
+from _sides import Side, swerve
+from pyroute2 import IPRoute
+
+from pytools.kernel.netns import inside
+from pytools.lab import Host, Lab
+
+MS = 1_000_000
+SIZE_BYTES = 32 << 20
+RATE, QUEUE_BYTES, WRITE_BYTES = "5gbit", 8_000_000, "4096 16384 524288"
+OUTAGE_S, AFTER_S, QUIET_S, FIRST_S = 4.0, 3.0, 2.0, 120.0
+GOING = 20  # steps
+RANKS = 2
+INTERFACE = "job0"  # NCCL takes the first address of an interface: that of `lo` would be 127.0.0.1
+JOB = Path(__file__).with_name("_nccl_job.py")
+NCCL = {
+    "NCCL_NET": "Socket",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_SOCKET_IFNAME": f"={INTERFACE}",
+    "NCCL_SOCKET_NTHREADS": "2",
+    "NCCL_NSOCKS_PERTHREAD": "4",
+}
+
+
+class Job:
+    """The ranks of a job; steps are those of rank 0, as (end, duration) in nanoseconds."""
+
+    def __init__(self, stack: contextlib.ExitStack, lab: Lab, python: str, folder: Path) -> None:
+        self._file = folder / "steps"
+        for rank, host in enumerate(lab.hosts):
+            out = stack.enter_context((self._file if rank == 0 else folder / f"steps{rank}").open("w"))
+            words = [python, str(JOB), str(rank), str(RANKS), lab.hosts[0].service, str(SIZE_BYTES)]
+            process = lab.start(host, words, {**os.environ, **NCCL}, stdout=out, stderr=None)
+            stack.callback(_end, process)
+        self.goes_on()
+
+    def steps(self, since_ns: int = 0) -> list[tuple[int, int]]:
+        """Those that ended since then."""
+        rows = (line.split() for line in self._file.read_text().splitlines(keepends=True) if line.endswith("\n"))
+        return [(int(end), int(lasted)) for end, lasted in rows if int(end) >= since_ns]
+
+    def goes_on(self) -> None:
+        """Wait until it makes steps again."""
+        now_ns = time.monotonic_ns()
+        wait_until(lambda: len(self.steps(now_ns)) > GOING, "the job goes on", FIRST_S)
+
+    def longest_ms(self, since_ns: int, until_ns: int) -> float:
+        """The longest step that lasts in this time; one that has not ended counts as it is."""
+        found = self.steps(since_ns)
+        last_ns = found[-1][0] if found else since_ns
+        lasted = [each for end_ns, each in found if end_ns - each < until_ns]
+        return max([*lasted, time.monotonic_ns() - last_ns]) / MS
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    process.kill()
+
+
+def prepare(host: Host) -> None:
+    """An interface that has the host's service address first, and buffers that the rails' queues can hold."""
+    with inside(host.netns), IPRoute() as netlink:
+        netlink.link("add", ifname=INTERFACE, kind="veth", peer=f"{INTERFACE}-end")
+        for name in (f"{INTERFACE}-end", INTERFACE):
+            [index] = netlink.link_lookup(ifname=name)
+            netlink.link("set", index=index, state="up")
+        netlink.addr("add", index=index, address=host.service, prefixlen=32)
+        Path("/proc/sys/net/ipv4/tcp_wmem").write_text(WRITE_BYTES)
+
+
+@contextlib.contextmanager
+def running(python: str) -> Iterator[tuple[Lab, Job]]:
+    """A job on a lab."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        lab = stack.enter_context(Lab.up(f"nccl{os.getpid()}", hosts=RANKS, rate=RATE, queue_bytes=QUEUE_BYTES))
+        for host in lab.hosts:
+            prepare(host)
+        yield lab, Job(stack, lab, python, folder)
+
+
+def trial(lab: Lab, job: Job) -> float:
+    """The longest step of one outage."""
+    time.sleep(QUIET_S)
+    began_ns = time.monotonic_ns()
+    lab.cut(1)
+    time.sleep(OUTAGE_S)
+    lab.heal(1)
+    healed_ns = time.monotonic_ns()
+    time.sleep(AFTER_S)
+    return job.longest_ms(began_ns, healed_ns)
+
+
+def steered(options: argparse.Namespace, manage: str, killed: bool) -> tuple[list[float], list[float], float]:
+    """Longest steps, those after controllers were killed, and the median step before all of it; milliseconds."""
+    longest: list[float] = []
+    after_kill: list[float] = []
+    with running(options.torch) as (lab, job), swerve(lab, "silence", 5, manage) as side:
+        wait_until(side.whole, "all paths are healthy", FIRST_S)
+        healthy_ns = time.monotonic_ns()
+        time.sleep(QUIET_S)
+        healthy = median([lasted / MS for _, lasted in job.steps(healthy_ns)])
+        for _ in range(options.trials):
+            wait_until(side.whole, "all is well before the trial", FIRST_S)
+            began_ns = time.monotonic_ns()
+            longest.append(trial(lab, job))
+            note(f"longest step {longest[-1]:.0f} ms")
+            side.explain(began_ns)
+        for _ in range(options.kills if killed else 0):
+            wait_until(side.whole, "all is well before the trial", FIRST_S)
+            after_kill.append(kill(side, job))
+            note(f"longest step after SIGKILL {after_kill[-1]:.0f} ms")
+    return longest, after_kill, healthy
+
+
+def kill(side: Side, job: Job) -> float:
+    """The longest step after both controllers are killed beside a dead rail."""
+    side.lab.cut(1)
+    time.sleep(OUTAGE_S / 4)
+    killed_ns = time.monotonic_ns()
+    for each in side.controllers:
+        each.send_signal(signal.SIGKILL)
+        each.wait()
+    time.sleep(QUIET_S)
+    side.revive()
+    time.sleep(OUTAGE_S)
+    longest = job.longest_ms(killed_ns, time.monotonic_ns())
+    side.heal(1)
+    return longest
+
+
+def gpus(python: str) -> int:
+    """How many GPUs a Python sees by PyTorch; 0 where either is missing."""
+    words = [python, "-c", "import torch; print(torch.cuda.device_count())"]
+    try:
+        said = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return 0
+    return int(said) if said.isdecimal() else 0
+
+
+def main() -> None:
+    options = _options()
+    if gpus(options.torch) < RANKS:
+        note(f"left out: {options.torch} has no PyTorch with {RANKS} GPUs (--torch)")
+        return
+    nobody = []
+    with running(options.torch) as (lab, job):
+        for _ in range(options.alone):
+            nobody.append(trial(lab, job))
+            note(f"nobody acts: longest step {nobody[-1]:.0f} ms")
+            job.goes_on()
+    ours, after_kill, healthy = steered(options, ", rto_min: 10ms", killed=True)
+    usual, _, _ = steered(options, "", killed=False)
+    emit(
+        "jobs",
+        "step_longest",
+        median(ours),
+        "ms",
+        "lower",
+        case="silent_rail",
+        peer="nobody",
+        peer_value=median(nobody),
+        n=len(ours),
+    )
+    emit("jobs", "step_longest", median(usual), "ms", "lower", case="silent_rail_200ms", n=len(usual))
+    emit("jobs", "step_longest", max(after_kill), "ms", "lower", case="controller_killed", n=len(after_kill))
+    emit("jobs", "step", healthy, "ms", "lower", case="healthy", n=1)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch", default="python3", help="the Python that has PyTorch (python3)")
+    parser.add_argument("--trials", type=int, default=10, help="outages with swerve, of each kind (10)")
+    parser.add_argument("--alone", type=int, default=3, help="outages while nobody acts (3)")
+    parser.add_argument("--kills", type=int, default=3, help="outages in which the controllers are killed (3)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
