@@ -24,7 +24,7 @@ from pytools.lab import Host, Lab
 from pytools.signals import PathDelay
 
 SWERVE: Final = [sys.executable, "-m", "steering.cli"]
-TC, TRACEPOINT, SOCK_OPS, RAW_TRACEPOINT = 3, 5, 13, 17  # BPF_PROG_TYPE_*
+TC, TRACEPOINT, SOCK, SOCK_OPS, RAW_TRACEPOINT = 3, 5, 9, 13, 17  # BPF_PROG_TYPE_*
 _READY_S, _END_S = 60.0, 20.0
 _NAME_OFFSET, _NAME_BYTES = 64, 16  # of the name in struct bpf_prog_info
 

@@ -6,6 +6,11 @@ int empty_callbacks(struct bpf_sock_ops *ops)
 	return 1;
 }
 
+int empty_created(struct bpf_sock *sk)
+{
+	return 1;
+}
+
 RAW_TRACEPOINT_PROBE(tcp_cong_state_set)
 {
 	return 0;

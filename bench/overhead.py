@@ -23,12 +23,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _agents import RAW_TRACEPOINT, SOCK_OPS, TC, TRACEPOINT, BpfProgram, agents, configure, programs_of
+from _agents import RAW_TRACEPOINT, SOCK, SOCK_OPS, TC, TRACEPOINT, BpfProgram, agents, configure, programs_of
 from _common import alternating, emit, empty_program, iperf3, iperf3_server, median, note, whole
 
 from pytools.errors import SwerveError
 from pytools.kernel.bpf import cgroups, syscall
 from pytools.kernel.bpf.attach import OBSERVERS, STEERING, Direction, attach_tc
+from pytools.kernel.bpf.compiler_client import Kind
 from pytools.kernel.bpf.loader import Program, load
 from pytools.kernel.bpf.syscall import RunTime
 from pytools.kernel.netns import inside
@@ -151,7 +152,7 @@ def _since(before: tuple[int, int], fd: int) -> tuple[int, int]:
 
 
 class Empty:
-    """Empty programs on the hooks of the agents: two at TC, one on sockets, one on a tracepoint."""
+    """Empty programs on the hooks of the agents: two at TC, two on sockets, one on a tracepoint."""
 
     def __init__(self, stack: contextlib.ExitStack, lab: Lab) -> None:
         self._lab = lab
@@ -159,18 +160,18 @@ class Empty:
             direction: stack.enter_context(empty_program()).programs["empty"] for direction in ("egress", "ingress")
         }
         source = str(Path(__file__).with_name("empty_hooks.c"))
-        loaded = stack.enter_context(
-            whole(load([Program(source, ("empty_callbacks",), {}, {"empty_callbacks": "sock_ops"})]))
-        )
-        self._callbacks = loaded.programs["empty_callbacks"]
+        kinds: dict[str, Kind] = {"empty_callbacks": "sock_ops", "empty_created": "sock"}
+        loaded = stack.enter_context(whole(load([Program(source, tuple(kinds), {}, kinds)])))
+        self._callbacks, self._created = (loaded.programs[name] for name in kinds)
         stack.enter_context(cgroups.attach(self._callbacks))
+        stack.enter_context(cgroups.attach(self._created, syscall.SOCK_CREATE))
         self._tracepoint = syscall.program_of_link(loaded.tracepoints["tcp_cong_state_set"])
         stack.callback(os.close, self._tracepoint)
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All of them."""
-        return *self._packets.values(), self._callbacks, self._tracepoint
+        return *self._packets.values(), self._callbacks, self._created, self._tracepoint
 
     @contextlib.contextmanager
     def on_packets(self, first: bool) -> Iterator[None]:
@@ -199,6 +200,8 @@ class Empty:
             return self._packets["egress" if "egress" in program.name else "ingress"]
         if program.type == SOCK_OPS:
             return self._callbacks
+        if program.type == SOCK:
+            return self._created
         if program.type in (TRACEPOINT, RAW_TRACEPOINT):
             return self._tracepoint
         raise SwerveError(f"there is no empty program of the type of {program.name} ({program.type})")
