@@ -4,7 +4,7 @@ Two hosts of a lab with rails of 5 Gbit/s, a rank of the job on each with a GPU 
 over TCP (16 connections) again and again. Rail 1 loses everything for some seconds and is healed; the longest step from
 then on is the figure of a trial, medians of all. Probes every 5 ms.
 
-silent_rail          swerve with a minimum RTO of 10 ms on the managed routes; its peer is nobody, who does nothing
+silent_rail          swerve with a minimum RTO on the managed routes; its peer is nobody, who does nothing
 silent_rail_200ms    swerve with the kernel's own minimum
 controller_killed    SIGKILL for both controllers while the rail is dead, steps from then on
 healthy              the median step while all is well
@@ -179,7 +179,7 @@ def main() -> None:
             nobody.append(trial(lab, job))
             note(f"nobody acts: longest step {nobody[-1]:.0f} ms")
             job.goes_on()
-    ours, after_kill, healthy = steered(options, ", rto_min: 10ms", killed=True)
+    ours, after_kill, healthy = steered(options, f", rto_min: {options.rto_min}", killed=True)
     usual, _, _ = steered(options, "", killed=False)
     emit(
         "jobs",
@@ -200,6 +200,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", default="python3", help="the Python that has PyTorch (python3)")
+    parser.add_argument("--rto-min", default="10ms", help="minimum RTO, at least two timer ticks (10ms)")
     parser.add_argument("--trials", type=int, default=10, help="outages with swerve, of each kind (10)")
     parser.add_argument("--alone", type=int, default=3, help="outages while nobody acts (3)")
     parser.add_argument("--kills", type=int, default=3, help="outages in which the controllers are killed (3)")
