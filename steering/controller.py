@@ -252,7 +252,7 @@ class Controller:
         self._labels.turn(time.monotonic_ns(), self.desk.look)
         self._stand_by(time.monotonic_ns())
         self._bonds.turn(time.monotonic_ns(), self._refusal)
-        self._rto_min.turn(self._refusal)
+        self._rto_min.turn(time.monotonic_ns(), self._refusal)
         for key, events in self._selector.select(max(0, wake - time.monotonic_ns()) / 1e9):
             key.data(events)
 

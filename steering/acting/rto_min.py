@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from pytools.errors import SwerveError
 from steering.acting import messages
 from steering.actuators.overlay import Overlay
 from steering.deciding.engine import Engine
+
+RETRY_NS: Final = 1_000_000_000  # each attempt that fails has the whole overlay compared again
 
 
 class RtoMinActing:
@@ -32,15 +35,16 @@ class RtoMinActing:
     def __init__(self, apply: bool, engine: Engine, overlay: Overlay, output: messages.Output) -> None:
         self._apply, self._engine, self._overlay, self._output = apply, engine, overlay, output
         self._told: messages.Outcome | None = "applied" if overlay.held else None  # by a controller before us
+        self._due_ns = 0
         if why := overlay.rto_min.why_not:
             output.say(f"no minimum RTO is set: {why}")
 
-    def turn(self, refusal: Callable[[], str]) -> None:
+    def turn(self, now: int, refusal: Callable[[], str]) -> None:
         """Put it in force once there are routes, unless there is a reason to change nothing."""
         due = self._told is None or (self._apply and not self._overlay.held)
-        if not due or not self._overlay.rto_min.milliseconds or not self._engine.groups:
+        if not due or now < self._due_ns or not self._overlay.rto_min.milliseconds or not self._engine.groups:
             return
-        now, why = time.monotonic_ns(), "the policy asks for it"
+        why = "the policy asks for it"
         if not self._apply:
             self._tell("dry_run", why, now)
         elif not refusal():
@@ -48,6 +52,7 @@ class RtoMinActing:
                 self._overlay.hold()
                 self._tell("applied", why, now)
             except SwerveError as error:
+                self._due_ns = now + RETRY_NS
                 self._tell("failed", why, now, str(error))
 
     def over(self, why: str) -> None:

@@ -141,7 +141,7 @@ class Overlay(Closing):
 
     @property
     def in_force(self) -> bool:
-        """Whether weights of ours are."""
+        """Whether rules of ours are, for weights or for the minimum RTO."""
         return self.held or any(target.weights is not None and target.prefixes for target in self._targets.values())
 
     def close(self, remove: bool = True) -> None:

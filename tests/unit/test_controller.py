@@ -18,6 +18,7 @@ from pytools.kernel import netns
 from steering import controller, elapsed
 from steering.acting import journal
 from steering.acting.hooks import HookActing
+from steering.acting.rto_min import RETRY_NS
 from steering.actuators.overlay import Found
 from steering.actuators.overlay_memory import OverlayMemory
 from steering.actuators.rto_min import Chosen
@@ -129,9 +130,9 @@ class Made:
         self.controller.engine.changes = lambda now, only=None: self.changes(only)
         return self.controller
 
-    def set_rto_min(self):
+    def set_rto_min(self, now=0):
         """What a turn of the loop does about it."""
-        self.controller._rto_min.turn(self.controller._refusal)
+        self.controller._rto_min.turn(now, self.controller._refusal)
 
     def changes(self, only=None):
         """What is wanted: every target without rail 1, but for those that have recovered."""
@@ -176,10 +177,12 @@ def test_a_minimum_rto_is_in_force_once_it_is_guarded_and_told_when_it_is_over(m
     assert "hold" not in made.kernel.asked, "who would undo it?"
     made.guardian.alive, made.kernel.refuses = True, "not now"
     made.set_rto_min()
-    made.set_rto_min()
+    made.set_rto_min(RETRY_NS - 1)
+    assert made.kernel.asked.count("hold") == 1, "a refusal is not asked for again and again"
+    made.set_rto_min(RETRY_NS)
     made.kernel.refuses = ""
-    made.set_rto_min()
-    made.set_rto_min()
+    made.set_rto_min(2 * RETRY_NS)
+    made.set_rto_min(3 * RETRY_NS)
     assert made.kernel.asked.count("hold") == 3
     made.controller.run()
     outcomes = [("failed", theirs, ours), ("applied", theirs, ours), ("undone", ours, theirs)]
