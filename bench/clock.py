@@ -28,7 +28,7 @@ from pytools.signals import AnySignal, Clock, PathDelay, ProbeSamples
 HOSTS, RAILS, RATE = 8, 1, "100mbit"
 SEED = 7
 PHASE_S, SETTLING_S = 200.0, 8.0
-LIFE_NS = int(Clocks().interval_ms * 1e6)  # of an estimate: until the next one comes
+LIFE_NS = int(Clocks().round_ms * 1e6)  # of an estimate: until the next one comes
 STEP_NS, STEPPED = 10_000_000, 5  # of which host
 EXTRA_US, LONGER = 200.0, (4, 5)
 LIMITS = {"idle": 50, "load40": 150, "load90": 500}

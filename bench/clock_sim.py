@@ -218,7 +218,7 @@ class Running:
 
 SHIPPED = Running(Probe().interval_ms, ShippedClocks().pair_every(Probe()))
 RUNNING_HOSTS, WARM_ROUNDS, JUDGED_ROUNDS = 20, 16, 4
-ROUND_NS = int(ShippedClocks().interval_ms * 1e6)
+ROUND_NS = int(ShippedClocks().round_ms * 1e6)
 
 
 def running(seed: int, how: Running, tally: Tally) -> None:

@@ -85,13 +85,18 @@ class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tolerance_ns: Annotated[int, Within(1, 1_000_000)] = 150
     # window of a clock fit: a longer one averages more, and relies on the oscillators longer
     window_ms: Annotated[float, Within(100, 600_000)] = 2000.0
-    # how often one path to each peer is fitted and all clocks are solved, at most `clocks.window`; several paths to a
-    # peer take two turns; four times as often after a step, a contradiction or a new path
-    interval_ms: Annotated[float, Within(10, 600_000)] = 500.0
+    # how often one path to each peer is fitted and all clocks are solved, 10ms to `clocks.window`; several paths to a
+    # peer take two turns; eight times as often after a step, a contradiction or a new path; 0s: half of `clocks.window`
+    interval_ms: Annotated[float, Within(0, 600_000)] = 0.0
     # assumed limit: the two directions differ by no more than this share of the smallest round trip
     asymmetry_share: Annotated[float, Within(0, 1)] = 0.1
     reference: str = ""  # the reference host; empty: elected, the first by name that is heard
     chrony_socket: str = ""  # absolute path of chrony's SOCK reference clock, which gets the estimate
+
+    @property
+    def round_ms(self) -> float:
+        """From one round of fits to the next."""
+        return self.interval_ms or self.window_ms / 2
 
     def pair_every(self, probe: Probe) -> int:
         """Every Nth probe of a path is sent as a pair."""
@@ -377,7 +382,7 @@ def _ranges(config: AgentConfig) -> Iterator[tuple[str, float, float, float]]:
             value = getattr(getattr(config, section), name)
             for within in getattr(hint, "__metadata__", ()):
                 yield f"{section}.{name}", value, within.least, within.most
-    yield "clocks.interval_ms", config.clocks.interval_ms, 10, config.clocks.window_ms
+    yield "clocks.interval_ms", config.clocks.round_ms, 10, config.clocks.window_ms
 
 
 def _names(config: AgentConfig) -> Iterator[tuple[str, str, str]]:

@@ -15,7 +15,7 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytools import directories, log
 from pytools.agent import reload as agent_reload
@@ -45,15 +45,13 @@ from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.programs import SAMPLE_EGRESS, TCP_EGRESS
 from pytools.sources.rdma.waiting import RdmaWhenThere
 from pytools.sources.recording import RecordingSource
-from pytools.sources.source import Source
+from pytools.sources.source import RELAXED_NS, Source
 from pytools.sources.tcp.source import TcpSource
 
 if TYPE_CHECKING:
     from pytools.ipc.hosts import HostBus
 
 _S = TypeVar("_S", bound=Source)
-_SEARCH_LATE_NS: Final = 20_000_000  # of a search that takes some rounds
-_LATE_NS: Final = 100_000_000  # of sources for which it does not matter: they have their turn when the mesh has
 
 
 class Agent:
@@ -96,10 +94,10 @@ class Agent:
         self._scheduler = Scheduler(self._selector, self._flush)
         bus = Bus()
         self._server = Server(bus, directories.agent_socket(namespace), long_window_ns=config.windows.long_ns)
-        self._add(self._server)
+        self._add(self._server, RELAXED_NS)
         readers = directories.readers_socket(namespace)
         self._readers = ReadServer(bus, readers, readers_group(), config.windows.long_ns)
-        self._add(self._readers)
+        self._add(self._readers, RELAXED_NS)
         netlink = keep(contextlib.closing(Netlink()))
         loaded = keep(loader.collect(compilation))
         if not loaded.programs:
@@ -116,11 +114,11 @@ class Agent:
         with low_ports.allowed(config.probe.port):
             self._mesh = mesh = ProbeMesh(config, loaded, netlink, bus, bases)
         lent = {name: loaded.map(name).fd for name in ("probe_settings", "probe_paths")}
-        self._add(Lender(directories.maps_socket(namespace), lent))
+        self._add(Lender(directories.maps_socket(namespace), lent), RELAXED_NS)
         hooks = Hooks(loaded, mesh.interfaces)
-        self._add(hooks)  # before the mesh: its first tick attaches, and the first probe is to be stamped
+        self._add(hooks, RELAXED_NS)  # before the mesh: its first tick attaches, and the first probe is to be stamped
         self._add(mesh, at_events=True)  # or its routes may have changed
-        self._add(bases, _LATE_NS)
+        self._add(bases, RELAXED_NS)
         self._add_between_hosts(config, loaded, bus, mesh)
         rdma = RdmaWhenThere(config, bus, mesh.paths.path_of, directories.tap_socket(namespace))
         failed = [loaded.failed, hooks.failed, rdma.failed]
@@ -137,9 +135,9 @@ class Agent:
             ),
         )
         if loaded.has_map("path_ecn"):
-            self._add(PathEcnSource(config, loaded, bus, lambda: mesh.paths.current), _LATE_NS)
+            self._add(PathEcnSource(config, loaded, bus, lambda: mesh.paths.current), RELAXED_NS)
         sizes = PathMtuSource(config, bus, lambda: mesh.paths.current)
-        self._add(sizes, _SEARCH_LATE_NS)
+        self._add(sizes, sizes.late_ns)
         self._add(rdma)
         recorder = self._add_slot("recording", lambda now: _recording(now, namespace, bus))
 
@@ -156,7 +154,7 @@ class Agent:
                 pacer=mesh.sender.schedule.cost,
                 bus=bus,
             ),
-            _LATE_NS,
+            RELAXED_NS,
         )
 
         def standing() -> Standing:
@@ -165,7 +163,7 @@ class Agent:
             return Standing(len(mesh.paths.current), peers, wanted, hooks.attached(), named(), tuple(self._waiting))
 
         # Last: ready when all had a turn.
-        self._add(Heartbeat(self._manager, standing, self.drops, self._began_ns), _LATE_NS)
+        self._add(Heartbeat(self._manager, standing, self.drops, self._began_ns), RELAXED_NS)
 
     def _add_between_hosts(self, config: AgentConfig, loaded: loader.Loaded, bus: Bus, mesh: ProbeMesh) -> None:
         """What needs the other hosts' agents; imported only where it is wanted."""
@@ -175,27 +173,27 @@ class Agent:
             from pytools.ipc import hosts as bus_hosts
 
             hosts = bus_hosts.HostBus(config.host, config.peers, config.bus)
-            self._add(hosts, _LATE_NS)
+            self._add(hosts, RELAXED_NS)
             mesh.program.set_key(hosts.probe_key)  # before the first probe: none has been sent yet
         if any(peer.clock != "shared" for peer in config.peers):
             from pytools.sources.clocks.source import ClockSource
 
             clocks = ClockSource(config, mesh, hosts, bus)
             between = clocks.since_long
-            self._add(clocks, _LATE_NS)
+            self._add(clocks, clocks.late_ns)
         if hosts is not None and SAMPLE_EGRESS in loaded.programs:
             from pytools.sources.samples.source import SampleSource
 
-            self._add(SampleSource(config, loaded, Interfaces(), bus, hosts, between, mesh.paths.path_of), _LATE_NS)
+            self._add(SampleSource(config, loaded, Interfaces(), bus, hosts, between, mesh.paths.path_of), RELAXED_NS)
 
-    def _add(self, source: Source, late_ns: int = 0, at_events: bool = False) -> None:
+    def _add(self, source: Source, late_ns: int | Callable[[], int] = 0, at_events: bool = False) -> None:
         self._closing.enter_context(contextlib.closing(source))
         self._scheduler.add(source, late_ns, at_events)
         source.register(self._selector)
 
     def _add_slot(self, part: str, make: Callable[[AgentConfig], _S | None]) -> Slot[_S]:
         self._slots[part] = made = Slot(make, self._config)
-        self._add(made, _LATE_NS)
+        self._add(made, RELAXED_NS)
         return made
 
     def drops(self) -> dict[str, int]:

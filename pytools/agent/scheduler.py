@@ -5,7 +5,6 @@ CLOCK_MONOTONIC nanoseconds; one thread.
 
 from __future__ import annotations
 
-import operator
 import selectors
 import time
 from collections.abc import Callable
@@ -33,16 +32,16 @@ class Scheduler:
         self._selector, self._before_waiting = selector, before_waiting
         self.sources: list[Source] = []
         self._due_ns: list[int] = []
-        self._late_ns: list[int] = []  # how late each source may be called
+        self._late_ns: list[Callable[[], int]] = []  # how late each source may be called
         self._woken: list[int] = []  # sources, by number
 
-    def add(self, source: Source, late_ns: int = 0, at_events: bool = False) -> None:
+    def add(self, source: Source, late_ns: int | Callable[[], int] = 0, at_events: bool = False) -> None:
         """Call this source, too; at once first.
 
         Parameters
         ----------
-        late_ns : int
-            How late it may be called, so that it has its turn when others have.
+        late_ns : int or callable
+            How late it may be called, so that it shares the turn of others; a callable says so after each turn.
         at_events : bool
             Call it after every event as well: it may have been woken, and knows when it is due.
         """
@@ -50,7 +49,7 @@ class Scheduler:
             self._woken.append(len(self.sources))
         self.sources.append(source)
         self._due_ns.append(0)
-        self._late_ns.append(late_ns)
+        self._late_ns.append(late_ns if callable(late_ns) else lambda: late_ns)
 
     def all_due(self) -> None:
         """Call every source in the next turn."""
@@ -63,7 +62,7 @@ class Scheduler:
             if self._due_ns[index] <= now_ns:
                 self._due_ns[index] = source.tick(now_ns)
         self._before_waiting()
-        next_ns = min(map(operator.add, self._due_ns, self._late_ns))
+        next_ns = min(due_ns + late_ns() for due_ns, late_ns in zip(self._due_ns, self._late_ns, strict=True))
         timeout_s = max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
         for key, mask in self._selector.select(timeout_s):
             key.data(mask)

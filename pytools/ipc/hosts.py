@@ -34,7 +34,7 @@ _PROBE_KEY_BYTES: Final = 16  # of SipHash
 _ARRIVED: Final = 512  # messages that wait for the agent; older ones give way, and count as lost
 _QUEUE_BYTES: Final = 8 << 20  # that wait to be read, of each topic
 _LEAVE_S: Final = 0.5
-_POLL_NS: Final = 50_000_000
+_POLL_NS: Final = 100_000_000
 _ADDRESSES_NS, _NO_ADDRESS_NS = 10_000_000_000, 500_000_000  # so often we look at which our addresses are
 # All of zenoh's work on one thread: it moves bytes, and little else. As it comes it starts eight.
 _RUNTIME: Final = (

@@ -22,10 +22,11 @@ from pytools.ipc.bus import Bus
 from pytools.signals import LinkEvent, PathMtu
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.size_probes import LARGEST, SMALLEST, SizeProbes, Told
-from pytools.sources.source import Source, next_beat
+from pytools.sources.source import RELAXED_NS, Source, next_beat
 
 _MS: Final = 1_000_000
 _POLL_NS: Final = 5 * _MS  # while a search is under way
+_POLL_LATE_NS: Final = 20 * _MS
 _WAIT_NS: Final = 250 * _MS  # at most, for the replies of rounds in which nothing is suspected
 MOST_A_SECOND: Final = 50  # such rounds of all paths together: with many paths, each has one less often
 _IDLE_NS: Final = 200 * _MS
@@ -106,6 +107,7 @@ class PathMtuSource(Source):
         self._known: Sequence[PinnedPath] = ()
         self._try_again_ns = _NEVER_NS  # to open sockets that could not be had
         self.watched: dict[PinnedPath, _Watched] = {}
+        self._hurried = False  # a search is under way
         self._next_seq = 0
         self._gone_wire_bytes = 0  # of sockets that are closed
         self._drops = dict.fromkeys(("mtu_no_socket", "mtu_send_refused", "mtu_late_replies"), 0)
@@ -136,12 +138,18 @@ class PathMtuSource(Source):
 
     def _next(self, now_ns: int) -> int:
         due_ns = now_ns + _IDLE_NS
+        self._hurried = False
         for watched in self.watched.values():
             look_ns = watched.round.began_ns + watched.round.wait_ns if watched.round else watched.due_ns
             if watched.sizes.urgent or (watched.round and now_ns >= look_ns):
+                self._hurried = True
                 return now_ns + _POLL_NS
             due_ns = min(due_ns, look_ns)
         return due_ns
+
+    def late_ns(self) -> int:
+        """How late we may be called."""
+        return _POLL_LATE_NS if self._hurried else RELAXED_NS
 
     def _follow(self, now_ns: int) -> None:
         """Open sockets for new paths, close those of paths that are gone."""

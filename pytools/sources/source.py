@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import selectors
-from typing import Protocol
+from typing import Final, Protocol
+
+RELAXED_NS: Final = 200_000_000  # how late a source may be called for which it does not matter: with the mesh
 
 
 def next_beat(due_ns: int, every_ns: int, now_ns: int) -> int:

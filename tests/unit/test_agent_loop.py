@@ -38,3 +38,29 @@ def test_whatever_wakes_the_agent_the_mesh_says_anew_when_it_is_due() -> None:
         assert (mesh.ticks, other.ticks) == (4, 2)
     os.close(theirs)
     os.close(ours)
+
+
+def test_a_source_that_may_be_late_shares_the_turn_of_another() -> None:
+    """At once, 30 ms later, and after as long again."""
+    late_ns = [10**9]
+    turns: list[int] = []
+
+    class Beating:
+        def __init__(self, name: int, every_ns: int) -> None:
+            self.name, self.every_ns = name, every_ns
+
+        def tick(self, now_ns: int) -> int:
+            turns.append(self.name)
+            return now_ns + self.every_ns
+
+    with selectors.DefaultSelector() as selector:
+        scheduler = Scheduler(selector, lambda: None)
+        scheduler.add(Beating(1, 1_000_000), lambda: late_ns[0])  # type: ignore[arg-type]
+        scheduler.add(Beating(2, 30_000_000))  # type: ignore[arg-type]
+        scheduler.turn()
+        scheduler.turn()
+        assert turns == [1, 2, 1, 2]
+        late_ns[0] = 0
+        scheduler.turn()
+        scheduler.turn()
+        assert turns[4:7] == [1, 2, 1]

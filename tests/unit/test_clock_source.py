@@ -112,12 +112,13 @@ def test_the_messages_of_a_reference_that_was_stepped_call_nobody_synchronised()
 
 
 class Rounds:
-    """The clock source of h2 while no probe is answered, ticked ten times a second."""
+    """The clock source of h2 ticked forty times a second; no probe is answered, unless `pairs` says so."""
 
     def __init__(self, hosts: Any = None) -> None:
         nothing = np.zeros((0, 2), np.int64)
         paths = [SimpleNamespace(index=place, peer=SimpleNamespace(name=name)) for place, name in enumerate(PEERS)]
         self.fitted: list[int] = []
+        self.pairs = [nothing] * 4
         self.clocks = SimpleNamespace(in_doubt=lambda _: False, contradictions=0)
         self.mesh = SimpleNamespace(
             paths=SimpleNamespace(current=paths),
@@ -127,7 +128,7 @@ class Rounds:
                 clocks=self.clocks,
                 set_offset=lambda index, _, now_ns: self.fitted.append(now_ns) if index == 0 else None,
             ),
-            sender=SimpleNamespace(pairs=lambda *_: [nothing] * 4, singles=lambda *_: [nothing[:, 0]] * 4),
+            sender=SimpleNamespace(pairs=lambda *_: self.pairs, singles=lambda *_: [nothing[:, 0]] * 4),
         )
         bus = SimpleNamespace(wanted=lambda _: False)
         config = AgentConfig(host="h2", peers=[], clocks=Clocks(interval_ms=1000))
@@ -140,13 +141,13 @@ class Rounds:
         self.fitted.clear()
         while self.now_ns < begin_ns + seconds * SECOND_NS:
             self.source.tick(self.now_ns)
-            self.now_ns += SECOND_NS // 20
+            self.now_ns += SECOND_NS // 40
         return [(at_ns - begin_ns) / SECOND_NS for at_ns in self.fitted]
 
 
 def test_rounds_are_an_interval_apart_but_quicker_for_new_paths() -> None:
     agent = Rounds()
-    assert agent.in_seconds(4)[:6] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25]
+    assert agent.in_seconds(4)[:6] == [0.0, 0.125, 0.25, 0.375, 0.5, 0.625]
     agent.in_seconds(2)
     assert len(agent.in_seconds(10)) == 10
     agent.mesh.paths.current.append(SimpleNamespace(index=2, peer=SimpleNamespace(name="h4")))
@@ -161,9 +162,9 @@ def test_a_sample_that_contradicts_the_clocks_begins_a_round_at_once() -> None:
     agent.clocks.contradictions = 1
     agent.clocks.in_doubt = lambda index: index == 0
     rounds = agent.in_seconds(1)
-    assert rounds[:4] == [0.0, 0.25, 0.5, 0.75]
+    assert rounds[:4] == [0.0, 0.125, 0.25, 0.375]
     agent.clocks.in_doubt = lambda _: False
-    assert len(agent.in_seconds(10)) <= 15
+    assert len(agent.in_seconds(10)) <= 20
 
 
 def test_a_host_that_is_told_of_a_step_looks_at_once() -> None:
@@ -176,5 +177,5 @@ def test_a_host_that_is_told_of_a_step_looks_at_once() -> None:
     agent.source.tick(agent.now_ns)
     agent.now_ns += SECOND_NS // 20
     told.append(("h3", messages.encode(edges_of("h3", CRYSTALS, NOW_NS, stepped=True))))
-    assert agent.in_seconds(1)[:2] == [0.0, 0.25]
+    assert agent.in_seconds(1)[:2] == [0.0, 0.125]
     assert len(agent.in_seconds(10)) >= 12

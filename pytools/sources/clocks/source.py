@@ -29,12 +29,12 @@ from pytools.sources.clocks.messages import Edge, Edges, HostClock
 from pytools.sources.clocks.timescale import Timescale
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.paths import PinnedPath
-from pytools.sources.source import Source
+from pytools.sources.source import RELAXED_NS, Source
 
 _MS: Final = 1_000_000
 _FITS: Final = 8  # paths fitted in one tick: the second and following find everything in the caches
 _MOST_TICK_NS: Final = 100 * _MS
-_QUICKER: Final = 4  # times as many rounds
+_QUICKER: Final = 8  # times as many rounds
 _QUICK_NS: Final = 4_000 * _MS  # after the last step or new path: until its round trip is known as well
 _DOUBTFUL_NS: Final = 1_000 * _MS  # the same after a doubt that no step explains
 _LEAST_LIFE_NS: Final = 1_500 * _MS  # of an edge that no newer one replaces
@@ -61,7 +61,7 @@ class ClockSource(Source):
     def __init__(self, config: AgentConfig, mesh: ProbeMesh, hosts: HostBus | None, bus: Bus) -> None:
         self._config, self._settings, self._mesh, self._hosts, self._bus = config, config.clocks, mesh, hosts, bus
         self._path_clocks = mesh.measurements.clocks
-        self._interval_ns = int(config.clocks.interval_ms * _MS)
+        self._interval_ns = int(config.clocks.round_ms * _MS)
         self._window_ns = int(config.clocks.window_ms * _MS)
         self._life_ns = max(_LEAST_LIFE_NS, 5 * self._interval_ns // 2)
         self.timescale = Timescale(config.host, self._interval_ns, config.clocks.reference)
@@ -102,9 +102,13 @@ class ClockSource(Source):
             if not self._waiting:
                 self._tell(now_ns)
         if not self._waiting:
-            return min(self._round_ns, now_ns + _MOST_TICK_NS)
+            return min(self._round_ns, now_ns + (_MOST_TICK_NS if now_ns < self._quick_until_ns else RELAXED_NS))
         step_ns = (self._round_ns - now_ns) // (len(self._waiting) // _FITS + 2)
         return now_ns + min(_MOST_TICK_NS, max(step_ns, 0))
+
+    def late_ns(self) -> int:
+        """How late we may be called: where there are many paths a round takes many ticks."""
+        return 0 if self._waiting else _MOST_TICK_NS
 
     def _in_turn(self, paths: Sequence[PinnedPath], now_ns: int) -> list[PinnedPath]:
         """Of the paths to one peer every other one; the rest rest on what is known of the peer's clock by others."""
