@@ -179,3 +179,14 @@ def test_a_host_that_is_told_of_a_step_looks_at_once() -> None:
     told.append(("h3", messages.encode(edges_of("h3", CRYSTALS, NOW_NS, stepped=True))))
     assert agent.in_seconds(1)[:2] == [0.0, 0.125]
     assert len(agent.in_seconds(10)) >= 12
+
+
+@pytest.mark.parametrize(("span_ms", "known"), [(160, False), (360, False), (440, True)])
+def test_the_drift_that_a_few_pairs_show_is_not_believed(span_ms: int, known: bool) -> None:
+    agent = Rounds()
+    at_ns = NOW_NS - np.arange(0, span_ms + 1, 40)[::-1, None] * 1_000_000 + [0, 1000]
+    agent.pairs = [at_ns, np.full(at_ns.shape, 7_000), at_ns, np.full(at_ns.shape, 3_000)]
+    agent.source.tick(NOW_NS)
+    offset = agent.source.between("h1", NOW_NS)
+    assert (offset is not None) == known
+    assert offset is None or abs(offset.at(NOW_NS) - 2_000) < 100

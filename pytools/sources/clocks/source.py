@@ -38,6 +38,7 @@ _QUICKER: Final = 8  # times as many rounds
 _QUICK_NS: Final = 4_000 * _MS  # after the last step or new path: until its round trip is known as well
 _DOUBTFUL_NS: Final = 1_000 * _MS  # the same after a doubt that no step explains
 _LEAST_LIFE_NS: Final = 1_500 * _MS  # of an edge that no newer one replaces
+_LEAST_SPAN_NS: Final = 400 * _MS  # of a path's first line: the drift that a few pairs show is their queueing
 _COLLOCATION_NS: Final = 5_000 * _MS
 _DOUBT_NS: Final = 6_000 * _MS  # longer than any packet waits to be told of
 
@@ -160,6 +161,8 @@ class ClockSource(Source):
             self._doubt(pinned.peer.name, now_ns)
         if fit is not None and not tells_round_trip(fit):
             self._unclear += 1
+            fit = None
+        if fit is not None and before is None and fit.span_ns < min(_LEAST_SPAN_NS, self._window_ns // 2):
             fit = None
         if fit is not None:
             if before is None or now_ns - before.at_ns > self._life_ns:
