@@ -41,7 +41,7 @@ SIGNALS = {
     "loss": "{signal: loss, above: 0.5, clear_below: 0.01}",
     "overtaken": "{signal: queueing_delay, quantile: last, above: 20ms, clear_below: 5ms}",
 }
-POLICY = """\
+_POLICY = """\
 version: 1
 manage: {{destinations: [10.9.0.0/16]{manage}}}
 safety: {{lease: 3s, max_drained_share: 0.5}}
@@ -50,7 +50,7 @@ rules:
     when: {condition}
     then: {{shift: {{share: 0}}}}
     return: {{dwell: 500ms, retry_after: 1s, steps: [1.0], step: 100ms}}
-"""
+{more}"""
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,25 @@ class Side:
     heal: Callable[[int], None]  # a rail
     acts: Callable[[], int]  # changes so far, on all hosts
     explain: Callable[[int], None]  # say what it did since then
+    changes: Callable[[int], list[Act]] = lambda _: []  # decided since then, on all hosts; of swerve alone
     agents: Sequence[subprocess.Popen[str]] = ()  # one per host, in their order; of swerve alone
     controllers: Sequence[subprocess.Popen[str]] = ()
     revive: Callable[[], None] = lambda: None  # start what has ended again
 
 
+def policy_for(signal: str, manage: str = "", more: str = "") -> str:
+    """A policy that leaves rails by a signal; `manage` is added to what it manages, `more` to its rules."""
+    return _POLICY.format(condition=SIGNALS[signal], manage=manage, more=more)
+
+
 @contextlib.contextmanager
-def swerve(lab: Lab, signal: str, probe_ms: int, manage: str = "") -> Iterator[Side]:
-    """An agent and a controller on every host; `manage` is added to what the policy manages."""
+def swerve(lab: Lab, signal: str, probe_ms: int, manage: str = "", more: str = "") -> Iterator[Side]:
+    """An agent and a controller on every host, see `policy_for`."""
     agents: list[subprocess.Popen[str]] = []
     controllers: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         policy = Path(folder) / "policy.yaml"
-        policy.write_text(POLICY.format(condition=SIGNALS[signal], manage=manage))
+        policy.write_text(policy_for(signal, manage, more))
         policy.chmod(0o600)
         for host in lab.hosts:
             configure(host, functools.partial(_probe_every, probe_ms))
@@ -108,13 +114,16 @@ def swerve(lab: Lab, signal: str, probe_ms: int, manage: str = "") -> Iterator[S
                 before.update(now)
             return now == before
 
+        def changes(since_ns: int) -> list[Act]:
+            acts = (act for host in lab.hosts for act in _acts(Path(folder) / f"{host.name}.acts"))
+            return [each for each in acts if each.decided_ns > since_ns and each.outcome != "dry_run"]
+
         def explain(since_ns: int) -> None:
-            for each in (act for host in lab.hosts for act in _acts(Path(folder) / f"{host.name}.acts")):
-                if each.decided_ns > since_ns and each.outcome != "dry_run":
-                    steps = (each.seen_ns, each.decided_ns, each.acknowledged_ns or 0)
-                    seen, decided, acknowledged = ((at_ns - since_ns) / 1e6 for at_ns in steps)
-                    words = f"seen {seen:.1f}, decided {decided:.1f}, acknowledged {acknowledged:.1f} ms later"
-                    note(f"  {each.host} {each.what} {each.outcome}: {words}; {each.because}")
+            for each in changes(since_ns):
+                steps = (each.seen_ns, each.decided_ns, each.acknowledged_ns or 0)
+                seen, decided, acknowledged = ((at_ns - since_ns) / 1e6 for at_ns in steps)
+                words = f"seen {seen:.1f}, decided {decided:.1f}, acknowledged {acknowledged:.1f} ms later"
+                note(f"  {each.host} {each.what} {each.outcome}: {words}; {each.because}")
 
         def acts_so_far() -> int:
             return sum(_applied(host) for host in lab.hosts)
@@ -122,7 +131,7 @@ def swerve(lab: Lab, signal: str, probe_ms: int, manage: str = "") -> Iterator[S
         def heal(rail: int) -> None:
             lab.heal(rail, routes=True)  # their groups lose a member with its carrier; whoever made them adds it again
 
-        yield Side("swerve", lab, whole, heal, acts_so_far, explain, agents, controllers, revive)
+        yield Side("swerve", lab, whole, heal, acts_so_far, explain, changes, agents, controllers, revive)
 
 
 def _probe_every(interval_ms: int, config: dict[str, Any]) -> None:

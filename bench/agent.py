@@ -26,7 +26,7 @@ from typing import Any
 
 from _agents import alive, configure, controller, start_agent, stop, wait_measured, wait_serving
 from _common import alternating, cpu_s, emit, median, note, resident_bytes
-from _sides import POLICY, SIGNALS
+from _sides import policy_for
 
 from pytools.lab import Host, Lab
 from pytools.lab.topology import group_id
@@ -83,7 +83,7 @@ def cost(lab: Lab, peers: int, options: argparse.Namespace) -> None:
     measured = lab.hosts[0]
     agent = start_agent(lab, measured)
     wait_measured(measured, peers * RAILS)
-    with controller(lab, measured, POLICY.format(condition=SIGNALS["silence"])):
+    with controller(lab, measured, policy_for("silence")):
         time.sleep(options.settling)
         shares = [share(agent.pid, options.window) for _ in range(options.windows)]
         alive(agent)

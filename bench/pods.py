@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from _agents import SOCK_OPS, alive, configure, controller, programs_of, start_agent, stop, wait_measured
 from _common import alternating, cpu_s, emit, median, note, wait_until
-from _sides import POLICY, SIGNALS
+from _sides import policy_for
 
 from pytools import directories
 from pytools.errors import SwerveError
@@ -99,7 +99,7 @@ def cost(lab: Lab, names: list[str], followed: str, window_s: float) -> float:
     configure(host, lambda config: config.update(tcp={"namespaces": followed}))
     agent = start_agent(lab, host)
     wait_measured(host, RAILS)
-    with controller(lab, host, POLICY.format(condition=SIGNALS["silence"])), traffic(names):
+    with controller(lab, host, policy_for("silence")), traffic(names):
         if followed == "all":
             wait_followed(host, len(names))
         time.sleep(SETTLING_S)
