@@ -1,14 +1,14 @@
 """Every test, for `make test`: several pytest sessions, some of them side by side. With `quick`, for `make test-quick`:
 unit tests but the slow ones, with fewer random examples, in two sessions.
 
-kernel    tests of one host's kernel
-unit      unit tests, then some files of tests/fabric that are marked `beside`; at the same time
-beside    the other files marked so; at the same time
-timed     the files of tests/fabric that look at the clock, in two sessions, when those have ended
+unit      unit tests, then as `free`
+free      tests of one host's kernel and files of tests/fabric that are marked `beside`; two sessions, at the same time
+timed     the files of tests/fabric that look at the clock, when those have ended; three sessions
 guests    tests in the second kernel, from the beginning on, with the processor time that nobody else asks for
 
-Three at first, on two processors, as each waits about half of its time; two that look at the clock, so that each has a
-processor. What one compiles the others load. Of each group the output of the first is shown at once, the rest later.
+Three on two processors, as each waits about half of its time, or more. Those that run the same files take the next one
+that none has begun (tests/conftest.py), so that all end together. What one compiles the others load. Of each group the
+output of the first is shown at once, the rest later.
 """
 
 from __future__ import annotations
@@ -25,11 +25,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNEL, UNIT, GUESTS = "tests/kernel", "tests/unit", "tests/vm"
+KERNEL, UNIT, FABRIC, GUESTS = "tests/kernel", "tests/unit", "tests/fabric", "tests/vm"
 MARK = re.compile(r"^pytestmark = .*\bmark\.beside\b", re.MULTILINE)
 QUICK = ("-q", "-m", "not slow", "--hypothesis-profile=quick")
-UNITS_PART = 3  # of the files marked so, each 3rd follows tests/unit, which take less time than the others
-CACHE = "SWERVE_TEST_CACHE"  # tests/conftest.py
+FREE, TIMED = 2, 3  # sessions
+# Files that take longest, in this order: begun last, one would keep a session after the others have ended.
+LONG = (
+    *("test_recording", "test_service", "test_tcp_program", "test_metrics", "test_top_terminal", "test_takeover"),
+    *("test_operator", "test_hidden_ways", "test_app_delay", "test_demo", "test_path_liveness", "test_clocks"),
+)
+CACHE, BEGUN = "SWERVE_TEST_CACHE", "SWERVE_TEST_BEGUN"  # tests/conftest.py
 _ENDING_S = 60
 
 
@@ -60,23 +65,27 @@ def run(*sessions: Sequence[str]) -> list[int]:
         return [each.wait() for each in running]
 
 
+def files_of(*tiers: str) -> list[str]:
+    """Their files: first those that take longest, so that no session is left alone with one."""
+    names = [str(each.relative_to(ROOT)) for tier in tiers for each in sorted(ROOT.glob(f"{tier}/test_*.py"))]
+    return sorted(names, key=lambda name: (*LONG, Path(name).stem).index(Path(name).stem))
+
+
 def quick() -> list[int]:
     """Run one half of the unit tests on each of two processors."""
-    files = [str(each.relative_to(ROOT)) for each in sorted(ROOT.glob(f"{UNIT}/test_*.py"))]
+    files = files_of(UNIT)
     return run(*([*QUICK, *half] for half in (files[::2], files[1::2])))
 
 
 def everything() -> list[int]:
     """Run every tier."""
-    files = {str(each.relative_to(ROOT)): each.read_text() for each in sorted(ROOT.glob("tests/fabric/test_*.py"))}
-    beside = [name for name, text in files.items() if MARK.search(text)]
-    timed = [name for name in files if name not in beside]
-    after_unit = beside[::UNITS_PART]
-    others = [name for name in beside if name not in after_unit]
-    with tempfile.TemporaryDirectory(prefix="swerve-compiled-") as cache, contextlib.ExitStack() as stack:
-        os.environ[CACHE] = cache
+    timed = [name for name in files_of(FABRIC) if not MARK.search((ROOT / name).read_text())]
+    free = [name for name in files_of(KERNEL, FABRIC) if name not in timed]
+    with contextlib.ExitStack() as stack:
+        for variable in (CACHE, BEGUN):
+            os.environ[variable] = stack.enter_context(tempfile.TemporaryDirectory(prefix="swerve-shared-"))
         guests = stack.enter_context(session([GUESTS], shown_later=True))
-        codes = run([KERNEL], [UNIT, *after_unit], others) + run(timed[::2], timed[1::2])
+        codes = run([UNIT, *free], *[free] * FREE) + run(*[timed] * TIMED)
         codes.append(guests.wait())
     return codes
 

@@ -28,6 +28,7 @@ from hypothesis import HealthCheck, settings
 ROOT_TIERS = ("kernel", "fabric", "vm")
 DEADLINE_S, CLEAN_UP_S = 120.0, 30.0
 CACHE_VARIABLE = "SWERVE_TEST_CACHE"  # where the sessions of one run keep what they compile; else each has its own
+BEGUN_VARIABLE = "SWERVE_TEST_BEGUN"  # where sessions that share files note which of them they have begun
 CLONE_NEWNS = 0x0002_0000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
@@ -43,6 +44,7 @@ settings.load_profile("untimed")
 _ENDING_S = 2.0
 _numbers = itertools.count(1)
 _directory = pytest.StashKey[Path]()
+_begun = pytest.StashKey[Path | None]()
 _shared = pytest.StashKey[str]()
 
 
@@ -50,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give the session its own directories and, as root, its own list of named namespaces."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, it cleans up as when it is interrupted
     os.environ[leaks.SESSION_VARIABLE] = uuid.uuid4().hex
+    begun = os.environ.pop(BEGUN_VARIABLE, None)  # sessions that tests start share nothing
+    config.stash[_begun] = Path(begun) if begun else None
     if os.environ.get("SWERVE_TEST_ISOLATION") == "0":
         return
     directory = Path(tempfile.mkdtemp(prefix="swerve-tests-"))
@@ -102,6 +106,23 @@ def _not_sampled(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         taken = alike[number % min(every[test], len(alike)) :: every[test]]
         left_out += [item for item in alike if item not in taken]
     return left_out
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Of files that several sessions are given (scripts/run_tests.py), run those that no other has begun."""
+    begun = session.config.stash[_begun]
+    if begun is None or session.testsfailed or session.config.option.collectonly:
+        return None  # pytest's own loop
+    items = support.not_begun(session.items, begun)
+    item = next(items, None)
+    while item is not None:
+        following = next(items, None)  # pytest tears down what this one does not use
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.shouldfail or session.shouldstop:
+            raise session.Interrupted(session.shouldfail or session.shouldstop)
+        item = following
+    return True
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

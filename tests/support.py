@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import pytest
 
 T = TypeVar("T")
+Item = TypeVar("Item", bound=pytest.Item)
 
 _near_indexes = itertools.count(1001)  # above those that the kernel gives
 
@@ -171,6 +172,16 @@ def run(
         words = " ".join(os.fspath(part) for part in command)
         pytest.fail(f"{words}: exit code {done.returncode}\n{done.stdout}{done.stderr}", pytrace=True)
     return done
+
+
+def not_begun(items: Sequence[Item], begun: Path) -> Iterator[Item]:
+    """All tests of each file that nobody has noted in this directory when its turn comes; it is noted then."""
+    for path, of_file in itertools.groupby(items, lambda item: item.path):
+        try:
+            (begun / "+".join(path.parts[-2:])).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        yield from of_file
 
 
 def lives(pid: int) -> bool:
