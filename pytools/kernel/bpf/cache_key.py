@@ -13,7 +13,6 @@ child too, hence the standard library only.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -85,7 +84,7 @@ def digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def inputs(program: Mapping[str, Any], bpf_dir: str, package: str | None = None) -> Inputs:
+def inputs(program: Mapping[str, Any], bpf_dir: str, package: str) -> Inputs:
     """What a program would be made from on this host.
 
     Parameters
@@ -94,8 +93,8 @@ def inputs(program: Mapping[str, Any], bpf_dir: str, package: str | None = None)
         As in the request to the child: source, defines, functions.
     bpf_dir : str
         Where our sources are.
-    package : str, optional
-        Where bcc is (empty: nowhere), if it is not this interpreter's own.
+    package : str
+        Where bcc is; empty: nowhere.
     """
     ours, named = _ours(program["source"], Path(bpf_dir))
     if not ours:
@@ -104,7 +103,7 @@ def inputs(program: Mapping[str, Any], bpf_dir: str, package: str | None = None)
     asked = {name: program[name] for name in ("source", "defines", "functions")}
     made_from = {**asked, "machine": machine(), "sources": digest({**ours, **how})}
     try:
-        return Inputs(made_from, compiler(named, _package() if package is None else package))
+        return Inputs(made_from, compiler(named, package))
     except OSError as error:
         return Inputs(made_from, {}, f"no {error.filename or 'compiler'}")
 
@@ -171,12 +170,6 @@ def _closure(roots: Iterable[str], top: Path, places: Sequence[Path]) -> tuple[d
             files[str((place / name).relative_to(top))] = hashlib.sha256(content).hexdigest()
             left += [each.decode(errors="replace") for each in _INCLUDE.findall(content)]
     return files, sorted(seen)
-
-
-def _package() -> str:
-    spec = importlib.util.find_spec("bcc")
-    found = os.path.dirname(spec.origin) if spec and spec.origin else ""
-    return found if found and os.path.exists(os.path.join(found, "libbcc.py")) else ""  # PyPI's bcc is another package
 
 
 def _library(name: str) -> Path:

@@ -1,11 +1,11 @@
 """The child process that holds bcc and LLVM: compiles, loads, attaches tracepoints, hands the descriptors over, exits.
 
 bcc costs 75 MB for its import and 125-230 MB a program; here that ends with the child. Runs as a script under any
-interpreter that can import bcc, hence the standard library only. What was compiled before is loaded as it was kept
-(cache.py). One program, one request, one reply:
+interpreter that can import bcc, hence the standard library only; without `site` (-S), which is half of a start. What
+was compiled before is loaded as it was kept (cache.py). One program, one request, one reply:
 
-request   JSON: {"bpf_dir", "kept": [directory, ...], "compile", "program": {"source", "defines", "functions":
-          [[name, kind]]}}
+request   JSON: {"bpf_dir", "kept": [directory, ...], "compile", "package": where bcc is or "", "program": {"source",
+          "defines", "functions": [[name, kind]]}}
 reply     JSON: {"source", "error", "entry", "descriptors": [name, ...], "maps": {name: {"key", "value"}},
           "failed": {...}}, with the descriptors in the same order as ancillary data
 """
@@ -196,9 +196,11 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
 
     program, bpf_dir, shelf = request["program"], request["bpf_dir"], cache.Shelf(*request["kept"])
     use_headers(bpf_dir)
-    made_from = cache_key.inputs(program, bpf_dir)
+    package = request["package"]
+    made_from = cache_key.inputs(program, bpf_dir, package)
     found, lacking = shelf.load(made_from), made_from.lacking
     if found is None and request["compile"]:
+        sys.path += [os.path.dirname(package)] if package else []
         try:
             found = build(program, bpf_dir, functools.partial(shelf.keep, made_from))
         except (ImportError, OSError) as error:
@@ -214,8 +216,7 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
 
 def main(fd: int) -> None:
     """Serve one request on the socket `fd`."""
-    here = os.path.abspath(__file__)
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(here)))  # of a script it is where the script lies
+    sys.path[0] = os.path.abspath(f"{__file__}/../../../..")  # of a script it is where the script lies
     importlib.import_module("pytools.kernel.bpf.cache")  # with all that it needs, from there
 
     del sys.path[0]  # another interpreter's packages may be there

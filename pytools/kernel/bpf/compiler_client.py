@@ -150,11 +150,12 @@ class _Child:
     def __init__(self, program: Program, cache: Cache) -> None:
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(_DEADLINE_S)
-        script = Path(__file__).with_name("compiler.py")
+        script, package = Path(__file__).with_name("compiler.py"), bcc_package()
+        python = interpreter() if package else sys.executable or _OTHER
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [interpreter() if bcc_package() else sys.executable or _OTHER, str(script), str(theirs.fileno())],
+                    [python, "-S", str(script), str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
@@ -166,6 +167,7 @@ class _Child:
             "bpf_dir": str(bpf_dir()),
             "kept": [""] if cache == "avoid" else [str(each) for each in directories.compiled_dirs()],
             "compile": cache != "only",
+            "package": package,
             "program": program.request,
         }
         body = json.dumps(request).encode()
