@@ -227,12 +227,13 @@ def make_namespace(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]
 def _namespaces(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]]:
     support.require("netns")
     from pytools.kernel.netns import inside
+    from pytools.lab import namespaces
 
     made: list[str] = []
 
     def make() -> str:
         name = f"swerve-{unique_name()}"
-        support.run(["ip", "netns", "add", name])
+        namespaces.create(name)
         made.append(name)
         with inside(name):
             support.bring_up("lo")
@@ -244,8 +245,8 @@ def _namespaces(unique_name: Callable[[], str]) -> Iterator[Callable[[], str]]:
         yield make
     finally:
         stayed = {name: _kill_inside(name) for name in made}
-        if made:
-            support.run(["ip", "-batch", "-"], text_in="".join(f"netns delete {name}\n" for name in made))
+        for name in made:
+            namespaces.delete(name)
     left = {name: pids for name, pids in stayed.items() if pids}
     assert not left, f"processes still ran in the test's namespaces (killed now): {left}"
 
@@ -276,10 +277,9 @@ def lasting_veth_pair(make_lasting_namespace: Callable[[], str]) -> tuple[str, s
 
 
 def _joined(first: str, second: str) -> tuple[str, str]:
-    support.join(first, second, "v0")
-    for host, name in enumerate((first, second), start=1):
-        addresses = f"address add 10.77.0.{host}/24 dev v0\naddress add fd77::{host}/64 dev v0 nodad\n"
-        support.run(["ip", "-n", name, "-batch", "-"], text_in=f"{addresses}link set v0 up\n")
+    for host, (name, joining) in enumerate(((first, [support.joining(second, "v0")]), (second, [])), start=1):
+        addresses = [f"address add 10.77.0.{host}/24 dev v0", f"address add fd77::{host}/64 dev v0 nodad"]
+        support.ip(name, *joining, *addresses, "link set v0 up")
     for name in (first, second):
         support.wait_for_link_local(name, "v0")  # what a test finds there does not become more by itself
     return first, second

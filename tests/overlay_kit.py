@@ -35,8 +35,7 @@ class Host(support.Namespace):
         self.write("net/ipv6/conf/default/accept_dad", 0)
         for rail in (1, 2):
             self.add_rail(rail)
-        self.ip("address", "add", f"{SERVICE[4]}/32", "dev", "lo")
-        self.ip("address", "add", f"{SERVICE[6]}/128", "dev", "lo", "nodad")
+        support.ip(netns, f"address add {SERVICE[4]}/32 dev lo", f"address add {SERVICE[6]}/128 dev lo nodad")
         support.wait_until(lambda: SERVICE[6] in self.local6(), 20, "the kernel has made the route of the new address")
 
     def local6(self):
@@ -44,12 +43,15 @@ class Host(support.Namespace):
         return {row["dst"] for row in self.rows("-6", "route", "show", "table", "local", "type", "local")}
 
     def add_rail(self, rail):
-        self.ip("link", "add", f"rail{rail}", "type", "veth", "peer", "name", f"far{rail}")
-        for end in (f"rail{rail}", f"far{rail}"):
-            self.ip("link", "set", "dev", end, "up")
-        self.ip("address", "add", f"10.{rail}.1.2/24", "dev", f"rail{rail}")
-        self.ip("address", "add", f"fd00:{rail}::2/64", "dev", f"rail{rail}", "nodad")
-        support.wait_for_link_local(self.netns, f"rail{rail}", f"far{rail}")
+        ends = f"rail{rail}", f"far{rail}"
+        support.ip(
+            self.netns,
+            f"link add {ends[0]} type veth peer name {ends[1]}",
+            *(f"link set dev {end} up" for end in ends),
+            f"address add 10.{rail}.1.2/24 dev rail{rail}",
+            f"address add fd00:{rail}::2/64 dev rail{rail} nodad",
+        )
+        support.wait_for_link_local(self.netns, *ends)
 
     def write(self, setting, value):
         """Set a sysctl, written as a path."""

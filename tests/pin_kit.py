@@ -91,25 +91,24 @@ def join(near: str, far: str, count: int = 2) -> Rails:
         with inside(netns):
             for name, value in _SETTINGS.items():
                 Path("/proc/sys/net", name).write_text(str(value))
-        for address, length in zip((NEAR, FAR)[number], (32, 128), strict=True):
-            support.run(["ip", "-n", netns, "address", "add", f"{address}/{length}", "dev", "lo"])
-    for rail in range(1, count + 1):
-        name = f"rail{rail}"
-        support.join(near, far, name)
-        for netns, host in ((near, 2), (far, 1)):
-            support.run(["ip", "-n", netns, "address", "add", f"10.{rail}.1.{host}/24", "dev", name])
-            support.run(["ip", "-n", netns, "address", "add", f"fd00:{rail}:1::{host}/64", "dev", name, "nodad"])
-            support.run(["ip", "-n", netns, "link", "set", name, "up"])
-    for netns, host, (to4, to6), (from4, from6) in ((near, 1, FAR, NEAR), (far, 2, NEAR, FAR)):
+        services = zip((NEAR, FAR)[number], (32, 128), strict=True)
+        commands = [f"address add {address}/{length} dev lo" for address, length in services]
         for rail in range(1, count + 1):
-            device = ["dev", f"rail{rail}"]
-            base = ["ip", "-n", netns, "nexthop", "add", "id"]
-            support.run([*base, str(10 + rail), "via", f"10.{rail}.1.{host}", *device])
-            support.run([*base, str(20 + rail), "via", f"fd00:{rail}:1::{host}", *device])
+            name, host = f"rail{rail}", 2 - number
+            commands += [support.joining(far, name)] if netns == near else []
+            commands.append(f"address add 10.{rail}.1.{host}/24 dev {name}")
+            commands += [f"address add fd00:{rail}:1::{host}/64 dev {name} nodad", f"link set {name} up"]
+        support.ip(netns, *commands)
+    for netns, host, (to4, to6), (from4, from6) in ((near, 1, FAR, NEAR), (far, 2, NEAR, FAR)):
+        commands = []
+        for rail in range(1, count + 1):
+            commands.append(f"nexthop add id {10 + rail} via 10.{rail}.1.{host} dev rail{rail}")
+            commands.append(f"nexthop add id {20 + rail} via fd00:{rail}:1::{host} dev rail{rail}")
         for group, first, to, source in (("102", 10, to4, from4), ("202", 20, to6, from6)):
             members = "/".join(str(first + rail) for rail in range(1, count + 1))
-            support.run(["ip", "-n", netns, "nexthop", "add", "id", group, "group", members])
-            support.run(["ip", "-n", netns, "route", "add", to, "nhid", group, "src", source])
+            commands.append(f"nexthop add id {group} group {members}")
+            commands.append(f"route add {to} nhid {group} src {source}")
+        support.ip(netns, *commands)
     return Rails(near, far, count)
 
 

@@ -41,23 +41,21 @@ class Host(support.Namespace):
     def __init__(self, netns: str, peer: str) -> None:
         super().__init__(netns)
         self.peer = peer
-        for rail in (*RAILS, _BACK):
-            support.join(netns, peer, f"rail{rail}")
-            for host, end in ((netns, 2), (peer, 1)):
-                with inside(host):
+        for host, end, addresses in ((netns, 2, SOURCE), (peer, 1, PEER)):
+            commands = [f"address add {addresses[family]}/{LENGTH[family]} dev lo" for family in FAMILIES]
+            for rail in (*RAILS, _BACK):
+                commands += [support.joining(peer, f"rail{rail}")] if host == netns else []
+                commands.append(f"address add {gateway(4, rail, end)}/24 dev rail{rail}")
+                commands.append(f"address add {gateway(6, rail, end)}/64 dev rail{rail} nodad")
+                commands.append(f"link set dev rail{rail} up")
+            support.ip(host, *commands)
+            with inside(host):
+                for rail in (*RAILS, _BACK):
                     File(f"/proc/sys/net/ipv6/conf/rail{rail}/keep_addr_on_down").write_text("1")
-                self._ip(host, "address", "add", f"{gateway(4, rail, end)}/24", "dev", f"rail{rail}")
-                self._ip(host, "address", "add", f"{gateway(6, rail, end)}/64", "dev", f"rail{rail}", "nodad")
-                self._ip(host, "link", "set", "dev", f"rail{rail}", "up")
-        for host, addresses in ((netns, SOURCE), (peer, PEER)):
-            for family in FAMILIES:
-                self._ip(host, "address", "add", f"{addresses[family]}/{LENGTH[family]}", "dev", "lo")
-            with inside(host):  # spread by ports as well
-                for protocol in ("ipv4", "ipv6"):
+                for protocol in ("ipv4", "ipv6"):  # spread by ports as well
                     File(f"/proc/sys/net/{protocol}/fib_multipath_hash_policy").write_text("1")
-        for family in FAMILIES:
-            back = ("via", gateway(family, _BACK, 2), "dev", f"rail{_BACK}")
-            self._ip(peer, "route", "add", f"{SOURCE[family]}/{LENGTH[family]}", *back)
+        routes = (f"{SOURCE[family]}/{LENGTH[family]} via {gateway(family, _BACK, 2)}" for family in FAMILIES)
+        support.ip(peer, *(f"route add {route} dev rail{_BACK}" for route in routes))
 
     # ---- its routes ----
 

@@ -218,19 +218,18 @@ class Host(support.Namespace):
 
 def two_rails(first: str, second: str, kind: str = "mpath") -> Host:
     """Give a namespace two rails to another and the group that spreads over them."""
-    for rail in (1, 2):
-        name = f"rail{rail}"
-        support.join(first, second, name)
-        for end, address in ((first, "2"), (second, "1")):
-            support.run(["ip", "-n", end, "address", "add", f"10.{rail}.1.{address}/24", "dev", name])
-            support.run(["ip", "-n", end, "link", "set", name, "up"])
-    host = Host(first)
-    for rail in (1, 2):
-        host.ip("nexthop", "add", "id", str(10 + rail), "via", f"10.{rail}.1.1", "dev", f"rail{rail}")
-    extra = ["type", "resilient", "buckets", "32", "idle_timer", "60"] if kind == "resilient" else []
-    host.ip("nexthop", "add", "id", str(GROUP), "group", f"{FIRST}/{SECOND_HOP}", *extra)
-    host.ip("route", "add", "10.9.0.2/32", "nhid", str(GROUP))
-    return host
+    for end, address in ((first, 2), (second, 1)):
+        joining = [support.joining(second, f"rail{rail}") for rail in (1, 2) if end == first]
+        rails = [f"address add 10.{rail}.1.{address}/24 dev rail{rail}" for rail in (1, 2)]
+        support.ip(end, *joining, *rails, *(f"link set rail{rail} up" for rail in (1, 2)))
+    extra = " type resilient buckets 32 idle_timer 60" if kind == "resilient" else ""
+    support.ip(
+        first,
+        *(f"nexthop add id {10 + rail} via 10.{rail}.1.1 dev rail{rail}" for rail in (1, 2)),
+        f"nexthop add id {GROUP} group {FIRST}/{SECOND_HOP}{extra}",
+        f"route add 10.9.0.2/32 nhid {GROUP}",
+    )
+    return Host(first)
 
 
 class Controller:

@@ -25,6 +25,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from pytools.kernel.netns import inside
+
 T = TypeVar("T")
 Item = TypeVar("Item", bound=pytest.Item)
 
@@ -201,15 +203,24 @@ def bring_up(interface: str) -> None:
         fcntl.ioctl(asking, set_flags, struct.pack("16sh14x", interface.encode(), flags | up))
 
 
-def join(near: str, far: str, name: str, index: int | None = None) -> None:
-    """Join two namespaces by a veth pair, the interface of the same name in each.
+def ip(netns: str, *commands: str) -> None:
+    """Give `ip` several commands at once: it is a process, of which an emulated processor starts few a second."""
+    run(["ip", "-n", netns, "-batch", "-"], text_in="".join(f"{each}\n" for each in commands))
+
+
+def joining(far: str, name: str, index: int | None = None) -> str:
+    """The command for `ip` that joins its namespace to a far one by a veth pair, an interface of the same name in each.
 
     The near one has an index that is given, or that no far one gets: the kernel takes an end whose index is its peer's
     for a plain interface, and looks at its carrier only once a second.
     """
-    peer = ["peer", "name", name, "netns", far]
-    chosen = str(next(_near_indexes) if index is None else index)
-    run(["ip", "-n", near, "link", "add", name, "index", chosen, "type", "veth", *peer])
+    chosen = next(_near_indexes) if index is None else index
+    return f"link add {name} index {chosen} type veth peer name {name} netns {far}"
+
+
+def join(near: str, far: str, name: str, index: int | None = None) -> None:
+    """Join two namespaces by a veth pair (see `joining`)."""
+    ip(near, joining(far, name, index))
 
 
 def pings(place: Any, address: str, source: str = "") -> bool:
@@ -221,10 +232,12 @@ def pings(place: Any, address: str, source: str = "") -> bool:
 def wait_for_link_local(netns: str, *interfaces: str) -> None:
     """Wait for the routes that IPv6 makes by itself, with the carrier: the link-local address's own is the last."""
     for interface in interfaces:
-        words = ["ip", "-n", netns, "-6", "-j", "route", "show", "table", "local", "dev", interface, "type", "local"]
 
-        def is_there(words: list[str] = words) -> bool:
-            return any(row["dst"].startswith("fe80:") for row in json.loads(run(words).stdout))
+        def is_there(interface: str = interface) -> bool:
+            with inside(netns):
+                rows = [line.split() for line in Path("/proc/thread-self/net/ipv6_route").read_text().splitlines()]
+            local = 1 << 31  # RTF_LOCAL
+            return any(row[0].startswith("fe80") and int(row[8], 16) & local and row[9] == interface for row in rows)
 
         wait_until(is_there, 20, f"{interface} of {netns} has its link-local address")
 

@@ -43,18 +43,21 @@ class Fabric:
             with inside(router):
                 File("/proc/sys/net/ipv4/ip_forward").write_text("1")
                 File("/proc/sys/net/ipv6/conf/all/forwarding").write_text("1")
-        for rail, router in self.routers.items():
-            for host, netns in self.hosts.items():
-                support.join(netns, router, f"rail{rail}" if host == 1 else f"back{rail}")
+        for rail in self.routers:
+            for host in self.hosts:
                 self._connect(rail, host)
-        for host in self.hosts:
-            for family in FAMILIES:
-                service = SERVICE[family].format(host=host)
-                self.ip(self.hosts[host], "address", "add", service, "dev", "lo")
-                for rail, router in self.routers.items():
-                    via = ("via", address(family, rail, host), "dev", self.interface(rail, host))
-                    self.ip(router, f"-{family}", "route", "add", service, *via)
-                self.ip(self.hosts[host], f"-{family}", "route", "add", "default", *self._gateway(family, 1, host))
+        for host, netns in self.hosts.items():
+            services = {family: SERVICE[family].format(host=host) for family in FAMILIES}
+            for rail, router in self.routers.items():
+                device = self.interface(rail, host)
+                ways = (f"{services[family]} via {address(family, rail, host)} dev {device}" for family in FAMILIES)
+                support.ip(router, *(f"route add {way}" for way in ways))
+            defaults = (" ".join(self._gateway(family, 1, host)) for family in FAMILIES)
+            support.ip(
+                netns,
+                *(f"address add {service} dev lo" for service in services.values()),
+                *(f"route add default {way}" for way in defaults),
+            )
 
     @staticmethod
     def ip(netns: str, *words: str) -> None:
@@ -68,13 +71,16 @@ class Fabric:
         return "via", address(family, rail, host, 1), "dev", self.interface(rail, host)
 
     def _connect(self, rail: int, host: int) -> None:
-        name = self.interface(rail, host)
-        for netns, end in ((self.hosts[host], 2), (self.routers[rail], 1)):
-            for family in FAMILIES:
-                nodad = ("nodad",) if family == 6 else ()
-                prefix = f"{address(family, rail, host, end)}/{LENGTH[family]}"
-                self.ip(netns, "address", "add", prefix, "dev", name, *nodad)
-            self.ip(netns, "link", "set", "dev", name, "up")
+        name, router = self.interface(rail, host), self.routers[rail]
+        for netns, end in ((self.hosts[host], 2), (router, 1)):
+            prefixes = {family: f"{address(family, rail, host, end)}/{LENGTH[family]}" for family in FAMILIES}
+            support.ip(
+                netns,
+                *([support.joining(router, name)] if netns != router else []),
+                f"address add {prefixes[4]} dev {name}",
+                f"address add {prefixes[6]} dev {name} nodad",
+                f"link set dev {name} up",
+            )
 
     def source_table(self, rail: int, host: int) -> None:
         """Give what a host sends from its address of a rail a table of its own."""

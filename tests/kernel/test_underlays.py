@@ -25,6 +25,7 @@ RAILS = ("r1", "r2")
 OUTER = {4: ("10.9.0.1", "10.9.0.2"), 6: ("fd00:9::1", "fd00:9::2")}
 FAR = "10.77.0.2"
 MAC = "02:00:00:00:00:02"
+NEIGHBOUR = f"neighbour add {FAR} lladdr {MAC} dev t0"
 FLOWS = 64
 PATH = Path("h1", "h2", FAR, "", "t0")
 GUEST = pytest.mark.guest(only=True)
@@ -45,43 +46,37 @@ class Host:
 
     def __init__(self, netns: str, far: str) -> None:
         self.netns, self.far = netns, far
-        for rail, name in enumerate(RAILS, 1):
-            support.join(netns, far, name)
-            for end, place in enumerate((netns, far), 1):
-                self.ip(place, "address", "add", f"10.{rail}.0.{end}/24", "dev", name)
-                self.ip(place, "address", "add", f"fd00:{rail}::{end}/64", "dev", name, "nodad")
-                self.ip(place, "link", "set", "dev", name, "up")
         for end, place in enumerate((netns, far)):
-            for family, outer in OUTER.items():
-                self.ip(place, "address", "add", outer[end], "dev", "lo")
-                self.route(place, 1 - end, family, *RAILS)
-                with inside(place):
+            commands = [support.joining(far, name) for name in RAILS if place == netns]
+            for rail, name in enumerate(RAILS, 1):
+                commands.append(f"address add 10.{rail}.0.{end + 1}/24 dev {name}")
+                commands.append(f"address add fd00:{rail}::{end + 1}/64 dev {name} nodad")
+                commands.append(f"link set dev {name} up")
+            support.ip(place, *commands, *(f"address add {outer[end]} dev lo" for outer in OUTER.values()))
+        for end, place in enumerate((netns, far)):
+            support.ip(place, *(self.route(1 - end, family, *RAILS) for family in OUTER))
+            with inside(place):
+                for family in OUTER:
                     File(f"/proc/sys/net/ipv{family}/fib_multipath_hash_policy").write_text("1")
 
     @staticmethod
-    def ip(netns: str, *words: str) -> None:
-        support.run(["ip", "-n", netns, *words])
-
-    def route(self, netns: str, to: int, family: int, *rails: str) -> None:
-        """Let packets to the other end's outer address leave by these rails."""
+    def route(to: int, family: int, *rails: str) -> str:
+        """The command that lets packets to the other end's outer address leave by these rails."""
         hops = [
-            ["nexthop", "via", f"10.{rail[1]}.0.{to + 1}" if family == 4 else f"fd00:{rail[1]}::{to + 1}", "dev", rail]
+            f"nexthop via {f'10.{rail[1]}.0.{to + 1}' if family == 4 else f'fd00:{rail[1]}::{to + 1}'} dev {rail}"
             for rail in rails
         ]
-        source = ["src", OUTER[family][1 - to]] if family == 4 else []
-        words = [word for hop in hops for word in hop]
-        self.ip(netns, f"-{family}", "route", "replace", OUTER[family][to], *source, *words)
+        source = f"src {OUTER[family][1 - to]}" if family == 4 else ""
+        return f"route replace {OUTER[family][to]} {source} {' '.join(hops)}"
 
     def tunnel(self, words: tuple[str, ...], family: int) -> None:
-        self.ip(self.netns, "link", "add", "t0", "type", *(word.format(*OUTER[family]) for word in words))
+        support.ip(self.netns, " ".join(("link add t0 type", *words)).format(*OUTER[family]))
         if words == ("wireguard",):
             self._exchange_keys()
         with inside(self.netns):
             File("/proc/sys/net/ipv6/conf/t0/disable_ipv6").write_text("1")  # nothing but what the test sends
-        self.ip(self.netns, "address", "add", "10.77.0.1/24", "dev", "t0")
-        self.ip(self.netns, "link", "set", "dev", "t0", "up")
-        if words[0] in ("vxlan", "geneve", "gretap"):
-            self.ip(self.netns, "neighbour", "add", FAR, "lladdr", MAC, "dev", "t0")
+        neighbour = [NEIGHBOUR] if words[0] in ("vxlan", "geneve", "gretap") else []
+        support.ip(self.netns, "address add 10.77.0.1/24 dev t0", "link set dev t0 up", *neighbour)
         if words == VXLAN:
             self.forward(MAC, OUTER[4][1])
 
@@ -92,7 +87,7 @@ class Host:
     def _exchange_keys(self) -> None:
         from pyroute2 import WireGuard
 
-        self.ip(self.far, "link", "add", "t0", "type", "wireguard")
+        support.ip(self.far, "link add t0 type wireguard")
         public = []
         for netns in (self.netns, self.far):
             with inside(netns), WireGuard() as guard:
@@ -102,15 +97,16 @@ class Host:
             peer = {"public_key": key, "endpoint_addr": there, "endpoint_port": 51820, "allowed_ips": ["10.77.0.0/24"]}
             with inside(netns), WireGuard() as guard:
                 guard.set("t0", peer=peer)
-        self.ip(self.far, "link", "set", "dev", "t0", "up")
+        support.ip(self.far, "link set dev t0 up")
 
     def send(self, mark: int) -> None:
         """One datagram to the other end of the tunnel, on each of many flows."""
-        for _ in range(FLOWS):
-            with inside(self.netns), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as flow:
-                flow.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
-                flow.bind(("10.77.0.1", 0))
-                flow.sendto(b"x", (FAR, 9))
+        with inside(self.netns):
+            for _ in range(FLOWS):
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as flow:
+                    flow.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
+                    flow.bind(("10.77.0.1", 0))
+                    flow.sendto(b"x", (FAR, 9))
 
 
 @pytest.fixture
@@ -197,7 +193,7 @@ def test_outer_packets_are_counted_where_they_leave(host: Host, words: tuple[str
             support.wait_until(all_counted, 10, f"what left by each rail is counted: {left}, {counted}")
         if words[0] == "vxlan":
             assert min(left.values()) > 0, "the outer source port decides"
-        host.route(host.netns, 1, family, "r2")
+        support.ip(host.netns, host.route(1, family, "r2"))
         watched.look()
         gateway = "10.2.0.2" if family == 4 else "fd00:2::2"
         assert watched.underlays.counted() == {PATH: [Underlay(OUTER[family][1], gateway, "r2")]}
@@ -218,7 +214,7 @@ def test_without_marks_the_kernel_remembers_the_route_of_a_tunnel(host: Host) ->
 
 def test_a_peer_whose_outer_address_is_not_known_has_unknown_ways(host: Host) -> None:
     host.tunnel(VXLAN, 4)
-    host.ip(host.netns, "neighbour", "del", FAR, "dev", "t0")
+    support.ip(host.netns, f"neighbour del {FAR} dev t0")
     with watching(host) as watched:
         assert watched.underlays.counted() == {PATH: []}, "there is no entry for everybody"
         host.forward("00:00:00:00:00:00", OUTER[4][1])
@@ -231,16 +227,16 @@ def test_a_peer_whose_outer_address_is_not_known_has_unknown_ways(host: Host) ->
 
 def test_ways_by_one_interface_are_named_but_not_counted(host: Host) -> None:
     host.tunnel((*VXLAN, "local", "{0}", "remote", "{1}"), 4)
-    hops = [word for end in (2, 3) for word in ("nexthop", "via", f"10.1.0.{end}", "dev", "r1")]
-    host.ip(host.netns, "route", "replace", OUTER[4][1], "src", OUTER[4][0], *hops)
+    hops = " ".join(f"nexthop via 10.1.0.{end} dev r1" for end in (2, 3))
+    support.ip(host.netns, f"route replace {OUTER[4][1]} src {OUTER[4][0]} {hops}")
     with watching(host) as watched:
         assert watched.underlays.counted() == {PATH: [Underlay(OUTER[4][1], f"10.1.0.{end}", "r1") for end in (2, 3)]}
         assert watched.underlays.interfaces() == set()
 
 
 def test_a_tunnel_from_another_namespace_has_its_ways_there(host: Host) -> None:
-    host.ip(host.netns, "link", "add", "t0", "type", *VXLAN, "remote", OUTER[4][1], "dev", "r1")
-    host.ip(host.netns, "link", "set", "dev", "t0", "netns", host.far)
+    tunnel = f"link add t0 type {' '.join(VXLAN)} remote {OUTER[4][1]} dev r1"
+    support.ip(host.netns, tunnel, f"link set dev t0 netns {host.far}")
     with inside(host.far), Netlink() as netlink:
         (link,) = [each for each in netlink.links() if each.name == "t0"]
     assert link.tunnel is None
