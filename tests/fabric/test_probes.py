@@ -309,12 +309,14 @@ class Foreign:
 
 
 @pytest.fixture
-def foreign() -> Iterator[Callable[..., Foreign]]:
+def foreign(nodes: Nodes, veth_pair: tuple[str, str]) -> Iterator[Callable[..., tuple[Node, Foreign]]]:
+    """A host that probes a foreign reflector, and this."""
     made: list[Foreign] = []
 
-    def make(*arguments: object, **more: object) -> Foreign:
-        made.append(Foreign(*arguments, **more))  # type: ignore[arg-type]
-        return made[-1]
+    def make(family: int = 4, *arguments: object) -> tuple[Node, Foreign]:
+        _, theirs = ADDRESSES[family]
+        made.append(Foreign(veth_pair[1], theirs, *arguments))  # type: ignore[arg-type]
+        return nodes(veth_pair[0], config("a", "b", theirs)), made[-1]
 
     yield make
     for each in made:
@@ -323,11 +325,9 @@ def foreign() -> Iterator[Callable[..., Foreign]]:
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_a_twamp_light_reflector_gives_round_trips_with_an_honest_bound(
-    nodes: Nodes, veth_pair: tuple[str, str], foreign: Callable[..., Foreign], family: int
+    nodes: Nodes, foreign: Callable[..., tuple[Node, Foreign]], family: int
 ) -> None:
-    _, theirs = ADDRESSES[family]
-    sender = nodes(veth_pair[0], config("a", "b", theirs))
-    reflector = foreign(veth_pair[1], theirs)
+    sender, reflector = foreign(family)
     for turn in range(10):
         sender.send()
         nodes.serve_until(
@@ -341,11 +341,9 @@ def test_a_twamp_light_reflector_gives_round_trips_with_an_honest_bound(
 
 
 def test_losses_duplicates_and_late_replies_are_counted_exactly(
-    nodes: Nodes, veth_pair: tuple[str, str], foreign: Callable[..., Foreign]
+    nodes: Nodes, foreign: Callable[..., tuple[Node, Foreign]]
 ) -> None:
-    _, theirs = ADDRESSES[4]
-    sender = nodes(veth_pair[0], config("a", "b", theirs))
-    reflector = foreign(veth_pair[1], theirs, lambda seq: 0 if seq % 7 == 3 else 2 if seq % 5 == 0 else 1)
+    sender, reflector = foreign(4, lambda seq: 0 if seq % 7 == 3 else 2 if seq % 5 == 0 else 1)
     for _ in range(40):
         sender.send()
     answered = [seq for seq in range(40) if seq % 7 != 3]
@@ -467,12 +465,8 @@ def test_extra_probes_that_were_withdrawn_leave_no_gap(
     assert sender.lost_anything().keys() <= {"probe_missed_sends"}  # not lost: a machine may be late for what is due
 
 
-def test_overtaken_replies_are_counted_exactly(
-    nodes: Nodes, veth_pair: tuple[str, str], foreign: Callable[..., Foreign]
-) -> None:
-    _, theirs = ADDRESSES[4]
-    sender = nodes(veth_pair[0], config("a", "b", theirs))
-    reflector = foreign(veth_pair[1], theirs)
+def test_overtaken_replies_are_counted_exactly(nodes: Nodes, foreign: Callable[..., tuple[Node, Foreign]]) -> None:
+    sender, reflector = foreign()
     reflector.hold = True
     for _ in range(6):
         sender.send()
@@ -485,11 +479,9 @@ def test_overtaken_replies_are_counted_exactly(
 
 
 def test_replies_from_elsewhere_and_strays_are_counted_and_change_nothing(
-    nodes: Nodes, veth_pair: tuple[str, str], foreign: Callable[..., Foreign]
+    nodes: Nodes, veth_pair: tuple[str, str], foreign: Callable[..., tuple[Node, Foreign]]
 ) -> None:
-    _, theirs = ADDRESSES[4]
-    sender = nodes(veth_pair[0], config("a", "b", theirs))
-    reflector = foreign(veth_pair[1], theirs)
+    sender, reflector = foreign()
     reflector.hold = True
     sender.send()
     nodes.serve_until(lambda: reflector.held, "the probe is with the reflector", reflector)
@@ -497,7 +489,7 @@ def test_replies_from_elsewhere_and_strays_are_counted_and_change_nothing(
     with netns.inside(veth_pair[1]):
         other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with other:
-        other.bind((theirs, 0))
+        other.bind((ADDRESSES[4][1], 0))
         other.sendto(reply, back)  # from another port
     wrong_seq = reply[:24] + struct.pack("!I", 12345) + reply[28:]
     corrupt = reply[:12] + b"\x00\x00" + reply[14:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from flow_world import MBIT, MS, POLICY, SECOND, World
 
 from steering.deciding.condition_eval import Verdict
@@ -110,27 +111,20 @@ def test_a_rule_acts_on_no_measurement_that_is_stale() -> None:
     assert late.silence(0.6) is None
 
 
-def test_silence_is_no_part_of_a_dwell() -> None:
+@pytest.mark.parametrize(
+    ("before_s", "after"),
+    [(1, [(18, ("away", 0)), (3, ("returning", 0))]), (21, [(1, ("returning", 0))])],
+    ids=["dwell", "step"],
+)
+def test_silence_is_no_part_of_a_dwell_or_a_step(before_s: float, after: list[tuple[float, tuple[str, int]]]) -> None:
     watched = Watched()
     watched.see(Verdict.BAD, 0.1)
-    watched.see(Verdict.CLEAR, 1)
+    watched.see(Verdict.CLEAR, before_s)
     watched.silence(4)
-    known = watched.see(Verdict.CLEAR, 18)
-    assert known is not None
-    assert known.state == "away"
-    known = watched.see(Verdict.CLEAR, 3)
-    assert known is not None
-    assert known.state == "returning"
-
-
-def test_silence_is_no_part_of_a_step() -> None:
-    watched = Watched()
-    watched.see(Verdict.BAD, 0.1)
-    watched.see(Verdict.CLEAR, 21)
-    watched.silence(4)
-    known = watched.see(Verdict.CLEAR, 1)
-    assert known is not None
-    assert (known.state, known.step) == ("returning", 0)
+    for seconds, expected in after:
+        known = watched.see(Verdict.CLEAR, seconds)
+        assert known is not None
+        assert (known.state, known.step) == expected
 
 
 def test_a_path_that_was_not_measured_for_long_is_remembered_with_its_strikes_and_tries() -> None:
