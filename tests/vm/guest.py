@@ -90,7 +90,7 @@ class Run:
 
 def shares(tests: Sequence[str]) -> list[list[str]]:
     """Which tests run in which guest, about half of the work in each: a guest uses one of our processors at most."""
-    files = ("rdma", "tests/fabric/", "test_stamp_packet_scapy", "test_probe_tags", "test_virtual_clock")
+    files = ("rdma", "tests/fabric/", "test_stamp_packet_scapy", "test_probe_tags")
     first = [test for test in tests if any(part in test.partition("::")[0] for part in files)]
     return [share for share in (first, [test for test in tests if test not in first]) if share]
 
