@@ -31,11 +31,10 @@ def far(make_namespace):
 @pytest.fixture
 def host(make_namespace, far):
     made = kit.two_rails(make_namespace(), far)
-    hops = [word for rail in (1, 2) for word in ("nexthop", "via", f"10.{rail}.1.2")]
+    hops = " ".join(f"nexthop via 10.{rail}.1.2" for rail in (1, 2))
     for netns, address in ((made.netns, NEAR), (far, FAR)):
-        support.run(["ip", "-n", netns, "link", "set", "dev", "lo", "up"])
-        support.run(["ip", "-n", netns, "address", "add", f"{address}/32", "dev", "lo"])
-    support.run(["ip", "-n", far, "route", "add", f"{NEAR}/32", *hops])
+        support.ip(netns, "link set dev lo up", f"address add {address}/32 dev lo")
+    support.ip(far, f"route add {NEAR}/32 {hops}")
     return made
 
 

@@ -149,24 +149,20 @@ def test_what_happens_between_two_readings_is_not_missed(veth_pair: tuple[str, s
 
 def stacked(netns: str, other: str, kind: str) -> list[str]:
     """Put interfaces above v0; their names, the one with the paths first."""
-
-    def ip(*words: str, of: str = netns) -> None:
-        support.run(["ip", "-n", of, *words])
-
     if kind == "macvlan":
-        ip("link", "add", "link", "v0", "name", "m0", "type", "macvlan")
-        ip("link", "set", "dev", "m0", "up")
+        support.ip(netns, "link add link v0 name m0 type macvlan", "link set dev m0 up")
         return ["m0"]
     support.join(netns, other, "v1")
-    ip("link", "set", "dev", "v1", "up", of=other)
-    ip("link", "add", "bond0", "type", "bond", "mode", "active-backup", "miimon", "10")
-    for port in ("v0", "v1"):
-        ip("link", "set", "dev", port, "down")
-        ip("link", "set", "dev", port, "master", "bond0")
-    ip("link", "set", "dev", "bond0", "up")
-    ip("link", "add", "link", "bond0", "name", "bond0.7", "type", "vlan", "id", "7")
-    ip("link", "set", "dev", "bond0.7", "up")
+    support.ip(other, "link set dev v1 up")
+    bond(netns, "active-backup miimon 10")
+    support.ip(netns, "link add link bond0 name bond0.7 type vlan id 7", "link set dev bond0.7 up")
     return ["bond0.7", "bond0"]
+
+
+def bond(netns: str, mode: str) -> None:
+    """Put v0 and v1 under a bond."""
+    enslaved = (f"link set dev {port} {what}" for port in ("v0", "v1") for what in ("down", "master bond0"))
+    support.ip(netns, f"link add bond0 type bond mode {mode}", *enslaved, "link set dev bond0 up")
 
 
 BOND = pytest.param("bond", marks=pytest.mark.guest(only=True))  # the machine's own kernel has neither bonds nor VLANs
@@ -209,12 +205,7 @@ def test_a_port_of_a_bond_whose_lacp_partner_goes_is_named(veth_pair: tuple[str,
     ends = veth_pair
     support.join(*ends, "v1")
     for netns in ends:
-        lacp = ["mode", "802.3ad", "miimon", "10", "lacp_rate", "fast", "xmit_hash_policy", "layer3+4"]
-        support.run(["ip", "-n", netns, "link", "add", "bond0", "type", "bond", *lacp])
-        for port in ("v0", "v1"):
-            support.run(["ip", "-n", netns, "link", "set", "dev", port, "down"])
-            support.run(["ip", "-n", netns, "link", "set", "dev", port, "master", "bond0"])
-        support.run(["ip", "-n", netns, "link", "set", "dev", "bond0", "up"])
+        bond(netns, "802.3ad miimon 10 lacp_rate fast xmit_hash_policy layer3+4")
     path = NetworkPath("h1", "h2", "10.77.0.2", "", "bond0")
     told: list[Mapping[str, Bundle]] = []
     agreed = {"synchronization", "collecting", "distributing"}
@@ -250,8 +241,7 @@ def test_an_overrun_is_counted_and_answered_by_reading_everything(veth_pair: tup
     with watching(first, lambda: ["v0"], lambda: [PATH], RARELY, room_bytes=2048) as work:
         assert work.source.drops()["link_messages_overrun"] == 0
         support.run(["ip", "-n", first, "neigh", "replace", "10.77.0.2", "dev", "v0", "nud", "failed"])
-        batch = "".join(f"neigh replace 10.77.0.{n} lladdr 02:00:00:00:00:{n:02x} dev v0\n" for n in range(3, 200))
-        support.run(["ip", "-n", first, "-b", "-"], text_in=batch)
+        support.ip(first, *(f"neigh replace 10.77.0.{n} lladdr 02:00:00:00:00:{n:02x} dev v0" for n in range(3, 200)))
         support.run(["ip", "-n", first, "link", "set", "v0", "mtu", "1400"])
         assert work.event("mtu_changed", "v0").values == {"before_bytes": 1500, "after_bytes": 1400}
         assert work.event("neighbour_failed", "v0").paths == [PATH]
@@ -311,8 +301,7 @@ def test_a_monitor_hears_of_links_addresses_and_neighbours(veth_pair: tuple[str,
         monitor.read()  # that the link came up may be told late
         support.run(["ip", "-n", first, "address", "add", "10.78.0.1/24", "dev", "v0"])
         assert monitor.read().addresses
-        support.run(["ip", "-n", first, "neigh", "replace", "10.77.0.9", "lladdr", "02:00:00:00:00:09", "dev", "v0"])
-        support.run(["ip", "-n", first, "neigh", "del", "10.77.0.9", "dev", "v0"])
+        support.ip(first, "neigh replace 10.77.0.9 lladdr 02:00:00:00:00:09 dev v0", "neigh del 10.77.0.9 dev v0")
         states = [(each.address, each.state) for each in monitor.read().neighbours]
         assert states[0] == ("10.77.0.9", PERMANENT)
         assert states[-1] == ("10.77.0.9", 0)

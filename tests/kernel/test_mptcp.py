@@ -36,8 +36,7 @@ def test_a_subflow_is_replaced_by_one_from_another_port(make_namespace):
     near, far = make_namespace(), make_namespace()
     support.join(near, far, "v")
     for netns, address in ((near, NEAR), (far, FAR)):
-        support.run(["ip", "-n", netns, "address", "add", f"{address}/24", "dev", "v"])
-        support.run(["ip", "-n", netns, "link", "set", "v", "up"])
+        support.ip(netns, f"address add {address}/24 dev v", "link set v up")
     namespaces.set_sysctls(near, {"mptcp/pm_type": 1})
     with contextlib.ExitStack() as stack:
         with inside(far):

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -324,11 +324,8 @@ def place(make_namespace):
     def ip(*words):
         return support.run(["ip", "-n", netns, *words]).stdout
 
-    ip("link", "add", "east", "type", "veth", "peer", "name", "west")
-    ip("link", "set", "east", "up")
-    ip("link", "set", "west", "up")
-    ip("address", "add", "10.1.0.1/24", "dev", "east")
-    ip("address", "add", "fd00:1::1/64", "dev", "east", "nodad")
+    support.ip(netns, "link add east type veth peer name west", "link set east up", "link set west up")
+    support.ip(netns, "address add 10.1.0.1/24 dev east", "address add fd00:1::1/64 dev east nodad")
     support.wait_for_link_local(netns, "east", "west")
     with Netlink(netns) as ours, NetlinkWatch([ours.socket.port], netns) as watch:
         yield Place(ip, ours, watch, netns)
@@ -374,8 +371,7 @@ def test_what_others_do_is_news(place, words, routes):
 
 def test_a_flood_says_that_everything_may_have_changed(place):
     _, _, watch, netns = place
-    lines = "".join(f"route add 10.9.{n >> 8}.{n & 255}/32 via 10.1.0.2 dev east\n" for n in range(2_000))
-    support.run(["ip", "-n", netns, "-batch", "-"], text_in=lines)
+    support.ip(netns, *(f"route add 10.9.{n >> 8}.{n & 255}/32 via 10.1.0.2 dev east" for n in range(2_000)))
     assert watch.read() == News(True, True)
     assert watch.read() == News()
 
@@ -398,14 +394,6 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def namespace() -> Iterator[str]:
-    name = f"swerve-lock-{os.getpid()}"
-    support.run(["ip", "netns", "add", name])
-    yield name
-    support.run(["ip", "netns", "delete", name])
-
-
 def test_a_second_controller_of_the_namespace_is_refused_and_told_by_whom(namespace: str) -> None:
     refused = pytest.raises(RefusedError, match=rf"another name \(process {os.getpid()}\)")
     with inside(namespace), NamespaceLock(), refused:
@@ -414,14 +402,10 @@ def test_a_second_controller_of_the_namespace_is_refused_and_told_by_whom(namesp
         assert again.fileno() >= 0
 
 
-def test_another_namespace_is_another_lock(namespace: str) -> None:
-    other = f"{namespace}-2"  # in that of the machine another test may hold it
-    support.run(["ip", "netns", "add", other])
-    try:
-        with inside(other), NamespaceLock(), inside(namespace), NamespaceLock():
-            pass
-    finally:
-        support.run(["ip", "netns", "delete", other])
+def test_another_namespace_is_another_lock(make_namespace: Callable[[], str]) -> None:
+    one, other = make_namespace(), make_namespace()  # in that of the machine another test may hold it
+    with inside(other), NamespaceLock(), inside(one), NamespaceLock():
+        pass
 
 
 def test_what_a_guardian_inherited_is_waited_for(namespace: str) -> None:

@@ -140,8 +140,7 @@ def test_what_is_larger_than_the_target_takes_goes_as_it_is_routed(rails: Rails,
 def test_headers_behind_the_linear_part_are_found(rails: Rails, version: int) -> None:
     """A large frame sent raw, of which nothing but the Ethernet header lies where programs look first."""
     for netns in (rails.near, rails.far):
-        for rail in (1, 2):
-            support.run(["ip", "-n", netns, "link", "set", f"rail{rail}", "mtu", "9000"])
+        support.ip(netns, *(f"link set rail{rail} mtu 9000" for rail in (1, 2)))
     with kit.pinning(rails) as pins, Wire(rails, version) as wire:
         routed, frame = wire.send(bytes(8000))
         rail = other(routed)
@@ -353,8 +352,7 @@ def test_an_interface_that_comes_back_under_its_index_is_steered_again(rails: Ra
         support.wait_until(lambda: not is_alive(pins, 1), 20, "its target is dead")
         support.join(rails.near, rails.far, "rail1", index)
         for netns, host in ((rails.near, 2), (rails.far, 1)):
-            support.run(["ip", "-n", netns, "address", "add", f"10.1.1.{host}/24", "dev", "rail1"])
-            support.run(["ip", "-n", netns, "link", "set", "rail1", "up"])
+            support.ip(netns, f"address add 10.1.1.{host}/24 dev rail1", "link set rail1 up")
         rails.ip("nexthop", "add", "id", "11", "via", "10.1.1.1", "dev", "rail1")
         rails.ip("nexthop", "replace", "id", "102", "group", "11")
         rails.ip("route", "replace", "10.9.0.2", "nhid", "102", "src", "10.9.0.1")

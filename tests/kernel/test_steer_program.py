@@ -5,10 +5,9 @@ The packets run on the loopback interface (index 1) of the test's namespace: a t
 
 from __future__ import annotations
 
-import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import packets as p
@@ -65,18 +64,12 @@ class Steer:
 
 
 @pytest.fixture(scope="module")
-def made() -> Iterator[Steer]:
+def made(make_lasting_namespace: Callable[[], str]) -> Iterator[Steer]:
     support.require("netns", "bcc")
-    netns = f"swerve-steer-{os.getpid()}"
-    support.run(["ip", "netns", "add", netns])
-    try:
-        support.run(
-            ["ip", "-n", netns, "link", "add", "v0", "index", str(SECOND), "type", "veth", "peer", "name", "v1"]
-        )
-        with kit.table(netns) as table:
-            yield Steer(table)
-    finally:
-        support.run(["ip", "netns", "delete", netns])
+    netns = make_lasting_namespace()
+    support.ip(netns, f"link add v0 index {SECOND} type veth peer name v1")
+    with kit.table(netns) as table:
+        yield Steer(table)
 
 
 @pytest.fixture

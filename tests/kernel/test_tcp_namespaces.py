@@ -135,7 +135,7 @@ def pods(make_namespace: Callable[[], str], groups: Path) -> tuple[str, str, lis
         batch[netns] = [f"address add 10.88.{number}.2/24 dev eth0", "link set eth0 up"]
         batch[netns] += [f"route add default via 10.88.{number}.1"]
     for netns, lines in batch.items():
-        support.run(["ip", "-n", netns, "-batch", "-"], text_in="\n".join(lines) + "\n")
+        support.ip(netns, *lines)
     with inside(host):
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     return host, server, made
@@ -256,12 +256,10 @@ def test_retransmissions_of_twenty_namespaces_equal_their_own(
 def test_a_macvlan_pod_leaves_by_a_known_interface(make_namespace: Callable[[], str]) -> None:
     """A macvlan hands packets to the host's interface with their socket: egress sees them, and counts none twice."""
     host, server, pod = (make_namespace() for _ in range(3))
-    support.join(host, server, "v0")
-    batch = f"link set v0 up\nlink add link v0 name m0 type macvlan mode bridge\nlink set m0 netns {pod} name eth0\n"
-    support.run(["ip", "-n", host, "-batch", "-"], text_in=batch)
+    joined = support.joining(server, "v0"), "link set v0 up", "link add link v0 name m0 type macvlan mode bridge"
+    support.ip(host, *joined, f"link set m0 netns {pod} name eth0")
     for netns, device, last in ((server, "v0", 2), (pod, "eth0", 3)):
-        text = f"address add 10.88.0.{last}/24 dev {device}\nlink set {device} up\n"
-        support.run(["ip", "-n", netns, "-batch", "-"], text_in=text)
+        support.ip(netns, f"address add 10.88.0.{last}/24 dev {device}", f"link set {device} up")
     with inside(server):
         listener = socket.create_server((SERVER, PORT))
     with inside(pod):
