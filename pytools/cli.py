@@ -77,7 +77,7 @@ def _one_of(tables: dict[str, bool]) -> str | None:
     given = [name for name, is_given in tables.items() if is_given]
     if len(given) > 1:
         listed = " and ".join(f"--{name}" for name in given)
-        raise click.UsageError(f"{listed} are two tables: ask for one of them")
+        raise click.UsageError(f"{listed} are mutually exclusive: each is a table")
     return given[0] if given else None
 
 
@@ -89,9 +89,8 @@ def _one_of(tables: dict[str, bool]) -> str | None:
 def delay(options: Options, asked: Asked, app: bool, ways: bool) -> None:
     """Show one-way delay, queueing and loss of every path.
 
-    Each value stands beside its error (±). A dash is what is not known: a one-way delay needs clocks that are
-    synchronised, or in holdover after they were; queueing needs neither. Asymmetry is what the smallest delay there has
-    more than the smallest one back.
+    Each value has its error (±). A dash means unknown: a one-way delay needs clocks that are synchronised or in
+    holdover, queueing does not. Asymmetry is the smallest forward delay minus the smallest reverse delay.
     """
     _frames(options, _one_of({"app": app, "ways": ways}) or "delay", asked)
 
@@ -104,11 +103,11 @@ def delay(options: Options, asked: Asked, app: bool, ways: bool) -> None:
 def clocks(options: Options, asked: Asked, edges: bool, collocation: bool) -> None:
     """Show the clocks of all hosts against the reference: offset, drift, bound, state.
 
-    ± holds under the stated allowance for asymmetric paths (clocks.asymmetry_share), the hard ± whatever the network
-    does. swerve compares clocks and sets none.
+    ± assumes that paths are at most as asymmetric as clocks.asymmetry_share; the hard ± assumes no symmetry. swerve
+    compares clocks and never sets one.
     """
     if collocation and asked.sort is not None:
-        raise click.UsageError("--sort is for the tables of clocks: leave --collocation out")
+        raise click.UsageError("--sort and --collocation are mutually exclusive")
     _frames(options, _one_of({"edges": edges, "collocation": collocation}) or "clocks", asked)
 
 
@@ -119,10 +118,10 @@ def clocks(options: Options, asked: Asked, edges: bool, collocation: bool) -> No
 def tcp(options: Options, asked: Asked, flows: bool) -> None:
     """Show TCP retransmissions by cause, by path and by connection.
 
-    Fast: acknowledgements showed the loss (a queue that overflows). RTO: nothing came back at all. TLP: the end of a
-    burst, retransmitted as a probe. SYN: of the handshake. Spurious: retransmitted needlessly, the first had arrived
-    (delay, or another order). Zero windows: the receiver does not read. CE: marked by a queue on the way. Counts of
-    connections are since each began, those of paths of the last window. Details: docs/tcp.md
+    Fast: acknowledgements showed the loss (a queue overflows). RTO: no acknowledgement arrived. TLP: a loss probe
+    retransmitted the last segment. SYN: of the handshake. Spurious: needless, the original arrived late or reordered.
+    Zero windows: the receiver does not read. CE: marked by a queue on the path. Connections count since each began,
+    paths over the last window. Details: docs/tcp.md
     """
     _frames(options, "flows" if flows else "tcp", asked)
 
@@ -133,8 +132,8 @@ def tcp(options: Options, asked: Asked, flows: bool) -> None:
 def drops(options: Options, asked: Asked) -> None:
     """Show packets that the kernel of this machine dropped, by reason.
 
-    Of all its network namespaces together, forwarded packets too. Those of a TCP connection are beside it (swerve tcp
-    --flows); what an interface and its queue dropped is with the interface (swerve links). Details: docs/tcp.md
+    Covers all network namespaces of this machine, and forwarded packets. `swerve tcp --flows` shows the drops of each
+    TCP connection, `swerve links` those of an interface and its queue. Details: docs/tcp.md
     """
     _frames(options, "drops", asked)
 
@@ -146,7 +145,7 @@ def drops(options: Options, asked: Asked) -> None:
 def links(options: Options, asked: Asked, events: bool) -> None:
     """Show interfaces that carry paths: carrier, rates, queues, drops, pauses, neighbours, MTU, ECN marks.
 
-    Rates, drops and errors are of the last window; what a queue dropped and what drivers count are totals. Details:
+    Rates, drops and errors cover the last window; drops of queues and counters of drivers are totals. Details:
     docs/links.md
     """
     _frames(options, "events" if events else "links", asked)
@@ -154,16 +153,16 @@ def links(options: Options, asked: Asked, events: bool) -> None:
 
 @click.group(invoke_without_command=True, epilog="Example: swerve rdma -n swerve-x-h1 --verdict congested -i 1")
 @click.option("--ports", is_flag=True, help="Show ports: state, congestion notifications, losses, addresses.")
-@click.option("--suspects", is_flag=True, help="Show hosts and links that several queue pairs agree to be slow.")
+@click.option("--suspects", is_flag=True, help="Show hosts and links that bad queue pairs have in common.")
 @filtered("dst", "pid", "command", "interface", "path", "verdict")
 @common()
 @click.pass_context
 def rdma(context: click.Context, options: Options, asked: Asked, ports: bool, suspects: bool) -> None:
     """Show RDMA queue pairs: posted and completed work requests, bandwidth, verdict.
 
-    The verdict of each, with its reason: congested (slow, while more and more is outstanding), slow_receiver (the other
-    side has no buffers ready), dead (outstanding, nothing completes), no_demand (nothing to send), ok. Where no RDMA
-    is seen it is said why. Details: docs/rdma.md
+    Each queue pair has a verdict with its reason: congested (slow, with a growing backlog), slow_receiver (the peer has
+    no receive buffers), dead (outstanding requests, none completes), no_demand (nothing to send), ok. If no RDMA is
+    visible, the output says why. Details: docs/rdma.md
     """
     if context.invoked_subcommand is None:
         _frames(options, _one_of({"ports": ports, "suspects": suspects}) or "rdma", asked)
@@ -176,10 +175,10 @@ def rdma(context: click.Context, options: Options, asked: Asked, ports: bool, su
 @NETNS
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def tap(netns: str | None, command: Sequence[str]) -> int:
-    """Run COMMAND with the tap: its queue pairs are counted without a breakpoint.
+    """Run COMMAND with the tap, which counts its queue pairs without breakpoints.
 
-    For programs that post a lot, for whom probes would cost too much. The program sees nothing of it. Details:
-    docs/rdma.md; what it costs, and when not to: docs/overhead.md
+    For programs that post so much that breakpoints would cost too much; they need no change. Details: docs/rdma.md; the
+    cost, and when not to use it: docs/overhead.md
     """
     from pytools.sources.rdma import tap_command
 
@@ -198,9 +197,9 @@ def self_(options: Options) -> None:
 
 @click.command(epilog="Example: swerve schema > signals.schema.json")
 def schema() -> None:
-    """Print the JSON Schema of the signals: a line of `swerve watch`, and of commands with -j that print signals.
+    """Print the JSON Schema of the signals: the lines of `swerve watch`, and of commands with -j that print signals.
 
-    What a program may rely on from one version to the next: docs/signals.md
+    What a program may rely on between versions: docs/signals.md
     """
     import json
 
@@ -212,20 +211,20 @@ def schema() -> None:
 @click.command(epilog="Example: swerve metrics -n swerve-x-h1 --listen 127.0.0.1:9762")
 @click.option("--listen", default="127.0.0.1:9762", show_default=True, metavar="ADDR:PORT", help="Listen on ADDR:PORT.")
 @click.option("--allow-remote", is_flag=True, help="Allow an address that other hosts can reach.")
-@click.option("--once", is_flag=True, help="Print the metrics once and exit (exit code 1 if there is no agent).")
+@click.option("--once", is_flag=True, help="Print the metrics once and exit (exit code 1 without an agent).")
 @click.option("--openmetrics", is_flag=True, help="With --once, print OpenMetrics instead of Prometheus text.")
 @common(follows=False)
 def metrics(options: Options, listen: str, allow_remote: bool, once: bool, openmetrics: bool) -> int:
     """Serve the metrics of an agent to Prometheus; the agent may restart.
 
-    http://127.0.0.1:9762/metrics, as Prometheus text or OpenMetrics, whichever is asked for. While there is no agent it
-    says `swerve_up 0`. Alert rules and a dashboard are in examples/. Details: docs/metrics.md
+    Serves http://127.0.0.1:9762/metrics as Prometheus text, or as OpenMetrics on request. Without an agent it reports
+    `swerve_up 0`. Alert rules and a dashboard are in examples/. Details: docs/metrics.md
     """
     from pytools import directories
     from pytools.views.metrics import server, serving
 
     if options.json or (openmetrics and not once):
-        raise click.UsageError("metrics are text: without --json, and --openmetrics goes with --once")
+        raise click.UsageError("metrics has no --json, and --openmetrics needs --once")
     agent_socket, instance = directories.readers_socket(options.netns), directories.instance(options.netns)
     if once:
         return 0 if serving.once(agent_socket, instance, sys.stdout.buffer, openmetrics) else 1
@@ -241,8 +240,8 @@ def metrics(options: Options, listen: str, allow_remote: bool, once: bool, openm
 def top(options: Options, allow_actions: bool) -> int:
     """Show a live view of paths, flows, links and events: delay, queueing, loss, weights, states (? lists the keys).
 
-    Where no agent runs, root measures by itself while the view is open, with the configuration that the agent would
-    read. In a pipe it is a report, once, or as often as -c and -i say. Details: docs/top.md
+    Without a running agent, root measures by itself while the view is open, with the agent's configuration. In a pipe
+    it prints a report, once or as -c and -i say. Details: docs/top.md
     """
     from pytools.views import actions, follow
     from pytools.views.kinds import VIEWS
@@ -271,16 +270,16 @@ def top(options: Options, allow_actions: bool) -> int:
     "--bundle",
     metavar="OUT.tar.gz",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a support bundle to FILE; it holds no secrets.",
+    help="Write a support bundle without secrets to OUT.tar.gz.",
 )
 @click.option(
-    "--redact", is_flag=True, help="With --bundle, replace addresses outside the policy's prefixes by numbers."
+    "--redact", is_flag=True, help="With --bundle, replace addresses outside the policy's prefixes with numbers."
 )
 @common(follows=False)
 def doctor(options: Options, clean: bool, bundle: Path | None, redact: bool) -> int:
     """Check what this host can do, what is missing, what each gap costs and how to fix it.
 
-    Exit code 5 when something essential is missing.
+    Exit code 5: something essential is missing.
     """
     from pytools import config, directories
     from pytools.sources import programs

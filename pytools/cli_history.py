@@ -33,8 +33,8 @@ _TYPES = click.option(
 def watch(options: Options, types: Sequence[str], since: str | None, until: str | None, asked: Asked) -> None:
     """Print each signal as a line of JSON as it arrives.
 
-    The line is flushed at once. Signals missed because the reader was slow are counted on standard error. With --since
-    what the agent has recorded since then comes first; with --until there is nothing else, and no agent is needed.
+    Flushes each line, and reports on standard error how many signals a slow reader missed. With --since, prints the
+    recording since then first; with --until, prints only the recording and needs no agent.
     """
     from pytools import directories
     from pytools.ipc import client as bus_client
@@ -43,9 +43,9 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
     from pytools.views import export, history_query
 
     if options.interval_s is not None:
-        raise click.UsageError("watch prints as it comes: it has no interval")
+        raise click.UsageError("watch prints each signal as it arrives: it has no --interval")
     if until is not None and since is None:
-        raise click.UsageError("--until needs --since: what comes is not known yet")
+        raise click.UsageError("--until needs --since")
     wanted, told = _wanted(types, asked, since, until), Read()
     if since is not None and (lacking := sorted(segments.NEVER & (wanted.types or frozenset()))):
         click.echo(f"swerve: {', '.join(lacking)} is not recorded ({directories.page('recording.md')})", err=True)
@@ -68,7 +68,7 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
 @_TYPES
 @SINCE
 @UNTIL
-@click.option("--view", metavar="NAME", help="Print the table of the command NAME, as of the end of the range.")
+@click.option("--view", metavar="NAME", help="Print the table of command NAME at the end of the range.")
 @filtered("dst", "src", "port", "pid", "command", "interface", "path", "verdict", "host", "pod")
 @common(follows=False)
 def replay(
@@ -82,8 +82,8 @@ def replay(
 ) -> None:
     """Read back the output of `swerve watch` or the recording of the agent, with the same filters.
 
-    FILE is JSON Lines, plain or gzip, or a recording's directory; - is standard input. Without it the recording of this
-    host's agent is read. Lines come out as they are in it; those that are none are counted on standard error.
+    FILE is JSON Lines, plain or gzip, or a recording's directory; - is standard input. Without FILE it reads the
+    recording of this host's agent. Prints lines unchanged, and counts invalid ones on standard error.
     """
     from pytools.recording.reader import Read
     from pytools.views import export, follow, history_query, query
@@ -93,7 +93,7 @@ def replay(
     found = history_query.of(file, recording, wanted, told)
     if view is None:
         if asked.sort is not None:
-            raise click.UsageError("--sort is for a table: name one with --view")
+            raise click.UsageError("--sort needs --view")
         export.lines(history_query.lots(found), sys.stdout.buffer)
     else:
         kind = query.view_word(view)
@@ -102,7 +102,7 @@ def replay(
         if known.host:  # else there is nothing to be seen of anybody
             follow.show_model(kind, known, options.json, options.color, query.Query(wanted.filters, order))
         elif file is not None:
-            click.echo(f"swerve: {file}: no signal in it that was asked for", err=True)
+            click.echo(f"swerve: {file}: no signal matches", err=True)
     _tell_of(told, recording)
 
 
@@ -126,7 +126,7 @@ def _tell_of(told: Read | Told, recording: Path | None) -> None:
     from pytools.views import history_query
 
     if told.broken:
-        click.echo(f"swerve: {told.broken} lines were left out: they are no signals of this schema", err=True)
+        click.echo(f"swerve: {told.broken} lines were skipped: they are not signals of this schema", err=True)
     elif recording is not None and not told.records:
         click.echo(f"swerve: {history_query.nothing_then(recording)}", err=True)
 
@@ -143,7 +143,7 @@ def _tell_of(told: Read | Told, recording: Path | None) -> None:
     type=click.FloatRange(min=1),
     callback=finite,
     metavar="SECONDS",
-    help="Record for so many seconds from now instead of reading a recording.",
+    help="Record the next SECONDS instead of reading a recording.",
 )
 @common(follows=False)
 def report(
@@ -151,9 +151,9 @@ def report(
 ) -> None:
     """Write an HTML report: delays between hosts, acts and their reasons, weights, retransmissions, RDMA, clocks.
 
-    Of the agent's recording (the last ten minutes unless --since or --until say otherwise), of FILES (what `swerve
-    watch` wrote, plain or gzip, or directories of recordings, also of several hosts), or with -c of what the agent
-    tells from now on. The page needs no network. Details: docs/report.md
+    Reads the agent's recording (by default the last ten minutes), or FILES (output of `swerve watch`, plain or gzip, or
+    directories of recordings, also of several hosts), or with -c the agent's next signals. The page works offline.
+    Details: docs/report.md
     """
     import time
 

@@ -47,7 +47,7 @@ class Options:
 def finite(_context: click.Context, _option: click.Parameter, seconds: float | None) -> float | None:
     """A time that ends: a range alone takes nan, which is outside of none."""
     if seconds is not None and not math.isfinite(seconds):
-        raise click.BadParameter(f"{seconds} is no number of seconds")
+        raise click.BadParameter(f"{seconds} is not a number of seconds")
     return seconds
 
 
@@ -56,7 +56,7 @@ def _instance(_context: click.Context, _option: click.Parameter, name: str | Non
     if name is not None and (
         name in (".", "..") or "/" in name or not name.isprintable() or not 1 <= len(name.encode()) <= _NAME_MAX
     ):
-        raise click.BadParameter(f"{name!r} names no network namespace; `ip netns` lists them")
+        raise click.BadParameter(f"{name!r} is not the name of a network namespace; `ip netns` lists them")
     return name
 
 
@@ -94,7 +94,9 @@ def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[...,
                 metavar="SECONDS",
                 help="Repeat every SECONDS until interrupted.",
             ),
-            click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after N."),
+            click.option(
+                "-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after N tables or lines."
+            ),
         ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,9 +122,9 @@ def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 SINCE: Final = click.option(
-    "--since", metavar="TIME", help="Start of the range: 03:10, '2026-11-20 03:10', or 15m for 15 minutes ago."
+    "--since", metavar="TIME", help="Start at TIME: 03:10, '2026-11-20 03:10', or 15m for 15 minutes ago."
 )
-UNTIL: Final = click.option("--until", metavar="TIME", help="End of the range; same formats as --since.")
+UNTIL: Final = click.option("--until", metavar="TIME", help="End at TIME; same formats as --since.")
 
 
 def recording_of(options: Options) -> Path:
@@ -177,7 +179,7 @@ _FILTERS: Final[Mapping[str, tuple[str, type, str]]] = {
     "dst": ("PREFIX", str, "Select destinations in PREFIX, like 10.9.0.0/16."),
     "src": ("PREFIX", str, "Select local addresses in PREFIX."),
     "port": ("N", int, "Select connections with port N at either end."),
-    "pid": ("N", int, "Select what process N owns."),
+    "pid": ("N", int, "Select connections and queue pairs of process N."),
     "command": ("TEXT", str, "Select processes with TEXT in their name."),
     "pod": ("TEXT", str, "Select pods and other network namespaces with TEXT in their name."),
     "interface": ("NAME", str, "Select interface NAME (or RDMA device NAME)."),

@@ -90,7 +90,7 @@ class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interval_ms: Annotated[float, Within(0, 600_000)] = 0.0
     # assumed limit: the two directions differ by no more than this share of the smallest round trip
     asymmetry_share: Annotated[float, Within(0, 1)] = 0.1
-    reference: str = ""  # the reference host; empty: elected, the first by name that is heard
+    reference: str = ""  # the reference host; empty: elected, the first by name that sends
     chrony_socket: str = ""  # absolute path of chrony's SOCK reference clock, which gets the estimate
 
     @property

@@ -24,14 +24,14 @@ from pytools.views import actions
 @click.version_option(package_name="swerve")
 @click.pass_context
 def root(context: click.Context) -> None:
-    """See where packets wait between the hosts of a cluster, and move traffic away from there.
+    """Measure where packets wait between the hosts of a cluster, and move traffic away from there.
 
-    Without a command: `swerve status`.
+    Without a command, run `swerve status`.
 
-    Exit codes: 0 ok, 1 failed, 2 usage, 3 policy invalid, 4 refused by a safety guard, 5 privilege or kernel feature
-    missing, 130 interrupted.
+    Exit codes: 0 ok, 1 failed, 2 usage error, 3 policy invalid, 4 refused by a safety guard, 5 privilege or kernel
+    feature missing, 130 interrupted.
 
-    Pages that are named like docs/tcp.md are in the sources, and with the Debian package in /usr/share/doc/swerve.
+    Pages such as docs/tcp.md are in the sources; the Debian package has them in /usr/share/doc/swerve.
     """
     if context.invoked_subcommand is None:
         status = root.commands["status"]
@@ -42,7 +42,7 @@ def root(context: click.Context) -> None:
 for _command in (
     *reading.commands,
     LazyCommand(
-        "status", "steering.commands.overview", "status", "Show how this host is: agent, paths, clocks, steering."
+        "status", "steering.commands.overview", "status", "Show the state of this host: agent, paths, clocks, steering."
     ),
     LazyCommand("policy", "steering.commands.policy", "policy", "Check, explain and try out policy files."),
     LazyCommand("cache", "steering.commands.cache", "cache", "List, export and import compiled kernel programs."),
@@ -53,7 +53,7 @@ for _command in (
         "demo",
         "steering.demo.command",
         "demo",
-        "See a congested rail and steer traffic away from it, in network namespaces.",
+        "Run a demo in network namespaces: congest a rail and steer traffic away from it.",
     ),
 ):
     root.add_command(_command)

@@ -35,7 +35,7 @@ class Duration(click.ParamType[int]):
         try:
             found = parse_duration(value)
         except ValueError:
-            self.fail(f"{value} is no duration: like 90s, 10m, 1h", param, ctx)
+            self.fail(f"{value} is not a duration: like 90s, 10m, 1h", param, ctx)
         if not self._least_ns <= found <= self._most_ns:
             self.fail(f"{value} is too {'short' if found < self._least_ns else 'long'}", param, ctx)
         return found
@@ -55,7 +55,7 @@ class Flow(click.ParamType[FlowKey]):
         try:
             local, remote = (_end(text) for text in (rest if colon and protocol else str(value)).split("-"))
         except ValueError:
-            self.fail(f"{value} is no flow: like tcp:10.9.0.1:40000-10.9.0.2:5201", param, ctx)
+            self.fail(f"{value} is not a flow: like tcp:10.9.0.1:40000-10.9.0.2:5201", param, ctx)
         return FlowKey(protocol or _PROTOCOLS["tcp"], *local, *remote)
 
 

@@ -252,7 +252,7 @@ def _not_ready(one: Facts, waiting: str) -> str:
     if one.spent_ready[0] or not one.outstanding[0]:
         return "a request failed with rnr_retry_exc_err: the receiver was not ready too often"
     times = f"{one.not_ready[0]} times since the last reading" if one.not_ready[0] else "within the last second"
-    return f"{waiting} wait, and the port heard 'receiver not ready' {times}"
+    return f"{waiting} wait, and the port received 'receiver not ready' {times}"
 
 
 def _against_mean(bps: float, mean_bps: float) -> str:

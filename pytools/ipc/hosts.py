@@ -114,10 +114,10 @@ class HostBus:
         Raises
         ------
         UsageError
-            If there is no peer of that name.
+            If there is not a peer of that name.
         """
         if to is not None and to not in self._names:
-            raise UsageError(f"{to!r} is no peer of {self._host}")
+            raise UsageError(f"{to!r} is not a peer of {self._host}")
         if len(payload) > MAX_PAYLOAD or len(topic.encode()) > MAX_NAME:
             self.sealer.refused["oversize"] += 1
             return

@@ -13,8 +13,8 @@ from pytools.errors import UsageError
 from pytools.lab import clocks, fabric, state, timekeeping
 from pytools.lab.topology import DEFAULT_QUEUE_BYTES, KINDS, rate_text
 
-_name = click.option("--name", default="lab", show_default=True, help="Name of the lab.")
-_rail = click.option("--rail", type=int, required=True, help="Number of the rail, from 1.")
+_name = click.option("--name", default="lab", show_default=True, help="Use the lab of this name.")
+_rail = click.option("--rail", type=int, required=True, help="Act on this rail, counted from 1.")
 _inner = click.option("--inner", type=int, help="Apply to inner path N of the rail, from 1, instead of its ports.")
 _json = click.option("-j", "--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -26,23 +26,21 @@ def lab() -> None:
 
 @lab.command(epilog="Example: swerve lab up --hosts 4 --rails 2")
 @_name
-@click.option("--hosts", type=int, default=4, show_default=True, help="Number of hosts.")
-@click.option("--rails", type=int, default=2, show_default=True, help="Number of rails.")
-@click.option("--rate", default="100mbit", show_default=True, help="Rate of each rail port, or none.")
+@click.option("--hosts", type=int, default=4, show_default=True, help="Create this many hosts.")
+@click.option("--rails", type=int, default=2, show_default=True, help="Create this many rails.")
+@click.option("--rate", default="100mbit", show_default=True, help="Shape each rail port to this rate, or none.")
 @click.option(
     "--queue",
     "queue_bytes",
     type=int,
     default=DEFAULT_QUEUE_BYTES,
     show_default=True,
-    help="Queue of each rail port, in bytes.",
+    help="Limit the queue of each rail port, in bytes.",
 )
-@click.option(
-    "--inner", type=int, default=0, help="Number of inner paths of each rail; the rail hashes flows over them."
-)
-@click.option("--over", type=click.Choice(KINDS), help="Make the rails of such devices over the cables.")
+@click.option("--inner", type=int, default=0, help="Give each rail this many inner paths; it hashes flows over them.")
+@click.option("--over", type=click.Choice(KINDS), help="Build the rails from devices of this kind.")
 @click.option("--ipv6", is_flag=True, help="Configure the agents to probe over IPv6 as well.")
-@click.option("--clocks", "seed", type=int, help="Give each host a clock of its own, drawn from this seed.")
+@click.option("--clocks", "seed", type=int, help="Give each host its own clock, drawn from this seed.")
 @click.option("--share", "shared", multiple=True, help="Give these hosts one oscillator, like h1,h2 (repeatable).")
 @click.option("--bus", is_flag=True, help="Connect the agents by the bus; implied by --clocks.")
 @_json
@@ -60,9 +58,9 @@ def up(
     bus: bool,
     as_json: bool,
 ) -> None:
-    """Make a lab."""
+    """Create a lab."""
     if shared and seed is None:
-        raise UsageError("hosts of a lab without clocks share one anyway", "give --clocks as well")
+        raise UsageError("without --clocks all hosts share one clock", "give --clocks as well")
     groups = [[_host_number(host) for host in group.split(",")] for group in shared]
     drawn = None if seed is None else clocks.draw(hosts, seed, time.monotonic_ns(), groups)
     made = fabric.Lab.up(
@@ -119,7 +117,7 @@ def blackhole(name: str, rail: int, direction: str | None, inner: int | None) ->
 @_name
 @_rail
 @click.option("--direction", required=True, help="Delay packets from one host to another, like h1:h2.")
-@click.option("--us", "extra_us", type=float, required=True, help="Extra delay in microseconds.")
+@click.option("--us", "extra_us", type=float, required=True, help="Delay by this many microseconds.")
 def delay(name: str, rail: int, direction: str, extra_us: float) -> None:
     """Delay packets from one host to another over a rail, in this direction only."""
     source, destination = direction_of(direction)
@@ -129,8 +127,8 @@ def delay(name: str, rail: int, direction: str, extra_us: float) -> None:
 @lab.command(epilog="Example: swerve lab bursts --rail 1 --share 0.4")
 @_name
 @_rail
-@click.option("--share", type=float, required=True, help="Mean share of each port's rate to fill, like 0.4.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the random bursts.")
+@click.option("--share", type=float, required=True, help="Fill this mean share of each port's rate, like 0.4.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Draw the bursts from this seed.")
 def bursts(name: str, rail: int, share: float, seed: int) -> None:
     """Fill a share of a rail's ports with bursty TCP between all hosts."""
     fabric.Lab.open(name).bursts(rail, share, seed)
@@ -142,14 +140,14 @@ def bursts(name: str, rail: int, share: float, seed: int) -> None:
 @click.option("--every", type=int, default=1, show_default=True, help="Mark every Nth ECN-capable packet.")
 @click.option("--toward", help="Apply to packets towards this host only, like h2.")
 def mark(name: str, rail: int, every: int, toward: str | None) -> None:
-    """Mark packets in a rail as having met congestion (ECN CE)."""
+    """Mark ECN-capable packets in a rail as congested (CE)."""
     fabric.Lab.open(name).mark(rail, every, None if toward is None else _host_number(toward))
 
 
 @lab.command(epilog="Example: swerve lab mtu --rail 1 --bytes 1400")
 @_name
 @_rail
-@click.option("--bytes", "mtu_bytes", type=int, required=True, help="Longest IP packet that is forwarded, like 1400.")
+@click.option("--bytes", "mtu_bytes", type=int, required=True, help="Forward IP packets up to this size, like 1400.")
 @click.option("--silent", is_flag=True, help="Drop longer packets without an ICMP message.")
 @click.option("--toward", help="Apply to packets towards this host only, like h2.")
 def mtu(name: str, rail: int, mtu_bytes: int, silent: bool, toward: str | None) -> None:
@@ -160,7 +158,7 @@ def mtu(name: str, rail: int, mtu_bytes: int, silent: bool, toward: str | None) 
 @lab.command(epilog="Example: swerve lab lose --rail 1 --share 0.2")
 @_name
 @_rail
-@click.option("--share", type=float, required=True, help="Share of packets to drop, like 0.2.")
+@click.option("--share", type=float, required=True, help="Drop this share of packets, like 0.2.")
 @click.option("--toward", help="Apply to packets towards this host only, like h2.")
 def lose(name: str, rail: int, share: float, toward: str | None) -> None:
     """Drop packets in a rail at random."""
@@ -180,7 +178,7 @@ def cut(name: str, rail: int, host: str | None, carrier: bool) -> None:
 
 @lab.command("kill-host", epilog="Example: swerve lab kill-host --host h2")
 @_name
-@click.option("--host", required=True, help="Name of the host, like h2.")
+@click.option("--host", required=True, help="Kill this host, like h2.")
 def kill_host(name: str, host: str) -> None:
     """Kill a host: end its processes and cut its cables."""
     number = _host_number(host)
@@ -199,7 +197,7 @@ def heal(name: str, rail: int | None, routes: bool) -> None:
 
 @lab.command(epilog="Example: swerve lab clock --host h3 --step 10ms")
 @_name
-@click.option("--host", help="With --step, the host whose clock is stepped, like h3.")
+@click.option("--host", help="With --step, step the clock of this host, like h3.")
 @click.option("--step", "by", help="Step the clock by this much in half a second, like 10ms or -250us.")
 @_json
 def clock(name: str, host: str | None, by: str | None, as_json: bool) -> None:
@@ -222,7 +220,7 @@ def clock(name: str, host: str | None, by: str | None, as_json: bool) -> None:
 @_name
 @_json
 def show(name: str, as_json: bool) -> None:
-    """Show the lab as the kernel has it now."""
+    """Show the lab's current state in the kernel."""
     _print(fabric.Lab.open(name).show(), as_json)
 
 
@@ -237,7 +235,7 @@ def down(name: str) -> None:
 def _host_number(text: str) -> int:
     match = re.fullmatch(r"h?([1-9]\d*)", text)
     if match is None:
-        raise UsageError(f"{text!r} is no host", "write it like h1")
+        raise UsageError(f"{text!r} is not a host", "write it like h1")
     return int(match[1])
 
 
@@ -245,7 +243,7 @@ def direction_of(text: str) -> tuple[int, int]:
     """The two hosts of `h1:h2`."""
     source, colon, destination = text.partition(":")
     if not colon:
-        raise UsageError(f"{text!r} is no direction", "write it like h1:h2")
+        raise UsageError(f"{text!r} is not a direction", "write it like h1:h2")
     return _host_number(source), _host_number(destination)
 
 

@@ -89,10 +89,10 @@ def parse_shift(text: str) -> int:
     Raises
     ------
     UsageError
-        If it is no duration.
+        If it is not a duration.
     """
     try:
         size_ns = units.parse_duration(text[1:] if text[:1] in "+-" else text)
     except ValueError:
-        raise UsageError(f"{text!r} is no duration", "write it like 10ms, -250us, 1.5s or 40ns") from None
+        raise UsageError(f"{text!r} is not a duration", "write it like 10ms, -250us, 1.5s or 40ns") from None
     return -size_ns if text.startswith("-") else size_ns

@@ -129,7 +129,7 @@ class Spec:
 def check_name(name: str) -> None:
     """Refuse a lab name that would not fit into the names of namespaces and files."""
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name for a lab", "use up to 32 letters, digits, - and _")
+        raise UsageError(f"{name!r} is not a name for a lab", "use up to 32 letters, digits, - and _")
 
 
 def check_shape(rate_bit_s: int | None, queue_bytes: int) -> None:
@@ -152,7 +152,7 @@ def parse_rate(text: str) -> int | None:
     try:
         return units.parse_rate(text.lower())
     except ValueError:
-        raise UsageError(f"{text!r} is no rate", "write it like 100mbit, 1.5gbit, 800kbit, or none") from None
+        raise UsageError(f"{text!r} is not a rate", "write it like 100mbit, 1.5gbit, 800kbit, or none") from None
 
 
 def rate_text(rate_bit_s: int | None) -> str:

@@ -95,7 +95,7 @@ class PathDelay(Signal, frozen=True, kw_only=True, tag="path_delay"):
     overtaken_forward_p50_ns: int | None = None
     asymmetry_ns: int | None = None  # smallest forward minus smallest reverse delay; null while free running
     asymmetry_bound_ns: int | None = None  # its bound, twice that of a one-way delay
-    # long windows only: ways below a path by a tunnel; null: its interface is no tunnel, empty: they are not known
+    # long windows only: ways below a path by a tunnel; null: its interface is not a tunnel, empty: they are not known
     underlay: list[Underlay] | None = None
 
     @property
@@ -157,8 +157,8 @@ class PathWay(Signal, frozen=True, kw_only=True, tag="path_way"):
 
     path: Path
     way: int  # its number from 1, in the order in which they were met; stays while the ways are known
-    ways: int  # so many have been met; `confidence` says whether these are all
-    # that there is no further way, if it were as likely as each of the others; 0 if routers do not answer
+    ways: int  # number found; `confidence` says whether these are all
+    # that there is no further way, if one were as likely as each of the others; 0 if routers do not answer
     confidence: float
     ports: list[int]  # UDP source ports of probes that take it
     ports_in_all: int  # source ports whose way is known, over all ways
@@ -172,7 +172,7 @@ class PathWay(Signal, frozen=True, kw_only=True, tag="path_way"):
     # the port of a bond or team by which probes from these ports leave, as was seen there; empty: the path's interface
     # is above no such device that hashes flows
     lower: str = ""
-    # against the best way of this path; the only way stays unmeasured: `path_delay` tells of it
+    # against the best way of this path; the only way stays unmeasured: `path_delay` reports on it
     state: Literal["healthy", "slow", "lossy", "dead", "unmeasured"]
     window_ns: int  # how far back the probes go that the following is of
     sent: int  # probes along it whose fate is known

@@ -73,7 +73,7 @@ class Link(Signal, frozen=True, kw_only=True, tag="link"):
     # of a port of a bond or team, or of what a VLAN is made on: the interface above it that has paths; else empty
     upper: str = ""
     bond: str = ""  # the bond or team that it is, is a port of, or whose ports its packets leave by; empty: none
-    port: BondPort | None = None  # of a bond; null: it is none, or of a team, whose kernel half tells nothing
+    port: BondPort | None = None  # of a bond; null: it is none, or of a team, of which the kernel reports nothing
     paths: list[Path]  # that it carries
     window_ns: int
     up: bool  # administratively up

@@ -37,7 +37,7 @@ RdmaVerdict = Literal["ok", "congested", "no_demand", "slow_receiver", "dead", "
 
 
 class Bandwidth(msgspec.Struct, frozen=True):
-    """Bandwidth over sliding windows of so many messages: bytes from the first post to the last completion."""
+    """Bandwidth over sliding windows of this many messages: bytes from the first post to the last completion."""
 
     # length of the sliding window: 1, 8 or 32; 0: completed bytes by the time in which something was outstanding
     messages: int

@@ -69,6 +69,6 @@ class Act(Signal, frozen=True, kw_only=True, tag="act"):
     acknowledged_ns: int | None  # the kernel's acknowledgement, null if not made; minus seen_ns it is the time to act
     target: str = ""  # as "overlay:main:10.9.0.2/32": the table of the original routes and their first prefix
     # overlay (weights), pin, label, ports, subflow, bond, reroute (by the kernel itself), rto_min, notify (a hook was
-    # told), alert or operator
+    # called), alert or operator
     actuator: str = ""
     moves: str = ""  # what such a change moves, in words

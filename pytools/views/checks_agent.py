@@ -30,7 +30,7 @@ _TIMEX_BYTES, _TIME_ERROR = 208, 5
 _HUNG_NS: Final = 5_000_000_000
 _WITHOUT_OUR_KEY: Final = {
     "probe_unsigned_request": "probes of a peer that has no key",
-    "probe_unsigned_reply": "replies of a peer that has no key, or is no swerve",
+    "probe_unsigned_reply": "replies of a peer that has no key, or does not run swerve",
     "probe_forged_request": "probes of a peer with another key, or forged",
 }
 

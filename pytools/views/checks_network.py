@@ -194,7 +194,7 @@ def rdma(name: str | None) -> list[Check]:
         Check(
             "RDMA providers",
             False,
-            "there is no library in which work requests could be seen by probes",
+            "no library found in which probes could see work requests",
             "apt-get install ibverbs-providers, or the vendor's",
             _providers,
         ),

@@ -49,7 +49,7 @@ def summary(model: Model, now_ns: int) -> Text | None:
             said.append(Text(f"{len(of_state)} ", style="not bold").append_text(tables.clock_state(of_state[0].state)))
             said[-1].append(f" ({_named(of_state)})")
     if silent:
-        said.append(Text(f"{len(silent)} not heard of ({_named(silent)})", style="not bold dim"))
+        said.append(Text(f"{len(silent)} without signals ({_named(silent)})", style="not bold dim"))
     if not said:
         said.append(Text("nobody to compare with", style="not bold dim"))
     return line.append_text(Text(", ").join(said))

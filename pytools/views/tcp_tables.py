@@ -22,8 +22,8 @@ from pytools.views.tcp_columns import CAUSES, flows, namespaces, paths, reasons
 _SHOWN_FLOWS: Final = 20  # under the paths; --flows shows all
 _SHOWN_NAMESPACES: Final = 20
 _NO_PATH_IS: Final = (
-    "connections to addresses that are not probed by this interface: of hosts that are no peers, or other addresses of "
-    "a peer than the one in the agent's configuration"
+    "connections to addresses that are not probed by this interface: of hosts that are not peers, or other addresses "
+    "of a peer than the one in the agent's configuration"
 )
 # Of the kernel's counters, those that stand beside ours; the others are in the JSON.
 _COMPARED: Final = (

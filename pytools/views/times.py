@@ -46,7 +46,7 @@ def parse(text: str, now_ns: int, zone: tzinfo | None = None) -> int:
         instant_ns = round(found.timestamp() * 1e6) * 1000
     except (ValueError, OverflowError, OSError):
         raise UsageError(
-            f"{text!r} is no time", "write it like 03:10, '2026-11-20 03:10', or 15m for 15 minutes ago"
+            f"{text!r} is not a time", "write it like 03:10, '2026-11-20 03:10', or 15m for 15 minutes ago"
         ) from None
     return instant_ns
 

@@ -156,7 +156,7 @@ def _object(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise SwerveError("its answer is no object of JSON")
+        raise SwerveError("its answer is not a JSON object")
     return found
 
 

@@ -160,7 +160,7 @@ class FlowTable(Closing):
     def _attached(self, index: int) -> Attachment:
         name = socket.if_indextoname(index)
         if not is_readable(name):
-            raise SwerveError(f"{name} has no Ethernet header and is no tunnel, so its flows cannot be steered")
+            raise SwerveError(f"{name} has no Ethernet header and is not a tunnel, so its flows cannot be steered")
         return attach_tc(self.program_fd, name, "egress", self._force_clsact, STEERING)
 
     # ---- leases ----

@@ -270,7 +270,7 @@ class Labels(Leases[LabelChange]):
         if ":" not in wanted.flow.remote:
             return "IPv4 has no flow labels"
         if not 0 < wanted.label <= MOST_LABELS:
-            return f"{wanted.label} is no flow label (1 to {MOST_LABELS})"
+            return f"{wanted.label} is not a flow label (1 to {MOST_LABELS})"
         if wanted.expires_ns <= now_ns:
             return "its lease has ended already"
         return ""

@@ -59,8 +59,8 @@ def list_(options: Options) -> None:
 def export(options: Options, file: Path) -> int:
     """Write what an agent and a controller load to the new archive FILE; compile first what is missing.
 
-    The agent's programs are those of its configuration, for kernels that can do as much as this one or less. Exit code
-    1 if one of them is left out.
+    Includes what the agent's configuration needs, for this kernel and for kernels that can do less. Exit code 1: a
+    program is left out.
     """
     from pytools.kernel.bpf import cache as kept
     from pytools.kernel.bpf import cache_archive
@@ -71,7 +71,7 @@ def export(options: Options, file: Path) -> int:
     for name, source in names.items():
         body = shelf.read(name)
         if body is None or not cache_archive.is_entry(body):
-            left_out[source] = f"it cannot be kept in {directories.compiled_dirs()[0]}"
+            left_out[source] = f"it cannot be stored in {directories.compiled_dirs()[0]}"
         else:
             entries[name] = body
     if not entries:
@@ -92,10 +92,10 @@ def export(options: Options, file: Path) -> int:
 @_FILE
 @common(follows=False)
 def import_(options: Options, file: Path) -> int:
-    """Take the compiled programs of archive FILE into the cache, all or none.
+    """Import the compiled programs of archive FILE into the cache, all or none.
 
-    What root imports, the services use as well, and the kernel runs: import only what you exported. Exit code 4 if
-    something is refused.
+    The kernel runs what root imports, for the services too: import only what you exported. Exit code 4: something is
+    refused.
     """
     from pytools.kernel.bpf import cache_archive
 

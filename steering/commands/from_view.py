@@ -70,4 +70,4 @@ def _duration(text: str) -> int:
     try:
         return parse_duration(text)
     except ValueError:
-        raise UsageError(f"{text} is no duration", "like 90s, 10m, 1h") from None
+        raise UsageError(f"{text} is not a duration", "like 90s, 10m, 1h") from None

@@ -40,12 +40,12 @@ class _Done:
 def history(options: Options, since: str | None, target: str, everything: bool) -> None:
     """Print what was done, when, by whom and why, oldest first; with --count, the last entries.
 
-    One line an act, with its outcome. What earlier boots did is set apart by a line. With -j changes of weights come
-    from the journal (objects with `kind`), pins, labels, alerts and orders from the record of acts (objects with
-    `type`); `scope` is the boot and the network namespace.
+    Prints one line per act, with its outcome; a line separates earlier boots. With -j, changes of weights come from the
+    journal (objects with `kind`), pins, labels, alerts and orders from the record of acts (objects with `type`);
+    `scope` is the boot and the network namespace.
     """
     if options.interval_s is not None:
-        raise click.UsageError("history ends where the journal ends: it has no interval")
+        raise click.UsageError("history has no --interval")
     low_ns = 0 if since is None else times.parse(since, time.time_ns())
     folder = directories.state_dir(options.netns)
     parts = [journal.read(folder / name) for name in (f"{journal.FILE}.1", journal.FILE)]

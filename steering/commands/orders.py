@@ -71,9 +71,9 @@ def confirm(options: Options) -> None:
 def drain(options: Options, leaves_by: str, to: str, for_ns: int, why: str) -> None:
     """Drain an INTERFACE or GATEWAY for maintenance.
 
-    It holds whatever is measured, also after a restart, until it is taken back or its time is over. Refused (exit code
-    4) where nothing, or nothing that is measured, would be left; exit code 1 means that the order stands but something
-    still leaves there. `fe80::1%rail1` is a gateway at one interface.
+    The order stays, whatever is measured and also after a restart, until `undrain` or the end of its time. Exit code 4:
+    refused, because no measured nexthop would be left. Exit code 1: the order stands, but traffic still leaves there.
+    `fe80::1%rail1` is a gateway on one interface.
     """
     _ask(options, Drain(leaves_by, to, for_ns, why))
 
@@ -100,7 +100,7 @@ def undrain(options: Options, leaves_by: str, to: str) -> None:
 def hold(options: Options, target: str, for_ns: int, why: str) -> None:
     """Hold the weights of TARGET (its name in `status`, or a prefix that it carries); without TARGET, of all targets.
 
-    The stop file (`freeze`) stops what orders ask for as well.
+    `freeze` stops new orders as well.
     """
     _ask(options, Hold(target, for_ns, why))
 
@@ -140,7 +140,7 @@ def _forget(options: Options, without: Callable[[Overrides], tuple[Overrides, tu
 def pin(options: Options, flow: FlowKey, via: str, for_ns: int, why: str) -> None:
     """Pin one live FLOW to an interface, whatever the routing table says.
 
-    A lease that the kernel ends: with its time, with the controller, or for as long as the neighbour there is dead.
+    The kernel ends the pin with its time or with the controller, and ignores it while the neighbour there is dead.
     """
     _ask(options, PinFlow(**asdict(flow), via=via, for_ns=for_ns, why=why), _PIN_S)
 
@@ -167,7 +167,8 @@ def _stop_file(options: Options, host: bool) -> Path:
 def freeze(options: Options, host: bool, why: str) -> None:
     """Stop all new acts until `thaw`; what is in force stays, and its leases are renewed.
 
-    Makes the stop file, which any other tool may make as well. A controller that ends or dies is undone all the same.
+    Creates the stop file, which any other tool may create too. When a controller ends or dies, its changes are undone
+    all the same.
     """
     place = _stop_file(options, host)
     with cli_types.file_errors(place):

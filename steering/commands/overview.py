@@ -29,7 +29,7 @@ _GOOD: Final = ("healthy", "answered")
 @click.command(epilog="Example: swerve status -n swerve-x-h1")
 @common(follows=False)
 def status(options: Options) -> None:
-    """Show how this host is in a few lines: agent, paths, clocks, and steering.
+    """Show the state of this host in a few lines: agent, paths, clocks, steering.
 
     `swerve` alone does the same. See `swerve delay` for every path, `swerve steer status` for what is in force.
     """

@@ -33,9 +33,9 @@ def policy() -> None:
 @_FILE
 @common(follows=False)
 def check(options: Options, file: Path) -> int:
-    """Check FILE: print each fault with its line, and note what is harmful on many hosts.
+    """Check FILE: print each error with its line, and note what is harmful on many hosts.
 
-    Exit code 3 when it is invalid, 4 when it is valid but others could write it, or a program or secret of a hook.
+    Exit code 3: invalid; 4: valid, but others can write it, or a program or secret of a hook.
     """
     try:
         policy_file.load(file, guarded=False)
@@ -116,7 +116,7 @@ _HOST = click.option(
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
-    help="Read the policy from this file.",
+    help="Read the policy from FILE.",
 )
 @click.option("--only-changes", is_flag=True, help="Print acts and alerts only, not every change of a path's state.")
 @_HOST
@@ -134,10 +134,10 @@ def replay(
 ) -> None:
     """Print what a policy would have done over RECORDING, the output of `swerve watch` (- for standard input).
 
-    Without it, over what the agent of this instance has recorded, or a stretch of that (--since, --until).
+    Without RECORDING, over the recording of this instance's agent, or a part of it (--since, --until).
 
-    The engine is the real one, its clock that of the records; the kernel is made up: recorded nexthop groups, or all
-    paths to one address with weight 1 each. With -j states and acts are signals, and the last line is the summary.
+    Runs the real engine on the times of the records. It takes recorded nexthop groups, or assumes that all paths to one
+    address have weight 1. With -j states and acts are signals, and the last line is the summary.
     """
     from steering.replay import telling
     from steering.replay.player import Player
@@ -171,9 +171,9 @@ def suggest(
 ) -> None:
     """Print a policy with thresholds from the usual values in RECORDING, and the acts that it would have caused.
 
-    RECORDING is what `swerve watch` wrote; without it, what the agent of this instance has recorded, or a stretch of
-    that (--since, --until). Everything but the thresholds is as in the present policy. The comments above it say what
-    was measured, and what both policies would have done. With -j one object: the text, the figures, the acts of both.
+    RECORDING is the output of `swerve watch`; without it, the recording of this instance's agent, or a part of it
+    (--since, --until). Only the thresholds differ from the present policy. The comments above it say what was measured,
+    and what both policies would have done. With -j one object: the text, the figures, the acts of both.
     """
     from steering.commands import suggest as command
 

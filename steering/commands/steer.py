@@ -29,38 +29,36 @@ def steer() -> None:
 
 
 @steer.command(epilog="Example: swerve steer run --apply --policy /etc/swerve/policy.yaml")
-@click.option(
-    "--apply", is_flag=True, help="Change weights. Without this option: a dry run that prints what it would do."
-)
+@click.option("--apply", is_flag=True, help="Apply changes; without it, only print what would be done (a dry run).")
 @click.option(
     "--confirm",
     "confirm_ns",
     type=Duration(_SECOND_NS, 86_400 * _SECOND_NS),
     default=0,
     metavar="DURATION",
-    help="Undo everything and exit after this time, unless `swerve steer confirm` is run before.",
+    help="Undo everything and exit after DURATION, unless `swerve steer confirm` runs first.",
 )
 @click.option(
     "--hand-over",
     is_flag=True,
-    help="On SIGTERM leave what is in force to a successor for safety.takeover, then undo it. For services.",
+    help="On SIGTERM keep changes for a successor for safety.takeover, then undo them. For services.",
 )
-@click.option("--keep", is_flag=True, help="At exit leave the weights in force.")
+@click.option("--keep", is_flag=True, help="Keep the weights in force at exit.")
 @click.option(
     "--policy",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Policy file; default: ./policy.yaml, ~/.config/swerve/policy.yaml, /etc/swerve/policy.yaml.",
+    help="Read the policy from FILE; default: ./policy.yaml, ~/.config/swerve/policy.yaml, /etc/swerve/policy.yaml.",
 )
 @common(follows=False)
 def run(options: Options, apply: bool, confirm_ns: int, hand_over: bool, keep: bool, file: Path | None) -> int:
     """Steer until interrupted: move weights off bad paths, and back when they recover.
 
-    Needs a running agent, and waits for one. Weights are changed in routing tables of its own, above those of others;
-    a guardian process deletes the rules that lead there if this one dies or hangs, or is not confirmed in time.
+    Needs a running agent, and waits for one. Changes weights in its own routing tables, above those of others. A
+    guardian process deletes the rules that lead there if the controller dies, hangs, or is not confirmed in time.
     """
     if confirm_ns and not apply:
-        raise click.UsageError("--confirm without --apply: a dry run changes nothing that had to be confirmed")
+        raise click.UsageError("--confirm needs --apply: a dry run changes nothing")
     from pytools.kernel import netns, privileges
     from steering.controller import Controller
     from steering.controller import Options as How
@@ -100,25 +98,25 @@ for _command in (
         "status",
         "steering.commands.status",
         "status",
-        "Who steers, what is in force and what is wanted, what was ordered, and what is thought of each path.",
+        "Show who steers, what is in force and what is wanted, orders, and the state of each path.",
     ),
     LazyCommand(
         "off",
         "steering.commands.undo",
         "off",
-        "Delete the rules of steering at once, then end the controller and remove all that it left in the kernel.",
+        "Delete the rules of steering at once, then end the controller and remove its objects from the kernel.",
     ),
     LazyCommand(
         "undo",
         "steering.commands.undo",
         "undo",
-        "Put the original weights back; with NUMBER take only so many acts back, the last one first.",
+        "Restore the original weights; with NUMBER, undo only the last NUMBER acts.",
     ),
     LazyCommand(
         "guard",
         "steering.commands.undo",
         "guard",
-        "Undo what is left in force when a controller and its guardian are killed together, as with their container.",
+        "Undo what stays in force when a controller and its guardian are killed together, as with their container.",
     ),
     history,
     *orders.commands,

@@ -78,14 +78,14 @@ _SECOND_NS: Final = 1_000_000_000
     "--unless-restarted",
     "unit",
     metavar="UNIT",
-    help="For ExecStopPost=: do nothing if systemd restarts UNIT and a guardian holds what is in force.",
+    help="Do nothing if systemd restarts UNIT and a guardian keeps what is in force; for ExecStopPost=.",
 )
 @common(follows=False)
 def off(options: Options, unit: str | None) -> int:
     """Delete the rules of steering at once, then end the controller and remove its objects from the kernel."""
     guarded = holder(directories.state_dir(options.netns) / journal.LOCK_FILE) is not None
     if unit and guarded and restart_expected(unit, os.environ):
-        click.echo(f"{unit} is started again: what is in force is kept for it")
+        click.echo(f"{unit} is restarted: what is in force is kept for it")
         return 0
     return take_back(options, stop=True)
 
@@ -93,10 +93,10 @@ def off(options: Options, unit: str | None) -> int:
 @click.command(epilog="Example: swerve steer guard")
 @common(follows=False)
 def guard(options: Options) -> int:
-    """Undo what is left in force when a controller and its guardian are killed together, as with their container.
+    """Undo what stays in force when a controller and its guardian are killed together, as with their container.
 
-    Run it beside the controller, in another container. It looks twice a second whether any of the two is left. After
-    SIGTERM it waits until both have gone. Do not use it with `steer run --keep`. Needs CAP_NET_ADMIN.
+    Run it beside the controller, in another container. It checks twice a second whether one of the two is left. After
+    SIGTERM it waits until both have ended. Do not use it with `steer run --keep`. Needs CAP_NET_ADMIN.
     """
     if options.netns:
         netns.enter(options.netns)
@@ -111,21 +111,20 @@ def guard(options: Options) -> int:
     type=Duration(0),
     default=600 * _SECOND_NS,
     metavar="DURATION",
-    help="Keep a running controller from acting again for this time (default 10m; 0s: not at all).",
+    help="With NUMBER, hold the targets for DURATION (default 10m; 0s: do not).",
 )
 @click.option("--stop", is_flag=True, help="Without NUMBER, stop a running controller first.")
 @common(follows=False)
 def undo(options: Options, number: int | None, hold_ns: int, stop: bool) -> int:
     """Restore the original weights; with NUMBER, undo only the last NUMBER acts.
 
-    Without NUMBER it is refused while a controller runs (it would steer again), unless it is told to stop it; then it
-    is `swerve steer off`. With it the running controller takes its acts back, and holds their targets for a while, so
-    that it does not steer again at once.
+    Without NUMBER it needs --stop while a controller runs, which would steer again, and does the same as `swerve steer
+    off`. With NUMBER the running controller undoes its acts and holds their targets, so that it does not repeat them.
     """
     if number is None:
         return take_back(options, stop)
     if stop:
-        raise click.UsageError("--stop takes everything back: it has no NUMBER")
+        raise click.UsageError("--stop and NUMBER are mutually exclusive")
     orders.say(options, client.ask(directories.state_dir(options.netns), Undo(number, hold_ns)).lines)
     return 0
 

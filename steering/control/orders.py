@@ -163,7 +163,7 @@ def member_for(groups: Iterable[Group], remote: str, via: str) -> tuple[Group, M
     try:
         address = ipaddress.ip_address(remote)
     except ValueError:
-        raise UsageError(f"{remote} is no address", "like 10.9.0.2") from None
+        raise UsageError(f"{remote} is not an address", "like 10.9.0.2") from None
     best: tuple[int, Group] | None = None
     for group in groups:
         for network in map(ipaddress.ip_network, group.destinations):

@@ -28,13 +28,13 @@ _REASONS = 4
     default=Script.steady_s,
     show_default=True,
     metavar="SECONDS",
-    help="Time that the rail stays congested while controllers act.",
+    help="Keep the rail congested for SECONDS while controllers act.",
 )
 @click.option("--no-color", is_flag=True, help="Disable colour (also: environment NO_COLOR).")
 def demo(as_json: bool, no_steer: bool, steady: int, no_color: bool) -> None:
-    """See a congested rail and steer traffic away from it, on a lab of 4 hosts and 2 rails.
+    """Run a demo on a lab of 4 hosts and 2 rails: congest a rail and steer traffic away from it.
 
-    Real packets in network namespaces of its own; takes about two minutes, touches nothing else, leaves nothing.
+    Sends real packets, in its own network namespaces only, takes about two minutes, and removes everything afterwards.
     """
     script = Script(steer=not no_steer, steady_s=steady, name=lab_name())
     result = play(script, progress(sys.stderr, time.monotonic()))

@@ -88,7 +88,7 @@ class AroundWays(_Leased):
         default=("slow", "lossy", "dead"), description="which states of a way are bad (probes.md)"
     )
     every: Annotated[Duration, Within(SECOND // 100, 60 * SECOND)] = Field(
-        default=SECOND // 2, description="time between two packets that find out a way; routers limit answers"
+        default=SECOND // 2, description="time between two packets that find a way; routers limit answers"
     )
     dwell: Duration = Field(default=10 * SECOND, description="how long a way must be good before it is used again")
 
@@ -97,7 +97,7 @@ class Ports(AroundWays):
     """Have new IPv4 TCP connections take local ports whose hash leads around bad ways behind one nexthop (ports.md)."""
 
     keep: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
-        default=64, description="ports of good ways to know per destination: at most so many connections at once"
+        default=64, description="ports of good ways to know per destination: the limit of connections at once"
     )
     mptcp: StrictBool = Field(
         default=False, description="replace MPTCP subflows on bad ways; needs net.mptcp.pm_type=1, and no other manager"
@@ -113,7 +113,7 @@ class Bonds(Model):
 
     trial: LongerThanZero = Field(
         default=10 * SECOND,
-        description="a port is judged after it was active for this long; one that is no better is left again",
+        description="a port that is no better after this time is left again",
     )
     retry_after: Duration = Field(
         default=60 * SECOND,
@@ -130,7 +130,7 @@ Action: TypeAlias = Shift | Drain | Pin | Relabel | Alert
 
 
 class Then(Model):
-    """What the rule does: at most one act, and whom it tells. With notify alone it is an alert."""
+    """What the rule does: at most one act, and which hooks it calls. With notify alone it is an alert."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -61,7 +61,7 @@ def _hooks(hooks: Any, rules: list[Any], reader: Reader) -> Iterator[Problem]:
         names = then.get("notify") if isinstance(then, dict) else None
         for n, name in enumerate(names if isinstance(names, list) else []):
             if isinstance(name, str) and name not in found:
-                what = f'"{name}" is no hook; expected {" or ".join(map(str, found)) or "one that hooks has"}'
+                what = f'"{name}" is not a hook; expected {" or ".join(map(str, found)) or "one that hooks has"}'
                 near = difflib.get_close_matches(name, map(str, found), n=1)
                 yield _problem(("rules", i, "then", "notify", n), what, reader, *near)
 

@@ -136,7 +136,7 @@ def _safety(safety: Safety) -> list[str]:
     lines = [
         f"At most {safety.max_drained_share:.0%} of a group's weight is taken away at once; "
         "a group keeps at least one healthy path; when every path looks bad nothing is changed.",
-        f"A path not heard of for {duration_text(safety.stale_after)} freezes its group; after "
+        f"A path without signals for {duration_text(safety.stale_after)} freezes its group; after "
         f"{duration_text(safety.baseline_after)} the group gets its original weights back, but for a path that was "
         f"left and was dead: it stays left for {duration_text(safety.dead_baseline_after)} while another one remains.",
         _reroute(safety),

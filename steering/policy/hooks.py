@@ -163,7 +163,7 @@ class Hook(Model):
     )
     tries: Annotated[int, Field(strict=True, ge=1, le=20)] = Field(
         default=5,
-        description="calls until one is received, 1, 2, 4 ... 30 s apart; the next lease begins anew",
+        description="calls until one is received, 1, 2, 4 ... 30 s apart; then again at the next lease",
     )
     limit: Limit = Field(default_factory=Limit)
 

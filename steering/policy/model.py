@@ -171,7 +171,7 @@ class Policy(Model):
         default_factory=dict,
         max_length=32,
         json_schema_extra={"additionalProperties": False},
-        description="whom rules with then.notify tell, by name: lower-case letters, digits, - and _",
+        description="hooks that rules with then.notify call, by name: lower-case letters, digits, - and _",
     )
     rules: Some[Rule] = ()
 

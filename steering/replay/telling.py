@@ -97,7 +97,7 @@ def _notes(counts: Counts, tally: Tally, player: Player) -> list[str]:
     if counts.broken:
         which = f"line {counts.first_broken} is the first: " if counts.first_broken else ""
         why = which + counts.why_broken
-        notes.append(f"{counts.broken} lines are no signals and were left out ({why})")
+        notes.append(f"{counts.broken} lines are not signals and were skipped ({why})")
     if counts.other_hosts:
         listed = ", ".join(f"{name or 'no name'} {number}" for name, number in sorted(counts.other_hosts.items()))
         notes.append(f"records of other hosts were left out ({listed}): choose one with --host")

@@ -315,7 +315,8 @@ def test_clean_removes_what_a_killed_agent_left_and_only_that(
         (
             {"probe_unsigned_reply": 1, "probe_forged_request": 2},
             False,
-            "1 replies of a peer that has no key, or is no swerve; 2 probes of a peer with another key, or forged",
+            "1 replies of a peer that has no key, or does not run swerve; "
+            "2 probes of a peer with another key, or forged",
         ),
     ],
 )

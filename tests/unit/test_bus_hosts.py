@@ -412,7 +412,7 @@ def test_an_end_without_peers_that_answer(lonely: hosts.HostBus) -> None:
     lonely.send("news", b"to all")
     lonely.send("news", b"to one", to="b/*?")
     lonely.send("news", bytes(MAX_PAYLOAD + 1))
-    with pytest.raises(UsageError, match="'c' is no peer of a"):
+    with pytest.raises(UsageError, match="'c' is not a peer of a"):
         lonely.send("news", b"", to="c")
     due = lonely.tick(SECOND)
     assert SECOND < due <= 2 * SECOND

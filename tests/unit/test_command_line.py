@@ -105,14 +105,14 @@ def test_a_wrong_example_is_seen(line: str) -> None:
 @pytest.mark.parametrize("words", [("self",), ("agent",), ("top",), ("rdma", "tap"), ("steer", "status")])
 def test_an_instance_is_named_like_a_namespace(words: tuple[str, ...], name: str) -> None:
     done = CliRunner().invoke(root, [*words, "-n", name])
-    assert done.exit_code == 2 and "names no network namespace" in done.output
+    assert done.exit_code == 2 and "is not the name of a network namespace" in done.output
 
 
 @pytest.mark.parametrize("words", [("self", "-i"), ("top", "-i"), ("report", "x.html", "-c")])
 @pytest.mark.parametrize("number", ["nan", "inf"])
 def test_seconds_come_to_an_end(words: tuple[str, ...], number: str) -> None:
     done = CliRunner().invoke(root, [*words, number])
-    assert done.exit_code == 2 and "is no number of seconds" in done.output
+    assert done.exit_code == 2 and "is not a number of seconds" in done.output
 
 
 # ---- a full disk, no output at all, or one that lacks our characters ----

@@ -124,7 +124,7 @@ def test_faults_are_named(text, fault):
 
 
 def test_hooks_that_are_none_and_acts_that_are_two():
-    assert 'rules[0].then.notify[1]: "slum" is no hook; expected noc or slurm; did you mean "slurm"?' in faults(
+    assert 'rules[0].then.notify[1]: "slum" is not a hook; expected noc or slurm; did you mean "slurm"?' in faults(
         POLICY.replace("[noc, slurm]", "[noc, slum]")
     )
     two = faults(POLICY.replace("{notify:", "{drain: {}, alert: {}, notify:"))

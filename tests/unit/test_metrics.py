@@ -222,8 +222,8 @@ def test_once_prints_everything(once: dict[str, tuple[str, str]], name: str) -> 
         (("--listen", "0.0.0.0:9762"), 4, "--allow-remote"),
         (("--listen", "localhost:9762"), 2, "write it like"),
         (("--listen", "127.0.0.1:99999"), 2, "write it like"),
-        (("--once", "-j"), 2, "metrics are text"),
-        (("--openmetrics",), 2, "goes with --once"),
+        (("--once", "-j"), 2, "metrics has no --json"),
+        (("--openmetrics",), 2, "--openmetrics needs --once"),
     ],
 )
 def test_what_is_asked_wrongly_is_refused(place: Path, words: tuple[str, ...], code: int, says: str) -> None:

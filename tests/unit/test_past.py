@@ -246,7 +246,7 @@ def test_replay_reads_a_file_and_a_pipe_and_says_what_it_left_out(tmp_path: Path
     file.write_bytes(gzip.compress(lines + b"{oh\n"))
     done = run("replay", str(file), "--type", "path_delay", "--type", "act")
     assert len(done.stdout.splitlines()) == 2
-    assert "1 lines were left out" in done.stderr
+    assert "1 lines were skipped" in done.stderr
     piped = run("replay", "-", "--path", "rail1", stdin=lines)
     assert piped.exception is None and len(piped.stdout.splitlines()) > 5
     assert all("rail1" in line for line in piped.stdout.splitlines())
@@ -262,7 +262,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out_and_counted(tmp_path: Path, word
     file.write_bytes(b"\n".join([good, b"hello", endless, *([] if words else [later]), good[:-30]]))
     done = run("replay", str(file), *words)
     assert done.stdout.encode().splitlines() == [good, *([] if words else [later])]
-    assert "swerve: 3 lines were left out" in done.stderr
+    assert "swerve: 3 lines were skipped" in done.stderr
 
 
 def test_a_time_of_which_nothing_is_recorded_is_told(state: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_time_of_which_nothing_is_recorded_is_told(state: Path) -> None:
 def test_a_file_without_signals_has_no_table(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     done = run("replay", str(tmp_path / "empty.jsonl"), "--view", "delay")
-    assert done.stdout == "" and done.stderr == f"swerve: {tmp_path}/empty.jsonl: no signal in it that was asked for\n"
+    assert done.stdout == "" and done.stderr == f"swerve: {tmp_path}/empty.jsonl: no signal matches\n"
 
 
 @pytest.mark.parametrize("view", ["delay", "tcp", "links", "rdma", "clocks", "drops"])
@@ -300,7 +300,7 @@ def test_replay_shows_a_table_of_how_it_was_at_the_end(tmp_path: Path, view: str
         (("replay", "-n", "x"), "there is no recording"),
         (("replay", "-", "--view", "delya"), "did you mean delay"),
         (("replay", "-", "--type", "none"), "no such signal type"),
-        (("replay", "-", "--since", "noon"), "is no time"),
+        (("replay", "-", "--since", "noon"), "is not a time"),
         (("replay", "-", "--sort", "x"), "--view"),
         (("watch", "-n", "x", "--since", "1h", "--until", "1m"), "there is no recording"),
         (("watch", "-n", "x", "--since", "1m", "--until", "1h"), "--until is before --since"),

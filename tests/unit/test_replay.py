@@ -191,14 +191,14 @@ def test_what_is_left_out_is_said():
     assert counts.first_broken == 101
     assert counts.not_needed == 1
     lines = telling.summary_lines(recording, player)
-    assert any("5 lines are no signals" in line and "line 101" in line for line in lines)
+    assert any("5 lines are not signals" in line and "line 101" in line for line in lines)
     assert any("h9 1" in line for line in lines)
     assert any("no traffic moved" in line for line in lines)
     _, _, other = played([*records(1), foreign], host="h9")
     assert other.counts.used == 1
     _, player, oversized = played([*records(1), long])
-    (note,) = [line for line in telling.summary_lines(oversized, player) if "no signals" in line]
-    assert note == "note: 1 lines are no signals and were left out (too long for a line, or cannot be unpacked)"
+    (note,) = [line for line in telling.summary_lines(oversized, player) if "not signals" in line]
+    assert note == "note: 1 lines are not signals and were skipped (too long for a line, or cannot be unpacked)"
 
 
 def test_a_clock_that_goes_back_is_another_run():

@@ -318,7 +318,7 @@ def test_what_else_happened_is_on_it(shown: Found) -> None:
 def test_what_was_lost_or_broken_is_said_first() -> None:
     told = Told("From a test.", broken=3, cut=2, dropped=7)
     words = "".join(Found(page(report([samples.path_delay()], told))).words)
-    for each in ("3 lines were no signals", "2 files ended in the middle", "7 signals were missed"):
+    for each in ("3 lines were not signals", "2 files ended in the middle", "7 signals were missed"):
         assert each in words
     assert "Nothing was lost" not in words
     assert "Nothing was lost or broken" in "".join(whole([samples.path_delay()]).words)
@@ -327,7 +327,7 @@ def test_what_was_lost_or_broken_is_said_first() -> None:
 def test_a_host_that_was_silent_in_between_is_named() -> None:
     told = [samples.path_delay(at_ns=samples.AT_NS + second * SECOND) for second in (0, 1, 31, 32, 52)]
     words = "".join(whole(told).words)
-    assert "Nothing was heard of h1 for 50.00 s (2 times)" in words and "Nothing was lost" not in words
+    assert "No signal from h1 for 50.00 s (2 times)" in words and "Nothing was lost" not in words
 
 
 def test_an_empty_recording_is_a_page_that_says_so() -> None:

@@ -185,12 +185,12 @@ def test_a_page_is_written_whole_or_not_at_all_and_may_be_read_by_others(state: 
 @pytest.mark.parametrize(
     ("words", "kind", "said"),
     [
-        (("recording.jsonl",), UsageError, "call it like report.html"),
+        (("recording.jsonl",), UsageError, "the page to write, like report.html"),
         (("r.html", "none.jsonl"), SwerveError, "swerve watch"),
         (("r.html", "-n", "x"), SwerveError, "there is no recording"),
         (("r.html", "-n", "x", "-c", "1"), SwerveError, "swerve agent"),
         (("r.html", "-n", "x", "-c", "1", "--since", "1h"), UsageError, "leave it out"),
-        (("r.html", "-n", "x", "--since", "noon"), UsageError, "is no time"),
+        (("r.html", "-n", "x", "--since", "noon"), UsageError, "is not a time"),
         (("r.html", "-n", "x", "--since", "1m", "--until", "1h"), UsageError, "--until is before --since"),
     ],
 )

@@ -261,9 +261,9 @@ def _members(content: bytes) -> dict[str, bytes]:
             _refuse(f"there is no tar header at byte {at}")
         name, size = about.name, about.size
         if about.type != tarfile.REGTYPE:
-            _refuse(f"{name!r} is no plain file")
+            _refuse(f"{name!r} is not a plain file")
         if name != _MANIFEST and not _is_name(name.removeprefix(_FOLDER) if name.startswith(_FOLDER) else ""):
-            _refuse(f"{name!r} is no name of an object")
+            _refuse(f"{name!r} is not the name of an object")
         if name in found:
             _refuse(f"{name} is there twice")
         if not 0 <= size <= cache.MOST_BYTES or len(found) > cache.MOST_ENTRIES:

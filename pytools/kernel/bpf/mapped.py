@@ -48,7 +48,9 @@ class MappedArray:
         try:
             info = _info(fd)
             if (info.type, info.value_bytes) != (_ARRAY, record.itemsize) or not info.flags & _MAPPABLE:
-                raise SwerveError(f"map {info.id} ({info.name}) is no mappable array of {record.itemsize} byte records")
+                raise SwerveError(
+                    f"map {info.id} ({info.name}) is not a mappable array of {record.itemsize} byte records"
+                )
             if record.itemsize % 8:
                 raise SwerveError("records of a mapped array must be a multiple of 8 bytes long")
             size = info.entries * record.itemsize

@@ -48,7 +48,7 @@ FAMILIES: Final[dict[str, Family]] = {
         "counter", (), "Signals that the agent dropped because this process was too slow."
     ),
     "swerve_metrics_malformed_total": Family(
-        "counter", (), "Lines of the agent that are no signal, as of another version of swerve."
+        "counter", (), "Lines of the agent that are not signals, as of another version of swerve."
     ),
     "swerve_metrics_left_out_total": Family(
         "counter", ("kind",), "Signals about paths, interfaces and so on for which there was no room."

@@ -46,7 +46,7 @@ def address_of(text: str, allow_remote: bool) -> Address:
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"--listen: {text!r} is no address and port", "write it like 127.0.0.1:9762 or [::1]:9762"
+            f"--listen: {text!r} is not an address and port", "write it like 127.0.0.1:9762 or [::1]:9762"
         ) from None
     if not address.is_loopback and not allow_remote:
         raise RefusedError(

@@ -96,7 +96,7 @@ def drawn(report: Report, anchors: Mapping[tuple[str, Path], str]) -> Markup:
     said = (
         "Each cell: for all windows but one in a hundred the 99th percentile of their delays was no larger. Its colour "
         f"is one of {STEPS} steps from the smallest delay (or a tenth of the largest) to the largest. "
-        "Unknown is what the clocks do not support, or what no probe told; it is no zero."
+        "Unknown means that the clocks do not support it, or that no probe measured it; it does not mean zero."
     )
     framed = element("div", whole, class_="wide", role="region", aria_label="Delays between hosts", tabindex=0)
     content = framed if names else paragraphs("No path was measured within this time.")

@@ -141,17 +141,19 @@ def _losses(report: Report) -> list[Markup]:
     """What is missing, in bold where something is."""
     told = report.told
     found = [
-        (told.broken, "lines were no signals of this version and were left out"),
+        (told.broken, "lines were not signals of this version and were skipped"),
         (told.dropped, "signals were missed while listening"),
-        (told.late, "records came after newer ones (told twice, or a clock was set back) and were not counted again"),
+        (
+            told.late,
+            "records came after newer ones (published twice, or a clock was set back) and were not counted again",
+        ),
         *((count, f"signals of further {what} found no room") for what, count in told.crowded.items()),
     ]
     said = [element("strong", f" {count:,} {what}.") for count, what in found if count]
     said += [
         element(
             "strong",
-            f" Nothing was heard of {host.host} for {duration(host.silent_ns)} "
-            f"({format.counted(host.silences, 'time')}).",
+            f" No signal from {host.host} for {duration(host.silent_ns)} ({format.counted(host.silences, 'time')}).",
         )
         for host in report.hosts
         if host.silences
@@ -174,7 +176,7 @@ def _agents(report: Report, span: Span) -> Markup:
         ]
         for host in report.hosts
     ]
-    headings = ["host", "heard of (UTC)", "lost within this time", "hooks that failed"]
+    headings = ["host", "signals (UTC)", "lost within this time", "hooks that failed"]
     unknown = (
         "What an agent lost is recorded while somebody watches it (swerve top, swerve self), else it is unknown."
         if any(not host.drops_known for host in report.hosts)

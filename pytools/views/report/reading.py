@@ -78,9 +78,7 @@ def asked(
 def check_out(out: Path) -> None:
     """Raise UsageError unless this can be meant as a page: a recording shall not be written over by mistake."""
     if str(out) != "-" and out.suffix.lower() not in _ENDS:
-        raise UsageError(
-            f"{out} is no name for a page", "the first name is the page to write: call it like report.html"
-        )
+        raise UsageError(f"{out} is not a name for a page", "the first argument is the page to write, like report.html")
 
 
 def recorded(wanted: Asked) -> Report:

@@ -112,7 +112,7 @@ def asked(typed: str) -> Asked:
 
 def _number(name: str, text: str) -> int:
     if not text.isdecimal():
-        raise UsageError(f"--{name} {text}: that is no number", f"like --{name} 5201")
+        raise UsageError(f"--{name} {text}: that is not a number", f"like --{name} 5201")
     return int(text)
 
 
