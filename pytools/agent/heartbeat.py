@@ -1,7 +1,7 @@
-"""The agent as a service: what the manager and the log are told of it, from its own loop.
+"""Reports of the agent to its service manager and the log, from its own loop.
 
-A source like any other, so that it speaks only when the loop turns: an agent that hangs falls silent, and the manager's
-watchdog starts another. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
+A source like any other: it reports only when the loop turns, so the manager's watchdog restarts an agent that hangs.
+Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 """
 
 from __future__ import annotations

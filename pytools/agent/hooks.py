@@ -1,4 +1,4 @@
-"""Where the agent's programs are attached: to the interfaces that carry paths, as these come and go.
+"""Attaches the agent's programs to the interfaces that carry paths, as these come and go.
 
 Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's, in the namespace that it measures.
 """

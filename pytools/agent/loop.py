@@ -1,7 +1,7 @@
 """The agent: runs the sources of one network namespace on one thread, and serves their signals.
 
-Everything it puts into the kernel goes when it stops; what a killed predecessor left is removed at the start. All times
-are CLOCK_MONOTONIC nanoseconds.
+It removes everything that it put into the kernel when it stops, and at the start what a killed predecessor left. All
+times are CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class Agent:
         self._manager.ready()
 
     def _take_up(self, plan: agent_reload.Plan) -> None:
-        """Make the parts anew that have changed; one that fails stays as it was, and does not keep the others."""
+        """Restart the parts that have changed; one that fails stays as it was, and does not stop the others."""
         failed = {}
         for part in plan.parts:
             try:

@@ -1,7 +1,7 @@
-"""A configuration read again: what of it a running agent takes up, and what waits for a restart.
+"""Reload of the configuration: which changes a running agent applies, and which need a restart.
 
-Peers, and what belongs to one source alone, change live: that source is made anew, all others go on. Everything else is
-said by its name, and stays as it was. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
+Changes of peers, and of keys that belong to one source, are applied live: that source is restarted, all others go on.
+Every other changed key is named and ignored. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from pytools.config import AgentConfig, Peer
 from pytools.sources.source import Source
 
-# Field of the configuration -> the part that is made anew for it.
+# Field of the configuration -> the part that is restarted for it.
 LIVE: Final[Mapping[str, str]] = {
     "recording.hours": "recording",
     "recording.fine_mib": "recording",
@@ -34,13 +34,13 @@ class Plan:
     """What becomes of a new configuration."""
 
     config: AgentConfig  # what holds from now on: the old one, where it cannot change live
-    parts: tuple[str, ...]  # that are made anew
+    parts: tuple[str, ...]  # that are restarted
     changed: tuple[str, ...]  # fields that are taken up
     waiting: Mapping[str, str]  # fields that are not, and why
     _both: tuple[AgentConfig, AgentConfig]
 
     def taken(self, failed: Mapping[str, str]) -> list[str]:
-        """The fields that are taken up, when these parts could not be made anew."""
+        """The fields that are applied, when these parts could not be restarted."""
         return [name for name in self.changed if LIVE[name] not in failed]
 
     def holds(self, failed: Mapping[str, str]) -> AgentConfig:
@@ -98,7 +98,7 @@ _S = TypeVar("_S", bound=Source)
 
 
 class Slot(Generic[_S]):
-    """A source that may be made anew while the others go on; what the earlier ones lost stays in the count.
+    """A source that may be restarted while the others go on; its drop counters include those before.
 
     Parameters
     ----------

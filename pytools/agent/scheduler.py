@@ -1,4 +1,4 @@
-"""Which source has its turn when: each when it is due, and whoever is waited for when its descriptor is ready.
+"""The scheduler of the sources: runs each when it is due, or when its descriptor is ready.
 
 CLOCK_MONOTONIC nanoseconds; one thread.
 """

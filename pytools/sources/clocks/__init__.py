@@ -1,1 +1,1 @@
-"""Clocks: how every host's clock runs, from the coded probes, and who is told."""
+"""Clocks: the offset and drift of every host's clock, from coded probes, and who receives them."""

@@ -1,8 +1,8 @@
 """Feeds this host's offset to a local chronyd, as samples of a SOCK reference clock. swerve itself sets no clock.
 
 chronyd creates a Unix datagram socket and takes one `struct sock_sample` per datagram: at system time `tv` the true
-time was `tv + offset`. What it makes of them is its own business. Runs in the agent's thread; never waits, and a
-chronyd that is not there costs a counted sample. Nanoseconds, of CLOCK_REALTIME where a name says so.
+time was `tv + offset`. Runs in the agent's thread and never waits; without a chronyd each sample is dropped and
+counted. Nanoseconds, of CLOCK_REALTIME where a name says so.
 """
 
 from __future__ import annotations

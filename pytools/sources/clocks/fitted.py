@@ -28,7 +28,7 @@ class Fitted:
     stepped_ns: int | None  # when a step was last seen
 
     def shows_step(self, now_ns: int) -> bool:
-        """Whether the others are to be told of a step: more than once, for messages get lost."""
+        """Whether to report a step to the others: more than once, because messages get lost."""
         return self.stepped_ns is not None and now_ns - self.stepped_ns <= _STEP_TOLD_NS
 
     def bound_ns(self, clock_ns: int) -> float:
@@ -36,7 +36,7 @@ class Fitted:
         return self.fit.bound_ns + SIGMAS * (self.fit.sigma_at(clock_ns) - self.fit.sigma_at(self.fit.epoch_ns))
 
     def edge(self, now_ns: int) -> Edge:
-        """What is told to the other hosts of it."""
+        """What is sent to the other hosts."""
         fit = self.fit
         return Edge(
             self.pinned.peer.name,

@@ -1,7 +1,7 @@
-"""What agents tell each other about clocks: their edges, and the reference's word on every host's clock.
+"""The messages about clocks between agents: their edges, and the reference's result for every host's clock.
 
-Version 1. Offsets and epochs are int64 nanoseconds of stamping clocks. Whatever arrives is checked here: names, ranges,
-numbers that are none. Pure.
+Version 1. Offsets and epochs are int64 nanoseconds of stamping clocks. Everything that arrives is checked here: names,
+ranges, finite numbers. Pure.
 """
 
 from __future__ import annotations

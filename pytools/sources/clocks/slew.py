@@ -1,8 +1,8 @@
 """How much the host's time service speeds CLOCK_MONOTONIC up against its oscillator: read from the kernel, never set.
 
 A time service (chrony, ntpd, systemd-timesyncd) makes the kernel run the clock faster or slower than the hardware
-behind it. Who wants to see the oscillator has to take that out again. Frequencies in parts per billion, positive when
-the clock runs faster than its oscillator. Any thread; needs no privilege.
+behind it; to compare oscillators this must be subtracted. Frequencies in parts per billion, positive when the clock
+runs faster than its oscillator. Any thread; needs no privilege.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From what hosts tell of their edges to every host's clock: names to places, and back. Pure."""
+"""Solves all hosts' clocks from the edges that they report: names to indexes, and back. Pure."""
 
 from __future__ import annotations
 

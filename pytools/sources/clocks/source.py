@@ -40,7 +40,7 @@ _DOUBTFUL_NS: Final = 1_000 * _MS  # the same after a doubt that no step explain
 _LEAST_LIFE_NS: Final = 1_500 * _MS  # of an edge that no newer one replaces
 _LEAST_SPAN_NS: Final = 400 * _MS  # of a path's first line: the drift that a few pairs show is their queueing
 _COLLOCATION_NS: Final = 5_000 * _MS
-_DOUBT_NS: Final = 6_000 * _MS  # longer than any packet waits to be told of
+_DOUBT_NS: Final = 6_000 * _MS  # longer than any packet waits to be reported
 
 
 class ClockSource(Source):
@@ -49,7 +49,7 @@ class ClockSource(Source):
     Parameters
     ----------
     mesh : ProbeMesh
-        Whose coded probes are fitted, and which is told the result.
+        Whose coded probes are fitted, and which gets the result.
     hosts : HostBus, optional
         The way to the other hosts; without one, each peer is compared with us alone.
 
@@ -84,7 +84,7 @@ class ClockSource(Source):
         self._chrony = ChronyFeed(config.clocks.chrony_socket) if config.clocks.chrony_socket else None
 
     def tick(self, now_ns: int) -> int:
-        """Fit the next paths; once all are fitted, tell the others. Take in what they told."""
+        """Fit the next paths; once all are fitted, send them to the other hosts. Read their messages."""
         self._hear(now_ns)
         if self._contradictions != self._path_clocks.contradictions:
             self._contradictions = self._path_clocks.contradictions

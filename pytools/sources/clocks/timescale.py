@@ -1,7 +1,7 @@
-"""The common timescale: whose clock is the reference, and how every host's clock runs against it.
+"""The common timescale: whose clock is the reference, and the offset and drift of every host's clock against it.
 
-Every host tells every peer its edges. The reference - the one that is configured, else the first by name of those
-heard - solves for all clocks at once and tells the result; without a bus between hosts each host is its own reference.
+Every host sends its edges to every peer. The reference - the configured one, else the first by name of those whose
+messages arrive - solves for all clocks at once and publishes the result; without a bus each host is its own reference.
 Two hosts are compared by one result only, so a change of the reference changes no delay. `now_ns` is CLOCK_MONOTONIC,
 `clock_ns` this host's stamping clock. Reads no clock, sends nothing. One thread.
 """
@@ -20,15 +20,15 @@ from pytools.estimators.offsets import MEMORY_S, WANDER_PPB_PER_S, Offset, wande
 from pytools.sources.clocks.messages import VERSION, Clocks, Edge, Edges, HostClock
 
 FRESH_ROUNDS: Final = 3  # what is older than so many intervals no longer counts
-_PROBATION_NS: Final = 2_000_000_000  # a host that returns is not the reference before it was heard for so long
-# So long after an edge showed a step of a clock, that clock is free running. Hosts that are told of the step look at
+_PROBATION_NS: Final = 2_000_000_000  # a host that returns must be received this long before it is the reference
+# So long after an edge showed a step of a clock, that clock is free running. Hosts that receive the step look at
 # once, and the others within an interval: so it is never less than one and a half of these.
 _STEPPED_NS: Final = 1_500_000_000
 
 
 @dataclass
 class _Heard:
-    """A host that tells us its edges."""
+    """A host that sends us its edges."""
 
     since_ns: int
     last_ns: int
@@ -43,7 +43,7 @@ class Timescale:
     host : str
         Our name.
     interval_ns : int
-        How often hosts tell their edges.
+        How often hosts send their edges.
     reference : str
         The host whose clock is the common one; empty: elected.
     """
@@ -150,9 +150,9 @@ class Timescale:
         return Clocks(VERSION, unix_ahead_ns, solved(self._host, clock_ns, edges, slews, doubtful, self._wanders))
 
     def _quarantined(self, doubtful: Set[str], oldest_ns: int, now_ns: int) -> Mapping[str, int]:
-        """Since when the clock of each host is another one; what was told before tells nothing of it."""
+        """Since when the clock of each host is another one; edges from before say nothing about it."""
         known = self._quarantined_ns
-        # Those that are still doubtful keep their time; of the others nobody is heard any more who spoke before it.
+        # Those that are still doubtful keep their time; of the others no message from before it counts any more.
         known = {host: at for host, at in known.items() if host in doubtful or at >= oldest_ns}
         self._quarantined_ns = dict.fromkeys(doubtful, now_ns) | known
         return self._quarantined_ns

@@ -1,6 +1,6 @@
-"""A lab host's clock: keeps what its file says in every stamping program of the agent. No part of a real host.
+"""A lab host's clock: applies its file to every stamping program of the agent. Not used on real hosts.
 
-Times are CLOCK_MONOTONIC nanoseconds. Runs on the agent's thread; a look at the file costs microseconds.
+Times are CLOCK_MONOTONIC nanoseconds. Runs on the agent's thread; reading the file costs microseconds.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Probes: every path to every peer is probed, the peers' probes are answered, and delays come of it."""
+"""Probing: probes every path to every peer, answers the peers' probes, and computes delays."""

@@ -1,4 +1,4 @@
-"""Which paths are looked at often, and when the ring is read next. CLOCK_MONOTONIC nanoseconds; one thread."""
+"""Which paths are read often, and when the ring is read next. CLOCK_MONOTONIC nanoseconds; one thread."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ READ_EVERY_NS: Final = 200_000_000
 _MOST_RECORDS: Final = 4096  # between two readings: fewer than the ring holds
 _MOST_INTERVALS: Final = 24  # between two readings: fewer than liveness.py remembers
 _ALERT_NS: Final = 200_000_000  # a path is alerted for so long after it was slow or silent
-_NEWS_NS: Final = 2_000_000_000  # and told of once an interval for so long; from then on less often: all know of it
+_NEWS_NS: Final = 2_000_000_000  # and reported once an interval for this long, then less often
 _STANDING_EVERY_NS: Final = 100_000_000
 _HURRIED_EVERY_NS: Final = 8_000_000
-_SLOW_SINGLY: Final = 4  # slow samples in a row that are told of at once, one by one
+_SLOW_SINGLY: Final = 4  # slow samples in a row that are reported at once, one by one
 
 
 class Attention:
@@ -26,7 +26,7 @@ class Attention:
     Attributes
     ----------
     alerted : bool
-        Whether any path is told of once an interval.
+        Whether any path is reported once an interval.
     standing : bool
         Whether any has been alerted for longer.
     read_ns : int
@@ -57,7 +57,7 @@ class Attention:
         return now_ns < self._hurried_ns
 
     def look(self, slow: NDArray[np.uint32], liveness: Liveness, now_ns: int) -> NDArray[np.bool_] | None:
-        """Which alerted paths are to be told of now, by index; None: none is.
+        """Which alerted paths are to be reported now, by index; None: none is.
 
         Parameters
         ----------

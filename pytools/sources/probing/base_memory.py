@@ -1,7 +1,7 @@
-"""The base delays that an agent leaves to its successor: a file in /run, so that a restart takes no queue for a route.
+"""Saves the base delays for the agent's next start: a file in /run, so that a standing queue does not become the base.
 
-Written every few seconds and at the end; not synced, for it is of use in the same boot alone. A file that is torn, of
-another boot or namespace, or that others could have written, is none. Times are CLOCK_MONOTONIC nanoseconds. One
+Written every few seconds and at the end; not synced, because it is valid in the same boot only. A file that is torn, of
+another boot or namespace, or that others could have written, is ignored. Times are CLOCK_MONOTONIC nanoseconds. One
 thread: the agent's.
 """
 

@@ -1,8 +1,8 @@
-"""Probes as Ethernet frames, and their way to `bpf/probe.c`: many at once, on one packet socket.
+"""Sends probes as Ethernet frames to `bpf/probe.c`, many at once, on one packet socket.
 
-A packet socket asks neither routes nor neighbours, so a probe reaches its path's interface whatever the routes say and
-whichever gateway is dead; there probe.c hands it to the path's gateway. Numbers are in host byte order. Non-blocking;
-one thread.
+A packet socket uses neither routes nor neighbours, so a probe reaches its path's interface whatever the routes are and
+whichever gateway is dead; there probe.c redirects it to the path's gateway. Numbers are in host byte order.
+Non-blocking; one thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whether a path answers: how many probes in a row were left without an answer, how many were answered, since when.
+"""Whether a path answers: how many probes in a row were unanswered, how many were answered, since when.
 
-A probe counts as missed once its grace has passed since it left, if no answer has ARRIVED on its path since then. An
-answer to an earlier probe will do: on a path with a long queue answers come late, but they come. The grace is twice
-the largest recent time between a probe and its answer, at least `LEAST_GRACE_NS` and at most the probes' interval.
+A probe is missed if no answer has ARRIVED on its path since it left and its grace has passed. An answer to an earlier
+probe suffices: on a path with a long queue answers come late, but they come. The grace is twice the largest recent time
+between a probe and its answer, at least `LEAST_GRACE_NS` and at most the probes' interval.
 
 Misses and answers are counted once an interval, however many probes leave a path in it (coded pairs, several source
 ports): three packets that one full queue drops within a microsecond are no silence. Extra probes, which leave between
@@ -31,7 +31,7 @@ from pytools.sources.probing.send_log import Counts, SendLog
 LEAST_GRACE_NS: Final = 2_000_000
 MOST_RUN: Final = 1_000_000
 TOLD_EVERY_NS: Final = 1_000_000_000
-# Of a path that is silent for long not every further probe is told at once.
+# Of a path that is silent for long not every further miss is reported at once.
 TOLD_SINGLY: Final = 32
 TOLD_SILENT_EVERY_NS: Final = 100_000_000
 YOUNG_INTERVALS: Final = TOLD_SINGLY  # a silence that is older is looked at as often as paths that answer
@@ -112,7 +112,7 @@ class Liveness(Growing):
         self._share = np.zeros(paths)  # lost, of the recent probes
         self._may_be = np.full(paths, _LEAST_LOSS)  # how large that may be: 1.5 standard deviations above
         self._limits = _unlikely(self._may_be)
-        self._decisive = self._limits.copy()  # or a sibling's: a lossy one testifies by its own limit
+        self._decisive = self._limits.copy()  # or a sibling's: a lossy one counts by its own limit
         self._tell_ns = np.zeros(paths, np.int64)  # when to publish again if nothing happens
 
     def set_paths(self, paths: Sequence[PinnedPath]) -> None:
@@ -292,7 +292,7 @@ class Liveness(Growing):
         return chosen[self.loss(chosen)[0] <= _RARELY]
 
     def suspected(self, now_ns: int) -> Rows:
-        """Paths along which extra probes are to leave because they may be dead, and lose too many to tell it soon.
+        """Paths that get extra probes because they may be dead, and lose too many to be sure soon.
 
         A path has `BURSTS` of them at once, and one in `HURRY_EVERY_NS` in the long run.
         """
@@ -319,14 +319,14 @@ class Liveness(Growing):
         return int((np.where(following > 0, following, expected) + grace).min())
 
     def signals(self, host: str, now_ns: int, unix_ns: int) -> list[PathLiveness]:
-        """What is to be told now: misses that have just grown or ended, and every path from time to time."""
+        """What is to be published now: misses that have just grown or ended, and every path from time to time."""
         missed, told = self.missed, self._told
         weight = np.minimum(missed + self.missed_extra, self._decisive)  # what is more changes nothing
         news = now_ns >= self._tell_ns
         if self.any_silent:
             grown = (missed > told) & (told < TOLD_SINGLY) | (weight > self._told_weight)
             grown &= (missed > 1) & self._probed
-            # Whether the path is dead, or the peer, only its other paths tell: they are told in the same round.
+            # Only the peer's other paths show whether the path or the peer is dead: publish them in the same round.
             if np.count_nonzero(grown):
                 news |= np.isin(self._peers, self._peers[grown])
         news |= (told > 0) & (missed == 0)
@@ -339,7 +339,7 @@ class Liveness(Growing):
         return [self.signal(index, host, now_ns, unix_ns) for index in chosen.tolist()]
 
     def signal(self, index: int, host: str, now_ns: int, unix_ns: int) -> PathLiveness:
-        """What is known of one path, whether or not it is to be told now."""
+        """The state of one path, whether or not it is to be published now."""
         missed, since_ns = int(self.missed[index]), int(self._silent_since_ns[index])
         age_ms = int(self._peer_age_ms[index])
         return PathLiveness(

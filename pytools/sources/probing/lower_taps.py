@@ -1,4 +1,4 @@
-"""By which port of a bond or team probes leave: packet sockets there, open only while that is asked.
+"""Which port of a bond or team each probe leaves by, from packet sockets that are open only during a search.
 
 The driver's hash is not computed here: kernels differ, and a team's is a program of its daemon. Non-blocking; one
 thread.

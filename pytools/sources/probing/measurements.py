@@ -1,4 +1,4 @@
-"""What the probes have shown so far, per path, and the signals that say so.
+"""The measurements of each path, and the signals that report them.
 
 Rows are path indexes. Times are CLOCK_MONOTONIC nanoseconds. One thread.
 """
@@ -34,7 +34,7 @@ _IS_REVERSE: Final = _DIRECTIONS == REVERSE
 SLOW_NS: Final = 5_000_000  # queueing that is worth waking for
 
 _MOST_SAMPLES: Final = 65_536
-_LOSS_NS: Final = 60_000_000_000  # over which the loss is counted that tells a load, or the window of the base if less
+_LOSS_NS: Final = 60_000_000_000  # over which the loss that shows a load is counted, or the window of the base if less
 _MS: Final = 1_000_000
 
 
@@ -228,7 +228,7 @@ class Measurements(Growing):
         return counts, waited, there
 
     def find_base(self, now_ns: int) -> None:
-        """Find the base delays anew, once a second."""
+        """Update the base delays, once a second."""
         fates = self._fates.growth(now_ns, self.counts[:, (LOST, RECEIVED)])
         lost = fates[:, 0] / np.maximum(fates.sum(axis=1), 1)
         hops, self._hops = self._hops, []
@@ -268,7 +268,7 @@ class Measurements(Growing):
         overtaken : Overtaken
             The probes of this window that were, see `Sender.overtaken`.
         only_news : bool
-            Leave out paths of which nothing was heard since the last call with this set.
+            Leave out paths without an answer since the last call with this set.
         among : ndarray of bool, optional
             Leave out the other paths, by index.
         """

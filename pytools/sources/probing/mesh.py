@@ -1,9 +1,9 @@
 """The probe mesh: probes every path to every peer, and publishes what the replies show.
 
-The peers' probes are answered by probe.c, which stamps and matches ours as well; ours are planned ahead and sent by the
-pacer. The ring of replies is read five times a second, once an interval while a path is slow or has just fallen silent,
-and at once when probe.c says that something has changed. Times are CLOCK_MONOTONIC nanoseconds. One thread; made and
-used in the network namespace it measures.
+probe.c answers the peers' probes, and stamps and matches ours, which are planned ahead and sent by the pacer. The ring
+of replies is read five times a second, once an interval while a path is slow or has just fallen silent, and at once
+when probe.c reports a change. Times are CLOCK_MONOTONIC nanoseconds. One thread; created and used in the network
+namespace that it measures.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class ProbeMesh:
         alert = self._alert(now_ns)
         if now_ns >= self._due["short"]:
             self._answered = self._answered or bool(self.measurements.counts[:, RECEIVED].any())
-            if self._answered:  # the first answers are told of at once
+            if self._answered:  # the first answers are reported at once
                 self._due["short"] = now_ns + self._attention.read_ns * 3 // 4
             self._publish_delays(self.measurements.short, now_ns, only_news=True)
         elif alert is not None:
@@ -258,7 +258,7 @@ class ProbeMesh:
             self._due["pacer"] = now_ns  # where it is said, too
 
     def _alert(self, now_ns: int) -> NDArray[np.bool_] | None:
-        """Which paths are to be told of once an interval, by index; None: none is."""
+        """Which paths are reported once an interval, by index; None: none is."""
         alert = self._attention.look(self.program.slow, self.measurements.liveness, now_ns)
         if alert is not None:
             limits = self.program.slow_limit[: len(alert)]
@@ -291,7 +291,7 @@ class ProbeMesh:
         return now_ns
 
     def _set_slow(self, now_ns: int) -> None:
-        """Find the base delays anew, and tell the kernel what makes a path slow."""
+        """Update the base delays, and the kernel's thresholds for slow paths."""
         self.measurements.find_base(now_ns)
         slow_ns = self.measurements.slow_from(now_ns, self.stamping_clock(now_ns))
         limits = next_slow(self.program.slow[: len(slow_ns)])

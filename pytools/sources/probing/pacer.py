@@ -1,6 +1,6 @@
-"""What schedule.py shares with pacer.c: how the memory is laid out, and the words over the control socket.
+"""What schedule.py shares with pacer.c: the memory layout, and the messages on the control socket.
 
-Each is explained in pacer.c. The pacer says its layout when it is ready, and it has to be this one.
+pacer.c explains each. The pacer reports its layout when it is ready; it must equal this one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each path's peer's clock against ours, applied to the differences of stamps of that path.
+"""The clock of each path's peer against ours, applied to the stamp differences of that path.
 
 Rows are path indexes. Offsets are lines in the time of our stamping clock; everything else is CLOCK_MONOTONIC
 nanoseconds. One thread.

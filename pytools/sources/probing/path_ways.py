@@ -1,4 +1,4 @@
-"""The ways behind the first hop of one path: which there are, what probes along each have shown, and what is told.
+"""The ways behind the first hop of one path: which there are, the probes along each, and the records published.
 
 Times are CLOCK_MONOTONIC nanoseconds. One thread, the agent's.
 """
@@ -88,7 +88,7 @@ class PathWays:
         return changed
 
     def signals(self, host: str, first_port: int, now_ns: int) -> Iterator[PathWay]:
-        """What is told of each way; ports are counted from the first of the sweep's."""
+        """The record of each way; ports are counted from the first of the sweep's."""
         assert self.found is not None
         found, unix_ns = self.found, time.time_ns()
         for seen in self.seen:

@@ -1,8 +1,8 @@
 """The paths to the peers: every nexthop of every route to them, whatever its weight.
 
-A path is a nexthop of the route to a peer, or of the one that packets from a certain address of ours take, and keeps
-its index for as long as the agent lives. Nothing is put into the kernel here: probe.c hands each probe to its path's
-gateway. One thread; the netlink socket's namespace decides.
+A path is a nexthop of the route to a peer, or of the route from one of our addresses to it, and keeps its index for the
+agent's lifetime. Nothing is put into the kernel here: probe.c redirects each probe to its path's gateway. One thread;
+in the namespace of the netlink socket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pytools.kernel.own_addresses import nearest, with_own_routes
 from pytools.signals import Path
 
 MOST_PATHS: Final = contract.constant("SWERVE_PROBE_PATHS")
-SPOKEN_FOR_NS: Final = 10_000_000_000  # a controller speaks of every path once a second
+SPOKEN_FOR_NS: Final = 10_000_000_000  # a controller reports every path once a second
 
 _ONLINK: Final = 4  # RTNH_F_ONLINK
 
@@ -128,7 +128,7 @@ class PinnedPaths:
         return [pinned.path for pinned in self.current]
 
     def remember(self, path: Path, now_ns: int) -> bool:
-        """Look for a path that no route may show: a controller that keeps it drained, or standing by, speaks of it.
+        """Look for a path that no route may show: a controller that keeps it drained, or standing by, reports it.
 
         Returns
         -------
@@ -143,15 +143,15 @@ class PinnedPaths:
         return before_ns is None
 
     def _forget(self, now_ns: int) -> None:
-        """A controller that has ended, or lets go of a path, does not speak of it any more."""
+        """A controller that has ended, or releases a path, no longer reports it."""
         self._spoken_ns = {path: at_ns for path, at_ns in self._spoken_ns.items() if now_ns - at_ns < SPOKEN_FOR_NS}
 
     def _drained(
         self, hops: dict[Path, PinnedPath], links: dict[int, Link], nexthops: dict[int, Nexthop]
     ) -> Iterator[PinnedPath]:
-        """Paths known by hearsay or from before, if their nexthop is there and their peer has a route by others.
+        """Paths that a controller names or from before, if their nexthop is there and their peer has a route by others.
 
-        A nexthop that is no object leaves nothing behind in the kernel: that it is there, a controller must say.
+        A nexthop that is not an object leaves nothing in the kernel: only a controller can report that it is there.
         """
         by_address = {hop.path.address: hop for hop in hops.values()}
         up = {link.name: link for link in links.values() if link.up}

@@ -1,9 +1,9 @@
-"""What is sent when: probes are planned ahead in the schedule, and what became of them is noted in the sessions.
+"""Plans probes ahead in the schedule, and records in the sessions what became of them.
 
-A tick is one probe of each session, in some also a coded pair where the peer has a clock of its own. With several peers
-there are two ticks in an interval, each for every other peer: what happens to an interface shows in half the time.
-Between those that come every interval there may be extra ones, for a moment, when a peer keeps us waiting. Times are
-CLOCK_MONOTONIC nanoseconds. One thread.
+A tick is one probe of each session, in some also a coded pair where the peer has its own clock. With several peers
+there are two ticks in an interval, each for every other peer, so a fault of an interface shows in half the time. Extra
+ticks are planned between them for a moment when a peer's answers are late. Times are CLOCK_MONOTONIC nanoseconds. One
+thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from pytools.sources.probing.ticks import (
 _PATIENCE_NS: Final = 100_000_000  # what would be later is left out: a long pause must not end in a large burst
 _EXTRA_PATIENCE_NS: Final = EXTRA_EVERY_NS  # until the next of them
 _MOST_AHEAD: Final = 20_000  # probes that are planned; with more sessions it is for a shorter time
-_MOST_EXTRA: Final = 32  # sessions that an extra tick probes; paths share queues, so those of other peers tell as much
+_MOST_EXTRA: Final = 32  # sessions that an extra tick probes; paths share queues, so those of other peers show as much
 
 _BETWEEN, _STEADY = range(2)  # kinds of ticks: extra ones, and from here on with pairs and without, for each half
 
@@ -225,7 +225,7 @@ class Planner(Sessions):
     # ---- afterwards ----
 
     def note_sent(self) -> None:
-        """Take note of what has been sent; in vain or not, but not what the socket had no room for."""
+        """Record what has been sent, failed or not, but not what the socket had no room for."""
         first, self._noted = self._noted, self.schedule.done
         if self._noted == first:
             return

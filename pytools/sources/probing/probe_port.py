@@ -1,7 +1,7 @@
-"""The probe port of this host: held, so that nobody else can have it, and watched for interfaces without our program.
+"""The probe port of this host: bound, so that no other process can, and watched for interfaces without our program.
 
-probe.c answers requests before they reach a socket. What does reach this one came in by an interface where the program
-is not attached yet, or is for an address of this host that no interface has (`ip route add local`). Non-blocking; one
+probe.c answers requests before they reach a socket. Packets that reach this socket arrived on an interface where the
+program is not attached yet, or are for an address that no interface has (`ip route add local`). Non-blocking; one
 thread.
 """
 
@@ -99,7 +99,7 @@ class ProbePort:
         Raises
         ------
         SwerveError
-            If the kernel does not tell.
+            If the kernel does not report it.
         """
         found = {each.address for each in netlink.addresses()}
         for address in self.addresses - found:

@@ -1,4 +1,4 @@
-"""`bpf/probe.c` from user space: what it is told, and what it says. Layouts are those of swerve.h.
+"""`bpf/probe.c` from user space: its maps and records. Layouts are those of swerve.h.
 
 Addresses are texts, times CLOCK_MONOTONIC nanoseconds unless a record says otherwise. One thread.
 """

@@ -1,7 +1,7 @@
-"""The schedule of the probes: what is to leave when, in memory that is shared with the process that sends it.
+"""The schedule of the probes: what leaves when, in memory that is shared with the process that sends it.
 
-The agent plans some hundred milliseconds ahead and looks afterwards what became of it; `pacer.c` sends. Messages lie
-in the memory as sendmmsg(2) takes them. Times are CLOCK_MONOTONIC nanoseconds. One thread.
+The agent plans some hundred milliseconds ahead and reads the results afterwards; `pacer.c` sends. Messages lie in the
+memory as sendmmsg(2) takes them. Times are CLOCK_MONOTONIC nanoseconds. One thread.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Schedule:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[tuple[int, int]]:
-        """Nothing is sent inside, and the memory can be laid out anew.
+        """Nothing is sent inside, and the layout of the memory can change.
 
         Yields the first tick that has not begun and the first that was not planned; what is between is withdrawn.
 

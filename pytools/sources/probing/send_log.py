@@ -1,4 +1,4 @@
-"""How many probes had been sent on each path at any time lately.
+"""How many probes had been sent on each path at any recent time.
 
 Times are CLOCK_MONOTONIC nanoseconds, in the order in which they are noted. One thread.
 """

@@ -1,8 +1,8 @@
 """The Session-Sender over probe.c: keeps the sessions of every path, and turns the kernel's records into delays.
 
-Records are worked on many at once, those of one path in the order in which its replies came. The arrays are those of
-sessions.py; planner.py says what is sent when. Times are CLOCK_MONOTONIC nanoseconds, those of stamps are of the
-stamping clock. One thread.
+Records are processed many at once, those of one path in the order in which its replies came. The arrays are those of
+sessions.py; planner.py decides what is sent when. Times are CLOCK_MONOTONIC nanoseconds, stamps are of the stamping
+clock. One thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The sessions of a sender: what is known of each probe under way, and what the passing of time says about them.
+"""The sessions of a sender: the state of each outstanding probe, and its timeout.
 
 A session is one path and one source port. Its row in the arrays is `path index * flows + flow`, its SSID the row
-plus one. What is known of a probe lies in the row's slot `number mod slots`. Stamps and the differences of
-stamps are nanoseconds of the stamping clock, all other times of CLOCK_MONOTONIC. One thread.
+plus one. The state of a probe lies in the row's slot `number mod slots`. Stamps and the differences of stamps are
+nanoseconds of the stamping clock, all other times of CLOCK_MONOTONIC. One thread.
 """
 
 from __future__ import annotations

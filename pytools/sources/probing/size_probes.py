@@ -1,7 +1,7 @@
-"""Probes of a chosen size along one path, never in fragments, and what routers answer to those that are too large.
+"""Probes of a chosen size along one path, never fragmented, and the routers' answers to those that are too large.
 
-A socket per path, bound to its interface, takes replies and answers; the probes themselves leave as frames, which
-probe.c hands to the path's gateway. A STAMP packet as any other, with a session identifier of its own
+A socket per path, bound to its interface, receives replies and ICMP; the probes themselves leave as frames, which
+probe.c redirects to the path's gateway. They are STAMP packets with a session identifier of their own
 (`stamp_packet.SIZE_SSID`). Sizes are bytes of IP packets. Non-blocking; one thread.
 """
 
@@ -29,7 +29,7 @@ LARGEST: Final = 9216  # what Ethernet's longest frames carry; interfaces that t
 
 _ETHERNET_BYTES: Final = 14
 _SO_BINDTODEVICE = 25
-_ACCEPTS_ANSWERS = 4  # IP_PMTUDISC_INTERFACE: what routers say is told, and changes no route
+_ACCEPTS_ANSWERS = 4  # IP_PMTUDISC_INTERFACE: ICMP errors are reported, and change no route
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER = 10, 23
 _PMTUDISC_PROBE = 3
 _BUFFER_BYTES: Final = 1 << 20

@@ -1,6 +1,6 @@
 """STAMP packets that user space writes and reads itself: error estimates, and probes of a chosen size.
 
-RFC 8762 unauthenticated, with session identifier and TLVs of RFC 8972. docs/probes.md says where and why we deviate.
+RFC 8762 unauthenticated, with session identifier and TLVs of RFC 8972. docs/probes.md lists the deviations.
 """
 
 from __future__ import annotations

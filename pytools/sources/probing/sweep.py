@@ -1,9 +1,9 @@
-"""Probes from many source ports, to meet every way behind the first hop, and what routers there answer.
+"""Probes from many source ports, which find and watch the ways behind the first hop, and the ICMP answers of routers.
 
-Each source port is a UDP socket, shared by all paths. A probe of a sweep is stamped, matched and recorded by probe.c as
-any other, in a session of its own until it is answered or lost. A probe with a small TTL has the addresses, the ports
-and the flow label of a sweep's, so routers take it for the same flow; the one at which the TTL ends says so by ICMP,
-and the socket's error queue holds its address. Non-blocking; one thread. Times are CLOCK_MONOTONIC nanoseconds.
+Each source port is a UDP socket, shared by all paths. probe.c stamps, matches and records a probe of a sweep as any
+other, in a session of its own until it is answered or lost. A probe with a small TTL has the addresses, ports and flow
+label of a sweep's, so routers take it for the same flow; the router at which the TTL expires answers by ICMP, and the
+socket's error queue holds its address. Non-blocking; one thread. Times are CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pytools.sources.probing.tracing import PORTS
 FIRST_ROW: Final = MOST_SESSIONS  # of the sessions
 
 _TRIES: Final = 32  # to find so many free ports in a row
-_TURNS: Final = 16  # numbers of one row, before they begin again: a late reply is told from the next one's
+_TURNS: Final = 16  # numbers of one row, before they begin again: distinguishes a late reply from the next one's
 _BUFFER_BYTES: Final = 4096
 _NONCE_BYTES: Final = 8
 _PAYLOAD_BYTES: Final = frames.PROBE_BYTES

@@ -1,4 +1,4 @@
-"""What a tick sends: frames of probes, put together in the memory that the pacer sends them from. One thread."""
+"""What a tick sends: frames of probes, built in the memory that the pacer sends them from. One thread."""
 
 from __future__ import annotations
 

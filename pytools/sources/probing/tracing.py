@@ -1,7 +1,7 @@
-"""Which routers the ports of a path meet, and behind which of them a way is bad: what to ask, and what answers mean.
+"""Which routers the ports of a path pass, and behind which of them a way is bad: the probes to send, and the answers.
 
-Each search is a generator: it yields what is to be asked at once and gets the replies. Routers limit what they answer
-(Linux: six at once, then one a second to each host), so what is not answered is asked again a second later. Pure.
+Each search is a generator: it yields the probes to send at once and gets the replies. Routers limit their answers
+(Linux: six at once, then one a second to each host), so an unanswered probe is repeated a second later. Pure.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ HEADER = np.dtype(
 
 
 def open_socket(family: Family, port: int) -> socket.socket:
-    """A non-blocking UDP socket on every local address of a family, which tells by which interface datagrams came in.
+    """A non-blocking UDP socket on every local address of a family, which reports by which interface datagrams came in.
 
     Parameters
     ----------

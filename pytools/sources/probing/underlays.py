@@ -1,7 +1,7 @@
-"""By which ways the outer packets of tunnels leave this host: those that the route to the peer's outer address has.
+"""Which routes the outer packets of tunnels take: the hops of the route to the peer's outer address.
 
-Which of several the kernel chooses cannot be computed: it remembers the route of a tunnel per CPU, of the first packet
-that it sends there. So they are counted where they leave, by observe.c; probes are among them. One thread: the agent's,
+Which of several the kernel chooses cannot be computed: it remembers the route of a tunnel per CPU, from the first
+packet that it sends there. So observe.c counts them where they leave; probes are among them. One thread: the agent's,
 in the namespace that it measures.
 """
 
@@ -127,7 +127,7 @@ class Underlays:
 
 
 def _apart(way: Underlay, ways: Sequence[tuple[Underlay, _Key]]) -> bool:
-    """Whether the interface of a way tells it from the others."""
+    """Whether the interface of a way distinguishes it from the others."""
     return [other.interface for other, _ in ways].count(way.interface) == 1
 
 

@@ -1,9 +1,9 @@
-"""The ways of each path: met, told apart, and judged by probes from many source ports.
+"""The ways of each path: found, distinguished, and judged by probes from many source ports.
 
-Only of paths that leave by a bond or team which hashes flows, or with two routers or more, as the hop limits of steady
-probes show; where none does, nothing is sent and no socket is open. One path at a time is searched for ways; then a
-sweep takes their ports in turn, at a rate that all paths share. Times are CLOCK_MONOTONIC nanoseconds. One thread;
-called whenever the mesh reads replies.
+Only for paths over a bond or team which hashes flows, or with two routers or more, by the hop limits of steady probes;
+without such paths nothing is sent and no socket is open. One path at a time is searched for ways; then a sweep takes
+their ports in turn, at a rate that all paths share. Times are CLOCK_MONOTONIC nanoseconds. One thread; called whenever
+the mesh reads replies.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class HiddenWays:
         self._begin_search(now_ns)
 
     def _look(self, now_ns: int) -> None:
-        """Which paths have several ways, perhaps; and tell of those whose ways are known."""
+        """Find the paths that may have several ways, and publish those whose ways are known."""
         several = np.flatnonzero((self.ttl > 255 - _MOST_ROUTERS) & (self.ttl <= 253)).tolist()
         if self._bundles:
             bundled = (index for index, pinned in self._pinned.items() if pinned.path.interface in self._bundles)
@@ -375,7 +375,7 @@ class HiddenWays:
     # ---- for the mesh ----
 
     def fileno(self) -> int:
-        """For a selector: readable when a router has spoken, until `hear` is called."""
+        """For a selector: readable when a router has answered, until `hear` is called."""
         return self._wakeups.fileno()
 
     @property
