@@ -185,6 +185,19 @@ def tap(netns: str | None, command: Sequence[str]) -> int:
     return tap_command.run(list(command), netns)
 
 
+@click.command(epilog="Example: swerve jobs -n swerve-x-h1 --sort lag -i 2")
+@filtered("job", "pid", "command", "dst", "interface", "path", "pod")
+@common()
+def jobs(options: Options, asked: Asked) -> None:
+    """Show distributed jobs: ranks on this host, connections, bytes by path, and which rank is behind.
+
+    Ranks are found by the environment that torchrun, Slurm or MPI gave them. NCCL's RAS is asked on this host for the
+    collective operations of all ranks: a rank is behind when it has begun fewer than another one had a moment earlier.
+    The first table takes six seconds. Details: docs/jobs.md
+    """
+    _frames(options, "jobs", asked)
+
+
 @click.command("self", epilog="Example: swerve self -n swerve-x-h1 -c 1")
 @common()
 def self_(options: Options) -> None:
@@ -310,6 +323,7 @@ commands: list[click.Command] = [
     drops,
     links,
     rdma,
+    jobs,
     self_,
     watch,
     replay,

@@ -185,6 +185,7 @@ _FILTERS: Final[Mapping[str, tuple[str, type, str]]] = {
     "interface": ("NAME", str, "Select interface NAME (or RDMA device NAME)."),
     "path": ("TEXT", str, "Select paths that contain TEXT: a host, an interface, a gateway."),
     "verdict": ("WORD", str, "Select queue pairs with verdict WORD."),
+    "job": ("TEXT", str, "Select jobs with TEXT in their name."),
     "host": ("TEXT", str, "Select clocks of hosts with TEXT in their name."),
 }
 

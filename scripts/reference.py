@@ -27,7 +27,8 @@ from pytools.views.top.state import Known
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DOCS: Final = ROOT / "docs"
-_SIGNALS: Final = ("base", "delays", "clocks", "tcp", "host", "links", "rdma", "steering")  # in the order of the list
+# In the order of the list.
+_SIGNALS: Final = ("base", "delays", "clocks", "tcp", "host", "links", "rdma", "jobs", "steering")
 _TITLES: Final = {"flows": "Flows", "links": "Links", "rdma": "RDMA queue pairs", "events": "Events"}
 
 

@@ -18,6 +18,10 @@ from pytools.signals import (
     DropReason,
     GroupMember,
     Histogram,
+    Job,
+    JobLag,
+    JobPath,
+    JobRank,
     Link,
     LinkCounters,
     LinkEvent,
@@ -523,6 +527,24 @@ def rdma_sight(at_ns: int = AT_NS, **changes: Any) -> RdmaSight:
     return RdmaSight(**(_common(at_ns) | fields | changes))
 
 
+def job(at_ns: int = AT_NS, **changes: Any) -> Job:
+    owner = Owner(pid=815, command="python3", cgroup="/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0")
+    fields: dict[str, Any] = {
+        "job": "slurm:4711.0/torchrun:n1:29500",
+        "source": "torchrun",
+        "uid": 1000,
+        "size": 16,
+        "ranks": [JobRank(8, owner, 3, 0, "0,1", 0, "ml/train-0", 32, 0)],
+        "window_ns": SECOND_NS,
+        "paths": [JobPath(path(), "rail1", 20, 0, 250_000_000, 1_000), JobPath(None, "lo", 12, 0, 0, 0)],
+        "ras": "ok",
+        "ras_reason": "",
+        "ras_ranks": 16,
+        "lagging": [JobLag(3, "0xfeed", 3, "10.1.1.2", 77, 12)],
+    }
+    return Job(**(_common(at_ns) | fields | changes))
+
+
 def nexthop_group(at_ns: int = AT_NS, packets: tuple[int | None, int | None] = (100, 900)) -> NexthopGroup:
     return NexthopGroup(
         **_common(at_ns),
@@ -606,6 +628,7 @@ def one_of_each(at_ns: int = AT_NS) -> list[AnySignal]:
         rdma_qp(at_ns=at_ns),
         rdma_suspects(at_ns=at_ns),
         rdma_sight(at_ns=at_ns),
+        job(at_ns=at_ns),
         nexthop_group(at_ns=at_ns),
         self_cost(at_ns=at_ns),
         path_state(at_ns=at_ns),

@@ -36,6 +36,7 @@ from pytools.log import Level
 from pytools.notify import Manager
 from pytools.sources.cost import CostSource
 from pytools.sources.interfaces import Interfaces
+from pytools.sources.jobs.source import JobSource
 from pytools.sources.links.source import LinkSource
 from pytools.sources.nexthops import NexthopSource
 from pytools.sources.path_ecn import PathEcnSource
@@ -137,7 +138,8 @@ class Agent:
         if loaded.has_map("path_ecn"):
             self._add(PathEcnSource(config, loaded, bus, lambda: mesh.paths.current), RELAXED_NS)
         sizes = PathMtuSource(config, bus, lambda: mesh.paths.current)
-        self._add(sizes, sizes.late_ns)
+        for each in (sizes, JobSource(config, bus)):
+            self._add(each, each.late_ns)
         self._add(rdma)
         recorder = self._add_slot("recording", lambda now: _recording(now, namespace, bus))
 

@@ -41,6 +41,25 @@ def enter(name: str) -> None:
         os.close(fd)
 
 
+def enter_of(pid: int) -> None:
+    """Move the calling thread into the namespace of a process, for good.
+
+    Raises
+    ------
+    CapabilityError
+        If the process is gone, or its namespace may not be entered.
+    """
+    what = f"of process {pid}"
+    try:
+        fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CapabilityError(f"cannot enter the network namespace {what}: {error.strerror}", "run as root") from None
+    try:
+        _setns(fd, what)
+    finally:
+        os.close(fd)
+
+
 @contextlib.contextmanager
 def inside(name: str | None) -> Iterator[None]:
     """Be in a named namespace for a while; None stays where the thread is."""

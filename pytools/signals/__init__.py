@@ -24,6 +24,7 @@ from pytools.signals.delays import (
     Underlay,
 )
 from pytools.signals.host import DropReason, PacketDrops, ProgramCost, Self
+from pytools.signals.jobs import Job, JobLag, JobPath, JobRank, RasState
 from pytools.signals.links import BondPort, Link, LinkCounters, LinkEvent, PathEcn, PathMtu, Pause, Qdisc
 from pytools.signals.rdma import Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
 from pytools.signals.steering import Act, GroupMember, NexthopGroup, PathState, SteeringState
@@ -48,6 +49,10 @@ __all__ = [
     "DropReason",
     "GroupMember",
     "Histogram",
+    "Job",
+    "JobLag",
+    "JobPath",
+    "JobRank",
     "Link",
     "LinkCounters",
     "LinkEvent",
@@ -66,6 +71,7 @@ __all__ = [
     "ProgramCost",
     "Qdisc",
     "Quantiles",
+    "RasState",
     "RdmaPort",
     "RdmaQueuePair",
     "RdmaSight",

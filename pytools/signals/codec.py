@@ -12,6 +12,7 @@ import msgspec
 from pytools.signals.clocks import Clock, ClockEdge, Collocation
 from pytools.signals.delays import AppDelay, PathDelay, PathLiveness, PathWay, ProbeSamples
 from pytools.signals.host import PacketDrops, Self
+from pytools.signals.jobs import Job
 from pytools.signals.links import Link, LinkEvent, PathEcn, PathMtu
 from pytools.signals.rdma import RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects
 from pytools.signals.steering import Act, NexthopGroup, PathState
@@ -39,6 +40,7 @@ AnySignal = (
     | RdmaQueuePair
     | RdmaSuspects
     | RdmaSight
+    | Job
     | NexthopGroup
     | Self
     | PathState

@@ -13,6 +13,7 @@ from pytools.signals import (
     Clock,
     ClockEdge,
     DropReason,
+    Job,
     Link,
     LinkEvent,
     PathDelay,
@@ -26,7 +27,16 @@ from pytools.signals import (
     TcpNamespace,
     TcpPath,
 )
-from pytools.views import clock_tables, delay_tables, link_tables, rdma_tables, tables, tcp_columns, tcp_tables
+from pytools.views import (
+    clock_tables,
+    delay_tables,
+    job_tables,
+    link_tables,
+    rdma_tables,
+    tables,
+    tcp_columns,
+    tcp_tables,
+)
 from pytools.views.columns import Listing
 from pytools.views.model import Model
 from pytools.views.query import Query
@@ -55,6 +65,7 @@ TABLES: Final[Mapping[str, Draw]] = {
     "rdma": rdma_tables.overview,
     "ports": rdma_tables.port_table,
     "suspects": rdma_tables.suspect_table,
+    "jobs": job_tables.overview,
 }
 # View -> kind of row -> its columns, at a time. A row is a signal, or a part of one.
 LISTINGS: Final[Mapping[str, Mapping[type, Callable[[int], Listing[Any]]]]] = {
@@ -75,6 +86,7 @@ LISTINGS: Final[Mapping[str, Mapping[type, Callable[[int], Listing[Any]]]]] = {
     "rdma": {RdmaQueuePair: rdma_tables.queue_pairs},
     "ports": {RdmaPort: rdma_tables.ports},
     "suspects": {Suspect: rdma_tables.suspects},
+    "jobs": {Job: job_tables.jobs},
 }
 
 

@@ -94,6 +94,14 @@ def no_queue_pairs(model: Model) -> str:
     )
 
 
+def no_jobs(model: Model) -> str:
+    """Why no job is known."""
+    return (
+        f"{model.host}: no process here is a rank of a job by its environment: started by torchrun, Slurm or MPI "
+        f"({directories.page('jobs.md')}); an agent without CAP_SYS_PTRACE does not see other users' processes"
+    )
+
+
 def no_drops(model: Model) -> str:
     """Why nothing is known of packets that the kernel drops."""
     return f"{model.host}: nothing is known of packets that the kernel drops; `swerve doctor` says what it takes"

@@ -20,6 +20,7 @@ from pytools.signals import (
     AppDelay,
     Clock,
     ClockEdge,
+    Job,
     Link,
     LinkEvent,
     Path,
@@ -76,6 +77,7 @@ class Traits(NamedTuple):
     verdict: tuple[str, ...] = ()
     host: tuple[str, ...] = ()  # whose clock it is
     pod: tuple[str, ...] = ()  # network namespaces
+    job: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Filters:
     verdict: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
     pod: tuple[str, ...] = ()
+    job: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self != _NOTHING
@@ -109,7 +112,7 @@ class Filters:
 
     def lasting(self) -> Filters:
         """Those whose answer does not change while a connection or a queue pair lives."""
-        return replace(self, command=(), path=(), interface=(), verdict=(), host=(), pod=())
+        return replace(self, command=(), path=(), interface=(), verdict=(), host=(), pod=(), job=())
 
     def __str__(self) -> str:
         """As they are written on the command line."""
@@ -152,6 +155,7 @@ _FITS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "verdict": operator.eq,
     "host": _part,
     "pod": _part,
+    "job": _part,
 }
 
 
@@ -201,6 +205,17 @@ def traits(signal: AnySignal) -> Traits:
             found = _of_paths((signal.path,), signal.path.interface)._replace(host=(signal.path.destination,))
         case Clock():
             found = Traits(host=(signal.of,))
+        case Job():
+            paths = tuple(each.path for each in signal.paths if each.path is not None)
+            found = Traits(
+                dst=tuple(path.address for path in paths),
+                pid=tuple(each.owner.pid for each in signal.ranks),
+                command=tuple(each.owner.command for each in signal.ranks),
+                interface=tuple(each.interface for each in signal.paths),
+                path=paths,
+                pod=tuple(each.pod for each in signal.ranks),
+                job=(signal.job,),
+            )
         case RdmaPort():
             found = Traits(interface=(signal.device, signal.interface))
     return found
@@ -226,6 +241,7 @@ def parse(
     verdict: Sequence[str] = (),
     host: Sequence[str] = (),
     pod: Sequence[str] = (),
+    job: Sequence[str] = (),
 ) -> Filters:
     """Filters from words of the command line.
 
@@ -247,7 +263,7 @@ def parse(
     ):
         if not 1 <= number <= most:
             raise UsageError(f"{option} {number}: there is no such number", f"it is within 1 and {most}")
-    for option, texts in (("--command", command), ("--path", path), ("--host", host), ("--pod", pod)):
+    for option, texts in (("--command", command), ("--path", path), ("--host", host), ("--pod", pod), ("--job", job)):
         if not all(map(str.strip, texts)):
             raise UsageError(f"{option} is empty", "give a part of the name, or leave the option out")
     return Filters(
@@ -261,6 +277,7 @@ def parse(
         tuple(chosen(each, VERDICTS, "verdict") for each in verdict),
         tuple(host),
         tuple(pod),
+        tuple(job),
     )
 
 

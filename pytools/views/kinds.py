@@ -17,6 +17,7 @@ from pytools.signals import (
     Clock,
     ClockEdge,
     Collocation,
+    Job,
     Link,
     LinkEvent,
     NexthopGroup,
@@ -122,6 +123,14 @@ VIEWS: Final[Mapping[str, View]] = {
     ),
     "ports": View((RdmaPort,), (RdmaSight,), silence=empty_states.no_rdma, filters=frozenset({"interface"})),
     "suspects": View((RdmaSuspects,), (RdmaSight,), silence=empty_states.no_rdma),
+    # `tcp_host` says that the agent lives. Ranks need a second, their connections four windows, a lag two answers.
+    "jobs": View(
+        (Job,),
+        (Job, TcpHost),
+        first_s=_ALL_OWNERS_S,
+        silence=empty_states.no_jobs,
+        filters=frozenset({"dst", "pid", "command", "interface", "path", "pod", "job"}),
+    ),
     # The first signal covers the time since somebody last asked; the second one covers a second.
     "self": View((Self,), (Self,), (), first_s=2.3),
     "app": View(

@@ -22,6 +22,7 @@ from pytools.signals import (
     ClockEdge,
     Collocation,
     GroupMember,
+    Job,
     Link,
     LinkEvent,
     NexthopGroup,
@@ -165,6 +166,11 @@ KEPT: Final[dict[type, Kept]] = {
     ),
     RdmaSuspects: Kept(_of_host),
     RdmaSight: Kept(_of_host),
+    Job: Kept(
+        lambda row: (row.job, row.uid, *(rank.owner.pid for rank in row.ranks[:1])),
+        forgotten_ns=15 * _SECOND_NS,
+        most=1024,
+    ),
 }
 
 

@@ -195,6 +195,8 @@ VIEWS = [
     ("rdma --verdict ok --sort bandwidth", [samples.rdma_qp()]),
     ("rdma --ports", [samples.rdma_port()]),
     ("rdma --suspects", [samples.rdma_suspects()]),
+    ("jobs", [samples.job()]),
+    ("jobs --job slurm --pod ml/ --dst 10.9.0.0/16 --sort lag", [samples.job()]),
     ("self", [samples.self_cost()]),
     (
         "top",
@@ -260,7 +262,7 @@ def test_following_shows_one_frame_per_interval(served: Served) -> None:
 def test_a_table_in_a_pipe_is_plain_text_and_not_cut(served: Served) -> None:
     commands = (
         *("delay", "delay --app", "clocks", "clocks --edges", "clocks --collocation", "tcp", "tcp --flows", "drops"),
-        *("links", "links --events", "rdma", "rdma --ports", "rdma --suspects", "self", "top -c 1"),
+        *("links", "links --events", "rdma", "rdma --ports", "rdma --suspects", "jobs", "self", "top -c 1"),
     )
     for words, ended in zip(commands, run_together([Command(served, words) for words in commands]), strict=True):
         text = ended.out
@@ -357,7 +359,7 @@ def test_the_tap_gets_the_command_as_it_stands(separator: list[str], monkeypatch
 
 
 def test_without_an_agent_the_error_names_the_next_step(tmp_path: Path) -> None:
-    for command in ("delay", "clocks", "tcp", "drops", "links", "rdma", "self", "watch", "top"):
+    for command in ("delay", "clocks", "tcp", "drops", "links", "rdma", "jobs", "self", "watch", "top"):
         done = subprocess.run(
             [*SWERVE, command, "-n", "nobody"],
             cwd=ROOT,

@@ -1,0 +1,277 @@
+"""Jobs: `job` of every distributed job with ranks on this host, once per long window while somebody listens.
+
+While nobody does, nothing is read and nobody is asked. RAS is asked at once, a second later, and then every five
+seconds, in a thread. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from pytools.config import AgentConfig
+from pytools.ipc.bus import Bus
+from pytools.signals import Job, JobLag, JobPath, JobRank
+from pytools.signals import Path as NetworkPath
+from pytools.sources.jobs.lag import behind, of_job
+from pytools.sources.jobs.processes import Member, Processes
+from pytools.sources.jobs.ras import Answer, Asking, Communicator, Rank, endpoint
+from pytools.sources.jobs.traffic import TYPES, Traffic
+from pytools.sources.source import RELAXED_NS, Source
+from pytools.sources.tcp.pods import Pods, pod
+
+_IDLE_NS: Final = 500_000_000  # to see that somebody listens
+_LOOK_NS: Final = 50_000_000  # for an answer
+_ASK_AGAIN_NS: Final = 10**9  # the second time
+_ASK_EVERY_NS: Final = 5 * 10**9
+_LATE_NS: Final = 3 * 10**9  # a question open for so long: unresponsive
+_MOST_JOBS: Final = 256
+_MOST_ASKED: Final = 16  # at a time
+_MOST_LAGGING: Final = 16
+
+Where = tuple[int, str]  # network namespace, and NCCL_RAS_ADDR
+
+
+class JobSource(Source):
+    """Looks for ranks, joins them with their traffic, and asks RAS.
+
+    Parameters
+    ----------
+    proc : Path, optional
+        Where the processes are.
+    """
+
+    def __init__(self, config: AgentConfig, bus: Bus, proc: Path = Path("/proc")) -> None:
+        self._host, self._bus = config.host, bus
+        self._window_ns = config.windows.long_ns
+        self._netns = os.stat("/proc/thread-self/ns/net").st_ino
+        self._processes = Processes(0 if _follows_all(config, self._netns) else self._netns, proc)
+        self._pods = Pods()
+        self._traffic = Traffic()
+        self._questions: dict[Where, _Question] = {}
+        self._jobs: Mapping[Hashable, list[Member]] = {}  # those that the traffic knows
+        self._listens = False
+        self._due_ns = self._began_ns = 0
+        self._too_many = 0
+
+    def tick(self, now_ns: int) -> int:
+        """Do what is due; returns when to be called next."""
+        if not self._bus.wanted("job"):
+            self._rest()
+            return now_ns + _IDLE_NS
+        if not self._listens:
+            self._listens = True
+            self._bus.add(self, TYPES, self._traffic.offer)
+            self._began_ns, self._due_ns = now_ns, now_ns + self._window_ns
+        next_ns = self._processes.work(now_ns)
+        for question in self._questions.values():
+            next_ns = min(next_ns, question.work(now_ns))
+        if now_ns >= self._due_ns:
+            self._publish(now_ns)
+            self._due_ns = max(self._due_ns + self._window_ns, now_ns)
+        return min(next_ns, self._due_ns)
+
+    def late_ns(self) -> int:
+        """How late it may be called: a look through /proc that is under way goes on when it is due."""
+        return 0 if self._listens and self._processes.looking else RELAXED_NS
+
+    def drops(self) -> dict[str, int]:
+        """What was not looked at, by reason."""
+        found = self._processes
+        return {
+            "jobs_environ_too_long": found.refused,
+            "jobs_environ_unreadable": found.unreadable,
+            "jobs_too_many": found.too_many + self._traffic.too_many + self._too_many,
+        }
+
+    def close(self) -> None:
+        """Listen no more, and wait for no answer."""
+        self._rest()
+
+    def _rest(self) -> None:
+        if self._listens:
+            self._listens = False
+            self._bus.remove(self)
+            self._traffic.forget()
+        for question in self._questions.values():
+            question.give_up()
+        self._questions.clear()
+
+    def _publish(self, now_ns: int) -> None:
+        jobs = self._processes.ranks()
+        if jobs is not self._jobs:
+            self._jobs = jobs
+            self._traffic.set_ranks(jobs)
+        used: dict[Hashable, dict[int, list[JobPath]]] = {}
+        for (job, rank), path in self._traffic.window(now_ns):
+            used.setdefault(job, {}).setdefault(rank, []).append(path)
+        window_ns, self._began_ns = now_ns - self._began_ns, now_ns
+        asked: set[Where] = set()
+        self._too_many += max(0, len(jobs) - _MOST_JOBS)
+        for key, members in itertools.islice(jobs.items(), _MOST_JOBS):
+            question = None
+            for where, member in _places(members).items():
+                asked.add(where)
+                question = self._ask(where, member, now_ns) or question
+                if question is None or not question.nobody:
+                    break
+            self._bus.publish(self._signal(members, used.get(key, {}), question, window_ns, now_ns))
+        for gone in self._questions.keys() - asked:
+            self._questions.pop(gone).give_up()
+
+    def _ask(self, where: Where, member: Member, now_ns: int) -> _Question | None:
+        if where not in self._questions:
+            if len(self._questions) >= _MOST_ASKED:
+                self._too_many += 1
+                return None
+            elsewhere = where[0] not in (0, self._netns)
+            self._questions[where] = question = _Question(where[1], member.owner.pid if elsewhere else None)
+            question.work(now_ns)
+        return self._questions[where]
+
+    def _signal(
+        self,
+        members: list[Member],
+        used: dict[int, list[JobPath]],
+        question: _Question | None,
+        window_ns: int,
+        now_ns: int,
+    ) -> Job:
+        by_rank: dict[int, list[Member]] = {}
+        for each in members:
+            by_rank.setdefault(each.place.rank, []).append(each)
+        pids = {rank: {each.own_pid for each in found} for rank, found in by_rank.items()}
+        answer = Answer("absent", "no RAS: NCCL_RAS_ENABLE is 0, or NCCL_RAS_ADDR is no address")
+        lagging: list[JobLag] = []
+        if question is not None:
+            answer = question.answer_about(set().union(*pids.values()), now_ns)
+        everyone = of_job(answer.communicators, members[0].place.size, pids)
+        if question is not None and answer.state == "ok":
+            lagging = _lags(question.before, answer.communicators, everyone)
+        return Job(
+            host=self._host,
+            at_ns=now_ns,
+            unix_ns=time.time_ns(),
+            job=members[0].place.job,
+            source=members[0].place.source,
+            uid=members[0].uid,
+            size=members[0].place.size,
+            ranks=[self._rank(found, used.get(rank, []), everyone, now_ns) for rank, found in by_rank.items()],
+            window_ns=window_ns,
+            paths=_summed(used.values()),
+            ras=answer.state,
+            ras_reason=answer.reason,
+            ras_ranks=max((len(each.ranks) for each in answer.communicators), default=0),
+            lagging=lagging,
+        )
+
+    def _rank(self, found: list[Member], own: list[JobPath], everyone: dict[int, Rank], now_ns: int) -> JobRank:
+        first = found[0]
+        nvml = everyone[first.place.rank].nvml_dev if first.place.rank in everyone else -1
+        return JobRank(
+            rank=first.place.rank,
+            owner=first.owner,
+            processes=len(found),
+            local_rank=first.place.local_rank,
+            gpus=first.place.gpus,
+            gpu=nvml if nvml >= 0 else None,
+            pod=self._pods.name(pod(first.owner.cgroup), first.owner.container, now_ns),
+            connections=sum(path.connections for path in own),
+            queue_pairs=sum(path.queue_pairs for path in own),
+        )
+
+
+class _Question:
+    """What RAS answers at one address: the latest answer, and the one before."""
+
+    def __init__(self, address: str, inside: int | None) -> None:
+        self._where, self._inside = endpoint(address), inside
+        self._asking: Asking | None = None
+        self._due_ns = 0
+        self._answer: Answer | None = None
+        self.before: list[Communicator] = []  # of the answer before the latest
+
+    def work(self, now_ns: int) -> int:
+        """Take an answer, and ask again when it is time; says when that may be."""
+        if self._asking is not None and self._asking.answer is not None:
+            first = self._answer is None
+            self.before = [] if self._answer is None else self._answer.communicators
+            self._answer, self._asking = self._asking.answer, None
+            self._due_ns = now_ns + (_ASK_AGAIN_NS if first else _ASK_EVERY_NS)
+        if self._asking is None and self._where is not None and now_ns >= self._due_ns:
+            self._asking = Asking(self._where, self._inside)
+        return now_ns + _LOOK_NS if self._asking is not None else self._due_ns
+
+    @property
+    def nobody(self) -> bool:
+        """Whether nothing listens there."""
+        return self._answer is not None and self._answer.state == "absent"
+
+    def answer_about(self, pids: set[int], now_ns: int) -> Answer:
+        """The latest answer, if it is about a job with one of these processes."""
+        if self._asking is not None and now_ns - self._asking.began_ns > _LATE_NS:
+            return Answer("unresponsive", "RAS has not answered yet")
+        if self._answer is None:
+            return Answer("pending")
+        found = self._answer
+        if (found.state == "ok" or found.communicators) and not any(
+            rank.pid in pids for each in found.communicators for rank in each.ranks
+        ):
+            return Answer("absent", "what answers there is RAS of another job, or has no communicator yet")
+        return found
+
+    def give_up(self) -> None:
+        """Let the thread end."""
+        if self._asking is not None:
+            self._asking.give_up()
+
+
+def _follows_all(config: AgentConfig, netns: int) -> bool:
+    """Whether processes of all network namespaces count, as with TCP connections."""
+    if config.tcp.namespaces == "auto":
+        try:
+            return os.stat("/proc/1/ns/net").st_ino == netns
+        except OSError:  # not ours to see, as processes of others then
+            return False
+    return config.tcp.namespaces == "all"
+
+
+def _places(members: list[Member]) -> dict[Where, Member]:
+    """Where the RAS of a job may be asked, and a process there; in each network namespace one of its ranks listens."""
+    found: dict[Where, Member] = {}
+    for each in members:
+        if each.place.ras is not None and endpoint(each.place.ras) is not None:
+            found.setdefault((each.netns, each.place.ras), each)
+    return found
+
+
+def _summed(used: Iterable[list[JobPath]]) -> list[JobPath]:
+    """One of each path, those with the most bytes first."""
+    sums: dict[tuple[NetworkPath | None, str], list[int]] = {}
+    for each in itertools.chain.from_iterable(used):
+        counts = sums.setdefault((each.path, each.interface), [0, 0, 0, 0])
+        for index, count in enumerate((each.connections, each.queue_pairs, each.sent_bytes, each.received_bytes)):
+            counts[index] += count
+    found = [JobPath(path, interface, *counts) for (path, interface), counts in sums.items()]
+    return sorted(found, key=lambda each: (-each.sent_bytes - each.received_bytes, each.interface))
+
+
+def _lags(before: list[Communicator], now: list[Communicator], everyone: dict[int, Rank]) -> list[JobLag]:
+    """Ranks that are behind, by their number in the job where that is known."""
+    numbers = {(rank.host, rank.pid): number for number, rank in everyone.items()}
+    found = [
+        JobLag(
+            rank=numbers.get((rank.host, rank.pid)),
+            communicator=communicator.hash,
+            communicator_rank=rank.rank,
+            host=rank.host,
+            pid=rank.pid,
+            behind=operations,
+        )
+        for communicator, rank, operations in behind(before, now)
+    ]
+    return found[:_MOST_LAGGING]

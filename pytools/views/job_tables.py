@@ -1,0 +1,93 @@
+"""The table of jobs. Pure: a model and the signals that passed the filters in, a renderable out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from pytools import units
+from pytools.signals import AnySignal, Job, JobPath, RasState
+from pytools.views import empty_states, tables
+from pytools.views.columns import Column, Listing, figure, much, named
+from pytools.views.model import Model
+from pytools.views.query import Query
+from pytools.views.tables import number
+
+_PATHS: Final = 8  # lines of a job
+_LAGGING: Final = 4
+_STYLES: Final[dict[RasState, str]] = {"ok": "green", "unresponsive": "red", "invalid": "yellow"}
+
+
+def jobs(_now_ns: int) -> Listing[Job]:
+    """One row per job."""
+    return Listing(
+        (
+            Column("job", lambda row: f"{row.job}\n  {_who(row)}", {"job": named(lambda row: row.job)}, left=True),
+            figure("from", "source", str, lambda row: row.source, 4, named, True),
+            Column("ranks\nhere / all", _ranks, {"ranks": much(lambda row: len(row.ranks))}),
+            figure("connec-\ntions", "connections", number, lambda row: sum(each.connections for each in row.paths)),
+            figure("queue\npairs", "qps", number, lambda row: sum(each.queue_pairs for each in row.paths), 3),
+            figure("sent", "sent", units.bit_rate, lambda row: _rate(row, row.paths, "sent_bytes"), 1),
+            figure("received", "received", units.bit_rate, lambda row: _rate(row, row.paths, "received_bytes"), 2),
+            Column("sent by path", _paths, left=True, spare=5),
+            Column("RAS", lambda row: Text(row.ras, style=_STYLES.get(row.ras, "dim")), left=True),
+            Column(
+                "behind",
+                _behind,
+                {"lag": much(lambda row: row.lagging[0].behind if row.lagging else None)},
+                left=True,
+            ),
+        ),
+        lambda row: (-(row.lagging[0].behind if row.lagging else 0), row.job, row.uid),
+    )
+
+
+def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
+    """Jobs, and below them what RAS did not say."""
+    listing = jobs(model.at_ns)
+    rows = listing.ordered([each for each in signals if isinstance(each, Job)], asked.sort)
+    if not rows:
+        return Text(asked.none_passes(model.host) or empty_states.no_jobs(model))
+    window = units.duration(max(row.window_ns for row in rows))
+    sheet = listing.sheet(
+        f"{model.host}: jobs, over {window}{asked.said()}", rows, lambda row: tables.dim(row, model.at_ns)
+    )
+    return Group(sheet, *(Text(f"{row.job}: RAS: {row.ras_reason}", style="dim") for row in rows if row.ras_reason))
+
+
+def _who(row: Job) -> str:
+    commands = sorted({each.owner.command for each in row.ranks if each.owner.command})
+    pods = sorted({each.pod for each in row.ranks if each.pod})
+    return ", ".join([f"user {row.uid}", *commands[:2], *pods[:2]])
+
+
+def _ranks(row: Job) -> str:
+    return f"{len(row.ranks)} / {number(row.size)}"
+
+
+def _rate(row: Job, paths: Sequence[JobPath], what: str) -> float | None:
+    return sum(getattr(each, what) for each in paths) * 8e9 / row.window_ns if row.window_ns else None
+
+
+def _paths(row: Job) -> str:
+    lines = [
+        f"{tables.place(each.path, each.interface or tables.NO_INTERFACE)}: "
+        f"{units.bit_rate(_rate(row, [each], 'sent_bytes'))}"
+        for each in row.paths[:_PATHS]
+    ]
+    more = len(row.paths) - _PATHS
+    return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])]) or units.UNKNOWN
+
+
+def _behind(row: Job) -> Text:
+    if row.ras != "ok":
+        return Text(units.UNKNOWN)
+    lines = [
+        (f"rank {each.rank}" if each.rank is not None else f"{each.host} process {each.pid}")
+        + f" by {each.behind:,} operations"
+        for each in row.lagging[:_LAGGING]
+    ]
+    return Text("\n".join(lines) or "nobody", style="red" if lines else "")
