@@ -36,7 +36,8 @@ LOST: Final = (
     Lost(
         "CAP_SYS_PTRACE",
         19,
-        "the processes behind other users' TCP connections are not named, and their RDMA processes cannot be tapped",
+        "the processes behind other users' TCP connections are not named, their RDMA processes cannot be tapped, and "
+        "their jobs are not seen",
     ),
     Lost(
         "CAP_DAC_READ_SEARCH",

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
 import support
 
+from pytools.config import AgentConfig, Tcp, Windows
+from pytools.ipc.bus import Bus
+from pytools.kernel.netns import inside
 from pytools.lab import Lab
 from pytools.lab.topology import Host
+from pytools.signals import Job
+from pytools.sources.jobs.source import JobSource
 
 pytestmark = pytest.mark.beside
 
@@ -23,6 +31,30 @@ def start(lab: Lab, host: Host, rank: int, *words: str) -> int:
     here = {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 3), "MASTER_ADDR": "10.9.0.1"}
     torchrun = {"MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
     return lab.start(host, [*RANK, *words], env=here | torchrun).pid
+
+
+def test_ras_is_asked_in_the_network_namespace_of_the_rank(namespace: str) -> None:
+    with inside(namespace):
+        given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "PATH": "/bin"}
+        process = subprocess.Popen([*RANK, "serve"], env=given)
+    here = os.stat("/proc/thread-self/ns/net").st_ino
+    bus = Bus()
+    source = JobSource(AgentConfig("h1", [], tcp=Tcp(namespaces="all"), windows=Windows(long_ms=100)), bus)
+    listening = bus.subscribe(frozenset({"job"}))
+    try:
+
+        def told() -> Job | None:
+            source.tick(time.monotonic_ns())
+            jobs = [each for each in listening.read() if isinstance(each, Job)]
+            return next((job for job in jobs if job.ranks[0].owner.pid == process.pid and job.ras == "ok"), None)
+
+        job = support.wait_until(told, 20, "RAS has answered")
+        assert job is not None and job.ras_ranks == 2
+        assert os.stat("/proc/thread-self/ns/net").st_ino == here
+    finally:
+        source.close()
+        process.kill()
+        process.wait()
 
 
 def test_a_job_has_its_ranks_its_connections_and_who_is_behind(lab: Lab) -> None:
