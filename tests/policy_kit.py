@@ -36,7 +36,9 @@ def rule(when: str, then: str = "{drain: {}}", more: str = "") -> str:
 
 def condition(when: str) -> Condition:
     """The condition in a text of YAML's flow style."""
-    return parse(rule(when)).rules[0].when
+    found = parse(rule(when)).rules[0].when
+    assert found is not None
+    return found
 
 
 def _common(path: Path, at_ns: int) -> dict[str, Any]:

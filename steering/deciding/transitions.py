@@ -45,7 +45,9 @@ def observe(policy: Policy, path: PathHealth, facts: Facts, now: int, limits: Se
     memories = path.memories if path.memories and not broken else ((),) * len(policy.rules)
     covered = path.covered or tuple(rule.scope.covers(facts.path) for rule in policy.rules)
     judged = [
-        judge(rule.when, facts, memory, now, policy.safety.stale_after, limit) if within else _OUT_OF_SCOPE
+        judge(rule.when, facts, memory, now, policy.safety.stale_after, limit)
+        if within and rule.when
+        else _OUT_OF_SCOPE
         for rule, within, memory, limit in zip(
             policy.rules, covered, memories, limits or ((),) * len(policy.rules), strict=True
         )

@@ -23,7 +23,7 @@ from steering.deciding.health import PathHealth
 from steering.deciding.overrides import NONE, Overrides
 from steering.flows import returns
 from steering.flows.leases import Holdings, lease_ns
-from steering.flows.placing import Case, Way, ambiguous, label_act, pin_act, stranded, ways_of
+from steering.flows.placing import Case, Way, ambiguous, label_act, pin_act, spread_act, stranded, ways_of
 from steering.flows.plan import FlowAct, FlowPlan, Renewal, Trouble
 from steering.flows.rail_rates import RailRate, RailRates, place_of
 from steering.flows.rates import MEMORY_NS, MS, FlowRate, FlowRates
@@ -34,6 +34,8 @@ from steering.policy.model import Policy
 
 SETTLE_NS: Final = 400 * MS  # after a move, until rates of after it are known
 STEADY_NS: Final = 600 * MS  # a rail whose rate does not come to rest is taken as it is after this
+EVEN_NS: Final = 200 * MS  # between two looks whether flows are spread evenly
+UNEVEN_NS: Final = 300 * MS  # they are moved if they were uneven for so long: a job opens its connections one by one
 LOOK_NS: Final = 50 * MS  # between two looks at all rates, unless a path fails: flows are told of every 100 ms
 SIGNALS: Final = frozenset({"tcp_flow", "path_delay"})  # what `take` looks at
 
@@ -61,6 +63,9 @@ class FlowEngine:
         self.flows, self.rails, self.held = FlowRates(), RailRates(), Holdings(policy)
         self.skipped: dict[Target, str] = {}
         self._rules = [number for number, rule in enumerate(policy.rules) if rule.then.kind in FLOW_KINDS]
+        self._spreads = {number for number in self._rules if policy.rules[number].then.kind == "spread"}
+        self._uneven_ns: dict[tuple[Target, str, int], int] = {}  # by target, address and rule: since when
+        self._even_ns = 0  # not before this is it looked whether flows are spread evenly
         self._avoided: dict[Trouble, Avoided] = {}
         self._settled_ns: dict[tuple[str, bool], int] = {}  # by destination and urgency: nothing is decided before
         self._vain_ns: dict[tuple[str, bool], int] = {}  # the same, where the last search found nothing
@@ -113,16 +118,22 @@ class FlowEngine:
         self._observe(paths, known.values(), now)
         lives = partial(self.flows.lives, now=now)
         acts = list(self.held.releases(self._avoided, paths, known, lives, now, overrides))
-        if now >= self._look_ns and (self._to_check or any(each.acting for each in self._avoided.values())):
+        spreads = bool(self._spreads) and now >= self._even_ns
+        if spreads:
+            self._even_ns = now + EVEN_NS
+        acting = spreads or bool(self._to_check) or any(each.acting for each in self._avoided.values())
+        if acting and (spreads or now >= self._look_ns):
             self._look_ns = now + LOOK_NS
-            acts += self._acts(paths, known, overrides, now)
+            acts += self._acts(paths, known, overrides, spreads, now)
         busy = {key for act in acts for key in act.flows}
         return FlowPlan(tuple(acts), tuple(self.held.renewals(now, busy)))
 
     def carried_out(self, act: FlowAct, now: int, refused: Mapping[FlowKey, str] | None = None) -> None:
         """Take note that an act was carried out, but for the flows that were refused."""
         self.held.note(act, refused or {}, now)
-        self._settle(act, now + SETTLE_NS, bool(refused))
+        # What the kernel refuses it refuses again: while the network is healthy there is no hurry.
+        again = lease_ns(self.policy, act.troubles[0][1]) if refused and self._is_spread(act) else SETTLE_NS
+        self._settle(act, now + again, bool(refused))
 
     def pretended(self, act: FlowAct, now: int) -> None:
         """Take note that an act was only told (a dry run): it is told again when a lease would have ended."""
@@ -131,6 +142,9 @@ class FlowEngine:
     def renewed(self, renewal: Renewal, missing: Iterable[FlowKey]) -> None:
         """Take note that leases were renewed, but for those that were there no more."""
         self.held.renewed(renewal, missing)
+
+    def _is_spread(self, act: FlowAct) -> bool:
+        return act.kind == "pin" and act.troubles[0][1] in self._spreads
 
     def _settle(self, act: FlowAct, until_ns: int, vain: bool) -> None:
         """Decide nothing before this for these destinations; what is urgent only if this act changed not all of it."""
@@ -159,14 +173,22 @@ class FlowEngine:
                     self.rails.forget(place_of(path))
 
     def _acts(
-        self, paths: Mapping[Path, PathHealth], groups: Mapping[Target, Group], overrides: Overrides, now: int
+        self,
+        paths: Mapping[Path, PathHealth],
+        groups: Mapping[Target, Group],
+        overrides: Overrides,
+        spreads: bool,
+        now: int,
     ) -> Iterator[FlowAct]:
         """What is to be done, one act per destination: what shares its rails, both families, sees what it did.
 
         Who was planned longest ago comes first.
         """
         self.skipped = {target: why for target, group in groups.items() if (why := ambiguous(group))}
-        rates = list(self.flows.rates(now))
+        rates: dict[str, list[FlowRate]] = {}  # by destination
+        for flow in self.flows.rates(now):
+            if flow.path is not None:
+                rates.setdefault(flow.path.destination, []).append(flow)
         places = {
             (self._acted_ns.get(path.address, 0), path.address, group.target, path.destination)
             for group in groups.values()
@@ -180,16 +202,22 @@ class FlowEngine:
             group = groups[target]
             drained = overrides.drained(group)
             ways = ways_of(group, address, lambda path: self._open(path, paths.get(path), now), self._failed, drained)
-            here = (flow for flow in rates if flow.path and flow.path.destination == destination)
-            act = self._first_act(group, ways, tuple(self._where(flow, group, now) for flow in here), now)
+            here = tuple(self._where(flow, group, now) for flow in rates.get(destination, ()))
+            act = self._first_act(group, ways, here, spreads, now)
             if act is not None:
                 planned.add(destination)
                 self._acted_ns[address] = now
                 yield act
 
-    def _first_act(self, group: Group, ways: tuple[Way, ...], here: tuple[FlowRate, ...], now: int) -> FlowAct | None:
+    def _first_act(
+        self, group: Group, ways: tuple[Way, ...], here: tuple[FlowRate, ...], spreads: bool, now: int
+    ) -> FlowAct | None:
         """What the first rule wants that has something to do: the next one sees what it did."""
         for number in self._rules:
+            if number in self._spreads:
+                if spreads and (act := self._spread(number, group, ways, here, now)) is not None:
+                    return act
+                continue
             troubles = tuple((way.path, number) for way in ways if self._acts_on((way.path, number), now))
             if not troubles:
                 continue
@@ -200,6 +228,29 @@ class FlowEngine:
             if act is not None:
                 return act
         return None
+
+    def _spread(
+        self, number: int, group: Group, ways: tuple[Way, ...], here: tuple[FlowRate, ...], now: int
+    ) -> FlowAct | None:
+        """What a rule that spreads wants, once it has wanted something for long enough."""
+        scope = self.policy.rules[number].scope
+        chosen = tuple(way for way in ways if way.open and way.member.weight and scope.covers(way.path))
+        if len(chosen) < 2:
+            return None
+        which = group.target, chosen[0].path.address, number
+        seen_ns = max((flow.looked_ns for flow in here), default=0)
+        troubles = tuple((way.path, number) for way in chosen)
+        new = (flow for flow in self.flows.new(now) if flow.path in {way.path for way in chosen})
+        case = Case(self.policy, number, group, chosen, troubles, "", seen_ns, (*here, *new), now)
+        if not self._settled(case):
+            return None
+        act = spread_act(case, self.held)
+        if act is None:
+            self._uneven_ns.pop(which, None)
+            return None
+        since = self._uneven_ns.setdefault(which, now)
+        waits = max(UNEVEN_NS, hold_down.drawn(self.policy, chosen[0].path, since))
+        return act if now - since >= waits else None
 
     def _where(self, flow: FlowRate, group: Group, now: int) -> FlowRate:
         """A flow that was just moved is where it was moved to, as long as it was not looked at there."""

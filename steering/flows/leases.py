@@ -18,6 +18,8 @@ from steering.flows.plan import FlowAct, Held, Kind, Renewal, Trouble
 from steering.flows.relabel import Relabelled
 from steering.flows.returns import Avoided
 from steering.plan import FlowKey, Group, Pin, Target
+from steering.policy.actions import Pin as PinAction
+from steering.policy.actions import Relabel, Spread
 from steering.policy.model import Moves, Policy
 
 _MANY: Final = 10_000  # moves of so many flows are remembered before old ones are looked for
@@ -173,6 +175,7 @@ class Holdings:
             why = why or _lost(key, held, paths, groups.get(held.target), now)
             if held.pin is not None:
                 why = why or drained.get(held.target, {}).get(held.pin.nexthop_id, "")
+                why = why or self._left(key, held.pin, held.trouble, paths, groups[held.target])
             if not why and held.target not in stays:
                 enough = kept.get(held.trouble, 0) >= self._kept(held.trouble, avoided.get(held.trouble))
                 why = _over(held.trouble[0], paths) if enough else ""
@@ -185,8 +188,17 @@ class Holdings:
             rule = self._policy.rules[trouble[1]]
             yield FlowAct(act, target, tuple(keys), why, rule.name, now, troubles=(trouble,))
 
+    def _left(self, key: FlowKey, pin: Pin, trouble: Trouble, paths: Mapping[Path, PathHealth], group: Group) -> str:
+        """Why a flow that was spread is not to stay on a path that has lost weight; empty when it is."""
+        if self._policy.rules[trouble[1]].then.spread is None:
+            return ""
+        left = (path for path in _onto(key, pin, group) if path in paths and paths[path].down)
+        return next((f"{path} has less weight" for path in left), "")
+
     def _kept(self, trouble: Trouble, avoided: Avoided | None) -> float:
-        """How many flows stay away on account of something."""
+        """How many flows stay away on account of something; those that were spread stay as long as they last."""
+        if self._policy.rules[trouble[1]].then.spread is not None:
+            return math.inf
         if avoided is None or avoided.state == "over":
             return 0
         if avoided.state == "away":
@@ -197,10 +209,14 @@ class Holdings:
 
 def lease_ns(policy: Policy, number: int) -> int:
     """How long what is held under a rule lasts without renewal."""
-    then = policy.rules[number].then
-    action = then.pin or then.relabel
-    assert action is not None
+    action = policy.rules[number].then.action
+    assert isinstance(action, PinAction | Spread | Relabel)
     return action.lease
+
+
+def _onto(key: FlowKey, pin: Pin, group: Group) -> list[Path]:
+    """The paths that a pinned flow may be on."""
+    return [path for nexthop, path in group.paths if nexthop == pin.nexthop_id and path.address == key.remote]
 
 
 def _over(path: Path, paths: Mapping[Path, PathHealth]) -> str:
@@ -219,7 +235,7 @@ def _lost(key: FlowKey, held: Holding, paths: Mapping[Path, PathHealth], group: 
         return "its lease has ended"
     if held.pin is None:
         return ""
-    onto = [path for nexthop, path in group.paths if nexthop == held.pin.nexthop_id and path.address == key.remote]
+    onto = _onto(key, held.pin, group)
     if not onto:
         return "its nexthop is not a member any more"
     blind = next((path for path in onto if path in paths and paths[path].state == "unmeasured"), None)

@@ -6,6 +6,7 @@ Rates are bits per second, times CLOCK_MONOTONIC nanoseconds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,10 @@ from steering.flows.plan import FlowAct, Trouble
 from steering.flows.rail_rates import Place, RailRate, place_of
 from steering.flows.rates import FlowRate
 from steering.flows.relabel import relabelled
+from steering.flows.spread import Unit, even, jobs
 from steering.plan import FlowKey, Group, Member, Pin
+from steering.policy.actions import Pin as PinAction
+from steering.policy.actions import Spread
 from steering.policy.model import Policy, Rule
 
 
@@ -106,8 +110,7 @@ def pin_act(case: Case, rails: Mapping[Place, RailRate], held: Holdings) -> Flow
             return False
         return flow.interface in dead or (not case.urgent and held.may_move(flow.key, case.now))
 
-    members = {way.path.interface: way.member for way in case.ways}
-    paths = {way.path.interface: way.path for way in case.ways}
+    members = {way.path.interface for way in case.ways}
     wanted = balance(
         [
             Flow(flow.key, flow.interface, INFINITE if flow.interface in dead else flow.demand_bps, movable(flow))
@@ -117,13 +120,60 @@ def pin_act(case: Case, rails: Mapping[Place, RailRate], held: Holdings) -> Flow
         [_rail(way, rails[place_of(way.path)]) for way in case.ways],
         action.gain,
     )
-    step = wanted.moves[: math.ceil(case.fraction * len(wanted.moves))]
+    return _moved(case, held, wanted.moves, case.flows, f"{case.because}; {_benefit(wanted)}")
+
+
+def spread_act(case: Case, held: Holdings) -> FlowAct | None:
+    """The pins that spread flows which move together evenly; None when they are, or none may be moved."""
+    action = case.rule.then.spread
+    assert action is not None
+    members = {way.path.interface: way.member for way in case.ways}
+    weights = {interface: member.weight for interface, member in members.items()}
+
+    def movable(flow: FlowRate) -> bool:
+        known = held.get("pin", flow.key)  # one that is not where its pin sends it would not obey another either
+        elsewhere = (
+            known is not None and known.pin is not None and known.pin.nexthop_id != members[flow.interface].nexthop_id
+        )
+        return not elsewhere and not held.by_hand(flow.key, case.now) and held.may_move(flow.key, case.now)
+
+    counted: list[FlowRate] = []
+    moves: list[Move[FlowKey]] = []
+    before, after = Counter[str](), Counter[str]()
+    here = (flow for flow in case.flows if flow.interface in weights and _covered(case, flow))
+    for job in jobs(here, action.flows.min_rate):
+        # of those that may go, the ones that have a pin already go first: they are the last here
+        job.sort(key=lambda flow: (held.get("pin", flow.key) is not None, flow.key))
+        wanted = even([Unit(flow.key, flow.interface, movable(flow)) for flow in job], weights, action.gain, after)
+        counted += job
+        moves += wanted
+        before.update(flow.interface for flow in job)
+        after.update(flow.interface for flow in job)
+        for move in wanted:
+            after[move.origin] -= 1
+            after[move.rail] += 1
+    if not moves:
+        return None
+    busiest = max(weights, key=lambda interface: before[interface] / weights[interface])
+    why = f"{before[busiest]} of {len(counted)} flows that move together go by {busiest}, {after[busiest]} when even"
+    return _moved(case, held, moves, counted, why)
+
+
+def _moved(
+    case: Case, held: Holdings, wanted: Sequence[Move[FlowKey]], flows: Iterable[FlowRate], because: str
+) -> FlowAct | None:
+    """The pins for as many of these moves as may be made now; `flows` are those that are counted for people."""
+    action = case.rule.then.action
+    assert isinstance(action, PinAction | Spread)
+    members = {way.path.interface: way.member for way in case.ways}
+    paths = {way.path.interface: way.path for way in case.ways}
+    step = wanted[: math.ceil(case.fraction * len(wanted))]
     moves = _within(step, action.flows.at_most - held.under(case.number), held)
     if not moves:
         return None
     expires = case.now + action.lease
     before = {member.name: 0 for member in members.values()}
-    for flow in case.flows:
+    for flow in flows:
         if flow.interface in members:
             before[members[flow.interface].name] += 1
     after = dict(before)
@@ -134,7 +184,7 @@ def pin_act(case: Case, rails: Mapping[Place, RailRate], held: Holdings) -> Flow
         "pin",
         case.group.target,
         tuple(move.key for move in moves),
-        f"{case.because}; {_benefit(wanted)}",
+        because,
         case.rule.name,
         case.seen_ns,
         pins=tuple(Pin(move.key, case.group.target, members[move.rail].nexthop_id, expires) for move in moves),
@@ -190,12 +240,17 @@ def label_act(case: Case, held: Holdings, seed: str) -> FlowAct | None:
 
 
 def _meant(case: Case, flow: FlowRate, held: Holdings) -> bool:
-    """Whether the rule is about a flow: its address, rate and scope, and the operator has not pinned it."""
+    """Whether the rule may move a flow: by address, rate and scope, and the operator has not pinned it."""
     action = case.rule.then.pin or case.rule.then.relabel
     assert action is not None
-    if flow.key.remote != case.ways[0].path.address or flow.peak_bps < action.flows.min_rate:
+    if flow.peak_bps < action.flows.min_rate or held.by_hand(flow.key, case.now):
         return False
-    return not held.by_hand(flow.key, case.now) and case.rule.scope.covers_flow(flow.key, flow.owner)
+    return _covered(case, flow)
+
+
+def _covered(case: Case, flow: FlowRate) -> bool:
+    """Whether the rule is about a flow: its address and scope."""
+    return flow.key.remote == case.ways[0].path.address and case.rule.scope.covers_flow(flow.key, flow.owner)
 
 
 def _rail(way: Way, rate: RailRate) -> Rail:

@@ -31,6 +31,9 @@ MEMORY_NS: Final = 200 * MS  # what a rate reaches back
 SILENT_NS: Final = 250 * MS  # a busy connection is heard of sooner
 FORGOTTEN_NS: Final = 10_000 * MS  # an idle one is told every few seconds
 PEAK_NS: Final = 10_000 * MS  # how long it counts that it was faster
+MEAN_NS: Final = 2_000 * MS  # what a mean reaches back: many steps of a job whose connections rest between two
+MEAN_LEAST_NS: Final = 400 * MS  # the shortest time of which there is one
+_MARK_NS: Final = 200 * MS  # between two looks that are kept for it
 HELD_NS: Final = 1_000 * MS  # and that the network held it back: windows are not full all the time
 _SHORTEST_NS: Final = 40 * MS  # two looks closer than this make no rate
 _FULL: Final = 0.7  # of cwnd in flight on average: the window holds it back
@@ -59,21 +62,24 @@ class FlowRate:
     rate_bps: float
     recent_bps: float  # since the last look but one
     before_bps: float  # between that and the one before; the same while there is none
+    mean_bps: float | None  # of the last two seconds; None of one that is too new
     peak_bps: float  # of the last ten seconds
     demand_bps: float  # infinite for one that the network holds back
     troubled: bool  # something of it was lost or marked within the memory, or it has stopped
     srtt_ns: int
+    sent_bytes: int  # since it began
     looked_ns: int  # the newest count behind it
 
 
 class _Track:
     """What is remembered of one connection."""
 
-    __slots__ = ("first_ns", "held_ns", "looks", "peak_bps", "peak_ns", "signal")
+    __slots__ = ("first_ns", "held_ns", "looks", "marks", "peak_bps", "peak_ns", "signal")
 
     def __init__(self, signal: TcpFlow) -> None:
         self.signal, self.first_ns = signal, signal.first_ns
         self.looks: deque[_Look] = deque([_look(signal)])
+        self.marks: deque[_Look] = deque(self.looks)
         self.peak_bps, self.peak_ns, self.held_ns = 0.0, 0, -HELD_NS
 
     def take(self, signal: TcpFlow) -> None:
@@ -84,6 +90,10 @@ class _Track:
         self.looks.append(new)
         while len(self.looks) > 2 and self.looks[1].at_ns <= new.at_ns - MEMORY_NS:
             self.looks.popleft()
+        if new.at_ns - self.marks[-1].at_ns >= _MARK_NS:
+            self.marks.append(new)
+            while self.marks[1].at_ns <= new.at_ns - MEAN_NS:
+                self.marks.popleft()
         rate = self._between(last, new)
         if rate >= self.peak_bps or new.at_ns - self.peak_ns > PEAK_NS:
             self.peak_bps, self.peak_ns = rate, new.at_ns
@@ -105,12 +115,23 @@ class _Track:
         return FlowRate(
             key_of(signal),
             *(signal.path, signal.interface, signal.owner),
-            *(rate, recent, before, max(self.peak_bps, rate)),
+            *(rate, recent, before),
+            mean_bps=self._mean(now),
+            peak_bps=max(self.peak_bps, rate),
             demand_bps=INFINITE if held else rate,
             troubled=_lost(first, last) or (stopped and held),
             srtt_ns=signal.srtt_ns or 0,
+            sent_bytes=signal.sent_bytes,
             looked_ns=last.at_ns,
         )
+
+    def _mean(self, now: int) -> float | None:
+        """What was delivered over a time that begins and ends about when that of every other connection does."""
+        first, last = self.marks[0], self.looks[-1]
+        lasted = last.at_ns - first.at_ns
+        if lasted < MEAN_LEAST_NS:
+            return None if now - first.at_ns < MEAN_NS else 0.0
+        return self._between(first, last) * lasted / max(lasted, now - first.at_ns)
 
     def _between(self, first: _Look, last: _Look) -> float:
         if last.at_ns <= first.at_ns:
@@ -161,6 +182,12 @@ class FlowRates:
             del self._tracks[key]
         for track in self._tracks.values():
             if len(track.looks) > 1:
+                yield track.rate(now)
+
+    def new(self, now: int) -> Iterator[FlowRate]:
+        """Every connection that was heard of only once, and lately."""
+        for track in self._tracks.values():
+            if len(track.looks) == 1 and now - track.looks[0].at_ns < MEAN_NS:
                 yield track.rate(now)
 
     def lives(self, key: FlowKey, now: int) -> bool:

@@ -25,9 +25,9 @@ from steering.policy.base import (
 )
 from steering.policy.hooks import HookName
 
-Kind = Literal["shift", "drain", "pin", "relabel", "alert"]
-KINDS: Final[tuple[Kind, ...]] = ("shift", "drain", "pin", "relabel", "alert")
-FLOW_KINDS: Final[tuple[Kind, ...]] = ("pin", "relabel")
+Kind = Literal["shift", "drain", "pin", "spread", "relabel", "alert"]
+KINDS: Final[tuple[Kind, ...]] = ("shift", "drain", "pin", "spread", "relabel", "alert")
+FLOW_KINDS: Final[tuple[Kind, ...]] = ("pin", "spread", "relabel")
 MAX_FLOWS: Final = 1000  # pins that one rule may hold
 WEIGHT_KINDS: Final[tuple[Kind, ...]] = ("shift", "drain")
 
@@ -72,6 +72,15 @@ class Pin(_Leased):
     flows: PinFlows = Field(default_factory=PinFlows)
     gain: ShareBelowOne = Field(
         default=0.1, description="stop when the slowest flow would gain a smaller share of its rate than this"
+    )
+
+
+class Spread(_Leased):
+    """Place live flows that move together evenly over the healthy paths, by pins (elephants.md); without when."""
+
+    flows: PinFlows = Field(default_factory=PinFlows)
+    gain: ShareBelowOne = Field(
+        default=0.05, description="stop when the busiest path would be relieved of a smaller share than this"
     )
 
 
@@ -126,7 +135,7 @@ class Alert(Model):
     """Report, change nothing, and block no other rule."""
 
 
-Action: TypeAlias = Shift | Drain | Pin | Relabel | Alert
+Action: TypeAlias = Shift | Drain | Pin | Spread | Relabel | Alert
 
 
 class Then(Model):
@@ -144,6 +153,7 @@ class Then(Model):
     shift: NotNull[Shift] = None
     drain: NotNull[Drain] = None
     pin: NotNull[Pin] = None
+    spread: NotNull[Spread] = None
     relabel: NotNull[Relabel] = None
     alert: NotNull[Alert] = None
     notify: NotNull[Some[HookName]] = Field(

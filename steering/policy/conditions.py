@@ -295,9 +295,11 @@ for _tree in (All, AnyOf, Not):
     _tree.model_rebuild()
 
 
-def leaves(condition: Condition) -> Iterator[AnyLeaf]:
+def leaves(condition: Condition | None) -> Iterator[AnyLeaf]:
     """The leaves of a tree, in the order of the file: the order in which `judging` remembers them."""
     match condition:
+        case None:
+            return
         case All():
             for part in condition.all:
                 yield from leaves(part)
@@ -320,7 +322,7 @@ def relative(leaf: AnyLeaf) -> Usual | None:
     return leaf.above if isinstance(leaf, WithThreshold) and isinstance(leaf.above, Usual) else None
 
 
-def with_threshold(condition: Condition) -> Iterator[WithThreshold]:
+def with_threshold(condition: Condition | None) -> Iterator[WithThreshold]:
     """The leaves of a tree that have a threshold."""
     return (leaf for leaf in leaves(condition) if isinstance(leaf, WithThreshold))
 

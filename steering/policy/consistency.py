@@ -32,6 +32,8 @@ def inconsistencies(raw: Any, reader: Reader) -> Iterator[Problem]:
         yield _problem(("bonds",), "it never acts: expected a rule with shift or drain, which says when", reader)
     for i, rule in enumerate(rules):
         if isinstance(rule, dict):
+            if "when" not in rule and not (isinstance(then := rule.get("then"), dict) and "spread" in then):
+                yield _problem(("rules", i, "when"), '"when" is missing; expected a condition', reader)
             yield from _for_or_samples(rule.get("when"), ("rules", i, "when"), reader)
             yield from _actions(rule, ("rules", i), reader)
 
@@ -148,9 +150,16 @@ def _actions(rule: dict[str, Any], at: Location, reader: Reader) -> Iterator[Pro
     kind = kinds[0]
     scope = rule.get("scope")
     if isinstance(scope, dict) and kind not in FLOW_KINDS:
-        what = f"expected only with {' or '.join(FLOW_KINDS)}: {kind} does not choose among flows"
+        what = (
+            f"expected only with {', '.join(FLOW_KINDS[:-1])} or {FLOW_KINDS[-1]}: {kind} does not choose among flows"
+        )
         for key in (key for key in _FLOW_SCOPES if key in scope):
             yield _problem((*at, "scope", key), what, reader)
+    if kind == "spread":
+        for key, node, where in (("when", rule, at), ("return", rule, at), ("notify", then, (*at, "then"))):
+            if key in node:
+                what = "expected only without spread, which acts while the paths are healthy"
+                yield _problem((*where, key), what, reader)
     if "return" in rule and kind == "alert" and "notify" not in then:
         what = "expected only with what moves something: from an alert nothing comes back"
         yield _problem((*at, "return"), what, reader)

@@ -15,7 +15,7 @@ def thresholds(text: str) -> dict[str, list[Location]]:
     found: dict[str, list[Location]] = {}
     raw = Reader().read(text)
     for i, rule in enumerate(raw["rules"]):
-        found[rule["name"]] = _leaves(rule["when"], ("rules", i, "when"))
+        found[rule["name"]] = _leaves(rule["when"], ("rules", i, "when")) if "when" in rule else []
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from pytools import directories
 from pytools.units import duration_text, rate_text
-from steering.policy.actions import WEIGHT_KINDS, Alert, AroundWays, Drain, Pin, PinFlows, Relabel, Shift
+from steering.policy.actions import WEIGHT_KINDS, Alert, AroundWays, Drain, Pin, PinFlows, Relabel, Shift, Spread
 from steering.policy.conditions import leaves
 from steering.policy.conditions_text import clear_text, condition_text
 from steering.policy.hooks import Exec, Hook, Kubernetes, Slurm, Taint, Webhook, is_loopback
@@ -162,8 +162,9 @@ def _times(count: int) -> str:
 
 def _rule(number: int, rule: Rule) -> list[str]:
     where = _scope(rule.scope)
-    when = condition_text(rule.when)
-    lines = [f"{number}. {rule.name}: on a path{where}, when {when}, {_act(rule)}."]
+    if rule.when is None:
+        return [f"{number}. {rule.name}: on a path{where}, while it is healthy, {_act(rule)}."]
+    lines = [f"{number}. {rule.name}: on a path{where}, when {condition_text(rule.when)}, {_act(rule)}."]
     back = rule.return_
     if rule.then.notify:
         lines.append(
@@ -211,6 +212,12 @@ def _act(rule: Rule) -> str:
                 f"{_flows(pin.flows, rule.scope)} are sent over other nexthops as long as the slowest of them gains "
                 f"{pin.gain:.0%} (moves these flows only, at once; lapses {duration_text(pin.lease)} after the last "
                 "renewal)"
+            )
+        case Spread() as spread:
+            return (
+                f"{_flows(spread.flows, rule.scope)} that move together are placed evenly over the nexthops by their "
+                f"weights, if that relieves the busiest of {spread.gain:.0%} (moves these flows only, at once; lapses "
+                f"{duration_text(spread.lease)} after the last renewal)"
             )
         case Relabel() as relabel:
             return (

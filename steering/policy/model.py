@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
 from pytools.units import SECOND, duration_text
@@ -134,13 +134,23 @@ class Safety(Model):
 class Rule(Model):
     """A condition, where it applies, what to do about it, and how the path comes back."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"then": {"required": ["spread"]}}},
+            "then": {"not": {"anyOf": [{"required": ["when"]}, {"required": ["return"]}]}},
+            "else": {"required": ["when"]},
+        }
+    )
+
     name: Annotated[str, Field(strict=True, pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")] = Field(
         description="lower-case letters, digits, - and _; appears in every act"
     )
     priority: NotNull[Annotated[int, Field(strict=True, ge=0, le=65_535)]] = Field(
         default=None, description="lower comes first, in place of the order of the file; in every rule or in none"
     )
-    when: Condition = Field(description="a signal with a threshold, or a tree of all, any and not")
+    when: NotNull[Condition] = Field(
+        default=None, description="a signal with a threshold, or a tree of all, any and not; required, but for spread"
+    )
     then: Then
     scope: Scope = Field(default_factory=Scope)
     return_: Return = Field(default_factory=Return, alias="return", validate_default=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from steering.policy.actions import FLOW_KINDS
 from steering.policy.conditions import leaves
 from steering.policy.model import Policy
 
@@ -27,6 +28,6 @@ def signals_of(policy: Policy) -> frozenset[str]:
             found |= _BY_CONDITION.get(leaf.signal, set())
         if rule.then.shift is not None and rule.then.shift.by != "share":
             found |= {"link"}
-        if rule.then.kind in ("pin", "relabel"):
+        if rule.then.kind in FLOW_KINDS:
             found |= {"tcp_flow", "link"}
     return frozenset(found)

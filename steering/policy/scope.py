@@ -53,7 +53,7 @@ Ports = Annotated[
 
 
 class Flows(Model):
-    """Which flows, by their addresses; only with pin and relabel."""
+    """Which flows, by their addresses; only with pin, spread and relabel."""
 
     protocol: Literal["tcp", "udp", "any"] = Field(default="any", description="transport protocol")
     remote_port: Ports = Field(default=(), description="ports of the far end")
@@ -80,11 +80,13 @@ class Scope(Model):
     flows: Flows = Field(default_factory=Flows)
     processes: Some[Glob] = Field(
         default=(),
-        description="names of commands with * and ?; only with pin and relabel; a flow of unknown owner does not match",
+        description="names of commands with * and ?; only with pin, spread and relabel; a flow of unknown owner does "
+        "not match",
     )
     cgroups: Some[Glob] = Field(
         default=(),
-        description="control groups with * and ?; only with pin and relabel; a flow of unknown owner does not match",
+        description="control groups with * and ?; only with pin, spread and relabel; a flow of unknown owner does not "
+        "match",
     )
 
     def covers(self, path: Path) -> bool:

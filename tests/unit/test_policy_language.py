@@ -20,6 +20,7 @@ from steering.policy.conditions import All, AnyOf, CeShare, LinkState, Loss, Not
 from steering.policy.conditions_text import condition_text
 from steering.policy.explanation import explain
 from steering.policy.file import InvalidPolicyError, parse
+from steering.policy.needs import signals_of
 from steering.policy.schema import json_schema
 from steering.policy.scope import Scope
 
@@ -165,13 +166,13 @@ def test_samples_in_words():
 @pytest.mark.parametrize(
     ("then", "expected"),
     [
-        ("{}", "then: expected exactly one of shift, drain, pin, relabel, alert, got none"),
-        ("3", "then: expected a mapping with shift, drain, pin, relabel, alert, notify, got 3"),
+        ("{}", "then: expected exactly one of shift, drain, pin, spread, relabel, alert, got none"),
+        ("3", "then: expected a mapping with shift, drain, pin, spread, relabel, alert, notify, got 3"),
         ("{drain: {}, alert: {}}",
-         "then.alert: expected exactly one of shift, drain, pin, relabel, alert, got drain and alert"),
+         "then.alert: expected exactly one of shift, drain, pin, spread, relabel, alert, got drain and alert"),
         ("{drain: }", "then.drain: expected an empty mapping, {}, got nothing"),
-        ("{drian: {}}", 'then.drian: unknown key "drian"; expected one of alert, drain, notify, pin, relabel, shift; '
-         'did you mean "drain"?'),
+        ("{drian: {}}", 'then.drian: unknown key "drian"; expected one of alert, drain, notify, pin, relabel, shift, '
+         'spread; did you mean "drain"?'),
         ("{shift: {share: 0.5, by: capacity}}", "then.shift.share: expected either share or by: capacity, not both"),
         ("{shift: {step: 0}}", "then.shift.step: expected a number above 0 up to 1, got 0"),
         ("{shift: {settle: 0s}}", 'then.shift.settle: expected more than 0, got "0s"'),
@@ -214,6 +215,24 @@ def test_a_way_back_is_for_what_moves_something():
     ]
     for then in ("{drain: {}}", "{pin: {}}", "{relabel: {}}"):
         assert one(SILENT, then, back).return_.rise == 200
+
+
+def test_a_rule_that_spreads_has_no_condition_and_every_other_has_one() -> None:
+    head = "version: 1\nmanage: {destinations: [10.9.0.0/16]}\nrules:\n  - {name: r, then: "
+    found = parse(f"{head}{{spread: {{flows: {{at_most: 8}}}}}}}}")
+    assert (found.rules[0].when, found.rules[0].then.kind) == (None, "spread")
+    assert signals_of(found) == {"path_delay", "tcp_flow", "link"}
+    (line,) = [line for line in explain(found).splitlines() if line.startswith("1. ")]
+    assert line.startswith(
+        "1. r: on a path, while it is healthy, up to 8 live flows of 10 Mbit/s or more that move together"
+    )
+    said = "expected only without spread, which acts while the paths are healthy"
+    text = f"{head}{{spread: {{}}, notify: [x]}}, when: {SILENT}, return: {{rise: 2}}}}\nhooks: {{x: {{slurm: {{}}}}}}"
+    assert sorted(faults(text)) == sorted(f"p:4: rules[0].{key}: {said}" for key in ("when", "return", "then.notify"))
+    assert not VALIDATOR.is_valid(yaml.safe_load(text))
+    for then in ("{pin: {}}", "{drain: {}}", "{alert: {}}"):
+        assert faults(f"{head}{then}}}") == ['p:4: rules[0].when: "when" is missing; expected a condition']
+        assert not VALIDATOR.is_valid(yaml.safe_load(f"{head}{then}}}"))
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["bit", "kbit", "mbit", "gbit"]))
@@ -290,8 +309,9 @@ def test_which_flows_are_meant(scope, covered):
 @pytest.mark.parametrize(
     ("scope", "expected"),
     [
-        ("{flows: {}}", "scope.flows: expected only with pin or relabel: drain does not choose among flows"),
-        ("{processes: [x]}", "scope.processes: expected only with pin or relabel: drain does not choose among flows"),
+        ("{flows: {}}", "scope.flows: expected only with pin, spread or relabel: drain does not choose among flows"),
+        ("{processes: [x]}",
+         "scope.processes: expected only with pin, spread or relabel: drain does not choose among flows"),
         ("{paths: []}", "scope.paths: expected a list with at least one entry, got an empty list"),
         ("{paths: [h1]}", 'scope.paths[0]: expected a text such as h1>h2, got "h1"'),
         ("{destinations: [10.9.0.1/16]}",
