@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: ## Packages, virtual environment, mounts, the RDMA tap, the pacer
+setup: ## Packages, virtual environment, mounts, the RDMA tap, the pacer, the NCCL plugin
 	@scripts/setup.sh
 
 setup-check: ## The same, and what `make check` needs, and the routing daemons that benchmarks compare with
@@ -29,7 +29,7 @@ setup-check: ## The same, and what `make check` needs, and the routing daemons t
 setup-vm: ## The same, and a second kernel with its emulator
 	@scripts/setup.sh vm
 
-native: ## Build the C that runs in user space: the RDMA tap, the pacer of probes
+native: ## Build the C that runs in user space: the RDMA tap, the pacer of probes, the NCCL plugin
 	@$(PYTHON) -m pytools.kernel.native
 
 demo: setup ## The main job on a lab: congestion seen, traffic steered, before and after
@@ -81,7 +81,7 @@ format: setup-check ## Bring Python and C into the house format
 	clang-format -i $(C_SOURCES)
 
 clean: ## Remove what was built, not the environment
-	rm -rf build dist pytools/sources/rdma/tap/swerve-tap.so pytools/sources/probing/swerve-pacer *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist pytools/sources/rdma/tap/swerve-tap.so pytools/sources/probing/swerve-pacer pytools/sources/jobs/nccl/*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find pytools steering tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 uninstall: clean ## Remove the environment too (packages and mounts stay: others may use them)

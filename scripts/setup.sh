@@ -152,12 +152,13 @@ if ! mounted bpf /sys/fs/bpf; then
 		mount -t bpf bpf /sys/fs/bpf
 fi
 
-# What of ours is compiled for user space: the RDMA tap and the pacer of probes; made anew when its sources are newer.
+# What of ours is compiled for user space: the RDMA tap, the pacer of probes, the NCCL plugin; made anew when its sources are newer.
 native_is_built() {
-	tap=pytools/sources/rdma/tap pacer=pytools/sources/probing
-	[ -f $tap/swerve-tap.so ] && [ -f $pacer/swerve-pacer ] &&
+	tap=pytools/sources/rdma/tap pacer=pytools/sources/probing nccl=pytools/sources/jobs/nccl
+	[ -f $tap/swerve-tap.so ] && [ -f $pacer/swerve-pacer ] && [ -f $nccl/libnccl-profiler-swerve.so ] &&
 		[ -z "$(find $tap/*.[ch] bpf/swerve.h -newer $tap/swerve-tap.so -print -quit)" ] &&
-		[ -z "$(find $pacer/pacer.c bpf/swerve.h -newer $pacer/swerve-pacer -print -quit)" ]
+		[ -z "$(find $pacer/pacer.c bpf/swerve.h -newer $pacer/swerve-pacer -print -quit)" ] &&
+		[ -z "$(find $nccl/*.[ch] -newer $nccl/libnccl-profiler-swerve.so -print -quit)" ]
 }
 if ! native_is_built; then
 	step native "it needs a C compiler and libibverbs' headers (gcc libc6-dev libibverbs-dev)" \

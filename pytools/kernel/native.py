@@ -105,6 +105,7 @@ class Native:
 _SOURCES: Final = Path(__file__).parents[1] / "sources"
 _TAP: Final = _SOURCES / "rdma/tap"
 _PROBING: Final = _SOURCES / "probing"
+_NCCL: Final = _SOURCES / "jobs/nccl"
 
 TAP: Final = Native(
     what="the RDMA tap",
@@ -125,7 +126,17 @@ PACER: Final = Native(
     parts=(bpf_dir() / "swerve.h",),
     flags=(f"-I{bpf_dir()}",),
 )
-ALL: Final = (TAP, PACER)
+NCCL: Final = Native(
+    what="the profiler plugin for NCCL",
+    source=_NCCL / "plugin.c",
+    target=_NCCL / "libnccl-profiler-swerve.so",
+    parts=tuple(sorted(_NCCL.glob("*.h"))),
+    flags=(
+        *("-Wno-unused-parameter", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),
+        *("-Wl,-soname,libnccl-profiler-swerve.so", "-Wl,-z,nodelete"),  # its thread outlives the last communicator
+    ),
+)
+ALL: Final = (TAP, PACER, NCCL)
 
 
 if __name__ == "__main__":

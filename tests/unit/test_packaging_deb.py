@@ -30,6 +30,7 @@ SWERVE = {
     "pytools/__init__.py": "",
     "pytools/sources/rdma/tap/tap.c": "int x;\n",
     "pytools/sources/probing/pacer.c": "int x;\n",
+    "pytools/sources/jobs/nccl/plugin.c": "int x;\n",
     "steering/cli.py": "def main(): pass\n",
 }
 

@@ -1,0 +1,399 @@
+"""The plugin, called as NCCL calls it, by each version of the interface: every count exact, and no harm to the job.
+
+Plugin and caller are built with the sanitizers: a wrong access, an overflow or a race ends the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import native_build
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support import ROOT
+
+from pytools.errors import RefusedError, SwerveError
+from pytools.estimators import collectives
+from pytools.kernel.native import NCCL
+from pytools.sources.jobs.nccl import ring as rings
+from pytools.sources.jobs.nccl.ring import EVENTS, KERNEL, PROXY, RECORDS, Ring
+from pytools.sources.jobs.nccl.watching import Watcher, environment
+
+pytestmark = pytest.mark.slow
+
+ADDRESS, THREAD = "address,undefined", "thread"
+ALL = EVENTS["operations"] | EVENTS["proxy"] | EVENTS["kernel"]
+LONG_NS = 3600 * 1_000_000_000
+SOURCES = ROOT / "pytools/sources/jobs/nccl"
+VERSIONS = (1, 2, 3, 4, 5)
+
+
+@functools.cache
+def built(sanitizer: str) -> tuple[Path, Path]:
+    """The caller, and the plugin."""
+    flags = ("-O1", f"-I{SOURCES}", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+    app, plugin = (native_build.directory() / f"{name}-{sanitizer}" for name in ("nccl_app", "plugin.so"))
+    native_build.cc(*flags, native_build.NATIVE / "nccl_app.c", "-o", app, "-ldl", "-lpthread")
+    native_build.cc(*flags, *NCCL.flags, NCCL.source, "-o", plugin)
+    return app, plugin
+
+
+class Job(native_build.App):
+    """One process that calls the plugin."""
+
+    def __init__(self, directory: Path | None, version: int, sanitizer: str = ADDRESS) -> None:
+        app, plugin = built(sanitizer)
+        place = {} if directory is None else {rings.DIRECTORY_VARIABLE: str(directory)}
+        self.process = subprocess.Popen(
+            [str(app), str(plugin), str(version)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env={**os.environ, **place},
+        )
+
+    def end(self) -> None:
+        """Let it end by itself, which must succeed."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("exit\n")
+        assert self.process.wait(20) == 0
+
+
+Start = Callable[..., Job]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with contextlib.ExitStack() as stack:
+        yield lambda *arguments: stack.enter_context(Job(tmp_path / "rings", *arguments))
+
+
+@contextlib.contextmanager
+def reading(directory: Path, job: Job, events: int) -> Iterator[Ring]:
+    """The ring of the only job, with these events on."""
+    (path,) = rings.find([directory / "rings"])
+    ring = Ring(path)
+    ring.want(events, time.monotonic_ns() + LONG_NS)
+    job.do(f"mask {events}")
+    assert ring.applied == events
+    yield ring
+    ring.close()
+
+
+def of(records: NDArray[Any], kind: int) -> NDArray[Any]:
+    return records[records["kind"] == kind]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("sanitizer", [ADDRESS, THREAD])
+def test_every_event_is_read_once(start: Start, tmp_path: Path, version: int, sanitizer: str) -> None:
+    job = start(version, sanitizer)
+    assert job.do("init 77 4 1") == ["1", "0", "0"]
+    assert job.do("run 4 10 3 2") == ["0"] * 6  # nothing is wanted
+    with reading(tmp_path, job, ALL) as ring:
+        numbers = [int(each) for each in job.do("run 4 25 3 2")]
+        kernels = 300 if version >= 3 else 0
+        assert numbers == [100 if version == 5 else 0, 100, 100, kernels, 200, 400]
+        records = ring.read()
+        assert len(ring.read()) == 0
+        assert not any(ring.counters().values())
+        (row,) = ring.communicators()
+    assert (row["hash"], row["rank"], row["interface"], row["name"]) == (77, 1, version, b"world")
+    assert row["ranks"] == (4 if version >= 4 else -1)
+
+    operations, proxies = of(records, rings.COLLECTIVE), of(records, PROXY)
+    assert len(operations) == 100 and len(of(records, KERNEL)) == kernels and len(proxies) == 200
+    assert sorted(operations["number"]) == list(range(40, 140))
+    assert set(operations["function"]) == {b"AllReduce"} and set(operations["protocol"]) == {b"SIMPLE"}
+    assert set(operations["datatype"]) == {b"ncclFloat32"} and set(operations["algorithm"]) == {b"RING"}
+    assert set(operations["bytes"]) == {1024} and set(operations["peer"]) == {3} and set(operations["channel"]) == {3}
+    assert (operations["called_ns"] > 0).all() == (version == 5)
+    assert (operations["start_ns"] <= operations["stop_ns"]).all()
+    assert set(of(records, KERNEL)["parent"]) == (set(operations["id"]) if kernels else set())
+    for send in (True, False):
+        own = proxies[proxies["send"] == send]
+        assert set(own["parent"]) == set(operations["id"])
+        assert set(own["bytes"]) == {2000} and set(own["steps"]) == {2} and set(own["peer"]) == {5}
+        told = own["wait_ns"] > 200_000  # each state of the first step lasted that long
+        assert told.all(axis=0).tolist() == [True, version >= 4 or not send, True]
+    durations = collectives.join(records, np.array([row]), time.monotonic_ns())[0]["duration_ns"]
+    assert len(durations) == (100 if kernels else 0)
+    assert set(durations) == {5002.0} if version >= 4 else (durations > 0).all()
+    job.do("finalize")
+    job.end()
+
+
+def test_the_call_that_captures_a_graph_is_not_when_it_runs(start: Start, tmp_path: Path) -> None:
+    job = start(5)
+    job.do("init 77 4 1")
+    with reading(tmp_path, job, EVENTS["kernel"]) as ring:
+        job.do("captured")
+        job.do("run 1 3 1 0")
+        assert of(ring.read(), rings.COLLECTIVE)["called_ns"].tolist() == [0, 0, 0]
+    job.end()
+
+
+def test_a_full_ring_drops_and_counts(start: Start, tmp_path: Path) -> None:
+    job = start(5, THREAD)
+    job.do("init 77 4 1")
+    with reading(tmp_path, job, EVENTS["kernel"]) as ring:
+        job.do(f"run 4 {RECORDS // 4} 2 0")  # three records each
+        assert ring.counters()["full"] == 2 * RECORDS
+        first = ring.read()
+        assert len(first) == RECORDS
+        job.do("run 4 100 2 0")
+        records = ring.read()
+        assert len(records) == 1200 and ring.counters()["full"] == 2 * RECORDS
+        assert len(set(records["id"]) | set(first["id"])) == RECORDS + 1200
+    job.end()
+
+
+def test_the_mask_lapses(start: Start, tmp_path: Path) -> None:
+    job = start(5)
+    job.do("init 77 4 1")
+    with reading(tmp_path, job, EVENTS["kernel"]) as ring:
+        ring.want(EVENTS["kernel"], time.monotonic_ns())
+        job.do("mask 0")
+        assert job.do("run 1 10 1 1") == ["0"] * 6
+        ring.want(0xFFFFFFFF, time.monotonic_ns() + LONG_NS)
+        job.do(f"mask {ALL}")  # what the plugin does not record is not asked for
+    job.end()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_wrong_calls_do_no_harm(start: Start, tmp_path: Path, version: int) -> None:
+    job = start(version)
+    job.do("init 77 4 1")
+    with reading(tmp_path, job, ALL) as ring:
+        job.do("wrong")
+        counters = ring.counters()
+        assert counters["foreign"] == 64 and counters["unknown"] > 64
+        assert len(ring.read()) == 1  # of the only event that was begun
+        job.do("run 1 10 1 1")
+        assert len(of(ring.read(), rings.COLLECTIVE)) == 10
+        assert ring.counters() == counters
+        assert job.do("stale") == ["0"] and ring.counters()["unknown"] == counters["unknown"] + 1
+    job.end()
+
+
+def test_a_destroyed_communicator_takes_its_events_along(start: Start, tmp_path: Path) -> None:
+    job = start(5)
+    job.do("init 77 4 1")
+    with reading(tmp_path, job, ALL) as ring:
+        job.do("begin")
+        job.do("begin")
+        job.do("finalize")
+        assert ring.counters()["unfinished"] == 2 and len(ring.read()) == 0
+        job.do("unload")
+        for rank in range(300):  # rows serve again
+            job.do(f"init {rank} 4 {rank}")
+            assert job.do("run 1 1 1 0")[2:4] == ["1", "1"]
+            job.do("finalize")
+        assert sorted(ring.communicators()["hash"]) == list(range(44, 300))
+        for rank in range(256):
+            assert job.do(f"init {rank} 4 {rank}")[0] == "1"
+        assert job.do("init 256 4 0")[0] == "0"
+        assert ring.counters()["no_communicator"] == 1
+    job.end()
+
+
+def test_too_many_unfinished_events_are_counted(start: Start, tmp_path: Path) -> None:
+    job = start(5)
+    job.do("init 77 4 1")
+    with reading(tmp_path, job, ALL) as ring:
+        for _ in range(4096):
+            job.do("begin")
+        job.do("begin")
+        assert ring.counters()["no_slot"] == 1
+    job.end()
+
+
+def test_a_child_of_fork_writes_nothing_of_its_parent(start: Start, tmp_path: Path) -> None:
+    job = start(5)
+    job.do("init 77 4 1")
+    with reading(tmp_path, job, ALL) as ring:
+        (child,) = job.do("fork")
+        assert len(ring.read()) == 0 and not any(ring.counters().values())
+        assert [path.name for path in rings.find([tmp_path / "rings"]) if path.name.startswith(f"{child}-")]
+        job.do("run 1 10 1 0")
+        assert len(ring.read()) == 20
+    job.end()
+
+
+def test_the_file_is_its_owners_alone(start: Start, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        start(5).do("init 77 4 1")
+    finally:
+        os.umask(before)
+    (path,) = rings.find([tmp_path / "rings"])
+    assert path.stat().st_mode & 0o7777 == 0o600 and path.parent.stat().st_mode & 0o7777 == 0o700
+    assert path.stat().st_size == rings.FILE_BYTES
+    assert path.stat().st_blocks * 512 >= rings.FILE_BYTES  # a full file system cannot kill the job later
+
+
+def test_where_it_is_unless_told_otherwise() -> None:
+    place = Path(f"/dev/shm/swerve-nccl-{os.geteuid()}")
+    with Job(None, 5) as job:
+        job.do("init 77 4 1")
+        assert place in rings.directories() and place.stat().st_mode & 0o7777 == 0o700
+        assert [path for path in rings.find([place]) if path.name.startswith(f"{job.pid}-")]
+        job.end()
+        assert not [path for path in rings.find([place]) if path.name.startswith(f"{job.pid}-")]
+    with contextlib.suppress(OSError):  # others may use it
+        place.rmdir()
+
+
+@pytest.mark.parametrize("kind", ["link", "open to others", "file"])
+def test_a_directory_that_cannot_be_trusted_is_not_used(start: Start, tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "rings"
+    if kind == "file":
+        place.touch()
+    else:
+        (tmp_path / "other").mkdir(mode=0o700)
+        (tmp_path / "other").chmod(0o777 if kind == "open to others" else 0o700)
+        place.symlink_to("other") if kind == "link" else (tmp_path / "other").rename(place)
+    job = start(5)
+    assert job.do("init 77 4 1") == ["0", "0", "1"]  # NCCL's log says why
+    assert job.do("run 1 10 1 1") == ["0"] * 6
+    job.do("finalize")
+    job.end()
+    assert not [path for path in tmp_path.rglob("*.ring")]
+
+
+def test_files_go_when_they_are_of_no_more_use(start: Start, tmp_path: Path) -> None:
+    place = tmp_path / "rings"
+    unread = start(5)
+    unread.do("init 77 4 1")
+    unread.end()
+    assert rings.find([place]) == []  # nobody ever asked
+    killed = start(5)
+    killed.do("init 77 4 1")
+    (path,) = rings.find([place])
+    killed.process.kill()
+    killed.process.wait()
+    _last_sign(path, time.monotonic_ns() - rings.STALE_NS // 2)
+    (place / "other").write_text("not ours")
+    second = start(5)
+    second.do("init 77 4 1")
+    assert path in rings.find([place])  # it might live
+    _last_sign(path, time.monotonic_ns() - 2 * rings.STALE_NS)
+    third = start(5)
+    third.do("init 77 4 1")
+    assert path not in rings.find([place]) and len(rings.find([place])) == 2
+    assert (place / "other").exists()
+
+
+def _last_sign(path: Path, at_ns: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(192)
+        file.write(at_ns.to_bytes(8, "little"))
+
+
+def test_a_reader_refuses_what_is_no_ring(start: Start, tmp_path: Path) -> None:
+    job = start(5)
+    job.do("init 77 4 1")
+    (path,) = rings.find([tmp_path / "rings"])
+    ring = Ring(path)
+    with pytest.raises(RefusedError, match="has a reader"):
+        Ring(path)
+    ring.close()
+    link = path.with_name("link.ring")
+    link.symlink_to(path.name)
+    with pytest.raises(RefusedError):
+        Ring(link)
+    link.unlink()
+    copy = path.with_name("copy.ring")
+    shutil.copy(path, copy)
+    copy.chmod(0o644)
+    with pytest.raises(RefusedError, match="its owner's alone"):
+        Ring(copy)
+    copy.chmod(0o600)
+    os.truncate(copy, 100)
+    with pytest.raises(RefusedError, match="not a ring"):
+        Ring(copy)
+    path.parent.chmod(0o770)
+    with pytest.raises(RefusedError, match="others can write"):
+        Ring(path)
+    path.parent.chmod(0o700)
+    job.end()
+
+
+def test_a_reader_doubts_what_it_reads(start: Start, tmp_path: Path) -> None:
+    job = start(5)
+    job.do("init 77 4 1")
+    with reading(tmp_path, job, ALL) as ring:
+        job.do("run 1 10 1 0")
+        with ring.path.open("r+b") as file:
+            for at, value in ((128, 1 << 63), (64, 1 << 62), (4096 + 256 * 128 + 8 * 3, 7)):
+                file.seek(at)
+                file.write(value.to_bytes(8, "little"))
+            file.seek(4096 + 256 * 136 + 128 * 3)
+            file.write(b"\xff" * 4096)
+        assert len(ring.read()) <= RECORDS
+        job.do("run 1 10 1 1")  # whatever a reader or another process writes there
+        os.truncate(ring.path, 4096)  # under the reader, after the job's last look
+        with pytest.raises(SwerveError, match="cut short"):
+            ring.communicators()
+    job.process.send_signal(signal.SIGKILL)
+
+
+def test_watching(start: Start, tmp_path: Path) -> None:
+    place = tmp_path / "rings"
+    watcher = Watcher(EVENTS["kernel"], [place])
+    assert len(watcher.update(time.monotonic_ns())) == 0
+    ranks = [start(5), start(4)]
+    for rank, job in enumerate(ranks):
+        job.do(f"init 77 2 {rank}")
+    watcher.update(time.monotonic_ns() - 1_000_000_000)  # a reading may have begun before the last sign of life
+    (place / "bad.ring").write_text("x")
+    for late, job in zip((2_006_000, 3_000), ranks, strict=True):
+        job.do(f"mask {EVENTS['kernel']}")
+        job.do(f"last AllReduce 50 {late}")
+    found = watcher.update(time.monotonic_ns())
+    assert len(found) == 100 and list(watcher.refused) == [place / "bad.ring"]
+    punctual, late_rank = collectives.summarise(found)
+    assert (punctual.hash, punctual.rank, punctual.ranks, punctual.operations, punctual.bytes) == (77, 0, 2, 50, 51200)
+    assert punctual.duration_p50_ns == punctual.duration_p99_ns == 2_006_000 and late_rank.duration_p50_ns == 3_000
+    assert punctual.enqueue_to_start_ns >= 0 and punctual.bound_ns > 0 and np.isnan(late_rank.enqueue_to_start_ns)
+    ranks[0].do("finalize")
+    ranks[0].end()
+    ranks[1].process.kill()
+    ranks[1].process.wait()
+    for path in rings.find([place]):
+        _last_sign(path, 1) if path.name.startswith(f"{ranks[1].pid}-") else None
+    watcher.update(time.monotonic_ns())
+    assert rings.find([place]) == [place / "bad.ring"]
+    assert not any(watcher.lost().values())
+    watcher.close()
+
+
+def test_a_watcher_that_closes_switches_off(start: Start, tmp_path: Path) -> None:
+    job = start(5)
+    job.do("init 77 2 0")
+    watcher = Watcher(ALL, [tmp_path / "rings"])
+    watcher.update(time.monotonic_ns())
+    job.do(f"mask {ALL}")
+    watcher.close()
+    job.do("mask 0")
+    job.end()
+
+
+def test_the_variables_name_a_plugin_that_nccl_can_load(tmp_path: Path) -> None:
+    chosen = environment(tmp_path)
+    assert chosen[rings.DIRECTORY_VARIABLE] == str(tmp_path)
+    symbols = subprocess.run(
+        ["nm", "-D", "--defined-only", chosen["NCCL_PROFILER_PLUGIN"]], capture_output=True, text=True, check=True
+    )
+    assert {line.split()[-1] for line in symbols.stdout.splitlines()} == {f"ncclProfiler_v{each}" for each in VERSIONS}
