@@ -1,0 +1,182 @@
+"""NCCL's profiler plugin on two GPUs: what it adds to a small all-reduce, and whether it names a planted straggler.
+
+    python bench/nccl_plugin.py --torch PYTHON
+
+Two jobs of two ranks over NVLink (or what there is) take turns: one without the plugin, one with it, which alternates
+between off and kernel events in its processes. NCCL loads a plugin for the life of a process, so "absent" needs others;
+jobs are started again --jobs times, and the medians of all turns are compared.
+
+all_reduce  absent, off, kernel: median time of a 1 KB all-reduce
+plugin      off, kernel: what is added to that of absent
+verdict     straggler: share of trials in which the rank that sleeps for 2 ms before each step is named, within 25 %;
+            nobody: share of trials without one in which nobody is named
+
+The job runs under the Python that --torch names; NCCL_* of the environment count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from _common import alternating, emit, median, note, wait_until
+
+from pytools.estimators import collectives
+from pytools.estimators.stragglers import Straggler, straggler
+from pytools.sources.jobs.nccl.ring import EVENTS
+from pytools.sources.jobs.nccl.watching import Watcher, environment
+
+RANKS = 2
+SMALL_BYTES, STEP_BYTES = 1024, 1 << 20
+REDUCES, STEPS, LATE_US = 1500, 60, 2_000
+READY_S = 120.0
+JOB = Path(__file__).with_name("_nccl_plugin_job.py")
+
+
+class Job:
+    """The ranks of a job, as children that take commands."""
+
+    def __init__(self, stack: contextlib.ExitStack, python: str, variables: dict[str, str]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.ranks = []
+        for rank in range(RANKS):
+            process = subprocess.Popen(
+                [python, str(JOB), str(rank), str(RANKS), str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+                env={**os.environ, **variables},
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            self.ranks.append(process)
+        self.answers()
+
+    def answers(self) -> list[str]:
+        """What each rank says to the last command."""
+        lines = [process.stdout.readline().strip() for process in self.ranks]
+        if not all(lines):
+            raise SystemExit("a rank of the job has ended")
+        return lines
+
+    def do(self, *commands: str) -> list[str]:
+        """Have each rank do its command."""
+        for process, command in zip(self.ranks, commands, strict=True):
+            process.stdin.write(command + "\n")
+        return self.answers()
+
+    def reduce_ns(self) -> float:
+        """The median time of a small all-reduce, of rank 0."""
+        return float(self.do(*[f"time {REDUCES} {SMALL_BYTES}"] * RANKS)[0])
+
+
+class Observed(Job):
+    """A job with the plugin."""
+
+    def __init__(self, stack: contextlib.ExitStack, python: str) -> None:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+        super().__init__(stack, python, environment(place))
+        self.watchers = {events: Watcher(events, [place]) for events in (0, EVENTS["kernel"])}
+        self.watcher = self.watchers[0]
+        self.set(0)
+        stack.callback(self.close)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self.watcher.close()
+
+    def set(self, events: int) -> None:
+        """Have these events recorded, and wait until the plugins of all ranks do so."""
+        self.watcher.close()
+        self.watcher = self.watchers[events]
+        self.watcher.update(time.monotonic_ns())
+        if self.watcher.refused or len(self.watcher.rings) != RANKS:
+            raise SystemExit(f"the plugin was not loaded by all ranks: {self.watcher.refused}")
+        wait_until(lambda: all(ring.applied == events for ring in self.watcher.rings), "the mask is in force", 10)
+
+    def off_ns(self) -> float:
+        """As reduce_ns, with the plugin off."""
+        self.set(0)
+        return self.reduce_ns()
+
+    def kernel_ns(self) -> float:
+        """As reduce_ns, with kernel events."""
+        self.set(EVENTS["kernel"])
+        took_ns = self.reduce_ns()
+        found = self.watcher.update(time.monotonic_ns())
+        if len(found) < REDUCES * RANKS:
+            note(f"only {len(found)} of {REDUCES * RANKS} operations were read")
+        return took_ns
+
+    def verdict(self, late_rank: int | None) -> Straggler | None:
+        """Whom the others wait for, while this rank comes late to every step."""
+        self.watcher.update(time.monotonic_ns())
+        self.do(*[f"step {STEPS} {STEP_BYTES} {LATE_US * (rank == late_rank)}" for rank in range(RANKS)])
+        time.sleep(0.01)  # the last kernels' ends are on their way
+        tables = collectives.by_rank(self.watcher.update(time.monotonic_ns()))
+        found = [straggler(ranks, durations) for ranks, durations in tables.values()]
+        return found[0] if found else None
+
+
+@contextlib.contextmanager
+def jobs(python: str) -> Iterator[tuple[Job, Observed]]:
+    """One without the plugin, one with it."""
+    with contextlib.ExitStack() as stack:
+        yield Job(stack, python, {"NCCL_PROFILER_PLUGIN": "none"}), Observed(stack, python)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch", default="python3", help="the Python that has PyTorch (python3)")
+    parser.add_argument("--jobs", type=int, default=3, help="how often jobs are started (3)")
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each job (20)")
+    parser.add_argument("--trials", type=int, default=20, help="planted stragglers, and as many without (20)")
+    options = parser.parse_args()
+    if gpus(options.torch) < RANKS:
+        note(f"left out: {options.torch} has no PyTorch with {RANKS} GPUs (--torch)")
+        return
+    took: list[list[float]] = [[], [], []]
+    named: list[bool] = []
+    nobody: list[bool] = []
+    for start in range(options.jobs):
+        with jobs(options.torch) as (absent, observed):
+            turns = alternating(options.rounds, absent.reduce_ns, observed.off_ns, observed.kernel_ns)
+            took = [former + own for former, own in zip(took, turns, strict=True)]
+            note(f"1 KB all-reduce, absent, off, kernel: {', '.join(f'{median(own) / 1e3:.2f}' for own in turns)} µs")
+            for trial in range(options.trials if start == 0 else 0):
+                observed.set(EVENTS["kernel"])
+                rank = trial % RANKS
+                found, nothing = observed.verdict(rank), observed.verdict(None)
+                close = found is not None and abs(found.late_ns / (LATE_US * 1e3) - 1) < 0.25
+                named.append(close and found.rank == rank)
+                nobody.append(nothing is None)
+                note(f"rank {rank} late: {found}; nobody: {nothing}")
+    for case, own in zip(("absent", "off", "kernel"), took, strict=True):
+        emit("jobs", "all_reduce", median(own), "ns", "lower", case=case, n=len(own))
+    for case, own in (("off", took[1]), ("kernel", took[2])):
+        emit("jobs", "plugin", median(own) - median(took[0]), "ns", "lower", case=case, n=len(own))
+    for case, right in (("straggler", named), ("nobody", nobody)):
+        emit("jobs", "verdict", sum(right) / len(right), "share", "higher", case=case, n=len(right))
+
+
+def gpus(python: str) -> int:
+    """How many GPUs a Python sees by PyTorch; 0 where either is missing."""
+    words = [python, "-c", "import torch; print(torch.cuda.device_count())"]
+    try:
+        said = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return 0
+    return int(said) if said.isdecimal() else 0
+
+
+if __name__ == "__main__":
+    main()
