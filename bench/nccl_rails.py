@@ -8,6 +8,9 @@ silent_rail          swerve with a minimum RTO on the managed routes; its peer i
 silent_rail_200ms    swerve with the kernel's own minimum
 controller_killed    SIGKILL for both controllers while the rail is dead, steps from then on
 healthy              the median step while all is well
+spread               the median step of jobs that began under a policy with `then: spread`, once they were even, beside
+                     that of the same jobs before; when the last of their pins was placed, after the first step; how
+                     many there were of one host, at most; how many came in the seconds after that
 
 The job runs under the Python that --torch names; NCCL_* of the environment count.
 """
@@ -20,9 +23,11 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from _common import emit, median, note, wait_until
 from _sides import Side, swerve
@@ -30,11 +35,18 @@ from pyroute2 import IPRoute
 
 from pytools.kernel.netns import inside
 from pytools.lab import Host, Lab
+from pytools.signals import Act
 
 MS = 1_000_000
 SIZE_BYTES = 32 << 20
 RATE, QUEUE_BYTES, WRITE_BYTES = "5gbit", 8_000_000, "4096 16384 524288"
 OUTAGE_S, AFTER_S, QUIET_S, FIRST_S = 4.0, 3.0, 2.0, 120.0
+SETTLED_S, WATCHED_S, BEFORE_S = 6.0, 20.0, 1.0  # of a job that is spread: its pins are there, none may follow
+SPREAD = """\
+  - name: even
+    scope: {flows: {protocol: tcp}}
+    then: {spread: {}}
+"""
 GOING = 20  # steps
 RANKS = 2
 INTERFACE = "job0"  # NCCL takes the first address of an interface: that of `lo` would be 127.0.0.1
@@ -98,14 +110,26 @@ def prepare(host: Host) -> None:
 
 
 @contextlib.contextmanager
-def running(python: str) -> Iterator[tuple[Lab, Job]]:
-    """A job on a lab."""
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory()))
-        lab = stack.enter_context(Lab.up(f"nccl{os.getpid()}", hosts=RANKS, rate=RATE, queue_bytes=QUEUE_BYTES))
+def prepared() -> Iterator[Lab]:
+    """A lab for a job."""
+    with Lab.up(f"nccl{os.getpid()}", hosts=RANKS, rate=RATE, queue_bytes=QUEUE_BYTES) as lab:
         for host in lab.hosts:
             prepare(host)
-        yield lab, Job(stack, lab, python, folder)
+        yield lab
+
+
+@contextlib.contextmanager
+def working(lab: Lab, python: str) -> Iterator[Job]:
+    """A job on it."""
+    with contextlib.ExitStack() as stack:
+        yield Job(stack, lab, python, Path(stack.enter_context(TemporaryDirectory())))
+
+
+@contextlib.contextmanager
+def running(python: str) -> Iterator[tuple[Lab, Job]]:
+    """Both."""
+    with prepared() as lab, working(lab, python) as job:
+        yield lab, job
 
 
 def trial(lab: Lab, job: Job) -> float:
@@ -158,6 +182,72 @@ def kill(side: Side, job: Job) -> float:
     return longest
 
 
+class Spread(NamedTuple):
+    """What became of one job whose connections were spread."""
+
+    before_ms: float  # median step of its first second
+    after_ms: float
+    even_s: float  # from its first step to the last pin; 0 where its hash was even
+    moves: int  # of the host that moved more
+    late: int  # moves afterwards
+
+
+def spread(options: argparse.Namespace) -> list[Spread]:
+    """Jobs that begin while controllers run, one after the other."""
+    found: list[Spread] = []
+    with prepared() as lab, swerve(lab, "silence", 5, more=SPREAD) as side:
+        wait_until(side.whole, "all paths are healthy", FIRST_S)
+        for _ in range(options.jobs):
+            began_ns = time.monotonic_ns()
+            with working(lab, options.torch) as job:
+                time.sleep(SETTLED_S)
+                settled_ns = time.monotonic_ns()
+                time.sleep(WATCHED_S)
+                steps = job.steps(began_ns)
+                pins = [each for each in side.changes(began_ns) if each.actuator == "pin" and each.outcome == "applied"]
+                side.explain(began_ns)
+            first_ns = steps[0][0]
+            placed = [each for each in pins if each.decided_ns < settled_ns]
+            by_host = Counter[str]()
+            for each in placed:
+                by_host[each.host] += _moved(each)
+            found.append(
+                Spread(
+                    median([lasted / MS for end_ns, lasted in steps if end_ns < first_ns + BEFORE_S * 1e9]),
+                    median([lasted / MS for end_ns, lasted in steps if end_ns >= settled_ns]),
+                    max(((each.acknowledged_ns or 0) - first_ns for each in placed), default=0) / 1e9,
+                    max(by_host.values(), default=0),
+                    sum(_moved(each) for each in pins if each.decided_ns >= settled_ns),
+                )
+            )
+            note(str(found[-1]))
+    return found
+
+
+def _moved(act: Act) -> int:
+    """How many flows it moved."""
+    return sum(max(count - act.after.get(hop, 0), 0) for hop, count in act.before.items())
+
+
+def report_spread(jobs: list[Spread]) -> None:
+    before, after, even_s, moves, late = zip(*jobs, strict=True)
+    emit(
+        "jobs",
+        "step",
+        median(after),
+        "ms",
+        "lower",
+        case="spread",
+        peer="as_hashed",
+        peer_value=median(before),
+        n=len(jobs),
+    )
+    emit("jobs", "step_spread_over_best", max(after) / min(after), "ratio", "lower", case="spread", n=len(jobs))
+    emit("jobs", "even_after", max(even_s), "s", "lower", case="spread", n=len(jobs))
+    emit("jobs", "moves", max(moves), "flows", "lower", case="spread", n=len(jobs))
+    emit("jobs", "late_moves", sum(late), "flows", "lower", case="spread", n=len(jobs))
+
+
 def gpus(python: str) -> int:
     """How many GPUs a Python sees by PyTorch; 0 where either is missing."""
     words = [python, "-c", "import torch; print(torch.cuda.device_count())"]
@@ -172,6 +262,10 @@ def main() -> None:
     options = _options()
     if gpus(options.torch) < RANKS:
         note(f"left out: {options.torch} has no PyTorch with {RANKS} GPUs (--torch)")
+        return
+    if options.jobs:
+        report_spread(spread(options))
+    if not options.trials:
         return
     nobody = []
     with running(options.torch) as (lab, job):
@@ -204,6 +298,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=10, help="outages with swerve, of each kind (10)")
     parser.add_argument("--alone", type=int, default=3, help="outages while nobody acts (3)")
     parser.add_argument("--kills", type=int, default=3, help="outages in which the controllers are killed (3)")
+    parser.add_argument("--jobs", type=int, default=5, help="jobs whose connections are spread (5)")
     return parser.parse_args()
 
 
