@@ -138,9 +138,9 @@ class Agent:
         if loaded.has_map("path_ecn"):
             self._add(PathEcnSource(config, loaded, bus, lambda: mesh.paths.current), RELAXED_NS)
         sizes = PathMtuSource(config, bus, lambda: mesh.paths.current)
-        for each in (sizes, JobSource(config, bus)):
-            self._add(each, each.late_ns)
-        self._add(rdma)
+        self._add(sizes, sizes.late_ns)
+        for source, late_ns in ((rdma, 0), (JobSource(config, bus), RELAXED_NS)):
+            self._add(source, late_ns)
         recorder = self._add_slot("recording", lambda now: _recording(now, namespace, bus))
 
         def named() -> dict[str, str]:

@@ -141,8 +141,8 @@ def look(found: Processes, times: int = 1, since: int = 0) -> dict[str, list[int
     """Ranks by job after so many looks."""
     for each in range(since, since + times):
         now_ns = (each + 1) * 100 * SECOND
-        while (due_ns := found.work(now_ns)) <= now_ns + looking.PAUSE_NS:
-            now_ns = due_ns
+        found.work(now_ns)
+        support.wait_until(lambda now_ns=now_ns: found.work(now_ns) and not found.looking, 10, "a look is over")
     return {members[0].place.job: sorted(each.place.rank for each in members) for members in found.ranks().values()}
 
 
@@ -196,6 +196,19 @@ def test_what_cannot_be_read_is_counted(proc: Proc, monkeypatch: pytest.MonkeyPa
     proc.add(13, TORCH)
     look(found, since=1)
     assert found.too_many == 1
+
+
+def test_a_process_whose_memory_is_locked_holds_nobody_up(proc: Proc) -> None:
+    environment = proc.add(10, TORCH) / "environ"
+    environment.unlink()
+    os.mkfifo(environment)  # to open it takes somebody who writes
+    found = Processes(proc=proc.folder)
+    for number in range(3):
+        found.work(100 * SECOND + number * looking.EVERY_NS)
+    assert (found.hung, found.looking, found.ranks()) == (2, True, {})
+    environment.write_bytes(environ(TORCH))
+    support.wait_until(lambda: found.work(111 * SECOND) and not found.looking, 10, "the look is over")
+    assert list(found.ranks())
 
 
 # ---- RAS ----

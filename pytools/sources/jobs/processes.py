@@ -1,15 +1,20 @@
-"""The processes of this host that are ranks of jobs: /proc is looked through every five seconds, a slice at a time.
+"""The processes of this host that are ranks of jobs: a thread looks through /proc every five seconds.
 
 An environment is read when a process is new, once more at the next look, because it may have been between fork() and
 exec(), and then once a minute. A number that another process has taken over is a new process: the inode of its
-directory differs. What is read is bounded, and what does not fit is counted. One thread: the agent's.
+directory differs. What is read is bounded, and what does not fit is counted.
+
+The kernel reads an environment under the lock of the process's memory, for which it waits as long as a page fault of
+that process does, on a file server that is gone for instance. So it is a thread that looks: it takes 1 ms of the
+interpreter at a time, and hands over what it has found. Everything else is the agent's thread.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,9 +25,9 @@ from pytools.sources.rdma.owners import process_owner
 
 EVERY_NS: Final = 5 * 10**9
 SLICE_NS: Final = 1_000_000
-PAUSE_NS: Final = 50_000_000  # after a slice
+PAUSE_S: Final = 0.02  # after a slice
+_CHECK_NS: Final = 100_000_000  # whether a look is over
 _AGAIN: Final = 12  # looks
-_UNREAD: Final = 64  # processes between two looks at the clock that cost no more than their entry
 _MOST_BYTES: Final = 128 * 1024  # of an environment
 _MOST: Final = 4096  # processes of ranks
 
@@ -67,29 +72,34 @@ class Processes:
         self._netns, self._proc = netns, proc
         self._looks: dict[Key, int] = {}
         self._found: dict[Key, Member] = {}
-        self._steps: Iterator[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._result: tuple[dict[Key, int], dict[Key, Member]] | None = None
         self._due_ns = 0
         self._jobs: dict[Hashable, list[Member]] | None = None  # None: to be made anew
-        self.refused = self.unreadable = self.too_many = 0
+        self.refused = self.unreadable = self.too_many = self.hung = 0
 
     def work(self, now_ns: int) -> int:
-        """Take a slice of time when one is due; says when the next is. `now_ns` is CLOCK_MONOTONIC."""
-        if now_ns < self._due_ns:
-            return self._due_ns
-        if self._steps is None:
-            self._steps = self._look()
-        until_ns = time.monotonic_ns() + SLICE_NS
-        while time.monotonic_ns() < until_ns:
-            if next(self._steps, self) is self:
-                self._steps, self._due_ns = None, now_ns + EVERY_NS
-                return self._due_ns
-        self._due_ns = now_ns + PAUSE_NS
-        return self._due_ns
+        """Take what a look has found, begin one that is due; says when to call again. `now_ns` is CLOCK_MONOTONIC."""
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread = None
+            if self._result is not None:
+                self._looks, found = self._result
+                if found != self._found:
+                    self._found, self._jobs = found, None
+        if now_ns >= self._due_ns:
+            self._due_ns = now_ns + EVERY_NS
+            if self._thread is not None:
+                self.hung += 1
+            else:
+                self._result = None
+                self._thread = threading.Thread(target=self._look, name="swerve-ranks", daemon=True)
+                self._thread.start()
+        return self._due_ns if self._thread is None else now_ns + _CHECK_NS
 
     @property
     def looking(self) -> bool:
         """Whether a look is under way."""
-        return self._steps is not None
+        return self._thread is not None
 
     def ranks(self) -> dict[Hashable, list[Member]]:
         """The members of each job by rank, the oldest first; the same object while nothing changes.
@@ -111,56 +121,50 @@ class Processes:
                 jobs.setdefault(each.job, []).append(each)
         return jobs
 
-    def _look(self) -> Iterator[None]:
+    def _look(self) -> None:
+        """What the thread does: it reads what the other one knows, and changes none of it but counts."""
         looks: dict[Key, int] = {}
+        found: dict[Key, Member] = {}
+        until_ns = time.monotonic_ns() + SLICE_NS
         try:
-            entries = os.scandir(self._proc)
-        except OSError:
+            with os.scandir(self._proc) as entries:
+                for entry in entries:
+                    if not entry.name.isdigit():
+                        continue
+                    key = int(entry.name), entry.inode()
+                    looks[key] = self._looks.get(key, -1) + 1
+                    known = self._found.get(key)
+                    member = known if looks[key] > 1 and looks[key] % _AGAIN else self._read(key[0], known)
+                    if member is not None and len(found) < _MOST:
+                        found[key] = member
+                    elif member is not None:
+                        self.too_many += 1
+                    if time.monotonic_ns() > until_ns:
+                        time.sleep(PAUSE_S)
+                        until_ns = time.monotonic_ns() + SLICE_NS
+        except OSError:  # no /proc
             return
-        with entries:
-            for count, entry in enumerate(entries):
-                if not entry.name.isdigit():
-                    continue
-                key = int(entry.name), entry.inode()
-                looks[key] = self._looks.get(key, -1) + 1
-                if looks[key] > 1 and looks[key] % _AGAIN:
-                    if count % _UNREAD == 0:
-                        yield
-                    continue
-                try:
-                    self._read(key)
-                except PermissionError:
-                    self.unreadable += 1
-                except OSError:  # it has just ended
-                    pass
-                yield
-        self._looks = looks
-        for gone in self._found.keys() - looks.keys():
-            self._forget(gone)
+        self._result = looks, found
 
-    def _read(self, key: Key) -> None:
-        directory = self._proc / str(key[0])
-        with open(directory / "environ", "rb", buffering=0) as file:
-            text = file.read(_MOST_BYTES + 1) or b""
-        if len(text) > _MOST_BYTES:
-            self.refused += 1
-            return
-        known = self._found.get(key)
-        found = place(text)
-        if found is None or (known is not None and known.place == found):
-            if found is None:
-                self._forget(key)
-            return
-        if known is None and len(self._found) >= _MOST:
-            self.too_many += 1
-            return
-        member = self._describe(key[0], directory, found)
-        if not self._netns or member.netns == self._netns:
-            self._found[key], self._jobs = member, None
-
-    def _forget(self, key: Key) -> None:
-        if self._found.pop(key, None) is not None:
-            self._jobs = None
+    def _read(self, pid: int, known: Member | None) -> Member | None:
+        """What a process is; None if it is no rank, or cannot be read."""
+        directory = self._proc / str(pid)
+        try:
+            with open(directory / "environ", "rb", buffering=0) as file:
+                text = file.read(_MOST_BYTES + 1) or b""
+            if len(text) > _MOST_BYTES:
+                self.refused += 1
+                return None
+            found = place(text)
+            if found is None or (known is not None and known.place == found):
+                return known if found is not None else None
+            member = self._describe(pid, directory, found)
+        except PermissionError:
+            self.unreadable += 1
+            return None
+        except OSError:  # it has just ended
+            return None
+        return None if self._netns and member.netns != self._netns else member
 
     def _describe(self, pid: int, directory: Path, found: Place) -> Member:
         stat = (directory / "stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -1,7 +1,8 @@
 """Jobs: `job` of every distributed job with ranks on this host, once per long window while somebody listens.
 
 While nobody does, nothing is read and nobody is asked. RAS is asked at once, a second later, and then every five
-seconds, in a thread. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
+seconds. Whatever may block, RAS and environments, is read in threads of its own; all else is the agent's thread. Times
+are CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pytools.sources.jobs.lag import behind, of_job
 from pytools.sources.jobs.processes import Member, Processes
 from pytools.sources.jobs.ras import Answer, Asking, Communicator, Rank, endpoint
 from pytools.sources.jobs.traffic import TYPES, Traffic
-from pytools.sources.source import RELAXED_NS, Source
+from pytools.sources.source import Source
 from pytools.sources.tcp.pods import Pods, pod
 
 _IDLE_NS: Final = 500_000_000  # to see that somebody listens
@@ -75,16 +76,13 @@ class JobSource(Source):
             self._due_ns = max(self._due_ns + self._window_ns, now_ns)
         return min(next_ns, self._due_ns)
 
-    def late_ns(self) -> int:
-        """How late it may be called: a look through /proc that is under way goes on when it is due."""
-        return 0 if self._listens and self._processes.looking else RELAXED_NS
-
     def drops(self) -> dict[str, int]:
         """What was not looked at, by reason."""
         found = self._processes
         return {
             "jobs_environ_too_long": found.refused,
             "jobs_environ_unreadable": found.unreadable,
+            "jobs_looks_hung": found.hung,
             "jobs_too_many": found.too_many + self._traffic.too_many + self._too_many,
         }
 
