@@ -38,12 +38,16 @@ MODULES = (
 # them runs out here. All cases, by themselves, see two.
 PROCESSORS = "2" if os.environ.get("SWERVE_GUEST") == "all" else "1"
 
-# What costs an emulator much and decides no test: mitigations of faults that it does not have, a fifth level of page
-# tables, and user memory that is guarded from the kernel. The processor is vng's (`max`) otherwise. Its counter
+# What costs an emulator much and decides no test: mitigations of faults that it does not have, hardening (memory that
+# is cleared when it is given, checks of copies), a fifth level of page tables, and user memory that is guarded from the
+# kernel. The processor is vng's (`max`) otherwise. Its counter
 # is the clock, by the frequency that it is told (tsc.py): a look at the HPET leaves the emulated code.
 # Nor does the boot count interrupts of the timer: a guest that has no processor meanwhile would panic for lack of them.
 # Of its messages (--verbose) the console shows the last ones, of a panic.
-KERNEL_OPTIONS = "mitigations=off tsc=reliable no_timer_check quiet loglevel=1"
+KERNEL_OPTIONS = (
+    "mitigations=off init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off apparmor=0 audit=0 "
+    "tsc=reliable no_timer_check nowatchdog quiet loglevel=1"
+)
 PROCESSOR = "-cpu max,-la57,-smap,-smep "
 
 # A second export of the root file system: the guest mounts it with a cache, which the boot's own root lacks. Without
