@@ -2,13 +2,13 @@
 unit tests but the slow ones, with fewer random examples, in two sessions.
 
 unit      unit tests, then as `free`
-free      tests of one host's kernel and files of tests/fabric that are marked `beside`; two sessions, at the same time
-timed     the files of tests/fabric that look at the clock, when those have ended; three sessions
+free      tests of one host's kernel and files of tests/fabric that are marked `beside`; in three sessions meanwhile
+timed     the files of tests/fabric that look at the clock, when those have ended; in two sessions
 guests    tests in the second kernel, from the beginning on, with the processor time that nobody else asks for
 
-Three on two processors, as each waits about half of its time, or more. Those that run the same files take the next one
-that none has begun (tests/conftest.py), so that all end together. What one compiles the others load. Of each group the
-output of the first is shown at once, the rest later.
+Four at first, on two processors, as all but unit tests wait for most of their time; two that look at the clock, so that
+each has a processor. Sessions that have the same files take the next one that none has begun (tests/conftest.py): all
+end together. What one compiles the others load. Of each group the output of the first is shown at once, the rest later.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNEL, UNIT, FABRIC, GUESTS = "tests/kernel", "tests/unit", "tests/fabric", "tests/vm"
 MARK = re.compile(r"^pytestmark = .*\bmark\.beside\b", re.MULTILINE)
 QUICK = ("-q", "-m", "not slow", "--hypothesis-profile=quick")
-FREE, TIMED = 2, 3  # sessions
+FREE, TIMED = 3, 2  # sessions
 # Files that take longest, in this order: begun last, one would keep a session after the others have ended.
 LONG = (
     *("test_recording", "test_service", "test_tcp_program", "test_metrics", "test_top_terminal", "test_takeover"),
-    *("test_operator", "test_hidden_ways", "test_app_delay", "test_demo", "test_path_liveness", "test_clocks"),
+    *("test_standing_queue", "test_operator", "test_hidden_ways", "test_app_delay", "test_labels", "test_demo"),
 )
 CACHE, BEGUN = "SWERVE_TEST_CACHE", "SWERVE_TEST_BEGUN"  # tests/conftest.py
 _ENDING_S = 60
