@@ -17,53 +17,53 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup setup-check setup-vm native demo test test-quick test-unit test-kernel test-fabric test-vm bench prove \
 	deb check format clean uninstall
 
-help: ## This list
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: ## Packages, virtual environment, mounts, the RDMA tap, the pacer, the NCCL plugin
+setup: ## Install packages, virtual environment, mounts, the RDMA tap, the pacer, the NCCL plugin
 	@scripts/setup.sh
 
-setup-check: ## The same, and what `make check` needs, and the routing daemons that benchmarks compare with
+setup-check: ## Install also what `make check` needs, and the routing daemons that benchmarks compare with
 	@scripts/setup.sh check
 
-setup-vm: ## The same, and a second kernel with its emulator
+setup-vm: ## Install also a second kernel with its emulator
 	@scripts/setup.sh vm
 
 native: ## Build the C that runs in user space: the RDMA tap, the pacer of probes, the NCCL plugin
 	@$(PYTHON) -m pytools.kernel.native
 
-demo: setup ## The main job on a lab: congestion seen, traffic steered, before and after
+demo: setup ## Run the demo: congest a rail of a lab and steer traffic away from it
 	@.venv/bin/swerve demo
 
 # Unit tests work beside the kernel's, the second kernel with the time that is left; what looks at the clock comes last.
-test: setup-vm ## Every test: unit, kernel, again in a second kernel, and fabric
+test: setup-vm ## Run every test: unit, kernel, again in a second kernel, and fabric
 	@$(PYTHON) scripts/run_tests.py
 
-test-quick: setup ## For everyday work: unit tests but the slow ones, with fewer random examples
+test-quick: setup ## Run the unit tests but the slow ones, with fewer random examples
 	@$(PYTHON) scripts/run_tests.py quick
 
-test-unit: setup ## Tests that need no root
+test-unit: setup ## Run the tests that need no root
 	@$(PYTEST) tests/unit
 
-test-kernel: setup ## Tests of one host's kernel
+test-kernel: setup ## Run the tests of one host's kernel
 	@$(PYTEST) tests/kernel
 
-test-fabric: setup ## Tests with real traffic between network namespaces
+test-fabric: setup ## Run the tests with real traffic between network namespaces
 	@$(PYTEST) tests/fabric
 
-test-vm: setup-vm ## Tests in the second kernel, every case of them
+test-vm: setup-vm ## Run the tests in the second kernel, every case of them
 	@SWERVE_GUEST=all $(PYTEST) tests/vm
 
-bench: setup-check ## All benchmarks as JSON Lines, or one: make bench NAME=ring
+bench: setup-check ## Run all benchmarks, as JSON Lines, or one: make bench NAME=ring
 	@set -e; for bench in $(BENCHES); do $(PYTHON) $$bench; done
 
-prove: setup ## Proofs that take minutes, or one: make prove NAME=restarts
+prove: setup ## Run the proofs that take minutes, or one: make prove NAME=restarts
 	@set -e; for proof in $(PROOFS); do echo "== $$proof" >&2; $(PYTHON) $$proof; done
 
-deb: setup ## Debian package with man pages and completion, dist/swerve_*.deb (docs/service.md)
+deb: setup ## Build the Debian package with man pages and completion, dist/swerve_*.deb (docs/service.md)
 	@$(PYTHON) scripts/build_deb.py
 
-check: setup-check ## Format, lint, types, direction of imports, links, commands shown in the pages
+check: setup-check ## Check format, lint, types, direction of imports, links, commands shown in the pages
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
