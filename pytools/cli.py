@@ -191,9 +191,9 @@ def tap(netns: str | None, command: Sequence[str]) -> int:
 def jobs(options: Options, asked: Asked) -> None:
     """Show distributed jobs: ranks on this host, connections, bytes by path, and which rank is behind.
 
-    Ranks are found by the environment that torchrun, Slurm or MPI gave them. NCCL's RAS is asked on this host for the
-    collective operations of all ranks: a rank is behind when it has begun fewer than another one had a moment earlier.
-    The first table takes six seconds. Details: docs/jobs.md
+    Finds ranks by the environment that torchrun, Slurm or MPI gave them, and queries NCCL's RAS on this host: a rank is
+    behind when it has begun fewer collective operations than another one had a moment earlier. The first table takes
+    six seconds. Details: docs/jobs.md
     """
     _frames(options, "jobs", asked)
 

@@ -161,7 +161,7 @@ ONE_WAY: Final = Measure(
     error_help="one-way delays",
     rule="Bad while the one-way delay towards the peer exceeds above by more than its error, clear while it and its "
     "error are below clear_below; measured only while the clocks are synchronised.",
-    holds="the {quantile} one-way delay there is above {above} by more than its error",
+    holds="the {quantile} forward one-way delay is above {above} by more than its error",
     clears="that is below {below} by more than its error",
 )
 QUEUEING: Final = Measure(
@@ -194,7 +194,7 @@ JITTER: Final = Measure(
     error_help="the jitter",
     rule="Bad while the jitter (RFC 3550) towards the peer exceeds above by more than its error, clear while it and "
     "its error are below clear_below.",
-    holds="the jitter there is above {above} by more than its error",
+    holds="the forward jitter is above {above} by more than its error",
     clears="that is below {below} by more than its error",
 )
 ROUND_TRIP: Final = Measure(

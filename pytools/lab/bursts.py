@@ -78,7 +78,7 @@ def schedule(hosts: int, rate_bit_s: int, share: float, seed: int) -> Iterator[B
 def check_share(share: float) -> None:
     """Refuse a share that makes no sense."""
     if not 0 < share <= MAX_SHARE:
-        raise UsageError(f"a share of {share:g} cannot be kept", f"give more than 0 and at most {MAX_SHARE}")
+        raise UsageError(f"a share of {share:g} is out of range", f"give more than 0 and at most {MAX_SHARE}")
 
 
 class Traffic:

@@ -274,4 +274,4 @@ def load(path: Path) -> VirtualClock:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", "`swerve lab up --clocks` gives hosts clocks") from None
     except msgspec.MsgspecError as error:
-        raise UsageError(f"{path}: {error}", "`swerve lab up --clocks` writes good ones") from None
+        raise UsageError(f"{path}: {error}", "`swerve lab up --clocks` writes valid ones") from None

@@ -229,7 +229,7 @@ class Lab:
         target = rail_of(self.spec, rail)
         bursts.check_share(share)
         if self.spec.rate_bit_s is None:
-            raise UsageError("an unshaped port has no rate to take a share of", "make the lab with --rate")
+            raise UsageError("an unshaped port has no rate to take a share of", "create the lab with --rate")
         words = self.name, str(rail), str(share), str(seed)
         processes.wait_until_ready(self._start(rail, target, "bursts", *words, output=subprocess.PIPE))
 

@@ -111,7 +111,7 @@ def divert(spec: Spec, rail: int, source: int, destination: int, device: str) ->
 def mark(spec: Spec, rail: int, every: int, toward: int | None) -> None:
     """Let a rail's ports mark every n-th packet that can be marked as having met congestion."""
     if not 1 <= every <= MAX_EVERY:
-        raise UsageError(f"every {every}th packet cannot be marked", f"give 1 to {MAX_EVERY}")
+        raise UsageError(f"--every {every} is out of range", f"give 1 to {MAX_EVERY}")
     filters.install(rail_of(spec, rail), _ports(spec, rail, toward), filters.MARK, {"SWERVE_LAB_EVERY": every})
 
 
@@ -133,7 +133,7 @@ def narrow(spec: Spec, rail: int, mtu_bytes: int, silent: bool, toward: int | No
 def lose(spec: Spec, rail: int, share: float, toward: int | None) -> None:
     """Let a rail's ports lose this share of all packets at random."""
     if not 0 < share < 1:
-        raise UsageError(f"a share of {share:g} cannot be lost", "give more than 0 and less than 1; `cut` loses all")
+        raise UsageError(f"a share of {share:g} is out of range", "give more than 0 and less than 1; `cut` loses all")
     wanted = {"SWERVE_LAB_SHARE": max(1, round(share * (1 << 32)))}
     filters.install(rail_of(spec, rail), _ports(spec, rail, toward), filters.RANDOM, wanted)
 

@@ -60,7 +60,7 @@ def _by_way(source: str, address: str, way: str, port: str) -> socket.socket:
         if _sent_packets(way, port) - before >= _TRIAL_FRAMES:
             return out
         out.close()
-    raise SwerveError(f"no flow takes the way in {way}", "is it healed, and its rail up?")
+    raise SwerveError(f"no flow takes inner path {way}", "is it healed, and its rail up?")
 
 
 def _sent_packets(netns: str, port: str) -> int:

@@ -33,7 +33,7 @@ def create(name: str) -> None:
     try:
         os.close(os.open(place, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
     except FileExistsError:
-        raise SwerveError(f"network namespace {name} exists already", "remove it, or use another name") from None
+        raise SwerveError(f"network namespace {name} already exists", "remove it, or use another name") from None
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         _checked(_libc.unshare(_CLONE_NEWNET), f"making network namespace {name}")

@@ -27,7 +27,7 @@ def reserve(spec: Spec) -> None:
         If the name is taken, or something of an earlier lab of this name is left.
     """
     taken = UsageError(
-        f"a lab {spec.name} exists already",
+        f"lab {spec.name} already exists",
         f"use another --name, or remove it with `swerve lab down --name {spec.name}`",
     )
     if _namespaces_of(spec.name):
@@ -57,7 +57,7 @@ def recall(name: str) -> Spec:
     except (msgspec.DecodeError, TypeError) as error:
         raise UsageError(f"{_file(name)}: {error}", f"`swerve lab down --name {name}` removes the lab") from None
     if _namespaces_of(name):
-        raise UsageError(f"lab {name} is there, but not how it was made", f"`swerve lab down --name {name}` removes it")
+        raise UsageError(f"lab {name} exists without its description", f"`swerve lab down --name {name}` removes it")
     known = f"up: {', '.join(labs())}" if labs() else "none is up"
     raise UsageError(f"there is no lab {name} ({known})", f"`swerve lab up --name {name}` makes it")
 

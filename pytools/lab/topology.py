@@ -117,7 +117,7 @@ class Spec:
         _within("rails", self.rails, 1, MAX_RAILS)
         _within("ways inside a rail", self.inner, 0, MAX_INNER)
         if self.inner == 1:
-            raise UsageError("one way inside a rail is nothing to choose from", f"give 2 to {MAX_INNER}")
+            raise UsageError("a rail needs at least two inner paths", f"give 2 to {MAX_INNER}")
         if self.over not in (None, *KINDS):
             raise UsageError(f"a rail cannot be made over {self.over}", f"give one of {', '.join(KINDS)}")
         check_shape(self.rate_bit_s, self.queue_bytes)
@@ -180,9 +180,9 @@ def rail_of(spec: Spec, number: int, inner: int | None = None) -> Rail:
     if inner is None:
         return rail
     if not rail.inner:
-        raise UsageError(f"the rails of lab {spec.name} have no inner ways", "make the lab with --inner 2")
+        raise UsageError(f"the rails of lab {spec.name} have no inner paths", "create the lab with --inner 2")
     if not 1 <= inner <= len(rail.inner):
-        raise UsageError(f"rail {number} has no inner way {inner}", f"they are 1 to {len(rail.inner)}")
+        raise UsageError(f"rail {number} has no inner path {inner}", f"they are 1 to {len(rail.inner)}")
     return rail.inner[inner - 1]
 
 

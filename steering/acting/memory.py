@@ -93,7 +93,7 @@ class Succession:
             return None
         rules = [rule for family in FAMILIES for rule in netlink.rules(family)]
         if why := objection(found.overlay, manage, rules):
-            self._say(f"what the controller before this one has in force is taken back: {why}")
+            self._say(f"what the previous controller has in force is undone: {why}")
             return None
         self._former = found
         return found.overlay

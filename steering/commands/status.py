@@ -289,7 +289,7 @@ def _hooks(facts: dict[str, Any]) -> Iterator[str]:
         failure = f"; failed: {each['failure']}" if each.get("failure") else ""
         yield f"hook {each['hook']}: {each['open']} open{', ' * bool(counts)}{counts}{limited}{failure}"
     if lost := facts.get("notices_lost"):
-        yield f"{lost} occurrences were too many for hooks"
+        yield f"hooks missed {lost} occurrences: too many at once"
 
 
 def _left_out(facts: dict[str, Any]) -> Iterator[str]:
@@ -333,6 +333,6 @@ def about_the_controller(facts: dict[str, Any]) -> Iterator[str]:
     confirm = facts["confirm"]
     if confirm and confirm["state"] == "open":
         by = f"swerve steer confirm{directories.option_of(facts['instance'])}"
-        yield f"TO BE CONFIRMED within {confirm['left_s']:g} s, or everything is taken back: {by}"
+        yield f"TO BE CONFIRMED within {confirm['left_s']:g} s, or everything is undone: {by}"
     elif confirm:
         yield f"this run was {confirm['state']}"

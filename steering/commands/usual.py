@@ -30,11 +30,11 @@ def learnt(options: Options, policy: Policy) -> tuple[str, list[Row]]:
         usuals.restore(entries, now)
         rows = list(usuals.rows(sorted({entry.key.path for entry in entries})))
         if rows:
-            return f"learnt by the controller of instance {instance}, {duration_text(now - at_ns)} ago", rows
+            return f"learned by the controller of instance {instance}, {duration_text(now - at_ns)} ago", rows
     rows = _replayed(options, policy)
     if rows:
-        return f"as the last {duration_text(_LOOKED_AT_NS)} that the agent of instance {instance} recorded teach", rows
-    return f"nothing is learnt on instance {instance} yet", []
+        return f"from the last {duration_text(_LOOKED_AT_NS)} that the agent of instance {instance} recorded", rows
+    return f"nothing learned yet on instance {instance}", []
 
 
 def _replayed(options: Options, policy: Policy) -> list[Row]:

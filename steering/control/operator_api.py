@@ -84,7 +84,7 @@ class Desk:
         if deadline is not None:
             left = duration_text(max(0, deadline.at_ns - elapsed.now_ns()))
             confirm = f"swerve steer confirm{directories.option_of(site.folder.name)}"
-            site.output.say(f"everything is taken back after {left}, unless: {confirm}")
+            site.output.say(f"everything is undone after {left}, unless you run: {confirm}")
         self._server = ControlServer(site.folder / SOCKET, self.answer)
         self.register = self._server.register
 
@@ -147,7 +147,7 @@ class Desk:
             self._deadline = None
             return
         self._deadline = replace(deadline, at_ns=deadline.at_ns + _GRACE_NS)
-        self._site.output.say("nobody confirmed this run in time: everything is taken back")
+        self._site.output.say("nobody confirmed this run in time: everything is undone")
         self._site.stop(signal.SIGTERM)
 
     # ---- requests ----

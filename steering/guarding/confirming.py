@@ -110,7 +110,7 @@ def confirm(folder: Path, by: str) -> str:
 
 
 def _too_late() -> RefusedError:
-    return RefusedError("too late: the time to confirm is over, and everything is taken back", "start it again")
+    return RefusedError("too late: the time to confirm is over, and everything is undone", "start it again")
 
 
 def entry(kind: Literal["confirmed", "expired"], run: str, because: str, scope: str, by: str) -> journal.Entry:

@@ -319,7 +319,7 @@ def test_two_labs_do_not_meet(lab, unique_name):
 
 
 def test_a_name_that_is_taken_is_refused_and_the_lab_stays(lab):
-    with pytest.raises(UsageError, match="exists already") as caught:
+    with pytest.raises(UsageError, match="already exists") as caught:
         Lab.up(lab.name, hosts=2, rails=1)
     assert f"down --name {lab.name}" in caught.value.next_step
     assert len(lab.show()["hosts"]) == 3
@@ -408,7 +408,7 @@ Lab.up({name!r}, hosts=3, rails=2, clocks=1)
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert left_of(name) != []
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         Lab.up(name, hosts=2, rails=1)
     assert state.tear_down(name) == []
     assert left_of(name) == []
@@ -420,7 +420,7 @@ def test_a_lab_is_found_without_its_file(unique_name):
     sleeper = lab.start(lab.hosts[0], ["sleep", "1000"])
     (directories.runtime_dir(None).parent / "labs" / f"{name}.json").unlink()
     assert name in state.labs()
-    with pytest.raises(UsageError, match="not how it was made"):
+    with pytest.raises(UsageError, match="without its description"):
         Lab.open(name)
     state.tear_down(name)
     assert sleeper.wait(timeout=10) == -signal.SIGTERM

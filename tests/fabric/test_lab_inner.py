@@ -150,13 +150,13 @@ def test_a_longer_way_still_leads_through_the_ways(lab):
 
 
 def test_what_is_not_there_is_refused(lab, unique_name):
-    with pytest.raises(UsageError, match="no inner way 3"):
+    with pytest.raises(UsageError, match="no inner path 3"):
         lab.blackhole(1, inner=3)
-    with pytest.raises(UsageError, match="nothing to choose from"):
+    with pytest.raises(UsageError, match="at least two inner paths"):
         Lab.up(unique_name(), inner=1)
     with Lab.up(unique_name(), hosts=2, rails=1) as plain:
         assert "inner" not in plain.show()["rails"][0]
-        with pytest.raises(UsageError, match="have no inner ways"):
+        with pytest.raises(UsageError, match="have no inner paths"):
             plain.congest(1, "5mbit", inner=1)
 
 

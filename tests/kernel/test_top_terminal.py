@@ -113,7 +113,7 @@ def test_keys_do_in_a_terminal_what_the_help_says(terminal: Callable[..., Tmux],
     screen.shows("h2 rail1 drained")
     assert len(screen.lines()) == size[1]
     screen.press("?")
-    screen.shows("freeze, and go on")
+    screen.shows("freeze or continue")
     screen.press("Escape")
     screen.shows("h2 rail1 drained")
     screen.press("2")

@@ -175,14 +175,14 @@ def policy_file(folder, text):
 def test_explain_shows_what_the_controller_has_learnt(instance, tmp_path):
     file = policy_file(tmp_path, RELATIVE)
     assert (
-        "What is usual on each path, nothing is learnt on instance x yet." in invoked("explain", file, "-n", "x").output
+        "What is usual on each path, nothing learned yet on instance x." in invoked("explain", file, "-n", "x").output
     )
     early = Entry(Key(path(2), "queueing_delay p50", "p99", 5e6), Learnt(40, START, early=(1e6,) * 40))
     kept(directories.runtime_dir("x"), (ENTRY, early)).chmod(
         0o666
     )  # not to be obeyed, as one of a service's user for root
     lines = invoked("explain", file, "-n", "x").output.splitlines()
-    assert lines[-3].startswith("What is usual on each path, learnt by the controller of instance x, ")
+    assert lines[-3].startswith("What is usual on each path, learned by the controller of instance x, ")
     assert lines[-2:] == [
         "   h1>h2 dev rail1 via 10.1.1.1: leave-congested-rail: queueing_delay p50 above 3 × usual p99 (4 ms), "
         "clear below 1 ms",

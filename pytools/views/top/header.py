@@ -120,7 +120,7 @@ def alerts(known: Known, around: Around, look: Look, passed: tuple[int, int]) ->
     said: list[Text] = []
     now = around.mode
     if now is not None and now.confirm_left_s is not None:
-        left = f"CONFIRM within {now.confirm_left_s:.0f} s, or all is taken back: {now.confirm}"
+        left = f"CONFIRM within {now.confirm_left_s:.0f} s, or all is undone: {now.confirm}"
         said.append(Text(left, style="bold red"))
     if around.frozen_for_ns is not None:
         said.append(Text(f"FROZEN for {short_time(around.frozen_for_ns)}: Space goes on", style="bold yellow"))

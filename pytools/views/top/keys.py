@@ -52,16 +52,16 @@ KEYS: Final = (
     Key("slash", "filter", "/", "filter: a text, or --path X ..."),
     Key("s", "sort(1)", "s", "sort by the next column"),
     Key("S", "sort(-1)", "S", "sort by the column before"),
-    Key("r", "reverse", "r", "the other way round"),
+    Key("r", "reverse", "r", "reverse the order"),
     Key("t", "horizon", "t", "horizon: 2, 10, 40 s"),
-    Key("space", "freeze", "Space", "freeze, and go on"),
+    Key("space", "freeze", "Space", "freeze or continue"),
     Key("plus,equals_sign", "interval(1)", "+ =", "longer interval"),
     Key("minus", "interval(-1)", "-", "shorter interval"),
     Key("z", "zero", "z", "zero counters and horizons"),
     Key("d", "order('drain')", "d", "drain the path's interface", acts=True),
-    Key("u", "order('undrain')", "u", "take that back", acts=True),
+    Key("u", "order('undrain')", "u", "undrain it", acts=True),
     Key("p", "order('pin')", "p", "pin the connection", acts=True),
-    Key("n", "order('unpin')", "n", "take that back", acts=True),
+    Key("n", "order('unpin')", "n", "unpin it", acts=True),
 )
 
 
