@@ -19,7 +19,7 @@ from steering.flows.maxmin import INFINITE
 from steering.flows.plan import FlowAct, Trouble
 from steering.flows.rail_rates import Place, RailRate, place_of
 from steering.flows.rates import FlowRate
-from steering.flows.relabel import relabelled
+from steering.flows.relabel import relabelled, suffer_alike
 from steering.flows.spread import Unit, even, jobs
 from steering.plan import FlowKey, Group, Member, Pin
 from steering.policy.actions import Pin as PinAction
@@ -205,17 +205,17 @@ def stranded(case: Case, held: Holdings) -> bool:
 
 
 def label_act(case: Case, held: Holdings, seed: str) -> FlowAct | None:
-    """Other labels for the flows of bad paths that are in trouble themselves; None when there are none."""
+    """Other labels for the flows of bad paths that do not get through while others do; None when there are none."""
     action = case.rule.then.relabel
     assert action is not None
     bad = {path for path, _ in case.troubles}
     room = action.flows.at_most - held.under(case.number)
     chosen = []
-    for flow in case.flows:
+    meant = [flow for flow in case.flows if flow.path in bad and ":" in flow.key.remote and _meant(case, flow, held)]
+    alike = {path for path in bad if suffer_alike([flow for flow in meant if flow.path == path])}
+    for flow in meant:
         known = held.get("relabel", flow.key)
-        if flow.path not in bad or ":" not in flow.key.remote or (known is None and room <= 0):
-            continue
-        if not _meant(case, flow, held):
+        if flow.path in alike or (known is None and room <= 0):
             continue
         label = relabelled(flow, known.label if known else None, seed, action.lease, case.now)
         if label is not None:

@@ -65,7 +65,7 @@ class FlowRate:
     mean_bps: float | None  # of the last two seconds; None of one that is too new
     peak_bps: float  # of the last ten seconds
     demand_bps: float  # infinite for one that the network holds back
-    troubled: bool  # something of it was lost or marked within the memory, or it has stopped
+    troubled: bool  # something of it was lost or marked within the memory, or it waits for its retransmission timer
     srtt_ns: int
     sent_bytes: int  # since it began
     looked_ns: int  # the newest count behind it
@@ -119,7 +119,8 @@ class _Track:
             mean_bps=self._mean(now),
             peak_bps=max(self.peak_bps, rate),
             demand_bps=INFINITE if held else rate,
-            troubled=_lost(first, last) or (stopped and held),
+            # One that stopped is not: it may wait for the others of its job.
+            troubled=_lost(first, last) or signal.stall is not None,
             srtt_ns=signal.srtt_ns or 0,
             sent_bytes=signal.sent_bytes,
             looked_ns=last.at_ns,

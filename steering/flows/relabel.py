@@ -1,14 +1,16 @@
 """Another IPv6 flow label for a connection that its present way through the fabric does not serve. Pure.
 
 Switches that hash the label put the connection on another way behind the same nexthop; nobody knows which, so it is a
-draw. It is made by the connection's own trouble, waits until the last one shows, and ends after a few: a fabric that is
-bad everywhere is not helped by shuffling. As Protective ReRoute does it for outages (Wetherall et al., SIGCOMM 2023)
-and Protective Load Balancing for congestion (Qureshi et al., SIGCOMM 2022). Times are CLOCK_MONOTONIC nanoseconds.
+draw. It is made by the connection's own trouble while others over the nexthop get through, waits until the last one
+shows, and ends after a few: a fabric that is bad everywhere, or a full rail, is not helped by shuffling. As Protective
+ReRoute does it for outages (Wetherall et al., SIGCOMM 2023) and Protective Load Balancing for congestion (Qureshi et
+al., SIGCOMM 2022). Times are CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +18,7 @@ from steering.flows.rates import MS, FlowRate
 from steering.plan import FlowKey, LabelChange
 
 TRIES: Final = 4
+_THROUGH: Final = 1 / 4  # so many connections of a path get through unless they all suffer from the same
 _ROUND_TRIPS: Final = 8
 _ANEW_NS: Final = 20_000 * MS  # it did well for so long, or the fabric has had time to heal: as if for the first time
 _WAIT_NS: Final = 1_500 * MS  # what was lost before is repaired, and a window of the path's own has passed
@@ -32,6 +35,12 @@ class Relabelled:
     def waits(self, flow: FlowRate, now: int) -> bool:
         """Whether it is too early to say what the last label did."""
         return now - self.since_ns < max(_WAIT_NS, _ROUND_TRIPS * flow.srtt_ns)
+
+
+def suffer_alike(flows: Sequence[FlowRate]) -> bool:
+    """Whether connections over one path are in trouble together: then it is not one way behind the nexthop."""
+    through = sum(not flow.troubled for flow in flows)
+    return len(flows) > 1 and through < _THROUGH * len(flows)
 
 
 def next_label(flow: FlowKey, last: int, seed: str) -> int:

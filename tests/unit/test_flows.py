@@ -9,9 +9,11 @@ from flow_world import MBIT, MS, POLICY, SECOND, World, tcp_flow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytools.signals import Stall
 from steering.flows.engine import SETTLE_NS
 from steering.flows.leases import Holdings
 from steering.flows.maxmin import INFINITE
+from steering.flows.placing import Case, label_act, ways_of
 from steering.flows.plan import FlowAct
 from steering.flows.rail_rates import RailRates
 from steering.flows.rates import FORGOTTEN_NS, FlowRates, key_of
@@ -20,6 +22,15 @@ from steering.plan import LabelChange, Pin
 from steering.policy.file import parse
 
 import steering_kit as kit  # isort: skip
+
+RELABEL = """\
+version: 1
+manage: {destinations: ["fd00:9::/64"]}
+rules:
+  - name: repath
+    when: {signal: retransmits, above: 0.01, clear_below: 0.001}
+    then: {relabel: {flows: {min_rate: 1mbit, at_most: 16}}}
+"""
 
 # ---- rates ----
 
@@ -442,6 +453,39 @@ def test_a_connection_is_relabelled_while_it_is_in_trouble_a_few_times() -> None
     again = relabelled(bad, known, "h1", SECOND, known.since_ns + 21 * SECOND)
     assert again is not None, "the fabric has had time to heal"
     assert again.tries == 1
+
+
+@pytest.mark.parametrize(
+    ("stuck", "through", "drawn"),
+    [(2, 14, 2), (12, 4, 12), (13, 3, 0), (15, 1, 0), (16, 0, 0), (1, 0, 1), (2, 0, 0), (0, 16, 0)],
+)
+def test_only_connections_that_do_not_get_through_while_others_do_get_another_label(
+    stuck: int, through: int, drawn: int
+) -> None:
+    world = World([], routed6=[1] * (stuck + through + 3), text=RELABEL)
+    ((number, _),) = enumerate(world.flows.policy.rules)
+    group = replace(world.group, paths=tuple((20 + rail, path) for rail, path in world.paths6.items()))
+    group = replace(group, members=tuple(replace(m, nexthop_id=m.nexthop_id + 10) for m in group.members))
+    ways = ways_of(group, "fd00:9::2", lambda _: True, lambda _: False)
+    (fine,) = rates_after((1000, 0), (1100, 1000)).rates(1100 * MS)
+    flows = tuple(
+        replace(fine, key=each.key, path=world.paths6[1], troubled=place < stuck)
+        for place, each in enumerate(world.connections)
+    )
+    slow = tuple(replace(flow, troubled=False, peak_bps=0.0) for flow in flows[stuck + through :])  # nothing to say
+    case = Case(world.flows.policy, number, group, ways, ((world.paths6[1], number),), "", 0, flows[:-3] + slow, SECOND)
+    act = label_act(case, Holdings(world.flows.policy), "h1")
+    assert (0 if act is None else len(act.labels)) == drawn
+
+
+def test_who_waits_for_others_of_its_job_is_in_no_trouble_and_who_waits_for_its_timer_is() -> None:
+    rates = rates_after((1000, 0), (1100, 1000), cwnd_segments=1, srtt_ns=100 * MS)
+    (flow,) = rates.rates(1900 * MS)
+    assert (flow.demand_bps, flow.troubled) == (INFINITE, False)
+    timer = Stall(timeouts=1, rto_ns=200 * MS, lasted_ns=300 * MS)
+    rates = rates_after((1000, 0), (1100, 1000), stall=timer)
+    (flow,) = rates.rates(1900 * MS)
+    assert flow.troubled
 
 
 # ---- what is held ----
