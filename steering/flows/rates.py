@@ -131,7 +131,7 @@ class _Track:
         first, last = self.marks[0], self.looks[-1]
         lasted = last.at_ns - first.at_ns
         if lasted < MEAN_LEAST_NS:
-            return None if now - first.at_ns < MEAN_NS else 0.0
+            return None if now - first.at_ns < FORGOTTEN_NS else 0.0
         return self._between(first, last) * lasted / max(lasted, now - first.at_ns)
 
     def _between(self, first: _Look, last: _Look) -> float:
@@ -186,9 +186,9 @@ class FlowRates:
                 yield track.rate(now)
 
     def new(self, now: int) -> Iterator[FlowRate]:
-        """Every connection that was heard of only once, and lately."""
+        """Every connection that was looked at only once, lately: the next step of its job may be seconds away."""
         for track in self._tracks.values():
-            if len(track.looks) == 1 and now - track.looks[0].at_ns < MEAN_NS:
+            if len(track.looks) == 1 and now - track.looks[0].at_ns < FORGOTTEN_NS:
                 yield track.rate(now)
 
     def lives(self, key: FlowKey, now: int) -> bool:

@@ -13,11 +13,13 @@ from flow_world import MBIT, MS, SECOND, World, tcp_flow
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytools.signals import Owner
+from pytools.signals import Act, AnySignal, Owner
 from steering.flows.engine import FlowEngine
 from steering.flows.rates import FlowRate, FlowRates
 from steering.flows.spread import Unit, even, jobs
 from steering.plan import Pin
+from steering.policy.file import parse
+from steering.replay.player import Player
 
 POLICY = """\
 version: 1
@@ -231,9 +233,10 @@ def test_a_job_with_a_bad_hash_is_even_within_two_seconds_and_stays_so() -> None
     [
         {"rest_ns": 900 * MS},  # most looks find it at rest
         {"size": 20 * MBIT, "rest_ns": 1500 * MS},  # a step is longer than what a mean reaches back
+        {"size": 4.5 * MBIT, "rest_ns": 4 * SECOND},  # the busy rail is known by its first step, the other is not
         {"rest_ns": 0},
     ],
-    ids=["long rests", "long steps", "no rests"],
+    ids=["long rests", "long steps", "short bursts", "no rests"],
 )
 def test_the_rhythm_does_not_matter(options: dict[str, object]) -> None:
     world = planted(**options)
@@ -292,6 +295,15 @@ def test_a_dry_run_says_it_and_says_it_again_when_the_lease_would_have_ended() -
     world.run(29)
     assert [len(act.pins) for _, act in world.acts] == [3, 3, 3]
     assert world.counts() == [11, 5]
+
+
+def test_a_replay_says_what_would_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, heard = planted(dry=True), list[AnySignal]()
+    monkeypatch.setattr(world.flows, "take", lambda signal, _: heard.append(signal))
+    world.run(5)
+    (act,) = [each for each in Player(parse(POLICY)).play(heard) if isinstance(each, Act)]
+    assert (act.what, act.under, act.outcome) == ("pin 3 flows of recorded:10.9.0.2", "even", "dry_run")
+    assert list(act.after.values()) == [8, 8]
 
 
 def test_what_the_kernel_refuses_is_not_asked_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
